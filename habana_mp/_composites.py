@@ -1,0 +1,93 @@
+"""Operations that torch writes in Python (``F.normalize``, ``F.softmin``, ``Tensor.__rtruediv__``).
+
+Such a function keeps its identity too: its code object is exchanged for one with the same parameters that calls the
+core with the function as it was. Aliases taken before obey, and putting the old code back leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from habana_mp import _core
+
+_PLACEHOLDER = "habana_mp: replaced by the function to call"
+
+
+def untouched(function: types.FunctionType) -> types.FunctionType:
+    """A function that does what ``function`` does now, whatever happens to its code later."""
+    copy = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    copy.__qualname__ = function.__qualname__
+    copy.__module__ = function.__module__
+    return copy
+
+
+def forwarding_code(function: types.FunctionType, call: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> types.CodeType:
+    """A code object with the parameters of ``function`` that hands them to ``call(args, kwargs)``."""
+    code = function.__code__
+    parameters, arguments, keywords = [], [], []
+    # The defaults stay with the function object; the parameters only need their names and kinds.
+    signature = inspect.signature(untouched(function)).parameters.values()
+    kinds = inspect.Parameter
+    seen_star = False
+    for index, parameter in enumerate(signature):
+        name = parameter.name
+        if parameter.kind is kinds.VAR_POSITIONAL:
+            parameters.append(f"*{name}")
+            arguments.append(f"*{name}")
+            seen_star = True
+        elif parameter.kind is kinds.VAR_KEYWORD:
+            parameters.append(f"**{name}")
+            keywords.append(f"**{name}")
+        elif parameter.kind is kinds.KEYWORD_ONLY:
+            if not seen_star:
+                parameters.append("*")
+                seen_star = True
+            parameters.append(name)
+            keywords.append(f"{name!r}: {name}")
+        else:
+            parameters.append(name)
+            arguments.append(name)
+            if index + 1 == code.co_posonlyargcount:
+                parameters.append("/")
+    # A function only takes code with as many free variables as its own has, so the new code names them too.
+    free = "".join(name + ", " for name in code.co_freevars)
+    source = (
+        f"def enclosing({free}):\n"
+        f"    def {code.co_name}({', '.join(parameters)}):\n"
+        f"        {free}\n"
+        f"        return {_PLACEHOLDER!r}(({''.join(a + ', ' for a in arguments)}), {{{', '.join(keywords)}}})\n"
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        module = compile(source, code.co_filename, "exec", dont_inherit=True)
+    made = _inner_code(_inner_code(module))
+    return made.replace(
+        co_consts=tuple(call if constant == _PLACEHOLDER else constant for constant in made.co_consts),
+        co_firstlineno=code.co_firstlineno,
+    )
+
+
+def _inner_code(code: types.CodeType) -> types.CodeType:
+    return next(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+
+
+class Composite:
+    """One Python function of torch that a policy covers."""
+
+    def __init__(self, function: types.FunctionType, operation: str, rule: _core.Rule) -> None:
+        self._function = function
+        self._code = function.__code__
+        self._forwarding = forwarding_code(function, _core.Function(untouched(function), function, operation, rule).call)
+
+    def install(self) -> None:
+        self._function.__code__ = self._forwarding
+
+    def uninstall(self) -> None:
+        self._function.__code__ = self._code

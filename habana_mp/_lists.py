@@ -1,0 +1,93 @@
+"""Reading operation lists: one name a line, as users wrote them over the years."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from habana_mp._errors import ListError
+
+#: The longest list that anybody needs is some kilobytes; a file beyond this is a mistake.
+LARGEST_FILE = 1 << 20
+
+#: Where the shipped lists lie: beside the package when installed, beside the sources in a checkout.
+DIRECTORY = next(
+    (folder for folder in (Path(__file__).parent / "lists", Path(__file__).parent.parent / "lists") if folder.is_dir()),
+    Path(__file__).parent / "lists",
+)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A name in a list, and where it stands."""
+
+    name: str
+    source: str
+    line: int
+
+    @property
+    def where(self) -> str:
+        """File and line, as an error names them."""
+        return f"{self.source}:{self.line}" if self.line else self.source
+
+
+def read_list(path: str | os.PathLike[str]) -> tuple[Listed, ...]:
+    """Read a list file at once.
+
+    Blank lines, ``#`` comments, surrounding spaces, CRLF, a byte order mark and a missing final newline are all fine,
+    and so is an empty file.
+
+    Raises:
+        OSError: the file is missing, a directory, or may not be read; the message says which and names the path.
+        ListError: the content is no list of names; the message names the line.
+    """
+    source = os.fspath(path)
+    return parse_list(_read(source), source)
+
+
+def parse_list(text: str, source: str) -> tuple[Listed, ...]:
+    """The names in the text of a list; ``source`` is what errors call it."""
+    listed = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        name = line.partition("#")[0].strip()
+        if not name:
+            continue
+        words = name.replace(",", " ").split()
+        if len(words) != 1 or words[0] != name:
+            raise ListError(f"{source}:{number}: a line must hold one operation name; got `{_shorten(name)}`")
+        listed.append(Listed(name, source, number))
+    return tuple(listed)
+
+
+def _read(source: str) -> str:
+    if not source:
+        raise ListError("a list file's path must not be empty")
+    try:
+        mode = os.stat(source).st_mode
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            error.errno, f"the operation list does not exist (looked in the working directory {os.getcwd()})", source
+        ) from None
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(21, "an operation list must be a file, not a directory", source)
+    with open(source, "rb") as file:
+        content = file.read(LARGEST_FILE + 1)
+    if len(content) > LARGEST_FILE:
+        raise ListError(f"{source}: an operation list must be at most {LARGEST_FILE >> 20} MiB; this file is larger")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ListError(
+            f"{source}:{line}: an operation list must be UTF-8 text; byte {content[error.start]:#04x} is not"
+        ) from None
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise ListError(f"{source}:{line}: an operation list must be text; this file holds zero bytes")
+    return text
+
+
+def _shorten(text: str, width: int = 60) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."

@@ -1,0 +1,44 @@
+"""Where the cast log goes: what a user may give as ``log``, and the destination of the core that it means."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import PurePath
+from typing import Literal, TextIO, TypeAlias
+
+from habana_mp import _core
+
+LogDestination: TypeAlias = "str | os.PathLike[str] | logging.Logger | TextIO | None"
+
+_JSON_SUFFIXES = (".jsonl", ".json")
+
+
+def open_log(destination: LogDestination = None, *, append: bool = False) -> None:
+    """Send the cast log to ``destination``, from the next line on.
+
+    ``None``, ``"console"`` and ``sys.stdout`` mean the console: whatever ``sys.stdout`` is when a line is written. Any
+    other string and any path is a file, of JSON lines where its name ends in ``.jsonl`` or ``.json``. A file is emptied
+    first unless ``append`` is true. A `logging.Logger` gets a record at level INFO for each line.
+
+    A file that cannot be opened raises the ``OSError`` of `open`, and the previous destination stays in force.
+    """
+    if destination is None or destination is sys.stdout or destination == "console":
+        _core.log_to("console")
+    elif isinstance(destination, logging.Logger):
+        _core.log_to("python", destination)
+    elif isinstance(destination, (str, os.PathLike)):
+        path = os.fspath(destination)
+        kind: Literal["json", "file"] = "json" if PurePath(path).suffix.lower() in _JSON_SUFFIXES else "file"
+        _core.log_to(kind, path, append=append)
+    else:
+        raise TypeError(
+            '`log` must be None, "console", sys.stdout, a path, or a logging.Logger; '
+            f"got {type(destination).__name__}: {destination!r}"
+        )
+
+
+def close_log() -> None:
+    """Turn the cast log off. A file is complete when this returns."""
+    _core.log_off()

@@ -1,0 +1,356 @@
+"""The operations: which of torch's functions a list name stands for, and how each may be treated.
+
+This is the one place where names are known. Everything here is data; :mod:`habana_mp._policy` turns it into rules.
+
+A *builtin* is one of torch's own C functions or Tensor methods, known by its name: ``matmul`` is both ``torch.matmul``
+and ``Tensor.matmul``. Most list names are the name of their builtin; the tables below hold the others.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# ---- names ---------------------------------------------------------------------------------------------------------
+
+#: A list name that is no builtin's: the builtins that it means. Python operators, modules, functions of
+#: ``torch.nn.functional`` that lead to a builtin of another name, and names of ATen.
+SPELLINGS: dict[str, str] = {
+    # operators
+    "truediv": "__truediv__ __div__ __rtruediv__",
+    "floordiv": "__floordiv__ floor_divide",
+    "mod": "__mod__ remainder",
+    "radd": "__radd__",
+    "rmul": "__rmul__",
+    "rtruediv": "__rtruediv__",
+    "rdiv": "__rtruediv__",
+    "__rdiv__": "__rtruediv__",
+    "__rsub__": "rsub",
+    "__pow__": "pow",
+    "__rpow__": "pow",
+    "rpow": "pow",
+    "__rmatmul__": "matmul",
+    "rmatmul": "matmul",
+    "iadd": "__iadd__",
+    "isub": "__isub__",
+    "imul": "__imul__",
+    "itruediv": "__idiv__",
+    "__itruediv__": "__idiv__",
+    "idiv": "__idiv__",
+    "ipow": "pow_",
+    "__ipow__": "pow_",
+    # functions of torch.nn.functional
+    "cross_entropy": "cross_entropy_loss",
+    "grid_sample": "grid_sampler",
+    "dropout1d": "feature_dropout",
+    "dropout2d": "feature_dropout",
+    "dropout3d": "feature_dropout",
+    "interpolate": "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d "
+    "upsample_trilinear3d upsample_bicubic2d",
+    "pad": "pad constant_pad_nd",
+    # modules
+    "LSTMCell": "lstm_cell",
+    "GRUCell": "gru_cell",
+    "RNNCell": "rnn_tanh_cell rnn_relu_cell",
+    "LSTM": "lstm",
+    "GRU": "gru",
+    "RNN": "rnn_tanh rnn_relu",
+    # ATen
+    "multi_dot": "linalg_multi_dot",
+    "_thnn_fused_gru_cell": "gru_cell",
+    "multilabel_margin_loss_forward": "multilabel_margin_loss",
+}
+
+#: What else an operation is called or reached by. A name that is listed itself is not taken along by its family:
+#: ``div`` covers ``/`` unless ``truediv`` is in a list of its own right.
+FAMILIES: dict[str, str] = {
+    "add": "__add__ __radd__",
+    "sub": "subtract __sub__ rsub",
+    "mul": "multiply __mul__ __rmul__",
+    "div": "divide true_divide __truediv__ __div__ __rtruediv__",
+    "matmul": "__matmul__",
+    "cat": "concat concatenate",
+    "remainder": "__mod__",
+    "acos": "arccos",
+    "asin": "arcsin",
+    "atan": "arctan",
+    "atan2": "arctan2",
+    "clamp": "clip",
+    "outer": "ger",
+    "softmax": "special_softmax _softmax",
+    "log_softmax": "special_log_softmax _log_softmax",
+    "logsumexp": "special_logsumexp",
+    "log1p": "special_log1p",
+    "expm1": "special_expm1",
+    "exp2": "special_exp2",
+    "erf": "special_erf",
+    "erfc": "special_erfc",
+    "erfinv": "special_erfinv",
+    "sigmoid": "special_expit",
+    "logit": "special_logit",
+    "sinc": "special_sinc",
+    "xlogy": "special_xlogy",
+    "nll_loss": "nll_loss_nd nll_loss2d",
+    "max_pool1d": "max_pool1d_with_indices",
+    "max_pool2d": "max_pool2d_with_indices",
+    "max_pool3d": "max_pool3d_with_indices",
+    "norm": "linalg_vector_norm linalg_matrix_norm frobenius_norm nuclear_norm",
+    "cross": "linalg_cross",
+    "inverse": "linalg_inv",
+    "batch_norm": "native_batch_norm _native_batch_norm_legit _batch_norm_with_update",
+    "layer_norm": "native_layer_norm",
+    "group_norm": "native_group_norm",
+    "dropout": "native_dropout",
+    "convolution": "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
+    "_convolution": "convolution conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
+}
+
+#: Names of lists that are in use although this torch has nothing of that name, and why.
+EXPLAINED: dict[str, str] = {
+    "embedding_bag_sum_fwd": "a kernel of the HPU for DLRM, not an operation of torch",
+    "embedding_bag_sum_bwd": "a kernel of the HPU for DLRM, not an operation of torch",
+}
+
+# ---- rules where the lists are silent ------------------------------------------------------------------------------
+
+#: Rule 2: several inputs whose dtypes must agree or are promoted: all go to the widest among them.
+WIDEST = _names("""
+    __add__ __radd__ add subtract __sub__ rsub sub __mul__ __rmul__ mul multiply
+    __div__ __truediv__ div divide true_divide floor_divide __mod__ fmod remainder pow float_power
+    arctan2 atan2 copysign dist fmax fmin heaviside hypot lerp logaddexp logaddexp2 maximum minimum nextafter
+    special_xlog1py special_xlogy xlogy
+    addcdiv addcmul where
+    block_diag cartesian_prod cat column_stack concat concatenate dstack hstack meshgrid row_stack stack vstack
+    _chunk_cat
+    bilinear cross dot inner kron linalg_cross linalg_vecdot ger outer tensordot vdot
+    allclose equal isclose
+    binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss cosine_similarity
+    hinge_embedding_loss huber_loss kl_div l1_loss margin_ranking_loss mse_loss pairwise_distance poisson_nll_loss
+    smooth_l1_loss soft_margin_loss triplet_margin_loss
+""")
+
+#: Rule 4: torch raises where the dtypes differ: the other inputs follow the first one.
+FIRST_INPUT = _names("""
+    addbmm addmm addmv addr baddbmm bmm chain_matmul einsum linalg_multi_dot linear matmul __matmul__ mm mv
+    conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution _convolution
+    batch_norm native_batch_norm _native_batch_norm_legit _batch_norm_with_update
+    group_norm native_group_norm instance_norm layer_norm native_layer_norm rms_norm
+    cross_entropy_loss nll_loss nll_loss_nd nll_loss2d linear_cross_entropy
+    embedding_bag _embedding_bag grid_sampler grid_sampler_2d grid_sampler_3d prelu scaled_dot_product_attention
+    gru gru_cell lstm lstm_cell rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell
+    _unsafe_masked_index_put_accumulate index_add index_copy index_put index_reduce masked_scatter put
+    scatter scatter_add scatter_reduce select_scatter slice_scatter diagonal_scatter
+""")
+
+#: In-place operations with more than one tensor (rule 3); those whose name is an operation's with ``_`` are found.
+IN_PLACE = _names("""
+    __iadd__ __isub__ __imul__ __idiv__ __imod__ __ifloordiv__
+    arctan2_ atan2_ clip_ copysign_ divide_ fill_ fill_diagonal_ float_power_ floor_divide_ fmod_ hypot_ index_fill_
+    index_put_ lerp_ masked_fill_ multiply_ nextafter_ pow_ remainder_ subtract_ true_divide_ xlogy_
+""")
+
+#: Rule 8: no kernel for the lower precisions (on a CPU; most of them nowhere).
+NO_KERNEL = _names("""
+    _upsample_bilinear2d_aa _upsample_bicubic2d_aa cdist complex polar view_as_complex stft istft
+    fft_fft fft_fft2 fft_fftn fft_hfft fft_hfft2 fft_hfftn fft_ifft fft_ifft2 fft_ifftn fft_ihfft fft_ihfft2
+    fft_ihfftn fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftn
+    cholesky cholesky_inverse cholesky_solve geqrf inverse logdet _lu_with_info lu_solve orgqr ormqr pinverse qr
+    slogdet det svd triangular_solve
+    linalg_cholesky linalg_cholesky_ex linalg_cond linalg_det linalg_eig linalg_eigh linalg_eigvals linalg_eigvalsh
+    linalg_householder_product linalg_inv linalg_inv_ex linalg_ldl_factor linalg_ldl_factor_ex linalg_ldl_solve
+    linalg_lstsq linalg_lu linalg_lu_factor linalg_lu_factor_ex linalg_lu_solve linalg_matrix_norm
+    linalg_matrix_power linalg_matrix_rank linalg_pinv linalg_qr linalg_slogdet linalg_solve linalg_solve_ex
+    linalg_solve_triangular linalg_svd linalg_svdvals linalg_tensorinv linalg_tensorsolve linalg_vander matrix_exp
+    linalg_matrix_exp histogram histogramdd _histogramdd_bin_edges _histogramdd_from_bin_cts
+    nanquantile quantile pdist sparse_sampled_addmm
+    avg_pool3d ctc_loss _ctc_loss multi_margin_loss multilabel_margin_loss nuclear_norm
+    special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1
+    special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v
+    special_chebyshev_polynomial_w special_erfcx special_hermite_polynomial_h special_hermite_polynomial_he
+    special_laguerre_polynomial_l special_legendre_polynomial_p special_log_ndtr special_modified_bessel_i0
+    special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1 special_ndtri
+    special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_shifted_chebyshev_polynomial_t
+    special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v
+    special_shifted_chebyshev_polynomial_w special_spherical_bessel_j0 special_zeta
+""")
+
+#: Rule 9: operations that refuse a Python number beyond the range of their tensor's dtype.
+SATURATING = _names("""
+    clamp clamp_ clamp_max clamp_max_ clamp_min clamp_min_ clip clip_ constant_pad_nd fill fill_ fill_diagonal_
+    full_like hardshrink hardtanh hardtanh_ index_fill index_fill_ index_put index_put_ masked_fill masked_fill_
+    new_full pad pow scatter scatter_ softshrink threshold threshold_
+""")
+
+#: Operations of O2 that run in the lower precision.
+GEMM = _names("""
+    conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
+    addbmm addmm baddbmm bmm dot linear matmul mm mv
+""")
+
+#: Floating operations that O2 runs in float32 besides those named in the tables above or in a shipped list.
+OTHER_FLOATING = _names("""
+    acosh adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool1d adaptive_max_pool2d alpha_dropout asinh atan atanh
+    avg_pool1d celu cos cumprod cumsum digamma elu erf erfc exp2 feature_alpha_dropout gelu glu hardsigmoid hardswish
+    huber_loss lgamma log_sigmoid logcumsumexp logit max_pool1d mish multilabel_soft_margin_loss nansum relu6 rrelu
+    selu sigmoid silu sin sinc softshrink sqrt std std_mean tanh upsample_bicubic2d upsample_bilinear2d
+    upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d var var_mean
+    linalg_norm linalg_vector_norm frobenius_norm renorm
+""")
+
+#: Operations that only look at memory in another way: O2 leaves them to their input's precision.
+SHAPE_ONLY = _names("t view expand squeeze unsqueeze gather nonzero")
+
+# ---- arguments -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Castable:
+    """Which arguments of an operation may be cast; without an entry in :data:`ARGUMENTS`, all of them.
+
+    ``positions`` counts from the first argument (a method's tensor is 0). ``off_cpu`` are positions that stay in
+    float32 beside a lower input on a CPU, whose kernels want it so, and are cast elsewhere.
+    """
+
+    positions: tuple[int, ...]
+    kept_keywords: tuple[str, ...]
+    why: str
+    off_cpu: tuple[int, ...] = ()
+
+
+_STATISTICS = "running statistics are updated in place; the kernels take float32 weights beside a lower input"
+_AFFINE = "on a CPU the kernels take float32 weights beside a lower input"
+
+ARGUMENTS: dict[str, Castable] = {
+    "batch_norm": Castable((0,), ("weight", "bias", "running_mean", "running_var"), _STATISTICS),
+    "native_batch_norm": Castable((0,), ("weight", "bias", "running_mean", "running_var"), _STATISTICS),
+    "_native_batch_norm_legit": Castable((0,), ("weight", "bias", "running_mean", "running_var"), _STATISTICS),
+    "_batch_norm_with_update": Castable((0,), ("weight", "bias", "running_mean", "running_var"), _STATISTICS),
+    "instance_norm": Castable((0,), ("weight", "bias", "running_mean", "running_var"), _STATISTICS),
+    "layer_norm": Castable((0, 2, 3), ("weight", "bias"), _AFFINE, off_cpu=(2, 3)),
+    "native_layer_norm": Castable((0, 2, 3), ("weight", "bias"), _AFFINE, off_cpu=(2, 3)),
+    "group_norm": Castable((0, 2, 3), ("weight", "bias"), _AFFINE, off_cpu=(2, 3)),
+    "native_group_norm": Castable((0, 1, 2), ("weight", "bias"), _AFFINE, off_cpu=(1, 2)),
+}
+
+# ---- where they live -----------------------------------------------------------------------------------------------
+
+#: The builtin that holds ``tensor[key] = value``; it follows the in-place rule.
+ASSIGNMENT = "__setitem__"
+
+#: Operations that torch writes in Python from several others, and that are covered as a whole when they are listed.
+COMPOSITES: dict[str, tuple[Any, str]] = {"__rtruediv__": (torch.Tensor, "__rdiv__")}
+
+
+@dataclass(frozen=True)
+class Builtin:
+    """One of torch's own objects: where it is reached, and the object."""
+
+    place: str
+    object: Any
+
+
+def _namespaces() -> Iterator[tuple[str, Any]]:
+    """The places of torch that hold builtin functions."""
+    c: Any = torch._C
+    yield "torch", c._VariableFunctions
+    for attribute in ("_nn", "_linalg", "_fft", "_special", "_sparse", "_nested"):
+        namespace = getattr(c, attribute, None)
+        if namespace is not None:
+            yield f"torch._C.{attribute}", namespace
+
+
+@cache
+def builtins_named(name: str) -> tuple[Builtin, ...]:
+    """Every builtin function and Tensor method of that name."""
+    found: list[Builtin] = []
+    for place, namespace in _namespaces():
+        candidate = getattr(namespace, name, None)
+        if isinstance(candidate, types.BuiltinFunctionType):
+            found.append(Builtin(f"{place}.{name}", candidate))
+    method = torch._C.TensorBase.__dict__.get(name)
+    if isinstance(method, (types.MethodDescriptorType, types.WrapperDescriptorType)):
+        found.append(Builtin(f"Tensor.{name}", method))
+    return tuple(found)
+
+
+@cache
+def composite_named(name: str) -> Builtin | None:
+    """The Python function of torch of that name, where no builtin stands for it."""
+    if name in COMPOSITES:
+        owner, attribute = COMPOSITES[name]
+        return Builtin(f"Tensor.{attribute}", getattr(owner, attribute))
+    for place, namespace in (("torch.nn.functional", F), ("torch", torch)):
+        function = getattr(namespace, name, None)
+        if isinstance(function, types.FunctionType) and function.__module__.startswith("torch"):
+            return Builtin(f"{place}.{name}", function)
+    return None
+
+
+def without_overload(name: str) -> str:
+    """``pow.Tensor_Scalar`` is ``pow``: an overload has no function of its own in Python."""
+    head, dot, _ = name.partition(".")
+    return head if dot and head else name
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What a list name means: operation names that have builtins, those meant exactly and those taken along."""
+
+    exact: tuple[str, ...]
+    family: tuple[str, ...] = ()
+
+
+def _exists(name: str) -> bool:
+    return bool(builtins_named(name)) or composite_named(name) is not None
+
+
+@cache
+def resolve(name: str) -> Resolved | None:
+    """What a list name stands for in this torch; None when it stands for nothing."""
+    base = without_overload(name)
+    exact = SPELLINGS[base].split() if base in SPELLINGS else [base]
+    exact = [one for one in exact if _exists(one)]
+    if not exact:
+        return None
+    family = [one for one in FAMILIES.get(base, "").split() if _exists(one) and one not in exact]
+    return Resolved(tuple(exact), tuple(family))
+
+
+def is_in_place(name: str) -> bool:
+    """Does the operation write into its first input?"""
+    return name in IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+
+
+@cache
+def names_with_rules() -> frozenset[str]:
+    """Every operation name that has a rule of its own when no list names it."""
+    in_place = {name + "_" for name in WIDEST | FIRST_INPUT | SATURATING if builtins_named(name + "_")}
+    return frozenset(
+        name
+        for name in WIDEST | FIRST_INPUT | IN_PLACE | NO_KERNEL | SATURATING | in_place | {ASSIGNMENT}
+        if builtins_named(name)
+    )
+
+
+@cache
+def suggestions() -> tuple[str, ...]:
+    """All names that a list may hold, for "did you mean"."""
+    names = set(SPELLINGS) | set(FAMILIES) | names_with_rules() | OTHER_FLOATING | set(EXPLAINED)
+    for _, namespace in _namespaces():
+        names.update(
+            name
+            for name in dir(namespace)
+            if not name.startswith("_") and isinstance(getattr(namespace, name), types.BuiltinFunctionType)
+        )
+    return tuple(sorted(names))

@@ -1,0 +1,137 @@
+"""Places where precision is state (rule 11): constructing modules, optimizer steps, DataLoader workers.
+
+The core finds out where it is; this module tells it what to look for and puts torch's own hooks in.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+import warnings
+from typing import Any
+
+import torch
+from torch.nn.modules.module import (
+    register_module_buffer_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.data._utils import worker
+
+from habana_mp import _core
+from habana_mp._errors import HmpWarning
+
+
+class Places:
+    """The hooks that are in torch while a policy is installed."""
+
+    def __init__(self) -> None:
+        self._handles: list[Any] = []
+
+    def install(self) -> None:
+        if self._handles:
+            return
+        _core.install_probes(
+            torch.set_autocast_enabled,
+            torch.autocast_increment_nesting,
+            torch.autocast_decrement_nesting,
+            torch._C._log_api_usage_once,
+            torch.Tensor._make_subclass,
+            _step_code(),
+            vars(worker),
+        )
+        _core.in_child_process(_is_child_process())
+        self._handles = [
+            register_optimizer_step_pre_hook(_before_step),
+            register_optimizer_step_post_hook(_after_step),
+            register_module_parameter_registration_hook(_look_at_parameter),
+            register_module_buffer_registration_hook(_look_at_buffer),
+        ]
+
+    def uninstall(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+
+def _is_child_process() -> bool:
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    return multiprocessing is not None and multiprocessing.parent_process() is not None
+
+
+def _step_code() -> types.CodeType:
+    """The code of the wrapper that torch puts around every optimizer's step."""
+
+    def step() -> None: ...
+
+    return Optimizer.profile_hook_step(step).__code__  # type: ignore[attr-defined, no-any-return, arg-type]
+
+
+def _before_step(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if torch.compiler.is_compiling():
+        return None
+    _core.optimizer_step_begins()
+    # A closure computes the loss: it is the model's forward, not the optimizer's arithmetic.
+    if "closure" in kwargs and callable(kwargs["closure"]):
+        return args, {**kwargs, "closure": _outside_of_step(kwargs["closure"])}
+    if len(args) > 1 and callable(args[1]):
+        return (args[0], _outside_of_step(args[1]), *args[2:]), kwargs
+    return None
+
+
+def _after_step(*_: Any) -> None:
+    if not torch.compiler.is_compiling():
+        _core.optimizer_step_ends()
+
+
+def _outside_of_step(closure: Any) -> Any:
+    def closure_outside_of_step() -> Any:
+        _core.optimizer_step_ends()
+        try:
+            return closure()
+        finally:
+            _core.optimizer_step_begins()
+
+    return closure_outside_of_step
+
+
+_warned = threading.Event()
+
+
+def _look_at_parameter(module: torch.nn.Module, name: str, value: Any) -> None:
+    _warn_if_lowered(module, name, value, "parameter")
+
+
+def _look_at_buffer(module: torch.nn.Module, name: str, value: Any) -> None:
+    _warn_if_lowered(module, name, value, "buffer")
+
+
+def _warn_if_lowered(module: torch.nn.Module, name: str, value: Any, kind: str) -> None:
+    if not isinstance(value, torch.Tensor) or value.dtype not in (torch.bfloat16, torch.float16):
+        return
+    if _warned.is_set() or not _core.was_lowered(value):
+        return
+    _warned.set()
+    filename, line = _caller_outside_of_torch()
+    text = (
+        f"the {kind} `{name}` of {type(module).__name__} is {value.dtype} because it was made from a result that "
+        "habana_mp lowered; make it in a module's __init__ or under hmp.disable_casts() to keep it in float32"
+    )
+    warnings.warn_explicit(text, HmpWarning, filename, line)
+
+
+def forget_warnings() -> None:
+    """Warn again, as in a new process."""
+    _warned.clear()
+
+
+def _caller_outside_of_torch() -> tuple[str, int]:
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "habana_mp"):
+        frame = frame.f_back
+    return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("<unknown>", 0)

@@ -1,0 +1,211 @@
+"""From lists to rules: what is to be done with each of torch's functions, decided before torch is touched."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from habana_mp import _core
+from habana_mp import _operations as ops
+from habana_mp._errors import HmpWarning, ListError
+from habana_mp._lists import Listed
+from habana_mp._presets import Preset, shipped_names
+
+Action = Literal["none", "precision", "widest", "in_place", "first_input"]
+
+#: The words for precisions, in lists, logs and reports.
+PRECISIONS: dict[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """What holds for one operation, and why; the readable form of a rule of the core."""
+
+    action: Action = "none"
+    precision: str = ""
+    saturate: bool = False
+    no_kernel: bool = False
+
+    def rule(self, operation: str) -> _core.Rule:
+        """The core's form, with the arguments that may be cast."""
+        castable = ops.ARGUMENTS.get(operation)
+        if castable is None:
+            return _core.Rule(
+                action=self.action, precision=self.precision, saturate=self.saturate, no_kernel=self.no_kernel
+            )
+        return _core.Rule(
+            action=self.action,
+            precision=self.precision,
+            saturate=self.saturate,
+            no_kernel=self.no_kernel,
+            positions=sum(1 << position for position in castable.positions),
+            off_cpu_positions=sum(1 << position for position in castable.off_cpu),
+            kept_keywords=castable.kept_keywords,
+        )
+
+
+@dataclass(frozen=True)
+class Covered:
+    """One object of torch that a policy covers."""
+
+    operation: str
+    builtin: ops.Builtin
+    listed: Ruling
+    unlisted: Ruling
+
+
+@dataclass(frozen=True)
+class Policy:
+    """All rules of one configuration."""
+
+    covered: tuple[Covered, ...] = ()
+    composites: tuple[Covered, ...] = ()
+    lower: str = "bf16"
+    #: For each operation that a list decides: the list's entry.
+    sources: Mapping[str, Listed] = field(default_factory=dict)
+
+
+def ruling_without_list(operation: str) -> Ruling:
+    """Rules 2 to 4, 8 and 9: what holds for an operation that no list names."""
+    saturate = operation in ops.SATURATING
+    if operation == ops.ASSIGNMENT or ops.is_in_place(operation):
+        return Ruling("in_place", saturate=saturate)
+    if operation in ops.NO_KERNEL:
+        return Ruling("precision", "fp32", no_kernel=True)
+    if operation in ops.WIDEST:
+        return Ruling("widest", saturate=saturate)
+    if operation in ops.FIRST_INPUT or saturate:
+        return Ruling("first_input", saturate=saturate)
+    return Ruling()
+
+
+def ruling_in_list(operation: str, precision: str) -> Ruling:
+    """Rules 1, 3, 5 and 8: what holds for an operation in the list of a precision."""
+    if ops.is_in_place(operation):
+        return ruling_without_list(operation)
+    if precision != "fp32" and operation in ops.NO_KERNEL:
+        return Ruling("precision", "fp32", no_kernel=True)
+    return Ruling("precision", precision, saturate=operation in ops.SATURATING)
+
+
+class _Assignment:
+    """Which list decides for which operation. An operation listed by its own name beats one taken along by a family."""
+
+    def __init__(self) -> None:
+        self._exact: dict[str, tuple[str, Listed]] = {}
+        self._family: dict[str, list[tuple[str, Listed]]] = {}
+
+    def add(self, listed: Listed, kind: str) -> None:
+        resolved = _resolve(listed)
+        if resolved is None:
+            return
+        for operation in resolved.exact:
+            known_kind, known = self._exact.setdefault(operation, (kind, listed))
+            if known_kind != kind:
+                raise ListError(_conflict(operation, known, listed))
+        for operation in resolved.family:
+            self._family.setdefault(operation, []).append((kind, listed))
+
+    def result(self) -> dict[str, tuple[str, Listed]]:
+        decided = dict(self._exact)
+        for operation, claims in self._family.items():
+            if operation in decided:
+                continue
+            (kind, first), *others = claims
+            for other_kind, other in others:
+                if other_kind != kind:
+                    raise ListError(_conflict(operation, first, other))
+            decided[operation] = (kind, first)
+        return decided
+
+
+def _conflict(operation: str, first: Listed, second: Listed) -> str:
+    if first.name == second.name:
+        return f"{second.where}: `{second.name}` is in both lists; it is also at {first.where}: remove one of the two"
+    return (
+        f"{second.where}: `{second.name}` is the same operation of torch ({operation}) as `{first.name}` at "
+        f"{first.where}, in the other list: remove one of the two"
+    )
+
+
+def _resolve(listed: Listed) -> ops.Resolved | None:
+    """The operations that a listed name stands for; None, with a warning, for a known name without a meaning here."""
+    resolved = ops.resolve(listed.name)
+    if resolved is not None:
+        return resolved
+    if listed.name in ops.EXPLAINED or listed.name in shipped_names():
+        why = ops.EXPLAINED.get(listed.name, f"torch {torch.__version__} has no operation of that name")
+        warnings.warn(f"{listed.where}: `{listed.name}` has no effect: {why}", HmpWarning, stacklevel=2)
+        return None
+    near = difflib.get_close_matches(listed.name, ops.suggestions(), n=1, cutoff=0.6)
+    hint = f"; did you mean `{near[0]}`?" if near else ""
+    raise ListError(f"{listed.where}: unknown operation `{listed.name}`{hint}")
+
+
+def policy_from_lists(lists: Preset, lower: str) -> Policy:
+    """O1: the lists decide; where they are silent, rules 2 to 4 do."""
+    assignment = _Assignment()
+    for listed in lists.lower:
+        assignment.add(listed, lower)
+    for listed in lists.fp32:
+        assignment.add(listed, "fp32")
+    decided = assignment.result()
+    rulings = {operation: ruling_in_list(operation, kind) for operation, (kind, _) in decided.items()}
+    # The third list is weaker than the other two (rule 5).
+    for listed in lists.widest:
+        resolved = _resolve(listed)
+        for operation in () if resolved is None else resolved.exact + resolved.family:
+            if operation not in rulings and not ops.is_in_place(operation):
+                rulings[operation] = Ruling("widest", saturate=operation in ops.SATURATING)
+    return _policy(rulings, lower, {operation: listed for operation, (_, listed) in decided.items()})
+
+
+def policy_o2(lower: str) -> Policy:
+    """O2: GEMM and convolutions in the lower precision, every other known floating operation in float32."""
+    rulings = {}
+    floating: set[str] = set(ops.WIDEST | ops.FIRST_INPUT | ops.NO_KERNEL | ops.OTHER_FLOATING)
+    for name in shipped_names():
+        resolved = ops.resolve(name)
+        if resolved is not None:
+            floating.update(resolved.exact + resolved.family)
+    for operation in floating - ops.SHAPE_ONLY:
+        rulings[operation] = ruling_in_list(operation, "fp32")
+    for operation in ops.GEMM:
+        for one in (operation, *ops.FAMILIES.get(operation, "").split()):
+            rulings[one] = ruling_in_list(one, lower)
+    return _policy(rulings, lower, {})
+
+
+def _policy(rulings: Mapping[str, Ruling], lower: str, sources: Mapping[str, Listed]) -> Policy:
+    covered: list[Covered] = []
+    composites: list[Covered] = []
+    for operation in sorted(ops.names_with_rules() | set(rulings)):
+        unlisted = ruling_without_list(operation)
+        listed = rulings.get(operation, unlisted)
+        builtins = ops.builtins_named(operation)
+        covered.extend(Covered(operation, builtin, listed, unlisted) for builtin in builtins)
+        composite = None if builtins or operation not in rulings else ops.composite_named(operation)
+        if composite is not None:
+            composites.append(Covered(operation, composite, listed, unlisted))
+    return Policy(_one_each(covered), tuple(composites), lower, dict(sources))
+
+
+def _one_each(covered: Iterable[Covered]) -> tuple[Covered, ...]:
+    """An object may be found under two places (`torch.x` and `torch._C._nn.x`); it has one rule."""
+    by_object: dict[int, Covered] = {}
+    for one in covered:
+        by_object.setdefault(id(one.builtin.object), one)
+    return tuple(by_object.values())
+
+
+def plan(policy: Policy) -> list[tuple[Any, str, _core.Rule, _core.Rule]]:
+    """What the core installs."""
+    return [
+        (one.builtin.object, one.operation, one.listed.rule(one.operation), one.unlisted.rule(one.operation))
+        for one in policy.covered
+    ]

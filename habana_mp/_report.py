@@ -1,0 +1,65 @@
+"""What ran in which precision so far."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from habana_mp import _core
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operation in one precision; ``unchanged`` stands for calls that were left alone."""
+
+    operation: str
+    precision: str
+    calls: int
+    casts: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """The rows of a report, the busiest operation first. Printing it gives a table."""
+
+    rows: tuple[Row, ...]
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def as_dicts(self) -> list[dict[str, str | int]]:
+        """The rows as plain data, for JSON or a data frame."""
+        return [asdict(row) for row in self.rows]
+
+    def __str__(self) -> str:
+        header = ("operation", "precision", "calls", "casts", "MB cast")
+        table = [
+            (row.operation, row.precision, f"{row.calls}", f"{row.casts}", f"{row.bytes / 1e6:.3f}") for row in self.rows
+        ]
+        total = sum(row.bytes for row in self.rows) / 1e6
+        calls, casts = sum(row.calls for row in self.rows), sum(row.casts for row in self.rows)
+        table.append(("total", "", f"{calls}", f"{casts}", f"{total:.3f}"))
+        widths = [max(len(line[i]) for line in (header, *table)) for i in range(len(header))]
+
+        def line(cells: tuple[str, ...]) -> str:
+            left = [cell.ljust(width) for cell, width in zip(cells[:2], widths[:2], strict=True)]
+            right = [cell.rjust(width) for cell, width in zip(cells[2:], widths[2:], strict=True)]
+            return "  ".join(left + right).rstrip()
+
+        rule = "  ".join("-" * width for width in widths)
+        return "\n".join([line(header), rule, *map(line, table[:-1]), rule, line(table[-1])])
+
+
+def current() -> Report:
+    """The counters of the core, one row for each operation and precision."""
+    sums: dict[tuple[str, str], list[int]] = {}
+    for operation, _, precision, calls, casts, size in _core.counts():
+        row = sums.setdefault((operation.strip("_") or operation, precision), [0, 0, 0])
+        for i, value in enumerate((calls, casts, size)):
+            row[i] += value
+    rows = [Row(operation, precision, *counts) for (operation, precision), counts in sums.items()]
+    return Report(tuple(sorted(rows, key=lambda row: (-row.calls, row.operation, row.precision))))

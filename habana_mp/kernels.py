@@ -1,0 +1,80 @@
+"""Casts between float32, float16 and bfloat16 NumPy arrays, in vector instructions and on several threads.
+
+Rounding is to nearest, ties to even, as in torch; denormals are kept even where they are flushed elsewhere
+(`torch.set_flush_denormal`). bfloat16 arrays are `ml_dtypes.bfloat16` where ml_dtypes is installed; a uint16 array is
+taken for the bits of a bfloat16 array, and is what `to_bfloat16` gives where ml_dtypes is not.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from habana_mp import _core
+
+try:
+    import ml_dtypes
+except ImportError:
+    _BFLOAT16: np.dtype[Any] = np.dtype(np.uint16)
+else:
+    _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+__all__ = ["path", "to_bfloat16", "to_float16", "to_float32"]
+
+Array: TypeAlias = npt.NDArray[Any]
+
+_FLOAT32 = np.dtype(np.float32)
+_FLOAT16 = np.dtype(np.float16)
+
+
+def to_float32(array: Array, out: Array | None = None, threads: int | None = None) -> npt.NDArray[np.float32]:
+    """Cast an array to float32, which holds every float16 and bfloat16 exactly.
+
+    Args:
+        array: float32, float16 or bfloat16 (or its bits as uint16), of any shape and strides.
+        out: Where to put the result: a C-contiguous float32 array of the same shape that does not overlap `array`.
+        threads: The most threads to use; all of the machine's when not given. Small arrays need only one.
+
+    Returns:
+        `out`, or a new C-contiguous array.
+    """
+    return _core.kernels_cast(array, _FLOAT32, out, threads)
+
+
+def to_float16(array: Array, out: Array | None = None, threads: int | None = None) -> npt.NDArray[np.float16]:
+    """Cast an array to float16; what is 65520 or more in magnitude becomes infinite.
+
+    Args:
+        array: float32, float16 or bfloat16 (or its bits as uint16), of any shape and strides.
+        out: Where to put the result: a C-contiguous float16 array of the same shape that does not overlap `array`.
+        threads: The most threads to use; all of the machine's when not given. Small arrays need only one.
+
+    Returns:
+        `out`, or a new C-contiguous array.
+    """
+    return _core.kernels_cast(array, _FLOAT16, out, threads)
+
+
+def to_bfloat16(array: Array, out: Array | None = None, threads: int | None = None) -> Array:
+    """Cast an array to bfloat16: `ml_dtypes.bfloat16`, or uint16 bits where ml_dtypes is not installed.
+
+    Args:
+        array: float32, float16 or bfloat16 (or its bits as uint16), of any shape and strides.
+        out: Where to put the result: a C-contiguous array of bfloat16, or of uint16 for its bits, of the same shape
+            that does not overlap `array`.
+        threads: The most threads to use; all of the machine's when not given. Small arrays need only one.
+
+    Returns:
+        `out`, or a new C-contiguous array.
+    """
+    return _core.kernels_cast(array, _BFLOAT16, out, threads)
+
+
+def path() -> str:
+    """The instruction set in use: "scalar", "avx2", "avx512", "avx512_bf16" or "neon".
+
+    The fastest that the processor can run, unless the environment variable HABANA_MP_KERNELS names another.
+    """
+    return _core.kernels_path()

@@ -1,0 +1,186 @@
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <stdexcept>
+
+#include "engine/call.hpp"
+#include "engine/slots.hpp"
+#include "engine/state.hpp"
+#include "log/log.hpp"
+#include "tensor/torch_api.hpp"
+
+namespace py = pybind11;
+
+namespace habana_mp {
+
+namespace {
+
+using engine::Rule;
+using engine::Target;
+using engine::thread_state;
+using tensor::Kind;
+
+void or_throw(bool succeeded) {
+  if (!succeeded) throw py::error_already_set();
+}
+
+Rule::Action action_of(const std::string& name) {
+  if (name == "precision") return Rule::Action::precision;
+  if (name == "widest") return Rule::Action::widest;
+  if (name == "in_place") return Rule::Action::in_place;
+  if (name == "first_input") return Rule::Action::first_input;
+  if (name == "none") return Rule::Action::none;
+  throw std::invalid_argument("unknown action: " + name);
+}
+
+Kind precision_of(const std::string& name) {
+  if (name == "bf16") return Kind::bf16;
+  if (name == "fp16") return Kind::f16;
+  if (name == "fp32") return Kind::f32;
+  throw std::invalid_argument("unknown precision: " + name);
+}
+
+engine::Reason reason_for(Rule::Action action, bool no_kernel) {
+  if (no_kernel) return engine::Reason::no_kernel;
+  switch (action) {
+    case Rule::Action::widest:
+      return engine::Reason::widest;
+    case Rule::Action::in_place:
+      return engine::Reason::in_place;
+    case Rule::Action::first_input:
+      return engine::Reason::first_input;
+    default:
+      return engine::Reason::list;
+  }
+}
+
+Rule make_rule(const std::string& action, const std::string& precision, bool saturate, bool no_kernel,
+               std::uint64_t positions, std::uint64_t off_cpu_positions, const py::tuple& kept_keywords) {
+  Rule rule;
+  rule.action = action_of(action);
+  if (rule.action == Rule::Action::precision) rule.to = precision_of(precision);
+  rule.reason = reason_for(rule.action, no_kernel);
+  rule.saturate = saturate;
+  rule.positions = positions;
+  rule.off_cpu_positions = off_cpu_positions;
+  // Held for ever: a call under way may still read it after another policy came.
+  if (!kept_keywords.empty()) rule.kept_keywords = kept_keywords.inc_ref().ptr();
+  return rule;
+}
+
+// (object, operation, rule of the lists, rule where the lists are silent)
+using PlannedTarget = std::tuple<py::object, std::string, Rule, Rule>;
+
+void install(const std::vector<PlannedTarget>& plan) {
+  std::vector<engine::Entry> entries;
+  entries.reserve(plan.size());
+  for (const auto& [object, operation, listed, unlisted] : plan) {
+    entries.push_back({object.ptr(), operation, listed, unlisted});
+  }
+  or_throw(engine::install(entries));
+}
+
+void install_probes(const py::object& set_enabled, const py::object& increment, const py::object& decrement,
+                    const py::object& module_constructed, const py::object& make_subclass,
+                    const py::object& step_code, const py::dict& worker_namespace) {
+  or_throw(engine::install_probes(
+      {set_enabled.ptr(), increment.ptr(), decrement.ptr(), module_constructed.ptr(), make_subclass.ptr()}));
+  engine::set_optimizer_step_code(step_code.ptr());
+  engine::set_worker_namespace(worker_namespace.ptr());
+}
+
+// (operation, representation, precision, calls, casts, bytes) for whatever was called
+py::list counts() {
+  py::list rows;
+  engine::for_each_target([&rows](const Target& target) {
+    for (int p = 0; p < engine::precision_count; ++p) {
+      const engine::Count& count = target.counts[static_cast<std::size_t>(p)];
+      if (count.calls == 0) continue;
+      rows.append(py::make_tuple(target.operation, target.representation,
+                                 engine::name(static_cast<engine::Precision>(p)), count.calls, count.casts,
+                                 count.bytes));
+    }
+  });
+  return rows;
+}
+
+void reset_counts() {
+  engine::for_each_target([](Target& target) { target.counts = {}; });
+}
+
+void disable() {
+  if (thread_state.disabled++ == 0) log::event("leaving casts");
+}
+
+void enable() {
+  if (thread_state.disabled == 0) throw std::logic_error("casts were not disabled in this thread");
+  if (--thread_state.disabled == 0) log::event("entering casts");
+}
+
+// A Python function with a rule of its own, called through the engine. `shown` is the function as the user knows it,
+// `function` what is to be called.
+class Function {
+ public:
+  Function(const py::object& function, const py::object& shown, const std::string& operation, const Rule& rule)
+      : target_(engine::make_function_target(function.ptr(), shown.ptr(), operation.c_str())) {
+    if (target_ == nullptr) throw py::error_already_set();
+    target_->listed = rule;
+  }
+  ~Function() { engine::drop_function_target(target_); }
+  Function(const Function&) = delete;
+  Function& operator=(const Function&) = delete;
+
+  py::object call(const py::tuple& arguments, const py::dict& keywords) {
+    const auto given = static_cast<Py_ssize_t>(arguments.size());
+    std::vector<PyObject*> values;
+    values.reserve(arguments.size() + keywords.size());
+    for (const auto& value : arguments) values.push_back(value.ptr());
+    py::tuple names(keywords.size());
+    std::size_t i = 0;
+    for (const auto& [name, value] : keywords) {
+      names[i++] = py::reinterpret_borrow<py::object>(name);
+      values.push_back(value.ptr());
+    }
+    PyObject* result = engine::answer(*target_, {values.data(), given, keywords.empty() ? nullptr : names.ptr()});
+    if (result == nullptr) throw py::error_already_set();
+    return py::reinterpret_steal<py::object>(result);
+  }
+
+ private:
+  Target* target_;
+};
+
+}  // namespace
+
+void register_engine(py::module_& module) {
+  py::class_<Rule>(module, "Rule", "What a policy says of one operation.")
+      .def(py::init(&make_rule), py::kw_only(), py::arg("action"), py::arg("precision") = "",
+           py::arg("saturate") = false, py::arg("no_kernel") = false,
+           py::arg("positions") = ~std::uint64_t{0}, py::arg("off_cpu_positions") = 0,
+           py::arg("kept_keywords") = py::tuple());
+
+  module.def("bind_torch", [] { or_throw(tensor::bind_torch()); });
+  module.def("reader", [] { return tensor::api.exchange != nullptr ? "dlpack" : "attribute"; },
+             "How tensors are read: through the DLPack exchange API or by attribute.");
+  module.def("install", &install, py::arg("plan"));
+  module.def("install_probes", &install_probes);
+  module.def("uninstall", &engine::uninstall);
+  module.def("installed_count", &engine::installed_count);
+  module.def("counts", &counts);
+  module.def("reset_counts", &reset_counts);
+  py::class_<Function>(module, "Function", "A Python function that is called through the engine.")
+      .def(py::init<const py::object&, const py::object&, const std::string&, const Rule&>(), py::arg("function"),
+           py::arg("shown"), py::arg("operation"), py::arg("rule"))
+      .def("call", &Function::call, py::arg("arguments"), py::arg("keywords"));
+  module.def("was_lowered", [](const py::object& tensor) { return engine::was_lowered(tensor.ptr()); });
+
+  module.def("disable", &disable, "Casts off in this thread, one level deeper.");
+  module.def("enable", &enable, "One level of disable() undone.");
+  module.def("is_disabled", [] { return thread_state.disabled != 0; });
+  module.def("nothing_is_cast_here", [] { return thread_state.disabled != 0 || engine::why_not(thread_state).has_value(); });
+  module.def("optimizer_step_begins", [] { thread_state.in_optimizer_step = true; });
+  module.def("optimizer_step_ends", [] { thread_state.in_optimizer_step = false; });
+  module.def("in_child_process", [](bool value) { engine::in_child_process = value; });
+}
+
+}  // namespace habana_mp

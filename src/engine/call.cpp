@@ -1,0 +1,502 @@
+#include "engine/call.hpp"
+
+#include <bit>
+#include <string_view>
+#include <utility>
+
+#include "log/log.hpp"
+#include "tensor/cast.hpp"
+
+namespace habana_mp::engine {
+
+using tensor::bit;
+using tensor::floating;
+using tensor::is_floating;
+using tensor::Kind;
+using tensor::Kinds;
+
+namespace {
+
+// Most calls have no more arguments than this; longer ones use the heap.
+constexpr Py_ssize_t inline_arguments = 24;
+// How deep lists of tensors are followed: LSTM takes a tuple of tensors, some operations a list of tuples.
+constexpr int deepest_sequence = 2;
+
+template <typename T>
+class SmallBuffer {
+ public:
+  explicit SmallBuffer(Py_ssize_t count) : data_(count <= inline_arguments ? inline_ : new T[count]) {}
+  ~SmallBuffer() {
+    if (data_ != inline_) delete[] data_;
+  }
+  SmallBuffer(const SmallBuffer&) = delete;
+  SmallBuffer& operator=(const SmallBuffer&) = delete;
+  T& operator[](Py_ssize_t i) { return data_[i]; }
+  const T& operator[](Py_ssize_t i) const { return data_[i]; }
+  T* data() { return data_; }
+
+ private:
+  T inline_[inline_arguments];
+  T* data_;
+};
+
+// The last results of calls whose inputs were lowered, by address and not owned: good enough for a warning.
+struct Lowered {
+  static constexpr std::size_t size = 16;
+  std::array<PyObject*, size> results{};
+  std::size_t next = 0;
+  void remember(PyObject* result) { results[next++ % size] = result; }
+} lowered;
+
+Precision precision_of(Kind kind) {
+  switch (kind) {
+    case Kind::bf16:
+      return Precision::bf16;
+    case Kind::f16:
+      return Precision::fp16;
+    default:
+      return Precision::fp32;
+  }
+}
+
+struct Names {
+  PyObject* out = PyUnicode_InternFromString("out");
+  PyObject* dtype = PyUnicode_InternFromString("dtype");
+};
+const Names& names() {
+  static const Names interned;
+  return interned;
+}
+
+bool same_name(PyObject* a, PyObject* b) { return a == b || PyUnicode_Compare(a, b) == 0; }
+
+bool is_kept(const Rule& rule, PyObject* keyword) {
+  if (rule.kept_keywords == nullptr) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(rule.kept_keywords); ++i) {
+    if (same_name(PyTuple_GET_ITEM(rule.kept_keywords, i), keyword)) return true;
+  }
+  return false;
+}
+
+// What the arguments are: one kind for each, and the set of all.
+struct Reading {
+  explicit Reading(Py_ssize_t count) : kinds(count) {}
+  SmallBuffer<Kind> kinds;
+  Kinds seen = 0;
+  Kind first = Kind::other;  // the first floating tensor's
+  bool explicit_out = false;
+  bool explicit_dtype = false;
+
+  void note(Kind kind) {
+    seen |= bit(kind);
+    if (first == Kind::other && is_floating(kind)) first = kind;
+  }
+};
+
+// The kinds of the tensors in a list or tuple. Lists of numbers, by far the most, are seen through at their first item.
+Kinds read_sequence(PyObject* sequence, Reading& reading, int depth) {
+  Kinds seen = 0;
+  const bool is_tuple = PyTuple_Check(sequence);
+  const auto size = [&] { return is_tuple ? PyTuple_GET_SIZE(sequence) : PyList_GET_SIZE(sequence); };
+  // Reading a subclass's dtype can run Python code, so the size is asked again each time and the item is held.
+  for (Py_ssize_t i = 0; i < size(); ++i) {
+    PyObject* item = is_tuple ? PyTuple_GET_ITEM(sequence, i) : PyList_GET_ITEM(sequence, i);
+    if (PyLong_CheckExact(item) || PyFloat_CheckExact(item)) return seen;
+    Py_INCREF(item);
+    const Kind kind = tensor::kind_of(item);
+    if (kind == Kind::sequence) {
+      if (depth < deepest_sequence) seen |= read_sequence(item, reading, depth + 1);
+    } else if (kind != Kind::dtype) {
+      seen |= bit(kind);
+      reading.note(kind);
+    }
+    Py_DECREF(item);
+  }
+  return seen;
+}
+
+void read(const Rule& rule, const Arguments& arguments, Reading& reading) {
+  for (Py_ssize_t i = 0; i < arguments.positional; ++i) {
+    Kind kind = Kind::other;
+    if (rule.may_cast(i)) [[likely]] {
+      kind = tensor::kind_of(arguments.values[i]);
+      if (kind == Kind::sequence) {
+        if ((read_sequence(arguments.values[i], reading, 0) & floating) == 0) kind = Kind::other;
+      } else if (kind == Kind::dtype) {
+        reading.explicit_dtype = true;
+      } else {
+        reading.note(kind);
+      }
+    }
+    reading.kinds[i] = kind;
+  }
+  const Py_ssize_t keyword_count = arguments.keyword_count();
+  for (Py_ssize_t i = 0; i < keyword_count; ++i) {
+    PyObject* name = PyTuple_GET_ITEM(arguments.keywords, i);
+    PyObject* value = arguments.values[arguments.positional + i];
+    Kind kind = Kind::other;
+    if (value != Py_None) {
+      if (same_name(name, names().out)) {
+        reading.explicit_out = true;
+      } else if (same_name(name, names().dtype)) {
+        reading.explicit_dtype = true;
+      } else if (!is_kept(rule, name)) {
+        kind = tensor::kind_of(value);
+        if (kind == Kind::sequence) {
+          if ((read_sequence(value, reading, 0) & floating) == 0) kind = Kind::other;
+        } else if (kind == Kind::dtype) {
+          reading.explicit_dtype = true;
+        } else {
+          reading.note(kind);
+        }
+      }
+    }
+    reading.kinds[arguments.positional + i] = kind;
+  }
+}
+
+struct Plan {
+  Decision decision;
+  Kind to = Kind::other;  // Kind::other: nothing is to be cast
+};
+
+Plan decide(const Rule& rule, const Reading& reading) {
+  const auto leave = [](Reason reason) { return Plan{{Precision::unchanged, reason}, Kind::other}; };
+  if (reading.explicit_out) return leave(Reason::explicit_out);
+  if (reading.explicit_dtype) return leave(Reason::explicit_dtype);
+  if ((reading.seen & floating) == 0 || (reading.seen & bit(Kind::wide)) != 0) return leave(Reason::ineligible);
+  Kind to = Kind::other;
+  switch (rule.action) {
+    case Rule::Action::precision:
+      to = rule.to;
+      break;
+    case Rule::Action::widest:
+      to = std::has_single_bit(static_cast<Kinds>(reading.seen & floating)) ? reading.first : Kind::f32;
+      break;
+    case Rule::Action::in_place:
+      to = reading.kinds[0];
+      if (!is_floating(to)) return leave(Reason::ineligible);
+      break;
+    case Rule::Action::first_input:
+      to = reading.first;
+      break;
+    case Rule::Action::none:
+      return leave(rule.reason);
+  }
+  const Plan plan{{precision_of(to), rule.reason}, to};
+  return plan;
+}
+
+// Is anything to be done for this plan?
+bool must_cast(const Plan& plan, const Reading& reading) {
+  return plan.to != Kind::other && (reading.seen & floating & ~bit(plan.to)) != 0;
+}
+
+struct Tally {
+  unsigned casts = 0;
+  std::uint64_t bytes = 0;
+};
+
+PyObject* cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tally) {
+  if (!is_floating(kind) || kind == to) return Py_NewRef(item);
+  PyObject* made = rule.saturate && to != Kind::f32 ? tensor::cast_saturated(item, kind, to, tally.bytes)
+                                                    : tensor::cast(item, kind, to, tally.bytes);
+  if (made != nullptr) ++tally.casts;
+  return made;
+}
+
+// A new list or tuple with its tensors cast; another one's class (a named tuple, say) is not kept, no operation asks.
+PyObject* cast_sequence(const Rule& rule, PyObject* sequence, Kind to, Tally& tally, int depth) {
+  PyObject* items = PySequence_Tuple(sequence);
+  if (items == nullptr) return nullptr;
+  const Py_ssize_t size = PyTuple_GET_SIZE(items);
+  PyObject* made = PyTuple_Check(sequence) ? PyTuple_New(size) : PyList_New(size);
+  for (Py_ssize_t i = 0; made != nullptr && i < size; ++i) {
+    PyObject* item = PyTuple_GET_ITEM(items, i);
+    const Kind kind = tensor::kind_of(item);
+    PyObject* value = kind == Kind::sequence && depth < deepest_sequence
+                          ? cast_sequence(rule, item, to, tally, depth + 1)
+                          : cast_item(rule, item, kind, to, tally);
+    if (value == nullptr) {
+      Py_CLEAR(made);
+    } else if (PyTuple_Check(made)) {
+      PyTuple_SET_ITEM(made, i, value);
+    } else {
+      PyList_SET_ITEM(made, i, value);
+    }
+  }
+  Py_DECREF(items);
+  return made;
+}
+
+// Rule 9: a Python number that float32 holds and the lower precision does not.
+PyObject* saturated(PyObject* number, Kind precision) {
+  const double value = PyFloat_CheckExact(number) ? PyFloat_AS_DOUBLE(number) : PyLong_AsDouble(number);
+  if (value == -1.0 && PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  const double limit = tensor::largest(precision);
+  const double representable = tensor::largest(Kind::f32);
+  if (value > limit && value <= representable) return PyFloat_FromDouble(limit);
+  if (value < -limit && value >= -representable) return PyFloat_FromDouble(-limit);
+  return nullptr;
+}
+
+bool is_number(PyObject* object) { return PyFloat_CheckExact(object) || PyLong_CheckExact(object); }
+
+// New arguments with everything cast that the plan wants. Owns what it holds.
+class CastArguments {
+ public:
+  explicit CastArguments(const Arguments& given) : given_(given), values_(given.count()) {}
+  ~CastArguments() {
+    for (Py_ssize_t i = 0; i < made_; ++i) Py_DECREF(values_[i]);
+  }
+  CastArguments(const CastArguments&) = delete;
+  CastArguments& operator=(const CastArguments&) = delete;
+
+  // False with a Python exception set when a cast failed.
+  bool make(const Rule& rule, const Reading& reading, Kind to, Tally& tally) {
+    for (Py_ssize_t i = 0; i < given_.count(); ++i) {
+      PyObject* value = given_.values[i];
+      const Kind kind = reading.kinds[i];
+      PyObject* made = nullptr;
+      const bool stays_on_cpu = i < given_.positional && i < 64 && ((rule.off_cpu_positions >> i) & 1U) != 0 &&
+                                to != Kind::f32 && kind == Kind::f32 && !tensor::is_off_cpu(value);
+      if (stays_on_cpu) {
+        made = Py_NewRef(value);
+      } else if (kind == Kind::sequence) {
+        made = cast_sequence(rule, value, to, tally, 0);
+      } else if (rule.saturate && to != Kind::f32 && is_number(value)) {
+        made = saturated(value, to);
+        if (made != nullptr) {
+          scalar_changed_ = true;
+        } else {
+          made = Py_NewRef(value);
+        }
+      } else {
+        made = cast_item(rule, value, kind, to, tally);
+      }
+      if (made == nullptr) return false;
+      values_[i] = made;
+      ++made_;
+    }
+    return true;
+  }
+
+  bool scalar_changed() const { return scalar_changed_; }
+  Arguments arguments() { return {values_.data(), given_.positional, given_.keywords}; }
+
+ private:
+  const Arguments& given_;
+  SmallBuffer<PyObject*> values_;
+  Py_ssize_t made_ = 0;
+  bool scalar_changed_ = false;
+};
+
+// May a call that failed be tried again without our casts? Not when the process is being interrupted or out of memory.
+bool may_retry() {
+  PyObject* type = PyErr_Occurred();
+  if (type == nullptr || PyErr_GivenExceptionMatches(type, PyExc_Exception) == 0 ||
+      PyErr_GivenExceptionMatches(type, PyExc_MemoryError) != 0) {
+    return false;
+  }
+  return std::string_view(reinterpret_cast<PyTypeObject*>(type)->tp_name).find("OutOfMemory") ==
+         std::string_view::npos;
+}
+
+void count(Target& target, Precision precision, const Tally& tally) {
+  Count& counter = target.counts[static_cast<std::size_t>(precision)];
+  ++counter.calls;
+  counter.casts += tally.casts;
+  counter.bytes += tally.bytes;
+}
+
+void report(Target& target, Decision decision, const Tally& tally) {
+  count(target, decision.precision, tally);
+  if (log::is_active()) log::operation(target.representation, target.operation, decision, tally.casts);
+}
+
+struct HeldError {
+#if PY_VERSION_HEX >= 0x030C0000
+  HeldError() : raised_(PyErr_GetRaisedException()) {}
+  ~HeldError() { Py_XDECREF(raised_); }
+  void restore() { PyErr_SetRaisedException(std::exchange(raised_, nullptr)); }
+
+ private:
+  PyObject* raised_;
+#else
+  HeldError() { PyErr_Fetch(&type_, &value_, &traceback_); }
+  ~HeldError() {
+    Py_XDECREF(type_);
+    Py_XDECREF(value_);
+    Py_XDECREF(traceback_);
+  }
+  void restore() {
+    PyErr_Restore(type_, value_, traceback_);
+    type_ = value_ = traceback_ = nullptr;
+  }
+
+ private:
+  PyObject* type_ = nullptr;
+  PyObject* value_ = nullptr;
+  PyObject* traceback_ = nullptr;
+#endif
+};
+
+// A call failed with our casts: what would plain torch have done? Everything lower goes to float32 (an in-place target
+// stays what it is), and if that works the operation has no kernel for the lower precision here (rule 8).
+PyObject* call_without_lowering(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading) {
+  HeldError held;
+  Tally tally;
+  PyObject* result = nullptr;
+  const Decision decision{rule.action == Rule::Action::in_place ? Precision::unchanged : Precision::fp32,
+                          Reason::no_kernel};
+  if (rule.action == Rule::Action::in_place) {
+    result = call_original(target, arguments);
+  } else {
+    CastArguments widened(arguments);
+    if (widened.make(rule, reading, Kind::f32, tally)) result = call_original(target, widened.arguments());
+  }
+  if (result == nullptr) {
+    // Both ways fail: the caller's mistake, reported in the words of the call that he wrote.
+    return nullptr;
+  }
+  report(target, decision, tally);
+  return result;
+}
+
+// The call as the plan wants it: the part behind the fast path.
+PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
+                            Plan plan) {
+  if (!thread_state.is_plain() || in_child_process) {
+    if (const auto reason = why_not(thread_state)) {
+      report(target, {Precision::unchanged, *reason}, {});
+      return call_original(target, arguments);
+    }
+  }
+  Tally tally;
+  CastArguments cast(arguments);
+  PyObject* result = nullptr;
+  if (cast.make(rule, reading, plan.to, tally)) result = call_original(target, cast.arguments());
+  if (result == nullptr) {
+    if (tally.casts == 0 && !cast.scalar_changed()) return nullptr;
+    return may_retry() ? call_without_lowering(target, rule, arguments, reading) : nullptr;
+  }
+  if (cast.scalar_changed()) plan.decision.reason = Reason::scalar;
+  report(target, plan.decision, tally);
+  if (plan.to != Kind::f32 && tally.casts != 0) lowered.remember(result);
+  return result;
+}
+
+bool has_number(const Arguments& arguments) {
+  for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
+    if (is_number(arguments.values[i])) return true;
+  }
+  return false;
+}
+
+// The original of a function or method with METH_VARARGS | METH_KEYWORDS; the arguments in the form that it takes.
+PyObject* call_with_tuple(PyCFunction original, PyObject* self, const Arguments& arguments, Py_ssize_t skip) {
+  PyObject* tuple = PyTuple_New(arguments.positional - skip);
+  if (tuple == nullptr) return nullptr;
+  for (Py_ssize_t i = skip; i < arguments.positional; ++i) {
+    PyTuple_SET_ITEM(tuple, i - skip, Py_NewRef(arguments.values[i]));
+  }
+  PyObject* dictionary = nullptr;
+  const Py_ssize_t keyword_count = arguments.keyword_count();
+  if (keyword_count != 0) {
+    dictionary = PyDict_New();
+    for (Py_ssize_t i = 0; dictionary != nullptr && i < keyword_count; ++i) {
+      if (PyDict_SetItem(dictionary, PyTuple_GET_ITEM(arguments.keywords, i),
+                         arguments.values[arguments.positional + i]) < 0) {
+        Py_CLEAR(dictionary);
+      }
+    }
+    if (dictionary == nullptr) {
+      Py_DECREF(tuple);
+      return nullptr;
+    }
+  }
+  PyObject* result =
+      reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(original))(self, tuple, dictionary);
+  Py_DECREF(tuple);
+  Py_XDECREF(dictionary);
+  return result;
+}
+
+}  // namespace
+
+PyObject* call_original(Target& target, const Arguments& arguments) {
+  switch (target.shape) {
+    case Target::Shape::function:
+      return call_with_tuple(target.original, PyCFunction_GET_SELF(target.object), arguments, 0);
+    case Target::Shape::method:
+      return call_with_tuple(target.original, arguments.values[0], arguments, 1);
+    case Target::Shape::method_no_arguments:
+      return target.original(arguments.values[0], nullptr);
+    default: {
+      // A function that decides its own precision: inside it the lists are silent.
+      ThreadState& state = thread_state;
+      ++state.unlisted;
+      PyObject* result = PyObject_Vectorcall(target.object, arguments.values,
+                                             static_cast<std::size_t>(arguments.positional), arguments.keywords);
+      --state.unlisted;
+      return result;
+    }
+  }
+}
+
+PyObject* answer(Target& target, const Arguments& arguments) {
+  const ThreadState& state = thread_state;
+  // A copy, since another policy may be installed while the arguments are read.
+  const bool lists_speak = state.unlisted == 0 || target.shape == Target::Shape::python;
+  const Rule rule = lists_speak ? target.listed : target.unlisted;
+  if (state.disabled != 0 || rule.action == Rule::Action::none) return call_original(target, arguments);
+
+  Reading reading(arguments.count());
+  read(rule, arguments, reading);
+  const Plan plan = decide(rule, reading);
+  if (must_cast(plan, reading)) return answer_with_casts(target, rule, arguments, reading, plan);
+  if (rule.saturate && plan.to != Kind::other && plan.to != Kind::f32 && has_number(arguments)) {
+    return answer_with_casts(target, rule, arguments, reading, plan);
+  }
+  PyObject* result = call_original(target, arguments);
+  if (result != nullptr) report(target, plan.decision, {});
+  return result;
+}
+
+int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject* value, objobjargproc original) {
+  const Rule rule = target.listed;
+  if (value == nullptr || thread_state.disabled != 0 || rule.action == Rule::Action::none) {
+    return original(tensor, key, value);
+  }
+  const Kind to = tensor::kind_of(tensor);
+  const Kind from = is_floating(to) ? tensor::kind_of(value) : Kind::other;
+  if (!is_floating(from) || from == to) return original(tensor, key, value);
+  if (!thread_state.is_plain() || in_child_process) {
+    if (const auto reason = why_not(thread_state)) {
+      report(target, {Precision::unchanged, *reason}, {});
+      return original(tensor, key, value);
+    }
+  }
+  Tally tally;
+  PyObject* made = tensor::cast(value, from, to, tally.bytes);
+  if (made == nullptr) return -1;
+  ++tally.casts;
+  const int result = original(tensor, key, made);
+  Py_DECREF(made);
+  if (result == 0) report(target, {precision_of(to), rule.reason}, tally);
+  return result;
+}
+
+bool was_lowered(PyObject* tensor) noexcept {
+  for (PyObject* result : lowered.results) {
+    if (result == tensor) return true;
+  }
+  return false;
+}
+
+void remember_lowered(PyObject* tensor) noexcept { lowered.remember(tensor); }
+
+}  // namespace habana_mp::engine

@@ -1,0 +1,32 @@
+// The way of one call: read the arguments, decide, cast what must be cast, call the original, count, log.
+#pragma once
+
+#include "engine/state.hpp"
+#include "engine/target.hpp"
+
+namespace habana_mp::engine {
+
+// The arguments of one call, as vectorcall hands them over. For a method the first one is the tensor itself.
+struct Arguments {
+  PyObject* const* values;
+  Py_ssize_t positional;
+  PyObject* keywords;  // tuple of names, or null
+
+  Py_ssize_t keyword_count() const { return keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords); }
+  Py_ssize_t count() const { return positional + keyword_count(); }
+};
+
+// Answers a call of a target. A new reference, or null with the Python exception that the original would raise.
+PyObject* answer(Target& target, const Arguments& arguments);
+
+// The original, with nothing done.
+PyObject* call_original(Target& target, const Arguments& arguments);
+
+// `tensor[key] = value`, by the in-place rule. The original's result.
+int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject* value, objobjargproc original);
+
+// Was this object the result of a call that our casts lowered, not long ago in this process?
+bool was_lowered(PyObject* tensor) noexcept;
+void remember_lowered(PyObject* tensor) noexcept;
+
+}  // namespace habana_mp::engine

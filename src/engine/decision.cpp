@@ -1,0 +1,36 @@
+#include "engine/decision.hpp"
+
+#include <array>
+#include <cstddef>
+
+namespace habana_mp::engine {
+
+namespace {
+
+constexpr std::array names{"bf16", "fp16", "fp32", "unchanged"};
+static_assert(names.size() == precision_count);
+
+constexpr std::array descriptions{
+    "in the list",
+    "widest input",
+    "in-place target keeps its precision",
+    "first input",
+    "no kernel for the lower precision",
+    "scalar brought into the lower precision's range",
+    "inputs are never cast",
+    "out= was given",
+    "dtype= was given",
+    "autocast is disabled",
+    "a module is being constructed",
+    "inside an optimizer's step",
+    "in a DataLoader worker",
+};
+static_assert(descriptions.size() == reason_count);
+
+}  // namespace
+
+const char* name(Precision precision) noexcept { return names[static_cast<std::size_t>(precision)]; }
+
+const char* describe(Reason reason) noexcept { return descriptions[static_cast<std::size_t>(reason)]; }
+
+}  // namespace habana_mp::engine

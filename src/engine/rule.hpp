@@ -1,0 +1,36 @@
+// A rule: what a policy says of one operation, resolved when the policy is installed. The hot path reads nothing else.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/decision.hpp"
+#include "tensor/reader.hpp"
+
+namespace habana_mp::engine {
+
+struct Rule {
+  enum class Action : std::uint8_t {
+    none,         // the operation is not covered
+    precision,    // rule 1: every eligible input in one precision
+    widest,       // rule 2: every eligible input in the widest among them
+    in_place,     // rule 3: the first input keeps its precision, the others follow
+    first_input,  // rule 4: the others follow the first floating input
+  };
+
+  Action action = Action::none;
+  tensor::Kind to = tensor::Kind::other;  // for Action::precision
+  Reason reason = Reason::list;
+  // Rule 9: Python scalars beyond the range of the precision are brought into it.
+  bool saturate = false;
+  // The kernel takes float32 parameters beside a lower input on a CPU, but not elsewhere: these positions are cast off
+  // the CPU only.
+  std::uint64_t off_cpu_positions = 0;
+  // Which positional arguments may be cast; the first 64 are told apart.
+  std::uint64_t positions = ~std::uint64_t{0};
+  // Keywords that may not be cast (a tuple of interned strings, kept for the life of the process), or null.
+  PyObject* kept_keywords = nullptr;
+
+  bool may_cast(Py_ssize_t position) const { return position >= 64 || ((positions >> position) & 1U) != 0; }
+};
+
+}  // namespace habana_mp::engine

@@ -1,0 +1,457 @@
+#include "engine/slots.hpp"
+
+#include <atomic>
+#include <cstdio>
+#include <memory>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+
+#include "engine/call.hpp"
+#include "engine/state.hpp"
+
+#ifdef Py_GIL_DISABLED
+#error "habana_mp relies on the GIL; a free-threaded Python is not supported"
+#endif
+
+namespace habana_mp::engine {
+
+namespace {
+
+// ---- what stands in the slots -----------------------------------------------------------------------------------
+// One stub for each target: its index is a constant, so that no look-up is needed to know which operation was called.
+
+template <std::size_t index>
+PyObject* vectorcall_stub(PyObject* callable, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  Target& target = *targets[index];
+  const Arguments arguments{values, PyVectorcall_NARGS(flagged_count), keywords};
+  if (target.is_method()) {
+    const bool plausible = arguments.positional >= 1 && PyObject_TypeCheck(values[0], PyDescr_TYPE(callable)) != 0 &&
+                           (target.shape == Target::Shape::method || arguments.count() == 1);
+    // CPython knows best what is wrong with the call.
+    if (!plausible) return target.original_slot(callable, values, flagged_count, keywords);
+  }
+  return answer(target, arguments);
+}
+
+// Bound methods (`f = x.matmul`), old and new, and the calls that the interpreter inlines go to the definition's C
+// function without passing the descriptor's slot.
+template <std::size_t index>
+PyObject* method_stub(PyObject* self, PyObject* tuple, PyObject* dictionary) {
+  Target& target = *targets[index];
+  const Py_ssize_t given = tuple == nullptr ? 0 : PyTuple_GET_SIZE(tuple);
+  const Py_ssize_t named = dictionary == nullptr ? 0 : PyDict_GET_SIZE(dictionary);
+  PyObject* names = named == 0 ? nullptr : PyTuple_New(named);
+  if (named != 0 && names == nullptr) return nullptr;
+  const auto values = std::make_unique<PyObject*[]>(static_cast<std::size_t>(1 + given + named));
+  values[0] = Py_NewRef(self);
+  for (Py_ssize_t i = 0; i < given; ++i) values[1 + i] = Py_NewRef(PyTuple_GET_ITEM(tuple, i));
+  Py_ssize_t position = 0;
+  Py_ssize_t i = 0;
+  PyObject* name = nullptr;
+  PyObject* value = nullptr;
+  while (named != 0 && PyDict_Next(dictionary, &position, &name, &value) != 0) {
+    PyTuple_SET_ITEM(names, i, Py_NewRef(name));
+    values[1 + given + i] = Py_NewRef(value);
+    ++i;
+  }
+  PyObject* result = answer(target, {values.get(), 1 + given, names});
+  for (Py_ssize_t k = 0; k < 1 + given + named; ++k) Py_DECREF(values[k]);
+  Py_XDECREF(names);
+  return result;
+}
+
+template <std::size_t index>
+PyObject* method_without_arguments_stub(PyObject* self, PyObject*) {
+  return answer(*targets[index], {&self, 1, nullptr});
+}
+
+struct Stubs {
+  vectorcallfunc vectorcall;
+  PyCFunctionWithKeywords method;
+  PyCFunction method_without_arguments;
+};
+
+template <std::size_t... index>
+constexpr std::array<Stubs, sizeof...(index)> make_stubs(std::index_sequence<index...>) {
+  return {Stubs{vectorcall_stub<index>, method_stub<index>, method_without_arguments_stub<index>}...};
+}
+constexpr auto stubs = make_stubs(std::make_index_sequence<target_capacity>());
+
+template <typename T>
+void store(T* place, T value) {
+  std::atomic_ref<T>(*place).store(value, std::memory_order_release);
+}
+
+vectorcallfunc* slot_of(PyObject* object) {
+  return Py_TYPE(object) == &PyMethodDescr_Type ? &reinterpret_cast<PyMethodDescrObject*>(object)->vectorcall
+                                                : &reinterpret_cast<PyCFunctionObject*>(object)->vectorcall;
+}
+
+// ---- is everything where we believe it to be? ---------------------------------------------------------------------
+
+bool refuse(PyObject* object, const char* why) {
+  PyErr_Format(PyExc_RuntimeError,
+               "habana_mp cannot cover %R: %s. Nothing was changed. This Python (%s) or another tool lays builtins out "
+               "in a way that is not known here; please report it with these words.",
+               object, why, Py_GetVersion());
+  return false;
+}
+
+// What CPython itself puts into the slot of a method of this kind, read off a method of its own.
+vectorcallfunc expected_method_slot(int flags) {
+  const auto slot_of_sample = [](PyTypeObject& type, const char* name, int sample_flags) -> vectorcallfunc {
+    PyObject* sample = PyObject_GetAttrString(reinterpret_cast<PyObject*>(&type), name);
+    vectorcallfunc slot = nullptr;
+    if (sample != nullptr && Py_TYPE(sample) == &PyMethodDescr_Type &&
+        reinterpret_cast<PyMethodDescrObject*>(sample)->d_method->ml_flags == sample_flags) {
+      slot = *slot_of(sample);
+    }
+    Py_XDECREF(sample);
+    PyErr_Clear();
+    return slot;
+  };
+  static const vectorcallfunc with_keywords =
+      slot_of_sample(PyDict_Type, "update", METH_VARARGS | METH_KEYWORDS);
+  static const vectorcallfunc without_arguments = slot_of_sample(PyDict_Type, "popitem", METH_NOARGS);
+  return flags == METH_NOARGS ? without_arguments : with_keywords;
+}
+
+// The writable mappings of this process. A definition in memory that may not be written to must be found before the
+// first store, not by it.
+class WritableMemory {
+ public:
+  WritableMemory() {
+    std::FILE* maps = std::fopen("/proc/self/maps", "r");
+    if (maps == nullptr) return;
+    known_ = true;
+    unsigned long begin = 0;
+    unsigned long end = 0;
+    char mode[5] = {};
+    char rest[4096];
+    while (std::fscanf(maps, "%lx-%lx %4s", &begin, &end, mode) == 3) {
+      if (mode[1] == 'w') ranges_.emplace_back(begin, end);
+      if (std::fgets(rest, sizeof rest, maps) == nullptr) break;
+    }
+    std::fclose(maps);
+  }
+  bool holds(const void* address) const {
+    if (!known_) return true;
+    const auto value = reinterpret_cast<std::uintptr_t>(address);
+    for (const auto& [begin, end] : ranges_) {
+      if (value >= begin && value + sizeof(void*) <= end) return true;
+    }
+    return false;
+  }
+
+ private:
+  bool known_ = false;
+  std::vector<std::pair<std::uintptr_t, std::uintptr_t>> ranges_;
+};
+
+bool is_assignment(PyObject* object) { return Py_TYPE(object) == &PyWrapperDescr_Type; }
+
+// False with an exception when the object cannot be covered.
+bool check(PyObject* object, const WritableMemory& memory, Target::Shape& shape) {
+  if (is_assignment(object)) {
+    auto* descriptor = reinterpret_cast<PyWrapperDescrObject*>(object);
+    if (PyDescr_TYPE(object) != tensor::api.tensor_base ||
+        std::string_view(descriptor->d_base->name) != "__setitem__") {
+      return refuse(object, "only Tensor.__setitem__ is known among the slot wrappers");
+    }
+    shape = Target::Shape::assignment;
+    return true;
+  }
+  if (Py_TYPE(object) == &PyMethodDescr_Type) {
+    PyMethodDef* definition = reinterpret_cast<PyMethodDescrObject*>(object)->d_method;
+    const int flags = definition->ml_flags;
+    if (flags != METH_NOARGS && flags != (METH_VARARGS | METH_KEYWORDS)) {
+      return refuse(object, "its calling convention is not known");
+    }
+    if (*slot_of(object) != expected_method_slot(flags)) return refuse(object, "its slot does not hold CPython's own");
+    if (!memory.holds(definition)) return refuse(object, "its definition may not be written to");
+    shape = flags == METH_NOARGS ? Target::Shape::method_no_arguments : Target::Shape::method;
+    return true;
+  }
+  if (PyCFunction_CheckExact(object)) {
+    const int flags = PyCFunction_GET_FLAGS(object);
+    if ((flags & ~METH_STATIC) != (METH_VARARGS | METH_KEYWORDS)) {
+      return refuse(object, "its calling convention is not known");
+    }
+    if (*slot_of(object) != nullptr) return refuse(object, "its slot is already in use");
+    shape = Target::Shape::function;
+    return true;
+  }
+  if (PyFunction_Check(object)) {
+    shape = Target::Shape::python;
+    return true;
+  }
+  PyErr_Format(PyExc_TypeError, "habana_mp can cover torch's builtins, Tensor's methods and Python functions; got %R",
+               object);
+  return false;
+}
+
+// ---- tensor[key] = value ------------------------------------------------------------------------------------------
+
+Target* assignment = nullptr;
+objobjargproc original_assignment = nullptr;
+
+int assignment_stub(PyObject* self, PyObject* key, PyObject* value) {
+  return answer_assignment(*assignment, self, key, value, original_assignment);
+}
+
+// Every class keeps its own copy of the slot; those made later inherit what they find.
+void replace_assignment(PyTypeObject* type, objobjargproc from, objobjargproc to) {
+  PyMappingMethods* mapping = type->tp_as_mapping;
+  if (mapping != nullptr && mapping->mp_ass_subscript == from) store(&mapping->mp_ass_subscript, to);
+  PyObject* subclasses = PyObject_CallMethod(reinterpret_cast<PyObject*>(type), "__subclasses__", nullptr);
+  if (subclasses == nullptr) {
+    PyErr_Clear();
+    return;
+  }
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(subclasses); ++i) {
+    replace_assignment(reinterpret_cast<PyTypeObject*>(PyList_GET_ITEM(subclasses, i)), from, to);
+  }
+  Py_DECREF(subclasses);
+}
+
+// ---- storing ------------------------------------------------------------------------------------------------------
+
+void hook(Target& target, std::size_t index) {
+  switch (target.shape) {
+    case Target::Shape::function:
+      target.original = PyCFunction_GET_FUNCTION(target.object);
+      target.original_slot = *slot_of(target.object);
+      store(slot_of(target.object), stubs[index].vectorcall);
+      break;
+    case Target::Shape::method:
+    case Target::Shape::method_no_arguments: {
+      target.definition = reinterpret_cast<PyMethodDescrObject*>(target.object)->d_method;
+      target.original = target.definition->ml_meth;
+      target.original_slot = *slot_of(target.object);
+      // A method's hash is not made of ml_meth (a builtin function's is), so this may change.
+      const PyCFunction stub =
+          target.shape == Target::Shape::method
+              ? reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(stubs[index].method))
+              : stubs[index].method_without_arguments;
+      store(&target.definition->ml_meth, stub);
+      store(slot_of(target.object), stubs[index].vectorcall);
+      break;
+    }
+    case Target::Shape::assignment:
+      assignment = &target;
+      original_assignment = tensor::api.tensor_base->tp_as_mapping->mp_ass_subscript;
+      store(&reinterpret_cast<PyWrapperDescrObject*>(target.object)->d_wrapped,
+            reinterpret_cast<void*>(assignment_stub));
+      replace_assignment(tensor::api.tensor_base, original_assignment, assignment_stub);
+      break;
+    case Target::Shape::python:
+      break;
+  }
+  target.installed = true;
+}
+
+void unhook(Target& target) {
+  switch (target.shape) {
+    case Target::Shape::function:
+      store(slot_of(target.object), target.original_slot);
+      break;
+    case Target::Shape::method:
+    case Target::Shape::method_no_arguments:
+      store(slot_of(target.object), target.original_slot);
+      store(&target.definition->ml_meth, target.original);
+      break;
+    case Target::Shape::assignment:
+      store(&reinterpret_cast<PyWrapperDescrObject*>(target.object)->d_wrapped,
+            reinterpret_cast<void*>(original_assignment));
+      replace_assignment(tensor::api.tensor_base, assignment_stub, original_assignment);
+      break;
+    case Target::Shape::python:
+      break;
+  }
+  target.listed = target.unlisted = Rule{};
+  target.installed = false;
+}
+
+// ---- probes -------------------------------------------------------------------------------------------------------
+
+// A builtin whose calls are watched. It may have any calling convention: where the interpreter would inline a call, the
+// builtin gets a definition of ours with the same C function and other flags.
+struct Probe {
+  PyObject* object = nullptr;
+  vectorcallfunc original_slot = nullptr;
+  PyMethodDef* original_definition = nullptr;
+  PyMethodDef definition{};
+
+  PyObject* call(PyObject* const* values, std::size_t flagged_count, PyObject* keywords) const {
+    if (original_slot != nullptr) return original_slot(object, values, flagged_count, keywords);
+    return by_tuple(values, flagged_count, keywords);
+  }
+
+ private:
+  PyObject* by_tuple(PyObject* const* values, std::size_t flagged_count, PyObject* keywords) const {
+    const Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
+    PyObject* tuple = PyTuple_New(count);
+    if (tuple == nullptr) return nullptr;
+    for (Py_ssize_t i = 0; i < count; ++i) PyTuple_SET_ITEM(tuple, i, Py_NewRef(values[i]));
+    PyObject* dictionary = nullptr;
+    if (keywords != nullptr) {
+      dictionary = PyDict_New();
+      for (Py_ssize_t i = 0; dictionary != nullptr && i < PyTuple_GET_SIZE(keywords); ++i) {
+        if (PyDict_SetItem(dictionary, PyTuple_GET_ITEM(keywords, i), values[count + i]) < 0) Py_CLEAR(dictionary);
+      }
+      if (dictionary == nullptr) {
+        Py_DECREF(tuple);
+        return nullptr;
+      }
+    }
+    PyObject* result = PyCFunction_Type.tp_call(object, tuple, dictionary);
+    Py_DECREF(tuple);
+    Py_XDECREF(dictionary);
+    return result;
+  }
+};
+
+Probe autocast_set_enabled;
+Probe autocast_increment;
+Probe autocast_decrement;
+Probe module_constructed;
+Probe make_subclass;
+
+PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  PyObject* result = autocast_set_enabled.call(values, flagged_count, keywords);
+  const Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
+  if (result != nullptr && keywords == nullptr && count >= 1) {
+    thread_state.autocast_entering_disabled = values[count - 1] == Py_False;
+  }
+  return result;
+}
+
+PyObject* autocast_increment_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  PyObject* result = autocast_increment.call(values, flagged_count, keywords);
+  if (result != nullptr) {
+    ThreadState& state = thread_state;
+    state.autocast_disabled = (state.autocast_disabled << 1U) | (state.autocast_entering_disabled ? 1U : 0U);
+  }
+  return result;
+}
+
+PyObject* autocast_decrement_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  PyObject* result = autocast_decrement.call(values, flagged_count, keywords);
+  if (result != nullptr) thread_state.autocast_disabled >>= 1U;
+  return result;
+}
+
+PyObject* module_constructed_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  const Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
+  if (count == 1 && PyUnicode_Check(values[0]) && PyUnicode_CompareWithASCIIString(values[0], "python.nn_module") == 0) {
+    construction_begins();
+  }
+  return module_constructed.call(values, flagged_count, keywords);
+}
+
+// A Parameter made of a result that was lowered is a lowered weight.
+PyObject* make_subclass_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  PyObject* result = make_subclass.call(values, flagged_count, keywords);
+  if (result != nullptr && PyVectorcall_NARGS(flagged_count) >= 2 && was_lowered(values[1])) remember_lowered(result);
+  return result;
+}
+
+struct ProbePlan {
+  Probe* probe;
+  PyObject* object;
+  vectorcallfunc stub;
+};
+
+void watch(const ProbePlan& plan) {
+  Probe& probe = *plan.probe;
+  auto* function = reinterpret_cast<PyCFunctionObject*>(plan.object);
+  probe.object = Py_NewRef(plan.object);
+  probe.original_slot = function->vectorcall;
+  probe.original_definition = function->m_ml;
+  if (probe.original_slot != nullptr) {
+    probe.definition = *function->m_ml;
+    probe.definition.ml_flags = METH_VARARGS | METH_KEYWORDS;
+    store(&function->m_ml, &probe.definition);
+  }
+  store(&function->vectorcall, plan.stub);
+}
+
+void stop_watching(Probe& probe) {
+  if (probe.object == nullptr) return;
+  auto* function = reinterpret_cast<PyCFunctionObject*>(probe.object);
+  store(&function->vectorcall, probe.original_slot);
+  store(&function->m_ml, probe.original_definition);
+  Py_CLEAR(probe.object);
+}
+
+}  // namespace
+
+bool install(const std::vector<Entry>& entries) {
+  const WritableMemory memory;
+  struct Planned {
+    const Entry* entry;
+    Target* target;
+  };
+  std::vector<Planned> planned;
+  planned.reserve(entries.size());
+  std::unordered_set<Target*> wanted;
+  for (const Entry& entry : entries) {
+    Target::Shape shape = Target::Shape::function;
+    Target* target = find_target(entry.object);
+    if (target == nullptr || !target->installed) {
+      if (!check(entry.object, memory, shape)) return false;
+      target = target_for(entry.object, shape, entry.operation.c_str());
+      if (target == nullptr) return false;
+    }
+    planned.push_back({&entry, target});
+    wanted.insert(target);
+  }
+  // From here on nothing can fail.
+  for (std::size_t i = 0; i < target_count; ++i) {
+    if (targets[i]->installed && !wanted.contains(targets[i])) unhook(*targets[i]);
+  }
+  for (const Planned& plan : planned) {
+    plan.target->operation = plan.entry->operation;
+    plan.target->listed = plan.entry->listed;
+    plan.target->unlisted = plan.entry->unlisted;
+  }
+  for (std::size_t i = 0; i < target_count; ++i) {
+    if (!targets[i]->installed && wanted.contains(targets[i])) hook(*targets[i], i);
+  }
+  return true;
+}
+
+void uninstall() noexcept {
+  for (std::size_t i = 0; i < target_count; ++i) {
+    if (targets[i]->installed) unhook(*targets[i]);
+  }
+  for (Probe* probe : {&autocast_set_enabled, &autocast_increment, &autocast_decrement, &module_constructed, &make_subclass}) {
+    stop_watching(*probe);
+  }
+}
+
+bool install_probes(const Probes& probes) {
+  const ProbePlan plans[] = {
+      {&autocast_set_enabled, probes.autocast_set_enabled, autocast_set_enabled_stub},
+      {&autocast_increment, probes.autocast_increment_nesting, autocast_increment_stub},
+      {&autocast_decrement, probes.autocast_decrement_nesting, autocast_decrement_stub},
+      {&module_constructed, probes.module_constructed, module_constructed_stub},
+      {&make_subclass, probes.make_subclass, make_subclass_stub},
+  };
+  for (const ProbePlan& plan : plans) {
+    if (!PyCFunction_CheckExact(plan.object)) return refuse(plan.object, "it is not a builtin function");
+  }
+  for (const ProbePlan& plan : plans) {
+    if (plan.probe->object == nullptr) watch(plan);
+  }
+  return true;
+}
+
+std::size_t installed_count() noexcept {
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < target_count; ++i) count += targets[i]->installed ? 1 : 0;
+  return count;
+}
+
+}  // namespace habana_mp::engine

@@ -1,0 +1,39 @@
+// Interposition: torch's own C functions answered from their vectorcall slot, its methods also from their definition,
+// `tensor[key] = value` from the type's slot. The objects stay what they are.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "engine/target.hpp"
+
+namespace habana_mp::engine {
+
+struct Entry {
+  PyObject* object;  // borrowed
+  std::string operation;
+  Rule listed;
+  Rule unlisted;
+};
+
+// Replaces whatever is installed by these entries. Everything is checked before the first store, so that a failure
+// (false, with a Python exception set) leaves torch as it was.
+bool install(const std::vector<Entry>& entries);
+
+// Puts every slot and definition back.
+void uninstall() noexcept;
+
+// Builtins that tell something about where the program is; watched while a policy is installed.
+struct Probes {
+  PyObject* autocast_set_enabled;        // torch.set_autocast_enabled
+  PyObject* autocast_increment_nesting;  // torch.autocast_increment_nesting
+  PyObject* autocast_decrement_nesting;  // torch.autocast_decrement_nesting
+  PyObject* module_constructed;          // torch._C._log_api_usage_once, the first thing nn.Module.__init__ calls
+  PyObject* make_subclass;               // Tensor._make_subclass, of which nn.Parameter is made
+};
+bool install_probes(const Probes& probes);
+
+// How many objects are answered by us right now.
+std::size_t installed_count() noexcept;
+
+}  // namespace habana_mp::engine

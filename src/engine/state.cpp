@@ -1,0 +1,184 @@
+#define PY_SSIZE_T_CLEAN
+#include "engine/state.hpp"
+
+#include <Python.h>
+#include <pthread.h>
+
+namespace habana_mp::engine {
+
+// The __init__ that was seen constructing a module. The module is held weakly: a mark that outlives the construction
+// must not keep a model alive.
+struct Construction {
+  PyObject* code;    // of the outermost __init__
+  PyObject* module;  // a weak reference
+};
+
+thread_local ThreadState thread_state;
+bool in_child_process = false;
+
+namespace {
+
+PyObject* optimizer_step_code = nullptr;
+PyObject* worker_namespace = nullptr;
+
+// Steps from frame to frame, outwards, without leaving an exception behind.
+class FrameWalk {
+ public:
+  FrameWalk() : frame_(PyEval_GetFrame()) { Py_XINCREF(frame_); }
+  ~FrameWalk() { Py_XDECREF(frame_); }
+  FrameWalk(const FrameWalk&) = delete;
+  FrameWalk& operator=(const FrameWalk&) = delete;
+
+  explicit operator bool() const { return frame_ != nullptr; }
+  void outwards() {
+    PyFrameObject* back = PyFrame_GetBack(frame_);
+    Py_DECREF(frame_);
+    frame_ = back;
+  }
+  // Borrowed from the frame, which is running.
+  PyObject* code() const {
+    PyCodeObject* code = PyFrame_GetCode(frame_);
+    Py_DECREF(code);
+    return reinterpret_cast<PyObject*>(code);
+  }
+  // The value of the code's first parameter, borrowed; null where it has none.
+  PyObject* first_parameter() const {
+    auto* code = reinterpret_cast<PyCodeObject*>(this->code());
+    if (code->co_argcount == 0) return nullptr;
+    PyObject* names = PyCode_GetVarnames(code);
+    if (names == nullptr) {
+      PyErr_Clear();
+      return nullptr;
+    }
+    PyObject* value = nullptr;
+#if PY_VERSION_HEX >= 0x030C0000
+    value = PyFrame_GetVar(frame_, PyTuple_GET_ITEM(names, 0));
+#else
+    PyObject* locals = PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame_), "f_locals");
+    if (locals != nullptr) {
+      value = PyObject_GetItem(locals, PyTuple_GET_ITEM(names, 0));
+      Py_DECREF(locals);
+    }
+#endif
+    Py_DECREF(names);
+    if (value == nullptr) {
+      PyErr_Clear();
+      return nullptr;
+    }
+    Py_DECREF(value);  // the frame keeps it
+    return value;
+  }
+
+ private:
+  PyFrameObject* frame_;
+};
+
+bool is_init(PyObject* code) {
+  static PyObject* const name = PyUnicode_InternFromString("__init__");
+  return PyUnicode_Compare(reinterpret_cast<PyCodeObject*>(code)->co_name, name) == 0;
+}
+
+// Borrowed; null where the module is gone.
+PyObject* module_of(const Construction& construction) {
+#if PY_VERSION_HEX >= 0x030D0000
+  PyObject* module = nullptr;
+  if (PyWeakref_GetRef(construction.module, &module) < 0) PyErr_Clear();
+  Py_XDECREF(module);
+  return module;
+#else
+  PyObject* module = PyWeakref_GetObject(construction.module);
+  return module == Py_None ? nullptr : module;
+#endif
+}
+
+bool is_running(const Construction& construction) {
+  PyObject* module = module_of(construction);
+  if (module == nullptr) return false;
+  for (FrameWalk walk; walk; walk.outwards()) {
+    if (walk.code() == construction.code && walk.first_parameter() == module) return true;
+  }
+  return false;
+}
+
+void forget_construction(ThreadState& state) {
+  Construction* construction = state.construction;
+  state.construction = nullptr;
+  Py_DECREF(construction->code);
+  Py_DECREF(construction->module);
+  delete construction;
+}
+
+bool is_stepping() {
+  for (FrameWalk walk; walk; walk.outwards()) {
+    if (walk.code() == optimizer_step_code) return true;
+  }
+  return false;
+}
+
+bool is_worker() {
+  if (worker_namespace == nullptr) return false;
+  static PyObject* const name = PyUnicode_InternFromString("_worker_info");
+  PyObject* info = PyDict_GetItemWithError(worker_namespace, name);
+  if (info == nullptr) PyErr_Clear();
+  return info != nullptr && info != Py_None;
+}
+
+[[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, [] { in_child_process = true; });
+
+}  // namespace
+
+std::optional<Reason> why_not(ThreadState& state) noexcept {
+  if ((state.autocast_disabled & 1U) != 0) return Reason::autocast_disabled;
+  if (state.construction != nullptr) {
+    if (is_running(*state.construction)) return Reason::construction;
+    forget_construction(state);
+  }
+  if (state.in_optimizer_step) {
+    if (is_stepping()) return Reason::optimizer_step;
+    state.in_optimizer_step = false;  // the step raised, and nobody said that it was over
+  }
+  if (in_child_process && is_worker()) return Reason::worker;
+  return std::nullopt;
+}
+
+void construction_begins() noexcept {
+  ThreadState& state = thread_state;
+  if (state.construction != nullptr) {
+    if (is_running(*state.construction)) return;  // a module inside the module
+    forget_construction(state);
+  }
+  // The innermost __init__ is nn.Module's own; the outermost one with the same first argument is the model's. Decorators
+  // may stand between them, so a frame that is no __init__ ends nothing.
+  constexpr int deepest = 32;
+  PyObject* module = nullptr;
+  PyObject* outermost = nullptr;
+  int depth = 0;
+  for (FrameWalk walk; walk && depth < deepest; walk.outwards(), ++depth) {
+    PyObject* code = walk.code();
+    if (!is_init(code)) continue;
+    PyObject* first = walk.first_parameter();
+    if (module == nullptr) module = first;
+    if (first != nullptr && first == module) outermost = code;
+  }
+  if (outermost == nullptr) return;
+  PyObject* reference = PyWeakref_NewRef(module, nullptr);
+  if (reference == nullptr) {
+    PyErr_Clear();
+    return;
+  }
+  state.construction = new Construction{Py_NewRef(outermost), reference};
+}
+
+void set_optimizer_step_code(PyObject* code) noexcept {
+  Py_XINCREF(code);
+  Py_XDECREF(optimizer_step_code);
+  optimizer_step_code = code;
+}
+
+void set_worker_namespace(PyObject* namespace_dict) noexcept {
+  Py_XINCREF(namespace_dict);
+  Py_XDECREF(worker_namespace);
+  worker_namespace = namespace_dict;
+}
+
+}  // namespace habana_mp::engine

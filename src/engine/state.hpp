@@ -1,0 +1,55 @@
+// What is going on in this thread: are casts on, and if so, is this a place where nothing may be cast?
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "engine/decision.hpp"
+
+struct _object;
+using PyObject = _object;
+
+namespace habana_mp::engine {
+
+struct ThreadState {
+  // Depth of disable_casts.
+  std::uint32_t disabled = 0;
+  // Depth of functions that decide for themselves (hmp.op_wrap): inside them the lists are silent, rules 2 to 4 speak.
+  std::uint32_t unlisted = 0;
+  // One bit for each torch.autocast region this thread is in, the innermost lowest; set where enabled=False.
+  std::uint64_t autocast_disabled = 0;
+  // What the autocast region that is being entered will be.
+  bool autocast_entering_disabled = false;
+  // An optimizer's step has begun; whether it is still running is looked up when it matters.
+  bool in_optimizer_step = false;
+  // The __init__ that is constructing a module, or null.
+  struct Construction* construction = nullptr;
+
+  // Must anything be looked up before a cast is made?
+  bool is_plain() const {
+    return (autocast_disabled & 1U) == 0 && !in_optimizer_step && construction == nullptr;
+  }
+};
+
+#if defined(__GNUC__)
+// A few words that every covered call reads: worth the fixed offset.
+__attribute__((tls_model("initial-exec")))
+#endif
+extern thread_local ThreadState thread_state;
+
+// Set in the processes that multiprocessing or fork made: only there a DataLoader's worker can be.
+extern bool in_child_process;
+
+// Why nothing may be cast here, if so. Called when a cast is about to be made, not before.
+std::optional<Reason> why_not(ThreadState& state) noexcept;
+
+// nn.Module.__init__ was entered in this thread; the frames above it tell who is being constructed.
+void construction_begins() noexcept;
+
+// The code object of torch.optim's wrapper around every step, to recognise its frames.
+void set_optimizer_step_code(PyObject* code) noexcept;
+
+// The namespace of torch.utils.data._utils.worker, whose _worker_info tells a worker.
+void set_worker_namespace(PyObject* namespace_dict) noexcept;
+
+}  // namespace habana_mp::engine

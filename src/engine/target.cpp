@@ -1,0 +1,96 @@
+#include "engine/target.hpp"
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <vector>
+
+namespace habana_mp::engine {
+
+std::array<Target*, target_capacity> targets{};
+std::size_t target_count = 0;
+
+namespace {
+std::unordered_map<PyObject*, Target*>& by_object() {
+  static std::unordered_map<PyObject*, Target*> map;
+  return map;
+}
+std::vector<Target*>& functions() {
+  static std::vector<Target*> alive;
+  return alive;
+}
+
+// By operation: what functions that are gone have counted.
+std::map<std::string, Target>& dropped() {
+  static std::map<std::string, Target> map;
+  return map;
+}
+
+Target* make(PyObject* object, PyObject* shown, const char* operation) {
+  PyObject* text = PyObject_Repr(shown);
+  if (text == nullptr) return nullptr;
+  const char* utf8 = PyUnicode_AsUTF8(text);
+  if (utf8 == nullptr) {
+    Py_DECREF(text);
+    return nullptr;
+  }
+  auto* target = new Target;
+  target->object = Py_NewRef(object);
+  target->operation = operation;
+  target->representation = utf8;
+  Py_DECREF(text);
+  return target;
+}
+
+}  // namespace
+
+Target* find_target(PyObject* object) noexcept {
+  const auto found = by_object().find(object);
+  return found == by_object().end() ? nullptr : found->second;
+}
+
+Target* target_for(PyObject* object, Target::Shape shape, const char* operation) {
+  if (Target* known = find_target(object)) return known;
+  if (target_count == target_capacity) {
+    PyErr_Format(PyExc_RuntimeError, "habana_mp: more than %zu functions are covered", target_capacity);
+    return nullptr;
+  }
+  Target* target = make(object, object, operation);
+  if (target == nullptr) return nullptr;
+  target->shape = shape;
+  targets[target_count++] = target;
+  by_object().emplace(object, target);
+  return target;
+}
+
+Target* make_function_target(PyObject* function, PyObject* shown, const char* operation) {
+  Target* target = make(function, shown, operation);
+  if (target == nullptr) return nullptr;
+  target->shape = Target::Shape::python;
+  functions().push_back(target);
+  return target;
+}
+
+void drop_function_target(Target* target) noexcept {
+  std::vector<Target*>& alive = functions();
+  alive.erase(std::remove(alive.begin(), alive.end(), target), alive.end());
+  std::map<std::string, Target>& old = dropped();
+  Target& kept = old[target->operation];
+  kept.operation = target->operation;
+  kept.representation = target->representation;
+  for (std::size_t i = 0; i < target->counts.size(); ++i) {
+    kept.counts[i].calls += target->counts[i].calls;
+    kept.counts[i].casts += target->counts[i].casts;
+    kept.counts[i].bytes += target->counts[i].bytes;
+  }
+  Py_DECREF(target->object);
+  delete target;
+}
+
+void for_each_target(const std::function<void(Target&)>& visit) {
+  for (std::size_t i = 0; i < target_count; ++i) visit(*targets[i]);
+  for (Target* target : functions()) visit(*target);
+  for (auto& [_, target] : dropped()) visit(target);
+}
+
+}  // namespace habana_mp::engine

@@ -1,0 +1,67 @@
+// A target: one of torch's own C functions or methods that the engine can answer, with its rule and its counters.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "engine/rule.hpp"
+
+namespace habana_mp::engine {
+
+struct Count {
+  std::uint64_t calls = 0;
+  std::uint64_t casts = 0;
+  std::uint64_t bytes = 0;
+};
+
+// Targets are never freed: a call may be under way in another thread while a policy is replaced.
+struct Target {
+  enum class Shape : std::uint8_t {
+    function,           // builtin function, METH_VARARGS | METH_KEYWORDS
+    method,             // method of Tensor, METH_VARARGS | METH_KEYWORDS
+    method_no_arguments,  // method of Tensor, METH_NOARGS
+    assignment,         // Tensor.__setitem__: a type slot, not a callable
+    python,             // a Python function, called through the core (hmp.op_wrap, composites)
+  };
+
+  // Read on every call.
+  Rule listed;    // what the policy says
+  Rule unlisted;  // what holds where the lists are silent (rules 2 to 4)
+  Shape shape = Shape::function;
+  PyCFunction original = nullptr;
+  std::array<Count, precision_count> counts{};
+
+  // Read when something is out of the ordinary.
+  PyObject* object = nullptr;  // the builtin, descriptor or Python function; owned for the life of the process
+  vectorcallfunc original_slot = nullptr;
+  PyMethodDef* definition = nullptr;
+  std::string operation;       // the name that the lists and the report use
+  std::string representation;  // repr(object), for the log
+  bool installed = false;
+
+  bool is_method() const { return shape == Shape::method || shape == Shape::method_no_arguments; }
+};
+
+inline constexpr std::size_t target_capacity = 2048;
+
+// By index; null beyond the last. The stubs in slots.cpp know their index at compile time.
+extern std::array<Target*, target_capacity> targets;
+extern std::size_t target_count;
+
+// Null when the object has never been covered.
+Target* find_target(PyObject* object) noexcept;
+
+// The target of an object, made when there is none. Null with a Python exception set when there is no room.
+Target* target_for(PyObject* object, Target::Shape shape, const char* operation);
+
+// The target of a Python function: not in `targets`, since users make as many as they like. What a dropped one counted
+// is kept.
+Target* make_function_target(PyObject* function, PyObject* shown, const char* operation);
+void drop_function_target(Target* target) noexcept;
+
+void for_each_target(const std::function<void(Target&)>& visit);
+
+}  // namespace habana_mp::engine

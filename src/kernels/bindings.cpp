@@ -1,0 +1,273 @@
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "kernels/cast.hpp"
+#include "kernels/dispatch.hpp"
+
+namespace py = pybind11;
+
+namespace habana_mp {
+namespace {
+
+using kernels::Float;
+
+// Below this many elements a cast is done sooner than another thread could make use of the GIL.
+constexpr std::size_t gil_kept_below = std::size_t{1} << 16;
+
+constexpr const char* bfloat16_is = " (ml_dtypes.bfloat16, or its bits as uint16)";
+
+// Not pybind11's gil_scoped_release: before Python 3.14 a daemon thread that asks for the GIL while the interpreter
+// ends is ended by an unwinding, and in a destructor that would end the whole program, with an abort.
+template <class Work>
+void without_gil(const Work& work) {
+  PyThreadState* const state = PyEval_SaveThread();
+  work();
+  try {
+    PyEval_RestoreThread(state);
+  } catch (...) {
+    for (;;) {
+      pause();  // as Python 3.14 does: no object may be released any more, and the process is about to end
+    }
+  }
+}
+
+std::string type_name(py::handle object) { return py::str(py::type::handle_of(object).attr("__name__")); }
+
+std::string described(const py::array& array) { return "an array of " + std::string(py::str(array.dtype())); }
+
+std::string shape_of(const py::array& array) { return py::str(array.attr("shape")); }
+
+const char* name_of(Float type) {
+  switch (type) {
+    case Float::f32:
+      return "float32";
+    case Float::bf16:
+      return "bfloat16";
+    case Float::f16:
+      return "float16";
+  }
+  return "";
+}
+
+std::optional<Float> float_of(const py::dtype& dtype) {
+  // A dtype from outside NumPy is numbered as it is registered, once in a process.
+  static std::atomic<int> bfloat16_number{-1};
+  const int number = dtype.num();
+  constexpr char swapped = std::endian::native == std::endian::little ? '>' : '<';
+  if (dtype.byteorder() == swapped) {
+    return std::nullopt;
+  }
+  if (number == py::detail::npy_api::NPY_FLOAT_) {
+    return Float::f32;
+  }
+  if (number == py::detail::npy_api::NPY_USHORT_ || number == bfloat16_number.load(std::memory_order_relaxed)) {
+    return Float::bf16;
+  }
+  if (number == 23) {  // NPY_HALF, which pybind11 gives no name
+    return Float::f16;
+  }
+  if (dtype.itemsize() == 2 && std::string(py::str(dtype.attr("name"))) == "bfloat16") {
+    bfloat16_number.store(number, std::memory_order_relaxed);
+    return Float::bf16;
+  }
+  return std::nullopt;
+}
+
+py::array checked_array(const py::object& object) {
+  if (!py::isinstance<py::array>(object)) {
+    throw py::type_error("`array` must be a NumPy array of float32, float16 or bfloat16" + std::string(bfloat16_is) +
+                         ", got " + type_name(object));
+  }
+  return py::reinterpret_borrow<py::array>(object);
+}
+
+Float checked_float(const py::array& array) {
+  const std::optional<Float> type = float_of(array.dtype());
+  if (!type) {
+    throw py::type_error("`array` must be of float32, float16 or bfloat16" + std::string(bfloat16_is) +
+                         ", in native byte order, got " + described(array));
+  }
+  return *type;
+}
+
+bool is_contiguous(const py::array& array) { return (array.flags() & py::array::c_style) != 0; }
+
+struct Span {
+  std::uintptr_t begin;
+  std::uintptr_t end;
+};
+
+// The memory between an array's first and last byte, whatever its strides.
+Span span_of(const py::array& array) {
+  const auto data = reinterpret_cast<std::uintptr_t>(array.data());
+  Span span{data, data + static_cast<std::uintptr_t>(array.itemsize())};
+  for (py::ssize_t axis = 0; axis < array.ndim(); ++axis) {
+    const py::ssize_t extent = array.shape(axis);
+    if (extent == 0) {
+      return {data, data};
+    }
+    const py::ssize_t reach = (extent - 1) * array.strides(axis);
+    (reach < 0 ? span.begin : span.end) += static_cast<std::uintptr_t>(reach);
+  }
+  return span;
+}
+
+bool overlap(const py::array& a, const py::array& b) {
+  const Span first = span_of(a);
+  const Span second = span_of(b);
+  return first.begin < second.end && second.begin < first.end && first.begin != first.end && second.begin != second.end;
+}
+
+bool same_shape(const py::array& a, const py::array& b) {
+  if (a.ndim() != b.ndim()) {
+    return false;
+  }
+  for (py::ssize_t axis = 0; axis < a.ndim(); ++axis) {
+    if (a.shape(axis) != b.shape(axis)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+py::array checked_out(py::handle object, const py::array& array, Float to) {
+  if (!py::isinstance<py::array>(object)) {
+    throw py::type_error("`out` must be a NumPy array of " + std::string(name_of(to)) + " or None, got " +
+                         type_name(object));
+  }
+  auto out = py::reinterpret_borrow<py::array>(object);
+  if (float_of(out.dtype()) != to) {
+    const char* bits = to == Float::bf16 ? " (ml_dtypes.bfloat16, or its bits as uint16)" : "";
+    throw py::type_error("`out` must be an array of " + std::string(name_of(to)) + bits +
+                         " in native byte order, got " + described(out));
+  }
+  if (!same_shape(out, array)) {
+    throw py::value_error("`out` must have the shape of `array`, " + shape_of(array) + ", got " + shape_of(out));
+  }
+  if (!is_contiguous(out)) {
+    throw py::value_error("`out` must be C-contiguous, got an array of shape " + shape_of(out) + " with strides " +
+                          std::string(py::str(out.attr("strides"))));
+  }
+  if (!out.writeable()) {
+    throw py::value_error("`out` must be writeable, got a read-only array");
+  }
+  if (overlap(out, array)) {
+    throw py::value_error("`out` must not overlap `array`, got arrays that share memory");
+  }
+  return out;
+}
+
+unsigned checked_threads(py::handle object) {
+  if (object.is_none()) {
+    static const unsigned all = std::thread::hardware_concurrency();
+    return all != 0 ? all : 1;
+  }
+  if (PyIndex_Check(object.ptr()) == 0 || PyBool_Check(object.ptr())) {
+    throw py::type_error("`threads` must be an int or None, got " + type_name(object));
+  }
+  int overflow = 0;
+  const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(object.ptr()));
+  if (!index) {
+    throw py::error_already_set();
+  }
+  const long threads = PyLong_AsLongAndOverflow(index.ptr(), &overflow);
+  if (overflow < 0 || (overflow == 0 && threads < 1)) {
+    throw py::value_error("`threads` must be at least 1, got " + std::string(py::str(object)));
+  }
+  return overflow > 0 || threads > 1024 ? 1024U : static_cast<unsigned>(threads);
+}
+
+const kernels::Table& checked_path(const std::string& name) {
+  const kernels::Table* table = kernels::find(name);
+  if (table == nullptr) {
+    throw py::value_error("`path` must be one of what kernels_paths() gives, got '" + name + "'");
+  }
+  return *table;
+}
+
+// `cast` is called as kernels::cast.
+template <class Cast>
+py::array cast_array(const py::object& object, const py::object& dtype, const py::object& out_or_none,
+                     const py::object& threads_or_none, const Cast& cast) {
+  py::array array = checked_array(object);
+  const Float from = checked_float(array);
+  if (!py::isinstance<py::dtype>(dtype)) {
+    throw py::type_error("`dtype` must be a NumPy dtype, got " + type_name(dtype));
+  }
+  const auto target = py::reinterpret_borrow<py::dtype>(dtype);
+  const std::optional<Float> to = float_of(target);
+  if (!to) {
+    throw py::type_error("`dtype` must be float32, float16 or bfloat16" + std::string(bfloat16_is) + ", got " +
+                         std::string(py::str(dtype)));
+  }
+  const unsigned threads = checked_threads(threads_or_none);
+  py::array out = out_or_none.is_none()
+                      ? py::array(target, std::vector<py::ssize_t>(array.shape(), array.shape() + array.ndim()))
+                      : checked_out(out_or_none, array, *to);
+  if (!is_contiguous(array)) {
+    array = py::array::ensure(array, py::array::c_style);
+    if (!array) {
+      throw py::error_already_set();
+    }
+  }
+
+  const auto count = static_cast<std::size_t>(array.size());
+  const void* source = array.data();
+  void* bytes = out.mutable_data();
+  if (count < gil_kept_below) {
+    cast(source, from, bytes, *to, count, threads);
+  } else {
+    without_gil([&] { cast(source, from, bytes, *to, count, threads); });
+  }
+  return out;
+}
+
+py::array kernels_cast(const py::object& array, const py::object& dtype, const py::object& out,
+                       const py::object& threads) {
+  return cast_array(array, dtype, out, threads, kernels::cast);
+}
+
+py::array kernels_cast_with(const py::object& array, const py::object& dtype, const py::object& out,
+                            const py::object& threads, const std::string& path, bool stream) {
+  const kernels::Table& table = checked_path(path);
+  const auto cast = [&](const void* source, Float from, void* target, Float to, std::size_t count, unsigned used) {
+    kernels::cast_with(table, source, from, target, to, count, used, stream);
+  };
+  return cast_array(array, dtype, out, threads, cast);
+}
+
+std::vector<std::string> kernels_paths() {
+  std::vector<std::string> names;
+  for (const kernels::Table* table : kernels::supported()) {
+    names.emplace_back(table->name);
+  }
+  return names;
+}
+
+}  // namespace
+
+void register_kernels(py::module_& module) {
+  if (const std::optional<std::string> complaint = kernels::complaint()) {
+    throw py::value_error(*complaint);
+  }
+  module.def("kernels_cast", &kernels_cast, py::arg("array"), py::arg("dtype"), py::arg("out") = py::none(),
+             py::arg("threads") = py::none(), "Casts an array to a dtype.");
+  module.def("kernels_cast_with", &kernels_cast_with, py::arg("array"), py::arg("dtype"), py::arg("out"),
+             py::arg("threads"), py::arg("path"), py::arg("stream"),
+             "Casts an array as told: in this instruction set, on that many threads, past the caches or not.");
+  module.def("kernels_path", &kernels::path, "The instruction set that was chosen.");
+  module.def("kernels_paths", &kernels_paths, "The instruction sets that this processor can run, the plainest first.");
+}
+
+}  // namespace habana_mp

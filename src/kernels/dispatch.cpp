@@ -1,0 +1,197 @@
+#include "kernels/dispatch.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+
+#include "kernels/threads.hpp"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace habana_mp::kernels {
+namespace {
+
+constexpr const char* variable = "HABANA_MP_KERNELS";
+constexpr std::array<std::string_view, 5> all_names = {"scalar", "avx2", "avx512", "avx512_bf16", "neon"};
+
+// Measured, in elements. Below the first a second thread gains nothing; between the two it gains only where the threads
+// need not be woken for one cast alone, which takes about as long as the calling thread takes for the second.
+constexpr std::size_t threads_from_in_burst = std::size_t{1} << 15;
+constexpr std::size_t threads_from_alone = std::size_t{1} << 20;
+constexpr std::chrono::microseconds burst_gap{
+    120};  // from start to start: a cast below the second, and the pause after it
+
+// A multiple of every cache line and register, so that the pieces after the first start as aligned as the first.
+constexpr std::size_t piece = std::size_t{1} << 14;
+
+class Choice {
+ public:
+  Choice() {
+    add(scalar_table);
+    add_vectors();
+    table_ = supported_[count_ - 1];
+    const char* value = std::getenv(variable);
+    forced_ = value != nullptr ? value : "";
+    if (const Table* wanted = find(forced_)) {
+      table_ = wanted;
+    }
+  }
+
+  [[nodiscard]] const Table& table() const { return *table_; }
+  [[nodiscard]] std::string_view forced() const { return forced_; }
+  [[nodiscard]] std::span<const Table* const> supported() const { return {supported_.data(), count_}; }
+  [[nodiscard]] std::size_t last_level_cache() const { return last_level_cache_; }
+
+  [[nodiscard]] const Table* find(std::string_view name) const {
+    const auto tables = supported();
+    const auto found =
+        std::find_if(tables.begin(), tables.end(), [&](const Table* table) { return table->name == name; });
+    return found != tables.end() ? *found : nullptr;
+  }
+
+ private:
+  void add(const Table& table) { supported_[count_++] = &table; }
+
+  void add_vectors() {
+#if defined(__x86_64__)
+    // The compiler's own check asks the operating system too, whether it keeps the wide registers; but some compilers
+    // do not know F16C's name in it.
+    unsigned eax = 0;
+    unsigned ebx = 0;
+    unsigned ecx = 0;
+    unsigned edx = 0;
+    const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
+    __builtin_cpu_init();
+    if (!f16c || !__builtin_cpu_supports("avx2")) {
+      return;
+    }
+    add(avx2_table);
+    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+        !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq")) {
+      return;
+    }
+    add(avx512_table);
+    if (__builtin_cpu_supports("avx512bf16")) {
+      add(avx512_bf16_table);
+    }
+#elif defined(__aarch64__)
+    add(neon_table);  // part of the baseline
+#endif
+  }
+
+  static std::size_t measure_last_level_cache() {
+#if defined(_SC_LEVEL3_CACHE_SIZE)
+    const long size = sysconf(_SC_LEVEL3_CACHE_SIZE);
+    if (size > 0) {
+      return static_cast<std::size_t>(size);
+    }
+#endif
+    return std::size_t{32} << 20;
+  }
+
+  std::array<const Table*, all_names.size()> supported_{};
+  std::size_t count_ = 0;
+  const Table* table_ = nullptr;
+  std::string_view forced_;
+  std::size_t last_level_cache_ = measure_last_level_cache();
+};
+
+const Choice& choice() noexcept {
+  static const Choice once;
+  return once;
+}
+
+// Whether to share a cast out. A cast soon after another is one of a burst.
+bool is_worth_threads(std::size_t count) noexcept {
+  static std::atomic<std::chrono::steady_clock::rep> last{0};
+  if (count < threads_from_in_burst) {
+    return false;
+  }
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  const std::chrono::steady_clock::duration before{last.exchange(now.count(), std::memory_order_relaxed)};
+  return count >= threads_from_alone || now - before < burst_gap;
+}
+
+// Stores past the caches save reading what is to be overwritten, but leave nothing in the caches for whoever comes
+// next. Measured: they win once the two arrays outgrow the last-level cache; the input weighs more, since it is of no
+// use there any more.
+bool is_worth_streaming(std::size_t source_bytes, std::size_t target_bytes) noexcept {
+  return source_bytes + target_bytes / 2 > choice().last_level_cache();
+}
+
+struct Job {
+  Kernel kernel;
+  const unsigned char* source;
+  std::size_t source_size;
+  unsigned char* target;
+  std::size_t target_size;
+  bool stream;
+};
+
+void run(const void* context, std::size_t begin, std::size_t end) noexcept {
+  const Job& job = *static_cast<const Job*>(context);
+  const unsigned char* source = job.source + begin * job.source_size;
+  unsigned char* target = job.target + begin * job.target_size;
+  if (job.kernel != nullptr) {
+    job.kernel(source, target, end - begin, job.stream);
+  } else {
+    std::memcpy(target, source, (end - begin) * job.source_size);
+  }
+}
+
+}  // namespace
+
+std::span<const Table* const> supported() noexcept { return choice().supported(); }
+
+const Table* find(std::string_view name) noexcept { return choice().find(name); }
+
+std::optional<std::string> complaint() {
+  const std::string_view value = choice().forced();
+  if (value.empty() || find(value) != nullptr) {
+    return std::nullopt;
+  }
+  std::string usable;
+  for (const Table* table : supported()) {
+    usable += (usable.empty() ? "" : ", ") + std::string(table->name);
+  }
+  const bool known = std::find(all_names.begin(), all_names.end(), value) != all_names.end();
+  return "The environment variable `" + std::string(variable) + "` must be one of " + usable +
+         " on this machine, or unset to use the fastest, got '" + std::string(value) + "', which " +
+         (known ? "this processor cannot run" : "is not the name of an instruction set known here");
+}
+
+void cast_with(const Table& table, const void* source, Float from, void* target, Float to, std::size_t count,
+               unsigned threads, bool stream) noexcept {
+  if (count == 0) {
+    return;  // there may be no memory to point to
+  }
+  const Job job = {
+      .kernel = table.convert[static_cast<std::size_t>(from)][static_cast<std::size_t>(to)],
+      .source = static_cast<const unsigned char*>(source),
+      .source_size = size_of(from),
+      .target = static_cast<unsigned char*>(target),
+      .target_size = size_of(to),
+      .stream = stream,
+  };
+  if (threads > 1) {
+    parallel_for(count, piece, threads, run, &job);
+  } else {
+    run(&job, 0, count);
+  }
+}
+
+void cast(const void* source, Float from, void* target, Float to, std::size_t count, unsigned threads) noexcept {
+  cast_with(choice().table(), source, from, target, to, count, threads > 1 && is_worth_threads(count) ? threads : 1,
+            is_worth_streaming(count * size_of(from), count * size_of(to)));
+}
+
+const char* path() noexcept { return choice().table().name; }
+
+}  // namespace habana_mp::kernels

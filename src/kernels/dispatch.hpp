@@ -1,0 +1,29 @@
+// The choice of an instruction set, for the casts themselves and for the bindings that report and test it.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "kernels/cast.hpp"
+#include "kernels/table.hpp"
+
+namespace habana_mp::kernels {
+
+// What this processor can run, the plainest first.
+std::span<const Table* const> supported() noexcept;
+
+// nullptr where this processor cannot run it, or there is no such instruction set.
+const Table* find(std::string_view name) noexcept;
+
+// What is wrong with the value of HABANA_MP_KERNELS, or nothing. A wrong value changes no cast: the processor chooses.
+std::optional<std::string> complaint();
+
+// A cast that leaves nothing to be decided: on `threads` threads, unless there are fewer pieces to share out, and with
+// stores that bypass the caches if `stream` says so and the instruction set has them.
+void cast_with(const Table& table, const void* source, Float from, void* target, Float to, std::size_t count,
+               unsigned threads, bool stream) noexcept;
+
+}  // namespace habana_mp::kernels

@@ -1,0 +1,24 @@
+# The float casts, included from the top CMakeLists.txt once the target _core exists. One file per instruction set, each
+# with its own flags: the choice between them is made at run time, so the rest of the module keeps the baseline's flags.
+set(_kernels "${CMAKE_CURRENT_LIST_DIR}")
+
+target_sources(_core PRIVATE
+  "${_kernels}/bindings.cpp"
+  "${_kernels}/cast_scalar.cpp"
+  "${_kernels}/dispatch.cpp"
+  "${_kernels}/threads.cpp"
+)
+
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
+  target_sources(_core PRIVATE
+    "${_kernels}/cast_avx2.cpp"
+    "${_kernels}/cast_avx512.cpp"
+    "${_kernels}/cast_avx512bf16.cpp"
+  )
+  set(_avx512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mprefer-vector-width=512)
+  set_source_files_properties("${_kernels}/cast_avx2.cpp" PROPERTIES COMPILE_OPTIONS "-mavx2;-mf16c")
+  set_source_files_properties("${_kernels}/cast_avx512.cpp" PROPERTIES COMPILE_OPTIONS "${_avx512}")
+  set_source_files_properties("${_kernels}/cast_avx512bf16.cpp" PROPERTIES COMPILE_OPTIONS "${_avx512};-mavx512bf16")
+elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
+  target_sources(_core PRIVATE "${_kernels}/cast_neon.cpp")
+endif()

@@ -1,0 +1,24 @@
+// What one instruction set offers. The files compiled with wider flags include this and no header with inline functions
+// of external linkage: the linker might keep their copy of such a function for the whole module.
+#pragma once
+
+#include <cstddef>
+
+namespace habana_mp::kernels {
+
+// Casts `count` elements. `stream` asks for stores that bypass the caches, where the instruction set has them.
+// Neither pointer needs any alignment, not even an element's.
+using Kernel = void (*)(const void* source, void* target, std::size_t count, bool stream) noexcept;
+
+struct Table {
+  const char* name;
+  Kernel convert[3][3];  // [from][to], in the order of Float; the diagonal is empty: a copy needs no kernel
+};
+
+extern const Table scalar_table;
+extern const Table avx2_table;
+extern const Table avx512_table;
+extern const Table avx512_bf16_table;
+extern const Table neon_table;
+
+}  // namespace habana_mp::kernels

@@ -1,0 +1,69 @@
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "log/log.hpp"
+#include "log/sinks.hpp"
+
+namespace py = pybind11;
+
+namespace habana_mp {
+
+namespace {
+
+void log_to(const std::string& kind, const py::object& target, bool append) {
+  // Before a file is opened: it may be the same one, which opening empties.
+  log::flush();
+  if (kind == "console") {
+    log::send_to(log::console());
+  } else if (kind == "file") {
+    log::send_to(log::file(target, append, log::Layout::text));
+  } else if (kind == "json") {
+    log::send_to(log::file(target, append, log::Layout::json));
+  } else if (kind == "python") {
+    log::send_to(log::python(target));
+  } else {
+    throw py::value_error("`kind` must be \"console\", \"file\", \"json\" or \"python\"; got \"" + kind + "\"");
+  }
+}
+
+// Lone surrogates pass, as they do on every way that bytes of a file name take into a repr.
+std::string bytes_of(const py::str& text) {
+  return py::reinterpret_steal<py::bytes>(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "surrogatepass"));
+}
+
+void log_operation(const py::str& representation, const std::string& operation, int precision, int reason,
+                   unsigned casts) {
+  if (precision < 0 || precision >= engine::precision_count) throw py::value_error("`precision` is out of range");
+  if (reason < 0 || reason >= engine::reason_count) throw py::value_error("`reason` is out of range");
+  log::operation(bytes_of(representation), operation,
+                 {static_cast<engine::Precision>(precision), static_cast<engine::Reason>(reason)}, casts);
+}
+
+}  // namespace
+
+void register_log(py::module_& module) {
+  module.def("log_to", &log_to, py::arg("kind"), py::arg("target") = py::none(), py::kw_only(),
+             py::arg("append") = false,
+             "Sends the cast log to \"console\", \"file\", \"json\" or \"python\". A destination that cannot be opened "
+             "raises and leaves the previous one in force.");
+  module.def(
+      "log_off", [] { log::send_to(nullptr); }, "Turns the cast log off; a file is complete when this returns.");
+  module.def("log_flush", &log::flush, "Writes out what the log's file still buffers.");
+
+  // For the tests of the log alone, which must not depend on the engine: nothing in the package calls these two.
+  module.def("_log_operation", &log_operation, py::arg("representation"), py::arg("operation"), py::arg("precision"),
+             py::arg("reason"), py::arg("casts"));
+  module.def(
+      "_log_event", [](const py::str& text) { log::event(bytes_of(text)); }, py::arg("text"));
+
+  // atexit calls last what was registered first, so lines that the script's own atexit functions cause are still kept.
+  py::module_::import("atexit").attr("register")(py::cpp_function(&log::shut_down));
+  py::module_::import("os").attr("register_at_fork")(
+      py::arg("before") = py::cpp_function(&log::before_fork),
+      py::arg("after_in_child") = py::cpp_function(&log::after_fork_in_child));
+}
+
+}  // namespace habana_mp

@@ -1,0 +1,6 @@
+target_sources(_core PRIVATE
+  src/engine/decision.cpp
+  src/log/bindings.cpp
+  src/log/log.cpp
+  src/log/sinks.cpp
+)

@@ -1,0 +1,233 @@
+#include "tensor/cast.hpp"
+
+#include <dlfcn.h>
+
+#include "kernels/cast.hpp"
+
+namespace habana_mp::tensor {
+
+namespace {
+
+// Below this many elements the kernels never use a second thread, so torch need not be asked how many there are.
+constexpr std::int64_t parallel_from = 1 << 16;
+
+kernels::Float float_of(Kind kind) {
+  switch (kind) {
+    case Kind::bf16:
+      return kernels::Float::bf16;
+    case Kind::f16:
+      return kernels::Float::f16;
+    default:
+      return kernels::Float::f32;
+  }
+}
+
+DLDataType dlpack_type(Kind kind) {
+  switch (kind) {
+    case Kind::bf16:
+      return {kDLBfloat, 16, 1};
+    case Kind::f16:
+      return {kDLFloat, 16, 1};
+    default:
+      return {kDLFloat, 32, 1};
+  }
+}
+
+std::int64_t count_elements(const DLTensor& view) {
+  std::int64_t count = 1;
+  for (std::int32_t i = 0; i < view.ndim; ++i) count *= view.shape[i];
+  return count;
+}
+
+bool is_contiguous(const DLTensor& view) {
+  if (view.strides == nullptr) return true;
+  std::int64_t expected = 1;
+  for (std::int32_t i = view.ndim - 1; i >= 0; --i) {
+    if (view.shape[i] != 1 && view.strides[i] != expected) return false;
+    expected *= view.shape[i];
+  }
+  return true;
+}
+
+PyObject* cast_by_torch(PyObject* tensor, Kind to) {
+  if (is_plain_tensor(tensor)) {
+    PyCFunction function =
+        to == Kind::bf16 ? api.to_bfloat16 : (to == Kind::f16 ? api.to_float16 : api.to_float32);
+    static PyObject* const no_arguments = PyTuple_New(0);
+    return reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(function))(tensor, no_arguments, nullptr);
+  }
+  // A subclass may have its own.
+  return PyObject_CallMethod(tensor, to == Kind::bf16 ? "bfloat16" : (to == Kind::f16 ? "half" : "float"), nullptr);
+}
+
+// Functions of torch's libraries that answer in 2 ns what their Python faces answer in 60. Found by name in what is
+// already loaded; where a torch does not have them the Python faces are asked.
+struct Symbols {
+  bool (*any_modes_set)(bool) = nullptr;         // c10::impl::TorchDispatchModeTLS::any_modes_set(bool)
+  const void* const* (*tracing_state)() = nullptr;  // const std::shared_ptr<TracingState>& getTracingState()
+  bool (*is_grad_enabled)() = nullptr;           // c10::GradMode::is_enabled()
+
+  Symbols() {
+    if (void* c10 = dlopen("libc10.so", RTLD_NOLOAD | RTLD_LAZY)) {
+      any_modes_set = reinterpret_cast<bool (*)(bool)>(
+          dlsym(c10, "_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb"));
+      is_grad_enabled = reinterpret_cast<bool (*)()>(dlsym(c10, "_ZN3c108GradMode10is_enabledEv"));
+    }
+    if (void* cpu = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY)) {
+      tracing_state = reinterpret_cast<const void* const* (*)()>(
+          dlsym(cpu, "_ZN5torch3jit6tracer15getTracingStateEv"));
+    }
+  }
+};
+
+const Symbols& symbols() {
+  static const Symbols found;
+  return found;
+}
+
+bool is_true(PyObject* answer, bool when_failed) {
+  if (answer == nullptr) {
+    PyErr_Clear();
+    return when_failed;
+  }
+  const int truth = PyObject_IsTrue(answer);
+  Py_DECREF(answer);
+  if (truth < 0) PyErr_Clear();
+  return truth < 0 ? when_failed : truth != 0;
+}
+
+bool in_forward_ad() {
+  // torch.autograd.forward_ad keeps its level in a global of the module: -1 outside of every level.
+  static PyObject* const name = PyUnicode_InternFromString("_current_level");
+  PyObject* level = PyDict_GetItemWithError(api.forward_ad_namespace, name);
+  if (level == nullptr) {
+    PyErr_Clear();
+    return true;
+  }
+  const long value = PyLong_AsLong(level);
+  if (value == -1 && PyErr_Occurred() != nullptr) PyErr_Clear();
+  return value != -1;
+}
+
+// Would anybody but the caller have to see this cast? Autograd, forward-mode AD, a tracer or a dispatch mode.
+bool is_watched(PyObject* tensor) {
+  const Symbols& known = symbols();
+  const bool modes = known.any_modes_set != nullptr
+                         ? known.any_modes_set(false)
+                         : is_true(PyObject_CallNoArgs(api.dispatch_stack_length), true);
+  if (modes) return true;
+  const bool tracing = known.tracing_state != nullptr
+                           ? *known.tracing_state() != nullptr
+                           : is_true(PyObject_CallNoArgs(api.tracing_state), true);
+  if (tracing || in_forward_ad()) return true;
+  const bool grad_enabled = known.is_grad_enabled != nullptr ? known.is_grad_enabled()
+                                                             : is_true(api.is_grad_enabled(nullptr, nullptr), true);
+  if (grad_enabled && is_true(api.get_requires_grad->get(tensor, api.get_requires_grad->closure), true)) return true;
+  // A negative view answers the exchange API with its bit ignored.
+  return is_true(api.is_neg(tensor, nullptr), true);
+}
+
+unsigned torch_threads() {
+  PyObject* answer = PyObject_CallNoArgs(api.get_num_threads);
+  const long threads = answer == nullptr ? 1 : PyLong_AsLong(answer);
+  Py_XDECREF(answer);
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  return threads < 1 ? 1U : static_cast<unsigned>(threads);
+}
+
+void ignore_error(void*, const char*, const char*) {}
+
+// A cast that nobody but the caller has to see: allocated through the exchange API, filled by our kernel. Null without
+// an exception where this way is closed.
+PyObject* cast_by_kernel(const DLTensor& source, Kind from, Kind to, std::int64_t count) {
+  DLTensor prototype = source;
+  prototype.data = nullptr;
+  prototype.dtype = dlpack_type(to);
+  prototype.strides = nullptr;
+  prototype.byte_offset = 0;
+  DLManagedTensorVersioned* made = nullptr;
+  if (api.exchange->managed_tensor_allocator(&prototype, &made, nullptr, ignore_error) != 0 || made == nullptr) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  const auto* input = static_cast<const char*>(source.data) + source.byte_offset;
+  auto* output = static_cast<char*>(made->dl_tensor.data) + made->dl_tensor.byte_offset;
+  if (count < parallel_from) {
+    kernels::cast(input, float_of(from), output, float_of(to), static_cast<std::size_t>(count), 1);
+  } else {
+    const unsigned threads = torch_threads();
+    Py_BEGIN_ALLOW_THREADS;
+    kernels::cast(input, float_of(from), output, float_of(to), static_cast<std::size_t>(count), threads);
+    Py_END_ALLOW_THREADS;
+  }
+  void* result = nullptr;
+  if (api.exchange->managed_tensor_to_py_object_no_sync(made, &result) != 0) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  return static_cast<PyObject*>(result);
+}
+
+}  // namespace
+
+PyObject* cast(PyObject* tensor, Kind from, Kind to, std::uint64_t& bytes) {
+  DLTensor view;
+  if (api.exchange != nullptr && is_plain_tensor(tensor)) {
+    if (api.exchange->dltensor_from_py_object_no_sync(tensor, &view) == 0) {
+      const std::int64_t count = count_elements(view);
+      bytes += static_cast<std::uint64_t>(count) * kernels::size_of(float_of(to));
+      if (view.device.device_type == kDLCPU && view.data != nullptr && is_contiguous(view) && !is_watched(tensor)) {
+        PyObject* made = cast_by_kernel(view, from, to, count);
+        if (made != nullptr) return made;
+      }
+    } else {
+      PyErr_Clear();
+    }
+    return cast_by_torch(tensor, to);
+  }
+  PyObject* made = cast_by_torch(tensor, to);
+  if (made == nullptr) return nullptr;
+  PyObject* size = PyObject_GetAttrString(made, "nbytes");
+  if (size != nullptr) {
+    const unsigned long long value = PyLong_CheckExact(size) ? PyLong_AsUnsignedLongLong(size) : 0;
+    Py_DECREF(size);
+    bytes += value;
+  }
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  return made;
+}
+
+PyObject* cast_saturated(PyObject* tensor, Kind from, Kind to, std::uint64_t& bytes) {
+  const double limit = largest(to);
+  PyObject* clamped = PyObject_CallMethod(tensor, "clamp", "dd", -limit, limit);
+  if (clamped == nullptr) return nullptr;
+  PyObject* made = cast(clamped, from, to, bytes);
+  Py_DECREF(clamped);
+  return made;
+}
+
+double largest(Kind kind) noexcept {
+  switch (kind) {
+    case Kind::bf16:
+      return 3.3895313892515355e38;
+    case Kind::f16:
+      return 65504.0;
+    default:
+      return 3.4028234663852886e38;
+  }
+}
+
+bool is_off_cpu(PyObject* tensor) noexcept {
+  if (api.exchange != nullptr && is_plain_tensor(tensor)) {
+    DLTensor view;
+    if (api.exchange->dltensor_from_py_object_no_sync(tensor, &view) == 0) return view.device.device_type != kDLCPU;
+    PyErr_Clear();
+  }
+  PyObject* on_cpu = PyObject_GetAttrString(tensor, "is_cpu");
+  const bool off = on_cpu == Py_False;
+  Py_XDECREF(on_cpu);
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  return off;
+}
+
+}  // namespace habana_mp::tensor

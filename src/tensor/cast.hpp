@@ -1,0 +1,24 @@
+// Making a cast of a tensor.
+#pragma once
+
+#include <cstdint>
+
+#include "tensor/reader.hpp"
+
+namespace habana_mp::tensor {
+
+// A new reference to `tensor` in the precision `to` (f32, bf16 or f16), or null with a Python exception set. Autograd,
+// tracing and dispatch modes see the cast; only where none of them is at work is it made by our own kernels.
+// `bytes` grows by the size of the new tensor where that is known.
+PyObject* cast(PyObject* tensor, Kind from, Kind to, std::uint64_t& bytes);
+
+// As cast, but values beyond the range of `to` become its largest finite value instead of an infinity (rule 9).
+PyObject* cast_saturated(PyObject* tensor, Kind from, Kind to, std::uint64_t& bytes);
+
+// The largest finite value of a precision.
+double largest(Kind kind) noexcept;
+
+// Is the tensor on another device than the CPU? False where that cannot be read.
+bool is_off_cpu(PyObject* tensor) noexcept;
+
+}  // namespace habana_mp::tensor

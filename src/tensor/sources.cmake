@@ -1,0 +1,5 @@
+target_sources(_core PRIVATE
+  src/tensor/cast.cpp
+  src/tensor/reader.cpp
+  src/tensor/torch_api.cpp
+)

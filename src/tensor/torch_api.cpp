@@ -1,0 +1,145 @@
+#include "tensor/torch_api.hpp"
+
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+
+namespace habana_mp::tensor {
+
+TorchApi api;
+
+namespace {
+
+// A new reference that is kept for the life of the process.
+PyObject* attribute(PyObject* owner, const char* name) { return PyObject_GetAttrString(owner, name); }
+
+PyObject* type_entry(PyTypeObject* type, const char* name) {
+  PyObject* entry = PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), name);
+  if (entry == nullptr) return nullptr;
+  return entry;
+}
+
+// The C function behind a method that takes no arguments.
+bool method_without_arguments(PyTypeObject* type, const char* name, PyCFunction& function, int flags = METH_NOARGS) {
+  PyObject* entry = type_entry(type, name);
+  if (entry == nullptr) return false;
+  if (Py_TYPE(entry) != &PyMethodDescr_Type) {
+    PyErr_Format(PyExc_ImportError, "habana_mp: torch.Tensor.%s is %R, not a method of C", name, entry);
+    return false;
+  }
+  PyMethodDef* definition = reinterpret_cast<PyMethodDescrObject*>(entry)->d_method;
+  if (definition->ml_flags != flags) {
+    PyErr_Format(PyExc_ImportError, "habana_mp: torch.Tensor.%s has the flags %d, expected %d", name,
+                 definition->ml_flags, flags);
+    return false;
+  }
+  function = definition->ml_meth;
+  return true;
+}
+
+bool getter(PyTypeObject* type, const char* name, PyGetSetDef*& definition) {
+  PyObject* entry = type_entry(type, name);
+  if (entry == nullptr) return false;
+  if (Py_TYPE(entry) != &PyGetSetDescr_Type) {
+    PyErr_Format(PyExc_ImportError, "habana_mp: torch.Tensor.%s is %R, not an attribute of C", name, entry);
+    return false;
+  }
+  definition = reinterpret_cast<PyGetSetDescrObject*>(entry)->d_getset;
+  return true;
+}
+
+// torch >= 2.10 has it. Its absence is no error: the attribute way serves every torch.
+const DLPackExchangeAPI* find_exchange(PyTypeObject* tensor) {
+  const char* reader = std::getenv("HABANA_MP_READER");
+  if (reader != nullptr && std::string_view(reader) == "attribute") return nullptr;
+  PyObject* capsule = PyObject_GetAttrString(reinterpret_cast<PyObject*>(tensor), "__dlpack_c_exchange_api__");
+  if (capsule == nullptr) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  auto* header = static_cast<const DLPackExchangeAPIHeader*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+  Py_DECREF(capsule);
+  if (header == nullptr) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  while (header != nullptr && header->version.major != DLPACK_MAJOR_VERSION) header = header->prev_api;
+  auto* exchange = reinterpret_cast<const DLPackExchangeAPI*>(header);
+  if (exchange == nullptr || exchange->dltensor_from_py_object_no_sync == nullptr) return nullptr;
+  return exchange;
+}
+
+}  // namespace
+
+bool bind_torch() {
+  if (api.tensor != nullptr) return true;
+  const char* reader = std::getenv("HABANA_MP_READER");
+  if (reader != nullptr && std::strcmp(reader, "attribute") != 0 && std::strcmp(reader, "dlpack") != 0 &&
+      *reader != '\0') {
+    PyErr_Format(PyExc_ImportError,
+                 "habana_mp: the environment variable HABANA_MP_READER must be `dlpack` or `attribute`; got `%s`",
+                 reader);
+    return false;
+  }
+  PyObject* torch = PyImport_ImportModule("torch");
+  if (torch == nullptr) return false;
+  PyObject* c = attribute(torch, "_C");
+  PyObject* nn = PyImport_ImportModule("torch.nn");
+  PyObject* forward_ad = PyImport_ImportModule("torch.autograd.forward_ad");
+  if (c == nullptr || nn == nullptr || forward_ad == nullptr) return false;
+
+  TorchApi found;
+  const auto type = [](PyObject* owner, const char* name) {
+    return reinterpret_cast<PyTypeObject*>(attribute(owner, name));
+  };
+  found.tensor_base = type(c, "TensorBase");
+  if (found.tensor_base == nullptr) return false;
+  found.parameter = type(nn, "Parameter");
+  if (found.parameter == nullptr) return false;
+  found.dtype = type(torch, "dtype");
+  if (found.dtype == nullptr) return false;
+
+  const struct {
+    const char* name;
+    PyObject** slot;
+  } objects[] = {
+      {"float32", &found.float32},     {"bfloat16", &found.bfloat16},   {"float16", &found.float16},
+      {"float64", &found.float64},     {"complex32", &found.complex32}, {"complex64", &found.complex64},
+      {"complex128", &found.complex128}, {"get_num_threads", &found.get_num_threads},
+  };
+  for (const auto& object : objects) {
+    *object.slot = attribute(torch, object.name);
+    if (*object.slot == nullptr) return false;
+  }
+  found.tracing_state = attribute(c, "_get_tracing_state");
+  if (found.tracing_state == nullptr) return false;
+  found.dispatch_stack_length = attribute(c, "_len_torch_dispatch_stack");
+  if (found.dispatch_stack_length == nullptr) return false;
+  found.forward_ad_namespace = Py_NewRef(PyModule_GetDict(forward_ad));
+
+  PyObject* grad_enabled = attribute(c, "is_grad_enabled");
+  if (grad_enabled == nullptr) return false;
+  if (!PyCFunction_CheckExact(grad_enabled) || PyCFunction_GET_FLAGS(grad_enabled) != METH_NOARGS) {
+    PyErr_Format(PyExc_ImportError, "habana_mp: torch.is_grad_enabled is %R, not a builtin without arguments",
+                 grad_enabled);
+    return false;
+  }
+  found.is_grad_enabled = PyCFunction_GET_FUNCTION(grad_enabled);
+
+  constexpr int with_keywords = METH_VARARGS | METH_KEYWORDS;
+  if (!method_without_arguments(found.tensor_base, "float", found.to_float32, with_keywords) ||
+      !method_without_arguments(found.tensor_base, "bfloat16", found.to_bfloat16, with_keywords) ||
+      !method_without_arguments(found.tensor_base, "half", found.to_float16, with_keywords) ||
+      !method_without_arguments(found.tensor_base, "is_neg", found.is_neg) ||
+      !getter(found.tensor_base, "requires_grad", found.get_requires_grad) ||
+      !getter(found.tensor_base, "dtype", found.get_dtype)) {
+    return false;
+  }
+  found.tensor = type(torch, "Tensor");
+  if (found.tensor == nullptr) return false;
+  found.exchange = find_exchange(found.tensor);
+  api = found;
+  return true;
+}
+
+}  // namespace habana_mp::tensor

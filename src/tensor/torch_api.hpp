@@ -1,0 +1,49 @@
+// What the core needs of torch, looked up once: types, dtypes, a few of its functions, the DLPack exchange API.
+// Nothing here links against libtorch.
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <dlpack/dlpack.h>
+
+namespace habana_mp::tensor {
+
+struct TorchApi {
+  PyTypeObject* tensor_base = nullptr;  // torch._C.TensorBase
+  PyTypeObject* tensor = nullptr;       // torch.Tensor
+  PyTypeObject* parameter = nullptr;    // torch.nn.Parameter
+  PyTypeObject* dtype = nullptr;        // torch.dtype
+
+  PyObject* float32 = nullptr;
+  PyObject* bfloat16 = nullptr;
+  PyObject* float16 = nullptr;
+  PyObject* float64 = nullptr;
+  PyObject* complex32 = nullptr;
+  PyObject* complex64 = nullptr;
+  PyObject* complex128 = nullptr;
+
+  // Tensor's own functions, called directly: no attribute look-up, no descriptor, and never answered by the engine.
+  PyCFunction to_float32 = nullptr;   // Tensor.float
+  PyCFunction to_bfloat16 = nullptr;  // Tensor.bfloat16
+  PyCFunction to_float16 = nullptr;   // Tensor.half
+  PyCFunction is_neg = nullptr;
+  PyCFunction is_grad_enabled = nullptr;
+  PyGetSetDef* get_requires_grad = nullptr;
+  PyGetSetDef* get_dtype = nullptr;
+  PyObject* get_num_threads = nullptr;
+  PyObject* tracing_state = nullptr;         // torch._C._get_tracing_state
+  PyObject* dispatch_stack_length = nullptr;  // torch._C._len_torch_dispatch_stack
+  PyObject* forward_ad_namespace = nullptr;   // the dictionary of torch.autograd.forward_ad
+
+  // Null where torch is older than 2.10 or HABANA_MP_READER=attribute forces the other way.
+  const DLPackExchangeAPI* exchange = nullptr;
+};
+
+// Filled by bind_torch; every other function of this room may only be called after it.
+extern TorchApi api;
+
+// Imports torch's objects. False with a Python exception set when something is missing.
+bool bind_torch();
+
+}  // namespace habana_mp::tensor
