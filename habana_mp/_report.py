@@ -58,7 +58,9 @@ def current() -> Report:
     """The counters of the core, one row for each operation and precision."""
     sums: dict[tuple[str, str], list[int]] = {}
     for operation, _, precision, calls, casts, size in _core.counts():
-        row = sums.setdefault((operation.strip("_") or operation, precision), [0, 0, 0])
+        # `*` is listed as mul and reported as mul; mul_ is another operation.
+        shown = operation.strip("_") if operation.startswith("__") else operation
+        row = sums.setdefault((shown, precision), [0, 0, 0])
         for i, value in enumerate((calls, casts, size)):
             row[i] += value
     rows = [Row(operation, precision, *counts) for (operation, precision), counts in sums.items()]

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -31,7 +31,11 @@ INTEGERS = {"float32": torch.int32, "float16": torch.int16, "bfloat16": torch.in
 BITS = {"float32": np.dtype(np.uint32), "float16": np.dtype(np.uint16), "bfloat16": np.dtype(np.uint16)}
 INFINITY = {"float32": 0x7F800000, "float16": 0x7C00, "bfloat16": 0x7F80}
 CASTS = [(source, target) for source in DTYPES for target in DTYPES if source != target]
-FACES = {"float32": kernels.to_float32, "float16": kernels.to_float16, "bfloat16": kernels.to_bfloat16}
+FACES: dict[str, Callable[..., Array]] = {
+    "float32": kernels.to_float32,
+    "float16": kernels.to_float16,
+    "bfloat16": kernels.to_bfloat16,
+}
 
 every_path = pytest.mark.parametrize("path", PATHS)
 every_cast = pytest.mark.parametrize(("source", "target"), CASTS, ids=["-to-".join(pair) for pair in CASTS])
@@ -45,7 +49,7 @@ def torch_bits(bits: Array, source: str, target: str) -> Array:
     return cast.view(INTEGERS[target]).numpy().view(BITS[target])
 
 
-def our_bits(bits: Array, source: str, target: str, path: str, threads: int = 1, stream: bool = False) -> Array:
+def our_bits(bits: Array, source: str, target: str, path: str, *, threads: int = 1, stream: bool = False) -> Array:
     array = bits.astype(BITS[source], copy=False).view(DTYPES[source])
     return _core.kernels_cast_with(array, DTYPES[target], None, threads, path, stream).view(BITS[target])
 
@@ -95,7 +99,7 @@ def denormals_flushed() -> Iterator[None]:
     torch.set_flush_denormal(False)
 
 
-# --- values ------------------------------------------------------------------------------------------------------------
+# --- values -----------------------------------------------------------------------------------------------------------
 
 
 @every_path
@@ -171,7 +175,7 @@ def test_a_cast_to_the_same_type_copies_every_bit(path: str, dtype: str) -> None
     assert np.array_equal(our_bits(bits, dtype, dtype, path, threads=2), bits)
 
 
-# --- memory and threads ------------------------------------------------------------------------------------------------
+# --- memory and threads -----------------------------------------------------------------------------------------------
 
 
 @every_path
@@ -217,7 +221,7 @@ def test_the_number_of_threads_changes_nothing(path: str, source: str, target: s
     bits = np.random.default_rng(5).integers(0, 1 << 32, (1 << 18) + 77, np.uint32).astype(BITS[source])
     expected = torch_bits(bits, source, target)
     for length in (1 << 14, (1 << 14) + 1, (1 << 15) - 1, 1 << 15, 100_001, bits.size):
-        ours = our_bits(bits[:length], source, target, path, threads, stream)
+        ours = our_bits(bits[:length], source, target, path, threads=threads, stream=stream)
         assert_same(ours, expected[:length], target, bits)
 
 
@@ -256,7 +260,7 @@ def test_several_threads_may_cast_at_once() -> None:
         list(executor.map(cast_often, range(4)))
 
 
-# --- processes ---------------------------------------------------------------------------------------------------------
+# --- processes --------------------------------------------------------------------------------------------------------
 
 
 def run_python(program: str, kernels_variable: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -269,7 +273,7 @@ def run_python(program: str, kernels_variable: str | None = None) -> subprocess.
 
 def test_a_child_forked_after_the_threads_were_used_casts_on_threads_of_its_own() -> None:
     program = """
-        import os, signal, threading
+        import os, signal, sys, threading
         import numpy as np
         from habana_mp import kernels
 
@@ -283,20 +287,39 @@ def test_a_child_forked_after_the_threads_were_used_casts_on_threads_of_its_own(
 
         busy = threading.Thread(target=keep_casting)
         busy.start()
+        def cast_as_a_child(threads):
+            signal.alarm(30)
+            before = len(os.listdir("/proc/self/task"))
+            for _ in range(5):
+                if kernels.to_bfloat16(array, threads=threads).tobytes() != expected:
+                    os._exit(1)
+            if len(os.listdir("/proc/self/task")) != before + threads - 1:
+                os._exit(2)
+
+        def ended_well(child):
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
         for attempt in range(20):
             child = os.fork()
             if child == 0:
-                signal.alarm(30)
-                for _ in range(5):
-                    if kernels.to_bfloat16(array, threads=2).tobytes() != expected:
-                        os._exit(1)
+                cast_as_a_child(2)
                 grandchild = os.fork()
                 if grandchild == 0:
-                    signal.alarm(30)
-                    os._exit(kernels.to_bfloat16(array, threads=4).tobytes() != expected)
-                os._exit(os.waitstatus_to_exitcode(os.waitpid(grandchild, 0)[1]) != 0)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+                    cast_as_a_child(3)
+                    os._exit(0)
+                os._exit(0 if ended_well(grandchild) else 3)
+            assert ended_well(child)
             assert kernels.to_bfloat16(array, threads=2).tobytes() == expected
+
+        # the whole way out of an interpreter, with and without threads of its own
+        for threads in (1, 2):
+            child = os.fork()
+            if child == 0:
+                if threads > 1:
+                    cast_as_a_child(threads)
+                signal.alarm(30)
+                sys.exit(0)
+            assert ended_well(child)
         stop.set()
         busy.join()
         print("done")
@@ -305,7 +328,9 @@ def test_a_child_forked_after_the_threads_were_used_casts_on_threads_of_its_own(
     assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr
 
 
-@pytest.mark.parametrize("ending", ["", "sys.exit(0)", "os._exit(0)", "threading.Thread(target=cast, daemon=True).start()"])
+@pytest.mark.parametrize(
+    "ending", ["", "sys.exit(0)", "os._exit(0)", "threading.Thread(target=cast, daemon=True).start()"]
+)
 def test_a_program_that_has_cast_on_threads_ends_cleanly(ending: str) -> None:
     program = f"""
 import os, sys, threading
@@ -355,7 +380,7 @@ def test_an_instruction_set_that_cannot_be_used_is_an_error_that_says_which_can(
     assert ", ".join(PATHS) in last
 
 
-# --- the NumPy face ----------------------------------------------------------------------------------------------------
+# --- the NumPy face ---------------------------------------------------------------------------------------------------
 
 
 def test_path_is_one_of_those_the_processor_can_run() -> None:
@@ -438,7 +463,7 @@ def test_any_number_of_threads_may_be_asked_for(threads: Any) -> None:
     assert kernels.to_float16(np.ones(1 << 20, np.float32), threads=threads).sum(dtype=np.float64) == 1 << 20
 
 
-# --- errors ------------------------------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------------------------
 
 F32 = np.ones((2, 3), np.float32)
 
@@ -467,8 +492,16 @@ def test_an_array_of_another_kind_is_an_error_that_says_what_came(array: Any, me
     ("out", "error", "message"),
     [
         ([1.0], TypeError, "`out` must be a NumPy array of float16 or None, got list"),
-        (np.ones((2, 3), np.float32), TypeError, "`out` must be an array of float16 in native byte order, got an array of float32"),
-        (np.ones((2, 3), np.uint16), TypeError, "`out` must be an array of float16 in native byte order, got an array of uint16"),
+        (
+            np.ones((2, 3), np.float32),
+            TypeError,
+            "`out` must be an array of float16 in native byte order, got an array of float32",
+        ),
+        (
+            np.ones((2, 3), np.uint16),
+            TypeError,
+            "`out` must be an array of float16 in native byte order, got an array of uint16",
+        ),
         (np.ones((2, 3), np.dtype(np.float16).newbyteorder()), TypeError, "native byte order, got an array of [<>]f2"),
         (
             np.ones((3, 2), np.float16),

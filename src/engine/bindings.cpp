@@ -159,9 +159,14 @@ void register_engine(py::module_& module) {
            py::arg("positions") = ~std::uint64_t{0}, py::arg("off_cpu_positions") = 0,
            py::arg("kept_keywords") = py::tuple());
 
-  module.def("bind_torch", [] { or_throw(tensor::bind_torch()); });
-  module.def("reader", [] { return tensor::api.exchange != nullptr ? "dlpack" : "attribute"; },
-             "How tensors are read: through the DLPack exchange API or by attribute.");
+  module.def("bind_torch", [] {
+    static bool bound = false;
+    if (bound) return;
+    or_throw(tensor::bind_torch());
+    or_throw(tensor::bind_reader());
+    bound = true;
+  });
+  module.def("reader", [] { return tensor::name(tensor::way); }, "How tensors are read: layout, dlpack or attribute.");
   module.def("install", &install, py::arg("plan"));
   module.def("install_probes", &install_probes);
   module.def("uninstall", &engine::uninstall);

@@ -447,13 +447,8 @@ PyObject* call_original(Target& target, const Arguments& arguments) {
   }
 }
 
-PyObject* answer(Target& target, const Arguments& arguments) {
-  const ThreadState& state = thread_state;
-  // A copy, since another policy may be installed while the arguments are read.
-  const bool lists_speak = state.unlisted == 0 || target.shape == Target::Shape::python;
-  const Rule rule = lists_speak ? target.listed : target.unlisted;
-  if (state.disabled != 0 || rule.action == Rule::Action::none) return call_original(target, arguments);
-
+// Apart from answer, whose early way out then needs no room for a reading.
+[[gnu::noinline]] static PyObject* answer_covered(Target& target, const Rule& rule, const Arguments& arguments) {
   Reading reading(arguments.count());
   read(rule, arguments, reading);
   const Plan plan = decide(rule, reading);
@@ -464,6 +459,16 @@ PyObject* answer(Target& target, const Arguments& arguments) {
   PyObject* result = call_original(target, arguments);
   if (result != nullptr) report(target, plan.decision, {});
   return result;
+}
+
+PyObject* answer(Target& target, const Arguments& arguments) {
+  const ThreadState& state = thread_state;
+  if (state.disabled != 0) return call_original(target, arguments);
+  const bool lists_speak = state.unlisted == 0 || target.shape == Target::Shape::python;
+  // A copy, since another policy may be installed while the arguments are read.
+  const Rule rule = lists_speak ? target.listed : target.unlisted;
+  if (rule.action == Rule::Action::none) return call_original(target, arguments);
+  return answer_covered(target, rule, arguments);
 }
 
 int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject* value, objobjargproc original) {

@@ -144,13 +144,21 @@ struct Step<F16ToBf16, Narrow> {
   }
 };
 
-template <class Cast, class Narrow, class Memory>
-std::size_t steps(const Memory& memory, const unsigned char* in, unsigned char* out, std::size_t count) {
-  std::size_t done = 0;
-  for (; done + step <= count; done += step) {
-    Step<Cast, Narrow>::run(memory, in + done * sizeof(typename Cast::In), out + done * sizeof(typename Cast::Out));
+// Two stretches in turn, a burst of each: one alone does not keep the memory busy, and shorter bursts would have the
+// processor write out lines of the cache that are not full yet.
+template <class Cast, class Narrow>
+std::size_t streamed_steps(const unsigned char* in, unsigned char* out, std::size_t count) {
+  constexpr std::size_t burst = 128;
+  const std::size_t stretch = count / (2 * burst) * burst;
+  for (std::size_t at = 0; at < stretch; at += burst) {
+    for (std::size_t start = at; start < 2 * stretch; start += stretch) {
+      for (std::size_t i = start; i < start + burst; i += step) {
+        Step<Cast, Narrow>::run(Streamed{}, in + i * sizeof(typename Cast::In), out + i * sizeof(typename Cast::Out));
+      }
+    }
   }
-  return done;
+  _mm_sfence();
+  return 2 * stretch;
 }
 
 template <class Cast, class Narrow>
@@ -164,13 +172,12 @@ void run(const void* source, void* target, std::size_t count, bool stream) noexc
       Step<Cast, Narrow>::run(First{done}, in, out);
     }
   }
-  const unsigned char* in_rest = in + done * sizeof(typename Cast::In);
-  unsigned char* out_rest = out + done * sizeof(typename Cast::Out);
-  if (stream && is_aligned(out_rest, register_size)) {
-    done += steps<Cast, Narrow>(Streamed{}, in_rest, out_rest, count - done);
-    _mm_sfence();
-  } else {
-    done += steps<Cast, Narrow>(Whole{}, in_rest, out_rest, count - done);
+  if (stream && is_aligned(out + done * sizeof(typename Cast::Out), register_size)) {
+    done += streamed_steps<Cast, Narrow>(in + done * sizeof(typename Cast::In), out + done * sizeof(typename Cast::Out),
+                                         count - done);
+  }
+  for (; done + step <= count; done += step) {
+    Step<Cast, Narrow>::run(Whole{}, in + done * sizeof(typename Cast::In), out + done * sizeof(typename Cast::Out));
   }
   if (done != count) {
     Step<Cast, Narrow>::run(First{count - done}, in + done * sizeof(typename Cast::In),

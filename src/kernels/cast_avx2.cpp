@@ -98,13 +98,21 @@ struct Step<F16ToBf16> {
   }
 };
 
-template <class Cast, bool streaming>
-std::size_t steps(const unsigned char* in, unsigned char* out, std::size_t count) {
-  std::size_t done = 0;
-  for (; done + step <= count; done += step) {
-    Step<Cast>::template run<streaming>(in + done * sizeof(typename Cast::In), out + done * sizeof(typename Cast::Out));
+// Two stretches in turn, a burst of each: one alone does not keep the memory busy, and shorter bursts would have the
+// processor write out lines of the cache that are not full yet.
+template <class Cast>
+std::size_t streamed_steps(const unsigned char* in, unsigned char* out, std::size_t count) {
+  constexpr std::size_t burst = 128;
+  const std::size_t stretch = count / (2 * burst) * burst;
+  for (std::size_t at = 0; at < stretch; at += burst) {
+    for (std::size_t start = at; start < 2 * stretch; start += stretch) {
+      for (std::size_t i = start; i < start + burst; i += step) {
+        Step<Cast>::template run<true>(in + i * sizeof(typename Cast::In), out + i * sizeof(typename Cast::Out));
+      }
+    }
   }
-  return done;
+  _mm_sfence();
+  return 2 * stretch;
 }
 
 template <class Cast>
@@ -116,13 +124,12 @@ void run(const void* source, void* target, std::size_t count, bool stream) noexc
     done = before_boundary(out, register_size, sizeof(typename Cast::Out));
     cast_each<Cast>(in, out, done);
   }
-  const unsigned char* in_rest = in + done * sizeof(typename Cast::In);
-  unsigned char* out_rest = out + done * sizeof(typename Cast::Out);
-  if (stream && is_aligned(out_rest, register_size)) {
-    done += steps<Cast, true>(in_rest, out_rest, count - done);
-    _mm_sfence();
-  } else {
-    done += steps<Cast, false>(in_rest, out_rest, count - done);
+  if (stream && is_aligned(out + done * sizeof(typename Cast::Out), register_size)) {
+    done += streamed_steps<Cast>(in + done * sizeof(typename Cast::In), out + done * sizeof(typename Cast::Out),
+                                 count - done);
+  }
+  for (; done + step <= count; done += step) {
+    Step<Cast>::template run<false>(in + done * sizeof(typename Cast::In), out + done * sizeof(typename Cast::Out));
   }
   cast_each<Cast>(in + done * sizeof(typename Cast::In), out + done * sizeof(typename Cast::Out), count - done);
 }

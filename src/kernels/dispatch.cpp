@@ -1,11 +1,10 @@
 #include "kernels/dispatch.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -30,6 +29,7 @@ constexpr std::chrono::microseconds burst_gap{
 
 // A multiple of every cache line and register, so that the pieces after the first start as aligned as the first.
 constexpr std::size_t piece = std::size_t{1} << 14;
+constexpr std::size_t streamed_piece = std::size_t{1} << 18;  // longer: the processor must find out what to prefetch
 
 class Choice {
  public:
@@ -86,13 +86,19 @@ class Choice {
 #endif
   }
 
+  // Not sysconf's figure: on some processors the C library adds up caches that no one core can use.
   static std::size_t measure_last_level_cache() {
-#if defined(_SC_LEVEL3_CACHE_SIZE)
-    const long size = sysconf(_SC_LEVEL3_CACHE_SIZE);
-    if (size > 0) {
-      return static_cast<std::size_t>(size);
+    for (const char* file :
+         {"/sys/devices/system/cpu/cpu0/cache/index3/size", "/sys/devices/system/cpu/cpu0/cache/index2/size"}) {
+      if (std::FILE* opened = std::fopen(file, "re")) {
+        unsigned long kibibytes = 0;
+        const int read = std::fscanf(opened, "%luK", &kibibytes);
+        std::fclose(opened);
+        if (read == 1 && kibibytes != 0) {
+          return std::size_t{kibibytes} << 10;
+        }
+      }
     }
-#endif
     return std::size_t{32} << 20;
   }
 
@@ -181,7 +187,7 @@ void cast_with(const Table& table, const void* source, Float from, void* target,
       .stream = stream,
   };
   if (threads > 1) {
-    parallel_for(count, piece, threads, run, &job);
+    parallel_for(count, stream ? streamed_piece : piece, threads, run, &job);
   } else {
     run(&job, 0, count);
   }

@@ -33,12 +33,6 @@ DLDataType dlpack_type(Kind kind) {
   }
 }
 
-std::int64_t count_elements(const DLTensor& view) {
-  std::int64_t count = 1;
-  for (std::int32_t i = 0; i < view.ndim; ++i) count *= view.shape[i];
-  return count;
-}
-
 bool is_contiguous(const DLTensor& view) {
   if (view.strides == nullptr) return true;
   std::int64_t expected = 1;
@@ -109,8 +103,16 @@ bool in_forward_ad() {
   return value != -1;
 }
 
+bool is_recorded_by_autograd(PyObject* tensor) {
+  const Symbols& known = symbols();
+  const bool grad_enabled = known.is_grad_enabled != nullptr ? known.is_grad_enabled()
+                                                             : is_true(api.is_grad_enabled(nullptr, nullptr), true);
+  return grad_enabled && is_true(api.get_requires_grad->get(tensor, api.get_requires_grad->closure), true);
+}
+
 // Would anybody but the caller have to see this cast? Autograd, forward-mode AD, a tracer or a dispatch mode.
 bool is_watched(PyObject* tensor) {
+  if (is_recorded_by_autograd(tensor)) return true;
   const Symbols& known = symbols();
   const bool modes = known.any_modes_set != nullptr
                          ? known.any_modes_set(false)
@@ -120,9 +122,6 @@ bool is_watched(PyObject* tensor) {
                            ? *known.tracing_state() != nullptr
                            : is_true(PyObject_CallNoArgs(api.tracing_state), true);
   if (tracing || in_forward_ad()) return true;
-  const bool grad_enabled = known.is_grad_enabled != nullptr ? known.is_grad_enabled()
-                                                             : is_true(api.is_grad_enabled(nullptr, nullptr), true);
-  if (grad_enabled && is_true(api.get_requires_grad->get(tensor, api.get_requires_grad->closure), true)) return true;
   // A negative view answers the exchange API with its bit ignored.
   return is_true(api.is_neg(tensor, nullptr), true);
 }
@@ -139,7 +138,13 @@ void ignore_error(void*, const char*, const char*) {}
 
 // A cast that nobody but the caller has to see: allocated through the exchange API, filled by our kernel. Null without
 // an exception where this way is closed.
-PyObject* cast_by_kernel(const DLTensor& source, Kind from, Kind to, std::int64_t count) {
+PyObject* cast_by_kernel(PyObject* tensor, Kind from, Kind to, std::int64_t count) {
+  DLTensor source;
+  if (api.exchange->dltensor_from_py_object_no_sync(tensor, &source) != 0) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  if (source.device.device_type != kDLCPU || source.data == nullptr || !is_contiguous(source)) return nullptr;
   DLTensor prototype = source;
   prototype.data = nullptr;
   prototype.dtype = dlpack_type(to);
@@ -171,30 +176,13 @@ PyObject* cast_by_kernel(const DLTensor& source, Kind from, Kind to, std::int64_
 }  // namespace
 
 PyObject* cast(PyObject* tensor, Kind from, Kind to, std::uint64_t& bytes) {
-  DLTensor view;
-  if (api.exchange != nullptr && is_plain_tensor(tensor)) {
-    if (api.exchange->dltensor_from_py_object_no_sync(tensor, &view) == 0) {
-      const std::int64_t count = count_elements(view);
-      bytes += static_cast<std::uint64_t>(count) * kernels::size_of(float_of(to));
-      if (view.device.device_type == kDLCPU && view.data != nullptr && is_contiguous(view) && !is_watched(tensor)) {
-        PyObject* made = cast_by_kernel(view, from, to, count);
-        if (made != nullptr) return made;
-      }
-    } else {
-      PyErr_Clear();
-    }
-    return cast_by_torch(tensor, to);
+  const std::int64_t count = count_elements(tensor);
+  bytes += static_cast<std::uint64_t>(count) * kernels::size_of(float_of(to));
+  if (api.exchange != nullptr && is_plain_tensor(tensor) && !is_watched(tensor)) {
+    PyObject* made = cast_by_kernel(tensor, from, to, count);
+    if (made != nullptr) return made;
   }
-  PyObject* made = cast_by_torch(tensor, to);
-  if (made == nullptr) return nullptr;
-  PyObject* size = PyObject_GetAttrString(made, "nbytes");
-  if (size != nullptr) {
-    const unsigned long long value = PyLong_CheckExact(size) ? PyLong_AsUnsignedLongLong(size) : 0;
-    Py_DECREF(size);
-    bytes += value;
-  }
-  if (PyErr_Occurred() != nullptr) PyErr_Clear();
-  return made;
+  return cast_by_torch(tensor, to);
 }
 
 PyObject* cast_saturated(PyObject* tensor, Kind from, Kind to, std::uint64_t& bytes) {

@@ -1,7 +1,10 @@
 // What kind of argument is this? The one question the hot path asks of every argument of every covered call.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "tensor/torch_api.hpp"
 
@@ -23,7 +26,47 @@ constexpr Kinds bit(Kind kind) { return static_cast<Kinds>(1U << static_cast<uns
 inline constexpr Kinds floating = bit(Kind::f32) | bit(Kind::bf16) | bit(Kind::f16);
 constexpr bool is_floating(Kind kind) { return (bit(kind) & floating) != 0; }
 
+// How a tensor's dtype and number of elements are read, best first.
+enum class Way : std::uint8_t {
+  layout,     // where torch keeps them in memory, as found by bind_reader; 3 ns
+  dlpack,     // through the DLPack exchange API; 50 ns, plain tensors only, torch >= 2.10
+  attribute,  // through Python; 70 ns and more, any torch
+};
+extern Way way;
+const char* name(Way way) noexcept;
+
+// Finds the best way that works in this torch, or the one that the environment variable HABANA_MP_READER names.
+// False with a Python exception set when that one does not work. To be called after bind_torch.
+bool bind_reader();
+
 namespace detail {
+// Offsets in bytes: of the implementation's address in the Python object, of the dtype's number and of the number of
+// elements in the implementation.
+struct Layout {
+  std::ptrdiff_t implementation = 0;
+  std::ptrdiff_t dtype = 0;
+  std::ptrdiff_t elements = 0;
+};
+extern Layout layout;
+
+// c10::ScalarType, whose numbers are part of torch's serialization format, to kinds.
+inline constexpr std::size_t scalar_types = 64;
+extern const std::array<Kind, scalar_types> kind_of_scalar_type;
+
+// The caller's promise that an object is a tensor makes these reads sound once bind_reader has verified the layout.
+inline const char* implementation_of(PyObject* tensor) noexcept {
+  const char* implementation = nullptr;
+  std::memcpy(&implementation, reinterpret_cast<const char*>(tensor) + layout.implementation, sizeof implementation);
+  return implementation;
+}
+inline Kind kind_by_layout(PyObject* tensor) noexcept {
+  const char* implementation = implementation_of(tensor);
+  if (implementation == nullptr) return Kind::other;
+  std::uint16_t scalar_type = 0;
+  std::memcpy(&scalar_type, implementation + layout.dtype, sizeof scalar_type);
+  return scalar_type < scalar_types ? kind_of_scalar_type[scalar_type] : Kind::other;
+}
+
 // By the `dtype` attribute: subclasses, wrappers of torch.func, sparse and quantized tensors, torch before 2.10.
 Kind kind_by_attribute(PyObject* tensor) noexcept;
 
@@ -44,15 +87,17 @@ inline bool is_plain_tensor(PyObject* object) noexcept {
 }
 
 inline Kind kind_of_tensor(PyObject* tensor) noexcept {
-  if (api.exchange != nullptr && is_plain_tensor(tensor)) {
+  if (way == Way::layout) [[likely]] return detail::kind_by_layout(tensor);
+  if (way == Way::dlpack && is_plain_tensor(tensor)) {
     DLTensor view;
-    if (api.exchange->dltensor_from_py_object_no_sync(tensor, &view) == 0) [[likely]] {
-      return detail::kind_of_dlpack(view.dtype);
-    }
+    if (api.exchange->dltensor_from_py_object_no_sync(tensor, &view) == 0) return detail::kind_of_dlpack(view.dtype);
     PyErr_Clear();
   }
   return detail::kind_by_attribute(tensor);
 }
+
+// How many elements a tensor has; 0 where that cannot be told (a nested tensor, symbolic sizes).
+std::int64_t count_elements(PyObject* tensor) noexcept;
 
 // Never leaves a Python exception behind.
 inline Kind kind_of(PyObject* object) noexcept {

@@ -1,9 +1,5 @@
 #include "tensor/torch_api.hpp"
 
-#include <cstdlib>
-#include <cstring>
-#include <string_view>
-
 namespace habana_mp::tensor {
 
 TorchApi api;
@@ -50,8 +46,6 @@ bool getter(PyTypeObject* type, const char* name, PyGetSetDef*& definition) {
 
 // torch >= 2.10 has it. Its absence is no error: the attribute way serves every torch.
 const DLPackExchangeAPI* find_exchange(PyTypeObject* tensor) {
-  const char* reader = std::getenv("HABANA_MP_READER");
-  if (reader != nullptr && std::string_view(reader) == "attribute") return nullptr;
   PyObject* capsule = PyObject_GetAttrString(reinterpret_cast<PyObject*>(tensor), "__dlpack_c_exchange_api__");
   if (capsule == nullptr) {
     PyErr_Clear();
@@ -73,14 +67,6 @@ const DLPackExchangeAPI* find_exchange(PyTypeObject* tensor) {
 
 bool bind_torch() {
   if (api.tensor != nullptr) return true;
-  const char* reader = std::getenv("HABANA_MP_READER");
-  if (reader != nullptr && std::strcmp(reader, "attribute") != 0 && std::strcmp(reader, "dlpack") != 0 &&
-      *reader != '\0') {
-    PyErr_Format(PyExc_ImportError,
-                 "habana_mp: the environment variable HABANA_MP_READER must be `dlpack` or `attribute`; got `%s`",
-                 reader);
-    return false;
-  }
   PyObject* torch = PyImport_ImportModule("torch");
   if (torch == nullptr) return false;
   PyObject* c = attribute(torch, "_C");

@@ -36,7 +36,7 @@ struct TorchApi {
   PyObject* dispatch_stack_length = nullptr;  // torch._C._len_torch_dispatch_stack
   PyObject* forward_ad_namespace = nullptr;   // the dictionary of torch.autograd.forward_ad
 
-  // Null where torch is older than 2.10 or HABANA_MP_READER=attribute forces the other way.
+  // Null where torch is older than 2.10.
   const DLPackExchangeAPI* exchange = nullptr;
 };
 

@@ -1,0 +1,97 @@
+"""What one call costs: hmp.convert beside torch.autocast, over operations that both lower.
+
+python benchmarks/calls.py [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from timing import Contender, run
+
+from habana_mp import hmp
+
+
+@contextmanager
+def converted(**options: object) -> Iterator[None]:
+    hmp.convert(**options)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        hmp.restore()
+
+
+@contextmanager
+def converted_but_disabled() -> Iterator[None]:
+    with converted(), hmp.disable_casts():
+        yield
+
+
+def autocast() -> torch.autocast:
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+def operations(activation: torch.Tensor, image: torch.Tensor):
+    """Name and call; the weights are in bf16 already, so that only the activation may need a cast."""
+    weight = torch.randn(16, 16, dtype=torch.bfloat16, requires_grad=True)
+    matrix = torch.randn(16, 16, dtype=torch.bfloat16, requires_grad=True)
+    kernel = torch.randn(4, 1, 3, 3, dtype=torch.bfloat16, requires_grad=True)
+    yield "F.linear", lambda: F.linear(activation, weight)
+    yield "torch.matmul", lambda: torch.matmul(activation, matrix)
+    yield "x @ y", lambda: activation @ matrix
+    yield "F.conv2d", lambda: F.conv2d(image, kernel)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer, shorter rounds")
+    quick = parser.parse_args().quick
+    options = {"rounds": 7 if quick else 21, "target_seconds": 0.02 if quick else 0.08}
+    torch.set_num_threads(1)
+
+    print(f"torch {torch.__version__}, one thread, 4x16 tensors; time of a call, as a multiple of torch.autocast's")
+    print(f"{'case':<22}{'operation':<14}{'grad':<6}{'autocast':>10}{'hmp':>10}{'ratio':>8}  middle half")
+    for case in ("no cast", "one activation cast"):
+        dtype = torch.bfloat16 if case == "no cast" else torch.float32
+        for grad in (False, True):
+            # an activation is no leaf: what requires grad comes out of another operation
+            activation = torch.randn(4, 16, requires_grad=grad).to(dtype) * 1
+            image = torch.randn(1, 1, 4, 16, requires_grad=grad).to(dtype) * 1
+            with torch.set_grad_enabled(grad):
+                for name, call in operations(activation, image):
+                    peer = Contender("autocast", call, autocast)
+                    ours = Contender("hmp", call, converted)
+                    run([peer, ours], **options)
+                    ratio, low, high = ours.ratio_to(peer)
+                    print(
+                        f"{case:<22}{name:<14}{grad!s:<6}{peer.median * 1e9:>8.0f}ns{ours.median * 1e9:>8.0f}ns"
+                        f"{ratio:>8.3f}  {low:.3f}..{high:.3f}"
+                    )
+
+    print("\nwhat is added to a call, in nanoseconds (the same call without habana_mp taken off)")
+    x = torch.randn(4, 16)
+    weight = torch.randn(16, 16)
+    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "casts.log"
+        for name, call in (("F.linear", lambda: F.linear(x, weight)), ("x.t()", x.t), ("x @ y", lambda: x @ weight)):
+            plain = Contender("plain", call)
+            disabled = Contender("disabled", call, converted_but_disabled)
+            run([plain, disabled], **options)
+            extra = sorted(a - b for a, b in zip(disabled.seconds, plain.seconds, strict=True))
+            print(f"under disable_casts  {name:<12}{extra[len(extra) // 2] * 1e9:>8.0f} ns")
+        lowered, lowered_weight = x.bfloat16(), weight.bfloat16()
+        silent = Contender("silent", lambda: F.linear(lowered, lowered_weight), converted)
+        logged = Contender("logged", silent.call, lambda: converted(log=log))
+        run([silent, logged], **options)
+        extra = sorted(a - b for a, b in zip(logged.seconds, silent.seconds, strict=True))
+        print(f"a log line to a file {'F.linear':<12}{extra[len(extra) // 2] * 1e9:>8.0f} ns")
+
+
+if __name__ == "__main__":
+    main()

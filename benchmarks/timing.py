@@ -1,0 +1,51 @@
+"""Timing shared by the benchmarks: interleaved rounds in one process, medians, ratios against a peer."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Contender:
+    """Something to time: a call, and the state it runs in, entered once a round."""
+
+    name: str
+    call: Callable[[], object]
+    state: Callable[[], AbstractContextManager[object]] = nullcontext
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+    def ratio_to(self, peer: Contender) -> tuple[float, float, float]:
+        """Time as a multiple of the peer's in the same round: median, and the middle half of the rounds."""
+        ratios = sorted(mine / theirs for mine, theirs in zip(self.seconds, peer.seconds, strict=True))
+        return statistics.median(ratios), ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+
+
+def run(contenders: list[Contender], *, rounds: int, target_seconds: float) -> None:
+    """Time all contenders in turn, round after round, each for about ``target_seconds``."""
+    repeats = []
+    for one in contenders:
+        with one.state():
+            for _ in range(20):
+                one.call()
+            begin = time.perf_counter()
+            for _ in range(20):
+                one.call()
+            repeats.append(max(1, int(target_seconds / max((time.perf_counter() - begin) / 20, 1e-9))))
+    for round_number in range(rounds):
+        order = list(zip(contenders, repeats, strict=True))
+        for one, repeat in order if round_number % 2 == 0 else reversed(order):
+            call = one.call
+            with one.state():
+                call()
+                begin = time.perf_counter()
+                for _ in range(repeat):
+                    call()
+                one.seconds.append((time.perf_counter() - begin) / repeat)
