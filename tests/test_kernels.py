@@ -28,7 +28,7 @@ PATHS = _core.kernels_paths()
 DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 TORCH = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 INTEGERS = {"float32": torch.int32, "float16": torch.int16, "bfloat16": torch.int16}
-BITS = {"float32": np.dtype(np.uint32), "float16": np.dtype(np.uint16), "bfloat16": np.dtype(np.uint16)}
+BITS: dict[str, Any] = {"float32": np.dtype(np.uint32), "float16": np.dtype(np.uint16), "bfloat16": np.dtype(np.uint16)}
 INFINITY = {"float32": 0x7F800000, "float16": 0x7C00, "bfloat16": 0x7F80}
 CASTS = [(source, target) for source in DTYPES for target in DTYPES if source != target]
 FACES: dict[str, Callable[..., Array]] = {
@@ -46,17 +46,19 @@ def torch_bits(bits: Array, source: str, target: str) -> Array:
     """What torch makes of the bits of `source` values: bits of `target` values."""
     signed = bits.astype(BITS[source], copy=True).view(np.dtype(f"int{BITS[source].itemsize * 8}"))
     cast = torch.from_numpy(signed).view(TORCH[source]).to(TORCH[target])
-    return cast.view(INTEGERS[target]).numpy().view(BITS[target])
+    expected: Array = cast.view(INTEGERS[target]).numpy().view(BITS[target])
+    return expected
 
 
 def our_bits(bits: Array, source: str, target: str, path: str, *, threads: int = 1, stream: bool = False) -> Array:
     array = bits.astype(BITS[source], copy=False).view(DTYPES[source])
-    return _core.kernels_cast_with(array, DTYPES[target], None, threads, path, stream).view(BITS[target])
+    ours: Array = _core.kernels_cast_with(array, DTYPES[target], None, threads, path, stream).view(BITS[target])
+    return ours
 
 
 def is_nan(bits: Array, dtype: str) -> npt.NDArray[np.bool_]:
-    magnitude = bits & BITS[dtype].type((1 << (BITS[dtype].itemsize * 8 - 1)) - 1)
-    return magnitude > INFINITY[dtype]
+    magnitude: Array = bits & BITS[dtype].type((1 << (BITS[dtype].itemsize * 8 - 1)) - 1)
+    return np.asarray(magnitude > INFINITY[dtype])
 
 
 def assert_same(ours: Array, expected: Array, dtype: str, inputs: Array | None = None) -> None:

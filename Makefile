@@ -1,0 +1,92 @@
+# make demo | test | check | bench | wheel | clean, each from a fresh clone; everything goes into .venv and build/.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Pinned: a range could bring several GB of GPU packages into an environment that only builds and tests.
+TORCH := torch==2.13.0
+APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
+
+SOURCES := $(shell find src -name '*.cpp' -o -name '*.hpp' -o -name '*.cmake') CMakeLists.txt pyproject.toml
+CXX_SOURCES := $(shell find src -name '*.cpp' -o -name '*.hpp')
+
+.PHONY: demo test test-slow check format bench wheel sanitize fuzz clean build examples
+
+build: $(VENV)/.built
+
+demo: $(VENV)/.built
+	$(BIN)/python examples/digits.py
+
+test: $(VENV)/.built
+	$(BIN)/python -m pytest -q -m "not slow"
+
+# Every kernel over all 2^32 inputs, on every path that this machine has.
+test-slow: $(VENV)/.built
+	$(BIN)/python -m pytest -q -m slow --timeout 7200
+
+check: $(VENV)/.built $(VENV)/.checkers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	clang-format --dry-run --Werror $(CXX_SOURCES)
+	run-clang-tidy -quiet -p build/dev 'src/.*\.cpp' > build/tidy.log 2>&1 || { grep -E 'warning:|error:' build/tidy.log; exit 1; }
+
+format: $(VENV)/.checkers
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	clang-format -i $(CXX_SOURCES)
+
+bench: $(VENV)/.built
+	cd benchmarks && ../$(BIN)/python calls.py && ../$(BIN)/python kernels.py
+
+# An isolated build, as an installer of the package does it.
+wheel: /usr/include/spdlog/spdlog.h
+	$(PYTHON) -m venv build/wheel-venv
+	build/wheel-venv/bin/pip wheel --quiet --no-deps --wheel-dir dist .
+	@ls dist/*.whl
+
+# The core's tests with AddressSanitizer and UndefinedBehaviorSanitizer, under valgrind, and with ThreadSanitizer.
+sanitize: $(VENV)/.built
+	PYTHON=$(abspath $(BIN)/python) tests/sanitize/run.sh
+
+# Ten minutes of coverage-guided fuzzing of list files and of calls.
+fuzz: $(VENV)/.built $(VENV)/.fuzzers
+	$(BIN)/python tests/fuzz/fuzz_lists.py
+	$(BIN)/python tests/fuzz/fuzz_calls.py
+
+clean:
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f $(VENV)/.built
+
+# ---- what the above stands on ----------------------------------------------------------------------------------------
+
+/usr/include/spdlog/spdlog.h:
+	$(APT) update -qq
+	$(APT) install -y -qq libspdlog-dev libfmt-dev
+
+$(VENV)/.torch:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet "$(TORCH)" "numpy>=1.24"
+	touch $@
+
+$(VENV)/.packages: $(VENV)/.torch pyproject.toml
+	$(BIN)/pip install --quiet "scikit-build-core>=0.10" "pybind11>=3.0" "apache-tvm-ffi>=0.1.6" cmake ninja \
+	  "pytest>=8" "pytest-timeout>=2.3" "hypothesis>=6.100" "ml_dtypes>=0.4" "scikit-learn>=1.3" torchviz
+	touch $@
+
+$(VENV)/.checkers: $(VENV)/.torch
+	$(BIN)/pip install --quiet "ruff==0.14.*" "mypy==1.18.*"
+	command -v clang-format clang-tidy >/dev/null || { $(APT) update -qq; $(APT) install -y -qq clang-format clang-tidy; }
+	touch $@
+
+$(VENV)/.fuzzers: $(VENV)/.packages
+	$(BIN)/pip install --quiet atheris
+	touch $@
+
+# Editable: the Python files are used where they lie; only a change of the core builds again.
+$(VENV)/.built: $(VENV)/.packages /usr/include/spdlog/spdlog.h $(SOURCES)
+	$(BIN)/pip install --quiet --no-build-isolation --no-deps --editable . \
+	  --config-settings=build-dir=build/dev --config-settings=cmake.define.HABANA_MP_DEV=ON \
+	  --config-settings=cmake.define.CMAKE_EXPORT_COMPILE_COMMANDS=ON
+	touch $@
