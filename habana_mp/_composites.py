@@ -28,7 +28,9 @@ def untouched(function: types.FunctionType) -> types.FunctionType:
     return copy
 
 
-def forwarding_code(function: types.FunctionType, call: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> types.CodeType:
+def forwarding_code(
+    function: types.FunctionType, call: Callable[[tuple[Any, ...], dict[str, Any]], Any]
+) -> types.CodeType:
     """A code object with the parameters of ``function`` that hands them to ``call(args, kwargs)``."""
     code = function.__code__
     parameters, arguments, keywords = [], [], []
@@ -84,7 +86,9 @@ class Composite:
     def __init__(self, function: types.FunctionType, operation: str, rule: _core.Rule) -> None:
         self._function = function
         self._code = function.__code__
-        self._forwarding = forwarding_code(function, _core.Function(untouched(function), function, operation, rule).call)
+        self._forwarding = forwarding_code(
+            function, _core.Function(untouched(function), function, operation, rule).call
+        )
 
     def install(self) -> None:
         self._function.__code__ = self._forwarding

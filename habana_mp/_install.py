@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 from habana_mp import _core, _policy
+from habana_mp._compiled import Compiled
 from habana_mp._composites import Composite
 from habana_mp._places import Places
 
@@ -18,6 +19,7 @@ class Installation:
         self.policy: _policy.Policy | None = None
         self._composites: list[Composite] = []
         self._places = Places()
+        self._compiled = Compiled()
 
     def install(self, policy: _policy.Policy) -> None:
         """Replace what is installed by ``policy``. When that fails, what was installed before stays."""
@@ -28,6 +30,7 @@ class Installation:
             _core.install(_policy.plan(policy))
             try:
                 self._places.install()
+                self._compiled.install()
             except BaseException:
                 self.uninstall()
                 raise
@@ -41,7 +44,10 @@ class Installation:
         for composite in old:
             composite.uninstall()
         try:
-            made = [Composite(one.builtin.object, one.operation, one.listed.rule(one.operation)) for one in policy.composites]
+            made = [
+                Composite(one.builtin.object, one.operation, one.listed.rule(one.operation))
+                for one in policy.composites
+            ]
         except BaseException:
             for composite in old:
                 composite.install()
@@ -53,6 +59,7 @@ class Installation:
         """Torch is as it was before the first :meth:`install`."""
         with _lock:
             self._places.uninstall()
+            self._compiled.uninstall()
             for composite in self._composites:
                 composite.uninstall()
             self._composites = []

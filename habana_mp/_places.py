@@ -69,7 +69,7 @@ def _step_code() -> types.CodeType:
 
     def step() -> None: ...
 
-    return Optimizer.profile_hook_step(step).__code__  # type: ignore[attr-defined, no-any-return, arg-type]
+    return Optimizer.profile_hook_step(step).__code__
 
 
 def _before_step(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -38,7 +38,8 @@ class Report:
     def __str__(self) -> str:
         header = ("operation", "precision", "calls", "casts", "MB cast")
         table = [
-            (row.operation, row.precision, f"{row.calls}", f"{row.casts}", f"{row.bytes / 1e6:.3f}") for row in self.rows
+            (row.operation, row.precision, f"{row.calls}", f"{row.casts}", f"{row.bytes / 1e6:.3f}")
+            for row in self.rows
         ]
         total = sum(row.bytes for row in self.rows) / 1e6
         calls, casts = sum(row.calls for row in self.rows), sum(row.casts for row in self.rows)

@@ -12,19 +12,16 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import logging
 import os
-import types
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
-from typing import IO, Any, TypeVar, overload
+from typing import TextIO
 
 import torch
 
 from habana_mp import _core, _places, _policy, _report
+from habana_mp._disable import disable_casts
 from habana_mp._errors import HmpWarning, ListError
 from habana_mp._install import installation
 from habana_mp._lists import read_list
@@ -32,6 +29,7 @@ from habana_mp._log import close_log, open_log
 from habana_mp._policy import PRECISIONS, Policy
 from habana_mp._presets import Preset, presets
 from habana_mp._report import Report, Row
+from habana_mp._wrap import op_wrap
 
 __all__ = [
     "HmpWarning",
@@ -47,7 +45,6 @@ __all__ = [
     "restore",
 ]
 
-_F = TypeVar("_F", bound=Callable[..., Any])
 _Path = str | os.PathLike[str]
 
 _OPT_LEVELS = {
@@ -65,7 +62,7 @@ def convert(
     *,
     preset: str | None = None,
     dtype: torch.dtype = torch.bfloat16,
-    log: _Path | IO[str] | logging.Logger | None = None,
+    log: _Path | TextIO | logging.Logger | None = None,
 ) -> None:
     """Make torch run the safe operations in lower precision and the delicate ones in float32, from here on.
 
@@ -150,7 +147,7 @@ def is_converted() -> bool:
     return installation.policy is not None
 
 
-def report(*, file: IO[str] | None = None, show: bool = True) -> Report:
+def report(*, file: TextIO | None = None, show: bool = True) -> Report:
     """Print what ran in which precision so far, and give the same as data.
 
     Args:
@@ -166,133 +163,3 @@ def report(*, file: IO[str] | None = None, show: bool = True) -> Report:
 def reset_report() -> None:
     """Count from zero again."""
     _core.reset_counts()
-
-
-class disable_casts:  # noqa: N801  the name that scripts use
-    """Casts off in this thread: a context manager and a decorator.
-
-    It may be nested and reused, an exception leaves the state right, and other threads are not affected. Tensors that
-    are in lower precision already stay so.
-    """
-
-    @overload
-    def __new__(cls) -> disable_casts: ...
-    @overload
-    def __new__(cls, function: _F) -> _F: ...
-    def __new__(cls, function: Any = None) -> Any:
-        made = super().__new__(cls)
-        return made if function is None else made(function)
-
-    def __enter__(self) -> None:
-        _core.disable()
-
-    def __exit__(self, *_: object) -> None:
-        _core.enable()
-
-    def __call__(self, function: _F) -> _F:
-        if not callable(function):
-            raise TypeError(f"`disable_casts` decorates a function; got {type(function).__name__}: {function!r}")
-        if inspect.isgeneratorfunction(function):
-            return _decorate_generator(function)
-        if inspect.iscoroutinefunction(function):
-            return _decorate_coroutine(function)
-
-        @functools.wraps(function)
-        def without_casts(*args: Any, **kwargs: Any) -> Any:
-            with disable_casts():
-                return function(*args, **kwargs)
-
-        return without_casts  # type: ignore[return-value]
-
-
-def _without_casts_between_yields(generator: Any) -> Any:
-    """Run a generator with casts off, and its consumer with whatever it had."""
-    value: Any = None
-    error: BaseException | None = None
-    try:
-        while True:
-            with disable_casts():
-                yielded = generator.send(value) if error is None else generator.throw(error)
-            value, error = None, None
-            try:
-                value = yield yielded
-            except GeneratorExit:
-                raise
-            except BaseException as thrown:
-                error = thrown
-    except StopIteration as stop:
-        return stop.value
-    finally:
-        with disable_casts():
-            generator.close()
-
-
-def _decorate_generator(function: Any) -> Any:
-    @functools.wraps(function)
-    def without_casts(*args: Any, **kwargs: Any) -> Any:
-        return (yield from _without_casts_between_yields(function(*args, **kwargs)))
-
-    return without_casts
-
-
-def _decorate_coroutine(function: Any) -> Any:
-    @functools.wraps(function)
-    async def without_casts(*args: Any, **kwargs: Any) -> Any:
-        @types.coroutine
-        def driven() -> Any:
-            return (yield from _without_casts_between_yields(function(*args, **kwargs)))
-
-        return await driven()
-
-    return without_casts
-
-
-@overload
-def op_wrap(function: _F, to: str | torch.dtype = ...) -> _F: ...
-@overload
-def op_wrap(*, to: str | torch.dtype = ...) -> Callable[[_F], _F]: ...
-def op_wrap(function: Any = None, to: str | torch.dtype = "bf16") -> Any:
-    """Give a function of your own, or an operation, a precision: its tensor arguments are cast to it.
-
-    ``hmp.op_wrap(fn, to="bf16")`` returns the wrapped function; ``@hmp.op_wrap(to="fp32")`` decorates one. Inside of it
-    the lists are silent: every operation follows the precision of its inputs. It casts while :func:`convert` is in
-    force and casts are not disabled.
-
-    Args:
-        function: What to wrap.
-        to: ``"bf16"``, ``"fp16"`` or ``"fp32"`` (or the dtype), ``"widest"`` for the widest among the inputs, or
-            ``"first"`` for the first input's.
-    """
-    ruling = _wrap_ruling(to)
-    if function is None:
-        return lambda decorated: op_wrap(decorated, to)
-    if not callable(function):
-        raise TypeError(f"`op_wrap` needs a function; got {type(function).__name__}: {function!r}")
-    name = getattr(function, "__name__", type(function).__name__)
-    engine = _core.Function(function, function, name, ruling.rule(""))
-
-    @functools.wraps(function)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        if installation.policy is None or not installation.policy.covered:
-            return function(*args, **kwargs)
-        return engine.call(args, kwargs)
-
-    return wrapped
-
-
-_WRAP_RULINGS = {
-    "bf16": _policy.Ruling("precision", "bf16"),
-    "fp16": _policy.Ruling("precision", "fp16"),
-    "fp32": _policy.Ruling("precision", "fp32"),
-    "widest": _policy.Ruling("widest"),
-    "first": _policy.Ruling("first_input"),
-}
-
-
-def _wrap_ruling(to: str | torch.dtype) -> _policy.Ruling:
-    name = PRECISIONS.get(to, str(to)) if isinstance(to, torch.dtype) else to
-    if name not in _WRAP_RULINGS:
-        raise ValueError(f"`to` must be one of {', '.join(map(repr, _WRAP_RULINGS))}, or a dtype of these; got {to!r}")
-    return _WRAP_RULINGS[name]
-
-

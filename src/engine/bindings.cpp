@@ -2,11 +2,13 @@
 #include <pybind11/stl.h>
 
 #include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
 
 #include "engine/call.hpp"
 #include "engine/slots.hpp"
 #include "engine/state.hpp"
-#include "log/log.hpp"
 #include "tensor/torch_api.hpp"
 
 namespace py = pybind11;
@@ -108,13 +110,13 @@ void reset_counts() {
   engine::for_each_target([](Target& target) { target.counts = {}; });
 }
 
-void disable() {
-  if (thread_state.disabled++ == 0) log::event("leaving casts");
-}
-
-void enable() {
-  if (thread_state.disabled == 0) throw std::logic_error("casts were not disabled in this thread");
-  if (--thread_state.disabled == 0) log::event("entering casts");
+// A builtin function like this one that nobody answers for: same C function, an object of its own.
+py::object untouched_twin(const py::object& builtin) {
+  if (!PyCFunction_CheckExact(builtin.ptr())) throw py::type_error("untouched_twin needs a builtin function");
+  auto* function = reinterpret_cast<PyCFunctionObject*>(builtin.ptr());
+  PyObject* twin = PyCFunction_NewEx(function->m_ml, function->m_self, function->m_module);
+  if (twin == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(twin);
 }
 
 // A Python function with a rule of its own, called through the engine. `shown` is the function as the user knows it,
@@ -164,6 +166,7 @@ void register_engine(py::module_& module) {
     if (bound) return;
     or_throw(tensor::bind_torch());
     or_throw(tensor::bind_reader());
+    or_throw(engine::bind_flag());
     bound = true;
   });
   module.def("reader", [] { return tensor::name(tensor::way); }, "How tensors are read: layout, dlpack or attribute.");
@@ -179,10 +182,14 @@ void register_engine(py::module_& module) {
       .def("call", &Function::call, py::arg("arguments"), py::arg("keywords"));
   module.def("was_lowered", [](const py::object& tensor) { return engine::was_lowered(tensor.ptr()); });
 
-  module.def("disable", &disable, "Casts off in this thread, one level deeper.");
-  module.def("enable", &enable, "One level of disable() undone.");
-  module.def("is_disabled", [] { return thread_state.disabled != 0; });
-  module.def("nothing_is_cast_here", [] { return thread_state.disabled != 0 || engine::why_not(thread_state).has_value(); });
+  module.attr("disabled_flag") = engine::disabled_flag;
+  module.def("nothing_is_cast_here",
+             [] { return engine::casts_are_disabled() || engine::why_not(thread_state).has_value(); });
+  module.def("untouched_twin", &untouched_twin);
+  module.def("is_covered", [](const py::object& object) {
+    const Target* target = engine::find_target(object.ptr());
+    return target != nullptr && target->installed;
+  });
   module.def("optimizer_step_begins", [] { thread_state.in_optimizer_step = true; });
   module.def("optimizer_step_ends", [] { thread_state.in_optimizer_step = false; });
   module.def("in_child_process", [](bool value) { engine::in_child_process = value; });

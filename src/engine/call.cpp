@@ -463,7 +463,7 @@ PyObject* call_original(Target& target, const Arguments& arguments) {
 
 PyObject* answer(Target& target, const Arguments& arguments) {
   const ThreadState& state = thread_state;
-  if (state.disabled != 0) return call_original(target, arguments);
+  if (casts_are_disabled()) return call_original(target, arguments);
   const bool lists_speak = state.unlisted == 0 || target.shape == Target::Shape::python;
   // A copy, since another policy may be installed while the arguments are read.
   const Rule rule = lists_speak ? target.listed : target.unlisted;
@@ -473,7 +473,7 @@ PyObject* answer(Target& target, const Arguments& arguments) {
 
 int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject* value, objobjargproc original) {
   const Rule rule = target.listed;
-  if (value == nullptr || thread_state.disabled != 0 || rule.action == Rule::Action::none) {
+  if (value == nullptr || casts_are_disabled() || rule.action == Rule::Action::none) {
     return original(tensor, key, value);
   }
   const Kind to = tensor::kind_of(tensor);

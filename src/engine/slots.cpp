@@ -9,6 +9,7 @@
 
 #include "engine/call.hpp"
 #include "engine/state.hpp"
+#include "log/log.hpp"
 
 #ifdef Py_GIL_DISABLED
 #error "habana_mp relies on the GIL; a free-threaded Python is not supported"
@@ -321,9 +322,13 @@ Probe make_subclass;
 PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   PyObject* result = autocast_set_enabled.call(values, flagged_count, keywords);
   const Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
-  if (result != nullptr && keywords == nullptr && count >= 1) {
-    thread_state.autocast_entering_disabled = values[count - 1] == Py_False;
+  if (result == nullptr || keywords != nullptr || count < 1) return result;
+  const bool enabled = values[count - 1] == Py_True;
+  if (count == 2 && PyUnicode_Check(values[0]) && PyUnicode_CompareWithASCIIString(values[0], disabled_flag) == 0) {
+    if (enabled != thread_state.disabled) log::event(enabled ? "leaving casts" : "entering casts");
+    thread_state.disabled = enabled;
   }
+  thread_state.autocast_entering_disabled = !enabled;
   return result;
 }
 

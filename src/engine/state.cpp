@@ -2,6 +2,7 @@
 #include "engine/state.hpp"
 
 #include <Python.h>
+#include <dlfcn.h>
 #include <pthread.h>
 
 namespace habana_mp::engine {
@@ -15,6 +16,7 @@ struct Construction {
 
 thread_local ThreadState thread_state;
 bool in_child_process = false;
+ReadFlag read_flag = nullptr;
 
 namespace {
 
@@ -126,6 +128,35 @@ bool is_worker() {
 [[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, [] { in_child_process = true; });
 
 }  // namespace
+
+bool bind_flag() noexcept {
+  PyObject* torch = PyImport_ImportModule("torch");
+  if (torch == nullptr) return false;
+  PyObject* before = PyObject_CallMethod(torch, "is_autocast_enabled", "s", disabled_flag);
+  if (before == nullptr) {
+    Py_DECREF(torch);
+    return false;
+  }
+  thread_state.disabled = before == Py_True;
+  ReadFlag found = nullptr;
+  if (void* library = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY)) {
+    found = reinterpret_cast<ReadFlag>(dlsym(library, "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE"));
+  }
+  for (PyObject* value : {Py_True, Py_False, before}) {
+    PyObject* done = PyObject_CallMethod(torch, "set_autocast_enabled", "sO", disabled_flag, value);
+    if (done == nullptr) {
+      Py_DECREF(before);
+      Py_DECREF(torch);
+      return false;
+    }
+    Py_DECREF(done);
+    if (found != nullptr && found(disabled_flag_number) != (value == Py_True)) found = nullptr;
+  }
+  Py_DECREF(before);
+  Py_DECREF(torch);
+  read_flag = found;
+  return true;
+}
 
 std::optional<Reason> why_not(ThreadState& state) noexcept {
   if ((state.autocast_disabled & 1U) != 0) return Reason::autocast_disabled;

@@ -12,8 +12,8 @@ using PyObject = _object;
 namespace habana_mp::engine {
 
 struct ThreadState {
-  // Depth of disable_casts.
-  std::uint32_t disabled = 0;
+  // Inside disable_casts; read only where torch's own flag cannot be (see casts_are_disabled).
+  bool disabled = false;
   // Depth of functions that decide for themselves (hmp.op_wrap): inside them the lists are silent, rules 2 to 4 speak.
   std::uint32_t unlisted = 0;
   // One bit for each torch.autocast region this thread is in, the innermost lowest; set where enabled=False.
@@ -36,6 +36,20 @@ struct ThreadState {
 __attribute__((tls_model("initial-exec")))
 #endif
 extern thread_local ThreadState thread_state;
+
+// disable_casts is a flag of torch's own: autocast for a device type that no torch has a backend for any more. torch
+// keeps it per thread, hands it to autograd's threads, and torch.compile guards on it, all of which a flag of ours would
+// have to be taught.
+inline constexpr const char* disabled_flag = "ipu";
+inline constexpr std::int8_t disabled_flag_number = 18;  // c10::DeviceType::IPU
+using ReadFlag = bool (*)(std::int8_t);                  // at::autocast::is_autocast_enabled(c10::DeviceType)
+extern ReadFlag read_flag;
+
+inline bool casts_are_disabled() { return read_flag != nullptr ? read_flag(disabled_flag_number) : thread_state.disabled; }
+
+// Finds read_flag and checks that it answers what Python sets. False with a Python exception set when torch has no such
+// flag at all.
+bool bind_flag() noexcept;
 
 // Set in the processes that multiprocessing or fork made: only there a DataLoader's worker can be.
 extern bool in_child_process;

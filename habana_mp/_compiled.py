@@ -1,0 +1,151 @@
+"""What torch.compile's generated code must be kept from.
+
+Code that Inductor generated calls torch's builtins at run time (``extern_kernels.convolution(...)``). What is to be
+cast was decided when the graph was traced; answering these calls again would cast a second time, and a kernel would
+read memory in a precision that the code around it does not know of. So Inductor gets builtins that nobody answers for.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from habana_mp import _core
+
+_KERNELS = "torch._inductor.select_algorithm"
+_CONFIG = "torch._functorch.config"
+_DYNAMO = "torch._dynamo"
+
+
+class _AfterImport(importlib.abc.MetaPathFinder):
+    """Calls back when a module has been imported, without importing it."""
+
+    def __init__(self, name: str, action: Callable[[types.ModuleType], None]) -> None:
+        self._name = name
+        self._action = action
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        loader: Any = spec.loader
+        execute = loader.exec_module
+
+        def execute_and_tell(module: types.ModuleType) -> None:
+            execute(module)
+            self._action(module)
+
+        loader.exec_module = execute_and_tell
+        return spec
+
+
+class WhenImported:
+    """Something done to a module of torch while a policy is installed: at once, or as soon as it is imported."""
+
+    name: str
+
+    def __init__(self) -> None:
+        self._finder: _AfterImport | None = None
+        self._module: types.ModuleType | None = None
+
+    def install(self) -> None:
+        if self._finder is not None or self._module is not None:
+            return
+        if self.name in sys.modules:
+            self._found(sys.modules[self.name])
+        else:
+            self._finder = _AfterImport(self.name, self._found)
+            sys.meta_path.insert(0, self._finder)
+
+    def uninstall(self) -> None:
+        if self._finder is not None and self._finder in sys.meta_path:
+            sys.meta_path.remove(self._finder)
+        self._finder = None
+        if self._module is not None:
+            self.undo(self._module)
+            self._module = None
+
+    def _found(self, module: types.ModuleType) -> None:
+        self._finder = None
+        self._module = module
+        self.do(module)
+
+    def do(self, module: Any) -> None:
+        raise NotImplementedError
+
+    def undo(self, module: Any) -> None:
+        raise NotImplementedError
+
+
+class KernelTable(WhenImported):
+    """Untouched twins of torch's builtins in the table that Inductor's code calls at run time."""
+
+    name = _KERNELS
+
+    def do(self, module: Any) -> None:
+        kernels = module.extern_kernels
+        self._originals: dict[str, Any] = {}
+        originals = self._originals
+
+        def set_untouched(namespace: Any, name: str, value: Any) -> None:
+            if type(value) is types.BuiltinFunctionType:
+                originals[name] = value
+                value = _core.untouched_twin(value)
+            object.__setattr__(namespace, name, value)
+
+        # Kernels are added to the table as lowerings are registered, so later ones must be seen too.
+        type(kernels).__setattr__ = set_untouched  # type: ignore[assignment]  # called as a method
+        for name, value in list(vars(kernels).items()):
+            setattr(kernels, name, value)
+
+    def undo(self, module: Any) -> None:
+        kernels = module.extern_kernels
+        del type(kernels).__setattr__
+        for name, original in self._originals.items():
+            setattr(kernels, name, original)
+
+
+class GraphCache(WhenImported):
+    """No cache from Dynamo's graphs to compiled code: such a graph does not hold our casts, its code does."""
+
+    name = _CONFIG
+
+    def do(self, module: Any) -> None:
+        self._before = module.enable_autograd_cache
+        module.enable_autograd_cache = False
+
+    def undo(self, module: Any) -> None:
+        module.enable_autograd_cache = self._before
+
+
+class Compiled:
+    """All of it."""
+
+    def __init__(self) -> None:
+        self._parts = (KernelTable(), GraphCache())
+
+    def install(self) -> None:
+        for part in self._parts:
+            part.install()
+        forget_compiled_code()
+
+    def uninstall(self) -> None:
+        for part in self._parts:
+            part.uninstall()
+        forget_compiled_code()
+
+
+def forget_compiled_code() -> None:
+    """Code that was compiled under another policy must be compiled again; Dynamo guards on much, but not on that."""
+    if _DYNAMO in sys.modules:
+        sys.modules[_DYNAMO].reset()

@@ -1,0 +1,94 @@
+"""The C++ core. Signatures and docstrings of what it offers to the Python layer; nothing here is public."""
+
+import types
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+# ---- kernels ----
+def kernels_cast(
+    array: NDArray[Any], dtype: np.dtype[Any], out: NDArray[Any] | None = None, threads: int | None = None
+) -> NDArray[Any]: ...
+def kernels_cast_with(
+    array: NDArray[Any],
+    dtype: np.dtype[Any],
+    out: NDArray[Any] | None,
+    threads: int | None,
+    path: str,
+    stream: bool,
+) -> NDArray[Any]:
+    """For tests: obeys path, threads and stream literally."""
+
+def kernels_path() -> str: ...
+def kernels_paths() -> list[str]: ...
+
+# ---- log ----
+def log_to(
+    kind: Literal["console", "file", "json", "python"], target: object = None, *, append: bool = False
+) -> None: ...
+def log_off() -> None: ...
+def log_flush() -> None: ...
+def _log_operation(representation: str, operation: str, precision: int, reason: int, casts: int) -> None:
+    """For tests."""
+
+def _log_event(text: str) -> None:
+    """For tests."""
+
+# ---- engine ----
+class Rule:
+    """What a policy says of one operation."""
+
+    def __init__(
+        self,
+        *,
+        action: str,
+        precision: str = "",
+        saturate: bool = False,
+        no_kernel: bool = False,
+        positions: int = ...,
+        off_cpu_positions: int = 0,
+        kept_keywords: tuple[str, ...] = (),
+    ) -> None: ...
+
+class Function:
+    """A Python function that is called through the engine; ``shown`` is the one that the log names."""
+
+    def __init__(self, function: Any, shown: Any, operation: str, rule: Rule) -> None: ...
+    def call(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any: ...
+
+def bind_torch() -> None: ...
+def reader() -> str:
+    """How tensors are read: ``layout``, ``dlpack`` or ``attribute``."""
+
+def install(plan: list[tuple[Any, str, Rule, Rule]]) -> None:
+    """Replace what is installed: (object, operation, rule of the lists, rule where the lists are silent)."""
+
+def install_probes(
+    autocast_set_enabled: Any,
+    autocast_increment_nesting: Any,
+    autocast_decrement_nesting: Any,
+    module_constructed: Any,
+    make_subclass: Any,
+    step_code: types.CodeType,
+    worker_namespace: dict[str, Any],
+) -> None: ...
+def uninstall() -> None: ...
+def installed_count() -> int: ...
+def counts() -> list[tuple[str, str, str, int, int, int]]:
+    """(operation, representation, precision, calls, casts, bytes)"""
+
+def reset_counts() -> None: ...
+def was_lowered(tensor: Any) -> bool: ...
+def untouched_twin(builtin: Any) -> Any:
+    """A builtin function like this one that nobody answers for."""
+
+def is_covered(object: Any) -> bool: ...
+
+disabled_flag: str
+"""The device type whose autocast flag says that casts are disabled in a thread."""
+
+def nothing_is_cast_here() -> bool: ...
+def optimizer_step_begins() -> None: ...
+def optimizer_step_ends() -> None: ...
+def in_child_process(value: bool) -> None: ...

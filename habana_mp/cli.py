@@ -1,0 +1,159 @@
+"""The command line: ``habana-mp lists``, ``habana-mp lists check FILE...``, ``habana-mp doctor``."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+
+import habana_mp
+from habana_mp import _core, _policy, hmp, kernels
+from habana_mp import _operations as ops
+from habana_mp._lists import read_list
+from habana_mp._presets import Preset, presets
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit status is 0 when all is well, 1 when something was found, 2 for wrong usage."""
+    parser = argparse.ArgumentParser(prog="habana-mp", description="Mixed precision for PyTorch, steered by lists.")
+    parser.add_argument("--version", action="version", version=f"habana-mp {habana_mp.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+    lists = commands.add_parser("lists", help="show the presets, or check list files")
+    lists.add_argument("name", nargs="?", help='a preset to show, or "check"')
+    lists.add_argument("files", nargs="*", help="list files to check")
+    commands.add_parser("doctor", help="what is here: torch, devices, kernels, how fast bf16 is, what is covered")
+    given = parser.parse_args(arguments)
+    if given.command == "doctor":
+        return _doctor()
+    if given.name == "check":
+        if not given.files:
+            parser.error("lists check needs at least one FILE")
+        return _check(given.files)
+    if given.files:
+        parser.error(f"lists takes one preset's name; got {given.name} {' '.join(given.files)}")
+    return _show_preset(given.name) if given.name else _show_presets()
+
+
+def _show_presets() -> int:
+    known = presets()
+    width = max(map(len, known))
+    for preset in known.values():
+        sizes = f"{len(preset.lower):>3} lower {len(preset.fp32):>3} fp32"
+        print(f"{preset.name:<{width}}  {sizes}  {preset.description}")
+    return 0
+
+
+def _show_preset(name: str) -> int:
+    preset = presets().get(name)
+    if preset is None:
+        print(f"habana-mp: there is no preset `{name}`; `habana-mp lists` shows all", file=sys.stderr)
+        return 2
+    print(f"{preset.name}: {preset.description}")
+    for title, listed in (("lower", preset.lower), ("fp32", preset.fp32), ("widest", preset.widest)):
+        if listed:
+            print(f"\n{title}:")
+            for one in listed:
+                print(f"  {one.name:<32}{_meaning(one.name)}")
+    return 0
+
+
+def _meaning(name: str) -> str:
+    """The objects of torch that a list name stands for."""
+    resolved = ops.resolve(name)
+    if resolved is None:
+        return f"- ({ops.EXPLAINED.get(name, 'not in this torch')})"
+    places = []
+    for operation in resolved.exact + resolved.family:
+        places += [builtin.place for builtin in ops.builtins_named(operation)]
+        composite = None if ops.builtins_named(operation) else ops.composite_named(operation)
+        if composite is not None:
+            places.append(composite.place)
+    return ", ".join(places)
+
+
+def _check(files: Sequence[str]) -> int:
+    """Check each file on its own: every name, line by line."""
+    status = 0
+    for file in files:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                listed = read_list(file)
+                _policy.policy_from_lists(Preset(file, "", lower=listed), "bf16")
+            except (OSError, ValueError) as error:
+                print(f"{file}: {error}" if file not in str(error) else error)
+                status = 1
+                continue
+        for warning in caught:
+            print(warning.message)
+        print(f"{file}: {len(listed)} operations, fine")
+        for one in listed:
+            print(f"  {one.line:>4}  {one.name:<32}{_meaning(one.name)}")
+    return status
+
+
+def _doctor() -> int:
+    print(f"habana_mp     {habana_mp.__version__}")
+    print(f"Python        {platform.python_version()} on {platform.machine()}, {platform.system()}")
+    print(f"torch         {torch.__version__}, {torch.get_num_threads()} threads")
+    print(f"devices       {', '.join(_devices())}")
+    print(f"kernels       {kernels.path()} (of {', '.join(_core.kernels_paths())}); HABANA_MP_KERNELS forces one")
+    status = 0
+    try:
+        before = hmp.is_converted()
+        if not before:
+            hmp.convert()
+        covered = _core.installed_count()
+        if not before:
+            hmp.restore()
+        print(f"reader        {_core.reader()}; HABANA_MP_READER forces one of layout, dlpack, attribute")
+        now = "converted" if before else "not converted"
+        print(f"patched       nothing now ({now}); the default lists cover {covered} functions and methods of torch")
+    except RuntimeError as error:
+        print(f"patched       impossible here: {error}")
+        status = 1
+    print("bf16          time of bf16 as a multiple of fp32's, below 1 is faster (median of 9):")
+    for device in _devices():
+        for name, rows in (("batch 1", 1), ("batch 64", 64), ("batch 1024", 1024)):
+            ratio = _bf16_ratio(device, rows)
+            verdict = "faster" if ratio < 0.95 else "slower" if ratio > 1.05 else "the same"
+            print(f"  {device:<6} linear 1024x1024, {name:<11} {ratio:6.2f}  {verdict}")
+    return status
+
+
+def _devices() -> list[str]:
+    found = ["cpu"]
+    for name in ("cuda", "xpu", "hpu", "mps"):
+        module = getattr(torch, name, None)
+        available: Callable[[], bool] | None = getattr(module, "is_available", None)
+        if available is not None and available():
+            found.append(name)
+    return found
+
+
+def _bf16_ratio(device: str, rows: int) -> float:
+    """A linear layer's time in bf16 over its time in fp32, weights in place, medians of interleaved rounds."""
+    times: dict[torch.dtype, list[float]] = {torch.float32: [], torch.bfloat16: []}
+    tensors = {
+        dtype: (
+            torch.randn(rows, 1024, device=device, dtype=dtype),
+            torch.randn(1024, 1024, device=device, dtype=dtype),
+        )
+        for dtype in times
+    }
+    with torch.no_grad(), hmp.disable_casts():
+        for round_number in range(10):
+            for dtype, (x, weight) in tensors.items():
+                begin = time.perf_counter()
+                for _ in range(5):
+                    torch.nn.functional.linear(x, weight)
+                if device != "cpu":
+                    torch.accelerator.synchronize()
+                if round_number:  # the first round warms up
+                    times[dtype].append(time.perf_counter() - begin)
+    return sorted(times[torch.bfloat16])[4] / sorted(times[torch.float32])[4]
