@@ -121,7 +121,7 @@ def train_seeds(seeds: int, steps: int, attention: str) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, float]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=250)
     parser.add_argument("--seeds", type=int, default=1, help="how many trainings each figure is the mean of")
     parser.add_argument("--attention", choices=["sdpa", "softmax"], default="sdpa")
     options = parser.parse_args(arguments)

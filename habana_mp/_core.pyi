@@ -47,8 +47,9 @@ class Rule:
         saturate: bool = False,
         no_kernel: bool = False,
         positions: int = ...,
-        off_cpu_positions: int = 0,
         kept_keywords: tuple[str, ...] = (),
+        off_cpu_positions: int = 0,
+        off_cpu_keywords: tuple[str, ...] = (),
     ) -> None: ...
 
 class Function:

@@ -218,29 +218,45 @@ SHAPE_ONLY = _names("t view expand squeeze unsqueeze gather nonzero")
 class Castable:
     """Which arguments of an operation may be cast; without an entry in :data:`ARGUMENTS`, all of them.
 
-    ``positions`` counts from the first argument (a method's tensor is 0). ``off_cpu`` are positions that stay in
-    float32 beside a lower input on a CPU, whose kernels want it so, and are cast elsewhere.
+    ``positions`` counts from the first argument (a method's tensor is 0); ``kept_keywords`` are never cast. What is in
+    ``off_cpu`` may be cast, but stays in float32 beside a lower input on a CPU, whose kernels take it so.
     """
 
     positions: tuple[int, ...]
-    kept_keywords: tuple[str, ...]
     why: str
+    kept_keywords: tuple[str, ...] = ()
     off_cpu: tuple[int, ...] = ()
+    off_cpu_keywords: tuple[str, ...] = ()
 
 
-_STATISTICS = "running statistics are updated in place; the kernels take float32 weights beside a lower input"
-_AFFINE = "on a CPU the kernels take float32 weights beside a lower input"
+_INPUT_ONLY = Castable(
+    (0,),
+    "running statistics are updated in place; the kernels take float32 weights beside a lower input",
+    kept_keywords=("weight", "bias", "running_mean", "running_var"),
+)
+
+
+def _affine(weight: int, bias: int) -> Castable:
+    why = "on a CPU the kernels take float32 weights beside a lower input"
+    return Castable((0, weight, bias), why, off_cpu=(weight, bias), off_cpu_keywords=("weight", "bias"))
+
 
 ARGUMENTS: dict[str, Castable] = {
-    "batch_norm": Castable((0,), ("weight", "bias", "running_mean", "running_var"), _STATISTICS),
-    "native_batch_norm": Castable((0,), ("weight", "bias", "running_mean", "running_var"), _STATISTICS),
-    "_native_batch_norm_legit": Castable((0,), ("weight", "bias", "running_mean", "running_var"), _STATISTICS),
-    "_batch_norm_with_update": Castable((0,), ("weight", "bias", "running_mean", "running_var"), _STATISTICS),
-    "instance_norm": Castable((0,), ("weight", "bias", "running_mean", "running_var"), _STATISTICS),
-    "layer_norm": Castable((0, 2, 3), ("weight", "bias"), _AFFINE, off_cpu=(2, 3)),
-    "native_layer_norm": Castable((0, 2, 3), ("weight", "bias"), _AFFINE, off_cpu=(2, 3)),
-    "group_norm": Castable((0, 2, 3), ("weight", "bias"), _AFFINE, off_cpu=(2, 3)),
-    "native_group_norm": Castable((0, 1, 2), ("weight", "bias"), _AFFINE, off_cpu=(1, 2)),
+    "batch_norm": _INPUT_ONLY,
+    "native_batch_norm": _INPUT_ONLY,
+    "_native_batch_norm_legit": _INPUT_ONLY,
+    "_batch_norm_with_update": _INPUT_ONLY,
+    "instance_norm": _INPUT_ONLY,
+    "layer_norm": _affine(2, 3),
+    "native_layer_norm": _affine(2, 3),
+    "group_norm": _affine(2, 3),
+    "native_group_norm": _affine(1, 2),
+    "scaled_dot_product_attention": Castable(
+        (0, 1, 2, 3),
+        "on a CPU the kernel takes a float32 mask, whose finfo.min would be an infinity in lower precision",
+        off_cpu=(3,),
+        off_cpu_keywords=("attn_mask",),
+    ),
 }
 
 # ---- where they live -----------------------------------------------------------------------------------------------

@@ -44,8 +44,9 @@ class Ruling:
             saturate=self.saturate,
             no_kernel=self.no_kernel,
             positions=sum(1 << position for position in castable.positions),
-            off_cpu_positions=sum(1 << position for position in castable.off_cpu),
             kept_keywords=castable.kept_keywords,
+            off_cpu_positions=sum(1 << position for position in castable.off_cpu),
+            off_cpu_keywords=castable.off_cpu_keywords,
         )
 
 

@@ -57,7 +57,8 @@ engine::Reason reason_for(Rule::Action action, bool no_kernel) {
 }
 
 Rule make_rule(const std::string& action, const std::string& precision, bool saturate, bool no_kernel,
-               std::uint64_t positions, std::uint64_t off_cpu_positions, const py::tuple& kept_keywords) {
+               std::uint64_t positions, const py::tuple& kept_keywords, std::uint64_t off_cpu_positions,
+               const py::tuple& off_cpu_keywords) {
   Rule rule;
   rule.action = action_of(action);
   if (rule.action == Rule::Action::precision) rule.to = precision_of(precision);
@@ -67,6 +68,7 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
   rule.off_cpu_positions = off_cpu_positions;
   // Held for ever: a call under way may still read it after another policy came.
   if (!kept_keywords.empty()) rule.kept_keywords = kept_keywords.inc_ref().ptr();
+  if (!off_cpu_keywords.empty()) rule.off_cpu_keywords = off_cpu_keywords.inc_ref().ptr();
   return rule;
 }
 
@@ -158,8 +160,8 @@ void register_engine(py::module_& module) {
   py::class_<Rule>(module, "Rule", "What a policy says of one operation.")
       .def(py::init(&make_rule), py::kw_only(), py::arg("action"), py::arg("precision") = "",
            py::arg("saturate") = false, py::arg("no_kernel") = false,
-           py::arg("positions") = ~std::uint64_t{0}, py::arg("off_cpu_positions") = 0,
-           py::arg("kept_keywords") = py::tuple());
+           py::arg("positions") = ~std::uint64_t{0}, py::arg("kept_keywords") = py::tuple(),
+           py::arg("off_cpu_positions") = 0, py::arg("off_cpu_keywords") = py::tuple());
 
   module.def("bind_torch", [] {
     static bool bound = false;

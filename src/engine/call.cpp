@@ -70,10 +70,11 @@ const Names& names() {
 
 bool same_name(PyObject* a, PyObject* b) { return a == b || PyUnicode_Compare(a, b) == 0; }
 
-bool is_kept(const Rule& rule, PyObject* keyword) {
-  if (rule.kept_keywords == nullptr) return false;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(rule.kept_keywords); ++i) {
-    if (same_name(PyTuple_GET_ITEM(rule.kept_keywords, i), keyword)) return true;
+// `keywords` is a tuple of names, or null for none.
+bool holds(PyObject* keywords, PyObject* keyword) {
+  if (keywords == nullptr) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keywords); ++i) {
+    if (same_name(PyTuple_GET_ITEM(keywords, i), keyword)) return true;
   }
   return false;
 }
@@ -140,7 +141,7 @@ void read(const Rule& rule, const Arguments& arguments, Reading& reading) {
         reading.explicit_out = true;
       } else if (same_name(name, names().dtype)) {
         reading.explicit_dtype = true;
-      } else if (!is_kept(rule, name)) {
+      } else if (!holds(rule.kept_keywords, name)) {
         kind = tensor::kind_of(value);
         if (kind == Kind::sequence) {
           if ((read_sequence(value, reading, 0) & floating) == 0) kind = Kind::other;
@@ -261,9 +262,7 @@ class CastArguments {
       PyObject* value = given_.values[i];
       const Kind kind = reading.kinds[i];
       PyObject* made = nullptr;
-      const bool stays_on_cpu = i < given_.positional && i < 64 && ((rule.off_cpu_positions >> i) & 1U) != 0 &&
-                                to != Kind::f32 && kind == Kind::f32 && !tensor::is_off_cpu(value);
-      if (stays_on_cpu) {
+      if (to != Kind::f32 && kind == Kind::f32 && is_lowered_off_cpu(rule, i) && !tensor::is_off_cpu(value)) {
         made = Py_NewRef(value);
       } else if (kind == Kind::sequence) {
         made = cast_sequence(rule, value, to, tally, 0);
@@ -282,6 +281,12 @@ class CastArguments {
       ++made_;
     }
     return true;
+  }
+
+  // Is this argument one that a CPU's kernel takes in float32?
+  bool is_lowered_off_cpu(const Rule& rule, Py_ssize_t i) const {
+    if (i < given_.positional) return i < 64 && ((rule.off_cpu_positions >> i) & 1U) != 0;
+    return holds(rule.off_cpu_keywords, PyTuple_GET_ITEM(given_.keywords, i - given_.positional));
   }
 
   bool scalar_changed() const { return scalar_changed_; }

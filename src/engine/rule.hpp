@@ -22,9 +22,9 @@ struct Rule {
   Reason reason = Reason::list;
   // Rule 9: Python scalars beyond the range of the precision are brought into it.
   bool saturate = false;
-  // The kernel takes float32 parameters beside a lower input on a CPU, but not elsewhere: these positions are cast off
-  // the CPU only.
+  // The kernel takes these in float32 beside a lower input on a CPU, but not elsewhere: they are lowered off the CPU only.
   std::uint64_t off_cpu_positions = 0;
+  PyObject* off_cpu_keywords = nullptr;  // as kept_keywords
   // Which positional arguments may be cast; the first 64 are told apart.
   std::uint64_t positions = ~std::uint64_t{0};
   // Keywords that may not be cast (a tuple of interned strings, kept for the life of the process), or null.

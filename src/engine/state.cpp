@@ -2,8 +2,11 @@
 #include "engine/state.hpp"
 
 #include <Python.h>
+#include <frameobject.h>  // PyFrame_GetBack is declared here before 3.11
 #include <dlfcn.h>
 #include <pthread.h>
+
+#include <new>
 
 namespace habana_mp::engine {
 
@@ -47,7 +50,11 @@ class FrameWalk {
   PyObject* first_parameter() const {
     auto* code = reinterpret_cast<PyCodeObject*>(this->code());
     if (code->co_argcount == 0) return nullptr;
+#if PY_VERSION_HEX >= 0x030B0000
     PyObject* names = PyCode_GetVarnames(code);
+#else
+    PyObject* names = Py_NewRef(code->co_varnames);
+#endif
     if (names == nullptr) {
       PyErr_Clear();
       return nullptr;
@@ -197,7 +204,7 @@ void construction_begins() noexcept {
     PyErr_Clear();
     return;
   }
-  state.construction = new Construction{Py_NewRef(outermost), reference};
+  state.construction = new (std::nothrow) Construction{Py_NewRef(outermost), reference};
 }
 
 void set_optimizer_step_code(PyObject* code) noexcept {

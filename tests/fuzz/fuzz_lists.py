@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import functional as F
+import torch.nn.functional as F
 
 from habana_mp import _composites, _core, _install, _lists, _operations, _policy, _presets, hmp
 from habana_mp._install import installation

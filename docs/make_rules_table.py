@@ -1,0 +1,174 @@
+"""Fill the tables of ``docs/rules.md`` and ``docs/lists.md`` from the package's own tables.
+
+``python docs/make_rules_table.py`` writes them; with ``--check`` it only says whether they are up to date.
+A table stands between ``<!-- NAME table: begin -->`` and ``<!-- NAME table: end -->``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import torch
+
+from habana_mp import _operations as ops
+from habana_mp._policy import Ruling, ruling_without_list
+from habana_mp._presets import presets, shipped_names
+
+DOCS = Path(__file__).parent
+
+_RULES = {
+    "widest": ("widest input", "the dtypes must agree or are promoted (rule 2)"),
+    "in_place": ("first input keeps its dtype", "it writes into its first input (rule 3)"),
+    "first_input": ("first input decides", "torch refuses mixed dtypes (rule 4)"),
+    "precision": ("fp32", "no kernel for the lower precision (rule 8)"),
+    "none": ("left alone", "torch follows the first input by itself (rule 4)"),
+}
+_POSITION_NAMES = {
+    "layer_norm": ("input", "normalized_shape", "weight", "bias"),
+    "native_layer_norm": ("input", "normalized_shape", "weight", "bias"),
+    "group_norm": ("input", "num_groups", "weight", "bias"),
+    "native_group_norm": ("input", "weight", "bias"),
+}
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _places(operation: str) -> str:
+    places = [builtin.place for builtin in ops.builtins_named(operation)]
+    composite = None if places else ops.composite_named(operation)
+    return _code(places if composite is None else [composite.place])
+
+
+def _arguments(operation: str) -> str:
+    castable = ops.ARGUMENTS.get(operation)
+    if castable is None:
+        return "all"
+    if not castable.off_cpu:
+        return "the first"
+    names = _POSITION_NAMES[operation]
+    return "the first; off the CPU also " + _code(names[position] for position in castable.off_cpu)
+
+
+def _rule_and_why(operation: str, ruling: Ruling) -> tuple[str, str]:
+    rule, why = _RULES[ruling.action]
+    if ruling.saturate:
+        if ruling.action == "first_input" and operation not in ops.FIRST_INPUT:
+            why = "it takes a number beside a tensor"
+        why += "; numbers are brought into range (rule 9)"
+    castable = ops.ARGUMENTS.get(operation)
+    return rule, why if castable is None else f"{why}; {castable.why}"
+
+
+def operations_table() -> str:
+    """Every operation that has a rule of its own or stands in a shipped list."""
+    named = set(ops.names_with_rules()) | set(ops.ARGUMENTS)
+    for name in shipped_names():
+        resolved = ops.resolve(name)
+        named.update(() if resolved is None else resolved.exact + resolved.family)
+    rows = []
+    for operation in sorted(named, key=lambda name: (name.strip("_"), name)):
+        places = _places(operation)
+        if places:
+            rule, why = _rule_and_why(operation, ruling_without_list(operation))
+            rows.append((f"`{operation}`", places, rule, _arguments(operation), why))
+    head = f"{len(rows)} operations, as torch {torch.__version__.partition('+')[0]} has them.\n\n"
+    return head + _table(
+        ("operation", "where reached", "rule when not listed", "arguments that may be cast", "why"), rows
+    )
+
+
+def spellings_table() -> str:
+    """List names that are another operation's."""
+    rows = []
+    for name in sorted(ops.SPELLINGS):
+        resolved = ops.resolve(name)
+        rows.append((f"`{name}`", "nothing in this torch" if resolved is None else _code(resolved.exact)))
+    return _table(("name in a list", "operations"), rows)
+
+
+def families_table() -> str:
+    """List names that take other operations along."""
+    rows = []
+    for name in sorted(ops.FAMILIES):
+        resolved = ops.resolve(name)
+        if resolved is not None and resolved.family:
+            rows.append((f"`{name}`", _code(resolved.family)))
+    return _table(("name in a list", "taken along"), rows)
+
+
+def presets_table() -> str:
+    """The presets that are not a Gaudi model's."""
+    rows = []
+    for preset in presets().values():
+        if not preset.name.startswith("gaudi/"):
+            parts = (preset.lower, preset.fp32, preset.widest)
+            files = dict.fromkeys(one.source for part in parts for one in part)
+            rows.append((f"`{preset.name}`", preset.description, *(str(len(part)) for part in parts), _code(files)))
+    return _table(("preset", "description", "lower", "fp32", "widest", "files in `lists/`"), rows)
+
+
+def models_table() -> str:
+    """The presets from Gaudi's model garden."""
+    rows = [
+        (f"`{preset.name}`", preset.description, str(len(preset.lower)), str(len(preset.fp32)))
+        for preset in presets().values()
+        if preset.name.startswith("gaudi/")
+    ]
+    return _table(("preset", "from", "lower", "fp32"), rows)
+
+
+TABLES: dict[str, dict[str, Callable[[], str]]] = {
+    "rules.md": {"operations": operations_table},
+    "lists.md": {
+        "spellings": spellings_table,
+        "families": families_table,
+        "presets": presets_table,
+        "models": models_table,
+    },
+}
+
+
+def filled(text: str, tables: dict[str, Callable[[], str]]) -> str:
+    """The text with its tables as they should be."""
+    for name, make in tables.items():
+        begin, end = f"<!-- {name} table: begin -->", f"<!-- {name} table: end -->"
+        block = f"{begin}\n\n{make()}\n\n{end}"
+        text, count = re.subn(f"{re.escape(begin)}.*?{re.escape(end)}", lambda _, block=block: block, text, flags=re.S)
+        if count != 1:
+            raise ValueError(f"there must be one pair of markers for the table `{name}`; found {count}")
+    return text
+
+
+def stale() -> dict[Path, str]:
+    """The files that are not up to date, and what they should hold."""
+    wanted = {DOCS / name: filled((DOCS / name).read_text("utf-8"), tables) for name, tables in TABLES.items()}
+    return {path: text for path, text in wanted.items() if path.read_text("utf-8") != text}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a table is not up to date")
+    options = parser.parse_args(arguments)
+    found = stale()
+    for path, text in found.items():
+        if options.check:
+            print(f"{path.name} is not up to date: run `python docs/make_rules_table.py`", file=sys.stderr)
+        else:
+            path.write_text(text, "utf-8")
+    return 1 if options.check and found else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
