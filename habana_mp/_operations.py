@@ -108,7 +108,7 @@ FAMILIES: dict[str, str] = {
     "norm": "linalg_vector_norm linalg_matrix_norm frobenius_norm nuclear_norm",
     "cross": "linalg_cross",
     "inverse": "linalg_inv",
-    "batch_norm": "native_batch_norm _native_batch_norm_legit _batch_norm_with_update",
+    "batch_norm": "native_batch_norm _native_batch_norm_legit",
     "layer_norm": "native_layer_norm",
     "group_norm": "native_group_norm",
     "dropout": "native_dropout",
@@ -137,20 +137,20 @@ WIDEST = _names("""
     allclose equal isclose
     binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss cosine_similarity
     hinge_embedding_loss huber_loss kl_div l1_loss margin_ranking_loss mse_loss pairwise_distance poisson_nll_loss
-    smooth_l1_loss soft_margin_loss triplet_margin_loss
+    smooth_l1_loss soft_margin_loss triplet_margin_loss _softmax_backward_data _log_softmax_backward_data
 """)
 
 #: Rule 4: torch raises where the dtypes differ: the other inputs follow the first one.
 FIRST_INPUT = _names("""
     addbmm addmm addmv addr baddbmm bmm chain_matmul einsum linalg_multi_dot linear matmul __matmul__ mm mv
     conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution _convolution
-    batch_norm native_batch_norm _native_batch_norm_legit _batch_norm_with_update
+    batch_norm native_batch_norm _native_batch_norm_legit
     group_norm native_group_norm instance_norm layer_norm native_layer_norm rms_norm
-    cross_entropy_loss nll_loss nll_loss_nd nll_loss2d linear_cross_entropy
+    cross_entropy_loss nll_loss nll_loss_nd nll_loss2d
     embedding_bag _embedding_bag grid_sampler grid_sampler_2d grid_sampler_3d prelu scaled_dot_product_attention
     gru gru_cell lstm lstm_cell rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell
     _unsafe_masked_index_put_accumulate index_add index_copy index_put index_reduce masked_scatter put
-    scatter scatter_add scatter_reduce select_scatter slice_scatter diagonal_scatter
+    _sparse_mm _sparse_addmm scatter scatter_add scatter_reduce select_scatter slice_scatter diagonal_scatter
 """)
 
 #: In-place operations with more than one tensor (rule 3); those whose name is an operation's with ``_`` are found.
@@ -245,7 +245,6 @@ ARGUMENTS: dict[str, Castable] = {
     "batch_norm": _INPUT_ONLY,
     "native_batch_norm": _INPUT_ONLY,
     "_native_batch_norm_legit": _INPUT_ONLY,
-    "_batch_norm_with_update": _INPUT_ONLY,
     "instance_norm": _INPUT_ONLY,
     "layer_norm": _affine(2, 3),
     "native_layer_norm": _affine(2, 3),
