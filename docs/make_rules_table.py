@@ -27,12 +27,7 @@ _RULES = {
     "precision": ("fp32", "no kernel for the lower precision (rule 8)"),
     "none": ("left alone", "torch follows the first input by itself (rule 4)"),
 }
-_POSITION_NAMES = {
-    "layer_norm": ("input", "normalized_shape", "weight", "bias"),
-    "native_layer_norm": ("input", "normalized_shape", "weight", "bias"),
-    "group_norm": ("input", "num_groups", "weight", "bias"),
-    "native_group_norm": ("input", "weight", "bias"),
-}
+_FIRST = {1: "the first", 2: "the first two", 3: "the first three"}
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -55,10 +50,11 @@ def _arguments(operation: str) -> str:
     castable = ops.ARGUMENTS.get(operation)
     if castable is None:
         return "all"
-    if not castable.off_cpu:
-        return "the first"
-    names = _POSITION_NAMES[operation]
-    return "the first; off the CPU also " + _code(names[position] for position in castable.off_cpu)
+    everywhere = [position for position in castable.positions if position not in castable.off_cpu]
+    if everywhere != list(range(len(everywhere))):
+        raise ValueError(f"no words for the arguments of `{operation}`: {castable.positions}")
+    words = _FIRST[len(everywhere)]
+    return words + (f"; off the CPU also {_code(castable.off_cpu_keywords)}" if castable.off_cpu else "")
 
 
 def _rule_and_why(operation: str, ruling: Ruling) -> tuple[str, str]:

@@ -660,7 +660,7 @@ def run(case: Case) -> Outcome:
         if isinstance(raised.__cause__ or raised.__context__, SystemError):
             error = f"SystemError behind {error}"
     # Were an exception still pending, one of these would say so.
-    assert _core.is_disabled() is False
+    assert _core.reader() in ("layout", "dlpack", "attribute")
     assert int("7") == 7
     after = counts(case.leaves)
     if after != before:
@@ -686,7 +686,8 @@ def difference(case: Case, plain: Outcome, converted: Outcome, all_float32: bool
         return ""
     if converted.error:
         return f"raises {converted.error}"
-    if converted.same != plain.same:
+    # Where nothing is to be done the plain operation gives back its argument; a cast one is another tensor.
+    if converted.same != plain.same and _operations.is_in_place(case.operation):
         return f"the result is argument {converted.same}, in plain torch it is {plain.same}"
     if converted.targets != plain.targets:
         return f"arguments have the dtypes {converted.targets}, in plain torch {plain.targets}"

@@ -1,0 +1,65 @@
+"""What the tests share: a policy made of a few names, and the promise that every test leaves torch as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from habana_mp import _core, hmp
+
+Converter = Callable[..., None]
+
+
+def write_list(path: Path, names: Iterable[str]) -> str:
+    """A list file with these names; its path."""
+    path.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    return str(path)
+
+
+def assert_torch_is_restored() -> None:
+    """Nothing is covered, and a GEMM, an activation and an assignment do what torch does."""
+    assert not hmp.is_converted()
+    assert _core.installed_count() == 0
+    matrix = torch.ones(2, 2)
+    assert torch.mm(matrix, matrix).dtype is torch.float32
+    assert (matrix @ matrix).dtype is torch.float32
+    assert torch.relu(matrix).dtype is torch.float32
+    assert matrix.t().dtype is torch.float32
+    assert torch.softmax(matrix.bfloat16(), -1).dtype is torch.bfloat16
+    assert not torch.nn.modules.module._global_parameter_registration_hooks
+    assert not torch.nn.modules.module._global_buffer_registration_hooks
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """Whatever a test does, torch is as it was afterwards."""
+    yield
+    hmp.restore()
+    assert_torch_is_restored()
+
+
+@pytest.fixture
+def converted(tmp_path: Path) -> Converter:
+    """A function that converts with exactly the names given: ``converted(bf16=["mm"], fp32=["exp"])``."""
+
+    def convert(*, bf16: Iterable[str] = (), fp32: Iterable[str] = (), **options: Any) -> None:
+        hmp.convert(
+            "O1",
+            write_list(tmp_path / "made_bf16.txt", bf16),
+            write_list(tmp_path / "made_fp32.txt", fp32),
+            **options,
+        )
+
+    return convert
+
+
+@pytest.fixture
+def counted() -> Iterator[None]:
+    """The report counts from zero, before and after."""
+    hmp.reset_report()
+    yield
+    hmp.reset_report()

@@ -1,0 +1,153 @@
+#!/bin/bash
+# The core under AddressSanitizer with UndefinedBehaviorSanitizer, under valgrind, and under ThreadSanitizer.
+#
+#     tests/sanitize/run.sh [address] [valgrind] [thread]
+#
+# Without arguments all three. Each builds its own core into build/sanitize-*, puts a copy of the package around it and
+# runs with that one only; what is installed is not touched. Reports are kept in build/sanitize-*/reports. The exit
+# status is 1 when a test failed or a report is about our code (ours.py tells which are).
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+root=$PWD
+python=$(command -v "${PYTHON:-.venv/bin/python}") || { echo "no Python: set PYTHON"; exit 2; }
+case $python in /*) ;; *) python=$root/$python ;; esac
+bin=$(dirname "$python")
+jobs=${JOBS:-$(nproc)}
+here=tests/sanitize
+failures=()
+summary=()
+
+note() { summary+=("$1"); echo "== $1"; }
+fail() { failures+=("$1"); note "FAILED: $1"; }
+
+tool() { if [ -x "$bin/$1" ]; then echo "$bin/$1"; else command -v "$1"; fi; }
+
+# build NAME SANITIZERS: the core, and the package around it in build/sanitize-NAME/site.
+build() {
+  local name=$1 folder=build/sanitize-$1
+  mkdir -p "$folder"
+  if ! { "$(tool cmake)" -G Ninja -S . -B "$folder" -DCMAKE_MAKE_PROGRAM="$(tool ninja)" \
+           -DPython_EXECUTABLE="$python" -Dpybind11_DIR="$("$python" -m pybind11 --cmakedir)" \
+           -DHABANA_MP_SANITIZE="$2" -DCMAKE_BUILD_TYPE=RelWithDebInfo &&
+         "$(tool cmake)" --build "$folder" -j "$jobs"; } > "$folder/build.log" 2>&1; then
+    tail -n 20 "$folder/build.log"
+    fail "$name: the core does not build (see $folder/build.log)"
+    return 1
+  fi
+  rm -rf "$folder/site" "$folder/reports"
+  mkdir -p "$folder/site/habana_mp" "$folder/reports"
+  cp habana_mp/*.py "$folder"/_core*.so "$folder/site/habana_mp/"
+  cp -r lists "$folder/site/habana_mp/lists"
+  # An editable install has an importer of its own, which would come first.
+  cat > "$folder/site/sitecustomize.py" <<'PYTHON'
+import sys
+
+sys.meta_path[:] = [one for one in sys.meta_path if "editable" not in type(one).__module__]
+PYTHON
+  core=$(ls "$root/$folder"/site/habana_mp/_core*.so)
+  site=$root/$folder/site
+  reports=$root/$folder/reports
+}
+
+# under NAME... COMMAND: with the environment that the array `settings` holds, and our package.
+under() { env PYTHONPATH="$site" PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1 OMP_NUM_THREADS=2 "${settings[@]}" "$@"; }
+
+right_core() {
+  local loaded
+  loaded=$(cd / && under "$python" -c 'import habana_mp; from habana_mp import _core
+print(_core.__file__, habana_mp.__file__)' 2>&1 | tail -n 1)
+  [ "$loaded" = "$core $site/habana_mp/__init__.py" ] && return 0
+  fail "$1: the wrong core is loaded ($loaded)"
+  return 1
+}
+
+judge() {  # judge NAME: fails when one of the reports is about our code
+  if "$python" "$here/ours.py" --sources src "$reports"; then note "$1: no report about our code"
+  else fail "$1: reports about our code (above, and in ${reports#"$root/"})"; fi
+}
+
+library() { realpath "$(g++ -print-file-name="$1")"; }
+
+address() {
+  build address address,undefined || return
+  # libstdc++ too: the sanitizer looks for the function that throws when it starts.
+  settings=(LD_PRELOAD="$(library libasan.so) $(library libstdc++.so.6)"
+            ASAN_OPTIONS="detect_leaks=0:log_path=$reports/asan:allocator_may_return_null=1:detect_stack_use_after_return=1"
+            UBSAN_OPTIONS="print_stacktrace=1:log_path=$reports/ubsan")
+  right_core address || return
+  local reader malloc
+  for reader in layout dlpack attribute; do
+    # Python's own allocator hides what is wrong with its objects' memory.
+    for malloc in malloc default; do
+      [ $malloc = default ] && [ $reader != layout ] && continue
+      if under env HABANA_MP_READER=$reader PYTHONMALLOC=$malloc "$python" -X faulthandler -W ignore \
+           "$here/core_exercise.py" --core "$core" > "$reports/exercise-$reader-$malloc.txt" 2>&1
+      then note "address: core_exercise.py ($reader, $malloc) passed"
+      else tail -n 25 "$reports/exercise-$reader-$malloc.txt"; fail "address: core_exercise.py ($reader, $malloc)"; fi
+    done
+  done
+  local test
+  for test in kernels log rules install; do
+    [ -f tests/test_$test.py ] || continue
+    if under "$python" -X faulthandler -m pytest -q -p no:cacheprovider -m "not slow" --timeout 1200 "tests/test_$test.py" \
+         > "$reports/test_$test.txt" 2>&1
+    then note "address: test_$test.py: $(tail -n 1 "$reports/test_$test.txt")"
+    else tail -n 25 "$reports/test_$test.txt"; fail "address: test_$test.py"; fi
+  done
+  # Leaks: Python and torch keep much to their end; only what was allocated by us, directly, counts.
+  settings[1]="ASAN_OPTIONS=detect_leaks=1:log_path=$reports/leaks:allocator_may_return_null=1:exitcode=0:fast_unwind_on_malloc=0:malloc_context_size=12"
+  settings+=(PYTHONMALLOC=malloc)
+  under "$python" -W ignore "$here/core_exercise.py" --core "$core" --small > "$reports/exercise-leaks.txt" 2>&1 ||
+    fail "address: core_exercise.py, looking for leaks"
+  if grep -q "has encountered a fatal error" "$reports"/exercise-leaks.txt "$reports"/leaks* 2> /dev/null; then
+    note "address: leaks cannot be looked for here (no ptrace)"
+  fi
+  judge address
+}
+
+valgrind_() {
+  command -v valgrind > /dev/null || { fail "valgrind is not installed"; return; }
+  build plain "" || return
+  settings=(PYTHONMALLOC=malloc OMP_NUM_THREADS=1)
+  right_core plain || return
+  if under valgrind --tool=memcheck --error-limit=no --num-callers=30 --fair-sched=yes --trace-children=no \
+       --suppressions="$here/valgrind.supp" --log-file="$reports/valgrind.%p.txt" \
+       "$python" -W ignore "$here/core_exercise.py" --core "$core" --small > "$reports/exercise.txt" 2>&1
+  then note "valgrind: core_exercise.py passed"; else tail -n 25 "$reports/exercise.txt"; fail "valgrind: core_exercise.py"; fi
+  grep -h "ERROR SUMMARY" "$reports"/valgrind.*.txt
+  judge valgrind
+}
+
+thread() {
+  build thread thread || return
+  settings=(LD_PRELOAD="$(library libtsan.so)"
+            TSAN_OPTIONS="suppressions=$root/$here/tsan.supp:log_path=$reports/tsan:exitcode=0:history_size=4:report_signal_unsafe=0")
+  # The sanitizer wants memory where newer kernels put something else at random.
+  local exact=()
+  setarch -R true 2> /dev/null && exact=(setarch -R)
+  if ! (cd / && under "${exact[@]}" "$python" -c 'import torch'); then fail "thread: Python does not start"; return; fi
+  local seed
+  for seed in 0 100; do
+    if under "${exact[@]}" "$python" -W ignore "$here/threads.py" --core "$core" --seconds 60 --seed $seed \
+         > "$reports/threads-$seed.txt" 2>&1
+    then note "thread: $(grep -o 'threads: [0-9]* rounds' "$reports/threads-$seed.txt") (seed $seed)"
+    else tail -n 25 "$reports/threads-$seed.txt"; fail "thread: threads.py (seed $seed)"; fi
+  done
+  judge thread
+}
+
+[ $# -eq 0 ] && set -- address valgrind thread
+for one in "$@"; do
+  case $one in
+    address) address ;;
+    valgrind) valgrind_ ;;
+    thread) thread ;;
+    *) echo "$0: unknown: $one"; exit 2 ;;
+  esac
+done
+
+echo
+echo "---- summary ----"
+printf '%s\n' "${summary[@]}"
+if [ ${#failures[@]} -ne 0 ]; then echo "${#failures[@]} failures"; exit 1; fi
+echo "clean"
