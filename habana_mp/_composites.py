@@ -80,18 +80,23 @@ def _inner_code(code: types.CodeType) -> types.CodeType:
     return next(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
 
 
-class Composite:
-    """One Python function of torch that a policy covers."""
+class Replacement:
+    """A Python function of torch whose calls go to ``call(original, args, kwargs)`` while it is installed."""
 
-    def __init__(self, function: types.FunctionType, operation: str, rule: _core.Rule) -> None:
+    def __init__(self, function: Any, call: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> None:
         self._function = function
         self._code = function.__code__
-        self._forwarding = forwarding_code(
-            function, _core.Function(untouched(function), function, operation, rule).call
-        )
+        original = untouched(function)
+        self._forwarding = forwarding_code(function, lambda arguments, keywords: call(original, arguments, keywords))
 
     def install(self) -> None:
         self._function.__code__ = self._forwarding
 
     def uninstall(self) -> None:
         self._function.__code__ = self._code
+
+
+def composite(function: Any, operation: str, rule: _core.Rule) -> Replacement:
+    """One Python function of torch that a policy covers."""
+    engine = _core.Function(untouched(function), function, operation, rule)
+    return Replacement(function, lambda _, arguments, keywords: engine.call(arguments, keywords))

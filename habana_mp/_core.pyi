@@ -1,6 +1,7 @@
 """The C++ core. Signatures and docstrings of what it offers to the Python layer; nothing here is public."""
 
 import types
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -71,9 +72,19 @@ def install_probes(
     autocast_decrement_nesting: Any,
     module_constructed: Any,
     make_subclass: Any,
-    step_code: types.CodeType,
-    worker_namespace: dict[str, Any],
+    is_autocast_enabled: Any,
+    is_any_autocast_enabled: Any,
 ) -> None: ...
+def set_places(
+    step: types.CodeType,
+    codes_that_ask: tuple[types.CodeType, ...],
+    worker_namespace: dict[str, Any],
+    data_assigned: Callable[[Any], None],
+) -> None: ...
+def autocast_regions() -> int:
+    """Which of torch.autocast's regions around this thread are disabled, one bit each."""
+
+def set_autocast_regions(regions: int) -> None: ...
 def uninstall() -> None: ...
 def installed_count() -> int: ...
 def counts() -> list[tuple[str, str, str, int, int, int]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 
 from habana_mp import _core, _policy
+from habana_mp._checkpoint import checkpoint_replacement
 from habana_mp._compiled import Compiled
-from habana_mp._composites import Composite
+from habana_mp._composites import Replacement, composite
 from habana_mp._places import Places
 
 _lock = threading.RLock()
@@ -17,7 +18,7 @@ class Installation:
 
     def __init__(self) -> None:
         self.policy: _policy.Policy | None = None
-        self._composites: list[Composite] = []
+        self._replacements: list[Replacement] = []
         self._places = Places()
         self._compiled = Compiled()
 
@@ -26,7 +27,7 @@ class Installation:
         with _lock:
             _core.bind_torch()
             # Whatever can fail is made before anything is changed; the core checks everything before its first store.
-            composites = self._make_composites(policy)
+            replacements = self._make_replacements(policy)
             _core.install(_policy.plan(policy))
             try:
                 self._places.install()
@@ -34,25 +35,27 @@ class Installation:
             except BaseException:
                 self.uninstall()
                 raise
-            for composite in composites:
-                composite.install()
-            self._composites = composites
+            for replacement in replacements:
+                replacement.install()
+            self._replacements = replacements
             self.policy = policy
 
-    def _make_composites(self, policy: _policy.Policy) -> list[Composite]:
-        old = self._composites
-        for composite in old:
-            composite.uninstall()
+    def _make_replacements(self, policy: _policy.Policy) -> list[Replacement]:
+        # They are made of the functions as torch has them, so those of the former policy go first.
+        former = self._replacements
+        for replacement in former:
+            replacement.uninstall()
         try:
             made = [
-                Composite(one.builtin.object, one.operation, one.listed.rule(one.operation))
+                composite(one.builtin.object, one.operation, one.listed.rule(one.operation))
                 for one in policy.composites
             ]
+            made.append(checkpoint_replacement())
         except BaseException:
-            for composite in old:
-                composite.install()
+            for replacement in former:
+                replacement.install()
             raise
-        self._composites = []
+        self._replacements = []
         return made
 
     def uninstall(self) -> None:
@@ -60,9 +63,9 @@ class Installation:
         with _lock:
             self._places.uninstall()
             self._compiled.uninstall()
-            for composite in self._composites:
-                composite.uninstall()
-            self._composites = []
+            for replacement in self._replacements:
+                replacement.uninstall()
+            self._replacements = []
             _core.uninstall()
             self.policy = None
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import threading
 import types
-import warnings
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from torch.optim.optimizer import (
 from torch.utils.data._utils import worker
 
 from habana_mp import _core
-from habana_mp._errors import HmpWarning
+from habana_mp._errors import warn
 
 
 class Places:
@@ -42,9 +41,10 @@ class Places:
             torch.autocast_decrement_nesting,
             torch._C._log_api_usage_once,
             torch.Tensor._make_subclass,
-            _step_code(),
-            vars(worker),
+            torch.is_autocast_enabled,
+            torch._C._is_any_autocast_enabled,
         )
+        _core.set_places(_step_code(), _codes_that_ask(), vars(worker), _look_at_data)
         _core.in_child_process(_is_child_process())
         self._handles = [
             register_optimizer_step_pre_hook(_before_step),
@@ -70,6 +70,19 @@ def _step_code() -> types.CodeType:
     def step() -> None: ...
 
     return Optimizer.profile_hook_step(step).__code__
+
+
+def _codes_that_ask() -> tuple[types.CodeType, ...]:
+    """Modules of torch that ask whether autocast is on because they would refuse mixed dtypes or leave the operations
+    for a fused kernel. They are to be told that their inputs will be cast."""
+    modules = torch.nn.modules
+    functions = (
+        modules.rnn.RNNBase.check_input,
+        modules.activation.MultiheadAttention.forward,
+        modules.transformer.TransformerEncoder.forward,
+        modules.transformer.TransformerEncoderLayer.forward,
+    )
+    return tuple(function.__code__ for function in functions)
 
 
 def _before_step(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -104,34 +117,29 @@ _warned = threading.Event()
 
 
 def _look_at_parameter(module: torch.nn.Module, name: str, value: Any) -> None:
-    _warn_if_lowered(module, name, value, "parameter")
+    _warn_if_lowered(value, f"the parameter `{name}` of {type(module).__name__}")
 
 
 def _look_at_buffer(module: torch.nn.Module, name: str, value: Any) -> None:
-    _warn_if_lowered(module, name, value, "buffer")
+    _warn_if_lowered(value, f"the buffer `{name}` of {type(module).__name__}")
 
 
-def _warn_if_lowered(module: torch.nn.Module, name: str, value: Any, kind: str) -> None:
+def _look_at_data(value: Any) -> None:
+    _warn_if_lowered(value, "a tensor whose `.data` was assigned")
+
+
+def _warn_if_lowered(value: Any, what: str) -> None:
     if not isinstance(value, torch.Tensor) or value.dtype not in (torch.bfloat16, torch.float16):
         return
     if _warned.is_set() or not _core.was_lowered(value):
         return
     _warned.set()
-    filename, line = _caller_outside_of_torch()
-    text = (
-        f"the {kind} `{name}` of {type(module).__name__} is {value.dtype} because it was made from a result that "
-        "habana_mp lowered; make it in a module's __init__ or under hmp.disable_casts() to keep it in float32"
+    warn(
+        f"{what} is {value.dtype} because it was made from a result that habana_mp lowered; make it in a module's "
+        "__init__ or under hmp.disable_casts() to keep it in float32"
     )
-    warnings.warn_explicit(text, HmpWarning, filename, line)
 
 
 def forget_warnings() -> None:
     """Warn again, as in a new process."""
     _warned.clear()
-
-
-def _caller_outside_of_torch() -> tuple[str, int]:
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "habana_mp"):
-        frame = frame.f_back
-    return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("<unknown>", 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,7 +11,7 @@ import torch
 
 from habana_mp import _core
 from habana_mp import _operations as ops
-from habana_mp._errors import HmpWarning, ListError
+from habana_mp._errors import ListError, warn
 from habana_mp._lists import Listed
 from habana_mp._presets import Preset, shipped_names
 
@@ -141,21 +140,21 @@ def _resolve(listed: Listed) -> ops.Resolved | None:
         return resolved
     if listed.name in ops.EXPLAINED or listed.name in shipped_names():
         why = ops.EXPLAINED.get(listed.name, f"torch {torch.__version__} has no operation of that name")
-        warnings.warn(f"{listed.where}: `{listed.name}` has no effect: {why}", HmpWarning, stacklevel=2)
+        warn(f"{listed.where}: `{listed.name}` has no effect: {why}")
         return None
     near = difflib.get_close_matches(listed.name, ops.suggestions(), n=1, cutoff=0.6)
     hint = f"; did you mean `{near[0]}`?" if near else ""
     raise ListError(f"{listed.where}: unknown operation `{listed.name}`{hint}")
 
 
-def policy_from_lists(lists: Preset, lower: str) -> Policy:
-    """O1: the lists decide; where they are silent, rules 2 to 4 do."""
-    assignment = _Assignment()
-    for listed in lists.lower:
-        assignment.add(listed, lower)
-    for listed in lists.fp32:
-        assignment.add(listed, "fp32")
-    decided = assignment.result()
+def policy_from_lists(lists: Preset, lower: str, own: Preset | None = None) -> Policy:
+    """O1: the lists decide; where they are silent, rules 2 to 4 do.
+
+    ``own`` are lists of the user's that replace a part of ``lists``: whatever operation they name, they win.
+    """
+    decided = _assign(lists, lower)
+    if own is not None:
+        decided |= _assign(own, lower)
     rulings = {operation: ruling_in_list(operation, kind) for operation, (kind, _) in decided.items()}
     # The third list is weaker than the other two (rule 5).
     for listed in lists.widest:
@@ -164,6 +163,15 @@ def policy_from_lists(lists: Preset, lower: str) -> Policy:
             if operation not in rulings and not ops.is_in_place(operation):
                 rulings[operation] = Ruling("widest", saturate=operation in ops.SATURATING)
     return _policy(rulings, lower, {operation: listed for operation, (_, listed) in decided.items()})
+
+
+def _assign(lists: Preset, lower: str) -> dict[str, tuple[str, Listed]]:
+    assignment = _Assignment()
+    for listed in lists.lower:
+        assignment.add(listed, lower)
+    for listed in lists.fp32:
+        assignment.add(listed, "fp32")
+    return assignment.result()
 
 
 def policy_o2(lower: str) -> Policy:

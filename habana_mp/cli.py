@@ -43,7 +43,7 @@ def _show_presets() -> int:
     known = presets()
     width = max(map(len, known))
     for preset in known.values():
-        sizes = f"{len(preset.lower):>3} lower {len(preset.fp32):>3} fp32"
+        sizes = f"{len(preset.lower):>3} lower {len(preset.fp32):>3} fp32 {len(preset.widest):>3} widest"
         print(f"{preset.name:<{width}}  {sizes}  {preset.description}")
     return 0
 
@@ -91,7 +91,7 @@ def _check(files: Sequence[str]) -> int:
                 continue
         for warning in caught:
             print(warning.message)
-        print(f"{file}: {len(listed)} operations, fine")
+        print(f"{file}: {len(listed)} name{'s' if len(listed) != 1 else ''}, fine")
         for one in listed:
             print(f"  {one.line:>4}  {one.name:<32}{_meaning(one.name)}")
     return status
@@ -117,7 +117,7 @@ def _doctor() -> int:
     except RuntimeError as error:
         print(f"patched       impossible here: {error}")
         status = 1
-    print("bf16          time of bf16 as a multiple of fp32's, below 1 is faster (median of 9):")
+    print("bf16          time of bf16 as a multiple of fp32's, below 1 is faster (best of 9):")
     for device in _devices():
         for name, rows in (("batch 1", 1), ("batch 64", 64), ("batch 1024", 1024)):
             ratio = _bf16_ratio(device, rows)
@@ -137,7 +137,7 @@ def _devices() -> list[str]:
 
 
 def _bf16_ratio(device: str, rows: int) -> float:
-    """A linear layer's time in bf16 over its time in fp32, weights in place, medians of interleaved rounds."""
+    """A linear layer's time in bf16 over its time in fp32, weights in place: the best of interleaved rounds."""
     times: dict[torch.dtype, list[float]] = {torch.float32: [], torch.bfloat16: []}
     tensors = {
         dtype: (
@@ -156,4 +156,4 @@ def _bf16_ratio(device: str, rows: int) -> float:
                     torch.accelerator.synchronize()
                 if round_number:  # the first round warms up
                     times[dtype].append(time.perf_counter() - begin)
-    return sorted(times[torch.bfloat16])[4] / sorted(times[torch.float32])[4]
+    return min(times[torch.bfloat16]) / min(times[torch.float32])

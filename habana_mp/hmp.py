@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import os
-import warnings
 from dataclasses import replace
 from typing import TextIO
 
@@ -22,7 +21,7 @@ import torch
 
 from habana_mp import _core, _places, _policy, _report
 from habana_mp._disable import disable_casts
-from habana_mp._errors import HmpWarning, ListError
+from habana_mp._errors import HmpWarning, ListError, warn
 from habana_mp._install import installation
 from habana_mp._lists import read_list
 from habana_mp._log import close_log, open_log
@@ -109,31 +108,26 @@ def _make_policy(
         raise ValueError(f"`dtype` must be torch.bfloat16 or torch.float16; got {dtype!r}")
     lower = PRECISIONS[dtype]
     if opt_level == "O1":
-        return _policy.policy_from_lists(_lists(preset, lower_path, fp32_path), lower)
+        lists, own = _lists(preset, lower_path, fp32_path)
+        return _policy.policy_from_lists(lists, lower, own)
     if lower_path or fp32_path or preset:
-        warnings.warn(f'the lists are ignored: opt_level="{opt_level}" does not use them', HmpWarning, stacklevel=3)
+        warn(f'the lists are ignored: opt_level="{opt_level}" does not use them')
     return _policy.policy_o2(lower) if opt_level == "O2" else Policy(lower=lower)
 
 
-def _lists(preset: str | None, lower_path: _Path | None, fp32_path: _Path | None) -> Preset:
+def _lists(preset: str | None, lower_path: _Path | None, fp32_path: _Path | None) -> tuple[Preset, Preset]:
+    """What stays of the preset, and the user's own lists, each of which replaces its side of the preset."""
     known = presets()
     name = "hmp-default" if preset is None else preset
     if name not in known:
         shipped = ", ".join(one for one in known if not one.startswith("gaudi/"))
         raise ValueError(f"`preset` must be one of {shipped}, or a name that `habana-mp lists` shows; got {name!r}")
-    lists = known[name]
-    # A file replaces its side of the preset; what it names is taken out of the preset's other side, since the user's
-    # own word counts more.
+    lists, own = known[name], Preset("", "")
     if lower_path:
-        own = read_list(lower_path)
-        named = {one.name for one in own}
-        lists = replace(lists, lower=own, fp32=tuple(one for one in lists.fp32 if one.name not in named))
+        lists, own = replace(lists, lower=()), replace(own, lower=read_list(lower_path))
     if fp32_path:
-        own = read_list(fp32_path)
-        named = {one.name for one in own}
-        kept = lists.lower if lower_path else tuple(one for one in lists.lower if one.name not in named)
-        lists = replace(lists, lower=kept, fp32=own)
-    return lists
+        lists, own = replace(lists, fp32=()), replace(own, fp32=read_list(fp32_path))
+    return lists, own
 
 
 def restore() -> None:

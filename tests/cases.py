@@ -198,7 +198,7 @@ case("cosine_similarity", (M, N), torch=torch.cosine_similarity, functional=F.co
 
 # activations
 case("relu", (M,), functional=F.relu, module=nn.ReLU())
-case("relu6", (M,), functional=F.relu6, c=torch._C._nn.relu6, module=nn.ReLU6())
+case("relu6", (M,), functional=F.relu6, c=torch._C._nn.relu6)
 case("leaky_relu", (M,), functional=F.leaky_relu, c=torch._C._nn.leaky_relu, module=nn.LeakyReLU())
 case("gelu", (M,), functional=F.gelu, c=torch._C._nn.gelu, module=nn.GELU(), tanh=lambda x: F.gelu(x, approximate="tanh"))
 case("silu", (M,), functional=F.silu, c=torch._C._nn.silu, module=nn.SiLU())

@@ -86,11 +86,14 @@ void install(const std::vector<PlannedTarget>& plan) {
 
 void install_probes(const py::object& set_enabled, const py::object& increment, const py::object& decrement,
                     const py::object& module_constructed, const py::object& make_subclass,
-                    const py::object& step_code, const py::dict& worker_namespace) {
-  or_throw(engine::install_probes(
-      {set_enabled.ptr(), increment.ptr(), decrement.ptr(), module_constructed.ptr(), make_subclass.ptr()}));
-  engine::set_optimizer_step_code(step_code.ptr());
-  engine::set_worker_namespace(worker_namespace.ptr());
+                    const py::object& is_autocast_enabled, const py::object& is_any_autocast_enabled) {
+  or_throw(engine::install_probes({set_enabled.ptr(), increment.ptr(), decrement.ptr(), module_constructed.ptr(),
+                                   make_subclass.ptr(), is_autocast_enabled.ptr(), is_any_autocast_enabled.ptr()}));
+}
+
+void set_places(const py::object& step, const py::tuple& codes_that_ask, const py::dict& worker_namespace,
+                const py::object& data_assigned) {
+  engine::set_places({step.ptr(), codes_that_ask.ptr(), worker_namespace.ptr(), data_assigned.ptr()});
 }
 
 // (operation, representation, precision, calls, casts, bytes) for whatever was called
@@ -174,6 +177,9 @@ void register_engine(py::module_& module) {
   module.def("reader", [] { return tensor::name(tensor::way); }, "How tensors are read: layout, dlpack or attribute.");
   module.def("install", &install, py::arg("plan"));
   module.def("install_probes", &install_probes);
+  module.def("set_places", &set_places);
+  module.def("autocast_regions", [] { return thread_state.autocast_disabled; });
+  module.def("set_autocast_regions", [](std::uint64_t regions) { thread_state.autocast_disabled = regions; });
   module.def("uninstall", &engine::uninstall);
   module.def("installed_count", &engine::installed_count);
   module.def("counts", &counts);

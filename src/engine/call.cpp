@@ -1,7 +1,6 @@
 #include "engine/call.hpp"
 
 #include <bit>
-#include <string_view>
 #include <utility>
 
 #include "log/log.hpp"
@@ -299,15 +298,12 @@ class CastArguments {
   bool scalar_changed_ = false;
 };
 
-// May a call that failed be tried again without our casts? Not when the process is being interrupted or out of memory.
+// May a call that failed be tried again without our casts? Only after what torch raises itself: an exception of any
+// other class comes from Python code inside the call (a hook that stops a recomputation, say) and is not ours to catch.
 bool may_retry() {
   PyObject* type = PyErr_Occurred();
-  if (type == nullptr || PyErr_GivenExceptionMatches(type, PyExc_Exception) == 0 ||
-      PyErr_GivenExceptionMatches(type, PyExc_MemoryError) != 0) {
-    return false;
-  }
-  return std::string_view(reinterpret_cast<PyTypeObject*>(type)->tp_name).find("OutOfMemory") ==
-         std::string_view::npos;
+  return type == PyExc_RuntimeError || type == PyExc_NotImplementedError || type == PyExc_TypeError ||
+         type == PyExc_ValueError || type == PyExc_IndexError;
 }
 
 void count(Target& target, Precision precision, const Tally& tally) {

@@ -318,6 +318,8 @@ Probe autocast_increment;
 Probe autocast_decrement;
 Probe module_constructed;
 Probe make_subclass;
+Probe is_autocast_enabled;
+Probe is_any_autocast_enabled;
 
 PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   PyObject* result = autocast_set_enabled.call(values, flagged_count, keywords);
@@ -359,6 +361,40 @@ PyObject* module_constructed_stub(PyObject*, PyObject* const* values, std::size_
 PyObject* make_subclass_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   PyObject* result = make_subclass.call(values, flagged_count, keywords);
   if (result != nullptr && PyVectorcall_NARGS(flagged_count) >= 2 && was_lowered(values[1])) remember_lowered(result);
+  return result;
+}
+
+// Some of torch's modules refuse mixed dtypes, or take a fused kernel past the operations, unless autocast is on. Asked
+// by one of them, the answer is that their inputs will be cast.
+PyObject* told_of_casts(PyObject* result) {
+  if (result != Py_False || !caller_will_be_cast()) return result;
+  Py_DECREF(result);
+  return Py_NewRef(Py_True);
+}
+
+PyObject* is_autocast_enabled_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  PyObject* result = is_autocast_enabled.call(values, flagged_count, keywords);
+  return PyVectorcall_NARGS(flagged_count) == 0 && keywords == nullptr ? told_of_casts(result) : result;
+}
+
+PyObject* is_any_autocast_enabled_stub(PyObject*, PyObject* const* values, std::size_t flagged_count,
+                                       PyObject* keywords) {
+  return told_of_casts(is_any_autocast_enabled.call(values, flagged_count, keywords));
+}
+
+// ---- tensor.data = value -------------------------------------------------------------------------------------------
+
+setter original_data_setter = nullptr;
+
+// A float32 weight that gets lowered data this way has lost its precision without a cast that anybody wrote.
+int data_setter_stub(PyObject* self, PyObject* value, void* closure) {
+  const tensor::Kind before = value == nullptr ? tensor::Kind::other : tensor::kind_of(self);
+  const int result = original_data_setter(self, value, closure);
+  if (result == 0 && before == tensor::Kind::f32 && tensor::kind_of(self) != before && was_lowered(value)) {
+    PyObject* done = PyObject_CallOneArg(places().data_assigned, value);
+    if (done == nullptr) return -1;  // the warning was made an error
+    Py_DECREF(done);
+  }
   return result;
 }
 
@@ -431,8 +467,13 @@ void uninstall() noexcept {
   for (std::size_t i = 0; i < target_count; ++i) {
     if (targets[i]->installed) unhook(*targets[i]);
   }
-  for (Probe* probe : {&autocast_set_enabled, &autocast_increment, &autocast_decrement, &module_constructed, &make_subclass}) {
+  for (Probe* probe : {&autocast_set_enabled, &autocast_increment, &autocast_decrement, &module_constructed, &make_subclass,
+                       &is_autocast_enabled, &is_any_autocast_enabled}) {
     stop_watching(*probe);
+  }
+  if (original_data_setter != nullptr) {
+    store(&tensor::api.set_data->set, original_data_setter);
+    original_data_setter = nullptr;
   }
 }
 
@@ -443,12 +484,22 @@ bool install_probes(const Probes& probes) {
       {&autocast_decrement, probes.autocast_decrement_nesting, autocast_decrement_stub},
       {&module_constructed, probes.module_constructed, module_constructed_stub},
       {&make_subclass, probes.make_subclass, make_subclass_stub},
+      {&is_autocast_enabled, probes.is_autocast_enabled, is_autocast_enabled_stub},
+      {&is_any_autocast_enabled, probes.is_any_autocast_enabled, is_any_autocast_enabled_stub},
   };
   for (const ProbePlan& plan : plans) {
     if (!PyCFunction_CheckExact(plan.object)) return refuse(plan.object, "it is not a builtin function");
   }
+  if (!WritableMemory().holds(&tensor::api.set_data->set)) {
+    PyErr_SetString(PyExc_RuntimeError, "habana_mp cannot watch Tensor.data: its definition may not be written to");
+    return false;
+  }
   for (const ProbePlan& plan : plans) {
     if (plan.probe->object == nullptr) watch(plan);
+  }
+  if (original_data_setter == nullptr) {
+    original_data_setter = tensor::api.set_data->set;
+    store(&tensor::api.set_data->set, data_setter_stub);
   }
   return true;
 }

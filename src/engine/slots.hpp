@@ -30,6 +30,8 @@ struct Probes {
   PyObject* autocast_decrement_nesting;  // torch.autocast_decrement_nesting
   PyObject* module_constructed;          // torch._C._log_api_usage_once, the first thing nn.Module.__init__ calls
   PyObject* make_subclass;               // Tensor._make_subclass, of which nn.Parameter is made
+  PyObject* is_autocast_enabled;         // torch.is_autocast_enabled
+  PyObject* is_any_autocast_enabled;     // torch._C._is_any_autocast_enabled
 };
 bool install_probes(const Probes& probes);
 

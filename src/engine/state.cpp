@@ -7,6 +7,7 @@
 #include <pthread.h>
 
 #include <new>
+#include <utility>
 
 namespace habana_mp::engine {
 
@@ -23,8 +24,7 @@ ReadFlag read_flag = nullptr;
 
 namespace {
 
-PyObject* optimizer_step_code = nullptr;
-PyObject* worker_namespace = nullptr;
+Places known_places{};
 
 // Steps from frame to frame, outwards, without leaving an exception behind.
 class FrameWalk {
@@ -119,15 +119,15 @@ void forget_construction(ThreadState& state) {
 
 bool is_stepping() {
   for (FrameWalk walk; walk; walk.outwards()) {
-    if (walk.code() == optimizer_step_code) return true;
+    if (walk.code() == known_places.step) return true;
   }
   return false;
 }
 
 bool is_worker() {
-  if (worker_namespace == nullptr) return false;
+  if (known_places.worker_namespace == nullptr) return false;
   static PyObject* const name = PyUnicode_InternFromString("_worker_info");
-  PyObject* info = PyDict_GetItemWithError(worker_namespace, name);
+  PyObject* info = PyDict_GetItemWithError(known_places.worker_namespace, name);
   if (info == nullptr) PyErr_Clear();
   return info != nullptr && info != Py_None;
 }
@@ -207,16 +207,30 @@ void construction_begins() noexcept {
   state.construction = new (std::nothrow) Construction{Py_NewRef(outermost), reference};
 }
 
-void set_optimizer_step_code(PyObject* code) noexcept {
-  Py_XINCREF(code);
-  Py_XDECREF(optimizer_step_code);
-  optimizer_step_code = code;
+void set_places(const Places& given) noexcept {
+  Py_INCREF(given.step);
+  Py_INCREF(given.codes_that_ask);
+  Py_INCREF(given.worker_namespace);
+  Py_INCREF(given.data_assigned);
+  const Places former = std::exchange(known_places, given);
+  Py_XDECREF(former.step);
+  Py_XDECREF(former.codes_that_ask);
+  Py_XDECREF(former.worker_namespace);
+  Py_XDECREF(former.data_assigned);
 }
 
-void set_worker_namespace(PyObject* namespace_dict) noexcept {
-  Py_XINCREF(namespace_dict);
-  Py_XDECREF(worker_namespace);
-  worker_namespace = namespace_dict;
+const Places& places() noexcept { return known_places; }
+
+bool caller_will_be_cast() noexcept {
+  const FrameWalk caller;
+  if (!caller || known_places.codes_that_ask == nullptr) return false;
+  PyObject* code = caller.code();
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(known_places.codes_that_ask); ++i) {
+    if (PyTuple_GET_ITEM(known_places.codes_that_ask, i) == code) {
+      return !casts_are_disabled() && !why_not(thread_state).has_value();
+    }
+  }
+  return false;
 }
 
 }  // namespace habana_mp::engine

@@ -60,10 +60,17 @@ std::optional<Reason> why_not(ThreadState& state) noexcept;
 // nn.Module.__init__ was entered in this thread; the frames above it tell who is being constructed.
 void construction_begins() noexcept;
 
-// The code object of torch.optim's wrapper around every step, to recognise its frames.
-void set_optimizer_step_code(PyObject* code) noexcept;
+// What is to be recognised; all of it is kept from then on.
+struct Places {
+  PyObject* step;              // the code of torch.optim's wrapper around every step
+  PyObject* codes_that_ask;    // a tuple: the code of modules that ask whether their inputs will be cast
+  PyObject* worker_namespace;  // of torch.utils.data._utils.worker, whose _worker_info tells a worker
+  PyObject* data_assigned;     // called with what was lowered and then assigned to a tensor's .data
+};
+void set_places(const Places& places) noexcept;
+const Places& places() noexcept;
 
-// The namespace of torch.utils.data._utils.worker, whose _worker_info tells a worker.
-void set_worker_namespace(PyObject* namespace_dict) noexcept;
+// Is the calling Python function one of those that ask whether their inputs will be cast, and will they be?
+bool caller_will_be_cast() noexcept;
 
 }  // namespace habana_mp::engine

@@ -118,7 +118,7 @@ bool bind_torch() {
       !method_without_arguments(found.tensor_base, "half", found.to_float16, with_keywords) ||
       !method_without_arguments(found.tensor_base, "is_neg", found.is_neg) ||
       !getter(found.tensor_base, "requires_grad", found.get_requires_grad) ||
-      !getter(found.tensor_base, "dtype", found.get_dtype)) {
+      !getter(found.tensor_base, "dtype", found.get_dtype) || !getter(found.tensor_base, "data", found.set_data)) {
     return false;
   }
   found.tensor = type(torch, "Tensor");

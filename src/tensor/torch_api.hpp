@@ -31,6 +31,7 @@ struct TorchApi {
   PyCFunction is_grad_enabled = nullptr;
   PyGetSetDef* get_requires_grad = nullptr;
   PyGetSetDef* get_dtype = nullptr;
+  PyGetSetDef* set_data = nullptr;
   PyObject* get_num_threads = nullptr;
   PyObject* tracing_state = nullptr;         // torch._C._get_tracing_state
   PyObject* dispatch_stack_length = nullptr;  // torch._C._len_torch_dispatch_stack
