@@ -49,6 +49,8 @@ class Rule:
         no_kernel: bool = False,
         positions: int = ...,
         kept_keywords: tuple[str, ...] = (),
+        raised_positions: int = 0,
+        raised_keywords: tuple[str, ...] = (),
         off_cpu_positions: int = 0,
         off_cpu_keywords: tuple[str, ...] = (),
     ) -> None: ...

@@ -79,7 +79,7 @@ FAMILIES: dict[str, str] = {
     "sub": "subtract __sub__ rsub",
     "mul": "multiply __mul__ __rmul__",
     "div": "divide true_divide __truediv__ __div__ __rtruediv__",
-    "matmul": "__matmul__",
+    "matmul": "__matmul__ linalg_matmul",
     "cat": "concat concatenate",
     "remainder": "__mod__",
     "acos": "arccos",
@@ -135,18 +135,18 @@ WIDEST = _names("""
     _chunk_cat
     bilinear cross dot inner kron linalg_cross linalg_vecdot ger outer tensordot vdot
     allclose equal isclose
-    binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss cosine_similarity
+    binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss cosine_similarity cross_entropy_loss
     hinge_embedding_loss huber_loss kl_div l1_loss margin_ranking_loss mse_loss pairwise_distance poisson_nll_loss
     smooth_l1_loss soft_margin_loss triplet_margin_loss _softmax_backward_data _log_softmax_backward_data
 """)
 
 #: Rule 4: torch raises where the dtypes differ: the other inputs follow the first one.
 FIRST_INPUT = _names("""
-    addbmm addmm addmv addr baddbmm bmm chain_matmul einsum linalg_multi_dot linear matmul __matmul__ mm mv
+    addbmm addmm addmv baddbmm bmm chain_matmul einsum linalg_matmul linalg_multi_dot linear matmul __matmul__ mm mv
     conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution _convolution
     batch_norm native_batch_norm _native_batch_norm_legit
     group_norm native_group_norm instance_norm layer_norm native_layer_norm rms_norm
-    cross_entropy_loss nll_loss nll_loss_nd nll_loss2d
+    nll_loss nll_loss_nd nll_loss2d
     embedding_bag _embedding_bag grid_sampler grid_sampler_2d grid_sampler_3d prelu scaled_dot_product_attention
     gru gru_cell lstm lstm_cell rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell
     _unsafe_masked_index_put_accumulate index_add index_copy index_put index_reduce masked_scatter put
@@ -218,21 +218,26 @@ SHAPE_ONLY = _names("t view expand squeeze unsqueeze gather nonzero")
 class Castable:
     """Which arguments of an operation may be cast; without an entry in :data:`ARGUMENTS`, all of them.
 
-    ``positions`` counts from the first argument (a method's tensor is 0); ``kept_keywords`` are never cast. What is in
-    ``off_cpu`` may be cast, but stays in float32 beside a lower input on a CPU, whose kernels take it so.
+    ``positions`` counts from the first argument (a method's tensor is 0); ``kept_keywords`` are never cast. Some of the
+    others may be cast to float32 but not lower, since the kernels take them in float32 beside a lower input: those in
+    ``raised`` everywhere, those in ``off_cpu`` on a CPU.
     """
 
     positions: tuple[int, ...]
     why: str
     kept_keywords: tuple[str, ...] = ()
+    raised: tuple[int, ...] = ()
+    raised_keywords: tuple[str, ...] = ()
     off_cpu: tuple[int, ...] = ()
     off_cpu_keywords: tuple[str, ...] = ()
 
 
-_INPUT_ONLY = Castable(
-    (0,),
+_STATISTICS = Castable(
+    (0, 1, 2),
     "running statistics are updated in place; the kernels take float32 weights beside a lower input",
-    kept_keywords=("weight", "bias", "running_mean", "running_var"),
+    kept_keywords=("running_mean", "running_var"),
+    raised=(1, 2),
+    raised_keywords=("weight", "bias"),
 )
 
 
@@ -242,10 +247,10 @@ def _affine(weight: int, bias: int) -> Castable:
 
 
 ARGUMENTS: dict[str, Castable] = {
-    "batch_norm": _INPUT_ONLY,
-    "native_batch_norm": _INPUT_ONLY,
-    "_native_batch_norm_legit": _INPUT_ONLY,
-    "instance_norm": _INPUT_ONLY,
+    "batch_norm": _STATISTICS,
+    "native_batch_norm": _STATISTICS,
+    "_native_batch_norm_legit": _STATISTICS,
+    "instance_norm": _STATISTICS,
     "layer_norm": _affine(2, 3),
     "native_layer_norm": _affine(2, 3),
     "group_norm": _affine(2, 3),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from habana_mp._errors import ListError, warn
 from habana_mp._lists import Listed
 from habana_mp._presets import Preset, shipped_names
 
-Action = Literal["none", "precision", "widest", "in_place", "first_input"]
+Action = Literal["none", "precision", "widest", "in_place", "first_input", "scalars"]
 
 #: The words for precisions, in lists, logs and reports.
 PRECISIONS: dict[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -32,21 +33,28 @@ class Ruling:
 
     def rule(self, operation: str) -> _core.Rule:
         """The core's form, with the arguments that may be cast."""
-        castable = ops.ARGUMENTS.get(operation)
-        if castable is None:
-            return _core.Rule(
-                action=self.action, precision=self.precision, saturate=self.saturate, no_kernel=self.no_kernel
-            )
-        return _core.Rule(
+        rule = functools.partial(
+            _core.Rule,
             action=self.action,
             precision=self.precision,
             saturate=self.saturate,
             no_kernel=self.no_kernel,
-            positions=sum(1 << position for position in castable.positions),
+        )
+        castable = ops.ARGUMENTS.get(operation)
+        if castable is None:
+            return rule()
+        return rule(
+            positions=_mask(castable.positions),
             kept_keywords=castable.kept_keywords,
-            off_cpu_positions=sum(1 << position for position in castable.off_cpu),
+            raised_positions=_mask(castable.raised),
+            raised_keywords=castable.raised_keywords,
+            off_cpu_positions=_mask(castable.off_cpu),
             off_cpu_keywords=castable.off_cpu_keywords,
         )
+
+
+def _mask(positions: tuple[int, ...]) -> int:
+    return sum(1 << position for position in positions)
 
 
 @dataclass(frozen=True)
@@ -79,9 +87,9 @@ def ruling_without_list(operation: str) -> Ruling:
         return Ruling("precision", "fp32", no_kernel=True)
     if operation in ops.WIDEST:
         return Ruling("widest", saturate=saturate)
-    if operation in ops.FIRST_INPUT or saturate:
+    if operation in ops.FIRST_INPUT:
         return Ruling("first_input", saturate=saturate)
-    return Ruling()
+    return Ruling("scalars", saturate=True) if saturate else Ruling()
 
 
 def ruling_in_list(operation: str, precision: str) -> Ruling:

@@ -134,9 +134,7 @@ case("conv_transpose3d.input", (I3, rand(4, 4, 3, 3, 3)), torch=torch.conv_trans
 _CONVOLUTION = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
 for _name in ("convolution", "_convolution", "_convolution.deprecated"):
     case(_name, (I2, rand(4, 4, 3, 3), rand(4)), functional=F.conv2d)
-case(
-    "convolution", (I2, rand(4, 4, 3, 3), rand(4)), torch=lambda x, w, b: torch.convolution(x, w, b, *_CONVOLUTION)
-)
+case("convolution", (I2, rand(4, 4, 3, 3), rand(4)), torch=lambda x, w, b: torch.convolution(x, w, b, *_CONVOLUTION))
 case("conv_tbc", (rand(8, 2, 4), rand(3, 4, 3), rand(3)), torch=torch.conv_tbc)
 
 # arithmetic
@@ -200,7 +198,9 @@ case("cosine_similarity", (M, N), torch=torch.cosine_similarity, functional=F.co
 case("relu", (M,), functional=F.relu, module=nn.ReLU())
 case("relu6", (M,), functional=F.relu6, c=torch._C._nn.relu6)
 case("leaky_relu", (M,), functional=F.leaky_relu, c=torch._C._nn.leaky_relu, module=nn.LeakyReLU())
-case("gelu", (M,), functional=F.gelu, c=torch._C._nn.gelu, module=nn.GELU(), tanh=lambda x: F.gelu(x, approximate="tanh"))
+case(
+    "gelu", (M,), functional=F.gelu, c=torch._C._nn.gelu, module=nn.GELU(), tanh=lambda x: F.gelu(x, approximate="tanh")
+)
 case("silu", (M,), functional=F.silu, c=torch._C._nn.silu, module=nn.SiLU())
 case("softplus", (M,), functional=F.softplus, c=torch._C._nn.softplus, module=nn.Softplus())
 case("prelu", (I2, rand(4)), torch=torch.prelu, functional=F.prelu, tensor=torch.Tensor.prelu)
@@ -322,7 +322,11 @@ case("max_unpool2d", (_POOLED2, _WHERE2), functional=lambda x, i: F.max_unpool2d
 case("max_unpool3d", (_POOLED3, _WHERE3), functional=lambda x, i: F.max_unpool3d(x, i, 2))
 _SAMPLES2, _SAMPLES3 = rand(2, 4, 2), rand(2, 4, 3)
 case("fractional_max_pool2d", (I2, _SAMPLES2), c=lambda x, s: torch._C._nn.fractional_max_pool2d(x, (2, 2), (4, 4), s))
-case("fractional_max_pool3d", (I3, _SAMPLES3), c=lambda x, s: torch._C._nn.fractional_max_pool3d(x, (2,) * 3, (3,) * 3, s))
+case(
+    "fractional_max_pool3d",
+    (I3, _SAMPLES3),
+    c=lambda x, s: torch._C._nn.fractional_max_pool3d(x, (2,) * 3, (3,) * 3, s),
+)
 case("reflection_pad1d", (I1,), c=lambda x: torch._C._nn.reflection_pad1d(x, (1, 1)))
 case("reflection_pad2d", (I2,), c=lambda x: torch._C._nn.reflection_pad2d(x, (1, 1, 1, 1)))
 case("replication_pad1d", (I1,), c=lambda x: torch._C._nn.replication_pad1d(x, (1, 1)))
@@ -350,7 +354,12 @@ case("RNNCell", (nn.RNNCell(4, 3), M), module=lambda m, x: m(x))
 # joining, looking up, sorting, views
 case("cat", ([M, N],), torch=torch.cat, concat=torch.concat, keyword=lambda x: torch.cat(tensors=x, dim=1))
 case("stack", ([M, N],), torch=torch.stack, tuple=lambda x: torch.stack(tuple(x)))
-case("index_add", (M, N), torch=lambda x, y: torch.index_add(x, 0, INDEX, y), tensor=lambda x, y: x.index_add(0, INDEX, y))
+case(
+    "index_add",
+    (M, N),
+    torch=lambda x, y: torch.index_add(x, 0, INDEX, y),
+    tensor=lambda x, y: x.index_add(0, INDEX, y),
+)
 case("index_copy", (M, N), torch=lambda x, y: torch.index_copy(x, 0, INDEX, y))
 case("index_fill", (M,), torch=lambda x: torch.index_fill(x, 0, INDEX[:2], 2.0))
 case("index_put", (M, N), torch=lambda x, y: torch.index_put(x, (INDEX,), y))

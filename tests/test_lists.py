@@ -145,9 +145,7 @@ def test_a_file_of_exactly_the_largest_size_is_read(tmp_path: Path) -> None:
         ("mm\trelu\n", 1, "mm\trelu"),
     ],
 )
-def test_several_words_on_a_line_are_refused_with_file_and_line(
-    tmp_path: Path, text: str, line: int, got: str
-) -> None:
+def test_several_words_on_a_line_are_refused_with_file_and_line(tmp_path: Path, text: str, line: int, got: str) -> None:
     path = tmp_path / "ops.txt"
     path.write_text(text)
     with pytest.raises(ListError) as caught:
@@ -174,9 +172,7 @@ def test_files_may_be_deleted_right_after_convert(tmp_path: Path) -> None:
     assert torch.relu(MATRIX.bfloat16()).dtype is torch.float32
 
 
-def test_relative_paths_are_relative_to_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_paths_are_relative_to_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lists").mkdir()
     write_list(tmp_path / "lists" / "lower.txt", ["exp"])
     write_list(tmp_path / "upper.txt", [])
@@ -241,7 +237,7 @@ NAMES = st.text("abcdefghijklmnopqrstuvwxyz_0123456789.", min_size=1, max_size=2
     st.booleans(),
 )
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_names_survive_any_decoration(
+def test_names_survive_any_decoration(  # noqa: PLR0917  hypothesis gives them by name
     tmp_path: Path, names: list[str], newline: str, space: str, comment: str, mark: bool, last: bool
 ) -> None:
     text = newline.join(space + name + space + comment for name in names) + (newline if last else "")
@@ -255,12 +251,13 @@ def test_names_survive_any_decoration(
 def test_any_bytes_are_a_list_or_an_error_that_names_the_file(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "any.txt"
     path.write_bytes(content)
+    message, listed = str(path), ()
     try:
         listed = read_list(path)
     except ListError as error:
-        assert str(error).startswith(str(path))
-    else:
-        assert all(one.name == one.name.strip() and one.name for one in listed)
+        message = str(error)
+    assert message.startswith(str(path))
+    assert all(one.name == one.name.strip() and one.name for one in listed)
 
 
 def test_lines_are_counted_as_editors_count_them() -> None:

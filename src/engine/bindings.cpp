@@ -31,6 +31,7 @@ Rule::Action action_of(const std::string& name) {
   if (name == "widest") return Rule::Action::widest;
   if (name == "in_place") return Rule::Action::in_place;
   if (name == "first_input") return Rule::Action::first_input;
+  if (name == "scalars") return Rule::Action::scalars;
   if (name == "none") return Rule::Action::none;
   throw std::invalid_argument("unknown action: " + name);
 }
@@ -50,25 +51,30 @@ engine::Reason reason_for(Rule::Action action, bool no_kernel) {
     case Rule::Action::in_place:
       return engine::Reason::in_place;
     case Rule::Action::first_input:
+    case Rule::Action::scalars:
       return engine::Reason::first_input;
     default:
       return engine::Reason::list;
   }
 }
 
+// Held for ever: a call under way may still read it after another policy came.
+PyObject* kept(const py::tuple& names) { return names.empty() ? nullptr : names.inc_ref().ptr(); }
+
 Rule make_rule(const std::string& action, const std::string& precision, bool saturate, bool no_kernel,
-               std::uint64_t positions, const py::tuple& kept_keywords, std::uint64_t off_cpu_positions,
-               const py::tuple& off_cpu_keywords) {
+               std::uint64_t positions, const py::tuple& kept_keywords, std::uint64_t raised_positions,
+               const py::tuple& raised_keywords, std::uint64_t off_cpu_positions, const py::tuple& off_cpu_keywords) {
   Rule rule;
   rule.action = action_of(action);
   if (rule.action == Rule::Action::precision) rule.to = precision_of(precision);
   rule.reason = reason_for(rule.action, no_kernel);
   rule.saturate = saturate;
   rule.positions = positions;
+  rule.kept_keywords = kept(kept_keywords);
+  rule.raised_positions = raised_positions;
+  rule.raised_keywords = kept(raised_keywords);
   rule.off_cpu_positions = off_cpu_positions;
-  // Held for ever: a call under way may still read it after another policy came.
-  if (!kept_keywords.empty()) rule.kept_keywords = kept_keywords.inc_ref().ptr();
-  if (!off_cpu_keywords.empty()) rule.off_cpu_keywords = off_cpu_keywords.inc_ref().ptr();
+  rule.off_cpu_keywords = kept(off_cpu_keywords);
   return rule;
 }
 
@@ -162,9 +168,10 @@ class Function {
 void register_engine(py::module_& module) {
   py::class_<Rule>(module, "Rule", "What a policy says of one operation.")
       .def(py::init(&make_rule), py::kw_only(), py::arg("action"), py::arg("precision") = "",
-           py::arg("saturate") = false, py::arg("no_kernel") = false,
-           py::arg("positions") = ~std::uint64_t{0}, py::arg("kept_keywords") = py::tuple(),
-           py::arg("off_cpu_positions") = 0, py::arg("off_cpu_keywords") = py::tuple());
+           py::arg("saturate") = false, py::arg("no_kernel") = false, py::arg("positions") = ~std::uint64_t{0},
+           py::arg("kept_keywords") = py::tuple(), py::arg("raised_positions") = 0,
+           py::arg("raised_keywords") = py::tuple(), py::arg("off_cpu_positions") = 0,
+           py::arg("off_cpu_keywords") = py::tuple());
 
   module.def("bind_torch", [] {
     static bool bound = false;
@@ -174,7 +181,8 @@ void register_engine(py::module_& module) {
     or_throw(engine::bind_flag());
     bound = true;
   });
-  module.def("reader", [] { return tensor::name(tensor::way); }, "How tensors are read: layout, dlpack or attribute.");
+  module.def(
+      "reader", [] { return tensor::name(tensor::way); }, "How tensors are read: layout, dlpack or attribute.");
   module.def("install", &install, py::arg("plan"));
   module.def("install_probes", &install_probes);
   module.def("set_places", &set_places);

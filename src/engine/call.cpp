@@ -61,6 +61,8 @@ Precision precision_of(Kind kind) {
 struct Names {
   PyObject* out = PyUnicode_InternFromString("out");
   PyObject* dtype = PyUnicode_InternFromString("dtype");
+  PyObject* input = PyUnicode_InternFromString("input");  // what torch calls nearly every operation's first input
+  PyObject* query = PyUnicode_InternFromString("query");
 };
 const Names& names() {
   static const Names interned;
@@ -148,6 +150,9 @@ void read(const Rule& rule, const Arguments& arguments, Reading& reading) {
           reading.explicit_dtype = true;
         } else {
           reading.note(kind);
+          const bool is_first = arguments.positional == 0 && is_floating(kind) &&
+                                (same_name(name, names().input) || same_name(name, names().query));
+          if (is_first) reading.first = kind;
         }
       }
     }
@@ -178,6 +183,7 @@ Plan decide(const Rule& rule, const Reading& reading) {
       if (!is_floating(to)) return leave(Reason::ineligible);
       break;
     case Rule::Action::first_input:
+    case Rule::Action::scalars:
       to = reading.first;
       break;
     case Rule::Action::none:
@@ -197,10 +203,17 @@ struct Tally {
   std::uint64_t bytes = 0;
 };
 
+// A tensor without dimensions stands for a number where the rule brings numbers into range.
+bool is_number_tensor(const Rule& rule, PyObject* item, Kind to) {
+  return rule.saturate && to != Kind::f32 && tensor::count_elements(item) == 1 && tensor::has_no_dimensions(item);
+}
+
 PyObject* cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tally) {
   if (!is_floating(kind) || kind == to) return Py_NewRef(item);
-  PyObject* made = rule.saturate && to != Kind::f32 ? tensor::cast_saturated(item, kind, to, tally.bytes)
-                                                    : tensor::cast(item, kind, to, tally.bytes);
+  const bool saturates = is_number_tensor(rule, item, to);
+  if (rule.action == Rule::Action::scalars && !saturates) return Py_NewRef(item);
+  PyObject* made =
+      saturates ? tensor::cast_saturated(item, kind, to, tally.bytes) : tensor::cast(item, kind, to, tally.bytes);
   if (made != nullptr) ++tally.casts;
   return made;
 }
@@ -261,7 +274,7 @@ class CastArguments {
       PyObject* value = given_.values[i];
       const Kind kind = reading.kinds[i];
       PyObject* made = nullptr;
-      if (to != Kind::f32 && kind == Kind::f32 && is_lowered_off_cpu(rule, i) && !tensor::is_off_cpu(value)) {
+      if (to != Kind::f32 && kind == Kind::f32 && stays_in_float32(rule, i)) {
         made = Py_NewRef(value);
       } else if (kind == Kind::sequence) {
         made = cast_sequence(rule, value, to, tally, 0);
@@ -282,10 +295,19 @@ class CastArguments {
     return true;
   }
 
-  // Is this argument one that a CPU's kernel takes in float32?
-  bool is_lowered_off_cpu(const Rule& rule, Py_ssize_t i) const {
-    if (i < given_.positional) return i < 64 && ((rule.off_cpu_positions >> i) & 1U) != 0;
-    return holds(rule.off_cpu_keywords, PyTuple_GET_ITEM(given_.keywords, i - given_.positional));
+  // Is this argument one that the kernel takes in float32 beside a lower input?
+  bool stays_in_float32(const Rule& rule, Py_ssize_t i) const {
+    bool raised_only = false;
+    bool off_cpu = false;
+    if (i < given_.positional) {
+      raised_only = i < 64 && ((rule.raised_positions >> i) & 1U) != 0;
+      off_cpu = i < 64 && ((rule.off_cpu_positions >> i) & 1U) != 0;
+    } else {
+      PyObject* name = PyTuple_GET_ITEM(given_.keywords, i - given_.positional);
+      raised_only = holds(rule.raised_keywords, name);
+      off_cpu = holds(rule.off_cpu_keywords, name);
+    }
+    return raised_only || (off_cpu && !tensor::is_off_cpu(given_.values[i]));
   }
 
   bool scalar_changed() const { return scalar_changed_; }
@@ -345,25 +367,25 @@ struct HeldError {
 #endif
 };
 
-// A call failed with our casts: what would plain torch have done? Everything lower goes to float32 (an in-place target
-// stays what it is), and if that works the operation has no kernel for the lower precision here (rule 8).
+// A call failed with our casts: what would plain torch have done? Everything lower goes to float32, and if that works
+// the operation has no kernel for the lower precision here (rule 8). Else the call is made as it was written; whatever
+// comes of that is the caller's. An in-place target stays what it is, so there only the latter is tried.
 PyObject* call_without_lowering(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading) {
-  HeldError held;
+  const HeldError held;
   Tally tally;
-  PyObject* result = nullptr;
-  const Decision decision{rule.action == Rule::Action::in_place ? Precision::unchanged : Precision::fp32,
-                          Reason::no_kernel};
-  if (rule.action == Rule::Action::in_place) {
-    result = call_original(target, arguments);
-  } else {
+  if (rule.action != Rule::Action::in_place) {
     CastArguments widened(arguments);
-    if (widened.make(rule, reading, Kind::f32, tally)) result = call_original(target, widened.arguments());
+    PyObject* result =
+        widened.make(rule, reading, Kind::f32, tally) ? call_original(target, widened.arguments()) : nullptr;
+    if (result != nullptr) {
+      report(target, {Precision::fp32, Reason::no_kernel}, tally);
+      return result;
+    }
+    if (tally.casts == 0 || !may_retry()) return nullptr;
+    PyErr_Clear();
   }
-  if (result == nullptr) {
-    // Both ways fail: the caller's mistake, reported in the words of the call that he wrote.
-    return nullptr;
-  }
-  report(target, decision, tally);
+  PyObject* result = call_original(target, arguments);
+  if (result != nullptr) report(target, {Precision::unchanged, Reason::no_kernel}, {});
   return result;
 }
 

@@ -15,6 +15,7 @@ struct Rule {
     widest,       // rule 2: every eligible input in the widest among them
     in_place,     // rule 3: the first input keeps its precision, the others follow
     first_input,  // rule 4: the others follow the first floating input
+    scalars,      // rule 9 alone: torch accepts the mixture, but not a number beyond the range of the first input
   };
 
   Action action = Action::none;
@@ -22,9 +23,12 @@ struct Rule {
   Reason reason = Reason::list;
   // Rule 9: Python scalars beyond the range of the precision are brought into it.
   bool saturate = false;
-  // The kernel takes these in float32 beside a lower input on a CPU, but not elsewhere: they are lowered off the CPU only.
+  // Arguments that may be cast to float32 but not lower (positions, keywords), and those that are lowered off the CPU
+  // only: kernels take them in float32 beside a lower input. Keywords as kept_keywords.
+  std::uint64_t raised_positions = 0;
+  PyObject* raised_keywords = nullptr;
   std::uint64_t off_cpu_positions = 0;
-  PyObject* off_cpu_keywords = nullptr;  // as kept_keywords
+  PyObject* off_cpu_keywords = nullptr;
   // Which positional arguments may be cast; the first 64 are told apart.
   std::uint64_t positions = ~std::uint64_t{0};
   // Keywords that may not be cast (a tuple of interned strings, kept for the life of the process), or null.

@@ -112,8 +112,7 @@ vectorcallfunc expected_method_slot(int flags) {
     PyErr_Clear();
     return slot;
   };
-  static const vectorcallfunc with_keywords =
-      slot_of_sample(PyDict_Type, "update", METH_VARARGS | METH_KEYWORDS);
+  static const vectorcallfunc with_keywords = slot_of_sample(PyDict_Type, "update", METH_VARARGS | METH_KEYWORDS);
   static const vectorcallfunc without_arguments = slot_of_sample(PyDict_Type, "popitem", METH_NOARGS);
   return flags == METH_NOARGS ? without_arguments : with_keywords;
 }
@@ -231,10 +230,9 @@ void hook(Target& target, std::size_t index) {
       target.original = target.definition->ml_meth;
       target.original_slot = *slot_of(target.object);
       // A method's hash is not made of ml_meth (a builtin function's is), so this may change.
-      const PyCFunction stub =
-          target.shape == Target::Shape::method
-              ? reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(stubs[index].method))
-              : stubs[index].method_without_arguments;
+      const PyCFunction stub = target.shape == Target::Shape::method
+                                   ? reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(stubs[index].method))
+                                   : stubs[index].method_without_arguments;
       store(&target.definition->ml_meth, stub);
       store(slot_of(target.object), stubs[index].vectorcall);
       break;
@@ -351,7 +349,8 @@ PyObject* autocast_decrement_stub(PyObject*, PyObject* const* values, std::size_
 
 PyObject* module_constructed_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   const Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
-  if (count == 1 && PyUnicode_Check(values[0]) && PyUnicode_CompareWithASCIIString(values[0], "python.nn_module") == 0) {
+  if (count == 1 && PyUnicode_Check(values[0]) &&
+      PyUnicode_CompareWithASCIIString(values[0], "python.nn_module") == 0) {
     construction_begins();
   }
   return module_constructed.call(values, flagged_count, keywords);
@@ -467,8 +466,8 @@ void uninstall() noexcept {
   for (std::size_t i = 0; i < target_count; ++i) {
     if (targets[i]->installed) unhook(*targets[i]);
   }
-  for (Probe* probe : {&autocast_set_enabled, &autocast_increment, &autocast_decrement, &module_constructed, &make_subclass,
-                       &is_autocast_enabled, &is_any_autocast_enabled}) {
+  for (Probe* probe : {&autocast_set_enabled, &autocast_increment, &autocast_decrement, &module_constructed,
+                       &make_subclass, &is_autocast_enabled, &is_any_autocast_enabled}) {
     stop_watching(*probe);
   }
   if (original_data_setter != nullptr) {

@@ -2,8 +2,8 @@
 #include "engine/state.hpp"
 
 #include <Python.h>
-#include <frameobject.h>  // PyFrame_GetBack is declared here before 3.11
 #include <dlfcn.h>
+#include <frameobject.h>  // PyFrame_GetBack is declared here before 3.11
 #include <pthread.h>
 
 #include <new>
@@ -185,8 +185,8 @@ void construction_begins() noexcept {
     if (is_running(*state.construction)) return;  // a module inside the module
     forget_construction(state);
   }
-  // The innermost __init__ is nn.Module's own; the outermost one with the same first argument is the model's. Decorators
-  // may stand between them, so a frame that is no __init__ ends nothing.
+  // The innermost __init__ is nn.Module's own; the outermost one with the same first argument is the model's.
+  // Decorators may stand between them, so a frame that is no __init__ ends nothing.
   constexpr int deepest = 32;
   PyObject* module = nullptr;
   PyObject* outermost = nullptr;

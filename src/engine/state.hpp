@@ -26,9 +26,7 @@ struct ThreadState {
   struct Construction* construction = nullptr;
 
   // Must anything be looked up before a cast is made?
-  bool is_plain() const {
-    return (autocast_disabled & 1U) == 0 && !in_optimizer_step && construction == nullptr;
-  }
+  bool is_plain() const { return (autocast_disabled & 1U) == 0 && !in_optimizer_step && construction == nullptr; }
 };
 
 #if defined(__GNUC__)
@@ -38,14 +36,16 @@ __attribute__((tls_model("initial-exec")))
 extern thread_local ThreadState thread_state;
 
 // disable_casts is a flag of torch's own: autocast for a device type that no torch has a backend for any more. torch
-// keeps it per thread, hands it to autograd's threads, and torch.compile guards on it, all of which a flag of ours would
-// have to be taught.
+// keeps it per thread, hands it to autograd's threads, and torch.compile guards on it, all of which a flag of ours
+// would have to be taught.
 inline constexpr const char* disabled_flag = "ipu";
 inline constexpr std::int8_t disabled_flag_number = 18;  // c10::DeviceType::IPU
 using ReadFlag = bool (*)(std::int8_t);                  // at::autocast::is_autocast_enabled(c10::DeviceType)
 extern ReadFlag read_flag;
 
-inline bool casts_are_disabled() { return read_flag != nullptr ? read_flag(disabled_flag_number) : thread_state.disabled; }
+inline bool casts_are_disabled() {
+  return read_flag != nullptr ? read_flag(disabled_flag_number) : thread_state.disabled;
+}
 
 // Finds read_flag and checks that it answers what Python sets. False with a Python exception set when torch has no such
 // flag at all.

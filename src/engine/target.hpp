@@ -20,11 +20,11 @@ struct Count {
 // Targets are never freed: a call may be under way in another thread while a policy is replaced.
 struct Target {
   enum class Shape : std::uint8_t {
-    function,           // builtin function, METH_VARARGS | METH_KEYWORDS
-    method,             // method of Tensor, METH_VARARGS | METH_KEYWORDS
+    function,             // builtin function, METH_VARARGS | METH_KEYWORDS
+    method,               // method of Tensor, METH_VARARGS | METH_KEYWORDS
     method_no_arguments,  // method of Tensor, METH_NOARGS
-    assignment,         // Tensor.__setitem__: a type slot, not a callable
-    python,             // a Python function, called through the core (hmp.op_wrap, composites)
+    assignment,           // Tensor.__setitem__: a type slot, not a callable
+    python,               // a Python function, called through the core (hmp.op_wrap, composites)
   };
 
   // Read on every call.

@@ -45,8 +45,7 @@ bool is_contiguous(const DLTensor& view) {
 
 PyObject* cast_by_torch(PyObject* tensor, Kind to) {
   if (is_plain_tensor(tensor)) {
-    PyCFunction function =
-        to == Kind::bf16 ? api.to_bfloat16 : (to == Kind::f16 ? api.to_float16 : api.to_float32);
+    PyCFunction function = to == Kind::bf16 ? api.to_bfloat16 : (to == Kind::f16 ? api.to_float16 : api.to_float32);
     static PyObject* const no_arguments = PyTuple_New(0);
     return reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(function))(tensor, no_arguments, nullptr);
   }
@@ -57,19 +56,18 @@ PyObject* cast_by_torch(PyObject* tensor, Kind to) {
 // Functions of torch's libraries that answer in 2 ns what their Python faces answer in 60. Found by name in what is
 // already loaded; where a torch does not have them the Python faces are asked.
 struct Symbols {
-  bool (*any_modes_set)(bool) = nullptr;         // c10::impl::TorchDispatchModeTLS::any_modes_set(bool)
+  bool (*any_modes_set)(bool) = nullptr;            // c10::impl::TorchDispatchModeTLS::any_modes_set(bool)
   const void* const* (*tracing_state)() = nullptr;  // const std::shared_ptr<TracingState>& getTracingState()
-  bool (*is_grad_enabled)() = nullptr;           // c10::GradMode::is_enabled()
+  bool (*is_grad_enabled)() = nullptr;              // c10::GradMode::is_enabled()
 
   Symbols() {
     if (void* c10 = dlopen("libc10.so", RTLD_NOLOAD | RTLD_LAZY)) {
-      any_modes_set = reinterpret_cast<bool (*)(bool)>(
-          dlsym(c10, "_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb"));
+      any_modes_set =
+          reinterpret_cast<bool (*)(bool)>(dlsym(c10, "_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb"));
       is_grad_enabled = reinterpret_cast<bool (*)()>(dlsym(c10, "_ZN3c108GradMode10is_enabledEv"));
     }
     if (void* cpu = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY)) {
-      tracing_state = reinterpret_cast<const void* const* (*)()>(
-          dlsym(cpu, "_ZN5torch3jit6tracer15getTracingStateEv"));
+      tracing_state = reinterpret_cast<const void* const* (*)()>(dlsym(cpu, "_ZN5torch3jit6tracer15getTracingStateEv"));
     }
   }
 };
@@ -105,8 +103,8 @@ bool in_forward_ad() {
 
 bool is_recorded_by_autograd(PyObject* tensor) {
   const Symbols& known = symbols();
-  const bool grad_enabled = known.is_grad_enabled != nullptr ? known.is_grad_enabled()
-                                                             : is_true(api.is_grad_enabled(nullptr, nullptr), true);
+  const bool grad_enabled =
+      known.is_grad_enabled != nullptr ? known.is_grad_enabled() : is_true(api.is_grad_enabled(nullptr, nullptr), true);
   return grad_enabled && is_true(api.get_requires_grad->get(tensor, api.get_requires_grad->closure), true);
 }
 
@@ -114,13 +112,11 @@ bool is_recorded_by_autograd(PyObject* tensor) {
 bool is_watched(PyObject* tensor) {
   if (is_recorded_by_autograd(tensor)) return true;
   const Symbols& known = symbols();
-  const bool modes = known.any_modes_set != nullptr
-                         ? known.any_modes_set(false)
-                         : is_true(PyObject_CallNoArgs(api.dispatch_stack_length), true);
+  const bool modes = known.any_modes_set != nullptr ? known.any_modes_set(false)
+                                                    : is_true(PyObject_CallNoArgs(api.dispatch_stack_length), true);
   if (modes) return true;
-  const bool tracing = known.tracing_state != nullptr
-                           ? *known.tracing_state() != nullptr
-                           : is_true(PyObject_CallNoArgs(api.tracing_state), true);
+  const bool tracing = known.tracing_state != nullptr ? *known.tracing_state() != nullptr
+                                                      : is_true(PyObject_CallNoArgs(api.tracing_state), true);
   if (tracing || in_forward_ad()) return true;
   // A negative view answers the exchange API with its bit ignored.
   return is_true(api.is_neg(tensor, nullptr), true);
@@ -186,12 +182,24 @@ PyObject* cast(PyObject* tensor, Kind from, Kind to, std::uint64_t& bytes) {
 }
 
 PyObject* cast_saturated(PyObject* tensor, Kind from, Kind to, std::uint64_t& bytes) {
+  // Finite values are brought into the range; infinities and NaN are values of every precision.
   const double limit = largest(to);
-  PyObject* clamped = PyObject_CallMethod(tensor, "clamp", "dd", -limit, limit);
-  if (clamped == nullptr) return nullptr;
-  PyObject* made = cast(clamped, from, to, bytes);
-  Py_DECREF(clamped);
+  PyObject* finite = PyObject_CallMethod(tensor, "isfinite", nullptr);
+  PyObject* clamped = finite == nullptr ? nullptr : PyObject_CallMethod(tensor, "clamp", "dd", -limit, limit);
+  PyObject* value = clamped == nullptr ? nullptr : PyObject_CallMethod(clamped, "where", "OO", finite, tensor);
+  PyObject* made = value == nullptr ? nullptr : cast(value, from, to, bytes);
+  Py_XDECREF(value);
+  Py_XDECREF(clamped);
+  Py_XDECREF(finite);
   return made;
+}
+
+bool has_no_dimensions(PyObject* tensor) noexcept {
+  PyObject* answer = PyObject_CallMethod(tensor, "dim", nullptr);
+  const bool none = answer != nullptr && PyLong_Check(answer) && PyLong_AsLong(answer) == 0;
+  Py_XDECREF(answer);
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  return none;
 }
 
 double largest(Kind kind) noexcept {

@@ -12,8 +12,10 @@ namespace habana_mp::tensor {
 // `bytes` grows by the size of the new tensor where that is known.
 PyObject* cast(PyObject* tensor, Kind from, Kind to, std::uint64_t& bytes);
 
-// As cast, but values beyond the range of `to` become its largest finite value instead of an infinity (rule 9).
+// As cast, but finite values beyond the range of `to` become its largest finite value instead of an infinity (rule 9).
 PyObject* cast_saturated(PyObject* tensor, Kind from, Kind to, std::uint64_t& bytes);
+
+bool has_no_dimensions(PyObject* tensor) noexcept;
 
 // The largest finite value of a precision.
 double largest(Kind kind) noexcept;

@@ -11,7 +11,7 @@
 namespace habana_mp::tensor {
 
 enum class Kind : std::uint8_t {
-  other,     // no tensor, or one that is never cast: integer, bool, quantized
+  other,  // no tensor, or one that is never cast: integer, bool, quantized
   f32,
   bf16,
   f16,
@@ -87,7 +87,8 @@ inline bool is_plain_tensor(PyObject* object) noexcept {
 }
 
 inline Kind kind_of_tensor(PyObject* tensor) noexcept {
-  if (way == Way::layout) [[likely]] return detail::kind_by_layout(tensor);
+  if (way == Way::layout) [[likely]]
+    return detail::kind_by_layout(tensor);
   if (way == Way::dlpack && is_plain_tensor(tensor)) {
     DLTensor view;
     if (api.exchange->dltensor_from_py_object_no_sync(tensor, &view) == 0) return detail::kind_of_dlpack(view.dtype);

@@ -89,8 +89,9 @@ bool bind_torch() {
     const char* name;
     PyObject** slot;
   } objects[] = {
-      {"float32", &found.float32},     {"bfloat16", &found.bfloat16},   {"float16", &found.float16},
-      {"float64", &found.float64},     {"complex32", &found.complex32}, {"complex64", &found.complex64},
+      {"float32", &found.float32},       {"bfloat16", &found.bfloat16},
+      {"float16", &found.float16},       {"float64", &found.float64},
+      {"complex32", &found.complex32},   {"complex64", &found.complex64},
       {"complex128", &found.complex128}, {"get_num_threads", &found.get_num_threads},
   };
   for (const auto& object : objects) {

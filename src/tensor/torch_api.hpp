@@ -4,7 +4,6 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-
 #include <dlpack/dlpack.h>
 
 namespace habana_mp::tensor {
@@ -33,7 +32,7 @@ struct TorchApi {
   PyGetSetDef* get_dtype = nullptr;
   PyGetSetDef* set_data = nullptr;
   PyObject* get_num_threads = nullptr;
-  PyObject* tracing_state = nullptr;         // torch._C._get_tracing_state
+  PyObject* tracing_state = nullptr;          // torch._C._get_tracing_state
   PyObject* dispatch_stack_length = nullptr;  // torch._C._len_torch_dispatch_stack
   PyObject* forward_ad_namespace = nullptr;   // the dictionary of torch.autograd.forward_ad
 

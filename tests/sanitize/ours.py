@@ -5,7 +5,7 @@
 A report is ours when, in one of its stacks, the first frame that is not the tool's own or the C library's is in a file
 of the core. That torch, called by us, does something does not count; that we hand memory to `memcpy` does. A report of
 AddressSanitizer or UndefinedBehaviorSanitizer is always ours: nothing else is built with them. Of leaks, those count
-that our code allocated itself.
+that our code allocated, itself or through Python.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ NOBODYS = re.compile(
     r"interceptor|lib(?:a|t|ub)san|vgpreload|vg_replace|libsanitizer|libc\.so|libc-|libstdc\+\+|/include/c\+\+/"
     r"|bits/|ext/|operator new|operator delete|<null>|__tsan|__interceptor|spdlog|fmt/|pybind11"
 )
+#: For leaks also Python's, which allocates what we then lose.
+PYTHONS = re.compile(NOBODYS.pattern + r"|(?:Objects|Python|Modules|Parser|Include)/|libpython|bin/python")
 FRAME = re.compile(r"^(?:==\d+==)?\s+(?:#\d+|at 0x|by 0x)")
 BEGIN = re.compile(
-    r"^(?:==\d+== ?(?:[A-Z]\w+.*(?:read|write|jump|free|value|syscall|overlap|lost|bytes)|ERROR|WARNING)"
+    r"^(?:==\d+==(?:ERROR|WARNING|\s(?:Invalid|Use of|Conditional|Syscall param|Source and|Mismatched|Jump|Process))"
     r"|WARNING: ThreadS|Direct leak|Indirect leak|\S+:\d+:\d+: runtime error)"
 )
 
@@ -66,9 +68,10 @@ def main() -> int:
         for block in blocks(path.read_text(errors="replace")):
             if not block or not BEGIN.match(block[0]):
                 continue
-            tops = [next((frame for frame in stack if not NOBODYS.search(frame)), "") for stack in stacks(block)]
-            if path.name.startswith(("leaks", "valgrind")):
-                tops = tops[:2] if path.name.startswith("valgrind") else tops[:1]
+            nobodys = PYTHONS if path.name.startswith("leaks") else NOBODYS
+            tops = [next((frame for frame in stack if not nobodys.search(frame)), "") for stack in stacks(block)]
+            if path.name.startswith("leaks"):
+                tops = tops[:1]
             if always or any(ours.search(top) for top in tops):
                 found.append((path, block))
             else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import io
 import logging
 import random
@@ -75,7 +76,7 @@ def calls(rng: random.Random) -> None:
             assert result.dtype in FLOATING, result.dtype
         bound = a.mm
         bound(b)
-    a[0] = b[1].bfloat16()
+    a[0] = b[-1].bfloat16()
     a += b
     assert a.dtype == torch.float32
 
@@ -83,7 +84,12 @@ def calls(rng: random.Random) -> None:
 def trains(_: random.Random) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    model(torch.randn(4, 8)).float().sum().backward()
+    try:
+        model(torch.randn(4, 8)).float().sum().backward()
+    except RuntimeError as error:
+        # The policy was taken away between two layers, and the second one met the first one's precision.
+        if "dtype" not in str(error):
+            raise
     optimizer.step()
     assert model[0].weight.dtype == torch.float32
 
@@ -111,11 +117,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cold", action="store_true", help="leave it to the threads to import what torch imports late")
     parser.add_argument("--core", type=Path, help="the core that must be loaded")
     given = parser.parse_args()
     if given.core is not None and Path(_core.__file__).resolve() != given.core.resolve():
         sys.exit(f"the wrong core is loaded: {_core.__file__}, expected {given.core}")
     torch.set_num_threads(1)
+    if not given.cold:
+        importlib.import_module("torch._dynamo")
     # Threads change places as often as they can.
     sys.setswitchinterval(1e-5)
     end = time.monotonic() + given.seconds

@@ -1,0 +1,686 @@
+"""What convert does to torch's objects: they stay what they are, obey wherever they are held, and are given back."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import ctypes
+import functools
+import gc
+import inspect
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import Converter
+
+from habana_mp import _core, hmp
+
+BF16, FP32 = torch.bfloat16, torch.float32
+M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
+N = M.t().contiguous()
+
+SPACES: dict[str, Any] = {
+    "torch": torch,
+    "torch._C._VariableFunctions": torch._C._VariableFunctions,  # an instance, whose methods are made anew each time
+    "torch.nn.functional": F,
+    "torch.Tensor": torch.Tensor,
+    "torch._C.TensorBase": torch._C.TensorBase,
+    "torch._C._nn": torch._C._nn,
+    "torch._C._linalg": torch._C._linalg,  # type: ignore[attr-defined]
+    "torch._C._fft": torch._C._fft,  # type: ignore[attr-defined]
+    "torch._C._special": torch._C._special,  # type: ignore[attr-defined]
+    "torch._VF": torch._VF,
+    "torch.special": torch.special,
+    "torch.linalg": torch.linalg,
+    "torch.fft": torch.fft,
+}
+CALLABLES = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.FunctionType)
+
+
+def functions() -> Iterator[tuple[str, Any]]:
+    for space, owner in SPACES.items():
+        for name in dir(owner):
+            value = inspect.getattr_static(owner, name, None)
+            value = getattr(owner, name, None) if not isinstance(value, CALLABLES) else value
+            if isinstance(value, CALLABLES) and not name.endswith("class__") and "hook__" not in name:
+                yield f"{space}.{name}", value
+
+
+def signature(function: Any) -> str:
+    try:
+        return str(inspect.signature(function))
+    except (ValueError, TypeError):
+        return "none"
+
+
+def pickled(function: Any) -> bytes:
+    try:
+        return pickle.dumps(function)
+    except Exception as error:
+        return type(error).__name__.encode()
+
+
+def face(function: Any) -> tuple[Any, ...]:
+    """All that a program can tell of a function without calling it."""
+    return (
+        id(function),
+        hash(function),
+        repr(function),
+        type(function),
+        getattr(function, "__name__", ""),
+        getattr(function, "__qualname__", ""),
+        getattr(function, "__module__", ""),
+        getattr(function, "__doc__", ""),
+        getattr(function, "__text_signature__", ""),
+        getattr(function, "__defaults__", ()),
+        getattr(function, "__kwdefaults__", ()),
+        getattr(function, "__annotations__", ()),
+        signature(function),
+        pickled(function),
+    )
+
+
+# The head of PyCFunctionObject: refcount, type, m_ml, m_self, m_module, m_weakreflist, vectorcall; and of
+# PyMethodDescrObject: refcount, type, d_type, d_name, d_qualname, d_method, vectorcall.
+_WORD = ctypes.sizeof(ctypes.c_void_p)
+
+
+def word(address: int, index: int) -> int:
+    return ctypes.c_size_t.from_address(address + index * _WORD).value
+
+
+def slots(function: Any) -> tuple[int, ...]:
+    """The vectorcall slot, the address of the definition and its four words."""
+    if isinstance(function, types.BuiltinFunctionType):
+        definition, slot = word(id(function), 2), word(id(function), 6)
+    elif isinstance(function, types.MethodDescriptorType):
+        definition, slot = word(id(function), 5), word(id(function), 6)
+    elif isinstance(function, types.WrapperDescriptorType):
+        return (word(id(function), 5), word(id(function), 6))
+    else:
+        return (id(function.__code__),)
+    return (slot, definition, *(word(definition, index) for index in range(4)))
+
+
+ALL_PATHS = ["mm", "exp", "t", "add", "matmul", "normalize", "softmin", "clamp", "iadd", "fft_fft", "__rtruediv__"]
+
+
+@pytest.fixture(params=["default", "O2", "many"])
+def anyhow(request: pytest.FixtureRequest, converted: Converter) -> Callable[[], None]:
+    """Several ways to convert."""
+    ways: dict[str, Callable[[], None]] = {
+        "default": hmp.convert,
+        "O2": lambda: hmp.convert("O2"),
+        "many": lambda: converted(bf16=ALL_PATHS),
+    }
+    return ways[request.param]
+
+
+def test_functions_stay_the_same_objects_with_the_same_face(anyhow: Callable[[], None]) -> None:
+    before = [(place, function, face(function)) for place, function in functions()]
+    assert len(before) > 2500
+    anyhow()
+    after = dict(functions())
+    changed = [place for place, function, shown in before if face(function) != shown or after[place] is not function]
+    assert changed == []
+    hmp.restore()
+    assert [place for place, function, shown in before if face(function) != shown] == []
+
+
+def test_slots_and_definitions_hold_what_they_held_after_restore(anyhow: Callable[[], None]) -> None:
+    everything = list(functions()) + [
+        (name, getattr(torch._C, name)) for name in dir(torch._C) if isinstance(getattr(torch._C, name), CALLABLES)
+    ]
+    everything.append(("_make_subclass", torch.Tensor._make_subclass))
+    held = [function for _, function in everything]
+    before = [slots(function) for function in held]
+    anyhow()
+    assert [slots(function) for function in held] != before
+    anyhow()
+    hmp.restore()
+    changed = [place for (place, function), was in zip(everything, before, strict=True) if slots(function) != was]
+    assert changed == []
+
+
+def test_the_assignment_slot_is_given_back_on_every_class(converted: Converter) -> None:
+    class Mine(torch.Tensor):
+        pass
+
+    def held() -> list[int]:
+        kinds = [torch._C.TensorBase, torch.Tensor, torch.nn.Parameter, Mine]
+        return [word(word(id(kind), 14), 2) for kind in kinds]  # tp_as_mapping->mp_ass_subscript
+
+    before = held()
+    converted(bf16=["mm"])
+    changed = held()
+
+    class Later(torch.Tensor):
+        pass
+
+    hmp.restore()
+    assert changed[0] != before[0]
+    assert held() == before
+    x = M.clone().as_subclass(Later)
+    x[0] = 1.0
+    assert x[0].sum() == 4
+
+
+def test_what_is_pickled_while_converted_is_the_function_afterwards(anyhow: Callable[[], None]) -> None:
+    anyhow()
+    texts = [pickle.dumps(one) for one in (torch.mm, F.relu, F.normalize, F.softmin, torch.Tensor.exp, F.gelu)]
+    hmp.restore()
+    loaded = [pickle.loads(text) for text in texts]
+    for one, other in zip(loaded, (torch.mm, F.relu, F.normalize, F.softmin, torch.Tensor.exp, F.gelu), strict=True):
+        assert one is other
+    assert copy.deepcopy(torch.mm) is torch.mm
+
+
+# ---- aliases -------------------------------------------------------------------------------------------------------
+
+from_torch = torch.mm
+from_functional = F.normalize
+method = torch.Tensor.exp
+table = {"gelu": F.gelu, "softmin": F.softmin}
+partial = functools.partial(F.softmax, dim=-1)
+bound = M.matmul
+bound_without_arguments = M.t
+bound_keyword = functools.partial(M.softmax, dim=0)
+
+ALIASES: dict[str, Callable[[], torch.Tensor]] = {
+    "a function": lambda: from_torch(M, N),
+    "a Python function": lambda: from_functional(M),
+    "a method": lambda: method(M),
+    "a dict's value": lambda: table["gelu"](M),
+    "a Python function in a dict": lambda: table["softmin"](M, -1),
+    "a partial": lambda: partial(M),
+    "a bound method": lambda: bound(N),
+    "a bound method without arguments": bound_without_arguments,
+    "a bound method in a partial": bound_keyword,
+    "a map": lambda: next(map(torch.exp, [M])),
+    "a call with a star": lambda: torch.mm(*(M, N)),
+    "a call with two stars": lambda: torch.mm(**{"input": M, "mat2": N}),
+    "getattr": lambda: getattr(torch, "mm")(M, N),  # noqa: B009
+    "functools.reduce": lambda: functools.reduce(torch.mm, [M, N, M]),
+    "the descriptor protocol": torch.Tensor.exp.__get__(M),
+    "torch._C": lambda: torch._C._VariableFunctions.mm(M, N),
+    "torch._VF": lambda: torch._VF.mm(M, N),
+    "a subclass": lambda: M.as_subclass(torch.nn.Buffer if hasattr(torch.nn, "Buffer") else torch.Tensor).exp(),
+}
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_an_alias_taken_before_obeys_and_stops_obeying(converted: Converter, name: str) -> None:
+    names = ["mm", "normalize", "exp", "gelu", "softmin", "softmax", "matmul", "t"]
+    assert ALIASES[name]().dtype is FP32
+    for _ in range(2):
+        converted(bf16=names)
+        assert ALIASES[name]().dtype is BF16
+        with hmp.disable_casts():
+            assert ALIASES[name]().dtype is FP32
+        hmp.restore()
+        assert ALIASES[name]().dtype is FP32
+
+
+def test_a_bound_method_taken_while_converted_stops_obeying(converted: Converter) -> None:
+    converted(bf16=["matmul", "t"])
+    taken, without = M.matmul, M.t
+    assert taken(N).dtype is BF16
+    hmp.restore()
+    assert taken(N).dtype is FP32
+    assert without().dtype is FP32
+
+
+def hot(count: int) -> set[torch.dtype]:
+    seen = set()
+    for _ in range(count):
+        seen |= {torch.mm(M, N).dtype, M.exp().dtype, M.t().dtype, (M @ N).dtype, (M * 2).dtype, F.relu(M).dtype}
+    return seen
+
+
+def test_loops_that_the_interpreter_specialised_obey_and_stop_obeying(converted: Converter) -> None:
+    assert hot(200) == {FP32}
+    for _ in range(3):
+        converted(bf16=["mm", "exp", "t", "matmul", "mul", "relu"])
+        assert hot(200) == {BF16}
+        hmp.restore()
+        assert hot(200) == {FP32}
+
+
+def test_a_loop_that_is_running_obeys_at_once(converted: Converter) -> None:
+    seen = []
+    for step in range(300):
+        if step == 100:
+            converted(bf16=["exp"])
+        if step == 200:
+            hmp.restore()
+        seen.append(M.exp().dtype)
+    assert seen == [FP32] * 100 + [BF16] * 100 + [FP32] * 100
+
+
+@pytest.mark.parametrize("name", ["normalize", "softmin", "gumbel_softmax", "tanhshrink", "softsign"])
+def test_a_function_that_torch_writes_in_python_keeps_its_identity(converted: Converter, name: str) -> None:
+    function = getattr(F, name)
+    before, code = face(function), function.__code__
+    expected = {"normalize": lambda: function(M), "softmin": lambda: function(M, -1)}.get(name, lambda: function(M))
+    converted(bf16=[name])
+    assert getattr(F, name) is function
+    assert face(function) == before
+    assert expected().dtype is BF16
+    assert function(input=M).dtype is BF16 if name == "normalize" else True
+    hmp.restore()
+    assert function.__code__ is code
+    assert expected().dtype is FP32
+
+
+def test_inside_of_a_python_function_the_lists_are_silent(converted: Converter) -> None:
+    expected = F.normalize(M.float())
+    converted(fp32=["normalize"], bf16=["div", "norm", "expand", "clamp_min", "linalg_vector_norm"])
+    assert torch.equal(F.normalize(M), expected)
+
+
+# ---- leaks ---------------------------------------------------------------------------------------------------------
+
+
+def test_converting_and_restoring_for_ever_leaks_nothing(converted: Converter) -> None:
+    def cycle() -> None:
+        converted(bf16=["mm", "normalize", "exp"], fp32=["softmin", "layer_norm"])
+        torch.mm(M, N)
+        F.normalize(M)
+        hmp.convert()
+        hmp.restore()
+
+    sample = [torch.mm, torch.Tensor.exp, F.linear, F.normalize, torch.Tensor.__setitem__, torch.set_autocast_enabled]
+    for _ in range(5):
+        cycle()
+    gc.collect()
+    objects, counts = len(gc.get_objects()), [sys.getrefcount(one) for one in sample]
+    for _ in range(200):
+        cycle()
+    gc.collect()
+    assert [sys.getrefcount(one) for one in sample] == counts
+    assert len(gc.get_objects()) - objects < 100
+
+
+PATHS: dict[str, Callable[[Any, Any], Any]] = {
+    "function": torch.mm,
+    "method": lambda a, b: a.mm(b),
+    "operator": lambda a, b: a @ b,
+    "keywords": lambda a, b: torch.mm(input=a, mat2=b),
+    "bound method": lambda a, b: getattr(a, "mm")(b),  # noqa: B009
+    "no arguments": lambda a, _: a.t(),
+    "sequence": lambda a, b: torch.cat([a, b]),
+    "tuple": lambda a, b: torch.cat((a, b), dim=0),
+    "keyword sequence": lambda a, b: torch.cat(tensors=(a, b), dim=0),
+    "nested sequence": lambda a, b: torch.cartesian_prod(a[0], b[0]),
+    "no cast": lambda a, b: torch.mm(a.bfloat16(), b.bfloat16()),
+    "widest": lambda a, b: torch.mul(a, b.bfloat16()),
+    "in place": lambda a, b: a.clone().add_(b.bfloat16()),
+    "assignment": lambda a, b: a.clone().__setitem__(torch.tensor([0]), b[:1].bfloat16()),
+    "scalar": lambda a, b: a.bfloat16().masked_fill(a > 0, -3.4e38),
+    "out": lambda a, b: torch.mm(a, b, out=torch.empty(4, 4)),
+    "Python function": lambda a, b: F.normalize(a),
+    "wrapped": lambda a, b: WRAPPED(a, y=b),
+    "no kernel": lambda a, b: torch.fft.fft(a.bfloat16()),
+    "disabled": hmp.disable_casts()(torch.mm),
+    "error": lambda a, b: torch.mm(a, b[:2]),
+    "type error": lambda a, b: torch.mm(a, "x"),  # type: ignore[arg-type]
+    "method error": lambda a, b: a.mm(b[:2]),
+    "sequence error": lambda a, b: torch.cat([a, "x"]),  # type: ignore[list-item]
+    "gradient": lambda a, b: torch.mm(a.detach().requires_grad_(), b).float().sum().backward(),
+}
+WRAPPED = hmp.op_wrap(lambda x, y: x + y, to="bf16")
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_calls_keep_every_reference_count(converted: Converter, name: str) -> None:
+    converted(bf16=["mm", "matmul", "t", "cat", "normalize", "cartesian_prod"])
+    a, b, two, zero = M.clone(), N.clone(), (M.clone(), N.clone()), "out"
+
+    def call() -> None:
+        try:
+            PATHS[name](a, b)
+        except (RuntimeError, TypeError):
+            assert "error" in name
+
+    for _ in range(20):
+        call()
+    gc.collect()
+    counted = (a, b, two, zero, torch.mm, torch.Tensor.mm, torch.cat, None, BF16, FP32, "dtype", "mat2")
+    before = [sys.getrefcount(one) for one in counted]
+    objects = len(gc.get_objects())
+    for _ in range(1000):
+        call()
+    gc.collect()
+    after = [sys.getrefcount(one) for one in counted]
+    assert all(abs(new - old) < 50 for new, old in zip(after, before, strict=True)), (before, after)
+    assert len(gc.get_objects()) - objects < 50
+
+
+def test_calls_release_the_memory_of_their_casts(converted: Converter) -> None:
+    import resource
+
+    converted(bf16=["mm", "relu"])
+    big = torch.ones(512, 512)
+    for _ in range(20):
+        torch.relu(torch.mm(big, big))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(150):
+        torch.relu(torch.mm(big, big))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000, "KiB"
+
+
+# ---- disable_casts -------------------------------------------------------------------------------------------------
+
+
+def is_cast() -> bool:
+    return torch.mm(M, N).dtype is BF16
+
+
+@pytest.fixture
+def casting(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    assert is_cast()
+
+
+@pytest.mark.usefixtures("casting")
+def test_disable_casts_nests_and_can_be_entered_again() -> None:
+    one = hmp.disable_casts()
+    with one:
+        with one, hmp.disable_casts():
+            assert not is_cast()
+        assert not is_cast()
+    assert is_cast()
+    with one:
+        assert not is_cast()
+    assert is_cast()
+
+
+@pytest.mark.usefixtures("casting")
+def test_disable_casts_is_left_by_an_exception() -> None:
+    with pytest.raises(KeyError), hmp.disable_casts(), hmp.disable_casts():
+        raise KeyError
+    assert is_cast()
+
+
+@pytest.mark.usefixtures("casting")
+def test_disable_casts_decorates_with_and_without_parentheses() -> None:
+    @hmp.disable_casts
+    def bare(x: int, *, y: int = 2) -> tuple[bool, int]:
+        """Says so."""
+        return is_cast(), x + y
+
+    @hmp.disable_casts()
+    def called() -> bool:
+        return is_cast()
+
+    class Holder:
+        @hmp.disable_casts
+        def method(self) -> bool:
+            return is_cast()
+
+        @staticmethod
+        @hmp.disable_casts()
+        def static() -> bool:
+            return is_cast()
+
+    assert bare(1, y=3) == (False, 4)
+    assert bare.__name__ == "bare"
+    assert bare.__doc__ == "Says so."
+    assert not called()
+    assert not Holder().method()
+    assert not Holder.static()
+    assert is_cast()
+
+
+@pytest.mark.usefixtures("casting")
+def test_a_decorated_function_may_call_itself() -> None:
+    @hmp.disable_casts
+    def deep(level: int) -> list[bool]:
+        return [is_cast()] + (deep(level - 1) if level else [])
+
+    assert not any(deep(30))
+    assert is_cast()
+
+
+@pytest.mark.usefixtures("casting")
+def test_a_decorated_generator_leaves_its_consumer_alone() -> None:
+    closed = []
+
+    @hmp.disable_casts
+    def numbers() -> Iterator[Any]:
+        try:
+            got = yield is_cast()
+            try:
+                yield got, is_cast()
+            except KeyError:
+                yield "thrown", is_cast()
+            return "done"
+        finally:
+            closed.append(is_cast())
+
+    running = numbers()
+    assert next(running) is False
+    assert is_cast()
+    assert running.send(5) == (5, False)
+    assert running.throw(KeyError()) == ("thrown", False)
+    assert is_cast()
+    with pytest.raises(StopIteration) as stop:
+        next(running)
+    assert stop.value.value == "done"
+    early = numbers()
+    next(early)
+    early.close()
+    assert closed == [False, False]
+    assert is_cast()
+
+
+@pytest.mark.usefixtures("casting")
+def test_a_decorated_coroutine_leaves_other_tasks_alone() -> None:
+    @hmp.disable_casts()
+    async def quiet() -> list[bool]:
+        seen = []
+        for _ in range(3):
+            seen.append(is_cast())
+            await asyncio.sleep(0)
+        return seen
+
+    async def loud() -> list[bool]:
+        seen = []
+        for _ in range(3):
+            seen.append(is_cast())
+            await asyncio.sleep(0)
+        return seen
+
+    async def main() -> list[list[bool]]:
+        return list(await asyncio.gather(quiet(), loud(), quiet()))
+
+    assert asyncio.run(main()) == [[False] * 3, [True] * 3, [False] * 3]
+    assert is_cast()
+
+
+@pytest.mark.usefixtures("casting")
+def test_a_decorated_asynchronous_generator_casts_nothing() -> None:
+    @hmp.disable_casts
+    async def quiet() -> Any:
+        for _ in range(2):
+            yield is_cast()
+            await asyncio.sleep(0)
+
+    async def main() -> list[bool]:
+        seen = []
+        async for one in quiet():
+            seen += [one, is_cast()]
+        return seen
+
+    assert asyncio.run(main()) == [False, True, False, True]
+
+
+@pytest.mark.parametrize("wrong", [3, "text", torch.ones(1)], ids=["number", "text", "tensor"])
+def test_disable_casts_decorates_only_what_can_be_called(wrong: object) -> None:
+    with pytest.raises(TypeError, match="disable_casts"):
+        hmp.disable_casts(wrong)  # type: ignore[call-overload]
+
+
+@pytest.mark.usefixtures("casting")
+def test_threads_have_states_of_their_own() -> None:
+    wrong: list[str] = []
+    barrier = threading.Barrier(4)
+
+    def work(index: int) -> None:
+        barrier.wait()
+        for step in range(150):
+            if (step + index) % 2:
+                with hmp.disable_casts():
+                    if is_cast():
+                        wrong.append(f"{index} cast while disabled")
+            elif not is_cast():
+                wrong.append(f"{index} did not cast")
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_calls_in_other_threads_survive_converting_and_restoring(converted: Converter) -> None:
+    stop, wrong = threading.Event(), []
+
+    def work() -> None:
+        while not stop.is_set():
+            for result in (torch.mm(M, N), M.exp(), F.normalize(M), torch.cat([M, N]), M.t()):
+                if result.dtype not in (FP32, BF16):
+                    wrong.append(result.dtype)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(40):
+            converted(bf16=["mm", "exp", "normalize", "cat", "t"])
+            hmp.convert("O2")
+            hmp.restore()
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+
+
+@pytest.mark.usefixtures("casting")
+def test_the_backward_pass_of_a_disabled_block_may_run_outside_of_it() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    module = torch.nn.Linear(4, 4)
+    hmp.convert()
+    with hmp.disable_casts():
+        out = checkpoint(module, M.clone().requires_grad_(), use_reentrant=False)
+    out.sum().backward()
+    assert module.weight.grad is not None
+
+
+# ---- importing and reading -----------------------------------------------------------------------------------------
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=Path(__file__).parent,
+        env={**os.environ, **environment},
+    )
+
+
+def test_importing_and_converting_brings_in_no_heavy_part_of_torch() -> None:
+    done = run(
+        "import torch, torch.utils.data, sys\n"
+        "before = set(sys.modules)\n"
+        "import habana_mp\n"
+        "imported = set(sys.modules) - before\n"
+        "habana_mp.convert(); torch.mm(torch.eye(2), torch.eye(2)); habana_mp.restore()\n"
+        "converted = set(sys.modules) - before\n"
+        "heavy = ('torch._dynamo', 'torch._inductor', 'torch.distributed', 'torch.fx', 'torch.onnx', 'torch._export',\n"
+        "         'torch.testing', 'sympy', 'pandas', 'scipy', 'matplotlib')\n"
+        "print(sorted(name for name in imported | converted if name.startswith(heavy)))\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_importing_changes_nothing_in_torch() -> None:
+    done = run(
+        "import torch\n"
+        "before = {name: id(getattr(torch, name)) for name in dir(torch)}\n"
+        "import habana_mp\n"
+        "print({name for name, was in before.items() if id(getattr(torch, name)) != was}, habana_mp.is_converted())\n"
+    )
+    assert done.stdout.strip() == "set() False", done.stderr
+
+
+BATTERY = """
+import pathlib, tempfile, torch, torch.nn.functional as F
+from habana_mp import hmp, _core
+class Mine(torch.Tensor): pass
+m, n = torch.linspace(0.1, 0.9, 16).reshape(4, 4), torch.linspace(0.9, 0.1, 16).reshape(4, 4)
+module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU())
+for p in module.parameters(): torch.nn.init.constant_(p, 0.125)
+hmp.convert()
+results = [torch.mm(m, n), m @ n, m * n.bfloat16(), torch.cat([m, n.bfloat16()]), m.double() * m, torch.t(m), m.t(),
+           F.softmax(m.bfloat16(), -1), torch.fft.fft(m.bfloat16()), module(m), m.as_subclass(Mine) @ n,
+           m.to_sparse() @ n,
+           m.bfloat16().masked_fill(m > 0.5, -3.4e38), m.clone().add_(n.bfloat16()), torch.arange(3) * 2,
+           torch.func.vmap(lambda row: torch.mm(row[None], n))(m), torch.mm(m[:, :2], n[:2]), torch.mm(m.t(), n.t()),
+           torch.mm(m[:0], n), m.to("meta") @ n.to("meta"), torch.nested.nested_tensor([m, n]).to_padded_tensor(0.0)]
+with torch.no_grad(): results.append(module(m))
+module(m).sum().backward()
+results.append(module[0].weight.grad)
+for one in results:
+    number = one.device.type != "meta" and not one.is_complex()
+    print(type(one).__name__, one.dtype, one.float().sum().item() if number else "")
+print([(row.operation, row.precision, row.calls, row.casts, row.bytes) for row in hmp.report(show=False)])
+print(_core.reader())
+"""
+
+
+def test_all_readers_give_the_same_results() -> None:
+    found = {}
+    for reader in ("layout", "dlpack", "attribute"):
+        done = run(BATTERY, HABANA_MP_READER=reader)
+        assert done.returncode == 0, done.stderr
+        found[reader], _, way = done.stdout.strip().rpartition("\n")
+        assert way == reader
+    assert found["layout"] == found["dlpack"] == found["attribute"]
+    assert "bfloat16" in found["layout"]
+
+
+def test_an_unknown_reader_is_an_error_that_names_the_choices() -> None:
+    done = run(
+        "import torch\n"
+        "from habana_mp import hmp, _core\n"
+        "try: hmp.convert()\n"
+        "except Exception as error: print(error)\n"
+        "print(hmp.is_converted(), _core.installed_count(), torch.mm(torch.eye(2), torch.eye(2)).dtype)\n",
+        HABANA_MP_READER="magic",
+    )
+    for word_ in ("HABANA_MP_READER", "magic", "layout", "dlpack", "attribute"):
+        assert word_ in done.stdout
+    assert done.stdout.splitlines()[-1] == "False 0 torch.float32"
+
+
+def test_nothing_of_the_core_is_installed_without_convert() -> None:
+    assert _core.installed_count() == 0
+    assert Path(_core.__file__ or "").suffix in (".so", ".pyd")

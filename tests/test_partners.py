@@ -1,0 +1,446 @@
+"""Together with what else transforms programs: torch.compile, export, trace, script, torch.func, copying, pickling."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fwd
+import torch.nn.functional as F
+from conftest import Converter
+from torch import nn
+
+from habana_mp import hmp
+
+BF16, FP32 = torch.bfloat16, torch.float32
+M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
+N = M.t().contiguous() * 0.7
+BACKENDS = ["eager", "aot_eager", *(["inductor"] if shutil.which("c++") or shutil.which("g++") else [])]
+
+
+@pytest.fixture(autouse=True)
+def compiled_anew() -> Iterator[None]:
+    """No test sees what another one compiled."""
+    yield
+    torch._dynamo.reset()
+
+
+def small() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3), nn.LogSoftmax(-1))
+
+
+def chain(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(torch.relu(torch.mm(x, y)) + 1, -1)
+
+
+def product_only(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.mm(x, y)
+
+
+# ---- torch.compile -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_function_compiled_after_convert_casts_as_the_plain_one(backend: str) -> None:
+    hmp.convert()
+    compiled = torch.compile(product_only, backend=backend, fullgraph=True)
+    expected = product_only(M, N)
+    result = compiled(M, N)
+    assert result.dtype is BF16
+    torch.testing.assert_close(result, expected)
+    # Inductor keeps float32 between operations that it fuses.
+    fused = torch.compile(chain, backend=backend, fullgraph=True)(M, N)
+    torch.testing.assert_close(fused, chain(M, N), rtol=2e-2, atol=2e-3)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_graph_compiled_before_convert_obeys_and_stops_obeying(backend: str) -> None:
+    compiled = torch.compile(product_only, backend=backend, fullgraph=True)
+    assert compiled(M, N).dtype is FP32
+    for _ in range(2):
+        hmp.convert()
+        assert compiled(M, N).dtype is BF16
+        hmp.restore()
+        assert compiled(M, N).dtype is FP32
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_compiled_function_follows_a_new_configuration(converted: Converter, backend: str) -> None:
+    compiled = torch.compile(lambda x: (torch.exp(x), torch.sin(x)), backend=backend, fullgraph=True)
+    converted(bf16=["exp"])
+    assert [one.dtype for one in compiled(M)] == [BF16, FP32]
+    converted(bf16=["sin"])
+    assert [one.dtype for one in compiled(M)] == [FP32, BF16]
+    hmp.convert(dtype=torch.float16)
+    assert torch.compile(product_only, backend=backend)(M, N).dtype is torch.float16
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_disable_casts_works_around_and_inside_of_a_compiled_function(backend: str) -> None:
+    def inside(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with hmp.disable_casts():
+            first = torch.mm(x, y)
+        return first, torch.mm(x, y)
+
+    hmp.convert()
+    compiled = torch.compile(product_only, backend=backend)
+    assert compiled(M, N).dtype is BF16
+    with hmp.disable_casts():
+        assert compiled(M, N).dtype is FP32
+    assert compiled(M, N).dtype is BF16
+    assert [one.dtype for one in torch.compile(inside, backend=backend)(M, N)] == [FP32, BF16]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_autocast_disabled_is_obeyed_in_a_compiled_function(backend: str) -> None:
+    def inside(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.autocast("cpu", enabled=False):
+            first = torch.mm(x, y)
+        return first, torch.mm(x, y)
+
+    hmp.convert()
+    assert [one.dtype for one in torch.compile(inside, backend=backend)(M, N)] == [FP32, BF16]
+    compiled = torch.compile(product_only, backend=backend)
+    with torch.autocast("cpu", enabled=False):
+        assert compiled(M, N).dtype is FP32
+    assert compiled(M, N).dtype is BF16
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_compiled_model_trains_like_the_plain_one(backend: str) -> None:
+    plain, model = small(), small()
+    hmp.convert()
+    labels = torch.tensor([0, 1, 2, 0])
+    for module, call in ((plain, plain), (model, torch.compile(model, backend=backend))):
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+        for _ in range(2):
+            optimizer.zero_grad()
+            F.nll_loss(call(M), labels).backward()
+            optimizer.step()
+    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+        assert other.dtype is FP32
+        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", ["normalize", "softmin"])
+def test_a_python_function_of_torch_can_be_compiled_whole(converted: Converter, name: str) -> None:
+    function: Callable[..., torch.Tensor] = getattr(F, name)
+    converted(bf16=[name])
+    compiled = torch.compile(lambda x: function(x, dim=-1), backend="eager", fullgraph=True)
+    assert compiled(M).dtype is BF16
+
+
+def test_a_wrapped_function_can_be_compiled() -> None:
+    wrapped = hmp.op_wrap(lambda x, y: x + y, to="bf16")
+    hmp.convert()
+    assert torch.compile(lambda x: wrapped(x, y=x), backend="eager")(M).dtype is BF16
+
+
+# ---- trace, script, export -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_trace_contains_the_casts(grad: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    hmp.convert()
+    with torch.set_grad_enabled(grad):
+        traced = torch.jit.trace(model, M)
+    expected = model(N)
+    hmp.restore()
+    result = traced(N)
+    assert result.dtype is BF16
+    assert torch.equal(result, expected)
+
+
+def test_a_trace_of_large_tensors_contains_the_casts() -> None:
+    model = nn.Linear(300, 300)
+    example = torch.randn(300, 300)
+    hmp.convert()
+    with torch.no_grad():
+        traced = torch.jit.trace(model, example)
+        other = torch.randn(300, 300)
+        expected = model(other)
+    hmp.restore()
+    assert torch.equal(traced(other), expected)
+
+
+def test_scripting_works_before_and_after_convert(converted: Converter) -> None:
+    before = torch.jit.script(small())
+    expected = before(M)
+    converted(bf16=["mm", "normalize", "softmin", "linear", "relu"])
+    after = torch.jit.script(small())
+    assert after(M).shape == before(M).shape == expected.shape
+    assert torch.jit.script(F.normalize)(M).shape == (4, 4)
+    hmp.restore()
+    torch.testing.assert_close(after(M), expected)
+
+
+def test_a_scripted_function_casts_as_the_plain_one() -> None:
+    scripted = torch.jit.script(product_only)
+    hmp.convert()
+    assert scripted(M, N).dtype is BF16
+
+
+def test_an_exported_program_contains_the_casts() -> None:
+    model = small()
+    hmp.convert()
+    program = torch.export.export(model, (M,))
+    expected = model(N)
+    hmp.restore()
+    result = program.module()(N)
+    assert torch.equal(result, expected)
+    assert any("bfloat16" in str(node.args) + str(node.kwargs) for node in program.graph.nodes)
+
+
+def test_a_symbolic_trace_is_not_disturbed() -> None:
+    hmp.convert()
+    graph = torch.fx.symbolic_trace(small())
+    assert torch.equal(graph(M), small()(M))
+
+
+def test_make_fx_records_the_casts() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    hmp.convert()
+    graph = make_fx(product_only)(M, N)
+    hmp.restore()
+    assert graph(M, N).dtype is BF16
+
+
+def test_a_dispatch_mode_sees_the_casts(converted: Converter) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen: list[str] = []
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    converted(bf16=["mm"])
+    with Watching():
+        torch.mm(M, N)
+    assert seen == ["aten._to_copy.default", "aten._to_copy.default", "aten.mm.default"]
+
+
+# ---- torch.func and forward mode -----------------------------------------------------------------------------------
+
+
+def test_vmap_equals_a_loop() -> None:
+    batch = torch.randn(3, 4, 4)
+    hmp.convert()
+    for function in (
+        lambda x: torch.mm(x, N),
+        lambda x: F.linear(x, N),
+        lambda x: x @ N * 2,
+        lambda x: torch.cat([x, N]),
+    ):
+        expected = torch.stack([function(one) for one in batch])
+        result = torch.func.vmap(function)(batch)
+        assert result.dtype is expected.dtype
+        torch.testing.assert_close(result, expected)
+
+
+def loss(w: torch.Tensor) -> torch.Tensor:
+    return torch.mm(M, w).float().pow(2).sum()
+
+
+def loss_by_hand(w: torch.Tensor) -> torch.Tensor:
+    return torch.mm(M.bfloat16(), w.bfloat16()).float().pow(2).sum()
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f: torch.func.grad(f)(N),
+        lambda f: torch.func.grad_and_value(f)(N),
+        lambda f: torch.func.vmap(torch.func.grad(f))(torch.stack([N, M])),
+        lambda f: torch.func.vjp(f, N)[1](torch.tensor(1.0)),
+        lambda f: torch.func.jvp(f, (N,), (M,)),
+        lambda f: torch.func.jacrev(f)(N),
+        lambda f: torch.func.jacfwd(f)(N),
+        lambda f: torch.func.linearize(f, N)[1](M),
+        lambda f: torch.func.hessian(f)(N[:, :2].contiguous()),
+        lambda f: torch.func.grad(lambda x: torch.func.grad(f)(x).sum())(N),
+        lambda f: torch.autograd.functional.jacobian(f, N),
+    ],
+)
+def test_transforms_go_through_the_casts_as_through_those_by_hand(
+    converted: Converter, transform: Callable[[Any], Any]
+) -> None:
+    expected = transform(loss_by_hand)
+    converted(bf16=["mm"])
+    torch.testing.assert_close(transform(loss), expected)
+
+
+FUNCTIONALIZED = """
+import torch
+from habana_mp import hmp
+x, y = torch.linspace(0.1, 0.9, 16).reshape(4, 4), torch.linspace(0.9, 0.1, 16).reshape(4, 4)
+hmp.convert()
+for grad in (False, True):
+    for function in (lambda x: torch.mm(x, y), torch.relu, lambda x: torch.cat([x.bfloat16(), y]), torch.log):
+        for _ in range(3):
+            with torch.set_grad_enabled(grad):
+                assert torch.equal(torch.func.functionalize(function)(x), function(x))
+wrapped = torch._to_functional_tensor(x)
+assert torch.equal(torch._from_functional_tensor(torch.mm(wrapped, torch._to_functional_tensor(y))), torch.mm(x, y))
+print("same")
+"""
+
+
+def test_functionalization_goes_through_the_casts() -> None:
+    # In a process of its own: what is wrapped has no memory, and reading it ends the process.
+    done = subprocess.run(
+        [sys.executable, "-c", FUNCTIONALIZED],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=Path(__file__).parent,
+    )
+    assert (done.returncode, done.stdout) == (0, "same\n"), done.stderr
+
+
+def test_forward_mode_gradients_go_through_the_casts(converted: Converter) -> None:
+    tangent = torch.randn(4, 4)
+    expected = torch.mm(M.bfloat16(), tangent.bfloat16())
+    converted(bf16=["mm"])
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad), fwd.dual_level():
+            out = fwd.unpack_dual(torch.mm(M, fwd.make_dual(N, tangent)))
+            assert out.tangent is not None
+            assert torch.equal(out.tangent, expected)
+
+
+def test_second_gradients_go_through_the_casts(converted: Converter) -> None:
+    def second(f: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        w = N.clone().requires_grad_()
+        (first,) = torch.autograd.grad(f(w), w, create_graph=True)
+        return torch.autograd.grad(first.sum(), w)[0]
+
+    expected = second(loss_by_hand)
+    converted(bf16=["mm"])
+    assert torch.equal(second(loss), expected)
+
+
+def test_checkpointing_recomputes_with_the_same_casts() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def gradients(call: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        model = small()
+        call(model, M.clone().requires_grad_()).sum().backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    hmp.convert()
+    expected = gradients(lambda model, x: model(x))
+    for reentrant in (True, False):
+        for one, other in zip(gradients(functools.partial(checkpoint, use_reentrant=reentrant)), expected, strict=True):
+            assert torch.equal(one, other)
+
+
+def test_inference_mode_works() -> None:
+    model = small()
+    hmp.convert()
+    expected = model(M)
+    with torch.inference_mode():
+        result = model(M)
+        assert torch.mm(M, N).is_inference()
+    assert torch.equal(result, expected)
+
+
+def test_torch_autocast_and_ours_work_together() -> None:
+    hmp.convert()
+    with torch.autocast("cpu", dtype=BF16):
+        assert torch.mm(M, N).dtype is BF16
+        small()(M).sum().backward()
+
+
+def test_a_function_mode_and_a_subclass_see_one_call(converted: Converter) -> None:
+    from torch.overrides import TorchFunctionMode
+
+    seen = []
+
+    class Watching(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    converted(bf16=["mm"])
+    with Watching():
+        assert torch.mm(M, N).dtype is BF16
+    assert seen.count(torch.mm) == 1
+
+
+def test_a_call_through_a_subclass_is_counted_once(converted: Converter, counted: None) -> None:
+    class Mine(torch.Tensor):
+        pass
+
+    converted(bf16=["mm"])
+    result = torch.mm(M.as_subclass(Mine), N)
+    assert type(result) is Mine
+    assert result.dtype is BF16
+    assert [(row.operation, row.calls) for row in hmp.report(show=False)] == [("mm", 1)]
+
+
+# ---- copying and pickling ------------------------------------------------------------------------------------------
+
+
+class Holding(nn.Module):
+    """Keeps functions of torch as models do."""
+
+    activations: ClassVar[dict[str, Any]] = {"gelu": F.gelu, "relu": torch.relu}
+
+    def __init__(self, name: str = "gelu") -> None:
+        super().__init__()
+        self.activation = self.activations[name]
+        self.also = F.relu
+        self.norm = F.normalize
+        self.dense = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.also(self.activation(self.dense(x))))
+
+
+def test_a_model_that_keeps_functions_obeys(converted: Converter) -> None:
+    model = Holding()
+    converted(bf16=["gelu", "relu"], fp32=["normalize"])
+    assert model.activation(M).dtype is BF16
+    assert model.also(M).dtype is BF16
+    assert model(M).dtype is FP32
+
+
+def test_a_model_that_keeps_functions_can_be_copied_and_pickled(converted: Converter) -> None:
+    model = Holding("relu")
+    expected = model(M)
+    converted(bf16=["linear", "relu", "normalize"])
+    copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    text = pickle.dumps(model)
+    lowered = model(M)
+    assert lowered.dtype is BF16
+    for one in copies:
+        assert one.also is F.relu
+        assert torch.equal(one(M), lowered)
+        assert all(p.dtype is FP32 for p in one.parameters())
+    hmp.restore()
+    for one in (*copies, pickle.loads(text)):
+        assert torch.equal(one(M), expected)
+
+
+def test_a_state_dict_saved_while_converted_is_float32(converted: Converter, tmp_path: Any) -> None:
+    model = Holding()
+    converted(bf16=["linear", "t", "relu"])
+    model(M).sum().backward()
+    torch.save(model.state_dict(), tmp_path / "state.pt")
+    hmp.restore()
+    assert {value.dtype for value in torch.load(tmp_path / "state.pt").values()} == {FP32}
