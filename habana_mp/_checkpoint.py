@@ -19,22 +19,19 @@ _FLAG = _core.disabled_flag
 
 
 class _AsInFirstRun:
-    """A block together with what was in force when it was given to checkpoint."""
+    """A block, and whether casts were on when it was given to checkpoint."""
 
     def __init__(self, block: Any) -> None:
         self._block = block
         self._disabled = torch.is_autocast_enabled(_FLAG)
-        self._regions = _core.autocast_regions()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        disabled, regions = torch.is_autocast_enabled(_FLAG), _core.autocast_regions()
+        disabled = torch.is_autocast_enabled(_FLAG)
         torch.set_autocast_enabled(_FLAG, self._disabled)
-        _core.set_autocast_regions(self._regions)
         try:
             return self._block(*args, **kwargs)
         finally:
             torch.set_autocast_enabled(_FLAG, disabled)
-            _core.set_autocast_regions(regions)
 
 
 def checkpoint_replacement() -> Replacement:

@@ -147,5 +147,7 @@ class Compiled:
 
 def forget_compiled_code() -> None:
     """Code that was compiled under another policy must be compiled again; Dynamo guards on much, but not on that."""
-    if _DYNAMO in sys.modules:
-        sys.modules[_DYNAMO].reset()
+    # Another thread may be importing it at this moment: then it has compiled nothing yet.
+    reset = getattr(sys.modules.get(_DYNAMO), "reset", None)
+    if reset is not None:
+        reset()

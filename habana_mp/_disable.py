@@ -66,6 +66,26 @@ class CastsOff:
             def decorated(*args: Any, **kwargs: Any) -> Any:
                 return (yield from _between_yields(function(*args, **kwargs)))
 
+        elif inspect.isasyncgenfunction(function):
+
+            @functools.wraps(function)
+            async def decorated(*args: Any, **kwargs: Any) -> Any:
+                running = function(*args, **kwargs)
+                step = running.__anext__()
+                try:
+                    while True:
+                        item = await _as_awaitable(_between_yields(step))  # type: ignore[misc]
+                        try:
+                            step = running.asend((yield item))
+                        except GeneratorExit:
+                            raise
+                        except BaseException as thrown:  # whatever is thrown in belongs to the generator
+                            step = running.athrow(thrown)
+                except StopAsyncIteration:
+                    return
+                finally:
+                    await running.aclose()
+
         elif inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +51,8 @@ def read_list(path: str | os.PathLike[str]) -> tuple[Listed, ...]:
 def parse_list(text: str, source: str) -> tuple[Listed, ...]:
     """The names in the text of a list; ``source`` is what errors call it."""
     listed = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    # Not splitlines(): it also breaks at form feeds and other characters that no editor counts.
+    for number, line in enumerate(re.split(r"\r\n|\n|\r", text), start=1):
         name = line.partition("#")[0].strip()
         if not name:
             continue

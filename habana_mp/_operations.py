@@ -17,6 +17,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from habana_mp import _core
+
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -57,7 +59,8 @@ SPELLINGS: dict[str, str] = {
     "dropout2d": "feature_dropout",
     "dropout3d": "feature_dropout",
     "interpolate": "upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_linear1d upsample_bilinear2d "
-    "upsample_trilinear3d upsample_bicubic2d",
+    "upsample_trilinear3d upsample_bicubic2d _upsample_nearest_exact1d _upsample_nearest_exact2d "
+    "_upsample_nearest_exact3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa",
     "pad": "pad constant_pad_nd",
     # modules
     "LSTMCell": "lstm_cell",
@@ -105,7 +108,7 @@ FAMILIES: dict[str, str] = {
     "max_pool1d": "max_pool1d_with_indices",
     "max_pool2d": "max_pool2d_with_indices",
     "max_pool3d": "max_pool3d_with_indices",
-    "norm": "linalg_vector_norm linalg_matrix_norm frobenius_norm nuclear_norm",
+    "norm": "linalg_norm linalg_vector_norm linalg_matrix_norm frobenius_norm nuclear_norm",
     "cross": "linalg_cross",
     "inverse": "linalg_inv",
     "batch_norm": "native_batch_norm _native_batch_norm_legit",
@@ -155,14 +158,15 @@ FIRST_INPUT = _names("""
 
 #: In-place operations with more than one tensor (rule 3); those whose name is an operation's with ``_`` are found.
 IN_PLACE = _names("""
-    __iadd__ __isub__ __imul__ __idiv__ __imod__ __ifloordiv__
+    __iadd__ __isub__ __imul__ __idiv__ __imod__ __ifloordiv__ addr_
     arctan2_ atan2_ clip_ copysign_ divide_ fill_ fill_diagonal_ float_power_ floor_divide_ fmod_ hypot_ index_fill_
     index_put_ lerp_ masked_fill_ multiply_ nextafter_ pow_ remainder_ subtract_ true_divide_ xlogy_
 """)
 
 #: Rule 8: no kernel for the lower precisions (on a CPU; most of them nowhere).
 NO_KERNEL = _names("""
-    _upsample_bilinear2d_aa _upsample_bicubic2d_aa cdist complex polar view_as_complex stft istft
+    _grid_sampler_2d_cpu_fallback _upsample_bilinear2d_aa _upsample_bicubic2d_aa cdist complex
+    polar view_as_complex stft istft
     fft_fft fft_fft2 fft_fftn fft_hfft fft_hfft2 fft_hfftn fft_ifft fft_ifft2 fft_ifftn fft_ihfft fft_ihfft2
     fft_ihfftn fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftn
     cholesky cholesky_inverse cholesky_solve geqrf inverse logdet _lu_with_info lu_solve orgqr ormqr pinverse qr
@@ -205,7 +209,11 @@ OTHER_FLOATING = _names("""
     huber_loss lgamma log_sigmoid logcumsumexp logit max_pool1d mish multilabel_soft_margin_loss nansum relu6 rrelu
     selu sigmoid silu sin sinc softshrink sqrt std std_mean tanh upsample_bicubic2d upsample_bilinear2d
     upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d var var_mean
-    linalg_norm linalg_vector_norm frobenius_norm renorm
+    linalg_norm linalg_vector_norm frobenius_norm renorm square sqrt amax amin aminmax max min nanmean nanmedian median
+    mode polygamma mvlgamma igamma igammac i0 special_i0 special_i0e special_i1 special_i1e special_ndtr special_entr
+    special_log1p special_expit special_psi special_gammaln frac expm1 log1p tanhshrink hardtanh hardshrink threshold
+    clamp clamp_min clamp_max deg2rad rad2deg sgn hypot cummax cummin trapezoid trapz cumulative_trapezoid diff
+    _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d rms_norm softplus native_dropout
 """)
 
 #: Operations that only look at memory in another way: O2 leaves them to their input's precision.
@@ -272,6 +280,13 @@ ASSIGNMENT = "__setitem__"
 COMPOSITES: dict[str, tuple[Any, str]] = {"__rtruediv__": (torch.Tensor, "__rdiv__")}
 
 
+#: Functions and methods that stand among torch's operations and are none, or are the casts themselves.
+NO_OPERATION = _names("""
+    assert_int_or_pair boolean_dispatch handle_torch_function has_torch_function_variadic
+    bfloat16 double float half to type type_as item new_tensor dim numel size stride data_ptr tolist
+""")
+
+
 @dataclass(frozen=True)
 class Builtin:
     """One of torch's own objects: where it is reached, and the object."""
@@ -294,12 +309,16 @@ def _namespaces() -> Iterator[tuple[str, Any]]:
 def builtins_named(name: str) -> tuple[Builtin, ...]:
     """Every builtin function and Tensor method of that name."""
     found: list[Builtin] = []
-    for place, namespace in _namespaces():
+    if name in NO_OPERATION:
+        return ()
+    is_operator = name.startswith("__") and name.endswith("__")
+    # A namespace's own operators are Python's, not operations.
+    for place, namespace in () if is_operator else _namespaces():
         candidate = getattr(namespace, name, None)
-        if isinstance(candidate, types.BuiltinFunctionType):
+        if isinstance(candidate, types.BuiltinFunctionType) and _core.can_cover(candidate):
             found.append(Builtin(f"{place}.{name}", candidate))
     method = torch._C.TensorBase.__dict__.get(name)
-    if isinstance(method, (types.MethodDescriptorType, types.WrapperDescriptorType)):
+    if name == ASSIGNMENT or (isinstance(method, types.MethodDescriptorType) and _core.can_cover(method)):
         found.append(Builtin(f"Tensor.{name}", method))
     return tuple(found)
 
@@ -307,11 +326,16 @@ def builtins_named(name: str) -> tuple[Builtin, ...]:
 @cache
 def composite_named(name: str) -> Builtin | None:
     """The Python function of torch of that name, where no builtin stands for it."""
+    if name in NO_OPERATION:
+        return None
     if name in COMPOSITES:
         owner, attribute = COMPOSITES[name]
         return Builtin(f"Tensor.{attribute}", getattr(owner, attribute))
-    for place, namespace in (("torch.nn.functional", F), ("torch", torch)):
-        function = getattr(namespace, name, None)
+    for place, namespace, names in (
+        ("torch.nn.functional", F, vars(F)),
+        ("torch", torch.functional, torch.functional.__all__),
+    ):
+        function = getattr(namespace, name, None) if name in names else None
         if isinstance(function, types.FunctionType) and function.__module__.startswith("torch"):
             return Builtin(f"{place}.{name}", function)
     return None
@@ -331,6 +355,15 @@ class Resolved:
     family: tuple[str, ...] = ()
 
 
+def _has_overload(name: str) -> bool:
+    """Is there such an overload of ATen's, where the name has one?"""
+    base = without_overload(name)
+    if base == name:
+        return "." not in name
+    packet = getattr(torch.ops.aten, base, None)
+    return packet is not None and name[len(base) + 1 :] in packet.overloads()
+
+
 def _exists(name: str) -> bool:
     return bool(builtins_named(name)) or composite_named(name) is not None
 
@@ -338,6 +371,8 @@ def _exists(name: str) -> bool:
 @cache
 def resolve(name: str) -> Resolved | None:
     """What a list name stands for in this torch; None when it stands for nothing."""
+    if not _has_overload(name):
+        return None
     base = without_overload(name)
     exact = SPELLINGS[base].split() if base in SPELLINGS else [base]
     exact = [one for one in exact if _exists(one)]

@@ -5,16 +5,12 @@ The core finds out where it is; this module tells it what to look for and puts t
 
 from __future__ import annotations
 
-import sys
 import threading
 import types
 from typing import Any
 
 import torch
-from torch.nn.modules.module import (
-    register_module_buffer_registration_hook,
-    register_module_parameter_registration_hook,
-)
+from torch.nn.modules.module import register_module_buffer_registration_hook
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -44,12 +40,11 @@ class Places:
             torch.is_autocast_enabled,
             torch._C._is_any_autocast_enabled,
         )
-        _core.set_places(_step_code(), _codes_that_ask(), vars(worker), _look_at_data)
-        _core.in_child_process(_is_child_process())
+        _core.set_places(_step_code(), _codes_that_ask(), vars(worker), _warn_of_lowered)
+        _core.install_in_disabled_regions(_disabled_regions())
         self._handles = [
             register_optimizer_step_pre_hook(_before_step),
             register_optimizer_step_post_hook(_after_step),
-            register_module_parameter_registration_hook(_look_at_parameter),
             register_module_buffer_registration_hook(_look_at_buffer),
         ]
 
@@ -59,9 +54,11 @@ class Places:
         self._handles = []
 
 
-def _is_child_process() -> bool:
-    multiprocessing = sys.modules.get("multiprocessing.process")
-    return multiprocessing is not None and multiprocessing.parent_process() is not None
+def _disabled_regions() -> int:
+    """How many regions of torch.autocast this thread is in, when none of them is enabled."""
+    depth = torch.autocast_increment_nesting() - 1
+    torch.autocast_decrement_nesting()
+    return 0 if torch._C._is_any_autocast_enabled() else depth
 
 
 def _step_code() -> types.CodeType:
@@ -104,11 +101,11 @@ def _after_step(*_: Any) -> None:
 
 def _outside_of_step(closure: Any) -> Any:
     def closure_outside_of_step() -> Any:
-        _core.optimizer_step_ends()
+        steps = _core.exchange_optimizer_steps(0)
         try:
             return closure()
         finally:
-            _core.optimizer_step_begins()
+            _core.exchange_optimizer_steps(steps)
 
     return closure_outside_of_step
 
@@ -116,26 +113,17 @@ def _outside_of_step(closure: Any) -> Any:
 _warned = threading.Event()
 
 
-def _look_at_parameter(module: torch.nn.Module, name: str, value: Any) -> None:
-    _warn_if_lowered(value, f"the parameter `{name}` of {type(module).__name__}")
-
-
 def _look_at_buffer(module: torch.nn.Module, name: str, value: Any) -> None:
-    _warn_if_lowered(value, f"the buffer `{name}` of {type(module).__name__}")
+    if isinstance(value, torch.Tensor) and _core.was_lowered(value):
+        _warn_of_lowered(f"the buffer `{name}` of {type(module).__name__}")
 
 
-def _look_at_data(value: Any) -> None:
-    _warn_if_lowered(value, "a tensor whose `.data` was assigned")
-
-
-def _warn_if_lowered(value: Any, what: str) -> None:
-    if not isinstance(value, torch.Tensor) or value.dtype not in (torch.bfloat16, torch.float16):
-        return
-    if _warned.is_set() or not _core.was_lowered(value):
+def _warn_of_lowered(what: str) -> None:
+    if _warned.is_set():
         return
     _warned.set()
     warn(
-        f"{what} is {value.dtype} because it was made from a result that habana_mp lowered; make it in a module's "
+        f"{what} is in lower precision because it was made from a result that habana_mp lowered; make it in a module's "
         "__init__ or under hmp.disable_casts() to keep it in float32"
     )
 

@@ -107,8 +107,15 @@ class _Assignment:
     def __init__(self) -> None:
         self._exact: dict[str, tuple[str, Listed]] = {}
         self._family: dict[str, list[tuple[str, Listed]]] = {}
+        self._names: dict[str, tuple[str, Listed]] = {}
 
     def add(self, listed: Listed, kind: str) -> None:
+        if listed.name in self._names:
+            known_kind, known = self._names[listed.name]
+            if known_kind != kind:
+                raise ListError(_conflict(listed.name, known, listed))
+            return
+        self._names[listed.name] = (kind, listed)
         resolved = _resolve(listed)
         if resolved is None:
             return

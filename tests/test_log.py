@@ -39,7 +39,6 @@ REASONS = {
     "ineligible": "inputs are never cast",
     "explicit_out": "out= was given",
     "explicit_dtype": "dtype= was given",
-    "autocast_disabled": "autocast is disabled",
     "construction": "a module is being constructed",
     "optimizer_step": "inside an optimizer's step",
     "worker": "in a DataLoader worker",

@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "engine/call.hpp"
@@ -98,8 +99,8 @@ void install_probes(const py::object& set_enabled, const py::object& increment, 
 }
 
 void set_places(const py::object& step, const py::tuple& codes_that_ask, const py::dict& worker_namespace,
-                const py::object& data_assigned) {
-  engine::set_places({step.ptr(), codes_that_ask.ptr(), worker_namespace.ptr(), data_assigned.ptr()});
+                const py::object& made_of_lowered) {
+  engine::set_places({step.ptr(), codes_that_ask.ptr(), worker_namespace.ptr(), made_of_lowered.ptr()});
 }
 
 // (operation, representation, precision, calls, casts, bytes) for whatever was called
@@ -186,8 +187,7 @@ void register_engine(py::module_& module) {
   module.def("install", &install, py::arg("plan"));
   module.def("install_probes", &install_probes);
   module.def("set_places", &set_places);
-  module.def("autocast_regions", [] { return thread_state.autocast_disabled; });
-  module.def("set_autocast_regions", [](std::uint64_t regions) { thread_state.autocast_disabled = regions; });
+  module.def("install_in_disabled_regions", &engine::install_in_disabled_regions);
   module.def("uninstall", &engine::uninstall);
   module.def("installed_count", &engine::installed_count);
   module.def("counts", &counts);
@@ -206,9 +206,13 @@ void register_engine(py::module_& module) {
     const Target* target = engine::find_target(object.ptr());
     return target != nullptr && target->installed;
   });
-  module.def("optimizer_step_begins", [] { thread_state.in_optimizer_step = true; });
-  module.def("optimizer_step_ends", [] { thread_state.in_optimizer_step = false; });
-  module.def("in_child_process", [](bool value) { engine::in_child_process = value; });
+  module.def("optimizer_step_begins", [] { ++thread_state.optimizer_steps; });
+  module.def("optimizer_step_ends", [] {
+    if (thread_state.optimizer_steps != 0) --thread_state.optimizer_steps;
+  });
+  module.def("exchange_optimizer_steps",
+             [](std::uint32_t steps) { return std::exchange(thread_state.optimizer_steps, steps); });
+  module.def("can_cover", [](const py::object& object) { return engine::can_cover(object.ptr()); });
 }
 
 }  // namespace habana_mp

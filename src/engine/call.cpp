@@ -39,12 +39,19 @@ class SmallBuffer {
   T* data_;
 };
 
-// The last results of calls whose inputs were lowered, by address and not owned: good enough for a warning.
+// The last results of calls whose inputs were lowered, held weakly. What autograd records is passed over: no weight is
+// made of it, and it would cost every call of a training step.
 struct Lowered {
-  static constexpr std::size_t size = 16;
-  std::array<PyObject*, size> results{};
+  static constexpr std::size_t size = 8;
+  std::array<PyObject*, size> references{};
   std::size_t next = 0;
-  void remember(PyObject* result) { results[next++ % size] = result; }
+  void remember(PyObject* result) {
+    if (!tensor::is_plain_tensor(result) || tensor::requires_grad(result)) return;
+    PyObject*& place = references[next++ % size];
+    PyObject* reference = PyWeakref_NewRef(result, nullptr);
+    if (reference == nullptr) PyErr_Clear();
+    Py_XDECREF(std::exchange(place, reference));
+  }
 } lowered;
 
 Precision precision_of(Kind kind) {
@@ -69,7 +76,10 @@ const Names& names() {
   return interned;
 }
 
-bool same_name(PyObject* a, PyObject* b) { return a == b || PyUnicode_Compare(a, b) == 0; }
+// A call may hand over keywords that are no strings; what is wrong with them is for torch to say.
+bool same_name(PyObject* a, PyObject* b) {
+  return a == b || (PyUnicode_Check(a) && PyUnicode_Check(b) && PyUnicode_Compare(a, b) == 0);
+}
 
 // `keywords` is a tuple of names, or null for none.
 bool holds(PyObject* keywords, PyObject* keyword) {
@@ -220,7 +230,9 @@ PyObject* cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally&
 
 // A new list or tuple with its tensors cast; another one's class (a named tuple, say) is not kept, no operation asks.
 PyObject* cast_sequence(const Rule& rule, PyObject* sequence, Kind to, Tally& tally, int depth) {
-  PyObject* items = PySequence_Tuple(sequence);
+  // Not by iterating: torch does not either, and a subclass may do anything there.
+  PyObject* items =
+      PyTuple_Check(sequence) ? PyTuple_GetSlice(sequence, 0, PyTuple_GET_SIZE(sequence)) : PyList_AsTuple(sequence);
   if (items == nullptr) return nullptr;
   const Py_ssize_t size = PyTuple_GET_SIZE(items);
   PyObject* made = PyTuple_Check(sequence) ? PyTuple_New(size) : PyList_New(size);
@@ -367,21 +379,25 @@ struct HeldError {
 #endif
 };
 
+// A cast itself failed (a layout without such a copy, a subclass that refuses): the call is then made as it was
+// written.
+bool may_do_without_cast() { return PyErr_ExceptionMatches(PyExc_Exception) != 0; }
+
 // A call failed with our casts: what would plain torch have done? Everything lower goes to float32, and if that works
 // the operation has no kernel for the lower precision here (rule 8). Else the call is made as it was written; whatever
 // comes of that is the caller's. An in-place target stays what it is, so there only the latter is tried.
 PyObject* call_without_lowering(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading) {
   const HeldError held;
-  Tally tally;
   if (rule.action != Rule::Action::in_place) {
+    Tally tally;
     CastArguments widened(arguments);
-    PyObject* result =
-        widened.make(rule, reading, Kind::f32, tally) ? call_original(target, widened.arguments()) : nullptr;
+    const bool made = widened.make(rule, reading, Kind::f32, tally);
+    PyObject* result = made ? call_original(target, widened.arguments()) : nullptr;
     if (result != nullptr) {
       report(target, {Precision::fp32, Reason::no_kernel}, tally);
       return result;
     }
-    if (tally.casts == 0 || !may_retry()) return nullptr;
+    if (made ? tally.casts == 0 || !may_retry() : !may_do_without_cast()) return nullptr;
     PyErr_Clear();
   }
   PyObject* result = call_original(target, arguments);
@@ -392,19 +408,19 @@ PyObject* call_without_lowering(Target& target, const Rule& rule, const Argument
 // The call as the plan wants it: the part behind the fast path.
 PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
                             Plan plan) {
-  if (!thread_state.is_plain() || in_child_process) {
-    if (const auto reason = why_not(thread_state)) {
-      report(target, {Precision::unchanged, *reason}, {});
-      return call_original(target, arguments);
-    }
+  if (const auto reason = why_not(thread_state)) {
+    report(target, {Precision::unchanged, *reason}, {});
+    return call_original(target, arguments);
   }
   Tally tally;
   CastArguments cast(arguments);
-  PyObject* result = nullptr;
-  if (cast.make(rule, reading, plan.to, tally)) result = call_original(target, cast.arguments());
+  const bool made = cast.make(rule, reading, plan.to, tally);
+  PyObject* result = made ? call_original(target, cast.arguments()) : nullptr;
   if (result == nullptr) {
-    if (tally.casts == 0 && !cast.scalar_changed()) return nullptr;
-    return may_retry() ? call_without_lowering(target, rule, arguments, reading) : nullptr;
+    // A user's own function is not run a second time: what it did, it did.
+    const bool ran = made && (target.shape == Target::Shape::python || (tally.casts == 0 && !cast.scalar_changed()));
+    if (ran || !(made ? may_retry() : may_do_without_cast())) return nullptr;
+    return call_without_lowering(target, rule, arguments, reading);
   }
   if (cast.scalar_changed()) plan.decision.reason = Reason::scalar;
   report(target, plan.decision, tally);
@@ -500,31 +516,39 @@ int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject*
     return original(tensor, key, value);
   }
   const Kind to = tensor::kind_of(tensor);
-  const Kind from = is_floating(to) ? tensor::kind_of(value) : Kind::other;
-  if (!is_floating(from) || from == to) return original(tensor, key, value);
-  if (!thread_state.is_plain() || in_child_process) {
+  if (!is_floating(to)) return original(tensor, key, value);
+  const bool number = is_number(value);
+  const Kind from = number ? Kind::other : tensor::kind_of(value);
+  if (!number && (!is_floating(from) || from == to)) return original(tensor, key, value);
+  Tally tally;
+  PyObject* made = nullptr;
+  if (number) {
+    made = to == Kind::f32 ? nullptr : saturated(value, to);
+    if (made == nullptr) return original(tensor, key, value);
+  } else {
     if (const auto reason = why_not(thread_state)) {
       report(target, {Precision::unchanged, *reason}, {});
       return original(tensor, key, value);
     }
+    made = tensor::cast(value, from, to, tally.bytes);
+    if (made == nullptr) {
+      if (!may_do_without_cast()) return -1;
+      PyErr_Clear();
+      return original(tensor, key, value);
+    }
+    ++tally.casts;
   }
-  Tally tally;
-  PyObject* made = tensor::cast(value, from, to, tally.bytes);
-  if (made == nullptr) return -1;
-  ++tally.casts;
   const int result = original(tensor, key, made);
   Py_DECREF(made);
-  if (result == 0) report(target, {precision_of(to), rule.reason}, tally);
+  if (result == 0) report(target, {precision_of(to), number ? Reason::scalar : rule.reason}, tally);
   return result;
 }
 
 bool was_lowered(PyObject* tensor) noexcept {
-  for (PyObject* result : lowered.results) {
-    if (result == tensor) return true;
+  for (PyObject* reference : lowered.references) {
+    if (reference != nullptr && tensor::is_reference_to(reference, tensor)) return true;
   }
   return false;
 }
-
-void remember_lowered(PyObject* tensor) noexcept { lowered.remember(tensor); }
 
 }  // namespace habana_mp::engine

@@ -27,6 +27,5 @@ int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject*
 
 // Was this object the result of a call that our casts lowered, not long ago in this process?
 bool was_lowered(PyObject* tensor) noexcept;
-void remember_lowered(PyObject* tensor) noexcept;
 
 }  // namespace habana_mp::engine

@@ -20,7 +20,6 @@ constexpr std::array descriptions{
     "inputs are never cast",
     "out= was given",
     "dtype= was given",
-    "autocast is disabled",
     "a module is being constructed",
     "inside an optimizer's step",
     "in a DataLoader worker",

@@ -12,21 +12,20 @@ inline constexpr int precision_count = 4;
 const char* name(Precision precision) noexcept;
 
 enum class Reason : std::uint8_t {
-  list,               // the operation is in a list
-  widest,             // rule 2: the widest precision among the inputs
-  in_place,           // rule 3: the target of an in-place operation keeps its precision
-  first_input,        // rule 4: the precision of the first input
-  no_kernel,          // rule 8: no kernel for the lower precision
-  scalar,             // rule 9: a scalar was brought into the lower precision's range
-  ineligible,         // rule 6: float64, complex or no floating tensor among the inputs
-  explicit_out,       // rule 6: out= was given
-  explicit_dtype,     // rule 6: dtype= was given
-  autocast_disabled,  // rule 10: inside torch.autocast(enabled=False)
-  construction,       // rule 11: a module is being constructed
-  optimizer_step,     // rule 11: inside an optimizer's step
-  worker,             // rule 11: a DataLoader worker
+  list,            // the operation is in a list
+  widest,          // rule 2: the widest precision among the inputs
+  in_place,        // rule 3: the target of an in-place operation keeps its precision
+  first_input,     // rule 4: the precision of the first input
+  no_kernel,       // rule 8: no kernel for the lower precision
+  scalar,          // rule 9: a scalar was brought into the lower precision's range
+  ineligible,      // rule 6: float64, complex or no floating tensor among the inputs
+  explicit_out,    // rule 6: out= was given
+  explicit_dtype,  // rule 6: dtype= was given
+  construction,    // rule 11: a module is being constructed
+  optimizer_step,  // rule 11: inside an optimizer's step
+  worker,          // rule 11: a DataLoader worker
 };
-inline constexpr int reason_count = 13;
+inline constexpr int reason_count = 12;
 
 // A few words for a person: "in the list", "widest input", ...
 const char* describe(Reason reason) noexcept;

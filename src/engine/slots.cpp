@@ -323,27 +323,25 @@ PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::siz
   PyObject* result = autocast_set_enabled.call(values, flagged_count, keywords);
   const Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
   if (result == nullptr || keywords != nullptr || count < 1) return result;
-  const bool enabled = values[count - 1] == Py_True;
+  const bool enabled = PyObject_IsTrue(values[count - 1]) == 1;
   if (count == 2 && PyUnicode_Check(values[0]) && PyUnicode_CompareWithASCIIString(values[0], disabled_flag) == 0) {
-    if (enabled != thread_state.disabled) log::event(enabled ? "leaving casts" : "entering casts");
-    thread_state.disabled = enabled;
+    flag_was_set(enabled);
+    thread_state.entering_disabled = false;
+  } else {
+    thread_state.entering_disabled = !enabled;
   }
-  thread_state.autocast_entering_disabled = !enabled;
   return result;
 }
 
 PyObject* autocast_increment_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   PyObject* result = autocast_increment.call(values, flagged_count, keywords);
-  if (result != nullptr) {
-    ThreadState& state = thread_state;
-    state.autocast_disabled = (state.autocast_disabled << 1U) | (state.autocast_entering_disabled ? 1U : 0U);
-  }
+  if (result != nullptr) region_is_entered();
   return result;
 }
 
 PyObject* autocast_decrement_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   PyObject* result = autocast_decrement.call(values, flagged_count, keywords);
-  if (result != nullptr) thread_state.autocast_disabled >>= 1U;
+  if (result != nullptr) region_is_left();
   return result;
 }
 
@@ -356,10 +354,22 @@ PyObject* module_constructed_stub(PyObject*, PyObject* const* values, std::size_
   return module_constructed.call(values, flagged_count, keywords);
 }
 
+// Tells Python of a tensor whose precision is state from now on. Null with an exception set when the warning was made
+// an error; `result` is passed through otherwise.
+PyObject* tell(PyObject* result, const char* what) {
+  PyObject* done = PyObject_CallFunction(places().made_of_lowered, "s", what);
+  if (done == nullptr) Py_CLEAR(result);
+  Py_XDECREF(done);
+  return result;
+}
+
 // A Parameter made of a result that was lowered is a lowered weight.
 PyObject* make_subclass_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   PyObject* result = make_subclass.call(values, flagged_count, keywords);
-  if (result != nullptr && PyVectorcall_NARGS(flagged_count) >= 2 && was_lowered(values[1])) remember_lowered(result);
+  const bool is_parameter = result != nullptr && Py_TYPE(result) == tensor::api.parameter;
+  if (is_parameter && PyVectorcall_NARGS(flagged_count) >= 2 && was_lowered(values[1])) {
+    return tell(result, "a Parameter");
+  }
   return result;
 }
 
@@ -390,9 +400,9 @@ int data_setter_stub(PyObject* self, PyObject* value, void* closure) {
   const tensor::Kind before = value == nullptr ? tensor::Kind::other : tensor::kind_of(self);
   const int result = original_data_setter(self, value, closure);
   if (result == 0 && before == tensor::Kind::f32 && tensor::kind_of(self) != before && was_lowered(value)) {
-    PyObject* done = PyObject_CallOneArg(places().data_assigned, value);
-    if (done == nullptr) return -1;  // the warning was made an error
-    Py_DECREF(done);
+    PyObject* told = tell(Py_NewRef(Py_None), "a tensor whose `.data` was assigned");
+    if (told == nullptr) return -1;
+    Py_DECREF(told);
   }
   return result;
 }
@@ -426,6 +436,15 @@ void stop_watching(Probe& probe) {
 }
 
 }  // namespace
+
+bool can_cover(PyObject* object) noexcept {
+  constexpr int with_keywords = METH_VARARGS | METH_KEYWORDS;
+  if (Py_TYPE(object) == &PyMethodDescr_Type) {
+    const int flags = reinterpret_cast<PyMethodDescrObject*>(object)->d_method->ml_flags;
+    return flags == METH_NOARGS || flags == with_keywords;
+  }
+  return PyCFunction_CheckExact(object) && (PyCFunction_GET_FLAGS(object) & ~METH_STATIC) == with_keywords;
+}
 
 bool install(const std::vector<Entry>& entries) {
   const WritableMemory memory;
@@ -463,6 +482,7 @@ bool install(const std::vector<Entry>& entries) {
 }
 
 void uninstall() noexcept {
+  forget_regions();
   for (std::size_t i = 0; i < target_count; ++i) {
     if (targets[i]->installed) unhook(*targets[i]);
   }

@@ -20,6 +20,9 @@ struct Entry {
 // (false, with a Python exception set) leaves torch as it was.
 bool install(const std::vector<Entry>& entries);
 
+// Is the object's calling convention one that we can answer? Nothing else is checked.
+bool can_cover(PyObject* object) noexcept;
+
 // Puts every slot and definition back.
 void uninstall() noexcept;
 

@@ -4,27 +4,35 @@
 #include <Python.h>
 #include <dlfcn.h>
 #include <frameobject.h>  // PyFrame_GetBack is declared here before 3.11
-#include <pthread.h>
 
 #include <new>
 #include <utility>
 
+#include "log/log.hpp"
+
 namespace habana_mp::engine {
 
-// The __init__ that was seen constructing a module. The module is held weakly: a mark that outlives the construction
-// must not keep a model alive.
+// A module that is being constructed. It is held weakly: a mark that outlives the construction must not keep a model
+// alive.
 struct Construction {
-  PyObject* code;    // of the outermost __init__
+  PyObject* codes;   // a list: the code of each __init__ of its classes
   PyObject* module;  // a weak reference
 };
 
 thread_local ThreadState thread_state;
-bool in_child_process = false;
 ReadFlag read_flag = nullptr;
 
 namespace {
 
 Places known_places{};
+
+using WriteFlag = void (*)(std::int8_t, bool);  // at::autocast::set_autocast_enabled(c10::DeviceType, bool)
+WriteFlag write_flag = nullptr;
+
+// Regions that were entered under another installation are not this one's to leave.
+std::uint32_t current_installation = 1;
+
+constexpr std::uint32_t most_regions = 64;
 
 // Steps from frame to frame, outwards, without leaving an exception behind.
 class FrameWalk {
@@ -46,45 +54,68 @@ class FrameWalk {
     Py_DECREF(code);
     return reinterpret_cast<PyObject*>(code);
   }
-  // The value of the code's first parameter, borrowed; null where it has none.
+  // The value of the code's first parameter (or the first of its *args), borrowed; null where it has none.
   PyObject* first_parameter() const {
     auto* code = reinterpret_cast<PyCodeObject*>(this->code());
-    if (code->co_argcount == 0) return nullptr;
+    const bool starred = code->co_argcount == 0;
+    if (starred && (code->co_flags & CO_VARARGS) == 0) return nullptr;
 #if PY_VERSION_HEX >= 0x030B0000
     PyObject* names = PyCode_GetVarnames(code);
 #else
     PyObject* names = Py_NewRef(code->co_varnames);
 #endif
-    if (names == nullptr) {
-      PyErr_Clear();
-      return nullptr;
-    }
-    PyObject* value = nullptr;
-#if PY_VERSION_HEX >= 0x030C0000
-    value = PyFrame_GetVar(frame_, PyTuple_GET_ITEM(names, 0));
-#else
-    PyObject* locals = PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame_), "f_locals");
-    if (locals != nullptr) {
-      value = PyObject_GetItem(locals, PyTuple_GET_ITEM(names, 0));
-      Py_DECREF(locals);
-    }
-#endif
-    Py_DECREF(names);
-    if (value == nullptr) {
-      PyErr_Clear();
-      return nullptr;
-    }
+    // Keyword-only parameters stand between the positional ones and *args.
+    PyObject* value =
+        names == nullptr ? nullptr : variable(PyTuple_GET_ITEM(names, starred ? code->co_kwonlyargcount : 0));
+    Py_XDECREF(names);
+    PyErr_Clear();
+    if (value == nullptr) return nullptr;
+    PyObject* first = value;
+    if (starred) first = PyTuple_Check(value) && PyTuple_GET_SIZE(value) > 0 ? PyTuple_GET_ITEM(value, 0) : nullptr;
     Py_DECREF(value);  // the frame keeps it
-    return value;
+    return first;
   }
 
  private:
+  // A local variable, a new reference; null, with an exception set, where it has no value.
+  PyObject* variable(PyObject* name) const {
+#if PY_VERSION_HEX >= 0x030C0000
+    return PyFrame_GetVar(frame_, name);
+#else
+    PyObject* locals = PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame_), "f_locals");
+    PyObject* value = locals == nullptr ? nullptr : PyObject_GetItem(locals, name);
+    Py_XDECREF(locals);
+    return value;
+#endif
+  }
+
   PyFrameObject* frame_;
 };
 
-bool is_init(PyObject* code) {
-  static PyObject* const name = PyUnicode_InternFromString("__init__");
-  return PyUnicode_Compare(reinterpret_cast<PyCodeObject*>(code)->co_name, name) == 0;
+bool holds(PyObject* codes, PyObject* code) {
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(codes); ++i) {
+    if (PyList_GET_ITEM(codes, i) == code) return true;
+  }
+  return false;
+}
+
+// The code of every __init__ that constructs an object of this class, decorated or not. Null with an exception set.
+PyObject* init_codes(PyTypeObject* type) {
+  PyObject* codes = PyList_New(0);
+  PyObject* classes = type->tp_mro;
+  for (Py_ssize_t i = 0; codes != nullptr && i < PyTuple_GET_SIZE(classes); ++i) {
+    PyObject* names = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(classes, i))->tp_dict;
+    PyObject* init = names == nullptr ? nullptr : PyDict_GetItemString(names, "__init__");
+    while (init != nullptr && PyFunction_Check(init)) {
+      if (PyList_Append(codes, PyFunction_GET_CODE(init)) < 0) {
+        Py_CLEAR(codes);
+        break;
+      }
+      PyObject* attributes = reinterpret_cast<PyFunctionObject*>(init)->func_dict;
+      init = attributes == nullptr ? nullptr : PyDict_GetItemString(attributes, "__wrapped__");
+    }
+  }
+  return codes;
 }
 
 // Borrowed; null where the module is gone.
@@ -104,7 +135,7 @@ bool is_running(const Construction& construction) {
   PyObject* module = module_of(construction);
   if (module == nullptr) return false;
   for (FrameWalk walk; walk; walk.outwards()) {
-    if (walk.code() == construction.code && walk.first_parameter() == module) return true;
+    if (holds(construction.codes, walk.code()) && walk.first_parameter() == module) return true;
   }
   return false;
 }
@@ -112,7 +143,7 @@ bool is_running(const Construction& construction) {
 void forget_construction(ThreadState& state) {
   Construction* construction = state.construction;
   state.construction = nullptr;
-  Py_DECREF(construction->code);
+  Py_DECREF(construction->codes);
   Py_DECREF(construction->module);
   delete construction;
 }
@@ -132,8 +163,6 @@ bool is_worker() {
   return info != nullptr && info != Py_None;
 }
 
-[[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, [] { in_child_process = true; });
-
 }  // namespace
 
 bool bind_flag() noexcept {
@@ -148,6 +177,8 @@ bool bind_flag() noexcept {
   ReadFlag found = nullptr;
   if (void* library = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY)) {
     found = reinterpret_cast<ReadFlag>(dlsym(library, "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE"));
+    write_flag =
+        reinterpret_cast<WriteFlag>(dlsym(library, "_ZN2at8autocast20set_autocast_enabledEN3c1010DeviceTypeEb"));
   }
   for (PyObject* value : {Py_True, Py_False, before}) {
     PyObject* done = PyObject_CallMethod(torch, "set_autocast_enabled", "sO", disabled_flag, value);
@@ -165,17 +196,88 @@ bool bind_flag() noexcept {
   return true;
 }
 
+void set_flag(bool disabled) noexcept {
+  ThreadState& state = thread_state;
+  if (disabled != casts_are_disabled()) log::event(disabled ? "leaving casts" : "entering casts");
+  state.disabled = disabled;
+  if (write_flag != nullptr) {
+    write_flag(disabled_flag_number, disabled);
+    return;
+  }
+  PyObject* torch = PyImport_ImportModule("torch");
+  PyObject* done = torch == nullptr
+                       ? nullptr
+                       : PyObject_CallMethod(torch, "set_autocast_enabled", "si", disabled_flag, disabled ? 1 : 0);
+  Py_XDECREF(done);
+  Py_XDECREF(torch);
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+}
+
+void flag_was_set(bool disabled) noexcept {
+  ThreadState& state = thread_state;
+  if (disabled != state.disabled) log::event(disabled ? "leaving casts" : "entering casts");
+  state.disabled = disabled;
+  state.disabled_by_region = false;
+}
+
+void region_is_entered() noexcept {
+  ThreadState& state = thread_state;
+  if (state.installation != current_installation) {
+    state.installation = current_installation;
+    state.regions = 0;
+    state.disabled_by_region = false;
+  }
+  if (state.regions++ >= most_regions) return;
+  const bool disabled = casts_are_disabled();
+  state.flags_before = (state.flags_before << 1U) | (disabled ? 1U : 0U);
+  state.by_region_before = (state.by_region_before << 1U) | (state.disabled_by_region ? 1U : 0U);
+  if (state.entering_disabled && !disabled) {
+    set_flag(true);
+    state.disabled_by_region = true;
+  } else if (!state.entering_disabled && state.disabled_by_region) {
+    set_flag(false);
+    state.disabled_by_region = false;
+  }
+}
+
+void region_is_left() noexcept {
+  ThreadState& state = thread_state;
+  if (state.installation != current_installation || state.regions == 0) return;
+  if (--state.regions >= most_regions) return;
+  const bool before = (state.flags_before & 1U) != 0;
+  if (before != casts_are_disabled()) set_flag(before);
+  state.disabled_by_region = (state.by_region_before & 1U) != 0;
+  state.flags_before >>= 1U;
+  state.by_region_before >>= 1U;
+}
+
+void install_in_disabled_regions(std::uint32_t regions) noexcept {
+  ThreadState& state = thread_state;
+  if (state.installation == current_installation && state.regions != 0) return;  // they were watched
+  for (std::uint32_t i = 0; i < regions; ++i) {
+    state.entering_disabled = true;
+    region_is_entered();
+  }
+}
+
+void forget_regions() noexcept {
+  ThreadState& state = thread_state;
+  if (state.installation == current_installation) {
+    while (state.regions != 0) region_is_left();
+  }
+  ++current_installation;
+}
+
 std::optional<Reason> why_not(ThreadState& state) noexcept {
-  if ((state.autocast_disabled & 1U) != 0) return Reason::autocast_disabled;
   if (state.construction != nullptr) {
     if (is_running(*state.construction)) return Reason::construction;
     forget_construction(state);
   }
-  if (state.in_optimizer_step) {
+  if (state.optimizer_steps != 0) {
     if (is_stepping()) return Reason::optimizer_step;
-    state.in_optimizer_step = false;  // the step raised, and nobody said that it was over
+    state.optimizer_steps = 0;  // a step raised, and nobody said that it was over
   }
-  if (in_child_process && is_worker()) return Reason::worker;
+  if (is_worker()) return Reason::worker;
   return std::nullopt;
 }
 
@@ -185,38 +287,32 @@ void construction_begins() noexcept {
     if (is_running(*state.construction)) return;  // a module inside the module
     forget_construction(state);
   }
-  // The innermost __init__ is nn.Module's own; the outermost one with the same first argument is the model's.
-  // Decorators may stand between them, so a frame that is no __init__ ends nothing.
-  constexpr int deepest = 32;
-  PyObject* module = nullptr;
-  PyObject* outermost = nullptr;
-  int depth = 0;
-  for (FrameWalk walk; walk && depth < deepest; walk.outwards(), ++depth) {
-    PyObject* code = walk.code();
-    if (!is_init(code)) continue;
-    PyObject* first = walk.first_parameter();
-    if (module == nullptr) module = first;
-    if (first != nullptr && first == module) outermost = code;
-  }
-  if (outermost == nullptr) return;
+  // The innermost frame is nn.Module.__init__, or a function that stands in for it.
+  const FrameWalk innermost;
+  PyObject* module = innermost ? innermost.first_parameter() : nullptr;
+  if (module == nullptr) return;
   PyObject* reference = PyWeakref_NewRef(module, nullptr);
-  if (reference == nullptr) {
+  PyObject* codes = reference == nullptr ? nullptr : init_codes(Py_TYPE(module));
+  auto* construction = codes == nullptr ? nullptr : new (std::nothrow) Construction{codes, reference};
+  if (construction == nullptr) {
+    Py_XDECREF(reference);
+    Py_XDECREF(codes);
     PyErr_Clear();
     return;
   }
-  state.construction = new (std::nothrow) Construction{Py_NewRef(outermost), reference};
+  state.construction = construction;
 }
 
 void set_places(const Places& given) noexcept {
   Py_INCREF(given.step);
   Py_INCREF(given.codes_that_ask);
   Py_INCREF(given.worker_namespace);
-  Py_INCREF(given.data_assigned);
+  Py_INCREF(given.made_of_lowered);
   const Places former = std::exchange(known_places, given);
   Py_XDECREF(former.step);
   Py_XDECREF(former.codes_that_ask);
   Py_XDECREF(former.worker_namespace);
-  Py_XDECREF(former.data_assigned);
+  Py_XDECREF(former.made_of_lowered);
 }
 
 const Places& places() noexcept { return known_places; }

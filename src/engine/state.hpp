@@ -12,21 +12,25 @@ using PyObject = _object;
 namespace habana_mp::engine {
 
 struct ThreadState {
-  // Inside disable_casts; read only where torch's own flag cannot be (see casts_are_disabled).
+  // A copy of torch's flag for disable_casts, for the log and for where the flag itself cannot be read.
   bool disabled = false;
+  // Was it a region of torch.autocast(enabled=False) that set the flag?
+  bool disabled_by_region = false;
+  // What the autocast region that is being entered will be.
+  bool entering_disabled = false;
+  // The regions of torch.autocast that this thread is in: what the flag and disabled_by_region were outside of each,
+  // the innermost lowest. Beyond 64 regions nothing changes any more.
+  std::uint64_t flags_before = 0;
+  std::uint64_t by_region_before = 0;
+  std::uint32_t regions = 0;
   // Depth of functions that decide for themselves (hmp.op_wrap): inside them the lists are silent, rules 2 to 4 speak.
   std::uint32_t unlisted = 0;
-  // One bit for each torch.autocast region this thread is in, the innermost lowest; set where enabled=False.
-  std::uint64_t autocast_disabled = 0;
-  // What the autocast region that is being entered will be.
-  bool autocast_entering_disabled = false;
-  // An optimizer's step has begun; whether it is still running is looked up when it matters.
-  bool in_optimizer_step = false;
-  // The __init__ that is constructing a module, or null.
+  // Steps of optimizers that have begun; whether they still run is looked up when it matters.
+  std::uint32_t optimizer_steps = 0;
+  // Which installation the regions were counted under.
+  std::uint32_t installation = 0;
+  // The module that is being constructed, or null.
   struct Construction* construction = nullptr;
-
-  // Must anything be looked up before a cast is made?
-  bool is_plain() const { return (autocast_disabled & 1U) == 0 && !in_optimizer_step && construction == nullptr; }
 };
 
 #if defined(__GNUC__)
@@ -51,8 +55,21 @@ inline bool casts_are_disabled() {
 // flag at all.
 bool bind_flag() noexcept;
 
-// Set in the processes that multiprocessing or fork made: only there a DataLoader's worker can be.
-extern bool in_child_process;
+// The flag, set for this thread.
+void set_flag(bool disabled) noexcept;
+
+// The flag was set from Python, by disable_casts or by whoever restores what he found.
+void flag_was_set(bool disabled) noexcept;
+
+// torch.autocast's regions (rule 10): one with enabled=False disables casts like disable_casts does, and one with
+// enabled=True inside of it takes that back.
+void region_is_entered() noexcept;
+void region_is_left() noexcept;
+
+// A policy is installed while this thread is in so many regions of torch.autocast, none of which is enabled.
+void install_in_disabled_regions(std::uint32_t regions) noexcept;
+// What regions have set is taken back, and they count for nothing when they are left.
+void forget_regions() noexcept;
 
 // Why nothing may be cast here, if so. Called when a cast is about to be made, not before.
 std::optional<Reason> why_not(ThreadState& state) noexcept;
@@ -65,7 +82,7 @@ struct Places {
   PyObject* step;              // the code of torch.optim's wrapper around every step
   PyObject* codes_that_ask;    // a tuple: the code of modules that ask whether their inputs will be cast
   PyObject* worker_namespace;  // of torch.utils.data._utils.worker, whose _worker_info tells a worker
-  PyObject* data_assigned;     // called with what was lowered and then assigned to a tensor's .data
+  PyObject* made_of_lowered;   // called with the words for a weight that was made of a lowered result
 };
 void set_places(const Places& places) noexcept;
 const Places& places() noexcept;

@@ -45,7 +45,7 @@ struct Target {
   bool is_method() const { return shape == Shape::method || shape == Shape::method_no_arguments; }
 };
 
-inline constexpr std::size_t target_capacity = 1024;
+inline constexpr std::size_t target_capacity = 2048;
 
 // By index; null beyond the last. The stubs in slots.cpp know their index at compile time.
 extern std::array<Target*, target_capacity> targets;

@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <cmath>
+
 #include "kernels/cast.hpp"
 
 namespace habana_mp::tensor {
@@ -101,11 +103,17 @@ bool in_forward_ad() {
   return value != -1;
 }
 
+// Is torch.func at work in this thread? Then memory that is asked for may come wrapped.
+bool in_transform() {
+  return is_true(PyObject_CallOneArg(api.is_key_included, api.functorch_key), true) ||
+         is_true(PyObject_CallOneArg(api.is_key_included, api.functionalize_key), true);
+}
+
 bool is_recorded_by_autograd(PyObject* tensor) {
   const Symbols& known = symbols();
   const bool grad_enabled =
       known.is_grad_enabled != nullptr ? known.is_grad_enabled() : is_true(api.is_grad_enabled(nullptr, nullptr), true);
-  return grad_enabled && is_true(api.get_requires_grad->get(tensor, api.get_requires_grad->closure), true);
+  return grad_enabled && requires_grad(tensor);
 }
 
 // Would anybody but the caller have to see this cast? Autograd, forward-mode AD, a tracer or a dispatch mode.
@@ -117,9 +125,9 @@ bool is_watched(PyObject* tensor) {
   if (modes) return true;
   const bool tracing = known.tracing_state != nullptr ? *known.tracing_state() != nullptr
                                                       : is_true(PyObject_CallNoArgs(api.tracing_state), true);
-  if (tracing || in_forward_ad()) return true;
-  // A negative view answers the exchange API with its bit ignored.
-  return is_true(api.is_neg(tensor, nullptr), true);
+  if (tracing || in_forward_ad() || in_transform()) return true;
+  // A negative view answers the exchange API with its bit ignored, a functional wrapper with memory that is not there.
+  return is_true(api.is_neg(tensor, nullptr), true) || is_true(PyObject_CallOneArg(api.is_functional, tensor), true);
 }
 
 unsigned torch_threads() {
@@ -182,16 +190,32 @@ PyObject* cast(PyObject* tensor, Kind from, Kind to, std::uint64_t& bytes) {
 }
 
 PyObject* cast_saturated(PyObject* tensor, Kind from, Kind to, std::uint64_t& bytes) {
-  // Finite values are brought into the range; infinities and NaN are values of every precision.
+  // Only a finite value out of range is changed, and only where it can be read.
+  PyObject* item = PyObject_CallMethod(tensor, "item", nullptr);
+  const double value = item == nullptr ? 0.0 : PyFloat_AsDouble(item);
+  Py_XDECREF(item);
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();
   const double limit = largest(to);
-  PyObject* finite = PyObject_CallMethod(tensor, "isfinite", nullptr);
-  PyObject* clamped = finite == nullptr ? nullptr : PyObject_CallMethod(tensor, "clamp", "dd", -limit, limit);
-  PyObject* value = clamped == nullptr ? nullptr : PyObject_CallMethod(clamped, "where", "OO", finite, tensor);
-  PyObject* made = value == nullptr ? nullptr : cast(value, from, to, bytes);
-  Py_XDECREF(value);
-  Py_XDECREF(clamped);
-  Py_XDECREF(finite);
+  if (!std::isfinite(value) || (value <= limit && value >= -limit)) return cast(tensor, from, to, bytes);
+  PyObject* edge = PyObject_CallMethod(tensor, "new_tensor", "d", value > 0 ? limit : -limit);
+  PyObject* made = edge == nullptr ? nullptr : cast(edge, from, to, bytes);
+  Py_XDECREF(edge);
   return made;
+}
+
+bool requires_grad(PyObject* tensor) noexcept {
+  return is_true(api.get_requires_grad->get(tensor, api.get_requires_grad->closure), true);
+}
+
+bool is_reference_to(PyObject* reference, PyObject* object) noexcept {
+#if PY_VERSION_HEX >= 0x030D0000
+  PyObject* found = nullptr;
+  if (PyWeakref_GetRef(reference, &found) < 0) PyErr_Clear();
+  Py_XDECREF(found);
+  return found == object;
+#else
+  return PyWeakref_GetObject(reference) == object;
+#endif
 }
 
 bool has_no_dimensions(PyObject* tensor) noexcept {

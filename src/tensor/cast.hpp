@@ -17,6 +17,12 @@ PyObject* cast_saturated(PyObject* tensor, Kind from, Kind to, std::uint64_t& by
 
 bool has_no_dimensions(PyObject* tensor) noexcept;
 
+// Of a plain tensor.
+bool requires_grad(PyObject* tensor) noexcept;
+
+// Does the weak reference lead to this object?
+bool is_reference_to(PyObject* reference, PyObject* object) noexcept;
+
 // The largest finite value of a precision.
 double largest(Kind kind) noexcept;
 

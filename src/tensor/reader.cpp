@@ -1,5 +1,6 @@
 #include "tensor/reader.hpp"
 
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -69,6 +70,10 @@ class CarefulReader {
   CarefulReader& operator=(const CarefulReader&) = delete;
 
   bool read(const void* from, void* to, std::size_t size) const {
+    const iovec there{const_cast<void*>(from), size};
+    const iovec here{to, size};
+    if (::process_vm_readv(::getpid(), &here, 1, &there, 1, 0) == static_cast<ssize_t>(size)) return true;
+    // Not allowed everywhere; a pipe is.
     if (!open_ || ::write(ends_[1], from, size) != static_cast<ssize_t>(size)) return false;
     return ::read(ends_[0], to, size) == static_cast<ssize_t>(size);
   }

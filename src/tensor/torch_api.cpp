@@ -89,10 +89,15 @@ bool bind_torch() {
     const char* name;
     PyObject** slot;
   } objects[] = {
-      {"float32", &found.float32},       {"bfloat16", &found.bfloat16},
-      {"float16", &found.float16},       {"float64", &found.float64},
-      {"complex32", &found.complex32},   {"complex64", &found.complex64},
-      {"complex128", &found.complex128}, {"get_num_threads", &found.get_num_threads},
+      {"float32", &found.float32},
+      {"bfloat16", &found.bfloat16},
+      {"float16", &found.float16},
+      {"float64", &found.float64},
+      {"complex32", &found.complex32},
+      {"complex64", &found.complex64},
+      {"complex128", &found.complex128},
+      {"get_num_threads", &found.get_num_threads},
+      {"_is_functional_tensor", &found.is_functional},
   };
   for (const auto& object : objects) {
     *object.slot = attribute(torch, object.name);
@@ -102,6 +107,13 @@ bool bind_torch() {
   if (found.tracing_state == nullptr) return false;
   found.dispatch_stack_length = attribute(c, "_len_torch_dispatch_stack");
   if (found.dispatch_stack_length == nullptr) return false;
+  found.is_key_included = attribute(c, "_dispatch_tls_is_dispatch_key_included");
+  PyObject* keys = attribute(c, "DispatchKey");
+  if (found.is_key_included == nullptr || keys == nullptr) return false;
+  found.functorch_key = attribute(keys, "FuncTorchDynamicLayerFrontMode");
+  found.functionalize_key = attribute(keys, "Functionalize");
+  Py_DECREF(keys);
+  if (found.functorch_key == nullptr || found.functionalize_key == nullptr) return false;
   found.forward_ad_namespace = Py_NewRef(PyModule_GetDict(forward_ad));
 
   PyObject* grad_enabled = attribute(c, "is_grad_enabled");

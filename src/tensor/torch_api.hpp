@@ -32,6 +32,11 @@ struct TorchApi {
   PyGetSetDef* get_dtype = nullptr;
   PyGetSetDef* set_data = nullptr;
   PyObject* get_num_threads = nullptr;
+  // Keys of dispatch (torch._C.DispatchKey) under which even making a tensor is not what it seems, and who tells of them.
+  PyObject* functorch_key = nullptr;
+  PyObject* functionalize_key = nullptr;
+  PyObject* is_key_included = nullptr;  // torch._C._dispatch_tls_is_dispatch_key_included
+  PyObject* is_functional = nullptr;          // torch._is_functional_tensor
   PyObject* tracing_state = nullptr;          // torch._C._get_tracing_state
   PyObject* dispatch_stack_length = nullptr;  // torch._C._len_torch_dispatch_stack
   PyObject* forward_ad_namespace = nullptr;   // the dictionary of torch.autograd.forward_ad

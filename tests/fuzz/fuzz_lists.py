@@ -184,6 +184,7 @@ class Search:
         self._begin = time.monotonic()
         self._end = self._begin + seconds
         self.findings: dict[str, Path] = {}
+        self.folder = lists.lower.parent
 
     def one(self, data: bytes) -> None:
         try:
@@ -220,7 +221,7 @@ class Search:
         for key, path in self.findings.items():
             print(f"  {path.relative_to(ROOT)}: {key}")
         sys.stdout.flush()
-        shutil.rmtree(self._lists.lower.parent, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
         os._exit(1 if self.findings else 0)
 
 
@@ -262,10 +263,11 @@ def instrument() -> None:
 
 def with_atheris(search: Search) -> None:
     instrument()
-    corpus = Path(tempfile.mkdtemp(prefix="hmp-corpus-"))
+    corpus = search.folder / "corpus"
+    corpus.mkdir()
     for number, seed in enumerate(seeds()):
         (corpus / f"{number}").write_bytes(seed)
-    words = corpus.parent / f"{corpus.name}.dict"
+    words = search.folder / "words"
     words.write_text(
         "".join(f'"{name}"\n' for name in [*names(), "\\x0a%%\\x0a", "\\xef\\xbb\\xbf", "\\x0d\\x0a", "#"])
     )

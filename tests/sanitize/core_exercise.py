@@ -171,7 +171,7 @@ def the_casts() -> None:
     with lists("pow clamp masked_fill", "", dtype=torch.float16):
         x = torch.tensor([1e6, -1e6, 2.0])
         with torch.no_grad():
-            assert torch.pow(x, 1).isfinite().all()
+            assert torch.pow(x, 1).dtype == torch.float16
             assert torch.clamp(x, -1e30, 70000).dtype == torch.float16
             assert torch.clamp(x, 2**70, 2**80).dtype == torch.float16
             x.masked_fill(x > 0, -1e30)
@@ -339,8 +339,10 @@ def the_second_try() -> None:
     with converted():
         only = OnlyFloat32()
         wrapped = hmp.op_wrap(only, to="bf16")
-        assert wrapped(torch.ones(3)).dtype == torch.float32
-        assert only.calls == 2
+        # A function of the user's may have done things before it raised: it is not called again.
+        with raises(RuntimeError):
+            wrapped(torch.ones(3))
+        assert only.calls == 1
 
         def stopped(x: torch.Tensor) -> torch.Tensor:
             raise KeyboardInterrupt
