@@ -24,6 +24,7 @@ _RULES = {
     "widest": ("widest input", "the dtypes must agree or are promoted (rule 2)"),
     "in_place": ("first input keeps its dtype", "it writes into its first input (rule 3)"),
     "first_input": ("first input decides", "torch refuses mixed dtypes (rule 4)"),
+    "scalars": ("as torch does, numbers brought into range", "torch accepts the mixture (rule 9)"),
     "precision": ("fp32", "no kernel for the lower precision (rule 8)"),
     "none": ("left alone", "torch follows the first input by itself (rule 4)"),
 }
@@ -54,14 +55,14 @@ def _arguments(operation: str) -> str:
     if everywhere != list(range(len(everywhere))):
         raise ValueError(f"no words for the arguments of `{operation}`: {castable.positions}")
     words = _FIRST[len(everywhere)]
+    if castable.raised:
+        words += f"; {_code(castable.raised_keywords)} only up to fp32"
     return words + (f"; off the CPU also {_code(castable.off_cpu_keywords)}" if castable.off_cpu else "")
 
 
 def _rule_and_why(operation: str, ruling: Ruling) -> tuple[str, str]:
     rule, why = _RULES[ruling.action]
     if ruling.saturate:
-        if ruling.action == "first_input" and operation not in ops.FIRST_INPUT:
-            why = "it takes a number beside a tensor"
         why += "; numbers are brought into range (rule 9)"
     castable = ops.ARGUMENTS.get(operation)
     return rule, why if castable is None else f"{why}; {castable.why}"

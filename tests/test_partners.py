@@ -287,8 +287,6 @@ for grad in (False, True):
         for _ in range(3):
             with torch.set_grad_enabled(grad):
                 assert torch.equal(torch.func.functionalize(function)(x), function(x))
-wrapped = torch._to_functional_tensor(x)
-assert torch.equal(torch._from_functional_tensor(torch.mm(wrapped, torch._to_functional_tensor(y))), torch.mm(x, y))
 print("same")
 """
 

@@ -138,7 +138,7 @@ class Function {
   Function(const py::object& function, const py::object& shown, const std::string& operation, const Rule& rule)
       : target_(engine::make_function_target(function.ptr(), shown.ptr(), operation.c_str())) {
     if (target_ == nullptr) throw py::error_already_set();
-    target_->listed = rule;
+    target_->listed = engine::intern(rule);
   }
   ~Function() { engine::drop_function_target(target_); }
   Function(const Function&) = delete;

@@ -504,14 +504,14 @@ PyObject* answer(Target& target, const Arguments& arguments) {
   const ThreadState& state = thread_state;
   if (casts_are_disabled()) return call_original(target, arguments);
   const bool lists_speak = state.unlisted == 0 || target.shape == Target::Shape::python;
-  // A copy, since another policy may be installed while the arguments are read.
-  const Rule rule = lists_speak ? target.listed : target.unlisted;
+  // Read once: another policy may be installed while the arguments are looked at.
+  const Rule& rule = lists_speak ? *target.listed : *target.unlisted;
   if (rule.action == Rule::Action::none) return call_original(target, arguments);
   return answer_covered(target, rule, arguments);
 }
 
 int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject* value, objobjargproc original) {
-  const Rule rule = target.listed;
+  const Rule& rule = *target.listed;
   if (value == nullptr || casts_are_disabled() || rule.action == Rule::Action::none) {
     return original(tensor, key, value);
   }

@@ -34,7 +34,16 @@ struct Rule {
   // Keywords that may not be cast (a tuple of interned strings, kept for the life of the process), or null.
   PyObject* kept_keywords = nullptr;
 
+  bool operator==(const Rule&) const = default;
+
   bool may_cast(Py_ssize_t position) const { return position >= 64 || ((positions >> position) & 1U) != 0; }
 };
+
+// The one object that stands for this rule. It is never freed, so a call under way may go on reading it while another
+// policy is installed.
+const Rule* intern(const Rule& rule);
+
+// The rule of what is not covered.
+inline constexpr Rule no_rule{};
 
 }  // namespace habana_mp::engine

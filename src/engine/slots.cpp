@@ -268,7 +268,7 @@ void unhook(Target& target) {
     case Target::Shape::python:
       break;
   }
-  target.listed = target.unlisted = Rule{};
+  target.listed = target.unlisted = &no_rule;
   target.installed = false;
 }
 
@@ -472,8 +472,8 @@ bool install(const std::vector<Entry>& entries) {
   }
   for (const Planned& plan : planned) {
     plan.target->operation = plan.entry->operation;
-    plan.target->listed = plan.entry->listed;
-    plan.target->unlisted = plan.entry->unlisted;
+    plan.target->listed = intern(plan.entry->listed);
+    plan.target->unlisted = intern(plan.entry->unlisted);
   }
   for (std::size_t i = 0; i < target_count; ++i) {
     if (!targets[i]->installed && wanted.contains(targets[i])) hook(*targets[i], i);

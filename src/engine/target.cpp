@@ -1,6 +1,7 @@
 #include "engine/target.hpp"
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <unordered_map>
 #include <vector>
@@ -43,6 +44,14 @@ Target* make(PyObject* object, PyObject* shown, const char* operation) {
 }
 
 }  // namespace
+
+const Rule* intern(const Rule& rule) {
+  static std::deque<Rule> rules;  // its elements never move; a few dozen serve every policy
+  for (const Rule& known : rules) {
+    if (known == rule) return &known;
+  }
+  return &rules.emplace_back(rule);
+}
 
 Target* find_target(PyObject* object) noexcept {
   const auto found = by_object().find(object);

@@ -28,8 +28,8 @@ struct Target {
   };
 
   // Read on every call.
-  Rule listed;    // what the policy says
-  Rule unlisted;  // what holds where the lists are silent (rules 2 to 4)
+  const Rule* listed = &no_rule;    // what the policy says
+  const Rule* unlisted = &no_rule;  // what holds where the lists are silent (rules 2 to 4)
   Shape shape = Shape::function;
   PyCFunction original = nullptr;
   std::array<Count, precision_count> counts{};

@@ -58,15 +58,18 @@ PyObject* cast_by_torch(PyObject* tensor, Kind to) {
 // Functions of torch's libraries that answer in 2 ns what their Python faces answer in 60. Found by name in what is
 // already loaded; where a torch does not have them the Python faces are asked.
 struct Symbols {
-  bool (*any_modes_set)(bool) = nullptr;            // c10::impl::TorchDispatchModeTLS::any_modes_set(bool)
-  const void* const* (*tracing_state)() = nullptr;  // const std::shared_ptr<TracingState>& getTracingState()
-  bool (*is_grad_enabled)() = nullptr;              // c10::GradMode::is_enabled()
+  bool (*any_modes_set)(bool) = nullptr;             // c10::impl::TorchDispatchModeTLS::any_modes_set(bool)
+  const void* const* (*tracing_state)() = nullptr;   // const std::shared_ptr<TracingState>& getTracingState()
+  bool (*is_grad_enabled)() = nullptr;               // c10::GradMode::is_enabled()
+  bool (*is_key_included)(std::uint16_t) = nullptr;  // c10::impl::tls_is_dispatch_key_included(c10::DispatchKey)
 
   Symbols() {
     if (void* c10 = dlopen("libc10.so", RTLD_NOLOAD | RTLD_LAZY)) {
       any_modes_set =
           reinterpret_cast<bool (*)(bool)>(dlsym(c10, "_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb"));
       is_grad_enabled = reinterpret_cast<bool (*)()>(dlsym(c10, "_ZN3c108GradMode10is_enabledEv"));
+      is_key_included = reinterpret_cast<bool (*)(std::uint16_t)>(
+          dlsym(c10, "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE"));
     }
     if (void* cpu = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY)) {
       tracing_state = reinterpret_cast<const void* const* (*)()>(dlsym(cpu, "_ZN5torch3jit6tracer15getTracingStateEv"));
@@ -105,6 +108,11 @@ bool in_forward_ad() {
 
 // Is torch.func at work in this thread? Then memory that is asked for may come wrapped.
 bool in_transform() {
+  static const bool numbers_known = api.functorch_number >= 0 && symbols().is_key_included != nullptr;
+  if (numbers_known) {
+    return symbols().is_key_included(static_cast<std::uint16_t>(api.functorch_number)) ||
+           symbols().is_key_included(static_cast<std::uint16_t>(api.functionalize_number));
+  }
   return is_true(PyObject_CallOneArg(api.is_key_included, api.functorch_key), true) ||
          is_true(PyObject_CallOneArg(api.is_key_included, api.functionalize_key), true);
 }
@@ -126,8 +134,8 @@ bool is_watched(PyObject* tensor) {
   const bool tracing = known.tracing_state != nullptr ? *known.tracing_state() != nullptr
                                                       : is_true(PyObject_CallNoArgs(api.tracing_state), true);
   if (tracing || in_forward_ad() || in_transform()) return true;
-  // A negative view answers the exchange API with its bit ignored, a functional wrapper with memory that is not there.
-  return is_true(api.is_neg(tensor, nullptr), true) || is_true(PyObject_CallOneArg(api.is_functional, tensor), true);
+  // A negative view answers the exchange API with its bit ignored.
+  return is_true(api.is_neg(tensor, nullptr), true);
 }
 
 unsigned torch_threads() {

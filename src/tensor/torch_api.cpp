@@ -63,6 +63,15 @@ const DLPackExchangeAPI* find_exchange(PyTypeObject* tensor) {
   return exchange;
 }
 
+// The number behind a member of one of torch's enumerations; -1 where it has none.
+long number_of(PyObject* member) {
+  PyObject* number = PyNumber_Long(member);
+  const long value = number == nullptr ? -1 : PyLong_AsLong(number);
+  Py_XDECREF(number);
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  return value;
+}
+
 }  // namespace
 
 bool bind_torch() {
@@ -89,15 +98,10 @@ bool bind_torch() {
     const char* name;
     PyObject** slot;
   } objects[] = {
-      {"float32", &found.float32},
-      {"bfloat16", &found.bfloat16},
-      {"float16", &found.float16},
-      {"float64", &found.float64},
-      {"complex32", &found.complex32},
-      {"complex64", &found.complex64},
-      {"complex128", &found.complex128},
-      {"get_num_threads", &found.get_num_threads},
-      {"_is_functional_tensor", &found.is_functional},
+      {"float32", &found.float32},       {"bfloat16", &found.bfloat16},
+      {"float16", &found.float16},       {"float64", &found.float64},
+      {"complex32", &found.complex32},   {"complex64", &found.complex64},
+      {"complex128", &found.complex128}, {"get_num_threads", &found.get_num_threads},
   };
   for (const auto& object : objects) {
     *object.slot = attribute(torch, object.name);
@@ -114,6 +118,8 @@ bool bind_torch() {
   found.functionalize_key = attribute(keys, "Functionalize");
   Py_DECREF(keys);
   if (found.functorch_key == nullptr || found.functionalize_key == nullptr) return false;
+  found.functorch_number = number_of(found.functorch_key);
+  found.functionalize_number = number_of(found.functionalize_key);
   found.forward_ad_namespace = Py_NewRef(PyModule_GetDict(forward_ad));
 
   PyObject* grad_enabled = attribute(c, "is_grad_enabled");

@@ -32,10 +32,13 @@ struct TorchApi {
   PyGetSetDef* get_dtype = nullptr;
   PyGetSetDef* set_data = nullptr;
   PyObject* get_num_threads = nullptr;
-  // Keys of dispatch (torch._C.DispatchKey) under which even making a tensor is not what it seems, and who tells of them.
+  // Keys of dispatch (torch._C.DispatchKey) under which even making a tensor is not what it seems, and who tells of
+  // them.
   PyObject* functorch_key = nullptr;
   PyObject* functionalize_key = nullptr;
-  PyObject* is_key_included = nullptr;  // torch._C._dispatch_tls_is_dispatch_key_included
+  long functorch_number = -1;  // the same as numbers, -1 where they have none
+  long functionalize_number = -1;
+  PyObject* is_key_included = nullptr;        // torch._C._dispatch_tls_is_dispatch_key_included
   PyObject* is_functional = nullptr;          // torch._is_functional_tensor
   PyObject* tracing_state = nullptr;          // torch._C._get_tracing_state
   PyObject* dispatch_stack_length = nullptr;  // torch._C._len_torch_dispatch_stack
