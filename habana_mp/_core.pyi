@@ -107,5 +107,6 @@ def optimizer_step_ends() -> None: ...
 def exchange_optimizer_steps(steps: int) -> int:
     """Set how many optimizer steps this thread is in; what it was."""
 
+def set_in_child_process() -> None: ...
 def can_cover(object: Any) -> bool:
     """Is the object's calling convention one that the engine can answer?"""

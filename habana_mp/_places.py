@@ -5,6 +5,7 @@ The core finds out where it is; this module tells it what to look for and puts t
 
 from __future__ import annotations
 
+import multiprocessing
 import threading
 import types
 from typing import Any
@@ -42,6 +43,8 @@ class Places:
         )
         _core.set_places(_step_code(), _codes_that_ask(), vars(worker), _warn_of_lowered)
         _core.install_in_disabled_regions(_disabled_regions())
+        if _is_child_process():
+            _core.set_in_child_process()
         self._handles = [
             register_optimizer_step_pre_hook(_before_step),
             register_optimizer_step_post_hook(_after_step),
@@ -52,6 +55,13 @@ class Places:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+
+def _is_child_process() -> bool:
+    """Did multiprocessing start this process? A forked one is noticed by the core itself."""
+    process: Any = multiprocessing.current_process()
+    # A spawned process runs the main script again before it learns who its parent is.
+    return multiprocessing.parent_process() is not None or getattr(process, "_inheriting", False)
 
 
 def _disabled_regions() -> int:

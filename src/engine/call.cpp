@@ -210,7 +210,7 @@ bool must_cast(const Plan& plan, const Reading& reading) {
 
 struct Tally {
   unsigned casts = 0;
-  std::uint64_t bytes = 0;
+  tensor::CastResult made;
 };
 
 // A tensor without dimensions stands for a number where the rule brings numbers into range.
@@ -223,7 +223,7 @@ PyObject* cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally&
   const bool saturates = is_number_tensor(rule, item, to);
   if (rule.action == Rule::Action::scalars && !saturates) return Py_NewRef(item);
   PyObject* made =
-      saturates ? tensor::cast_saturated(item, kind, to, tally.bytes) : tensor::cast(item, kind, to, tally.bytes);
+      saturates ? tensor::cast_saturated(item, kind, to, tally.made) : tensor::cast(item, kind, to, tally.made);
   if (made != nullptr) ++tally.casts;
   return made;
 }
@@ -344,7 +344,7 @@ void count(Target& target, Precision precision, const Tally& tally) {
   Count& counter = target.counts[static_cast<std::size_t>(precision)];
   ++counter.calls;
   counter.casts += tally.casts;
-  counter.bytes += tally.bytes;
+  counter.bytes += tally.made.bytes;
 }
 
 void report(Target& target, Decision decision, const Tally& tally) {
@@ -408,9 +408,11 @@ PyObject* call_without_lowering(Target& target, const Rule& rule, const Argument
 // The call as the plan wants it: the part behind the fast path.
 PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
                             Plan plan) {
-  if (const auto reason = why_not(thread_state)) {
-    report(target, {Precision::unchanged, *reason}, {});
-    return call_original(target, arguments);
+  if (!thread_state.is_plain() || in_child_process) [[unlikely]] {
+    if (const auto reason = why_not(thread_state)) {
+      report(target, {Precision::unchanged, *reason}, {});
+      return call_original(target, arguments);
+    }
   }
   Tally tally;
   CastArguments cast(arguments);
@@ -424,7 +426,7 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
   }
   if (cast.scalar_changed()) plan.decision.reason = Reason::scalar;
   report(target, plan.decision, tally);
-  if (plan.to != Kind::f32 && tally.casts != 0) lowered.remember(result);
+  if (plan.to != Kind::f32 && tally.casts != 0 && !tally.made.recorded) lowered.remember(result);
   return result;
 }
 
@@ -530,7 +532,7 @@ int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject*
       report(target, {Precision::unchanged, *reason}, {});
       return original(tensor, key, value);
     }
-    made = tensor::cast(value, from, to, tally.bytes);
+    made = tensor::cast(value, from, to, tally.made);
     if (made == nullptr) {
       if (!may_do_without_cast()) return -1;
       PyErr_Clear();

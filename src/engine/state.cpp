@@ -4,6 +4,7 @@
 #include <Python.h>
 #include <dlfcn.h>
 #include <frameobject.h>  // PyFrame_GetBack is declared here before 3.11
+#include <pthread.h>
 
 #include <new>
 #include <utility>
@@ -20,6 +21,7 @@ struct Construction {
 };
 
 thread_local ThreadState thread_state;
+bool in_child_process = false;
 ReadFlag read_flag = nullptr;
 
 namespace {
@@ -33,6 +35,8 @@ WriteFlag write_flag = nullptr;
 std::uint32_t current_installation = 1;
 
 constexpr std::uint32_t most_regions = 64;
+
+[[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, [] { in_child_process = true; });
 
 // Steps from frame to frame, outwards, without leaving an exception behind.
 class FrameWalk {
@@ -277,7 +281,7 @@ std::optional<Reason> why_not(ThreadState& state) noexcept {
     if (is_stepping()) return Reason::optimizer_step;
     state.optimizer_steps = 0;  // a step raised, and nobody said that it was over
   }
-  if (is_worker()) return Reason::worker;
+  if (in_child_process && is_worker()) return Reason::worker;
   return std::nullopt;
 }
 

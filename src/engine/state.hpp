@@ -31,7 +31,13 @@ struct ThreadState {
   std::uint32_t installation = 0;
   // The module that is being constructed, or null.
   struct Construction* construction = nullptr;
+
+  // Is there nothing to be looked up before a cast is made?
+  bool is_plain() const { return construction == nullptr && optimizer_steps == 0; }
 };
+
+// Set in processes that fork or multiprocessing made: only there a DataLoader's worker can be.
+extern bool in_child_process;
 
 #if defined(__GNUC__)
 // A few words that every covered call reads: worth the fixed offset.

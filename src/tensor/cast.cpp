@@ -125,8 +125,11 @@ bool is_recorded_by_autograd(PyObject* tensor) {
 }
 
 // Would anybody but the caller have to see this cast? Autograd, forward-mode AD, a tracer or a dispatch mode.
-bool is_watched(PyObject* tensor) {
-  if (is_recorded_by_autograd(tensor)) return true;
+bool is_watched(PyObject* tensor, CastResult& seen) {
+  if (is_recorded_by_autograd(tensor)) {
+    seen.recorded = true;
+    return true;
+  }
   const Symbols& known = symbols();
   const bool modes = known.any_modes_set != nullptr ? known.any_modes_set(false)
                                                     : is_true(PyObject_CallNoArgs(api.dispatch_stack_length), true);
@@ -187,26 +190,26 @@ PyObject* cast_by_kernel(PyObject* tensor, Kind from, Kind to, std::int64_t coun
 
 }  // namespace
 
-PyObject* cast(PyObject* tensor, Kind from, Kind to, std::uint64_t& bytes) {
+PyObject* cast(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
   const std::int64_t count = count_elements(tensor);
-  bytes += static_cast<std::uint64_t>(count) * kernels::size_of(float_of(to));
-  if (api.exchange != nullptr && is_plain_tensor(tensor) && !is_watched(tensor)) {
+  seen.bytes += static_cast<std::uint64_t>(count) * kernels::size_of(float_of(to));
+  if (api.exchange != nullptr && is_plain_tensor(tensor) && !is_watched(tensor, seen)) {
     PyObject* made = cast_by_kernel(tensor, from, to, count);
     if (made != nullptr) return made;
   }
   return cast_by_torch(tensor, to);
 }
 
-PyObject* cast_saturated(PyObject* tensor, Kind from, Kind to, std::uint64_t& bytes) {
+PyObject* cast_saturated(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
   // Only a finite value out of range is changed, and only where it can be read.
   PyObject* item = PyObject_CallMethod(tensor, "item", nullptr);
   const double value = item == nullptr ? 0.0 : PyFloat_AsDouble(item);
   Py_XDECREF(item);
   if (PyErr_Occurred() != nullptr) PyErr_Clear();
   const double limit = largest(to);
-  if (!std::isfinite(value) || (value <= limit && value >= -limit)) return cast(tensor, from, to, bytes);
+  if (!std::isfinite(value) || (value <= limit && value >= -limit)) return cast(tensor, from, to, seen);
   PyObject* edge = PyObject_CallMethod(tensor, "new_tensor", "d", value > 0 ? limit : -limit);
-  PyObject* made = edge == nullptr ? nullptr : cast(edge, from, to, bytes);
+  PyObject* made = edge == nullptr ? nullptr : cast(edge, from, to, seen);
   Py_XDECREF(edge);
   return made;
 }

@@ -7,13 +7,19 @@
 
 namespace habana_mp::tensor {
 
+// What was seen while casting; sums over the casts of one call.
+struct CastResult {
+  std::uint64_t bytes = 0;  // the size of the new tensors
+  bool recorded = false;    // autograd records one of them, and so what is computed of it
+};
+
 // A new reference to `tensor` in the precision `to` (f32, bf16 or f16), or null with a Python exception set. Autograd,
 // tracing and dispatch modes see the cast; only where none of them is at work is it made by our own kernels.
-// `bytes` grows by the size of the new tensor where that is known.
-PyObject* cast(PyObject* tensor, Kind from, Kind to, std::uint64_t& bytes);
+//
+PyObject* cast(PyObject* tensor, Kind from, Kind to, CastResult& seen);
 
 // As cast, but finite values beyond the range of `to` become its largest finite value instead of an infinity (rule 9).
-PyObject* cast_saturated(PyObject* tensor, Kind from, Kind to, std::uint64_t& bytes);
+PyObject* cast_saturated(PyObject* tensor, Kind from, Kind to, CastResult& seen);
 
 bool has_no_dimensions(PyObject* tensor) noexcept;
 
