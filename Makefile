@@ -49,7 +49,7 @@ wheel: /usr/include/spdlog/spdlog.h
 sanitize: $(VENV)/.built
 	PYTHON=$(abspath $(BIN)/python) tests/sanitize/run.sh
 
-# Ten minutes of coverage-guided fuzzing of list files and of calls.
+# Ten minutes of fuzzing: list files guided by coverage, calls with arbitrary arguments against plain torch.
 fuzz: $(VENV)/.built $(VENV)/.fuzzers
 	$(BIN)/python tests/fuzz/fuzz_lists.py
 	$(BIN)/python tests/fuzz/fuzz_calls.py
