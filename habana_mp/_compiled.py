@@ -12,6 +12,7 @@ import importlib.machinery
 import importlib.util
 import sys
 import types
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,7 +50,7 @@ class _AfterImport(importlib.abc.MetaPathFinder):
         return spec
 
 
-class WhenImported:
+class WhenImported(ABC):
     """Something done to a module of torch while a policy is installed: at once, or as soon as it is imported."""
 
     name: str
@@ -80,11 +81,11 @@ class WhenImported:
         self._module = module
         self.do(module)
 
-    def do(self, module: Any) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def do(self, module: Any) -> None: ...
 
-    def undo(self, module: Any) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def undo(self, module: Any) -> None: ...
 
 
 class KernelTable(WhenImported):

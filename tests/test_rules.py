@@ -930,15 +930,6 @@ class Capturing(nn.Module):
         self.weight = nn.Parameter(torch.mm(M, N))
 
 
-class BeforeSuper(nn.Module):
-    """Computes before its base class is initialised."""
-
-    def __init__(self) -> None:
-        weight = torch.mm(M, N)
-        super().__init__()
-        self.weight = nn.Parameter(weight)
-
-
 class OldStyle(nn.Module):
     """Names its base class and its first parameter in its own way."""
 
@@ -1297,13 +1288,6 @@ def warned(make: Callable[[], Any]) -> list[warnings.WarningMessage]:
 
 def product() -> torch.Tensor:
     return torch.mm(M, N)
-
-
-def through_relu() -> torch.Tensor:
-    kept = torch.mm(M, N)
-    made = torch.relu(kept)
-    through_relu.kept = kept  # type: ignore[attr-defined]  # so that its address is not used again
-    return made
 
 
 LOWERED: dict[str, Callable[[], torch.Tensor]] = {

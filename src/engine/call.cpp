@@ -352,11 +352,12 @@ void report(Target& target, Decision decision, const Tally& tally) {
   if (log::is_active()) log::operation(target.representation, target.operation, decision, tally.casts);
 }
 
-struct HeldError {
+// Takes the exception that is set out of the way, and drops it at the end.
+class HeldError {
+ public:
 #if PY_VERSION_HEX >= 0x030C0000
   HeldError() : raised_(PyErr_GetRaisedException()) {}
   ~HeldError() { Py_XDECREF(raised_); }
-  void restore() { PyErr_SetRaisedException(std::exchange(raised_, nullptr)); }
 
  private:
   PyObject* raised_;
@@ -366,10 +367,6 @@ struct HeldError {
     Py_XDECREF(type_);
     Py_XDECREF(value_);
     Py_XDECREF(traceback_);
-  }
-  void restore() {
-    PyErr_Restore(type_, value_, traceback_);
-    type_ = value_ = traceback_ = nullptr;
   }
 
  private:
