@@ -237,7 +237,7 @@ NAMES = st.text("abcdefghijklmnopqrstuvwxyz_0123456789.", min_size=1, max_size=2
     st.booleans(),
 )
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_names_survive_any_decoration(  # noqa: PLR0917  hypothesis gives them by name
+def test_names_survive_any_decoration(
     tmp_path: Path, names: list[str], newline: str, space: str, comment: str, mark: bool, last: bool
 ) -> None:
     text = newline.join(space + name + space + comment for name in names) + (newline if last else "")
