@@ -9,15 +9,9 @@ namespace {
 // A new reference that is kept for the life of the process.
 PyObject* attribute(PyObject* owner, const char* name) { return PyObject_GetAttrString(owner, name); }
 
-PyObject* type_entry(PyTypeObject* type, const char* name) {
-  PyObject* entry = PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), name);
-  if (entry == nullptr) return nullptr;
-  return entry;
-}
-
 // The C function behind a method that takes no arguments.
 bool method_without_arguments(PyTypeObject* type, const char* name, PyCFunction& function, int flags = METH_NOARGS) {
-  PyObject* entry = type_entry(type, name);
+  PyObject* entry = attribute(reinterpret_cast<PyObject*>(type), name);
   if (entry == nullptr) return false;
   if (Py_TYPE(entry) != &PyMethodDescr_Type) {
     PyErr_Format(PyExc_ImportError, "habana_mp: torch.Tensor.%s is %R, not a method of C", name, entry);
@@ -34,7 +28,7 @@ bool method_without_arguments(PyTypeObject* type, const char* name, PyCFunction&
 }
 
 bool getter(PyTypeObject* type, const char* name, PyGetSetDef*& definition) {
-  PyObject* entry = type_entry(type, name);
+  PyObject* entry = attribute(reinterpret_cast<PyObject*>(type), name);
   if (entry == nullptr) return false;
   if (Py_TYPE(entry) != &PyGetSetDescr_Type) {
     PyErr_Format(PyExc_ImportError, "habana_mp: torch.Tensor.%s is %R, not an attribute of C", name, entry);
