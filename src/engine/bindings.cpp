@@ -199,8 +199,6 @@ void register_engine(py::module_& module) {
   module.def("was_lowered", [](const py::object& tensor) { return engine::was_lowered(tensor.ptr()); });
 
   module.attr("disabled_flag") = engine::disabled_flag;
-  module.def("nothing_is_cast_here",
-             [] { return engine::casts_are_disabled() || engine::why_not(thread_state).has_value(); });
   module.def("untouched_twin", &untouched_twin);
   module.def("is_covered", [](const py::object& object) {
     const Target* target = engine::find_target(object.ptr());

@@ -465,6 +465,10 @@ PyObject* call_with_tuple(PyCFunction original, PyObject* self, const Arguments&
 
 }  // namespace
 
+PyObject* call_with_values(PyCFunction function, PyObject* self, const Arguments& arguments) {
+  return call_with_tuple(function, self, arguments, 0);
+}
+
 PyObject* call_original(Target& target, const Arguments& arguments) {
   switch (target.shape) {
     case Target::Shape::function:

@@ -22,6 +22,9 @@ PyObject* answer(Target& target, const Arguments& arguments);
 // The original, with nothing done.
 PyObject* call_original(Target& target, const Arguments& arguments);
 
+// A C function that takes METH_VARARGS | METH_KEYWORDS.
+PyObject* call_with_values(PyCFunction function, PyObject* self, const Arguments& arguments);
+
 // `tensor[key] = value`, by the in-place rule. The original's result.
 int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject* value, objobjargproc original);
 

@@ -21,10 +21,10 @@ namespace {
 
 // ---- what stands in the slots -----------------------------------------------------------------------------------
 // One stub for each target: its index is a constant, so that no look-up is needed to know which operation was called.
+// What a stub does is written once outside of it where it is more than a few instructions: there are thousands.
 
-template <std::size_t index>
-PyObject* vectorcall_stub(PyObject* callable, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
-  Target& target = *targets[index];
+PyObject* answer_vectorcall(Target& target, PyObject* callable, PyObject* const* values, std::size_t flagged_count,
+                            PyObject* keywords) {
   const Arguments arguments{values, PyVectorcall_NARGS(flagged_count), keywords};
   if (target.is_method()) {
     const bool plausible = arguments.positional >= 1 && PyObject_TypeCheck(values[0], PyDescr_TYPE(callable)) != 0 &&
@@ -37,9 +37,7 @@ PyObject* vectorcall_stub(PyObject* callable, PyObject* const* values, std::size
 
 // Bound methods (`f = x.matmul`), old and new, and the calls that the interpreter inlines go to the definition's C
 // function without passing the descriptor's slot.
-template <std::size_t index>
-PyObject* method_stub(PyObject* self, PyObject* tuple, PyObject* dictionary) {
-  Target& target = *targets[index];
+PyObject* answer_method(Target& target, PyObject* self, PyObject* tuple, PyObject* dictionary) {
   const Py_ssize_t given = tuple == nullptr ? 0 : PyTuple_GET_SIZE(tuple);
   const Py_ssize_t named = dictionary == nullptr ? 0 : PyDict_GET_SIZE(dictionary);
   PyObject* names = named == 0 ? nullptr : PyTuple_New(named);
@@ -60,6 +58,16 @@ PyObject* method_stub(PyObject* self, PyObject* tuple, PyObject* dictionary) {
   for (Py_ssize_t k = 0; k < 1 + given + named; ++k) Py_DECREF(values[k]);
   Py_XDECREF(names);
   return result;
+}
+
+template <std::size_t index>
+PyObject* vectorcall_stub(PyObject* callable, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  return answer_vectorcall(*targets[index], callable, values, flagged_count, keywords);
+}
+
+template <std::size_t index>
+PyObject* method_stub(PyObject* self, PyObject* tuple, PyObject* dictionary) {
+  return answer_method(*targets[index], self, tuple, dictionary);
 }
 
 template <std::size_t index>
@@ -284,30 +292,8 @@ struct Probe {
 
   PyObject* call(PyObject* const* values, std::size_t flagged_count, PyObject* keywords) const {
     if (original_slot != nullptr) return original_slot(object, values, flagged_count, keywords);
-    return by_tuple(values, flagged_count, keywords);
-  }
-
- private:
-  PyObject* by_tuple(PyObject* const* values, std::size_t flagged_count, PyObject* keywords) const {
-    const Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
-    PyObject* tuple = PyTuple_New(count);
-    if (tuple == nullptr) return nullptr;
-    for (Py_ssize_t i = 0; i < count; ++i) PyTuple_SET_ITEM(tuple, i, Py_NewRef(values[i]));
-    PyObject* dictionary = nullptr;
-    if (keywords != nullptr) {
-      dictionary = PyDict_New();
-      for (Py_ssize_t i = 0; dictionary != nullptr && i < PyTuple_GET_SIZE(keywords); ++i) {
-        if (PyDict_SetItem(dictionary, PyTuple_GET_ITEM(keywords, i), values[count + i]) < 0) Py_CLEAR(dictionary);
-      }
-      if (dictionary == nullptr) {
-        Py_DECREF(tuple);
-        return nullptr;
-      }
-    }
-    PyObject* result = PyCFunction_Type.tp_call(object, tuple, dictionary);
-    Py_DECREF(tuple);
-    Py_XDECREF(dictionary);
-    return result;
+    return call_with_values(original_definition->ml_meth, PyCFunction_GET_SELF(object),
+                            {values, PyVectorcall_NARGS(flagged_count), keywords});
   }
 };
 
