@@ -592,8 +592,13 @@ def test_an_interrupt_inside_a_line_still_reaches_the_script(
 
     open_log("console")
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=interrupted, flush=lambda: None))
-    with pytest.raises(KeyboardInterrupt):
-        loop()
+    # a shell starts what runs in its background with this signal ignored
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loop()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert unraisable == []
 
 
