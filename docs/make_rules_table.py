@@ -48,7 +48,7 @@ def _places(operation: str) -> str:
 
 
 def _arguments(operation: str) -> str:
-    castable = ops.ARGUMENTS.get(operation)
+    castable = ops.arguments_of(operation)
     if castable is None:
         return "all"
     everywhere = [position for position in castable.positions if position not in castable.off_cpu]
@@ -64,7 +64,7 @@ def _rule_and_why(operation: str, ruling: Ruling) -> tuple[str, str]:
     rule, why = _RULES[ruling.action]
     if ruling.saturate:
         why += "; numbers are brought into range (rule 9)"
-    castable = ops.ARGUMENTS.get(operation)
+    castable = ops.arguments_of(operation)
     return rule, why if castable is None else f"{why}; {castable.why}"
 
 

@@ -7,19 +7,23 @@ read memory in a precision that the code around it does not know of. So Inductor
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from habana_mp import _core
+from habana_mp._composites import Replacement
 
 _KERNELS = "torch._inductor.select_algorithm"
 _CONFIG = "torch._functorch.config"
+_RUNTIME = "torch._functorch._aot_autograd.runtime_wrappers"
 _DYNAMO = "torch._dynamo"
 
 
@@ -129,15 +133,68 @@ class GraphCache(WhenImported):
         module.enable_autograd_cache = self._before
 
 
+class Runtime(WhenImported):
+    """Compiled code calls operators of torch.ops as their users do; while it runs they are not cast again.
+
+    AOTAutograd calls a backward through a function of its utilities, and wraps everything else into a function that it
+    writes anew each time (in releases before that, it went through the utilities too).
+    """
+
+    name = _RUNTIME
+
+    def do(self, module: Any) -> None:
+        def run(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+            with _compiled_code_runs():
+                return original(*arguments, **keywords)
+
+        def wrap(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+            wrapper, compiled, *others = arguments
+            return original(wrapper, _outside_of_lists(compiled), *others, **keywords)
+
+        self._replacements = [
+            Replacement(module.call_func_at_runtime_with_args, run),
+            Replacement(module.RuntimeWrapper.post_compile, wrap),
+        ]
+        for replacement in self._replacements:
+            replacement.install()
+
+    def undo(self, module: Any) -> None:
+        for replacement in self._replacements:
+            replacement.uninstall()
+
+
+@contextlib.contextmanager
+def _compiled_code_runs() -> Iterator[None]:
+    _core.compiled_code_begins()
+    try:
+        yield
+    finally:
+        _core.compiled_code_ends()
+
+
+def _outside_of_lists(compiled: Any) -> Any:
+    @functools.wraps(compiled)  # keeps how its arguments are to be given
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _compiled_code_runs():
+            return compiled(*args, **kwargs)
+
+    return run
+
+
 class Compiled:
     """All of it."""
 
     def __init__(self) -> None:
-        self._parts = (KernelTable(), GraphCache())
+        self._runtime = Runtime()
+        self._parts = (KernelTable(), GraphCache(), self._runtime)
 
-    def install(self) -> None:
+    def install(self, *, lists_hold_operators: bool) -> None:
+        """Where no list names an operator of torch.ops, compiled code is called as before."""
         for part in self._parts:
-            part.install()
+            if part is not self._runtime or lists_hold_operators:
+                part.install()
+            else:
+                part.uninstall()
         forget_compiled_code()
 
     def uninstall(self) -> None:

@@ -65,8 +65,9 @@ def bind_torch() -> None: ...
 def reader() -> str:
     """How tensors are read: ``layout``, ``dlpack`` or ``attribute``."""
 
-def install(plan: list[tuple[Any, str, Rule, Rule]]) -> None:
-    """Replace what is installed: (object, operation, rule of the lists, rule where the lists are silent)."""
+def install(plan: list[tuple[Any, Any, str, Rule, Rule]]) -> None:
+    """Replace what is installed: (object, what the log shows for it, operation, rule of the lists, rule where the lists
+    are silent)."""
 
 def install_probes(
     autocast_set_enabled: Any,
@@ -82,6 +83,7 @@ def set_places(
     codes_that_ask: tuple[types.CodeType, ...],
     worker_namespace: dict[str, Any],
     made_of_lowered: Callable[[str], None],
+    autocast_entered: Callable[[], None],
 ) -> None: ...
 def install_in_disabled_regions(regions: int) -> None:
     """This thread is in so many regions of torch.autocast, none of which is enabled."""
@@ -103,6 +105,10 @@ disabled_flag: str
 
 def optimizer_step_begins() -> None: ...
 def optimizer_step_ends() -> None: ...
+def compiled_code_begins() -> None:
+    """This thread runs code that was compiled: operators of torch.ops are not cast in it."""
+
+def compiled_code_ends() -> None: ...
 def exchange_optimizer_steps(steps: int) -> int:
     """Set how many optimizer steps this thread is in; what it was."""
 

@@ -31,7 +31,7 @@ class Installation:
             _core.install(_policy.plan(policy))
             try:
                 self._places.install()
-                self._compiled.install()
+                self._compiled.install(lists_hold_operators=policy.lists_hold_operators)
             except BaseException:
                 self.uninstall()
                 raise

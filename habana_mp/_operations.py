@@ -8,6 +8,8 @@ and ``Tensor.matmul``. Most list names are the name of their builtin; the tables
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -140,17 +142,20 @@ WIDEST = _names("""
     allclose equal isclose
     binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss cosine_similarity cross_entropy_loss
     hinge_embedding_loss huber_loss kl_div l1_loss margin_ranking_loss mse_loss pairwise_distance poisson_nll_loss
-    smooth_l1_loss soft_margin_loss triplet_margin_loss _softmax_backward_data _log_softmax_backward_data
+    smooth_l1_loss soft_margin_loss triplet_margin_loss _softmax_backward_data
+    _log_softmax_backward_data aten::_softmax_backward_data aten::_log_softmax_backward_data
 """)
 
 #: Rule 4: torch raises where the dtypes differ: the other inputs follow the first one.
 FIRST_INPUT = _names("""
     addbmm addmm addmv baddbmm bmm chain_matmul einsum linalg_matmul linalg_multi_dot linear matmul __matmul__ mm mv
     conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution _convolution
-    batch_norm native_batch_norm _native_batch_norm_legit
+    batch_norm native_batch_norm _native_batch_norm_legit aten::_batch_norm_with_update
     group_norm native_group_norm instance_norm layer_norm native_layer_norm rms_norm
     nll_loss nll_loss_nd nll_loss2d
     embedding_bag _embedding_bag grid_sampler grid_sampler_2d grid_sampler_3d prelu scaled_dot_product_attention
+    fractional_max_pool2d fractional_max_pool3d
+    torch_nn::_linear_cross_entropy_batch_chunked torch_nn::_linear_cross_entropy_batch_chunked_no_reduction
     gru gru_cell lstm lstm_cell rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell
     _unsafe_masked_index_put_accumulate index_add index_copy index_put index_reduce masked_scatter put
     _sparse_mm _sparse_addmm scatter scatter_add scatter_reduce select_scatter slice_scatter diagonal_scatter
@@ -254,10 +259,15 @@ def _affine(weight: int, bias: int) -> Castable:
     return Castable((0, weight, bias), why, off_cpu=(weight, bias), off_cpu_keywords=("weight", "bias"))
 
 
+_SOFTMAX_BACKWARD = Castable((0, 1), "its dtype is that of softmax's input and asks for nothing")
+
 ARGUMENTS: dict[str, Castable] = {
+    "_softmax_backward_data": _SOFTMAX_BACKWARD,
+    "_log_softmax_backward_data": _SOFTMAX_BACKWARD,
     "batch_norm": _STATISTICS,
     "native_batch_norm": _STATISTICS,
     "_native_batch_norm_legit": _STATISTICS,
+    "aten::_batch_norm_with_update": _STATISTICS,
     "instance_norm": _STATISTICS,
     "layer_norm": _affine(2, 3),
     "native_layer_norm": _affine(2, 3),
@@ -276,6 +286,9 @@ ARGUMENTS: dict[str, Castable] = {
 #: The builtin that holds ``tensor[key] = value``; it follows the in-place rule.
 ASSIGNMENT = "__setitem__"
 
+#: What the qualified names of torch's own operators begin with.
+_ATEN = "aten::"
+
 #: Operations that torch writes in Python from several others, and that are covered as a whole when they are listed.
 COMPOSITES: dict[str, tuple[Any, str]] = {"__rtruediv__": (torch.Tensor, "__rdiv__")}
 
@@ -293,6 +306,8 @@ class Builtin:
 
     place: str
     object: Any
+    shown: Any = None
+    """What the log shows for it, where that is another object."""
 
 
 def _namespaces() -> Iterator[tuple[str, Any]]:
@@ -311,6 +326,8 @@ def builtins_named(name: str) -> tuple[Builtin, ...]:
     found: list[Builtin] = []
     if name in NO_OPERATION:
         return ()
+    if "::" in name:
+        return tuple(_of_operator(name))
     is_operator = name.startswith("__") and name.endswith("__")
     # A namespace's own operators are Python's, not operations.
     for place, namespace in () if is_operator else _namespaces():
@@ -321,6 +338,64 @@ def builtins_named(name: str) -> tuple[Builtin, ...]:
     if name == ASSIGNMENT or (isinstance(method, types.MethodDescriptorType) and _core.can_cover(method)):
         found.append(Builtin(f"Tensor.{name}", method))
     return tuple(found)
+
+
+#: Operators of torch's own that are there only once a module of torch has been imported.
+_DEFINED_BY = dict.fromkeys(
+    (
+        "torch_nn::_linear_cross_entropy_batch_chunked",
+        "torch_nn::_linear_cross_entropy_batch_chunked_no_reduction",
+    ),
+    "torch.nn.modules.linear_cross_entropy",
+)
+
+
+def _operator(name: str) -> Any:
+    """The operator of torch.ops that is called ``namespace::name``; None where there is none."""
+    if name in _DEFINED_BY and importlib.util.find_spec(_DEFINED_BY[name]):
+        importlib.import_module(_DEFINED_BY[name])
+    if not torch._C._jit_get_schemas_for_operator(name):
+        return None
+    namespace, _, operator = name.partition("::")
+    return getattr(getattr(torch.ops, namespace), operator)
+
+
+def _of_operator(name: str) -> Iterator[Builtin]:
+    """The builtins behind ``torch.ops.namespace.name`` and its overloads."""
+    operator = _operator(name)
+    if operator is None:
+        return
+    place = f"torch.ops.{name.replace('::', '.')}"
+    yield Builtin(place, operator._op, operator)
+    # ATen's overloads are torch's own way from one layer to the next; nobody else calls them.
+    for overload in () if name.startswith(_ATEN) else operator.overloads():
+        yield Builtin(f"{place}.{overload}", getattr(operator, overload)._op, getattr(operator, overload))
+
+
+@cache
+def arguments_of(name: str) -> Castable | None:
+    """Which arguments of an operation may be cast; None for all of them."""
+    operator = _operator(name) if "::" in name and name not in ARGUMENTS else None
+    if operator is None:
+        return ARGUMENTS.get(name)
+    # A dtype that is asked for stays readable; any other argument without tensors says nothing about the call.
+    schemas = [getattr(operator, overload)._schema for overload in operator.overloads()]
+    kept = {
+        (position, argument.name)
+        for schema in schemas
+        for position, argument in enumerate(schema.arguments)
+        if (_is_written(argument) and not (position == 0 and is_in_place(name)))
+        or not ("Tensor" in str(argument.type) or argument.name == "dtype")
+    }
+    if not kept:
+        return None
+    positions = tuple(sorted(set(range(64)) - {position for position, _ in kept}))
+    keywords = tuple(sorted({keyword for _, keyword in kept}))
+    return Castable(positions, "the others hold no tensor, or are written into", kept_keywords=keywords)
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 @cache
@@ -360,8 +435,8 @@ def _has_overload(name: str) -> bool:
     base = without_overload(name)
     if base == name:
         return "." not in name
-    packet = getattr(torch.ops.aten, base, None)
-    return packet is not None and name[len(base) + 1 :] in packet.overloads()
+    operator = _operator(base if "::" in base else _ATEN + base)
+    return operator is not None and name[len(base) + 1 :] in operator.overloads()
 
 
 def _exists(name: str) -> bool:
@@ -373,6 +448,10 @@ def resolve(name: str) -> Resolved | None:
     """What a list name stands for in this torch; None when it stands for nothing."""
     if not _has_overload(name):
         return None
+    if name.startswith(_ATEN):
+        plain = resolve(name.removeprefix(_ATEN))
+        if plain is not None:
+            return plain
     base = without_overload(name)
     exact = SPELLINGS[base].split() if base in SPELLINGS else [base]
     exact = [one for one in exact if _exists(one)]
@@ -384,6 +463,11 @@ def resolve(name: str) -> Resolved | None:
 
 def is_in_place(name: str) -> bool:
     """Does the operation write into its first input?"""
+    if "::" in name:
+        operator = _operator(name)
+        overloads = () if operator is None else operator.overloads()
+        schemas = (getattr(operator, overload)._schema for overload in overloads)
+        return any(schema.arguments and _is_written(schema.arguments[0]) for schema in schemas)
     return name in IN_PLACE or (name.endswith("_") and not name.endswith("__"))
 
 

@@ -41,8 +41,10 @@ class Places:
             torch.is_autocast_enabled,
             torch._C._is_any_autocast_enabled,
         )
-        _core.set_places(_step_code(), _codes_that_ask(), vars(worker), _warn_of_lowered)
+        _core.set_places(_step_code(), _codes_that_ask(), vars(worker), _warn_of_lowered, _warn_of_autocast)
         _core.install_in_disabled_regions(_disabled_regions())
+        if _is_in_autocast():
+            _warn_of_autocast()
         if _is_child_process():
             _core.set_in_child_process()
         self._handles = [
@@ -69,6 +71,10 @@ def _disabled_regions() -> int:
     depth = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
     return 0 if torch._C._is_any_autocast_enabled() else depth
+
+
+def _is_in_autocast() -> bool:
+    return any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda", "xpu", "hpu", "mps"))
 
 
 def _step_code() -> types.CodeType:
@@ -138,6 +144,20 @@ def _warn_of_lowered(what: str) -> None:
     )
 
 
+_warned_of_autocast = threading.Event()
+
+
+def _warn_of_autocast() -> None:
+    if _warned_of_autocast.is_set():
+        return
+    _warned_of_autocast.set()
+    warn(
+        "torch.autocast is enabled while habana_mp casts: autocast acts after the lists, so an operation that it lowers "
+        "runs in its precision whatever they say; use one of the two"
+    )
+
+
 def forget_warnings() -> None:
     """Warn again, as in a new process."""
     _warned.clear()
+    _warned_of_autocast.clear()

@@ -40,7 +40,7 @@ class Ruling:
             saturate=self.saturate,
             no_kernel=self.no_kernel,
         )
-        castable = ops.ARGUMENTS.get(operation)
+        castable = ops.arguments_of(operation)
         if castable is None:
             return rule()
         return rule(
@@ -76,6 +76,11 @@ class Policy:
     lower: str = "bf16"
     #: For each operation that a list decides: the list's entry.
     sources: Mapping[str, Listed] = field(default_factory=dict)
+
+    @property
+    def lists_hold_operators(self) -> bool:
+        """Does a list name an operator of torch.ops (``namespace::name``)?"""
+        return any("::" in operation for operation in self.sources)
 
 
 def ruling_without_list(operation: str) -> Ruling:
@@ -157,6 +162,10 @@ def _resolve(listed: Listed) -> ops.Resolved | None:
         why = ops.EXPLAINED.get(listed.name, f"torch {torch.__version__} has no operation of that name")
         warn(f"{listed.where}: `{listed.name}` has no effect: {why}")
         return None
+    if "::" in listed.name:
+        raise ListError(
+            f"{listed.where}: unknown operator `{listed.name}`; import the library that defines it before convert"
+        )
     near = difflib.get_close_matches(listed.name, ops.suggestions(), n=1, cutoff=0.6)
     hint = f"; did you mean `{near[0]}`?" if near else ""
     raise ListError(f"{listed.where}: unknown operation `{listed.name}`{hint}")
@@ -227,9 +236,9 @@ def _one_each(covered: Iterable[Covered]) -> tuple[Covered, ...]:
     return tuple(by_object.values())
 
 
-def plan(policy: Policy) -> list[tuple[Any, str, _core.Rule, _core.Rule]]:
+def plan(policy: Policy) -> list[tuple[Any, Any, str, _core.Rule, _core.Rule]]:
     """What the core installs."""
     return [
-        (one.builtin.object, one.operation, one.listed.rule(one.operation), one.unlisted.rule(one.operation))
+        (one.builtin.object, one.builtin.shown or one.builtin.object, one.operation, one.listed.rule(one.operation), one.unlisted.rule(one.operation))
         for one in policy.covered
     ]

@@ -87,6 +87,7 @@ def convert(
     verbose = isVerbose or log is not None
     if verbose:
         open_log(log)
+    _places.forget_warnings()
     try:
         installation.install(policy)
     except BaseException:
@@ -95,7 +96,6 @@ def convert(
         raise
     if not verbose:
         close_log()
-    _places.forget_warnings()
 
 
 def _make_policy(

@@ -351,11 +351,31 @@ def test_inference_mode_works() -> None:
     assert torch.equal(result, expected)
 
 
-def test_torch_autocast_and_ours_work_together() -> None:
-    hmp.convert()
+def test_torch_autocast_beside_ours_is_warned_about_once_and_has_the_last_word(converted: Converter) -> None:
+    converted(bf16=["exp"], fp32=["mm"])
+    with pytest.warns(hmp.HmpWarning, match="autocast acts after the lists") as warned, torch.autocast("cpu", dtype=BF16):
+        assert torch.mm(M, N).dtype is BF16
+        assert torch.exp(M).dtype is BF16
+        small()(M).sum().backward()
+    assert [Path(one.filename).name for one in warned] == [Path(__file__).name]
     with torch.autocast("cpu", dtype=BF16):
         assert torch.mm(M, N).dtype is BF16
-        small()(M).sum().backward()
+    assert torch.mm(M, N).dtype is FP32
+    with torch.autocast("cpu", dtype=BF16), pytest.warns(hmp.HmpWarning, match="autocast acts after the lists"):
+        hmp.convert()
+
+
+def test_an_autocast_warning_that_is_an_error_leaves_autocast_off() -> None:
+    hmp.convert()
+    with pytest.raises(hmp.HmpWarning), torch.autocast("cpu", dtype=BF16):
+        pytest.fail("was entered")
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_autocast_that_disables_is_not_warned_about() -> None:
+    hmp.convert()
+    with torch.autocast("cpu", enabled=False), hmp.disable_casts():
+        assert torch.mm(M, N).dtype is FP32
 
 
 def test_a_function_mode_and_a_subclass_see_one_call(converted: Converter) -> None:

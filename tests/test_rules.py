@@ -813,6 +813,7 @@ def test_nothing_is_cast_where_autocast_is_disabled(converted: Converter, device
     assert is_cast()
 
 
+@pytest.mark.filterwarnings("ignore:torch.autocast is enabled")
 def test_autocast_regions_nest(converted: Converter) -> None:
     converted(bf16=["mm"])
     with torch.autocast("cpu", enabled=False):

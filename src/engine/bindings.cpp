@@ -79,14 +79,14 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
   return rule;
 }
 
-// (object, operation, rule of the lists, rule where the lists are silent)
-using PlannedTarget = std::tuple<py::object, std::string, Rule, Rule>;
+// (object, what the log shows for it, operation, rule of the lists, rule where the lists are silent)
+using PlannedTarget = std::tuple<py::object, py::object, std::string, Rule, Rule>;
 
 void install(const std::vector<PlannedTarget>& plan) {
   std::vector<engine::Entry> entries;
   entries.reserve(plan.size());
-  for (const auto& [object, operation, listed, unlisted] : plan) {
-    entries.push_back({object.ptr(), operation, listed, unlisted});
+  for (const auto& [object, shown, operation, listed, unlisted] : plan) {
+    entries.push_back({object.ptr(), shown.ptr(), operation, listed, unlisted});
   }
   or_throw(engine::install(entries));
 }
@@ -99,8 +99,9 @@ void install_probes(const py::object& set_enabled, const py::object& increment, 
 }
 
 void set_places(const py::object& step, const py::tuple& codes_that_ask, const py::dict& worker_namespace,
-                const py::object& made_of_lowered) {
-  engine::set_places({step.ptr(), codes_that_ask.ptr(), worker_namespace.ptr(), made_of_lowered.ptr()});
+                const py::object& made_of_lowered, const py::object& autocast_entered) {
+  engine::set_places(
+      {step.ptr(), codes_that_ask.ptr(), worker_namespace.ptr(), made_of_lowered.ptr(), autocast_entered.ptr()});
 }
 
 // (operation, representation, precision, calls, casts, bytes) for whatever was called
@@ -126,7 +127,9 @@ void reset_counts() {
 py::object untouched_twin(const py::object& builtin) {
   if (!PyCFunction_CheckExact(builtin.ptr())) throw py::type_error("untouched_twin needs a builtin function");
   auto* function = reinterpret_cast<PyCFunctionObject*>(builtin.ptr());
-  PyObject* twin = PyCFunction_NewEx(function->m_ml, function->m_self, function->m_module);
+  const Target* target = engine::find_target(builtin.ptr());
+  PyMethodDef* definition = target != nullptr && target->definition != nullptr ? target->definition : function->m_ml;
+  PyObject* twin = PyCFunction_NewEx(definition, function->m_self, function->m_module);
   if (twin == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(twin);
 }
@@ -208,6 +211,8 @@ void register_engine(py::module_& module) {
   module.def("optimizer_step_ends", [] {
     if (thread_state.optimizer_steps != 0) --thread_state.optimizer_steps;
   });
+  module.def("compiled_code_begins", [] { ++thread_state.compiled_runs; });
+  module.def("compiled_code_ends", [] { --thread_state.compiled_runs; });
   module.def("exchange_optimizer_steps",
              [](std::uint32_t steps) { return std::exchange(thread_state.optimizer_steps, steps); });
   module.def("set_in_child_process", [] { engine::in_child_process = true; });

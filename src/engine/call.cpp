@@ -282,12 +282,13 @@ class CastArguments {
 
   // False with a Python exception set when a cast failed.
   bool make(const Rule& rule, const Reading& reading, Kind to, Tally& tally) {
+    const bool keeps_float32 = to != Kind::f32 && one_stays_in_float32(rule, reading);
     for (Py_ssize_t i = 0; i < given_.count(); ++i) {
       PyObject* value = given_.values[i];
       const Kind kind = reading.kinds[i];
       PyObject* made = nullptr;
-      if (to != Kind::f32 && kind == Kind::f32 && stays_in_float32(rule, i)) {
-        made = Py_NewRef(value);
+      if (keeps_float32 && is_floating(kind) && may_stay_in_float32(rule, i)) {
+        made = cast_item(rule, value, kind, Kind::f32, tally);
       } else if (kind == Kind::sequence) {
         made = cast_sequence(rule, value, to, tally, 0);
       } else if (rule.saturate && to != Kind::f32 && is_number(value)) {
@@ -308,7 +309,7 @@ class CastArguments {
   }
 
   // Is this argument one that the kernel takes in float32 beside a lower input?
-  bool stays_in_float32(const Rule& rule, Py_ssize_t i) const {
+  bool may_stay_in_float32(const Rule& rule, Py_ssize_t i) const {
     bool raised_only = false;
     bool off_cpu = false;
     if (i < given_.positional) {
@@ -320,6 +321,15 @@ class CastArguments {
       off_cpu = holds(rule.off_cpu_keywords, name);
     }
     return raised_only || (off_cpu && !tensor::is_off_cpu(given_.values[i]));
+  }
+
+  // The kernel wants all of them in float32 then.
+  bool one_stays_in_float32(const Rule& rule, const Reading& reading) const {
+    if (rule.raised_positions == 0 && rule.off_cpu_positions == 0) return false;
+    for (Py_ssize_t i = 0; i < given_.count(); ++i) {
+      if (reading.kinds[i] == Kind::f32 && may_stay_in_float32(rule, i)) return true;
+    }
+    return false;
   }
 
   bool scalar_changed() const { return scalar_changed_; }
@@ -473,6 +483,14 @@ PyObject* call_original(Target& target, const Arguments& arguments) {
   switch (target.shape) {
     case Target::Shape::function:
       return call_with_tuple(target.original, PyCFunction_GET_SELF(target.object), arguments, 0);
+    case Target::Shape::fast_function: {
+      ThreadState& state = thread_state;
+      const Target* outer = std::exchange(state.running_operator, &target);
+      PyObject* result = target.original_slot(target.object, arguments.values,
+                                              static_cast<std::size_t>(arguments.positional), arguments.keywords);
+      state.running_operator = outer;
+      return result;
+    }
     case Target::Shape::method:
       return call_with_tuple(target.original, arguments.values[0], arguments, 1);
     case Target::Shape::method_no_arguments:

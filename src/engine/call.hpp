@@ -19,6 +19,14 @@ struct Arguments {
 // Answers a call of a target. A new reference, or null with the Python exception that the original would raise.
 PyObject* answer(Target& target, const Arguments& arguments);
 
+// Was it decided already what this operator of torch.ops casts: when the code was compiled, or when it was called from
+// outside of itself?
+inline bool is_decided(const Target& target) {
+  const ThreadState& state = thread_state;
+  return state.compiled_runs != 0 ||
+         (state.running_operator != nullptr && state.running_operator->operation == target.operation);
+}
+
 // The original, with nothing done.
 PyObject* call_original(Target& target, const Arguments& arguments);
 

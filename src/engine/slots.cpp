@@ -31,6 +31,8 @@ PyObject* answer_vectorcall(Target& target, PyObject* callable, PyObject* const*
                            (target.shape == Target::Shape::method || arguments.count() == 1);
     // CPython knows best what is wrong with the call.
     if (!plausible) return target.original_slot(callable, values, flagged_count, keywords);
+  } else if (target.shape == Target::Shape::fast_function && is_decided(target)) {
+    return target.original_slot(callable, values, flagged_count, keywords);
   }
   return answer(target, arguments);
 }
@@ -105,6 +107,17 @@ bool refuse(PyObject* object, const char* why) {
                "in a way that is not known here; please report it with these words.",
                object, why, Py_GetVersion());
   return false;
+}
+
+// What CPython itself puts into the slot of a fast function, read off one of its own.
+vectorcallfunc expected_fast_function_slot() {
+  static const vectorcallfunc slot = []() -> vectorcallfunc {
+    PyObject* sample = PyDict_GetItemString(PyEval_GetBuiltins(), "print");
+    const bool is_fast = sample != nullptr && PyCFunction_CheckExact(sample) &&
+                         PyCFunction_GET_FLAGS(sample) == (METH_FASTCALL | METH_KEYWORDS);
+    return is_fast ? *slot_of(sample) : nullptr;
+  }();
+  return slot;
 }
 
 // What CPython itself puts into the slot of a method of this kind, read off a method of its own.
@@ -183,6 +196,13 @@ bool check(PyObject* object, const WritableMemory& memory, Target::Shape& shape)
   }
   if (PyCFunction_CheckExact(object)) {
     const int flags = PyCFunction_GET_FLAGS(object);
+    if (flags == (METH_FASTCALL | METH_KEYWORDS)) {
+      if (*slot_of(object) == nullptr || *slot_of(object) != expected_fast_function_slot()) {
+        return refuse(object, "its slot does not hold CPython's own");
+      }
+      shape = Target::Shape::fast_function;
+      return true;
+    }
     if ((flags & ~METH_STATIC) != (METH_VARARGS | METH_KEYWORDS)) {
       return refuse(object, "its calling convention is not known");
     }
@@ -232,6 +252,18 @@ void hook(Target& target, std::size_t index) {
       target.original_slot = *slot_of(target.object);
       store(slot_of(target.object), stubs[index].vectorcall);
       break;
+    case Target::Shape::fast_function: {
+      // Where the flags say so the interpreter calls the C function itself, past the slot. The function stays the same:
+      // a builtin's hash is made of it.
+      auto* function = reinterpret_cast<PyCFunctionObject*>(target.object);
+      target.definition = function->m_ml;
+      target.definition_with_slot = *function->m_ml;
+      target.definition_with_slot.ml_flags = METH_VARARGS | METH_KEYWORDS;
+      target.original_slot = function->vectorcall;
+      store(&function->m_ml, &target.definition_with_slot);
+      store(&function->vectorcall, stubs[index].vectorcall);
+      break;
+    }
     case Target::Shape::method:
     case Target::Shape::method_no_arguments: {
       target.definition = reinterpret_cast<PyMethodDescrObject*>(target.object)->d_method;
@@ -262,6 +294,10 @@ void unhook(Target& target) {
   switch (target.shape) {
     case Target::Shape::function:
       store(slot_of(target.object), target.original_slot);
+      break;
+    case Target::Shape::fast_function:
+      store(slot_of(target.object), target.original_slot);
+      store(&reinterpret_cast<PyCFunctionObject*>(target.object)->m_ml, target.definition);
       break;
     case Target::Shape::method:
     case Target::Shape::method_no_arguments:
@@ -306,11 +342,19 @@ Probe is_autocast_enabled;
 Probe is_any_autocast_enabled;
 
 PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
-  PyObject* result = autocast_set_enabled.call(values, flagged_count, keywords);
   const Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
+  const bool enabled = keywords == nullptr && count >= 1 && values[count - 1] == Py_True;
+  const bool is_ours = keywords == nullptr && count == 2 && PyUnicode_Check(values[0]) &&
+                       PyUnicode_CompareWithASCIIString(values[0], disabled_flag) == 0;
+  if (enabled && !is_ours) {
+    // Before it is enabled: the warning may be an error.
+    PyObject* told = PyObject_CallNoArgs(places().autocast_entered);
+    if (told == nullptr) return nullptr;
+    Py_DECREF(told);
+  }
+  PyObject* result = autocast_set_enabled.call(values, flagged_count, keywords);
   if (result == nullptr || keywords != nullptr || count < 1) return result;
-  const bool enabled = PyObject_IsTrue(values[count - 1]) == 1;
-  if (count == 2 && PyUnicode_Check(values[0]) && PyUnicode_CompareWithASCIIString(values[0], disabled_flag) == 0) {
+  if (is_ours) {
     flag_was_set(enabled);
     thread_state.entering_disabled = false;
   } else {
@@ -429,7 +473,9 @@ bool can_cover(PyObject* object) noexcept {
     const int flags = reinterpret_cast<PyMethodDescrObject*>(object)->d_method->ml_flags;
     return flags == METH_NOARGS || flags == with_keywords;
   }
-  return PyCFunction_CheckExact(object) && (PyCFunction_GET_FLAGS(object) & ~METH_STATIC) == with_keywords;
+  if (!PyCFunction_CheckExact(object)) return false;
+  const int flags = PyCFunction_GET_FLAGS(object) & ~METH_STATIC;
+  return flags == with_keywords || flags == (METH_FASTCALL | METH_KEYWORDS);
 }
 
 bool install(const std::vector<Entry>& entries) {
@@ -446,7 +492,7 @@ bool install(const std::vector<Entry>& entries) {
     Target* target = find_target(entry.object);
     if (target == nullptr || !target->installed) {
       if (!check(entry.object, memory, shape)) return false;
-      target = target_for(entry.object, shape, entry.operation.c_str());
+      target = target_for(entry.object, shape, entry.operation.c_str(), entry.shown);
       if (target == nullptr) return false;
     }
     planned.push_back({&entry, target});

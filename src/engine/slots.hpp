@@ -11,6 +11,7 @@ namespace habana_mp::engine {
 
 struct Entry {
   PyObject* object;  // borrowed
+  PyObject* shown;   // borrowed: what the log shows; most often the object itself
   std::string operation;
   Rule listed;
   Rule unlisted;

@@ -312,11 +312,13 @@ void set_places(const Places& given) noexcept {
   Py_INCREF(given.codes_that_ask);
   Py_INCREF(given.worker_namespace);
   Py_INCREF(given.made_of_lowered);
+  Py_INCREF(given.autocast_entered);
   const Places former = std::exchange(known_places, given);
   Py_XDECREF(former.step);
   Py_XDECREF(former.codes_that_ask);
   Py_XDECREF(former.worker_namespace);
   Py_XDECREF(former.made_of_lowered);
+  Py_XDECREF(former.autocast_entered);
 }
 
 const Places& places() noexcept { return known_places; }

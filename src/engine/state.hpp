@@ -27,6 +27,11 @@ struct ThreadState {
   std::uint32_t unlisted = 0;
   // Steps of optimizers that have begun; whether they still run is looked up when it matters.
   std::uint32_t optimizer_steps = 0;
+  // Depth of compiled code that runs: what it casts was decided when it was traced.
+  std::uint32_t compiled_runs = 0;
+  // The operator of torch.ops that runs: what calls it again from inside (a dispatch mode, torch's autocast) got what
+  // was decided.
+  const struct Target* running_operator = nullptr;
   // Which installation the regions were counted under.
   std::uint32_t installation = 0;
   // The module that is being constructed, or null.
@@ -89,6 +94,7 @@ struct Places {
   PyObject* codes_that_ask;    // a tuple: the code of modules that ask whether their inputs will be cast
   PyObject* worker_namespace;  // of torch.utils.data._utils.worker, whose _worker_info tells a worker
   PyObject* made_of_lowered;   // called with the words for a weight that was made of a lowered result
+  PyObject* autocast_entered;  // called when torch.autocast is enabled beside us
 };
 void set_places(const Places& places) noexcept;
 const Places& places() noexcept;

@@ -58,13 +58,13 @@ Target* find_target(PyObject* object) noexcept {
   return found == by_object().end() ? nullptr : found->second;
 }
 
-Target* target_for(PyObject* object, Target::Shape shape, const char* operation) {
+Target* target_for(PyObject* object, Target::Shape shape, const char* operation, PyObject* shown) {
   if (Target* known = find_target(object)) return known;
   if (target_count == target_capacity) {
     PyErr_Format(PyExc_RuntimeError, "habana_mp: more than %zu functions are covered", target_capacity);
     return nullptr;
   }
-  Target* target = make(object, object, operation);
+  Target* target = make(object, shown, operation);
   if (target == nullptr) return nullptr;
   target->shape = shape;
   targets[target_count++] = target;

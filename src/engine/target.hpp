@@ -21,6 +21,7 @@ struct Count {
 struct Target {
   enum class Shape : std::uint8_t {
     function,             // builtin function, METH_VARARGS | METH_KEYWORDS
+    fast_function,        // builtin function, METH_FASTCALL | METH_KEYWORDS: an operator of torch.ops
     method,               // method of Tensor, METH_VARARGS | METH_KEYWORDS
     method_no_arguments,  // method of Tensor, METH_NOARGS
     assignment,           // Tensor.__setitem__: a type slot, not a callable
@@ -37,9 +38,10 @@ struct Target {
   // Read when something is out of the ordinary.
   PyObject* object = nullptr;  // the builtin, descriptor or Python function; owned for the life of the process
   vectorcallfunc original_slot = nullptr;
-  PyMethodDef* definition = nullptr;
-  std::string operation;       // the name that the lists and the report use
-  std::string representation;  // repr(object), for the log
+  PyMethodDef* definition = nullptr;   // as the object had it
+  PyMethodDef definition_with_slot{};  // a fast function's, so that the interpreter does not pass the slot by
+  std::string operation;               // the name that the lists and the report use
+  std::string representation;          // repr(object), for the log
   bool installed = false;
 
   bool is_method() const { return shape == Shape::method || shape == Shape::method_no_arguments; }
@@ -55,7 +57,8 @@ extern std::size_t target_count;
 Target* find_target(PyObject* object) noexcept;
 
 // The target of an object, made when there is none. Null with a Python exception set when there is no room.
-Target* target_for(PyObject* object, Target::Shape shape, const char* operation);
+// `shown` is what the log calls it.
+Target* target_for(PyObject* object, Target::Shape shape, const char* operation, PyObject* shown);
 
 // The target of a Python function: not in `targets`, since users make as many as they like. What a dropped one counted
 // is kept.

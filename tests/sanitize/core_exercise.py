@@ -300,7 +300,7 @@ def the_errors() -> None:
     rule = _core.Rule(action="precision", precision="bf16")
     for target in (1, torch.Tensor.__getitem__, len, torch._C.TensorBase.__len__):
         with raises(TypeError, RuntimeError):
-            _core.install([(torch.mm, "mm", rule, rule), (target, "x", rule, rule)])
+            _core.install([(torch.mm, torch.mm, "mm", rule, rule), (target, target, "x", rule, rule)])
     assert _core.installed_count() == 0
     with raises(TypeError):
         _core.untouched_twin(1)
