@@ -18,8 +18,8 @@ from habana_mp._composites import Replacement
 _FLAG = _core.disabled_flag
 
 
-class _AsInFirstRun:
-    """A block, and whether casts were on when it was given to checkpoint."""
+class AsWhenGiven:
+    """A block, and whether casts were on when it was given away to be run later or by another thread."""
 
     def __init__(self, block: Any) -> None:
         self._block = block
@@ -39,9 +39,9 @@ def checkpoint_replacement() -> Replacement:
 
     def call(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         if arguments and callable(arguments[0]):
-            arguments = (_AsInFirstRun(arguments[0]), *arguments[1:])
+            arguments = (AsWhenGiven(arguments[0]), *arguments[1:])
         elif callable(keywords.get("function")):
-            keywords = {**keywords, "function": _AsInFirstRun(keywords["function"])}
+            keywords = {**keywords, "function": AsWhenGiven(keywords["function"])}
         return original(*arguments, **keywords)
 
     return Replacement(torch.utils.checkpoint.checkpoint, call)

@@ -9,6 +9,7 @@ from habana_mp._checkpoint import checkpoint_replacement
 from habana_mp._compiled import Compiled
 from habana_mp._composites import Replacement, composite
 from habana_mp._places import Places
+from habana_mp._replicas import parallel_apply_replacement
 
 _lock = threading.RLock()
 
@@ -50,7 +51,7 @@ class Installation:
                 composite(one.builtin.object, one.operation, one.listed.rule(one.operation))
                 for one in policy.composites
             ]
-            made.append(checkpoint_replacement())
+            made += [checkpoint_replacement(), parallel_apply_replacement()]
         except BaseException:
             for replacement in former:
                 replacement.install()
