@@ -225,14 +225,10 @@ def test_ddp_hands_out_running_statistics_in_float32() -> None:
     for number in range(2):
         model(batch(dist.get_rank(), number)[0])
         alone(batch(0, number)[0])
-    model.eval()(batch(0)[0])
-    model.module[1].train()
-    model(batch(dist.get_rank())[0])  # the statistics of rank 0 came before this
-    alone(batch(0)[0])
+    model.eval()(batch(0)[0])  # each forward begins with the buffers of rank 0
     norm, expected = model.module[1], alone[1]
     assert norm.running_mean.dtype is norm.running_var.dtype is FP32
-    if dist.get_rank() == 0:
-        assert_same([norm.running_mean, norm.running_var], [expected.running_mean, expected.running_var])
+    assert_same([norm.running_mean, norm.running_var], [expected.running_mean, expected.running_var])
 
 
 @pytest.mark.parametrize("name", ["fp16_compress_hook", "allreduce_hook"])
@@ -311,7 +307,7 @@ def test_fully_sharded_training_is_the_same(convert_first: bool) -> None:
     assert_same(weights(model), train_by_hand())
 
 
-@pytest.mark.parametrize("reshard", [True, False, 2])
+@pytest.mark.parametrize("reshard", [False, 2])
 @on_two_ranks
 def test_fully_sharded_training_is_the_same_however_it_is_sharded_again(reshard: bool | int) -> None:
     hmp.convert()
