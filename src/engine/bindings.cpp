@@ -183,6 +183,7 @@ void register_engine(py::module_& module) {
     or_throw(tensor::bind_torch());
     or_throw(tensor::bind_reader());
     or_throw(engine::bind_flag());
+    engine::bind_excluded();
     bound = true;
   });
   module.def(

@@ -415,6 +415,7 @@ PyObject* call_without_lowering(Target& target, const Rule& rule, const Argument
 // The call as the plan wants it: the part behind the fast path.
 PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
                             Plan plan) {
+  if (is_below_dispatcher()) [[unlikely]] return call_original(target, arguments);
   if (!thread_state.is_plain() || in_child_process) [[unlikely]] {
     if (const auto reason = why_not(thread_state)) {
       report(target, {Precision::unchanged, *reason}, {});
@@ -547,6 +548,7 @@ int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject*
     made = to == Kind::f32 ? nullptr : saturated(value, to);
     if (made == nullptr) return original(tensor, key, value);
   } else {
+    if (is_below_dispatcher()) return original(tensor, key, value);
     if (const auto reason = why_not(thread_state)) {
       report(target, {Precision::unchanged, *reason}, {});
       return original(tensor, key, value);

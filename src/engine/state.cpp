@@ -23,6 +23,8 @@ struct Construction {
 thread_local ThreadState thread_state;
 bool in_child_process = false;
 ReadFlag read_flag = nullptr;
+ReadExcluded read_excluded = nullptr;
+std::uint16_t below_autograd_key = 0;
 
 namespace {
 
@@ -198,6 +200,22 @@ bool bind_flag() noexcept {
   Py_DECREF(torch);
   read_flag = found;
   return true;
+}
+
+void bind_excluded() noexcept {
+  PyObject* c = PyImport_ImportModule("torch._C");
+  PyObject* key = c == nullptr ? nullptr : PyObject_CallMethod(c, "_parse_dispatch_key", "s", "ADInplaceOrView");
+  PyObject* number = key == nullptr ? nullptr : PyNumber_Long(key);
+  const long value = number == nullptr ? -1 : PyLong_AsLong(number);
+  Py_XDECREF(number);
+  Py_XDECREF(key);
+  Py_XDECREF(c);
+  PyErr_Clear();
+  void* library = dlopen("libc10.so", RTLD_NOLOAD | RTLD_LAZY);
+  if (value < 0 || library == nullptr) return;
+  below_autograd_key = static_cast<std::uint16_t>(value);
+  read_excluded = reinterpret_cast<ReadExcluded>(
+      dlsym(library, "_ZN3c104impl28tls_is_dispatch_key_excludedENS_11DispatchKeyE"));
 }
 
 void set_flag(bool disabled) noexcept {

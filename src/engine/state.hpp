@@ -62,6 +62,16 @@ inline bool casts_are_disabled() {
   return read_flag != nullptr ? read_flag(disabled_flag_number) : thread_state.disabled;
 }
 
+// Is this code that torch's dispatcher called: a decomposition, the meaning of an operation for a tensor subclass? There
+// the operation was decided on above, as torch.autocast does. torch excludes the key ADInplaceOrView from there on.
+using ReadExcluded = bool (*)(std::uint16_t);  // c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey)
+extern ReadExcluded read_excluded;
+extern std::uint16_t below_autograd_key;
+inline bool is_below_dispatcher() { return read_excluded != nullptr && read_excluded(below_autograd_key); }
+
+// Finds read_excluded and checks that it answers what torch says; without it nothing counts as below the dispatcher.
+void bind_excluded() noexcept;
+
 // Finds read_flag and checks that it answers what Python sets. False with a Python exception set when torch has no such
 // flag at all.
 bool bind_flag() noexcept;
