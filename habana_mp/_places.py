@@ -1,4 +1,5 @@
-"""Places where precision is state (rule 11): constructing modules, optimizer steps, DataLoader workers.
+"""Places where precision is state (rule 11): constructing modules, optimizer steps, DataLoader workers, the code of
+torch.distributed.
 
 The core finds out where it is; this module tells it what to look for and puts torch's own hooks in.
 """
@@ -21,6 +22,22 @@ from torch.utils.data._utils import worker
 
 from habana_mp import _core
 from habana_mp._errors import warn
+from habana_mp._imports import WhenImported
+
+
+class _Distributed(WhenImported):
+    """A part of torch.distributed that handles parameters and gradients in Python. Only where one is imported does each
+    cast ask who calls."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def do(self, module: Any) -> None:
+        _core.set_distributed_is_imported(True)
+
+    def undo(self, module: Any) -> None:
+        _core.set_distributed_is_imported(False)
 
 
 class Places:
@@ -28,6 +45,10 @@ class Places:
 
     def __init__(self) -> None:
         self._handles: list[Any] = []
+        self._distributed = [
+            _Distributed("torch.distributed.fsdp"),
+            _Distributed("torch.distributed.algorithms.ddp_comm_hooks"),
+        ]
 
     def install(self) -> None:
         if self._handles:
@@ -47,6 +68,8 @@ class Places:
             _warn_of_autocast()
         if _is_child_process():
             _core.set_in_child_process()
+        for part in self._distributed:
+            part.install()
         self._handles = [
             register_optimizer_step_pre_hook(_before_step),
             register_optimizer_step_post_hook(_after_step),
@@ -56,6 +79,8 @@ class Places:
     def uninstall(self) -> None:
         for handle in self._handles:
             handle.remove()
+        for part in self._distributed:
+            part.uninstall()
         self._handles = []
 
 

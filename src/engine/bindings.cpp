@@ -216,6 +216,7 @@ void register_engine(py::module_& module) {
   module.def("compiled_code_ends", [] { --thread_state.compiled_runs; });
   module.def("exchange_optimizer_steps",
              [](std::uint32_t steps) { return std::exchange(thread_state.optimizer_steps, steps); });
+  module.def("set_distributed_is_imported", [](bool imported) { engine::distributed_is_imported = imported; });
   module.def("set_in_child_process", [] { engine::in_child_process = true; });
   module.def("can_cover", [](const py::object& object) { return engine::can_cover(object.ptr()); });
 }

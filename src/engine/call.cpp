@@ -415,8 +415,9 @@ PyObject* call_without_lowering(Target& target, const Rule& rule, const Argument
 // The call as the plan wants it: the part behind the fast path.
 PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
                             Plan plan) {
-  if (is_below_dispatcher()) [[unlikely]] return call_original(target, arguments);
-  if (!thread_state.is_plain() || in_child_process) [[unlikely]] {
+  if (is_below_dispatcher()) [[unlikely]]
+    return call_original(target, arguments);
+  if (may_be_a_place(thread_state)) [[unlikely]] {
     if (const auto reason = why_not(thread_state)) {
       report(target, {Precision::unchanged, *reason}, {});
       return call_original(target, arguments);

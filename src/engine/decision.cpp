@@ -23,6 +23,7 @@ constexpr std::array descriptions{
     "a module is being constructed",
     "inside an optimizer's step",
     "in a DataLoader worker",
+    "in the code of torch.distributed",
 };
 static_assert(descriptions.size() == reason_count);
 

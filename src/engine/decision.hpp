@@ -24,8 +24,9 @@ enum class Reason : std::uint8_t {
   construction,    // rule 11: a module is being constructed
   optimizer_step,  // rule 11: inside an optimizer's step
   worker,          // rule 11: a DataLoader worker
+  distributed,     // rule 11: torch.distributed handles parameters and gradients
 };
-inline constexpr int reason_count = 12;
+inline constexpr int reason_count = 13;
 
 // A few words for a person: "in the list", "widest input", ...
 const char* describe(Reason reason) noexcept;

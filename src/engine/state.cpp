@@ -7,6 +7,7 @@
 #include <pthread.h>
 
 #include <new>
+#include <string_view>
 #include <utility>
 
 #include "log/log.hpp"
@@ -22,6 +23,7 @@ struct Construction {
 
 thread_local ThreadState thread_state;
 bool in_child_process = false;
+bool distributed_is_imported = false;
 ReadFlag read_flag = nullptr;
 ReadExcluded read_excluded = nullptr;
 std::uint16_t below_autograd_key = 0;
@@ -59,6 +61,12 @@ class FrameWalk {
     PyCodeObject* code = PyFrame_GetCode(frame_);
     Py_DECREF(code);
     return reinterpret_cast<PyObject*>(code);
+  }
+  // A new reference, or null with an exception set.
+  PyObject* globals() const {
+    PyObject* globals = PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame_), "f_globals");
+    if (globals != nullptr && !PyDict_Check(globals)) Py_CLEAR(globals);
+    return globals;
   }
   // The value of the code's first parameter (or the first of its *args), borrowed; null where it has none.
   PyObject* first_parameter() const {
@@ -169,6 +177,20 @@ bool is_worker() {
   return info != nullptr && info != Py_None;
 }
 
+// Is the innermost Python code that of torch.distributed? What it computes are parameters and gradients; a model's code
+// is never there.
+bool caller_is_distributed() {
+  const FrameWalk caller;
+  if (!caller) return false;
+  PyObject* globals = caller.globals();
+  PyObject* name = globals == nullptr ? nullptr : PyDict_GetItemString(globals, "__name__");
+  const char* text = name != nullptr && PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : nullptr;
+  const bool is_it = text != nullptr && std::string_view(text).starts_with("torch.distributed.");
+  Py_XDECREF(globals);
+  PyErr_Clear();
+  return is_it;
+}
+
 }  // namespace
 
 bool bind_flag() noexcept {
@@ -214,8 +236,8 @@ void bind_excluded() noexcept {
   void* library = dlopen("libc10.so", RTLD_NOLOAD | RTLD_LAZY);
   if (value < 0 || library == nullptr) return;
   below_autograd_key = static_cast<std::uint16_t>(value);
-  read_excluded = reinterpret_cast<ReadExcluded>(
-      dlsym(library, "_ZN3c104impl28tls_is_dispatch_key_excludedENS_11DispatchKeyE"));
+  read_excluded =
+      reinterpret_cast<ReadExcluded>(dlsym(library, "_ZN3c104impl28tls_is_dispatch_key_excludedENS_11DispatchKeyE"));
 }
 
 void set_flag(bool disabled) noexcept {
@@ -300,6 +322,7 @@ std::optional<Reason> why_not(ThreadState& state) noexcept {
     state.optimizer_steps = 0;  // a step raised, and nobody said that it was over
   }
   if (in_child_process && is_worker()) return Reason::worker;
+  if (distributed_is_imported && caller_is_distributed()) return Reason::distributed;
   return std::nullopt;
 }
 

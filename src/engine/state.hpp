@@ -36,9 +36,6 @@ struct ThreadState {
   std::uint32_t installation = 0;
   // The module that is being constructed, or null.
   struct Construction* construction = nullptr;
-
-  // Is there nothing to be looked up before a cast is made?
-  bool is_plain() const { return construction == nullptr && optimizer_steps == 0; }
 };
 
 // Set in processes that fork or multiprocessing made: only there a DataLoader's worker can be.
@@ -62,8 +59,9 @@ inline bool casts_are_disabled() {
   return read_flag != nullptr ? read_flag(disabled_flag_number) : thread_state.disabled;
 }
 
-// Is this code that torch's dispatcher called: a decomposition, the meaning of an operation for a tensor subclass? There
-// the operation was decided on above, as torch.autocast does. torch excludes the key ADInplaceOrView from there on.
+// Is this code that torch's dispatcher called: a decomposition, the meaning of an operation for a tensor subclass?
+// There the operation was decided on above, as torch.autocast does. torch excludes the key ADInplaceOrView from there
+// on.
 using ReadExcluded = bool (*)(std::uint16_t);  // c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey)
 extern ReadExcluded read_excluded;
 extern std::uint16_t below_autograd_key;
@@ -91,6 +89,14 @@ void region_is_left() noexcept;
 void install_in_disabled_regions(std::uint32_t regions) noexcept;
 // What regions have set is taken back, and they count for nothing when they are left.
 void forget_regions() noexcept;
+
+// Set where parts of torch.distributed that handle parameters and gradients in Python are imported.
+extern bool distributed_is_imported;
+
+// Is there anything to be looked up before a cast is made?
+inline bool may_be_a_place(const ThreadState& state) {
+  return state.construction != nullptr || state.optimizer_steps != 0 || in_child_process || distributed_is_imported;
+}
 
 // Why nothing may be cast here, if so. Called when a cast is about to be made, not before.
 std::optional<Reason> why_not(ThreadState& state) noexcept;
