@@ -28,10 +28,17 @@ def untouched(function: types.FunctionType) -> types.FunctionType:
     return copy
 
 
-def forwarding_code(
-    function: types.FunctionType, call: Callable[[tuple[Any, ...], dict[str, Any]], Any]
-) -> types.CodeType:
-    """A code object with the parameters of ``function`` that hands them to ``call(args, kwargs)``."""
+def full_name(function: types.FunctionType) -> str:
+    """Where a function is defined."""
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def forwarding_code(function: types.FunctionType, call: Callable[..., Any], *, imported: str = "") -> types.CodeType:
+    """A code object with the parameters of ``function`` that hands them to ``call(args, kwargs)``.
+
+    torch.compile does not read code that holds a function as a constant. With ``imported``, the name of a module,
+    ``call`` is a function of that module and is imported in each call; it gets ``function``'s name before the rest.
+    """
     code = function.__code__
     parameters, arguments, keywords = [], [], []
     # The defaults stay with the function object; the parameters only need their names and kinds.
@@ -60,11 +67,13 @@ def forwarding_code(
                 parameters.append("/")
     # A function only takes code with as many free variables as its own has, so the new code names them too.
     free = "".join(name + ", " for name in code.co_freevars)
+    called = f"{call.__name__}({full_name(function)!r}, (" if imported else f"{_PLACEHOLDER!r}(("
     source = (
         f"def enclosing({free}):\n"
         f"    def {code.co_name}({', '.join(parameters)}):\n"
         f"        {free}\n"
-        f"        return {_PLACEHOLDER!r}(({''.join(a + ', ' for a in arguments)}), {{{', '.join(keywords)}}})\n"
+        f"        {f'from {imported} import {call.__name__}' if imported else ''}\n"
+        f"        return {called}{''.join(a + ', ' for a in arguments)}), {{{', '.join(keywords)}}})\n"
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)

@@ -155,6 +155,8 @@ _warned = threading.Event()
 
 
 def _look_at_buffer(module: torch.nn.Module, name: str, value: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
     if isinstance(value, torch.Tensor) and _core.was_lowered(value):
         _warn_of_lowered(f"the buffer `{name}` of {type(module).__name__}")
 
