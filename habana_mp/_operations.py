@@ -183,6 +183,7 @@ NO_KERNEL = _names("""
     linalg_solve_triangular linalg_svd linalg_svdvals linalg_tensorinv linalg_tensorsolve linalg_vander matrix_exp
     linalg_matrix_exp histogram histogramdd _histogramdd_bin_edges _histogramdd_from_bin_cts
     nanquantile quantile pdist sparse_sampled_addmm
+    fused_moving_avg_obs_fake_quant quantize_per_channel quantize_per_tensor quantize_per_tensor_dynamic
     avg_pool3d ctc_loss _ctc_loss multi_margin_loss multilabel_margin_loss nuclear_norm
     special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1
     special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v
@@ -273,6 +274,11 @@ ARGUMENTS: dict[str, Castable] = {
     "native_layer_norm": _affine(2, 3),
     "group_norm": _affine(2, 3),
     "native_group_norm": _affine(1, 2),
+    "fused_moving_avg_obs_fake_quant": Castable(
+        (0,),
+        "what it has observed, scale and zero point are updated in place",
+        kept_keywords=("running_min", "running_max", "scale", "zero_point"),
+    ),
     "scaled_dot_product_attention": Castable(
         (0, 1, 2, 3),
         "on a CPU the kernel takes a float32 mask, whose finfo.min would be an infinity in lower precision",
