@@ -8,9 +8,9 @@ from habana_mp import _core, _policy
 from habana_mp._checkpoint import checkpoint_replacement
 from habana_mp._compiled import Compiled
 from habana_mp._composites import Replacement, composite
+from habana_mp._exchanged import Exchanged
 from habana_mp._places import Places
 from habana_mp._replicas import parallel_apply_replacement
-from habana_mp._state import State
 
 _lock = threading.RLock()
 
@@ -23,7 +23,7 @@ class Installation:
         self._replacements: list[Replacement] = []
         self._places = Places()
         self._compiled = Compiled()
-        self._state = State()
+        self._exchanged = Exchanged()
 
     def install(self, policy: _policy.Policy) -> None:
         """Replace what is installed by ``policy``. When that fails, what was installed before stays."""
@@ -35,7 +35,7 @@ class Installation:
             try:
                 self._places.install()
                 self._compiled.install(lists_hold_operators=policy.lists_hold_operators)
-                self._state.install()
+                self._exchanged.install()
             except BaseException:
                 self.uninstall()
                 raise
@@ -67,7 +67,7 @@ class Installation:
         with _lock:
             self._places.uninstall()
             self._compiled.uninstall()
-            self._state.uninstall()
+            self._exchanged.uninstall()
             for replacement in self._replacements:
                 replacement.uninstall()
             self._replacements = []

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from habana_mp import _core, hmp
 
@@ -32,6 +33,26 @@ def assert_torch_is_restored() -> None:
     assert torch.softmax(matrix.bfloat16(), -1).dtype is torch.bfloat16
     assert not torch.nn.modules.module._global_parameter_registration_hooks
     assert not torch.nn.modules.module._global_buffer_registration_hooks
+
+
+def seeded(call: Callable[[], Any]) -> Any:
+    """The result of ``call`` with the same random numbers each time."""
+    torch.manual_seed(0)
+    return call()
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors in a nest of lists, tuples and dictionaries."""
+    return [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
+
+
+def assert_same(result: Any, expected: Any) -> None:
+    """Equal dtypes, shapes and values."""
+    got, wanted = tensors(result), tensors(expected)
+    assert len(got) == len(wanted) > 0
+    for one, other in zip(got, wanted, strict=True):
+        assert one.dtype is other.dtype
+        assert torch.equal(one, other)
 
 
 @pytest.fixture(autouse=True)

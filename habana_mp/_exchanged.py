@@ -1,21 +1,28 @@
-"""Functions of torch that make weights, running statistics or learning rates of other ones (rule 11).
+"""Functions that torch writes in Python and that run without casts, or with inputs in float32.
 
-They run outside of an optimizer's step and of a constructor, and write what they computed where it stays: averaged and
-fused weights, pruned ones, the vectors of spectral norm, what an observer has seen. Nothing is cast inside of them.
+Some make weights, running statistics or learning rates of other ones (rule 11). They run outside of an optimizer's step
+and of a constructor, and write what they computed where it stays: averaged and fused weights, pruned ones, the vectors
+of spectral norm, what an observer has seen. Others call a kernel that takes float32 and is no builtin (rule 8).
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_map
+
+from habana_mp import _core
 from habana_mp._compiled import WhenImported
 from habana_mp._composites import forwarding_code, full_name, untouched
 from habana_mp._disable import disable_casts
 
-#: By module: functions and methods; ``*`` stands for every class of the module that has such a method of its own.
-FUNCTIONS: dict[str, tuple[str, ...]] = {
+#: What makes state, by module: functions and methods; ``*`` stands for every class of the module that has such a method
+#: of its own.
+STATE: dict[str, tuple[str, ...]] = {
     "torch.optim.swa_utils": ("AveragedModel.update_parameters",),
     "torch.optim.lr_scheduler": ("*.step", "*._initial_step"),
     "torch.nn.utils.fusion": ("fuse_conv_bn_weights", "fuse_linear_bn_weights"),
@@ -30,9 +37,16 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "torch.ao.quantization.observer": ("*.forward", "*.calculate_qparams"),
 }
 
+#: What has a kernel for float32 only.
+FLOAT32_ONLY: dict[str, tuple[str, ...]] = {
+    "torch.ao.nn.quantized.dynamic.modules.linear": ("Linear.forward",),
+    "torch.ao.nn.quantized.dynamic.modules.rnn": ("*.forward",),
+    "torch.ao.nn.intrinsic.quantized.dynamic.modules.linear_relu": ("LinearReLU.forward",),
+}
+
 
 def functions_of(module: types.ModuleType, names: tuple[str, ...]) -> Iterator[types.FunctionType]:
-    """The functions of a module that :data:`FUNCTIONS` means, each once."""
+    """The functions of a module that these names mean, each once."""
     found: dict[int, types.FunctionType] = {}
     for name in names:
         owner, _, attribute = name.rpartition(".")
@@ -54,25 +68,42 @@ _originals: dict[str, types.FunctionType] = {}
 
 
 def without_casts(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What the code of each such function is exchanged for."""
+    """What the code of a function that makes state is exchanged for."""
     with disable_casts():
         return _originals[name](*arguments, **keywords)
 
 
-class _WithoutCasts(WhenImported):
+def in_float32(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the code of a function with a kernel for float32 only is exchanged for."""
+    if not torch.is_autocast_enabled(_core.disabled_flag):
+        arguments, keywords = tree_map(_in_float32, (arguments, keywords), is_leaf=_is_packed)
+    return _originals[name](*arguments, **keywords)
+
+
+def _is_packed(value: Any) -> bool:
+    return isinstance(value, PackedSequence)
+
+
+def _in_float32(value: Any) -> Any:
+    is_lower = isinstance(value, (torch.Tensor, PackedSequence)) and value.data.dtype in (torch.bfloat16, torch.float16)
+    return value.float() if is_lower else value
+
+
+class _Exchanged(WhenImported):
     """The functions of one module."""
 
-    def __init__(self, name: str, functions: tuple[str, ...]) -> None:
+    def __init__(self, name: str, functions: tuple[str, ...], call: Callable[..., Any]) -> None:
         super().__init__()
         self.name = name
         self._functions = functions
+        self._call = call
         self._codes: list[tuple[types.FunctionType, types.CodeType]] = []
 
     def do(self, module: Any) -> None:
         for function in functions_of(module, self._functions):
             self._codes.append((function, function.__code__))
             _originals[full_name(function)] = untouched(function)
-            function.__code__ = forwarding_code(function, without_casts, imported=__name__)
+            function.__code__ = forwarding_code(function, self._call, imported=__name__)
 
     def undo(self, module: Any) -> None:
         for function, code in self._codes:
@@ -80,11 +111,14 @@ class _WithoutCasts(WhenImported):
         self._codes = []
 
 
-class State:
+class Exchanged:
     """All of them, those of modules that are imported later too."""
 
     def __init__(self) -> None:
-        self._parts = [_WithoutCasts(name, functions) for name, functions in FUNCTIONS.items()]
+        tables: Mapping[Any, dict[str, tuple[str, ...]]] = {without_casts: STATE, in_float32: FLOAT32_ONLY}
+        self._parts = [
+            _Exchanged(module, names, call) for call, table in tables.items() for module, names in table.items()
+        ]
 
     def install(self) -> None:
         for part in self._parts:
