@@ -1,8 +1,9 @@
 """Functions that torch writes in Python and that run without casts, or with inputs in float32.
 
-Some make weights, running statistics or learning rates of other ones (rule 11). They run outside of an optimizer's step
-and of a constructor, and write what they computed where it stays: averaged and fused weights, pruned ones, the vectors
-of spectral norm, what an observer has seen. Others call a kernel that takes float32 and is no builtin (rule 8).
+Some make weights, gradients, statistics or learning rates of other ones (rule 11). They run outside of an optimizer's
+step and of a constructor, and write what they computed where it stays: averaged and fused weights, pruned ones, the
+vectors of spectral norm, clipped gradients, what an observer has seen. Others call a kernel that takes float32 and is
+no builtin (rule 8).
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ STATE: dict[str, tuple[str, ...]] = {
         "ParametrizationList.right_inverse",
     ),
     "torch.nn.utils.parametrizations": ("_SpectralNorm.forward",),
-    "torch.nn.utils.spectral_norm": ("SpectralNorm.compute_weight",),
+    "torch.nn.utils.spectral_norm": ("SpectralNorm.apply", "SpectralNorm.compute_weight"),
+    "torch.nn.utils.weight_norm": ("WeightNorm.apply", "WeightNorm.remove"),
+    "torch.nn.utils.clip_grad": ("clip_grad_norm_", "_clip_grads_with_norm_", "_get_total_norm"),
+    "torch.amp.grad_scaler": ("GradScaler.scale",),
     "torch.nn.utils.prune": ("BasePruningMethod.apply", "BasePruningMethod.remove"),
     "torch.ao.quantization.observer": ("*.forward", "*.calculate_qparams"),
 }

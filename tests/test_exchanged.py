@@ -118,9 +118,22 @@ def clipped(**options: Any) -> list[torch.Tensor]:
     parameters = list(nn.Linear(8, 8).parameters())
     for parameter in parameters:
         parameter.grad = torch.randn(parameter.shape)
-    total = torch.nn.utils.clip_grad_norm_(parameters, 1.0, **options)
-    torch.nn.utils.clip_grad_value_(parameters, 0.1)
-    return [total, *(parameter.grad for parameter in parameters)]
+    total = nn.utils.clip_grad_norm_(parameters, 1.0, **options)
+    again = nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+    nn.utils.clip_grads_with_norm_(parameters, 0.5, again.mul_(3))
+    nn.utils.clip_grad_value_(parameters, 0.1)
+    return [total, again, *(parameter.grad for parameter in parameters)]
+
+
+def scaled() -> list[torch.Tensor]:
+    scaler, weight = torch.amp.GradScaler("cpu", init_scale=3000.0), nn.Parameter(torch.randn(3))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    loss = scaler.scale(weight.pow(2).sum())
+    loss.backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    return [loss, weight.grad, weight]
 
 
 def as_one_vector() -> list[torch.Tensor]:
@@ -150,14 +163,16 @@ EXACT: dict[str, Callable[[], Any]] = {
     "linear schedule": lambda: scheduled(lambda one: lr_scheduler.LinearLR(one, 0.3)),
     "clipped": clipped,
     "clipped one by one": lambda: clipped(foreach=False, norm_type=1.0),
+    "scaled": scaled,
     "one vector": as_one_vector,
 }
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_what_makes_weights_of_weights_is_exact(name: str) -> None:
+@pytest.mark.parametrize("options", [{}, {"preset": "gaudi/nlp/bert"}, {"opt_level": "O2"}], ids=str)
+def test_what_makes_weights_of_weights_is_exact(name: str, options: dict[str, str]) -> None:
     expected = seeded(EXACT[name])
-    hmp.convert()
+    hmp.convert(**options)
     assert_same(seeded(EXACT[name]), expected)
 
 
