@@ -235,6 +235,16 @@ def test_what_an_observer_has_seen_is_exact(name: str, given: torch.dtype) -> No
     assert_same(seeded(lambda: run(given)), expected)
 
 
+def test_an_observer_can_be_scripted() -> None:
+    x = torch.randn(4, 6)
+    plain = quantization.MinMaxObserver()
+    plain(x)
+    hmp.convert()
+    scripted = torch.jit.script(quantization.MinMaxObserver())
+    scripted(x)
+    assert_same(scripted.calculate_qparams(), plain.calculate_qparams())
+
+
 class Small(nn.Module):
     """What can be quantized."""
 

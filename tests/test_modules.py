@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from conftest import Converter, assert_same, seeded, tensors
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.optim import swa_utils
 from torch.utils._pytree import tree_map
 
 from habana_mp import HmpWarning, hmp
@@ -421,6 +422,16 @@ def test_batch_norm_keeps_its_statistics_as_by_hand(options: dict[str, Any]) -> 
     evaluated = module.eval()(x[0])
     hmp.restore()
     assert_same(evaluated, hand.eval()(x[0].bfloat16()))
+
+
+def test_statistics_computed_anew_are_those_of_lowered_activations() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    hand, batches = copy.deepcopy(model), [torch.randn(2, 3, 8, 8) for _ in range(3)]
+    hand[0].bfloat16()
+    swa_utils.update_bn(lower(batches), hand)
+    hmp.convert()
+    swa_utils.update_bn(batches, model)
+    assert_same(dict(model.named_buffers()), dict(hand.named_buffers()))
 
 
 def test_copies_load_and_call_functionally() -> None:
