@@ -38,6 +38,7 @@ STATE: dict[str, tuple[str, ...]] = {
     "torch.nn.utils.clip_grad": ("clip_grad_norm_", "_clip_grads_with_norm_", "_get_total_norm"),
     "torch.amp.grad_scaler": ("GradScaler.scale",),
     "torch.nn.utils.prune": ("BasePruningMethod.apply", "BasePruningMethod.remove"),
+    "torch.ao.quantization._equalize": ("equalize",),
     "torch.ao.quantization.observer": ("*.forward", "*.calculate_qparams"),
 }
 

@@ -15,6 +15,7 @@ import torch
 from conftest import assert_same, seeded, tensors
 from torch import nn
 from torch.ao import quantization
+from torch.ao.quantization._equalize import equalize
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.optim import lr_scheduler, swa_utils
@@ -60,6 +61,11 @@ def fused_linear() -> list[torch.Tensor]:
         for one in (*norm.parameters(), norm.running_mean, norm.running_var):
             one.uniform_(0.5, 2)
     return list(torch.nn.utils.fuse_linear_bn_eval(linear, norm).parameters())
+
+
+def equalized() -> list[torch.Tensor]:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    return list(equalize(model, [["0", "1"]], 1e-4, inplace=False).parameters())
 
 
 def pruned(method: Callable[[nn.Module], Any]) -> list[torch.Tensor]:
@@ -149,6 +155,7 @@ EXACT: dict[str, Callable[[], Any]] = {
     "average of many": lambda: averaged(multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9)),
     "fused convolution": fused_convolution,
     "fused linear": fused_linear,
+    "equalized": equalized,
     "pruned by size": lambda: pruned(lambda one: prune.l1_unstructured(one, "weight", 0.5)),
     "pruned by rows": lambda: pruned(lambda one: prune.ln_structured(one, "weight", 0.5, 2, 0)),
     "pruned by a mask": lambda: pruned(lambda one: prune.custom_from_mask(one, "weight", torch.eye(8))),
