@@ -24,11 +24,12 @@ from habana_mp import HmpWarning, hmp
 BF16, FP32 = torch.bfloat16, torch.float32
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread_and_quiet() -> Iterator[None]:
-    """Small tensors need one thread; torch warns of its older functions."""
+@pytest.fixture(autouse=True)
+def alike() -> Iterator[None]:
+    """The same numbers in each run; one thread, which small tensors need; none of torch's warnings of old functions."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", HmpWarning)
@@ -248,15 +249,16 @@ def test_the_fused_encoder_does_not_slip_past_the_lists(
 
 
 @pytest.mark.parametrize("norm_first", [False, True], ids=["norm last", "norm first"])
-def test_a_whole_transformer_trains(norm_first: bool) -> None:
+def test_a_whole_transformer_trains_no_worse_than_by_hand(norm_first: bool) -> None:
     model = nn.Transformer(16, 2, 1, 1, 32, dropout=0.0, norm_first=norm_first, batch_first=True)
     mask = nn.Transformer.generate_square_subsequent_mask(4)
     inputs, keywords = (torch.randn(3, 5, 16), torch.randn(3, 4, 16)), {"tgt_mask": mask, "tgt_is_causal": True}
-    expected = trained(model, *inputs, **keywords)
+    expected, hand = trained(model, *inputs, **keywords), by_hand(model, *inputs, **lower(keywords))
     hmp.convert()
-    result, gradients = trained(model, *inputs, **keywords)
-    assert_near((result, gradients), expected, 0.1)
-    assert {gradient.dtype for gradient in tensors(gradients)} == {FP32}
+    ours = trained(model, *inputs, **keywords)
+    for one, other, full in zip(tensors(ours), tensors(hand), tensors(expected), strict=True):
+        assert (one - full).norm() <= 1.5 * (other - full).norm() + 0.01 * full.norm() + 0.01
+    assert {gradient.dtype for gradient in tensors(ours[1])} == {FP32}
 
 
 # ---- embeddings ----------------------------------------------------------------------------------------------------
