@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_map
 
 from habana_mp import _core
-from habana_mp._compiled import WhenImported
+from habana_mp._imports import WhenImported
 from habana_mp._composites import forwarding_code, full_name, untouched
 from habana_mp._disable import disable_casts
 

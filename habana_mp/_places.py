@@ -51,6 +51,8 @@ class Places:
         ]
 
     def install(self) -> None:
+        if _is_in_autocast():
+            _warn_of_autocast()
         if self._handles:
             return
         _core.install_probes(
@@ -64,8 +66,6 @@ class Places:
         )
         _core.set_places(_step_code(), _codes_that_ask(), vars(worker), _warn_of_lowered, _warn_of_autocast)
         _core.install_in_disabled_regions(_disabled_regions())
-        if _is_in_autocast():
-            _warn_of_autocast()
         if _is_child_process():
             _core.set_in_child_process()
         for part in self._distributed:

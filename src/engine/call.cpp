@@ -384,6 +384,16 @@ class HeldError {
   PyObject* value_ = nullptr;
   PyObject* traceback_ = nullptr;
 #endif
+
+ public:
+  // The exception is set again, and no longer held.
+  void restore() {
+#if PY_VERSION_HEX >= 0x030C0000
+    PyErr_SetRaisedException(std::exchange(raised_, nullptr));
+#else
+    PyErr_Restore(std::exchange(type_, nullptr), std::exchange(value_, nullptr), std::exchange(traceback_, nullptr));
+#endif
+  }
 };
 
 // A cast itself failed (a layout without such a copy, a subclass that refuses): the call is then made as it was
@@ -392,9 +402,11 @@ bool may_do_without_cast() { return PyErr_ExceptionMatches(PyExc_Exception) != 0
 
 // A call failed with our casts: what would plain torch have done? Everything lower goes to float32, and if that works
 // the operation has no kernel for the lower precision here (rule 8). Else the call is made as it was written; whatever
-// comes of that is the caller's. An in-place target stays what it is, so there only the latter is tried.
-PyObject* call_without_lowering(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading) {
-  const HeldError held;
+// comes of that is the caller's. An in-place target stays what it is, so there only the latter is tried. `as_written`
+// tells that the call that failed was that already.
+PyObject* call_without_lowering(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
+                                bool as_written) {
+  HeldError held;
   if (rule.action != Rule::Action::in_place) {
     Tally tally;
     CastArguments widened(arguments);
@@ -407,16 +419,33 @@ PyObject* call_without_lowering(Target& target, const Rule& rule, const Argument
     if (made ? tally.casts == 0 || !may_retry() : !may_do_without_cast()) return nullptr;
     PyErr_Clear();
   }
+  if (as_written) {
+    held.restore();
+    return nullptr;
+  }
   PyObject* result = call_original(target, arguments);
   if (result != nullptr) report(target, {Precision::unchanged, Reason::no_kernel}, {});
   return result;
 }
 
+// Is this call decided on elsewhere: above, where torch's own code makes it for another operation, or below, by torch
+// calling again?
+bool is_decided_elsewhere(const Arguments& arguments) {
+  return is_below_dispatcher() || tensor::is_intercepted(arguments.values, arguments.count());
+}
+
+// May a call that failed be repeated with other casts? A user's own function may not: what it did, it did. Nor may one
+// that writes into its input.
+bool may_repeat(const Target& target, const Rule& rule) {
+  return target.shape != Target::Shape::python && rule.action != Rule::Action::in_place;
+}
+
 // The call as the plan wants it: the part behind the fast path.
 PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
                             Plan plan) {
-  if (is_below_dispatcher()) [[unlikely]]
+  if (is_decided_elsewhere(arguments)) [[unlikely]] {
     return call_original(target, arguments);
+  }
   if (may_be_a_place(thread_state)) [[unlikely]] {
     if (const auto reason = why_not(thread_state)) {
       report(target, {Precision::unchanged, *reason}, {});
@@ -428,10 +457,9 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
   const bool made = cast.make(rule, reading, plan.to, tally);
   PyObject* result = made ? call_original(target, cast.arguments()) : nullptr;
   if (result == nullptr) {
-    // A user's own function is not run a second time: what it did, it did.
-    const bool ran = made && (target.shape == Target::Shape::python || (tally.casts == 0 && !cast.scalar_changed()));
-    if (ran || !(made ? may_retry() : may_do_without_cast())) return nullptr;
-    return call_without_lowering(target, rule, arguments, reading);
+    if (made ? !may_repeat(target, rule) || !may_retry() : !may_do_without_cast()) return nullptr;
+    const bool as_written = made && tally.casts == 0 && !cast.scalar_changed();
+    return call_without_lowering(target, rule, arguments, reading, as_written);
   }
   if (cast.scalar_changed()) plan.decision.reason = Reason::scalar;
   report(target, plan.decision, tally);
@@ -519,8 +547,17 @@ PyObject* call_original(Target& target, const Arguments& arguments) {
     return answer_with_casts(target, rule, arguments, reading, plan);
   }
   PyObject* result = call_original(target, arguments);
-  if (result != nullptr) report(target, plan.decision, {});
-  return result;
+  if (result != nullptr) [[likely]] {
+    report(target, plan.decision, {});
+    return result;
+  }
+  // What is lower already may have no kernel either (rule 8).
+  const bool is_lower = plan.to == Kind::bf16 || plan.to == Kind::f16;
+  if (!is_lower || !may_repeat(target, rule) || !may_retry()) return nullptr;
+  HeldError held;
+  const bool is_place = is_decided_elsewhere(arguments) || (may_be_a_place(thread_state) && why_not(thread_state));
+  held.restore();
+  return is_place ? nullptr : call_without_lowering(target, rule, arguments, reading, true);
 }
 
 PyObject* answer(Target& target, const Arguments& arguments) {

@@ -62,6 +62,7 @@ struct Symbols {
   const void* const* (*tracing_state)() = nullptr;   // const std::shared_ptr<TracingState>& getTracingState()
   bool (*is_grad_enabled)() = nullptr;               // c10::GradMode::is_enabled()
   bool (*is_key_included)(std::uint16_t) = nullptr;  // c10::impl::tls_is_dispatch_key_included(c10::DispatchKey)
+  bool (*function_mode_enabled)() = nullptr;         // at::impl::torch_function_mode_enabled()
 
   Symbols() {
     if (void* c10 = dlopen("libc10.so", RTLD_NOLOAD | RTLD_LAZY)) {
@@ -73,6 +74,7 @@ struct Symbols {
     }
     if (void* cpu = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY)) {
       tracing_state = reinterpret_cast<const void* const* (*)()>(dlsym(cpu, "_ZN5torch3jit6tracer15getTracingStateEv"));
+      function_mode_enabled = reinterpret_cast<bool (*)()>(dlsym(cpu, "_ZN2at4impl27torch_function_mode_enabledEv"));
     }
   }
 };
@@ -189,6 +191,30 @@ PyObject* cast_by_kernel(PyObject* tensor, Kind from, Kind to, std::int64_t coun
 }
 
 }  // namespace
+
+bool is_intercepted(PyObject* const* values, Py_ssize_t count) noexcept {
+  const Symbols& known = symbols();
+  if (known.function_mode_enabled != nullptr && known.function_mode_enabled()) return true;
+  const auto is_subclass = [](PyObject* value) {
+    return !is_plain_tensor(value) && PyObject_TypeCheck(value, api.tensor_base) != 0;
+  };
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* value = values[i];
+    const bool is_list = PyList_Check(value) != 0;
+    if (is_list || PyTuple_Check(value) != 0) {
+      const Py_ssize_t size = is_list ? PyList_GET_SIZE(value) : PyTuple_GET_SIZE(value);
+      PyObject* first = size == 0 ? Py_None : (is_list ? PyList_GET_ITEM(value, 0) : PyTuple_GET_ITEM(value, 0));
+      if (is_subclass(first) && is_true(PyObject_CallOneArg(api.has_torch_function, value), false)) return true;
+    } else if (is_subclass(value)) {
+      PyObject* alone = PyTuple_Pack(1, value);
+      const bool has = alone != nullptr && is_true(PyObject_CallOneArg(api.has_torch_function, alone), false);
+      Py_XDECREF(alone);
+      if (has) return true;
+    }
+  }
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  return false;
+}
 
 PyObject* cast(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
   const std::int64_t count = count_elements(tensor);

@@ -18,6 +18,10 @@ struct CastResult {
 //
 PyObject* cast(PyObject* tensor, Kind from, Kind to, CastResult& seen);
 
+// Will a function mode or a subclass's __torch_function__ get this call in torch's stead? It calls torch again with
+// what it makes of the arguments.
+bool is_intercepted(PyObject* const* values, Py_ssize_t count) noexcept;
+
 // As cast, but finite values beyond the range of `to` become its largest finite value instead of an infinity (rule 9).
 PyObject* cast_saturated(PyObject* tensor, Kind from, Kind to, CastResult& seen);
 
