@@ -83,8 +83,12 @@ def assert_same(got: Any, wanted: Any) -> None:
 
 
 @pytest.fixture(autouse=True)
-def default_policy() -> None:
+def default_policy() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     hmp.convert()
+    yield
+    torch.set_num_threads(threads)
 
 
 # ---- one block -------------------------------------------------------------------------------------------------------
