@@ -123,21 +123,35 @@ def _codes_that_ask() -> tuple[types.CodeType, ...]:
     return tuple(function.__code__ for function in functions)
 
 
-def _before_step(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    outside = _outside_of_step
     if torch.compiler.is_compiling():
-        return None
-    _core.optimizer_step_begins()
+        if type(optimizer).__module__.startswith("torch.optim."):
+            # These break the graph anyway. torch's wrapper then runs as it is, and the core recognises it.
+            torch._dynamo.skip_frame("the step of an optimizer")
+        # Somebody else's step may be traced whole: then the flag of disable_casts is set in the graph.
+        _disabled_before.append(torch.is_autocast_enabled(_core.disabled_flag))
+        torch.set_autocast_enabled(_core.disabled_flag, True)
+        outside = _outside_of_traced_step
+    else:
+        _core.optimizer_step_begins()
     # A closure computes the loss: it is the model's forward, not the optimizer's arithmetic.
     if "closure" in kwargs and callable(kwargs["closure"]):
-        return args, {**kwargs, "closure": _outside_of_step(kwargs["closure"])}
+        return args, {**kwargs, "closure": outside(kwargs["closure"])}
     if len(args) > 1 and callable(args[1]):
-        return (args[0], _outside_of_step(args[1]), *args[2:]), kwargs
+        return (args[0], outside(args[1]), *args[2:]), kwargs
     return None
 
 
 def _after_step(*_: Any) -> None:
-    if not torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        torch.set_autocast_enabled(_core.disabled_flag, _disabled_before.pop())
+    else:
         _core.optimizer_step_ends()
+
+
+#: What the flag was outside of each step that is being traced.
+_disabled_before: list[bool] = []
 
 
 def _outside_of_step(closure: Any) -> Any:
@@ -149,6 +163,16 @@ def _outside_of_step(closure: Any) -> Any:
             _core.exchange_optimizer_steps(steps)
 
     return closure_outside_of_step
+
+
+def _outside_of_traced_step(closure: Any) -> Any:
+    def closure_outside_of_traced_step() -> Any:
+        torch.set_autocast_enabled(_core.disabled_flag, _disabled_before[-1])
+        loss = closure()
+        torch.set_autocast_enabled(_core.disabled_flag, True)
+        return loss
+
+    return closure_outside_of_traced_step
 
 
 _warned = threading.Event()
