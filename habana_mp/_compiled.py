@@ -14,6 +14,8 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from habana_mp import _core
 from habana_mp._composites import Replacement
 from habana_mp._imports import WhenImported
@@ -22,6 +24,8 @@ _KERNELS = "torch._inductor.select_algorithm"
 _CONFIG = "torch._functorch.config"
 _RUNTIME = "torch._functorch._aot_autograd.runtime_wrappers"
 _DYNAMO = "torch._dynamo"
+_TRACING_BEFORE_DISPATCH = "torch.fx.experimental.proxy_tensor"
+_TENSORS_IN_DYNAMO = "torch._dynamo.variables.tensor"
 
 
 class KernelTable(WhenImported):
@@ -113,12 +117,84 @@ def _outside_of_lists(compiled: Any) -> Any:
     return run
 
 
+class WholeInPlaceOperations(WhenImported):
+    """``x.addcmul_(y, z, value=2)`` stays one in-place operation, which keeps its precision (rule 3).
+
+    Dynamo takes it apart, into a product among others, and the lists would have a say in that.
+    """
+
+    name = _TENSORS_IN_DYNAMO
+    _taken_apart = ("method_addcmul_", "method_addcdiv_")
+
+    def do(self, module: Any) -> None:
+        tensor: Any = module.TensorVariable
+        self._originals = {name: vars(tensor)[name] for name in self._taken_apart if name in vars(tensor)}
+
+        def whole(original: Any) -> Any:
+            def method(self: Any, tx: Any, first: Any, second: Any, *, value: Any = None) -> Any:
+                # A tensor as `value` would have to be read, which breaks the graph.
+                return original(self, tx, first, second, value=value) if isinstance(value, tensor) else None
+
+            return method
+
+        for name, original in self._originals.items():
+            setattr(tensor, name, whole(original))
+
+    def undo(self, module: Any) -> None:
+        for name, original in self._originals.items():
+            setattr(module.TensorVariable, name, original)
+
+
+class RegionsInExport(WhenImported):
+    """Regions without casts in a strict export.
+
+    A strict export traces Dynamo's graph once more. torch then notes where a region of torch.autocast begins and ends,
+    but does not enter it, while the casts are decided right there.
+    """
+
+    name = _TRACING_BEFORE_DISPATCH
+
+    def do(self, module: Any) -> None:
+        mode: Any = module.PreDispatchTorchFunctionMode
+        self._original = original = mode.__torch_function__
+        leave_mode = mode.__exit__  # inherited
+        enter, leave = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
+        flag = _core.disabled_flag
+
+        def entering_regions(tracing: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = original(tracing, function, types, args, kwargs)
+            if function is enter:
+                device, _, enabled, *_ = args
+                # Where torch has entered it already, the flag is set.
+                quiet = bool(enabled) == (device == flag) and not torch.is_autocast_enabled(flag)
+                if quiet:
+                    torch.set_autocast_enabled(flag, True)
+                vars(tracing).setdefault("_habana_mp_regions", []).append(quiet)
+            elif function is leave and vars(tracing).get("_habana_mp_regions") and tracing._habana_mp_regions.pop():
+                torch.set_autocast_enabled(flag, False)
+            return result
+
+        def leaving_all(tracing: Any, *error: Any) -> Any:
+            # An exception passes by the ends of the regions that it leaves.
+            if any(vars(tracing).pop("_habana_mp_regions", ())):
+                torch.set_autocast_enabled(flag, False)
+            return leave_mode(tracing, *error)
+
+        mode.__torch_function__ = entering_regions
+        mode.__exit__ = leaving_all
+
+    def undo(self, module: Any) -> None:
+        mode: Any = module.PreDispatchTorchFunctionMode
+        mode.__torch_function__ = self._original
+        del mode.__exit__
+
+
 class Compiled:
     """All of it."""
 
     def __init__(self) -> None:
         self._runtime = Runtime()
-        self._parts = (KernelTable(), GraphCache(), self._runtime)
+        self._parts = (KernelTable(), GraphCache(), self._runtime, WholeInPlaceOperations(), RegionsInExport())
 
     def install(self, *, lists_hold_operators: bool) -> None:
         """Where no list names an operator of torch.ops, compiled code is called as before."""

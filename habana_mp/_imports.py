@@ -58,7 +58,8 @@ class WhenImported(ABC):
             sys.meta_path.insert(0, self._finder)
 
     def uninstall(self) -> None:
-        if self._finder is not None and self._finder in sys.meta_path:
+        # At the very end of the interpreter there is no path any more.
+        if self._finder is not None and self._finder in (sys.meta_path or ()):
             sys.meta_path.remove(self._finder)
         self._finder = None
         if self._module is not None:

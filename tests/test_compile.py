@@ -1,0 +1,710 @@
+"""torch.compile, export and scripts: the same casts, no graph break of ours, code of its own for each state."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.testing
+import torch._inductor.config
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from habana_mp import hmp
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+torch.manual_seed(0)
+M, N = torch.rand(4, 4) + 0.1, torch.rand(4, 4) + 0.1
+B3, IMAGE = torch.rand(2, 4, 4), torch.rand(2, 3, 8, 8)
+LABELS = torch.tensor([0, 1, 2, 3])
+
+needs_compiler = pytest.mark.skipif(
+    shutil.which("c++") is None and shutil.which("g++") is None, reason="Inductor itself needs a C++ compiler"
+)
+
+
+@pytest.fixture(autouse=True)
+def compiled_anew() -> Iterator[None]:
+    """No test sees what another one compiled."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+    torch.set_num_threads(threads)
+
+
+def assert_same(got: Any, wanted: Any) -> None:
+    """Equal dtypes and bits."""
+    one, other = tree_leaves(got), tree_leaves(wanted)
+    assert len(one) == len(other) > 0
+    for left, right in zip(one, other, strict=True):
+        assert left.dtype is right.dtype
+        assert torch.equal(left, right)
+
+
+def assert_close(got: Any, wanted: Any) -> None:
+    """Equal dtypes, and values as near as bfloat16 has them: Inductor keeps float32 between what it fuses."""
+    for left, right in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
+        assert left.dtype is right.dtype
+        torch.testing.assert_close(left, right, rtol=3e-2, atol=1e-2)
+
+
+# ---- no graph break of ours, the same results ------------------------------------------------------------------------
+
+
+def updated(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    total = torch.zeros(4, 4)
+    total += torch.mm(x, y)
+    total.add_(x @ y, alpha=2).mul_(0.5)
+    total[1] = (x @ y)[0]
+    total[:, 2] *= torch.relu(y)[0]
+    total.addcmul_(x, y, value=0.5).addcdiv_(x, y + 1, value=0.25)
+    return total
+
+
+def regions(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    first = torch.mm(x, y)
+    with hmp.disable_casts():
+        second = torch.mm(x, y)
+        with torch.autocast("cpu", enabled=False):
+            third = torch.mm(x, y)
+    with torch.autocast("cpu", enabled=False):
+        fourth = torch.mm(x, y)
+    return [first, second, third, fourth, torch.mm(x, y)]
+
+
+@hmp.disable_casts()
+def decorated(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.mm(x, y) + torch.mul(x, y)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "functions": lambda x, y: torch.softmax(torch.relu(torch.mm(x, y)) + 1, -1),
+    "methods": lambda x, y: x.mm(y).relu().softmax(-1).t(),
+    "operators": lambda x, y: (x @ y) * x / y + 2 * x - 1 / y**2,
+    "reflected": lambda x, y: 3 / x + 2**y - (1 - x),
+    "keywords": lambda x, y: torch.mm(input=x, mat2=y).softmax(dim=0),
+    "out_dtype": lambda x, y: torch.softmax(torch.mm(x, y), -1, dtype=FP32),
+    "in place": updated,
+    "normalize": lambda x, y: F.normalize(torch.mm(x, y), dim=0),
+    "softmin": lambda x, y: F.softmin(x @ y, dim=-1),
+    "mixed": lambda x, y: torch.cat([x @ y, x]) + torch.stack([x, x @ y])[0].repeat(2, 1),
+    "where": lambda x, y: torch.where(x > 0.5, x @ y, x),
+    "einsum": lambda x, y: torch.einsum("ij,jk->ik", x, y),
+    "addmm": lambda x, y: torch.addmm(x, x, y, beta=0.5),
+    "bmm": lambda x, y: torch.bmm(B3, B3) + torch.baddbmm(B3, B3, B3),
+    "conv": lambda x, y: F.conv2d(IMAGE, x.reshape(1, 1, 4, 4).expand(2, 3, 4, 4), padding=1),
+    "attention": lambda x, y: F.scaled_dot_product_attention(x[None, None], y[None, None], x[None, None]),
+    "norms": lambda x, y: F.layer_norm(x, (4,), y[0]) + F.group_norm(B3, 2)[0] + F.instance_norm(B3)[0],
+    "batch_norm": lambda x, y: F.batch_norm(x, None, None, training=True),
+    "cross_entropy": lambda x, y: F.cross_entropy(x @ y, LABELS),
+    "bce": lambda x, y: F.binary_cross_entropy_with_logits(x @ y, y),
+    "embedding": lambda x, y: F.embedding(LABELS, x @ y),
+    "pooling": lambda x, y: F.max_pool2d(IMAGE @ torch.ones(8, 8), 2),
+    "number": lambda x, y: (x @ y).masked_fill(x > 0.5, torch.finfo(FP32).min),
+    "no kernel": lambda x, y: torch.linalg.inv(x @ y + torch.eye(4) * 9),
+    "topk": lambda x, y: torch.topk(x @ y, 2),
+    "sparse keyword list": lambda x, y: torch.cat(tensors=[x @ y, y], dim=1),
+    "regions": regions,
+    "decorated": lambda x, y: [decorated(x, y), torch.mm(x, y)],
+}
+
+
+class Convolutions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.dense = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dense(F.relu(self.norm(self.conv(x))).mean((2, 3)))
+
+
+MODULES: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
+    "convolutions": (Convolutions, IMAGE),
+    "dense": (lambda: nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)), M),
+    "attention": (lambda: nn.MultiheadAttention(4, 2, batch_first=True), B3),
+    "encoder": (lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), B3),
+    "cell": (lambda: nn.GRUCell(4, 3), M),
+    "prelu": (lambda: nn.Sequential(nn.Linear(4, 4), nn.PReLU(), nn.Softmax(-1)), M),
+}
+
+
+def breaks(function: Callable[..., Any], *inputs: Any) -> int:
+    return int(torch._dynamo.explain(function)(*inputs).graph_break_count)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_is_traced_whole_where_plain_torch_traces_it_whole(name: str) -> None:
+    function = FUNCTIONS[name]
+    assert breaks(function, M, N) == 0
+    hmp.convert()
+    assert breaks(function, M, N) == 0
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_traced_function_gives_the_same_bits(name: str, backend: str) -> None:
+    function = FUNCTIONS[name]
+    hmp.convert()
+    expected = function(M, N)
+    assert_same(torch.compile(function, backend=backend, fullgraph=True)(M, N), expected)
+
+
+@pytest.mark.parametrize("name", ["in place", "mixed", "normalize", "regions", "functions", "operators"])
+@pytest.mark.parametrize("options", [{"opt_level": "O2"}, {"dtype": FP16}, {"preset": "torch-cpu"}], ids=str)
+def test_a_traced_function_gives_the_same_bits_under_other_policies(name: str, options: dict[str, Any]) -> None:
+    function = FUNCTIONS[name]
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
+    assert_same(compiled(M, N), function(M, N))
+    hmp.convert(**options)
+    assert_same(compiled(M, N), function(M, N))
+    hmp.restore()
+    assert_same(compiled(M, N), function(M, N))
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("first", ["compile", "convert"])
+def test_a_compiled_module_trains_with_the_same_bits(name: str, first: str) -> None:
+    make, x = MODULES[name]
+
+    def gradients(compiled: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = make()
+        call = torch.compile(model, backend="aot_eager", fullgraph=True) if compiled else model
+        if compiled and first == "compile":
+            call(*[x] * inputs)
+        hmp.convert()
+        model.zero_grad()
+        inner = x.clone().requires_grad_()
+        out = call(*[inner] * inputs)
+        out = out[0] if isinstance(out, tuple) else out
+        out.float().pow(2).sum().backward()
+        hmp.restore()
+        return [out.detach(), inner.grad, *(one.grad for one in model.parameters() if one.grad is not None)]
+
+    inputs = 3 if name == "attention" else 1
+    assert_same(gradients(True), gradients(False))
+
+
+def test_a_wrapped_function_breaks_the_graph_and_nothing_else() -> None:
+    wrapped = hmp.op_wrap(lambda x, y: torch.exp(x) * y, to="bf16")
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.mm(wrapped(torch.relu(x), y=y) + x, y)
+
+    hmp.convert()
+    assert_same(torch.compile(function, backend="aot_eager")(M, N), function(M, N))
+    with hmp.disable_casts():
+        assert_same(torch.compile(function, backend="aot_eager")(M, N), function(M, N))
+
+
+# ---- Inductor --------------------------------------------------------------------------------------------------------
+
+
+def every_kernel(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    """What Inductor calls as it is at run time, with casts and without."""
+
+    def some(x: torch.Tensor) -> list[torch.Tensor]:
+        image = IMAGE + x.float().mean()
+        return [
+            torch.mm(x, y.to(x.dtype)),
+            torch.addmm(x, x, y.to(x.dtype)),
+            torch.bmm(x[None], x[None]),
+            F.conv2d(image, image[:, :, :3, :3]),
+            F.conv_transpose2d(image, image[:1, :, :2, :2].expand(3, 3, 2, 2)),
+            F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None]),
+            F.linear(x, y.to(x.dtype)),
+        ]
+
+    first = some(x)
+    with hmp.disable_casts():
+        return [*first, *some(x)]
+
+
+@needs_compiler
+@pytest.mark.parametrize("options", [{}, {"mode": "max-autotune"}], ids=str)
+def test_generated_code_casts_each_region_once(options: dict[str, Any]) -> None:
+    hmp.convert(preset="torch-cpu")
+    expected = every_kernel(M, N)
+    compiled = torch.compile(every_kernel, fullgraph=True, **options)
+    for _ in range(2):
+        assert_close(compiled(M, N), expected)
+    with hmp.disable_casts():
+        quiet = every_kernel(M, N)
+        assert_close(compiled(M, N), quiet)
+    assert {one.dtype for one in quiet} == {FP32}
+    assert {one.dtype for one in expected[:7]} == {BF16}
+    hmp.restore()
+    assert_close(compiled(M, N), quiet)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "name", ["in place", "mixed", "normalize", "operators", "number", "no kernel", "cross_entropy"]
+)
+def test_generated_code_is_right_within_the_lower_precision(name: str) -> None:
+    function = FUNCTIONS[name]
+    hmp.convert()
+    assert_close(torch.compile(function, fullgraph=True)(M, N), function(M, N))
+
+
+@needs_compiler
+def test_generated_code_without_gradients_may_be_frozen() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)).eval()
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    hmp.convert()
+    with torch.no_grad(), torch._inductor.config.patch(freezing=True):
+        compiled = torch.compile(model)
+        assert_close(compiled(IMAGE), model(IMAGE))
+        with hmp.disable_casts():
+            assert_close(compiled(IMAGE), model(IMAGE))
+        assert_close(compiled(IMAGE), model(IMAGE))
+    for name, one in model.state_dict().items():
+        assert torch.equal(one, before[name])
+
+
+@needs_compiler
+def test_a_model_compiled_with_inductor_trains_close_to_the_plain_one() -> None:
+    def train(compiled: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = Convolutions()
+        call = torch.compile(model, fullgraph=True) if compiled else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(3):
+            optimizer.zero_grad()
+            F.cross_entropy(call(IMAGE), LABELS[:2]).backward()
+            optimizer.step()
+        return [one.detach() for one in model.state_dict().values()]
+
+    hmp.convert()
+    assert_close(train(True), train(False))
+
+
+@needs_compiler
+def test_an_ahead_of_time_compiled_package_keeps_its_casts(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    with torch.no_grad():
+        hmp.convert()
+        expected = model(N)
+        program = torch.export.export(model, (M,))
+        path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+        loaded = torch._inductor.aoti_load_package(path)
+        assert_close(loaded(N), expected)
+        hmp.restore()
+        assert_close(loaded(N), expected)
+
+
+# ---- states and recompilation ----------------------------------------------------------------------------------------
+
+
+def states() -> list[tuple[Callable[[], Any], torch.dtype]]:
+    return [
+        (lambda: torch.set_grad_enabled(True), BF16),
+        (hmp.disable_casts, FP32),
+        (lambda: torch.autocast("cpu", enabled=False), FP32),
+    ]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 2), (2, 0)], ids=str)
+def test_each_state_is_compiled_once_however_often_it_changes(order: tuple[int, int]) -> None:
+    hmp.convert()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(FUNCTIONS["functions"], backend=counter)
+    seen = []
+    for index in order * 4:
+        context, _ = states()[index]
+        with context():
+            seen.append(compiled(M, N).dtype)
+            assert_same(compiled(M, N), FUNCTIONS["functions"](M, N))
+    assert counter.frame_count == 2
+    assert seen == [FUNCTIONS["functions"](M, N).dtype] * 8
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+def test_a_product_follows_each_state_with_the_code_of_that_state(order: tuple[int, ...]) -> None:
+    hmp.convert()
+    counter = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(torch.mm, backend=counter)
+    for index in order * 3:
+        context, expected = states()[index]
+        with context():
+            assert compiled(M, N).dtype is expected
+    assert counter.frame_count <= 3
+
+
+def test_a_new_policy_is_compiled_once_and_restore_forgets_it() -> None:
+    counter = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(lambda x, y: torch.mm(x, y), backend=counter)
+    found = []
+    for step in range(1, 7):
+        (hmp.convert if step % 2 else hmp.restore)()
+        found.append([compiled(M, N).dtype for _ in range(3)])
+        assert counter.frame_count == step
+    assert found == [[BF16] * 3, [FP32] * 3] * 3
+
+
+@pytest.mark.parametrize("how", ["dynamic", "marked", "automatic"])
+def test_sizes_are_recompiled_as_often_as_in_plain_torch(how: str) -> None:
+    def frames() -> tuple[int, list[torch.Tensor]]:
+        torch._dynamo.reset()
+        counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(
+            lambda x, y: F.normalize(torch.softmax(x @ y, -1) + x[:1, :1]),
+            backend=counter,
+            dynamic=True if how == "dynamic" else None,
+        )
+        found = []
+        for size in (5, 3, 7, 12, 2, 64):
+            x = torch.linspace(0, 1, size * 4).reshape(size, 4)
+            if how == "marked":
+                torch._dynamo.mark_dynamic(x, 0)
+            found += [compiled(x, N), compiled(x, N)]
+        return counter.frame_count, found
+
+    plain, _ = frames()
+    hmp.convert()
+    got, results = frames()
+    assert got == plain
+    for size, one in zip((5, 3, 7, 12, 2, 64), results[::2], strict=True):
+        x = torch.linspace(0, 1, size * 4).reshape(size, 4)
+        assert_same(one, F.normalize(torch.softmax(x @ N, -1) + x[:1, :1]))
+
+
+def test_inputs_in_another_precision_are_recompiled_as_in_plain_torch() -> None:
+    hmp.convert()
+    counter = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(FUNCTIONS["mixed"], backend=counter)
+    for _ in range(2):
+        for x, y in ((M, N), (M.bfloat16(), N), (M.double(), N.double())):
+            assert_same(compiled(x, y), FUNCTIONS["mixed"](x, y))
+    assert counter.frame_count == 3
+
+
+def test_a_thread_of_another_state_runs_the_code_of_that_state() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    hmp.convert()
+    compiled = torch.compile(FUNCTIONS["functions"], backend="aot_eager")
+    compiled(M, N)
+    with ThreadPoolExecutor(1) as pool, hmp.disable_casts():
+        there = pool.submit(torch.compile(lambda x, y: torch.mm(x, y), backend="aot_eager"), M, N)
+        assert torch.compile(lambda x, y: torch.mm(x, y), backend="aot_eager")(M, N).dtype is FP32
+        assert there.result().dtype is BF16
+
+
+# ---- breaks inside of regions, parts left out ------------------------------------------------------------------------
+
+
+def broken(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    first = torch.mm(x, y)
+    with hmp.disable_casts():
+        second = torch.mm(x, y)
+        torch._dynamo.graph_break()
+        third = torch.mm(x, y)
+        with torch.autocast("cpu", enabled=False):
+            torch._dynamo.graph_break()
+            fourth = torch.mm(x, y)
+    torch._dynamo.graph_break()
+    return [first, second, third, fourth, torch.mm(x, y)]
+
+
+@torch.compiler.disable
+def left_out(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.mm(x, y)
+
+
+def partly_left_out(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    with hmp.disable_casts():
+        quiet = left_out(x, y)
+    return [torch.relu(left_out(x, y)), quiet, torch.mm(x, y)]
+
+
+def reads_a_number(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    with hmp.disable_casts():
+        scale = torch.mm(x, y).sum().item()
+        return torch.mm(x, y) * scale
+
+
+@pytest.mark.parametrize("function", [broken, partly_left_out, reads_a_number])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_graph_break_changes_nothing(function: Callable[..., Any], backend: str) -> None:
+    plain = breaks(function, M, N)
+    torch._dynamo.reset()
+    hmp.convert()
+    compiled = torch.compile(function, backend=backend)
+    for _ in range(2):
+        assert_same(compiled(M, N), function(M, N))
+        with hmp.disable_casts():
+            assert_same(compiled(M, N), function(M, N))
+    assert torch.mm(M, N).dtype is BF16
+    torch._dynamo.reset()
+    assert breaks(function, M, N) == plain
+
+
+def test_an_exception_inside_of_a_compiled_region_leaves_it() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with hmp.disable_casts():
+            torch.mm(x, y)
+            torch._dynamo.graph_break()
+            raise KeyError("inside")
+
+    hmp.convert()
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            torch.compile(function, backend="aot_eager")(M, N)
+        assert torch.mm(M, N).dtype is BF16
+
+
+def test_a_module_may_compile_itself_and_a_part_of_itself() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Sequential(nn.ReLU(), nn.Linear(8, 3)))
+    hmp.convert()
+    expected = model(M)
+    model[1].compile(backend="aot_eager")
+    assert_same(model(M), expected)
+    model.compile(backend="aot_eager")
+    assert_same(model(M), expected)
+    hmp.restore()
+    assert model(M).dtype is FP32
+
+
+# ---- updates in place and optimizers ---------------------------------------------------------------------------------
+
+OPTIMIZERS = ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "NAdam", "RAdam", "Rprop", "ASGD", "Adamax"]
+
+
+class Product(torch.optim.Optimizer):
+    """A step of one's own, which can be traced whole."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                grad = torch.ones_like(weight) if weight.grad is None else weight.grad
+                weight.copy_(weight - torch.mm(weight, torch.mul(grad, 0.01)))
+        return loss
+
+
+def stepped(make: Callable[[Any], torch.optim.Optimizer], compile_it: Callable[[Any], Any]) -> list[torch.Tensor]:
+    weight = nn.Parameter(M.clone())
+    optimizer = make([weight])
+    step = compile_it(optimizer)
+    for _ in range(3):
+        weight.grad = torch.cos(weight.detach())
+        step()
+    torch._dynamo.reset()
+    return [weight.detach(), *(one for one in optimizer.state[weight].values() if isinstance(one, torch.Tensor))]
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "step": lambda optimizer: torch.compile(optimizer.step, backend="aot_eager"),
+    "function": lambda optimizer: torch.compile(lambda: optimizer.step(), backend="aot_eager"),
+    "after a product": lambda optimizer: torch.compile(
+        lambda: (torch.mm(M, N), optimizer.step(), torch.mm(M, N)), backend="eager"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("foreach", [False, True])
+def test_a_compiled_step_is_float32_bit_by_bit(name: str, foreach: bool) -> None:
+    make = lambda weights: getattr(torch.optim, name)(weights, foreach=foreach)  # noqa: E731
+    way = list(WAYS.values())[OPTIMIZERS.index(name) % len(WAYS)]
+    # torch.compile may take an in-place operation apart, with a last bit of its own; see the next test.
+    with torch._dynamo.config.patch(enable_dynamo_decompositions=False):
+        expected = stepped(make, way)
+        hmp.convert()
+        assert_same(stepped(make, way), expected)
+    assert torch.mm(M, N).dtype is BF16
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("make", [Product, lambda weights: torch.optim.Adam(weights, lr=torch.tensor(0.01))])
+def test_a_compiled_step_is_recognised_however_it_is_reached(make: Any, way: str) -> None:
+    expected = stepped(make, WAYS[way])
+    hmp.convert()
+    for one, other in zip(stepped(make, WAYS[way]), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("keyword", [True, False])
+def test_a_step_of_ones_own_is_traced_whole_with_a_closure_that_is_cast(backend: str, keyword: bool) -> None:
+    hmp.convert()
+    optimizer = Product([weight := nn.Parameter(M.clone())])
+
+    def closure() -> torch.Tensor:
+        return torch.mm(M, N)
+
+    def train() -> list[torch.Tensor]:
+        before = torch.mm(M, N)
+        loss = optimizer.step(closure=closure) if keyword else optimizer.step(closure)
+        return [before, loss, torch.mm(M, N)]
+
+    compiled = torch.compile(train, backend=backend, fullgraph=True)
+    assert [one.dtype for one in compiled()] == [BF16] * 3
+    with hmp.disable_casts():
+        assert [one.dtype for one in compiled()] == [FP32] * 3
+    assert [one.dtype for one in compiled()] == [BF16] * 3
+    hmp.restore()
+    other = Product([again := nn.Parameter(M.clone())])
+    for _ in range(3):
+        other.step()
+    assert_same(weight.detach(), again.detach())
+
+
+@needs_compiler
+def test_a_training_step_compiled_with_inductor_updates_weights_in_float32() -> None:
+    make = lambda weights: torch.optim.Adam(weights, lr=0.1)  # noqa: E731
+    way = lambda optimizer: torch.compile(optimizer.step)  # noqa: E731
+    expected = stepped(make, way)
+    hmp.convert()
+    for one, other in zip(stepped(make, way), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_update_in_place_keeps_its_float32_products(backend: str) -> None:
+    def update(total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return total.mul_(0.9).addcmul_(x, x, value=0.1).addcdiv_(x, x + 1, value=0.5)
+
+    expected = update(M.clone(), N)
+    hmp.convert()
+    assert_same(torch.compile(update, backend=backend, fullgraph=True)(M.clone(), N), expected)
+    assert_same(torch.compile(update, backend=backend)(M.bfloat16(), N), update(M.bfloat16(), N))
+
+
+# ---- compiled autograd, attention ------------------------------------------------------------------------------------
+
+
+def test_compiled_autograd_gives_the_same_gradients() -> None:
+    def gradients(compiled: bool) -> list[torch.Tensor | None]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3))
+        loss = F.cross_entropy(model(M), LABELS % 3)
+        if compiled:
+            with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+                loss.backward()
+        else:
+            loss.backward()
+        return [one.grad for one in model.parameters()]
+
+    hmp.convert()
+    assert_same(gradients(True), gradients(False))
+
+
+def test_flex_attention_takes_both_precisions() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    query = torch.rand(1, 2, 16, 8)
+    plain = flex_attention(query, query, query)
+    hmp.convert()
+    lowered = [F.linear(query, torch.eye(8)) for _ in range(3)]
+    torch.testing.assert_close(flex_attention(query, query, query).float(), plain, rtol=2e-2, atol=1e-2)
+    assert flex_attention(*lowered).dtype is BF16
+
+
+# ---- export, scripts, traces -----------------------------------------------------------------------------------------
+
+
+class Exported(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.dense, self.out = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.dense(x))
+        with hmp.disable_casts():
+            hidden = torch.mm(hidden.float(), N)
+        with torch.autocast("cpu", enabled=False):
+            hidden = torch.mm(hidden, N)
+        return torch.softmax(self.out(F.normalize(hidden)), -1)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_an_exported_program_keeps_its_casts_and_its_regions(strict: bool, dynamic: bool) -> None:
+    model = Exported()
+    shapes = ({0: torch.export.Dim("batch", min=2, max=64)},) if dynamic else None
+    hmp.convert()
+    expected = model(N)
+    program = torch.export.export(model, (M,), dynamic_shapes=shapes, strict=strict)
+    more = model(torch.cat([M, N])) if dynamic else None
+    assert_same(program.module()(N), expected)
+    hmp.restore()
+    assert_same(program.module()(N), expected)
+    assert_same(program.run_decompositions().module()(N), expected)
+    if more is not None:
+        assert_same(program.module()(torch.cat([M, N])), more)
+
+
+def test_an_export_that_fails_inside_of_a_region_leaves_it() -> None:
+    class Failing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with hmp.disable_casts():
+                return torch.mm(x, x).reshape(3, 5)
+
+    hmp.convert()
+    for strict in (True, False):
+        with pytest.raises(Exception):  # noqa: B017, PT011  whatever torch raises of it
+            torch.export.export(Failing(), (M,), strict=strict)
+        assert torch.mm(M, N).dtype is BF16
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_program_exported_without_casts_has_none(strict: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    expected = model(N)
+    hmp.convert()
+    with hmp.disable_casts():
+        program = torch.export.export(model, (M,), strict=strict)
+    assert "bfloat16" not in str(program.graph)
+    hmp.restore()
+    assert_same(program.module()(N), expected)
+
+
+def test_an_exported_program_is_saved_with_its_casts(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    hmp.convert()
+    expected = model(N)
+    torch.export.save(torch.export.export(model, (M,)), tmp_path / "program.pt2")
+    hmp.restore()
+    assert_same(torch.export.load(tmp_path / "program.pt2").module()(N), expected)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_script_is_not_covered_and_gives_the_same_before_and_after() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.mm(x, y)).softmax(-1)
+
+    scripted = torch.jit.script(function)
+    expected = scripted(M, N)
+    hmp.convert()
+    assert_same(scripted(M, N), expected)
+    assert_same(torch.jit.script(function)(M, N), expected)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("disabled", [True, False])
+def test_a_trace_keeps_the_state_it_was_made_in(disabled: bool) -> None:
+    model = Exported()
+    hmp.convert()
+    with hmp.disable_casts() if disabled else torch.enable_grad():
+        expected = model(N)
+        traced = torch.jit.trace(model, M)
+    hmp.restore()
+    assert_same(traced(N), expected)
