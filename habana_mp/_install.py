@@ -28,6 +28,7 @@ class Installation:
     def install(self, policy: _policy.Policy) -> None:
         """Replace what is installed by ``policy``. When that fails, what was installed before stays."""
         with _lock:
+            self.check_alone()
             _core.bind_torch()
             # Whatever can fail is made before anything is changed; the core checks everything before its first store.
             replacements = self._make_replacements(policy)
@@ -43,6 +44,15 @@ class Installation:
                 replacement.install()
             self._replacements = replacements
             self.policy = policy
+
+    def check_alone(self) -> None:
+        """The core is one for the process. A second copy of this module knows nothing of what the first has changed."""
+        with _lock:
+            if self.policy is None and _core.installed_count() != 0:
+                raise RuntimeError(
+                    "habana_mp was imported a second time while the first import is converted; call `restore()` of "
+                    "the first one, or start a new process"
+                )
 
     def _make_replacements(self, policy: _policy.Policy) -> list[Replacement]:
         # They are made of the functions as torch has them, so those of the former policy go first.

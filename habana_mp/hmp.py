@@ -132,6 +132,7 @@ def _lists(preset: str | None, lower_path: _Path | None, fp32_path: _Path | None
 
 def restore() -> None:
     """Undo :func:`convert`: torch is exactly as it was, the log is closed. Without a ``convert`` it does nothing."""
+    installation.check_alone()
     installation.uninstall()
     close_log()
 
