@@ -7,7 +7,7 @@ was in force in the first run goes along with the block.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.utils.checkpoint
@@ -18,20 +18,41 @@ from habana_mp._composites import Replacement
 _FLAG = _core.disabled_flag
 
 
+class _State(NamedTuple):
+    """What decides in a thread whether and by what rules there are casts."""
+
+    disabled: bool
+    by_region: bool
+    """Did a region of torch.autocast disable them?"""
+    unlisted: int
+    """How many functions that decide for themselves run."""
+
+
+def _exchange(state: _State) -> _State:
+    """Set this thread's state; what it was."""
+    disabled = torch.is_autocast_enabled(_FLAG)
+    by_region = _core.exchange_disabled_by_region(state.by_region)
+    if disabled != state.disabled:
+        torch.set_autocast_enabled(_FLAG, state.disabled)
+        _core.exchange_disabled_by_region(state.by_region)
+    return _State(disabled, by_region, _core.exchange_unlisted(state.unlisted))
+
+
 class AsWhenGiven:
-    """A block, and whether casts were on when it was given away to be run later or by another thread."""
+    """A block, and what it was given away under to be run later or by another thread: were casts on, by whose wish, and
+    did the lists speak?"""
 
     def __init__(self, block: Any) -> None:
         self._block = block
-        self._disabled = torch.is_autocast_enabled(_FLAG)
+        self._state = _exchange(_State(False, False, 0))
+        _exchange(self._state)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        disabled = torch.is_autocast_enabled(_FLAG)
-        torch.set_autocast_enabled(_FLAG, self._disabled)
+        before = _exchange(self._state)
         try:
             return self._block(*args, **kwargs)
         finally:
-            torch.set_autocast_enabled(_FLAG, disabled)
+            _exchange(before)
 
 
 def checkpoint_replacement() -> Replacement:

@@ -84,6 +84,7 @@ def set_places(
     worker_namespace: dict[str, Any],
     made_of_lowered: Callable[[str], None],
     autocast_entered: Callable[[], None],
+    codes_of_regions: tuple[types.CodeType, ...],
 ) -> None: ...
 def install_in_disabled_regions(regions: int) -> None:
     """This thread is in so many regions of torch.autocast, none of which is enabled."""
@@ -113,6 +114,12 @@ def exchange_optimizer_steps(steps: int) -> int:
     """Set how many optimizer steps this thread is in; what it was."""
 
 def set_distributed_is_imported(imported: bool) -> None: ...
+def exchange_unlisted(depth: int) -> int:
+    """Set how many functions that decide for themselves this thread is in; what it was."""
+
+def exchange_disabled_by_region(by_region: bool) -> bool:
+    """Set whether it was a region of torch.autocast that disabled casts in this thread; what it was."""
+
 def set_in_child_process() -> None: ...
 def can_cover(object: Any) -> bool:
     """Is the object's calling convention one that the engine can answer?"""

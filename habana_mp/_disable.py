@@ -43,17 +43,21 @@ class CastsOff:
     def __init__(self) -> None:
         self._by_thread = threading.local()
 
-    def _entrances(self) -> list[bool]:
-        # What the flag was at each entrance; by thread, since threads may share an instance.
-        entrances: list[bool] = self._by_thread.__dict__.setdefault("entrances", [])
+    def _entrances(self) -> list[tuple[bool, bool]]:
+        # What the flag was at each entrance, and whether a region of torch.autocast had set it; by thread, since threads
+        # may share an instance.
+        entrances: list[tuple[bool, bool]] = self._by_thread.__dict__.setdefault("entrances", [])
         return entrances
 
     def __enter__(self) -> None:
-        self._entrances().append(torch.is_autocast_enabled(_FLAG))
+        disabled = torch.is_autocast_enabled(_FLAG)
+        self._entrances().append((disabled, _core.exchange_disabled_by_region(False)))
         torch.set_autocast_enabled(_FLAG, True)
 
     def __exit__(self, *_: object) -> None:
-        torch.set_autocast_enabled(_FLAG, self._entrances().pop())
+        disabled, by_region = self._entrances().pop()
+        torch.set_autocast_enabled(_FLAG, disabled)
+        _core.exchange_disabled_by_region(by_region)
 
     def __call__(self, function: _F) -> _F:
         """Decorate a function, a generator function or a coroutine function."""

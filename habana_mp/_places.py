@@ -64,7 +64,9 @@ class Places:
             torch.is_autocast_enabled,
             torch._C._is_any_autocast_enabled,
         )
-        _core.set_places(_step_code(), _codes_that_ask(), vars(worker), _warn_of_lowered, _warn_of_autocast)
+        _core.set_places(
+            _step_code(), _codes_that_ask(), vars(worker), _warn_of_lowered, _warn_of_autocast, _codes_of_regions()
+        )
         _core.install_in_disabled_regions(_disabled_regions())
         if _is_child_process():
             _core.set_in_child_process()
@@ -121,6 +123,13 @@ def _codes_that_ask() -> tuple[types.CodeType, ...]:
         modules.transformer.TransformerEncoderLayer.forward,
     )
     return tuple(function.__code__ for function in functions)
+
+
+def _codes_of_regions() -> tuple[types.CodeType, ...]:
+    """The backward of ``torch.amp.custom_bwd`` runs under torch.autocast as its forward did. Where autocast was off that
+    is no wish to do without casts."""
+    decorate: Any = torch.amp.custom_bwd(device_type="cpu")
+    return (decorate(lambda *_: None).__code__,)
 
 
 def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -99,9 +99,10 @@ void install_probes(const py::object& set_enabled, const py::object& increment, 
 }
 
 void set_places(const py::object& step, const py::tuple& codes_that_ask, const py::dict& worker_namespace,
-                const py::object& made_of_lowered, const py::object& autocast_entered) {
-  engine::set_places(
-      {step.ptr(), codes_that_ask.ptr(), worker_namespace.ptr(), made_of_lowered.ptr(), autocast_entered.ptr()});
+                const py::object& made_of_lowered, const py::object& autocast_entered,
+                const py::tuple& codes_of_regions) {
+  engine::set_places({step.ptr(), codes_that_ask.ptr(), worker_namespace.ptr(), made_of_lowered.ptr(),
+                      autocast_entered.ptr(), codes_of_regions.ptr()});
 }
 
 // (operation, representation, precision, calls, casts, bytes) for whatever was called
@@ -217,6 +218,9 @@ void register_engine(py::module_& module) {
   module.def("exchange_optimizer_steps",
              [](std::uint32_t steps) { return std::exchange(thread_state.optimizer_steps, steps); });
   module.def("set_distributed_is_imported", [](bool imported) { engine::distributed_is_imported = imported; });
+  module.def("exchange_unlisted", [](std::uint32_t depth) { return std::exchange(thread_state.unlisted, depth); });
+  module.def("exchange_disabled_by_region",
+             [](bool by_region) { return std::exchange(thread_state.disabled_by_region, by_region); });
   module.def("set_in_child_process", [] { engine::in_child_process = true; });
   module.def("can_cover", [](const py::object& object) { return engine::can_cover(object.ptr()); });
 }

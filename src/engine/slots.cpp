@@ -358,7 +358,7 @@ PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::siz
     flag_was_set(enabled);
     thread_state.entering_disabled = false;
   } else {
-    thread_state.entering_disabled = !enabled;
+    thread_state.entering_disabled = !enabled && !region_is_torchs_own();
   }
   return result;
 }

@@ -106,6 +106,13 @@ class FrameWalk {
   PyFrameObject* frame_;
 };
 
+bool is_among(PyObject* code, PyObject* codes) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(codes); ++i) {
+    if (PyTuple_GET_ITEM(codes, i) == code) return true;
+  }
+  return false;
+}
+
 bool holds(PyObject* codes, PyObject* code) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(codes); ++i) {
     if (PyList_GET_ITEM(codes, i) == code) return true;
@@ -354,12 +361,14 @@ void set_places(const Places& given) noexcept {
   Py_INCREF(given.worker_namespace);
   Py_INCREF(given.made_of_lowered);
   Py_INCREF(given.autocast_entered);
+  Py_INCREF(given.codes_of_regions);
   const Places former = std::exchange(known_places, given);
   Py_XDECREF(former.step);
   Py_XDECREF(former.codes_that_ask);
   Py_XDECREF(former.worker_namespace);
   Py_XDECREF(former.made_of_lowered);
   Py_XDECREF(former.autocast_entered);
+  Py_XDECREF(former.codes_of_regions);
 }
 
 const Places& places() noexcept { return known_places; }
@@ -367,13 +376,14 @@ const Places& places() noexcept { return known_places; }
 bool caller_will_be_cast() noexcept {
   const FrameWalk caller;
   if (!caller || known_places.codes_that_ask == nullptr) return false;
-  PyObject* code = caller.code();
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(known_places.codes_that_ask); ++i) {
-    if (PyTuple_GET_ITEM(known_places.codes_that_ask, i) == code) {
-      return !casts_are_disabled() && !why_not(thread_state).has_value();
-    }
-  }
-  return false;
+  return is_among(caller.code(), known_places.codes_that_ask) && !casts_are_disabled() &&
+         !why_not(thread_state).has_value();
+}
+
+bool region_is_torchs_own() noexcept {
+  FrameWalk walk;  // begins in autocast.__enter__
+  if (walk) walk.outwards();
+  return walk && known_places.codes_of_regions != nullptr && is_among(walk.code(), known_places.codes_of_regions);
 }
 
 }  // namespace habana_mp::engine

@@ -111,11 +111,15 @@ struct Places {
   PyObject* worker_namespace;  // of torch.utils.data._utils.worker, whose _worker_info tells a worker
   PyObject* made_of_lowered;   // called with the words for a weight that was made of a lowered result
   PyObject* autocast_entered;  // called when torch.autocast is enabled beside us
+  PyObject* codes_of_regions;  // a tuple: code of torch that enters autocast as it was, which is nobody's wish
 };
 void set_places(const Places& places) noexcept;
 const Places& places() noexcept;
 
 // Is the calling Python function one of those that ask whether their inputs will be cast, and will they be?
 bool caller_will_be_cast() noexcept;
+
+// Is the region of torch.autocast that is being entered one of torch's own making?
+bool region_is_torchs_own() noexcept;
 
 }  // namespace habana_mp::engine
