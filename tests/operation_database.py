@@ -85,7 +85,10 @@ FLOATING = [op for op in op_db if supports(op, FP32)]
 
 
 def operation_of(op: Any) -> str | None:
-    """The operation of ours that stands for the entry; None for one that torch writes in Python of several."""
+    """The operation of ours that stands for the entry; None for one that torch writes in Python of several, or whose
+    inputs change places."""
+    if op.name.startswith(("__r", "masked.")):
+        return None
     last = op.name.rpartition(".")[2]
     for name in (op.name.replace(".", "_"), last, f"aten::{last}"):
         resolved = ops.resolve(name)

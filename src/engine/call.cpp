@@ -282,6 +282,11 @@ class CastArguments {
 
   // False with a Python exception set when a cast failed.
   bool make(const Rule& rule, const Reading& reading, Kind to, Tally& tally) {
+    // Beside an input without dimensions a tensor without them is promoted like any other.
+    if (rule.action == Rule::Action::scalars && given_.positional > 0 && is_floating(reading.kinds[0]) &&
+        tensor::has_no_dimensions(given_.values[0])) {
+      return keep_all();
+    }
     const bool keeps_float32 = to != Kind::f32 && one_stays_in_float32(rule, reading);
     for (Py_ssize_t i = 0; i < given_.count(); ++i) {
       PyObject* value = given_.values[i];
@@ -305,6 +310,11 @@ class CastArguments {
       values_[i] = made;
       ++made_;
     }
+    return true;
+  }
+
+  bool keep_all() {
+    for (; made_ < given_.count(); ++made_) values_[made_] = Py_NewRef(given_.values[made_]);
     return true;
   }
 
