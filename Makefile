@@ -1,4 +1,4 @@
-# make demo | test | check | bench | wheel | clean, each from a fresh clone; everything goes into .venv and build/.
+# make demo | test | check | bench | sweep | wheel | clean, each from a fresh clone; everything goes into .venv and build/.
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +10,7 @@ APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 SOURCES := $(shell find src -name '*.cpp' -o -name '*.hpp' -o -name '*.cmake') CMakeLists.txt pyproject.toml
 CXX_SOURCES := $(shell find src -name '*.cpp' -o -name '*.hpp')
 
-.PHONY: demo test test-slow check format bench wheel sanitize fuzz clean build examples
+.PHONY: demo test test-slow check format bench sweep wheel sanitize fuzz clean build examples
 
 build: $(VENV)/.built
 
@@ -38,6 +38,10 @@ format: $(VENV)/.checkers
 
 bench: $(VENV)/.built
 	cd benchmarks && ../$(BIN)/python calls.py && ../$(BIN)/python kernels.py
+
+# Every architecture of transformers, one step of training each, beside FP32 and torch.autocast; some ten minutes.
+sweep: $(VENV)/.built
+	$(BIN)/python benchmarks/architectures.py
 
 # An isolated build, as an installer of the package does it.
 wheel: /usr/include/spdlog/spdlog.h
@@ -73,7 +77,7 @@ $(VENV)/.torch:
 $(VENV)/.packages: $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install --quiet "scikit-build-core>=0.10" "pybind11>=3.0" "apache-tvm-ffi>=0.1.6" cmake ninja \
 	  "pytest>=8" "pytest-timeout>=2.3" "hypothesis>=6.100" "ml_dtypes>=0.4" "scikit-learn>=1.3" torchviz \
-	  "pytorch-lightning>=2.6" "accelerate>=1.0"
+	  "pytorch-lightning>=2.6" "accelerate>=1.0" "transformers>=5.0"
 	touch $@
 
 $(VENV)/.checkers: $(VENV)/.torch

@@ -1,0 +1,132 @@
+"""Every architecture of transformers, small: does it train under the default lists, and how near to FP32?
+
+    python benchmarks/architectures.py [--kinds causal,masked,...] [--only TYPE]
+
+Each is trained one step in FP32, converted, and under torch.autocast, from the same weights. Close is a loss within 2 %
+of FP32's and gradients with a cosine over 0.98 to FP32's. Printed are each failure, each one that is not close, and the
+counts. The exit status is 1 when anything failed that trains in FP32. --all also prints what does not train in FP32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import resource
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from architectures import KINDS, distance, make_batch, make_model, pairs, train_step
+
+from habana_mp import hmp
+
+SECONDS, PARAMETERS, ADDRESS_SPACE = 60, 40_000_000, 16 << 30
+
+
+class TooSlowError(Exception):
+    """One architecture took more than its time."""
+
+
+@contextlib.contextmanager
+def limited_to(seconds: int) -> Iterator[None]:
+    def stop(*_: object) -> None:
+        raise TooSlowError(f"over {seconds} s")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
+@contextlib.contextmanager
+def converted() -> Iterator[None]:
+    hmp.convert()
+    try:
+        yield
+    finally:
+        hmp.restore()
+
+
+def place(error: BaseException) -> str:
+    """What an exception says, and the innermost lines that it came through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    models = [frame for frame in frames if "/transformers/models/" in frame.filename]
+    where = " <- ".join(f"{Path(one.filename).name}:{one.lineno} {one.line}" for one in (frames[-1], *models[-1:]))
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:160]} [{where}]"
+
+
+def sweep(kind: str, model_type: str, counts: collections.Counter[str], *, show_all: bool) -> None:
+    """Train one architecture three times, print what is wrong, and count."""
+    name = f"{kind} {model_type}"
+    try:
+        with limited_to(SECONDS):
+            model = make_model(kind, model_type)
+            if sum(one.numel() for one in model.parameters()) > PARAMETERS:
+                raise MemoryError("too many parameters")
+            batch = make_batch(kind, model)
+            plain = train_step(model, batch)
+            if not plain.finite:
+                raise FloatingPointError("not finite")
+    except Exception as error:
+        counts["no step"] += 1
+        if show_all:
+            print(f"{name}: no step in FP32: {place(error)}", flush=True)
+        return
+    counts["FP32"] += 1
+    distances = {}
+    for title, around, within in (
+        ("hmp", converted(), None),
+        ("autocast", contextlib.nullcontext(), torch.autocast("cpu", torch.bfloat16)),
+    ):
+        try:
+            with limited_to(SECONDS), around:
+                step = train_step(model, batch, within)
+            faults = step.faults(plain)
+            if faults:
+                raise FloatingPointError("; ".join(faults)[:300])
+        except Exception as error:
+            print(f"{name}: {title} fails: {place(error)}", flush=True)
+            continue
+        counts[title] += 1
+        distances[title] = distance(step, plain)
+        counts[f"close {title}"] += distances[title].close
+    if any(not one.close for one in distances.values()):
+        print(f"{name}: {'; '.join(f'{title} {one}' for title, one in distances.items())}", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kinds", default=",".join(KINDS), help="of " + ", ".join(KINDS))
+    parser.add_argument("--only", metavar="TYPE", help="one type of model, as transformers calls it")
+    parser.add_argument("--all", action="store_true", help="also print what does not train in FP32")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    # A model that asks for more memory than the machine has fails, and the others go on.
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+    columns = ["FP32", "hmp", "close hmp", "autocast", "close autocast", "no step"]
+    total: collections.Counter[str] = collections.Counter()
+    print_rows = [f"{'kind':10}" + "".join(f"{column:>16}" for column in columns)]
+    for kind in options.kinds.split(","):
+        counts: collections.Counter[str] = collections.Counter()
+        for _, model_type in pairs((kind,)):
+            if options.only in (None, model_type):
+                sweep(kind, model_type, counts, show_all=options.all)
+        print_rows.append(f"{kind:10}" + "".join(f"{counts[column]:16}" for column in columns))
+        total += counts
+    print_rows.append(f"{'total':10}" + "".join(f"{total[column]:16}" for column in columns))
+    print("\n" + "\n".join(print_rows))
+    return int(total["hmp"] < total["FP32"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
