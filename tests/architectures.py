@@ -136,10 +136,10 @@ def pairs(kinds: tuple[str, ...] = tuple(KINDS)) -> Iterator[tuple[str, str]]:
             yield kind, model_type
 
 
-def make_model(kind: str, model_type: str) -> Any:
-    """A small model with random weights, the same ones each time, and no dropout."""
+def make_model(kind: str, model_type: str, **settings: Any) -> Any:
+    """A small model with random weights, the same ones each time, and no dropout; ``settings`` come before ours."""
     table = getattr(modeling_auto, f"MODEL_FOR_{KINDS[kind][0]}_MAPPING_NAMES")
-    config = small_config(transformers.CONFIG_MAPPING[model_type]())
+    config = small_config(transformers.CONFIG_MAPPING[model_type](), **settings)
     if kind == "seq2seq":
         config.decoder_start_token_id = BEGIN
     if kind == "causal" and "is_decoder" in vars(config):
@@ -150,9 +150,9 @@ def make_model(kind: str, model_type: str) -> Any:
     return KINDS[kind][1].from_config(config, dtype=torch.float32).train()
 
 
-def small_config(default: Any) -> Any:
+def small_config(default: Any, **settings: Any) -> Any:
     """The configuration like ``default``, and small."""
-    return type(default)(**_small_settings(default))
+    return type(default)(**_small_settings(default) | settings)
 
 
 def _small_settings(default: Any) -> dict[str, Any]:
