@@ -24,7 +24,7 @@ SAMPLE = {
     "image": "vit swin convnext resnet levit poolformer segformer beit",
 }
 PAIRS = [(kind, name) for kind, names in SAMPLE.items() for name in names.split()]
-each = pytest.mark.parametrize(("kind", "model_type"), PAIRS, ids="-".join)
+each = pytest.mark.parametrize(("kind", "model_type"), PAIRS)
 
 
 @dataclass(frozen=True)
