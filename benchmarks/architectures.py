@@ -31,7 +31,7 @@ SECONDS, PARAMETERS, ADDRESS_SPACE = 60, 40_000_000, 16 << 30
 
 
 class TooSlowError(Exception):
-    """One architecture took more than its time."""
+    """One architecture took more than its time on the processor."""
 
 
 @contextlib.contextmanager
@@ -39,12 +39,12 @@ def limited_to(seconds: int) -> Iterator[None]:
     def stop(*_: object) -> None:
         raise TooSlowError(f"over {seconds} s")
 
-    signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
+    signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 @contextlib.contextmanager
