@@ -117,7 +117,6 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "regnet": {"hidden_sizes": [16, 16, 32, 32], "groups_width": 8},
     "resnet": {"embedding_size": 16, "hidden_sizes": [16, 32, 32, 64]},
-    "siglip2_vision_model": {"num_patches": 16},
     "swin": {"embed_dim": 24, "depths": [2, 2], "num_heads": [2, 4], "patch_size": 4, "window_size": 4},
     "swinv2": {"embed_dim": 24, "depths": [2, 2], "num_heads": [2, 4], "patch_size": 4, "window_size": 4},
     "xmod": {"default_language": "en_XX"},
