@@ -93,8 +93,10 @@ OWN: dict[str, dict[str, Any]] = {
     "hiera": {"embed_dim": 16, "image_size": [64, 64]},
     "imagegpt": {"vocab_size": 128},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 4},
+    "layoutlmv3": {"coordinate_size": 6, "shape_size": 4},
     "levit": {"image_size": 64, "patch_size": 16},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "lilt": {"hidden_size": 48},
     "mamba2": {"head_dim": 8, "num_heads": 8, "n_groups": 1, "state_size": 16},
     "mobilevitv2": {"initializer_range": 0.2, "patch_size": 2, "image_size": 64},
     "mobilevit": {"patch_size": 2, "image_size": 64},
@@ -139,7 +141,7 @@ def make_model(kind: str, model_type: str, **settings: Any) -> Any:
     """A small model with random weights, the same ones each time, and no dropout; ``settings`` come before ours."""
     table = getattr(modeling_auto, f"MODEL_FOR_{KINDS[kind][0]}_MAPPING_NAMES")
     config = small_config(transformers.CONFIG_MAPPING[model_type](), **settings)
-    if kind == "seq2seq":
+    if kind == "seq2seq" or config.is_encoder_decoder:
         config.decoder_start_token_id = BEGIN
     if kind == "causal" and "is_decoder" in vars(config):
         config.is_decoder = True
