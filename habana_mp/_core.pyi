@@ -85,6 +85,8 @@ def set_places(
     made_of_lowered: Callable[[str], None],
     autocast_entered: Callable[[], None],
     codes_of_regions: tuple[types.CodeType, ...],
+    inside: tuple[str, ...],
+    between: tuple[str, ...],
 ) -> None: ...
 def install_in_disabled_regions(regions: int) -> None:
     """This thread is in so many regions of torch.autocast, none of which is enabled."""

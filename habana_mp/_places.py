@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import threading
 import types
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -65,7 +66,14 @@ class Places:
             torch._C._is_any_autocast_enabled,
         )
         _core.set_places(
-            _step_code(), _codes_that_ask(), vars(worker), _warn_of_lowered, _warn_of_autocast, _codes_of_regions()
+            _step_code(),
+            _codes_that_ask(),
+            vars(worker),
+            _warn_of_lowered,
+            _warn_of_autocast,
+            _codes_of_regions(),
+            _files(_INSIDE),
+            _files(_BETWEEN),
         )
         _core.install_in_disabled_regions(_disabled_regions())
         if _is_child_process():
@@ -84,6 +92,20 @@ class Places:
         for part in self._distributed:
             part.uninstall()
         self._handles = []
+
+
+#: Where torch says in Python what an operation consists of: for tracing, and for tensors without data. Such an
+#: operation was decided as a whole. Its code in C++ is not asked again either.
+_INSIDE = (
+    *("_decomp/", "_refs/", "_prims/", "_prims_common/", "_inductor/", "_subclasses/"),
+    *("_meta_registrations.py", "_export/decomp_utils.py"),
+)
+#: Through these such code calls other operations (``1 - x`` is ``Tensor.__rsub__``).
+_BETWEEN = ("_tensor.py", "functional.py", "nn/functional.py")
+
+
+def _files(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(str(Path(torch.__file__).parent / name) + "/" * name.endswith("/") for name in names)
 
 
 def _is_child_process() -> bool:

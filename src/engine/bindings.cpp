@@ -100,9 +100,9 @@ void install_probes(const py::object& set_enabled, const py::object& increment, 
 
 void set_places(const py::object& step, const py::tuple& codes_that_ask, const py::dict& worker_namespace,
                 const py::object& made_of_lowered, const py::object& autocast_entered,
-                const py::tuple& codes_of_regions) {
+                const py::tuple& codes_of_regions, const py::tuple& inside, const py::tuple& between) {
   engine::set_places({step.ptr(), codes_that_ask.ptr(), worker_namespace.ptr(), made_of_lowered.ptr(),
-                      autocast_entered.ptr(), codes_of_regions.ptr()});
+                      autocast_entered.ptr(), codes_of_regions.ptr(), inside.ptr(), between.ptr()});
 }
 
 // (operation, representation, precision, calls, casts, bytes) for whatever was called

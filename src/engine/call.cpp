@@ -438,10 +438,13 @@ PyObject* call_without_lowering(Target& target, const Rule& rule, const Argument
   return result;
 }
 
-// Is this call decided on elsewhere: above, where torch's own code makes it for another operation, or below, by torch
-// calling again?
+// Is this call decided on elsewhere? Torch's own Python makes some for another operation, which was decided as a whole:
+// below the dispatcher, and where a tracer asks what an operation consists of. And what is intercepted calls torch
+// again.
 bool is_decided_elsewhere(const Arguments& arguments) {
-  return is_below_dispatcher() || tensor::is_intercepted(arguments.values, arguments.count());
+  if (is_below_dispatcher() || tensor::function_mode_is_on()) return true;
+  if (!tensor::holds_subclass(arguments.values, arguments.count())) return false;
+  return tensor::has_torch_function(arguments.values, arguments.count()) || caller_is_inside_of_an_operation();
 }
 
 // May a call that failed be repeated with other casts? A user's own function may not: what it did, it did. Nor may one
@@ -596,7 +599,7 @@ int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject*
     made = to == Kind::f32 ? nullptr : saturated(value, to);
     if (made == nullptr) return original(tensor, key, value);
   } else {
-    if (is_below_dispatcher()) return original(tensor, key, value);
+    if (is_decided_elsewhere({&tensor, 1, nullptr})) return original(tensor, key, value);
     if (const auto reason = why_not(thread_state)) {
       report(target, {Precision::unchanged, *reason}, {});
       return original(tensor, key, value);

@@ -169,6 +169,15 @@ void forget_construction(ThreadState& state) {
   delete construction;
 }
 
+// Was the code read from a file whose name begins with one of these?
+bool begins_with_one_of(PyObject* code, PyObject* beginnings) {
+  PyObject* file = reinterpret_cast<PyCodeObject*>(code)->co_filename;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(beginnings); ++i) {
+    if (PyUnicode_Tailmatch(file, PyTuple_GET_ITEM(beginnings, i), 0, PY_SSIZE_T_MAX, -1) == 1) return true;
+  }
+  return false;
+}
+
 bool is_stepping() {
   for (FrameWalk walk; walk; walk.outwards()) {
     if (walk.code() == known_places.step) return true;
@@ -362,6 +371,8 @@ void set_places(const Places& given) noexcept {
   Py_INCREF(given.made_of_lowered);
   Py_INCREF(given.autocast_entered);
   Py_INCREF(given.codes_of_regions);
+  Py_INCREF(given.inside);
+  Py_INCREF(given.between);
   const Places former = std::exchange(known_places, given);
   Py_XDECREF(former.step);
   Py_XDECREF(former.codes_that_ask);
@@ -369,9 +380,18 @@ void set_places(const Places& given) noexcept {
   Py_XDECREF(former.made_of_lowered);
   Py_XDECREF(former.autocast_entered);
   Py_XDECREF(former.codes_of_regions);
+  Py_XDECREF(former.inside);
+  Py_XDECREF(former.between);
 }
 
 const Places& places() noexcept { return known_places; }
+
+bool caller_is_inside_of_an_operation() noexcept {
+  if (known_places.inside == nullptr) return false;
+  FrameWalk walk;
+  while (walk && begins_with_one_of(walk.code(), known_places.between)) walk.outwards();
+  return walk && begins_with_one_of(walk.code(), known_places.inside);
+}
 
 bool caller_will_be_cast() noexcept {
   const FrameWalk caller;

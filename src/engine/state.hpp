@@ -112,9 +112,14 @@ struct Places {
   PyObject* made_of_lowered;   // called with the words for a weight that was made of a lowered result
   PyObject* autocast_entered;  // called when torch.autocast is enabled beside us
   PyObject* codes_of_regions;  // a tuple: code of torch that enters autocast as it was, which is nobody's wish
+  PyObject* inside;            // a tuple: what the files begin with that say in Python what an operation consists of
+  PyObject* between;           // a tuple: files of torch through which such code calls other operations
 };
 void set_places(const Places& places) noexcept;
 const Places& places() noexcept;
+
+// Is the caller torch itself, which does in Python what another operation consists of? Asked for tensors of tracers.
+bool caller_is_inside_of_an_operation() noexcept;
 
 // Is the calling Python function one of those that ask whether their inputs will be cast, and will they be?
 bool caller_will_be_cast() noexcept;

@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/cast.hpp"
@@ -192,28 +193,36 @@ PyObject* cast_by_kernel(PyObject* tensor, Kind from, Kind to, std::int64_t coun
 
 }  // namespace
 
-bool is_intercepted(PyObject* const* values, Py_ssize_t count) noexcept {
+bool function_mode_is_on() noexcept {
   const Symbols& known = symbols();
-  if (known.function_mode_enabled != nullptr && known.function_mode_enabled()) return true;
+  if (known.function_mode_enabled != nullptr) return known.function_mode_enabled();
+  return is_true(PyObject_CallNoArgs(api.is_function_mode_on), false);
+}
+
+bool holds_subclass(PyObject* const* values, Py_ssize_t count) noexcept {
   const auto is_subclass = [](PyObject* value) {
     return !is_plain_tensor(value) && PyObject_TypeCheck(value, api.tensor_base) != 0;
   };
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    PyObject* value = values[i];
-    const bool is_list = PyList_Check(value) != 0;
-    if (is_list || PyTuple_Check(value) != 0) {
-      const Py_ssize_t size = is_list ? PyList_GET_SIZE(value) : PyTuple_GET_SIZE(value);
-      PyObject* first = size == 0 ? Py_None : (is_list ? PyList_GET_ITEM(value, 0) : PyTuple_GET_ITEM(value, 0));
-      if (is_subclass(first) && is_true(PyObject_CallOneArg(api.has_torch_function, value), false)) return true;
-    } else if (is_subclass(value)) {
-      PyObject* alone = PyTuple_Pack(1, value);
-      const bool has = alone != nullptr && is_true(PyObject_CallOneArg(api.has_torch_function, alone), false);
-      Py_XDECREF(alone);
-      if (has) return true;
-    }
+  return std::any_of(values, values + count, [&](PyObject* value) {
+    if (PyList_Check(value)) return PyList_GET_SIZE(value) != 0 && is_subclass(PyList_GET_ITEM(value, 0));
+    if (PyTuple_Check(value)) return PyTuple_GET_SIZE(value) != 0 && is_subclass(PyTuple_GET_ITEM(value, 0));
+    return is_subclass(value);
+  });
+}
+
+bool has_torch_function(PyObject* const* values, Py_ssize_t count) noexcept {
+  const auto has = [](PyObject* tensors) {
+    return tensors != nullptr && is_true(PyObject_CallOneArg(api.has_torch_function, tensors), false);
+  };
+  PyObject* all = PyTuple_New(count);
+  for (Py_ssize_t i = 0; all != nullptr && i < count; ++i) PyTuple_SET_ITEM(all, i, Py_NewRef(values[i]));
+  bool found = has(all);
+  Py_XDECREF(all);
+  for (Py_ssize_t i = 0; i < count && !found; ++i) {
+    found = (PyList_Check(values[i]) || PyTuple_Check(values[i])) && has(values[i]);
   }
   if (PyErr_Occurred() != nullptr) PyErr_Clear();
-  return false;
+  return found;
 }
 
 PyObject* cast(PyObject* tensor, Kind from, Kind to, CastResult& seen) {

@@ -18,9 +18,14 @@ struct CastResult {
 //
 PyObject* cast(PyObject* tensor, Kind from, Kind to, CastResult& seen);
 
-// Will a function mode or a subclass's __torch_function__ get this call in torch's stead? It calls torch again with
-// what it makes of the arguments.
-bool is_intercepted(PyObject* const* values, Py_ssize_t count) noexcept;
+// Is a function mode at work in this thread?
+bool function_mode_is_on() noexcept;
+
+// Is there a tensor of a class of its own among the arguments?
+bool holds_subclass(PyObject* const* values, Py_ssize_t count) noexcept;
+
+// Will a subclass's __torch_function__ get a call with these arguments in torch's stead?
+bool has_torch_function(PyObject* const* values, Py_ssize_t count) noexcept;
 
 // As cast, but finite values beyond the range of `to` become its largest finite value instead of an infinity (rule 9).
 PyObject* cast_saturated(PyObject* tensor, Kind from, Kind to, CastResult& seen);

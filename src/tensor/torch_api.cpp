@@ -107,6 +107,8 @@ bool bind_torch() {
   if (found.dispatch_stack_length == nullptr) return false;
   found.has_torch_function = attribute(c, "_has_torch_function");
   if (found.has_torch_function == nullptr) return false;
+  found.is_function_mode_on = attribute(c, "_is_torch_function_mode_enabled");
+  if (found.is_function_mode_on == nullptr) return false;
   found.is_key_included = attribute(c, "_dispatch_tls_is_dispatch_key_included");
   PyObject* keys = attribute(c, "DispatchKey");
   if (found.is_key_included == nullptr || keys == nullptr) return false;

@@ -43,6 +43,7 @@ struct TorchApi {
   PyObject* tracing_state = nullptr;          // torch._C._get_tracing_state
   PyObject* dispatch_stack_length = nullptr;  // torch._C._len_torch_dispatch_stack
   PyObject* has_torch_function = nullptr;     // torch._C._has_torch_function
+  PyObject* is_function_mode_on = nullptr;    // torch._C._is_torch_function_mode_enabled
   PyObject* forward_ad_namespace = nullptr;   // the dictionary of torch.autograd.forward_ad
 
   // Null where torch is older than 2.10.
