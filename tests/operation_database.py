@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 
 from habana_mp import _operations as ops
-from habana_mp._policy import Ruling, ruling_without_list
+from habana_mp._policy import ruling_without_list
 
 BF16, FP32 = torch.bfloat16, torch.float32
 #: How many of an entry's samples are looked at; some have hundreds.
@@ -67,7 +67,8 @@ class Call:
 def calls_of(op: Any, limit: int, requires_grad: bool = False) -> Iterator[Call]:
     """The first samples of an entry."""
     torch.manual_seed(0)
-    for sample in islice(op.sample_inputs("cpu", FP32, requires_grad=requires_grad), limit):
+    # Not sample_inputs: that looks through the whole stack each time, to tell where a test failed.
+    for sample in islice(op.sample_inputs_func(op, torch.device("cpu"), FP32, requires_grad), limit):
         yield Call((sample.input, *sample.args), dict(sample.kwargs))
 
 
@@ -80,8 +81,10 @@ def several_inputs(op: Any) -> bool:
     return supports(op, FP32, BF16) and any(len(call.tensors()) > 1 for call in calls_of(op, SAMPLES))
 
 
-SEVERAL_INPUTS = [op for op in op_db if several_inputs(op)]
-FLOATING = [op for op in op_db if supports(op, FP32)]
+# What jiterator makes runs on a GPU only.
+ON_CPU = [op for op in op_db if not op.name.startswith("jiterator")]
+SEVERAL_INPUTS = [op for op in ON_CPU if several_inputs(op)]
+FLOATING = [op for op in ON_CPU if supports(op, FP32)]
 
 
 def operation_of(op: Any) -> str | None:
@@ -97,12 +100,21 @@ def operation_of(op: Any) -> str | None:
     return None
 
 
+def castable_of(op: Any) -> ops.Castable | None:
+    """Which of the entry's arguments may be cast."""
+    castable = ops.arguments_of(operation_of(op) or "")
+    if castable is not None and op.name in ("nn.functional.batch_norm", "nn.functional.instance_norm"):
+        # These take the statistics before the weights.
+        castable = replace(castable, positions=(0, 3, 4), raised=(3, 4))
+    return castable
+
+
 def mixtures(op: Any, limit: int) -> Iterator[tuple[Call, Call]]:
     """Calls in float32, and the same with its inputs in bfloat16 and float32 by turns, either one first.
 
     What an operation keeps (running statistics) stays float32, as a model has it.
     """
-    castable = ops.arguments_of(operation_of(op) or "")
+    castable = castable_of(op)
     for call in calls_of(op, SAMPLES):
         changed = [where for _, where in call.tensors() if castable is None or _may_be_cast(castable, where)]
         if len(changed) < 2:
@@ -131,10 +143,12 @@ def _may_stay_float32(castable: ops.Castable, where: int | str) -> bool:
     return where in (*castable.raised, *castable.off_cpu, *castable.raised_keywords, *castable.off_cpu_keywords)
 
 
-def cast_by_hand(call: Call, operation: str, ruling: Ruling | None = None) -> Call:
-    """What the rules make of a call that no list decides (or that ``ruling`` does)."""
-    ruling = ruling or ruling_without_list(operation)
-    castable = ops.arguments_of(operation)
+def cast_by_hand(op: Any, call: Call) -> Call:
+    """What the rules make of a call that no list decides."""
+    operation = operation_of(op)
+    assert operation is not None
+    ruling = ruling_without_list(operation)
+    castable = castable_of(op)
     eligible = [
         (tensor, where) for tensor, where in call.tensors() if castable is None or _may_be_cast(castable, where)
     ]
@@ -144,7 +158,7 @@ def cast_by_hand(call: Call, operation: str, ruling: Ruling | None = None) -> Ca
     if ruling.action == "widest":
         target = FP32 if FP32 in dtypes else BF16
     elif ruling.action == "precision":
-        target = {"fp32": FP32, "bf16": BF16}[ruling.precision]
+        target = FP32
     else:
         target = dtypes[0]
     keeps = [where for tensor, where in eligible if castable is not None and _may_stay_float32(castable, where)]

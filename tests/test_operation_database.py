@@ -41,7 +41,7 @@ def test_mixed_inputs_run_as_cast_by_hand(converted: Converter, op: Any) -> None
     operation = operation_of(op)
     calls = [mixed for plain, mixed in mixtures(op, limit=8) if runs(plain, op.op)]
     assert calls
-    by_hand = [] if operation is None else [cast_by_hand(mixed, operation).copied().run(op.op) for mixed in calls]
+    by_hand = [] if operation is None else [cast_by_hand(op, mixed).copied().run(op.op) for mixed in calls]
     converted()
     results = [mixed.copied().run(op.op) for mixed in calls]
     hmp.restore()
