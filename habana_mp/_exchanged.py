@@ -39,6 +39,10 @@ STATE: dict[str, tuple[str, ...]] = {
     "torch.amp.grad_scaler": ("GradScaler.scale",),
     "torch.nn.utils.prune": ("BasePruningMethod.apply", "BasePruningMethod.remove"),
     "torch.ao.quantization._equalize": ("equalize",),
+    "torch.signal.windows.windows": (
+        *("bartlett", "blackman", "cosine", "exponential", "gaussian", "general_cosine", "general_hamming", "hamming"),
+        *("hann", "kaiser", "nuttall"),
+    ),
     "torch.ao.quantization.observer": ("*.forward", "*.calculate_qparams"),
 }
 

@@ -165,7 +165,7 @@ FIRST_INPUT = _names("""
 IN_PLACE = _names("""
     __iadd__ __isub__ __imul__ __idiv__ __imod__ __ifloordiv__ addr_
     arctan2_ atan2_ clip_ copysign_ divide_ fill_ fill_diagonal_ float_power_ floor_divide_ fmod_ hypot_ index_fill_
-    index_put_ lerp_ masked_fill_ multiply_ nextafter_ pow_ remainder_ subtract_ true_divide_ xlogy_
+    index_put_ ldexp_ lerp_ masked_fill_ multiply_ nextafter_ pow_ remainder_ subtract_ true_divide_ xlogy_
 """)
 
 #: Rule 8: no kernel for the lower precisions (on a CPU; most of them nowhere).

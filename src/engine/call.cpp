@@ -333,11 +333,14 @@ class CastArguments {
     return raised_only || (off_cpu && !tensor::is_off_cpu(given_.values[i]));
   }
 
-  // The kernel wants all of them in float32 then.
+  // The kernel wants all of them in float32 then. A norm's bias alone does not decide: without a weight its backward
+  // wants the bias as the input is.
   bool one_stays_in_float32(const Rule& rule, const Reading& reading) const {
     if (rule.raised_positions == 0 && rule.off_cpu_positions == 0) return false;
     for (Py_ssize_t i = 0; i < given_.count(); ++i) {
-      if (reading.kinds[i] == Kind::f32 && may_stay_in_float32(rule, i)) return true;
+      if (!may_stay_in_float32(rule, i)) continue;
+      if (reading.kinds[i] == Kind::f32) return true;
+      if (rule.raised_positions == 0) return false;
     }
     return false;
   }

@@ -1,0 +1,65 @@
+"""How many of torch's operations run on mixed bfloat16 and float32 inputs: plain torch, torch.autocast, habana_mp.
+
+python benchmarks/operations.py
+
+Of torch's own database of operations: those with two or more float inputs and kernels for both dtypes on a CPU. An
+operation counts when every sample that float32 runs with runs on its inputs in either dtype by turns.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from operation_database import SEVERAL_INPUTS, mixtures, name_of
+
+from habana_mp import hmp
+
+
+@contextmanager
+def converted():
+    hmp.convert()
+    try:
+        yield
+    finally:
+        hmp.restore()
+
+
+def failure(call: Any, function: Any) -> str | None:
+    try:
+        call.copied().run(function)
+    except Exception as error:
+        return str(error).splitlines()[0]
+    return None
+
+
+STATES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "plain torch": nullcontext,
+    "torch.autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "habana_mp": converted,
+}
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    counts = dict.fromkeys(STATES, 0)
+    for op in SEVERAL_INPUTS:
+        calls = [mixed for plain, mixed in mixtures(op, limit=8) if failure(plain, op.op) is None]
+        for name, state in STATES.items():
+            with state():
+                failures = [found for call in calls if (found := failure(call, op.op)) is not None]
+            counts[name] += not failures
+            if failures and name == "habana_mp":
+                print(f"{name_of(op)}: {failures[0]}")
+    print(f"{len(SEVERAL_INPUTS)} entries; run on mixed inputs: " + ", ".join(f"{n} {c}" for n, c in counts.items()))
+
+
+if __name__ == "__main__":
+    main()
