@@ -51,6 +51,8 @@ def _arguments(operation: str) -> str:
     castable = ops.arguments_of(operation)
     if castable is None:
         return "all"
+    if operation not in ops.ARGUMENTS:
+        return "its tensors, but those that it writes into"
     everywhere = [position for position in castable.positions if position not in castable.off_cpu]
     if everywhere != list(range(len(everywhere))):
         raise ValueError(f"no words for the arguments of `{operation}`: {castable.positions}")
@@ -65,7 +67,7 @@ def _rule_and_why(operation: str, ruling: Ruling) -> tuple[str, str]:
     if ruling.saturate:
         why += "; numbers are brought into range (rule 9)"
     castable = ops.arguments_of(operation)
-    return rule, why if castable is None else f"{why}; {castable.why}"
+    return rule, why if castable is None or operation not in ops.ARGUMENTS else f"{why}; {castable.why}"
 
 
 def operations_table() -> str:

@@ -44,8 +44,8 @@ class CastsOff:
         self._by_thread = threading.local()
 
     def _entrances(self) -> list[tuple[bool, bool]]:
-        # What the flag was at each entrance, and whether a region of torch.autocast had set it; by thread, since threads
-        # may share an instance.
+        # What the flag was at each entrance, and whether a region of torch.autocast had set it. By thread: threads may
+        # share an instance.
         entrances: list[tuple[bool, bool]] = self._by_thread.__dict__.setdefault("entrances", [])
         return entrances
 

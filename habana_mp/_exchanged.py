@@ -17,9 +17,9 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_map
 
 from habana_mp import _core
-from habana_mp._imports import WhenImported
 from habana_mp._composites import forwarding_code, full_name, untouched
 from habana_mp._disable import disable_casts
+from habana_mp._imports import WhenImported
 
 #: What makes state, by module: functions and methods; ``*`` stands for every class of the module that has such a method
 #: of its own.

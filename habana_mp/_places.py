@@ -148,8 +148,8 @@ def _codes_that_ask() -> tuple[types.CodeType, ...]:
 
 
 def _codes_of_regions() -> tuple[types.CodeType, ...]:
-    """The backward of ``torch.amp.custom_bwd`` runs under torch.autocast as its forward did. Where autocast was off that
-    is no wish to do without casts."""
+    """The backward of ``torch.amp.custom_bwd`` runs under torch.autocast as its forward did. Where autocast was off,
+    that is no wish to do without casts."""
     decorate: Any = torch.amp.custom_bwd(device_type="cpu")
     return (decorate(lambda *_: None).__code__,)
 
@@ -234,8 +234,8 @@ def _warn_of_autocast() -> None:
         return
     _warned_of_autocast.set()
     warn(
-        "torch.autocast is enabled while habana_mp casts: autocast acts after the lists, so an operation that it lowers "
-        "runs in its precision whatever they say; use one of the two"
+        "torch.autocast is enabled while habana_mp casts: autocast acts after the lists, so an operation that it "
+        "lowers runs in its precision whatever they say; use one of the two"
     )
 
 

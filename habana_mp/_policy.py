@@ -239,6 +239,12 @@ def _one_each(covered: Iterable[Covered]) -> tuple[Covered, ...]:
 def plan(policy: Policy) -> list[tuple[Any, Any, str, _core.Rule, _core.Rule]]:
     """What the core installs."""
     return [
-        (one.builtin.object, one.builtin.shown or one.builtin.object, one.operation, one.listed.rule(one.operation), one.unlisted.rule(one.operation))
+        (
+            one.builtin.object,
+            one.builtin.shown or one.builtin.object,
+            one.operation,
+            one.listed.rule(one.operation),
+            one.unlisted.rule(one.operation),
+        )
         for one in policy.covered
     ]

@@ -165,7 +165,9 @@ def cast_by_hand(op: Any, call: Call) -> Call:
     deciding = [tensor for tensor, where in eligible if where in keeps]
     if castable is not None and castable.off_cpu:
         # On a CPU a norm's weight decides for its bias too.
-        deciding = [tensor for tensor, where in eligible if where in (castable.off_cpu[0], castable.off_cpu_keywords[0])]
+        deciding = [
+            tensor for tensor, where in eligible if where in (castable.off_cpu[0], castable.off_cpu_keywords[0])
+        ]
     one_keeps = target is BF16 and any(tensor.dtype is FP32 for tensor in deciding)
 
     def cast(tensor: torch.Tensor, where: int | str) -> torch.Tensor:

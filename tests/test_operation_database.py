@@ -126,7 +126,7 @@ def test_in_place_operations_cast_the_others_to_their_target(converted: Converte
     assert wrong == {}
 
 
-# ---- float32 inputs under the default lists ----------------------------------------------------------------------------
+# ---- float32 inputs under the default lists --------------------------------------------------------------------------
 
 #: Whose results say nothing about precision, and why.
 NOT_COMPARED = {

@@ -353,10 +353,15 @@ def test_inference_mode_works() -> None:
 
 def test_torch_autocast_beside_ours_is_warned_about_once_and_has_the_last_word(converted: Converter) -> None:
     converted(bf16=["exp"], fp32=["mm"])
-    with pytest.warns(hmp.HmpWarning, match="autocast acts after the lists") as warned, torch.autocast("cpu", dtype=BF16):
-        assert torch.mm(M, N).dtype is BF16
-        assert torch.exp(M).dtype is BF16
+
+    @torch.autocast("cpu", dtype=BF16)
+    def under_autocast() -> list[torch.dtype]:
         small()(M).sum().backward()
+        return [torch.mm(M, N).dtype, torch.exp(M).dtype]
+
+    with pytest.warns(hmp.HmpWarning, match="autocast acts after the lists") as warned:
+        dtypes = under_autocast()
+    assert dtypes == [BF16, BF16]
     assert [Path(one.filename).name for one in warned] == [Path(__file__).name]
     with torch.autocast("cpu", dtype=BF16):
         assert torch.mm(M, N).dtype is BF16
