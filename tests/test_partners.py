@@ -370,6 +370,7 @@ def test_torch_autocast_beside_ours_is_warned_about_once_and_has_the_last_word(c
         hmp.convert()
 
 
+@pytest.mark.filterwarnings("error::habana_mp.HmpWarning")
 def test_an_autocast_warning_that_is_an_error_leaves_autocast_off() -> None:
     hmp.convert()
     with pytest.raises(hmp.HmpWarning), torch.autocast("cpu", dtype=BF16):
