@@ -25,9 +25,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "albert": ("masked", ONE_LAYER),
     "electra": ("masked", ONE_LAYER),
     "distilbert": ("sequence", {"n_layers": 1}),
+    "t5": ("seq2seq", {"num_layers": 1, "num_decoder_layers": 1}),
     "bart": ("seq2seq", {"encoder_layers": 1, "decoder_layers": 1}),
     "vit": ("image", ONE_LAYER),
     "convnext": ("image", {"num_stages": 2, "depths": [1, 1], "hidden_sizes": [8, 16]}),
+    "swin": ("image", {"depths": [1, 1]}),
     "resnet": ("image", {"depths": [1, 1], "hidden_sizes": [16, 32]}),
 }
 each = pytest.mark.parametrize("name", MODELS)
