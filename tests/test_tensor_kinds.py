@@ -14,6 +14,7 @@ from conftest import Converter, assert_same, seeded
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.masked import MaskedTensor, masked_tensor
+from torch.overrides import TorchFunctionMode
 
 from habana_mp import hmp
 
@@ -247,6 +248,54 @@ def test_a_subclass_sees_the_original_function_once(converted: Converter, name: 
     assert result.dtype is (BF16 if name == "mm" else FP32)
 
 
+class Unwrapping(torch.Tensor):
+    """Gives plain tensors."""
+
+    seen: ClassVar[list[Any]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(func)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def test_a_subclass_that_unwraps_sees_the_operation_once_and_no_cast(converted: Converter) -> None:
+    x = torch.ones(4, 4).as_subclass(Unwrapping)
+    converted(bf16=["mm"])
+    Unwrapping.seen.clear()
+    result = torch.mm(x, x)
+    assert Unwrapping.seen == [torch.mm]
+    assert type(result) is torch.Tensor
+    assert result.dtype is BF16
+
+
+class WatchingMode(TorchFunctionMode):
+    """Notes what is called, and the dtypes of the tensors that it is called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append((func, [one.dtype for one in args if isinstance(one, torch.Tensor)]))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("counted")
+@pytest.mark.parametrize("function", [torch.mm, torch.Tensor.mm, torch.matmul, torch.add], ids=lambda one: one.__name__)
+def test_a_function_mode_sees_the_original_call_once_and_the_report_counts_one(
+    converted: Converter, function: Any
+) -> None:
+    converted(bf16=["mm", "matmul", "add"])
+    x = torch.ones(4, 4)
+    with WatchingMode() as mode:
+        assert function(x, x.bfloat16()).dtype is BF16
+    assert [one for one in mode.seen if one[0] is function] == [(function, [FP32, BF16])]
+    assert not any(one[0] is torch.Tensor.bfloat16 for one in mode.seen[1:])
+    assert [(row.operation, row.calls, row.casts) for row in hmp.report(show=False)] == [(function.__name__, 1, 1)]
+
+
 class Refusing(torch.Tensor):
     """Takes part in one operation only."""
 
@@ -340,6 +389,18 @@ def test_a_view_of_what_was_cast_is_a_view(converted: Converter) -> None:
     assert x.t().stride() == half.t().stride()
 
 
+def test_a_call_in_place_that_raises_after_writing_has_written_once(converted: Converter) -> None:
+    factor = torch.full((1,), 2, dtype=BF16)
+    results = []
+    for convert in (lambda: None, converted):
+        x = inference(torch.ones(3))
+        convert()
+        with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+            x.mul_(factor)
+        results.append(x)
+    assert_same(*results)
+
+
 # ---- gradients -----------------------------------------------------------------------------------------------------
 
 
@@ -372,6 +433,16 @@ def test_sparse_products_train(converted: Converter, layout: torch.layout, dense
     expected = run(BF16 if layout is torch.sparse_coo else FP32)  # CSR has no kernel for bfloat16 on a CPU
     converted(bf16=["mm", "_sparse_mm", "addmm"])
     assert_same(run(None), expected)
+
+
+def test_a_product_of_what_was_lowered_before_it_was_made_sparse_runs_in_float32(converted: Converter) -> None:
+    x = torch.randn(4, 4)
+    kept = x.relu().bfloat16().float().to_sparse()
+    expected = torch.mm(kept, kept)
+    converted(bf16=["relu", "mm"])
+    lowered = x.relu().to_sparse()
+    assert lowered.dtype is BF16
+    assert_same(torch.mm(lowered, lowered).to_dense(), expected.to_dense())
 
 
 @pytest.mark.parametrize("function", [torch.mm, torch.add, torch.matmul], ids=lambda one: one.__name__)
