@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from cases import CASES, NO_KERNEL, Case
 from conftest import Converter
 from torch import nn
+from torch.amp import custom_bwd, custom_fwd
 from torch.utils._pytree import tree_leaves, tree_map
 
 from habana_mp import hmp
@@ -442,6 +444,50 @@ def test_a_checked_function_sees_no_gradient_of_another_dtype(converted: Convert
     torch.mm(Watching.apply(x), N).sum().backward()
     Watching.apply(torch.mm(x, N)).sum().backward()
     assert kinds == [FP32, BF16]
+
+
+@pytest.mark.parametrize("options", [{}, {"cast_inputs": FP16}, {"cast_inputs": FP32}], ids=str)
+@pytest.mark.parametrize("disabled", [False, True], ids=["casts", "disabled"])
+def test_a_function_written_for_autocast_has_the_casts_of_any_other(options: dict[str, Any], disabled: bool) -> None:
+    class ForAutocast(Product):
+        forward = staticmethod(custom_fwd(Product.forward, device_type="cpu", **options))
+        backward = staticmethod(custom_bwd(Product.backward, device_type="cpu"))
+
+    found = []
+    hmp.convert()
+    for function in (ForAutocast, Product):
+        x, weight = leaf(M), leaf(N)
+        with hmp.disable_casts() if disabled else contextlib.nullcontext():
+            out = function.apply(x, weight)
+            out.backward(N.to(out.dtype))
+        assert out.dtype is (FP32 if disabled else BF16)
+        found.append([out.detach(), x.grad, weight.grad])
+    assert_equal(*found)
+
+
+def test_a_backward_written_for_autocast_obeys_regions_around_it_and_inside_of_it() -> None:
+    kinds = []
+
+    class ForAutocast(torch.autograd.Function):
+        @staticmethod
+        @custom_fwd(device_type="cpu")
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        @custom_bwd(device_type="cpu")
+        def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+            kinds.append(torch.mm(M, N).dtype)
+            with torch.autocast("cpu", enabled=False):
+                kinds.append(torch.mm(M, N).dtype)
+            return grads[0]
+
+    hmp.convert()
+    for region in (contextlib.nullcontext, hmp.disable_casts):
+        out = ForAutocast.apply(leaf(M)).sum()
+        with region():
+            out.backward()
+    assert kinds == [BF16, FP32, FP32, FP32]
 
 
 # ---- torch.func, torch.autograd.functional, forward mode -------------------------------------------------------------

@@ -24,6 +24,8 @@ from torch.utils.checkpoint import (
 
 from habana_mp import hmp
 
+pytestmark = pytest.mark.filterwarnings("ignore:torch.autocast is enabled")
+
 BF16, FP32 = torch.bfloat16, torch.float32
 M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
 N = M.t().contiguous() * 0.7
@@ -453,3 +455,51 @@ def test_a_wrapped_function_may_be_inside_of_a_block(converted: Converter) -> No
     assert x.grad is not None
     assert y.grad is not None
     assert torch.equal(x.grad, y.grad)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("to", ["fp32", "bf16"])
+def test_a_block_inside_of_a_wrapped_function_is_run_again_with_silent_lists(kind: str, to: str) -> None:
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(torch.exp(torch.mm(x, N.to(x.dtype))), -1)
+
+    checked = hmp.op_wrap(functools.partial(checkpoint, block, use_reentrant=KINDS[kind]), to=to)
+    grads = []
+    for function in (hmp.op_wrap(block, to=to), checked):
+        x = M.clone().requires_grad_()
+        out = function(x)
+        assert out.dtype is (FP32 if to == "fp32" else BF16)
+        out.backward(N.to(out.dtype))
+        grads.append(x.grad)
+    assert torch.equal(*grads)
+
+
+def leave_casts() -> None:
+    with hmp.disable_casts():
+        pass
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        leave_casts,
+        lambda: checkpoint(torch.sin, M.clone().requires_grad_(), use_reentrant=False),
+        lambda: checkpoint(torch.sin, M.clone().requires_grad_(), use_reentrant=True).sum().backward(),
+    ],
+    ids=["disable_casts", "plain", "reentrant"],
+)
+def test_within_autocast_that_is_off_casts_begin_again_where_it_is_on_whatever_came_before(
+    what: Callable[[], Any],
+) -> None:
+    def inside() -> torch.dtype:
+        with torch.autocast("cpu", dtype=BF16):
+            return torch.relu(M).dtype  # torch.autocast leaves relu alone
+
+    with torch.autocast("cpu", enabled=False):
+        assert inside() is BF16
+        what()
+        assert torch.relu(M).dtype is FP32
+        assert inside() is BF16
+        with hmp.disable_casts():
+            assert inside() is FP32
+        assert inside() is BF16
