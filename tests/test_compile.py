@@ -308,8 +308,8 @@ def test_an_ahead_of_time_compiled_package_keeps_its_casts(tmp_path: Path) -> No
 
 # ---- operations that a tracer takes apart ----------------------------------------------------------------------------
 
-# It traces what Inductor traces, and generates no code. Generated code calls nothing of torch that is written in Python,
-# so nothing is cast while the graph runs: what counts are the casts in the graph.
+# It traces what Inductor traces, and generates no code. Generated code calls nothing of torch that is written in
+# Python, so nothing is cast while the graph runs: what counts are the casts in the graph.
 decomposed = aot_autograd(
     fw_compiler=lambda graph, _: make_boxed_func(hmp.disable_casts()(graph.forward)),
     decompositions=select_decomp_table(),
