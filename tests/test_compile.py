@@ -139,21 +139,9 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
 }
 
 
-def breaks(function: Callable[..., Any], *inputs: Any) -> int:
-    return int(torch._dynamo.explain(function)(*inputs).graph_break_count)
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_function_is_traced_whole_where_plain_torch_traces_it_whole(name: str) -> None:
-    function = FUNCTIONS[name]
-    assert breaks(function, M, N) == 0
-    hmp.convert()
-    assert breaks(function, M, N) == 0
-
-
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_a_traced_function_gives_the_same_bits(name: str, backend: str) -> None:
+def test_a_function_is_traced_whole_and_gives_the_same_bits(name: str, backend: str) -> None:
     function = FUNCTIONS[name]
     hmp.convert()
     expected = function(M, N)
@@ -493,6 +481,10 @@ def reads_a_number(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     with hmp.disable_casts():
         scale = torch.mm(x, y).sum().item()
         return torch.mm(x, y) * scale
+
+
+def breaks(function: Callable[..., Any], *inputs: Any) -> int:
+    return int(torch._dynamo.explain(function)(*inputs).graph_break_count)
 
 
 @pytest.mark.parametrize("function", [broken, partly_left_out, reads_a_number])
