@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import multiprocessing
 import subprocess
@@ -877,15 +878,14 @@ def test_convert_inside_a_disabled_region_replaces_without_forgetting_it(convert
     assert is_cast()
 
 
+@pytest.mark.filterwarnings("ignore:torch.autocast is enabled")
 def test_more_regions_than_there_are_bits_are_survived(converted: Converter) -> None:
     converted(bf16=["mm"])
-    regions = [torch.autocast("cpu", enabled=False)] + [torch.autocast("cpu", dtype=BF16) for _ in range(80)]
-    for region in regions:
-        region.__enter__()
-    for region in reversed(regions[1:]):
-        region.__exit__(None, None, None)
-    assert not is_cast()
-    regions[0].__exit__(None, None, None)
+    with torch.autocast("cpu", enabled=False):
+        with contextlib.ExitStack() as regions:
+            for _ in range(80):
+                regions.enter_context(torch.autocast("cpu", dtype=BF16))
+        assert not is_cast()
     assert is_cast()
 
 
