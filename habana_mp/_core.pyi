@@ -1,7 +1,7 @@
 """The C++ core. Signatures and docstrings of what it offers to the Python layer; nothing here is public."""
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +19,14 @@ def kernels_cast_with(
     path: str,
     stream: bool,
 ) -> NDArray[Any]:
+    """For tests: obeys path, threads and stream literally."""
+
+def kernels_cast_many(
+    sources: Sequence[NDArray[Any]], outs: Sequence[NDArray[Any]], threads: int | None = None
+) -> None: ...
+def kernels_cast_many_with(
+    sources: Sequence[NDArray[Any]], outs: Sequence[NDArray[Any]], threads: int | None, path: str, stream: bool
+) -> None:
     """For tests: obeys path, threads and stream literally."""
 
 def kernels_path() -> str: ...

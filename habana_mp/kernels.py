@@ -7,6 +7,7 @@ taken for the bits of a bfloat16 array, and is what `to_bfloat16` gives where ml
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,7 +22,7 @@ except ImportError:
 else:
     _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
-__all__ = ["path", "to_bfloat16", "to_float16", "to_float32"]
+__all__ = ["cast_many", "path", "to_bfloat16", "to_float16", "to_float32"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -34,7 +35,8 @@ def to_float32(array: Array, out: Array | None = None, threads: int | None = Non
 
     Args:
         array: float32, float16 or bfloat16 (or its bits as uint16), of any shape and strides.
-        out: Where to put the result: a C-contiguous float32 array of the same shape that does not overlap `array`.
+        out: Where to put the result: a float32 array of the same shape, of any strides, that does not overlap
+            `array`.
         threads: The most threads to use; all of the machine's when not given. Small arrays need only one.
 
     Returns:
@@ -48,7 +50,8 @@ def to_float16(array: Array, out: Array | None = None, threads: int | None = Non
 
     Args:
         array: float32, float16 or bfloat16 (or its bits as uint16), of any shape and strides.
-        out: Where to put the result: a C-contiguous float16 array of the same shape that does not overlap `array`.
+        out: Where to put the result: a float16 array of the same shape, of any strides, that does not overlap
+            `array`.
         threads: The most threads to use; all of the machine's when not given. Small arrays need only one.
 
     Returns:
@@ -62,14 +65,28 @@ def to_bfloat16(array: Array, out: Array | None = None, threads: int | None = No
 
     Args:
         array: float32, float16 or bfloat16 (or its bits as uint16), of any shape and strides.
-        out: Where to put the result: a C-contiguous array of bfloat16, or of uint16 for its bits, of the same shape
-            that does not overlap `array`.
+        out: Where to put the result: an array of bfloat16, or of uint16 for its bits, of the same shape and any
+            strides, that does not overlap `array`.
         threads: The most threads to use; all of the machine's when not given. Small arrays need only one.
 
     Returns:
         `out`, or a new C-contiguous array.
     """
     return _core.kernels_cast(array, _BFLOAT16, out, threads)
+
+
+def cast_many(sources: Sequence[Array], outs: Sequence[Array], threads: int | None = None) -> None:
+    """Cast each array of `sources` into the array at the same place in `outs`, whose dtype says to what.
+
+    One call for many arrays, such as all weights of a model: the threads share out the bytes of all of them.
+
+    Args:
+        sources: A list or tuple of arrays of float32, float16 or bfloat16 (or its bits as uint16), each of any shape
+            and strides.
+        outs: As many arrays of the same shapes. None may overlap another one or one of `sources`.
+        threads: The most threads to use; all of the machine's when not given. Few bytes need only one.
+    """
+    _core.kernels_cast_many(sources, outs, threads)
 
 
 def path() -> str:

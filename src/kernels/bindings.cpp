@@ -3,13 +3,16 @@
 #include <pybind11/stl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "kernels/cast.hpp"
@@ -21,6 +24,7 @@ namespace habana_mp {
 namespace {
 
 using kernels::Float;
+using kernels::Job;
 
 // Below this many elements a cast is done sooner than another thread could make use of the GIL.
 constexpr std::size_t gil_kept_below = std::size_t{1} << 16;
@@ -84,18 +88,18 @@ std::optional<Float> float_of(const py::dtype& dtype) {
   return std::nullopt;
 }
 
-py::array checked_array(const py::object& object) {
+py::array checked_array(py::handle object, const std::string& name) {
   if (!py::isinstance<py::array>(object)) {
-    throw py::type_error("`array` must be a NumPy array of float32, float16 or bfloat16" + std::string(bfloat16_is) +
-                         ", got " + type_name(object));
+    throw py::type_error("`" + name + "` must be a NumPy array of float32, float16 or bfloat16" +
+                         std::string(bfloat16_is) + ", got " + type_name(object));
   }
   return py::reinterpret_borrow<py::array>(object);
 }
 
-Float checked_float(const py::array& array) {
+Float checked_float(const py::array& array, const std::string& name) {
   const std::optional<Float> type = float_of(array.dtype());
   if (!type) {
-    throw py::type_error("`array` must be of float32, float16 or bfloat16" + std::string(bfloat16_is) +
+    throw py::type_error("`" + name + "` must be of float32, float16 or bfloat16" + std::string(bfloat16_is) +
                          ", in native byte order, got " + described(array));
   }
   return *type;
@@ -141,6 +145,27 @@ bool same_shape(const py::array& a, const py::array& b) {
   return true;
 }
 
+// Of the right shape, fit to be written, and apart from `array`.
+void check_target(const py::array& out, const std::string& out_name, const py::array& array,
+                  const std::string& array_name) {
+  if (!same_shape(out, array)) {
+    throw py::value_error("`" + out_name + "` must have the shape of `" + array_name + "`, " + shape_of(array) +
+                          ", got " + shape_of(out));
+  }
+  if (!out.writeable()) {
+    throw py::value_error("`" + out_name + "` must be writeable, got a read-only array");
+  }
+  for (py::ssize_t axis = 0; axis < out.ndim(); ++axis) {
+    if (out.size() != 0 && out.shape(axis) > 1 && out.strides(axis) == 0) {
+      throw py::value_error("`" + out_name + "` must not overlap itself, got an array of shape " + shape_of(out) +
+                            " with strides " + std::string(py::str(out.attr("strides"))));
+    }
+  }
+  if (overlap(out, array)) {
+    throw py::value_error("`" + out_name + "` must not overlap `" + array_name + "`, got arrays that share memory");
+  }
+}
+
 py::array checked_out(py::handle object, const py::array& array, Float to) {
   if (!py::isinstance<py::array>(object)) {
     throw py::type_error("`out` must be a NumPy array of " + std::string(name_of(to)) + " or None, got " +
@@ -148,23 +173,11 @@ py::array checked_out(py::handle object, const py::array& array, Float to) {
   }
   auto out = py::reinterpret_borrow<py::array>(object);
   if (float_of(out.dtype()) != to) {
-    const char* bits = to == Float::bf16 ? " (ml_dtypes.bfloat16, or its bits as uint16)" : "";
+    const char* bits = to == Float::bf16 ? bfloat16_is : "";
     throw py::type_error("`out` must be an array of " + std::string(name_of(to)) + bits +
                          " in native byte order, got " + described(out));
   }
-  if (!same_shape(out, array)) {
-    throw py::value_error("`out` must have the shape of `array`, " + shape_of(array) + ", got " + shape_of(out));
-  }
-  if (!is_contiguous(out)) {
-    throw py::value_error("`out` must be C-contiguous, got an array of shape " + shape_of(out) + " with strides " +
-                          std::string(py::str(out.attr("strides"))));
-  }
-  if (!out.writeable()) {
-    throw py::value_error("`out` must be writeable, got a read-only array");
-  }
-  if (overlap(out, array)) {
-    throw py::value_error("`out` must not overlap `array`, got arrays that share memory");
-  }
+  check_target(out, "out", array, "array");
   return out;
 }
 
@@ -196,12 +209,33 @@ const kernels::Table& checked_path(const std::string& name) {
   return *table;
 }
 
-// `cast` is called as kernels::cast.
-template <class Cast>
+Job job_of(const py::array& array, Float from, py::array& out, Float to) {
+  if (is_contiguous(array) && is_contiguous(out)) {
+    return {array.data(), from, out.mutable_data(), to, static_cast<std::size_t>(array.size())};
+  }
+  std::vector<kernels::Axis> axes;
+  for (py::ssize_t axis = 0; axis < array.ndim(); ++axis) {
+    axes.push_back({static_cast<std::size_t>(array.shape(axis)), array.strides(axis), out.strides(axis)});
+  }
+  return {array.data(), from, out.mutable_data(), to, std::move(axes)};
+}
+
+// Without the GIL, unless that takes longer than the work.
+template <class Work>
+void released(std::size_t count, const Work& work) {
+  if (count < gil_kept_below) {
+    work();
+  } else {
+    without_gil(work);
+  }
+}
+
+// `cast` is called as kernels::cast, `cast_many` as kernels::cast_many.
+template <class Cast, class CastMany>
 py::array cast_array(const py::object& object, const py::object& dtype, const py::object& out_or_none,
-                     const py::object& threads_or_none, const Cast& cast) {
-  py::array array = checked_array(object);
-  const Float from = checked_float(array);
+                     const py::object& threads_or_none, const Cast& cast, const CastMany& cast_many) {
+  const py::array array = checked_array(object, "array");
+  const Float from = checked_float(array, "array");
   if (!py::isinstance<py::dtype>(dtype)) {
     throw py::type_error("`dtype` must be a NumPy dtype, got " + type_name(dtype));
   }
@@ -215,27 +249,21 @@ py::array cast_array(const py::object& object, const py::object& dtype, const py
   py::array out = out_or_none.is_none()
                       ? py::array(target, std::vector<py::ssize_t>(array.shape(), array.shape() + array.ndim()))
                       : checked_out(out_or_none, array, *to);
-  if (!is_contiguous(array)) {
-    array = py::array::ensure(array, py::array::c_style);
-    if (!array) {
-      throw py::error_already_set();
-    }
-  }
-
   const auto count = static_cast<std::size_t>(array.size());
-  const void* source = array.data();
-  void* bytes = out.mutable_data();
-  if (count < gil_kept_below) {
-    cast(source, from, bytes, *to, count, threads);
+  if (is_contiguous(array) && is_contiguous(out)) {
+    const void* source = array.data();
+    void* bytes = out.mutable_data();
+    released(count, [&] { cast(source, from, bytes, *to, count, threads); });
   } else {
-    without_gil([&] { cast(source, from, bytes, *to, count, threads); });
+    Job job = job_of(array, from, out, *to);
+    released(count, [&] { cast_many({&job, 1}, threads); });
   }
   return out;
 }
 
 py::array kernels_cast(const py::object& array, const py::object& dtype, const py::object& out,
                        const py::object& threads) {
-  return cast_array(array, dtype, out, threads, kernels::cast);
+  return cast_array(array, dtype, out, threads, kernels::cast, kernels::cast_many);
 }
 
 py::array kernels_cast_with(const py::object& array, const py::object& dtype, const py::object& out,
@@ -244,7 +272,103 @@ py::array kernels_cast_with(const py::object& array, const py::object& dtype, co
   const auto cast = [&](const void* source, Float from, void* target, Float to, std::size_t count, unsigned used) {
     kernels::cast_with(table, source, from, target, to, count, used, stream);
   };
-  return cast_array(array, dtype, out, threads, cast);
+  const auto cast_many = [&](std::span<Job> jobs, unsigned used) {
+    kernels::cast_many_with(table, jobs, used, stream);
+  };
+  return cast_array(array, dtype, out, threads, cast, cast_many);
+}
+
+py::list listed(const py::object& object, const std::string& name) {
+  if (!py::isinstance<py::list>(object) && !py::isinstance<py::tuple>(object)) {
+    throw py::type_error("`" + name + "` must be a list or a tuple of NumPy arrays, got " + type_name(object));
+  }
+  return object;
+}
+
+// No target may overlap anything else: an element would be read after it was written, or written twice.
+void check_apart(const std::vector<py::array>& arrays, std::size_t sources) {
+  struct Place {
+    Span span;
+    std::size_t number;
+  };
+  std::vector<Place> places;
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    const Span span = span_of(arrays[i]);
+    if (span.begin != span.end) {
+      places.push_back({span, i});
+    }
+  }
+  std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) { return a.span.begin < b.span.begin; });
+  const auto name = [&](std::size_t number) {
+    return number < sources ? "sources[" + std::to_string(number) + "]"
+                            : "outs[" + std::to_string(number - sources) + "]";
+  };
+  // Of those before, the ones that reach furthest: of all, and of the targets.
+  const Place* reach = nullptr;
+  const Place* target_reach = nullptr;
+  const auto further = [](const Place& place, const Place* other) {
+    return other == nullptr || place.span.end > other->span.end;
+  };
+  for (const Place& place : places) {
+    const bool is_target = place.number >= sources;
+    const Place* before = is_target ? reach : target_reach;
+    if (before != nullptr && place.span.begin < before->span.end) {
+      const Place& target = is_target ? place : *before;
+      const Place& other = is_target ? *before : place;
+      throw py::value_error("`" + name(target.number) + "` must not overlap `" + name(other.number) +
+                            "`, got arrays that share memory");
+    }
+    if (further(place, reach)) {
+      reach = &place;
+    }
+    if (is_target && further(place, target_reach)) {
+      target_reach = &place;
+    }
+  }
+}
+
+// `cast_many` is called as kernels::cast_many.
+template <class CastMany>
+void cast_arrays(const py::object& sources_given, const py::object& outs_given, const py::object& threads_or_none,
+                 const CastMany& cast_many) {
+  const py::list sources = listed(sources_given, "sources");
+  const py::list outs = listed(outs_given, "outs");
+  if (sources.size() != outs.size()) {
+    throw py::value_error("`outs` must have as many arrays as `sources`, " + std::to_string(sources.size()) + ", got " +
+                          std::to_string(outs.size()));
+  }
+  const unsigned threads = checked_threads(threads_or_none);
+  std::vector<py::array> arrays;
+  std::vector<Job> jobs;
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    arrays.push_back(checked_array(sources[i], "sources[" + std::to_string(i) + "]"));
+  }
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    const std::string source_name = "sources[" + std::to_string(i) + "]";
+    const std::string out_name = "outs[" + std::to_string(i) + "]";
+    const py::array& source = arrays[i];
+    py::array out = checked_array(outs[i], out_name);
+    const Float from = checked_float(source, source_name);
+    const Float to = checked_float(out, out_name);
+    check_target(out, out_name, source, source_name);
+    jobs.push_back(job_of(source, from, out, to));
+    count += jobs.back().count();
+    arrays.push_back(std::move(out));
+  }
+  check_apart(arrays, sources.size());
+  released(count, [&] { cast_many(jobs, threads); });
+}
+
+void kernels_cast_many(const py::object& sources, const py::object& outs, const py::object& threads) {
+  cast_arrays(sources, outs, threads, kernels::cast_many);
+}
+
+void kernels_cast_many_with(const py::object& sources, const py::object& outs, const py::object& threads,
+                            const std::string& path, bool stream) {
+  const kernels::Table& table = checked_path(path);
+  cast_arrays(sources, outs, threads,
+              [&](std::span<Job> jobs, unsigned used) { kernels::cast_many_with(table, jobs, used, stream); });
 }
 
 std::vector<std::string> kernels_paths() {
@@ -266,6 +390,11 @@ void register_kernels(py::module_& module) {
   module.def("kernels_cast_with", &kernels_cast_with, py::arg("array"), py::arg("dtype"), py::arg("out"),
              py::arg("threads"), py::arg("path"), py::arg("stream"),
              "Casts an array as told: in this instruction set, on that many threads, past the caches or not.");
+  module.def("kernels_cast_many", &kernels_cast_many, py::arg("sources"), py::arg("outs"),
+             py::arg("threads") = py::none(), "Casts each array into the one at its place in `outs`.");
+  module.def("kernels_cast_many_with", &kernels_cast_many_with, py::arg("sources"), py::arg("outs"), py::arg("threads"),
+             py::arg("path"), py::arg("stream"),
+             "Casts many arrays as told: in this instruction set, on that many threads, past the caches or not.");
   module.def("kernels_path", &kernels::path, "The instruction set that was chosen.");
   module.def("kernels_paths", &kernels_paths, "The instruction sets that this processor can run, the plainest first.");
 }

@@ -30,6 +30,7 @@ constexpr std::chrono::microseconds burst_gap{
 // A multiple of every cache line and register, so that the pieces after the first start as aligned as the first.
 constexpr std::size_t piece = std::size_t{1} << 14;
 constexpr std::size_t streamed_piece = std::size_t{1} << 18;  // longer: the processor must find out what to prefetch
+constexpr std::size_t most_bytes_an_element = 6;
 
 class Choice {
  public:
@@ -132,7 +133,7 @@ bool is_worth_streaming(std::size_t source_bytes, std::size_t target_bytes) noex
   return source_bytes + target_bytes / 2 > choice().last_level_cache();
 }
 
-struct Job {
+struct Contiguous {
   Kernel kernel;
   const unsigned char* source;
   std::size_t source_size;
@@ -142,13 +143,33 @@ struct Job {
 };
 
 void run(const void* context, std::size_t begin, std::size_t end) noexcept {
-  const Job& job = *static_cast<const Job*>(context);
+  const Contiguous& job = *static_cast<const Contiguous*>(context);
   const unsigned char* source = job.source + begin * job.source_size;
   unsigned char* target = job.target + begin * job.target_size;
   if (job.kernel != nullptr) {
     job.kernel(source, target, end - begin, job.stream);
   } else {
     std::memcpy(target, source, (end - begin) * job.source_size);
+  }
+}
+
+struct Batch {
+  const Table* table;
+  std::span<const Job> jobs;
+  bool stream;
+};
+
+// A unit of a job is run by whoever has its first byte.
+void run_batch(const void* context, std::size_t begin, std::size_t end) noexcept {
+  const Batch& batch = *static_cast<const Batch*>(context);
+  auto job = std::upper_bound(batch.jobs.begin(), batch.jobs.end(), begin,
+                              [](std::size_t at, const Job& other) { return at < other.begin; });
+  for (--job; job != batch.jobs.end() && job->begin < end; ++job) {
+    const auto units_before = [&](std::size_t byte) {
+      const std::size_t bytes = byte > job->begin ? byte - job->begin : 0;
+      return std::min(job->units(), (bytes + job->unit_bytes() - 1) / job->unit_bytes());
+    };
+    job->run(*batch.table, units_before(begin), units_before(end), batch.stream);
   }
 }
 
@@ -178,7 +199,7 @@ void cast_with(const Table& table, const void* source, Float from, void* target,
   if (count == 0) {
     return;  // there may be no memory to point to
   }
-  const Job job = {
+  const Contiguous job = {
       .kernel = table.convert[static_cast<std::size_t>(from)][static_cast<std::size_t>(to)],
       .source = static_cast<const unsigned char*>(source),
       .source_size = size_of(from),
@@ -196,6 +217,36 @@ void cast_with(const Table& table, const void* source, Float from, void* target,
 void cast(const void* source, Float from, void* target, Float to, std::size_t count, unsigned threads) noexcept {
   cast_with(choice().table(), source, from, target, to, count, threads > 1 && is_worth_threads(count) ? threads : 1,
             is_worth_streaming(count * size_of(from), count * size_of(to)));
+}
+
+void cast_many_with(const Table& table, std::span<Job> jobs, unsigned threads, bool stream) noexcept {
+  std::size_t bytes = 0;
+  for (Job& job : jobs) {
+    job.begin = bytes;
+    bytes += job.units() * job.unit_bytes();
+  }
+  if (bytes == 0) {
+    return;
+  }
+  const Batch batch{.table = &table, .jobs = jobs, .stream = stream};
+  if (threads > 1) {
+    parallel_for(bytes, (stream ? streamed_piece : piece) * most_bytes_an_element, threads, run_batch, &batch);
+  } else {
+    run_batch(&batch, 0, bytes);
+  }
+}
+
+void cast_many(std::span<Job> jobs, unsigned threads) noexcept {
+  std::size_t count = 0;
+  std::size_t source_bytes = 0;
+  std::size_t target_bytes = 0;
+  for (const Job& job : jobs) {
+    count += job.count();
+    source_bytes += job.source_bytes();
+    target_bytes += job.target_bytes();
+  }
+  cast_many_with(choice().table(), jobs, threads > 1 && is_worth_threads(count) ? threads : 1,
+                 is_worth_streaming(source_bytes, target_bytes));
 }
 
 const char* path() noexcept { return choice().table().name; }

@@ -21,9 +21,10 @@ const Table* find(std::string_view name) noexcept;
 // What is wrong with the value of HABANA_MP_KERNELS, or nothing. A wrong value changes no cast: the processor chooses.
 std::optional<std::string> complaint();
 
-// A cast that leaves nothing to be decided: on `threads` threads, unless there are fewer pieces to share out, and with
+// Casts that leave nothing to be decided: on `threads` threads, unless there are fewer pieces to share out, and with
 // stores that bypass the caches if `stream` says so and the instruction set has them.
 void cast_with(const Table& table, const void* source, Float from, void* target, Float to, std::size_t count,
                unsigned threads, bool stream) noexcept;
+void cast_many_with(const Table& table, std::span<Job> jobs, unsigned threads, bool stream) noexcept;
 
 }  // namespace habana_mp::kernels

@@ -6,6 +6,7 @@ target_sources(_core PRIVATE
   "${_kernels}/bindings.cpp"
   "${_kernels}/cast_scalar.cpp"
   "${_kernels}/dispatch.cpp"
+  "${_kernels}/job.cpp"
   "${_kernels}/threads.cpp"
 )
 

@@ -1,0 +1,253 @@
+#include "kernels/job.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "kernels/transpose.hpp"
+
+namespace habana_mp::kernels {
+namespace {
+
+// In elements. A unit that is read and written in long stretches; a multiple of every cache line and register, so that
+// the units after the first start as aligned as the first.
+constexpr std::size_t long_tile = std::size_t{1} << 13;
+// A tile that is transposed: a buffer of it and both sides stay in the nearest cache, and its rows fill cache lines.
+constexpr std::size_t square_tile = std::size_t{1} << 12;
+constexpr std::size_t square_side = 64;
+constexpr std::size_t gathered = 512;
+constexpr std::size_t streamed_row = 2048;  // shorter ones are not worth stores past the caches
+
+std::ptrdiff_t at(std::size_t index, std::ptrdiff_t stride) { return static_cast<std::ptrdiff_t>(index) * stride; }
+
+std::size_t divide_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
+
+bool is_one_step(std::ptrdiff_t stride, Float type) { return stride == static_cast<std::ptrdiff_t>(size_of(type)); }
+
+// A cast of contiguous elements; of the same type, a copy.
+struct Stretch {
+  Kernel kernel;
+  std::size_t size;
+
+  void operator()(const unsigned char* source, unsigned char* target, std::size_t count, bool stream) const noexcept {
+    if (kernel != nullptr) {
+      kernel(source, target, count, stream);
+    } else {
+      std::memcpy(target, source, count * size);
+    }
+  }
+};
+
+void transpose_sized(std::size_t size, const unsigned char* source, std::ptrdiff_t source_stride, unsigned char* target,
+                     std::ptrdiff_t target_stride, std::size_t rows, std::size_t columns) noexcept {
+  const auto transposer = size == 4 ? transpose<std::uint32_t> : transpose<std::uint16_t>;
+  transposer(source, source_stride, target, target_stride, rows, columns);
+}
+
+template <class T>
+void copy_apart(const unsigned char* source, std::ptrdiff_t source_stride, unsigned char* target,
+                std::ptrdiff_t target_stride, std::size_t count) noexcept {
+  for (std::size_t i = 0; i < count; ++i) {
+    std::memcpy(target + at(i, target_stride), source + at(i, source_stride), sizeof(T));
+  }
+}
+
+void copy_apart_sized(std::size_t size, const unsigned char* source, std::ptrdiff_t source_stride,
+                      unsigned char* target, std::ptrdiff_t target_stride, std::size_t count) noexcept {
+  const auto copier = size == 4 ? copy_apart<std::uint32_t> : copy_apart<std::uint16_t>;
+  copier(source, source_stride, target, target_stride, count);
+}
+
+// What a tile is made of, whichever way it is cast.
+struct Tile {
+  Stretch stretch;
+  Float from;
+  Float to;
+  const unsigned char* source;
+  unsigned char* target;
+  Axis rows;     // as many as there are in this tile
+  Axis columns;  // the same
+
+  void run_rows(bool stream) const noexcept {
+    for (std::size_t row = 0; row < rows.extent; ++row) {
+      stretch(source + at(row, rows.source_stride), target + at(row, rows.target_stride), columns.extent, stream);
+    }
+  }
+
+  // The source's elements lie side by side along the rows' axis. What is transposed are 2-byte elements where there is
+  // a choice.
+  void run_transposed() const noexcept {
+    const std::size_t size = size_of(to);
+    if (from == to) {
+      transpose_sized(size, source, columns.source_stride, target, rows.target_stride, columns.extent, rows.extent);
+      return;
+    }
+    alignas(64) unsigned char buffer[square_tile * 2];
+    if (size == 2) {
+      const std::size_t pitch = rows.extent * size;
+      for (std::size_t column = 0; column < columns.extent; ++column) {
+        stretch(source + at(column, columns.source_stride), buffer + column * pitch, rows.extent, false);
+      }
+      transpose_sized(size, buffer, static_cast<std::ptrdiff_t>(pitch), target, rows.target_stride, columns.extent,
+                      rows.extent);
+    } else {
+      const std::size_t pitch = columns.extent * size_of(from);
+      transpose_sized(size_of(from), source, columns.source_stride, buffer, static_cast<std::ptrdiff_t>(pitch),
+                      columns.extent, rows.extent);
+      for (std::size_t row = 0; row < rows.extent; ++row) {
+        stretch(buffer + row * pitch, target + at(row, rows.target_stride), columns.extent, false);
+      }
+    }
+  }
+
+  void run_scattered() const noexcept {
+    alignas(64) unsigned char in[gathered * 4];
+    alignas(64) unsigned char out[gathered * 4];
+    const auto in_step = static_cast<std::ptrdiff_t>(size_of(from));
+    const auto out_step = static_cast<std::ptrdiff_t>(size_of(to));
+    for (std::size_t row = 0; row < rows.extent; ++row) {
+      for (std::size_t column = 0; column < columns.extent; column += gathered) {
+        const std::size_t count = std::min(gathered, columns.extent - column);
+        copy_apart_sized(size_of(from), source + at(row, rows.source_stride) + at(column, columns.source_stride),
+                         columns.source_stride, in, in_step, count);
+        stretch(in, out, count, false);
+        copy_apart_sized(size_of(to), out, out_step,
+                         target + at(row, rows.target_stride) + at(column, columns.target_stride),
+                         columns.target_stride, count);
+      }
+    }
+  }
+};
+
+}  // namespace
+
+Job::Job(const void* source, Float from, void* target, Float to, std::size_t count)
+    : source_(static_cast<const unsigned char*>(source)),
+      target_(static_cast<unsigned char*>(target)),
+      from_(from),
+      to_(to),
+      count_(count) {
+  columns_ = {count, static_cast<std::ptrdiff_t>(size_of(from)), static_cast<std::ptrdiff_t>(size_of(to))};
+  cut(1, long_tile);
+}
+
+Job::Job(const void* source, Float from, void* target, Float to, std::vector<Axis> axes)
+    : source_(static_cast<const unsigned char*>(source)),
+      target_(static_cast<unsigned char*>(target)),
+      from_(from),
+      to_(to),
+      outer_(std::move(axes)) {
+  for (const Axis& axis : outer_) {
+    count_ *= axis.extent;
+  }
+  if (count_ == 0) {
+    return;
+  }
+  std::erase_if(outer_, [](const Axis& axis) { return axis.extent == 1; });
+  for (Axis& axis : outer_) {
+    if (axis.target_stride < 0) {  // walked from its other end
+      source_ += at(axis.extent - 1, axis.source_stride);
+      target_ += at(axis.extent - 1, axis.target_stride);
+      axis.source_stride = -axis.source_stride;
+      axis.target_stride = -axis.target_stride;
+    }
+  }
+  std::stable_sort(outer_.begin(), outer_.end(),
+                   [](const Axis& a, const Axis& b) { return a.target_stride > b.target_stride; });
+  // An axis whose end is the next outer one's next step is one with it.
+  std::vector<Axis> merged;
+  for (const Axis& axis : outer_) {
+    if (!merged.empty() && merged.back().source_stride == at(axis.extent, axis.source_stride) &&
+        merged.back().target_stride == at(axis.extent, axis.target_stride)) {
+      merged.back() = {merged.back().extent * axis.extent, axis.source_stride, axis.target_stride};
+    } else {
+      merged.push_back(axis);
+    }
+  }
+  outer_ = std::move(merged);
+  choose_way();
+}
+
+void Job::choose_way() {
+  columns_ = {1, static_cast<std::ptrdiff_t>(size_of(from_)), static_cast<std::ptrdiff_t>(size_of(to_))};
+  if (!outer_.empty()) {
+    columns_ = outer_.back();
+    outer_.pop_back();
+  }
+  const bool target_in_steps = is_one_step(columns_.target_stride, to_);
+  auto rows = outer_.empty() ? outer_.end() : outer_.end() - 1;
+  if (target_in_steps && is_one_step(columns_.source_stride, from_)) {
+    way_ = outer_.empty() ? Way::whole : Way::rows;
+  } else {
+    const auto source_in_steps = std::find_if(
+        outer_.begin(), outer_.end(), [this](const Axis& axis) { return is_one_step(axis.source_stride, from_); });
+    way_ = Way::scattered;
+    if (target_in_steps && source_in_steps != outer_.end()) {
+      way_ = Way::transposed;
+      rows = source_in_steps;
+    }
+  }
+  if (rows != outer_.end()) {
+    rows_ = *rows;
+    outer_.erase(rows);
+  }
+
+  if (way_ == Way::transposed) {
+    std::size_t columns = std::min(columns_.extent, square_side);
+    const std::size_t tile_rows = std::min(rows_.extent, square_tile / columns);
+    columns = std::min(columns_.extent, square_tile / tile_rows);
+    cut(tile_rows, columns);
+  } else {
+    const std::size_t columns = std::min(columns_.extent, long_tile);
+    cut(std::min(rows_.extent, long_tile / columns), columns);
+  }
+}
+
+void Job::cut(std::size_t rows, std::size_t columns) {
+  tile_rows_ = rows;
+  tile_columns_ = columns;
+  units_ = divide_up(rows_.extent, rows) * divide_up(columns_.extent, columns);
+  for (const Axis& axis : outer_) {
+    units_ *= axis.extent;
+  }
+  unit_bytes_ = rows * columns * (size_of(from_) + size_of(to_));
+}
+
+void Job::run(const Table& table, std::size_t first_unit, std::size_t end_unit, bool stream) const noexcept {
+  const Stretch stretch{table.convert[static_cast<std::size_t>(from_)][static_cast<std::size_t>(to_)], size_of(to_)};
+  if (way_ == Way::whole) {
+    const std::size_t begins = first_unit * tile_columns_;
+    const std::size_t ends = std::min(count_, end_unit * tile_columns_);
+    if (begins < ends) {
+      stretch(source_ + begins * size_of(from_), target_ + begins * size_of(to_), ends - begins, stream);
+    }
+    return;
+  }
+  const std::size_t column_tiles = divide_up(columns_.extent, tile_columns_);
+  const std::size_t row_tiles = divide_up(rows_.extent, tile_rows_);
+  for (std::size_t unit = first_unit; unit < end_unit; ++unit) {
+    const std::size_t column = unit % column_tiles * tile_columns_;
+    std::size_t rest = unit / column_tiles;
+    const std::size_t row = rest % row_tiles * tile_rows_;
+    rest /= row_tiles;
+    std::ptrdiff_t source_at = at(row, rows_.source_stride) + at(column, columns_.source_stride);
+    std::ptrdiff_t target_at = at(row, rows_.target_stride) + at(column, columns_.target_stride);
+    for (auto axis = outer_.rbegin(); axis != outer_.rend(); ++axis) {
+      source_at += at(rest % axis->extent, axis->source_stride);
+      target_at += at(rest % axis->extent, axis->target_stride);
+      rest /= axis->extent;
+    }
+    Tile tile{stretch, from_, to_, source_ + source_at, target_ + target_at, rows_, columns_};
+    tile.rows.extent = std::min(tile_rows_, rows_.extent - row);
+    tile.columns.extent = std::min(tile_columns_, columns_.extent - column);
+    if (way_ == Way::rows) {
+      tile.run_rows(stream && tile_columns_ >= streamed_row);
+    } else if (way_ == Way::transposed) {
+      tile.run_transposed();
+    } else {
+      tile.run_scattered();
+    }
+  }
+}
+
+}  // namespace habana_mp::kernels
