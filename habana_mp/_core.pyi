@@ -29,6 +29,16 @@ def kernels_cast_many_with(
 ) -> None:
     """For tests: obeys path, threads and stream literally."""
 
+def kernels_cast_stochastically(
+    array: NDArray[Any],
+    dtype: np.dtype[Any],
+    seed: int,
+    out: NDArray[Any] | None = None,
+    threads: int | None = None,
+    path: str | None = None,
+) -> NDArray[Any]:
+    """`path` is for tests."""
+
 def kernels_path() -> str: ...
 def kernels_paths() -> list[str]: ...
 

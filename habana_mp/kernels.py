@@ -60,7 +60,9 @@ def to_float16(array: Array, out: Array | None = None, threads: int | None = Non
     return _core.kernels_cast(array, _FLOAT16, out, threads)
 
 
-def to_bfloat16(array: Array, out: Array | None = None, threads: int | None = None) -> Array:
+def to_bfloat16(
+    array: Array, out: Array | None = None, threads: int | None = None, *, seed: int | None = None
+) -> Array:
     """Cast an array to bfloat16: `ml_dtypes.bfloat16`, or uint16 bits where ml_dtypes is not installed.
 
     Args:
@@ -68,10 +70,15 @@ def to_bfloat16(array: Array, out: Array | None = None, threads: int | None = No
         out: Where to put the result: an array of bfloat16, or of uint16 for its bits, of the same shape and any
             strides, that does not overlap `array`.
         threads: The most threads to use; all of the machine's when not given. Small arrays need only one.
+        seed: Round a float32 array stochastically: up or down, the likelier the nearer, so that the mean is kept. The
+            result depends on the seed, an element's value and its place in the array, and on nothing else: it is the
+            same on every machine and any number of threads. From 0 to 2**64 - 1.
 
     Returns:
         `out`, or a new C-contiguous array.
     """
+    if seed is not None:
+        return _core.kernels_cast_stochastically(array, _BFLOAT16, seed, out, threads)
     return _core.kernels_cast(array, _BFLOAT16, out, threads)
 
 

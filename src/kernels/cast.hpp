@@ -19,6 +19,12 @@ void cast(const void* source, Float from, void* target, Float to, std::size_t co
 // overlap another target or a source. Writes to the jobs' own notes, so two calls must not share them at once.
 void cast_many(std::span<Job> jobs, unsigned threads) noexcept;
 
+// Casts `count` contiguous float32 to bfloat16 and rounds stochastically: up or down, the likelier the nearer. What
+// bfloat16 can hold stays as it is. The bits depend on `seed`, on an element's value and on its place in the array, and
+// on nothing else. The rest as for `cast`.
+void cast_stochastically(const void* source, void* target, std::size_t count, std::uint64_t seed,
+                         unsigned threads) noexcept;
+
 // The instruction set in use: "scalar", "avx2", "avx512", "avx512_bf16" or "neon". Chosen once, from the processor and
 // from the environment variable HABANA_MP_KERNELS, which forces one.
 const char* path() noexcept;

@@ -1,4 +1,5 @@
 #include "kernels/avx512.hpp"
+#include "kernels/stochastic.hpp"
 
 namespace habana_mp::kernels {
 namespace {
@@ -15,6 +16,7 @@ const Table avx512_table = {
     {{nullptr, run<F32ToBf16, Integers>, run<F32ToF16, Integers>},
      {run<Bf16ToF32, Integers>, nullptr, run<Bf16ToF16, Integers>},
      {run<F16ToF32, Integers>, run<F16ToBf16, Integers>, nullptr}},
+    round_stochastically,
 };
 
 }  // namespace habana_mp::kernels

@@ -1,4 +1,5 @@
 #include "kernels/avx512.hpp"
+#include "kernels/stochastic.hpp"
 
 namespace habana_mp::kernels {
 namespace {
@@ -28,6 +29,7 @@ const Table avx512_bf16_table = {
     {{nullptr, run<F32ToBf16, Instruction>, run<F32ToF16, Instruction>},
      {run<Bf16ToF32, Instruction>, nullptr, run<Bf16ToF16, Instruction>},
      {run<F16ToF32, Instruction>, run<F16ToBf16, Instruction>, nullptr}},
+    round_stochastically,
 };
 
 }  // namespace habana_mp::kernels

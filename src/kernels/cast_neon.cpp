@@ -3,6 +3,7 @@
 #include <arm_neon.h>
 
 #include "kernels/bits.hpp"
+#include "kernels/stochastic.hpp"
 #include "kernels/table.hpp"
 
 namespace habana_mp::kernels {
@@ -114,6 +115,7 @@ const Table neon_table = {
     {{nullptr, run<F32ToBf16>, run<F32ToF16>},
      {run<Bf16ToF32>, nullptr, run<Bf16ToF16>},
      {run<F16ToF32>, run<F16ToBf16>, nullptr}},
+    round_stochastically,
 };
 
 }  // namespace habana_mp::kernels

@@ -1,5 +1,6 @@
 // Runs everywhere; also what the other instruction sets are tested against.
 #include "kernels/bits.hpp"
+#include "kernels/stochastic.hpp"
 #include "kernels/table.hpp"
 
 namespace habana_mp::kernels {
@@ -17,6 +18,7 @@ const Table scalar_table = {
     {{nullptr, run<F32ToBf16>, run<F32ToF16>},
      {run<Bf16ToF32>, nullptr, run<Bf16ToF16>},
      {run<F16ToF32>, run<F16ToBf16>, nullptr}},
+    round_stochastically,
 };
 
 }  // namespace habana_mp::kernels

@@ -153,6 +153,19 @@ void run(const void* context, std::size_t begin, std::size_t end) noexcept {
   }
 }
 
+struct Stochastic {
+  StochasticKernel kernel;
+  const unsigned char* source;
+  unsigned char* target;
+  std::uint64_t seed;
+};
+
+void run_stochastic(const void* context, std::size_t begin, std::size_t end) noexcept {
+  const Stochastic& job = *static_cast<const Stochastic*>(context);
+  job.kernel(job.source + begin * size_of(Float::f32), job.target + begin * size_of(Float::bf16), end - begin, job.seed,
+             begin);
+}
+
 struct Batch {
   const Table* table;
   std::span<const Job> jobs;
@@ -247,6 +260,27 @@ void cast_many(std::span<Job> jobs, unsigned threads) noexcept {
   }
   cast_many_with(choice().table(), jobs, threads > 1 && is_worth_threads(count) ? threads : 1,
                  is_worth_streaming(source_bytes, target_bytes));
+}
+
+void cast_stochastically_with(const Table& table, const void* source, void* target, std::size_t count,
+                              std::uint64_t seed, unsigned threads) noexcept {
+  const Stochastic job{
+      .kernel = table.stochastic,
+      .source = static_cast<const unsigned char*>(source),
+      .target = static_cast<unsigned char*>(target),
+      .seed = seed,
+  };
+  if (threads > 1) {
+    parallel_for(count, piece, threads, run_stochastic, &job);
+  } else {
+    run_stochastic(&job, 0, count);
+  }
+}
+
+void cast_stochastically(const void* source, void* target, std::size_t count, std::uint64_t seed,
+                         unsigned threads) noexcept {
+  cast_stochastically_with(choice().table(), source, target, count, seed,
+                           threads > 1 && is_worth_threads(count) ? threads : 1);
 }
 
 const char* path() noexcept { return choice().table().name; }

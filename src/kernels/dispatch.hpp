@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -26,5 +27,7 @@ std::optional<std::string> complaint();
 void cast_with(const Table& table, const void* source, Float from, void* target, Float to, std::size_t count,
                unsigned threads, bool stream) noexcept;
 void cast_many_with(const Table& table, std::span<Job> jobs, unsigned threads, bool stream) noexcept;
+void cast_stochastically_with(const Table& table, const void* source, void* target, std::size_t count,
+                              std::uint64_t seed, unsigned threads) noexcept;
 
 }  // namespace habana_mp::kernels

@@ -22,11 +22,14 @@ std::ptrdiff_t at(std::size_t index, std::ptrdiff_t stride) { return static_cast
 
 std::size_t divide_up(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
 
-bool is_one_step(std::ptrdiff_t stride, Float type) { return stride == static_cast<std::ptrdiff_t>(size_of(type)); }
+std::ptrdiff_t one_step(Float type) { return static_cast<std::ptrdiff_t>(size_of(type)); }
+
+bool is_one_step(std::ptrdiff_t stride, Float type) { return stride == one_step(type); }
 
 // A cast of contiguous elements; of the same type, a copy.
 struct Stretch {
   Kernel kernel;
+  std::size_t source_size;
   std::size_t size;
 
   void operator()(const unsigned char* source, unsigned char* target, std::size_t count, bool stream) const noexcept {
@@ -34,6 +37,19 @@ struct Stretch {
       kernel(source, target, count, stream);
     } else {
       std::memcpy(target, source, count * size);
+    }
+  }
+
+  // As many stretches as `lines` has, of `count` elements each; in one go where they lie end to end.
+  void each(Axis lines, const unsigned char* source, unsigned char* target, std::size_t count,
+            bool stream) const noexcept {
+    if (lines.source_stride == at(count, static_cast<std::ptrdiff_t>(source_size)) &&
+        lines.target_stride == at(count, static_cast<std::ptrdiff_t>(size))) {
+      count *= lines.extent;
+      lines.extent = 1;
+    }
+    for (std::size_t line = 0; line < lines.extent; ++line) {
+      (*this)(source + at(line, lines.source_stride), target + at(line, lines.target_stride), count, stream);
     }
   }
 };
@@ -68,11 +84,7 @@ struct Tile {
   Axis rows;     // as many as there are in this tile
   Axis columns;  // the same
 
-  void run_rows(bool stream) const noexcept {
-    for (std::size_t row = 0; row < rows.extent; ++row) {
-      stretch(source + at(row, rows.source_stride), target + at(row, rows.target_stride), columns.extent, stream);
-    }
-  }
+  void run_rows(bool stream) const noexcept { stretch.each(rows, source, target, columns.extent, stream); }
 
   // The source's elements lie side by side along the rows' axis. What is transposed are 2-byte elements where there is
   // a choice.
@@ -84,36 +96,34 @@ struct Tile {
     }
     alignas(64) unsigned char buffer[square_tile * 2];
     if (size == 2) {
-      const std::size_t pitch = rows.extent * size;
-      for (std::size_t column = 0; column < columns.extent; ++column) {
-        stretch(source + at(column, columns.source_stride), buffer + column * pitch, rows.extent, false);
-      }
-      transpose_sized(size, buffer, static_cast<std::ptrdiff_t>(pitch), target, rows.target_stride, columns.extent,
-                      rows.extent);
+      const auto pitch = static_cast<std::ptrdiff_t>(rows.extent * size);
+      stretch.each({columns.extent, columns.source_stride, pitch}, source, buffer, rows.extent, false);
+      transpose_sized(size, buffer, pitch, target, rows.target_stride, columns.extent, rows.extent);
     } else {
-      const std::size_t pitch = columns.extent * size_of(from);
-      transpose_sized(size_of(from), source, columns.source_stride, buffer, static_cast<std::ptrdiff_t>(pitch),
-                      columns.extent, rows.extent);
-      for (std::size_t row = 0; row < rows.extent; ++row) {
-        stretch(buffer + row * pitch, target + at(row, rows.target_stride), columns.extent, false);
-      }
+      const auto pitch = static_cast<std::ptrdiff_t>(columns.extent * size_of(from));
+      transpose_sized(size_of(from), source, columns.source_stride, buffer, pitch, columns.extent, rows.extent);
+      stretch.each({rows.extent, pitch, rows.target_stride}, buffer, target, columns.extent, false);
     }
   }
 
   void run_scattered() const noexcept {
     alignas(64) unsigned char in[gathered * 4];
     alignas(64) unsigned char out[gathered * 4];
-    const auto in_step = static_cast<std::ptrdiff_t>(size_of(from));
-    const auto out_step = static_cast<std::ptrdiff_t>(size_of(to));
+    const bool gathers = !is_one_step(columns.source_stride, from);
+    const bool scatters = !is_one_step(columns.target_stride, to);
     for (std::size_t row = 0; row < rows.extent; ++row) {
       for (std::size_t column = 0; column < columns.extent; column += gathered) {
         const std::size_t count = std::min(gathered, columns.extent - column);
-        copy_apart_sized(size_of(from), source + at(row, rows.source_stride) + at(column, columns.source_stride),
-                         columns.source_stride, in, in_step, count);
-        stretch(in, out, count, false);
-        copy_apart_sized(size_of(to), out, out_step,
-                         target + at(row, rows.target_stride) + at(column, columns.target_stride),
-                         columns.target_stride, count);
+        const unsigned char* near = source + at(row, rows.source_stride) + at(column, columns.source_stride);
+        unsigned char* const far = target + at(row, rows.target_stride) + at(column, columns.target_stride);
+        if (gathers) {
+          copy_apart_sized(size_of(from), near, columns.source_stride, in, one_step(from), count);
+          near = in;
+        }
+        stretch(near, scatters ? out : far, count, false);
+        if (scatters) {
+          copy_apart_sized(size_of(to), out, one_step(to), far, columns.target_stride, count);
+        }
       }
     }
   }
@@ -127,7 +137,7 @@ Job::Job(const void* source, Float from, void* target, Float to, std::size_t cou
       from_(from),
       to_(to),
       count_(count) {
-  columns_ = {count, static_cast<std::ptrdiff_t>(size_of(from)), static_cast<std::ptrdiff_t>(size_of(to))};
+  columns_ = {count, one_step(from), one_step(to)};
   cut(1, long_tile);
 }
 
@@ -169,7 +179,7 @@ Job::Job(const void* source, Float from, void* target, Float to, std::vector<Axi
 }
 
 void Job::choose_way() {
-  columns_ = {1, static_cast<std::ptrdiff_t>(size_of(from_)), static_cast<std::ptrdiff_t>(size_of(to_))};
+  columns_ = {1, one_step(from_), one_step(to_)};
   if (!outer_.empty()) {
     columns_ = outer_.back();
     outer_.pop_back();
@@ -214,7 +224,8 @@ void Job::cut(std::size_t rows, std::size_t columns) {
 }
 
 void Job::run(const Table& table, std::size_t first_unit, std::size_t end_unit, bool stream) const noexcept {
-  const Stretch stretch{table.convert[static_cast<std::size_t>(from_)][static_cast<std::size_t>(to_)], size_of(to_)};
+  const Stretch stretch{table.convert[static_cast<std::size_t>(from_)][static_cast<std::size_t>(to_)], size_of(from_),
+                        size_of(to_)};
   if (way_ == Way::whole) {
     const std::size_t begins = first_unit * tile_columns_;
     const std::size_t ends = std::min(count_, end_unit * tile_columns_);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace habana_mp::kernels {
 
@@ -10,9 +11,15 @@ namespace habana_mp::kernels {
 // Neither pointer needs any alignment, not even an element's.
 using Kernel = void (*)(const void* source, void* target, std::size_t count, bool stream) noexcept;
 
+// Rounds `count` float32 to bfloat16 stochastically, as elements of an array of which they begin at `first`, which must
+// be a multiple of 256. Every instruction set gives the same bits.
+using StochasticKernel = void (*)(const void* source, void* target, std::size_t count, std::uint64_t seed,
+                                  std::uint64_t first) noexcept;
+
 struct Table {
   const char* name;
   Kernel convert[3][3];  // [from][to], in the order of Float; the diagonal is empty: a copy needs no kernel
+  StochasticKernel stochastic;
 };
 
 extern const Table scalar_table;
