@@ -1,25 +1,39 @@
-"""The casts against torch's `copy_`, ml_dtypes' and NumPy's `astype`: how many times as fast, all into given memory.
+"""The casts against torch's `copy_`, ml_dtypes' and NumPy's `astype` and a copy of as many bytes, into given memory.
 
-python benchmarks/kernels.py [--quick]
+    python benchmarks/kernels.py [--quick] [--only one|many|strided|stochastic]
 
-Every contender casts the same array in turn, round after round; a figure is the median of a contender's rounds. The
-ratios are the others' time over ours: above 1 we are faster.
+All contenders cast the same arrays in turn, round after round. A ratio is the other's time over ours in the same round,
+the median of all rounds: above 1 we are faster. Needs a C compiler, for the copy.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
+import ctypes
+import subprocess
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import torch
+from timing import Contender, run
 
 from habana_mp import kernels
 
-CASTS = [("float32", "bfloat16"), ("bfloat16", "float32"), ("float32", "float16"), ("float16", "float32")]
+Array = npt.NDArray[Any]
+
+CASTS = [
+    ("float32", "bfloat16"),
+    ("bfloat16", "float32"),
+    ("float32", "float16"),
+    ("float16", "float32"),
+    ("bfloat16", "float16"),
+    ("float16", "bfloat16"),
+]
 NUMPY = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 TORCH = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 OURS: dict[str, Callable[..., object]] = {
@@ -27,73 +41,166 @@ OURS: dict[str, Callable[..., object]] = {
     "float16": kernels.to_float16,
     "bfloat16": kernels.to_bfloat16,
 }
+#: The weights of a decoder of 110 M parameters: hidden 768, 12 layers, one embedding of 32,000 words.
+LAYER = [(768, 768)] * 4 + [(2048, 768)] * 2 + [(768, 2048)] + [(768,)] * 2
+WEIGHTS = [(32_000, 768), *LAYER * 12, (768,)]
 
 
-def seconds(function: Callable[[], object], repeats: int) -> float:
+def random_array(shape: tuple[int, ...], dtype: str) -> Array:
+    return np.random.default_rng(0).standard_normal(shape, dtype=np.float32).astype(NUMPY[dtype])
+
+
+def tensor_of(array: Array, dtype: str) -> torch.Tensor:
+    """The very same memory: which pages an array got makes more of a difference beyond the caches than who casts it."""
+    integers = {2: np.int16, 4: np.int32}
+    return torch.from_numpy(array.view(integers[array.itemsize])).view(TORCH[dtype])
+
+
+def aligned(size: int) -> Array:
+    memory = np.ones(size + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    return memory[start : start + size]
+
+
+class MemoryCopy:
+    """A copy of as many bytes as a cast reads and writes."""
+
+    def __init__(self, folder: str) -> None:
+        library = Path(folder) / "memory_copy.so"
+        source = Path(__file__).with_name("memory_copy.c")
+        flags = ["-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"]
+        subprocess.run(["cc", *flags, "-o", str(library), str(source)], check=True)
+        self._copy = ctypes.CDLL(str(library)).copy
+
+    def contender(self, name: str, total_bytes: int, threads: int, *, bypass: bool) -> Contender:
+        half = total_bytes // 128 * 64
+        source, target = aligned(half), aligned(half)
+        sizes = ctypes.c_size_t(half), threads, int(bypass)
+        addresses = ctypes.c_void_p(source.ctypes.data), ctypes.c_void_p(target.ctypes.data)
+        keep = source, target
+        return Contender(name, lambda: (self._copy(*addresses, *sizes), keep)[0])
+
+
+def compare(ours: Contender, others: list[Contender], threads: int, rounds: int) -> list[str]:
+    """A cell for each of the others: their time as a multiple of ours."""
+    torch.set_num_threads(threads)
     # Whoever came before has left its own data in the caches, and its threads awake and watching for more: those of
     # libgomp, which torch uses, do so for milliseconds, on a processor that others could use.
-    end = time.perf_counter() + 0.02
-    while time.perf_counter() < end:
-        function()
-    start = time.perf_counter()
-    for _ in range(repeats):
-        function()
-    return (time.perf_counter() - start) / repeats
+    run([ours, *others], rounds=rounds, target_seconds=0.01, settle_seconds=0.02)
+    return [f"{other.ratio_to(ours)[0]:>12.2f}" for other in others]
 
 
-def contenders(source: str, target: str, size: int, threads: int) -> dict[str, Callable[[], object]]:
-    array = np.random.default_rng(0).standard_normal(size, dtype=np.float32).astype(NUMPY[source])
-    out = np.zeros(size, NUMPY[target])
-    # the very same memory: which pages an array got makes more of a difference beyond the caches than who casts it
-    integers = {2: np.int16, 4: np.int32}
-    tensor = torch.from_numpy(array.view(integers[array.itemsize])).view(TORCH[source])
-    tensor_out = torch.from_numpy(out.view(integers[out.itemsize])).view(TORCH[target])
-    ours = OURS[target]
-    name = "NumPy" if "bfloat16" not in (source, target) else "ml_dtypes"
-    return {
-        "ours": lambda: ours(array, out, threads),
-        "torch": lambda: tensor_out.copy_(tensor),
-        name: lambda: np.copyto(out, array, casting="unsafe"),
-    }
+def heading(first: str, columns: list[str]) -> None:
+    print(f"\n{first:<34} {'threads':>7} {'us':>10} {'GB/s':>7}" + "".join(f" {name:>12}" for name in columns))
 
 
-def measure(source: str, target: str, size: int, threads: int, rounds: int) -> dict[str, float]:
-    torch.set_num_threads(threads)
-    functions = contenders(source, target, size, threads)
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(rounds):
-        for name, function in functions.items():
-            times[name].append(seconds(function, max(1, min(2000, 2**23 // size))))
-    return {name: statistics.median(values) for name, values in times.items()}
+def row(first: str, threads: int, ours: Contender, total_bytes: int, cells: list[str]) -> None:
+    gigabytes = total_bytes / ours.median / 1e9
+    print(f"{first:<34} {threads:>7} {ours.median * 1e6:>10.2f} {gigabytes:>7.1f} " + " ".join(cells), flush=True)
+
+
+def one_array(copy: MemoryCopy, powers: range, rounds: int) -> None:
+    for source, target in CASTS:
+        numpy_name = "x ml_dtypes" if "bfloat16" in (source, target) else "x NumPy"
+        heading(f"{source} to {target}", ["x torch", numpy_name, "x copy", "x nt copy"])
+        for power in powers:
+            array, out = random_array((2**power,), source), np.zeros(2**power, NUMPY[target])
+            tensor, tensor_out = tensor_of(array, source), tensor_of(out, target)
+            total = array.nbytes + out.nbytes
+            cast = OURS[target]
+            for threads in (1, 2):
+                ours = Contender("ours", lambda: cast(array, out, threads))  # noqa: B023 (called in this round only)
+                others = [
+                    Contender("torch", lambda: tensor_out.copy_(tensor)),  # noqa: B023
+                    Contender("NumPy", lambda: np.copyto(out, array, casting="unsafe")),  # noqa: B023
+                    copy.contender("copy", total, threads, bypass=False),
+                    copy.contender("nt copy", total, threads, bypass=True),
+                ]
+                row(f"2^{power} elements", threads, ours, total, compare(ours, others, threads, rounds))
+
+
+def many_arrays(copy: MemoryCopy, rounds: int) -> None:
+    heading("110 M parameters, many at once", ["x foreach", "x nt copy"])
+    for source, target in CASTS[:4]:
+        arrays = [random_array(shape, source) for shape in WEIGHTS]
+        outs = [np.zeros(shape, NUMPY[target]) for shape in WEIGHTS]
+        tensors = [tensor_of(array, source) for array in arrays]
+        tensors_out = [tensor_of(out, target) for out in outs]
+        total = sum(array.nbytes for array in arrays + outs)
+        for threads in (1, 2):
+            ours = Contender("ours", lambda: kernels.cast_many(arrays, outs, threads))  # noqa: B023
+            others = [
+                Contender("torch", lambda: torch._foreach_copy_(tensors_out, tensors)),  # noqa: B023
+                copy.contender("nt copy", total, threads, bypass=True),
+            ]
+            row(f"{source} to {target}", threads, ours, total, compare(ours, others, threads, rounds))
+
+
+def strided_arrays(rounds: int) -> None:
+    layouts: list[tuple[str, tuple[int, ...], Callable[[Any], Any], Callable[[Any], Any]]] = [
+        ("rows, 1024 x 768 of 2304", (1024, 2304), lambda x: x[:, 768:1536], lambda y: y.reshape(1024, -1)[:, :768]),
+        ("transposed, 1024 x 1024", (1024, 1024), lambda x: x.T, lambda y: y),
+        ("transposed, 4000 x 4000", (4000, 4000), lambda x: x.T, lambda y: y),
+        (
+            "channels last, 8 x 64 x 56 x 56",
+            (8, 56, 56, 64),
+            lambda x: x.transpose(0, 3, 1, 2),
+            lambda y: y.reshape(8, 64, 56, 56),
+        ),
+        ("every other, 512 x 512 of 1024", (512, 1024), lambda x: x[:, ::2], lambda y: y[:, :512]),
+    ]
+    for source, target in CASTS[:2]:
+        heading(f"{source} to {target}", ["x torch", "x ml_dtypes"])
+        for name, shape, view, out_view in layouts:
+            array, memory = view(random_array(shape, source)), np.zeros(shape, NUMPY[target])
+            out = out_view(memory)
+            bits, out_bits = (x.view(np.dtype(f"i{x.itemsize}")) for x in (array, out))
+            tensor, tensor_out = (
+                torch.from_numpy(bits).view(TORCH[source]),
+                torch.from_numpy(out_bits).view(TORCH[target]),
+            )
+            cast = OURS[target]
+            for threads in (1, 2):
+                ours = Contender("ours", lambda: cast(array, out, threads))  # noqa: B023
+                others = [
+                    Contender("torch", lambda: tensor_out.copy_(tensor)),  # noqa: B023
+                    Contender("NumPy", lambda: np.copyto(out, array, casting="unsafe")),  # noqa: B023
+                ]
+                total = array.size * (array.itemsize + out.itemsize)
+                row(name, threads, ours, total, compare(ours, others, threads, rounds))
+
+
+def stochastic(powers: range, rounds: int) -> None:
+    heading("float32 to bfloat16, stochastic", ["x nearest"])
+    for power in powers:
+        array, out = random_array((2**power,), "float32"), np.zeros(2**power, NUMPY["bfloat16"])
+        for threads in (1, 2):
+            ours = Contender("ours", lambda: kernels.to_bfloat16(array, out, threads, seed=1))  # noqa: B023
+            nearest = Contender("nearest", lambda: kernels.to_bfloat16(array, out, threads))  # noqa: B023
+            cells = compare(ours, [nearest], threads, rounds)
+            row(f"2^{power} elements", threads, ours, array.nbytes + out.nbytes, cells)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     parser.add_argument("--rounds", type=int, help="rounds for each figure (default 15, quick 5)")
-    parser.add_argument("--cast", help="one cast alone, such as float32-bfloat16")
+    parser.add_argument("--only", choices=["one", "many", "strided", "stochastic"], help="one part alone")
     arguments = parser.parse_args()
     rounds = arguments.rounds or (5 if arguments.quick else 15)
     powers = range(14, 27, 4 if arguments.quick else 2)
-    casts = [pair for pair in CASTS if arguments.cast in (None, "-".join(pair))]
 
     print(f"instruction set: {kernels.path()}, torch {torch.__version__}, {rounds} rounds")
-    for source, target in casts:
-        other = "NumPy" if "bfloat16" not in (source, target) else "ml_dtypes"
-        print(f"\n{source} -> {target}")
-        print(f"{'elements':>10} {'threads':>8} {'ours us':>10} {'GB/s':>7} {'x torch':>9} {'x ' + other:>12}")
-        size_of_both = NUMPY[source].itemsize + NUMPY[target].itemsize
-        for power in powers:
-            for threads in (1, 2):
-                size = 2**power
-                times = measure(source, target, size, threads, rounds)
-                ours = times["ours"]
-                gigabytes = size * size_of_both / ours / 1e9
-                print(
-                    f"{'2^' + str(power):>10} {threads:>8} {ours * 1e6:>10.2f} {gigabytes:>7.1f} "
-                    f"{times['torch'] / ours:>9.2f} {times[other] / ours:>12.2f}",
-                    flush=True,
-                )
+    with tempfile.TemporaryDirectory() as folder:
+        copy = MemoryCopy(folder)
+        if arguments.only in (None, "one"):
+            one_array(copy, powers, rounds)
+        if arguments.only in (None, "many"):
+            many_arrays(copy, rounds)
+        if arguments.only in (None, "strided"):
+            strided_arrays(rounds)
+        if arguments.only in (None, "stochastic"):
+            stochastic(powers, rounds)
 
 
 if __name__ == "__main__":

@@ -28,23 +28,32 @@ class Contender:
         return statistics.median(ratios), ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
 
 
-def run(contenders: list[Contender], *, rounds: int, target_seconds: float) -> None:
-    """Time all contenders in turn, round after round, each for about ``target_seconds``."""
+def run(contenders: list[Contender], *, rounds: int, target_seconds: float, settle_seconds: float = 0.0) -> None:
+    """Time all contenders in turn, round after round, each for about ``target_seconds``.
+
+    Before each timing the contender runs for ``settle_seconds`` unmeasured.
+    """
     repeats = []
     for one in contenders:
         with one.state():
-            for _ in range(20):
+            begin = time.perf_counter()
+            one.call()
+            trials = 20 if time.perf_counter() - begin < target_seconds else 1
+            for _ in range(trials):
                 one.call()
             begin = time.perf_counter()
-            for _ in range(20):
+            for _ in range(trials):
                 one.call()
-            repeats.append(max(1, int(target_seconds / max((time.perf_counter() - begin) / 20, 1e-9))))
+            repeats.append(max(1, int(target_seconds / max((time.perf_counter() - begin) / trials, 1e-9))))
     for round_number in range(rounds):
         order = list(zip(contenders, repeats, strict=True))
         for one, repeat in order if round_number % 2 == 0 else reversed(order):
             call = one.call
             with one.state():
                 call()
+                settled = time.perf_counter() + settle_seconds
+                while time.perf_counter() < settled:
+                    call()
                 begin = time.perf_counter()
                 for _ in range(repeat):
                     call()

@@ -30,7 +30,10 @@ inline __mmask32 lanes16(std::size_t count) { return count >= 32 ? 0xffffffffU :
 // Where a step's elements come from and go to: the whole step, or its first `count` elements.
 struct Whole {
   static __m512i load32(const unsigned char* from, std::size_t at) { return _mm512_loadu_si512(from + at * 4); }
-  static __m512i load16(const unsigned char* from) { return _mm512_loadu_si512(from); }
+  // Loading a half costs less than taking a register apart.
+  static __m256i load16(const unsigned char* from, std::size_t at) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + at * 2));
+  }
   static void store32(unsigned char* to, std::size_t at, __m512i value) { _mm512_storeu_si512(to + at * 4, value); }
   static void store16(unsigned char* to, __m512i value) { _mm512_storeu_si512(to, value); }
 };
@@ -49,7 +52,9 @@ struct First {
   __m512i load32(const unsigned char* from, std::size_t at) const {
     return _mm512_maskz_loadu_epi32(lanes32(after(at)), from + at * 4);
   }
-  __m512i load16(const unsigned char* from) const { return _mm512_maskz_loadu_epi16(lanes16(count), from); }
+  __m256i load16(const unsigned char* from, std::size_t at) const {
+    return _mm256_maskz_loadu_epi16(lanes32(after(at)), from + at * 2);
+  }
   void store32(unsigned char* to, std::size_t at, __m512i value) const {
     _mm512_mask_storeu_epi32(to + at * 4, lanes32(after(at)), value);
   }
@@ -76,8 +81,6 @@ inline __m512i upper_halves(__m512i a, __m512i b) {
 
 inline __m512i f32_bits_of_bf16(__m256i x) { return _mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16); }
 inline __m512i f32_bits_of_f16(__m256i x) { return _mm512_castps_si512(_mm512_cvtph_ps(x)); }
-inline __m256i low_half(__m512i x) { return _mm512_castsi512_si256(x); }
-inline __m256i high_half(__m512i x) { return _mm512_extracti64x4_epi64(x, 1); }
 inline __m512i join(__m256i low, __m256i high) { return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1); }
 inline __m256i f16_of(__m512i f32_bits) {
   return _mm512_cvtps_ph(_mm512_castsi512_ps(f32_bits), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -109,9 +112,8 @@ template <class Narrow>
 struct Step<Bf16ToF32, Narrow> {
   template <class Memory>
   static void run(const Memory& memory, const unsigned char* in, unsigned char* out) {
-    const __m512i x = memory.load16(in);
-    memory.store32(out, 0, f32_bits_of_bf16(low_half(x)));
-    memory.store32(out, 16, f32_bits_of_bf16(high_half(x)));
+    memory.store32(out, 0, f32_bits_of_bf16(memory.load16(in, 0)));
+    memory.store32(out, 16, f32_bits_of_bf16(memory.load16(in, 16)));
   }
 };
 
@@ -119,8 +121,8 @@ template <class Narrow>
 struct Step<Bf16ToF16, Narrow> {
   template <class Memory>
   static void run(const Memory& memory, const unsigned char* in, unsigned char* out) {
-    const __m512i x = memory.load16(in);
-    memory.store16(out, join(f16_of(f32_bits_of_bf16(low_half(x))), f16_of(f32_bits_of_bf16(high_half(x)))));
+    memory.store16(
+        out, join(f16_of(f32_bits_of_bf16(memory.load16(in, 0))), f16_of(f32_bits_of_bf16(memory.load16(in, 16)))));
   }
 };
 
@@ -128,9 +130,8 @@ template <class Narrow>
 struct Step<F16ToF32, Narrow> {
   template <class Memory>
   static void run(const Memory& memory, const unsigned char* in, unsigned char* out) {
-    const __m512i x = memory.load16(in);
-    memory.store32(out, 0, f32_bits_of_f16(low_half(x)));
-    memory.store32(out, 16, f32_bits_of_f16(high_half(x)));
+    memory.store32(out, 0, f32_bits_of_f16(memory.load16(in, 0)));
+    memory.store32(out, 16, f32_bits_of_f16(memory.load16(in, 16)));
   }
 };
 
@@ -139,8 +140,7 @@ template <class Narrow>
 struct Step<F16ToBf16, Narrow> {
   template <class Memory>
   static void run(const Memory& memory, const unsigned char* in, unsigned char* out) {
-    const __m512i x = memory.load16(in);
-    memory.store16(out, Narrow::normal(f32_bits_of_f16(low_half(x)), f32_bits_of_f16(high_half(x))));
+    memory.store16(out, Narrow::normal(f32_bits_of_f16(memory.load16(in, 0)), f32_bits_of_f16(memory.load16(in, 16))));
   }
 };
 

@@ -63,6 +63,13 @@ void transpose_sized(std::size_t size, const unsigned char* source, std::ptrdiff
 template <class T>
 void copy_apart(const unsigned char* source, std::ptrdiff_t source_stride, unsigned char* target,
                 std::ptrdiff_t target_stride, std::size_t count) noexcept {
+  constexpr std::ptrdiff_t step = sizeof(T);
+  if (source_stride == 2 * step && target_stride == step) {  // strides that are known make a loop of vectors
+    for (std::size_t i = 0; i < count; ++i) {
+      std::memcpy(target + at(i, step), source + at(i, 2 * step), sizeof(T));
+    }
+    return;
+  }
   for (std::size_t i = 0; i < count; ++i) {
     std::memcpy(target + at(i, target_stride), source + at(i, source_stride), sizeof(T));
   }
