@@ -8,9 +8,9 @@ TORCH := torch==2.13.0
 APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 
 SOURCES := $(shell find src -name '*.cpp' -o -name '*.hpp' -o -name '*.cmake') CMakeLists.txt pyproject.toml
-CXX_SOURCES := $(shell find src -name '*.cpp' -o -name '*.hpp')
+CXX_SOURCES := $(shell find src tests -name '*.cpp' -o -name '*.hpp')
 
-.PHONY: demo test test-slow check format bench sweep wheel sanitize fuzz clean build examples
+.PHONY: demo test test-slow check format bench sweep wheel sanitize fuzz aarch64 clean build examples
 
 build: $(VENV)/.built
 
@@ -58,6 +58,17 @@ fuzz: $(VENV)/.built $(VENV)/.fuzzers
 	$(BIN)/python tests/fuzz/fuzz_lists.py
 	$(BIN)/python tests/fuzz/fuzz_calls.py
 
+# The kernels for another processor: cross-compiled, and run by an emulator with and without the bfloat16 instructions.
+AARCH64 := aarch64-linux-gnu-g++ -std=c++20 -O3 -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion \
+  -Werror -Isrc -DHABANA_MP_NEON_BF16
+aarch64: $(VENV)/.aarch64
+	mkdir -p build/aarch64
+	$(AARCH64) -march=armv8.2-a+bf16 -c src/kernels/cast_neon_bf16.cpp -o build/aarch64/cast_neon_bf16.o
+	$(AARCH64) -static -pthread $(addprefix src/kernels/,cast_neon.cpp cast_scalar.cpp dispatch.cpp job.cpp threads.cpp) \
+	  tests/aarch64/kernels_check.cpp build/aarch64/cast_neon_bf16.o -o build/aarch64/kernels_check
+	qemu-aarch64-static -cpu cortex-a57 build/aarch64/kernels_check 2003
+	qemu-aarch64-static -cpu max build/aarch64/kernels_check
+
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f $(VENV)/.built
@@ -87,6 +98,12 @@ $(VENV)/.checkers: $(VENV)/.torch
 
 $(VENV)/.fuzzers: $(VENV)/.packages
 	$(BIN)/pip install --quiet atheris
+	touch $@
+
+$(VENV)/.aarch64:
+	command -v aarch64-linux-gnu-g++ qemu-aarch64-static >/dev/null || \
+	  { $(APT) update -qq; $(APT) install -y -qq g++-aarch64-linux-gnu qemu-user-static; }
+	mkdir -p $(VENV)
 	touch $@
 
 # Editable: the Python files are used where they lie; only a change of the core builds again.

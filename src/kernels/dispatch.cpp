@@ -12,13 +12,15 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 namespace habana_mp::kernels {
 namespace {
 
 constexpr const char* variable = "HABANA_MP_KERNELS";
-constexpr std::array<std::string_view, 5> all_names = {"scalar", "avx2", "avx512", "avx512_bf16", "neon"};
+constexpr std::array<std::string_view, 6> all_names = {"scalar", "avx2", "avx512", "avx512_bf16", "neon", "neon_bf16"};
 
 // Measured, in elements. Below the first a second thread gains nothing; between the two it gains only where the threads
 // need not be woken for one cast alone, which takes about as long as the calling thread takes for the second.
@@ -83,7 +85,13 @@ class Choice {
       add(avx512_bf16_table);
     }
 #elif defined(__aarch64__)
-    add(neon_table);  // part of the baseline
+    add(neon_table);                               // part of the baseline
+#if defined(HABANA_MP_NEON_BF16)
+    constexpr unsigned long has_bf16 = 1UL << 14;  // HWCAP2_BF16, which older headers do not name
+    if ((getauxval(AT_HWCAP2) & has_bf16) != 0) {
+      add(neon_bf16_table);
+    }
+#endif
 #endif
   }
 

@@ -27,5 +27,6 @@ extern const Table avx2_table;
 extern const Table avx512_table;
 extern const Table avx512_bf16_table;
 extern const Table neon_table;
+extern const Table neon_bf16_table;
 
 }  // namespace habana_mp::kernels
