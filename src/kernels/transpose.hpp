@@ -15,11 +15,11 @@ struct Vector {
 
   template <std::size_t... at>
   static Type interleave_low(Type a, Type b, std::index_sequence<at...> /*lanes*/) {
-    return __builtin_shufflevector(a, b, (at / 2 + at % 2 * lanes)...);
+    return Type{(at % 2 != 0 ? b[at / 2] : a[at / 2])...};
   }
   template <std::size_t... at>
   static Type interleave_high(Type a, Type b, std::index_sequence<at...> /*lanes*/) {
-    return __builtin_shufflevector(a, b, (lanes / 2 + at / 2 + at % 2 * lanes)...);
+    return Type{(at % 2 != 0 ? b[lanes / 2 + at / 2] : a[lanes / 2 + at / 2])...};
   }
 };
 

@@ -98,6 +98,19 @@ def the_kernels() -> None:
             face(grid, out=np.empty_like(grid, np.int32))
         with raises(ValueError):
             face(grid, out=np.empty((2, 2), face(grid).dtype))
+    everything = [values[:size] for size in (0, 1, 40, 97)] + [grid.T, grid[::2, ::-1], np.resize(values, (70, 90)).T]
+    for dtype, path in itertools.product(dtypes, _core.kernels_paths()):
+        outs = [np.empty(array.shape, dtype) for array in everything]
+        outs[-1] = np.empty(everything[-1].shape[::-1], dtype)[::-1].T
+        for threads, stream in ((1, False), (3, True)):
+            _core.kernels_cast_many_with(everything, outs, threads, path, stream)
+        for threads in (1, 3):
+            _core.kernels_cast_stochastically(values, kernels._BFLOAT16, 7, None, threads, path)
+    kernels.cast_many(everything, outs)
+    with raises(ValueError):
+        kernels.cast_many([grid, grid], [outs[0], outs[0]])
+    with raises(TypeError):
+        kernels.to_bfloat16(grid, seed="1")  # type: ignore[arg-type]
     with raises(ValueError):
         kernels.to_float32(grid, out=grid)
     with raises(ValueError):
