@@ -456,11 +456,18 @@ bool may_repeat(const Target& target, const Rule& rule) {
   return target.shape != Target::Shape::python && rule.action != Rule::Action::in_place;
 }
 
+// The original of a call that is decided when it comes back: an operator of torch.ops does not count as running.
+PyObject* call_undecided(Target& target, const Arguments& arguments) {
+  if (target.shape != Target::Shape::fast_function) return call_original(target, arguments);
+  return target.original_slot(target.object, arguments.values, static_cast<std::size_t>(arguments.positional),
+                              arguments.keywords);
+}
+
 // The call as the plan wants it: the part behind the fast path.
 PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
                             Plan plan) {
   if (is_decided_elsewhere(arguments)) [[unlikely]] {
-    return call_original(target, arguments);
+    return call_undecided(target, arguments);
   }
   if (may_be_a_place(thread_state)) [[unlikely]] {
     if (const auto reason = why_not(thread_state)) {
