@@ -483,11 +483,11 @@ def test_a_backward_written_for_autocast_obeys_regions_around_it_and_inside_of_i
             return grads[0]
 
     hmp.convert()
-    for region in (contextlib.nullcontext, hmp.disable_casts):
+    for region in (contextlib.nullcontext, hmp.disable_casts, lambda: torch.autocast("cpu", enabled=False)):
         out = ForAutocast.apply(leaf(M)).sum()
         with region():
             out.backward()
-    assert kinds == [BF16, FP32, FP32, FP32]
+    assert kinds == [BF16, FP32, FP32, FP32, FP32, FP32]
 
 
 # ---- torch.func, torch.autograd.functional, forward mode -------------------------------------------------------------

@@ -356,9 +356,10 @@ PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::siz
   if (result == nullptr || keywords != nullptr || count < 1) return result;
   if (is_ours) {
     flag_was_set(enabled);
-    thread_state.entering_disabled = false;
+    thread_state.entering = Region::casts;
   } else {
-    thread_state.entering_disabled = !enabled && !region_is_torchs_own();
+    const bool is_wish = enabled || !region_is_torchs_own();
+    thread_state.entering = !is_wish ? Region::as_outside : enabled ? Region::casts : Region::no_casts;
   }
   return result;
 }

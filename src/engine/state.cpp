@@ -291,10 +291,10 @@ void region_is_entered() noexcept {
   const bool disabled = casts_are_disabled();
   state.flags_before = (state.flags_before << 1U) | (disabled ? 1U : 0U);
   state.by_region_before = (state.by_region_before << 1U) | (state.disabled_by_region ? 1U : 0U);
-  if (state.entering_disabled && !disabled) {
+  if (state.entering == Region::no_casts && !disabled) {
     set_flag(true);
     state.disabled_by_region = true;
-  } else if (!state.entering_disabled && state.disabled_by_region) {
+  } else if (state.entering == Region::casts && state.disabled_by_region) {
     set_flag(false);
     state.disabled_by_region = false;
   }
@@ -315,7 +315,7 @@ void install_in_disabled_regions(std::uint32_t regions) noexcept {
   ThreadState& state = thread_state;
   if (state.installation == current_installation && state.regions != 0) return;  // they were watched
   for (std::uint32_t i = 0; i < regions; ++i) {
-    state.entering_disabled = true;
+    state.entering = Region::no_casts;
     region_is_entered();
   }
 }

@@ -11,13 +11,16 @@ using PyObject = _object;
 
 namespace habana_mp::engine {
 
+// What a region of torch.autocast does that is being entered.
+enum class Region : std::uint8_t { casts, no_casts, as_outside };
+
 struct ThreadState {
   // A copy of torch's flag for disable_casts, for the log and for where the flag itself cannot be read.
   bool disabled = false;
   // Was it a region of torch.autocast(enabled=False) that set the flag?
   bool disabled_by_region = false;
-  // What the autocast region that is being entered will be.
-  bool entering_disabled = false;
+  // The region of torch.autocast that is being entered.
+  Region entering = Region::casts;
   // The regions of torch.autocast that this thread is in: what the flag and disabled_by_region were outside of each,
   // the innermost lowest. Beyond 64 regions nothing changes any more.
   std::uint64_t flags_before = 0;
