@@ -71,6 +71,8 @@ class Rule:
         raised_keywords: tuple[str, ...] = (),
         off_cpu_positions: int = 0,
         off_cpu_keywords: tuple[str, ...] = (),
+        sparse_keyword: tuple[str, ...] = (),
+        sparse_position: int = 0,
     ) -> None: ...
 
 class Function:

@@ -287,6 +287,15 @@ ARGUMENTS: dict[str, Castable] = {
     ),
 }
 
+#: The argument that, where it is true, makes the gradient of the first input sparse: keyword and position (beyond all
+#: positions where it is a keyword only). A cast cannot pass on such a gradient, so the lists are silent for that call.
+SPARSE_GRADIENT: dict[str, tuple[tuple[str], int]] = {
+    "embedding": (("sparse",), 4),
+    "embedding_bag": (("sparse",), 5),
+    "_embedding_bag": (("sparse",), 5),
+    "gather": (("sparse_grad",), 255),
+}
+
 # ---- where they live -----------------------------------------------------------------------------------------------
 
 #: The builtin that holds ``tensor[key] = value``; it follows the in-place rule.

@@ -40,6 +40,9 @@ class Ruling:
             saturate=self.saturate,
             no_kernel=self.no_kernel,
         )
+        if operation in ops.SPARSE_GRADIENT:
+            keyword, position = ops.SPARSE_GRADIENT[operation]
+            rule = functools.partial(rule, sparse_keyword=keyword, sparse_position=position)
         castable = ops.arguments_of(operation)
         if castable is None:
             return rule()

@@ -317,6 +317,34 @@ def test_sparse_gradients_of_an_embedding_are_stepped_exactly() -> None:
     assert_same(seeded(run), expected)
 
 
+SPARSE: dict[str, Callable[[torch.Tensor, bool], torch.Tensor]] = {
+    "embedding": lambda weight, sparse: F.embedding(INDICES, weight, sparse=sparse),
+    "embedding by keyword": lambda weight, sparse: torch.embedding(weight, INDICES, sparse=sparse),
+    "embedding_bag": lambda weight, sparse: F.embedding_bag(INDICES, weight, mode="sum", sparse=sparse),
+    "gather": lambda weight, sparse: weight.gather(0, INDICES, sparse_grad=sparse),
+}
+
+
+@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize("side", ["bf16", "fp32"])
+def test_an_operation_in_a_list_keeps_its_weight_where_the_gradient_is_sparse(
+    converted: Converter, name: str, side: str
+) -> None:
+    dtype, other = (FP32, BF16) if side == "bf16" else (BF16, FP32)
+    found = []
+    for convert in (False, True):
+        weight = torch.linspace(-1, 1, 24).reshape(6, 4).to(dtype).requires_grad_()
+        if convert:
+            converted(**{side: [name.split()[0]]})
+            assert SPARSE[name](weight, False).dtype is other
+        out = SPARSE[name](weight, True)
+        out.float().pow(2).sum().backward()
+        assert weight.grad is not None
+        assert weight.grad.is_sparse
+        found.append([out.detach(), weight.grad.to_dense()])
+    assert_same(*found)
+
+
 # ---- making, copying and keeping modules ---------------------------------------------------------------------------
 
 INITIALISERS: dict[str, Callable[[torch.Tensor], Any]] = {

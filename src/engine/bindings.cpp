@@ -64,7 +64,8 @@ PyObject* kept(const py::tuple& names) { return names.empty() ? nullptr : names.
 
 Rule make_rule(const std::string& action, const std::string& precision, bool saturate, bool no_kernel,
                std::uint64_t positions, const py::tuple& kept_keywords, std::uint64_t raised_positions,
-               const py::tuple& raised_keywords, std::uint64_t off_cpu_positions, const py::tuple& off_cpu_keywords) {
+               const py::tuple& raised_keywords, std::uint64_t off_cpu_positions, const py::tuple& off_cpu_keywords,
+               const py::tuple& sparse_keyword, std::uint8_t sparse_position) {
   Rule rule;
   rule.action = action_of(action);
   if (rule.action == Rule::Action::precision) rule.to = precision_of(precision);
@@ -76,6 +77,8 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
   rule.raised_keywords = kept(raised_keywords);
   rule.off_cpu_positions = off_cpu_positions;
   rule.off_cpu_keywords = kept(off_cpu_keywords);
+  rule.sparse_keyword = kept(sparse_keyword);
+  rule.sparse_position = sparse_position;
   return rule;
 }
 
@@ -176,7 +179,8 @@ void register_engine(py::module_& module) {
            py::arg("saturate") = false, py::arg("no_kernel") = false, py::arg("positions") = ~std::uint64_t{0},
            py::arg("kept_keywords") = py::tuple(), py::arg("raised_positions") = 0,
            py::arg("raised_keywords") = py::tuple(), py::arg("off_cpu_positions") = 0,
-           py::arg("off_cpu_keywords") = py::tuple());
+           py::arg("off_cpu_keywords") = py::tuple(), py::arg("sparse_keyword") = py::tuple(),
+           py::arg("sparse_position") = 0);
 
   module.def("bind_torch", [] {
     static bool bound = false;

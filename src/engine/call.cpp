@@ -127,6 +127,17 @@ Kinds read_sequence(PyObject* sequence, Reading& reading, int depth) {
   return seen;
 }
 
+bool has_sparse_gradient(const Rule& rule, const Arguments& arguments) {
+  const Py_ssize_t position = rule.sparse_position;
+  if (position < arguments.positional) return arguments.values[position] == Py_True;
+  for (Py_ssize_t i = 0; i < arguments.keyword_count(); ++i) {
+    if (holds(rule.sparse_keyword, PyTuple_GET_ITEM(arguments.keywords, i))) {
+      return arguments.values[arguments.positional + i] == Py_True;
+    }
+  }
+  return false;
+}
+
 void read(const Rule& rule, const Arguments& arguments, Reading& reading) {
   for (Py_ssize_t i = 0; i < arguments.positional; ++i) {
     Kind kind = Kind::other;
@@ -590,6 +601,11 @@ PyObject* answer(Target& target, const Arguments& arguments) {
   // Read once: another policy may be installed while the arguments are looked at.
   const Rule& rule = lists_speak ? *target.listed : *target.unlisted;
   if (rule.action == Rule::Action::none) return call_original(target, arguments);
+  if (rule.sparse_keyword != nullptr && has_sparse_gradient(rule, arguments)) [[unlikely]] {
+    const Rule& silent = *target.unlisted;
+    if (silent.action == Rule::Action::none) return call_original(target, arguments);
+    return answer_covered(target, silent, arguments);
+  }
   return answer_covered(target, rule, arguments);
 }
 
