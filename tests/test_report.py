@@ -215,6 +215,12 @@ def test_lists_and_tuples_of_tensors_are_cast() -> None:
     assert inside([M, 1], (M, M.long())) == [[BF16, 1], [BF16, torch.int64], list, tuple]
 
 
+def test_a_function_mode_does_not_stop_the_casts_of_a_wrapped_function() -> None:
+    hmp.convert()
+    with torch.device("cpu"):
+        assert hmp.op_wrap(lambda x: x.dtype, to="bf16")(torch.ones(2)) is torch.bfloat16
+
+
 def test_a_wrapped_function_is_plain_without_convert_and_where_casts_are_off() -> None:
     wrapped = hmp.op_wrap(dtypes)
     assert wrapped(M) == [FP32]
