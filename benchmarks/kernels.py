@@ -1,6 +1,6 @@
 """The casts against torch's `copy_`, ml_dtypes' and NumPy's `astype` and a copy of as many bytes, into given memory.
 
-    python benchmarks/kernels.py [--quick] [--only one|many|strided|stochastic]
+    python benchmarks/kernels.py [--quick] [--only one|many|strided|stochastic] [--threads N]
 
 All contenders cast the same arrays in turn, round after round. A ratio is the other's time over ours in the same round,
 the median of all rounds: above 1 we are faster. Needs a C compiler, for the copy.
@@ -71,22 +71,28 @@ class MemoryCopy:
         flags = ["-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"]
         subprocess.run(["cc", *flags, "-o", str(library), str(source)], check=True)
         self._copy = ctypes.CDLL(str(library)).copy
+        self._copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int]
 
-    def contender(self, name: str, total_bytes: int, threads: int, *, bypass: bool) -> Contender:
-        half = total_bytes // 128 * 64
-        source, target = aligned(half), aligned(half)
-        sizes = ctypes.c_size_t(half), threads, int(bypass)
-        addresses = ctypes.c_void_p(source.ctypes.data), ctypes.c_void_p(target.ctypes.data)
-        keep = source, target
-        return Contender(name, lambda: (self._copy(*addresses, *sizes), keep)[0])
+    def contender(self, name: str, totals: list[int], threads: int, *, bypass: bool) -> Contender:
+        """As many copies as `totals` has; memory in several small parts is slower than in one."""
+        pairs = [(aligned(total // 128 * 64), aligned(total // 128 * 64)) for total in totals]
+        calls = [(a.ctypes.data, b.ctypes.data, a.size, threads, int(bypass)) for a, b in pairs]
+        copy = self._copy
+
+        def call(_keep: object = pairs) -> None:
+            for arguments in calls:
+                copy(*arguments)
+
+        return Contender(name, call)
 
 
 def compare(ours: Contender, others: list[Contender], threads: int, rounds: int) -> list[str]:
     """A cell for each of the others: their time as a multiple of ours."""
     torch.set_num_threads(threads)
     # Whoever came before has left its own data in the caches, and its threads awake and watching for more: those of
-    # libgomp, which torch uses, do so for milliseconds, on a processor that others could use.
-    run([ours, *others], rounds=rounds, target_seconds=0.01, settle_seconds=0.02)
+    # libgomp, which torch uses, do so for milliseconds, on a processor that others could use. Many short rounds: where
+    # another program takes a processor from two threads, the round that it spoils must not be all of them.
+    run([ours, *others], rounds=rounds, target_seconds=0.002, settle_seconds=0.01)
     return [f"{other.ratio_to(ours)[0]:>12.2f}" for other in others]
 
 
@@ -99,7 +105,7 @@ def row(first: str, threads: int, ours: Contender, total_bytes: int, cells: list
     print(f"{first:<34} {threads:>7} {ours.median * 1e6:>10.2f} {gigabytes:>7.1f} " + " ".join(cells), flush=True)
 
 
-def one_array(copy: MemoryCopy, powers: range, rounds: int) -> None:
+def one_array(copy: MemoryCopy, powers: range, numbers: list[int], rounds: int) -> None:
     for source, target in CASTS:
         numpy_name = "x ml_dtypes" if "bfloat16" in (source, target) else "x NumPy"
         heading(f"{source} to {target}", ["x torch", numpy_name, "x copy", "x nt copy"])
@@ -108,35 +114,35 @@ def one_array(copy: MemoryCopy, powers: range, rounds: int) -> None:
             tensor, tensor_out = tensor_of(array, source), tensor_of(out, target)
             total = array.nbytes + out.nbytes
             cast = OURS[target]
-            for threads in (1, 2):
+            for threads in numbers:
                 ours = Contender("ours", lambda: cast(array, out, threads))  # noqa: B023 (called in this round only)
                 others = [
                     Contender("torch", lambda: tensor_out.copy_(tensor)),  # noqa: B023
                     Contender("NumPy", lambda: np.copyto(out, array, casting="unsafe")),  # noqa: B023
-                    copy.contender("copy", total, threads, bypass=False),
-                    copy.contender("nt copy", total, threads, bypass=True),
+                    copy.contender("copy", [total], threads, bypass=False),
+                    copy.contender("nt copy", [total], threads, bypass=True),
                 ]
                 row(f"2^{power} elements", threads, ours, total, compare(ours, others, threads, rounds))
 
 
-def many_arrays(copy: MemoryCopy, rounds: int) -> None:
+def many_arrays(copy: MemoryCopy, numbers: list[int], rounds: int) -> None:
     heading("110 M parameters, many at once", ["x foreach", "x nt copy"])
     for source, target in CASTS[:4]:
         arrays = [random_array(shape, source) for shape in WEIGHTS]
         outs = [np.zeros(shape, NUMPY[target]) for shape in WEIGHTS]
         tensors = [tensor_of(array, source) for array in arrays]
         tensors_out = [tensor_of(out, target) for out in outs]
-        total = sum(array.nbytes for array in arrays + outs)
-        for threads in (1, 2):
+        totals = [array.nbytes + out.nbytes for array, out in zip(arrays, outs, strict=True)]
+        for threads in numbers:
             ours = Contender("ours", lambda: kernels.cast_many(arrays, outs, threads))  # noqa: B023
             others = [
                 Contender("torch", lambda: torch._foreach_copy_(tensors_out, tensors)),  # noqa: B023
-                copy.contender("nt copy", total, threads, bypass=True),
+                copy.contender("nt copy", totals, threads, bypass=True),
             ]
-            row(f"{source} to {target}", threads, ours, total, compare(ours, others, threads, rounds))
+            row(f"{source} to {target}", threads, ours, sum(totals), compare(ours, others, threads, rounds))
 
 
-def strided_arrays(rounds: int) -> None:
+def strided_arrays(numbers: list[int], rounds: int) -> None:
     layouts: list[tuple[str, tuple[int, ...], Callable[[Any], Any], Callable[[Any], Any]]] = [
         ("rows, 1024 x 768 of 2304", (1024, 2304), lambda x: x[:, 768:1536], lambda y: y.reshape(1024, -1)[:, :768]),
         ("transposed, 1024 x 1024", (1024, 1024), lambda x: x.T, lambda y: y),
@@ -160,7 +166,7 @@ def strided_arrays(rounds: int) -> None:
                 torch.from_numpy(out_bits).view(TORCH[target]),
             )
             cast = OURS[target]
-            for threads in (1, 2):
+            for threads in numbers:
                 ours = Contender("ours", lambda: cast(array, out, threads))  # noqa: B023
                 others = [
                     Contender("torch", lambda: tensor_out.copy_(tensor)),  # noqa: B023
@@ -170,11 +176,11 @@ def strided_arrays(rounds: int) -> None:
                 row(name, threads, ours, total, compare(ours, others, threads, rounds))
 
 
-def stochastic(powers: range, rounds: int) -> None:
+def stochastic(powers: range, numbers: list[int], rounds: int) -> None:
     heading("float32 to bfloat16, stochastic", ["x nearest"])
     for power in powers:
         array, out = random_array((2**power,), "float32"), np.zeros(2**power, NUMPY["bfloat16"])
-        for threads in (1, 2):
+        for threads in numbers:
             ours = Contender("ours", lambda: kernels.to_bfloat16(array, out, threads, seed=1))  # noqa: B023
             nearest = Contender("nearest", lambda: kernels.to_bfloat16(array, out, threads))  # noqa: B023
             cells = compare(ours, [nearest], threads, rounds)
@@ -184,23 +190,25 @@ def stochastic(powers: range, rounds: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
-    parser.add_argument("--rounds", type=int, help="rounds for each figure (default 15, quick 5)")
+    parser.add_argument("--rounds", type=int, help="rounds for each figure (default 31, quick 11)")
+    parser.add_argument("--threads", type=int, help="one number of threads alone (default 1 and 2)")
     parser.add_argument("--only", choices=["one", "many", "strided", "stochastic"], help="one part alone")
     arguments = parser.parse_args()
-    rounds = arguments.rounds or (5 if arguments.quick else 15)
+    rounds = arguments.rounds or (11 if arguments.quick else 31)
+    numbers = [arguments.threads] if arguments.threads else [1, 2]
     powers = range(14, 27, 4 if arguments.quick else 2)
 
     print(f"instruction set: {kernels.path()}, torch {torch.__version__}, {rounds} rounds")
     with tempfile.TemporaryDirectory() as folder:
         copy = MemoryCopy(folder)
         if arguments.only in (None, "one"):
-            one_array(copy, powers, rounds)
+            one_array(copy, powers, numbers, rounds)
         if arguments.only in (None, "many"):
-            many_arrays(copy, rounds)
+            many_arrays(copy, numbers, rounds)
         if arguments.only in (None, "strided"):
-            strided_arrays(rounds)
+            strided_arrays(numbers, rounds)
         if arguments.only in (None, "stochastic"):
-            stochastic(powers, rounds)
+            stochastic(powers, numbers, rounds)
 
 
 if __name__ == "__main__":
