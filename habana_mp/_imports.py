@@ -2,30 +2,52 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
+import threading
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+# Guards who waits for what. Never held while something is imported: an import has locks of its own.
+_lock = threading.RLock()
 
-class _AfterImport(importlib.abc.MetaPathFinder):
-    """Calls back when a module has been imported, without importing it."""
 
-    def __init__(self, name: str, action: Callable[[types.ModuleType], None]) -> None:
-        self._name = name
-        self._action = action
+class _Finder(importlib.abc.MetaPathFinder):
+    """Tells those who wait for a module that it has been imported, without importing it."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[WhenImported]] = {}
+        self._finding: set[str] = set()
+
+    def add(self, part: WhenImported) -> None:
+        self._waiting.setdefault(part.name, []).append(part)
+        if self not in sys.meta_path:
+            # A new list, here and below: another thread may be going through the old one.
+            sys.meta_path = [self, *sys.meta_path]
+
+    def remove(self, part: WhenImported) -> None:
+        others = [one for one in self._waiting.pop(part.name, []) if one is not part]
+        if others:
+            self._waiting[part.name] = others
+        # At the very end of the interpreter there is no path any more.
+        if not self._waiting and self in (sys.meta_path or ()):
+            sys.meta_path = [one for one in sys.meta_path if one is not self]
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._name:
+        if fullname not in self._waiting or fullname in self._finding:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        self._finding.add(fullname)
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._finding.discard(fullname)
         if spec is None or spec.loader is None:
             return spec
         loader: Any = spec.loader
@@ -33,10 +55,15 @@ class _AfterImport(importlib.abc.MetaPathFinder):
 
         def execute_and_tell(module: types.ModuleType) -> None:
             execute(module)
-            self._action(module)
+            with _lock:
+                for part in list(self._waiting.get(fullname, ())):
+                    part.found(module)
 
         loader.exec_module = execute_and_tell
         return spec
+
+
+_finder = _Finder()
 
 
 class WhenImported(ABC):
@@ -45,31 +72,38 @@ class WhenImported(ABC):
     name: str
 
     def __init__(self) -> None:
-        self._finder: _AfterImport | None = None
+        self._is_waiting = False
         self._module: types.ModuleType | None = None
 
     def install(self) -> None:
-        if self._finder is not None or self._module is not None:
-            return
+        with _lock:
+            if self._is_waiting or self._module is not None:
+                return
+            self._is_waiting = True
+            _finder.add(self)
         if self.name in sys.modules:
-            self._found(sys.modules[self.name])
-        else:
-            self._finder = _AfterImport(self.name, self._found)
-            sys.meta_path.insert(0, self._finder)
+            # Another thread may be importing it at this moment: this waits until it is whole.
+            module = importlib.import_module(self.name)
+            with _lock:
+                self.found(module)
 
     def uninstall(self) -> None:
-        # At the very end of the interpreter there is no path any more.
-        if self._finder is not None and self._finder in (sys.meta_path or ()):
-            sys.meta_path.remove(self._finder)
-        self._finder = None
-        if self._module is not None:
-            self.undo(self._module)
-            self._module = None
+        with _lock:
+            self._stop_waiting()
+            if self._module is not None:
+                self.undo(self._module)
+                self._module = None
 
-    def _found(self, module: types.ModuleType) -> None:
-        self._finder = None
-        self._module = module
-        self.do(module)
+    def found(self, module: types.ModuleType) -> None:
+        """The module is there; told once."""
+        if self._is_waiting:
+            self._stop_waiting()
+            self.do(module)
+            self._module = module
+
+    def _stop_waiting(self) -> None:
+        self._is_waiting = False
+        _finder.remove(self)
 
     @abstractmethod
     def do(self, module: Any) -> None: ...

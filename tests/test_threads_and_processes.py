@@ -10,9 +10,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ import torch.nn.functional as F
 
 import habana_mp
 from habana_mp import hmp
+from habana_mp._imports import WhenImported
 
 BF16, FP32 = torch.bfloat16, torch.float32
 M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
@@ -156,6 +158,7 @@ BEGIN = """
 import atexit, os, sys, threading, time
 import torch
 from habana_mp import hmp
+from habana_mp._imports import WhenImported
 M = torch.rand(4, 4)
 hmp.convert(log=sys.argv[1] if len(sys.argv) > 1 else None)
 weight = torch.nn.Parameter(torch.rand(4, 4))
@@ -286,6 +289,7 @@ def forget():
 old = hmp
 forget()
 from habana_mp import hmp
+from habana_mp._imports import WhenImported
 assert hmp is not old
 for call in (hmp.convert, hmp.restore):
     try: call()
@@ -352,3 +356,36 @@ def test_an_interrupt_in_a_backward_and_in_a_step_leaves_casts_on() -> None:
     with pytest.raises(KeyboardInterrupt):
         optimizer.step()
     assert kind() is BF16
+
+
+# ---- imports of other threads -----------------------------------------------------------------------------------------
+
+
+def test_a_module_that_another_thread_is_importing_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hmp_test_slow.py").write_text("import time\ntime.sleep(0.5)\nwhole = True\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    class Part(WhenImported):
+        name = "hmp_test_slow"
+        seen: ClassVar[list[bool]] = []
+
+        def do(self, module: Any) -> None:
+            self.seen.append(module.whole)
+
+        def undo(self, module: Any) -> None:
+            self.seen.append(False)
+
+    finders = list(sys.meta_path)
+    part = Part()
+    importing = threading.Thread(target=importlib.import_module, args=("hmp_test_slow",))
+    importing.start()
+    while "hmp_test_slow" not in sys.modules:
+        time.sleep(0.001)
+    part.install()
+    importing.join()
+    assert Part.seen == [True]
+    part.uninstall()
+    assert Part.seen == [True, False]
+    assert sys.meta_path == finders
