@@ -358,7 +358,7 @@ def test_an_interrupt_in_a_backward_and_in_a_step_leaves_casts_on() -> None:
     assert kind() is BF16
 
 
-# ---- imports of other threads -----------------------------------------------------------------------------------------
+# ---- imports of other threads ----------------------------------------------------------------------------------------
 
 
 def test_a_module_that_another_thread_is_importing_is_waited_for(
