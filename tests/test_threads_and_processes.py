@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,6 +25,14 @@ from habana_mp._imports import WhenImported
 
 BF16, FP32 = torch.bfloat16, torch.float32
 M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """A shell starts what runs in its background with interrupts ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def kind() -> torch.dtype:
