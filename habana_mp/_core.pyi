@@ -73,6 +73,8 @@ class Rule:
         off_cpu_keywords: tuple[str, ...] = (),
         sparse_keyword: tuple[str, ...] = (),
         sparse_position: int = 0,
+        keeps_weights: bool = False,
+        packs_weights: bool = False,
     ) -> None: ...
 
 class Function:
@@ -97,6 +99,9 @@ def install_probes(
     make_subclass: Any,
     is_autocast_enabled: Any,
     is_any_autocast_enabled: Any,
+    to_dlpack: Any,
+    to_dlpack_versioned: Any,
+    set_version_counter: Any,
 ) -> None: ...
 def set_places(
     step: types.CodeType,
@@ -145,3 +150,32 @@ def exchange_disabled_by_region(by_region: bool) -> bool:
 def set_in_child_process() -> None: ...
 def can_cover(object: Any) -> bool:
     """Is the object's calling convention one that the engine can answer?"""
+
+# ---- weights ----
+def weights_configure(on: bool, most_bytes: int) -> None:
+    """Keep casts of weights or not, and how many bytes of them."""
+
+def weights_watch(
+    untyped_storage: Any,
+    numpy: Any,
+    data_ptr: Any,
+    storage_data_ptr: Any,
+    harmless_callers: tuple[str, ...],
+    passing_on: tuple[str, ...],
+) -> None:
+    """Watch the ways by which a weight's memory gets into other hands."""
+
+def weights_stop_watching() -> None: ...
+def weights_renew(parameters: list[Any]) -> None:
+    """These weights were written to."""
+
+def weights_set_packing(pack: Any, linear: Any, plain: Any) -> None:
+    """The operators that pack a linear layer's weight and compute with it, and F.linear untouched; Nones to switch it
+    off."""
+
+def weights_assume_that_packing_pays(answer: int) -> None:
+    """For tests: 1 or 0 instead of a measurement; -1 to measure."""
+
+def weights_forget(weight: Any) -> None: ...
+def weights_statistics() -> dict[str, int]: ...
+def weights_reset_statistics() -> None: ...

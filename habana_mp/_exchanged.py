@@ -53,6 +53,9 @@ FLOAT32_ONLY: dict[str, tuple[str, ...]] = {
     "torch.ao.nn.intrinsic.quantized.dynamic.modules.linear_relu": ("LinearReLU.forward",),
 }
 
+#: What exchanges the insides of tensors, and refuses to where anybody refers to one of them weakly, as kept casts do.
+EXCHANGES_TENSORS: dict[str, tuple[str, ...]] = {"torch.utils": ("swap_tensors",)}
+
 
 def functions_of(module: types.ModuleType, names: tuple[str, ...]) -> Iterator[types.FunctionType]:
     """The functions of a module that these names mean, each once."""
@@ -86,6 +89,13 @@ def in_float32(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) 
     """What the code of a function with a kernel for float32 only is exchanged for."""
     if not torch.is_autocast_enabled(_core.disabled_flag):
         arguments, keywords = tree_map(_in_float32, (arguments, keywords), is_leaf=_is_packed)
+    return _originals[name](*arguments, **keywords)
+
+
+def without_kept_casts(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the code of a function that exchanges tensors is exchanged for."""
+    for tensor in (*arguments, *keywords.values()):
+        _core.weights_forget(tensor)
     return _originals[name](*arguments, **keywords)
 
 
@@ -124,7 +134,11 @@ class Exchanged:
     """All of them, those of modules that are imported later too."""
 
     def __init__(self) -> None:
-        tables: Mapping[Any, dict[str, tuple[str, ...]]] = {without_casts: STATE, in_float32: FLOAT32_ONLY}
+        tables: Mapping[Any, dict[str, tuple[str, ...]]] = {
+            without_casts: STATE,
+            in_float32: FLOAT32_ONLY,
+            without_kept_casts: EXCHANGES_TENSORS,
+        }
         self._parts = [
             _Exchanged(module, names, call) for call, table in tables.items() for module, names in table.items()
         ]

@@ -11,6 +11,7 @@ from habana_mp._composites import Replacement, composite
 from habana_mp._exchanged import Exchanged
 from habana_mp._places import Places
 from habana_mp._replicas import parallel_apply_replacement
+from habana_mp._weights import Weights
 
 _lock = threading.RLock()
 
@@ -24,6 +25,7 @@ class Installation:
         self._places = Places()
         self._compiled = Compiled()
         self._exchanged = Exchanged()
+        self._weights = Weights()
 
     def install(self, policy: _policy.Policy) -> None:
         """Replace what is installed by ``policy``. When that fails, what was installed before stays."""
@@ -37,6 +39,9 @@ class Installation:
                 self._places.install()
                 self._compiled.install(lists_hold_operators=policy.lists_hold_operators)
                 self._exchanged.install()
+                self._weights.install(
+                    on=policy.weight_cache, limit=policy.weight_cache_limit, packed=policy.packed_weights
+                )
             except BaseException:
                 self.uninstall()
                 raise
@@ -78,6 +83,7 @@ class Installation:
             self._places.uninstall()
             self._compiled.uninstall()
             self._exchanged.uninstall()
+            self._weights.uninstall()
             for replacement in self._replacements:
                 replacement.uninstall()
             self._replacements = []

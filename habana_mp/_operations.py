@@ -208,6 +208,14 @@ GEMM = _names("""
     addbmm addmm baddbmm bmm dot linear matmul mm mv
 """)
 
+#: Operations for which the cast of a weight may be kept: what they return never shares memory with an argument, so
+#: nobody can write into a kept cast. And they use a weight once: where one is used for every step of a sequence, its
+#: gradients would be summed in float32 instead of in the cast's precision.
+KEEPS_WEIGHTS = GEMM | _names("""
+    __matmul__ linalg_matmul addmv bilinear convolution _convolution conv_tbc
+    lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell prelu
+""")
+
 #: Floating operations that O2 runs in float32 besides those named in the tables above or in a shipped list.
 OTHER_FLOATING = _names("""
     acosh adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool1d adaptive_max_pool2d alpha_dropout asinh atan atanh

@@ -64,6 +64,9 @@ class Places:
             torch.Tensor._make_subclass,
             torch.is_autocast_enabled,
             torch._C._is_any_autocast_enabled,
+            torch._C._to_dlpack,
+            getattr(torch._C, "_to_dlpack_versioned", None),
+            torch._C._autograd._unsafe_set_version_counter,  # type: ignore[attr-defined]
         )
         _core.set_places(
             _step_code(),

@@ -39,6 +39,8 @@ class Ruling:
             precision=self.precision,
             saturate=self.saturate,
             no_kernel=self.no_kernel,
+            keeps_weights=operation in ops.KEEPS_WEIGHTS,
+            packs_weights=operation == "linear",
         )
         if operation in ops.SPARSE_GRADIENT:
             keyword, position = ops.SPARSE_GRADIENT[operation]
@@ -79,6 +81,10 @@ class Policy:
     lower: str = "bf16"
     #: For each operation that a list decides: the list's entry.
     sources: Mapping[str, Listed] = field(default_factory=dict)
+    #: Are casts of weights kept from call to call, and how many bytes of them (None: any number)?
+    weight_cache: bool = True
+    weight_cache_limit: int | None = None
+    packed_weights: bool = True
 
     @property
     def lists_hold_operators(self) -> bool:

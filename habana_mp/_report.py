@@ -20,10 +20,33 @@ class Row:
 
 
 @dataclass(frozen=True)
+class KeptWeights:
+    """The casts of weights that are kept: how often they served, and what they take now.
+
+    ``refused`` counts the uses of weights of which nothing could be kept: others hold their memory too, or the limit
+    was reached. They were cast for the call, as without a cache.
+    """
+
+    hits: int = 0
+    refreshes: int = 0
+    refused: int = 0
+    weights: int = 0
+    packed: int = 0
+    bytes: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"kept casts of weights: {self.weights} ({self.bytes / 1e6:.3f} MB, {self.packed} packed), used {self.hits} times, "
+            f"refreshed {self.refreshes} times, not kept {self.refused} times"
+        )
+
+
+@dataclass(frozen=True)
 class Report:
     """The rows of a report, the busiest operation first. Printing it gives a table."""
 
     rows: tuple[Row, ...]
+    weights: KeptWeights = KeptWeights()
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -52,7 +75,10 @@ class Report:
             return "  ".join(left + right).rstrip()
 
         rule = "  ".join("-" * width for width in widths)
-        return "\n".join([line(header), rule, *map(line, table[:-1]), rule, line(table[-1])])
+        lines = [line(header), rule, *map(line, table[:-1]), rule, line(table[-1])]
+        if self.weights != KeptWeights():
+            lines.append(str(self.weights))
+        return "\n".join(lines)
 
 
 def current() -> Report:
@@ -65,4 +91,5 @@ def current() -> Report:
         for i, value in enumerate((calls, casts, size)):
             row[i] += value
     rows = [Row(operation, precision, *counts) for (operation, precision), counts in sums.items()]
-    return Report(tuple(sorted(rows, key=lambda row: (-row.calls, row.operation, row.precision))))
+    rows.sort(key=lambda row: (-row.calls, row.operation, row.precision))
+    return Report(tuple(rows), KeptWeights(**_core.weights_statistics()))

@@ -27,11 +27,12 @@ from habana_mp._lists import read_list
 from habana_mp._log import close_log, open_log
 from habana_mp._policy import PRECISIONS, Policy
 from habana_mp._presets import Preset, presets
-from habana_mp._report import Report, Row
+from habana_mp._report import KeptWeights, Report, Row
 from habana_mp._wrap import op_wrap
 
 __all__ = [
     "HmpWarning",
+    "KeptWeights",
     "ListError",
     "Report",
     "Row",
@@ -62,6 +63,9 @@ def convert(
     preset: str | None = None,
     dtype: torch.dtype = torch.bfloat16,
     log: _Path | TextIO | logging.Logger | None = None,
+    weight_cache: bool = True,
+    weight_cache_limit: int | None = None,
+    packed_weights: bool = True,
 ) -> None:
     """Make torch run the safe operations in lower precision and the delicate ones in float32, from here on.
 
@@ -78,12 +82,22 @@ def convert(
         dtype: The lower precision: ``torch.bfloat16`` or ``torch.float16``.
         log: Where the log goes: None for the console, a path for a file (``.jsonl`` for JSON lines), or a
             ``logging.Logger``. Giving it turns the log on.
+        weight_cache: Keep the casts of weights from call to call, and make one again when its weight changed.
+        weight_cache_limit: The most bytes that kept casts may take; None for no limit (half of the weights' size).
+        packed_weights: Where nothing is recorded and a measurement says that it pays, keep the weights of linear layers
+            in the layout of the CPU's library.
 
     Raises:
         ValueError: an unknown level, preset or dtype, or (:class:`ListError`) a list that cannot be used.
         OSError: a list file that cannot be read, or a log file that cannot be written.
     """
-    policy = _make_policy(opt_level, bf16_file_path, fp32_file_path, preset, dtype)
+    _check_limit(weight_cache_limit)
+    policy = replace(
+        _make_policy(opt_level, bf16_file_path, fp32_file_path, preset, dtype),
+        weight_cache=weight_cache,
+        weight_cache_limit=weight_cache_limit,
+        packed_weights=packed_weights,
+    )
     verbose = isVerbose or log is not None
     if verbose:
         open_log(log)
@@ -96,6 +110,11 @@ def convert(
         raise
     if not verbose:
         close_log()
+
+
+def _check_limit(limit: int | None) -> None:
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 0):
+        raise ValueError(f"`weight_cache_limit` must be None or a number of bytes, 0 or more; got {limit!r}")
 
 
 def _make_policy(
@@ -158,3 +177,4 @@ def report(*, file: TextIO | None = None, show: bool = True) -> Report:
 def reset_report() -> None:
     """Count from zero again."""
     _core.reset_counts()
+    _core.weights_reset_statistics()

@@ -10,6 +10,7 @@
 #include "engine/call.hpp"
 #include "engine/slots.hpp"
 #include "engine/state.hpp"
+#include "tensor/inside.hpp"
 #include "tensor/torch_api.hpp"
 
 namespace py = pybind11;
@@ -65,7 +66,7 @@ PyObject* kept(const py::tuple& names) { return names.empty() ? nullptr : names.
 Rule make_rule(const std::string& action, const std::string& precision, bool saturate, bool no_kernel,
                std::uint64_t positions, const py::tuple& kept_keywords, std::uint64_t raised_positions,
                const py::tuple& raised_keywords, std::uint64_t off_cpu_positions, const py::tuple& off_cpu_keywords,
-               const py::tuple& sparse_keyword, std::uint8_t sparse_position) {
+               const py::tuple& sparse_keyword, std::uint8_t sparse_position, bool keeps_weights, bool packs_weights) {
   Rule rule;
   rule.action = action_of(action);
   if (rule.action == Rule::Action::precision) rule.to = precision_of(precision);
@@ -79,6 +80,8 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
   rule.off_cpu_keywords = kept(off_cpu_keywords);
   rule.sparse_keyword = kept(sparse_keyword);
   rule.sparse_position = sparse_position;
+  rule.keeps_weights = keeps_weights;
+  rule.packs_weights = packs_weights;
   return rule;
 }
 
@@ -96,9 +99,12 @@ void install(const std::vector<PlannedTarget>& plan) {
 
 void install_probes(const py::object& set_enabled, const py::object& increment, const py::object& decrement,
                     const py::object& module_constructed, const py::object& make_subclass,
-                    const py::object& is_autocast_enabled, const py::object& is_any_autocast_enabled) {
+                    const py::object& is_autocast_enabled, const py::object& is_any_autocast_enabled,
+                    const py::object& to_dlpack, const py::object& to_dlpack_versioned,
+                    const py::object& set_version_counter) {
   or_throw(engine::install_probes({set_enabled.ptr(), increment.ptr(), decrement.ptr(), module_constructed.ptr(),
-                                   make_subclass.ptr(), is_autocast_enabled.ptr(), is_any_autocast_enabled.ptr()}));
+                                   make_subclass.ptr(), is_autocast_enabled.ptr(), is_any_autocast_enabled.ptr(),
+                                   to_dlpack.ptr(), to_dlpack_versioned.ptr(), set_version_counter.ptr()}));
 }
 
 void set_places(const py::object& step, const py::tuple& codes_that_ask, const py::dict& worker_namespace,
@@ -180,7 +186,7 @@ void register_engine(py::module_& module) {
            py::arg("kept_keywords") = py::tuple(), py::arg("raised_positions") = 0,
            py::arg("raised_keywords") = py::tuple(), py::arg("off_cpu_positions") = 0,
            py::arg("off_cpu_keywords") = py::tuple(), py::arg("sparse_keyword") = py::tuple(),
-           py::arg("sparse_position") = 0);
+           py::arg("sparse_position") = 0, py::arg("keeps_weights") = false, py::arg("packs_weights") = false);
 
   module.def("bind_torch", [] {
     static bool bound = false;
@@ -189,6 +195,7 @@ void register_engine(py::module_& module) {
     or_throw(tensor::bind_reader());
     or_throw(engine::bind_flag());
     engine::bind_excluded();
+    tensor::bind_inside();
     bound = true;
   });
   module.def(

@@ -5,6 +5,8 @@
 
 #include "log/log.hpp"
 #include "tensor/cast.hpp"
+#include "weights/cache.hpp"
+#include "weights/packed.hpp"
 
 namespace habana_mp::engine {
 
@@ -220,7 +222,8 @@ bool must_cast(const Plan& plan, const Reading& reading) {
 }
 
 struct Tally {
-  unsigned casts = 0;
+  unsigned casts = 0;  // arguments that were exchanged
+  unsigned kept = 0;   // for casts that were there already
   tensor::CastResult made;
 };
 
@@ -229,8 +232,27 @@ bool is_number_tensor(const Rule& rule, PyObject* item, Kind to) {
   return rule.saturate && to != Kind::f32 && tensor::count_elements(item) == 1 && tensor::has_no_dimensions(item);
 }
 
+// Null, without an exception, where no cast of this weight is kept.
+PyObject* kept_cast(PyObject* weight, Kind to, Tally& tally) {
+  bool is_new = false;
+  PyObject* kept = weights::kept(weight, to, is_new);
+  if (kept == nullptr) return nullptr;
+  ++tally.casts;
+  if (is_new) {
+    tally.made.bytes +=
+        static_cast<std::uint64_t>(tensor::count_elements(weight)) * kernels::size_of(tensor::float_of(to));
+  } else {
+    ++tally.kept;
+  }
+  tally.made.recorded = tally.made.recorded || (tensor::grad_is_enabled() && tensor::requires_grad(weight));
+  return kept;
+}
+
 PyObject* cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tally) {
   if (!is_floating(kind) || kind == to) return Py_NewRef(item);
+  if (rule.keeps_weights && kind == Kind::f32 && Py_TYPE(item) == tensor::api.parameter) {
+    if (PyObject* kept = kept_cast(item, to, tally)) return kept;
+  }
   const bool saturates = is_number_tensor(rule, item, to);
   if (rule.action == Rule::Action::scalars && !saturates) return Py_NewRef(item);
   PyObject* made =
@@ -377,13 +399,13 @@ bool may_retry() {
 void count(Target& target, Precision precision, const Tally& tally) {
   Count& counter = target.counts[static_cast<std::size_t>(precision)];
   ++counter.calls;
-  counter.casts += tally.casts;
+  counter.casts += tally.casts - tally.kept;
   counter.bytes += tally.made.bytes;
 }
 
 void report(Target& target, Decision decision, const Tally& tally) {
   count(target, decision.precision, tally);
-  if (log::is_active()) log::operation(target.representation, target.operation, decision, tally.casts);
+  if (log::is_active()) log::operation(target.representation, target.operation, decision, tally.casts - tally.kept);
 }
 
 // Takes the exception that is set out of the way, and drops it at the end.
@@ -474,6 +496,40 @@ PyObject* call_undecided(Target& target, const Arguments& arguments) {
                               arguments.keywords);
 }
 
+// F.linear of a float32 weight where nothing is recorded, from the weight's packed form. Null, without an exception,
+// where the call is to be made the ordinary way.
+PyObject* answer_from_packed(const Rule& rule, const Arguments& arguments, const Reading& reading, Kind to,
+                             Tally& tally) {
+  if (arguments.keywords != nullptr || arguments.positional < 2 || arguments.positional > 3) return nullptr;
+  PyObject* input = arguments.values[0];
+  PyObject* weight = arguments.values[1];
+  PyObject* bias = arguments.positional == 3 ? arguments.values[2] : Py_None;
+  if (Py_TYPE(weight) != tensor::api.parameter || reading.kinds[1] != Kind::f32 || !is_floating(reading.kinds[0])) {
+    return nullptr;
+  }
+  if (bias != Py_None && (!tensor::is_plain_tensor(bias) || !is_floating(reading.kinds[2]))) return nullptr;
+  if (!weights::may_be_packed(weight, to, tensor::count_elements(input)) || !tensor::is_plain_tensor(input) ||
+      tensor::grad_is_enabled() || tensor::is_traced() || !tensor::is_dense_on_cpu(input, 2)) {
+    return nullptr;
+  }
+  Tally made;
+  PyObject* cast_input = cast_item(rule, input, reading.kinds[0], to, made);
+  PyObject* cast_bias = cast_input == nullptr ? nullptr
+                        : bias == Py_None     ? Py_NewRef(Py_None)
+                                              : cast_item(rule, bias, reading.kinds[2], to, made);
+  PyObject* result = cast_bias == nullptr ? nullptr : weights::linear(cast_input, weight, cast_bias, to);
+  Py_XDECREF(cast_input);
+  Py_XDECREF(cast_bias);
+  if (result == nullptr) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  ++made.casts;
+  ++made.kept;
+  tally = made;
+  return result;
+}
+
 // The call as the plan wants it: the part behind the fast path.
 PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
                             Plan plan) {
@@ -488,6 +544,12 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
     }
   }
   Tally tally;
+  if (rule.packs_weights && plan.to == Kind::bf16) {
+    if (PyObject* result = answer_from_packed(rule, arguments, reading, plan.to, tally)) {
+      report(target, plan.decision, tally);
+      return result;
+    }
+  }
   CastArguments cast(arguments);
   const bool made = cast.make(rule, reading, plan.to, tally);
   PyObject* result = made ? call_original(target, cast.arguments()) : nullptr;

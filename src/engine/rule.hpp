@@ -37,6 +37,10 @@ struct Rule {
   // string, or null) and its position. A cast cannot pass on such a gradient, so the lists are silent for that call.
   PyObject* sparse_keyword = nullptr;
   std::uint8_t sparse_position = 0;
+  // May casts of weights be kept for this operation? Only where no result shares memory with an argument.
+  bool keeps_weights = false;
+  // Is it F.linear, which can be answered from a packed weight?
+  bool packs_weights = false;
 
   bool operator==(const Rule&) const = default;
 

@@ -1,7 +1,6 @@
 #include "engine/slots.hpp"
 
 #include <atomic>
-#include <cstdio>
 #include <memory>
 #include <string_view>
 #include <unordered_set>
@@ -10,6 +9,8 @@
 #include "engine/call.hpp"
 #include "engine/state.hpp"
 #include "log/log.hpp"
+#include "tensor/memory_map.hpp"
+#include "weights/escapes.hpp"
 
 #ifdef Py_GIL_DISABLED
 #error "habana_mp relies on the GIL; a free-threaded Python is not supported"
@@ -138,42 +139,11 @@ vectorcallfunc expected_method_slot(int flags) {
   return flags == METH_NOARGS ? without_arguments : with_keywords;
 }
 
-// The writable mappings of this process. A definition in memory that may not be written to must be found before the
-// first store, not by it.
-class WritableMemory {
- public:
-  WritableMemory() {
-    std::FILE* maps = std::fopen("/proc/self/maps", "r");
-    if (maps == nullptr) return;
-    known_ = true;
-    unsigned long begin = 0;
-    unsigned long end = 0;
-    char mode[5] = {};
-    char rest[4096];
-    while (std::fscanf(maps, "%lx-%lx %4s", &begin, &end, mode) == 3) {
-      if (mode[1] == 'w') ranges_.emplace_back(begin, end);
-      if (std::fgets(rest, sizeof rest, maps) == nullptr) break;
-    }
-    std::fclose(maps);
-  }
-  bool holds(const void* address) const {
-    if (!known_) return true;
-    const auto value = reinterpret_cast<std::uintptr_t>(address);
-    for (const auto& [begin, end] : ranges_) {
-      if (value >= begin && value + sizeof(void*) <= end) return true;
-    }
-    return false;
-  }
-
- private:
-  bool known_ = false;
-  std::vector<std::pair<std::uintptr_t, std::uintptr_t>> ranges_;
-};
-
 bool is_assignment(PyObject* object) { return Py_TYPE(object) == &PyWrapperDescr_Type; }
 
-// False with an exception when the object cannot be covered.
-bool check(PyObject* object, const WritableMemory& memory, Target::Shape& shape) {
+// False with an exception when the object cannot be covered. A definition in memory that may not be written to must be
+// found before the first store, not by it.
+bool check(PyObject* object, const tensor::MemoryMap& memory, Target::Shape& shape) {
   if (is_assignment(object)) {
     auto* descriptor = reinterpret_cast<PyWrapperDescrObject*>(object);
     if (PyDescr_TYPE(object) != tensor::api.tensor_base ||
@@ -190,7 +160,7 @@ bool check(PyObject* object, const WritableMemory& memory, Target::Shape& shape)
       return refuse(object, "its calling convention is not known");
     }
     if (*slot_of(object) != expected_method_slot(flags)) return refuse(object, "its slot does not hold CPython's own");
-    if (!memory.holds(definition)) return refuse(object, "its definition may not be written to");
+    if (!memory.may_write(definition)) return refuse(object, "its definition may not be written to");
     shape = flags == METH_NOARGS ? Target::Shape::method_no_arguments : Target::Shape::method;
     return true;
   }
@@ -340,6 +310,9 @@ Probe module_constructed;
 Probe make_subclass;
 Probe is_autocast_enabled;
 Probe is_any_autocast_enabled;
+Probe to_dlpack;
+Probe to_dlpack_versioned;
+Probe set_version_counter;
 
 PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   const Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
@@ -422,12 +395,39 @@ PyObject* is_any_autocast_enabled_stub(PyObject*, PyObject* const* values, std::
   return told_of_casts(is_any_autocast_enabled.call(values, flagged_count, keywords));
 }
 
+// ---- weights' memory that gets into other hands --------------------------------------------------------------------
+
+// Whoever takes a DLPack capsule holds nothing that torch counts.
+PyObject* to_dlpack_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  if (PyVectorcall_NARGS(flagged_count) >= 1) weights::tensor_escapes(values[0], true);
+  return to_dlpack.call(values, flagged_count, keywords);
+}
+
+PyObject* to_dlpack_versioned_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  if (PyVectorcall_NARGS(flagged_count) >= 1) weights::tensor_escapes(values[0], true);
+  return to_dlpack_versioned.call(values, flagged_count, keywords);
+}
+
+// A version that is set back hides that a tensor was written to.
+PyObject* set_version_counter_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  PyObject* tensors = PyVectorcall_NARGS(flagged_count) >= 1 ? values[0] : Py_None;
+  if (PyTuple_Check(tensors)) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tensors); ++i) {
+      weights::tensor_escapes(PyTuple_GET_ITEM(tensors, i), false);
+    }
+  } else {
+    weights::tensor_escapes(tensors, false);
+  }
+  return set_version_counter.call(values, flagged_count, keywords);
+}
+
 // ---- tensor.data = value -------------------------------------------------------------------------------------------
 
 setter original_data_setter = nullptr;
 
 // A float32 weight that gets lowered data this way has lost its precision without a cast that anybody wrote.
 int data_setter_stub(PyObject* self, PyObject* value, void* closure) {
+  weights::tensor_escapes(self, false);
   const tensor::Kind before = value == nullptr ? tensor::Kind::other : tensor::kind_of(self);
   const int result = original_data_setter(self, value, closure);
   if (result == 0 && before == tensor::Kind::f32 && tensor::kind_of(self) != before && was_lowered(value)) {
@@ -480,7 +480,7 @@ bool can_cover(PyObject* object) noexcept {
 }
 
 bool install(const std::vector<Entry>& entries) {
-  const WritableMemory memory;
+  const tensor::MemoryMap memory;
   struct Planned {
     const Entry* entry;
     Target* target;
@@ -519,12 +519,13 @@ void uninstall() noexcept {
   for (std::size_t i = 0; i < target_count; ++i) {
     if (targets[i]->installed) unhook(*targets[i]);
   }
-  for (Probe* probe : {&autocast_set_enabled, &autocast_increment, &autocast_decrement, &module_constructed,
-                       &make_subclass, &is_autocast_enabled, &is_any_autocast_enabled}) {
+  for (Probe* probe :
+       {&autocast_set_enabled, &autocast_increment, &autocast_decrement, &module_constructed, &make_subclass,
+        &is_autocast_enabled, &is_any_autocast_enabled, &to_dlpack, &to_dlpack_versioned, &set_version_counter}) {
     stop_watching(*probe);
   }
   if (original_data_setter != nullptr) {
-    store(&tensor::api.set_data->set, original_data_setter);
+    store(&tensor::api.data->set, original_data_setter);
     original_data_setter = nullptr;
   }
 }
@@ -538,20 +539,24 @@ bool install_probes(const Probes& probes) {
       {&make_subclass, probes.make_subclass, make_subclass_stub},
       {&is_autocast_enabled, probes.is_autocast_enabled, is_autocast_enabled_stub},
       {&is_any_autocast_enabled, probes.is_any_autocast_enabled, is_any_autocast_enabled_stub},
+      {&to_dlpack, probes.to_dlpack, to_dlpack_stub},
+      {&to_dlpack_versioned, probes.to_dlpack_versioned, to_dlpack_versioned_stub},
+      {&set_version_counter, probes.set_version_counter, set_version_counter_stub},
   };
   for (const ProbePlan& plan : plans) {
-    if (!PyCFunction_CheckExact(plan.object)) return refuse(plan.object, "it is not a builtin function");
+    if (plan.object != Py_None && !PyCFunction_CheckExact(plan.object))
+      return refuse(plan.object, "it is not a builtin function");
   }
-  if (!WritableMemory().holds(&tensor::api.set_data->set)) {
+  if (!tensor::MemoryMap().may_write(&tensor::api.data->set)) {
     PyErr_SetString(PyExc_RuntimeError, "habana_mp cannot watch Tensor.data: its definition may not be written to");
     return false;
   }
   for (const ProbePlan& plan : plans) {
-    if (plan.probe->object == nullptr) watch(plan);
+    if (plan.object != Py_None && plan.probe->object == nullptr) watch(plan);
   }
   if (original_data_setter == nullptr) {
-    original_data_setter = tensor::api.set_data->set;
-    store(&tensor::api.set_data->set, data_setter_stub);
+    original_data_setter = tensor::api.data->set;
+    store(&tensor::api.data->set, data_setter_stub);
   }
   return true;
 }

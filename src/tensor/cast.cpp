@@ -14,17 +14,6 @@ namespace {
 // Below this many elements the kernels never use a second thread, so torch need not be asked how many there are.
 constexpr std::int64_t parallel_from = 1 << 16;
 
-kernels::Float float_of(Kind kind) {
-  switch (kind) {
-    case Kind::bf16:
-      return kernels::Float::bf16;
-    case Kind::f16:
-      return kernels::Float::f16;
-    default:
-      return kernels::Float::f32;
-  }
-}
-
 DLDataType dlpack_type(Kind kind) {
   switch (kind) {
     case Kind::bf16:
@@ -120,36 +109,14 @@ bool in_transform() {
          is_true(PyObject_CallOneArg(api.is_key_included, api.functionalize_key), true);
 }
 
-bool is_recorded_by_autograd(PyObject* tensor) {
-  const Symbols& known = symbols();
-  const bool grad_enabled =
-      known.is_grad_enabled != nullptr ? known.is_grad_enabled() : is_true(api.is_grad_enabled(nullptr, nullptr), true);
-  return grad_enabled && requires_grad(tensor);
-}
-
-// Would anybody but the caller have to see this cast? Autograd, forward-mode AD, a tracer or a dispatch mode.
+// Would anybody but the caller have to see this cast?
 bool is_watched(PyObject* tensor, CastResult& seen) {
-  if (is_recorded_by_autograd(tensor)) {
+  if (grad_is_enabled() && requires_grad(tensor)) {
     seen.recorded = true;
     return true;
   }
-  const Symbols& known = symbols();
-  const bool modes = known.any_modes_set != nullptr ? known.any_modes_set(false)
-                                                    : is_true(PyObject_CallNoArgs(api.dispatch_stack_length), true);
-  if (modes) return true;
-  const bool tracing = known.tracing_state != nullptr ? *known.tracing_state() != nullptr
-                                                      : is_true(PyObject_CallNoArgs(api.tracing_state), true);
-  if (tracing || in_forward_ad() || in_transform()) return true;
   // A negative view answers the exchange API with its bit ignored.
-  return is_true(api.is_neg(tensor, nullptr), true);
-}
-
-unsigned torch_threads() {
-  PyObject* answer = PyObject_CallNoArgs(api.get_num_threads);
-  const long threads = answer == nullptr ? 1 : PyLong_AsLong(answer);
-  Py_XDECREF(answer);
-  if (PyErr_Occurred() != nullptr) PyErr_Clear();
-  return threads < 1 ? 1U : static_cast<unsigned>(threads);
+  return is_traced() || is_true(api.is_neg(tensor, nullptr), true);
 }
 
 void ignore_error(void*, const char*, const char*) {}
@@ -192,6 +159,41 @@ PyObject* cast_by_kernel(PyObject* tensor, Kind from, Kind to, std::int64_t coun
 }
 
 }  // namespace
+
+bool is_traced() noexcept {
+  const Symbols& known = symbols();
+  const bool modes = known.any_modes_set != nullptr ? known.any_modes_set(false)
+                                                    : is_true(PyObject_CallNoArgs(api.dispatch_stack_length), true);
+  if (modes) return true;
+  const bool tracing = known.tracing_state != nullptr ? *known.tracing_state() != nullptr
+                                                      : is_true(PyObject_CallNoArgs(api.tracing_state), true);
+  return tracing || in_forward_ad() || in_transform();
+}
+
+bool grad_is_enabled() noexcept {
+  const Symbols& known = symbols();
+  return known.is_grad_enabled != nullptr ? known.is_grad_enabled()
+                                          : is_true(api.is_grad_enabled(nullptr, nullptr), true);
+}
+
+unsigned torch_threads() noexcept {
+  PyObject* answer = PyObject_CallNoArgs(api.get_num_threads);
+  const long threads = answer == nullptr ? 1 : PyLong_AsLong(answer);
+  Py_XDECREF(answer);
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  return threads < 1 ? 1U : static_cast<unsigned>(threads);
+}
+
+kernels::Float float_of(Kind kind) noexcept {
+  switch (kind) {
+    case Kind::bf16:
+      return kernels::Float::bf16;
+    case Kind::f16:
+      return kernels::Float::f16;
+    default:
+      return kernels::Float::f32;
+  }
+}
 
 bool function_mode_is_on() noexcept {
   const Symbols& known = symbols();
@@ -281,6 +283,15 @@ double largest(Kind kind) noexcept {
     default:
       return 3.4028234663852886e38;
   }
+}
+
+bool is_dense_on_cpu(PyObject* tensor, int dimensions) noexcept {
+  DLTensor view;
+  if (api.exchange == nullptr || api.exchange->dltensor_from_py_object_no_sync(tensor, &view) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  return view.device.device_type == kDLCPU && view.data != nullptr && view.ndim >= dimensions;
 }
 
 bool is_off_cpu(PyObject* tensor) noexcept {

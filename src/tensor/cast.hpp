@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/types.hpp"
 #include "tensor/reader.hpp"
 
 namespace habana_mp::tensor {
@@ -15,8 +16,19 @@ struct CastResult {
 
 // A new reference to `tensor` in the precision `to` (f32, bf16 or f16), or null with a Python exception set. Autograd,
 // tracing and dispatch modes see the cast; only where none of them is at work is it made by our own kernels.
-//
 PyObject* cast(PyObject* tensor, Kind from, Kind to, CastResult& seen);
+
+// Is somebody at work in this thread who has to see what is made of a tensor: a tracer, a dispatch mode, forward-mode
+// AD, a transform of torch.func?
+bool is_traced() noexcept;
+
+bool grad_is_enabled() noexcept;
+
+// For kernels that work for long: how many threads torch uses.
+unsigned torch_threads() noexcept;
+
+// The type as the kernels name it.
+kernels::Float float_of(Kind kind) noexcept;
 
 // Is a function mode at work in this thread?
 bool function_mode_is_on() noexcept;
@@ -40,6 +52,9 @@ bool is_reference_to(PyObject* reference, PyObject* object) noexcept;
 
 // The largest finite value of a precision.
 double largest(Kind kind) noexcept;
+
+// Is this plain tensor one of strides on the CPU, with so many dimensions or more? False where that cannot be read.
+bool is_dense_on_cpu(PyObject* tensor, int dimensions) noexcept;
 
 // Is the tensor on another device than the CPU? False where that cannot be read.
 bool is_off_cpu(PyObject* tensor) noexcept;

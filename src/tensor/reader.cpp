@@ -1,12 +1,11 @@
 #include "tensor/reader.hpp"
 
-#include <sys/uio.h>
-#include <unistd.h>
-
 #include <cstdlib>
 #include <optional>
 #include <string_view>
 #include <vector>
+
+#include "tensor/finding.hpp"
 
 namespace habana_mp::tensor {
 
@@ -57,32 +56,6 @@ Kind kind_by_attribute(PyObject* tensor) noexcept {
 
 namespace {
 
-// Reads memory that may not be there: the kernel answers EFAULT where we would crash.
-class CarefulReader {
- public:
-  CarefulReader() { open_ = ::pipe(ends_) == 0; }
-  ~CarefulReader() {
-    if (!open_) return;
-    ::close(ends_[0]);
-    ::close(ends_[1]);
-  }
-  CarefulReader(const CarefulReader&) = delete;
-  CarefulReader& operator=(const CarefulReader&) = delete;
-
-  bool read(const void* from, void* to, std::size_t size) const {
-    const iovec there{const_cast<void*>(from), size};
-    const iovec here{to, size};
-    if (::process_vm_readv(::getpid(), &here, 1, &there, 1, 0) == static_cast<ssize_t>(size)) return true;
-    // Not allowed everywhere; a pipe is.
-    if (!open_ || ::write(ends_[1], from, size) != static_cast<ssize_t>(size)) return false;
-    return ::read(ends_[0], to, size) == static_cast<ssize_t>(size);
-  }
-
- private:
-  bool open_ = false;
-  int ends_[2] = {-1, -1};
-};
-
 // As much of a tensor's implementation as is looked at; its dtype lies well within.
 constexpr std::size_t implementation_size = 192;
 
@@ -115,14 +88,7 @@ std::optional<std::vector<Sample>> make_samples() {
       "                    tensors.append(leaf.view(15))\n"
       "            made += [(tensor, number, tensor.numel()) for tensor in tensors]\n"
       "    return made\n";
-  PyObject* globals = PyDict_New();
-  if (globals == nullptr) return std::nullopt;
-  PyObject* done = PyDict_SetItemString(globals, "__builtins__", PyEval_GetBuiltins()) < 0
-                       ? nullptr
-                       : PyRun_String(script, Py_file_input, globals, globals);
-  PyObject* list = done == nullptr ? nullptr : PyObject_CallNoArgs(PyDict_GetItemString(globals, "make"));
-  Py_XDECREF(done);
-  Py_DECREF(globals);
+  PyObject* list = made_by(script);
   if (list == nullptr) return std::nullopt;
   std::vector<Sample> samples;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
@@ -133,26 +99,6 @@ std::optional<std::vector<Sample>> make_samples() {
   }
   Py_DECREF(list);
   return samples;
-}
-
-// The one offset at which every sample's memory holds what it should; none when there is none or more than one.
-template <typename T, typename Expected>
-std::optional<std::ptrdiff_t> unique_offset(const std::vector<Sample>& samples,
-                                            const std::vector<std::array<char, implementation_size>>& memory,
-                                            Expected expected) {
-  std::optional<std::ptrdiff_t> found;
-  for (std::size_t offset = 0; offset + sizeof(T) <= implementation_size; offset += alignof(T)) {
-    bool fits = true;
-    for (std::size_t i = 0; fits && i < samples.size(); ++i) {
-      T value{};
-      std::memcpy(&value, memory[i].data() + offset, sizeof value);
-      fits = value == expected(samples[i]);
-    }
-    if (!fits) continue;
-    if (found) return std::nullopt;
-    found = static_cast<std::ptrdiff_t>(offset);
-  }
-  return found;
 }
 
 // Where torch keeps a tensor's implementation, and where that keeps dtype and size. Nothing is assumed but that both

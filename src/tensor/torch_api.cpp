@@ -109,6 +109,9 @@ bool bind_torch() {
   if (found.has_torch_function == nullptr) return false;
   found.is_function_mode_on = attribute(c, "_is_torch_function_mode_enabled");
   if (found.is_function_mode_on == nullptr) return false;
+  found.inference_mode = attribute(c, "_InferenceMode");
+  found.is_inference_mode = attribute(torch, "is_inference_mode_enabled");
+  if (found.inference_mode == nullptr || found.is_inference_mode == nullptr) return false;
   found.is_key_included = attribute(c, "_dispatch_tls_is_dispatch_key_included");
   PyObject* keys = attribute(c, "DispatchKey");
   if (found.is_key_included == nullptr || keys == nullptr) return false;
@@ -135,9 +138,12 @@ bool bind_torch() {
       !method_without_arguments(found.tensor_base, "half", found.to_float16, with_keywords) ||
       !method_without_arguments(found.tensor_base, "is_neg", found.is_neg) ||
       !getter(found.tensor_base, "requires_grad", found.get_requires_grad) ||
-      !getter(found.tensor_base, "dtype", found.get_dtype) || !getter(found.tensor_base, "data", found.set_data)) {
+      !method_without_arguments(found.tensor_base, "detach", found.detach) ||
+      !method_without_arguments(found.tensor_base, "view_as", found.view_as, with_keywords) ||
+      !getter(found.tensor_base, "dtype", found.get_dtype) || !getter(found.tensor_base, "data", found.data)) {
     return false;
   }
+  found.set_data = found.data->set;
   found.tensor = type(torch, "Tensor");
   if (found.tensor == nullptr) return false;
   found.exchange = find_exchange(found.tensor);

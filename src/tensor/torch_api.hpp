@@ -27,10 +27,13 @@ struct TorchApi {
   PyCFunction to_bfloat16 = nullptr;  // Tensor.bfloat16
   PyCFunction to_float16 = nullptr;   // Tensor.half
   PyCFunction is_neg = nullptr;
+  PyCFunction detach = nullptr;
+  PyCFunction view_as = nullptr;
   PyCFunction is_grad_enabled = nullptr;
   PyGetSetDef* get_requires_grad = nullptr;
   PyGetSetDef* get_dtype = nullptr;
-  PyGetSetDef* set_data = nullptr;
+  PyGetSetDef* data = nullptr;
+  setter set_data = nullptr;  // as torch has it, whatever stands in the definition
   PyObject* get_num_threads = nullptr;
   // Keys of dispatch (torch._C.DispatchKey) under which even making a tensor is not what it seems, and who tells of
   // them.
@@ -44,6 +47,8 @@ struct TorchApi {
   PyObject* dispatch_stack_length = nullptr;  // torch._C._len_torch_dispatch_stack
   PyObject* has_torch_function = nullptr;     // torch._C._has_torch_function
   PyObject* is_function_mode_on = nullptr;    // torch._C._is_torch_function_mode_enabled
+  PyObject* inference_mode = nullptr;         // torch._C._InferenceMode
+  PyObject* is_inference_mode = nullptr;      // torch.is_inference_mode_enabled
   PyObject* forward_ad_namespace = nullptr;   // the dictionary of torch.autograd.forward_ad
 
   // Null where torch is older than 2.10.

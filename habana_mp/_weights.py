@@ -1,0 +1,71 @@
+"""Kept casts of weights: when the core may keep them, and what it has to be told of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from habana_mp import _core
+
+#: Modules that take the pointer of a tensor or storage only to tell one from another; what their names begin with.
+#: Whoever else takes one may write through it at any time.
+_COMPARE_POINTERS = ("torch.", "transformers.", "safetensors.", "accelerate.", "peft.")
+
+#: Those of torch that take a pointer for whoever called them.
+_PASS_POINTERS_ON = ("torch.storage", "torch._tensor")
+
+#: As a limit in bytes: none.
+_NO_LIMIT = 2**64 - 1
+
+
+class Weights:
+    """The cache of casts, switched on and off with a configuration."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def install(self, *, on: bool, limit: int | None, packed: bool) -> None:
+        if not on:
+            self.uninstall()
+            return
+        _core.weights_watch(
+            torch._C.TensorBase.untyped_storage,
+            torch._C.TensorBase.numpy,
+            torch._C.TensorBase.data_ptr,
+            torch._C.StorageBase.data_ptr,
+            _COMPARE_POINTERS,
+            _PASS_POINTERS_ON,
+        )
+        if self._handle is None:
+            self._handle = register_optimizer_step_post_hook(_renew)
+        _core.weights_set_packing(*(_packing_operators() if packed else (None, None, None)))
+        _core.weights_configure(on=True, most_bytes=_NO_LIMIT if limit is None else limit)
+
+    def uninstall(self) -> None:
+        _core.weights_configure(on=False, most_bytes=0)
+        _core.weights_stop_watching()
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+
+def _packing_operators() -> tuple[Any, Any, Any]:
+    """Private operators of torch with which linear layers run from packed weights; Nones where this torch lacks them,
+    or this CPU what they need."""
+    try:
+        if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return None, None, None
+        pack = torch.ops.mkldnn._reorder_linear_weight.default._op
+        linear = torch.ops.mkldnn._linear_pointwise.default._op
+    except (AttributeError, RuntimeError):
+        return None, None, None
+    return pack, linear, _core.untouched_twin(torch._C._nn.linear)
+
+
+def _renew(optimizer: Optimizer, *_: Any) -> None:
+    """Whatever a step did to the weights, their casts are made again: at once, and before the next forward needs them."""
+    if not torch.compiler.is_compiling():
+        for group in optimizer.param_groups:
+            _core.weights_renew(group["params"])

@@ -1,0 +1,309 @@
+#include "tensor/inside.hpp"
+
+#include "tensor/cast.hpp"
+#include "tensor/memory_map.hpp"
+
+namespace habana_mp::tensor {
+
+Inside inside;
+
+namespace {
+
+bool found_all = false;
+
+// Functions of torch that count owners.
+PyCFunction count_of_tensor = nullptr;  // Tensor._use_count
+PyCFunction storage_object = nullptr;   // Tensor.untyped_storage
+PyObject* count_of_storage = nullptr;   // torch._C._storage_Use_Count
+PyObject* gradient_edge = nullptr;      // torch.autograd.graph.get_gradient_edge
+
+constexpr std::size_t implementation_size = 192;
+constexpr std::size_t storage_size = 96;
+constexpr std::size_t counter_size = 40;
+
+struct Sample {
+  PyObject* tensor;  // owned
+  std::uint64_t storage;
+  std::uint64_t data;
+  std::uint32_t version;
+  bool own;  // the memory is from torch's allocator
+};
+
+// Plain tensors and views with different versions, and some whose memory is NumPy's.
+std::optional<std::vector<Sample>> make_samples() {
+  PyObject* list = made_by(
+      "import torch\n"
+      "import numpy\n"
+      "def make():\n"
+      "    with torch.inference_mode(False), torch.no_grad():\n"
+      "        tensors = [torch.empty(3 + i, 5, device='cpu') for i in range(16)]\n"
+      "        tensors += [torch.nn.Parameter(torch.empty(4, 6, device='cpu')) for i in range(4)]\n"
+      "        base = torch.empty(6, 10, device='cpu')\n"
+      "        tensors += [base.t(), base[1:, 2:], torch.empty(5, dtype=torch.int64, device='cpu')]\n"
+      "        own = len(tensors)\n"
+      "        tensors += [torch.from_numpy(numpy.empty(5 + i, 'float32')) for i in range(4)]\n"
+      "        for i, tensor in enumerate(tensors):\n"
+      "            for _ in range(i):\n"
+      "                tensor.zero_()\n"
+      "        rows = []\n"
+      "        for i, tensor in enumerate(tensors):\n"
+      "            storage = tensor.untyped_storage()\n"
+      "            rows.append((tensor, storage._cdata, storage.data_ptr(), tensor._version, i < own))\n"
+      "    return rows\n");
+  if (list == nullptr) return std::nullopt;
+  std::vector<Sample> samples;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+    PyObject* row = PyList_GET_ITEM(list, i);
+    samples.push_back({Py_NewRef(PyTuple_GET_ITEM(row, 0)), PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(row, 1)),
+                       PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(row, 2)),
+                       static_cast<std::uint32_t>(PyLong_AsUnsignedLong(PyTuple_GET_ITEM(row, 3))),
+                       PyTuple_GET_ITEM(row, 4) == Py_True});
+  }
+  Py_DECREF(list);
+  return samples;
+}
+
+template <std::size_t size>
+using Memory = std::vector<std::array<char, size>>;
+
+// Where the implementation holds the counter's address, and where the counter holds the version.
+bool find_version(const CarefulReader& reader, const std::vector<Sample>& samples,
+                  const Memory<implementation_size>& implementations, Inside& found) {
+  int places = 0;
+  for (std::size_t offset = 0; offset + sizeof(void*) <= implementation_size; offset += sizeof(void*)) {
+    Memory<counter_size> counters(samples.size());
+    bool readable = true;
+    for (std::size_t i = 0; readable && i < samples.size(); ++i) {
+      const void* counter = load<const void*>(implementations[i].data(), static_cast<std::ptrdiff_t>(offset));
+      readable = counter != nullptr && reader.read(counter, counters[i].data(), counter_size);
+    }
+    if (!readable) continue;
+    const auto version = unique_offset<std::uint32_t>(samples, counters, [](const Sample& s) { return s.version; });
+    if (!version) continue;
+    found.counter = static_cast<std::ptrdiff_t>(offset);
+    found.version = *version;
+    ++places;
+  }
+  return places == 1;
+}
+
+// Where a storage holds its memory, the owner's context and the function that frees it. For memory of torch's own
+// allocator the context is the memory itself.
+bool find_memory(const CarefulReader& reader, const std::vector<Sample>& samples, Inside& found) {
+  Memory<storage_size> storages(samples.size());
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    if (!reader.read(reinterpret_cast<const void*>(samples[i].storage), storages[i].data(), storage_size)) return false;
+  }
+  const auto data = unique_offset<std::uint64_t>(samples, storages, [](const Sample& s) { return s.data; });
+  if (!data) return false;
+  found.data = *data;
+  int contexts = 0;
+  for (std::ptrdiff_t offset = 0; offset + 8 <= static_cast<std::ptrdiff_t>(storage_size); offset += 8) {
+    bool fits = offset != *data;
+    for (std::size_t i = 0; fits && i < samples.size(); ++i) {
+      fits = (load<std::uint64_t>(storages[i].data(), offset) == samples[i].data) == samples[i].own;
+    }
+    if (!fits) continue;
+    found.context = offset;
+    ++contexts;
+  }
+  if (contexts != 1 || found.context != found.data + 16) return false;
+  // std::unique_ptr with a function for a deleter keeps it in front of the pointer.
+  found.deleter = found.context - 8;
+  const auto deleter = [&](std::size_t i) { return load<std::uint64_t>(storages[i].data(), found.deleter); };
+  for (std::size_t i = 0; i < samples.size(); ++i) {
+    if ((deleter(i) == deleter(0)) != samples[i].own) return false;
+  }
+  return true;
+}
+
+// What frees a slice of a storage: safetensors and torch.load(mmap=True) hand out such slices of a whole file.
+const void* find_slice_deleter(const Inside& found) {
+  PyObject* list = made_by(
+      "import torch\n"
+      "def make():\n"
+      "    slice = torch.empty(64, dtype=torch.uint8, device='cpu').untyped_storage()[16:32]\n"
+      "    return [slice, slice._cdata]\n");
+  if (list == nullptr) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  const auto* storage = reinterpret_cast<const char*>(PyLong_AsUnsignedLongLong(PyList_GET_ITEM(list, 1)));
+  const void* deleter = load<const void*>(storage, found.deleter);
+  Py_DECREF(list);
+  return deleter;
+}
+
+// Null where there is no such method without arguments.
+PyCFunction method_of_tensor(const char* name) {
+  PyObject* method = PyObject_GetAttrString(reinterpret_cast<PyObject*>(api.tensor_base), name);
+  PyCFunction function = nullptr;
+  if (method != nullptr && Py_TYPE(method) == &PyMethodDescr_Type) {
+    const PyMethodDef* definition = reinterpret_cast<PyMethodDescrObject*>(method)->d_method;
+    if (definition->ml_flags == METH_NOARGS) function = definition->ml_meth;
+  }
+  Py_XDECREF(method);
+  return function;
+}
+
+bool find_functions() {
+  PyObject* c = PyImport_ImportModule("torch._C");
+  PyObject* graph = PyImport_ImportModule("torch.autograd.graph");
+  if (c == nullptr || graph == nullptr) return false;
+  count_of_tensor = method_of_tensor("_use_count");
+  storage_object = method_of_tensor("untyped_storage");
+  count_of_storage = PyObject_GetAttrString(c, "_storage_Use_Count");
+  gradient_edge = PyObject_GetAttrString(graph, "get_gradient_edge");
+  Py_DECREF(c);
+  Py_DECREF(graph);
+  return count_of_tensor != nullptr && storage_object != nullptr && count_of_storage != nullptr &&
+         gradient_edge != nullptr;
+}
+
+bool find_inside(Inside& found) {
+  const std::optional<std::vector<Sample>> samples = make_samples();
+  if (!samples) return false;
+  const CarefulReader reader;
+  Memory<implementation_size> implementations(samples->size());
+  bool done = true;
+  for (std::size_t i = 0; done && i < samples->size(); ++i) {
+    done = reader.read(detail::implementation_of((*samples)[i].tensor), implementations[i].data(), implementation_size);
+  }
+  if (done) {
+    const auto storage =
+        unique_offset<std::uint64_t>(*samples, implementations, [](const Sample& s) { return s.storage; });
+    done = storage.has_value() && find_version(reader, *samples, implementations, found) &&
+           find_memory(reader, *samples, found);
+    if (done) found.storage = *storage;
+  }
+  for (const Sample& sample : *samples) Py_DECREF(sample.tensor);
+  return done;
+}
+
+// -1 where it cannot be told. Takes the answer's reference.
+long number(PyObject* answer) noexcept {
+  const long value = answer == nullptr ? -1 : PyLong_AsLong(answer);
+  Py_XDECREF(answer);
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  return value;
+}
+
+long owners_of_tensor(PyObject* tensor) noexcept { return number(count_of_tensor(tensor, nullptr)); }
+
+long owners_of_storage(const char* storage) noexcept {
+  PyObject* address = PyLong_FromVoidPtr(const_cast<char*>(storage));
+  PyObject* answer = address == nullptr ? nullptr : PyObject_CallOneArg(count_of_storage, address);
+  Py_XDECREF(address);
+  return number(answer);
+}
+
+// The node that accumulates a weight's gradient holds the weight too. It is the one owner that may be there besides.
+bool other_owner_accumulates(PyObject* tensor) noexcept {
+  if (!requires_grad(tensor)) return false;
+  PyObject* edge = PyObject_CallOneArg(gradient_edge, tensor);
+  if (edge == nullptr) {
+    PyErr_Clear();
+    return false;
+  }
+  // Where there was none, asking has made one.
+  const bool is_it = owners_of_tensor(tensor) == 2;
+  Py_DECREF(edge);
+  return is_it;
+}
+
+// Is this memory of a file that is mapped for this process alone? Answers for the mapping that was asked for last are
+// kept: the weights of a model are slices of one or a few files.
+bool is_private_file(const char* storage) noexcept {
+  static const char* last_storage = nullptr;
+  static const char* last_data = nullptr;
+  static bool last_answer = false;
+  const char* data = load<const char*>(storage, inside.data);
+  if (storage == last_storage && data == last_data) return last_answer;
+  const MemoryMap memory;
+  const Mapping* mapping = memory.find(data);
+  const bool answer = mapping != nullptr && mapping->of_file && !mapping->shared;
+  last_storage = storage;
+  last_data = data;
+  last_answer = answer;
+  return answer;
+}
+
+// Nobody outside of torch knows this memory. An array that NumPy made of a tensor holds the tensor, which no count
+// tells; but torch forbids to resize the storage from then on. (Storages that came out of a pickle are so too.)
+bool is_known_memory(const char* storage, PyObject* object) noexcept {
+  const char* context = load<const char*>(storage, inside.context);
+  if (context == load<const char*>(storage, inside.data)) {
+    PyObject* resizable = PyObject_CallMethod(object, "resizable", nullptr);
+    Py_XDECREF(resizable);
+    return resizable == Py_True;
+  }
+  if (inside.slice_deleter == nullptr || load<const void*>(storage, inside.deleter) != inside.slice_deleter) {
+    return false;
+  }
+  return is_private_file(context);  // the storage that it is a slice of
+}
+
+// Who holds a tensor's storage, the tensor's own hold and that of the storage's Python object included. That object is
+// kept by the storage in newer versions of torch, so what it counts for is found out once.
+struct Holds {
+  long of_storage = 0;
+  long of_object = 0;
+  bool operator==(const Holds&) const = default;
+};
+Holds single_holds;
+
+Holds count_holds(PyObject* tensor, PyObject* object) noexcept {
+  return {owners_of_storage(storage_of(tensor)), static_cast<long>(Py_REFCNT(object))};
+}
+
+bool find_single_holds() noexcept {
+  PyObject* list = made_by(
+      "import torch\n"
+      "def make():\n"
+      "    with torch.inference_mode(False):\n"
+      "        return [torch.empty(8, device='cpu')]\n");
+  if (list == nullptr) return false;
+  PyObject* tensor = PyList_GET_ITEM(list, 0);
+  for (int i = 0; i < 2; ++i) {
+    PyObject* object = storage_object(tensor, nullptr);
+    if (object == nullptr) break;
+    const Holds holds = count_holds(tensor, object);
+    Py_DECREF(object);
+    if (i == 1 && holds != single_holds) single_holds = {};
+    if (i == 0) single_holds = holds;
+  }
+  Py_DECREF(list);
+  return single_holds != Holds{};
+}
+
+}  // namespace
+
+void bind_inside() noexcept {
+  Inside found;
+  if (way == Way::layout && find_functions() && find_inside(found)) {
+    found.slice_deleter = find_slice_deleter(found);
+    inside = found;
+    found_all = find_single_holds();
+  }
+  PyErr_Clear();
+}
+
+bool can_look_inside() noexcept { return found_all; }
+
+bool owns_its_memory(PyObject* tensor) noexcept {
+  const char* storage = storage_of(tensor);
+  PyObject* object = storage == nullptr ? nullptr : storage_object(tensor, nullptr);
+  const bool is_alone =
+      object != nullptr && count_holds(tensor, object) == single_holds && is_known_memory(storage, object);
+  Py_XDECREF(object);
+  PyErr_Clear();
+  if (!is_alone) return false;
+  const long owners = owners_of_tensor(tensor);
+  return owners == 1 || (owners == 2 && other_owner_accumulates(tensor));
+}
+
+bool is_held_once(PyObject* tensor) noexcept {
+  return Py_REFCNT(tensor) == 1 && owners_of_tensor(tensor) == 1 && owners_of_storage(storage_of(tensor)) == 1;
+}
+
+}  // namespace habana_mp::tensor

@@ -1,0 +1,66 @@
+// Looking inside a tensor: what tells, in a few nanoseconds, whether its values are still the same.
+#pragma once
+
+#include <cstdint>
+
+#include "tensor/finding.hpp"
+#include "tensor/reader.hpp"
+
+namespace habana_mp::tensor {
+
+// Offsets in bytes, each verified on tensors of all kinds when torch was bound.
+struct Inside {
+  std::ptrdiff_t storage = 0;           // of the storage's address in a tensor's implementation
+  std::ptrdiff_t counter = 0;           // of the version counter's address in a tensor's implementation
+  std::ptrdiff_t version = 0;           // in the version counter
+  std::ptrdiff_t data = 0;              // of the memory's address in a storage
+  std::ptrdiff_t context = 0;           // of what the memory's owner gave along, in a storage
+  std::ptrdiff_t deleter = 0;           // of the function that frees the memory, in a storage
+  const void* slice_deleter = nullptr;  // that of a storage which is a slice of another one
+};
+extern Inside inside;
+
+// Finds them. Where it cannot, nothing but `can_look_inside` may be used of this file. To be called after bind_reader.
+void bind_inside() noexcept;
+bool can_look_inside() noexcept;
+
+// What identifies a tensor's values. Two equal sights of one tensor: nobody who tells torch has written in between.
+struct Sight {
+  const char* implementation = nullptr;
+  const char* storage = nullptr;
+  const char* data = nullptr;
+  const char* counter = nullptr;  // null: a tensor of inference mode, which has no version
+  std::uint32_t version = 0;
+
+  bool operator==(const Sight&) const = default;
+  // The same memory, whatever is in it.
+  bool same_place(const Sight& other) const {
+    return implementation == other.implementation && storage == other.storage && data == other.data &&
+           counter == other.counter;
+  }
+};
+
+inline const char* storage_of(PyObject* tensor) noexcept {
+  const char* implementation = detail::implementation_of(tensor);
+  return implementation == nullptr ? nullptr : load<const char*>(implementation, inside.storage);
+}
+
+inline Sight look_at(PyObject* tensor) noexcept {
+  Sight sight;
+  sight.implementation = detail::implementation_of(tensor);
+  if (sight.implementation == nullptr) return sight;
+  sight.storage = load<const char*>(sight.implementation, inside.storage);
+  sight.counter = load<const char*>(sight.implementation, inside.counter);
+  if (sight.storage != nullptr) sight.data = load<const char*>(sight.storage, inside.data);
+  if (sight.counter != nullptr) sight.version = load<std::uint32_t>(sight.counter, inside.version);
+  return sight;
+}
+
+// Is the tensor's memory its own? No other storage and no other tensor holds it, and it comes from torch's allocator or
+// from a file that is mapped for this process alone. Whoever gets hold of it later does so through torch.
+bool owns_its_memory(PyObject* tensor) noexcept;
+
+// Does nothing else hold this tensor or its memory? For a plain tensor that never was a part of a graph.
+bool is_held_once(PyObject* tensor) noexcept;
+
+}  // namespace habana_mp::tensor

@@ -1,0 +1,59 @@
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+
+#include "weights/cache.hpp"
+#include "weights/escapes.hpp"
+#include "weights/packed.hpp"
+
+namespace py = pybind11;
+
+namespace habana_mp {
+
+namespace {
+
+void watch(const py::object& untyped_storage, const py::object& numpy, const py::object& data_ptr,
+           const py::object& storage_data_ptr, const py::tuple& harmless_callers, const py::tuple& passing_on) {
+  if (!weights::watch_escapes({untyped_storage.ptr(), numpy.ptr(), data_ptr.ptr(), storage_data_ptr.ptr(),
+                               harmless_callers.ptr(), passing_on.ptr()})) {
+    throw py::error_already_set();
+  }
+}
+
+py::dict statistics() {
+  const weights::Statistics now = weights::statistics();
+  py::dict result;
+  result["hits"] = now.hits;
+  result["refreshes"] = now.refreshes;
+  result["refused"] = now.refused;
+  result["weights"] = now.weights;
+  result["packed"] = now.packed;
+  result["bytes"] = now.bytes;
+  return result;
+}
+
+}  // namespace
+
+void register_weights(py::module_& module) {
+  module.def(
+      "weights_configure",
+      [](bool on, std::uint64_t most_bytes) {
+        weights::configure({on, most_bytes});
+      },
+      py::arg("on"), py::arg("most_bytes"));
+  module.def("weights_watch", &watch);
+  module.def("weights_stop_watching", &weights::stop_watching_escapes);
+  module.def("weights_renew", [](const py::list& parameters) {
+    weights::renew(PySequence_Fast_ITEMS(parameters.ptr()), PyList_GET_SIZE(parameters.ptr()));
+  });
+  module.def("weights_forget", [](const py::object& weight) { weights::forget(weight.ptr()); });
+  module.def("weights_set_packing", [](const py::object& pack, const py::object& linear, const py::object& plain) {
+    const auto or_null = [](const py::object& one) { return one.is_none() ? nullptr : one.ptr(); };
+    weights::set_packing({or_null(pack), or_null(linear), or_null(plain)});
+  });
+  module.def("weights_assume_that_packing_pays", &weights::assume_that_packing_pays);
+  module.def("weights_statistics", &statistics);
+  module.def("weights_reset_statistics", &weights::reset_statistics);
+}
+
+}  // namespace habana_mp

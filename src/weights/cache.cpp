@@ -1,0 +1,370 @@
+#include "weights/cache.hpp"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "weights/entry.hpp"
+
+namespace habana_mp::weights {
+
+Settings settings;
+Statistics counts;
+
+Cache& cache() {
+  static auto* const the_cache = new Cache;
+  return *the_cache;
+}
+
+namespace {
+
+// A cast above this size lets other Python threads run.
+constexpr std::int64_t long_from = 1 << 16;
+
+constexpr Kind precisions[] = {Kind::bf16, Kind::f16};
+
+void forget_place(const Entry& entry) {
+  const auto place = cache().weights.find(entry.sight.storage);
+  if (place != cache().weights.end() && place->second == entry.weight) cache().weights.erase(place);
+}
+
+void forget_address(PyObject* weight) {
+  std::shared_ptr<Entry> dropped[2];  // freed when nothing here is under way any more
+  for (std::size_t i = 0; i < 2; ++i) {
+    const auto found = cache().entries.find({weight, precisions[i]});
+    if (found == cache().entries.end()) continue;
+    dropped[i] = std::move(found->second);
+    cache().entries.erase(found);
+    forget_place(*dropped[i]);
+  }
+}
+
+PyObject* weight_died(PyObject* address, PyObject*) {
+  forget_address(static_cast<PyObject*>(PyLong_AsVoidPtr(address)));
+  Py_RETURN_NONE;
+}
+
+PyMethodDef weight_died_definition{"weight_died", weight_died, METH_O, nullptr};
+
+PyObject* weak_reference_to(PyObject* weight) {
+  PyObject* address = PyLong_FromVoidPtr(weight);
+  PyObject* callback = address == nullptr ? nullptr : PyCFunction_New(&weight_died_definition, address);
+  PyObject* reference = callback == nullptr ? nullptr : PyWeakref_NewRef(weight, callback);
+  Py_XDECREF(address);
+  Py_XDECREF(callback);
+  return reference;
+}
+
+// What is made inside of it is an ordinary tensor, in torch's inference mode too.
+class OutsideOfInferenceMode {
+ public:
+  OutsideOfInferenceMode() {
+    PyObject* on = PyObject_CallNoArgs(tensor::api.is_inference_mode);
+    if (on == Py_True) {
+      guard_ = PyObject_CallOneArg(tensor::api.inference_mode, Py_False);
+      PyObject* done = guard_ == nullptr ? nullptr : PyObject_CallMethod(guard_, "__enter__", nullptr);
+      if (done == nullptr) Py_CLEAR(guard_);
+      Py_XDECREF(done);
+    }
+    Py_XDECREF(on);
+  }
+  ~OutsideOfInferenceMode() {
+    if (guard_ == nullptr) return;
+    PyObject* done = PyObject_CallMethod(guard_, "__exit__", "OOO", Py_None, Py_None, Py_None);
+    Py_XDECREF(done);
+    Py_DECREF(guard_);
+  }
+  OutsideOfInferenceMode(const OutsideOfInferenceMode&) = delete;
+  OutsideOfInferenceMode& operator=(const OutsideOfInferenceMode&) = delete;
+
+ private:
+  PyObject* guard_ = nullptr;
+};
+
+// Does a method without arguments answer this?
+bool answers(PyObject* tensor, const char* method, PyObject* expected) {
+  PyObject* answer = PyObject_CallMethod(tensor, method, nullptr);
+  const bool is_it = answer != nullptr && PyObject_RichCompareBool(answer, expected, Py_EQ) == 1;
+  Py_XDECREF(answer);
+  PyErr_Clear();
+  return is_it;
+}
+
+// (sizes, strides, offset), a new reference; null where there is no such thing.
+PyObject* shape_of(PyObject* tensor) {
+  PyObject* shape = PyTuple_New(3);
+  const char* const methods[] = {"size", "stride", "storage_offset"};
+  for (Py_ssize_t i = 0; shape != nullptr && i < 3; ++i) {
+    PyObject* part = PyObject_CallMethod(tensor, methods[i], nullptr);
+    if (part == nullptr) {
+      Py_CLEAR(shape);
+    } else {
+      PyTuple_SET_ITEM(shape, i, part);
+    }
+  }
+  PyErr_Clear();
+  return shape;
+}
+
+bool are_equal(PyObject* one, PyObject* other) {
+  const bool equal = one != nullptr && other != nullptr && PyObject_RichCompareBool(one, other, Py_EQ) == 1;
+  PyErr_Clear();
+  return equal;
+}
+
+// Does the weight lie in its memory as it did? Some operations change that and nothing else (`t_`, an assigned
+// `.data`).
+bool has_its_shape(const Entry& entry, PyObject* weight) {
+  PyObject* shape = shape_of(weight);
+  const bool has = are_equal(shape, entry.shape);
+  Py_XDECREF(shape);
+  return has;
+}
+
+// The cast as torch makes it, where it lies in memory as the weight does: then it can be made again in place. Null
+// where not.
+PyObject* make_cast(const Entry& entry, PyObject* weight) {
+  const OutsideOfInferenceMode guard;
+  PyObject* plain = tensor::api.detach(weight, nullptr);
+  tensor::CastResult ignored;
+  PyObject* made = plain == nullptr ? nullptr : tensor::cast(plain, Kind::f32, entry.to, ignored);
+  Py_XDECREF(plain);
+  PyObject* strides = PyTuple_GET_ITEM(entry.shape, 1);
+  if (made != nullptr && (tensor::look_at(made).counter == nullptr || !answers(made, "stride", strides))) {
+    Py_CLEAR(made);
+  }
+  PyErr_Clear();
+  return made;
+}
+
+// Where the weight's values lie. False where it has none here.
+bool find_values(Entry& entry, PyObject* weight, const Sight& now) {
+  Py_XSETREF(entry.shape, shape_of(weight));
+  const long long first = entry.shape == nullptr ? -1 : PyLong_AsLongLong(PyTuple_GET_ITEM(entry.shape, 2));
+  PyErr_Clear();
+  const std::int64_t elements = tensor::count_elements(weight);
+  if (first < 0 || elements == 0 || now.data == nullptr || tensor::is_off_cpu(weight)) return false;
+  entry.values = reinterpret_cast<const float*>(now.data) + first;
+  entry.elements = elements;
+  const auto last = static_cast<std::int64_t>(sample_count - 1);
+  for (std::size_t i = 0; i < sample_count; ++i) {
+    const std::int64_t place = (elements - 1) / last * static_cast<std::int64_t>(i) +
+                               (elements - 1) % last * static_cast<std::int64_t>(i) / last;
+    entry.places[i] = reinterpret_cast<const std::uint32_t*>(entry.values + place);
+  }
+  return true;
+}
+
+void write_cast(Entry& entry) {
+  const auto* source = entry.values;
+  auto* target = const_cast<char*>(tensor::look_at(entry.cast).data);
+  const auto count = static_cast<std::size_t>(entry.elements);
+  const kernels::Float to = tensor::float_of(entry.to);
+  if (entry.elements < long_from) {
+    kernels::cast(source, kernels::Float::f32, target, to, count, 1);
+    return;
+  }
+  const unsigned threads = tensor::torch_threads();
+  entry.busy = true;
+  Py_BEGIN_ALLOW_THREADS;
+  kernels::cast(source, kernels::Float::f32, target, to, count, threads);
+  Py_END_ALLOW_THREADS;
+  entry.busy = false;
+}
+
+// Is this the time to look again at a weight of which nothing could be kept? Less and less often.
+bool is_time_to_try(std::uint32_t refusals) { return (refusals & (refusals - 1)) == 0; }
+
+bool limit_allows(std::uint64_t bytes) {
+  return bytes <= settings.most_bytes && counts.bytes <= settings.most_bytes - bytes;
+}
+
+// May a cast of this weight be kept, as things are?
+bool earn_trust(Entry& entry, PyObject* weight, const Sight& now) {
+  const bool moved = !now.same_place(entry.sight);
+  if (!moved && entry.trust == Trust::never) return false;
+  if (!moved && entry.trust != Trust::open) {
+    if (has_its_shape(entry, weight)) return true;
+    entry.drop();
+    return find_values(entry, weight, now);
+  }
+  if (moved) {
+    forget_place(entry);
+    entry.drop();
+    entry.refusals = 0;
+    entry.trust = Trust::open;
+    entry.sight = now;
+  }
+  if (now.counter == nullptr || !is_time_to_try(entry.refusals) || !tensor::owns_its_memory(weight) ||
+      !answers(weight, "is_inference", Py_False) || !answers(weight, "is_neg", Py_False)) {
+    return false;
+  }
+  if (!moved && has_its_shape(entry, weight)) return true;
+  entry.drop();
+  return find_values(entry, weight, now);
+}
+
+// Brings an entry to the weight's values of now. False where nothing of it can be kept.
+bool bring_up_to_date(Entry& entry, PyObject* weight, const Sight& now) {
+  if (entry.busy) return false;
+  const bool had_cast = entry.cast != nullptr;
+  if (!earn_trust(entry, weight, now)) {
+    ++entry.refusals;
+    entry.drop();
+    return false;
+  }
+  // From here on whatever happens to the weight makes the sight another one, or takes the trust away.
+  entry.sight = now;
+  entry.samples = entry.look();
+  entry.trust = Trust::sure;
+  entry.refusals = 0;
+  cache().weights[now.storage] = weight;
+  if (had_cast) ++counts.refreshes;
+  // Others may still work with the former values: a graph that waits for its backward, another thread.
+  if (entry.has(Form::plain) && tensor::is_held_once(entry.cast)) {
+    entry.quiet_uses = 0;
+    write_cast(entry);
+    return true;
+  }
+  entry.drop();
+  if (limit_allows(entry.bytes())) {
+    entry.busy = true;
+    PyObject* made = make_cast(entry, weight);
+    entry.busy = false;
+    if (made != nullptr) {
+      entry.hold(made);
+      return true;
+    }
+  }
+  entry.trust = Trust::open;
+  ++entry.refusals;
+  return false;
+}
+
+std::shared_ptr<Entry> make_entry(PyObject* weight, Kind to) {
+  PyObject* reference = weak_reference_to(weight);
+  if (reference == nullptr) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  auto entry = std::make_shared<Entry>();
+  entry->weight = weight;
+  entry->reference = reference;
+  entry->to = to;
+  entry->sight = tensor::look_at(weight);
+  const auto& pointed_to = cache().pointed_to;
+  const bool is_pointed_to = std::find(pointed_to.begin(), pointed_to.end(), entry->sight.storage) != pointed_to.end();
+  if (is_pointed_to) entry->trust = Trust::never;
+  cache().entries[{weight, to}] = entry;
+  return entry;
+}
+
+// The cast as a part of autograd's graph: a view of the weight that has the cast's memory and dtype. Its gradient comes
+// in the cast's dtype, the graph's node knows the weight's and converts. The version counter is the weight's, so that a
+// backward after a change of the weight raises as it does without us.
+PyObject* as_view_of(PyObject* weight, PyObject* cast) {
+  PyObject* arguments = PyTuple_Pack(1, weight);
+  PyObject* view = arguments == nullptr ? nullptr
+                                        : reinterpret_cast<PyCFunctionWithKeywords>(
+                                              reinterpret_cast<void*>(tensor::api.view_as))(weight, arguments, nullptr);
+  Py_XDECREF(arguments);
+  if (view != nullptr && tensor::api.set_data(view, cast, tensor::api.data->closure) != 0) Py_CLEAR(view);
+  PyErr_Clear();
+  return view;
+}
+
+}  // namespace
+
+void configure(const Settings& wanted) noexcept {
+  settings = wanted;
+  settings.on = wanted.on && tensor::can_look_inside();
+  if (!settings.on || counts.bytes > settings.most_bytes) forget_all();
+}
+
+PyObject* kept(PyObject* weight, Kind to, bool& is_new) noexcept {
+  is_new = false;
+  if (!settings.on || tensor::is_traced()) return nullptr;
+  Entry* entry = entry_of(weight, to);
+  if (entry == nullptr || !entry->has(Form::plain) || !is_unchanged(*entry, weight)) {
+    // Held: another thread may forget it while this one casts.
+    const std::shared_ptr<Entry> held = entry == nullptr ? make_entry(weight, to) : cache().entries[{weight, to}];
+    if (held == nullptr || !bring_up_to_date(*held, weight, tensor::look_at(weight))) {
+      ++counts.refused;
+      return nullptr;
+    }
+    is_new = true;
+    entry = held.get();
+    if (!entry->has(Form::plain)) return nullptr;  // taken away meanwhile
+  } else {
+    ++counts.hits;
+  }
+  if (tensor::grad_is_enabled()) {
+    entry->quiet_uses = 0;
+    return as_view_of(weight, entry->cast);
+  }
+  ++entry->quiet_uses;
+  return Py_NewRef(entry->cast);
+}
+
+void memory_escapes(const char* storage, bool unseen) noexcept {
+  if (!settings.on || storage == nullptr) return;
+  const auto found = cache().weights.find(storage);
+  if (found == cache().weights.end()) {
+    if (unseen) cache().pointed_to[cache().next_pointed_to++ % cache().pointed_to.size()] = storage;
+    return;
+  }
+  PyObject* weight = found->second;
+  for (const Kind to : precisions) {
+    Entry* entry = entry_of(weight, to);
+    if (entry != nullptr && entry->trust != Trust::never) entry->trust = unseen ? Trust::never : Trust::open;
+  }
+}
+
+void renew(PyObject* const* weights, Py_ssize_t count) noexcept {
+  if (!settings.on || cache().entries.empty()) return;
+  std::vector<std::shared_ptr<Entry>> entries;
+  std::vector<kernels::Job> jobs;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    for (const Kind to : precisions) {
+      const auto found = cache().entries.find({weights[i], to});
+      if (found == cache().entries.end()) continue;
+      Entry& entry = *found->second;
+      if (entry.cast == nullptr || entry.busy || entry.trust >= Trust::open) continue;
+      entry.trust = Trust::changed;
+      if (entry.form == Form::packed) continue;
+      const Sight now = tensor::look_at(weights[i]);
+      if (!now.same_place(entry.sight) || !has_its_shape(entry, weights[i]) || !tensor::is_held_once(entry.cast)) {
+        continue;
+      }
+      entry.sight = now;
+      entry.samples = entry.look();
+      entry.trust = Trust::sure;
+      entry.busy = true;
+      entries.push_back(found->second);
+      jobs.emplace_back(entry.values, kernels::Float::f32, const_cast<char*>(tensor::look_at(entry.cast).data),
+                        tensor::float_of(to), static_cast<std::size_t>(entry.elements));
+    }
+  }
+  if (jobs.empty()) return;
+  const unsigned threads = tensor::torch_threads();
+  Py_BEGIN_ALLOW_THREADS;
+  kernels::cast_many(jobs, threads);
+  Py_END_ALLOW_THREADS;
+  for (const auto& entry : entries) entry->busy = false;
+  counts.refreshes += entries.size();
+}
+
+void forget(PyObject* weight) noexcept { forget_address(weight); }
+
+void forget_all() noexcept {
+  auto dropped = std::move(cache().entries);
+  cache().entries.clear();
+  cache().weights.clear();
+  cache().pointed_to = {};
+}
+
+Statistics statistics() noexcept { return counts; }
+
+void reset_statistics() noexcept { counts.hits = counts.refreshes = counts.refused = 0; }
+
+}  // namespace habana_mp::weights

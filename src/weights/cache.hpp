@@ -1,0 +1,46 @@
+// Casts of weights that are kept from call to call. One is handed out again only while it is certain that the weight
+// holds the same values; where that is in doubt there is no kept cast, and the caller makes one.
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <cstdint>
+
+#include "tensor/reader.hpp"
+
+namespace habana_mp::weights {
+
+struct Settings {
+  bool on = false;
+  std::uint64_t most_bytes = ~std::uint64_t{0};  // beyond this no further weight is kept
+};
+// Switching it off drops what is kept.
+void configure(const Settings& settings) noexcept;
+
+// The weight, a torch.nn.Parameter in float32, in the lower precision `to`: a new reference. Null, without an
+// exception, where nothing is kept. `is_new` tells that it had to be cast for this.
+PyObject* kept(PyObject* weight, tensor::Kind to, bool& is_new) noexcept;
+
+// Somebody may get hold of this storage's memory in a way that tells nobody when he writes to it. While he holds a
+// tensor or storage of torch that is seen; a mere pointer is not (`unseen`).
+void memory_escapes(const char* storage, bool unseen) noexcept;
+
+// These weights were written to, in whatever way: their casts are made again, all at once.
+void renew(PyObject* const* weights, Py_ssize_t count) noexcept;
+
+void forget(PyObject* weight) noexcept;
+void forget_all() noexcept;
+
+struct Statistics {
+  std::uint64_t hits = 0;       // casts handed out again
+  std::uint64_t refreshes = 0;  // casts made again because the weight had changed
+  std::uint64_t refused = 0;    // calls that found a weight of which nothing could be kept
+  std::uint64_t weights = 0;    // kept now
+  std::uint64_t packed = 0;     // of these, in the CPU library's layout
+  std::uint64_t bytes = 0;      // their size
+};
+Statistics statistics() noexcept;
+void reset_statistics() noexcept;
+
+}  // namespace habana_mp::weights

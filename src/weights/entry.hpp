@@ -1,0 +1,132 @@
+// One kept cast, and all of them. For this room only.
+#pragma once
+
+#include <array>
+#include <cstring>
+#include <memory>
+#include <unordered_map>
+
+#include "kernels/cast.hpp"
+#include "tensor/cast.hpp"
+#include "tensor/inside.hpp"
+#include "weights/cache.hpp"
+
+namespace habana_mp::weights {
+
+using tensor::Kind;
+using tensor::Sight;
+
+extern Settings settings;
+extern Statistics counts;
+
+// So many of a weight's values are compared at each use: whoever writes a weight without telling torch, C code with a
+// pointer, writes all of it.
+constexpr std::size_t sample_count = 8;
+using Samples = std::array<std::uint32_t, sample_count>;
+
+enum class Trust : std::uint8_t {
+  sure,     // nobody can write to the weight without its version telling
+  changed,  // so too, but its values are to be cast again whatever the version says
+  open,     // somebody may have got hold of its memory: its owners are counted before it is trusted again
+  never,    // somebody has a pointer to its memory
+};
+
+enum class Form : std::uint8_t {
+  plain,   // a tensor like the weight
+  packed,  // in the layout of the CPU's library, for linear layers where nothing is recorded
+};
+
+struct Entry {
+  PyObject* weight = nullptr;     // not held
+  PyObject* reference = nullptr;  // a weak one, whose callback drops the entry
+  PyObject* cast = nullptr;       // null where nothing is kept at the moment
+  Form form = Form::plain;
+  Kind to = Kind::bf16;
+  Trust trust = Trust::open;
+  bool busy = false;             // being written, by a thread that has let go of the GIL
+  std::uint32_t refusals = 0;    // in a row
+  std::uint32_t quiet_uses = 0;  // in a row: hits where nothing was recorded
+  Sight sight;                   // as it was before the cast was made
+  PyObject* shape = nullptr;     // sizes, strides and offset, as the weight had them
+  const float* values = nullptr;
+  std::int64_t elements = 0;
+  std::array<const std::uint32_t*, sample_count> places{};
+  Samples samples{};
+
+  Entry() = default;
+  Entry(const Entry&) = delete;
+  Entry& operator=(const Entry&) = delete;
+  ~Entry() {
+    drop();
+    Py_XDECREF(reference);
+    Py_XDECREF(shape);
+  }
+
+  [[nodiscard]] std::uint64_t bytes() const {
+    return static_cast<std::uint64_t>(elements) * kernels::size_of(tensor::float_of(to));
+  }
+  // Takes the reference.
+  void hold(PyObject* made, Form its_form = Form::plain);
+  void drop();
+  [[nodiscard]] bool has(Form wanted) const { return cast != nullptr && form == wanted; }
+
+  [[nodiscard]] Samples look() const {
+    Samples seen{};
+    for (std::size_t i = 0; i < sample_count; ++i) std::memcpy(&seen[i], places[i], sizeof seen[i]);
+    return seen;
+  }
+};
+
+struct Key {
+  PyObject* weight;
+  Kind to;
+  bool operator==(const Key&) const = default;
+};
+struct HashOfKey {
+  std::size_t operator()(const Key& key) const noexcept {
+    return (reinterpret_cast<std::uintptr_t>(key.weight) >> 4U) ^ static_cast<std::size_t>(key.to);
+  }
+};
+
+struct Cache {
+  std::unordered_map<Key, std::shared_ptr<Entry>, HashOfKey> entries;
+  // Which weight lies in a storage; for those that are trusted.
+  std::unordered_map<const char*, PyObject*> weights;
+  // The last storages to which somebody took a pointer before anything of them was kept.
+  std::array<const char*, 1024> pointed_to{};
+  std::size_t next_pointed_to = 0;
+};
+
+inline void Entry::hold(PyObject* made, Form its_form) {
+  drop();
+  cast = made;
+  form = its_form;
+  counts.bytes += bytes();
+  ++counts.weights;
+  if (form == Form::packed) ++counts.packed;
+}
+
+inline void Entry::drop() {
+  quiet_uses = 0;
+  if (cast == nullptr) return;
+  counts.bytes -= bytes();
+  --counts.weights;
+  if (form == Form::packed) --counts.packed;
+  Py_CLEAR(cast);
+}
+
+// There is one, and it is never destroyed: weights may outlive the interpreter's modules.
+Cache& cache();
+
+inline Entry* entry_of(PyObject* weight, Kind to) {
+  const auto found = cache().entries.find({weight, to});
+  return found == cache().entries.end() ? nullptr : found->second.get();
+}
+
+// Does the weight hold what it held when its cast was made?
+inline bool is_unchanged(const Entry& entry, PyObject* weight) {
+  return entry.trust == Trust::sure && !entry.busy && tensor::look_at(weight) == entry.sight &&
+         entry.look() == entry.samples;
+}
+
+}  // namespace habana_mp::weights

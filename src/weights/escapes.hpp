@@ -1,0 +1,28 @@
+// Watching the ways by which a weight's memory gets into hands of which torch tells nobody.
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+namespace habana_mp::weights {
+
+// Objects of torch; borrowed, and held while they are watched.
+struct Hatches {
+  PyObject* untyped_storage;   // methods of Tensor
+  PyObject* numpy;             //
+  PyObject* data_ptr;          //
+  PyObject* storage_data_ptr;  // a method of a storage
+  // Tuples of what the names of modules begin with: those that take pointers to compare them, and those that take them
+  // for whoever called.
+  PyObject* harmless_callers;
+  PyObject* passing_on;
+};
+
+// False with a Python exception set when one of them is not what it should be; nothing has changed then.
+bool watch_escapes(const Hatches& hatches);
+void stop_watching_escapes() noexcept;
+
+// A tensor's memory may be written to from now on, unseen or not (see memory_escapes).
+void tensor_escapes(PyObject* tensor, bool unseen) noexcept;
+
+}  // namespace habana_mp::weights

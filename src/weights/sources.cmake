@@ -1,0 +1,6 @@
+target_sources(_core PRIVATE
+  src/weights/bindings.cpp
+  src/weights/cache.cpp
+  src/weights/escapes.cpp
+  src/weights/packed.cpp
+)

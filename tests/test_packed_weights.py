@@ -1,0 +1,213 @@
+"""Linear layers from packed weights: the same bits as without, in every call that may be answered so, and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from habana_mp import _core, hmp
+from habana_mp._weights import _packing_operators
+
+pytestmark = [
+    pytest.mark.usefixtures("counted", "packing_pays"),
+    pytest.mark.skipif(_packing_operators()[0] is None, reason="torch packs no bfloat16 weights on this CPU"),
+]
+
+
+@pytest.fixture
+def packing_pays() -> Iterator[None]:
+    """Whatever a measurement would say."""
+    _core.weights_assume_that_packing_pays(1)
+    yield
+    _core.weights_assume_that_packing_pays(-1)
+
+
+def packed() -> int:
+    return hmp.report(show=False).weights.packed
+
+
+def by_hand(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    bias = None if layer.bias is None else layer.bias.detach().bfloat16()
+    return F.linear(x.bfloat16(), layer.weight.detach().clone().bfloat16(), bias)
+
+
+def packed_layer(bias: bool = True, shape: tuple[int, int] = (160, 144)) -> nn.Linear:
+    """A layer that was called often enough to be packed."""
+    torch.manual_seed(0)
+    layer = nn.Linear(shape[1], shape[0], bias=bias)
+    hmp.convert()
+    with torch.no_grad():
+        for _ in range(8):
+            layer(torch.randn(2, shape[1]))
+    assert packed() == 1
+    return layer
+
+
+INPUTS: dict[str, Callable[[], torch.Tensor]] = {
+    "one row": lambda: torch.randn(1, 144),
+    "rows": lambda: torch.randn(7, 144),
+    "many rows": lambda: torch.randn(300, 144),
+    "a batch": lambda: torch.randn(3, 5, 144),
+    "four dimensions": lambda: torch.randn(2, 3, 5, 144),
+    "one dimension": lambda: torch.randn(144),
+    "no rows": lambda: torch.randn(0, 144),
+    "bfloat16": lambda: torch.randn(7, 144, dtype=torch.bfloat16),
+    "transposed": lambda: torch.randn(144, 7).t(),
+    "every other row": lambda: torch.randn(14, 144)[::2],
+    "every other column": lambda: torch.randn(7, 288)[:, ::2],
+    "expanded": lambda: torch.randn(1, 144).expand(6, 144),
+    "not finite": lambda: torch.full((2, 144), float("inf")),
+}
+
+
+@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_results_are_the_same_bits(name: str, bias: bool) -> None:
+    layer = packed_layer(bias)
+    with torch.no_grad():
+        for _ in range(2):
+            x = INPUTS[name]()
+            result, expected = layer(x), by_hand(layer, x)
+            assert result.dtype is torch.bfloat16
+            assert result.stride() == expected.stride()
+            assert torch.equal(result.nan_to_num(), expected.nan_to_num())
+            assert torch.equal(result.isnan(), expected.isnan())
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_it_serves_wherever_nothing_is_recorded(mode: Callable[[], Any]) -> None:
+    layer = packed_layer()
+    x = torch.randn(3, 144)
+    with mode():
+        result = layer(x)
+        assert torch.equal(result, by_hand(layer, x))
+        assert not result.requires_grad
+        assert packed() == 1
+
+
+def test_a_recorded_call_brings_the_plain_cast_back() -> None:
+    layer = packed_layer()
+    x = torch.randn(3, 144)
+    layer(x).sum().backward()
+    assert packed() == 0
+    gradient, layer.weight.grad = layer.weight.grad, None
+    hmp.restore()
+    F.linear(x.bfloat16(), layer.weight.bfloat16(), layer.bias.bfloat16()).sum().backward()
+    assert torch.equal(gradient, layer.weight.grad)
+
+
+def test_the_packed_weight_replaces_the_plain_cast() -> None:
+    layer = packed_layer(bias=False)
+    assert hmp.report(show=False).weights.weights == 1
+    assert hmp.report(show=False).weights.bytes == 2 * layer.weight.numel()
+
+
+WRITES: dict[str, Callable[[nn.Linear], object]] = {
+    "add_": lambda layer: layer.weight.add_(1),
+    "data": lambda layer: layer.weight.data.mul_(2),
+    "set data": lambda layer: setattr(layer.weight, "data", torch.randn(160, 144)),
+    "detach": lambda layer: layer.weight.detach().zero_(),
+    "load_state_dict": lambda layer: layer.load_state_dict(nn.Linear(144, 160).state_dict()),
+    "numpy": lambda layer: layer.weight.detach().numpy().fill(0.25),
+    "pointer": lambda layer: torch.frombuffer(
+        (__import__("ctypes").c_float * layer.weight.numel()).from_address(layer.weight.data_ptr()), dtype=torch.float32
+    ).fill_(0.5),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_changed_weight_is_packed_anew(name: str) -> None:
+    layer = packed_layer()
+    x = torch.randn(3, 144)
+    with torch.no_grad():
+        before = layer(x)
+        WRITES[name](layer)
+        for _ in range(8):
+            assert torch.equal(layer(x), by_hand(layer, x))
+        assert not torch.equal(layer(x), before)
+
+
+def test_a_step_of_the_optimizer_is_seen() -> None:
+    layer = packed_layer()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    layer.weight.grad = torch.ones_like(layer.weight)
+    optimizer.step()
+    x = torch.randn(3, 144)
+    with torch.no_grad():
+        assert torch.equal(layer(x), by_hand(layer, x))
+
+
+def test_a_wrong_call_raises_what_torch_raises() -> None:
+    layer = packed_layer()
+    with torch.no_grad():
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            layer(torch.randn(3, 143))
+        with pytest.raises(TypeError):
+            F.linear(torch.randn(3, 144), layer.weight, layer.bias, 1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (100, 100)])
+def test_a_small_weight_is_not_packed(shape: tuple[int, int]) -> None:
+    hmp.convert()
+    layer = nn.Linear(*shape)
+    with torch.no_grad():
+        for _ in range(8):
+            layer(torch.randn(2, shape[0]))
+    assert packed() == 0
+
+
+def test_what_does_not_pay_is_not_packed() -> None:
+    _core.weights_assume_that_packing_pays(0)
+    hmp.convert()
+    layer = nn.Linear(144, 160)
+    x = torch.randn(2, 144)
+    with torch.no_grad():
+        for _ in range(8):
+            assert torch.equal(layer(x), by_hand(layer, x))
+    assert packed() == 0
+
+
+def test_a_measurement_decides() -> None:
+    _core.weights_assume_that_packing_pays(-1)
+    hmp.convert()
+    layer = nn.Linear(512, 768)
+    x = torch.randn(1, 512)
+    with torch.no_grad():
+        for _ in range(8):
+            assert torch.equal(layer(x), by_hand(layer, x))
+    assert packed() in (0, 1)
+
+
+def test_switched_off_nothing_is_packed() -> None:
+    hmp.convert(packed_weights=False)
+    layer = nn.Linear(144, 160)
+    with torch.no_grad():
+        for _ in range(8):
+            layer(torch.randn(2, 144))
+    assert packed() == 0
+
+
+def test_float16_is_not_packed() -> None:
+    hmp.convert(dtype=torch.float16)
+    layer = nn.Linear(144, 160)
+    with torch.no_grad():
+        for _ in range(8):
+            assert layer(torch.randn(2, 144)).dtype is torch.float16
+    assert packed() == 0
+
+
+def test_a_packed_model_can_be_saved_copied_and_traced(tmp_path: Any) -> None:
+    layer = packed_layer()
+    x = torch.randn(3, 144)
+    torch.save(layer.state_dict(), tmp_path / "layer.pt")
+    copy = nn.Linear(144, 160)
+    copy.load_state_dict(torch.load(tmp_path / "layer.pt"))
+    with torch.no_grad():
+        assert torch.equal(copy(x), layer(x))
+        traced = torch.jit.trace(layer, x)
+        assert torch.equal(traced(x), by_hand(layer, x))

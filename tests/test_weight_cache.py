@@ -1,0 +1,356 @@
+"""Kept casts of weights: that they are kept, what they cost, when they go, and that gradients do not know of them."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import Converter
+from torch import nn
+
+from habana_mp import hmp
+
+pytestmark = pytest.mark.usefixtures("counted")
+
+MODES: dict[str, Callable[[], Any]] = {
+    "grad": torch.enable_grad,
+    "no_grad": torch.no_grad,
+    "inference_mode": torch.inference_mode,
+}
+
+
+def casts() -> int:
+    return sum(row.casts for row in hmp.report(show=False))
+
+
+def kept() -> hmp.KeptWeights:
+    return hmp.report(show=False).weights
+
+
+def weight(*shape: int, requires_grad: bool = True) -> nn.Parameter:
+    torch.manual_seed(0)
+    return nn.Parameter(torch.randn(*shape), requires_grad=requires_grad)
+
+
+X = torch.linspace(-1.0, 1.0, 4 * 32).reshape(4, 32).bfloat16()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_weight_is_cast_once(mode: str) -> None:
+    hmp.convert()
+    w = weight(16, 32)
+    with MODES[mode]():
+        for _ in range(5):
+            assert torch.equal(F.linear(X, w), F.linear(X, w.detach().bfloat16()))
+    assert casts() == 1
+    assert (kept().hits, kept().weights, kept().refused) == (4, 1, 0)
+
+
+def test_one_cast_serves_all_modes() -> None:
+    hmp.convert()
+    w = weight(16, 32)
+    for mode in (*MODES, *reversed(MODES)):
+        with MODES[mode]():
+            F.linear(X, w)
+    assert casts() == 1
+
+
+CALLS: dict[str, tuple[Callable[[Any], torch.Tensor], tuple[int, ...]]] = {
+    "matmul": (lambda w: torch.matmul(X, w), (32, 8)),
+    "@": (lambda w: X @ w, (32, 8)),
+    "w @ x": (lambda w: w @ X.t(), (8, 32)),
+    "Tensor.mm": (lambda w: X.mm(w), (32, 8)),
+    "addmm": (lambda w: torch.addmm(X[0, :8], X, w), (32, 8)),
+    "bmm": (lambda w: torch.bmm(X[None], w), (1, 32, 8)),
+    "mv": (lambda w: torch.mv(X, w), (32,)),
+    "F.linear by keyword": (lambda w: F.linear(input=X, weight=w), (8, 32)),
+    "F.conv1d": (lambda w: F.conv1d(X[None], w), (6, 4, 3)),
+    "F.conv2d": (lambda w: F.conv2d(X[None, None], w, stride=2), (6, 1, 3, 3)),
+    "F.conv_transpose2d": (lambda w: F.conv_transpose2d(X[None, None], w), (1, 6, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_results_and_gradients_are_those_of_a_cast_by_hand(
+    converted: Converter, name: str, requires_grad: bool
+) -> None:
+    call, shape = CALLS[name]
+    w = weight(*shape, requires_grad=requires_grad)
+    expected = call(w.bfloat16())
+    if requires_grad:
+        expected.square().sum().backward()
+        gradient, w.grad = w.grad, None
+    converted(bf16=["linear", "matmul", "mm", "addmm", "bmm", "mv", "conv1d", "conv2d", "conv_transpose2d"])
+    for _ in range(2):
+        result = call(w)
+        assert torch.equal(result, expected)
+        assert result.requires_grad is requires_grad
+        if requires_grad:
+            w.grad = None
+            result.square().sum().backward()
+            assert torch.equal(w.grad, gradient)
+            assert w.grad.dtype is torch.float32
+    assert kept().hits >= 1
+
+
+def test_a_channels_last_weight_is_kept_as_it_lies() -> None:
+    w = nn.Parameter(torch.randn(8, 4, 3, 3).to(memory_format=torch.channels_last))
+    x = torch.randn(2, 4, 9, 9)
+    hmp.convert()
+    for _ in range(2):
+        assert torch.equal(F.conv2d(x, w), F.conv2d(x.bfloat16(), w.bfloat16()))
+        with torch.no_grad():
+            w.mul_(1.5)
+    assert kept().refreshes == 1
+
+
+def test_gradients_of_accumulated_steps_add_up() -> None:
+    w = weight(16, 32)
+    for _ in range(3):
+        F.linear(X, w.bfloat16()).square().sum().backward()
+    expected, w.grad = w.grad, None
+    hmp.convert()
+    for _ in range(3):
+        F.linear(X, w).square().sum().backward()
+    assert torch.equal(w.grad, expected)
+    assert casts() == 1
+
+
+def test_a_second_derivative_is_that_of_a_cast_by_hand() -> None:
+    w = weight(16, 32)
+    x = X.float().requires_grad_()
+
+    def second(cast: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        loss = F.linear(x.bfloat16(), cast(w)).float().pow(3).sum()
+        (first,) = torch.autograd.grad(loss, w, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), w)[0]
+
+    expected = second(torch.Tensor.bfloat16)
+    hmp.convert(preset="hmp-guide-o1")
+    result = second(lambda one: one)
+    assert torch.allclose(result, expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))
+
+
+def test_a_hook_of_the_weight_sees_a_float32_gradient() -> None:
+    hmp.convert()
+    w = weight(16, 32)
+    seen: list[torch.Tensor] = []
+    w.register_hook(seen.append)
+    F.linear(X, w).sum().backward()
+    assert [one.dtype for one in seen] == [torch.float32]
+    assert seen[0].shape == w.shape
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_a_backward_after_the_weight_was_written_raises_as_it_does_without_casts(requires_grad: bool) -> None:
+    w = weight(16, 32, requires_grad=requires_grad)
+
+    def run() -> None:
+        x = X.detach().clone().to(w.dtype if not hmp.is_converted() else torch.bfloat16).requires_grad_()
+        loss = F.linear(x, w).square().sum()
+        with torch.no_grad():
+            w.add_(1)
+        loss.backward()
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        run()
+    hmp.convert()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        run()
+
+
+def test_a_backward_after_an_unseen_write_uses_the_values_of_its_forward() -> None:
+    w = weight(16, 32)
+    x = X.detach().clone().requires_grad_()
+    (expected,) = torch.autograd.grad(F.linear(x, w.detach().bfloat16()).sum(), x)
+    hmp.convert()
+    loss = F.linear(x, w).sum()
+    w.data.add_(1)
+    F.linear(x, w)  # cast anew, while the first cast waits for its backward
+    assert torch.equal(torch.autograd.grad(loss, x)[0], expected)
+
+
+def test_a_step_of_the_optimizer_refreshes_all_casts_at_once() -> None:
+    hmp.convert()
+    model = nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(X).sum().backward()
+    before = casts()
+    with hmp.disable_casts():
+        optimizer.step()
+    assert kept().refreshes == 4
+    model(X)
+    assert casts() == before  # the input is in bf16 already
+    expected = F.linear(
+        torch.relu(F.linear(X, *(p.bfloat16() for p in model[0].parameters()))),
+        *(p.bfloat16() for p in model[2].parameters()),
+    )
+    assert torch.equal(model(X), expected)
+
+
+def test_casts_take_half_of_the_weights() -> None:
+    hmp.convert()
+    model = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 64), nn.Conv1d(4, 8, 3))
+    for module, x in zip(model, (X, torch.ones(2, 64), torch.ones(1, 4, 9)), strict=True):
+        module(x)
+    assert kept().bytes == sum(p.numel() for p in model.parameters()) * 2
+
+
+def test_a_cast_goes_with_its_weight() -> None:
+    hmp.convert()
+    model = nn.Linear(32, 16)
+    model(X).sum().backward()
+    alive = weakref.ref(model.weight)
+    assert kept().weights == 2
+    gc.disable()
+    try:
+        del model
+        assert alive() is None
+        assert (kept().weights, kept().bytes) == (0, 0)
+    finally:
+        gc.enable()
+
+
+def test_nothing_grows_over_models_that_come_and_go() -> None:
+    hmp.convert()
+    for _ in range(1000):
+        nn.Linear(32, 16)(X)
+        assert kept().weights <= 2
+    assert (kept().weights, kept().bytes) == (0, 0)
+
+
+def test_nothing_grows_over_many_steps() -> None:
+    hmp.convert()
+    model = nn.Linear(32, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(2000):
+        optimizer.zero_grad()
+        model(X).sum().backward()
+        optimizer.step()
+    assert (kept().weights, kept().bytes) == (2, 2 * (32 * 4 + 4))
+
+
+def test_restore_drops_all() -> None:
+    hmp.convert()
+    w = weight(16, 32)
+    F.linear(X, w)
+    assert kept().bytes == 2 * w.numel()
+    hmp.restore()
+    assert (kept().weights, kept().bytes) == (0, 0)
+    assert weakref.getweakrefcount(w) == 0
+
+
+def test_switched_off_nothing_is_kept() -> None:
+    hmp.convert(weight_cache=False)
+    w = weight(16, 32)
+    for _ in range(3):
+        F.linear(X, w)
+    assert casts() == 3
+    assert kept() == hmp.KeptWeights()
+
+
+def test_a_convert_that_switches_it_off_drops_what_is_kept() -> None:
+    hmp.convert()
+    w = weight(16, 32)
+    F.linear(X, w)
+    hmp.convert(weight_cache=False)
+    assert kept().weights == 0
+
+
+def test_the_limit_is_kept() -> None:
+    hmp.convert(weight_cache_limit=2 * 16 * 32)
+    first, second = weight(16, 32), weight(16, 32)
+    for _ in range(2):
+        for w in (first, second):
+            assert torch.equal(F.linear(X, w), F.linear(X, w.detach().bfloat16()))
+    assert (kept().weights, kept().bytes) == (1, 2 * 16 * 32)
+    assert kept().refused == 2
+    del first
+    F.linear(X, second)
+    assert kept().weights == 1
+
+
+@pytest.mark.parametrize("limit", [-1, 0.5, "1", True])
+def test_a_limit_that_is_no_number_of_bytes_is_refused(limit: Any) -> None:
+    with pytest.raises(ValueError, match="weight_cache_limit"):
+        hmp.convert(weight_cache_limit=limit)
+    assert not hmp.is_converted()
+
+
+def test_a_weight_whose_memory_others_hold_is_not_kept_until_they_let_go() -> None:
+    hmp.convert()
+    w = weight(16, 32)
+    held = w.detach()
+    F.linear(X, w)
+    assert (kept().weights, kept().refused) == (0, 1)
+    del held
+    for _ in range(3):
+        F.linear(X, w)
+    assert kept().weights == 1
+
+
+def test_what_numpy_made_is_not_kept() -> None:
+    import numpy as np
+
+    array = np.ones((16, 32), np.float32)
+    hmp.convert()
+    w = nn.Parameter(torch.from_numpy(array))
+    first = F.linear(X, w)
+    array[3, 5] = 100
+    assert not torch.equal(F.linear(X, w), first)
+    assert kept().weights == 0
+
+
+def test_saving_a_checkpoint_costs_one_refresh(tmp_path: Any) -> None:
+    hmp.convert()
+    model = nn.Linear(32, 16)
+    for _ in range(3):
+        model(X)
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    for _ in range(3):
+        model(X)
+    assert (kept().refreshes, kept().refused, kept().weights) == (2, 0, 2)
+
+
+def test_weights_loaded_from_a_file_are_kept(tmp_path: Any) -> None:
+    safetensors = pytest.importorskip("safetensors.torch", reason="comes with transformers")
+    safetensors.save_file({"weight": torch.randn(16, 32)}, tmp_path / "model.safetensors")
+    with safetensors.safe_open(tmp_path / "model.safetensors", "pt") as file:
+        w = nn.Parameter(file.get_tensor("weight"))
+    hmp.convert()
+    for _ in range(3):
+        assert torch.equal(F.linear(X, w), F.linear(X, w.detach().bfloat16()))
+    assert kept().weights in (0, 1)
+    with torch.no_grad():
+        w.add_(1)
+    assert torch.equal(F.linear(X, w), F.linear(X, w.detach().bfloat16()))
+
+
+def test_two_precisions_of_one_weight_are_kept_apart() -> None:
+    w = weight(16, 32)
+    hmp.convert()
+    F.linear(X, w)
+    hmp.convert(dtype=torch.float16)
+    assert torch.equal(F.linear(X.half(), w), F.linear(X.half(), w.detach().half()))
+    assert kept().weights == 2
+    with torch.no_grad():
+        w.add_(1)
+    assert torch.equal(F.linear(X.half(), w), F.linear(X.half(), w.detach().half()))
+    hmp.convert()
+    assert torch.equal(F.linear(X, w), F.linear(X, w.detach().bfloat16()))
+
+
+def test_the_report_tells_of_kept_casts() -> None:
+    hmp.convert()
+    w = weight(16, 32)
+    for _ in range(3):
+        F.linear(X, w)
+    assert "kept casts of weights: 1 (0.001 MB, 0 packed), used 2 times" in str(hmp.report(show=False))
+    hmp.reset_report()
+    assert kept() == hmp.KeptWeights(weights=1, bytes=2 * w.numel())
