@@ -74,7 +74,7 @@ class Rule:
         sparse_keyword: tuple[str, ...] = (),
         sparse_position: int = 0,
         keeps_weights: bool = False,
-        packs_weights: bool = False,
+        packs: str = "",
     ) -> None: ...
 
 class Function:
@@ -169,9 +169,8 @@ def weights_stop_watching() -> None: ...
 def weights_renew(parameters: list[Any]) -> None:
     """These weights were written to."""
 
-def weights_set_packing(pack: Any, linear: Any, plain: Any) -> None:
-    """The operators that pack a linear layer's weight and compute with it, and F.linear untouched; Nones to switch it
-    off."""
+def weights_set_packing(what: Literal["linear", "conv2d"], pack: Any, call: Any, plain: Any) -> None:
+    """The operators that pack a weight and compute with it, and torch's function untouched; Nones to switch it off."""
 
 def weights_assume_that_packing_pays(answer: int) -> None:
     """For tests: 1 or 0 instead of a measurement; -1 to measure."""

@@ -216,6 +216,9 @@ KEEPS_WEIGHTS = GEMM | _names("""
     lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell prelu
 """)
 
+#: Of these, what torch's CPU library runs from a packed weight.
+PACKS_WEIGHTS = _names("linear conv2d")
+
 #: Floating operations that O2 runs in float32 besides those named in the tables above or in a shipped list.
 OTHER_FLOATING = _names("""
     acosh adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool1d adaptive_max_pool2d alpha_dropout asinh atan atanh

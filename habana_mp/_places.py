@@ -66,7 +66,7 @@ class Places:
             torch._C._is_any_autocast_enabled,
             torch._C._to_dlpack,
             getattr(torch._C, "_to_dlpack_versioned", None),
-            torch._C._autograd._unsafe_set_version_counter,  # type: ignore[attr-defined]
+            torch._C._autograd._unsafe_set_version_counter,
         )
         _core.set_places(
             _step_code(),

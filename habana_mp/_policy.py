@@ -40,7 +40,7 @@ class Ruling:
             saturate=self.saturate,
             no_kernel=self.no_kernel,
             keeps_weights=operation in ops.KEEPS_WEIGHTS,
-            packs_weights=operation == "linear",
+            packs=operation if operation in ops.PACKS_WEIGHTS else "",
         )
         if operation in ops.SPARSE_GRADIENT:
             keyword, position = ops.SPARSE_GRADIENT[operation]

@@ -35,8 +35,9 @@ class KeptWeights:
     bytes: int = 0
 
     def __str__(self) -> str:
+        size = f"{self.bytes / 1e6:.3f} MB, {self.packed} packed"
         return (
-            f"kept casts of weights: {self.weights} ({self.bytes / 1e6:.3f} MB, {self.packed} packed), used {self.hits} times, "
+            f"kept casts of weights: {self.weights} ({size}), used {self.hits} times, "
             f"refreshed {self.refreshes} times, not kept {self.refused} times"
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
@@ -15,6 +15,12 @@ _COMPARE_POINTERS = ("torch.", "transformers.", "safetensors.", "accelerate.", "
 
 #: Those of torch that take a pointer for whoever called them.
 _PASS_POINTERS_ON = ("torch.storage", "torch._tensor")
+
+#: What runs from packed weights: the operators of ``torch.ops.mkldnn`` that pack and compute, and torch's function.
+_PACKED: dict[Literal["linear", "conv2d"], tuple[str, str, Any]] = {
+    "linear": ("_reorder_linear_weight", "_linear_pointwise", torch._C._nn.linear),
+    "conv2d": ("_reorder_convolution_weight", "_convolution_pointwise", torch.conv2d),
+}
 
 #: As a limit in bytes: none.
 _NO_LIMIT = 2**64 - 1
@@ -34,13 +40,15 @@ class Weights:
             torch._C.TensorBase.untyped_storage,
             torch._C.TensorBase.numpy,
             torch._C.TensorBase.data_ptr,
-            torch._C.StorageBase.data_ptr,
+            torch._C.StorageBase.data_ptr,  # type: ignore[attr-defined]
             _COMPARE_POINTERS,
             _PASS_POINTERS_ON,
         )
         if self._handle is None:
             self._handle = register_optimizer_step_post_hook(_renew)
-        _core.weights_set_packing(*(_packing_operators() if packed else (None, None, None)))
+        operators = packing_operators() if packed else {}
+        for what in _PACKED:
+            _core.weights_set_packing(what, *operators.get(what, (None, None, None)))
         _core.weights_configure(on=True, most_bytes=_NO_LIMIT if limit is None else limit)
 
     def uninstall(self) -> None:
@@ -51,21 +59,26 @@ class Weights:
             self._handle = None
 
 
-def _packing_operators() -> tuple[Any, Any, Any]:
-    """Private operators of torch with which linear layers run from packed weights; Nones where this torch lacks them,
-    or this CPU what they need."""
+def packing_operators() -> dict[Literal["linear", "conv2d"], tuple[Any, Any, Any]]:
+    """Private operators of torch with which linear layers and convolutions run from packed weights; none where this
+    torch lacks them, or this CPU what they need."""
     try:
         if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-            return None, None, None
-        pack = torch.ops.mkldnn._reorder_linear_weight.default._op
-        linear = torch.ops.mkldnn._linear_pointwise.default._op
+            return {}
+        return {
+            what: (
+                getattr(torch.ops.mkldnn, pack).default._op,
+                getattr(torch.ops.mkldnn, call).default._op,
+                _core.untouched_twin(plain),
+            )
+            for what, (pack, call, plain) in _PACKED.items()
+        }
     except (AttributeError, RuntimeError):
-        return None, None, None
-    return pack, linear, _core.untouched_twin(torch._C._nn.linear)
+        return {}
 
 
 def _renew(optimizer: Optimizer, *_: Any) -> None:
-    """Whatever a step did to the weights, their casts are made again: at once, and before the next forward needs them."""
+    """Whatever a step did to the weights, their casts are made again: all at once, before the next forward."""
     if not torch.compiler.is_compiling():
         for group in optimizer.param_groups:
             _core.weights_renew(group["params"])

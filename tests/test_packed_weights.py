@@ -1,4 +1,4 @@
-"""Linear layers from packed weights: the same bits as without, in every call that may be answered so, and no other."""
+"""Linear layers and convolutions from packed weights: the same bits as without, in every call that may be answered so, and no other."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import _core, hmp
-from habana_mp._weights import _packing_operators
+from habana_mp._weights import packing_operators
 
 pytestmark = [
     pytest.mark.usefixtures("counted", "packing_pays"),
-    pytest.mark.skipif(_packing_operators()[0] is None, reason="torch packs no bfloat16 weights on this CPU"),
+    pytest.mark.skipif(not packing_operators(), reason="torch packs no bfloat16 weights on this CPU"),
 ]
 
 
@@ -211,3 +211,68 @@ def test_a_packed_model_can_be_saved_copied_and_traced(tmp_path: Any) -> None:
         assert torch.equal(copy(x), layer(x))
         traced = torch.jit.trace(layer, x)
         assert torch.equal(traced(x), by_hand(layer, x))
+
+
+CONVOLUTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "strided": {"stride": 2},
+    "padded": {"padding": (1, 2)},
+    "dilated": {"dilation": 2},
+    "in groups": {"groups": 4},
+    "of points": {"kernel_size": 1},
+    "without bias": {"bias": False},
+}
+
+
+def convolution(**options: Any) -> nn.Conv2d:
+    torch.manual_seed(0)
+    return nn.Conv2d(128, 160, **{"kernel_size": 3, **options})
+
+
+def convolved_by_hand(layer: nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
+    bias = None if layer.bias is None else layer.bias.detach().bfloat16()
+    options = (layer.stride, layer.padding, layer.dilation, layer.groups)
+    return F.conv2d(x.bfloat16(), layer.weight.detach().clone().bfloat16(), bias, *options)
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("weight_order", [torch.contiguous_format, torch.channels_last])
+def test_a_convolution_in_channels_last_order_gives_the_same_bits(name: str, weight_order: torch.memory_format) -> None:
+    layer = convolution(**CONVOLUTIONS[name])
+    layer.to(memory_format=weight_order)
+    hmp.convert()
+    with torch.no_grad():
+        for size in (9, 9, 9, 9, 9, 9, 9, 12, 30):
+            x = torch.randn(2, 128, size, size + 1).to(memory_format=torch.channels_last)
+            result, expected = layer(x), convolved_by_hand(layer, x)
+            assert torch.equal(result, expected)
+            assert result.stride() == expected.stride()
+        assert packed() == 1
+        layer.weight.add_(1)
+        assert torch.equal(layer(x), convolved_by_hand(layer, x))
+
+
+@pytest.mark.parametrize("order", ["contiguous", "no batch", "one pixel"])
+def test_a_convolution_in_another_order_is_not_packed(order: str) -> None:
+    layer = convolution()
+    shapes = {"contiguous": (2, 128, 9, 9), "no batch": (128, 9, 9), "one pixel": (2, 128, 1, 1)}
+    x = torch.randn(shapes[order])
+    if order == "one pixel":
+        layer = convolution(kernel_size=1)
+    hmp.convert()
+    with torch.no_grad():
+        for _ in range(8):
+            assert torch.equal(layer(x), convolved_by_hand(layer, x))
+            assert layer(x).stride() == convolved_by_hand(layer, x).stride()
+    assert packed() == 0
+
+
+def test_a_weight_that_two_convolutions_share_serves_both() -> None:
+    one, other = convolution(), convolution(padding=1)
+    other.weight, other.bias = one.weight, one.bias
+    hmp.convert()
+    x = torch.randn(2, 128, 9, 9).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        for _ in range(12):
+            for layer in (one, other):
+                assert torch.equal(layer(x), convolved_by_hand(layer, x))

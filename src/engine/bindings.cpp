@@ -45,6 +45,13 @@ Kind precision_of(const std::string& name) {
   throw std::invalid_argument("unknown precision: " + name);
 }
 
+weights::Packs packs_of(const std::string& name) {
+  if (name.empty()) return weights::Packs::nothing;
+  if (name == "linear") return weights::Packs::linear;
+  if (name == "conv2d") return weights::Packs::conv2d;
+  throw std::invalid_argument("nothing packs: " + name);
+}
+
 engine::Reason reason_for(Rule::Action action, bool no_kernel) {
   if (no_kernel) return engine::Reason::no_kernel;
   switch (action) {
@@ -66,7 +73,8 @@ PyObject* kept(const py::tuple& names) { return names.empty() ? nullptr : names.
 Rule make_rule(const std::string& action, const std::string& precision, bool saturate, bool no_kernel,
                std::uint64_t positions, const py::tuple& kept_keywords, std::uint64_t raised_positions,
                const py::tuple& raised_keywords, std::uint64_t off_cpu_positions, const py::tuple& off_cpu_keywords,
-               const py::tuple& sparse_keyword, std::uint8_t sparse_position, bool keeps_weights, bool packs_weights) {
+               const py::tuple& sparse_keyword, std::uint8_t sparse_position, bool keeps_weights,
+               const std::string& packs) {
   Rule rule;
   rule.action = action_of(action);
   if (rule.action == Rule::Action::precision) rule.to = precision_of(precision);
@@ -81,7 +89,7 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
   rule.sparse_keyword = kept(sparse_keyword);
   rule.sparse_position = sparse_position;
   rule.keeps_weights = keeps_weights;
-  rule.packs_weights = packs_weights;
+  rule.packs = packs_of(packs);
   return rule;
 }
 
@@ -186,7 +194,7 @@ void register_engine(py::module_& module) {
            py::arg("kept_keywords") = py::tuple(), py::arg("raised_positions") = 0,
            py::arg("raised_keywords") = py::tuple(), py::arg("off_cpu_positions") = 0,
            py::arg("off_cpu_keywords") = py::tuple(), py::arg("sparse_keyword") = py::tuple(),
-           py::arg("sparse_position") = 0, py::arg("keeps_weights") = false, py::arg("packs_weights") = false);
+           py::arg("sparse_position") = 0, py::arg("keeps_weights") = false, py::arg("packs") = "");
 
   module.def("bind_torch", [] {
     static bool bound = false;

@@ -496,30 +496,35 @@ PyObject* call_undecided(Target& target, const Arguments& arguments) {
                               arguments.keywords);
 }
 
-// F.linear of a float32 weight where nothing is recorded, from the weight's packed form. Null, without an exception,
-// where the call is to be made the ordinary way.
+// F.linear or F.conv2d of a float32 weight where nothing is recorded, from the weight's packed form. Null, without an
+// exception, where the call is to be made the ordinary way.
 PyObject* answer_from_packed(const Rule& rule, const Arguments& arguments, const Reading& reading, Kind to,
                              Tally& tally) {
-  if (arguments.keywords != nullptr || arguments.positional < 2 || arguments.positional > 3) return nullptr;
-  PyObject* input = arguments.values[0];
-  PyObject* weight = arguments.values[1];
-  PyObject* bias = arguments.positional == 3 ? arguments.values[2] : Py_None;
-  if (Py_TYPE(weight) != tensor::api.parameter || reading.kinds[1] != Kind::f32 || !is_floating(reading.kinds[0])) {
+  // As the modules call them; conv2d with all of its options.
+  const bool is_linear = rule.packs == weights::Packs::linear;
+  const Py_ssize_t count = arguments.positional;
+  if (arguments.keywords != nullptr || (is_linear ? count < 2 || count > 3 : count != 7)) return nullptr;
+  PyObject* const* values = arguments.values;
+  PyObject* bias = count >= 3 ? values[2] : Py_None;
+  if (Py_TYPE(values[1]) != tensor::api.parameter || reading.kinds[1] != Kind::f32 ||
+      !tensor::is_plain_tensor(values[0]) || !is_floating(reading.kinds[0])) {
     return nullptr;
   }
   if (bias != Py_None && (!tensor::is_plain_tensor(bias) || !is_floating(reading.kinds[2]))) return nullptr;
-  if (!weights::may_be_packed(weight, to, tensor::count_elements(input)) || !tensor::is_plain_tensor(input) ||
-      tensor::grad_is_enabled() || tensor::is_traced() || !tensor::is_dense_on_cpu(input, 2)) {
-    return nullptr;
+  for (Py_ssize_t i = 3; i < 6 && !is_linear; ++i) {
+    if (!PyTuple_Check(values[i])) return nullptr;
   }
+  weights::PackedCall call{rule.packs, values[0], values[1], bias, is_linear ? nullptr : values + 3};
+  if (!weights::may_be_packed(call, to) || tensor::grad_is_enabled() || tensor::is_traced()) return nullptr;
+  if (is_linear ? !tensor::is_on_cpu(call.input, 2) : !tensor::is_channels_last(call.input)) return nullptr;
   Tally made;
-  PyObject* cast_input = cast_item(rule, input, reading.kinds[0], to, made);
-  PyObject* cast_bias = cast_input == nullptr ? nullptr
-                        : bias == Py_None     ? Py_NewRef(Py_None)
-                                              : cast_item(rule, bias, reading.kinds[2], to, made);
-  PyObject* result = cast_bias == nullptr ? nullptr : weights::linear(cast_input, weight, cast_bias, to);
-  Py_XDECREF(cast_input);
-  Py_XDECREF(cast_bias);
+  call.input = cast_item(rule, values[0], reading.kinds[0], to, made);
+  call.bias = call.input == nullptr ? nullptr
+              : bias == Py_None     ? Py_NewRef(Py_None)
+                                    : cast_item(rule, bias, reading.kinds[2], to, made);
+  PyObject* result = call.bias == nullptr ? nullptr : weights::answer(call, to);
+  Py_XDECREF(call.input);
+  Py_XDECREF(call.bias);
   if (result == nullptr) {
     PyErr_Clear();
     return nullptr;
@@ -544,7 +549,7 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
     }
   }
   Tally tally;
-  if (rule.packs_weights && plan.to == Kind::bf16) {
+  if (rule.packs != weights::Packs::nothing && plan.to == Kind::bf16) {
     if (PyObject* result = answer_from_packed(rule, arguments, reading, plan.to, tally)) {
       report(target, plan.decision, tally);
       return result;

@@ -5,6 +5,7 @@
 
 #include "engine/decision.hpp"
 #include "tensor/reader.hpp"
+#include "weights/packed.hpp"
 
 namespace habana_mp::engine {
 
@@ -39,8 +40,8 @@ struct Rule {
   std::uint8_t sparse_position = 0;
   // May casts of weights be kept for this operation? Only where no result shares memory with an argument.
   bool keeps_weights = false;
-  // Is it F.linear, which can be answered from a packed weight?
-  bool packs_weights = false;
+  // Can it be answered from a packed weight?
+  weights::Packs packs = weights::Packs::nothing;
 
   bool operator==(const Rule&) const = default;
 

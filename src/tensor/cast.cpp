@@ -285,13 +285,29 @@ double largest(Kind kind) noexcept {
   }
 }
 
-bool is_dense_on_cpu(PyObject* tensor, int dimensions) noexcept {
-  DLTensor view;
+namespace {
+bool view_on_cpu(PyObject* tensor, DLTensor& view) {
   if (api.exchange == nullptr || api.exchange->dltensor_from_py_object_no_sync(tensor, &view) != 0) {
     PyErr_Clear();
     return false;
   }
-  return view.device.device_type == kDLCPU && view.data != nullptr && view.ndim >= dimensions;
+  return view.device.device_type == kDLCPU && view.data != nullptr;
+}
+}  // namespace
+
+bool is_on_cpu(PyObject* tensor, int dimensions) noexcept {
+  DLTensor view;
+  return view_on_cpu(tensor, view) && view.ndim >= dimensions;
+}
+
+bool is_channels_last(PyObject* tensor) noexcept {
+  DLTensor view;
+  if (!view_on_cpu(tensor, view) || view.ndim != 4 || view.strides == nullptr) return false;
+  const std::int64_t channels = view.shape[1];
+  const std::int64_t height = view.shape[2];
+  const std::int64_t width = view.shape[3];
+  return channels > 1 && height > 1 && width > 1 && view.strides[1] == 1 && view.strides[3] == channels &&
+         view.strides[2] == channels * width && view.strides[0] == channels * width * height;
 }
 
 bool is_off_cpu(PyObject* tensor) noexcept {

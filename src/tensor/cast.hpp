@@ -53,8 +53,11 @@ bool is_reference_to(PyObject* reference, PyObject* object) noexcept;
 // The largest finite value of a precision.
 double largest(Kind kind) noexcept;
 
-// Is this plain tensor one of strides on the CPU, with so many dimensions or more? False where that cannot be read.
-bool is_dense_on_cpu(PyObject* tensor, int dimensions) noexcept;
+// Is this plain tensor on the CPU, with so many dimensions or more? False where that cannot be read.
+bool is_on_cpu(PyObject* tensor, int dimensions) noexcept;
+
+// Is this plain tensor a batch of images on the CPU in channels-last order, and in that order only?
+bool is_channels_last(PyObject* tensor) noexcept;
 
 // Is the tensor on another device than the CPU? False where that cannot be read.
 bool is_off_cpu(PyObject* tensor) noexcept;

@@ -1,6 +1,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <string>
 
 #include "weights/cache.hpp"
 #include "weights/escapes.hpp"
@@ -47,10 +48,12 @@ void register_weights(py::module_& module) {
     weights::renew(PySequence_Fast_ITEMS(parameters.ptr()), PyList_GET_SIZE(parameters.ptr()));
   });
   module.def("weights_forget", [](const py::object& weight) { weights::forget(weight.ptr()); });
-  module.def("weights_set_packing", [](const py::object& pack, const py::object& linear, const py::object& plain) {
-    const auto or_null = [](const py::object& one) { return one.is_none() ? nullptr : one.ptr(); };
-    weights::set_packing({or_null(pack), or_null(linear), or_null(plain)});
-  });
+  module.def("weights_set_packing",
+             [](const std::string& what, const py::object& pack, const py::object& call, const py::object& plain) {
+               const auto or_null = [](const py::object& one) { return one.is_none() ? nullptr : one.ptr(); };
+               weights::set_packing(what == "linear" ? weights::Packs::linear : weights::Packs::conv2d,
+                                    {or_null(pack), or_null(call), or_null(plain)});
+             });
   module.def("weights_assume_that_packing_pays", &weights::assume_that_packing_pays);
   module.def("weights_statistics", &statistics);
   module.def("weights_reset_statistics", &weights::reset_statistics);

@@ -112,6 +112,20 @@ bool are_equal(PyObject* one, PyObject* other) {
   return equal;
 }
 
+// Do a tensor's elements follow each other as this shape says? A dimension of one element may have any stride.
+bool lies_as(PyObject* tensor, PyObject* shape) {
+  PyObject* own = shape_of(tensor);
+  bool does = own != nullptr && are_equal(PyTuple_GET_ITEM(own, 0), PyTuple_GET_ITEM(shape, 0));
+  const Py_ssize_t dimensions = does ? PyTuple_GET_SIZE(PyTuple_GET_ITEM(shape, 0)) : 0;
+  for (Py_ssize_t i = 0; i < dimensions && does; ++i) {
+    const auto part = [i](PyObject* of, Py_ssize_t which) { return PyTuple_GET_ITEM(PyTuple_GET_ITEM(of, which), i); };
+    does = PyLong_AsLongLong(part(shape, 0)) == 1 || are_equal(part(own, 1), part(shape, 1));
+  }
+  Py_XDECREF(own);
+  PyErr_Clear();
+  return does;
+}
+
 // Does the weight lie in its memory as it did? Some operations change that and nothing else (`t_`, an assigned
 // `.data`).
 bool has_its_shape(const Entry& entry, PyObject* weight) {
@@ -129,8 +143,7 @@ PyObject* make_cast(const Entry& entry, PyObject* weight) {
   tensor::CastResult ignored;
   PyObject* made = plain == nullptr ? nullptr : tensor::cast(plain, Kind::f32, entry.to, ignored);
   Py_XDECREF(plain);
-  PyObject* strides = PyTuple_GET_ITEM(entry.shape, 1);
-  if (made != nullptr && (tensor::look_at(made).counter == nullptr || !answers(made, "stride", strides))) {
+  if (made != nullptr && (tensor::look_at(made).counter == nullptr || !lies_as(made, entry.shape))) {
     Py_CLEAR(made);
   }
   PyErr_Clear();

@@ -43,11 +43,12 @@ struct Entry {
   Form form = Form::plain;
   Kind to = Kind::bf16;
   Trust trust = Trust::open;
-  bool busy = false;             // being written, by a thread that has let go of the GIL
-  std::uint32_t refusals = 0;    // in a row
-  std::uint32_t quiet_uses = 0;  // in a row: hits where nothing was recorded
-  Sight sight;                   // as it was before the cast was made
-  PyObject* shape = nullptr;     // sizes, strides and offset, as the weight had them
+  bool busy = false;               // being written, by a thread that has let go of the GIL
+  std::uint32_t refusals = 0;      // in a row
+  std::uint32_t quiet_uses = 0;    // in a row: hits where nothing was recorded
+  Sight sight;                     // as it was before the cast was made
+  PyObject* packed_for = nullptr;  // the options of the convolution that a packed form is for
+  PyObject* shape = nullptr;       // sizes, strides and offset, as the weight had them
   const float* values = nullptr;
   std::int64_t elements = 0;
   std::array<const std::uint32_t*, sample_count> places{};
@@ -59,6 +60,7 @@ struct Entry {
   ~Entry() {
     drop();
     Py_XDECREF(reference);
+    Py_XDECREF(packed_for);
     Py_XDECREF(shape);
   }
 

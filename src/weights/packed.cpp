@@ -11,8 +11,10 @@ namespace habana_mp::weights {
 
 namespace {
 
-PackingOperators operators;
+std::array<PackingOperators, packs_count> operators;
 int assumed = -1;
+
+const PackingOperators& operators_of(Packs what) { return operators[static_cast<std::size_t>(what)]; }
 
 // A weight is packed after so many uses in a row without a gradient and without a change.
 constexpr std::uint32_t quiet_enough = 4;
@@ -20,47 +22,78 @@ constexpr std::uint32_t quiet_enough = 4;
 constexpr std::int64_t worth_packing = 1 << 14;
 // The packed call must be faster by this factor when it is measured.
 constexpr double clearly = 1.1;
+constexpr Py_ssize_t conv_options = 4;
 
-// Whether packing pays is measured once for each shape.
-struct Shape {
-  std::int64_t out;
-  std::int64_t in;
-  int rows;  // the number of binary digits
-  bool operator==(const Shape&) const = default;
-};
-struct HashOfShape {
-  std::size_t operator()(const Shape& shape) const noexcept {
-    return (static_cast<std::size_t>(shape.out) * 1000003U + static_cast<std::size_t>(shape.in)) * 64U +
-           static_cast<std::size_t>(shape.rows);
+// Whether packing pays is measured once for each (shape of the weight, size of the input, options): a dictionary.
+PyObject* verdicts() {
+  static PyObject* const all = PyDict_New();
+  return all;
+}
+
+// (stride, padding, dilation, groups), or an empty tuple. A new reference.
+PyObject* options_of(const PackedCall& call) {
+  const Py_ssize_t count = call.what == Packs::conv2d ? conv_options : 0;
+  PyObject* options = PyTuple_New(count);
+  for (Py_ssize_t i = 0; options != nullptr && i < count; ++i) PyTuple_SET_ITEM(options, i, Py_NewRef(call.options[i]));
+  return options;
+}
+
+// What a measurement holds for: the input's size counts by its number of binary digits. A new reference.
+PyObject* case_of(const Entry& entry, const PackedCall& call) {
+  const auto digits = std::bit_width(static_cast<std::uint64_t>(tensor::count_elements(call.input)));
+  PyObject* options = options_of(call);
+  PyObject* made = options == nullptr
+                       ? nullptr
+                       : Py_BuildValue("(ONi)", PyTuple_GET_ITEM(entry.shape, 0), options, static_cast<int>(digits));
+  return made;
+}
+
+enum class Verdict : std::uint8_t { none, pays, does_not };
+
+Verdict verdict_on(PyObject* one_case) {
+  PyObject* known = one_case == nullptr ? nullptr : PyDict_GetItemWithError(verdicts(), one_case);
+  PyErr_Clear();  // options that cannot be hashed are none that a layer has
+  if (known == nullptr) return Verdict::none;
+  return known == Py_True ? Verdict::pays : Verdict::does_not;
+}
+
+PyObject* call_plain(const PackedCall& call, PyObject* weight) {
+  PyObject* values[3 + conv_options] = {call.input, weight, call.bias};
+  std::size_t count = 3;
+  if (call.what == Packs::conv2d) {
+    for (Py_ssize_t i = 0; i < conv_options; ++i) values[count++] = call.options[i];
   }
-};
-using Verdicts = std::unordered_map<Shape, bool, HashOfShape>;
-Verdicts& verdicts() {
-  static auto* const all = new Verdicts;
-  return *all;
+  return PyObject_Vectorcall(operators_of(call.what).plain, values, count, nullptr);
 }
 
-// Of a matrix that is kept.
-Shape shape_for(const Entry& entry, std::int64_t input_elements) {
-  PyObject* sizes = PyTuple_GET_ITEM(entry.shape, 0);
-  if (PyTuple_GET_SIZE(sizes) != 2) return {0, 0, 0};
-  const std::int64_t out = PyLong_AsLongLong(PyTuple_GET_ITEM(sizes, 0));
-  const std::int64_t in = PyLong_AsLongLong(PyTuple_GET_ITEM(sizes, 1));
-  const auto rows = static_cast<std::uint64_t>(in == 0 ? 0 : input_elements / in);
-  return {out, in, static_cast<int>(std::bit_width(rows))};
-}
-
-PyObject* call_plain(PyObject* input, PyObject* weight, PyObject* bias) {
-  PyObject* const values[] = {input, weight, bias};
-  return PyObject_Vectorcall(operators.plain, values, 3, nullptr);
-}
-
-PyObject* call_packed(PyObject* input, PyObject* packed, PyObject* bias) {
+PyObject* call_packed(const PackedCall& call, PyObject* packed) {
   static PyObject* const none = PyUnicode_InternFromString("none");
   static PyObject* const no_scalars = PyTuple_New(0);
   static PyObject* const no_algorithm = PyUnicode_InternFromString("");
-  PyObject* const values[] = {input, packed, bias, none, no_scalars, no_algorithm};
-  return PyObject_Vectorcall(operators.linear, values, 6, nullptr);
+  PyObject* values[6 + conv_options] = {call.input, packed, call.bias};
+  std::size_t count = 3;
+  if (call.what == Packs::conv2d) {
+    for (const std::size_t i : {1U, 0U, 2U, 3U}) values[count++] = call.options[i];  // padding comes first here
+  }
+  values[count++] = none;
+  values[count++] = no_scalars;
+  values[count++] = no_algorithm;
+  return PyObject_Vectorcall(operators_of(call.what).call, values, count, nullptr);
+}
+
+// The packed form of a kept cast, a new reference.
+PyObject* pack(const Entry& entry, const PackedCall& call) {
+  PyObject* const pack_it = operators_of(call.what).pack;
+  if (call.what == Packs::linear) {
+    PyObject* const values[] = {entry.cast, Py_None};
+    return PyObject_Vectorcall(pack_it, values, 2, nullptr);
+  }
+  PyObject* sizes = PyObject_CallMethod(call.input, "size", nullptr);
+  if (sizes == nullptr) return nullptr;
+  PyObject* const values[] = {entry.cast, call.options[1], call.options[0], call.options[2], call.options[3], sizes};
+  PyObject* packed = PyObject_Vectorcall(pack_it, values, 6, nullptr);
+  Py_DECREF(sizes);
+  return packed;
 }
 
 // In seconds; negative where the call fails.
@@ -75,20 +108,14 @@ double time_of(Call call) {
   return taken.count();
 }
 
-// The packed form of a kept cast, a new reference.
-PyObject* pack(const Entry& entry) {
-  PyObject* const values[] = {entry.cast, Py_None};
-  return PyObject_Vectorcall(operators.pack, values, 2, nullptr);
-}
-
 // The shortest calls decide, of some made in turn: whatever else runs on this machine only makes a call longer.
-bool pays(PyObject* input, PyObject* cast, PyObject* packed, PyObject* bias) {
+bool pays(const PackedCall& call, PyObject* cast, PyObject* packed) {
   if (assumed >= 0) return assumed != 0;
   double plain = 1e9;
   double from_packed = 1e9;
   for (int i = 0; i < 5; ++i) {
-    const double one = time_of([&] { return call_plain(input, cast, bias); });
-    const double other = time_of([&] { return call_packed(input, packed, bias); });
+    const double one = time_of([&] { return call_plain(call, cast); });
+    const double other = time_of([&] { return call_packed(call, packed); });
     if (one < 0 || other < 0) return false;
     plain = std::min(plain, one);
     from_packed = std::min(from_packed, other);
@@ -96,62 +123,83 @@ bool pays(PyObject* input, PyObject* cast, PyObject* packed, PyObject* bias) {
   return from_packed * clearly < plain;
 }
 
-// Packs the weight if that pays for this input.
-void consider(Entry& entry, PyObject* input, PyObject* bias, const Shape& shape) {
-  const auto known = verdicts().find(shape);
-  if (known != verdicts().end() && !known->second) return;
+// Packs the weight if that pays for this call.
+void consider(Entry& entry, const PackedCall& call) {
+  PyObject* one_case = case_of(entry, call);
+  const Verdict known = verdict_on(one_case);
+  if (one_case == nullptr || known == Verdict::does_not) {
+    Py_XDECREF(one_case);
+    PyErr_Clear();
+    return;
+  }
   entry.busy = true;
   PyObject* cast = Py_NewRef(entry.cast);
-  PyObject* packed = pack(entry);
-  const bool worth = packed != nullptr && (known != verdicts().end() || pays(input, cast, packed, bias));
+  PyObject* packed = pack(entry, call);
+  const bool worth = packed != nullptr && (known == Verdict::pays || pays(call, cast, packed));
   PyErr_Clear();
   entry.busy = false;
   Py_DECREF(cast);
-  verdicts()[shape] = worth;
-  // Not where somebody took the trust away meanwhile, or the weight.
+  PyDict_SetItem(verdicts(), one_case, worth ? Py_True : Py_False);
+  PyErr_Clear();
+  Py_DECREF(one_case);
+  // Not where somebody took the weight away meanwhile.
   if (worth && entry.has(Form::plain)) {
     entry.hold(Py_NewRef(packed), Form::packed);
+    Py_XSETREF(entry.packed_for, options_of(call));
   }
   Py_XDECREF(packed);
 }
 
+bool is_packed_for(const Entry& entry, const PackedCall& call) {
+  if (!entry.has(Form::packed)) return false;
+  if (call.what == Packs::linear) return PyTuple_GET_SIZE(entry.packed_for) == 0;
+  if (PyTuple_GET_SIZE(entry.packed_for) != conv_options) return false;
+  for (Py_ssize_t i = 0; i < conv_options; ++i) {
+    const int equal = PyObject_RichCompareBool(PyTuple_GET_ITEM(entry.packed_for, i), call.options[i], Py_EQ);
+    PyErr_Clear();
+    if (equal != 1) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
-void set_packing(const PackingOperators& wanted) noexcept {
-  for (PyObject* one : {wanted.pack, wanted.linear, wanted.plain}) Py_XINCREF(one);
-  const PackingOperators former = std::exchange(operators, wanted);
-  for (PyObject* one : {former.pack, former.linear, former.plain}) Py_XDECREF(one);
+void set_packing(Packs what, const PackingOperators& wanted) noexcept {
+  for (PyObject* one : {wanted.pack, wanted.call, wanted.plain}) Py_XINCREF(one);
+  const PackingOperators former = std::exchange(operators[static_cast<std::size_t>(what)], wanted);
+  for (PyObject* one : {former.pack, former.call, former.plain}) Py_XDECREF(one);
 }
 
 void assume_that_packing_pays(int answer) noexcept {
   assumed = answer;
-  verdicts().clear();
+  PyDict_Clear(verdicts());
 }
 
-bool may_be_packed(PyObject* weight, Kind to, std::int64_t input_elements) noexcept {
-  if (operators.linear == nullptr || to != Kind::bf16) return false;
-  const Entry* entry = entry_of(weight, to);
+bool may_be_packed(const PackedCall& call, Kind to) noexcept {
+  if (operators_of(call.what).call == nullptr || to != Kind::bf16) return false;
+  const Entry* entry = entry_of(call.weight, to);
   if (entry == nullptr || entry->cast == nullptr || entry->busy) return false;
-  if (entry->form == Form::packed) return true;
+  if (entry->form == Form::packed) return is_packed_for(*entry, call);
   if (entry->quiet_uses < quiet_enough || entry->elements < worth_packing) return false;
-  const auto known = verdicts().find(shape_for(*entry, input_elements));
-  return known == verdicts().end() || known->second;
+  PyObject* one_case = case_of(*entry, call);
+  const Verdict known = verdict_on(one_case);
+  Py_XDECREF(one_case);
+  return known != Verdict::does_not;
 }
 
-PyObject* linear(PyObject* input, PyObject* weight, PyObject* bias, Kind to) noexcept {
-  const auto found = cache().entries.find({weight, to});
+PyObject* answer(const PackedCall& call, Kind to) noexcept {
+  const auto found = cache().entries.find({call.weight, to});
   if (found == cache().entries.end()) return nullptr;
   const std::shared_ptr<Entry> held = found->second;
   Entry& entry = *held;
-  if (entry.cast == nullptr || !is_unchanged(entry, weight)) return nullptr;
+  if (entry.cast == nullptr || !is_unchanged(entry, call.weight)) return nullptr;
   if (entry.form == Form::plain) {
-    const Shape shape = shape_for(entry, tensor::count_elements(input));
-    if (shape.out == 0 || shape.rows == 0) return nullptr;
-    consider(entry, input, bias, shape);
-    if (!entry.has(Form::packed) || !is_unchanged(entry, weight)) return nullptr;
+    if (tensor::count_elements(call.input) == 0) return nullptr;
+    consider(entry, call);
   }
+  if (!is_packed_for(entry, call) || !is_unchanged(entry, call.weight)) return nullptr;
   PyObject* packed = Py_NewRef(entry.cast);
-  PyObject* result = call_packed(input, packed, bias);
+  PyObject* result = call_packed(call, packed);
   Py_DECREF(packed);
   if (result == nullptr) {
     // The ordinary call will say what is wrong.

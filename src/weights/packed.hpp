@@ -1,5 +1,6 @@
-// Kept casts of linear layers' weights in the layout of torch's CPU library (oneDNN), which spares it to bring them
-// there in every call. Such a weight serves where nothing is recorded; the results are the same bits.
+// Kept casts of the weights of linear layers and convolutions in the layout of torch's CPU library (oneDNN), which
+// spares it to bring them there in every call. Such a weight serves where nothing is recorded; the results are the same
+// bits.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -11,24 +12,40 @@
 
 namespace habana_mp::weights {
 
-// Private operators of torch; null where it has none, or where they are not to be used.
+// What can be answered from a packed weight.
+enum class Packs : std::uint8_t {
+  nothing,
+  linear,  // F.linear(input, weight, bias)
+  conv2d,  // F.conv2d(input, weight, bias, stride, padding, dilation, groups), of an input in channels-last order
+};
+inline constexpr std::size_t packs_count = 3;
+
+// Private operators of torch for one of them; null where it has none, or where they are not to be used.
 struct PackingOperators {
-  PyObject* pack = nullptr;    // (weight, None): the packed weight
-  PyObject* linear = nullptr;  // (input, packed weight, bias, "none", [], "")
-  PyObject* plain = nullptr;   // F.linear, untouched
+  PyObject* pack = nullptr;   // of linear (weight, None); of conv2d (weight, padding, stride, dilation, groups, sizes)
+  PyObject* call = nullptr;   // (input, packed weight, bias, [padding, stride, dilation, groups,] "none", [], "")
+  PyObject* plain = nullptr;  // F.linear or F.conv2d, untouched
 };
 // Keeps references. What is packed by then stays packed.
-void set_packing(const PackingOperators& operators) noexcept;
+void set_packing(Packs what, const PackingOperators& operators) noexcept;
 
 // For tests: what a measurement would say, 1 or 0; -1 to measure.
 void assume_that_packing_pays(int answer) noexcept;
 
-// Is it worth to prepare a call of `linear`: is the weight packed, or does it pay to pack it for so many values of
-// input?
-bool may_be_packed(PyObject* weight, tensor::Kind to, std::int64_t input_elements) noexcept;
+// A call as it was written. The weight is a torch.nn.Parameter in float32.
+struct PackedCall {
+  Packs what;
+  PyObject* input;
+  PyObject* weight;
+  PyObject* bias;            // may be None
+  PyObject* const* options;  // of conv2d: stride, padding, dilation, groups
+};
 
-// F.linear from the packed weight. The other arguments are in its precision already, the bias may be None. A new
-// reference; null, without an exception, where the call is to be made the ordinary way.
-PyObject* linear(PyObject* input, PyObject* weight, PyObject* bias, tensor::Kind to) noexcept;
+// Is it worth to prepare this call: is its weight packed for it, or may it pay to pack it?
+bool may_be_packed(const PackedCall& call, tensor::Kind to) noexcept;
+
+// The result from the packed weight, where input and bias are in its precision by now. A new reference; null, without
+// an exception, where the call is to be made the ordinary way.
+PyObject* answer(const PackedCall& call, tensor::Kind to) noexcept;
 
 }  // namespace habana_mp::weights
