@@ -54,6 +54,54 @@ def _log_operation(representation: str, operation: str, precision: int, reason: 
 def _log_event(text: str) -> None:
     """For tests."""
 
+# ---- optim ----
+class StepPlan:
+    """Which weights of an optimizer's group the core can step. To be used at once, while all tensors are as they were
+    given."""
+
+    def __init__(
+        self,
+        *,
+        params: list[Any],
+        grads: list[Any],
+        states: list[list[Any]],
+        steps: list[Any],
+        lowers: list[Any],
+        writes_grads: bool,
+    ) -> None: ...
+    @property
+    def left_out(self) -> list[int]:
+        """The places of the weights that it cannot."""
+
+    @property
+    def lowered(self) -> list[int]:
+        """The places of the weights whose lower tensors will be written too."""
+
+    def adam(
+        self,
+        *,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        decoupled: bool,
+        maximize: bool,
+        grad_scale: float | None,
+    ) -> None: ...
+    def sgd(
+        self,
+        *,
+        lr: float,
+        momentum: float,
+        dampening: float,
+        weight_decay: float,
+        nesterov: bool,
+        maximize: bool,
+        grad_scale: float | None,
+        begins: list[bool],
+    ) -> None: ...
+
 # ---- engine ----
 class Rule:
     """What a policy says of one operation."""

@@ -5,6 +5,7 @@ namespace habana_mp {
 void register_kernels(pybind11::module_& module);
 void register_log(pybind11::module_& module);
 void register_engine(pybind11::module_& module);
+void register_optim(pybind11::module_& module);
 }  // namespace habana_mp
 
 PYBIND11_MODULE(_core, module) {
@@ -12,4 +13,5 @@ PYBIND11_MODULE(_core, module) {
   habana_mp::register_kernels(module);
   habana_mp::register_log(module);
   habana_mp::register_engine(module);
+  habana_mp::register_optim(module);
 }

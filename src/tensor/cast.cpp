@@ -133,23 +133,9 @@ bool is_watched(PyObject* tensor, CastResult& seen) {
     seen.recorded = true;
     return true;
   }
-  const Symbols& known = symbols();
-  const bool modes = known.any_modes_set != nullptr ? known.any_modes_set(false)
-                                                    : is_true(PyObject_CallNoArgs(api.dispatch_stack_length), true);
-  if (modes) return true;
-  const bool tracing = known.tracing_state != nullptr ? *known.tracing_state() != nullptr
-                                                      : is_true(PyObject_CallNoArgs(api.tracing_state), true);
-  if (tracing || in_forward_ad() || in_transform()) return true;
+  if (is_thread_watched()) return true;
   // A negative view answers the exchange API with its bit ignored.
   return is_true(api.is_neg(tensor, nullptr), true);
-}
-
-unsigned torch_threads() {
-  PyObject* answer = PyObject_CallNoArgs(api.get_num_threads);
-  const long threads = answer == nullptr ? 1 : PyLong_AsLong(answer);
-  Py_XDECREF(answer);
-  if (PyErr_Occurred() != nullptr) PyErr_Clear();
-  return threads < 1 ? 1U : static_cast<unsigned>(threads);
 }
 
 void ignore_error(void*, const char*, const char*) {}
@@ -192,6 +178,24 @@ PyObject* cast_by_kernel(PyObject* tensor, Kind from, Kind to, std::int64_t coun
 }
 
 }  // namespace
+
+bool is_thread_watched() noexcept {
+  const Symbols& known = symbols();
+  const bool modes = known.any_modes_set != nullptr ? known.any_modes_set(false)
+                                                    : is_true(PyObject_CallNoArgs(api.dispatch_stack_length), true);
+  if (modes) return true;
+  const bool tracing = known.tracing_state != nullptr ? *known.tracing_state() != nullptr
+                                                      : is_true(PyObject_CallNoArgs(api.tracing_state), true);
+  return tracing || in_forward_ad() || in_transform();
+}
+
+unsigned torch_threads() noexcept {
+  PyObject* answer = PyObject_CallNoArgs(api.get_num_threads);
+  const long threads = answer == nullptr ? 1 : PyLong_AsLong(answer);
+  Py_XDECREF(answer);
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  return threads < 1 ? 1U : static_cast<unsigned>(threads);
+}
 
 bool function_mode_is_on() noexcept {
   const Symbols& known = symbols();

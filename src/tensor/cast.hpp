@@ -32,6 +32,13 @@ PyObject* cast_saturated(PyObject* tensor, Kind from, Kind to, CastResult& seen)
 
 bool has_no_dimensions(PyObject* tensor) noexcept;
 
+// Is anybody at work in this thread who would have to see what is done to a tensor: a tracer, a dispatch mode,
+// forward-mode AD, torch.func?
+bool is_thread_watched() noexcept;
+
+// How many threads torch uses.
+unsigned torch_threads() noexcept;
+
 // Of a plain tensor.
 bool requires_grad(PyObject* tensor) noexcept;
 

@@ -134,6 +134,7 @@ bool bind_torch() {
       !method_without_arguments(found.tensor_base, "bfloat16", found.to_bfloat16, with_keywords) ||
       !method_without_arguments(found.tensor_base, "half", found.to_float16, with_keywords) ||
       !method_without_arguments(found.tensor_base, "is_neg", found.is_neg) ||
+      !method_without_arguments(found.tensor_base, "is_inference", found.is_inference) ||
       !getter(found.tensor_base, "requires_grad", found.get_requires_grad) ||
       !getter(found.tensor_base, "dtype", found.get_dtype) || !getter(found.tensor_base, "data", found.set_data)) {
     return false;

@@ -27,6 +27,7 @@ struct TorchApi {
   PyCFunction to_bfloat16 = nullptr;  // Tensor.bfloat16
   PyCFunction to_float16 = nullptr;   // Tensor.half
   PyCFunction is_neg = nullptr;
+  PyCFunction is_inference = nullptr;
   PyCFunction is_grad_enabled = nullptr;
   PyGetSetDef* get_requires_grad = nullptr;
   PyGetSetDef* get_dtype = nullptr;
