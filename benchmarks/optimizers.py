@@ -70,7 +70,9 @@ def compare(name: str, optimizer: str, threads: int, rounds: int) -> None:
     torch.set_num_threads(threads)
     run(contenders, rounds=rounds, target_seconds=0.05)
     one, two, three, four = contenders
-    cells = [f"{median:5.2f} ({low:.2f} to {high:.2f})" for median, low, high in (two.ratio_to(one), four.ratio_to(three))]
+    cells = [
+        f"{median:5.2f} ({low:.2f} to {high:.2f})" for median, low, high in (two.ratio_to(one), four.ratio_to(three))
+    ]
     times = "".join(f"{contender.median * 1e3:9.2f}" for contender in contenders)
     print(f"{name:12} {optimizer:14} {threads:7}   {cells[0]:22} {cells[1]:22}{times}")
 

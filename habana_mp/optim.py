@@ -44,7 +44,7 @@ class AdamW(torch.optim.AdamW):
     @_use_grad_for_differentiable
     def step(self, closure: _Closure = None) -> Any:
         """Perform a single optimization step, as torch does."""
-        self._cuda_graph_capture_health_check()
+        _check_capture(self)
         return _step(self, closure, _step_adam)
 
 
@@ -54,7 +54,7 @@ class Adam(torch.optim.Adam):
     @_use_grad_for_differentiable
     def step(self, closure: _Closure = None) -> Any:
         """Perform a single optimization step, as torch does."""
-        self._cuda_graph_capture_health_check()
+        _check_capture(self)
         return _step(self, closure, _step_adam)
 
 
@@ -74,6 +74,12 @@ def _lower_targets(params: Sequence[Tensor]) -> list[Tensor | None]:
 
 def _written(params: Sequence[Tensor]) -> None:
     """The lower tensors of these weights hold the weights' new values."""
+
+
+def _check_capture(optimizer: Any) -> None:
+    """Torch's own first check, which has another name in older versions."""
+    name = "_accelerator_graph_capture_health_check"
+    getattr(optimizer, name if hasattr(optimizer, name) else "_cuda_graph_capture_health_check")()
 
 
 def _step(optimizer: Optimizer, closure: _Closure, step_group: Callable[[Any, _Group], None]) -> Any:
@@ -113,18 +119,19 @@ def _step_adam(optimizer: Any, group: _Group) -> None:
         _leave(by_torch, group, scaling, columns)
         return
     states = [averages, squares, largest] if group["amsgrad"] else [averages, squares]
+    lowers = _lower_targets(params)
     plan = _core.StepPlan(
         params=params,
         grads=grads,
         states=states,
         steps=steps,
-        lowers=_lower_targets(params),
+        lowers=lowers,
         writes_grads=scaling.value is not None,
     )
     if scaling.skips:
         return
     _leave(by_torch, group, scaling, [_picked(column, plan.left_out) for column in columns])
-    _count_writes([params, *states, steps, *([grads] if scaling.value is not None else [])], plan)
+    _count_writes(plan, [params, *states, steps, *([grads] if scaling.value is not None else [])], lowers)
     plan.adam(decoupled=decoupled, maximize=group["maximize"], grad_scale=scaling.value, **numbers)
     _written(_picked(params, plan.lowered))
 
@@ -162,16 +169,18 @@ def _step_sgd(optimizer: Any, group: _Group) -> None:
         return
     begins = [momentum is None for momentum in momenta]
     ours = [_like(grad) if begin else momentum for grad, momentum, begin in zip(grads, momenta, begins, strict=False)]
+    lowers = _lower_targets(params)
+    states = [ours] if momenta else []
     plan = _core.StepPlan(
         params=params,
         grads=grads,
-        states=[ours] if momenta else [],
+        states=states,
         steps=[],
-        lowers=_lower_targets(params),
+        lowers=lowers,
         writes_grads=scaling.value is not None,
     )
     _leave(by_torch, group, scaling, [_picked(column, plan.left_out) for column in (params, grads, momenta)])
-    _count_writes([params, *([ours] if momenta else []), *([grads] if scaling.value is not None else [])], plan)
+    _count_writes(plan, [params, *states, *([grads] if scaling.value is not None else [])], lowers)
     plan.sgd(
         nesterov=group["nesterov"],
         maximize=group["maximize"],
@@ -251,10 +260,11 @@ def _like(grad: Tensor) -> Tensor | None:
     return torch.empty_like(grad) if grad.layout is torch.strided else None
 
 
-def _count_writes(columns: Sequence[list[Any]], plan: _core.StepPlan) -> None:
+def _count_writes(plan: _core.StepPlan, columns: Sequence[list[Any]], lowers: Sequence[Tensor | None]) -> None:
     """Tell autograd what will be written: a backward that needs the old values raises, as after torch's own step."""
     for column in columns:
         increment_version(_others(column, plan.left_out))
+    increment_version(_picked(lowers, plan.lowered))
 
 
 def _picked(column: Sequence[Any], places: Sequence[int]) -> list[Any]:
