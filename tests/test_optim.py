@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -858,15 +859,18 @@ def test_other_threads_run_during_a_step(name: str) -> None:
     def count() -> None:
         while not stop.is_set():
             counted[0] += 1
+            time.sleep(0)  # gives the GIL up at once, and asks for it again
 
     thread = threading.Thread(target=count)
     thread.start()
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(10)  # nobody gives the GIL up because of the time
+    sys.setswitchinterval(100)  # nobody has to give it up because of the time
     try:
         before = counted[0]
-        for _ in range(5):
+        for _ in range(300):
             optimizer.step()
+            if counted[0] != before:
+                break
         assert counted[0] > before
     finally:
         sys.setswitchinterval(interval)

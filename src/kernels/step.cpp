@@ -37,7 +37,8 @@ StepArrays from(const StepArrays& arrays, std::size_t first) {
 
 template <class Numbers>
 void run_weight(const Batch<Numbers>& batch, const Weight<Numbers>& weight, std::size_t first, std::size_t end) {
-  const Kernel cast = batch.table->convert[static_cast<std::size_t>(Float::f32)][static_cast<std::size_t>(weight.lower_type)];
+  const Kernel cast =
+      batch.table->convert[static_cast<std::size_t>(Float::f32)][static_cast<std::size_t>(weight.lower_type)];
   for (std::size_t at = first; at < end; at += chunk) {
     const std::size_t count = std::min(chunk, end - at);
     const StepArrays arrays = from(weight.arrays, at);

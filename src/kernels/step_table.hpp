@@ -16,16 +16,16 @@ struct StepArrays {
 
 // What holds for all elements of one weight, rounded to what the arithmetic is done in.
 struct AdamNumbers {
-  float scale;          // the gradient is divided by it, unless it is 1
-  float sign;           // -1 to maximize
-  float l2;             // how much of the weight is added to the gradient
-  float decay;          // what the weight is multiplied by
-  float blend;          // how much of the gradient goes into its average
+  float scale;  // the gradient is divided by it, unless it is 1
+  float sign;   // -1 to maximize
+  float l2;     // how much of the weight is added to the gradient
+  float decay;  // what the weight is multiplied by
+  float blend;  // how much of the gradient goes into its average
   float beta2;
-  float square;         // how much of the gradient's square goes into its average
-  float root;           // the bias correction of the average's root
+  float square;  // how much of the gradient's square goes into its average
+  float root;    // the bias correction of the average's root
   float eps;
-  float rate;           // how much of the quotient is added to the weight: negative
+  float rate;  // how much of the quotient is added to the weight: negative
   bool scaled;
 };
 
@@ -34,12 +34,12 @@ struct SgdNumbers {
   float sign;
   float l2;
   float momentum;
-  float blend;          // how much of the gradient goes into the momentum
-  float rate;           // how much of the gradient is added to the weight: negative
+  float blend;  // how much of the gradient goes into the momentum
+  float rate;   // how much of the gradient is added to the weight: negative
   bool scaled;
   bool decays;
   bool nesterov;
-  bool begins;          // the momentum becomes the gradient, whatever it was
+  bool begins;  // the momentum becomes the gradient, whatever it was
 };
 
 struct StepKernels {

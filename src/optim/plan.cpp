@@ -66,10 +66,10 @@ class View {
     std::sort(used.begin(), used.end(), [this](std::int32_t a, std::int32_t b) { return stride(a) < stride(b); });
     std::int64_t expected = 1;
     return count_ == 0 || std::all_of(used.begin(), used.end(), [&](std::int32_t axis) {
-      const bool follows = tensor_.shape[axis] == 1 || stride(axis) == expected;
-      expected *= tensor_.shape[axis];
-      return follows;
-    });
+             const bool follows = tensor_.shape[axis] == 1 || stride(axis) == expected;
+             expected *= tensor_.shape[axis];
+             return follows;
+           });
   }
 
   [[nodiscard]] bool lies_as(const View& other) const {
@@ -99,7 +99,8 @@ class View {
 
   [[nodiscard]] std::int64_t stride(std::int32_t axis) const {
     if (tensor_.strides != nullptr) return tensor_.strides[axis];
-    return std::accumulate(tensor_.shape + axis + 1, tensor_.shape + tensor_.ndim, std::int64_t{1}, std::multiplies<>());
+    return std::accumulate(tensor_.shape + axis + 1, tensor_.shape + tensor_.ndim, std::int64_t{1},
+                           std::multiplies<>());
   }
 
   DLTensor tensor_{};

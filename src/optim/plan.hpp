@@ -11,9 +11,9 @@
 
 namespace habana_mp::optim {
 
-// A weight is taken where its gradient and states are float32 on the CPU, lie in memory as it does and without gaps, and
-// share memory with nothing else that takes part. All of that is found out before anything is written. A plan is for
-// right away: it keeps the tensors alive, but not where their memory is.
+// A weight is taken where its gradient and states are float32 on the CPU, lie in memory as it does and without gaps,
+// and share memory with nothing else that takes part. All of that is found out before anything is written. A plan is
+// for right away: it keeps the tensors alive, but not where their memory is.
 class Plan {
  public:
   // `states` holds up to three lists: what kernels::StepArrays calls first, second and largest. `steps` is empty or
