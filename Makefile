@@ -60,7 +60,7 @@ fuzz: $(VENV)/.built $(VENV)/.fuzzers
 
 # The kernels for another processor: cross-compiled, and run by an emulator with and without the bfloat16 instructions.
 AARCH64 := aarch64-linux-gnu-g++ -std=c++20 -O3 -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion \
-  -Werror -Isrc -DHABANA_MP_NEON_BF16
+  -Werror -ffp-contract=off -fno-math-errno -Isrc -DHABANA_MP_NEON_BF16
 aarch64: $(VENV)/.aarch64
 	mkdir -p build/aarch64
 	$(AARCH64) -march=armv8.2-a+bf16 -c src/kernels/cast_neon_bf16.cpp -o build/aarch64/cast_neon_bf16.o

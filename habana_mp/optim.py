@@ -273,4 +273,4 @@ def _picked(column: Sequence[Any], places: Sequence[int]) -> list[Any]:
 
 def _others(column: Sequence[Any], places: Sequence[int]) -> list[Any]:
     left_out = set(places)
-    return [one for i, one in enumerate(column) if i not in left_out]
+    return [one for i, one in enumerate(column) if i not in left_out] if left_out else list(column)
