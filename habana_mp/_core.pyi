@@ -54,6 +54,54 @@ def _log_operation(representation: str, operation: str, precision: int, reason: 
 def _log_event(text: str) -> None:
     """For tests."""
 
+# ---- optim ----
+class StepPlan:
+    """Which weights of an optimizer's group the core can step. To be used at once, while all tensors are as they were
+    given."""
+
+    def __init__(
+        self,
+        *,
+        params: list[Any],
+        grads: list[Any],
+        states: list[list[Any]],
+        steps: list[Any],
+        lowers: list[Any],
+        writes_grads: bool,
+    ) -> None: ...
+    @property
+    def left_out(self) -> list[int]:
+        """The places of the weights that it cannot."""
+
+    @property
+    def lowered(self) -> list[int]:
+        """The places of the weights whose lower tensors will be written too."""
+
+    def adam(
+        self,
+        *,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        decoupled: bool,
+        maximize: bool,
+        grad_scale: float | None,
+    ) -> None: ...
+    def sgd(
+        self,
+        *,
+        lr: float,
+        momentum: float,
+        dampening: float,
+        weight_decay: float,
+        nesterov: bool,
+        maximize: bool,
+        grad_scale: float | None,
+        begins: list[bool],
+    ) -> None: ...
+
 # ---- engine ----
 class Rule:
     """What a policy says of one operation."""
@@ -168,6 +216,12 @@ def weights_watch(
 def weights_stop_watching() -> None: ...
 def weights_renew(parameters: list[Any]) -> None:
     """These weights were written to."""
+
+def weights_casts_to_write(parameters: list[Any]) -> list[Any]:
+    """For each weight the kept cast that an optimizer may write along with it, or None."""
+
+def weights_were_written(parameters: list[Any], casts: list[Any]) -> None:
+    """These casts hold their weights' new values."""
 
 def weights_set_packing(what: Literal["linear", "conv2d"], pack: Any, call: Any, plain: Any) -> None:
     """The operators that pack a weight and compute with it, and torch's function untouched; Nones to switch it off."""

@@ -6,6 +6,7 @@ void register_kernels(pybind11::module_& module);
 void register_log(pybind11::module_& module);
 void register_engine(pybind11::module_& module);
 void register_weights(pybind11::module_& module);
+void register_optim(pybind11::module_& module);
 }  // namespace habana_mp
 
 PYBIND11_MODULE(_core, module) {
@@ -14,4 +15,5 @@ PYBIND11_MODULE(_core, module) {
   habana_mp::register_log(module);
   habana_mp::register_engine(module);
   habana_mp::register_weights(module);
+  habana_mp::register_optim(module);
 }

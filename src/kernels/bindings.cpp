@@ -1,7 +1,6 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -15,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "gil.hpp"
 #include "kernels/cast.hpp"
 #include "kernels/dispatch.hpp"
 
@@ -30,21 +30,6 @@ using kernels::Job;
 constexpr std::size_t gil_kept_below = std::size_t{1} << 16;
 
 constexpr const char* bfloat16_is = " (ml_dtypes.bfloat16, or its bits as uint16)";
-
-// Not pybind11's gil_scoped_release: before Python 3.14 a daemon thread that asks for the GIL while the interpreter
-// ends is ended by an unwinding, and in a destructor that would end the whole program, with an abort.
-template <class Work>
-void without_gil(const Work& work) {
-  PyThreadState* const state = PyEval_SaveThread();
-  work();
-  try {
-    PyEval_RestoreThread(state);
-  } catch (...) {
-    for (;;) {
-      pause();  // as Python 3.14 does: no object may be released any more, and the process is about to end
-    }
-  }
-}
 
 std::string type_name(py::handle object) { return py::str(py::type::handle_of(object).attr("__name__")); }
 

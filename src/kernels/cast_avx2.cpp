@@ -143,6 +143,7 @@ const Table avx2_table = {
      {run<Bf16ToF32>, nullptr, run<Bf16ToF16>},
      {run<F16ToF32>, run<F16ToBf16>, nullptr}},
     round_stochastically,
+    &avx2_steps,
 };
 
 }  // namespace habana_mp::kernels

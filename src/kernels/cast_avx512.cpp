@@ -17,6 +17,7 @@ const Table avx512_table = {
      {run<Bf16ToF32, Integers>, nullptr, run<Bf16ToF16, Integers>},
      {run<F16ToF32, Integers>, run<F16ToBf16, Integers>, nullptr}},
     round_stochastically,
+    &avx512_steps,
 };
 
 }  // namespace habana_mp::kernels

@@ -16,6 +16,7 @@ const Table neon_table = {
      {run<Bf16ToF32, Integers>, nullptr, run<Bf16ToF16, Integers>},
      {run<F16ToF32, Integers>, run<F16ToBf16, Integers>, nullptr}},
     round_stochastically,
+    &scalar_steps,
 };
 
 }  // namespace habana_mp::kernels

@@ -17,6 +17,7 @@ const Table neon_bf16_table = {
      {run<Bf16ToF32, Instruction>, nullptr, run<Bf16ToF16, Instruction>},
      {run<F16ToF32, Instruction>, run<F16ToBf16, Instruction>, nullptr}},
     round_stochastically,
+    &scalar_steps,
 };
 
 }  // namespace habana_mp::kernels

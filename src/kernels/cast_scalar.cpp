@@ -19,6 +19,7 @@ const Table scalar_table = {
      {run<Bf16ToF32>, nullptr, run<Bf16ToF16>},
      {run<F16ToF32>, run<F16ToBf16>, nullptr}},
     round_stochastically,
+    &scalar_steps,
 };
 
 }  // namespace habana_mp::kernels

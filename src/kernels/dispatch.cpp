@@ -72,7 +72,7 @@ class Choice {
     unsigned edx = 0;
     const bool f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
     __builtin_cpu_init();
-    if (!f16c || !__builtin_cpu_supports("avx2")) {
+    if (!f16c || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
       return;
     }
     add(avx2_table);
@@ -134,14 +134,6 @@ bool is_worth_threads(std::size_t count) noexcept {
   return count >= threads_from_alone || now - before < burst_gap;
 }
 
-// Stores past the caches save reading what is to be overwritten, but leave nothing in the caches for whoever comes
-// next. Measured: they win, whoever reads the target next included, once the two arrays outgrow what a program can
-// count on of a last-level cache that it shares, about half; the input weighs more, since it is of no use there any
-// more.
-bool is_worth_streaming(std::size_t source_bytes, std::size_t target_bytes) noexcept {
-  return source_bytes * 2 + target_bytes >= choice().last_level_cache();
-}
-
 struct Contiguous {
   Kernel kernel;
   const unsigned char* source;
@@ -196,6 +188,12 @@ void run_batch(const void* context, std::size_t begin, std::size_t end) noexcept
 }
 
 }  // namespace
+
+bool is_worth_streaming(std::size_t source_bytes, std::size_t target_bytes) noexcept {
+  return source_bytes * 2 + target_bytes >= choice().last_level_cache();
+}
+
+const Table& chosen() noexcept { return choice().table(); }
 
 std::span<const Table* const> supported() noexcept { return choice().supported(); }
 

@@ -16,6 +16,15 @@ namespace habana_mp::kernels {
 // What this processor can run, the plainest first.
 std::span<const Table* const> supported() noexcept;
 
+// What was chosen.
+const Table& chosen() noexcept;
+
+// Stores past the caches save reading what is to be overwritten, but leave nothing in the caches for whoever comes
+// next. Measured: they win, whoever reads the target next included, once the two arrays outgrow what a program can
+// count on of a last-level cache that it shares, about half; the input weighs more, since it is of no use there any
+// more.
+bool is_worth_streaming(std::size_t source_bytes, std::size_t target_bytes) noexcept;
+
 // nullptr where this processor cannot run it, or there is no such instruction set.
 const Table* find(std::string_view name) noexcept;
 

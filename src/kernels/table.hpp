@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/step_table.hpp"
+
 namespace habana_mp::kernels {
 
 // Casts `count` elements. `stream` asks for stores that bypass the caches, where the instruction set has them.
@@ -20,6 +22,7 @@ struct Table {
   const char* name;
   Kernel convert[3][3];  // [from][to], in the order of Float; the diagonal is empty: a copy needs no kernel
   StochasticKernel stochastic;
+  const StepKernels* steps;
 };
 
 extern const Table scalar_table;

@@ -137,6 +137,7 @@ bool bind_torch() {
       !method_without_arguments(found.tensor_base, "bfloat16", found.to_bfloat16, with_keywords) ||
       !method_without_arguments(found.tensor_base, "half", found.to_float16, with_keywords) ||
       !method_without_arguments(found.tensor_base, "is_neg", found.is_neg) ||
+      !method_without_arguments(found.tensor_base, "is_inference", found.is_inference) ||
       !getter(found.tensor_base, "requires_grad", found.get_requires_grad) ||
       !method_without_arguments(found.tensor_base, "detach", found.detach) ||
       !method_without_arguments(found.tensor_base, "view_as", found.view_as, with_keywords) ||

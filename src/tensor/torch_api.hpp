@@ -29,6 +29,7 @@ struct TorchApi {
   PyCFunction is_neg = nullptr;
   PyCFunction detach = nullptr;
   PyCFunction view_as = nullptr;
+  PyCFunction is_inference = nullptr;
   PyCFunction is_grad_enabled = nullptr;
   PyGetSetDef* get_requires_grad = nullptr;
   PyGetSetDef* get_dtype = nullptr;

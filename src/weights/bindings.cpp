@@ -47,6 +47,19 @@ void register_weights(py::module_& module) {
   module.def("weights_renew", [](const py::list& parameters) {
     weights::renew(PySequence_Fast_ITEMS(parameters.ptr()), PyList_GET_SIZE(parameters.ptr()));
   });
+  module.def("weights_casts_to_write", [](const py::list& parameters) {
+    py::list casts;
+    for (const auto& parameter : parameters) {
+      PyObject* cast = weights::cast_to_write(parameter.ptr());
+      casts.append(cast == nullptr ? py::none() : py::reinterpret_borrow<py::object>(cast));
+    }
+    return casts;
+  });
+  module.def("weights_were_written", [](const py::list& parameters, const py::list& casts) {
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      weights::was_written(py::object(parameters[i]).ptr(), py::object(casts[i]).ptr());
+    }
+  });
   module.def("weights_forget", [](const py::object& weight) { weights::forget(weight.ptr()); });
   module.def("weights_set_packing",
              [](const std::string& what, const py::object& pack, const py::object& call, const py::object& plain) {

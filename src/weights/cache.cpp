@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "gil.hpp"
 #include "weights/entry.hpp"
 
 namespace habana_mp::weights {
@@ -179,9 +180,7 @@ void write_cast(Entry& entry) {
   }
   const unsigned threads = tensor::torch_threads();
   entry.busy = true;
-  Py_BEGIN_ALLOW_THREADS;
-  kernels::cast(source, kernels::Float::f32, target, to, count, threads);
-  Py_END_ALLOW_THREADS;
+  without_gil([&] { kernels::cast(source, kernels::Float::f32, target, to, count, threads); });
   entry.busy = false;
 }
 
@@ -343,6 +342,7 @@ void renew(PyObject* const* weights, Py_ssize_t count) noexcept {
       if (found == cache().entries.end()) continue;
       Entry& entry = *found->second;
       if (entry.cast == nullptr || entry.busy || entry.trust >= Trust::open) continue;
+      if (std::exchange(entry.is_fresh, false) && is_unchanged(entry, weights[i])) continue;
       entry.trust = Trust::changed;
       if (entry.form == Form::packed) continue;
       const Sight now = tensor::look_at(weights[i]);
@@ -360,11 +360,38 @@ void renew(PyObject* const* weights, Py_ssize_t count) noexcept {
   }
   if (jobs.empty()) return;
   const unsigned threads = tensor::torch_threads();
-  Py_BEGIN_ALLOW_THREADS;
-  kernels::cast_many(jobs, threads);
-  Py_END_ALLOW_THREADS;
+  without_gil([&] { kernels::cast_many(jobs, threads); });
   for (const auto& entry : entries) entry->busy = false;
   counts.refreshes += entries.size();
+}
+
+PyObject* cast_to_write(PyObject* weight) noexcept {
+  if (!settings.on) return nullptr;
+  for (const Kind to : precisions) {
+    Entry* entry = entry_of(weight, to);
+    if (entry == nullptr || !entry->has(Form::plain) || entry->busy || entry->trust >= Trust::open) continue;
+    const bool may_write = tensor::look_at(weight).same_place(entry->sight) && has_its_shape(*entry, weight) &&
+                           tensor::is_held_once(entry->cast);
+    if (!may_write) continue;
+    // Whoever needs the weight before it was written sees that its cast is held elsewhere, and makes one of his own.
+    entry->trust = Trust::changed;
+    return entry->cast;
+  }
+  return nullptr;
+}
+
+void was_written(PyObject* weight, PyObject* cast) noexcept {
+  for (const Kind to : precisions) {
+    Entry* entry = entry_of(weight, to);
+    if (entry == nullptr || entry->cast != cast || entry->trust != Trust::changed) continue;
+    const Sight now = tensor::look_at(weight);
+    if (!now.same_place(entry->sight)) continue;
+    entry->sight = now;
+    entry->samples = entry->look();
+    entry->trust = Trust::sure;
+    entry->is_fresh = true;
+    ++counts.refreshes;
+  }
 }
 
 void forget(PyObject* weight) noexcept { forget_address(weight); }

@@ -29,6 +29,11 @@ void memory_escapes(const char* storage, bool unseen) noexcept;
 // These weights were written to, in whatever way: their casts are made again, all at once.
 void renew(PyObject* const* weights, Py_ssize_t count) noexcept;
 
+// For an optimizer that writes casts along with their weights: the kept cast of a weight, borrowed, if it may be
+// written to; and that it was, in place of renew.
+PyObject* cast_to_write(PyObject* weight) noexcept;
+void was_written(PyObject* weight, PyObject* cast) noexcept;
+
 void forget(PyObject* weight) noexcept;
 void forget_all() noexcept;
 

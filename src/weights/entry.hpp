@@ -44,6 +44,7 @@ struct Entry {
   Kind to = Kind::bf16;
   Trust trust = Trust::open;
   bool busy = false;               // being written, by a thread that has let go of the GIL
+  bool is_fresh = false;           // an optimizer wrote the cast along with the weight
   std::uint32_t refusals = 0;      // in a row
   std::uint32_t quiet_uses = 0;    // in a row: hits where nothing was recorded
   Sight sight;                     // as it was before the cast was made

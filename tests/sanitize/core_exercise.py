@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from habana_mp import _core, hmp, kernels
+from habana_mp import _core, hmp, kernels, optim
 
 SMALL = "--small" in sys.argv
 
@@ -128,6 +128,48 @@ def the_kernels() -> None:
         job.start()
     for job in jobs:
         job.join()
+
+
+def the_optimizers() -> None:
+    """Steps of weights that fit and of some that do not, with copies in lower precision."""
+    shapes = [(), (0,), (3,), (70, 90), (1 << (10 if SMALL else 18),)]
+    lowers = (torch.bfloat16, torch.float16, None)
+    targets = optim._lower_targets
+    kept: dict[Any, Any] = {}
+    for kind, options in (
+        (optim.AdamW, {"amsgrad": True}),
+        (optim.Adam, {"weight_decay": 0.1, "maximize": True, "fused": True}),
+        (optim.SGD, {"momentum": 0.9, "nesterov": True}),
+        (optim.SGD, {"weight_decay": 0.1, "fused": True}),
+    ):
+        params: list[Any] = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+        params += [torch.nn.Parameter(torch.randn(5, 7).t()), torch.nn.Parameter(torch.randn(3).bfloat16())]
+        params += [torch.nn.Parameter(torch.randn(9)[::2])]
+        if not options.get("fused"):  # torch refuses it
+            params += [torch.nn.Parameter(torch._neg_view(torch.randn(3)))]
+        for param, dtype in zip(params, lowers * 4, strict=False):
+            kept[param] = None if dtype is None else torch.empty_like(param, dtype=dtype)
+        optim._lower_targets = lambda some: [kept[param] for param in some]
+        optimizer = kind(params, lr=0.1, **options)
+        for step in range(4):
+            for param in params:
+                param.grad = torch.randn_like(param)
+            if step == 1:
+                params[3].grad = torch.randn(90, 70).t()
+            elif step == 2:
+                params[2].grad = params[2].detach()
+            elif step == 3 and options.get("fused"):
+                optimizer.grad_scale, optimizer.found_inf = torch.tensor(2.0), torch.tensor(0.0)
+            optimizer.step()
+    optim._lower_targets = targets
+    with raises(ValueError):
+        _core.StepPlan(params=params, grads=[], states=[], steps=[], lowers=[], writes_grads=False)
+    with raises(TypeError):
+        _core.StepPlan(params=1, grads=[], states=[], steps=[], lowers=[], writes_grads=False)  # type: ignore[arg-type]
+    plan = _core.StepPlan(params=[1], grads=[None], states=[[None]], steps=["x"], lowers=[2], writes_grads=True)
+    assert plan.left_out == [0]
+    plan = _core.StepPlan(params=[], grads=[], states=[], steps=[], lowers=[], writes_grads=False)
+    plan.sgd(lr=1, momentum=0, dampening=0, weight_decay=0, nesterov=False, maximize=False, grad_scale=None, begins=[])
 
 
 def the_casts() -> None:
@@ -604,6 +646,7 @@ def the_installation() -> None:
 
 PARTS: list[Callable[[], None]] = [
     the_kernels,
+    the_optimizers,
     the_casts,
     the_arguments,
     the_errors,

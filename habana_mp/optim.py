@@ -1,0 +1,277 @@
+"""AdamW, Adam and SGD that step on the CPU in one pass over memory, drop-in replacements of torch.optim's classes.
+
+::
+
+    from habana_mp.optim import AdamW   # instead of torch.optim
+
+    optimizer = AdamW(model.parameters(), lr=1e-3)
+
+Each is a subclass of torch's class of the same name and differs from it in :meth:`step` alone: arguments, groups,
+state, hooks, schedulers, closures and ``torch.amp.GradScaler`` are torch's. The arithmetic is that of torch's
+``fused=True``, whatever ``fused`` and ``foreach`` say.
+
+Our kernels step a weight where it, its gradient and its state are float32 on the CPU and lie in memory alike, without
+gaps. Any other weight of the same optimizer (sparse, complex, in another dtype or on another device, ``capturable``,
+``differentiable``) is stepped by torch's own code, as is everything inside ``torch.compile`` and on torch before 2.10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+from torch.optim.adam import adam as _torch_adam
+from torch.optim.adamw import adamw as _torch_adamw
+from torch.optim.optimizer import Optimizer, _use_grad_for_differentiable
+from torch.optim.sgd import sgd as _torch_sgd
+
+from habana_mp import _core
+
+__all__ = ["SGD", "Adam", "AdamW"]
+
+_core.bind_torch()
+
+_Group = dict[str, Any]
+_Closure = Callable[[], Any] | None
+
+
+class AdamW(torch.optim.AdamW):
+    """:class:`torch.optim.AdamW`, stepped by our kernels. Its arguments are torch's."""
+
+    @_use_grad_for_differentiable
+    def step(self, closure: _Closure = None) -> Any:
+        """Perform a single optimization step, as torch does."""
+        _check_capture(self)
+        return _step(self, closure, _step_adam)
+
+
+class Adam(torch.optim.Adam):
+    """:class:`torch.optim.Adam`, stepped by our kernels. Its arguments are torch's."""
+
+    @_use_grad_for_differentiable
+    def step(self, closure: _Closure = None) -> Any:
+        """Perform a single optimization step, as torch does."""
+        _check_capture(self)
+        return _step(self, closure, _step_adam)
+
+
+class SGD(torch.optim.SGD):
+    """:class:`torch.optim.SGD`, stepped by our kernels. Its arguments are torch's."""
+
+    @_use_grad_for_differentiable
+    def step(self, closure: _Closure = None) -> Any:
+        """Perform a single optimization step, as torch does."""
+        return _step(self, closure, _step_sgd)
+
+
+def _lower_targets(params: list[Tensor]) -> list[Tensor | None]:
+    """For each weight its kept cast, which is to be written with it, or None."""
+    return _core.weights_casts_to_write(params)
+
+
+def _written(params: list[Tensor], lowers: list[Tensor]) -> None:
+    """These casts hold the weights' new values."""
+    _core.weights_were_written(params, lowers)
+
+
+def _check_capture(optimizer: Any) -> None:
+    """Torch's own first check, which has another name in older versions."""
+    name = "_accelerator_graph_capture_health_check"
+    getattr(optimizer, name if hasattr(optimizer, name) else "_cuda_graph_capture_health_check")()
+
+
+def _step(optimizer: Optimizer, closure: _Closure, step_group: Callable[[Any, _Group], None]) -> Any:
+    loss = None
+    if closure is not None:
+        with torch.enable_grad():
+            loss = closure()
+    for group in optimizer.param_groups:
+        step_group(optimizer, group)
+    return loss
+
+
+def _step_adam(optimizer: Any, group: _Group) -> None:
+    columns: list[list[Tensor]] = [[] for _ in range(6)]
+    params, grads, averages, squares, largest, steps = columns
+    has_complex = optimizer._init_group(group, *columns)
+    decoupled = group.get("decoupled_weight_decay", isinstance(optimizer, AdamW))
+    scaling = _Scaling(optimizer)
+    options = {name: group[name] for name in ("lr", "weight_decay", "eps")}
+    options["beta1"], options["beta2"] = group["betas"]
+
+    def by_torch(*chosen: list[Tensor], **how: Any) -> None:
+        update: Any = _torch_adamw if decoupled else _torch_adam
+        update(
+            *chosen,
+            has_complex=has_complex,
+            amsgrad=group["amsgrad"],
+            maximize=group["maximize"],
+            capturable=group["capturable"],
+            differentiable=group["differentiable"],
+            **options,
+            **how,
+        )
+
+    numbers = _numbers(options)
+    if numbers is None or not _may_step(group, scaling):
+        _leave(by_torch, group, scaling, columns)
+        return
+    states = [averages, squares, largest] if group["amsgrad"] else [averages, squares]
+    lowers = _lower_targets(params)
+    plan = _core.StepPlan(
+        params=params,
+        grads=grads,
+        states=states,
+        steps=steps,
+        lowers=lowers,
+        writes_grads=scaling.value is not None,
+    )
+    if scaling.skips:
+        return
+    _leave(by_torch, group, scaling, [_picked(column, plan.left_out) for column in columns])
+    _count_writes(plan, [params, *states, steps, *([grads] if scaling.value is not None else [])], lowers)
+    plan.adam(decoupled=decoupled, maximize=group["maximize"], grad_scale=scaling.value, **numbers)
+    _written(_picked(params, plan.lowered), _picked(lowers, plan.lowered))
+
+
+def _step_sgd(optimizer: Any, group: _Group) -> None:
+    params: list[Tensor] = []
+    grads: list[Tensor] = []
+    momenta: list[Tensor | None] = []
+    is_sparse = optimizer._init_group(group, params, grads, momenta)
+    scaling = _Scaling(optimizer)
+    options = {name: group[name] for name in ("lr", "momentum", "dampening", "weight_decay")}
+
+    def by_torch(params: list[Tensor], grads: list[Tensor], momenta: list[Tensor | None], **how: Any) -> None:
+        _torch_sgd(
+            params,
+            grads,
+            momenta,
+            has_sparse_grad=is_sparse,
+            nesterov=group["nesterov"],
+            maximize=group["maximize"],
+            **options,
+            **how,
+        )
+        keep(params, momenta)
+
+    def keep(params: list[Tensor], momenta: Sequence[Tensor | None]) -> None:
+        for param, momentum in zip(params, momenta, strict=False):
+            optimizer.state[param]["momentum_buffer"] = momentum
+
+    numbers = _numbers(options)
+    if numbers is None or not _may_step(group, scaling):
+        _leave(by_torch, group, scaling, [params, grads, momenta])
+        return
+    if scaling.skips:
+        return
+    begins = [momentum is None for momentum in momenta]
+    ours = [_like(grad) if begin else momentum for grad, momentum, begin in zip(grads, momenta, begins, strict=False)]
+    lowers = _lower_targets(params)
+    states = [ours] if momenta else []
+    plan = _core.StepPlan(
+        params=params,
+        grads=grads,
+        states=states,
+        steps=[],
+        lowers=lowers,
+        writes_grads=scaling.value is not None,
+    )
+    _leave(by_torch, group, scaling, [_picked(column, plan.left_out) for column in (params, grads, momenta)])
+    _count_writes(plan, [params, *states, *([grads] if scaling.value is not None else [])], lowers)
+    plan.sgd(
+        nesterov=group["nesterov"],
+        maximize=group["maximize"],
+        grad_scale=scaling.value,
+        begins=begins or [False] * len(params),
+        **numbers,
+    )
+    keep(_others(params, plan.left_out), _others(ours, plan.left_out))
+    _written(_picked(params, plan.lowered), _picked(lowers, plan.lowered))
+
+
+class _Scaling:
+    """What GradScaler leaves for an optimizer that unscales the gradients itself."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.grad_scale: Tensor | None = getattr(optimizer, "grad_scale", None)
+        self.found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
+
+    @property
+    def is_ours(self) -> bool:
+        """Can we read it without waiting for a device?"""
+        return all(_is_number(one) for one in (self.grad_scale, self.found_inf) if one is not None)
+
+    @property
+    def value(self) -> float | None:
+        return None if self.grad_scale is None else float(self.grad_scale)
+
+    @property
+    def skips(self) -> bool:
+        """Is a gradient infinite, so that nothing may be done?"""
+        return self.found_inf is not None and float(self.found_inf) != 0
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return type(value) is Tensor and value.dim() == 0 and value.device.type == "cpu" and not value.is_complex()
+    return isinstance(value, float | int)
+
+
+def _numbers(options: _Group) -> dict[str, float] | None:
+    """The options as numbers, or None where one of them is something that only torch knows how to handle."""
+    if not all(_is_number(value) for value in options.values()):
+        return None
+    return {name: float(value) for name, value in options.items()}
+
+
+def _may_step(group: _Group, scaling: _Scaling) -> bool:
+    special = group.get("capturable", False) or group["differentiable"] or torch.compiler.is_compiling()
+    return not special and scaling.is_ours
+
+
+def _leave(by_torch: Callable[..., None], group: _Group, scaling: _Scaling, columns: Sequence[list[Any]]) -> None:
+    """Have torch's own code step these weights."""
+    # torch's fused step for the CPU takes for granted that a weight, its gradient and its state lie in memory alike.
+    weights = zip(*(column for column in columns if column), strict=True)
+    apart = [i for i, tensors in enumerate(weights) if group["fused"] and _lie_apart(*tensors)]
+    fused = [_others(column, apart) for column in columns]
+    if fused[0]:
+        scale = {"grad_scale": scaling.grad_scale, "found_inf": scaling.found_inf}
+        by_torch(*fused, foreach=group["foreach"], fused=group["fused"], **scale)
+    if apart and not scaling.skips:
+        single = [_picked(column, apart) for column in columns]
+        if scaling.grad_scale is not None:
+            torch._foreach_div_(single[1], scaling.grad_scale)
+        by_torch(*single, foreach=False, fused=False)
+
+
+def _lie_apart(param: Tensor, *others: Tensor | None) -> bool:
+    tensors = [param, *(one for one in others if one is not None and one.shape == param.shape)]
+    if param.device.type != "cpu" or any(one.layout is not torch.strided for one in tensors):
+        return False
+    dense = torch.empty_like(param, device="meta").stride()
+    return any(one.stride() != dense for one in tensors)
+
+
+def _like(grad: Tensor) -> Tensor | None:
+    return torch.empty_like(grad) if grad.layout is torch.strided else None
+
+
+def _count_writes(plan: _core.StepPlan, columns: Sequence[list[Any]], lowers: Sequence[Tensor | None]) -> None:
+    """Tell autograd what will be written: a backward that needs the old values raises, as after torch's own step."""
+    for column in columns:
+        increment_version(_others(column, plan.left_out))
+    increment_version(_picked(lowers, plan.lowered))
+
+
+def _picked(column: Sequence[Any], places: Sequence[int]) -> list[Any]:
+    return [column[i] for i in places] if column else []
+
+
+def _others(column: Sequence[Any], places: Sequence[int]) -> list[Any]:
+    left_out = set(places)
+    return [one for i, one in enumerate(column) if i not in left_out] if left_out else list(column)

@@ -1,0 +1,105 @@
+// The steps of optimizers on one array, in the order of operations of torch's fused steps for the CPU, whose bits they
+// give. In an anonymous namespace, because every instruction set's file compiles its own copy; the compiler makes
+// vectors of the loops. No product and sum may become one but where `__builtin_fmaf` says so.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels/step_table.hpp"
+
+namespace habana_mp::kernels {
+namespace {  // NOLINT(google-build-namespaces): see above
+
+template <bool scaled, bool l2, bool amsgrad>
+void adam_loop(const AdamNumbers& numbers, const StepArrays& arrays, std::size_t count) {
+  const AdamNumbers n = numbers;
+  float* __restrict param = arrays.param;
+  float* __restrict grad = arrays.grad;
+  float* __restrict average = arrays.first;
+  float* __restrict squares = arrays.second;
+  float* __restrict largest = arrays.largest;
+  const bool from_average = n.blend < 0.5F;
+  const float blend = from_average ? n.blend : n.blend - 1.0F;
+  for (std::size_t i = 0; i < count; ++i) {
+    float g = grad[i];
+    if constexpr (scaled) {
+      g = g / n.scale;
+      grad[i] = g;
+    }
+    g = g * n.sign;
+    float p = param[i];
+    if constexpr (l2) {
+      g = __builtin_fmaf(p, n.l2, g);
+    } else {
+      p = p * n.decay;
+    }
+    const float m = average[i];
+    const float new_m = __builtin_fmaf(blend, g - m, from_average ? m : g);
+    const float new_v = __builtin_fmaf(n.square * g, g, squares[i] * n.beta2);
+    average[i] = new_m;
+    squares[i] = new_v;
+    float v = new_v;
+    if constexpr (amsgrad) {
+      const float before = largest[i];
+      v = before > v || before != before ? before : v;
+      largest[i] = v;
+    }
+    param[i] = p + n.rate * new_m / (__builtin_sqrtf(v) / n.root + n.eps);
+  }
+}
+
+inline void adam(const AdamNumbers& numbers, const StepArrays& arrays, std::size_t count) noexcept {
+  const bool l2 = numbers.l2 != 0.0F;
+  const bool amsgrad = arrays.largest != nullptr;
+  if (numbers.scaled) {
+    if (l2) {
+      amsgrad ? adam_loop<true, true, true>(numbers, arrays, count)
+              : adam_loop<true, true, false>(numbers, arrays, count);
+    } else {
+      amsgrad ? adam_loop<true, false, true>(numbers, arrays, count)
+              : adam_loop<true, false, false>(numbers, arrays, count);
+    }
+  } else if (l2) {
+    amsgrad ? adam_loop<false, true, true>(numbers, arrays, count)
+            : adam_loop<false, true, false>(numbers, arrays, count);
+  } else {
+    amsgrad ? adam_loop<false, false, true>(numbers, arrays, count)
+            : adam_loop<false, false, false>(numbers, arrays, count);
+  }
+}
+
+template <bool scaled, bool momentum>
+void sgd_loop(const SgdNumbers& numbers, const StepArrays& arrays, std::size_t count) {
+  const SgdNumbers n = numbers;
+  float* __restrict param = arrays.param;
+  float* __restrict grad = arrays.grad;
+  float* __restrict average = arrays.first;
+  for (std::size_t i = 0; i < count; ++i) {
+    float g = grad[i];
+    if constexpr (scaled) {
+      g = g / n.scale;
+      grad[i] = g;
+    }
+    g = g * n.sign;
+    const float p = param[i];
+    g = n.decays ? __builtin_fmaf(p, n.l2, g) : g;
+    if constexpr (momentum) {
+      const float m = n.begins ? g : __builtin_fmaf(n.blend, g, average[i] * n.momentum);
+      average[i] = m;
+      g = n.nesterov ? __builtin_fmaf(m, n.momentum, g) : m;
+    }
+    param[i] = __builtin_fmaf(g, n.rate, p);
+  }
+}
+
+inline void sgd(const SgdNumbers& numbers, const StepArrays& arrays, std::size_t count) noexcept {
+  const bool momentum = arrays.first != nullptr;
+  if (numbers.scaled) {
+    momentum ? sgd_loop<true, true>(numbers, arrays, count) : sgd_loop<true, false>(numbers, arrays, count);
+  } else {
+    momentum ? sgd_loop<false, true>(numbers, arrays, count) : sgd_loop<false, false>(numbers, arrays, count);
+  }
+}
+
+}  // namespace
+}  // namespace habana_mp::kernels

@@ -1,0 +1,8 @@
+// Runs everywhere. Where the processor fuses products and sums, as every aarch64 does, the compiler uses that.
+#include "kernels/step_loops.hpp"
+
+namespace habana_mp::kernels {
+
+const StepKernels scalar_steps = {adam, sgd};
+
+}  // namespace habana_mp::kernels

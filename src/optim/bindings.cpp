@@ -1,0 +1,54 @@
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+
+#include "optim/plan.hpp"
+
+namespace py = pybind11;
+
+namespace habana_mp {
+
+void register_optim(py::module_& module) {
+  using optim::Plan;
+  py::class_<Plan>(module, "StepPlan", "Which weights of an optimizer's group the core can step.")
+      .def(py::init<const py::list&, const py::list&, const py::list&, const py::list&, const py::list&, bool>(),
+           py::kw_only(), py::arg("params"), py::arg("grads"), py::arg("states"), py::arg("steps"), py::arg("lowers"),
+           py::arg("writes_grads"))
+      .def_property_readonly("left_out", &Plan::left_out)
+      .def_property_readonly("lowered", &Plan::lowered)
+      .def(
+          "adam",
+          [](const Plan& plan, double lr, double beta1, double beta2, double eps, double weight_decay, bool decoupled,
+             bool maximize, std::optional<double> grad_scale) {
+            plan.step(kernels::Adam{.lr = lr,
+                                    .beta1 = beta1,
+                                    .beta2 = beta2,
+                                    .eps = eps,
+                                    .weight_decay = weight_decay,
+                                    .grad_scale = grad_scale.value_or(1.0),
+                                    .scaled = grad_scale.has_value(),
+                                    .decoupled = decoupled,
+                                    .maximize = maximize});
+          },
+          py::kw_only(), py::arg("lr"), py::arg("beta1"), py::arg("beta2"), py::arg("eps"), py::arg("weight_decay"),
+          py::arg("decoupled"), py::arg("maximize"), py::arg("grad_scale"))
+      .def(
+          "sgd",
+          [](const Plan& plan, double lr, double momentum, double dampening, double weight_decay, bool nesterov,
+             bool maximize, std::optional<double> grad_scale, const py::list& begins) {
+            plan.step(kernels::Sgd{.lr = lr,
+                                   .momentum = momentum,
+                                   .dampening = dampening,
+                                   .weight_decay = weight_decay,
+                                   .grad_scale = grad_scale.value_or(1.0),
+                                   .scaled = grad_scale.has_value(),
+                                   .nesterov = nesterov,
+                                   .maximize = maximize},
+                      begins);
+          },
+          py::kw_only(), py::arg("lr"), py::arg("momentum"), py::arg("dampening"), py::arg("weight_decay"),
+          py::arg("nesterov"), py::arg("maximize"), py::arg("grad_scale"), py::arg("begins"));
+}
+
+}  // namespace habana_mp

@@ -1,0 +1,213 @@
+#include "optim/plan.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <numeric>
+#include <span>
+
+#include "gil.hpp"
+#include "tensor/cast.hpp"
+#include "tensor/torch_api.hpp"
+
+namespace py = pybind11;
+
+namespace habana_mp::optim {
+namespace {
+
+using kernels::Float;
+
+constexpr std::int32_t most_dimensions = 64;
+constexpr std::size_t most_states = 3;
+
+// A stretch of memory that takes part.
+struct Extent {
+  const char* begin;
+  const char* end;
+  bool written;
+};
+
+class View {
+ public:
+  // Nothing where the tensor's memory is not what it seems: a negative view, one of torch.func's wrappers, a subclass,
+  // another device, no memory at all.
+  static std::optional<View> of(py::handle tensor) {
+    if (!tensor::is_plain_tensor(tensor.ptr()) || is_true(tensor::api.is_neg, tensor) ||
+        is_true(tensor::api.is_inference, tensor)) {
+      return std::nullopt;
+    }
+    View view;
+    if (tensor::api.exchange->dltensor_from_py_object_no_sync(tensor.ptr(), &view.tensor_) != 0) {
+      PyErr_Clear();
+      return std::nullopt;
+    }
+    const DLTensor& seen = view.tensor_;
+    if (seen.device.device_type != kDLCPU || seen.dtype.lanes != 1 || seen.ndim > most_dimensions) {
+      return std::nullopt;
+    }
+    for (std::int32_t i = 0; i < seen.ndim; ++i) view.count_ *= static_cast<std::size_t>(seen.shape[i]);
+    if (view.count_ != 0 && seen.data == nullptr) return std::nullopt;
+    return view;
+  }
+
+  [[nodiscard]] std::size_t count() const { return count_; }
+  [[nodiscard]] char* data() const { return static_cast<char*>(tensor_.data) + tensor_.byte_offset; }
+  [[nodiscard]] bool is(DLDataTypeCode code, int bits) const {
+    return tensor_.dtype.code == code && tensor_.dtype.bits == bits;
+  }
+  [[nodiscard]] bool is_float32() const { return is(kDLFloat, 32); }
+
+  // Each element in memory of its own, and no gap between them.
+  [[nodiscard]] bool is_dense() const {
+    std::array<std::int32_t, most_dimensions> axes{};
+    const auto used = std::span(axes).first(static_cast<std::size_t>(tensor_.ndim));
+    std::iota(used.begin(), used.end(), 0);
+    std::sort(used.begin(), used.end(), [this](std::int32_t a, std::int32_t b) { return stride(a) < stride(b); });
+    std::int64_t expected = 1;
+    return count_ == 0 || std::all_of(used.begin(), used.end(), [&](std::int32_t axis) {
+             const bool follows = tensor_.shape[axis] == 1 || stride(axis) == expected;
+             expected *= tensor_.shape[axis];
+             return follows;
+           });
+  }
+
+  [[nodiscard]] bool lies_as(const View& other) const {
+    if (tensor_.ndim != other.tensor_.ndim) return false;
+    for (std::int32_t i = 0; i < tensor_.ndim; ++i) {
+      if (tensor_.shape[i] != other.tensor_.shape[i]) return false;
+      if (count_ != 0 && tensor_.shape[i] != 1 && stride(i) != other.stride(i)) return false;
+    }
+    return true;
+  }
+
+  // From the first to the last byte, whatever the strides.
+  [[nodiscard]] Extent extent(bool written) const {
+    if (count_ == 0) return {nullptr, nullptr, written};
+    std::int64_t reach = 1;
+    for (std::int32_t i = 0; i < tensor_.ndim; ++i) reach += (tensor_.shape[i] - 1) * std::abs(stride(i));
+    return {data(), data() + reach * (tensor_.dtype.bits / 8), written};
+  }
+
+ private:
+  static bool is_true(PyCFunction method, py::handle tensor) {
+    PyObject* answer = method(tensor.ptr(), nullptr);
+    if (answer == nullptr) PyErr_Clear();
+    Py_XDECREF(answer);
+    return answer != Py_False;
+  }
+
+  [[nodiscard]] std::int64_t stride(std::int32_t axis) const {
+    if (tensor_.strides != nullptr) return tensor_.strides[axis];
+    return std::accumulate(tensor_.shape + axis + 1, tensor_.shape + tensor_.ndim, std::int64_t{1},
+                           std::multiplies<>());
+  }
+
+  DLTensor tensor_{};
+  std::size_t count_ = 1;
+};
+
+// Does a stretch that is written overlap another one?
+bool any_overlap(std::vector<Extent>& extents) {
+  std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
+  const char* end = nullptr;
+  const char* written_end = nullptr;
+  for (const Extent& extent : extents) {
+    if (extent.begin == extent.end) continue;
+    if (extent.begin < (extent.written ? end : written_end)) return true;
+    end = std::max(end, extent.end);
+    if (extent.written) written_end = std::max(written_end, extent.end);
+  }
+  return false;
+}
+
+template <class Taken, class Numbers>
+void run(const std::vector<Taken>& taken, const Numbers& numbers) {
+  std::vector<kernels::Weight<decltype(numbers(taken.front()))>> weights;
+  weights.reserve(taken.size());
+  for (const Taken& one : taken) {
+    weights.push_back({numbers(one), one.arrays, one.count, one.lower, one.lower_type});
+  }
+  const unsigned threads = tensor::torch_threads();
+  without_gil([&] { kernels::step(weights, threads); });
+}
+
+}  // namespace
+
+Plan::Plan(const py::list& params, const py::list& grads, const py::list& states, const py::list& steps,
+           const py::list& lowers, bool writes_grads) {
+  const std::size_t count = params.size();
+  std::vector<py::tuple> columns;
+  for (const py::handle column : states) columns.emplace_back(py::reinterpret_borrow<py::list>(column));
+  const auto is_wrong = [count](const auto& column) { return column.size() != count; };
+  if (is_wrong(grads) || is_wrong(lowers) || columns.size() > most_states ||
+      std::any_of(columns.begin(), columns.end(), is_wrong) || (!steps.empty() && is_wrong(steps))) {
+    throw py::value_error("the lists of a step must be as long as that of the parameters");
+  }
+  kept_ = {py::tuple(params), py::tuple(grads), py::tuple(steps), py::tuple(lowers)};
+  kept_.insert(kept_.end(), columns.begin(), columns.end());
+
+  std::vector<Extent> extents;
+  const bool closed = tensor::api.exchange == nullptr || tensor::is_traced();
+  for (std::size_t i = 0; i < count; ++i) {
+    Taken one{.place = i, .arrays = {}, .count = 0, .step = nullptr, .lower = nullptr, .lower_type = Float::bf16};
+    std::array<float**, most_states> targets = {&one.arrays.first, &one.arrays.second, &one.arrays.largest};
+    const std::optional<View> param = closed ? std::nullopt : View::of(kept_[0][i]);
+    bool fits = param && param->is_float32() && param->is_dense();
+    const auto see = [&](py::handle tensor, bool written) -> float* {
+      const std::optional<View> view = closed ? std::nullopt : View::of(tensor);
+      if (view) extents.push_back(view->extent(written));
+      fits = fits && view && view->is_float32() && view->lies_as(*param);
+      return view ? reinterpret_cast<float*>(view->data()) : nullptr;
+    };
+    if (param) {
+      extents.push_back(param->extent(true));
+      one.arrays.param = reinterpret_cast<float*>(param->data());
+      one.count = param->count();
+    }
+    one.arrays.grad = see(kept_[1][i], writes_grads);
+    for (std::size_t k = 0; k < columns.size(); ++k) *targets[k] = see(columns[k][i], true);
+    if (!steps.empty() && fits) {
+      const std::optional<View> step = View::of(kept_[2][i]);
+      fits = step && step->is_float32() && step->count() == 1;
+      if (fits) {
+        one.step = reinterpret_cast<float*>(step->data());
+        extents.push_back(step->extent(true));
+      }
+    }
+    if (!fits) {
+      left_out_.push_back(i);
+      continue;
+    }
+    if (const py::object lower = kept_[3][i]; !lower.is_none()) {
+      const std::optional<View> view = View::of(lower);
+      const bool is_bf16 = view && view->is(kDLBfloat, 16);
+      if (view && view->lies_as(*param) && (is_bf16 || view->is(kDLFloat, 16))) {
+        one.lower = view->data();
+        one.lower_type = is_bf16 ? Float::bf16 : Float::f16;
+        extents.push_back(view->extent(true));
+        lowered_.push_back(i);
+      }
+    }
+    taken_.push_back(one);
+  }
+  if (any_overlap(extents)) {  // then order matters, which only torch's own code has
+    taken_.clear();
+    lowered_.clear();
+    left_out_.resize(count);
+    std::iota(left_out_.begin(), left_out_.end(), std::size_t{0});
+  }
+}
+
+void Plan::step(const kernels::Adam& adam) const {
+  run(taken_, [&](const Taken& one) {
+    *one.step += 1.0F;
+    return adam.numbers(*one.step);
+  });
+}
+
+void Plan::step(const kernels::Sgd& sgd, const py::list& begins) const {
+  run(taken_, [&](const Taken& one) { return sgd.numbers(begins[one.place].cast<bool>()); });
+}
+
+}  // namespace habana_mp::optim

@@ -1,0 +1,4 @@
+target_sources(_core PRIVATE
+  src/optim/bindings.cpp
+  src/optim/plan.cpp
+)
