@@ -107,22 +107,27 @@ def test_a_change_is_seen(way: str) -> None:
     assert_seen_in_all_modes(way)
 
 
-@pytest.mark.parametrize("taken", ["before convert", "before the first call", "after calls"])
+ORDERS = list(itertools.product(MODES, ((1, 2), (2, 1))))  # all elements first, or a single one
+
+
 @pytest.mark.parametrize("way", PREPARED)
-def test_a_prepared_change_is_seen(way: str, taken: str) -> None:
-    """Of all elements and then of a single one, and the other way round."""
-    layers = [layer() for _ in range(6)]
-    changes: list[Change] = []
-    if taken == "before convert":
-        changes = [WAYS[way](of) for of in layers]
+def test_a_change_prepared_before_convert_is_seen(way: str) -> None:
+    layers = [layer() for _ in ORDERS]
+    changes = [WAYS[way](of) for of in layers]
     hmp.convert()
-    cases = list(zip(layers, itertools.product(MODES, ((1, 2), (2, 1))), strict=True))
-    if taken == "after calls":
-        for of, (mode, _) in cases:
-            for _ in range(3):
-                used(of, mode)
-    changes = changes or [WAYS[way](of) for of in layers]
-    for (of, (mode, order)), change in zip(cases, changes, strict=True):
+    for of, change, (mode, order) in zip(layers, changes, ORDERS, strict=True):
+        for n in order:
+            assert_seen(of, change, mode, n)
+
+
+@pytest.mark.parametrize("way", PREPARED)
+def test_a_change_prepared_before_or_after_the_first_calls_is_seen(way: str) -> None:
+    hmp.convert()
+    for before, (mode, order) in itertools.product((0, 3), ORDERS):
+        of = layer()
+        for _ in range(before):
+            used(of, mode)
+        change = WAYS[way](of)
         for n in order:
             assert_seen(of, change, mode, n)
 
