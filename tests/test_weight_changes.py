@@ -34,20 +34,19 @@ X = torch.randn(4, SIZE, generator=torch.Generator().manual_seed(1))
 
 Use = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:torch.autocast is enabled", "ignore:TypedStorage is deprecated", "ignore:`torch.jit.script"
-)
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings(
+        "ignore:torch.autocast is enabled", "ignore:TypedStorage is deprecated", "ignore:`torch.jit.script"
+    ),
+]
 every_mode = pytest.mark.parametrize("mode", MODES)
 main_ways = pytest.mark.parametrize("way", MAIN)
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def alike() -> None:
     torch.manual_seed(0)
-    yield
-    torch.set_num_threads(threads)
 
 
 def backward(result: torch.Tensor) -> None:
@@ -498,9 +497,9 @@ def test_a_change_is_seen_under_a_transform(way: str) -> None:
 # ---- compiled --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("compiled_anew")
 @pytest.mark.parametrize("mode", ["grad", "no_grad"])
 def test_compiled_code_sees_changes(mode: str) -> None:
-    torch._dynamo.reset()
     hmp.convert()
 
     @torch.compile(backend="aot_eager")
@@ -515,11 +514,11 @@ def test_compiled_code_sees_changes(mode: str) -> None:
             as_by_hand(of, mode)  # the same weight outside
 
 
+@pytest.mark.usefixtures("compiled_anew")
 @pytest.mark.parametrize(
     "way", ["add_", "data.add_", "alias: numpy", "alias: data", "data = x", "step: AdamW, foreach"]
 )
 def test_a_compiled_layer_sees_changes(way: str) -> None:
-    torch._dynamo.reset()
     hmp.convert()
     of = layer()
     change = WAYS[way](of)
@@ -529,8 +528,8 @@ def test_a_compiled_layer_sees_changes(way: str) -> None:
             assert_seen(of, change, mode, n, use=lambda x, w, b: compiled(x), hand=F.linear)
 
 
+@pytest.mark.usefixtures("compiled_anew")
 def test_the_step_of_a_compiled_optimizer_is_seen() -> None:
-    torch._dynamo.reset()
     hmp.convert()
     of = layer()
 
