@@ -66,8 +66,8 @@ def _rule_and_why(operation: str, ruling: Ruling) -> tuple[str, str]:
     rule, why = _RULES[ruling.action]
     if ruling.saturate:
         why += "; numbers are brought into range (rule 9)"
-    castable = ops.arguments_of(operation)
-    return rule, why if castable is None or operation not in ops.ARGUMENTS else f"{why}; {castable.why}"
+    castable = ops.ARGUMENTS.get(operation)
+    return rule, why if castable is None else f"{why}; {castable.why}"
 
 
 def operations_table() -> str:

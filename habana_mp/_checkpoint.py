@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
 import torch.utils.checkpoint
 
 from habana_mp import _core
 from habana_mp._composites import Replacement
-
-_FLAG = _core.disabled_flag
+from habana_mp._disable import exchange_disabled
 
 
 class _State(NamedTuple):
@@ -30,12 +28,7 @@ class _State(NamedTuple):
 
 def _exchange(state: _State) -> _State:
     """Set this thread's state; what it was."""
-    disabled = torch.is_autocast_enabled(_FLAG)
-    by_region = _core.exchange_disabled_by_region(state.by_region)
-    if disabled != state.disabled:
-        torch.set_autocast_enabled(_FLAG, state.disabled)
-        _core.exchange_disabled_by_region(state.by_region)
-    return _State(disabled, by_region, _core.exchange_unlisted(state.unlisted))
+    return _State(*exchange_disabled(state.disabled, state.by_region), _core.exchange_unlisted(state.unlisted))
 
 
 class AsWhenGiven:

@@ -194,19 +194,20 @@ class Compiled:
 
     def __init__(self) -> None:
         self._runtime = Runtime()
-        self._parts = (KernelTable(), GraphCache(), self._runtime, WholeInPlaceOperations(), RegionsInExport())
+        self._parts = (KernelTable(), GraphCache(), WholeInPlaceOperations(), RegionsInExport())
 
     def install(self, *, lists_hold_operators: bool) -> None:
         """Where no list names an operator of torch.ops, compiled code is called as before."""
         for part in self._parts:
-            if part is not self._runtime or lists_hold_operators:
-                part.install()
-            else:
-                part.uninstall()
+            part.install()
+        if lists_hold_operators:
+            self._runtime.install()
+        else:
+            self._runtime.uninstall()
         forget_compiled_code()
 
     def uninstall(self) -> None:
-        for part in self._parts:
+        for part in (*self._parts, self._runtime):
             part.uninstall()
         forget_compiled_code()
 

@@ -37,6 +37,14 @@ def disable_casts(function: Any = None) -> Any:
     return CastsOff()
 
 
+def exchange_disabled(disabled: bool, by_region: bool) -> tuple[bool, bool]:
+    """Set whether casts are off in this thread, and whether a region of torch.autocast did it; what both were."""
+    before = torch.is_autocast_enabled(_FLAG), _core.exchange_disabled_by_region(by_region)
+    torch.set_autocast_enabled(_FLAG, disabled)
+    _core.exchange_disabled_by_region(by_region)  # setting the flag forgets it
+    return before
+
+
 class CastsOff:
     """What :func:`disable_casts` returns."""
 
@@ -50,14 +58,10 @@ class CastsOff:
         return entrances
 
     def __enter__(self) -> None:
-        disabled = torch.is_autocast_enabled(_FLAG)
-        self._entrances().append((disabled, _core.exchange_disabled_by_region(False)))
-        torch.set_autocast_enabled(_FLAG, True)
+        self._entrances().append(exchange_disabled(True, False))
 
     def __exit__(self, *_: object) -> None:
-        disabled, by_region = self._entrances().pop()
-        torch.set_autocast_enabled(_FLAG, disabled)
-        _core.exchange_disabled_by_region(by_region)
+        exchange_disabled(*self._entrances().pop())
 
     def __call__(self, function: _F) -> _F:
         """Decorate a function, a generator function or a coroutine function."""

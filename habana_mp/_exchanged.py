@@ -8,6 +8,7 @@ no builtin (rule 8).
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -108,6 +109,12 @@ def _in_float32(value: Any) -> Any:
     return value.float() if is_lower else value
 
 
+@functools.cache
+def _forwarding(function: types.FunctionType, code: types.CodeType, call: Callable[..., Any]) -> types.CodeType:
+    """Compiled once for each ``code`` that the function has had: that is a good part of what ``convert`` costs."""
+    return forwarding_code(function, call, imported=__name__)
+
+
 class _Exchanged(WhenImported):
     """The functions of one module."""
 
@@ -120,9 +127,10 @@ class _Exchanged(WhenImported):
 
     def do(self, module: Any) -> None:
         for function in functions_of(module, self._functions):
-            self._codes.append((function, function.__code__))
+            code = function.__code__
+            self._codes.append((function, code))
             _originals[full_name(function)] = untouched(function)
-            function.__code__ = forwarding_code(function, self._call, imported=__name__)
+            function.__code__ = _forwarding(function, code, self._call)
 
     def undo(self, module: Any) -> None:
         for function, code in self._codes:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,10 @@ from torch.utils._pytree import tree_leaves
 from habana_mp import _core, hmp
 
 Converter = Callable[..., None]
+
+HAS_COMPILER = shutil.which("c++") is not None or shutil.which("g++") is not None
+#: Of torch.compile; Inductor itself needs a C++ compiler.
+BACKENDS = ["eager", "aot_eager", *(["inductor"] if HAS_COMPILER else [])]
 
 
 def write_list(path: Path, names: Iterable[str]) -> str:
@@ -46,13 +54,31 @@ def tensors(value: Any) -> list[torch.Tensor]:
     return [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
 
 
-def assert_same(result: Any, expected: Any) -> None:
-    """Equal dtypes, shapes and values."""
+def assert_same(result: Any, expected: Any, *, close: bool = False) -> None:
+    """Equal dtypes, shapes and values; ``close`` where LAPACK's own result depends on where the memory lies."""
     got, wanted = tensors(result), tensors(expected)
     assert len(got) == len(wanted) > 0
     for one, other in zip(got, wanted, strict=True):
         assert one.dtype is other.dtype
-        assert torch.equal(one, other)
+        if close:
+            torch.testing.assert_close(one, other)
+        else:
+            assert torch.equal(one, other)
+
+
+def run_script(
+    code: str, *arguments: str, cwd: Path | None = None, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """A script in a process of its own, among the tests if nothing else is said."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=cwd or Path(__file__).parent,
+        env={**os.environ, **environment},
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +102,23 @@ def converted(tmp_path: Path) -> Converter:
         )
 
     return convert
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Sums are taken in one order, so that results can be compared to the bit."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def compiled_anew() -> Iterator[None]:
+    """No test sees what another one compiled."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -85,12 +85,8 @@ def assert_same(got: Any, wanted: Any) -> None:
 
 
 @pytest.fixture(autouse=True)
-def default_policy() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def default_policy(one_thread: None) -> None:
     hmp.convert()
-    yield
-    torch.set_num_threads(threads)
 
 
 # ---- one block -------------------------------------------------------------------------------------------------------
@@ -387,12 +383,6 @@ def test_a_backward_in_another_thread_and_state_gives_the_same_gradients(kind: s
     thread.join()
     assert_same((out.dtype, [x.grad, *(one.grad for one in model.parameters())]), expected)
     assert after == [BF16]
-
-
-@pytest.fixture
-def compiled_anew() -> Iterator[None]:
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.usefixtures("compiled_anew")

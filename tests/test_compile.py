@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 import torch._dynamo.testing
 import torch._inductor.config
 import torch.nn.functional as F
+from conftest import HAS_COMPILER, assert_same
 from functorch.compile import make_boxed_func
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
@@ -27,29 +27,8 @@ M, N = torch.rand(4, 4) + 0.1, torch.rand(4, 4) + 0.1
 B3, IMAGE = torch.rand(2, 4, 4), torch.rand(2, 3, 8, 8)
 LABELS = torch.tensor([0, 1, 2, 3])
 
-needs_compiler = pytest.mark.skipif(
-    shutil.which("c++") is None and shutil.which("g++") is None, reason="Inductor itself needs a C++ compiler"
-)
-
-
-@pytest.fixture(autouse=True)
-def compiled_anew() -> Iterator[None]:
-    """No test sees what another one compiled."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-    torch.set_num_threads(threads)
-
-
-def assert_same(got: Any, wanted: Any) -> None:
-    """Equal dtypes and bits."""
-    one, other = tree_leaves(got), tree_leaves(wanted)
-    assert len(one) == len(other) > 0
-    for left, right in zip(one, other, strict=True):
-        assert left.dtype is right.dtype
-        assert torch.equal(left, right)
+pytestmark = pytest.mark.usefixtures("compiled_anew", "one_thread")
+needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="Inductor itself needs a C++ compiler")
 
 
 def assert_close(got: Any, wanted: Any) -> None:

@@ -5,7 +5,7 @@ Each of these is compiled without a graph break by plain torch, with the same bi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,17 +32,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "swin": ("image", {"depths": [1, 1]}),
     "resnet": ("image", {"depths": [1, 1], "hidden_sizes": [16, 32]}),
 }
+pytestmark = pytest.mark.usefixtures("compiled_anew")
 each = pytest.mark.parametrize("name", MODELS)
 backends = pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 Result = dict[str, torch.Tensor]
-
-
-@pytest.fixture(autouse=True)
-def compiled_anew() -> Iterator[None]:
-    """No test sees what another one compiled."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class Subject:

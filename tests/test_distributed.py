@@ -504,6 +504,47 @@ def test_mixing_distributed_and_plain_tensors_is_torchs_error() -> None:
     assert messages[0] == messages[1]
 
 
+# ---- weights that come from another rank -----------------------------------------------------------------------------
+
+
+COLLECTIVES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "broadcast": lambda w, other: dist.broadcast(w if dist.get_rank() == 0 else other, 1),
+    "broadcast of data": lambda w, other: dist.broadcast(w.data if dist.get_rank() == 0 else other, 1),
+    "broadcast of a detached one": lambda w, other: dist.broadcast(w.detach() if dist.get_rank() == 0 else other, 1),
+    "all_reduce": lambda w, other: dist.all_reduce(w.detach() if dist.get_rank() == 0 else other),
+    "all_gather": lambda w, other: dist.all_gather([torch.empty_like(w), w.detach()], other),
+    "scatter": lambda w, other: dist.scatter(w.detach(), [other, w] if dist.get_rank() == 1 else None, 1),
+    "receive": lambda w, other: dist.recv(w.detach(), 1) if dist.get_rank() == 0 else dist.send(other, 0),
+}
+
+
+@pytest.mark.parametrize("way", COLLECTIVES)
+@on_two_ranks
+def test_a_weight_that_a_collective_writes_is_seen_to_change(way: str) -> None:
+    """Written past autograd, and in a single element."""
+    hmp.convert()
+    x = batch(0)[0]
+    for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+        torch.manual_seed(0)
+        layer, other = nn.Linear(16, 16), torch.zeros(16, 16)
+        with torch.no_grad():
+            other.copy_(layer.weight)
+            other[5, 6] += 1
+        for _ in range(2):
+            with mode():
+                before = [layer(x) for _ in range(3)][-1]
+            with torch.no_grad():
+                COLLECTIVES[way](layer.weight, other)
+            with mode():
+                after = layer(x)
+            with hmp.disable_casts():
+                wanted = F.linear(x.bfloat16(), layer.weight.bfloat16(), layer.bias.bfloat16())
+            assert torch.equal(after, wanted)
+            if dist.get_rank() == 0:
+                assert not torch.equal(after, before)
+            other[5, 6] += 1
+
+
 # ---- processes that share or inherit -------------------------------------------------------------------------------
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 import importlib
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from conftest import assert_same, seeded, tensors
+from conftest import assert_same, run_script, seeded, tensors
 from torch import nn
 from torch.ao import quantization
 from torch.ao.quantization._equalize import equalize
@@ -199,7 +197,7 @@ def test_functions_of_a_module_imported_later_keep_their_code_after_restore() ->
         "code = prune.BasePruningMethod.remove.__code__\nhmp.restore()\n"
         "print(code is prune.BasePruningMethod.remove.__code__)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    done = run_script(script)
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 
 

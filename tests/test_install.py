@@ -8,9 +8,7 @@ import ctypes
 import functools
 import gc
 import inspect
-import os
 import pickle
-import subprocess
 import sys
 import threading
 import types
@@ -21,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Converter
+from conftest import Converter, run_script
 
 from habana_mp import _core, hmp
 
@@ -593,20 +591,8 @@ def test_the_backward_pass_of_a_disabled_block_may_run_outside_of_it() -> None:
 # ---- importing and reading -----------------------------------------------------------------------------------------
 
 
-def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=Path(__file__).parent,
-        env={**os.environ, **environment},
-    )
-
-
 def test_importing_and_converting_brings_in_no_heavy_part_of_torch() -> None:
-    done = run(
+    done = run_script(
         "import torch, torch.utils.data, sys\n"
         "before = set(sys.modules)\n"
         "import habana_mp\n"
@@ -622,7 +608,7 @@ def test_importing_and_converting_brings_in_no_heavy_part_of_torch() -> None:
 
 
 def test_importing_changes_nothing_in_torch() -> None:
-    done = run(
+    done = run_script(
         "import torch\n"
         "before = {name: id(getattr(torch, name)) for name in dir(torch)}\n"
         "import habana_mp\n"
@@ -659,7 +645,7 @@ print(_core.reader())
 def test_all_readers_give_the_same_results() -> None:
     found = {}
     for reader in ("layout", "dlpack", "attribute"):
-        done = run(BATTERY, HABANA_MP_READER=reader)
+        done = run_script(BATTERY, HABANA_MP_READER=reader)
         assert done.returncode == 0, done.stderr
         found[reader], _, way = done.stdout.strip().rpartition("\n")
         assert way == reader
@@ -668,7 +654,7 @@ def test_all_readers_give_the_same_results() -> None:
 
 
 def test_an_unknown_reader_is_an_error_that_names_the_choices() -> None:
-    done = run(
+    done = run_script(
         "import torch\n"
         "from habana_mp import hmp, _core\n"
         "try: hmp.convert()\n"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Converter, assert_same, seeded, tensors
+from conftest import Converter, assert_same, run_script, seeded, tensors
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.optim import swa_utils
@@ -25,16 +23,13 @@ BF16, FP32 = torch.bfloat16, torch.float32
 
 
 @pytest.fixture(autouse=True)
-def alike() -> Iterator[None]:
-    """The same numbers in each run; one thread, which small tensors need; none of torch's warnings of old functions."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def alike(one_thread: None) -> Iterator[None]:
+    """The same numbers in each run; none of torch's warnings of old functions."""
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.simplefilter("error", HmpWarning)
         yield
-    torch.set_num_threads(threads)
 
 
 def lower(value: Any) -> Any:
@@ -497,13 +492,7 @@ def test_whole_models_saved_while_converted_are_read_without_us(tmp_path: Path) 
     for model in models:
         model(torch.ones(1, 2, 8)).sum().backward()
     torch.save(models, tmp_path / "model.pt")
-    done = subprocess.run(
-        [sys.executable, "-c", WHOLE, str(tmp_path / "model.pt")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_script(WHOLE, str(tmp_path / "model.pt"))
     assert (done.returncode, done.stdout) == (0, "{torch.float32}\n"), done.stderr
 
 

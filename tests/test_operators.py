@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import Converter, write_list
+from conftest import BACKENDS, HAS_COMPILER, Converter, write_list
 
 from habana_mp import hmp
 
 BF16, FP32 = torch.bfloat16, torch.float32
 M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
 N = M.t().contiguous() * 0.7
-HAS_COMPILER = shutil.which("c++") is not None or shutil.which("g++") is not None
-BACKENDS = ["eager", "aot_eager", *(["inductor"] if HAS_COMPILER else [])]
 NAME = "hmp_test::product"
+pytestmark = pytest.mark.usefixtures("compiled_anew")
 
 
 @torch.library.custom_op(NAME, mutates_args=())
@@ -60,13 +58,6 @@ WAYS: dict[str, Callable[..., torch.Tensor]] = {
     "overload": torch.ops.hmp_test.product.default,
 }
 BY_HAND = M.bfloat16().matmul(N.bfloat16())
-
-
-@pytest.fixture(autouse=True)
-def compiled_anew() -> Iterator[None]:
-    """No test sees what another one compiled."""
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -5,10 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
-import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +13,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as fwd
 import torch.nn.functional as F
-from conftest import Converter
+from conftest import BACKENDS, Converter, run_script
 from torch import nn
 
 from habana_mp import hmp
@@ -24,14 +21,7 @@ from habana_mp import hmp
 BF16, FP32 = torch.bfloat16, torch.float32
 M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
 N = M.t().contiguous() * 0.7
-BACKENDS = ["eager", "aot_eager", *(["inductor"] if shutil.which("c++") or shutil.which("g++") else [])]
-
-
-@pytest.fixture(autouse=True)
-def compiled_anew() -> Iterator[None]:
-    """No test sees what another one compiled."""
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("compiled_anew")
 
 
 def small() -> nn.Sequential:
@@ -293,14 +283,7 @@ print("same")
 
 def test_functionalization_goes_through_the_casts() -> None:
     # In a process of its own: what is wrapped has no memory, and reading it ends the process.
-    done = subprocess.run(
-        [sys.executable, "-c", FUNCTIONALIZED],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=Path(__file__).parent,
-    )
+    done = run_script(FUNCTIONALIZED)
     assert (done.returncode, done.stdout) == (0, "same\n"), done.stderr
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Converter, assert_torch_is_restored, write_list
+from conftest import Converter, assert_torch_is_restored, run_script, write_list
 
 from habana_mp import HmpWarning, ListError, _operations, _presets, hmp
 from habana_mp._lists import DIRECTORY, read_list
@@ -320,14 +318,7 @@ for name in sorted({*dir(torch._C.TensorBase), *dir(torch._C._VariableFunctions)
 
 def test_every_name_of_torch_is_taken_or_refused_as_a_list_error(tmp_path: Path) -> None:
     # In a process of its own, since what was covered once is remembered for good.
-    done = subprocess.run(
-        [sys.executable, "-c", EVERY_NAME, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=tmp_path,
-    )
+    done = run_script(EVERY_NAME, str(tmp_path), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
 

@@ -18,9 +18,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import CASES, NO_KERNEL, WITHOUT_CASE, Case
-from conftest import Converter
+from conftest import Converter, assert_same, tensors
 from torch import nn
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
 
 from habana_mp import HmpWarning, _operations, _presets, hmp
@@ -30,22 +29,6 @@ BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.flo
 CLOSE = {"linalg_lstsq"}
 M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
 N = M.t().contiguous() * 0.7
-
-
-def tensors(value: Any) -> list[torch.Tensor]:
-    return [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
-
-
-def assert_same(result: Any, expected: Any, *, close: bool = False) -> None:
-    """Equal dtypes, shapes and bits; ``close`` where LAPACK's own result depends on where the memory lies."""
-    got, wanted = tensors(result), tensors(expected)
-    assert len(got) == len(wanted) > 0
-    for one, other in zip(got, wanted, strict=True):
-        assert one.dtype is other.dtype
-        if close:
-            torch.testing.assert_close(one, other)
-        else:
-            assert torch.equal(one, other)
 
 
 @pytest.fixture(scope="module", autouse=True)

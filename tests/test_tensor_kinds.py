@@ -23,15 +23,12 @@ LOWER_OR_FULL = (BF16, FP16, FP32)
 
 
 @pytest.fixture(autouse=True)
-def alike() -> Iterator[None]:
-    """The same numbers in each run; one thread, which small tensors need; none of torch's warnings of what is new."""
+def alike(one_thread: None) -> Iterator[None]:
+    """The same numbers in each run; none of torch's warnings of what is new."""
     torch.manual_seed(0)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         yield
-    torch.set_num_threads(threads)
 
 
 class Plain(torch.Tensor):

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import run_script
 
 import habana_mp
 from habana_mp import hmp
@@ -37,18 +38,6 @@ def interruptible() -> Iterator[None]:
 
 def kind() -> torch.dtype:
     return torch.mm(M, M).dtype
-
-
-def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A script in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=Path(__file__).parent,
-    )
 
 
 def assert_quiet(done: subprocess.CompletedProcess[str], output: str) -> None:
@@ -192,16 +181,16 @@ ENDINGS = {
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_process_ends_in_peace_with_casts_and_the_log_on(ending: str, tmp_path: Path) -> None:
-    done = run(BEGIN + ENDINGS[ending], str(tmp_path / "log.txt"))
+    done = run_script(BEGIN + ENDINGS[ending], str(tmp_path / "log.txt"))
     assert_quiet(done, "torch.bfloat16" if ending == "covered calls at exit" else "")
     if ending != "os._exit":
         assert "casting" in (tmp_path / "log.txt").read_text()
 
 
 def test_an_error_ends_a_process_with_that_error_only() -> None:
-    done = run(BEGIN + "raise SystemExit(3)", os.devnull)
+    done = run_script(BEGIN + "raise SystemExit(3)", os.devnull)
     assert (done.returncode, done.stderr) == (3, "")
-    done = run(BEGIN + "raise KeyError('mine')", os.devnull)
+    done = run_script(BEGIN + "raise KeyError('mine')", os.devnull)
     assert done.returncode == 1
     assert done.stderr.strip().endswith("KeyError: 'mine'")
     assert done.stderr.count("Traceback") == 1
@@ -232,7 +221,7 @@ print(work())
 
 
 def test_a_fork_under_busy_threads_and_the_log_neither_hangs_nor_forgets(tmp_path: Path) -> None:
-    assert_quiet(run(BEGIN + FORKS, str(tmp_path / "log.txt")), "torch.bfloat16")
+    assert_quiet(run_script(BEGIN + FORKS, str(tmp_path / "log.txt")), "torch.bfloat16")
 
 
 def test_a_fork_inside_of_a_region_is_inside_of_it() -> None:
@@ -317,7 +306,7 @@ def test_a_second_import_while_converted_is_a_clear_error_and_the_first_one_rest
     plain = F.normalize.__code__.co_consts[-1]
     expected = ["True", "True", "True torch.bfloat16", f"torch.float32 {plain}"]
     expected += ["torch.bfloat16", "torch.float32", "torch.float32"]
-    assert_quiet(run(BEGIN + AGAIN, os.devnull), "\n".join(expected))
+    assert_quiet(run_script(BEGIN + AGAIN, os.devnull), "\n".join(expected))
 
 
 # ---- interrupts ------------------------------------------------------------------------------------------------------
