@@ -150,7 +150,10 @@ def install_probes(
     to_dlpack: Any,
     to_dlpack_versioned: Any,
     set_version_counter: Any,
-) -> None: ...
+    writers: tuple[Any, ...],
+) -> None:
+    """`writers` write into the tensors of their lists without counting the versions up."""
+
 def set_places(
     step: types.CodeType,
     codes_that_ask: tuple[types.CodeType, ...],
@@ -203,15 +206,8 @@ def can_cover(object: Any) -> bool:
 def weights_configure(on: bool, most_bytes: int) -> None:
     """Keep casts of weights or not, and how many bytes of them."""
 
-def weights_watch(
-    untyped_storage: Any,
-    numpy: Any,
-    data_ptr: Any,
-    storage_data_ptr: Any,
-    harmless_callers: tuple[str, ...],
-    passing_on: tuple[str, ...],
-) -> None:
-    """Watch the ways by which a weight's memory gets into other hands."""
+def weights_watch(methods: dict[str, Any], harmless_callers: tuple[str, ...], passing_on: tuple[str, ...]) -> None:
+    """Watch the methods by which a weight's memory gets into other hands, or that write without counting the version."""
 
 def weights_stop_watching() -> None: ...
 def weights_renew(parameters: list[Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import threading
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ class Places:
             torch._C._to_dlpack,
             getattr(torch._C, "_to_dlpack_versioned", None),
             torch._C._autograd._unsafe_set_version_counter,
+            tuple(_silent_writers()),
         )
         _core.set_places(
             _step_code(),
@@ -109,6 +111,20 @@ _BETWEEN = ("_tensor.py", "functional.py", "nn/functional.py")
 
 def _files(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(str(Path(torch.__file__).parent / name) + "/" * name.endswith("/") for name in names)
+
+
+#: Functions that write into the tensors of their lists without counting the versions up.
+_SILENT_WRITERS = (
+    *("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"),
+    "_amp_foreach_non_finite_check_and_unscale_",
+)
+
+
+def _silent_writers() -> Iterator[Any]:
+    for name in _SILENT_WRITERS:
+        if hasattr(torch, name):
+            operator = getattr(torch.ops.aten, name)
+            yield from (getattr(torch, name), operator._op, *(getattr(operator, one)._op for one in operator.overloads()))
 
 
 def _is_child_process() -> bool:

@@ -9,6 +9,9 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from habana_mp import _core
 
+#: Methods of Tensor by which its memory gets into other hands, or that write without counting the version up.
+_WATCHED = ("untyped_storage", "numpy", "data_ptr", "apply_", "map_", "map2_")
+
 #: Modules that take the pointer of a tensor or storage only to tell one from another; what their names begin with.
 #: Whoever else takes one may write through it at any time.
 _COMPARE_POINTERS = ("torch.", "transformers.", "safetensors.", "accelerate.", "peft.")
@@ -36,14 +39,9 @@ class Weights:
         if not on:
             self.uninstall()
             return
-        _core.weights_watch(
-            torch._C.TensorBase.untyped_storage,
-            torch._C.TensorBase.numpy,
-            torch._C.TensorBase.data_ptr,
-            torch._C.StorageBase.data_ptr,  # type: ignore[attr-defined]
-            _COMPARE_POINTERS,
-            _PASS_POINTERS_ON,
-        )
+        methods = {name: getattr(torch._C.TensorBase, name) for name in _WATCHED}
+        methods["storage.data_ptr"] = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]
+        _core.weights_watch(methods, _COMPARE_POINTERS, _PASS_POINTERS_ON)
         if self._handle is None:
             self._handle = register_optimizer_step_post_hook(_renew)
         operators = packing_operators() if packed else {}

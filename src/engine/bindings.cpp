@@ -109,10 +109,12 @@ void install_probes(const py::object& set_enabled, const py::object& increment, 
                     const py::object& module_constructed, const py::object& make_subclass,
                     const py::object& is_autocast_enabled, const py::object& is_any_autocast_enabled,
                     const py::object& to_dlpack, const py::object& to_dlpack_versioned,
-                    const py::object& set_version_counter) {
+                    const py::object& set_version_counter, const py::tuple& writers) {
+  std::vector<PyObject*> held;
+  for (const auto& writer : writers) held.push_back(writer.ptr());
   or_throw(engine::install_probes({set_enabled.ptr(), increment.ptr(), decrement.ptr(), module_constructed.ptr(),
                                    make_subclass.ptr(), is_autocast_enabled.ptr(), is_any_autocast_enabled.ptr(),
-                                   to_dlpack.ptr(), to_dlpack_versioned.ptr(), set_version_counter.ptr()}));
+                                   to_dlpack.ptr(), to_dlpack_versioned.ptr(), set_version_counter.ptr(), held}));
 }
 
 void set_places(const py::object& step, const py::tuple& codes_that_ask, const py::dict& worker_namespace,

@@ -1,5 +1,6 @@
 #include "engine/slots.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <string_view>
@@ -313,6 +314,7 @@ Probe is_any_autocast_enabled;
 Probe to_dlpack;
 Probe to_dlpack_versioned;
 Probe set_version_counter;
+std::vector<std::unique_ptr<Probe>> writers;
 
 PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   const Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
@@ -421,6 +423,25 @@ PyObject* set_version_counter_stub(PyObject*, PyObject* const* values, std::size
   return set_version_counter.call(values, flagged_count, keywords);
 }
 
+void tensors_escape(PyObject* value) {
+  if (!PyList_Check(value) && !PyTuple_Check(value)) return;
+  PyObject* items = PySequence_Fast(value, "");
+  for (Py_ssize_t i = 0; items != nullptr && i < PySequence_Fast_GET_SIZE(items); ++i) {
+    weights::tensor_escapes(PySequence_Fast_GET_ITEM(items, i), false);
+  }
+  Py_XDECREF(items);
+}
+
+PyObject* writer_stub(PyObject* callable, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  const Py_ssize_t count = Arguments{values, PyVectorcall_NARGS(flagged_count), keywords}.count();
+  for (Py_ssize_t i = 0; i < count; ++i) tensors_escape(values[i]);
+  const auto found =
+      std::find_if(writers.begin(), writers.end(), [=](const auto& one) { return one->object == callable; });
+  if (found != writers.end()) return (*found)->call(values, flagged_count, keywords);
+  PyErr_SetString(PyExc_RuntimeError, "habana_mp was restored while this function was being called");
+  return nullptr;
+}
+
 // ---- tensor.data = value -------------------------------------------------------------------------------------------
 
 setter original_data_setter = nullptr;
@@ -524,6 +545,8 @@ void uninstall() noexcept {
         &is_autocast_enabled, &is_any_autocast_enabled, &to_dlpack, &to_dlpack_versioned, &set_version_counter}) {
     stop_watching(*probe);
   }
+  for (const auto& writer : writers) stop_watching(*writer);
+  writers.clear();
   if (original_data_setter != nullptr) {
     store(&tensor::api.data->set, original_data_setter);
     original_data_setter = nullptr;
@@ -531,7 +554,7 @@ void uninstall() noexcept {
 }
 
 bool install_probes(const Probes& probes) {
-  const ProbePlan plans[] = {
+  std::vector<ProbePlan> plans = {
       {&autocast_set_enabled, probes.autocast_set_enabled, autocast_set_enabled_stub},
       {&autocast_increment, probes.autocast_increment_nesting, autocast_increment_stub},
       {&autocast_decrement, probes.autocast_decrement_nesting, autocast_decrement_stub},
@@ -543,6 +566,10 @@ bool install_probes(const Probes& probes) {
       {&to_dlpack_versioned, probes.to_dlpack_versioned, to_dlpack_versioned_stub},
       {&set_version_counter, probes.set_version_counter, set_version_counter_stub},
   };
+  std::vector<std::unique_ptr<Probe>> more;
+  for (PyObject* writer : writers.empty() ? probes.writers : std::vector<PyObject*>()) {
+    plans.push_back({more.emplace_back(std::make_unique<Probe>()).get(), writer, writer_stub});
+  }
   for (const ProbePlan& plan : plans) {
     if (plan.object != Py_None && !PyCFunction_CheckExact(plan.object))
       return refuse(plan.object, "it is not a builtin function");
@@ -554,6 +581,7 @@ bool install_probes(const Probes& probes) {
   for (const ProbePlan& plan : plans) {
     if (plan.object != Py_None && plan.probe->object == nullptr) watch(plan);
   }
+  if (!more.empty()) writers = std::move(more);
   if (original_data_setter == nullptr) {
     original_data_setter = tensor::api.data->set;
     store(&tensor::api.data->set, data_setter_stub);

@@ -13,12 +13,12 @@ namespace habana_mp {
 
 namespace {
 
-void watch(const py::object& untyped_storage, const py::object& numpy, const py::object& data_ptr,
-           const py::object& storage_data_ptr, const py::tuple& harmless_callers, const py::tuple& passing_on) {
-  if (!weights::watch_escapes({untyped_storage.ptr(), numpy.ptr(), data_ptr.ptr(), storage_data_ptr.ptr(),
-                               harmless_callers.ptr(), passing_on.ptr()})) {
-    throw py::error_already_set();
-  }
+void watch(const py::dict& methods, const py::tuple& harmless_callers, const py::tuple& passing_on) {
+  const auto method = [&methods](const char* name) { return py::object(methods[name]).ptr(); };
+  const weights::Hatches hatches{method("untyped_storage"),  method("numpy"),        method("data_ptr"),
+                                 method("apply_"),           method("map_"),         method("map2_"),
+                                 method("storage.data_ptr"), harmless_callers.ptr(), passing_on.ptr()};
+  if (!weights::watch_escapes(hatches)) throw py::error_already_set();
 }
 
 py::dict statistics() {

@@ -19,6 +19,9 @@ struct WatchedMethod {
 WatchedMethod untyped_storage;
 WatchedMethod numpy;
 WatchedMethod data_ptr;
+WatchedMethod apply;
+WatchedMethod map;
+WatchedMethod map2;
 WatchedMethod storage_data_ptr;
 getter original_data_getter = nullptr;
 
@@ -62,6 +65,14 @@ bool caller_is_harmless() {
   return harmless;
 }
 
+PyObject* call_with_keywords(const WatchedMethod& method, PyObject* self, PyObject* arguments, PyObject* keywords) {
+  return reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(method.original))(self, arguments, keywords);
+}
+
+PyCFunction as_function(PyCFunctionWithKeywords stub) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(stub));
+}
+
 PyObject* untyped_storage_stub(PyObject* self, PyObject* none) {
   tensor_escapes(self, false);
   return untyped_storage.original(self, none);
@@ -69,7 +80,22 @@ PyObject* untyped_storage_stub(PyObject* self, PyObject* none) {
 
 PyObject* numpy_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
   tensor_escapes(self, false);
-  return reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(numpy.original))(self, arguments, keywords);
+  return call_with_keywords(numpy, self, arguments, keywords);
+}
+
+PyObject* apply_stub(PyObject* self, PyObject* function) {
+  tensor_escapes(self, false);
+  return apply.original(self, function);
+}
+
+PyObject* map_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
+  tensor_escapes(self, false);
+  return call_with_keywords(map, self, arguments, keywords);
+}
+
+PyObject* map2_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
+  tensor_escapes(self, false);
+  return call_with_keywords(map2, self, arguments, keywords);
 }
 
 PyObject* data_ptr_stub(PyObject* self, PyObject* none) {
@@ -115,11 +141,14 @@ void stop_watching(WatchedMethod& method) {
 }  // namespace
 
 bool watch_escapes(const Hatches& hatches) {
-  const auto with_keywords = reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(numpy_stub));
+  constexpr int with_keywords = METH_VARARGS | METH_KEYWORDS;
   const Plan plans[] = {
       {&untyped_storage, hatches.untyped_storage, METH_NOARGS, untyped_storage_stub},
-      {&numpy, hatches.numpy, METH_VARARGS | METH_KEYWORDS, with_keywords},
+      {&numpy, hatches.numpy, with_keywords, as_function(numpy_stub)},
       {&data_ptr, hatches.data_ptr, METH_NOARGS, data_ptr_stub},
+      {&apply, hatches.apply, METH_O, apply_stub},
+      {&map, hatches.map, with_keywords, as_function(map_stub)},
+      {&map2, hatches.map2, with_keywords, as_function(map2_stub)},
       {&storage_data_ptr, hatches.storage_data_ptr, METH_NOARGS, storage_data_ptr_stub},
   };
   for (const Plan& plan : plans) {
@@ -140,7 +169,8 @@ bool watch_escapes(const Hatches& hatches) {
 }
 
 void stop_watching_escapes() noexcept {
-  for (WatchedMethod* method : {&untyped_storage, &numpy, &data_ptr, &storage_data_ptr}) stop_watching(*method);
+  for (WatchedMethod* method : {&untyped_storage, &numpy, &data_ptr, &apply, &map, &map2, &storage_data_ptr})
+    stop_watching(*method);
   if (original_data_getter != nullptr) {
     store(&tensor::api.data->get, original_data_getter);
     original_data_getter = nullptr;

@@ -11,6 +11,9 @@ struct Hatches {
   PyObject* untyped_storage;   // methods of Tensor
   PyObject* numpy;             //
   PyObject* data_ptr;          //
+  PyObject* apply;             // these write without counting the version up
+  PyObject* map;               //
+  PyObject* map2;              //
   PyObject* storage_data_ptr;  // a method of a storage
   // Tuples of what the names of modules begin with: those that take pointers to compare them, and those that take them
   // for whoever called.
