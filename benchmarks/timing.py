@@ -18,6 +18,19 @@ class Contender:
     state: Callable[[], AbstractContextManager[object]] = nullcontext
     seconds: list[float] = field(default_factory=list)
 
+    def time(self, repeat: int, settle_seconds: float = 0.0) -> float:
+        """Seconds of one call, from ``repeat`` calls; before, one call and ``settle_seconds`` of them unmeasured."""
+        call = self.call
+        with self.state():
+            call()
+            settled = time.perf_counter() + settle_seconds
+            while time.perf_counter() < settled:
+                call()
+            begin = time.perf_counter()
+            for _ in range(repeat):
+                call()
+            return (time.perf_counter() - begin) / repeat
+
     @property
     def median(self) -> float:
         return statistics.median(self.seconds)
@@ -35,26 +48,9 @@ def run(contenders: list[Contender], *, rounds: int, target_seconds: float, sett
     """
     repeats = []
     for one in contenders:
-        with one.state():
-            begin = time.perf_counter()
-            one.call()
-            trials = 20 if time.perf_counter() - begin < target_seconds else 1
-            for _ in range(trials):
-                one.call()
-            begin = time.perf_counter()
-            for _ in range(trials):
-                one.call()
-            repeats.append(max(1, int(target_seconds / max((time.perf_counter() - begin) / trials, 1e-9))))
+        short = one.time(1) < target_seconds
+        repeats.append(max(1, int(target_seconds / max(one.time(20), 1e-9))) if short else 1)
     for round_number in range(rounds):
         order = list(zip(contenders, repeats, strict=True))
         for one, repeat in order if round_number % 2 == 0 else reversed(order):
-            call = one.call
-            with one.state():
-                call()
-                settled = time.perf_counter() + settle_seconds
-                while time.perf_counter() < settled:
-                    call()
-                begin = time.perf_counter()
-                for _ in range(repeat):
-                    call()
-                one.seconds.append((time.perf_counter() - begin) / repeat)
+            one.seconds.append(one.time(repeat, settle_seconds))
