@@ -1,12 +1,16 @@
-"""Timing shared by the benchmarks: interleaved rounds in one process, medians, ratios against a peer."""
+"""Timing shared by the benchmarks: interleaved rounds, in one process or several, medians, ratios against a peer."""
 
 from __future__ import annotations
 
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import TextIO
 
 
 @dataclass
@@ -16,6 +20,7 @@ class Contender:
     name: str
     call: Callable[[], object]
     state: Callable[[], AbstractContextManager[object]] = nullcontext
+    clock: Callable[[], float] = time.perf_counter
     seconds: list[float] = field(default_factory=list)
 
     def time(self, repeat: int, settle_seconds: float = 0.0) -> float:
@@ -26,10 +31,10 @@ class Contender:
             settled = time.perf_counter() + settle_seconds
             while time.perf_counter() < settled:
                 call()
-            begin = time.perf_counter()
+            begin = self.clock()
             for _ in range(repeat):
                 call()
-            return (time.perf_counter() - begin) / repeat
+            return (self.clock() - begin) / repeat
 
     @property
     def median(self) -> float:
@@ -39,6 +44,47 @@ class Contender:
         """Time as a multiple of the peer's in the same round: median, and the middle half of the rounds."""
         ratios = sorted(mine / theirs for mine, theirs in zip(self.seconds, peer.seconds, strict=True))
         return statistics.median(ratios), ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+
+
+class Elsewhere(Contender):
+    """A contender in a process of its own, for what belongs to a process: compiled code, an allocator's settings.
+
+    The command's program calls :func:`serve`.
+    """
+
+    def __init__(self, name: str, command: list[str], **environment: str) -> None:
+        super().__init__(name, lambda: None)
+        self._command, pipe = command, subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env={**os.environ, **environment})
+        self.difference = float(self._answer())
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"{' '.join(self._command)} ended with {self._process.wait()}")
+        return answer
+
+    def time(self, repeat: int, settle_seconds: float = 0.0) -> float:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{repeat} {settle_seconds}\n")
+        self._process.stdin.flush()
+        return float(self._answer())
+
+    def peak_megabytes(self) -> float:
+        with open(f"/proc/{self._process.pid}/status") as status:
+            return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+def serve(contender: Contender, difference: float, answers: TextIO) -> None:
+    """The other side of :class:`Elsewhere`: say how far the result is from the right one, then time when asked."""
+    print(difference, file=answers, flush=True)
+    for line in sys.stdin:
+        repeat, settle_seconds = line.split()
+        print(contender.time(int(repeat), float(settle_seconds)), file=answers, flush=True)
 
 
 def run(contenders: list[Contender], *, rounds: int, target_seconds: float, settle_seconds: float = 0.0) -> None:
