@@ -41,6 +41,7 @@ def bars(groups: dict[str, dict[str, Figure]], title: str, notes: list[str]) -> 
         parts.append(f'<line x1="{tick:.1f}" x2="{tick:.1f}" y1="{TOP - 8}" y2="{height}" stroke="#e4e4e4"/>')
         parts.append(text(tick, height + 14, f"{count * step:g}", 'text-anchor="middle"'))
     y = float(TOP)
+    labels = []
     for title_of_group, group in groups.items():
         middle = y + len(group) * BAR / 2 + 4
         parts.append(text(LEFT - 10, middle, title_of_group, 'text-anchor="end"'))
@@ -54,10 +55,12 @@ def bars(groups: dict[str, dict[str, Figure]], title: str, notes: list[str]) -> 
                 f'<line x1="{x(low):.1f}" x2="{x(high):.1f}" y1="{centre - 1:.1f}" y2="{centre - 1:.1f}" '
                 'stroke="#222" stroke-width="1.5"/>'
             )
-            parts.append(text(x(max(median, high)) + 5, centre + 2.5, f"{median:.2f}", 'font-size="9"'))
+            label = 'font-size="9" stroke="white" stroke-width="3" paint-order="stroke"'
+            labels.append(text(x(max(median, high)) + 5, centre + 2.5, f"{median:.2f}", label))
             y += BAR
         y += GAP
     one = x(1.0)
     parts.append(f'<line x1="{one:.1f}" x2="{one:.1f}" y1="{TOP - 8}" y2="{height}" stroke="#c0392b"/>')
+    parts += labels
     parts += [text(16, height + 34 + 14 * index, note, 'fill="#555"') for index, note in enumerate(notes)]
     return "\n".join([*parts, "</svg>", ""])

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -347,6 +348,15 @@ def cells(result: Result) -> list[str]:
     ]
 
 
+def training_mean(results: list[Result]) -> str:
+    """One figure of all training steps, where there are several."""
+    steps = [one.faster("hmp", "autocast") for one in results if one.title.startswith("train ")]
+    medians = [one[0] for one in steps if one is not None]
+    if len(medians) < 2:
+        return ""
+    return f"Training steps, geometric mean: {statistics.geometric_mean(medians):.2f} times as fast as autocast."
+
+
 def machine(*, busy: bool) -> str:
     """What the figures depend on."""
     flags = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")), "")
@@ -361,7 +371,8 @@ def write(results: list[Result], about: str, how: str) -> None:
     """The table and the plot into docs/."""
     rows = [HEADINGS, ["---"] * len(HEADINGS), *map(cells, results)]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    text = f"`{how}`: {about}.\n\n{table}\n\n![Times as fast as torch.autocast](performance.svg)\n"
+    image = "![Times as fast as torch.autocast](performance.svg)"
+    text = "\n\n".join([f"`{how}`: {about}.", table, training_mean(results), image]) + "\n"
     page = DOCS / "performance.md"
     before, rest = page.read_text("utf-8").split(BEGIN)
     page.write_text(before + BEGIN + text + END + rest.split(END)[1], "utf-8")
@@ -401,6 +412,7 @@ def main() -> None:
         results.append(timed(CASES[name], busy=options.busy, rounds=rounds, target_seconds=target_seconds))
         row = zip(cells(results[-1]), widths, strict=True)
         print("".join(f"{one:>{width}}" for one, width in row), flush=True)
+    print(training_mean(results))
     if options.write:
         write(results, about, " ".join(["python benchmarks/models.py", *sys.argv[1:]]))
 
