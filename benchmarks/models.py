@@ -267,7 +267,7 @@ CASES = {
         training(lambda: Bert(768, 6, 12), texts(8, 64, 30_522), guess_each),
     ),
     "train-vit": Case(
-        "train ViT (4 layers), 8 x 224x224", training(lambda: ViT(768, 4, 12, 224), pictures(8, 224), classify)
+        "train ViT (3 layers), 8 x 224x224", training(lambda: ViT(768, 3, 12, 224), pictures(8, 224), classify)
     ),
     "train-resnet50": Case("train ResNet-50, 8 x 112x112", training(ResNet50, pictures(8, 112), classify)),
     "train-llama": Case(
@@ -412,7 +412,8 @@ def main() -> None:
         results.append(timed(CASES[name], busy=options.busy, rounds=rounds, target_seconds=target_seconds))
         row = zip(cells(results[-1]), widths, strict=True)
         print("".join(f"{one:>{width}}" for one, width in row), flush=True)
-    print(training_mean(results))
+    if mean := training_mean(results):
+        print(mean)
     if options.write:
         write(results, about, " ".join(["python benchmarks/models.py", *sys.argv[1:]]))
 
