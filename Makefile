@@ -36,8 +36,12 @@ format: $(VENV)/.checkers
 	$(BIN)/ruff check --fix .
 	clang-format -i $(CXX_SOURCES)
 
+# Half an hour, on a machine that nothing else uses; the last one writes into docs/performance.md.
 bench: $(VENV)/.built
-	cd benchmarks && ../$(BIN)/python calls.py && ../$(BIN)/python kernels.py
+	$(BIN)/python benchmarks/calls.py
+	$(BIN)/python benchmarks/kernels.py
+	$(BIN)/python benchmarks/allocator.py
+	$(BIN)/python benchmarks/models.py --write
 
 # Every architecture of transformers, one step of training each, beside FP32 and torch.autocast; some ten minutes.
 sweep: $(VENV)/.built

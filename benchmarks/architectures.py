@@ -21,11 +21,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from states import autocast, converted
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from architectures import KINDS, distance, make_batch, make_model, pairs, train_step
-
-from habana_mp import hmp
 
 SECONDS, PARAMETERS, ADDRESS_SPACE = 60, 40_000_000, 16 << 30
 
@@ -45,15 +44,6 @@ def limited_to(seconds: int) -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-
-
-@contextlib.contextmanager
-def converted() -> Iterator[None]:
-    hmp.convert()
-    try:
-        yield
-    finally:
-        hmp.restore()
 
 
 def place(error: BaseException) -> str:
@@ -85,7 +75,7 @@ def sweep(kind: str, model_type: str, counts: collections.Counter[str], *, show_
     distances = {}
     for title, around, within in (
         ("hmp", converted(), None),
-        ("autocast", contextlib.nullcontext(), torch.autocast("cpu", torch.bfloat16)),
+        ("autocast", contextlib.nullcontext(), autocast()),
     ):
         try:
             with limited_to(SECONDS), around:

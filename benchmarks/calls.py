@@ -1,40 +1,20 @@
-"""What one call costs: hmp.convert beside torch.autocast, over operations that both lower.
+"""What one call costs, over operations that all contenders lower: torch.autocast, hmp.convert, functions of Python.
 
 python benchmarks/calls.py [--quick]
+
+The functions of Python are what apex's O1 does: torch's attributes exchanged for functions that cast and call.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from states import autocast, converted, converted_but_disabled, patched_in_python
 from timing import Contender, run
-
-from habana_mp import hmp
-
-
-@contextmanager
-def converted(**options: object) -> Iterator[None]:
-    hmp.convert(**options)  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        hmp.restore()
-
-
-@contextmanager
-def converted_but_disabled() -> Iterator[None]:
-    with converted(), hmp.disable_casts():
-        yield
-
-
-def autocast() -> torch.autocast:
-    return torch.autocast("cpu", dtype=torch.bfloat16)
 
 
 def operations(activation: torch.Tensor, image: torch.Tensor):
@@ -56,7 +36,10 @@ def main() -> None:
     torch.set_num_threads(1)
 
     print(f"torch {torch.__version__}, one thread, 4x16 tensors; time of a call, as a multiple of torch.autocast's")
-    print(f"{'case':<22}{'operation':<14}{'grad':<6}{'autocast':>10}{'hmp':>10}{'ratio':>8}  middle half")
+    print(
+        f"{'case':<22}{'operation':<14}{'grad':<6}{'autocast':>10}{'hmp':>10}{'ratio':>8}  {'middle half':<14}"
+        f"{'python':>8}  middle half"
+    )
     for case in ("no cast", "one activation cast"):
         dtype = torch.bfloat16 if case == "no cast" else torch.float32
         for grad in (False, True):
@@ -67,11 +50,14 @@ def main() -> None:
                 for name, call in operations(activation, image):
                     peer = Contender("autocast", call, autocast)
                     ours = Contender("hmp", call, converted)
-                    run([peer, ours], **options)
+                    python = Contender("python", call, patched_in_python)
+                    run([peer, ours, python], **options)
                     ratio, low, high = ours.ratio_to(peer)
+                    python_ratio, python_low, python_high = python.ratio_to(peer)
                     print(
                         f"{case:<22}{name:<14}{grad!s:<6}{peer.median * 1e9:>8.0f}ns{ours.median * 1e9:>8.0f}ns"
-                        f"{ratio:>8.3f}  {low:.3f}..{high:.3f}"
+                        f"{ratio:>8.3f}  {low:.3f}..{high:.3f}  "
+                        f"{python_ratio:>8.3f}  {python_low:.3f}..{python_high:.3f}"
                     )
 
     print("\nwhat is added to a call, in nanoseconds (the same call without habana_mp taken off)")

@@ -11,25 +11,14 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
+from states import autocast, converted
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from operation_database import SEVERAL_INPUTS, mixtures, name_of
-
-from habana_mp import hmp
-
-
-@contextmanager
-def converted():
-    hmp.convert()
-    try:
-        yield
-    finally:
-        hmp.restore()
 
 
 def failure(call: Any, function: Any) -> str | None:
@@ -42,7 +31,7 @@ def failure(call: Any, function: Any) -> str | None:
 
 STATES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "plain torch": nullcontext,
-    "torch.autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "torch.autocast": autocast,
     "habana_mp": converted,
 }
 

@@ -207,7 +207,7 @@ def weights_configure(on: bool, most_bytes: int) -> None:
     """Keep casts of weights or not, and how many bytes of them."""
 
 def weights_watch(methods: dict[str, Any], harmless_callers: tuple[str, ...], passing_on: tuple[str, ...]) -> None:
-    """Watch the methods by which a weight's memory gets into other hands, or that write without counting the version."""
+    """Watch the methods by which a weight's memory gets into other hands, or that write without a new version."""
 
 def weights_stop_watching() -> None: ...
 def weights_renew(parameters: list[Any]) -> None:

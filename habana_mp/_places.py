@@ -124,7 +124,11 @@ def _silent_writers() -> Iterator[Any]:
     for name in _SILENT_WRITERS:
         if hasattr(torch, name):
             operator = getattr(torch.ops.aten, name)
-            yield from (getattr(torch, name), operator._op, *(getattr(operator, one)._op for one in operator.overloads()))
+            yield from (
+                getattr(torch, name),
+                operator._op,
+                *(getattr(operator, one)._op for one in operator.overloads()),
+            )
 
 
 def _is_child_process() -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +241,51 @@ def test_generated_code_without_gradients_may_be_frozen() -> None:
         assert_close(compiled(IMAGE), model(IMAGE))
     for name, one in model.state_dict().items():
         assert torch.equal(one, before[name])
+
+
+class FeedForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.gate, self.down = nn.Linear(64, 128, bias=False), nn.Linear(64, 128), nn.Linear(128, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+def frozen(model: nn.Module, x: torch.Tensor, state: AbstractContextManager[Any]) -> tuple[Counter[Any], set[str]]:
+    """What Inductor makes code of: how often each operation and dtype, and what is still done to constants."""
+    operations: Counter[Any] = Counter()
+    to_constants: set[str] = set()
+
+    def look(graph: torch.fx.Graph) -> None:
+        for node in graph.nodes:
+            if node.op == "call_function":
+                value = node.meta.get("val")
+                name = getattr(node.target, "__name__", "fused")  # a fused one's target is a partial of its own
+                operations[name, getattr(value, "dtype", None)] += 1
+                if any(one.op == "get_attr" for one in node.all_input_nodes):
+                    to_constants.add(name)
+
+    torch._dynamo.reset()
+    config = torch._inductor.config.patch(freezing=True, fx_graph_cache=False, post_grad_custom_post_pass=look)
+    with torch.no_grad(), config, state:
+        torch.compile(model, fullgraph=True)(x)
+    return operations, to_constants
+
+
+@needs_compiler
+@pytest.mark.parametrize("rows", [1, 64])
+def test_frozen_weights_are_cast_and_packed_once_as_under_autocast(rows: int) -> None:
+    torch.manual_seed(0)
+    model, x = FeedForward().eval(), torch.randn(rows, 64)
+    expected = frozen(model, x, torch.autocast("cpu", dtype=BF16))
+    hmp.convert(preset="torch-cpu")
+    operations, to_constants = frozen(model, x, nullcontext())
+    # Where autocast leaves it to the addition to widen one side, ours is a cast of its own; both are in one loop.
+    operations -= Counter({("convert_element_type.default", FP32): 1})
+    assert (operations, to_constants) == expected
+    assert to_constants
+    assert not [name for name in to_constants if "convert_element_type" in name]
 
 
 @needs_compiler

@@ -1,4 +1,4 @@
-"""Linear layers and convolutions from packed weights: the same bits as without, in every call that may be answered so, and no other."""
+"""Linear layers and convolutions from packed weights: the same bits as without, in the calls that may be so answered."""
 
 from __future__ import annotations
 

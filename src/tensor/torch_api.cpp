@@ -147,7 +147,12 @@ bool bind_torch() {
   found.set_data = found.data->set;
   found.tensor = type(torch, "Tensor");
   if (found.tensor == nullptr) return false;
-  found.exchange = find_exchange(found.tensor);
+  found.exchange_table = const_cast<DLPackExchangeAPI*>(find_exchange(found.tensor));
+  if (found.exchange_table != nullptr) {
+    static DLPackExchangeAPI copy;
+    copy = *found.exchange_table;
+    found.exchange = &copy;
+  }
   api = found;
   return true;
 }

@@ -52,8 +52,9 @@ struct TorchApi {
   PyObject* is_inference_mode = nullptr;      // torch.is_inference_mode_enabled
   PyObject* forward_ad_namespace = nullptr;   // the dictionary of torch.autograd.forward_ad
 
-  // Null where torch is older than 2.10.
+  // Null where torch is older than 2.10. A copy: others' calls through torch's own table are watched.
   const DLPackExchangeAPI* exchange = nullptr;
+  DLPackExchangeAPI* exchange_table = nullptr;
 };
 
 // Filled by bind_torch; every other function of this room may only be called after it.

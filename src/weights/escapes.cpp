@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "tensor/inside.hpp"
+#include "tensor/memory_map.hpp"
 #include "weights/cache.hpp"
 
 namespace habana_mp::weights {
@@ -118,6 +119,41 @@ PyObject* data_getter_stub(PyObject* self, void* closure) {
   return original_data_getter(self, closure);
 }
 
+// ---- DLPack's exchange of C ---------------------------------------------------------------------------------------
+// A table of functions that other libraries call without Python. What they get hold of nobody counts.
+
+DLPackExchangeAPI* exchange = nullptr;  // torch's own table while it is watched
+
+int borrow_stub(void* object, DLTensor* out) {
+  tensor_escapes(static_cast<PyObject*>(object), true);
+  return tensor::api.exchange->dltensor_from_py_object_no_sync(object, out);
+}
+
+int share_stub(void* object, DLManagedTensorVersioned** out) {
+  tensor_escapes(static_cast<PyObject*>(object), true);
+  return tensor::api.exchange->managed_tensor_from_py_object_no_sync(object, out);
+}
+
+void watch_exchange() {
+  DLPackExchangeAPI* table = tensor::api.exchange_table;
+  if (exchange != nullptr || table == nullptr) return;
+  const tensor::MemoryMap memory;
+  if (!memory.is_known() || !memory.may_write(&table->dltensor_from_py_object_no_sync) ||
+      !memory.may_write(&table->managed_tensor_from_py_object_no_sync)) {
+    return;
+  }
+  exchange = table;
+  store(&table->dltensor_from_py_object_no_sync, &borrow_stub);
+  store(&table->managed_tensor_from_py_object_no_sync, &share_stub);
+}
+
+void stop_watching_exchange() {
+  if (exchange == nullptr) return;
+  store(&exchange->dltensor_from_py_object_no_sync, tensor::api.exchange->dltensor_from_py_object_no_sync);
+  store(&exchange->managed_tensor_from_py_object_no_sync, tensor::api.exchange->managed_tensor_from_py_object_no_sync);
+  exchange = nullptr;
+}
+
 struct Plan {
   WatchedMethod* method;
   PyObject* object;
@@ -161,6 +197,7 @@ bool watch_escapes(const Hatches& hatches) {
   Py_XSETREF(callers.harmless, Py_NewRef(hatches.harmless_callers));
   Py_XSETREF(callers.passing_on, Py_NewRef(hatches.passing_on));
   for (const Plan& plan : plans) watch(plan);
+  watch_exchange();
   if (original_data_getter == nullptr) {
     original_data_getter = tensor::api.data->get;
     store(&tensor::api.data->get, data_getter_stub);
@@ -171,6 +208,7 @@ bool watch_escapes(const Hatches& hatches) {
 void stop_watching_escapes() noexcept {
   for (WatchedMethod* method : {&untyped_storage, &numpy, &data_ptr, &apply, &map, &map2, &storage_data_ptr})
     stop_watching(*method);
+  stop_watching_exchange();
   if (original_data_getter != nullptr) {
     store(&tensor::api.data->get, original_data_getter);
     original_data_getter = nullptr;

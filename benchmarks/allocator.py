@@ -1,0 +1,51 @@
+"""What a training step pays the C library for memory: its malloc as it is, and told to keep what it has.
+
+    python benchmarks/allocator.py [--only CASE[,CASE]] [--quick] [--threads N | --busy]
+
+torch's allocator on a CPU is the C library's, which gives a large block back to the kernel when it is freed, and gets
+the next one from there, page by page. Each contender of benchmarks/models.py runs in processes of its own, with and
+without the settings, in turn, round after round. A ratio above 1 means faster with the settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from models import command, machine
+from timing import Elsewhere, run
+
+#: Never ask the kernel for a block of its own, never give the heap's end back, and ask for much at once.
+KEEPING = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 46), "MALLOC_TOP_PAD_": str(64 << 20)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="train-bert,train-vit,train-resnet50,train-llama,train-bert-micro")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument("--threads", type=int, default=2, help="default 2")
+    parser.add_argument("--busy", action="store_true", help="one thread, processor time")
+    options = parser.parse_args()
+    torch.set_num_threads(1 if options.busy else options.threads)
+    print(machine(busy=options.busy))
+    print(
+        f"{'case':<18}{'contender':<12}{'ms':>9}{'keeping, ms':>13}{'ratio':>8}  {'middle half':<14}"
+        f"{'peak MB':>9}  keeping"
+    )
+    for case in options.only.split(","):
+        for name in ("FP32", "autocast", "hmp"):
+            plain = Elsewhere("plain", command(case, name, busy=options.busy))
+            keeping = Elsewhere("keeping", command(case, name, busy=options.busy), **KEEPING)
+            run([plain, keeping], rounds=3 if options.quick else 11, target_seconds=0.1)
+            ratio, low, high = plain.ratio_to(keeping)
+            print(
+                f"{case:<18}{name:<12}{plain.median * 1e3:>9.0f}{keeping.median * 1e3:>13.0f}{ratio:>8.2f}  "
+                f"{f'{low:.2f} to {high:.2f}':<14}{plain.peak_megabytes():>9.0f}  {keeping.peak_megabytes():.0f}",
+                flush=True,
+            )
+            plain.close()
+            keeping.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,422 @@
+"""Whole models: hmp.convert beside torch.autocast, FP32, and the model converted to bfloat16.
+
+    python benchmarks/models.py [--only CASE[,CASE]] [--quick] [--threads N | --busy] [--write]
+
+All contenders run the same model in turn, round after round. A ratio is the other's time over ours in the same round,
+the median of all rounds: above 1 we are faster. Autocast is used as its documentation does: one region a step, around
+the forward pass and the loss. `hmp` has the lists that autocast has on a CPU, `hmp default` the default lists. Before
+anything is timed the results of all are compared with FP32's. --write puts the table and a plot into docs/.
+
+--busy is for a machine that others use: one thread, and the processor's time instead of the clock's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import chart
+import torch
+import torch.nn.functional as F
+from networks import Bert, Llama, ResNet50, ViT
+from states import autocast, converted
+from timing import Contender, Elsewhere, run, serve
+from torch import nn
+
+from habana_mp import hmp, kernels
+
+DOCS = Path(__file__).parents[1] / "docs"
+BEGIN, END = "<!-- models: written by benchmarks/models.py -->\n", "<!-- models: end -->\n"
+
+State = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass
+class Way:
+    """How a contender runs a model: what holds all the while, and what surrounds a forward pass, and a step."""
+
+    all_the_while: State = nullcontext
+    forward: State = nullcontext
+    step: State = nullcontext
+
+
+WAYS = {
+    "FP32": Way(),
+    "autocast": Way(forward=autocast),
+    "bf16 model": Way(),
+    "hmp": Way(lambda: converted(preset="torch-cpu"), step=hmp.disable_casts),
+    "hmp default": Way(converted, step=hmp.disable_casts),
+}
+
+
+# ---- the cases -------------------------------------------------------------------------------------------------------
+
+
+#: Gives the contenders, and how far the result of each is from FP32's; is told whether the machine is busy.
+Make = Callable[[bool], tuple[list[Contender], dict[str, float]]]
+
+
+@dataclass
+class Case:
+    title: str
+    make: Make
+
+
+def llama_110m() -> Llama:
+    return Llama(hidden=768, layers=12, heads=12, intermediate=2048)
+
+
+def llama_500m() -> Llama:
+    return Llama(hidden=2048, layers=8, heads=16, intermediate=5632)
+
+
+def difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """As a part of the other's norm."""
+    return ((one.float() - other.float()).norm() / other.float().norm()).item()
+
+
+def without_gradients(way: Way) -> State:
+    @contextlib.contextmanager
+    def state() -> Iterator[None]:
+        with torch.no_grad(), way.all_the_while():
+            yield
+
+    return state
+
+
+def inference(
+    model: Callable[[], nn.Module],
+    batch: Callable[[], torch.Tensor],
+    prepare: Callable[[nn.Module, torch.Tensor], tuple[Any, ...]] = lambda model, batch: (batch,),
+    call: Callable[..., torch.Tensor] = lambda model, x: model(x),
+) -> Make:
+    """``prepare`` runs once, in the contender's state, and gives what ``call`` gets beside the model."""
+
+    def make(_: bool) -> tuple[list[Contender], dict[str, float]]:
+        plain = model().eval()
+        lowered = deepcopy(plain).bfloat16()
+        inputs = batch()
+        contenders, results = [], {}
+        for name, way in WAYS.items():
+            mine = lowered if name == "bf16 model" else plain
+            x = inputs.bfloat16() if name == "bf16 model" and inputs.is_floating_point() else inputs
+            with without_gradients(way)(), way.forward():
+                prepared = prepare(mine, x)
+
+            def step(way: Way = way, mine: nn.Module = mine, prepared: tuple[Any, ...] = prepared) -> torch.Tensor:
+                with way.forward():
+                    return call(mine, *prepared)
+
+            contenders.append(Contender(name, step, without_gradients(way)))
+            with contenders[-1].state():
+                results[name] = step()
+        return contenders, {name: difference(one, results["FP32"]) for name, one in results.items()}
+
+    return make
+
+
+def decoded(model: Any, word: torch.Tensor, pasts: Any) -> torch.Tensor:
+    return model(word, pasts)[0]
+
+
+def with_past(model: Any, words: torch.Tensor) -> tuple[Any, ...]:
+    return words[:, -1:], model(words[:, :-1])[1]
+
+
+def prefilled(model: Any, words: torch.Tensor) -> torch.Tensor:
+    """As `generate` of transformers begins: only the last position's scores are asked for."""
+    return model(words, last=1)[0]
+
+
+def words(batch: int, length: int, count: int) -> Callable[[], torch.Tensor]:
+    return lambda: torch.randint(0, count, (batch, length))
+
+
+def images(batch: int, size: int) -> Callable[[], torch.Tensor]:
+    return lambda: torch.randn(batch, 3, size, size)
+
+
+def training(
+    model: Callable[[], nn.Module],
+    batch: Callable[[], tuple[torch.Tensor, torch.Tensor]],
+    loss_of: Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor],
+    micro_steps: int = 1,
+) -> Make:
+    def make(_: bool) -> tuple[list[Contender], dict[str, float]]:
+        trained = model()
+        optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-5)
+        batches = [batch() for _ in range(micro_steps)]
+
+        def backward(way: Way) -> None:
+            optimizer.zero_grad()
+            for inputs, labels in batches:
+                with way.forward():
+                    loss = loss_of(trained, inputs, labels) / micro_steps
+                loss.backward()
+
+        contenders, results = [], {}
+        for name, way in WAYS.items():
+            if name == "bf16 model":
+                continue
+
+            def step(way: Way = way) -> None:
+                backward(way)
+                with way.step():
+                    optimizer.step()
+
+            contenders.append(Contender(name, step, way.all_the_while))
+            with way.all_the_while():
+                backward(way)
+            results[name] = torch.cat([one.grad.flatten() for one in trained.parameters() if one.grad is not None])
+        return contenders, {name: difference(one, results["FP32"]) for name, one in results.items()}
+
+    return make
+
+
+def guess_each(model: nn.Module, words: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    scores = model(words)
+    scores = scores[0] if isinstance(scores, tuple) else scores
+    return F.cross_entropy(scores.flatten(0, 1), labels.flatten())
+
+
+def classify(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(model(images), labels)
+
+
+def texts(batch: int, length: int, count: int) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+    return lambda: (torch.randint(0, count, (batch, length)), torch.randint(0, count, (batch, length)))
+
+
+def pictures(batch: int, size: int) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+    return lambda: (torch.randn(batch, 3, size, size), torch.randint(0, 1000, (batch,)))
+
+
+# ---- compiled, each contender in a process of its own ----------------------------------------------------------------
+
+
+def compiled(length: int) -> Make:
+    def make(busy: bool) -> tuple[list[Contender], dict[str, float]]:
+        names = [name for name in WAYS if name != "bf16 model"]
+        mine = [Elsewhere(name, command(f"compiled-{length}", name, busy=busy)) for name in names]
+        return list(mine), {one.name: one.difference for one in mine}
+
+    return make
+
+
+def command(case: str, name: str, *, busy: bool) -> list[str]:
+    """What runs one contender alone; see :func:`alone`."""
+    options = ["--busy"] if busy else ["--threads", str(torch.get_num_threads())]
+    return [sys.executable, __file__, *options, "--alone", case, name]
+
+
+def alone(case: str, name: str, *, busy: bool) -> None:
+    """Serve one contender to another process."""
+    answers, sys.stdout = sys.stdout, sys.stderr
+    torch.manual_seed(0)
+    with ExitStack() as stack:
+        if case.startswith("compiled-"):
+            mine, found = compiled_alone(int(case.removeprefix("compiled-")), WAYS[name], stack)
+        else:
+            for other in set(WAYS) - {"FP32", name}:
+                del WAYS[other]
+            contenders, differences = CASES[case].make(busy)
+            mine, found = next(one for one in contenders if one.name == name), differences[name]
+        mine.clock = time.process_time if busy else time.perf_counter
+        serve(mine, found, answers)
+
+
+def compiled_alone(length: int, way: Way, stack: ExitStack) -> tuple[Contender, float]:
+    """The model compiled with frozen weights, in a state that lasts: what is compiled belongs to it."""
+    import torch._inductor.config
+
+    torch._inductor.config.freezing = True
+    model, inputs = llama_110m().eval(), words(1, length, 32_000)()
+    stack.enter_context(torch.no_grad())
+    expected = prefilled(model, inputs)
+    stack.enter_context(way.all_the_while())
+    call = torch.compile(lambda: prefilled(model, inputs))
+
+    def step() -> torch.Tensor:
+        with way.forward():
+            return call()
+
+    return Contender("compiled", step), difference(step(), expected)
+
+
+CASES = {
+    "decode-110m": Case("Llama 110 M, one token", inference(llama_110m, words(1, 65, 32_000), with_past, decoded)),
+    "prefill-110m": Case("Llama 110 M, 64 tokens", inference(llama_110m, words(1, 64, 32_000), call=prefilled)),
+    "decode-500m": Case("Llama 0.5 B, one token", inference(llama_500m, words(1, 65, 32_000), with_past, decoded)),
+    "prefill-500m": Case("Llama 0.5 B, 64 tokens", inference(llama_500m, words(1, 64, 32_000), call=prefilled)),
+    "resnet50-1": Case("ResNet-50, batch 1", inference(ResNet50, images(1, 224))),
+    "resnet50-16": Case("ResNet-50, batch 16", inference(ResNet50, images(16, 224))),
+    "vit-1": Case("ViT-B/16, batch 1", inference(lambda: ViT(768, 12, 12, 224), images(1, 224))),
+    "vit-16": Case("ViT-B/16, batch 16", inference(lambda: ViT(768, 12, 12, 224), images(16, 224))),
+    "train-bert": Case(
+        "train BERT (6 layers), 8 x 64 tokens",
+        training(lambda: Bert(768, 6, 12), texts(8, 64, 30_522), guess_each),
+    ),
+    "train-vit": Case(
+        "train ViT (3 layers), 8 x 224x224", training(lambda: ViT(768, 3, 12, 224), pictures(8, 224), classify)
+    ),
+    "train-resnet50": Case("train ResNet-50, 8 x 112x112", training(ResNet50, pictures(8, 112), classify)),
+    "train-llama": Case(
+        "train Llama (6 layers), 8 x 64 tokens",
+        training(lambda: Llama(768, 6, 12, 2048), texts(8, 64, 32_000), guess_each),
+    ),
+    "train-bert-micro": Case(
+        "train BERT (12 layers), 4 x 1 x 64 tokens",
+        training(lambda: Bert(768, 12, 12), texts(1, 64, 30_522), guess_each, micro_steps=4),
+    ),
+    "compiled-1": Case("compiled Llama 110 M, one token", compiled(1)),
+    "compiled-64": Case("compiled Llama 110 M, 64 tokens", compiled(64)),
+}
+
+
+# ---- timing and output -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Result:
+    title: str
+    contenders: dict[str, Contender]
+
+    def faster(self, name: str, peer: str) -> tuple[float, float, float] | None:
+        """How many times as fast the first is as the second: median, and the middle half of the rounds."""
+        if peer not in self.contenders or name not in self.contenders:
+            return None
+        return self.contenders[peer].ratio_to(self.contenders[name])
+
+
+def timed(case: Case, *, busy: bool, rounds: int, target_seconds: float) -> Result:
+    torch.manual_seed(0)
+    contenders, differences = case.make(busy)
+    with ExitStack() as stack:
+        for one in contenders:
+            one.clock = time.process_time if busy else time.perf_counter
+            if isinstance(one, Elsewhere):
+                stack.callback(one.close)
+        # bfloat16 keeps 8 bits; torch.autocast is as far from FP32 as its casts are.
+        limit = max(0.02, 1.5 * differences["autocast"])
+        far = {name: found for name, found in differences.items() if not found <= limit}
+        if far or limit > 0.2:
+            raise ArithmeticError(f"{case.title}: the results are too far from FP32's: {differences}")
+        run(contenders, rounds=rounds, target_seconds=target_seconds, settle_seconds=target_seconds / 4)
+    return Result(case.title, {one.name: one for one in contenders})
+
+
+HEADINGS = [
+    "case",
+    "FP32, ms",
+    "autocast, ms",
+    "hmp, ms",
+    "x autocast",
+    "middle half",
+    "x bf16 model",
+    "x FP32",
+    "default lists, x autocast",
+    "middle half",
+]
+
+
+def cells(result: Result) -> list[str]:
+    def ratio(name: str, peer: str, *, half: bool = False) -> list[str]:
+        found = result.faster(name, peer)
+        if found is None:
+            return [""] * (2 if half else 1)
+        median, low, high = found
+        return [f"{median:.2f}"] + ([f"{low:.2f} to {high:.2f}"] if half else [])
+
+    milliseconds = [f"{result.contenders[name].median * 1e3:.1f}" for name in ("FP32", "autocast", "hmp")]
+    return [
+        result.title,
+        *milliseconds,
+        *ratio("hmp", "autocast", half=True),
+        *ratio("hmp", "bf16 model"),
+        *ratio("hmp", "FP32"),
+        *ratio("hmp default", "autocast", half=True),
+    ]
+
+
+def training_mean(results: list[Result]) -> str:
+    """One figure of all training steps, where there are several."""
+    steps = [one.faster("hmp", "autocast") for one in results if one.title.startswith("train ")]
+    medians = [one[0] for one in steps if one is not None]
+    if len(medians) < 2:
+        return ""
+    return f"Training steps, geometric mean: {statistics.geometric_mean(medians):.2f} times as fast as autocast."
+
+
+def machine(*, busy: bool) -> str:
+    """What the figures depend on."""
+    flags = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")), "")
+    features = [one for one in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if one in flags.split()]
+    return (
+        f"torch {torch.__version__}, {torch.get_num_threads()} of {os.cpu_count()} processors, {' '.join(features)}, "
+        f"kernels {kernels.path()}" + (", processor time beside other programs" if busy else "")
+    )
+
+
+def write(results: list[Result], about: str, how: str) -> None:
+    """The table and the plot into docs/."""
+    rows = [HEADINGS, ["---"] * len(HEADINGS), *map(cells, results)]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    image = "![Times as fast as torch.autocast](performance.svg)"
+    text = "\n\n".join([f"`{how}`: {about}.", table, training_mean(results), image]) + "\n"
+    page = DOCS / "performance.md"
+    before, rest = page.read_text("utf-8").split(BEGIN)
+    page.write_text(before + BEGIN + text + END + rest.split(END)[1], "utf-8")
+    bars = {}
+    for result in results:
+        found = {name: result.faster(name, "autocast") for name in WAYS if name != "autocast"}
+        bars[result.title] = {name: one for name, one in found.items() if one is not None}
+    picture = chart.bars(bars, "Times as fast as torch.autocast", [f"{how}: {about}", "line: middle half of rounds"])
+    (DOCS / "performance.svg").write_text(picture, "utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", metavar="CASE[,CASE]", help="of " + ", ".join(CASES))
+    parser.add_argument("--quick", action="store_true", help="fewer, shorter rounds")
+    parser.add_argument("--threads", type=int, default=2, help="default 2")
+    parser.add_argument("--busy", action="store_true", help="one thread, processor time")
+    parser.add_argument("--write", action="store_true", help="write docs/performance.md and docs/performance.svg")
+    parser.add_argument("--alone", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    names = options.only.split(",") if options.only else list(CASES)
+    if unknown := set(names) - set(CASES):
+        parser.error(f"unknown cases: {', '.join(sorted(unknown))}")
+    if options.write and options.only:
+        parser.error("--write is for all cases")
+    torch.set_num_threads(1 if options.busy else options.threads)
+    if options.alone:
+        alone(*options.alone, busy=options.busy)
+        return
+
+    about = machine(busy=options.busy)
+    widths = [44, 10, 13, 9, 11, 14, 13, 8, 26, 14]
+    print(about + "\n" + "".join(f"{one:>{width}}" for one, width in zip(HEADINGS, widths, strict=True)), flush=True)
+    results = []
+    for name in names:
+        rounds, target_seconds = (3, 0.1) if options.quick else (11, 0.4)
+        results.append(timed(CASES[name], busy=options.busy, rounds=rounds, target_seconds=target_seconds))
+        row = zip(cells(results[-1]), widths, strict=True)
+        print("".join(f"{one:>{width}}" for one, width in row), flush=True)
+    if mean := training_mean(results):
+        print(mean)
+    if options.write:
+        write(results, about, " ".join(["python benchmarks/models.py", *sys.argv[1:]]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""Networks in the shapes of well-known models, with random weights: what the benchmarks of whole models run.
+
+Written here, of torch alone, as such models are usually written: nothing to download, and little Python between torch's
+operations.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+#: Keys and values of one layer.
+Past = tuple[torch.Tensor, torch.Tensor]
+
+
+def heads(x: torch.Tensor, count: int) -> torch.Tensor:
+    """(batch, length, hidden) to (batch, heads, length, hidden / heads)."""
+    return x.unflatten(-1, (count, -1)).transpose(1, 2)
+
+
+class RMSNorm(nn.Module):
+    """As Llama's authors wrote it."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5))
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    left, right = x.chunk(2, -1)
+    return x * cos + torch.cat((-right, left), -1) * sin
+
+
+class LlamaLayer(nn.Module):
+    def __init__(self, hidden: int, heads: int, intermediate: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before_attention, self.before_mlp = RMSNorm(hidden), RMSNorm(hidden)
+        self.q, self.k, self.v, self.o = (nn.Linear(hidden, hidden, bias=False) for _ in range(4))
+        self.gate, self.up = (nn.Linear(hidden, intermediate, bias=False) for _ in range(2))
+        self.down = nn.Linear(intermediate, hidden, bias=False)
+
+    def forward(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, past: Past | None
+    ) -> tuple[torch.Tensor, Past]:
+        y = self.before_attention(x)
+        q, k, v = (heads(one(y), self.heads) for one in (self.q, self.k, self.v))
+        q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+        if past is not None:
+            k, v = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=past is None)
+        x = x + self.o(attended.transpose(1, 2).flatten(2))
+        y = self.before_mlp(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y)), (k, v)
+
+
+class Llama(nn.Module):
+    """A decoder whose embedding is its head, too."""
+
+    def __init__(self, hidden: int, layers: int, heads: int, intermediate: int, words: int = 32_000) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, hidden)
+        nn.init.normal_(self.embedding.weight, std=hidden**-0.5)
+        self.layers = nn.ModuleList(LlamaLayer(hidden, heads, intermediate) for _ in range(layers))
+        self.norm = RMSNorm(hidden)
+        steps = torch.arange(0, hidden // heads, 2) / (hidden // heads)
+        angles = torch.outer(torch.arange(1024.0), 10_000.0**-steps).repeat(1, 2)
+        self.register_buffer("cos", angles.cos(), persistent=False)
+        self.register_buffer("sin", angles.sin(), persistent=False)
+
+    def forward(
+        self, words: torch.Tensor, pasts: list[Past] | None = None, last: int = 0
+    ) -> tuple[torch.Tensor, list[Past]]:
+        """Scores of the next word (for the ``last`` positions, 0 for all), and keys and values for the next call."""
+        x = self.embedding(words)
+        begin = 0 if pasts is None else pasts[0][0].shape[2]
+        cos, sin = (table[begin : begin + words.shape[1]] for table in (self.cos, self.sin))
+        kept = []
+        for index, layer in enumerate(self.layers):
+            x, past = layer(x, cos, sin, None if pasts is None else pasts[index])
+            kept.append(past)
+        return F.linear(self.norm(x[:, -last:]), self.embedding.weight), kept
+
+
+class Block(nn.Module):
+    """A transformer's layer: BERT's, which norms after adding, or ViT's, which norms before."""
+
+    def __init__(self, hidden: int, heads: int, *, norm_first: bool) -> None:
+        super().__init__()
+        self.heads, self.norm_first = heads, norm_first
+        self.norm1, self.norm2 = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.q, self.k, self.v, self.o = (nn.Linear(hidden, hidden) for _ in range(4))
+        self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
+
+    def attention(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (heads(one(x), self.heads) for one in (self.q, self.k, self.v))
+        return self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+    def mlp(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.norm_first:
+            x = x + self.attention(self.norm1(x))
+            return x + self.mlp(self.norm2(x))
+        x = self.norm1(x + self.attention(x))
+        return self.norm2(x + self.mlp(x))
+
+
+class Bert(nn.Module):
+    """An encoder that guesses words."""
+
+    def __init__(self, hidden: int, layers: int, heads: int, words: int = 30_522, length: int = 512) -> None:
+        super().__init__()
+        self.words, self.positions = nn.Embedding(words, hidden), nn.Embedding(length, hidden)
+        self.norm = nn.LayerNorm(hidden)
+        self.layers = nn.Sequential(*(Block(hidden, heads, norm_first=False) for _ in range(layers)))
+        self.transform, self.transform_norm = nn.Linear(hidden, hidden), nn.LayerNorm(hidden)
+        self.bias = nn.Parameter(torch.zeros(words))
+        for embedding in (self.words, self.positions):
+            nn.init.normal_(embedding.weight, std=0.02)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.words(words) + self.positions.weight[: words.shape[1]])
+        x = self.transform_norm(F.gelu(self.transform(self.layers(x))))
+        return F.linear(x, self.words.weight, self.bias)
+
+
+class ViT(nn.Module):
+    def __init__(self, hidden: int, layers: int, heads: int, image: int, patch: int = 16, classes: int = 1000) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, hidden, patch, patch)
+        self.first = nn.Parameter(torch.zeros(1, 1, hidden))
+        self.positions = nn.Parameter(torch.randn(1, (image // patch) ** 2 + 1, hidden) * 0.02)
+        self.layers = nn.Sequential(*(Block(hidden, heads, norm_first=True) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(hidden), nn.Linear(hidden, classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = self.patches(images).flatten(2).transpose(1, 2)
+        x = torch.cat((self.first.expand(len(x), -1, -1), x), 1) + self.positions
+        return self.head(self.norm(self.layers(x))[:, 0])
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, inside: int, width: int, stride: int) -> None:
+        super().__init__()
+
+        def conv(a: int, b: int, kernel: int, stride: int = 1) -> nn.Sequential:
+            return nn.Sequential(nn.Conv2d(a, b, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(b))
+
+        self.conv1, self.conv2, self.conv3 = (
+            conv(inside, width, 1),
+            conv(width, width, 3, stride),
+            conv(width, 4 * width, 1),
+        )
+        changes = stride != 1 or inside != 4 * width
+        self.shortcut = conv(inside, 4 * width, 1, stride) if changes else nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.conv1(x))
+        y = F.relu(self.conv2(y))
+        return F.relu(self.conv3(y) + self.shortcut(x))
+
+
+class ResNet50(nn.Module):
+    def __init__(self, classes: int = 1000) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)
+        layers: list[nn.Module] = []
+        inside = 64
+        for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+            for index in range(count):
+                layers.append(Bottleneck(inside, width, stride if index == 0 else 1))
+                inside = 4 * width
+        self.layers, self.head = nn.Sequential(*layers), nn.Linear(inside, classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = F.max_pool2d(F.relu(self.norm(self.conv(images))), 3, 2, 1)
+        return self.head(self.layers(x).mean((2, 3)))
