@@ -1,4 +1,4 @@
-"""Linear layers and convolutions from packed weights: the same bits as without, in the calls that may be so answered."""
+"""Linear layers and convolutions from packed weights: the same bits as without, in the calls that may be."""
 
 from __future__ import annotations
 

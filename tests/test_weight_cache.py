@@ -295,6 +295,28 @@ def test_a_weight_whose_memory_others_hold_is_not_kept_until_they_let_go() -> No
     assert kept().weights == 1
 
 
+def test_a_weight_that_moved_to_memory_of_others_is_read_where_it_lies_when_they_let_go() -> None:
+    hmp.convert()
+    w = weight(16, 32)
+    F.linear(X, w)
+    others = torch.randn(16, 32)
+    w.data = others
+    F.linear(X, w)
+    assert kept().weights == 0
+    del others
+    for _ in range(5):
+        assert torch.equal(F.linear(X, w), F.linear(X, w.detach().clone().bfloat16()))
+    assert kept().weights == 1
+
+
+@pytest.mark.parametrize("shape", [(0, 32), (16, 0)])
+def test_an_empty_weight_is_cast_as_before(shape: tuple[int, int]) -> None:
+    hmp.convert()
+    w = weight(*shape)
+    for _ in range(5):
+        assert F.linear(torch.ones(3, shape[1]), w).shape == (3, shape[0])
+
+
 def test_what_numpy_made_is_not_kept() -> None:
     import numpy as np
 

@@ -224,6 +224,10 @@ bool must_cast(const Plan& plan, const Reading& reading) {
 struct Tally {
   unsigned casts = 0;  // arguments that were exchanged
   unsigned kept = 0;   // for casts that were there already
+  // What is looked up for the first weight of a call and holds for all.
+  bool looked_around = false;
+  bool may_keep = false;
+  bool records = false;
   tensor::CastResult made;
 };
 
@@ -234,8 +238,14 @@ bool is_number_tensor(const Rule& rule, PyObject* item, Kind to) {
 
 // Null, without an exception, where no cast of this weight is kept.
 PyObject* kept_cast(PyObject* weight, Kind to, Tally& tally) {
+  if (!tally.looked_around) {
+    tally.looked_around = true;
+    tally.may_keep = weights::may_be_kept();
+    tally.records = tensor::grad_is_enabled();
+  }
+  if (!tally.may_keep) return nullptr;
   bool is_new = false;
-  PyObject* kept = weights::kept(weight, to, is_new);
+  PyObject* kept = weights::kept(weight, to, tally.records, is_new);
   if (kept == nullptr) return nullptr;
   ++tally.casts;
   if (is_new) {
@@ -244,7 +254,7 @@ PyObject* kept_cast(PyObject* weight, Kind to, Tally& tally) {
   } else {
     ++tally.kept;
   }
-  tally.made.recorded = tally.made.recorded || (tensor::grad_is_enabled() && tensor::requires_grad(weight));
+  if (tally.records && !tally.made.recorded) tally.made.recorded = tensor::requires_grad(weight);
   return kept;
 }
 

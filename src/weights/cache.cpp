@@ -17,6 +17,8 @@ Cache& cache() {
   return *the_cache;
 }
 
+bool may_be_kept() noexcept { return settings.on && !tensor::is_traced(); }
+
 namespace {
 
 // A cast above this size lets other Python threads run.
@@ -36,6 +38,7 @@ void forget_address(PyObject* weight) {
     if (found == cache().entries.end()) continue;
     dropped[i] = std::move(found->second);
     cache().entries.erase(found);
+    recent_for(weight, precisions[i]) = {};
     forget_place(*dropped[i]);
   }
 }
@@ -157,7 +160,10 @@ bool find_values(Entry& entry, PyObject* weight, const Sight& now) {
   const long long first = entry.shape == nullptr ? -1 : PyLong_AsLongLong(PyTuple_GET_ITEM(entry.shape, 2));
   PyErr_Clear();
   const std::int64_t elements = tensor::count_elements(weight);
-  if (first < 0 || elements == 0 || now.data == nullptr || tensor::is_off_cpu(weight)) return false;
+  if (first < 0 || elements == 0 || now.data == nullptr || tensor::is_off_cpu(weight)) {
+    Py_CLEAR(entry.shape);
+    return false;
+  }
   entry.values = reinterpret_cast<const float*>(now.data) + first;
   entry.elements = elements;
   const auto last = static_cast<std::int64_t>(sample_count - 1);
@@ -169,7 +175,14 @@ bool find_values(Entry& entry, PyObject* weight, const Sight& now) {
   return true;
 }
 
-void write_cast(Entry& entry) {
+// The weight and its memory stay while others run, whatever they do to it.
+PyObject* hold_memory(PyObject* weight) {
+  PyObject* alias = tensor::api.detach(weight, nullptr);
+  PyErr_Clear();
+  return alias;
+}
+
+void write_cast(Entry& entry, PyObject* weight) {
   const auto* source = entry.values;
   auto* target = const_cast<char*>(tensor::look_at(entry.cast).data);
   const auto count = static_cast<std::size_t>(entry.elements);
@@ -179,9 +192,13 @@ void write_cast(Entry& entry) {
     return;
   }
   const unsigned threads = tensor::torch_threads();
+  PyObject* cast = Py_NewRef(entry.cast);
   entry.busy = true;
+  PyObject* memory = hold_memory(weight);
   without_gil([&] { kernels::cast(source, kernels::Float::f32, target, to, count, threads); });
   entry.busy = false;
+  Py_XDECREF(memory);
+  Py_DECREF(cast);
 }
 
 // Is this the time to look again at a weight of which nothing could be kept? Less and less often.
@@ -206,12 +223,13 @@ bool earn_trust(Entry& entry, PyObject* weight, const Sight& now) {
     entry.refusals = 0;
     entry.trust = Trust::open;
     entry.sight = now;
+    Py_CLEAR(entry.shape);  // which stands for the places of the values too
   }
   if (now.counter == nullptr || !is_time_to_try(entry.refusals) || !tensor::owns_its_memory(weight) ||
       !answers(weight, "is_inference", Py_False) || !answers(weight, "is_neg", Py_False)) {
     return false;
   }
-  if (!moved && has_its_shape(entry, weight)) return true;
+  if (has_its_shape(entry, weight)) return true;
   entry.drop();
   return find_values(entry, weight, now);
 }
@@ -225,6 +243,7 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, const Sight& now) {
     entry.drop();
     return false;
   }
+  if (tensor::look_at(weight) != now || entry.busy) return false;  // others ran meanwhile
   // From here on whatever happens to the weight makes the sight another one, or takes the trust away.
   entry.sight = now;
   entry.samples = entry.look();
@@ -235,7 +254,7 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, const Sight& now) {
   // Others may still work with the former values: a graph that waits for its backward, another thread.
   if (entry.has(Form::plain) && tensor::is_held_once(entry.cast)) {
     entry.quiet_uses = 0;
-    write_cast(entry);
+    write_cast(entry, weight);
     return true;
   }
   entry.drop();
@@ -259,6 +278,13 @@ std::shared_ptr<Entry> make_entry(PyObject* weight, Kind to) {
     PyErr_Clear();
     return nullptr;
   }
+  // Making it may have let others run.
+  std::shared_ptr<Entry>& place = cache().entries[{weight, to}];
+  if (place != nullptr) {
+    const std::shared_ptr<Entry> known = place;
+    Py_DECREF(reference);
+    return known;
+  }
   auto entry = std::make_shared<Entry>();
   entry->weight = weight;
   entry->reference = reference;
@@ -267,7 +293,7 @@ std::shared_ptr<Entry> make_entry(PyObject* weight, Kind to) {
   const auto& pointed_to = cache().pointed_to;
   const bool is_pointed_to = std::find(pointed_to.begin(), pointed_to.end(), entry->sight.storage) != pointed_to.end();
   if (is_pointed_to) entry->trust = Trust::never;
-  cache().entries[{weight, to}] = entry;
+  place = entry;
   return entry;
 }
 
@@ -293,13 +319,12 @@ void configure(const Settings& wanted) noexcept {
   if (!settings.on || counts.bytes > settings.most_bytes) forget_all();
 }
 
-PyObject* kept(PyObject* weight, Kind to, bool& is_new) noexcept {
+PyObject* kept(PyObject* weight, Kind to, bool records, bool& is_new) noexcept {
   is_new = false;
-  if (!settings.on || tensor::is_traced()) return nullptr;
   Entry* entry = entry_of(weight, to);
+  std::shared_ptr<Entry> held;  // where others may run, and forget the entry
   if (entry == nullptr || !entry->has(Form::plain) || !is_unchanged(*entry, weight)) {
-    // Held: another thread may forget it while this one casts.
-    const std::shared_ptr<Entry> held = entry == nullptr ? make_entry(weight, to) : cache().entries[{weight, to}];
+    held = entry == nullptr ? make_entry(weight, to) : cache().entries.at({weight, to});
     if (held == nullptr || !bring_up_to_date(*held, weight, tensor::look_at(weight))) {
       ++counts.refused;
       return nullptr;
@@ -310,12 +335,16 @@ PyObject* kept(PyObject* weight, Kind to, bool& is_new) noexcept {
   } else {
     ++counts.hits;
   }
-  if (tensor::grad_is_enabled()) {
-    entry->quiet_uses = 0;
-    return as_view_of(weight, entry->cast);
+  PyObject* cast = Py_NewRef(entry->cast);
+  if (!records) {
+    ++entry->quiet_uses;
+    return cast;
   }
-  ++entry->quiet_uses;
-  return Py_NewRef(entry->cast);
+  entry->quiet_uses = 0;
+  // Other threads may run meanwhile, and take the cast away.
+  PyObject* view = as_view_of(weight, cast);
+  Py_DECREF(cast);
+  return view;
 }
 
 void memory_escapes(const char* storage, bool unseen) noexcept {
@@ -334,35 +363,48 @@ void memory_escapes(const char* storage, bool unseen) noexcept {
 
 void renew(PyObject* const* weights, Py_ssize_t count) noexcept {
   if (!settings.on || cache().entries.empty()) return;
-  std::vector<std::shared_ptr<Entry>> entries;
+  struct Renewed {
+    std::shared_ptr<Entry> entry;
+    PyObject* cast;
+    PyObject* weight;
+    PyObject* memory;
+  };
+  std::vector<Renewed> renewed;
   std::vector<kernels::Job> jobs;
   for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* weight = weights[i];
     for (const Kind to : precisions) {
-      const auto found = cache().entries.find({weights[i], to});
+      const auto found = cache().entries.find({weight, to});
       if (found == cache().entries.end()) continue;
-      Entry& entry = *found->second;
-      if (entry.cast == nullptr || entry.busy || entry.trust >= Trust::open) continue;
-      if (std::exchange(entry.is_fresh, false) && is_unchanged(entry, weights[i])) continue;
-      entry.trust = Trust::changed;
-      if (entry.form == Form::packed) continue;
-      const Sight now = tensor::look_at(weights[i]);
-      if (!now.same_place(entry.sight) || !has_its_shape(entry, weights[i]) || !tensor::is_held_once(entry.cast)) {
+      const std::shared_ptr<Entry> entry = found->second;
+      if (entry->cast == nullptr || entry->busy || entry->trust >= Trust::open) continue;
+      if (std::exchange(entry->is_fresh, false) && is_unchanged(*entry, weight)) continue;
+      entry->trust = Trust::changed;
+      const Sight now = tensor::look_at(weight);
+      if (entry->form == Form::packed || !now.same_place(entry->sight) || !has_its_shape(*entry, weight) ||
+          !tensor::is_held_once(entry->cast)) {
         continue;
       }
-      entry.sight = now;
-      entry.samples = entry.look();
-      entry.trust = Trust::sure;
-      entry.busy = true;
-      entries.push_back(found->second);
-      jobs.emplace_back(entry.values, kernels::Float::f32, const_cast<char*>(tensor::look_at(entry.cast).data),
-                        tensor::float_of(to), static_cast<std::size_t>(entry.elements));
+      entry->sight = now;
+      entry->samples = entry->look();
+      entry->trust = Trust::sure;
+      entry->busy = true;
+      entry->quiet_uses = 0;
+      jobs.emplace_back(entry->values, kernels::Float::f32, const_cast<char*>(tensor::look_at(entry->cast).data),
+                        tensor::float_of(to), static_cast<std::size_t>(entry->elements));
+      renewed.push_back({entry, Py_NewRef(entry->cast), Py_NewRef(weight), hold_memory(weight)});
     }
   }
   if (jobs.empty()) return;
   const unsigned threads = tensor::torch_threads();
   without_gil([&] { kernels::cast_many(jobs, threads); });
-  for (const auto& entry : entries) entry->busy = false;
-  counts.refreshes += entries.size();
+  for (const Renewed& one : renewed) {
+    one.entry->busy = false;
+    Py_DECREF(one.cast);
+    Py_DECREF(one.weight);
+    Py_XDECREF(one.memory);
+  }
+  counts.refreshes += renewed.size();
 }
 
 PyObject* cast_to_write(PyObject* weight) noexcept {
@@ -399,6 +441,7 @@ void forget(PyObject* weight) noexcept { forget_address(weight); }
 void forget_all() noexcept {
   auto dropped = std::move(cache().entries);
   cache().entries.clear();
+  cache().recent = {};
   cache().weights.clear();
   cache().pointed_to = {};
 }

@@ -18,9 +18,13 @@ struct Settings {
 // Switching it off drops what is kept.
 void configure(const Settings& settings) noexcept;
 
-// The weight, a torch.nn.Parameter in float32, in the lower precision `to`: a new reference. Null, without an
-// exception, where nothing is kept. `is_new` tells that it had to be cast for this.
-PyObject* kept(PyObject* weight, tensor::Kind to, bool& is_new) noexcept;
+// Are casts kept, and may one be handed out in this thread as things are?
+bool may_be_kept() noexcept;
+
+// The weight, a torch.nn.Parameter in float32, in the lower precision `to`: a new reference. Null, without an exception,
+// where nothing is kept. `records` tells that autograd is on, `is_new` that it had to be cast for this. To be called
+// where casts may be kept.
+PyObject* kept(PyObject* weight, tensor::Kind to, bool records, bool& is_new) noexcept;
 
 // Somebody may get hold of this storage's memory in a way that tells nobody when he writes to it. While he holds a
 // tensor or storage of torch that is seen; a mere pointer is not (`unseen`).

@@ -87,11 +87,22 @@ struct Key {
 };
 struct HashOfKey {
   std::size_t operator()(const Key& key) const noexcept {
-    return (reinterpret_cast<std::uintptr_t>(key.weight) >> 4U) ^ static_cast<std::size_t>(key.to);
+    // Objects of one kind lie at equal distances from each other: higher digits take part.
+    const auto address = reinterpret_cast<std::uintptr_t>(key.weight);
+    return (address >> 4U) ^ (address >> 13U) ^ static_cast<std::size_t>(key.to);
   }
 };
 
+// The look-up that was made last for a weight like this one.
+struct Recent {
+  PyObject* weight = nullptr;
+  Kind to = Kind::bf16;
+  Entry* entry = nullptr;
+};
+
 struct Cache {
+  static constexpr std::size_t recent_size = 512;
+  std::array<Recent, recent_size> recent{};
   std::unordered_map<Key, std::shared_ptr<Entry>, HashOfKey> entries;
   // Which weight lies in a storage; for those that are trusted.
   std::unordered_map<const char*, PyObject*> weights;
@@ -121,9 +132,17 @@ inline void Entry::drop() {
 // There is one, and it is never destroyed: weights may outlive the interpreter's modules.
 Cache& cache();
 
+inline Recent& recent_for(PyObject* weight, Kind to) {
+  return cache().recent[HashOfKey{}({weight, to}) % Cache::recent_size];
+}
+
 inline Entry* entry_of(PyObject* weight, Kind to) {
+  Recent& recent = recent_for(weight, to);
+  if (recent.weight == weight && recent.to == to) return recent.entry;
   const auto found = cache().entries.find({weight, to});
-  return found == cache().entries.end() ? nullptr : found->second.get();
+  if (found == cache().entries.end()) return nullptr;
+  recent = {weight, to, found->second.get()};
+  return recent.entry;
 }
 
 // Does the weight hold what it held when its cast was made?

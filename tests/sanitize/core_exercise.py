@@ -172,6 +172,69 @@ def the_optimizers() -> None:
     plan.sgd(lr=1, momentum=0, dampening=0, weight_decay=0, nesterov=False, maximize=False, grad_scale=None, begins=[])
 
 
+def the_weights() -> None:
+    """Kept casts of weights that are used, written in all kinds of ways, packed and dropped."""
+    size = 130
+    layer = torch.nn.Linear(size, size)
+    convolution = torch.nn.Conv2d(130, 20, 3).to(memory_format=torch.channels_last)
+    x, image = torch.randn(3, size), torch.randn(1, 130, 5, 5).to(memory_format=torch.channels_last)
+    writes: list[Callable[[Any], Any]] = [
+        lambda w: w.add_(1),
+        lambda w: w.data.mul_(2),
+        lambda w: setattr(w, "data", torch.randn_like(w)),
+        lambda w: w.detach().numpy().fill(1),
+        lambda w: w.untyped_storage().fill_(0),
+        lambda w: torch._C._autograd._unsafe_set_version_counter((w,), (0,)),
+        lambda w: torch._fused_sgd_(
+            [w],
+            [w.detach()],
+            [],
+            weight_decay=0.0,
+            momentum=0.0,
+            lr=0.5,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=True,
+        ),
+        lambda w: w.detach().apply_(lambda value: value),
+        lambda w: w.detach().map_(w.detach(), lambda one, _: one),
+        lambda w: w.detach().map2_(w.detach(), w.detach(), lambda one, *_: one),
+        lambda w: w.data_ptr(),
+        lambda w: w.untyped_storage().data_ptr(),
+        lambda w: np.from_dlpack(w.detach()),
+        lambda w: torch.utils.swap_tensors(w, torch.nn.Parameter(torch.randn_like(w))),
+    ]
+    _core.weights_assume_that_packing_pays(1)
+    for options in ({}, {"dtype": torch.float16}, {"weight_cache_limit": 100}, {"weight_cache": False}):
+        with converted(**options):
+            for write in writes:
+                for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+                    with mode():
+                        for _ in range(7):
+                            layer(x), convolution(image)
+                loss = layer(x).float().sum()
+                with torch.no_grad():
+                    write(layer.weight)
+                with contextlib.suppress(RuntimeError):  # where the version tells
+                    loss.backward()
+                layer = torch.nn.Linear(size, size)
+            optimizer = optim.AdamW([*layer.parameters(), *convolution.parameters()])
+            for _ in range(3):
+                layer(x).float().sum().backward()
+                convolution(image).float().sum().backward()
+                optimizer.step()
+    _core.weights_assume_that_packing_pays(-1)
+    with converted():
+        with raises(TypeError):
+            _core.weights_renew(1)  # type: ignore[arg-type]
+        _core.weights_renew([1, None, layer, layer.weight])
+        _core.weights_were_written([1, layer.weight], [None, x])
+        assert _core.weights_casts_to_write([1, None, "x"]) == [None] * 3
+        _core.weights_forget(layer)
+        _core.weights_forget(layer.weight)
+
+
 def the_casts() -> None:
     """Every way from a tensor to a lower one: kernels, torch, saturated; every kind of tensor."""
     large = 1 << (10 if SMALL else 17)
@@ -647,6 +710,7 @@ def the_installation() -> None:
 PARTS: list[Callable[[], None]] = [
     the_kernels,
     the_optimizers,
+    the_weights,
     the_casts,
     the_arguments,
     the_errors,

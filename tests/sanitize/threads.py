@@ -94,6 +94,32 @@ def trains(_: random.Random) -> None:
     assert model[0].weight.dtype == torch.float32
 
 
+class Shares:
+    """Layers that all threads use and one of them writes."""
+
+    def __init__(self) -> None:
+        self._layers = [torch.nn.Linear(size, size) for size in (8, 140, 300)]
+
+    def uses(self, rng: random.Random) -> None:
+        layer = rng.choice(self._layers)
+        mode = rng.choice((torch.no_grad, torch.inference_mode, contextlib.nullcontext))
+        with mode():
+            for _ in range(6):
+                result = layer(torch.randn(2, layer.in_features))
+        assert result.dtype in FLOATING
+        if result.requires_grad:
+            with contextlib.suppress(RuntimeError):  # written before the backward
+                result.float().sum().backward()
+
+    def writes(self, rng: random.Random) -> None:
+        weight = rng.choice(self._layers).weight
+        with torch.no_grad():
+            rng.choice((lambda: weight.add_(0.1), lambda: weight.data.zero_(), lambda: weight.detach().numpy()))()
+        _core.weights_renew([weight])
+        if rng.random() < 0.1:
+            self._layers[0] = torch.nn.Linear(8, 8)
+
+
 def wraps(_: random.Random) -> None:
     wrapped = hmp.op_wrap(lambda x: x * 2, to="bf16")
     for _ in range(5):
@@ -143,20 +169,22 @@ def main() -> int:
         rounds[f"{name}-{seed}"] = done
 
     with tempfile.TemporaryDirectory() as folder:
+        shares = Shares()
         actions: list[Callable[[random.Random], None]] = [
-            *[
-                converts,
-                restores,
-                Logs(Path(folder)),
-                disables,
-                calls,
-                calls,
-                calls,
-                trains,
-                wraps,
-                casts_arrays,
-                reports,
-            ]
+            converts,
+            restores,
+            Logs(Path(folder)),
+            disables,
+            calls,
+            calls,
+            calls,
+            trains,
+            shares.uses,
+            shares.uses,
+            shares.writes,
+            wraps,
+            casts_arrays,
+            reports,
         ]
         threads = [
             threading.Thread(target=runs, args=(getattr(action, "__name__", "logs"), action, given.seed + number))
