@@ -6,6 +6,7 @@
 from habana_mp import hmp
 from habana_mp.hmp import (
     HmpWarning,
+    KeptWeights,
     ListError,
     Report,
     Row,
@@ -20,6 +21,7 @@ from habana_mp.hmp import (
 
 __all__ = [
     "HmpWarning",
+    "KeptWeights",
     "ListError",
     "Report",
     "Row",

@@ -152,7 +152,7 @@ def install_probes(
     set_version_counter: Any,
     writers: tuple[Any, ...],
 ) -> None:
-    """`writers` write into the tensors of their lists without counting the versions up."""
+    """`writers` write into their tensors without counting the versions up."""
 
 def set_places(
     step: types.CodeType,
@@ -203,8 +203,8 @@ def can_cover(object: Any) -> bool:
     """Is the object's calling convention one that the engine can answer?"""
 
 # ---- weights ----
-def weights_configure(on: bool, most_bytes: int) -> None:
-    """Keep casts of weights or not, and how many bytes of them."""
+def weights_configure(on: bool, view: Any, most_bytes: int) -> None:
+    """Keep casts of weights or not, and how many bytes of them. `view` is ``aten::_unsafe_view``, untouched."""
 
 def weights_watch(methods: dict[str, Any], harmless_callers: tuple[str, ...], passing_on: tuple[str, ...]) -> None:
     """Watch the methods by which a weight's memory gets into other hands, or that write without a new version."""

@@ -113,14 +113,27 @@ def _files(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(str(Path(torch.__file__).parent / name) + "/" * name.endswith("/") for name in names)
 
 
-#: Functions that write into the tensors of their lists without counting the versions up.
+#: Functions that write into their tensors without counting the versions up.
 _SILENT_WRITERS = (
     *("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"),
     "_amp_foreach_non_finite_check_and_unscale_",
 )
 
 
+#: Methods of torch.distributed's ProcessGroup that do so.
+_SILENT_COLLECTIVES = (
+    *("broadcast", "allreduce", "allreduce_coalesced", "reduce", "recv", "recv_anysource", "gather", "scatter"),
+    *("allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced", "alltoall"),
+    *("alltoall_base", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
+)
+
+
 def _silent_writers() -> Iterator[Any]:
+    group = getattr(getattr(torch._C, "_distributed_c10d", None), "ProcessGroup", None)
+    for name in _SILENT_COLLECTIVES:
+        method = getattr(group, name, None)
+        if method is not None:
+            yield getattr(method, "__func__", method)
     for name in _SILENT_WRITERS:
         if hasattr(torch, name):
             operator = getattr(torch.ops.aten, name)

@@ -47,10 +47,11 @@ class Weights:
         operators = packing_operators() if packed else {}
         for what in _PACKED:
             _core.weights_set_packing(what, *operators.get(what, (None, None, None)))
-        _core.weights_configure(on=True, most_bytes=_NO_LIMIT if limit is None else limit)
+        view = _core.untouched_twin(torch.ops.aten._unsafe_view.default._op)
+        _core.weights_configure(on=True, view=view, most_bytes=_NO_LIMIT if limit is None else limit)
 
     def uninstall(self) -> None:
-        _core.weights_configure(on=False, most_bytes=0)
+        _core.weights_configure(on=False, view=None, most_bytes=0)
         _core.weights_stop_watching()
         if self._handle is not None:
             self._handle.remove()

@@ -424,12 +424,16 @@ PyObject* set_version_counter_stub(PyObject*, PyObject* const* values, std::size
 }
 
 void tensors_escape(PyObject* value) {
-  if (!PyList_Check(value) && !PyTuple_Check(value)) return;
-  PyObject* items = PySequence_Fast(value, "");
-  for (Py_ssize_t i = 0; items != nullptr && i < PySequence_Fast_GET_SIZE(items); ++i) {
-    weights::tensor_escapes(PySequence_Fast_GET_ITEM(items, i), false);
+  if (!PyList_Check(value) && !PyTuple_Check(value)) {
+    weights::tensor_escapes(value, false);
+    return;
+  }
+  PyObject* items = PySequence_Tuple(value);
+  for (Py_ssize_t i = 0; items != nullptr && i < PyTuple_GET_SIZE(items); ++i) {
+    tensors_escape(PyTuple_GET_ITEM(items, i));
   }
   Py_XDECREF(items);
+  PyErr_Clear();
 }
 
 PyObject* writer_stub(PyObject* callable, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {

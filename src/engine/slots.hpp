@@ -39,7 +39,7 @@ struct Probes {
   PyObject* to_dlpack;                   // torch._C._to_dlpack
   PyObject* to_dlpack_versioned;         // torch._C._to_dlpack_versioned; None before torch 2.9
   PyObject* set_version_counter;         // torch._C._autograd._unsafe_set_version_counter
-  std::vector<PyObject*> writers;        // that write into the tensors of their lists without counting the versions up
+  std::vector<PyObject*> writers;        // that write into their tensors without counting the versions up
 };
 bool install_probes(const Probes& probes);
 

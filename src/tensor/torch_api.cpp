@@ -140,7 +140,6 @@ bool bind_torch() {
       !method_without_arguments(found.tensor_base, "is_inference", found.is_inference) ||
       !getter(found.tensor_base, "requires_grad", found.get_requires_grad) ||
       !method_without_arguments(found.tensor_base, "detach", found.detach) ||
-      !method_without_arguments(found.tensor_base, "view_as", found.view_as, with_keywords) ||
       !getter(found.tensor_base, "dtype", found.get_dtype) || !getter(found.tensor_base, "data", found.data)) {
     return false;
   }

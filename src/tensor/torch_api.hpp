@@ -28,7 +28,6 @@ struct TorchApi {
   PyCFunction to_float16 = nullptr;   // Tensor.half
   PyCFunction is_neg = nullptr;
   PyCFunction detach = nullptr;
-  PyCFunction view_as = nullptr;
   PyCFunction is_inference = nullptr;
   PyCFunction is_grad_enabled = nullptr;
   PyGetSetDef* get_requires_grad = nullptr;

@@ -38,10 +38,10 @@ py::dict statistics() {
 void register_weights(py::module_& module) {
   module.def(
       "weights_configure",
-      [](bool on, std::uint64_t most_bytes) {
-        weights::configure({on, most_bytes});
+      [](bool on, const py::object& view, std::uint64_t most_bytes) {
+        weights::configure({on, view.is_none() ? nullptr : view.ptr(), most_bytes});
       },
-      py::arg("on"), py::arg("most_bytes"));
+      py::arg("on"), py::arg("view"), py::arg("most_bytes"));
   module.def("weights_watch", &watch);
   module.def("weights_stop_watching", &weights::stop_watching_escapes);
   module.def("weights_renew", [](const py::list& parameters) {

@@ -297,24 +297,24 @@ std::shared_ptr<Entry> make_entry(PyObject* weight, Kind to) {
   return entry;
 }
 
-// The cast as a part of autograd's graph: a view of the weight that has the cast's memory and dtype. Its gradient comes
-// in the cast's dtype, the graph's node knows the weight's and converts. The version counter is the weight's, so that a
-// backward after a change of the weight raises as it does without us.
-PyObject* as_view_of(PyObject* weight, PyObject* cast) {
-  PyObject* arguments = PyTuple_Pack(1, weight);
-  PyObject* view = arguments == nullptr ? nullptr
-                                        : reinterpret_cast<PyCFunctionWithKeywords>(
-                                              reinterpret_cast<void*>(tensor::api.view_as))(weight, arguments, nullptr);
-  Py_XDECREF(arguments);
-  if (view != nullptr && tensor::api.set_data(view, cast, tensor::api.data->closure) != 0) Py_CLEAR(view);
+// The cast as a part of autograd's graph: made of the weight without a copy, and given the cast's memory and dtype. Its
+// gradient comes in the cast's dtype, the graph's node knows the weight's and converts. It is no view to torch, whose
+// compiled backward would ask the weight how it lies in memory.
+PyObject* as_part_of_graph(PyObject* weight, PyObject* size, PyObject* cast) {
+  PyObject* const arguments[] = {weight, size};
+  PyObject* made = PyObject_Vectorcall(settings.view, arguments, 2, nullptr);
+  if (made != nullptr && tensor::api.set_data(made, cast, tensor::api.data->closure) != 0) Py_CLEAR(made);
   PyErr_Clear();
-  return view;
+  return made;
 }
 
 }  // namespace
 
 void configure(const Settings& wanted) noexcept {
+  Py_XINCREF(wanted.view);
+  PyObject* const former = settings.view;
   settings = wanted;
+  Py_XDECREF(former);
   settings.on = wanted.on && tensor::can_look_inside();
   if (!settings.on || counts.bytes > settings.most_bytes) forget_all();
 }
@@ -336,15 +336,14 @@ PyObject* kept(PyObject* weight, Kind to, bool records, bool& is_new) noexcept {
     ++counts.hits;
   }
   PyObject* cast = Py_NewRef(entry->cast);
-  if (!records) {
-    ++entry->quiet_uses;
-    return cast;
-  }
-  entry->quiet_uses = 0;
-  // Other threads may run meanwhile, and take the cast away.
-  PyObject* view = as_view_of(weight, cast);
+  entry->quiet_uses = records ? 0 : entry->quiet_uses + 1;
+  if (!records || !tensor::requires_grad(weight)) return cast;
+  // Other threads may run meanwhile, and take the entry away.
+  PyObject* size = Py_NewRef(PyTuple_GET_ITEM(entry->shape, 0));
+  PyObject* made = as_part_of_graph(weight, size, cast);
+  Py_DECREF(size);
   Py_DECREF(cast);
-  return view;
+  return made;
 }
 
 void memory_escapes(const char* storage, bool unseen) noexcept {

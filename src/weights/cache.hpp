@@ -13,6 +13,7 @@ namespace habana_mp::weights {
 
 struct Settings {
   bool on = false;
+  PyObject* view = nullptr;                      // aten::_unsafe_view, untouched; held
   std::uint64_t most_bytes = ~std::uint64_t{0};  // beyond this no further weight is kept
 };
 // Switching it off drops what is kept.
@@ -21,9 +22,9 @@ void configure(const Settings& settings) noexcept;
 // Are casts kept, and may one be handed out in this thread as things are?
 bool may_be_kept() noexcept;
 
-// The weight, a torch.nn.Parameter in float32, in the lower precision `to`: a new reference. Null, without an exception,
-// where nothing is kept. `records` tells that autograd is on, `is_new` that it had to be cast for this. To be called
-// where casts may be kept.
+// The weight, a torch.nn.Parameter in float32, in the lower precision `to`: a new reference. Null, without an
+// exception, where nothing is kept. `records` tells that autograd is on, `is_new` that it had to be cast for this. To
+// be called where casts may be kept.
 PyObject* kept(PyObject* weight, tensor::Kind to, bool records, bool& is_new) noexcept;
 
 // Somebody may get hold of this storage's memory in a way that tells nobody when he writes to it. While he holds a

@@ -1,0 +1,84 @@
+"""What kept casts of weights cost: a use of one beside a new cast, over more and more weights, and a refresh of many.
+
+python benchmarks/weights.py [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from contextlib import nullcontext
+from itertools import cycle
+
+import torch
+import torch.nn.functional as F
+from states import converted
+from timing import Contender, run
+from torch import nn
+
+from habana_mp import _core, hmp
+
+
+def uses(weights: list[nn.Parameter], x: torch.Tensor) -> Callable[[], object]:
+    """A call with one weight after the other."""
+    following = cycle(weights)
+    return lambda: F.linear(x, next(following))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer, shorter rounds")
+    quick = parser.parse_args().quick
+    options = {"rounds": 7 if quick else 21, "target_seconds": 0.05 if quick else 0.2}
+    torch.set_num_threads(1)
+    x = torch.randn(4, 16).bfloat16()
+
+    print(
+        "F.linear of 16x16 weights, one after the other; what is added to the call with weights in bf16, in nanoseconds"
+    )
+    print(f"{'weights':>10}{'kept, no_grad':>16}{'cast, no_grad':>16}{'kept, grad':>16}{'cast, grad':>16}")
+    for count in (1, 100, 10_000, 100_000):
+        weights = [nn.Parameter(torch.randn(16, 16)) for _ in range(count)]
+        lower = [nn.Parameter(w.detach().bfloat16()) for w in weights]
+        row = []
+        for grad in (False, True):
+            with torch.set_grad_enabled(grad):
+                base = Contender("bf16", uses(lower, x), converted)
+                kept = Contender("kept", uses(weights, x), converted)
+                cast = Contender("cast", uses(weights, x), lambda: converted(weight_cache=False))
+                # A round begins with no cast at all: the first pass over the weights is not what is asked for.
+                with converted():
+                    for one in (base, kept):
+                        one.state = nullcontext
+                        for _ in range(2 * count):
+                            one.call()
+                    run([base, kept], **options)
+                again = Contender("bf16", base.call, converted)
+                run([again, cast], **options)
+            row += [_extra(kept, base), _extra(cast, again)]
+        print(f"{count:>10}" + "".join(f"{value:>16.0f}" for value in row))
+
+    print("\nrefresh of the casts of 110 M values in 110 weights, after a step")
+    model = nn.ModuleList([nn.Linear(1000, 1000, bias=False) for _ in range(110)])
+    weights = list(model.parameters())
+    targets = [w.detach().bfloat16() for w in weights]
+    with converted(), torch.no_grad():
+        for layer in model:
+            layer(torch.ones(1, 1000))
+        print(
+            f"kept: {hmp.report(show=False).weights.bytes / sum(4 * w.numel() for w in weights):.3f} of the weights' size"
+        )
+        ours = Contender("renew", lambda: _core.weights_renew(weights))
+        peer = Contender("_foreach_copy_", lambda: torch._foreach_copy_(targets, [w.detach() for w in weights]))
+        run([peer, ours], rounds=7 if quick else 15, target_seconds=0.2)
+        ratio, low, high = peer.ratio_to(ours)
+        print(f"{ours.median * 1e3:.1f} ms, {ratio:.2f} ({low:.2f}..{high:.2f}) times as fast as torch._foreach_copy_")
+
+
+def _extra(one: Contender, base: Contender) -> float:
+    extra = sorted(a - b for a, b in zip(one.seconds, base.seconds, strict=True))
+    return extra[len(extra) // 2] * 1e9
+
+
+if __name__ == "__main__":
+    main()
