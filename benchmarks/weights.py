@@ -65,10 +65,9 @@ def main() -> None:
     with converted(), torch.no_grad():
         for layer in model:
             layer(torch.ones(1, 1000))
-        print(
-            f"kept: {hmp.report(show=False).weights.bytes / sum(4 * w.numel() for w in weights):.3f} of the weights' size"
-        )
-        ours = Contender("renew", lambda: _core.weights_renew(weights))
+        share = hmp.report(show=False).weights.bytes / sum(4 * w.numel() for w in weights)
+        print(f"kept: {share:.3f} of the weights' size")
+        ours = Contender("renew", lambda: _core.weights_renew(tuple(weights), False))
         peer = Contender("_foreach_copy_", lambda: torch._foreach_copy_(targets, [w.detach() for w in weights]))
         run([peer, ours], rounds=7 if quick else 15, target_seconds=0.2)
         ratio, low, high = peer.ratio_to(ours)

@@ -210,8 +210,8 @@ def weights_watch(methods: dict[str, Any], harmless_callers: tuple[str, ...], pa
     """Watch the methods by which a weight's memory gets into other hands, or that write without a new version."""
 
 def weights_stop_watching() -> None: ...
-def weights_renew(parameters: list[Any]) -> None:
-    """These weights were written to."""
+def weights_renew(parameters: tuple[Any, ...], may_be_fresh: bool) -> None:
+    """These weights were written to; with `may_be_fresh` some of their casts perhaps along with them."""
 
 def weights_casts_to_write(parameters: list[Any]) -> list[Any]:
     """For each weight the kept cast that an optimizer may write along with it, or None."""

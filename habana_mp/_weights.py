@@ -78,6 +78,9 @@ def packing_operators() -> dict[Literal["linear", "conv2d"], tuple[Any, Any, Any
 
 def _renew(optimizer: Optimizer, *_: Any) -> None:
     """Whatever a step did to the weights, their casts are made again: all at once, before the next forward."""
-    if not torch.compiler.is_compiling():
-        for group in optimizer.param_groups:
-            _core.weights_renew(group["params"])
+    if torch.compiler.is_compiling():
+        return
+    # Ours write the casts along with the weights; a class or a hook of somebody else's may have written more.
+    is_ours = type(optimizer).__module__ == "habana_mp.optim" and not optimizer._optimizer_step_post_hooks
+    for group in optimizer.param_groups:
+        _core.weights_renew(tuple(group.get("params", ())), is_ours)

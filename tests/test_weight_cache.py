@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import weakref
 from collections.abc import Callable
@@ -302,6 +303,96 @@ def test_a_weight_that_moved_to_memory_of_others_is_read_where_it_lies_when_they
     for _ in range(5):
         assert torch.equal(F.linear(X, w), F.linear(X, w.detach().clone().bfloat16()))
     assert kept().weights == 1
+
+
+def data_of_script(w: torch.Tensor) -> torch.Tensor:
+    return torch.jit.script(_data)(w)  # type: ignore[no-any-return]
+
+
+def _data(w: torch.Tensor) -> torch.Tensor:
+    return w.data
+
+
+def assigned(w: torch.Tensor) -> torch.Tensor:
+    alias = torch.empty(0)
+    alias.data = w
+    return alias
+
+
+#: Other tensors of the same memory, whose versions are their own.
+ALIASES: dict[str, Callable[[Any], torch.Tensor]] = {
+    "an assigned data": assigned,
+    "set_": lambda w: torch.empty(0).set_(w.detach()),
+    "aten.data": lambda w: torch.ops.aten.data(w),
+    "data in a script": data_of_script,
+    "unsafe_chunk": lambda w: w.unsafe_chunk(1)[0],
+    "_unsafe_view": lambda w: torch.ops.aten._unsafe_view(w, w.shape),
+    "values of a sparse tensor": lambda w: torch.sparse_coo_tensor(
+        torch.arange(len(w))[None], w, check_invariants=False
+    )._values(),
+}
+
+
+@pytest.mark.parametrize("name", ALIASES)
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_while_another_tensor_holds_the_memory_a_weight_is_cast_in_each_call(name: str) -> None:
+    hmp.convert()
+    w = weight(16, 32, requires_grad=False)
+    for _ in range(3):
+        F.linear(X, w)
+    alias = ALIASES[name](w)
+    for value in (100.0, 200.0):
+        alias.view(-1)[5] = value
+        assert torch.equal(F.linear(X, w), F.linear(X, w.detach().clone().bfloat16()))
+
+
+def test_a_pointer_is_not_forgotten_when_the_memory_changes_hands() -> None:
+    hmp.convert()
+    w = weight(16, 32, requires_grad=False)
+    F.linear(X, w)
+    element = ctypes.c_float.from_address(w.data_ptr() + 20)
+    former = w.data
+    w.data = torch.randn(16, 32)
+    F.linear(X, w)
+    w.data = former
+    del former
+    second = nn.Parameter(w.detach(), requires_grad=False)
+    del w
+    for value in (1.0, 100.0):
+        element.value = value
+        assert torch.equal(F.linear(X, second), F.linear(X, second.detach().clone().bfloat16()))
+
+
+def test_what_writes_in_python_may_use_the_weight_meanwhile() -> None:
+    hmp.convert()
+    w = weight(16, 32, requires_grad=False)
+
+    def written(value: float) -> float:
+        F.linear(X, w)
+        return value + 1
+
+    w.apply_(written)
+    assert torch.equal(F.linear(X, w), F.linear(X, w.detach().clone().bfloat16()))
+
+
+@pytest.mark.parametrize("w", [torch.zeros(1).expand(512, 512), torch.randn(600).as_strided((512, 64), (1, 1))])
+def test_a_weight_with_gaps_or_overlaps_is_not_kept(w: torch.Tensor) -> None:
+    hmp.convert()
+    parameter = nn.Parameter(w)
+    x = torch.randn(2, w.shape[1])
+    for _ in range(3):
+        assert torch.equal(F.linear(x, parameter), F.linear(x.bfloat16(), w.bfloat16()))
+    assert kept().weights == 0
+
+
+def test_an_optimizer_whose_group_is_a_tuple_steps_as_before() -> None:
+    hmp.convert()
+    w = weight(16, 32)
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    optimizer.param_groups[0]["params"] = (w,)
+    F.linear(X, w).sum().backward()
+    optimizer.step()
+    assert torch.equal(F.linear(X, w), F.linear(X, w.detach().bfloat16()))
 
 
 @pytest.mark.parametrize("shape", [(0, 32), (16, 0)])

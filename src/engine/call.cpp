@@ -536,7 +536,7 @@ PyObject* answer_from_packed(const Rule& rule, const Arguments& arguments, const
   Py_XDECREF(call.input);
   Py_XDECREF(call.bias);
   if (result == nullptr) {
-    PyErr_Clear();
+    if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_Exception) != 0) PyErr_Clear();
     return nullptr;
   }
   ++made.casts;
@@ -564,6 +564,7 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
       report(target, plan.decision, tally);
       return result;
     }
+    if (PyErr_Occurred() != nullptr) return nullptr;  // an interrupt
   }
   CastArguments cast(arguments);
   const bool made = cast.make(rule, reading, plan.to, tally);

@@ -432,8 +432,8 @@ void tensors_escape(PyObject* value) {
   for (Py_ssize_t i = 0; items != nullptr && i < PyTuple_GET_SIZE(items); ++i) {
     tensors_escape(PyTuple_GET_ITEM(items, i));
   }
+  if (items == nullptr) PyErr_Clear();
   Py_XDECREF(items);
-  PyErr_Clear();
 }
 
 PyObject* writer_stub(PyObject* callable, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
@@ -441,7 +441,13 @@ PyObject* writer_stub(PyObject* callable, PyObject* const* values, std::size_t f
   for (Py_ssize_t i = 0; i < count; ++i) tensors_escape(values[i]);
   const auto found =
       std::find_if(writers.begin(), writers.end(), [=](const auto& one) { return one->object == callable; });
-  if (found != writers.end()) return (*found)->call(values, flagged_count, keywords);
+  if (found != writers.end()) {
+    PyObject* result = (*found)->call(values, flagged_count, keywords);
+    if (result != nullptr) {
+      for (Py_ssize_t i = 0; i < count; ++i) tensors_escape(values[i]);
+    }
+    return result;
+  }
   PyErr_SetString(PyExc_RuntimeError, "habana_mp was restored while this function was being called");
   return nullptr;
 }
@@ -453,6 +459,7 @@ setter original_data_setter = nullptr;
 // A float32 weight that gets lowered data this way has lost its precision without a cast that anybody wrote.
 int data_setter_stub(PyObject* self, PyObject* value, void* closure) {
   weights::tensor_escapes(self, false);
+  if (value != nullptr) weights::tensor_escapes(value, false);
   const tensor::Kind before = value == nullptr ? tensor::Kind::other : tensor::kind_of(self);
   const int result = original_data_setter(self, value, closure);
   if (result == 0 && before == tensor::Kind::f32 && tensor::kind_of(self) != before && was_lowered(value)) {

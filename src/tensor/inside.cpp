@@ -1,5 +1,7 @@
 #include "tensor/inside.hpp"
 
+#include <algorithm>
+
 #include "tensor/cast.hpp"
 #include "tensor/memory_map.hpp"
 
@@ -23,14 +25,15 @@ constexpr std::size_t counter_size = 40;
 
 struct Sample {
   PyObject* tensor;  // owned
-  std::uint64_t storage;
-  std::uint64_t data;
+  const void* storage;
+  const void* data;
   std::uint32_t version;
+  std::uint32_t owners;
   bool own;  // the memory is from torch's allocator
 };
 
 // Plain tensors and views with different versions, and some whose memory is NumPy's.
-std::optional<std::vector<Sample>> make_samples() {
+std::optional<std::vector<Sample>> make_samples(PyObject*& aliases) {
   PyObject* list = made_by(
       "import torch\n"
       "import numpy\n"
@@ -45,21 +48,26 @@ std::optional<std::vector<Sample>> make_samples() {
       "        for i, tensor in enumerate(tensors):\n"
       "            for _ in range(i):\n"
       "                tensor.zero_()\n"
+      "        aliases = [tensor.detach() for i, tensor in enumerate(tensors) for _ in range(i % 5)]\n"
       "        rows = []\n"
       "        for i, tensor in enumerate(tensors):\n"
       "            storage = tensor.untyped_storage()\n"
       "            rows.append((tensor, storage._cdata, storage.data_ptr(), tensor._version, i < own))\n"
+      "            del storage\n"
+      "            rows[-1] += (torch._C._storage_Use_Count(rows[-1][1]), aliases)\n"
       "    return rows\n");
   if (list == nullptr) return std::nullopt;
   std::vector<Sample> samples;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
     PyObject* row = PyList_GET_ITEM(list, i);
-    samples.push_back({Py_NewRef(PyTuple_GET_ITEM(row, 0)), PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(row, 1)),
-                       PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(row, 2)),
+    samples.push_back({Py_NewRef(PyTuple_GET_ITEM(row, 0)), PyLong_AsVoidPtr(PyTuple_GET_ITEM(row, 1)),
+                       PyLong_AsVoidPtr(PyTuple_GET_ITEM(row, 2)),
                        static_cast<std::uint32_t>(PyLong_AsUnsignedLong(PyTuple_GET_ITEM(row, 3))),
+                       static_cast<std::uint32_t>(PyLong_AsUnsignedLong(PyTuple_GET_ITEM(row, 5))),
                        PyTuple_GET_ITEM(row, 4) == Py_True});
   }
-  Py_DECREF(list);
+  // The aliases stay until the counts have been looked at.
+  aliases = list;
   return samples;
 }
 
@@ -92,16 +100,18 @@ bool find_version(const CarefulReader& reader, const std::vector<Sample>& sample
 bool find_memory(const CarefulReader& reader, const std::vector<Sample>& samples, Inside& found) {
   Memory<storage_size> storages(samples.size());
   for (std::size_t i = 0; i < samples.size(); ++i) {
-    if (!reader.read(reinterpret_cast<const void*>(samples[i].storage), storages[i].data(), storage_size)) return false;
+    if (!reader.read(samples[i].storage, storages[i].data(), storage_size)) return false;
   }
-  const auto data = unique_offset<std::uint64_t>(samples, storages, [](const Sample& s) { return s.data; });
-  if (!data) return false;
+  const auto data = unique_offset<const void*>(samples, storages, [](const Sample& s) { return s.data; });
+  const auto owners = unique_offset<std::uint32_t>(samples, storages, [](const Sample& s) { return s.owners; });
+  if (!data || !owners) return false;
   found.data = *data;
+  found.owners = *owners;
   int contexts = 0;
   for (std::ptrdiff_t offset = 0; offset + 8 <= static_cast<std::ptrdiff_t>(storage_size); offset += 8) {
     bool fits = offset != *data;
     for (std::size_t i = 0; fits && i < samples.size(); ++i) {
-      fits = (load<std::uint64_t>(storages[i].data(), offset) == samples[i].data) == samples[i].own;
+      fits = (load<const void*>(storages[i].data(), offset) == samples[i].data) == samples[i].own;
     }
     if (!fits) continue;
     found.context = offset;
@@ -128,7 +138,7 @@ const void* find_slice_deleter(const Inside& found) {
     PyErr_Clear();
     return nullptr;
   }
-  const auto* storage = reinterpret_cast<const char*>(PyLong_AsUnsignedLongLong(PyList_GET_ITEM(list, 1)));
+  const auto* storage = static_cast<const char*>(PyLong_AsVoidPtr(PyList_GET_ITEM(list, 1)));
   const void* deleter = load<const void*>(storage, found.deleter);
   Py_DECREF(list);
   return deleter;
@@ -161,7 +171,8 @@ bool find_functions() {
 }
 
 bool find_inside(Inside& found) {
-  const std::optional<std::vector<Sample>> samples = make_samples();
+  PyObject* aliases = nullptr;
+  const std::optional<std::vector<Sample>> samples = make_samples(aliases);
   if (!samples) return false;
   const CarefulReader reader;
   Memory<implementation_size> implementations(samples->size());
@@ -171,12 +182,13 @@ bool find_inside(Inside& found) {
   }
   if (done) {
     const auto storage =
-        unique_offset<std::uint64_t>(*samples, implementations, [](const Sample& s) { return s.storage; });
+        unique_offset<const void*>(*samples, implementations, [](const Sample& s) { return s.storage; });
     done = storage.has_value() && find_version(reader, *samples, implementations, found) &&
            find_memory(reader, *samples, found);
     if (done) found.storage = *storage;
   }
   for (const Sample& sample : *samples) Py_DECREF(sample.tensor);
+  Py_DECREF(aliases);
   return done;
 }
 
@@ -280,7 +292,7 @@ bool find_single_holds() noexcept {
 
 void bind_inside() noexcept {
   Inside found;
-  if (way == Way::layout && find_functions() && find_inside(found)) {
+  if (way == Way::layout && api.exchange != nullptr && find_functions() && find_inside(found)) {
     found.slice_deleter = find_slice_deleter(found);
     inside = found;
     found_all = find_single_holds();
@@ -300,6 +312,54 @@ bool owns_its_memory(PyObject* tensor) noexcept {
   if (!is_alone) return false;
   const long owners = owners_of_tensor(tensor);
   return owners == 1 || (owners == 2 && other_owner_accumulates(tensor));
+}
+
+bool Geometry::is_dense() const {
+  std::vector<std::size_t> order;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] != 1) order.push_back(i);
+  }
+  std::sort(order.begin(), order.end(), [this](std::size_t a, std::size_t b) { return strides[a] < strides[b]; });
+  std::int64_t expected = 1;
+  for (const std::size_t i : order) {
+    if (strides[i] != expected) return false;
+    expected *= sizes[i];
+  }
+  return true;
+}
+
+namespace {
+
+bool view_of(PyObject* tensor, DLTensor& view) {
+  if (api.exchange == nullptr || api.exchange->dltensor_from_py_object_no_sync(tensor, &view) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  return view.device.device_type == kDLCPU && view.data != nullptr && (view.ndim == 0 || view.strides != nullptr);
+}
+
+const void* values_of(const DLTensor& view) { return static_cast<const char*>(view.data) + view.byte_offset; }
+
+}  // namespace
+
+bool read_geometry(PyObject* tensor, Geometry& geometry) noexcept {
+  DLTensor view;
+  if (!view_of(tensor, view)) return false;
+  geometry.values = values_of(view);
+  geometry.sizes.assign(view.shape, view.shape + view.ndim);
+  geometry.strides.assign(view.strides, view.strides + view.ndim);
+  return true;
+}
+
+bool has_geometry(PyObject* tensor, const Geometry& geometry, bool at_its_place) noexcept {
+  DLTensor view;
+  if (!view_of(tensor, view) || static_cast<std::size_t>(view.ndim) != geometry.sizes.size()) return false;
+  if (at_its_place && values_of(view) != geometry.values) return false;
+  for (std::size_t i = 0; i < geometry.sizes.size(); ++i) {
+    const bool any_stride = !at_its_place && geometry.sizes[i] == 1;
+    if (view.shape[i] != geometry.sizes[i] || (!any_stride && view.strides[i] != geometry.strides[i])) return false;
+  }
+  return true;
 }
 
 bool is_held_once(PyObject* tensor) noexcept {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "tensor/finding.hpp"
 #include "tensor/reader.hpp"
@@ -13,6 +14,7 @@ struct Inside {
   std::ptrdiff_t storage = 0;           // of the storage's address in a tensor's implementation
   std::ptrdiff_t counter = 0;           // of the version counter's address in a tensor's implementation
   std::ptrdiff_t version = 0;           // in the version counter
+  std::ptrdiff_t owners = 0;            // of the number of owners in a storage
   std::ptrdiff_t data = 0;              // of the memory's address in a storage
   std::ptrdiff_t context = 0;           // of what the memory's owner gave along, in a storage
   std::ptrdiff_t deleter = 0;           // of the function that frees the memory, in a storage
@@ -31,6 +33,7 @@ struct Sight {
   const char* data = nullptr;
   const char* counter = nullptr;  // null: a tensor of inference mode, which has no version
   std::uint32_t version = 0;
+  std::uint32_t owners = 0;  // of the storage
 
   bool operator==(const Sight&) const = default;
   // The same memory, whatever is in it.
@@ -38,6 +41,8 @@ struct Sight {
     return implementation == other.implementation && storage == other.storage && data == other.data &&
            counter == other.counter;
   }
+  // And in the same hands.
+  bool same_hands(const Sight& other) const { return same_place(other) && owners == other.owners; }
 };
 
 inline const char* storage_of(PyObject* tensor) noexcept {
@@ -51,7 +56,10 @@ inline Sight look_at(PyObject* tensor) noexcept {
   if (sight.implementation == nullptr) return sight;
   sight.storage = load<const char*>(sight.implementation, inside.storage);
   sight.counter = load<const char*>(sight.implementation, inside.counter);
-  if (sight.storage != nullptr) sight.data = load<const char*>(sight.storage, inside.data);
+  if (sight.storage != nullptr) {
+    sight.data = load<const char*>(sight.storage, inside.data);
+    sight.owners = load<std::uint32_t>(sight.storage, inside.owners);
+  }
   if (sight.counter != nullptr) sight.version = load<std::uint32_t>(sight.counter, inside.version);
   return sight;
 }
@@ -59,6 +67,22 @@ inline Sight look_at(PyObject* tensor) noexcept {
 // Is the tensor's memory its own? No other storage and no other tensor holds it, and it comes from torch's allocator or
 // from a file that is mapped for this process alone. Whoever gets hold of it later does so through torch.
 bool owns_its_memory(PyObject* tensor) noexcept;
+
+// How a tensor's values lie in memory.
+struct Geometry {
+  const void* values = nullptr;
+  std::vector<std::int64_t> sizes;
+  std::vector<std::int64_t> strides;
+
+  // Without gaps, and no value twice?
+  [[nodiscard]] bool is_dense() const;
+};
+
+// Of a plain tensor on the CPU; false where it is none or its values cannot be reached. Runs no Python code.
+bool read_geometry(PyObject* tensor, Geometry& geometry) noexcept;
+
+// Does it lie as this says? At another place perhaps: then a dimension of one element may have any stride.
+bool has_geometry(PyObject* tensor, const Geometry& geometry, bool at_its_place) noexcept;
 
 // Does nothing else hold this tensor or its memory? For a plain tensor that never was a part of a graph.
 bool is_held_once(PyObject* tensor) noexcept;

@@ -44,9 +44,8 @@ void register_weights(py::module_& module) {
       py::arg("on"), py::arg("view"), py::arg("most_bytes"));
   module.def("weights_watch", &watch);
   module.def("weights_stop_watching", &weights::stop_watching_escapes);
-  module.def("weights_renew", [](const py::list& parameters) {
-    const py::tuple held(parameters);  // the list may change meanwhile
-    weights::renew(PySequence_Fast_ITEMS(held.ptr()), PyTuple_GET_SIZE(held.ptr()));
+  module.def("weights_renew", [](const py::tuple& parameters, bool may_be_fresh) {
+    weights::renew(PySequence_Fast_ITEMS(parameters.ptr()), PyTuple_GET_SIZE(parameters.ptr()), may_be_fresh);
   });
   module.def("weights_casts_to_write", [](const py::list& parameters) {
     py::list casts;

@@ -88,55 +88,10 @@ class OutsideOfInferenceMode {
 // Does a method without arguments answer this?
 bool answers(PyObject* tensor, const char* method, PyObject* expected) {
   PyObject* answer = PyObject_CallMethod(tensor, method, nullptr);
-  const bool is_it = answer != nullptr && PyObject_RichCompareBool(answer, expected, Py_EQ) == 1;
+  const bool is_it = answer == expected;
   Py_XDECREF(answer);
   PyErr_Clear();
   return is_it;
-}
-
-// (sizes, strides, offset), a new reference; null where there is no such thing.
-PyObject* shape_of(PyObject* tensor) {
-  PyObject* shape = PyTuple_New(3);
-  const char* const methods[] = {"size", "stride", "storage_offset"};
-  for (Py_ssize_t i = 0; shape != nullptr && i < 3; ++i) {
-    PyObject* part = PyObject_CallMethod(tensor, methods[i], nullptr);
-    if (part == nullptr) {
-      Py_CLEAR(shape);
-    } else {
-      PyTuple_SET_ITEM(shape, i, part);
-    }
-  }
-  PyErr_Clear();
-  return shape;
-}
-
-bool are_equal(PyObject* one, PyObject* other) {
-  const bool equal = one != nullptr && other != nullptr && PyObject_RichCompareBool(one, other, Py_EQ) == 1;
-  PyErr_Clear();
-  return equal;
-}
-
-// Do a tensor's elements follow each other as this shape says? A dimension of one element may have any stride.
-bool lies_as(PyObject* tensor, PyObject* shape) {
-  PyObject* own = shape_of(tensor);
-  bool does = own != nullptr && are_equal(PyTuple_GET_ITEM(own, 0), PyTuple_GET_ITEM(shape, 0));
-  const Py_ssize_t dimensions = does ? PyTuple_GET_SIZE(PyTuple_GET_ITEM(shape, 0)) : 0;
-  for (Py_ssize_t i = 0; i < dimensions && does; ++i) {
-    const auto part = [i](PyObject* of, Py_ssize_t which) { return PyTuple_GET_ITEM(PyTuple_GET_ITEM(of, which), i); };
-    does = PyLong_AsLongLong(part(shape, 0)) == 1 || are_equal(part(own, 1), part(shape, 1));
-  }
-  Py_XDECREF(own);
-  PyErr_Clear();
-  return does;
-}
-
-// Does the weight lie in its memory as it did? Some operations change that and nothing else (`t_`, an assigned
-// `.data`).
-bool has_its_shape(const Entry& entry, PyObject* weight) {
-  PyObject* shape = shape_of(weight);
-  const bool has = are_equal(shape, entry.shape);
-  Py_XDECREF(shape);
-  return has;
 }
 
 // The cast as torch makes it, where it lies in memory as the weight does: then it can be made again in place. Null
@@ -147,44 +102,74 @@ PyObject* make_cast(const Entry& entry, PyObject* weight) {
   tensor::CastResult ignored;
   PyObject* made = plain == nullptr ? nullptr : tensor::cast(plain, Kind::f32, entry.to, ignored);
   Py_XDECREF(plain);
-  if (made != nullptr && (tensor::look_at(made).counter == nullptr || !lies_as(made, entry.shape))) {
+  if (made != nullptr && (!tensor::is_plain_tensor(made) || tensor::look_at(made).counter == nullptr ||
+                          !tensor::has_geometry(made, entry.geometry, false))) {
     Py_CLEAR(made);
   }
   PyErr_Clear();
   return made;
 }
 
-// Where the weight's values lie. False where it has none here.
-bool find_values(Entry& entry, PyObject* weight, const Sight& now) {
-  Py_XSETREF(entry.shape, shape_of(weight));
-  const long long first = entry.shape == nullptr ? -1 : PyLong_AsLongLong(PyTuple_GET_ITEM(entry.shape, 2));
+PyObject* as_tuple(const std::vector<std::int64_t>& numbers) {
+  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(numbers.size()));
+  for (std::size_t i = 0; tuple != nullptr && i < numbers.size(); ++i) {
+    PyObject* number = PyLong_FromLongLong(numbers[i]);
+    if (number == nullptr) {
+      Py_CLEAR(tuple);
+    } else {
+      PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(i), number);
+    }
+  }
   PyErr_Clear();
+  return tuple;
+}
+
+// Where the weight's values lie. False where it has none here, or they do not lie one after the other.
+bool find_values(Entry& entry, PyObject* weight) {
+  tensor::Geometry geometry;
   const std::int64_t elements = tensor::count_elements(weight);
-  if (first < 0 || elements == 0 || now.data == nullptr || tensor::is_off_cpu(weight)) {
-    Py_CLEAR(entry.shape);
+  if (elements == 0 || !tensor::read_geometry(weight, geometry) || !geometry.is_dense()) return false;
+  PyObject* size = as_tuple(geometry.sizes);  // may let others run
+  if (size == nullptr || !tensor::has_geometry(weight, geometry, true)) {
+    Py_XDECREF(size);
     return false;
   }
-  entry.values = reinterpret_cast<const float*>(now.data) + first;
+  Py_XDECREF(std::exchange(entry.size, size));
   entry.elements = elements;
   const auto last = static_cast<std::int64_t>(sample_count - 1);
   for (std::size_t i = 0; i < sample_count; ++i) {
     const std::int64_t place = (elements - 1) / last * static_cast<std::int64_t>(i) +
                                (elements - 1) % last * static_cast<std::int64_t>(i) / last;
-    entry.places[i] = reinterpret_cast<const std::uint32_t*>(entry.values + place);
+    entry.places[i] = static_cast<const std::uint32_t*>(geometry.values) + place;
   }
+  entry.geometry = std::move(geometry);
   return true;
 }
 
-// The weight and its memory stay while others run, whatever they do to it.
-PyObject* hold_memory(PyObject* weight) {
-  PyObject* alias = tensor::api.detach(weight, nullptr);
-  PyErr_Clear();
-  return alias;
-}
+// Keeps the weight's memory while others run, whatever they do to the weight.
+class HeldMemory {
+ public:
+  explicit HeldMemory(PyObject* weight) : alias_(tensor::api.detach(weight, nullptr)) { PyErr_Clear(); }
+  ~HeldMemory() { Py_XDECREF(alias_); }
+  HeldMemory(HeldMemory&& other) noexcept : alias_(std::exchange(other.alias_, nullptr)) {}
+  HeldMemory(const HeldMemory&) = delete;
+  HeldMemory& operator=(const HeldMemory&) = delete;
+  HeldMemory& operator=(HeldMemory&&) = delete;
 
-void write_cast(Entry& entry, PyObject* weight) {
-  const auto* source = entry.values;
-  auto* target = const_cast<char*>(tensor::look_at(entry.cast).data);
+  [[nodiscard]] bool is_of(const Sight& sight) const {
+    return alias_ != nullptr && tensor::storage_of(alias_) == sight.storage;
+  }
+
+ private:
+  PyObject* alias_;
+};
+
+void* target_of(const Entry& entry) { return const_cast<char*>(tensor::look_at(entry.cast).data); }
+
+// Casts a weight that is held into a cast that is held once.
+void write_cast(Entry& entry) {
+  const void* const source = entry.geometry.values;
+  void* const target = target_of(entry);
   const auto count = static_cast<std::size_t>(entry.elements);
   const kernels::Float to = tensor::float_of(entry.to);
   if (entry.elements < long_from) {
@@ -194,10 +179,8 @@ void write_cast(Entry& entry, PyObject* weight) {
   const unsigned threads = tensor::torch_threads();
   PyObject* cast = Py_NewRef(entry.cast);
   entry.busy = true;
-  PyObject* memory = hold_memory(weight);
   without_gil([&] { kernels::cast(source, kernels::Float::f32, target, to, count, threads); });
   entry.busy = false;
-  Py_XDECREF(memory);
   Py_DECREF(cast);
 }
 
@@ -208,64 +191,76 @@ bool limit_allows(std::uint64_t bytes) {
   return bytes <= settings.most_bytes && counts.bytes <= settings.most_bytes - bytes;
 }
 
-// May a cast of this weight be kept, as things are?
+// May a cast of this weight be kept, as things are? Others may run meanwhile.
 bool earn_trust(Entry& entry, PyObject* weight, const Sight& now) {
-  const bool moved = !now.same_place(entry.sight);
-  if (!moved && entry.trust == Trust::never) return false;
-  if (!moved && entry.trust != Trust::open) {
-    if (has_its_shape(entry, weight)) return true;
-    entry.drop();
-    return find_values(entry, weight, now);
-  }
-  if (moved) {
+  if (!now.same_hands(entry.sight) && entry.trust != Trust::open) entry.trust = Trust::open;
+  if (!now.same_place(entry.sight)) {
     forget_place(entry);
-    entry.drop();
     entry.refusals = 0;
-    entry.trust = Trust::open;
+    entry.geometry = {};
     entry.sight = now;
-    Py_CLEAR(entry.shape);  // which stands for the places of the values too
+    entry.drop();
   }
-  if (now.counter == nullptr || !is_time_to_try(entry.refusals) || !tensor::owns_its_memory(weight) ||
-      !answers(weight, "is_inference", Py_False) || !answers(weight, "is_neg", Py_False)) {
-    return false;
-  }
-  if (has_its_shape(entry, weight)) return true;
-  entry.drop();
-  return find_values(entry, weight, now);
+  if (entry.trust != Trust::open) return true;
+  return now.counter != nullptr && is_time_to_try(entry.refusals) && !cache().too_many_pointers &&
+         !cache().pointed_to.contains(now.storage) && tensor::owns_its_memory(weight) &&
+         answers(weight, "is_inference", Py_False) && answers(weight, "is_neg", Py_False);
+}
+
+bool is_kept(const Entry& entry) {
+  const auto found = cache().entries.find({entry.weight, entry.to});
+  return found != cache().entries.end() && found->second.get() == &entry;
 }
 
 // Brings an entry to the weight's values of now. False where nothing of it can be kept.
-bool bring_up_to_date(Entry& entry, PyObject* weight, const Sight& now) {
+bool bring_up_to_date(Entry& entry, PyObject* weight, Sight now) {
   if (entry.busy) return false;
   const bool had_cast = entry.cast != nullptr;
+  const std::uint64_t escapes = cache().escapes;
   if (!earn_trust(entry, weight, now)) {
     ++entry.refusals;
     entry.drop();
     return false;
   }
-  if (tensor::look_at(weight) != now || entry.busy) return false;  // others ran meanwhile
-  // From here on whatever happens to the weight makes the sight another one, or takes the trust away.
-  entry.sight = now;
+  const HeldMemory memory(weight);
+  const bool lies_as_before = entry.geometry.values != nullptr && tensor::has_geometry(weight, entry.geometry, true);
+  if (!lies_as_before) {
+    entry.geometry = {};
+    entry.drop();
+    if (!find_values(entry, weight)) {
+      entry.trust = Trust::open;
+      ++entry.refusals;
+      return false;
+    }
+  }
+  // Others may have run till here; from here to the cast they do not.
+  const Sight held = tensor::look_at(weight);
+  if (!held.same_place(now) || held.version != now.version || cache().escapes != escapes || entry.busy ||
+      !memory.is_of(held) || !is_kept(entry) || entry.geometry.values == nullptr) {
+    entry.trust = Trust::open;
+    return false;
+  }
+  // Whatever happens to the weight now makes the sight another one, or takes the trust away.
+  entry.sight = held;
+  --entry.sight.owners;  // ours goes
   entry.samples = entry.look();
   entry.trust = Trust::sure;
   entry.refusals = 0;
-  cache().weights[now.storage] = weight;
+  entry.quiet_uses = 0;
+  cache().weights[held.storage] = weight;
   if (had_cast) ++counts.refreshes;
   // Others may still work with the former values: a graph that waits for its backward, another thread.
   if (entry.has(Form::plain) && tensor::is_held_once(entry.cast)) {
-    entry.quiet_uses = 0;
-    write_cast(entry, weight);
+    write_cast(entry);
     return true;
   }
+  entry.busy = true;
   entry.drop();
-  if (limit_allows(entry.bytes())) {
-    entry.busy = true;
-    PyObject* made = make_cast(entry, weight);
-    entry.busy = false;
-    if (made != nullptr) {
-      entry.hold(made);
-      return true;
-    }
+  PyObject* made = limit_allows(entry.bytes()) ? make_cast(entry, weight) : nullptr;
+  entry.busy = false;
+  if (made != nullptr) {
+    entry.hold(made);
+    return true;
   }
   entry.trust = Trust::open;
   ++entry.refusals;
@@ -281,7 +276,7 @@ std::shared_ptr<Entry> make_entry(PyObject* weight, Kind to) {
   // Making it may have let others run.
   std::shared_ptr<Entry>& place = cache().entries[{weight, to}];
   if (place != nullptr) {
-    const std::shared_ptr<Entry> known = place;
+    std::shared_ptr<Entry> known = place;
     Py_DECREF(reference);
     return known;
   }
@@ -290,9 +285,6 @@ std::shared_ptr<Entry> make_entry(PyObject* weight, Kind to) {
   entry->reference = reference;
   entry->to = to;
   entry->sight = tensor::look_at(weight);
-  const auto& pointed_to = cache().pointed_to;
-  const bool is_pointed_to = std::find(pointed_to.begin(), pointed_to.end(), entry->sight.storage) != pointed_to.end();
-  if (is_pointed_to) entry->trust = Trust::never;
   place = entry;
   return entry;
 }
@@ -302,7 +294,11 @@ std::shared_ptr<Entry> make_entry(PyObject* weight, Kind to) {
 // compiled backward would ask the weight how it lies in memory.
 PyObject* as_part_of_graph(PyObject* weight, PyObject* size, PyObject* cast) {
   PyObject* const arguments[] = {weight, size};
-  PyObject* made = PyObject_Vectorcall(settings.view, arguments, 2, nullptr);
+  PyObject* const view = settings.view;  // others may exchange it
+  if (view == nullptr) return nullptr;
+  Py_INCREF(view);
+  PyObject* made = PyObject_Vectorcall(view, arguments, 2, nullptr);
+  Py_DECREF(view);
   if (made != nullptr && tensor::api.set_data(made, cast, tensor::api.data->closure) != 0) Py_CLEAR(made);
   PyErr_Clear();
   return made;
@@ -317,6 +313,10 @@ void configure(const Settings& wanted) noexcept {
   Py_XDECREF(former);
   settings.on = wanted.on && tensor::can_look_inside();
   if (!settings.on || counts.bytes > settings.most_bytes) forget_all();
+  if (settings.on) return;
+  // Nobody watches any more: what was seen says nothing of later.
+  cache().pointed_to.clear();
+  cache().too_many_pointers = false;
 }
 
 PyObject* kept(PyObject* weight, Kind to, bool records, bool& is_new) noexcept {
@@ -339,7 +339,7 @@ PyObject* kept(PyObject* weight, Kind to, bool records, bool& is_new) noexcept {
   entry->quiet_uses = records ? 0 : entry->quiet_uses + 1;
   if (!records || !tensor::requires_grad(weight)) return cast;
   // Other threads may run meanwhile, and take the entry away.
-  PyObject* size = Py_NewRef(PyTuple_GET_ITEM(entry->shape, 0));
+  PyObject* size = Py_NewRef(entry->size);
   PyObject* made = as_part_of_graph(weight, size, cast);
   Py_DECREF(size);
   Py_DECREF(cast);
@@ -347,26 +347,27 @@ PyObject* kept(PyObject* weight, Kind to, bool records, bool& is_new) noexcept {
 }
 
 void memory_escapes(const char* storage, bool unseen) noexcept {
+  constexpr std::size_t most_pointers = 1 << 20;
   if (!settings.on || storage == nullptr) return;
-  const auto found = cache().weights.find(storage);
-  if (found == cache().weights.end()) {
-    if (unseen) cache().pointed_to[cache().next_pointed_to++ % cache().pointed_to.size()] = storage;
-    return;
+  ++cache().escapes;
+  if (unseen) {
+    cache().too_many_pointers = cache().too_many_pointers || cache().pointed_to.size() >= most_pointers;
+    if (!cache().too_many_pointers) cache().pointed_to.insert(storage);
   }
+  const auto found = cache().weights.find(storage);
+  if (found == cache().weights.end()) return;
   PyObject* weight = found->second;
   for (const Kind to : precisions) {
-    Entry* entry = entry_of(weight, to);
-    if (entry != nullptr && entry->trust != Trust::never) entry->trust = unseen ? Trust::never : Trust::open;
+    if (Entry* entry = entry_of(weight, to)) entry->trust = Trust::open;
   }
 }
 
-void renew(PyObject* const* weights, Py_ssize_t count) noexcept {
+void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexcept {
   if (!settings.on || cache().entries.empty()) return;
   struct Renewed {
     std::shared_ptr<Entry> entry;
     PyObject* cast;
-    PyObject* weight;
-    PyObject* memory;
+    HeldMemory memory;
   };
   std::vector<Renewed> renewed;
   std::vector<kernels::Job> jobs;
@@ -376,11 +377,15 @@ void renew(PyObject* const* weights, Py_ssize_t count) noexcept {
       const auto found = cache().entries.find({weight, to});
       if (found == cache().entries.end()) continue;
       const std::shared_ptr<Entry> entry = found->second;
-      if (entry->cast == nullptr || entry->busy || entry->trust >= Trust::open) continue;
-      if (std::exchange(entry->is_fresh, false) && is_unchanged(*entry, weight)) continue;
+      const bool is_fresh = std::exchange(entry->is_fresh, false) && may_be_fresh && is_unchanged(*entry, weight);
+      if (entry->cast == nullptr || entry->trust == Trust::open || is_fresh) continue;
       entry->trust = Trust::changed;
-      const Sight now = tensor::look_at(weight);
-      if (entry->form == Form::packed || !now.same_place(entry->sight) || !has_its_shape(*entry, weight) ||
+      if (entry->busy || entry->form == Form::packed) continue;
+      HeldMemory memory(weight);  // others may run meanwhile
+      Sight now = tensor::look_at(weight);
+      --now.owners;
+      if (entry->trust != Trust::changed || entry->busy || !now.same_hands(entry->sight) || !memory.is_of(now) ||
+          !tensor::has_geometry(weight, entry->geometry, true) || !entry->has(Form::plain) ||
           !tensor::is_held_once(entry->cast)) {
         continue;
       }
@@ -389,9 +394,9 @@ void renew(PyObject* const* weights, Py_ssize_t count) noexcept {
       entry->trust = Trust::sure;
       entry->busy = true;
       entry->quiet_uses = 0;
-      jobs.emplace_back(entry->values, kernels::Float::f32, const_cast<char*>(tensor::look_at(entry->cast).data),
-                        tensor::float_of(to), static_cast<std::size_t>(entry->elements));
-      renewed.push_back({entry, Py_NewRef(entry->cast), Py_NewRef(weight), hold_memory(weight)});
+      jobs.emplace_back(entry->geometry.values, kernels::Float::f32, target_of(*entry), tensor::float_of(to),
+                        static_cast<std::size_t>(entry->elements));
+      renewed.push_back({entry, Py_NewRef(entry->cast), std::move(memory)});
     }
   }
   if (jobs.empty()) return;
@@ -400,8 +405,6 @@ void renew(PyObject* const* weights, Py_ssize_t count) noexcept {
   for (const Renewed& one : renewed) {
     one.entry->busy = false;
     Py_DECREF(one.cast);
-    Py_DECREF(one.weight);
-    Py_XDECREF(one.memory);
   }
   counts.refreshes += renewed.size();
 }
@@ -410,9 +413,9 @@ PyObject* cast_to_write(PyObject* weight) noexcept {
   if (!settings.on) return nullptr;
   for (const Kind to : precisions) {
     Entry* entry = entry_of(weight, to);
-    if (entry == nullptr || !entry->has(Form::plain) || entry->busy || entry->trust >= Trust::open) continue;
-    const bool may_write = tensor::look_at(weight).same_place(entry->sight) && has_its_shape(*entry, weight) &&
-                           tensor::is_held_once(entry->cast);
+    if (entry == nullptr || !entry->has(Form::plain) || entry->busy || entry->trust == Trust::open) continue;
+    const bool may_write = tensor::look_at(weight).same_hands(entry->sight) &&
+                           tensor::has_geometry(weight, entry->geometry, true) && tensor::is_held_once(entry->cast);
     if (!may_write) continue;
     // Whoever needs the weight before it was written sees that its cast is held elsewhere, and makes one of his own.
     entry->trust = Trust::changed;
@@ -426,7 +429,7 @@ void was_written(PyObject* weight, PyObject* cast) noexcept {
     Entry* entry = entry_of(weight, to);
     if (entry == nullptr || entry->cast != cast || entry->trust != Trust::changed) continue;
     const Sight now = tensor::look_at(weight);
-    if (!now.same_place(entry->sight)) continue;
+    if (!now.same_hands(entry->sight)) continue;
     entry->sight = now;
     entry->samples = entry->look();
     entry->trust = Trust::sure;
@@ -442,7 +445,6 @@ void forget_all() noexcept {
   cache().entries.clear();
   cache().recent = {};
   cache().weights.clear();
-  cache().pointed_to = {};
 }
 
 Statistics statistics() noexcept { return counts; }

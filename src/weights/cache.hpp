@@ -31,8 +31,9 @@ PyObject* kept(PyObject* weight, tensor::Kind to, bool records, bool& is_new) no
 // tensor or storage of torch that is seen; a mere pointer is not (`unseen`).
 void memory_escapes(const char* storage, bool unseen) noexcept;
 
-// These weights were written to, in whatever way: their casts are made again, all at once.
-void renew(PyObject* const* weights, Py_ssize_t count) noexcept;
+// These weights were written to, in whatever way: their casts are made again, all at once. Those that were written
+// along with their weights are left alone where they `may_be_fresh`.
+void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexcept;
 
 // For an optimizer that writes casts along with their weights: the kept cast of a weight, borrowed, if it may be
 // written to; and that it was, in place of renew.

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <memory>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "kernels/cast.hpp"
 #include "tensor/cast.hpp"
@@ -28,7 +29,6 @@ enum class Trust : std::uint8_t {
   sure,     // nobody can write to the weight without its version telling
   changed,  // so too, but its values are to be cast again whatever the version says
   open,     // somebody may have got hold of its memory: its owners are counted before it is trusted again
-  never,    // somebody has a pointer to its memory
 };
 
 enum class Form : std::uint8_t {
@@ -49,8 +49,8 @@ struct Entry {
   std::uint32_t quiet_uses = 0;    // in a row: hits where nothing was recorded
   Sight sight;                     // as it was before the cast was made
   PyObject* packed_for = nullptr;  // the options of the convolution that a packed form is for
-  PyObject* shape = nullptr;       // sizes, strides and offset, as the weight had them
-  const float* values = nullptr;
+  tensor::Geometry geometry;       // as the weight lay then; without values: unknown
+  PyObject* size = nullptr;        // the weight's sizes, a tuple
   std::int64_t elements = 0;
   std::array<const std::uint32_t*, sample_count> places{};
   Samples samples{};
@@ -62,7 +62,7 @@ struct Entry {
     drop();
     Py_XDECREF(reference);
     Py_XDECREF(packed_for);
-    Py_XDECREF(shape);
+    Py_XDECREF(size);
   }
 
   [[nodiscard]] std::uint64_t bytes() const {
@@ -106,9 +106,11 @@ struct Cache {
   std::unordered_map<Key, std::shared_ptr<Entry>, HashOfKey> entries;
   // Which weight lies in a storage; for those that are trusted.
   std::unordered_map<const char*, PyObject*> weights;
-  // The last storages to which somebody took a pointer before anything of them was kept.
-  std::array<const char*, 1024> pointed_to{};
-  std::size_t next_pointed_to = 0;
+  // Storages to which somebody took a pointer, and whether there were too many to remember.
+  std::unordered_set<const char*> pointed_to;
+  bool too_many_pointers = false;
+  // How often somebody got hold of a tensor's memory.
+  std::uint64_t escapes = 0;
 };
 
 inline void Entry::hold(PyObject* made, Form its_form) {

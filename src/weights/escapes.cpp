@@ -84,19 +84,27 @@ PyObject* numpy_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
   return call_with_keywords(numpy, self, arguments, keywords);
 }
 
+// What writes runs Python code itself: nothing that is kept meanwhile holds.
+template <typename Call>
+PyObject* while_open(PyObject* tensor, Call call) {
+  Py_INCREF(tensor);
+  tensor_escapes(tensor, false);
+  PyObject* result = call();
+  tensor_escapes(tensor, false);
+  Py_DECREF(tensor);
+  return result;
+}
+
 PyObject* apply_stub(PyObject* self, PyObject* function) {
-  tensor_escapes(self, false);
-  return apply.original(self, function);
+  return while_open(self, [&] { return apply.original(self, function); });
 }
 
 PyObject* map_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
-  tensor_escapes(self, false);
-  return call_with_keywords(map, self, arguments, keywords);
+  return while_open(self, [&] { return call_with_keywords(map, self, arguments, keywords); });
 }
 
 PyObject* map2_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
-  tensor_escapes(self, false);
-  return call_with_keywords(map2, self, arguments, keywords);
+  return while_open(self, [&] { return call_with_keywords(map2, self, arguments, keywords); });
 }
 
 PyObject* data_ptr_stub(PyObject* self, PyObject* none) {
@@ -171,7 +179,7 @@ void watch(const Plan& plan) {
 void stop_watching(WatchedMethod& method) {
   if (method.definition == nullptr) return;
   store(&method.definition->ml_meth, method.original);
-  method = {};
+  method.definition = nullptr;  // a call under way still needs the original
 }
 
 }  // namespace

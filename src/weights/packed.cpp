@@ -42,9 +42,7 @@ PyObject* options_of(const PackedCall& call) {
 PyObject* case_of(const Entry& entry, const PackedCall& call) {
   const auto digits = std::bit_width(static_cast<std::uint64_t>(tensor::count_elements(call.input)));
   PyObject* options = options_of(call);
-  PyObject* made = options == nullptr
-                       ? nullptr
-                       : Py_BuildValue("(ONi)", PyTuple_GET_ITEM(entry.shape, 0), options, static_cast<int>(digits));
+  PyObject* made = options == nullptr ? nullptr : Py_BuildValue("(ONi)", entry.size, options, static_cast<int>(digits));
   return made;
 }
 
@@ -57,13 +55,22 @@ Verdict verdict_on(PyObject* one_case) {
   return known == Py_True ? Verdict::pays : Verdict::does_not;
 }
 
+// Null, without an exception, where the operator was taken away meanwhile.
+PyObject* call_operator(PyObject* one, PyObject* const* values, std::size_t count) {
+  if (one == nullptr) return nullptr;
+  Py_INCREF(one);
+  PyObject* result = PyObject_Vectorcall(one, values, count, nullptr);
+  Py_DECREF(one);
+  return result;
+}
+
 PyObject* call_plain(const PackedCall& call, PyObject* weight) {
   PyObject* values[3 + conv_options] = {call.input, weight, call.bias};
   std::size_t count = 3;
   if (call.what == Packs::conv2d) {
     for (Py_ssize_t i = 0; i < conv_options; ++i) values[count++] = call.options[i];
   }
-  return PyObject_Vectorcall(operators_of(call.what).plain, values, count, nullptr);
+  return call_operator(operators_of(call.what).plain, values, count);
 }
 
 PyObject* call_packed(const PackedCall& call, PyObject* packed) {
@@ -78,7 +85,7 @@ PyObject* call_packed(const PackedCall& call, PyObject* packed) {
   values[count++] = none;
   values[count++] = no_scalars;
   values[count++] = no_algorithm;
-  return PyObject_Vectorcall(operators_of(call.what).call, values, count, nullptr);
+  return call_operator(operators_of(call.what).call, values, count);
 }
 
 // The packed form of a kept cast, a new reference.
@@ -86,12 +93,12 @@ PyObject* pack(const Entry& entry, const PackedCall& call) {
   PyObject* const pack_it = operators_of(call.what).pack;
   if (call.what == Packs::linear) {
     PyObject* const values[] = {entry.cast, Py_None};
-    return PyObject_Vectorcall(pack_it, values, 2, nullptr);
+    return call_operator(pack_it, values, 2);
   }
   PyObject* sizes = PyObject_CallMethod(call.input, "size", nullptr);
   if (sizes == nullptr) return nullptr;
   PyObject* const values[] = {entry.cast, call.options[1], call.options[0], call.options[2], call.options[3], sizes};
-  PyObject* packed = PyObject_Vectorcall(pack_it, values, 6, nullptr);
+  PyObject* packed = call_operator(pack_it, values, 6);
   Py_DECREF(sizes);
   return packed;
 }
@@ -136,11 +143,12 @@ void consider(Entry& entry, const PackedCall& call) {
   PyObject* cast = Py_NewRef(entry.cast);
   PyObject* packed = pack(entry, call);
   const bool worth = packed != nullptr && (known == Verdict::pays || pays(call, cast, packed));
-  PyErr_Clear();
+  const bool interrupted = PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_Exception) == 0;
+  if (!interrupted) PyErr_Clear();
   entry.busy = false;
   Py_DECREF(cast);
-  PyDict_SetItem(verdicts(), one_case, worth ? Py_True : Py_False);
-  PyErr_Clear();
+  if (!interrupted) PyDict_SetItem(verdicts(), one_case, worth ? Py_True : Py_False);
+  if (!interrupted) PyErr_Clear();
   Py_DECREF(one_case);
   // Not where somebody took the weight away meanwhile.
   if (worth && entry.has(Form::plain)) {
@@ -150,16 +158,23 @@ void consider(Entry& entry, const PackedCall& call) {
   Py_XDECREF(packed);
 }
 
-bool is_packed_for(const Entry& entry, const PackedCall& call) {
-  if (!entry.has(Form::packed)) return false;
-  if (call.what == Packs::linear) return PyTuple_GET_SIZE(entry.packed_for) == 0;
-  if (PyTuple_GET_SIZE(entry.packed_for) != conv_options) return false;
-  for (Py_ssize_t i = 0; i < conv_options; ++i) {
-    const int equal = PyObject_RichCompareBool(PyTuple_GET_ITEM(entry.packed_for, i), call.options[i], Py_EQ);
+bool are_its_options(PyObject* packed_for, const PackedCall& call) {
+  const Py_ssize_t count = call.what == Packs::conv2d ? conv_options : 0;
+  if (PyTuple_GET_SIZE(packed_for) != count) return false;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    const int equal = PyObject_RichCompareBool(PyTuple_GET_ITEM(packed_for, i), call.options[i], Py_EQ);
     PyErr_Clear();
     if (equal != 1) return false;
   }
   return true;
+}
+
+bool is_packed_for(const Entry& entry, const PackedCall& call) {
+  if (!entry.has(Form::packed)) return false;
+  PyObject* packed_for = Py_NewRef(entry.packed_for);
+  const bool is_it = are_its_options(packed_for, call);
+  Py_DECREF(packed_for);
+  return is_it;
 }
 
 }  // namespace
@@ -177,14 +192,15 @@ void assume_that_packing_pays(int answer) noexcept {
 
 bool may_be_packed(const PackedCall& call, Kind to) noexcept {
   if (operators_of(call.what).call == nullptr || to != Kind::bf16) return false;
-  const Entry* entry = entry_of(call.weight, to);
-  if (entry == nullptr || entry->cast == nullptr || entry->busy) return false;
+  const Entry* known = entry_of(call.weight, to);
+  if (known == nullptr || known->cast == nullptr || known->busy) return false;
+  if (known->form == Form::plain && (known->quiet_uses < quiet_enough || known->elements < worth_packing)) return false;
+  const std::shared_ptr<Entry> entry = cache().entries.at({call.weight, to});  // comparing may let others run
   if (entry->form == Form::packed) return is_packed_for(*entry, call);
-  if (entry->quiet_uses < quiet_enough || entry->elements < worth_packing) return false;
   PyObject* one_case = case_of(*entry, call);
-  const Verdict known = verdict_on(one_case);
+  const Verdict verdict = verdict_on(one_case);
   Py_XDECREF(one_case);
-  return known != Verdict::does_not;
+  return verdict != Verdict::does_not;
 }
 
 PyObject* answer(const PackedCall& call, Kind to) noexcept {
@@ -196,6 +212,7 @@ PyObject* answer(const PackedCall& call, Kind to) noexcept {
   if (entry.form == Form::plain) {
     if (tensor::count_elements(call.input) == 0) return nullptr;
     consider(entry, call);
+    if (PyErr_Occurred() != nullptr) return nullptr;
   }
   if (!is_packed_for(entry, call) || !is_unchanged(entry, call.weight)) return nullptr;
   PyObject* packed = Py_NewRef(entry.cast);
@@ -203,7 +220,7 @@ PyObject* answer(const PackedCall& call, Kind to) noexcept {
   Py_DECREF(packed);
   if (result == nullptr) {
     // The ordinary call will say what is wrong.
-    PyErr_Clear();
+    if (PyErr_ExceptionMatches(PyExc_Exception) != 0) PyErr_Clear();
     entry.drop();
     return nullptr;
   }

@@ -227,8 +227,8 @@ def the_weights() -> None:
     _core.weights_assume_that_packing_pays(-1)
     with converted():
         with raises(TypeError):
-            _core.weights_renew(1)  # type: ignore[arg-type]
-        _core.weights_renew([1, None, layer, layer.weight])
+            _core.weights_renew(1, False)  # type: ignore[arg-type]
+        _core.weights_renew((1, None, layer, layer.weight), True)
         _core.weights_were_written([1, layer.weight], [None, x])
         assert _core.weights_casts_to_write([1, None, "x"]) == [None] * 3
         _core.weights_forget(layer)

@@ -115,7 +115,7 @@ class Shares:
         weight = rng.choice(self._layers).weight
         with torch.no_grad():
             rng.choice((lambda: weight.add_(0.1), lambda: weight.data.zero_(), lambda: weight.detach().numpy()))()
-        _core.weights_renew([weight])
+        _core.weights_renew((weight,), False)
         if rng.random() < 0.1:
             self._layers[0] = torch.nn.Linear(8, 8)
 
