@@ -40,6 +40,8 @@ format: $(VENV)/.checkers
 bench: $(VENV)/.built
 	$(BIN)/python benchmarks/calls.py
 	$(BIN)/python benchmarks/kernels.py
+	$(BIN)/python benchmarks/weights.py
+	$(BIN)/python benchmarks/optimizers.py
 	$(BIN)/python benchmarks/allocator.py
 	$(BIN)/python benchmarks/models.py --write
 
