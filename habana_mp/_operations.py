@@ -319,11 +319,20 @@ _ATEN = "aten::"
 COMPOSITES: dict[str, tuple[Any, str]] = {"__rtruediv__": (torch.Tensor, "__rdiv__")}
 
 
-#: Functions and methods that stand among torch's operations and are none, or are the casts themselves.
+#: Methods of Tensor by which its memory gets into other hands, or that write without counting the version up.
+HANDS_OUT_MEMORY = ("untyped_storage", "numpy", "data_ptr", "apply_", "map_", "map2_")
+
+#: Functions that write into their tensors without counting the versions up.
+SILENT_WRITERS = (
+    *("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"),
+    "_amp_foreach_non_finite_check_and_unscale_",
+)
+
+#: Functions and methods that stand among torch's operations and are none, are the casts themselves, or are watched.
 NO_OPERATION = _names("""
     assert_int_or_pair boolean_dispatch handle_torch_function has_torch_function_variadic
-    bfloat16 double float half to type type_as item new_tensor dim numel size stride data_ptr tolist
-""")
+    bfloat16 double float half to type type_as item new_tensor dim numel size stride tolist
+""").union(HANDS_OUT_MEMORY, SILENT_WRITERS)
 
 
 @dataclass(frozen=True)
@@ -350,7 +359,7 @@ def _namespaces() -> Iterator[tuple[str, Any]]:
 def builtins_named(name: str) -> tuple[Builtin, ...]:
     """Every builtin function and Tensor method of that name."""
     found: list[Builtin] = []
-    if name in NO_OPERATION:
+    if name.removeprefix(_ATEN) in NO_OPERATION:
         return ()
     if "::" in name:
         return tuple(_of_operator(name))

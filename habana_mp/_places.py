@@ -23,6 +23,7 @@ from torch.optim.optimizer import (
 from torch.utils.data._utils import worker
 
 from habana_mp import _core
+from habana_mp import _operations as ops
 from habana_mp._errors import warn
 from habana_mp._imports import WhenImported
 
@@ -113,14 +114,7 @@ def _files(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(str(Path(torch.__file__).parent / name) + "/" * name.endswith("/") for name in names)
 
 
-#: Functions that write into their tensors without counting the versions up.
-_SILENT_WRITERS = (
-    *("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"),
-    "_amp_foreach_non_finite_check_and_unscale_",
-)
-
-
-#: Methods of torch.distributed's ProcessGroup that do so.
+#: Methods of torch.distributed's ProcessGroup that write into their tensors without counting the versions up.
 _SILENT_COLLECTIVES = (
     *("broadcast", "allreduce", "allreduce_coalesced", "reduce", "recv", "recv_anysource", "gather", "scatter"),
     *("allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced", "alltoall"),
@@ -134,7 +128,7 @@ def _silent_writers() -> Iterator[Any]:
         method = getattr(group, name, None)
         if method is not None:
             yield getattr(method, "__func__", method)
-    for name in _SILENT_WRITERS:
+    for name in ops.SILENT_WRITERS:
         if hasattr(torch, name):
             operator = getattr(torch.ops.aten, name)
             yield from (

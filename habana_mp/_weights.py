@@ -8,9 +8,7 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from habana_mp import _core
-
-#: Methods of Tensor by which its memory gets into other hands, or that write without counting the version up.
-_WATCHED = ("untyped_storage", "numpy", "data_ptr", "apply_", "map_", "map2_")
+from habana_mp import _operations as ops
 
 #: Modules that take the pointer of a tensor or storage only to tell one from another; what their names begin with.
 #: Whoever else takes one may write through it at any time.
@@ -39,7 +37,7 @@ class Weights:
         if not on:
             self.uninstall()
             return
-        methods = {name: getattr(torch._C.TensorBase, name) for name in _WATCHED}
+        methods = {name: getattr(torch._C.TensorBase, name) for name in ops.HANDS_OUT_MEMORY}
         methods["storage.data_ptr"] = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]
         _core.weights_watch(methods, _COMPARE_POINTERS, _PASS_POINTERS_ON)
         if self._handle is None:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from conftest import Converter
 from torch import nn
 
+from habana_mp import _operations as ops
 from habana_mp import hmp
 
 pytestmark = pytest.mark.usefixtures("counted")
@@ -383,6 +384,15 @@ def test_a_weight_with_gaps_or_overlaps_is_not_kept(w: torch.Tensor) -> None:
     for _ in range(3):
         assert torch.equal(F.linear(x, parameter), F.linear(x.bfloat16(), w.bfloat16()))
     assert kept().weights == 0
+
+
+@pytest.mark.parametrize("name", [*ops.HANDS_OUT_MEMORY, *ops.SILENT_WRITERS, "aten::_fused_adam_"])
+def test_what_is_watched_is_no_operation_for_a_list(converted: Converter, name: str) -> None:
+    for _ in range(2):
+        with pytest.raises(hmp.ListError, match="unknown operat"):
+            converted(bf16=[name])
+        hmp.convert()
+    hmp.restore()
 
 
 def test_an_optimizer_whose_group_is_a_tuple_steps_as_before() -> None:
