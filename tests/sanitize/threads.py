@@ -95,15 +95,18 @@ def trains(_: random.Random) -> None:
 
 
 class Shares:
-    """Layers that all threads use and one of them writes."""
+    """Layers that all threads use and one of them writes, while no other one uses them: torch does not allow that."""
+
+    _users = 4
 
     def __init__(self) -> None:
+        self._free = threading.Semaphore(self._users)
         self._layers = [torch.nn.Linear(size, size) for size in (8, 140, 300)]
 
     def uses(self, rng: random.Random) -> None:
         layer = rng.choice(self._layers)
         mode = rng.choice((torch.no_grad, torch.inference_mode, contextlib.nullcontext))
-        with mode():
+        with self._free, mode():
             for _ in range(6):
                 result = layer(torch.randn(2, layer.in_features))
         assert result.dtype in FLOATING
@@ -113,7 +116,9 @@ class Shares:
 
     def writes(self, rng: random.Random) -> None:
         weight = rng.choice(self._layers).weight
-        with torch.no_grad():
+        with contextlib.ExitStack() as held, torch.no_grad():
+            for _ in range(self._users):
+                held.enter_context(self._free)
             rng.choice((lambda: weight.add_(0.1), lambda: weight.data.zero_(), lambda: weight.detach().numpy()))()
         _core.weights_renew((weight,), False)
         if rng.random() < 0.1:
