@@ -38,7 +38,7 @@ class Weights:
             self.uninstall()
             return
         methods = {name: getattr(torch._C.TensorBase, name) for name in ops.HANDS_OUT_MEMORY}
-        methods["storage.data_ptr"] = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]
+        methods["storage.data_ptr"] = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]  # torch's stubs lack it
         _core.weights_watch(methods, _COMPARE_POINTERS, _PASS_POINTERS_ON)
         if self._handle is None:
             self._handle = register_optimizer_step_post_hook(_renew)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,6 +23,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from habana_mp import _core, hmp, optim
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 CLASSES = {"AdamW": (optim.AdamW, torch.optim.AdamW), "Adam": (optim.Adam, torch.optim.Adam)}
 CLASSES |= {"SGD": (optim.SGD, torch.optim.SGD)}
@@ -91,14 +93,6 @@ def assert_equal(ours: Any, theirs: Any) -> None:
 def assert_close(ours: Any, theirs: Any, rtol: float = 2e-5) -> None:
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=rtol, atol=1e-7)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

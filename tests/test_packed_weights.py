@@ -48,6 +48,13 @@ def packed_layer(bias: bool = True, shape: tuple[int, int] = (160, 144)) -> nn.L
     return layer
 
 
+def assert_calls_are_right(layer: nn.Linear, x: torch.Tensor) -> None:
+    """Often enough to be packed."""
+    with torch.no_grad():
+        for _ in range(8):
+            assert torch.equal(layer(x), by_hand(layer, x))
+
+
 INPUTS: dict[str, Callable[[], torch.Tensor]] = {
     "one row": lambda: torch.randn(1, 144),
     "rows": lambda: torch.randn(7, 144),
@@ -166,9 +173,7 @@ def test_what_does_not_pay_is_not_packed() -> None:
     hmp.convert()
     layer = nn.Linear(144, 160)
     x = torch.randn(2, 144)
-    with torch.no_grad():
-        for _ in range(8):
-            assert torch.equal(layer(x), by_hand(layer, x))
+    assert_calls_are_right(layer, x)
     assert packed() == 0
 
 
@@ -177,9 +182,7 @@ def test_a_measurement_decides() -> None:
     hmp.convert()
     layer = nn.Linear(512, 768)
     x = torch.randn(1, 512)
-    with torch.no_grad():
-        for _ in range(8):
-            assert torch.equal(layer(x), by_hand(layer, x))
+    assert_calls_are_right(layer, x)
     assert packed() in (0, 1)
 
 

@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import Converter
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
 
 from habana_mp import _operations as ops
@@ -437,9 +439,8 @@ def test_saving_a_checkpoint_costs_one_refresh(tmp_path: Any) -> None:
 
 
 def test_weights_loaded_from_a_file_are_kept(tmp_path: Any) -> None:
-    safetensors = pytest.importorskip("safetensors.torch", reason="comes with transformers")
-    safetensors.save_file({"weight": torch.randn(16, 32)}, tmp_path / "model.safetensors")
-    with safetensors.safe_open(tmp_path / "model.safetensors", "pt") as file:
+    save_file({"weight": torch.randn(16, 32)}, tmp_path / "model.safetensors")
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
         w = nn.Parameter(file.get_tensor("weight"))
     hmp.convert()
     for _ in range(3):

@@ -1,12 +1,12 @@
 #include "engine/slots.hpp"
 
 #include <algorithm>
-#include <atomic>
 #include <memory>
 #include <string_view>
 #include <unordered_set>
 #include <utility>
 
+#include "atomic_store.hpp"
 #include "engine/call.hpp"
 #include "engine/state.hpp"
 #include "log/log.hpp"
@@ -90,11 +90,6 @@ constexpr std::array<Stubs, sizeof...(index)> make_stubs(std::index_sequence<ind
   return {Stubs{vectorcall_stub<index>, method_stub<index>, method_without_arguments_stub<index>}...};
 }
 constexpr auto stubs = make_stubs(std::make_index_sequence<target_capacity>());
-
-template <typename T>
-void store(T* place, T value) {
-  std::atomic_ref<T>(*place).store(value, std::memory_order_release);
-}
 
 vectorcallfunc* slot_of(PyObject* object) {
   return Py_TYPE(object) == &PyMethodDescr_Type ? &reinterpret_cast<PyMethodDescrObject*>(object)->vectorcall

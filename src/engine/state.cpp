@@ -3,13 +3,13 @@
 
 #include <Python.h>
 #include <dlfcn.h>
-#include <frameobject.h>  // PyFrame_GetBack is declared here before 3.11
 #include <pthread.h>
 
 #include <new>
 #include <string_view>
 #include <utility>
 
+#include "frames.hpp"
 #include "log/log.hpp"
 
 namespace habana_mp::engine {
@@ -41,70 +41,6 @@ std::uint32_t current_installation = 1;
 constexpr std::uint32_t most_regions = 64;
 
 [[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, [] { in_child_process = true; });
-
-// Steps from frame to frame, outwards, without leaving an exception behind.
-class FrameWalk {
- public:
-  FrameWalk() : frame_(PyEval_GetFrame()) { Py_XINCREF(frame_); }
-  ~FrameWalk() { Py_XDECREF(frame_); }
-  FrameWalk(const FrameWalk&) = delete;
-  FrameWalk& operator=(const FrameWalk&) = delete;
-
-  explicit operator bool() const { return frame_ != nullptr; }
-  void outwards() {
-    PyFrameObject* back = PyFrame_GetBack(frame_);
-    Py_DECREF(frame_);
-    frame_ = back;
-  }
-  // Borrowed from the frame, which is running.
-  PyObject* code() const {
-    PyCodeObject* code = PyFrame_GetCode(frame_);
-    Py_DECREF(code);
-    return reinterpret_cast<PyObject*>(code);
-  }
-  // A new reference, or null with an exception set.
-  PyObject* globals() const {
-    PyObject* globals = PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame_), "f_globals");
-    if (globals != nullptr && !PyDict_Check(globals)) Py_CLEAR(globals);
-    return globals;
-  }
-  // The value of the code's first parameter (or the first of its *args), borrowed; null where it has none.
-  PyObject* first_parameter() const {
-    auto* code = reinterpret_cast<PyCodeObject*>(this->code());
-    const bool starred = code->co_argcount == 0;
-    if (starred && (code->co_flags & CO_VARARGS) == 0) return nullptr;
-#if PY_VERSION_HEX >= 0x030B0000
-    PyObject* names = PyCode_GetVarnames(code);
-#else
-    PyObject* names = Py_NewRef(code->co_varnames);
-#endif
-    // Keyword-only parameters stand between the positional ones and *args.
-    PyObject* value =
-        names == nullptr ? nullptr : variable(PyTuple_GET_ITEM(names, starred ? code->co_kwonlyargcount : 0));
-    Py_XDECREF(names);
-    PyErr_Clear();
-    if (value == nullptr) return nullptr;
-    PyObject* first = value;
-    if (starred) first = PyTuple_Check(value) && PyTuple_GET_SIZE(value) > 0 ? PyTuple_GET_ITEM(value, 0) : nullptr;
-    Py_DECREF(value);  // the frame keeps it
-    return first;
-  }
-
- private:
-  // A local variable, a new reference; null, with an exception set, where it has no value.
-  PyObject* variable(PyObject* name) const {
-#if PY_VERSION_HEX >= 0x030C0000
-    return PyFrame_GetVar(frame_, name);
-#else
-    PyObject* locals = PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame_), "f_locals");
-    PyObject* value = locals == nullptr ? nullptr : PyObject_GetItem(locals, name);
-    Py_XDECREF(locals);
-    return value;
-#endif
-  }
-
-  PyFrameObject* frame_;
-};
 
 bool is_among(PyObject* code, PyObject* codes) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(codes); ++i) {
@@ -170,12 +106,8 @@ void forget_construction(ThreadState& state) {
 }
 
 // Was the code read from a file whose name begins with one of these?
-bool begins_with_one_of(PyObject* code, PyObject* beginnings) {
-  PyObject* file = reinterpret_cast<PyCodeObject*>(code)->co_filename;
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(beginnings); ++i) {
-    if (PyUnicode_Tailmatch(file, PyTuple_GET_ITEM(beginnings, i), 0, PY_SSIZE_T_MAX, -1) == 1) return true;
-  }
-  return false;
+bool is_of_file(PyObject* code, PyObject* beginnings) {
+  return begins_with_one_of(reinterpret_cast<PyCodeObject*>(code)->co_filename, beginnings);
 }
 
 bool is_stepping() {
@@ -389,8 +321,8 @@ const Places& places() noexcept { return known_places; }
 bool caller_is_inside_of_an_operation() noexcept {
   if (known_places.inside == nullptr) return false;
   FrameWalk walk;
-  while (walk && begins_with_one_of(walk.code(), known_places.between)) walk.outwards();
-  return walk && begins_with_one_of(walk.code(), known_places.inside);
+  while (walk && is_of_file(walk.code(), known_places.between)) walk.outwards();
+  return walk && is_of_file(walk.code(), known_places.inside);
 }
 
 bool caller_will_be_cast() noexcept {

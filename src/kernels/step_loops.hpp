@@ -10,6 +10,13 @@
 namespace habana_mp::kernels {
 namespace {  // NOLINT(google-build-namespaces): see above
 
+// The gradient as the step takes it: unscaled where GradScaler left that to the optimizer, with the sign of `maximize`.
+template <bool scaled, typename Numbers>
+inline float gradient_of(float* grad, std::size_t i, const Numbers& n) {
+  if constexpr (scaled) grad[i] = grad[i] / n.scale;
+  return grad[i] * n.sign;
+}
+
 template <bool scaled, bool l2, bool amsgrad>
 void adam_loop(const AdamNumbers& numbers, const StepArrays& arrays, std::size_t count) {
   const AdamNumbers n = numbers;
@@ -21,12 +28,7 @@ void adam_loop(const AdamNumbers& numbers, const StepArrays& arrays, std::size_t
   const bool from_average = n.blend < 0.5F;
   const float blend = from_average ? n.blend : n.blend - 1.0F;
   for (std::size_t i = 0; i < count; ++i) {
-    float g = grad[i];
-    if constexpr (scaled) {
-      g = g / n.scale;
-      grad[i] = g;
-    }
-    g = g * n.sign;
+    float g = gradient_of<scaled>(grad, i, n);
     float p = param[i];
     if constexpr (l2) {
       g = __builtin_fmaf(p, n.l2, g);
@@ -75,12 +77,7 @@ void sgd_loop(const SgdNumbers& numbers, const StepArrays& arrays, std::size_t c
   float* __restrict grad = arrays.grad;
   float* __restrict average = arrays.first;
   for (std::size_t i = 0; i < count; ++i) {
-    float g = grad[i];
-    if constexpr (scaled) {
-      g = g / n.scale;
-      grad[i] = g;
-    }
-    g = g * n.sign;
+    float g = gradient_of<scaled>(grad, i, n);
     const float p = param[i];
     g = n.decays ? __builtin_fmaf(p, n.l2, g) : g;
     if constexpr (momentum) {

@@ -285,15 +285,13 @@ double largest(Kind kind) noexcept {
   }
 }
 
-namespace {
-bool view_on_cpu(PyObject* tensor, DLTensor& view) {
+bool view_on_cpu(PyObject* tensor, DLTensor& view) noexcept {
   if (api.exchange == nullptr || api.exchange->dltensor_from_py_object_no_sync(tensor, &view) != 0) {
     PyErr_Clear();
     return false;
   }
   return view.device.device_type == kDLCPU && view.data != nullptr;
 }
-}  // namespace
 
 bool is_on_cpu(PyObject* tensor, int dimensions) noexcept {
   DLTensor view;

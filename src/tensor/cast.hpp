@@ -53,6 +53,9 @@ bool is_reference_to(PyObject* reference, PyObject* object) noexcept;
 // The largest finite value of a precision.
 double largest(Kind kind) noexcept;
 
+// Looks at a plain tensor's memory through the exchange API; false where that is not on the CPU or not possible.
+bool view_on_cpu(PyObject* tensor, DLTensor& view) noexcept;
+
 // Is this plain tensor on the CPU, with so many dimensions or more? False where that cannot be read.
 bool is_on_cpu(PyObject* tensor, int dimensions) noexcept;
 

@@ -144,29 +144,16 @@ const void* find_slice_deleter(const Inside& found) {
   return deleter;
 }
 
-// Null where there is no such method without arguments.
-PyCFunction method_of_tensor(const char* name) {
-  PyObject* method = PyObject_GetAttrString(reinterpret_cast<PyObject*>(api.tensor_base), name);
-  PyCFunction function = nullptr;
-  if (method != nullptr && Py_TYPE(method) == &PyMethodDescr_Type) {
-    const PyMethodDef* definition = reinterpret_cast<PyMethodDescrObject*>(method)->d_method;
-    if (definition->ml_flags == METH_NOARGS) function = definition->ml_meth;
-  }
-  Py_XDECREF(method);
-  return function;
-}
-
 bool find_functions() {
   PyObject* c = PyImport_ImportModule("torch._C");
   PyObject* graph = PyImport_ImportModule("torch.autograd.graph");
   if (c == nullptr || graph == nullptr) return false;
-  count_of_tensor = method_of_tensor("_use_count");
-  storage_object = method_of_tensor("untyped_storage");
   count_of_storage = PyObject_GetAttrString(c, "_storage_Use_Count");
   gradient_edge = PyObject_GetAttrString(graph, "get_gradient_edge");
   Py_DECREF(c);
   Py_DECREF(graph);
-  return count_of_tensor != nullptr && storage_object != nullptr && count_of_storage != nullptr &&
+  return method_without_arguments(api.tensor_base, "_use_count", count_of_tensor) &&
+         method_without_arguments(api.tensor_base, "untyped_storage", storage_object) && count_of_storage != nullptr &&
          gradient_edge != nullptr;
 }
 
@@ -331,11 +318,7 @@ bool Geometry::is_dense() const {
 namespace {
 
 bool view_of(PyObject* tensor, DLTensor& view) {
-  if (api.exchange == nullptr || api.exchange->dltensor_from_py_object_no_sync(tensor, &view) != 0) {
-    PyErr_Clear();
-    return false;
-  }
-  return view.device.device_type == kDLCPU && view.data != nullptr && (view.ndim == 0 || view.strides != nullptr);
+  return view_on_cpu(tensor, view) && (view.ndim == 0 || view.strides != nullptr);
 }
 
 const void* values_of(const DLTensor& view) { return static_cast<const char*>(view.data) + view.byte_offset; }

@@ -9,24 +9,6 @@ namespace {
 // A new reference that is kept for the life of the process.
 PyObject* attribute(PyObject* owner, const char* name) { return PyObject_GetAttrString(owner, name); }
 
-// The C function behind a method that takes no arguments.
-bool method_without_arguments(PyTypeObject* type, const char* name, PyCFunction& function, int flags = METH_NOARGS) {
-  PyObject* entry = attribute(reinterpret_cast<PyObject*>(type), name);
-  if (entry == nullptr) return false;
-  if (Py_TYPE(entry) != &PyMethodDescr_Type) {
-    PyErr_Format(PyExc_ImportError, "habana_mp: torch.Tensor.%s is %R, not a method of C", name, entry);
-    return false;
-  }
-  PyMethodDef* definition = reinterpret_cast<PyMethodDescrObject*>(entry)->d_method;
-  if (definition->ml_flags != flags) {
-    PyErr_Format(PyExc_ImportError, "habana_mp: torch.Tensor.%s has the flags %d, expected %d", name,
-                 definition->ml_flags, flags);
-    return false;
-  }
-  function = definition->ml_meth;
-  return true;
-}
-
 bool getter(PyTypeObject* type, const char* name, PyGetSetDef*& definition) {
   PyObject* entry = attribute(reinterpret_cast<PyObject*>(type), name);
   if (entry == nullptr) return false;
@@ -67,6 +49,23 @@ long number_of(PyObject* member) {
 }
 
 }  // namespace
+
+bool method_without_arguments(PyTypeObject* type, const char* name, PyCFunction& function, int flags) {
+  PyObject* entry = attribute(reinterpret_cast<PyObject*>(type), name);
+  if (entry == nullptr) return false;
+  if (Py_TYPE(entry) != &PyMethodDescr_Type) {
+    PyErr_Format(PyExc_ImportError, "habana_mp: torch.Tensor.%s is %R, not a method of C", name, entry);
+    return false;
+  }
+  PyMethodDef* definition = reinterpret_cast<PyMethodDescrObject*>(entry)->d_method;
+  if (definition->ml_flags != flags) {
+    PyErr_Format(PyExc_ImportError, "habana_mp: torch.Tensor.%s has the flags %d, expected %d", name,
+                 definition->ml_flags, flags);
+    return false;
+  }
+  function = definition->ml_meth;
+  return true;
+}
 
 bool bind_torch() {
   if (api.tensor != nullptr) return true;

@@ -59,6 +59,9 @@ struct TorchApi {
 // Filled by bind_torch; every other function of this room may only be called after it.
 extern TorchApi api;
 
+// The C function behind a method of this calling convention. False with a Python exception set where it is none.
+bool method_without_arguments(PyTypeObject* type, const char* name, PyCFunction& function, int flags = METH_NOARGS);
+
 // Imports torch's objects. False with a Python exception set when something is missing.
 bool bind_torch();
 

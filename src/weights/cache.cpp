@@ -1,6 +1,5 @@
 #include "weights/cache.hpp"
 
-#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -85,13 +84,12 @@ class OutsideOfInferenceMode {
   PyObject* guard_ = nullptr;
 };
 
-// Does a method without arguments answer this?
-bool answers(PyObject* tensor, const char* method, PyObject* expected) {
-  PyObject* answer = PyObject_CallMethod(tensor, method, nullptr);
-  const bool is_it = answer == expected;
+// Does a method without arguments answer "no"?
+bool denies(PyCFunction method, PyObject* tensor) {
+  PyObject* answer = method(tensor, nullptr);
   Py_XDECREF(answer);
   PyErr_Clear();
-  return is_it;
+  return answer == Py_False;
 }
 
 // The cast as torch makes it, where it lies in memory as the weight does: then it can be made again in place. Null
@@ -204,7 +202,7 @@ bool earn_trust(Entry& entry, PyObject* weight, const Sight& now) {
   if (entry.trust != Trust::open) return true;
   return now.counter != nullptr && is_time_to_try(entry.refusals) && !cache().too_many_pointers &&
          !cache().pointed_to.contains(now.storage) && tensor::owns_its_memory(weight) &&
-         answers(weight, "is_inference", Py_False) && answers(weight, "is_neg", Py_False);
+         denies(tensor::api.is_inference, weight) && denies(tensor::api.is_neg, weight);
 }
 
 bool is_kept(const Entry& entry) {
@@ -213,7 +211,7 @@ bool is_kept(const Entry& entry) {
 }
 
 // Brings an entry to the weight's values of now. False where nothing of it can be kept.
-bool bring_up_to_date(Entry& entry, PyObject* weight, Sight now) {
+bool bring_up_to_date(Entry& entry, PyObject* weight, const Sight& now) {
   if (entry.busy) return false;
   const bool had_cast = entry.cast != nullptr;
   const std::uint64_t escapes = cache().escapes;

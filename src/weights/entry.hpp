@@ -33,7 +33,7 @@ enum class Trust : std::uint8_t {
 
 enum class Form : std::uint8_t {
   plain,   // a tensor like the weight
-  packed,  // in the layout of the CPU's library, for linear layers where nothing is recorded
+  packed,  // in the layout of the CPU's library, where nothing is recorded
 };
 
 struct Entry {

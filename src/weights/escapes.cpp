@@ -1,9 +1,7 @@
 #include "weights/escapes.hpp"
 
-#include <frameobject.h>  // PyFrame_GetBack is declared here before 3.11
-
-#include <atomic>
-
+#include "atomic_store.hpp"
+#include "frames.hpp"
 #include "tensor/inside.hpp"
 #include "tensor/memory_map.hpp"
 #include "weights/cache.hpp"
@@ -33,34 +31,18 @@ struct Callers {
 };
 Callers callers;
 
-template <typename T>
-void store(T* place, T value) {
-  std::atomic_ref<T>(*place).store(value, std::memory_order_release);
-}
-
-bool begins_with_one_of(PyObject* name, PyObject* beginnings) {
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(beginnings); ++i) {
-    if (PyUnicode_Tailmatch(name, PyTuple_GET_ITEM(beginnings, i), 0, PY_SSIZE_T_MAX, -1) == 1) return true;
-  }
-  return false;
-}
-
 // Does the calling Python code belong to a library that looks at pointers only to tell storages apart? Code that hands
 // a pointer on is passed by: what counts is who asked it.
 bool caller_is_harmless() {
   bool harmless = false;
-  PyFrameObject* frame = PyEval_GetFrame();
-  Py_XINCREF(frame);
-  while (frame != nullptr) {
-    PyObject* globals = PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame), "f_globals");
+  bool passes_on = true;
+  for (FrameWalk walk; walk && passes_on; walk.outwards()) {
+    PyObject* globals = walk.globals();
     PyObject* name = globals == nullptr ? nullptr : PyDict_GetItemString(globals, "__name__");
     const bool is_named = name != nullptr && PyUnicode_Check(name);
-    const bool passes_on = is_named && begins_with_one_of(name, callers.passing_on);
+    passes_on = is_named && begins_with_one_of(name, callers.passing_on);
     harmless = is_named && begins_with_one_of(name, callers.harmless);
     Py_XDECREF(globals);
-    PyFrameObject* outer = passes_on ? PyFrame_GetBack(frame) : nullptr;
-    Py_DECREF(frame);
-    frame = outer;
   }
   PyErr_Clear();
   return harmless;
