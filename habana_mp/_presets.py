@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -21,7 +21,7 @@ class Preset:
     widest: tuple[Listed, ...] = ()
 
 
-#: name: (description, lower, fp32, widest); the files of ``lists/`` without ``.txt``.
+#: name: (description, lower, fp32, widest); the files of ``lists/`` without ``.txt``, several for one list too.
 _FILES: dict[str, tuple[str, str, str, str]] = {
     "hmp-default": ("the default lists of HMP", "hmp_default_bf16", "hmp_default_fp32", ""),
     "hmp-guide-o1": ("the shorter O1 lists of HMP's first guide", "hmp_guide_o1_bf16", "hmp_guide_o1_fp32", ""),
@@ -33,8 +33,18 @@ _FILES: dict[str, tuple[str, str, str, str]] = {
         "hpu_autocast_fp32",
         "hpu_autocast_promote",
     ),
-    "torch-cpu": ("what torch.autocast does on a CPU", "torch_cpu_lower", "torch_cpu_fp32", "torch_cpu_promote"),
-    "torch-cuda": ("what torch.autocast does on CUDA", "torch_cuda_lower", "torch_cuda_fp32", "torch_cuda_promote"),
+    "torch-cpu": (
+        "what torch.autocast does on a CPU",
+        "torch_cpu_lower torch_cpu_more_lower",
+        "torch_cpu_fp32 torch_cpu_more_fp32",
+        "torch_cpu_promote",
+    ),
+    "torch-cuda": (
+        "what torch.autocast does on CUDA",
+        "torch_cuda_lower torch_cuda_more_lower",
+        "torch_cuda_fp32 torch_cuda_more_fp32",
+        "torch_cuda_promote torch_cuda_more_promote",
+    ),
     "torch-xpu": ("what torch.autocast does on an XPU", "torch_xpu_lower", "torch_xpu_fp32", "torch_xpu_promote"),
     "xpu-amp-bf16": ("AMP on XPU in bfloat16", "xpu_amp_bf16", "xpu_amp_fp32", "xpu_amp_promote"),
     "xpu-amp-fp16": ("AMP on XPU in float16", "xpu_amp_fp16", "xpu_amp_fp32", "xpu_amp_promote"),
@@ -44,10 +54,12 @@ _FILES: dict[str, tuple[str, str, str, str]] = {
 _SILENT = {"pytorch", "habana", "benchmarks", "implementations", "training", "config", "hls-gaudi2-pt", "examples"}
 
 
-def _file(name: str) -> tuple[Listed, ...]:
-    if not name:
-        return ()
-    return tuple(Listed(one.name, f"{name}.txt", one.line) for one in read_list(DIRECTORY / f"{name}.txt"))
+def _files(names: str) -> tuple[Listed, ...]:
+    return tuple(
+        Listed(one.name, f"{name}.txt", one.line)
+        for name in names.split()
+        for one in read_list(DIRECTORY / f"{name}.txt")
+    )
 
 
 @dataclass(frozen=True)
@@ -116,10 +128,29 @@ def _model_presets() -> dict[str, Preset]:
 def presets() -> dict[str, Preset]:
     """All presets by name."""
     shipped = {
-        name: Preset(name, description, _file(lower), _file(fp32), _file(widest))
+        name: Preset(name, description, _files(lower), _files(fp32), _files(widest))
         for name, (description, lower, fp32, widest) in _FILES.items()
     }
     return {**shipped, **_model_presets()}
+
+
+def preset_named(name: str) -> Preset:
+    """The preset of that name."""
+    known = presets()
+    if name not in known:
+        shipped = ", ".join(one for one in known if not one.startswith("gaudi/"))
+        raise ValueError(f"`preset` must be one of {shipped}, or a name that `habana-mp lists` shows; got {name!r}")
+    return known[name]
+
+
+def with_own(lists: Preset, lower: tuple[Listed, ...] | None, fp32: tuple[Listed, ...] | None) -> tuple[Preset, Preset]:
+    """What stays of a preset, and the user's own lists, each of which replaces its side of the preset."""
+    own = Preset("", "")
+    if lower is not None:
+        lists, own = replace(lists, lower=()), replace(own, lower=lower)
+    if fp32 is not None:
+        lists, own = replace(lists, fp32=()), replace(own, fp32=fp32)
+    return lists, own
 
 
 @cache
