@@ -166,13 +166,13 @@ class RegionsInExport(WhenImported):
             if function is enter:
                 vars(tracing).setdefault("_habana_mp_regions", []).append(_enter_noted_region(*args))
             elif function is leave and vars(tracing).get("_habana_mp_regions"):
-                _core.exchange_state(tracing._habana_mp_regions.pop())
+                _leave_noted_region(tracing._habana_mp_regions.pop())
             return result
 
         def leaving_all(tracing: Any, *error: Any) -> Any:
             # An exception passes by the ends of the regions that it leaves.
             for state in reversed(vars(tracing).pop("_habana_mp_regions", [])):
-                _core.exchange_state(state)
+                _leave_noted_region(state)
             return leave_mode(tracing, *error)
 
         mode.__torch_function__ = entering_regions
@@ -184,15 +184,24 @@ class RegionsInExport(WhenImported):
         del mode.__exit__
 
 
-def _enter_noted_region(device: str, dtype: torch.dtype, enabled: bool, *_: Any) -> int:
-    """Do here what a region of torch.autocast does where it is entered; the state before."""
+def _enter_noted_region(device: str, dtype: torch.dtype, enabled: bool, *_: Any) -> int | None:
+    """Do here what a region of torch.autocast does where it is entered; the state before, None where torch has entered
+    it already, and will leave it."""
     state = _core.current_state()
     if device == MARK:
         torch.set_autocast_dtype(device, dtype)
-        _core.exchange_state(_core.current_state() & ~_core.state_without_casts)
+        wanted = _core.current_state() & ~_core.state_without_casts
     elif enabled == (device == _core.disabled_flag):
-        _core.exchange_state(state | _core.state_without_casts)
-    return state
+        wanted = state | _core.state_without_casts
+    else:
+        return None
+    _core.exchange_state(wanted)
+    return None if wanted == state else state
+
+
+def _leave_noted_region(state: int | None) -> None:
+    if state is not None:
+        _core.exchange_state(state)
 
 
 class Compiled:

@@ -31,10 +31,13 @@ def custom_fwd(
 
     @functools.wraps(fwd)
     def decorated(ctx: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not _core.lists_speak_here():
+        if torch.compiler.is_compiling():
+            return torchs(ctx, *args, **kwargs)
+        ctx._habana_mp_state = _core.current_state()
+        ctx._habana_mp_is_torchs = not _core.lists_speak_here()
+        if ctx._habana_mp_is_torchs:
             return torchs(ctx, *args, **kwargs)
         if cast_inputs is None:
-            ctx._habana_mp_state = _core.current_state()
             return fwd(ctx, *args, **kwargs)
         with disable_casts():
             ctx._habana_mp_state = _core.current_state()
@@ -57,11 +60,11 @@ def custom_bwd(bwd: Callable[..., Any] | None = None, *, device_type: str) -> Ca
     @functools.wraps(bwd)
     def decorated(ctx: Any, *args: Any, **kwargs: Any) -> Any:
         state = getattr(ctx, "_habana_mp_state", None)
-        if state is None:
+        if state is None or not hasattr(ctx, "_habana_mp_is_torchs"):  # its forward was not decorated by ours
             return torchs(ctx, *args, **kwargs)
         before = _core.exchange_state(state)
         try:
-            return bwd(ctx, *args, **kwargs)
+            return torchs(ctx, *args, **kwargs) if ctx._habana_mp_is_torchs else bwd(ctx, *args, **kwargs)
         finally:
             _core.exchange_state(before)
 

@@ -196,13 +196,14 @@ def _code_of_custom_fwd() -> types.CodeType:
 
 
 def _custom_fwd_asks() -> bool:
-    """The wrapper of ``torch.amp.custom_fwd`` asks whether autocast is on; it is not, but our casts are.
+    """The wrapper of ``torch.amp.custom_fwd`` asks whether autocast is on, in a region of ours.
 
     Its backward is to run as its forward does, so that is noted with its context. And where it casts its inputs it does
-    so, and goes on without casts, when it is told that autocast is on.
+    so, and goes on without casts, when it is told that autocast is on. Under convert alone such a function has the
+    casts of any other.
     """
     variables = sys._getframe(1).f_locals
-    casts_inputs = variables["cast_inputs"] is not None
+    casts_inputs = variables["cast_inputs"] is not None and _core.lists_speak_here()
     state = _core.current_state()
     variables["args"][0]._habana_mp_state = state | _core.state_without_casts if casts_inputs else state
     return casts_inputs

@@ -48,8 +48,10 @@ void switch_mark(bool was_on, bool is_on) noexcept {
 void write_mark(std::uint64_t from, std::uint64_t to) noexcept {
   if (mark.dtypes == nullptr) return;
   marking = true;
+  const Region entering = thread_state.entering;  // the calls are watched
   switch_mark(from != 0, to != 0);
   call_with_device(mark.set_autocast_dtype, PyTuple_GET_ITEM(mark.dtypes, static_cast<Py_ssize_t>(to)));
+  thread_state.entering = entering;
   marking = false;
 }
 

@@ -397,7 +397,7 @@ PyObject* told_of_casts(PyObject* result) {
 PyObject* is_autocast_enabled_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   PyObject* result = is_autocast_enabled.call(values, flagged_count, keywords);
   const Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
-  if (result == Py_False && count == 1 && lists_speak_here() && caller_is_custom_fwd()) {
+  if (result == Py_False && count == 1 && thread_state.region != nullptr && caller_is_custom_fwd()) {
     Py_DECREF(result);
     return PyObject_CallNoArgs(places().custom_fwd_asks);
   }

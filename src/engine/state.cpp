@@ -225,7 +225,6 @@ void region_is_entered() noexcept {
     state.disabled_by_region = false;
   }
   if (state.regions++ >= most_regions) return;
-  if (state.entering == Region::as_forward) enter_state(key_of(state.regions), unpack(state.entering_state));
   const bool disabled = casts_are_disabled();
   state.flags_before = (state.flags_before << 1U) | (disabled ? 1U : 0U);
   state.by_region_before = (state.by_region_before << 1U) | (state.disabled_by_region ? 1U : 0U);
@@ -235,6 +234,8 @@ void region_is_entered() noexcept {
   } else if (state.entering == Region::ours || (state.entering == Region::casts && state.disabled_by_region)) {
     if (disabled) set_flag(false);
     state.disabled_by_region = false;
+  } else if (state.entering == Region::as_forward) {
+    enter_state(key_of(state.regions), unpack(state.entering_state));
   }
 }
 
