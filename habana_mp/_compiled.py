@@ -12,7 +12,7 @@ import functools
 import sys
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -118,6 +118,20 @@ def _outside_of_lists(compiled: Any) -> Any:
     return run
 
 
+class OwnCode(WhenImported):
+    """Functions of ours that change the state of a thread: Dynamo runs them as they are."""
+
+    name = "torch._dynamo.eval_frame"
+    functions: ClassVar[list[Any]] = []
+
+    def do(self, module: Any) -> None:
+        for function in self.functions:
+            module.skip_code(function.__code__)
+
+    def undo(self, module: Any) -> None:
+        """They are nobody else's."""
+
+
 class WholeInPlaceOperations(WhenImported):
     """``x.addcmul_(y, z, value=2)`` stays one in-place operation, which keeps its precision (rule 3).
 
@@ -209,7 +223,7 @@ class Compiled:
 
     def __init__(self) -> None:
         self._runtime = Runtime()
-        self._parts = (KernelTable(), GraphCache(), WholeInPlaceOperations(), RegionsInExport())
+        self._parts = (KernelTable(), GraphCache(), OwnCode(), WholeInPlaceOperations(), RegionsInExport())
 
     def install(self, *, lists_hold_operators: bool) -> None:
         """Where no list names an operator of torch.ops, compiled code is called as before.

@@ -220,6 +220,9 @@ def make_region(
     """The number of a region with these rules. What they cover is answered from then on, and without a rule outside of
     regions. ``after_recorded_cast`` is called with the result of each lowered call that autograd records."""
 
+def region_is_put_in(number: int) -> bool:
+    """Is all that a region needs covered?"""
+
 def put_in_region(number: int) -> None:
     """Cover again what a region needs."""
 

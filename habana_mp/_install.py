@@ -31,6 +31,8 @@ class Installation:
         #: By number, what each region needs; and the numbers of those that are in torch.
         self._regions: dict[int, Policy] = {}
         self._regions_in_torch: set[int] = set()
+        #: What regions were asked for by arguments that say all, and the number of each. None of them needs putting in.
+        self.numbers: dict[tuple[Any, ...], int] = {}
         self._is_supported = False
         self._replacements: list[Replacement] = []
         self._composites: dict[Any, Replacement] = {}
@@ -147,6 +149,7 @@ class Installation:
             _core.uninstall()
             self.policy = None
             self._regions_in_torch = set()
+            self.numbers.clear()
             self._is_supported = False
 
 

@@ -8,7 +8,18 @@ from __future__ import annotations
 
 import torch
 
-MARK = "maia"
+
+def _mark() -> str:
+    for device in ("maia", "mtia", "xla"):
+        try:
+            torch.get_autocast_dtype(device)
+        except RuntimeError:
+            continue  # older releases do not name it
+        return device
+    raise RuntimeError("habana_mp: this torch names no device type for its regions; please report it")
+
+
+MARK = _mark()
 
 
 def _dtypes() -> tuple[torch.dtype, ...]:

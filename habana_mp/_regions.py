@@ -12,7 +12,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from habana_mp import _core
-from habana_mp._disable import disable_casts
+from habana_mp._compiled import OwnCode
+from habana_mp._disable import CastsOff, disable_casts
 from habana_mp._errors import warn
 from habana_mp._install import installation
 from habana_mp._lists import Listed, read_list
@@ -67,8 +68,6 @@ class _Request:
     keeps_weights: bool
 
 
-#: By what was asked for, where no file was given: the number of the region.
-_numbers: dict[tuple[Any, ...], int] = {}
 #: By its number, what a region is for.
 _requests: dict[int, _Request] = {}
 
@@ -125,8 +124,7 @@ class Region(Scope):
         number = self._number
         if number >= 0 and not _core.enter_region(self, number):
             # `restore` has taken out what it needs.
-            installation.put_in_region(number)
-            _core.enter_region(self, number)
+            _core.enter_region(self, _ready(number))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -165,7 +163,14 @@ def _in_graph(number: int) -> AbstractContextManager[Any]:
     """A context manager that torch.compile knows by heart and that does what the region does."""
     if number == _NOTHING:
         return nullcontext()
-    return disable_casts() if number == _ISLAND else as_autocast(number)
+    return disable_casts() if number == _ISLAND else as_autocast(_ready(number))
+
+
+def _ready(number: int) -> int:
+    """The same number, of a region that can be entered."""
+    if not _core.region_is_put_in(number):
+        installation.put_in_region(number)
+    return number
 
 
 def _number(
@@ -183,16 +188,12 @@ def _number(
         fp32 = read_list(fp32_path) if fp32_path else None
         return _find_number(device_type, dtype, enabled, cache_enabled, preset, lower, fp32)
     asked = (device_type, dtype, enabled, cache_enabled, preset)
-    number = _numbers.get(asked)
+    number = installation.numbers.get(asked)
     if number is None:
         number = _find_number(*asked, None, None)
         if number != _NOTHING:
-            _numbers[asked] = number
+            installation.numbers[asked] = number
     return number
-
-
-# torch.compile evaluates it when it compiles.
-_number._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _find_number(
@@ -235,7 +236,14 @@ def _find_number(
         cache_enabled = None
         lower = _from_environment("LOWER_LIST") if lower is None else lower
         fp32 = _from_environment("FP32_LIST") if fp32 is None else fp32
-    return _made(_Request(device_type, dtype, name, lower, fp32, cache_enabled is not False))
+    return _ready(_made(_Request(device_type, dtype, name, lower, fp32, cache_enabled is not False)))
+
+
+# torch.compile calls these when it compiles, and takes what they return for a constant.
+_number._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_ready._dynamo_marked_constant = True  # type: ignore[attr-defined]
+# And it does not look into a region that was made outside of compiled code.
+OwnCode.functions += [Region.__enter__, Region.__exit__, CastsOff.__enter__, CastsOff.__exit__]
 
 
 @cache

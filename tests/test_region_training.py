@@ -1,5 +1,5 @@
-"""What torch's documentation shows with autocast and GradScaler, under hmp.autocast with the same lists: losses, weights
-and gradients are torch.autocast's to the bit."""
+"""What torch's documentation shows with autocast and GradScaler, under hmp.autocast with the same lists: losses,
+weights and gradients are torch.autocast's to the bit."""
 
 from __future__ import annotations
 

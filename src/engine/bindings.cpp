@@ -305,6 +305,8 @@ void register_engine(py::module_& module) {
              [](std::uint64_t state) { return engine::pack(engine::exchange_state(engine::unpack(state))); });
   module.def("make_region", &make_region, py::kw_only(), py::arg("plan"), py::arg("on_cpu"), py::arg("name"),
              py::arg("after_recorded_cast"));
+  module.def("region_is_put_in",
+             [](std::uint64_t number) { return region(number).installation == engine::installation_number(); });
   module.def("put_in_region", [](std::uint64_t number) { or_throw(engine::put_in(region(number))); });
   module.def("enter_region", &enter_region);
   module.def("leave_region", &leave_region);
