@@ -668,3 +668,103 @@ def test_torchs_autocast_alone_is_not_warned_about_once_a_region_was_used() -> N
     _places.forget_warnings()
     with hmp.autocast("cpu"), pytest.warns(hmp.HmpWarning, match="torch.autocast is enabled while habana_mp casts"):
         torch.autocast("cpu").__enter__().__exit__(None, None, None)
+
+
+# ---- weights, and other kinds of tensors -----------------------------------------------------------------------------
+
+
+def test_kept_casts_follow_their_weight_through_regions_of_both_precisions() -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1e-3)
+    for step in range(12):
+        dtype = (BF16, FP16)[step % 2]
+        optimizer.zero_grad()
+        with hmp.autocast("cpu", dtype):
+            out = layer(X)
+            again = layer(X)
+        expected = F.linear(X.to(dtype), layer.weight.to(dtype), layer.bias.to(dtype))
+        assert torch.equal(out, expected)
+        assert torch.equal(again, expected)
+        out.float().square().sum().backward()
+        optimizer.step()
+        if step == 5:
+            with torch.no_grad():
+                layer.weight.data.mul_(2.0)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+def test_layers_run_from_packed_weights_in_a_region(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layer, x = torch.nn.Linear(144, 160), torch.randn(2, 144)
+    _core.weights_assume_that_packing_pays(1)
+    try:
+        with torch.no_grad():
+            for _ in range(10):
+                with hmp.autocast("cpu", dtype):
+                    result = layer(x)
+                assert torch.equal(result, F.linear(x.to(dtype), layer.weight.to(dtype), layer.bias.to(dtype)))
+    finally:
+        _core.weights_assume_that_packing_pays(-1)
+
+
+def test_transforms_of_torch_func_go_through_a_region() -> None:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(x, X).float().square().sum()
+
+    def by_hand(x: torch.Tensor) -> torch.Tensor:
+        return torch.mm(x.bfloat16(), X.bfloat16()).float().square().sum()
+
+    batch = torch.stack([X, 2 * X])
+    expected = torch.func.grad(by_hand)(X), torch.func.vmap(torch.func.grad(by_hand))(batch)
+    with hmp.autocast("cpu"):
+        assert torch.equal(torch.func.grad(loss)(X), expected[0])
+        assert torch.equal(torch.func.vmap(torch.func.grad(loss))(batch), expected[1])
+
+
+class Marked(torch.Tensor):
+    """A subclass that does nothing of its own."""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda x: x.as_subclass(Marked),
+        lambda x: torch.nn.Parameter(x),
+        lambda x: x.to_sparse(),
+        lambda x: x[:, ::1].t(),
+    ],
+    ids=["subclass", "parameter", "sparse", "view"],
+)
+def test_other_kinds_of_tensors_are_cast_as_by_hand(kind: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    other = kind(X)
+    with hmp.autocast("cpu"):
+        result = torch.mm(other, X)
+    assert result.dtype is BF16
+    assert torch.equal(result.to_dense(), torch.mm(other.bfloat16(), X.bfloat16()).to_dense())
+
+
+def test_fake_tensors_are_of_the_device_that_they_stand_for() -> None:
+    with torch._subclasses.FakeTensorMode():
+        on_cpu, elsewhere = torch.empty(8, 8), torch.empty(8, 8, device="xpu")
+        with hmp.autocast("cpu"):
+            assert torch.mm(on_cpu, on_cpu).dtype is BF16
+            assert torch.mm(elsewhere, elsewhere).dtype is FP32
+
+
+# ---- the log ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_log_tells_where_regions_begin_and_end(tmp_path: Path) -> None:
+    hmp.convert("O0", log=tmp_path / "casts.log")
+    with hmp.autocast("cpu"):
+        product()
+    product()
+    hmp.restore()
+    lines = [line for line in (tmp_path / "casts.log").read_text().splitlines() if line]
+    assert [word for line in lines for word in ("entering", "casting", "leaving") if word in line] == [
+        "entering",
+        "casting",
+        "leaving",
+    ]
+    assert "entering region torch-cpu in bf16 on cpu" in lines[0]
