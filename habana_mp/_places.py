@@ -57,6 +57,7 @@ class Places:
     def install(self) -> None:
         if self._handles:
             return
+        regions = _disabled_regions()  # before what it asks is watched
         _core.install_probes(
             torch.set_autocast_enabled,
             torch.set_autocast_dtype,
@@ -84,7 +85,7 @@ class Places:
             _files(_INSIDE),
             _files(_BETWEEN),
         )
-        _core.install_in_disabled_regions(_disabled_regions())
+        _core.install_in_disabled_regions(regions)
         if _is_child_process():
             _core.set_in_child_process()
         for part in self._distributed:

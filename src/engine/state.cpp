@@ -42,8 +42,11 @@ std::uint32_t current_installation = 1;
 
 constexpr std::uint32_t most_regions = 64;
 
-// Stands for the region of torch.autocast at this depth among those who begin regions of ours; no object lies there.
-const void* key_of(std::uint32_t depth) { return reinterpret_cast<const void*>(std::uintptr_t{depth}); }
+// Stands for the region of torch.autocast at this depth among those who begin regions of ours.
+const void* key_of(std::uint32_t depth) {
+  static constexpr char keys[most_regions + 1] = {};
+  return keys + depth;
+}
 
 [[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, [] { in_child_process = true; });
 
@@ -242,7 +245,7 @@ void region_is_entered() noexcept {
 void region_is_left() noexcept {
   ThreadState& state = thread_state;
   if (state.installation != current_installation || state.regions == 0) return;
-  leave_region(key_of(state.regions));
+  if (state.regions <= most_regions) leave_region(key_of(state.regions));
   if (--state.regions >= most_regions) return;
   const bool before = (state.flags_before & 1U) != 0;
   if (before != casts_are_disabled()) set_flag(before);
