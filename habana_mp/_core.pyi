@@ -122,6 +122,7 @@ class Rule:
         sparse_keyword: tuple[str, ...] = (),
         sparse_position: int = 0,
         keeps_weights: bool = False,
+        casts_inside: bool = False,
         packs: str = "",
     ) -> None: ...
 
@@ -183,6 +184,9 @@ def counts() -> list[tuple[str, str, str, int, int, int]]:
     """(operation, representation, precision, calls, casts, bytes)"""
 
 def reset_counts() -> None: ...
+def buffer_count() -> int:
+    """How many casts of activations are kept as memory for the next ones."""
+
 def was_lowered(tensor: Any) -> bool: ...
 def untouched_twin(builtin: Any) -> Any:
     """A builtin function like this one that nobody answers for."""

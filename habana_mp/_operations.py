@@ -216,6 +216,12 @@ KEEPS_WEIGHTS = GEMM | _names("""
     lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell prelu
 """)
 
+#: Of these, where torch.autocast on a CPU casts every floating input to the lower precision, as a list does.
+CAST_INSIDE = _names("""
+    linear matmul __matmul__ mm bmm addmm baddbmm addbmm conv1d conv2d conv3d conv_transpose1d conv_transpose2d
+    conv_transpose3d
+""")
+
 #: Of these, what torch's CPU library runs from a packed weight.
 PACKS_WEIGHTS = _names("linear conv2d")
 

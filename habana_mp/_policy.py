@@ -42,6 +42,7 @@ class Ruling:
             saturate=self.saturate,
             no_kernel=self.no_kernel,
             keeps_weights=keeps_weights and operation in ops.KEEPS_WEIGHTS,
+            casts_inside=operation in ops.CAST_INSIDE,
             packs=operation if keeps_weights and operation in ops.PACKS_WEIGHTS else "",
         )
         if operation in ops.SPARSE_GRADIENT:

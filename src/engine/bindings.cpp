@@ -11,8 +11,11 @@
 #include "engine/region.hpp"
 #include "engine/slots.hpp"
 #include "engine/state.hpp"
+#include "tensor/buffers.hpp"
+#include "tensor/casts_inside.hpp"
 #include "tensor/inside.hpp"
 #include "tensor/torch_api.hpp"
+#include "tensor/unsafe_view.hpp"
 
 namespace py = pybind11;
 
@@ -75,7 +78,7 @@ PyObject* kept(const py::tuple& names) { return names.empty() ? nullptr : names.
 Rule make_rule(const std::string& action, const std::string& precision, bool saturate, bool no_kernel,
                std::uint64_t positions, const py::tuple& kept_keywords, std::uint64_t raised_positions,
                const py::tuple& raised_keywords, std::uint64_t off_cpu_positions, const py::tuple& off_cpu_keywords,
-               const py::tuple& sparse_keyword, std::uint8_t sparse_position, bool keeps_weights,
+               const py::tuple& sparse_keyword, std::uint8_t sparse_position, bool keeps_weights, bool casts_inside,
                const std::string& packs) {
   Rule rule;
   rule.action = action_of(action);
@@ -91,6 +94,7 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
   rule.sparse_keyword = kept(sparse_keyword);
   rule.sparse_position = sparse_position;
   rule.keeps_weights = keeps_weights;
+  rule.casts_inside = casts_inside;
   rule.packs = packs_of(packs);
   return rule;
 }
@@ -253,7 +257,8 @@ void register_engine(py::module_& module) {
            py::arg("kept_keywords") = py::tuple(), py::arg("raised_positions") = 0,
            py::arg("raised_keywords") = py::tuple(), py::arg("off_cpu_positions") = 0,
            py::arg("off_cpu_keywords") = py::tuple(), py::arg("sparse_keyword") = py::tuple(),
-           py::arg("sparse_position") = 0, py::arg("keeps_weights") = false, py::arg("packs") = "");
+           py::arg("sparse_position") = 0, py::arg("keeps_weights") = false, py::arg("casts_inside") = false,
+           py::arg("packs") = "");
 
   module.def("bind_torch", [] {
     static bool bound = false;
@@ -263,6 +268,8 @@ void register_engine(py::module_& module) {
     or_throw(engine::bind_flag());
     engine::bind_excluded();
     tensor::bind_inside();
+    tensor::bind_unsafe_view();
+    tensor::bind_casts_inside();
     bound = true;
   });
   module.def(
@@ -274,6 +281,7 @@ void register_engine(py::module_& module) {
   module.def("uninstall", &engine::uninstall);
   module.def("installed_count", &engine::installed_count);
   module.def("counts", &counts);
+  module.def("buffer_count", &tensor::buffer_count);
   module.def("reset_counts", &reset_counts);
   py::class_<Function>(module, "Function", "A Python function that is called through the engine.")
       .def(py::init<const py::object&, const py::object&, const std::string&, const Rule&>(), py::arg("function"),

@@ -5,7 +5,9 @@
 
 #include "engine/region.hpp"
 #include "log/log.hpp"
+#include "tensor/buffers.hpp"
 #include "tensor/cast.hpp"
+#include "tensor/casts_inside.hpp"
 #include "weights/cache.hpp"
 #include "weights/packed.hpp"
 
@@ -224,8 +226,12 @@ bool must_cast(const Plan& plan, const Reading& reading) {
 }
 
 struct Tally {
-  unsigned casts = 0;  // arguments that were exchanged
-  unsigned kept = 0;   // for casts that were there already
+  bool may_reuse_memory = false;  // nobody but this call sees what is cast of an activation
+  bool for_now = false;           // was the last cast such a one?
+  bool leaves_casts = false;      // what no cast is kept of is left for torch to cast
+  bool left_casts = false;        // and there was something
+  unsigned casts = 0;             // arguments that were exchanged
+  unsigned kept = 0;              // for casts that were there already
   // What is looked up for the first weight of a call and holds for all.
   bool looked_around = false;
   bool may_keep = false;
@@ -261,16 +267,34 @@ PyObject* kept_cast(PyObject* weight, Kind to, Tally& tally) {
 }
 
 PyObject* cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tally) {
+  tally.for_now = false;
   if (!is_floating(kind) || kind == to) return Py_NewRef(item);
   if (rule.keeps_weights && kind == Kind::f32 && Py_TYPE(item) == tensor::api.parameter) {
     if (PyObject* kept = kept_cast(item, to, tally)) return kept;
   }
+  if (tally.leaves_casts) {
+    tally.left_casts = true;
+    ++tally.casts;
+    tally.made.bytes +=
+        static_cast<std::uint64_t>(tensor::count_elements(item)) * kernels::size_of(tensor::float_of(to));
+    if (!tally.made.recorded) tally.made.recorded = tensor::requires_grad(item);
+    return Py_NewRef(item);
+  }
   const bool saturates = is_number_tensor(rule, item, to);
   if (rule.action == Rule::Action::scalars && !saturates) return Py_NewRef(item);
-  PyObject* made =
-      saturates ? tensor::cast_saturated(item, kind, to, tally.made) : tensor::cast(item, kind, to, tally.made);
+  PyObject* made = saturates                ? tensor::cast_saturated(item, kind, to, tally.made)
+                   : tally.may_reuse_memory ? tensor::cast_for_now(item, kind, to, tally.made, tally.for_now)
+                                            : tensor::cast(item, kind, to, tally.made);
   if (made != nullptr) ++tally.casts;
   return made;
+}
+
+void let_go(PyObject* value, bool for_now) {
+  if (for_now) {
+    tensor::give_back(value);
+  } else {
+    Py_DECREF(value);
+  }
 }
 
 // A new list or tuple with its tensors cast; another one's class (a named tuple, say) is not kept, no operation asks.
@@ -279,6 +303,7 @@ PyObject* cast_sequence(const Rule& rule, PyObject* sequence, Kind to, Tally& ta
   PyObject* items =
       PyTuple_Check(sequence) ? PyTuple_GetSlice(sequence, 0, PyTuple_GET_SIZE(sequence)) : PyList_AsTuple(sequence);
   if (items == nullptr) return nullptr;
+  const bool may_reuse_memory = std::exchange(tally.may_reuse_memory, false);  // the list holds what it is given
   const Py_ssize_t size = PyTuple_GET_SIZE(items);
   PyObject* made = PyTuple_Check(sequence) ? PyTuple_New(size) : PyList_New(size);
   for (Py_ssize_t i = 0; made != nullptr && i < size; ++i) {
@@ -295,6 +320,7 @@ PyObject* cast_sequence(const Rule& rule, PyObject* sequence, Kind to, Tally& ta
       PyList_SET_ITEM(made, i, value);
     }
   }
+  tally.may_reuse_memory = may_reuse_memory;
   Py_DECREF(items);
   return made;
 }
@@ -318,9 +344,9 @@ bool is_number(PyObject* object) { return PyFloat_CheckExact(object) || PyLong_C
 // New arguments with everything cast that the plan wants. Owns what it holds.
 class CastArguments {
  public:
-  explicit CastArguments(const Arguments& given) : given_(given), values_(given.count()) {}
+  explicit CastArguments(const Arguments& given) : given_(given), values_(given.count()), for_now_(given.count()) {}
   ~CastArguments() {
-    for (Py_ssize_t i = 0; i < made_; ++i) Py_DECREF(values_[i]);
+    for (Py_ssize_t i = 0; i < made_; ++i) let_go(values_[i], for_now_[i]);
   }
   CastArguments(const CastArguments&) = delete;
   CastArguments& operator=(const CastArguments&) = delete;
@@ -352,6 +378,7 @@ class CastArguments {
         made = cast_item(rule, value, kind, to, tally);
       }
       if (made == nullptr) return false;
+      for_now_[i] = std::exchange(tally.for_now, false);
       values_[i] = made;
       ++made_;
     }
@@ -359,7 +386,10 @@ class CastArguments {
   }
 
   bool keep_all() {
-    for (; made_ < given_.count(); ++made_) values_[made_] = Py_NewRef(given_.values[made_]);
+    for (; made_ < given_.count(); ++made_) {
+      values_[made_] = Py_NewRef(given_.values[made_]);
+      for_now_[made_] = false;
+    }
     return true;
   }
 
@@ -397,6 +427,7 @@ class CastArguments {
   const Arguments& given_;
   SmallBuffer<PyObject*> values_;
   Py_ssize_t made_ = 0;
+  SmallBuffer<bool> for_now_;
   bool scalar_changed_ = false;
 };
 
@@ -562,13 +593,16 @@ PyObject* answer_from_packed(const Rule& rule, const Arguments& arguments, const
   if (!weights::may_be_packed(call, to) || tensor::grad_is_enabled() || tensor::is_traced()) return nullptr;
   if (is_linear ? !tensor::is_on_cpu(call.input, 2) : !tensor::is_channels_last(call.input)) return nullptr;
   Tally made;
+  made.may_reuse_memory = true;
   call.input = cast_item(rule, values[0], reading.kinds[0], to, made);
+  const bool input_for_now = made.for_now;
   call.bias = call.input == nullptr ? nullptr
               : bias == Py_None     ? Py_NewRef(Py_None)
                                     : cast_item(rule, bias, reading.kinds[2], to, made);
+  const bool bias_for_now = made.for_now && bias != Py_None;
   PyObject* result = call.bias == nullptr ? nullptr : weights::answer(call, to);
-  Py_XDECREF(call.input);
-  Py_XDECREF(call.bias);
+  if (call.input != nullptr) let_go(call.input, input_for_now);
+  if (call.bias != nullptr) let_go(call.bias, bias_for_now);
   if (result == nullptr) {
     if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_Exception) != 0) PyErr_Clear();
     return nullptr;
@@ -577,6 +611,22 @@ PyObject* answer_from_packed(const Rule& rule, const Arguments& arguments, const
   ++made.kept;
   tally = made;
   return result;
+}
+
+// Shall torch itself cast, within its operation? Only where it casts nothing else than we would.
+bool may_leave_casts(const Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading) {
+  if (!rule.casts_inside || rule.action != Rule::Action::precision || rule.to == Kind::f32) return false;
+  if (target.shape != Target::Shape::function && target.shape != Target::Shape::method) return false;
+  for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
+    if (reading.kinds[i] == Kind::sequence) return false;
+    if (is_floating(reading.kinds[i]) && !tensor::can_be_cast_inside(arguments.values[i])) return false;
+  }
+  return tensor::may_cast_inside() && !tensor::is_traced();
+}
+
+PyObject* call_and_cast_inside(Target& target, const Arguments& arguments, Kind to) {
+  const tensor::CastsInside on(to);
+  return call_original(target, arguments);
 }
 
 // The call as the plan wants it: the part behind the fast path.
@@ -605,9 +655,15 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
     }
     if (PyErr_Occurred() != nullptr) return nullptr;  // an interrupt
   }
+  // Where something is recorded the graph holds what was cast.
+  const bool records = tensor::grad_is_enabled();
+  tally.may_reuse_memory = !records && rule.keeps_weights && target.shape != Target::Shape::python;
+  tally.leaves_casts = records && may_leave_casts(target, rule, arguments, reading);
   CastArguments cast(arguments);
   const bool made = cast.make(rule, reading, plan.to, tally);
-  PyObject* result = made ? call_original(target, cast.arguments()) : nullptr;
+  PyObject* result = !made              ? nullptr
+                     : tally.left_casts ? call_and_cast_inside(target, cast.arguments(), plan.to)
+                                        : call_original(target, cast.arguments());
   if (result == nullptr) {
     if (made ? !may_repeat(target, rule) || !may_retry() : !may_do_without_cast()) return nullptr;
     const bool as_written = made && tally.casts == 0 && !cast.scalar_changed();

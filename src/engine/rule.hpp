@@ -41,6 +41,8 @@ struct Rule {
   std::uint8_t sparse_position = 0;
   // May casts of weights be kept for this operation? Only where no result shares memory with an argument.
   bool keeps_weights = false;
+  // Does torch's own autocast cast the same inputs of it on the CPU?
+  bool casts_inside = false;
   // Can it be answered from a packed weight?
   weights::Packs packs = weights::Packs::nothing;
 

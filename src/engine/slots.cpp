@@ -10,6 +10,7 @@
 #include "engine/call.hpp"
 #include "engine/state.hpp"
 #include "log/log.hpp"
+#include "tensor/buffers.hpp"
 #include "tensor/memory_map.hpp"
 #include "weights/escapes.hpp"
 
@@ -605,6 +606,7 @@ bool put_in(RuleSet& set) {
 void uninstall() noexcept {
   forget_regions();
   policy_is_installed = false;
+  tensor::forget_buffers();
   for (std::size_t i = 0; i < target_count; ++i) {
     if (targets[i]->installed) unhook(*targets[i]);
   }

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "gil.hpp"
 #include "kernels/cast.hpp"
+#include "tensor/inside.hpp"
 
 namespace habana_mp::tensor {
 
@@ -25,11 +27,12 @@ DLDataType dlpack_type(Kind kind) {
   }
 }
 
+// The strides of dimensions of one element too: torch's cast keeps them, and a convolution heeds them.
 bool is_contiguous(const DLTensor& view) {
   if (view.strides == nullptr) return true;
   std::int64_t expected = 1;
   for (std::int32_t i = view.ndim - 1; i >= 0; --i) {
-    if (view.shape[i] != 1 && view.strides[i] != expected) return false;
+    if (view.strides[i] != expected) return false;
     expected *= view.shape[i];
   }
   return true;
@@ -109,16 +112,6 @@ bool in_transform() {
          is_true(PyObject_CallOneArg(api.is_key_included, api.functionalize_key), true);
 }
 
-// Would anybody but the caller have to see this cast?
-bool is_watched(PyObject* tensor, CastResult& seen) {
-  if (grad_is_enabled() && requires_grad(tensor)) {
-    seen.recorded = true;
-    return true;
-  }
-  // A negative view answers the exchange API with its bit ignored.
-  return is_traced() || is_true(api.is_neg(tensor, nullptr), true);
-}
-
 void ignore_error(void*, const char*, const char*) {}
 
 // A cast that nobody but the caller has to see: allocated through the exchange API, filled by our kernel. Null without
@@ -140,16 +133,8 @@ PyObject* cast_by_kernel(PyObject* tensor, Kind from, Kind to, std::int64_t coun
     PyErr_Clear();
     return nullptr;
   }
-  const auto* input = static_cast<const char*>(source.data) + source.byte_offset;
-  auto* output = static_cast<char*>(made->dl_tensor.data) + made->dl_tensor.byte_offset;
-  if (count < parallel_from) {
-    kernels::cast(input, float_of(from), output, float_of(to), static_cast<std::size_t>(count), 1);
-  } else {
-    const unsigned threads = torch_threads();
-    Py_BEGIN_ALLOW_THREADS;
-    kernels::cast(input, float_of(from), output, float_of(to), static_cast<std::size_t>(count), threads);
-    Py_END_ALLOW_THREADS;
-  }
+  convert(static_cast<const char*>(source.data) + source.byte_offset, from,
+          static_cast<char*>(made->dl_tensor.data) + made->dl_tensor.byte_offset, to, count);
   void* result = nullptr;
   if (api.exchange->managed_tensor_to_py_object_no_sync(made, &result) != 0) {
     PyErr_Clear();
@@ -159,6 +144,26 @@ PyObject* cast_by_kernel(PyObject* tensor, Kind from, Kind to, std::int64_t coun
 }
 
 }  // namespace
+
+bool is_watched(PyObject* tensor, CastResult& seen) {
+  if (grad_is_enabled() && requires_grad(tensor)) {
+    seen.recorded = true;
+    return true;
+  }
+  // A negative view answers the exchange API with its bit ignored.
+  if (is_traced()) return true;
+  return can_look_inside() ? is_negative(tensor) : is_true(api.is_neg(tensor, nullptr), true);
+}
+
+void convert(const void* source, Kind from, void* target, Kind to, std::int64_t count) {
+  const auto values = static_cast<std::size_t>(count);
+  if (count < parallel_from) {
+    kernels::cast(source, float_of(from), target, float_of(to), values, 1);
+    return;
+  }
+  const unsigned threads = torch_threads();
+  without_gil([&] { kernels::cast(source, float_of(from), target, float_of(to), values, threads); });
+}
 
 bool is_traced() noexcept {
   const Symbols& known = symbols();

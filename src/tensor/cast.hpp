@@ -18,6 +18,12 @@ struct CastResult {
 // tracing and dispatch modes see the cast; only where none of them is at work is it made by our own kernels.
 PyObject* cast(PyObject* tensor, Kind from, Kind to, CastResult& seen);
 
+// Would anybody but the caller have to see a cast of this tensor?
+bool is_watched(PyObject* tensor, CastResult& seen);
+
+// Casts values in memory. Many of them by torch's number of threads and without the GIL.
+void convert(const void* source, Kind from, void* target, Kind to, std::int64_t count);
+
 // Is somebody at work in this thread who has to see what is made of a tensor: a tracer, a dispatch mode, forward-mode
 // AD, a transform of torch.func?
 bool is_traced() noexcept;

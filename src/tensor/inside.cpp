@@ -13,11 +13,10 @@ namespace {
 
 bool found_all = false;
 
-// Functions of torch that count owners.
-PyCFunction count_of_tensor = nullptr;  // Tensor._use_count
-PyCFunction storage_object = nullptr;   // Tensor.untyped_storage
-PyObject* count_of_storage = nullptr;   // torch._C._storage_Use_Count
-PyObject* gradient_edge = nullptr;      // torch.autograd.graph.get_gradient_edge
+// Functions of torch that tell of owners.
+PyCFunction storage_object = nullptr;  // Tensor.untyped_storage
+PyObject* gradient_edge = nullptr;     // torch.autograd.graph.get_gradient_edge
+PyObject* list_in_cpp = nullptr;       // torch._C.ScriptList
 
 constexpr std::size_t implementation_size = 192;
 constexpr std::size_t storage_size = 96;
@@ -28,6 +27,8 @@ struct Sample {
   const void* storage;
   const void* data;
   std::uint32_t version;
+  std::uint64_t keys;
+  std::uint32_t holders;
   std::uint32_t owners;
   bool own;  // the memory is from torch's allocator
 };
@@ -49,10 +50,12 @@ std::optional<std::vector<Sample>> make_samples(PyObject*& aliases) {
       "            for _ in range(i):\n"
       "                tensor.zero_()\n"
       "        aliases = [tensor.detach() for i, tensor in enumerate(tensors) for _ in range(i % 5)]\n"
+      "        aliases += [torch._C.ScriptList([tensor]) for i, tensor in enumerate(tensors) for _ in range(i % 3)]\n"
       "        rows = []\n"
       "        for i, tensor in enumerate(tensors):\n"
       "            storage = tensor.untyped_storage()\n"
-      "            rows.append((tensor, storage._cdata, storage.data_ptr(), tensor._version, i < own))\n"
+      "            rows.append((tensor, storage._cdata, storage.data_ptr(), tensor._version, i < own,\n"
+      "                         torch._C._dispatch_keys(tensor).raw_repr(), tensor._use_count()))\n"
       "            del storage\n"
       "            rows[-1] += (torch._C._storage_Use_Count(rows[-1][1]), aliases)\n"
       "    return rows\n");
@@ -63,7 +66,9 @@ std::optional<std::vector<Sample>> make_samples(PyObject*& aliases) {
     samples.push_back({Py_NewRef(PyTuple_GET_ITEM(row, 0)), PyLong_AsVoidPtr(PyTuple_GET_ITEM(row, 1)),
                        PyLong_AsVoidPtr(PyTuple_GET_ITEM(row, 2)),
                        static_cast<std::uint32_t>(PyLong_AsUnsignedLong(PyTuple_GET_ITEM(row, 3))),
-                       static_cast<std::uint32_t>(PyLong_AsUnsignedLong(PyTuple_GET_ITEM(row, 5))),
+                       PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(row, 5)),
+                       static_cast<std::uint32_t>(PyLong_AsUnsignedLong(PyTuple_GET_ITEM(row, 6))),
+                       static_cast<std::uint32_t>(PyLong_AsUnsignedLong(PyTuple_GET_ITEM(row, 7))),
                        PyTuple_GET_ITEM(row, 4) == Py_True});
   }
   // The aliases stay until the counts have been looked at.
@@ -148,13 +153,12 @@ bool find_functions() {
   PyObject* c = PyImport_ImportModule("torch._C");
   PyObject* graph = PyImport_ImportModule("torch.autograd.graph");
   if (c == nullptr || graph == nullptr) return false;
-  count_of_storage = PyObject_GetAttrString(c, "_storage_Use_Count");
   gradient_edge = PyObject_GetAttrString(graph, "get_gradient_edge");
+  list_in_cpp = PyObject_GetAttrString(c, "ScriptList");
   Py_DECREF(c);
   Py_DECREF(graph);
-  return method_without_arguments(api.tensor_base, "_use_count", count_of_tensor) &&
-         method_without_arguments(api.tensor_base, "untyped_storage", storage_object) && count_of_storage != nullptr &&
-         gradient_edge != nullptr;
+  return method_without_arguments(api.tensor_base, "untyped_storage", storage_object) && gradient_edge != nullptr &&
+         list_in_cpp != nullptr;
 }
 
 bool find_inside(Inside& found) {
@@ -170,31 +174,27 @@ bool find_inside(Inside& found) {
   if (done) {
     const auto storage =
         unique_offset<const void*>(*samples, implementations, [](const Sample& s) { return s.storage; });
-    done = storage.has_value() && find_version(reader, *samples, implementations, found) &&
+    const auto holders =
+        unique_offset<std::uint32_t>(*samples, implementations, [](const Sample& s) { return s.holders; });
+    const auto keys = unique_offset<std::uint64_t>(*samples, implementations, [](const Sample& s) { return s.keys; });
+    done = storage && holders && keys && find_version(reader, *samples, implementations, found) &&
            find_memory(reader, *samples, found);
-    if (done) found.storage = *storage;
+    if (done) {
+      found.storage = *storage;
+      found.holders = *holders;
+      found.keys = *keys;
+    }
   }
   for (const Sample& sample : *samples) Py_DECREF(sample.tensor);
   Py_DECREF(aliases);
   return done;
 }
 
-// -1 where it cannot be told. Takes the answer's reference.
-long number(PyObject* answer) noexcept {
-  const long value = answer == nullptr ? -1 : PyLong_AsLong(answer);
-  Py_XDECREF(answer);
-  if (PyErr_Occurred() != nullptr) PyErr_Clear();
-  return value;
+std::uint32_t owners_of_tensor(PyObject* tensor) noexcept {
+  return load<std::uint32_t>(detail::implementation_of(tensor), inside.holders);
 }
 
-long owners_of_tensor(PyObject* tensor) noexcept { return number(count_of_tensor(tensor, nullptr)); }
-
-long owners_of_storage(const char* storage) noexcept {
-  PyObject* address = PyLong_FromVoidPtr(const_cast<char*>(storage));
-  PyObject* answer = address == nullptr ? nullptr : PyObject_CallOneArg(count_of_storage, address);
-  Py_XDECREF(address);
-  return number(answer);
-}
+std::uint32_t owners_of_storage(const char* storage) noexcept { return load<std::uint32_t>(storage, inside.owners); }
 
 // The node that accumulates a weight's gradient holds the weight too. It is the one owner that may be there besides.
 bool other_owner_accumulates(PyObject* tensor) noexcept {
@@ -245,14 +245,14 @@ bool is_known_memory(const char* storage, PyObject* object) noexcept {
 // Who holds a tensor's storage, the tensor's own hold and that of the storage's Python object included. That object is
 // kept by the storage in newer versions of torch, so what it counts for is found out once.
 struct Holds {
-  long of_storage = 0;
-  long of_object = 0;
+  std::uint32_t of_storage = 0;
+  Py_ssize_t of_object = 0;
   bool operator==(const Holds&) const = default;
 };
 Holds single_holds;
 
 Holds count_holds(PyObject* tensor, PyObject* object) noexcept {
-  return {owners_of_storage(storage_of(tensor)), static_cast<long>(Py_REFCNT(object))};
+  return {owners_of_storage(storage_of(tensor)), Py_REFCNT(object)};
 }
 
 bool find_single_holds() noexcept {
@@ -275,14 +275,54 @@ bool find_single_holds() noexcept {
   return single_holds != Holds{};
 }
 
+// What its holders count for, of a tensor that Python holds once and perhaps a holder.
+struct Counts {
+  std::uint32_t holders = 0;
+  Py_ssize_t references = 0;
+};
+Counts held_once;
+Counts held_beside;
+
+Counts counts_of(PyObject* tensor) noexcept { return {owners_of_tensor(tensor), Py_REFCNT(tensor)}; }
+
+bool find_counts() noexcept {
+  PyObject* list = made_by(
+      "import torch\n"
+      "def make():\n"
+      "    with torch.inference_mode(False):\n"
+      "        tensor = torch.empty(8, device='cpu')\n"
+      "        keys = torch._C.DispatchKeySet(torch._C.DispatchKey.Negative).raw_repr()\n"
+      "        return [tensor, keys]\n");
+  if (list == nullptr) return false;
+  PyObject* tensor = PyList_GET_ITEM(list, 0);
+  inside.negative = PyLong_AsUnsignedLongLong(PyList_GET_ITEM(list, 1));
+  held_once = counts_of(tensor);
+  PyObject* holder = make_holder(tensor);
+  if (holder != nullptr) held_beside = counts_of(tensor);
+  const bool found = holder != nullptr && held_once.holders == 1 && held_once.references == 1 &&
+                     held_beside.holders == 2 && inside.negative != 0;
+  Py_XDECREF(holder);
+  Py_DECREF(list);
+  return found;
+}
+
 }  // namespace
+
+PyObject* make_holder(PyObject* tensor) noexcept {
+  PyObject* list = PyList_New(1);
+  if (list != nullptr) PyList_SET_ITEM(list, 0, Py_NewRef(tensor));
+  PyObject* holder = list == nullptr ? nullptr : PyObject_CallOneArg(list_in_cpp, list);
+  Py_XDECREF(list);
+  PyErr_Clear();
+  return holder;
+}
 
 void bind_inside() noexcept {
   Inside found;
   if (way == Way::layout && api.exchange != nullptr && find_functions() && find_inside(found)) {
     found.slice_deleter = find_slice_deleter(found);
     inside = found;
-    found_all = find_single_holds();
+    found_all = find_single_holds() && find_counts();
   }
   PyErr_Clear();
 }
@@ -297,7 +337,7 @@ bool owns_its_memory(PyObject* tensor) noexcept {
   Py_XDECREF(object);
   PyErr_Clear();
   if (!is_alone) return false;
-  const long owners = owners_of_tensor(tensor);
+  const std::uint32_t owners = owners_of_tensor(tensor);
   return owners == 1 || (owners == 2 && other_owner_accumulates(tensor));
 }
 
@@ -345,8 +385,12 @@ bool has_geometry(PyObject* tensor, const Geometry& geometry, bool at_its_place)
   return true;
 }
 
-bool is_held_once(PyObject* tensor) noexcept {
-  return Py_REFCNT(tensor) == 1 && owners_of_tensor(tensor) == 1 && owners_of_storage(storage_of(tensor)) == 1;
+bool is_held_once(PyObject* tensor, bool has_holder) noexcept {
+  const Counts& expected = has_holder ? held_beside : held_once;
+  const Counts counts = counts_of(tensor);
+  const char* storage = storage_of(tensor);
+  return counts.references == expected.references && counts.holders == expected.holders && storage != nullptr &&
+         owners_of_storage(storage) == 1;
 }
 
 }  // namespace habana_mp::tensor

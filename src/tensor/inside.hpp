@@ -11,6 +11,9 @@ namespace habana_mp::tensor {
 
 // Offsets in bytes, each verified on tensors of all kinds when torch was bound.
 struct Inside {
+  std::ptrdiff_t holders = 0;           // of the number of owners of a tensor's implementation, in it
+  std::ptrdiff_t keys = 0;              // of the dispatch keys in a tensor's implementation
+  std::uint64_t negative = 0;           // the key of a view whose values count as negated
   std::ptrdiff_t storage = 0;           // of the storage's address in a tensor's implementation
   std::ptrdiff_t counter = 0;           // of the version counter's address in a tensor's implementation
   std::ptrdiff_t version = 0;           // in the version counter
@@ -84,7 +87,19 @@ bool read_geometry(PyObject* tensor, Geometry& geometry) noexcept;
 // Does it lie as this says? At another place perhaps: then a dimension of one element may have any stride.
 bool has_geometry(PyObject* tensor, const Geometry& geometry, bool at_its_place) noexcept;
 
-// Does nothing else hold this tensor or its memory? For a plain tensor that never was a part of a graph.
-bool is_held_once(PyObject* tensor) noexcept;
+// Is this plain tensor a view whose values count as negated?
+inline bool is_negative(PyObject* tensor) noexcept {
+  const char* implementation = detail::implementation_of(tensor);
+  return implementation == nullptr || (load<std::uint64_t>(implementation, inside.keys) & inside.negative) != 0;
+}
+
+// Something that holds a tensor beside Python, as long as it lives: a new reference, null without an exception where
+// there is none to be had. Torch keeps the Python object of a tensor alive while anybody in C++ holds the tensor: one
+// that only Python holds asks for the GIL each time an operation takes it and lets go of it, several times in a call.
+PyObject* make_holder(PyObject* tensor) noexcept;
+
+// Does nothing else hold this tensor or its memory than one reference and perhaps a holder? For a plain tensor that
+// never was a part of a graph.
+bool is_held_once(PyObject* tensor, bool has_holder) noexcept;
 
 }  // namespace habana_mp::tensor

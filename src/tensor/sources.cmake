@@ -1,7 +1,10 @@
 target_sources(_core PRIVATE
+  src/tensor/buffers.cpp
   src/tensor/cast.cpp
+  src/tensor/casts_inside.cpp
   src/tensor/finding.cpp
   src/tensor/inside.cpp
   src/tensor/reader.cpp
   src/tensor/torch_api.cpp
+  src/tensor/unsafe_view.cpp
 )

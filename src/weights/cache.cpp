@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "gil.hpp"
+#include "tensor/unsafe_view.hpp"
 #include "weights/entry.hpp"
 
 namespace habana_mp::weights {
@@ -19,9 +20,6 @@ Cache& cache() {
 bool may_be_kept() noexcept { return settings.on && !tensor::is_traced(); }
 
 namespace {
-
-// A cast above this size lets other Python threads run.
-constexpr std::int64_t long_from = 1 << 16;
 
 constexpr Kind precisions[] = {Kind::bf16, Kind::f16};
 
@@ -166,18 +164,9 @@ void* target_of(const Entry& entry) { return const_cast<char*>(tensor::look_at(e
 
 // Casts a weight that is held into a cast that is held once.
 void write_cast(Entry& entry) {
-  const void* const source = entry.geometry.values;
-  void* const target = target_of(entry);
-  const auto count = static_cast<std::size_t>(entry.elements);
-  const kernels::Float to = tensor::float_of(entry.to);
-  if (entry.elements < long_from) {
-    kernels::cast(source, kernels::Float::f32, target, to, count, 1);
-    return;
-  }
-  const unsigned threads = tensor::torch_threads();
   PyObject* cast = Py_NewRef(entry.cast);
   entry.busy = true;
-  without_gil([&] { kernels::cast(source, kernels::Float::f32, target, to, count, threads); });
+  tensor::convert(entry.geometry.values, Kind::f32, target_of(entry), entry.to, entry.elements);
   entry.busy = false;
   Py_DECREF(cast);
 }
@@ -247,17 +236,17 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, const Sight& now) {
   entry.quiet_uses = 0;
   cache().weights[held.storage] = weight;
   if (had_cast) ++counts.refreshes;
-  // Others may still work with the former values: a graph that waits for its backward, another thread.
-  if (entry.has(Form::plain) && tensor::is_held_once(entry.cast)) {
+  if (entry.has(Form::plain) && entry.is_free()) {
     write_cast(entry);
     return true;
   }
   entry.busy = true;
   entry.drop();
   PyObject* made = limit_allows(entry.bytes()) ? make_cast(entry, weight) : nullptr;
+  PyObject* holder = made == nullptr ? nullptr : tensor::make_holder(made);
   entry.busy = false;
   if (made != nullptr) {
-    entry.hold(made);
+    entry.hold(made, holder);
     return true;
   }
   entry.trust = Trust::open;
@@ -290,13 +279,17 @@ std::shared_ptr<Entry> make_entry(PyObject* weight, Kind to) {
 // The cast as a part of autograd's graph: made of the weight without a copy, and given the cast's memory and dtype. Its
 // gradient comes in the cast's dtype, the graph's node knows the weight's and converts. It is no view to torch, whose
 // compiled backward would ask the weight how it lies in memory.
-PyObject* as_part_of_graph(PyObject* weight, PyObject* size, PyObject* cast) {
-  PyObject* const arguments[] = {weight, size};
-  PyObject* const view = settings.view;  // others may exchange it
-  if (view == nullptr) return nullptr;
-  Py_INCREF(view);
-  PyObject* made = PyObject_Vectorcall(view, arguments, 2, nullptr);
-  Py_DECREF(view);
+PyObject* as_part_of_graph(PyObject* weight, const Entry& entry, PyObject* cast) {
+  PyObject* made = tensor::unsafe_view(weight, entry.geometry.sizes);
+  if (made == nullptr && settings.view != nullptr) {
+    // Other threads may run meanwhile, and take away what is held here.
+    PyObject* const view = Py_NewRef(settings.view);
+    PyObject* const size = Py_NewRef(entry.size);
+    PyObject* const arguments[] = {weight, size};
+    made = PyObject_Vectorcall(view, arguments, 2, nullptr);
+    Py_DECREF(size);
+    Py_DECREF(view);
+  }
   if (made != nullptr && tensor::api.set_data(made, cast, tensor::api.data->closure) != 0) Py_CLEAR(made);
   PyErr_Clear();
   return made;
@@ -336,10 +329,7 @@ PyObject* kept(PyObject* weight, Kind to, bool records, bool& is_new) noexcept {
   PyObject* cast = Py_NewRef(entry->cast);
   entry->quiet_uses = records ? 0 : entry->quiet_uses + 1;
   if (!records || !tensor::requires_grad(weight)) return cast;
-  // Other threads may run meanwhile, and take the entry away.
-  PyObject* size = Py_NewRef(entry->size);
-  PyObject* made = as_part_of_graph(weight, size, cast);
-  Py_DECREF(size);
+  PyObject* made = as_part_of_graph(weight, *entry, cast);
   Py_DECREF(cast);
   return made;
 }
@@ -383,8 +373,7 @@ void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexce
       Sight now = tensor::look_at(weight);
       --now.owners;
       if (entry->trust != Trust::changed || entry->busy || !now.same_hands(entry->sight) || !memory.is_of(now) ||
-          !tensor::has_geometry(weight, entry->geometry, true) || !entry->has(Form::plain) ||
-          !tensor::is_held_once(entry->cast)) {
+          !tensor::has_geometry(weight, entry->geometry, true) || !entry->has(Form::plain) || !entry->is_free()) {
         continue;
       }
       entry->sight = now;
@@ -413,7 +402,7 @@ PyObject* cast_to_write(PyObject* weight) noexcept {
     Entry* entry = entry_of(weight, to);
     if (entry == nullptr || !entry->has(Form::plain) || entry->busy || entry->trust == Trust::open) continue;
     const bool may_write = tensor::look_at(weight).same_hands(entry->sight) &&
-                           tensor::has_geometry(weight, entry->geometry, true) && tensor::is_held_once(entry->cast);
+                           tensor::has_geometry(weight, entry->geometry, true) && entry->is_free();
     if (!may_write) continue;
     // Whoever needs the weight before it was written sees that its cast is held elsewhere, and makes one of his own.
     entry->trust = Trust::changed;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "kernels/cast.hpp"
 #include "tensor/cast.hpp"
@@ -40,6 +41,7 @@ struct Entry {
   PyObject* weight = nullptr;     // not held
   PyObject* reference = nullptr;  // a weak one, whose callback drops the entry
   PyObject* cast = nullptr;       // null where nothing is kept at the moment
+  PyObject* holder = nullptr;     // holds the cast besides, or null
   Form form = Form::plain;
   Kind to = Kind::bf16;
   Trust trust = Trust::open;
@@ -68,10 +70,13 @@ struct Entry {
   [[nodiscard]] std::uint64_t bytes() const {
     return static_cast<std::uint64_t>(elements) * kernels::size_of(tensor::float_of(to));
   }
-  // Takes the reference.
-  void hold(PyObject* made, Form its_form = Form::plain);
+  // Takes the references.
+  void hold(PyObject* made, PyObject* its_holder, Form its_form = Form::plain);
   void drop();
   [[nodiscard]] bool has(Form wanted) const { return cast != nullptr && form == wanted; }
+  // May the cast be written? Not where others work with its former values: a graph that waits for its backward,
+  // another thread.
+  [[nodiscard]] bool is_free() const { return tensor::is_held_once(cast, holder != nullptr); }
 
   [[nodiscard]] Samples look() const {
     Samples seen{};
@@ -113,9 +118,10 @@ struct Cache {
   std::uint64_t escapes = 0;
 };
 
-inline void Entry::hold(PyObject* made, Form its_form) {
+inline void Entry::hold(PyObject* made, PyObject* its_holder, Form its_form) {
   drop();
   cast = made;
+  holder = its_holder;
   form = its_form;
   counts.bytes += bytes();
   ++counts.weights;
@@ -128,6 +134,7 @@ inline void Entry::drop() {
   counts.bytes -= bytes();
   --counts.weights;
   if (form == Form::packed) --counts.packed;
+  Py_XDECREF(std::exchange(holder, nullptr));
   Py_CLEAR(cast);
 }
 

@@ -143,6 +143,7 @@ void consider(Entry& entry, const PackedCall& call) {
   PyObject* cast = Py_NewRef(entry.cast);
   PyObject* packed = pack(entry, call);
   const bool worth = packed != nullptr && (known == Verdict::pays || pays(call, cast, packed));
+  PyObject* holder = worth ? tensor::make_holder(packed) : nullptr;
   const bool interrupted = PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_Exception) == 0;
   if (!interrupted) PyErr_Clear();
   entry.busy = false;
@@ -152,9 +153,10 @@ void consider(Entry& entry, const PackedCall& call) {
   Py_DECREF(one_case);
   // Not where somebody took the weight away meanwhile.
   if (worth && entry.has(Form::plain)) {
-    entry.hold(Py_NewRef(packed), Form::packed);
+    entry.hold(Py_NewRef(packed), Py_XNewRef(holder), Form::packed);
     Py_XSETREF(entry.packed_for, options_of(call));
   }
+  Py_XDECREF(holder);
   Py_XDECREF(packed);
 }
 

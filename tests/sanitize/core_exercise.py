@@ -301,6 +301,25 @@ def the_casts() -> None:
         half.masked_fill_(half > 0, -1e30)
 
 
+def the_buffers() -> None:
+    """Memory for casts of activations that is used again: more shapes than fit, layouts, errors, results that stay."""
+    weight = torch.randn(8, 3).bfloat16()
+    large = torch.randn(1 << (6 if SMALL else 14), 8)
+    inputs = [torch.randn(rows, 8) for rows in range(1, 25)] + [torch.randn(8, 5).t(), torch.randn(6, 8)[::2], large]
+    with lists("matmul conv2d", ""):
+        results = []
+        for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad, torch.no_grad):
+            with mode():
+                for x in (*inputs, *inputs, *reversed(inputs)):
+                    results.append(x @ weight)
+                    image = x.flatten()[:8].reshape(1, 2, 2, 2).to(memory_format=torch.channels_last)
+                    torch.conv2d(image, image)
+                    with raises(RuntimeError):
+                        torch.matmul(x, torch.ones(9, 9))
+        assert all(torch.equal(x.bfloat16() @ weight, result) for x, result in zip(inputs, results, strict=False))
+    assert _core.buffer_count() == 0
+
+
 def the_arguments() -> None:
     """Sequences, keywords, many arguments, out= and dtype=."""
     with lists("cat stack mm lstm_cell linear sum", "softmax"):
@@ -712,6 +731,7 @@ PARTS: list[Callable[[], None]] = [
     the_optimizers,
     the_weights,
     the_casts,
+    the_buffers,
     the_arguments,
     the_errors,
     the_second_try,

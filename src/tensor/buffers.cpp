@@ -1,0 +1,141 @@
+#include "tensor/buffers.hpp"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "tensor/inside.hpp"
+
+namespace habana_mp::tensor {
+
+namespace {
+
+constexpr std::size_t most_buffers = 16;
+constexpr std::int64_t most_bytes = std::int64_t{32} << 20;
+
+struct Buffer {
+  PyObject* tensor = nullptr;  // owned, but not while it is lent
+  PyObject* holder = nullptr;  // owned
+  Kind kind = Kind::other;
+  bool lent = false;
+  Geometry geometry;
+
+  [[nodiscard]] std::int64_t bytes() const {
+    std::int64_t count = static_cast<std::int64_t>(kernels::size_of(float_of(kind)));
+    for (const std::int64_t size : geometry.sizes) count *= size;
+    return count;
+  }
+};
+
+// Under the GIL, as everything here.
+std::vector<Buffer> buffers;
+std::int64_t bytes_held = 0;
+std::size_t next_to_go = 0;
+
+// Shapes that were asked for and not found, by their hash: only what is asked for again is worth a buffer.
+std::array<std::size_t, 64> missed{};
+
+// The strides of dimensions of one element too: how a convolution's result lies depends on them.
+bool lies_alike(const DLTensor& view, const Geometry& geometry) {
+  if (static_cast<std::size_t>(view.ndim) != geometry.sizes.size() || view.strides == nullptr) return false;
+  return std::equal(geometry.sizes.begin(), geometry.sizes.end(), view.shape) &&
+         std::equal(geometry.strides.begin(), geometry.strides.end(), view.strides);
+}
+
+std::size_t hash_of(const Geometry& geometry, Kind kind) {
+  std::size_t hash = static_cast<std::size_t>(kind) + 1;
+  for (const std::int64_t size : geometry.sizes) hash = hash * 1000003 + static_cast<std::size_t>(size);
+  return hash;
+}
+
+void drop(const Buffer& buffer) {
+  bytes_held -= buffer.bytes();
+  Py_XDECREF(buffer.holder);
+  if (!buffer.lent) Py_DECREF(buffer.tensor);
+}
+
+// Is there room for so many bytes? What was not lent for some time goes.
+bool make_room(std::int64_t bytes) {
+  if (bytes > most_bytes / 2) return false;
+  for (std::size_t tried = 0; buffers.size() >= most_buffers || bytes_held + bytes > most_bytes; ++tried) {
+    if (tried == most_buffers) return false;
+    const std::size_t place = next_to_go++ % buffers.size();
+    if (buffers[place].lent) continue;
+    const Buffer gone = std::exchange(buffers[place], std::move(buffers.back()));
+    buffers.pop_back();
+    drop(gone);
+  }
+  return true;
+}
+
+// A cast that an operation is done with becomes a buffer. Takes the reference.
+void adopt(PyObject* cast) {
+  Buffer made;
+  made.tensor = cast;
+  made.kind = kind_of_tensor(cast);
+  const bool fits = Py_TYPE(cast) == api.tensor && is_held_once(cast, false) && read_geometry(cast, made.geometry) &&
+                    made.geometry.is_dense();
+  const std::size_t hash = fits ? hash_of(made.geometry, made.kind) : 0;
+  if (!fits || std::exchange(missed[hash % missed.size()], hash) != hash || !make_room(made.bytes())) {
+    Py_DECREF(cast);
+    return;
+  }
+  made.holder = make_holder(cast);  // others may run
+  if (made.holder == nullptr || !is_held_once(cast, true) || buffers.size() >= most_buffers) {
+    Py_XDECREF(made.holder);
+    Py_DECREF(cast);
+    return;
+  }
+  bytes_held += made.bytes();
+  buffers.push_back(std::move(made));
+}
+
+}  // namespace
+
+PyObject* cast_for_now(PyObject* tensor, Kind from, Kind to, CastResult& seen, bool& for_now) {
+  DLTensor source;
+  if (!can_look_inside() || !is_plain_tensor(tensor) || is_watched(tensor, seen) || !view_on_cpu(tensor, source)) {
+    return cast(tensor, from, to, seen);
+  }
+  for_now = true;
+  const auto found = std::find_if(buffers.rbegin(), buffers.rend(), [&](const Buffer& one) {
+    return !one.lent && one.kind == to && lies_alike(source, one.geometry);
+  });
+  if (found == buffers.rend()) return cast(tensor, from, to, seen);
+  found->lent = true;
+  PyObject* const lent = found->tensor;
+  const std::int64_t count = count_elements(tensor);
+  seen.bytes += static_cast<std::uint64_t>(count) * kernels::size_of(float_of(to));
+  // Others may run meanwhile; what is lent stays what it is.
+  convert(static_cast<const char*>(source.data) + source.byte_offset, from, const_cast<void*>(found->geometry.values),
+          to, count);
+  return lent;
+}
+
+void give_back(PyObject* cast) noexcept {
+  const auto found = std::find_if(buffers.begin(), buffers.end(),
+                                  [cast](const Buffer& one) { return one.lent && one.tensor == cast; });
+  if (found == buffers.end()) {
+    if (PyErr_Occurred() == nullptr) return adopt(cast);  // not with the exception of an operation that failed
+    Py_DECREF(cast);
+    return;
+  }
+  if (is_held_once(cast, true)) {
+    found->lent = false;
+    return;
+  }
+  const Buffer gone = std::exchange(*found, std::move(buffers.back()));
+  buffers.pop_back();
+  drop(gone);
+  Py_DECREF(cast);
+}
+
+std::size_t buffer_count() noexcept { return buffers.size(); }
+
+void forget_buffers() noexcept {
+  const std::vector<Buffer> gone = std::exchange(buffers, {});
+  for (const Buffer& one : gone) drop(one);
+}
+
+}  // namespace habana_mp::tensor

@@ -1,0 +1,98 @@
+#include "tensor/casts_inside.hpp"
+
+#include <dlfcn.h>
+
+#include "tensor/inside.hpp"
+
+namespace habana_mp::tensor {
+
+namespace {
+
+using DeviceType = std::int8_t;
+using ScalarType = std::int8_t;
+constexpr DeviceType cpu = 0;
+// c10::ScalarType; the numbers are part of torch's serialization format.
+constexpr ScalarType half = 5;
+constexpr ScalarType bfloat16 = 15;
+
+// Of at::autocast, found by name in what is already loaded.
+struct Functions {
+  bool (*is_enabled)(DeviceType) = nullptr;
+  void (*set_enabled)(DeviceType, bool) = nullptr;
+  ScalarType (*get_dtype)(DeviceType) = nullptr;
+  void (*set_dtype)(DeviceType, ScalarType) = nullptr;
+  bool (*is_cache_enabled)() = nullptr;
+  void (*set_cache_enabled)(bool) = nullptr;
+
+  [[nodiscard]] bool are_complete() const {
+    return is_enabled != nullptr && set_enabled != nullptr && get_dtype != nullptr && set_dtype != nullptr &&
+           is_cache_enabled != nullptr && set_cache_enabled != nullptr;
+  }
+};
+Functions functions;
+
+// The dispatch keys of a plain dense tensor on the CPU; 0 where nothing may be cast inside.
+std::uint64_t plain_keys = 0;
+
+template <typename Function>
+void find(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(dlsym(library, name));
+}
+
+// Do torch's Python functions see what these set?
+bool agree_with_python() {
+  PyObject* list = made_by(
+      "import torch\n"
+      "def make():\n"
+      "    return [torch.empty(2), torch.is_autocast_enabled('cpu'), torch.get_autocast_dtype('cpu'),\n"
+      "            torch.is_autocast_cache_enabled()]\n");
+  if (list == nullptr) return false;
+  plain_keys = load<std::uint64_t>(detail::implementation_of(PyList_GET_ITEM(list, 0)), inside.keys);
+  const ScalarType dtype = functions.get_dtype(cpu);
+  PyObject* const seen = PyList_GET_ITEM(list, 2);
+  const bool agree = functions.is_enabled(cpu) == (PyList_GET_ITEM(list, 1) == Py_True) &&
+                     functions.is_cache_enabled() == (PyList_GET_ITEM(list, 3) == Py_True) &&
+                     (dtype == bfloat16) == (seen == api.bfloat16) && (dtype == half) == (seen == api.float16);
+  Py_DECREF(list);
+  return agree;
+}
+
+}  // namespace
+
+void bind_casts_inside() noexcept {
+  void* library = can_look_inside() ? dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY) : nullptr;
+  if (library == nullptr) return;
+  find(library, "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE", functions.is_enabled);
+  find(library, "_ZN2at8autocast20set_autocast_enabledEN3c1010DeviceTypeEb", functions.set_enabled);
+  find(library, "_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE", functions.get_dtype);
+  find(library, "_ZN2at8autocast18set_autocast_dtypeEN3c1010DeviceTypeENS1_10ScalarTypeE", functions.set_dtype);
+  find(library, "_ZN2at8autocast25is_autocast_cache_enabledEv", functions.is_cache_enabled);
+  find(library, "_ZN2at8autocast26set_autocast_cache_enabledEb", functions.set_cache_enabled);
+  if (!functions.are_complete() || !agree_with_python()) plain_keys = 0;
+  PyErr_Clear();
+}
+
+bool may_cast_inside() noexcept { return plain_keys != 0 && !functions.is_enabled(cpu); }
+
+bool can_be_cast_inside(PyObject* tensor) noexcept {
+  if (!is_plain_tensor(tensor)) return false;
+  const char* implementation = detail::implementation_of(tensor);
+  return implementation != nullptr && load<std::uint64_t>(implementation, inside.keys) == plain_keys;
+}
+
+CastsInside::CastsInside(Kind to) noexcept
+    : cache_before_(functions.is_cache_enabled()), dtype_before_(functions.get_dtype(cpu)) {
+  const ScalarType wanted = to == Kind::bf16 ? bfloat16 : half;
+  if (dtype_before_ != wanted) functions.set_dtype(cpu, wanted);
+  // Its cache would keep the cast of an input that is a leaf, whatever happens to the leaf.
+  if (cache_before_) functions.set_cache_enabled(false);
+  functions.set_enabled(cpu, true);
+}
+
+CastsInside::~CastsInside() {
+  functions.set_enabled(cpu, false);
+  if (cache_before_) functions.set_cache_enabled(true);
+  if (functions.get_dtype(cpu) != dtype_before_) functions.set_dtype(cpu, dtype_before_);
+}
+
+}  // namespace habana_mp::tensor

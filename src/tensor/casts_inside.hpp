@@ -1,0 +1,31 @@
+// torch's own autocast, for the length of one call: it casts an operation's inputs inside of the dispatcher, where a
+// cast needs no Python object. That is worth it where autograd records; it records the same casts as ours.
+#pragma once
+
+#include "tensor/reader.hpp"
+
+namespace habana_mp::tensor {
+
+// Finds torch's functions for it. To be called after bind_inside.
+void bind_casts_inside() noexcept;
+
+// Can it cast such an input, and would it? Plain dense tensors on the CPU.
+bool can_be_cast_inside(PyObject* tensor) noexcept;
+
+// Is the user's own autocast off in this thread? Where it is on it would have the last word as ever.
+bool may_cast_inside() noexcept;
+
+// On in this thread as long as it lives; then everything is as it was.
+class CastsInside {
+ public:
+  explicit CastsInside(Kind to) noexcept;
+  ~CastsInside();
+  CastsInside(const CastsInside&) = delete;
+  CastsInside& operator=(const CastsInside&) = delete;
+
+ private:
+  bool cache_before_;
+  std::int8_t dtype_before_;
+};
+
+}  // namespace habana_mp::tensor
