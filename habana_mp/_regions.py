@@ -220,6 +220,8 @@ def _find_number(
         return _NOTHING
     if dtype is None:
         dtype = (system or _SYSTEMS.get(device_type, _SYSTEMS["cpu"])).dtype
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"`dtype` must be torch.bfloat16 or torch.float16; got {dtype!r}")
     if dtype not in (torch.bfloat16, torch.float16):
         warn(
             f"`hmp.autocast` lowers to torch.bfloat16 or torch.float16, not to {dtype}: nothing is cast in this region"

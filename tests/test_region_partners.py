@@ -158,6 +158,18 @@ def test_a_decorated_function_is_compiled_and_called_from_compiled_code(backend:
 
 
 @pytest.mark.usefixtures("compiled_anew")
+def test_a_region_in_compiled_code_speaks_inside_of_a_wrapped_function() -> None:
+    def inner(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with hmp.autocast("cpu"):
+            inside = torch.mm(x, x)
+        return inside, torch.mm(x, x)
+
+    wrapped = hmp.op_wrap(torch.compile(inner, backend="eager", fullgraph=True), to="fp32")
+    with hmp.autocast("cpu", FP16):
+        assert [one.dtype for one in wrapped(X)] == [BF16, FP32]
+
+
+@pytest.mark.usefixtures("compiled_anew")
 def test_an_exception_in_compiled_code_leaves_the_region() -> None:
     def fails(x: torch.Tensor) -> torch.Tensor:
         with hmp.autocast("cpu"):

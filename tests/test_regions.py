@@ -452,6 +452,12 @@ def test_another_lower_precision_is_warned_about_and_nothing_is_cast() -> None:
         assert product() is FP32
 
 
+def test_a_dtype_must_be_one() -> None:
+    wrong: Any = "bf16"
+    with pytest.raises(ValueError, match=r"`dtype` must be torch\.bfloat16 or torch\.float16; got 'bf16'"):
+        hmp.autocast("cpu", wrong)
+
+
 def test_an_unknown_preset_is_an_error() -> None:
     with pytest.raises(ValueError, match="`preset` must be one of"):
         hmp.autocast("cpu", preset="abacus")

@@ -531,7 +531,9 @@ bool holds_tensor_on(RuleSet::Device device, PyObject* const* values, Py_ssize_t
   for (Py_ssize_t i = 0; i < count; ++i) {
     const Kind kind = tensor::kind_of(values[i]);
     if (is_floating(kind)) {
-      if (tensor::is_off_cpu(values[i]) == (device == RuleSet::Device::accelerator)) return true;
+      // A plain tensor on the CPU is told at a glance.
+      const bool off_cpu = !tensor::can_be_cast_inside(values[i]) && tensor::is_off_cpu(values[i]);
+      if (off_cpu == (device == RuleSet::Device::accelerator)) return true;
     } else if (kind == Kind::sequence && depth < deepest_sequence) {
       PyObject* items = PySequence_Tuple(values[i]);
       const bool found = items != nullptr && holds_tensor_on(device, reinterpret_cast<PyTupleObject*>(items)->ob_item,

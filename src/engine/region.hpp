@@ -51,7 +51,7 @@ std::uint64_t pack(const CastState& state) noexcept;
 CastState unpack(std::uint64_t packed) noexcept;
 
 // A region begins in this thread, that of `set`, or with null one without casts; `owner` is whoever will end it. What
-// was in force before is put back when it ends, in whatever order regions end. False where this owner began none.
+// was in force before is put back when it ends. False where this owner began none.
 void enter_region(const void* owner, const RuleSet* set);
 void enter_state(const void* owner, const CastState& state);
 bool leave_region(const void* owner) noexcept;

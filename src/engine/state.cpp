@@ -234,9 +234,11 @@ void region_is_entered() noexcept {
   if (state.entering == Region::no_casts && !disabled) {
     set_flag(true);
     state.disabled_by_region = true;
-  } else if (state.entering == Region::ours || (state.entering == Region::casts && state.disabled_by_region)) {
-    if (disabled) set_flag(false);
+  } else if (state.entering == Region::casts && state.disabled_by_region) {
+    set_flag(false);
     state.disabled_by_region = false;
+  } else if (state.entering == Region::ours) {
+    enter_state(key_of(state.regions), {false, false, 0, state.region});
   } else if (state.entering == Region::as_forward) {
     enter_state(key_of(state.regions), unpack(state.entering_state));
   }
