@@ -3,6 +3,7 @@ weights and gradients are torch.autocast's to the bit."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -171,6 +172,14 @@ def test_a_gradient_penalty_is_torch_autocasts_to_the_bit(scale: bool, make: Cal
 def test_float16_with_a_scaler_is_torch_autocasts_to_the_bit(training: Any) -> None:
     ours = run(training, lambda: hmp.autocast("cpu", FP16), mlp, True)
     assert_same(ours, run(training, lambda: torch.autocast("cpu", FP16), mlp, True))
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("training", [*TRAININGS, penalty])
+def test_training_under_convert_is_torch_autocasts_to_the_bit(training: Any, dtype: torch.dtype) -> None:
+    expected = run(training, lambda: torch.autocast("cpu", dtype), mlp, dtype is FP16)
+    hmp.convert(preset="torch-cpu", dtype=dtype)
+    assert_same(run(training, contextlib.nullcontext, mlp, dtype is FP16), expected)
 
 
 @pytest.mark.parametrize("under", ["region", "convert"])

@@ -528,6 +528,32 @@ def test_cache_enabled_says_whether_casts_of_weights_are_kept(keeps: bool | None
     assert casts == (9 if keeps is False else 5)
 
 
+def test_there_are_as_many_regions_as_torch_compile_can_tell_apart(tmp_path: Path) -> None:
+    code = (
+        "import sys, torch\n"
+        "from pathlib import Path\n"
+        "from habana_mp import hmp\n"
+        "names = 'exp log sin cos tan sinh cosh tanh asin acos atan sqrt rsqrt relu sigmoid square abs'.split()\n"
+        "made = []\n"
+        "try:\n"
+        "    for first in names:\n"
+        "        for second in names:\n"
+        "            Path('own.txt').write_text(f'{first}\\n{second}')\n"
+        "            number = hmp.autocast('cpu', bf16_file_path='own.txt')._number\n"
+        "            made.append(number) if number not in made else None\n"
+        "except RuntimeError as error:\n"
+        "    print(len(made), error)\n"
+        "with hmp.autocast('cpu', bf16_file_path=Path('own.txt').write_text('exp\\nexp') and 'own.txt'):\n"
+        "    print(torch.exp(torch.ones(2)).dtype)\n"
+    )
+    every = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+    done = run_script(code, cwd=tmp_path)
+    assert done.stdout.splitlines() == [
+        f"{len(every) - 1} habana_mp: a process can have {len(every) - 1} different regions, and has them",
+        "torch.bfloat16",
+    ], done.stderr
+
+
 # ---- what is refused -----------------------------------------------------------------------------------------------
 
 
