@@ -75,7 +75,7 @@ void bind_casts_inside() noexcept {
 bool may_cast_inside() noexcept { return plain_keys != 0 && !functions.is_enabled(cpu); }
 
 bool can_be_cast_inside(PyObject* tensor) noexcept {
-  if (!is_plain_tensor(tensor)) return false;
+  if (plain_keys == 0 || !is_plain_tensor(tensor)) return false;  // nothing is known of a tensor's insides
   const char* implementation = detail::implementation_of(tensor);
   return implementation != nullptr && load<std::uint64_t>(implementation, inside.keys) == plain_keys;
 }
