@@ -106,6 +106,8 @@ case("addmv", (V, M, W), torch=torch.addmv, tensor=torch.Tensor.addmv)
 case("addr", (M, V, W), torch=torch.addr, tensor=torch.Tensor.addr)
 case("addbmm", (M, B3, C3), torch=torch.addbmm, tensor=torch.Tensor.addbmm)
 case("baddbmm", (B3, C3, B3), torch=torch.baddbmm, tensor=torch.Tensor.baddbmm)
+case("_addmm_activation", (V, M, N), torch=torch._addmm_activation, tensor=torch.Tensor._addmm_activation)
+case("vdot", (V, W), torch=torch.vdot, tensor=torch.Tensor.vdot)
 case("linear", (M, N, V), functional=F.linear, c=torch._C._nn.linear)
 case("linear", (nn.Linear(4, 3), M), module=lambda m, x: m(x))
 case("bilinear", (M, N, rand(3, 4, 4), rand(3)), functional=F.bilinear, torch=torch.bilinear)
@@ -136,6 +138,19 @@ for _name in ("convolution", "_convolution", "_convolution.deprecated"):
     case(_name, (I2, rand(4, 4, 3, 3), rand(4)), functional=F.conv2d)
 case("convolution", (I2, rand(4, 4, 3, 3), rand(4)), torch=lambda x, w, b: torch.convolution(x, w, b, *_CONVOLUTION))
 case("conv_tbc", (rand(8, 2, 4), rand(3, 4, 3), rand(3)), torch=torch.conv_tbc)
+
+
+# other sizes
+def resized(name: str, *more: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: getattr(torch._C._nn, name)(x, [7] * (x.dim() - 2), *more, None)
+
+
+for _n, _input in ((1, I1), (2, I2), (3, I3)):
+    for _name in (f"upsample_nearest{_n}d", f"_upsample_nearest_exact{_n}d"):
+        case(_name, (_input,), c=resized(_name))
+_LINEAR = {"upsample_linear1d": I1, "upsample_bilinear2d": I2, "upsample_bicubic2d": I2, "upsample_trilinear3d": I3}
+for _name, _input in _LINEAR.items():
+    case(_name, (_input,), c=resized(_name, False))
 
 # arithmetic
 case(
@@ -234,6 +249,7 @@ case("dropout3d", (I3,), functional=lambda x: F.dropout3d(x, 0.5), module=nn.Dro
 case("feature_dropout", (I2,), torch=lambda x: torch.feature_dropout(x, 0.5, True))
 
 # norms: a CPU's kernels take float32 weights beside a lower input
+case("rms_norm", (M, V), functional=lambda x, w: F.rms_norm(x, (4,), w), torch=lambda x, w: torch.rms_norm(x, (4,), w))
 case(
     "layer_norm",
     (M, V, W),
@@ -374,6 +390,8 @@ case("view", (M,), tensor=lambda x: x.view(16))
 
 # no kernel for the lower precisions: these run in float32 whatever a list says
 NO_KERNEL_FROM = len(CASES)
+case("_upsample_bilinear2d_aa", (I2,), c=resized("_upsample_bilinear2d_aa", False))
+case("_upsample_bicubic2d_aa", (I2,), c=resized("_upsample_bicubic2d_aa", False))
 case("cdist", (M, N), torch=torch.cdist)
 case("pdist", (M,), torch=torch.pdist, functional=F.pdist)
 case("complex", (M, N), torch=torch.complex)
