@@ -42,6 +42,7 @@ class Installation:
                 self._weights.install(
                     on=policy.weight_cache, limit=policy.weight_cache_limit, packed=policy.packed_weights
                 )
+                _core.set_skips_slower(policy.skip_slower)
             except BaseException:
                 self.uninstall()
                 raise
@@ -84,6 +85,7 @@ class Installation:
             self._compiled.uninstall()
             self._exchanged.uninstall()
             self._weights.uninstall()
+            _core.set_skips_slower(False)
             for replacement in self._replacements:
                 replacement.uninstall()
             self._replacements = []
