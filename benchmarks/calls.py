@@ -13,8 +13,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from states import autocast, converted, converted_but_disabled, patched_in_python
+from states import autocast, converted, converted_but_disabled, outside_of_regions, patched_in_python, region
 from timing import Contender, run
+
+from habana_mp import hmp
 
 
 def operations(activation: torch.Tensor, image: torch.Tensor):
@@ -60,6 +62,40 @@ def main() -> None:
                         f"{python_ratio:>8.3f}  {python_low:.3f}..{python_high:.3f}"
                     )
 
+    print("\nin a region of ours, as a multiple of torch.autocast's; and under convert, in the same rounds")
+    activation = torch.randn(4, 16)
+    with torch.no_grad():
+        for name, call in operations(activation, torch.randn(1, 1, 4, 16)):
+            peer, ours = Contender("autocast", call, autocast), Contender("region", call, region)
+            under_convert = Contender("convert", call, converted)
+            run([peer, ours, under_convert], **options)
+            print(
+                f"one activation cast   {name:<14}{ours.ratio_to(peer)[0]:>8.3f}{under_convert.ratio_to(peer)[0]:>8.3f}"
+            )
+
+    print("\nentering and leaving a region, in nanoseconds")
+    with hmp.autocast("cpu"):
+        pass
+    reused, reused_autocast = hmp.autocast("cpu"), torch.autocast("cpu")
+    for name, ours, peer in (
+        ("made anew", lambda: hmp.autocast("cpu"), lambda: torch.autocast("cpu")),
+        ("used again", lambda: reused, lambda: reused_autocast),
+    ):
+
+        def enter_and_leave(make=ours):
+            with make():
+                pass
+
+        def enter_and_leave_autocast(make=peer):
+            with make():
+                pass
+
+        mine, theirs = Contender("hmp", enter_and_leave), Contender("autocast", enter_and_leave_autocast)
+        run([theirs, mine], **options)
+        ratio, low, high = mine.ratio_to(theirs)
+        print(f"{name:<22}{theirs.median * 1e9:>8.0f}ns{mine.median * 1e9:>8.0f}ns{ratio:>8.3f}  {low:.3f}..{high:.3f}")
+    hmp.restore()
+
     print("\nwhat is added to a call, in nanoseconds (the same call without habana_mp taken off)")
     x = torch.randn(4, 16)
     weight = torch.randn(16, 16)
@@ -83,6 +119,11 @@ def main() -> None:
             run([plain, disabled], **options)
             extra = sorted(a - b for a, b in zip(disabled.seconds, plain.seconds, strict=True))
             print(f"under disable_casts  {name:<12}{extra[len(extra) // 2] * 1e9:>8.0f} ns")
+            beside = Contender("outside of regions", call, outside_of_regions)
+            plain = Contender("plain", call)
+            run([plain, beside], **options)
+            extra = sorted(a - b for a, b in zip(beside.seconds, plain.seconds, strict=True))
+            print(f"outside of regions   {name:<12}{extra[len(extra) // 2] * 1e9:>8.0f} ns")
         lowered, lowered_weight = x.bfloat16(), weight.bfloat16()
         silent = Contender("silent", lambda: F.linear(lowered, lowered_weight), converted)
         logged = Contender("logged", silent.call, lambda: converted(log=log))

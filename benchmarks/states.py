@@ -32,6 +32,23 @@ def autocast() -> torch.autocast:
     return torch.autocast("cpu", dtype=torch.bfloat16)
 
 
+@contextmanager
+def region() -> Iterator[None]:
+    """A region of ours, without convert."""
+    with hmp.autocast("cpu", dtype=torch.bfloat16):
+        yield
+    hmp.restore()
+
+
+@contextmanager
+def outside_of_regions() -> Iterator[None]:
+    """What regions need is in torch, and none is open."""
+    with hmp.autocast("cpu"):
+        pass
+    yield
+    hmp.restore()
+
+
 #: What a patch in Python has to name one by one: aliases that were taken before are missed.
 _PATCHED: list[tuple[Any, str]] = [
     (F, "linear"),

@@ -7,45 +7,28 @@ was in force in the first run goes along with the block.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.utils.checkpoint
 
 from habana_mp import _core
 from habana_mp._composites import Replacement
-from habana_mp._disable import exchange_disabled
-
-
-class _State(NamedTuple):
-    """What decides in a thread whether and by what rules there are casts."""
-
-    disabled: bool
-    by_region: bool
-    """Did a region of torch.autocast disable them?"""
-    unlisted: int
-    """How many functions that decide for themselves run."""
-
-
-def _exchange(state: _State) -> _State:
-    """Set this thread's state; what it was."""
-    return _State(*exchange_disabled(state.disabled, state.by_region), _core.exchange_unlisted(state.unlisted))
 
 
 class AsWhenGiven:
     """A block, and what it was given away under to be run later or by another thread: were casts on, by whose wish, and
-    did the lists speak?"""
+    which lists spoke?"""
 
     def __init__(self, block: Any) -> None:
         self._block = block
-        self._state = _exchange(_State(False, False, 0))
-        _exchange(self._state)
+        self._state = _core.current_state()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        before = _exchange(self._state)
+        before = _core.exchange_state(self._state)
         try:
             return self._block(*args, **kwargs)
         finally:
-            _exchange(before)
+            _core.exchange_state(before)
 
 
 def checkpoint_replacement() -> Replacement:

@@ -12,13 +12,14 @@ import functools
 import sys
 import types
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from habana_mp import _core
 from habana_mp._composites import Replacement
 from habana_mp._imports import WhenImported
+from habana_mp._marks import MARK
 
 _KERNELS = "torch._inductor.select_algorithm"
 _CONFIG = "torch._functorch.config"
@@ -117,6 +118,20 @@ def _outside_of_lists(compiled: Any) -> Any:
     return run
 
 
+class OwnCode(WhenImported):
+    """Functions of ours that change the state of a thread: Dynamo runs them as they are."""
+
+    name = "torch._dynamo.eval_frame"
+    functions: ClassVar[list[Any]] = []
+
+    def do(self, module: Any) -> None:
+        for function in self.functions:
+            module.skip_code(function.__code__)
+
+    def undo(self, module: Any) -> None:
+        """They are nobody else's."""
+
+
 class WholeInPlaceOperations(WhenImported):
     """``x.addcmul_(y, z, value=2)`` stays one in-place operation, which keeps its precision (rule 3).
 
@@ -159,25 +174,19 @@ class RegionsInExport(WhenImported):
         self._original = original = mode.__torch_function__
         leave_mode = mode.__exit__  # inherited
         enter, leave = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
-        flag = _core.disabled_flag
 
         def entering_regions(tracing: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = original(tracing, function, types, args, kwargs)
             if function is enter:
-                device, _, enabled, *_ = args
-                # Where torch has entered it already, the flag is set.
-                quiet = bool(enabled) == (device == flag) and not torch.is_autocast_enabled(flag)
-                if quiet:
-                    torch.set_autocast_enabled(flag, True)
-                vars(tracing).setdefault("_habana_mp_regions", []).append(quiet)
-            elif function is leave and vars(tracing).get("_habana_mp_regions") and tracing._habana_mp_regions.pop():
-                torch.set_autocast_enabled(flag, False)
+                vars(tracing).setdefault("_habana_mp_regions", []).append(_enter_noted_region(*args))
+            elif function is leave and vars(tracing).get("_habana_mp_regions"):
+                _leave_noted_region(tracing._habana_mp_regions.pop())
             return result
 
         def leaving_all(tracing: Any, *error: Any) -> Any:
             # An exception passes by the ends of the regions that it leaves.
-            if any(vars(tracing).pop("_habana_mp_regions", ())):
-                torch.set_autocast_enabled(flag, False)
+            for state in reversed(vars(tracing).pop("_habana_mp_regions", [])):
+                _leave_noted_region(state)
             return leave_mode(tracing, *error)
 
         mode.__torch_function__ = entering_regions
@@ -189,22 +198,44 @@ class RegionsInExport(WhenImported):
         del mode.__exit__
 
 
+def _enter_noted_region(device: str, dtype: torch.dtype, enabled: bool, *_: Any) -> int | None:
+    """Do here what a region of torch.autocast does where it is entered; the state before, None where torch has entered
+    it already, and will leave it."""
+    state = _core.current_state()
+    if device == MARK:
+        torch.set_autocast_dtype(device, dtype)
+        wanted = _core.current_state() & ~_core.state_without_casts
+    elif enabled == (device == _core.disabled_flag):
+        wanted = state | _core.state_without_casts
+    else:
+        return None
+    _core.exchange_state(wanted)
+    return None if wanted == state else state
+
+
+def _leave_noted_region(state: int | None) -> None:
+    if state is not None:
+        _core.exchange_state(state)
+
+
 class Compiled:
     """All of it."""
 
     def __init__(self) -> None:
         self._runtime = Runtime()
-        self._parts = (KernelTable(), GraphCache(), WholeInPlaceOperations(), RegionsInExport())
+        self._parts = (KernelTable(), GraphCache(), OwnCode(), WholeInPlaceOperations(), RegionsInExport())
 
     def install(self, *, lists_hold_operators: bool) -> None:
-        """Where no list names an operator of torch.ops, compiled code is called as before."""
+        """Where no list names an operator of torch.ops, compiled code is called as before.
+
+        Code that was compiled stays: before the rules of this thread become others, :func:`forget_compiled_code`.
+        """
         for part in self._parts:
             part.install()
         if lists_hold_operators:
             self._runtime.install()
         else:
             self._runtime.uninstall()
-        forget_compiled_code()
 
     def uninstall(self) -> None:
         for part in (*self._parts, self._runtime):

@@ -105,7 +105,7 @@ class Replacement:
         self._function.__code__ = self._code
 
 
-def composite(function: Any, operation: str, rule: _core.Rule) -> Replacement:
-    """One Python function of torch that a policy covers."""
-    engine = _core.Function(untouched(function), function, operation, rule)
+def composite(function: Any, operation: str) -> Replacement:
+    """One Python function of torch that lists cover."""
+    engine = _core.Composite(function, untouched(function), operation)
     return Replacement(function, lambda _, arguments, keywords: engine.call(arguments, keywords))

@@ -126,6 +126,12 @@ class Rule:
         packs: str = "",
     ) -> None: ...
 
+class Composite:
+    """A Python function of torch's that lists may cover; ``called`` is what it did before its calls came here."""
+
+    def __init__(self, function: Any, called: Any, operation: str) -> None: ...
+    def call(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any: ...
+
 class Function:
     """A Python function that is called through the engine; ``shown`` is the one that the log names."""
 
@@ -142,6 +148,7 @@ def install(plan: list[tuple[Any, Any, str, Rule, Rule]]) -> None:
 
 def install_probes(
     autocast_set_enabled: Any,
+    autocast_set_dtype: Any,
     autocast_increment_nesting: Any,
     autocast_decrement_nesting: Any,
     module_constructed: Any,
@@ -162,6 +169,9 @@ def set_places(
     made_of_lowered: Callable[[str], None],
     autocast_entered: Callable[[], None],
     codes_of_regions: tuple[types.CodeType, ...],
+    custom_fwd: types.CodeType,
+    custom_fwd_asks: Callable[[], bool],
+    custom_bwd_state: Callable[[], int | None],
     inside: tuple[str, ...],
     between: tuple[str, ...],
 ) -> None: ...
@@ -202,11 +212,45 @@ def exchange_optimizer_steps(steps: int) -> int:
     """Set how many optimizer steps this thread is in; what it was."""
 
 def set_distributed_is_imported(imported: bool) -> None: ...
-def exchange_unlisted(depth: int) -> int:
-    """Set how many functions that decide for themselves this thread is in; what it was."""
+def current_region() -> int:
+    """The number of the region that this thread is in, 0 for none."""
 
-def exchange_disabled_by_region(by_region: bool) -> bool:
-    """Set whether it was a region of torch.autocast that disabled casts in this thread; what it was."""
+def current_state() -> int:
+    """All that decides in this thread whether and by what rules there are casts."""
+
+state_without_casts: int
+"""What is set in a state with casts off."""
+
+def exchange_state(state: int) -> int:
+    """Set all that; what it was."""
+
+def make_region(
+    *, plan: list[tuple[Any, Any, str, Rule, Rule]], on_cpu: bool, name: str, after_recorded_cast: Any
+) -> int:
+    """The number of a region with these rules. What they cover is answered from then on, and without a rule outside of
+    regions. ``after_recorded_cast`` is called with the result of each lowered call that autograd records."""
+
+def region_is_put_in(number: int) -> bool:
+    """Is all that a region needs covered?"""
+
+def put_in_region(number: int) -> None:
+    """Cover again what a region needs."""
+
+def enter_region(owner: Any, number: int) -> bool:
+    """Begin the region of this number in this thread, or with 0 one without casts. False, and nothing begun, where
+    what it needs has been taken out of torch."""
+
+def leave_region(owner: Any) -> None:
+    """End the last region that this owner began in this thread."""
+
+def lists_speak_here() -> bool:
+    """Are casts on in this thread, and are there lists: a region's, or convert's?"""
+
+def set_region_mark(
+    device_type: str, dtypes: tuple[Any, ...], set_autocast_enabled: Any, set_autocast_dtype: Any
+) -> None:
+    """The device type whose autocast dtype tells torch.compile the number of a thread's region, the dtypes by number
+    (the first, torch's own, stands for no region), and torch's functions that set it."""
 
 def set_in_child_process() -> None: ...
 def can_cover(object: Any) -> bool:

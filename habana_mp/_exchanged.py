@@ -88,7 +88,7 @@ def without_casts(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any
 
 def in_float32(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """What the code of a function with a kernel for float32 only is exchanged for."""
-    if not torch.is_autocast_enabled(_core.disabled_flag):
+    if _core.lists_speak_here():
         arguments, keywords = tree_map(_in_float32, (arguments, keywords), is_leaf=_is_packed)
     return _originals[name](*arguments, **keywords)
 

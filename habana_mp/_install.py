@@ -1,15 +1,20 @@
-"""Putting a policy into torch, and taking it out again without a trace."""
+"""Putting policies into torch, and taking them out again without a trace."""
 
 from __future__ import annotations
 
 import threading
+from typing import Any
+
+import torch
 
 from habana_mp import _core, _policy
 from habana_mp._checkpoint import checkpoint_replacement
-from habana_mp._compiled import Compiled
+from habana_mp._compiled import Compiled, forget_compiled_code
 from habana_mp._composites import Replacement, composite
 from habana_mp._exchanged import Exchanged
-from habana_mp._places import Places
+from habana_mp._marks import MARK, MARK_DTYPES
+from habana_mp._places import Places, warn_if_in_autocast
+from habana_mp._policy import Policy
 from habana_mp._replicas import parallel_apply_replacement
 from habana_mp._weights import Weights
 
@@ -17,80 +22,137 @@ _lock = threading.RLock()
 
 
 class Installation:
-    """What is in torch now. There is one for the process, as there is one torch."""
+    """What is in torch now: convert's policy, if there is one, and those of regions that were entered. There is one for
+    the process, as there is one torch."""
 
     def __init__(self) -> None:
-        self.policy: _policy.Policy | None = None
+        #: convert's
+        self.policy: Policy | None = None
+        #: By number, what each region needs; and the numbers of those that are in torch.
+        self._regions: dict[int, Policy] = {}
+        self._regions_in_torch: set[int] = set()
+        #: What regions were asked for by arguments that say all, and the number of each. None of them needs putting in.
+        self.numbers: dict[tuple[Any, ...], int] = {}
+        self._is_supported = False
         self._replacements: list[Replacement] = []
+        self._composites: dict[Any, Replacement] = {}
         self._places = Places()
         self._compiled = Compiled()
         self._exchanged = Exchanged()
         self._weights = Weights()
 
-    def install(self, policy: _policy.Policy) -> None:
-        """Replace what is installed by ``policy``. When that fails, what was installed before stays."""
+    def install(self, policy: Policy) -> None:
+        """Replace convert's policy by this one. When that fails, what was installed before stays."""
         with _lock:
             self.check_alone()
             _core.bind_torch()
             # Whatever can fail is made before anything is changed; the core checks everything before its first store.
-            replacements = self._make_replacements(policy)
+            composites = self._make_composites(policy)
             _core.install(_policy.plan(policy))
             try:
-                self._places.install()
-                self._compiled.install(lists_hold_operators=policy.lists_hold_operators)
-                self._exchanged.install()
-                self._weights.install(
-                    on=policy.weight_cache, limit=policy.weight_cache_limit, packed=policy.packed_weights
-                )
-                _core.set_skips_slower(policy.skip_slower)
+                warn_if_in_autocast()
+                self._support(policy, weights_of=policy)
+                forget_compiled_code()
             except BaseException:
                 self.uninstall()
                 raise
-            for replacement in replacements:
-                replacement.install()
-            self._replacements = replacements
             self.policy = policy
+            self._exchange_composites(composites)
+
+    def make_region(self, policy: Policy, *, on_cpu: bool, keeps_weights: bool, name: str, after_recorded: Any) -> int:
+        """The number of a region with these rules, ready to be entered."""
+        with _lock:
+            self.check_alone()
+            _core.bind_torch()
+            _core.set_region_mark(MARK, MARK_DTYPES, torch.set_autocast_enabled, torch.set_autocast_dtype)
+            composites = self._make_composites(policy)
+            plan = _policy.plan(policy, keeps_weights=keeps_weights)
+            number = _core.make_region(plan=plan, on_cpu=on_cpu, name=name, after_recorded_cast=after_recorded)
+            self._regions[number] = policy
+            self._add_region(number, composites)
+            return number
+
+    def put_in_region(self, number: int) -> None:
+        """A region is ready to be entered again after :meth:`uninstall`."""
+        with _lock:
+            self.check_alone()
+            composites = self._make_composites(self._regions[number])
+            _core.put_in_region(number)
+            self._add_region(number, composites)
+
+    def _add_region(self, number: int, composites: dict[Any, Replacement]) -> None:
+        self._regions_in_torch.add(number)
+        try:
+            self._support(self._regions[number], weights_of=None if self._is_supported else Policy())
+        except BaseException:
+            if self.policy is None:
+                self.uninstall()
+            raise
+        self._exchange_composites(composites)
+
+    def _support(self, policy: Policy, *, weights_of: Policy | None) -> None:
+        """Put in what any lists need beside the rules themselves."""
+        self._places.install()
+        hold_operators = any(one.lists_hold_operators for one in (policy, *self._policies()))
+        self._compiled.install(lists_hold_operators=hold_operators)
+        self._exchanged.install()
+        if weights_of is not None:
+            self._weights.install(
+                on=weights_of.weight_cache, limit=weights_of.weight_cache_limit, packed=weights_of.packed_weights
+            )
+            _core.set_skips_slower(weights_of.skip_slower)
+        if not self._replacements:
+            self._replacements = [checkpoint_replacement(), parallel_apply_replacement()]
+            for replacement in self._replacements:
+                replacement.install()
+        self._is_supported = True
+
+    def _policies(self) -> list[Policy]:
+        regions = [self._regions[number] for number in self._regions_in_torch]
+        return regions if self.policy is None else [self.policy, *regions]
 
     def check_alone(self) -> None:
         """The core is one for the process. A second copy of this module knows nothing of what the first has changed."""
         with _lock:
-            if self.policy is None and _core.installed_count() != 0:
+            if not self._is_supported and _core.installed_count() != 0:
                 raise RuntimeError(
                     "habana_mp was imported a second time while the first import is converted; call `restore()` of "
                     "the first one, or start a new process"
                 )
 
-    def _make_replacements(self, policy: _policy.Policy) -> list[Replacement]:
-        # They are made of the functions as torch has them, so those of the former policy go first.
-        former = self._replacements
-        for replacement in former:
-            replacement.uninstall()
-        try:
-            made = [
-                composite(one.builtin.object, one.operation, one.listed.rule(one.operation))
-                for one in policy.composites
-            ]
-            made += [checkpoint_replacement(), parallel_apply_replacement()]
-        except BaseException:
-            for replacement in former:
-                replacement.install()
-            raise
-        self._replacements = []
-        return made
+    def _make_composites(self, policy: Policy) -> dict[Any, Replacement]:
+        wanted = {one.builtin.object: one.operation for one in policy.composites}
+        return {
+            function: composite(function, operation)
+            for function, operation in wanted.items()
+            if function not in self._composites
+        }
+
+    def _exchange_composites(self, made: dict[Any, Replacement]) -> None:
+        wanted = {one.builtin.object for policy in self._policies() for one in policy.composites}
+        for function in self._composites.keys() - wanted:
+            self._composites.pop(function).uninstall()
+        for replacement in made.values():
+            replacement.install()
+        self._composites |= made
 
     def uninstall(self) -> None:
-        """Torch is as it was before the first :meth:`install`."""
+        """Torch is as it was before the first :meth:`install`, and regions that are open cast nothing."""
         with _lock:
             self._places.uninstall()
             self._compiled.uninstall()
             self._exchanged.uninstall()
             self._weights.uninstall()
             _core.set_skips_slower(False)
-            for replacement in self._replacements:
+            for replacement in (*self._replacements, *self._composites.values()):
                 replacement.uninstall()
             self._replacements = []
+            self._composites = {}
             _core.uninstall()
             self.policy = None
+            self._regions_in_torch = set()
+            self.numbers.clear()
+            self._is_supported = False
 
 
 installation = Installation()

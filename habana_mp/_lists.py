@@ -34,18 +34,19 @@ class Listed:
         return f"{self.source}:{self.line}" if self.line else self.source
 
 
-def read_list(path: str | os.PathLike[str]) -> tuple[Listed, ...]:
+def read_list(path: str | os.PathLike[str], *, source: str | None = None) -> tuple[Listed, ...]:
     """Read a list file at once.
 
     Blank lines, ``#`` comments, surrounding spaces, CRLF, a byte order mark and a missing final newline are all fine,
-    and so is an empty file.
+    and so is an empty file. ``source`` is what errors call the file; its path if nothing else is said.
 
     Raises:
         OSError: the file is missing, a directory, or may not be read; the message says which and names the path.
         ListError: the content is no list of names; the message names the line.
     """
-    source = os.fspath(path)
-    return parse_list(_read(source), source)
+    path = os.fspath(path)
+    source = path if source is None else source
+    return parse_list(_read(path, source), source)
 
 
 def parse_list(text: str, source: str) -> tuple[Listed, ...]:
@@ -63,18 +64,18 @@ def parse_list(text: str, source: str) -> tuple[Listed, ...]:
     return tuple(listed)
 
 
-def _read(source: str) -> str:
-    if not source:
+def _read(path: str, source: str) -> str:
+    if not path:
         raise ListError("a list file's path must not be empty")
     try:
-        mode = os.stat(source).st_mode
+        mode = os.stat(path).st_mode
     except FileNotFoundError as error:
         raise FileNotFoundError(
             error.errno, f"the operation list does not exist (looked in the working directory {os.getcwd()})", source
         ) from None
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(21, "an operation list must be a file, not a directory", source)
-    with open(source, "rb") as file:
+    with open(path, "rb") as file:
         content = file.read(LARGEST_FILE + 1)
     if len(content) > LARGEST_FILE:
         raise ListError(f"{source}: an operation list must be at most {LARGEST_FILE >> 20} MiB; this file is larger")

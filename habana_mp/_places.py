@@ -7,6 +7,7 @@ The core finds out where it is; this module tells it what to look for and puts t
 from __future__ import annotations
 
 import multiprocessing
+import sys
 import threading
 import types
 from collections.abc import Iterator
@@ -54,12 +55,12 @@ class Places:
         ]
 
     def install(self) -> None:
-        if _is_in_autocast():
-            _warn_of_autocast()
         if self._handles:
             return
+        regions = _disabled_regions()  # before what it asks is watched
         _core.install_probes(
             torch.set_autocast_enabled,
+            torch.set_autocast_dtype,
             torch.autocast_increment_nesting,
             torch.autocast_decrement_nesting,
             torch._C._log_api_usage_once,
@@ -78,10 +79,13 @@ class Places:
             _warn_of_lowered,
             _warn_of_autocast,
             _codes_of_regions(),
+            _code_of_custom_fwd(),
+            _custom_fwd_asks,
+            _custom_bwd_state,
             _files(_INSIDE),
             _files(_BETWEEN),
         )
-        _core.install_in_disabled_regions(_disabled_regions())
+        _core.install_in_disabled_regions(regions)
         if _is_child_process():
             _core.set_in_child_process()
         for part in self._distributed:
@@ -152,8 +156,10 @@ def _disabled_regions() -> int:
     return 0 if torch._C._is_any_autocast_enabled() else depth
 
 
-def _is_in_autocast() -> bool:
-    return any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda", "xpu", "hpu", "mps"))
+def warn_if_in_autocast() -> None:
+    """Warn of a region of torch.autocast that is open where lists come into force."""
+    if any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda", "xpu", "hpu", "mps")):
+        _warn_of_autocast()
 
 
 def _step_code() -> types.CodeType:
@@ -182,6 +188,33 @@ def _codes_of_regions() -> tuple[types.CodeType, ...]:
     that is no wish to do without casts."""
     decorate: Any = torch.amp.custom_bwd(device_type="cpu")
     return (decorate(lambda *_: None).__code__,)
+
+
+def _code_of_custom_fwd() -> types.CodeType:
+    decorate: Any = torch.amp.custom_fwd(device_type="cpu")
+    code: types.CodeType = decorate(lambda *_: None).__code__
+    return code
+
+
+def _custom_fwd_asks() -> bool:
+    """The wrapper of ``torch.amp.custom_fwd`` asks whether autocast is on, in a region of ours.
+
+    Its backward is to run as its forward does, so that is noted with its context. And where it casts its inputs it does
+    so, and goes on without casts, when it is told that autocast is on. Under convert alone such a function has the
+    casts of any other.
+    """
+    variables = sys._getframe(1).f_locals
+    casts_inputs = variables["cast_inputs"] is not None and _core.lists_speak_here()
+    state = _core.current_state()
+    variables["args"][0]._habana_mp_state = state | _core.state_without_casts if casts_inputs else state
+    return casts_inputs
+
+
+def _custom_bwd_state() -> int | None:
+    # Through autocast.__enter__ to the wrapper of torch.amp.custom_bwd.
+    arguments = sys._getframe(2).f_locals.get("args")
+    state: int | None = getattr(arguments[0], "_habana_mp_state", None) if arguments else None
+    return state
 
 
 def _before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

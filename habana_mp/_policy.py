@@ -16,7 +16,9 @@ from habana_mp._errors import ListError, warn
 from habana_mp._lists import Listed
 from habana_mp._presets import Preset, shipped_names
 
-Action = Literal["none", "precision", "widest", "in_place", "first_input", "scalars"]
+Action = Literal["none", "precision", "widest", "in_place", "first_input", "scalars", "refused"]
+
+_NONE: frozenset[str] = frozenset()
 
 #: The words for precisions, in lists, logs and reports.
 PRECISIONS: dict[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -31,17 +33,17 @@ class Ruling:
     saturate: bool = False
     no_kernel: bool = False
 
-    def rule(self, operation: str) -> _core.Rule:
-        """The core's form, with the arguments that may be cast."""
+    def rule(self, operation: str, *, keeps_weights: bool = True) -> _core.Rule:
+        """The core's form, with the arguments that may be cast. May casts of weights be kept?"""
         rule = functools.partial(
             _core.Rule,
             action=self.action,
             precision=self.precision,
             saturate=self.saturate,
             no_kernel=self.no_kernel,
-            keeps_weights=operation in ops.KEEPS_WEIGHTS,
+            keeps_weights=keeps_weights and operation in ops.KEEPS_WEIGHTS,
             casts_inside=operation in ops.CAST_INSIDE,
-            packs=operation if operation in ops.PACKS_WEIGHTS else "",
+            packs=operation if keeps_weights and operation in ops.PACKS_WEIGHTS else "",
         )
         if operation in ops.SPARSE_GRADIENT:
             keyword, position = ops.SPARSE_GRADIENT[operation]
@@ -183,15 +185,19 @@ def _resolve(listed: Listed) -> ops.Resolved | None:
     raise ListError(f"{listed.where}: unknown operation `{listed.name}`{hint}")
 
 
-def policy_from_lists(lists: Preset, lower: str, own: Preset | None = None) -> Policy:
+def policy_from_lists(
+    lists: Preset, lower: str, own: Preset | None = None, *, refused: frozenset[str] = _NONE
+) -> Policy:
     """O1: the lists decide; where they are silent, rules 2 to 4 do.
 
-    ``own`` are lists of the user's that replace a part of ``lists``: whatever operation they name, they win.
+    ``own`` are lists of the user's that replace a part of ``lists``: whatever operation they name, they win. What is
+    ``refused`` raises where no list names it.
     """
     decided = _assign(lists, lower)
     if own is not None:
         decided |= _assign(own, lower)
     rulings = {operation: ruling_in_list(operation, kind) for operation, (kind, _) in decided.items()}
+    rulings |= {operation: Ruling("refused") for operation in refused - rulings.keys()}
     # The third list is weaker than the other two (rule 5).
     for listed in lists.widest:
         resolved = _resolve(listed)
@@ -248,15 +254,15 @@ def _one_each(covered: Iterable[Covered]) -> tuple[Covered, ...]:
     return tuple(by_object.values())
 
 
-def plan(policy: Policy) -> list[tuple[Any, Any, str, _core.Rule, _core.Rule]]:
+def plan(policy: Policy, *, keeps_weights: bool = True) -> list[tuple[Any, Any, str, _core.Rule, _core.Rule]]:
     """What the core installs."""
     return [
         (
             one.builtin.object,
             one.builtin.shown or one.builtin.object,
             one.operation,
-            one.listed.rule(one.operation),
+            one.listed.rule(one.operation, keeps_weights=keeps_weights),
             one.unlisted.rule(one.operation),
         )
-        for one in policy.covered
+        for one in (*policy.covered, *policy.composites)
     ]

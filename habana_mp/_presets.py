@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -40,6 +40,20 @@ _FILES: dict[str, tuple[str, str, str, str]] = {
     "xpu-amp-fp16": ("AMP on XPU in float16", "xpu_amp_fp16", "xpu_amp_fp32", "xpu_amp_promote"),
 }
 
+#: What torch.autocast does in torch 2.13 beyond its documentation, from which the files are: (lower, fp32, widest).
+_UNDOCUMENTED: dict[str, tuple[str, str, str]] = {
+    "torch-cpu": ("_addmm_activation", "smooth_l1_loss", ""),
+    "torch-cuda": (
+        "_convolution conv_tbc convolution einsum linalg_vecdot scaled_dot_product_attention",
+        """
+            rms_norm huber_loss logsumexp upsample_nearest1d upsample_nearest2d upsample_nearest3d
+            _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d upsample_linear1d
+            upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
+        """,
+        "vdot",
+    ),
+}
+
 #: Folder names that tell nothing about the model.
 _SILENT = {"pytorch", "habana", "benchmarks", "implementations", "training", "config", "hls-gaudi2-pt", "examples"}
 
@@ -48,6 +62,14 @@ def _file(name: str) -> tuple[Listed, ...]:
     if not name:
         return ()
     return tuple(Listed(one.name, f"{name}.txt", one.line) for one in read_list(DIRECTORY / f"{name}.txt"))
+
+
+def _shipped(name: str) -> Preset:
+    description, *files = _FILES[name]
+    lists = [_file(file) for file in files]
+    for index, more in enumerate(_UNDOCUMENTED.get(name, ())):
+        lists[index] += tuple(Listed(one, f"the preset {name}", 0) for one in more.split())
+    return Preset(name, description, *lists)
 
 
 @dataclass(frozen=True)
@@ -115,11 +137,26 @@ def _model_presets() -> dict[str, Preset]:
 @cache
 def presets() -> dict[str, Preset]:
     """All presets by name."""
-    shipped = {
-        name: Preset(name, description, _file(lower), _file(fp32), _file(widest))
-        for name, (description, lower, fp32, widest) in _FILES.items()
-    }
-    return {**shipped, **_model_presets()}
+    return {**{name: _shipped(name) for name in _FILES}, **_model_presets()}
+
+
+def preset_named(name: str) -> Preset:
+    """The preset of that name."""
+    known = presets()
+    if name not in known:
+        shipped = ", ".join(one for one in known if not one.startswith("gaudi/"))
+        raise ValueError(f"`preset` must be one of {shipped}, or a name that `habana-mp lists` shows; got {name!r}")
+    return known[name]
+
+
+def with_own(lists: Preset, lower: tuple[Listed, ...] | None, fp32: tuple[Listed, ...] | None) -> tuple[Preset, Preset]:
+    """What stays of a preset, and the user's own lists, each of which replaces its side of the preset."""
+    own = Preset("", "")
+    if lower is not None:
+        lists, own = replace(lists, lower=()), replace(own, lower=lower)
+    if fp32 is not None:
+        lists, own = replace(lists, fp32=()), replace(own, fp32=fp32)
+    return lists, own
 
 
 @cache

@@ -9,7 +9,6 @@ from typing import Any, TypeVar, overload
 import torch
 
 from habana_mp import _core
-from habana_mp._install import installation
 from habana_mp._policy import PRECISIONS, Ruling
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -32,7 +31,7 @@ def op_wrap(function: Any = None, to: str | torch.dtype = "bf16") -> Any:
 
     ``hmp.op_wrap(fn, to="bf16")`` returns the wrapped function; ``@hmp.op_wrap(to="fp32")`` decorates one. Inside of it
     the lists are silent: every operation follows the precision of its inputs. It casts while ``convert`` is in force
-    and casts are not disabled.
+    or a region is open, and casts are not disabled.
 
     Args:
         function: What to wrap.
@@ -51,7 +50,7 @@ def op_wrap(function: Any = None, to: str | torch.dtype = "bf16") -> Any:
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        if installation.policy is None or not installation.policy.covered:
+        if not _core.lists_speak_here():
             return function(*args, **kwargs)
         return engine.call(args, kwargs)
 

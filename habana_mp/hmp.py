@@ -20,13 +20,15 @@ from typing import TextIO
 import torch
 
 from habana_mp import _core, _places, _policy, _report
+from habana_mp._custom import custom_bwd, custom_fwd
 from habana_mp._disable import disable_casts
 from habana_mp._errors import HmpWarning, ListError, warn
 from habana_mp._install import installation
-from habana_mp._lists import read_list
+from habana_mp._lists import Listed, read_list
 from habana_mp._log import close_log, open_log
 from habana_mp._policy import PRECISIONS, Policy
-from habana_mp._presets import Preset, presets
+from habana_mp._presets import preset_named, with_own
+from habana_mp._regions import autocast, get_autocast_dtype, is_autocast_available, is_autocast_enabled
 from habana_mp._report import KeptWeights, Report, Row
 from habana_mp._wrap import op_wrap
 
@@ -36,8 +38,14 @@ __all__ = [
     "ListError",
     "Report",
     "Row",
+    "autocast",
     "convert",
+    "custom_bwd",
+    "custom_fwd",
     "disable_casts",
+    "get_autocast_dtype",
+    "is_autocast_available",
+    "is_autocast_enabled",
     "is_converted",
     "op_wrap",
     "report",
@@ -131,30 +139,23 @@ def _make_policy(
         raise ValueError(f"`dtype` must be torch.bfloat16 or torch.float16; got {dtype!r}")
     lower = PRECISIONS[dtype]
     if opt_level == "O1":
-        lists, own = _lists(preset, lower_path, fp32_path)
+        lists = preset_named("hmp-default" if preset is None else preset)
+        lists, own = with_own(lists, _read(lower_path), _read(fp32_path))
         return _policy.policy_from_lists(lists, lower, own)
     if lower_path or fp32_path or preset:
         warn(f'the lists are ignored: opt_level="{opt_level}" does not use them')
     return _policy.policy_o2(lower) if opt_level == "O2" else Policy(lower=lower)
 
 
-def _lists(preset: str | None, lower_path: _Path | None, fp32_path: _Path | None) -> tuple[Preset, Preset]:
-    """What stays of the preset, and the user's own lists, each of which replaces its side of the preset."""
-    known = presets()
-    name = "hmp-default" if preset is None else preset
-    if name not in known:
-        shipped = ", ".join(one for one in known if not one.startswith("gaudi/"))
-        raise ValueError(f"`preset` must be one of {shipped}, or a name that `habana-mp lists` shows; got {name!r}")
-    lists, own = known[name], Preset("", "")
-    if lower_path:
-        lists, own = replace(lists, lower=()), replace(own, lower=read_list(lower_path))
-    if fp32_path:
-        lists, own = replace(lists, fp32=()), replace(own, fp32=read_list(fp32_path))
-    return lists, own
+def _read(path: _Path | None) -> tuple[Listed, ...] | None:
+    return read_list(path) if path else None
 
 
 def restore() -> None:
-    """Undo :func:`convert`: torch is exactly as it was, the log is closed. Without a ``convert`` it does nothing."""
+    """Undo :func:`convert`: torch is exactly as it was, the log is closed. Without a ``convert`` it does nothing.
+
+    What regions have put into torch goes too: one that is open casts nothing from then on, and leaves as it should.
+    """
     installation.check_alone()
     installation.uninstall()
     close_log()

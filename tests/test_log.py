@@ -44,6 +44,7 @@ REASONS = {
     "worker": "in a DataLoader worker",
     "distributed": "in the code of torch.distributed",
     "slower": "slower in the lower precision",
+    "other_device": "the region is for another device",
 }
 
 

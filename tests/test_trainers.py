@@ -242,6 +242,13 @@ def in_threads() -> list[torch.dtype]:
 
 
 @pytest.mark.usefixtures("accelerator_stand_in")
+def test_replicas_run_in_the_region_of_the_thread_that_calls_them() -> None:
+    with hmp.autocast("cpu", torch.float16):
+        assert in_threads() == [torch.float16] * 2
+    assert in_threads() == [torch.float32] * 2
+
+
+@pytest.mark.usefixtures("accelerator_stand_in")
 def test_replicas_are_cast_as_the_thread_that_calls_them() -> None:
     assert in_threads() == [FP32] * 2
     hmp.convert()

@@ -9,6 +9,7 @@
 
 #include "engine/call.hpp"
 #include "engine/measured.hpp"
+#include "engine/region.hpp"
 #include "engine/slots.hpp"
 #include "engine/state.hpp"
 #include "tensor/buffers.hpp"
@@ -38,6 +39,7 @@ Rule::Action action_of(const std::string& name) {
   if (name == "in_place") return Rule::Action::in_place;
   if (name == "first_input") return Rule::Action::first_input;
   if (name == "scalars") return Rule::Action::scalars;
+  if (name == "refused") return Rule::Action::refused;
   if (name == "none") return Rule::Action::none;
   throw std::invalid_argument("unknown action: " + name);
 }
@@ -101,32 +103,63 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
 // (object, what the log shows for it, operation, rule of the lists, rule where the lists are silent)
 using PlannedTarget = std::tuple<py::object, py::object, std::string, Rule, Rule>;
 
-void install(const std::vector<PlannedTarget>& plan) {
+std::vector<engine::Entry> entries_of(const std::vector<PlannedTarget>& plan) {
   std::vector<engine::Entry> entries;
   entries.reserve(plan.size());
   for (const auto& [object, shown, operation, listed, unlisted] : plan) {
     entries.push_back({object.ptr(), shown.ptr(), operation, listed, unlisted});
   }
-  or_throw(engine::install(entries));
+  return entries;
 }
 
-void install_probes(const py::object& set_enabled, const py::object& increment, const py::object& decrement,
-                    const py::object& module_constructed, const py::object& make_subclass,
+void install(const std::vector<PlannedTarget>& plan) { or_throw(engine::install(entries_of(plan))); }
+
+std::uint64_t make_region(const std::vector<PlannedTarget>& plan, bool on_cpu, const std::string& name,
+                          const py::object& after_recorded_cast) {
+  const auto device = on_cpu ? engine::RuleSet::Device::cpu : engine::RuleSet::Device::accelerator;
+  PyObject* after = after_recorded_cast.is_none() ? nullptr : after_recorded_cast.ptr();
+  const engine::RuleSet* set = engine::make_rule_set(entries_of(plan), device, after, name);
+  or_throw(set != nullptr);
+  return set->number;
+}
+
+engine::RuleSet& region(std::uint64_t number) {
+  engine::RuleSet* set = engine::rule_set(number);
+  if (set == nullptr) throw std::invalid_argument("there is no region of that number");
+  return *set;
+}
+
+bool enter_region(const py::object& owner, std::uint64_t number) {
+  const engine::RuleSet* set = number == 0 ? nullptr : &region(number);
+  if (set != nullptr && set->installation != engine::installation_number()) return false;
+  engine::enter_region(owner.ptr(), set);
+  return true;
+}
+
+void leave_region(const py::object& owner) {
+  if (!engine::leave_region(owner.ptr())) throw std::runtime_error("a region is left that was not entered here");
+}
+
+void install_probes(const py::object& set_enabled, const py::object& set_dtype, const py::object& increment,
+                    const py::object& decrement, const py::object& module_constructed, const py::object& make_subclass,
                     const py::object& is_autocast_enabled, const py::object& is_any_autocast_enabled,
                     const py::object& to_dlpack, const py::object& to_dlpack_versioned,
                     const py::object& set_version_counter, const py::tuple& writers) {
   std::vector<PyObject*> held;
   for (const auto& writer : writers) held.push_back(writer.ptr());
-  or_throw(engine::install_probes({set_enabled.ptr(), increment.ptr(), decrement.ptr(), module_constructed.ptr(),
-                                   make_subclass.ptr(), is_autocast_enabled.ptr(), is_any_autocast_enabled.ptr(),
-                                   to_dlpack.ptr(), to_dlpack_versioned.ptr(), set_version_counter.ptr(), held}));
+  or_throw(engine::install_probes({set_enabled.ptr(), set_dtype.ptr(), increment.ptr(), decrement.ptr(),
+                                   module_constructed.ptr(), make_subclass.ptr(), is_autocast_enabled.ptr(),
+                                   is_any_autocast_enabled.ptr(), to_dlpack.ptr(), to_dlpack_versioned.ptr(),
+                                   set_version_counter.ptr(), held}));
 }
 
 void set_places(const py::object& step, const py::tuple& codes_that_ask, const py::dict& worker_namespace,
                 const py::object& made_of_lowered, const py::object& autocast_entered,
-                const py::tuple& codes_of_regions, const py::tuple& inside, const py::tuple& between) {
+                const py::tuple& codes_of_regions, const py::object& custom_fwd, const py::object& custom_fwd_asks,
+                const py::object& custom_bwd_state, const py::tuple& inside, const py::tuple& between) {
   engine::set_places({step.ptr(), codes_that_ask.ptr(), worker_namespace.ptr(), made_of_lowered.ptr(),
-                      autocast_entered.ptr(), codes_of_regions.ptr(), inside.ptr(), between.ptr()});
+                      autocast_entered.ptr(), codes_of_regions.ptr(), custom_fwd.ptr(), custom_fwd_asks.ptr(),
+                      custom_bwd_state.ptr(), inside.ptr(), between.ptr()});
 }
 
 // (operation, representation, precision, calls, casts, bytes) for whatever was called
@@ -159,6 +192,40 @@ py::object untouched_twin(const py::object& builtin) {
   return py::reinterpret_steal<py::object>(twin);
 }
 
+PyObject* answer(Target& target, const py::tuple& arguments, const py::dict& keywords) {
+  const auto given = static_cast<Py_ssize_t>(arguments.size());
+  std::vector<PyObject*> values;
+  values.reserve(arguments.size() + keywords.size());
+  for (const auto& value : arguments) values.push_back(value.ptr());
+  py::tuple names(keywords.size());
+  std::size_t i = 0;
+  for (const auto& [name, value] : keywords) {
+    names[i++] = py::reinterpret_borrow<py::object>(name);
+    values.push_back(value.ptr());
+  }
+  return engine::answer(target, {values.data(), given, keywords.empty() ? nullptr : names.ptr()});
+}
+
+// A Python function of torch's that lists may cover: the policy's and the regions' rules hold for calls of it, and
+// `called` is what it did before its calls came here.
+class Composite {
+ public:
+  Composite(const py::object& function, const py::object& called, const std::string& operation)
+      : target_(engine::target_for(function.ptr(), Target::Shape::python, operation.c_str(), function.ptr())) {
+    if (target_ == nullptr) throw py::error_already_set();
+    PyObject* former = std::exchange(target_->called, called.inc_ref().ptr());
+    Py_DECREF(former);
+  }
+  py::object call(const py::tuple& arguments, const py::dict& keywords) {
+    PyObject* result = answer(*target_, arguments, keywords);
+    if (result == nullptr) throw py::error_already_set();
+    return py::reinterpret_steal<py::object>(result);
+  }
+
+ private:
+  Target* target_;  // it stays
+};
+
 // A Python function with a rule of its own, called through the engine. `shown` is the function as the user knows it,
 // `function` what is to be called.
 class Function {
@@ -173,17 +240,7 @@ class Function {
   Function& operator=(const Function&) = delete;
 
   py::object call(const py::tuple& arguments, const py::dict& keywords) {
-    const auto given = static_cast<Py_ssize_t>(arguments.size());
-    std::vector<PyObject*> values;
-    values.reserve(arguments.size() + keywords.size());
-    for (const auto& value : arguments) values.push_back(value.ptr());
-    py::tuple names(keywords.size());
-    std::size_t i = 0;
-    for (const auto& [name, value] : keywords) {
-      names[i++] = py::reinterpret_borrow<py::object>(name);
-      values.push_back(value.ptr());
-    }
-    PyObject* result = engine::answer(*target_, {values.data(), given, keywords.empty() ? nullptr : names.ptr()});
+    PyObject* result = answer(*target_, arguments, keywords);
     if (result == nullptr) throw py::error_already_set();
     return py::reinterpret_steal<py::object>(result);
   }
@@ -237,6 +294,10 @@ void register_engine(py::module_& module) {
       .def(py::init<const py::object&, const py::object&, const std::string&, const Rule&>(), py::arg("function"),
            py::arg("shown"), py::arg("operation"), py::arg("rule"))
       .def("call", &Function::call, py::arg("arguments"), py::arg("keywords"));
+  py::class_<Composite>(module, "Composite", "A Python function of torch's that lists may cover.")
+      .def(py::init<const py::object&, const py::object&, const std::string&>(), py::arg("function"), py::arg("called"),
+           py::arg("operation"))
+      .def("call", &Composite::call, py::arg("arguments"), py::arg("keywords"));
   module.def("was_lowered", [](const py::object& tensor) { return engine::was_lowered(tensor.ptr()); });
 
   module.attr("disabled_flag") = engine::disabled_flag;
@@ -254,9 +315,24 @@ void register_engine(py::module_& module) {
   module.def("exchange_optimizer_steps",
              [](std::uint32_t steps) { return std::exchange(thread_state.optimizer_steps, steps); });
   module.def("set_distributed_is_imported", [](bool imported) { engine::distributed_is_imported = imported; });
-  module.def("exchange_unlisted", [](std::uint32_t depth) { return std::exchange(thread_state.unlisted, depth); });
-  module.def("exchange_disabled_by_region",
-             [](bool by_region) { return std::exchange(thread_state.disabled_by_region, by_region); });
+  module.attr("state_without_casts") = engine::pack({true, false, 0, nullptr});
+  module.def("exchange_state",
+             [](std::uint64_t state) { return engine::pack(engine::exchange_state(engine::unpack(state))); });
+  module.def("make_region", &make_region, py::kw_only(), py::arg("plan"), py::arg("on_cpu"), py::arg("name"),
+             py::arg("after_recorded_cast"));
+  module.def("region_is_put_in",
+             [](std::uint64_t number) { return region(number).installation == engine::installation_number(); });
+  module.def("put_in_region", [](std::uint64_t number) { or_throw(engine::put_in(region(number))); });
+  module.def("enter_region", &enter_region);
+  module.def("leave_region", &leave_region);
+  module.def("current_region", [] { return thread_state.region == nullptr ? 0 : int{thread_state.region->number}; });
+  module.def("current_state", [] { return engine::pack(engine::current_state()); });
+  module.def("lists_speak_here", &engine::lists_speak_here);
+  module.def("set_region_mark", [](const std::string& device_type, const py::tuple& dtypes,
+                                   const py::object& set_autocast_enabled, const py::object& set_autocast_dtype) {
+    const py::str device(device_type);
+    engine::set_mark({device.ptr(), dtypes.ptr(), set_autocast_enabled.ptr(), set_autocast_dtype.ptr()});
+  });
   module.def("set_in_child_process", [] { engine::in_child_process = true; });
   module.def("can_cover", [](const py::object& object) { return engine::can_cover(object.ptr()); });
 }

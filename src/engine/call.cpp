@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "engine/measured.hpp"
+#include "engine/region.hpp"
 #include "log/log.hpp"
 #include "stopwatch.hpp"
 #include "tensor/buffers.hpp"
@@ -215,6 +216,7 @@ Plan decide(const Rule& rule, const Reading& reading) {
       to = reading.first;
       break;
     case Rule::Action::none:
+    case Rule::Action::refused:
       return leave(rule.reason);
   }
   const Plan plan{{precision_of(to), rule.reason}, to};
@@ -527,6 +529,40 @@ bool is_decided_elsewhere(const Arguments& arguments) {
   return tensor::has_torch_function(arguments.values, arguments.count()) || caller_is_inside_of_an_operation();
 }
 
+// Is one of the floating tensors on a device of this kind?
+bool holds_tensor_on(RuleSet::Device device, PyObject* const* values, Py_ssize_t count, int depth) {
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    const Kind kind = tensor::kind_of(values[i]);
+    if (is_floating(kind)) {
+      // A plain tensor on the CPU is told at a glance.
+      const bool off_cpu = !tensor::can_be_cast_inside(values[i]) && tensor::is_off_cpu(values[i]);
+      if (off_cpu == (device == RuleSet::Device::accelerator)) return true;
+    } else if (kind == Kind::sequence && depth < deepest_sequence) {
+      PyObject* items = PySequence_Tuple(values[i]);
+      const bool found = items != nullptr && holds_tensor_on(device, reinterpret_cast<PyTupleObject*>(items)->ob_item,
+                                                             PyTuple_GET_SIZE(items), depth + 1);
+      if (items == nullptr) PyErr_Clear();
+      Py_XDECREF(items);
+      if (found) return true;
+    }
+  }
+  return false;
+}
+
+bool is_for_another_device(const RuleSet* region, const Arguments& arguments) {
+  return region != nullptr && !holds_tensor_on(region->device, arguments.values, arguments.count(), 0);
+}
+
+PyObject* refuse(const Target& target) {
+  PyErr_Format(PyExc_RuntimeError,
+               "%s is refused in a float16 region: its gradient may not fit into float16, and a cast of its input to "
+               "float32 would not help, since the gradient goes back through that cast. Leave out the sigmoid before "
+               "it and use torch.nn.functional.binary_cross_entropy_with_logits (torch.nn.BCEWithLogitsLoss for "
+               "torch.nn.BCELoss), which is safe, or compute it in float32 under hmp.disable_casts()",
+               target.operation.c_str());
+  return nullptr;
+}
+
 // May a call that failed be repeated with other casts? A user's own function may not: what it did, it did. Nor may one
 // that writes into its input.
 bool may_repeat(const Target& target, const Rule& rule) {
@@ -683,6 +719,11 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
       return call_original(target, arguments);
     }
   }
+  const RuleSet* region = thread_state.region;
+  if (is_for_another_device(region, arguments)) {
+    report(target, {Precision::unchanged, Reason::other_device}, {});
+    return call_original(target, arguments);
+  }
   if (skips_slower()) [[unlikely]] {
     const bool skip = is_slower_lowered(target, rule, arguments, reading, plan.to);
     if (PyErr_Occurred() != nullptr) return nullptr;
@@ -701,7 +742,15 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
   }
   if (attempt.scalar_changed) plan.decision.reason = Reason::scalar;
   report(target, plan.decision, attempt.tally);
-  if (plan.to != Kind::f32 && attempt.tally.casts != 0 && !attempt.tally.made.recorded) lowered.remember(result);
+  if (plan.to != Kind::f32 && attempt.tally.casts != 0) {
+    if (!attempt.tally.made.recorded) {
+      lowered.remember(result);
+    } else if (region != nullptr && region->after_recorded_cast != nullptr) {
+      PyObject* done = PyObject_CallOneArg(region->after_recorded_cast, result);
+      if (done == nullptr) Py_CLEAR(result);
+      Py_XDECREF(done);
+    }
+  }
   return result;
 }
 
@@ -747,6 +796,15 @@ PyObject* call_with_values(PyCFunction function, PyObject* self, const Arguments
   return call_with_tuple(function, self, arguments, 0);
 }
 
+// A Python function as it is. What is called may be exchanged meanwhile, by an installation.
+static PyObject* call_python(Target& target, const Arguments& arguments) {
+  PyObject* called = Py_NewRef(target.called);
+  PyObject* result =
+      PyObject_Vectorcall(called, arguments.values, static_cast<std::size_t>(arguments.positional), arguments.keywords);
+  Py_DECREF(called);
+  return result;
+}
+
 PyObject* call_original(Target& target, const Arguments& arguments) {
   switch (target.shape) {
     case Target::Shape::function:
@@ -767,8 +825,7 @@ PyObject* call_original(Target& target, const Arguments& arguments) {
       // A function that decides its own precision: inside it the lists are silent.
       ThreadState& state = thread_state;
       ++state.unlisted;
-      PyObject* result = PyObject_Vectorcall(target.object, arguments.values,
-                                             static_cast<std::size_t>(arguments.positional), arguments.keywords);
+      PyObject* result = call_python(target, arguments);
       --state.unlisted;
       return result;
     }
@@ -784,6 +841,10 @@ PyObject* call_original(Target& target, const Arguments& arguments) {
   if (rule.saturate && plan.to != Kind::other && plan.to != Kind::f32 && has_number(arguments)) {
     return answer_with_casts(target, rule, arguments, reading, plan);
   }
+  const bool is_refused = rule.action == Rule::Action::refused && plan.decision.reason == rule.reason;
+  if (is_refused && !is_for_another_device(thread_state.region, arguments)) {
+    return refuse(target);
+  }
   PyObject* result = call_original(target, arguments);
   if (result != nullptr) [[likely]] {
     report(target, plan.decision, {});
@@ -793,9 +854,18 @@ PyObject* call_original(Target& target, const Arguments& arguments) {
   const bool is_lower = plan.to == Kind::bf16 || plan.to == Kind::f16;
   if (!is_lower || !may_repeat(target, rule) || !may_retry()) return nullptr;
   HeldError held;
-  const bool is_place = is_decided_elsewhere(arguments) || (may_be_a_place(thread_state) && why_not(thread_state));
+  const bool is_place = is_decided_elsewhere(arguments) || (may_be_a_place(thread_state) && why_not(thread_state)) ||
+                        is_for_another_device(thread_state.region, arguments);
   held.restore();
   return is_place ? nullptr : call_without_lowering(target, rule, arguments, reading, true);
+}
+
+// What the lists say of a target: the innermost region's, or convert's. A user's own function has its own rule.
+static const Rule& rule_of_lists(const Target& target) {
+  const RuleSet* region = thread_state.region;
+  if (region == nullptr || target.index == no_index) [[likely]]
+    return *target.listed;
+  return *region->rules[target.index];
 }
 
 PyObject* answer(Target& target, const Arguments& arguments) {
@@ -803,8 +873,11 @@ PyObject* answer(Target& target, const Arguments& arguments) {
   if (casts_are_disabled()) return call_original(target, arguments);
   const bool lists_speak = state.unlisted == 0 || target.shape == Target::Shape::python;
   // Read once: another policy may be installed while the arguments are looked at.
-  const Rule& rule = lists_speak ? *target.listed : *target.unlisted;
-  if (rule.action == Rule::Action::none) return call_original(target, arguments);
+  const Rule& rule = lists_speak ? rule_of_lists(target) : *target.unlisted;
+  if (rule.action == Rule::Action::none) {
+    // A function of torch's that other lists cover: here the lists speak of what it calls.
+    return target.shape == Target::Shape::python ? call_python(target, arguments) : call_original(target, arguments);
+  }
   if (rule.sparse_keyword != nullptr && has_sparse_gradient(rule, arguments)) [[unlikely]] {
     const Rule& silent = *target.unlisted;
     if (silent.action == Rule::Action::none) return call_original(target, arguments);
@@ -814,7 +887,7 @@ PyObject* answer(Target& target, const Arguments& arguments) {
 }
 
 int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject* value, objobjargproc original) {
-  const Rule& rule = *target.listed;
+  const Rule& rule = rule_of_lists(target);
   if (value == nullptr || casts_are_disabled() || rule.action == Rule::Action::none) {
     return original(tensor, key, value);
   }
@@ -834,6 +907,7 @@ int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject*
       report(target, {Precision::unchanged, *reason}, {});
       return original(tensor, key, value);
     }
+    if (is_for_another_device(thread_state.region, {&tensor, 1, nullptr})) return original(tensor, key, value);
     made = tensor::cast(value, from, to, tally.made);
     if (made == nullptr) {
       if (!may_do_without_cast()) return -1;

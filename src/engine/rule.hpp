@@ -17,6 +17,7 @@ struct Rule {
     in_place,     // rule 3: the first input keeps its precision, the others follow
     first_input,  // rule 4: the others follow the first floating input
     scalars,      // rule 9 alone: torch accepts the mixture, but not a number beyond the range of the first input
+    refused,      // the operation's backward would lose values in the lower precision: an error
   };
 
   Action action = Action::none;

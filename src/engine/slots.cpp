@@ -212,7 +212,8 @@ void replace_assignment(PyTypeObject* type, objobjargproc from, objobjargproc to
 
 // ---- storing ------------------------------------------------------------------------------------------------------
 
-void hook(Target& target, std::size_t index) {
+void hook(Target& target) {
+  const std::size_t index = target.index;
   switch (target.shape) {
     case Target::Shape::function:
       target.original = PyCFunction_GET_FUNCTION(target.object);
@@ -280,7 +281,7 @@ void unhook(Target& target) {
       break;
   }
   target.listed = target.unlisted = &no_rule;
-  target.installed = false;
+  target.installed = target.in_policy = target.in_regions = false;
 }
 
 // ---- probes -------------------------------------------------------------------------------------------------------
@@ -301,6 +302,7 @@ struct Probe {
 };
 
 Probe autocast_set_enabled;
+Probe autocast_set_dtype;
 Probe autocast_increment;
 Probe autocast_decrement;
 Probe module_constructed;
@@ -317,7 +319,8 @@ PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::siz
   const bool enabled = keywords == nullptr && count >= 1 && values[count - 1] == Py_True;
   const bool is_ours = keywords == nullptr && count == 2 && PyUnicode_Check(values[0]) &&
                        PyUnicode_CompareWithASCIIString(values[0], disabled_flag) == 0;
-  if (enabled && !is_ours) {
+  const bool is_mark_of_ours = keywords == nullptr && count == 2 && is_mark(values[0]);
+  if (enabled && !is_ours && !is_mark_of_ours && (policy_is_installed || thread_state.region != nullptr)) {
     // Before it is enabled: the warning may be an error.
     PyObject* told = PyObject_CallNoArgs(places().autocast_entered);
     if (told == nullptr) return nullptr;
@@ -328,10 +331,19 @@ PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::siz
   if (is_ours) {
     flag_was_set(enabled);
     thread_state.entering = Region::casts;
+  } else if (is_mark_of_ours) {
+    thread_state.entering = Region::ours;
   } else {
     const bool is_wish = enabled || !region_is_torchs_own();
-    thread_state.entering = !is_wish ? Region::as_outside : enabled ? Region::casts : Region::no_casts;
+    thread_state.entering = !is_wish ? region_of_torchs_own() : enabled ? Region::casts : Region::no_casts;
   }
+  return result;
+}
+
+PyObject* autocast_set_dtype_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  PyObject* result = autocast_set_dtype.call(values, flagged_count, keywords);
+  const bool is_plain = result != nullptr && keywords == nullptr && PyVectorcall_NARGS(flagged_count) == 2;
+  if (is_plain && is_mark(values[0])) mark_was_set(values[1]);
   return result;
 }
 
@@ -385,7 +397,12 @@ PyObject* told_of_casts(PyObject* result) {
 
 PyObject* is_autocast_enabled_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   PyObject* result = is_autocast_enabled.call(values, flagged_count, keywords);
-  return PyVectorcall_NARGS(flagged_count) == 0 && keywords == nullptr ? told_of_casts(result) : result;
+  const Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
+  if (result == Py_False && count == 1 && thread_state.region != nullptr && caller_is_custom_fwd()) {
+    Py_DECREF(result);
+    return PyObject_CallNoArgs(places().custom_fwd_asks);
+  }
+  return count == 0 && keywords == nullptr ? told_of_casts(result) : result;
 }
 
 PyObject* is_any_autocast_enabled_stub(PyObject*, PyObject* const* values, std::size_t flagged_count,
@@ -507,15 +524,12 @@ bool can_cover(PyObject* object) noexcept {
   return flags == with_keywords || flags == (METH_FASTCALL | METH_KEYWORDS);
 }
 
-bool install(const std::vector<Entry>& entries) {
+namespace {
+
+// A target for each entry. False with a Python exception set where one of them cannot be covered.
+bool find_targets(const std::vector<Entry>& entries, std::vector<Target*>& found) {
   const tensor::MemoryMap memory;
-  struct Planned {
-    const Entry* entry;
-    Target* target;
-  };
-  std::vector<Planned> planned;
-  planned.reserve(entries.size());
-  std::unordered_set<Target*> wanted;
+  found.reserve(entries.size());
   for (const Entry& entry : entries) {
     Target::Shape shape = Target::Shape::function;
     Target* target = find_target(entry.object);
@@ -524,33 +538,81 @@ bool install(const std::vector<Entry>& entries) {
       target = target_for(entry.object, shape, entry.operation.c_str(), entry.shown);
       if (target == nullptr) return false;
     }
-    planned.push_back({&entry, target});
-    wanted.insert(target);
+    found.push_back(target);
   }
+  return true;
+}
+
+}  // namespace
+
+bool install(const std::vector<Entry>& entries) {
+  std::vector<Target*> found;
+  if (!find_targets(entries, found)) return false;
+  const std::unordered_set<Target*> wanted(found.begin(), found.end());
   // From here on nothing can fail.
   for (std::size_t i = 0; i < target_count; ++i) {
-    if (targets[i]->installed && !wanted.contains(targets[i])) unhook(*targets[i]);
+    Target& target = *targets[i];
+    target.in_policy = wanted.contains(&target);
+    if (target.in_policy || !target.installed) continue;
+    target.listed = &no_rule;
+    if (!target.in_regions) unhook(target);
   }
-  for (const Planned& plan : planned) {
-    plan.target->operation = plan.entry->operation;
-    plan.target->listed = intern(plan.entry->listed);
-    plan.target->unlisted = intern(plan.entry->unlisted);
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    found[i]->operation = entries[i].operation;
+    found[i]->listed = intern(entries[i].listed);
+    found[i]->unlisted = intern(entries[i].unlisted);
   }
   for (std::size_t i = 0; i < target_count; ++i) {
-    if (!targets[i]->installed && wanted.contains(targets[i])) hook(*targets[i], i);
+    if (targets[i]->in_policy && !targets[i]->installed) hook(*targets[i]);
   }
+  policy_is_installed = !entries.empty();
+  return true;
+}
+
+RuleSet* make_rule_set(const std::vector<Entry>& entries, RuleSet::Device device, PyObject* after_recorded_cast,
+                       const std::string& name) {
+  std::vector<Target*> found;
+  if (!find_targets(entries, found)) return nullptr;
+  RuleSet content;
+  content.rules.fill(&no_rule);
+  content.device = device;
+  content.after_recorded_cast = Py_XNewRef(after_recorded_cast);  // kept, as the set is
+  content.name = name;
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    content.rules[found[i]->index] = intern(entries[i].listed);
+    content.covered.push_back({found[i], intern(entries[i].unlisted)});
+    if (!found[i]->installed) found[i]->operation = entries[i].operation;
+  }
+  RuleSet* set = intern_rule_set(std::move(content));
+  return set == nullptr || !put_in(*set) ? nullptr : set;
+}
+
+bool put_in(RuleSet& set) {
+  const tensor::MemoryMap memory;
+  Target::Shape shape = Target::Shape::function;
+  for (const RuleSet::Covered& one : set.covered) {
+    if (!one.target->installed && !check(one.target->object, memory, shape)) return false;
+  }
+  for (const RuleSet::Covered& one : set.covered) {
+    one.target->in_regions = true;
+    if (one.target->installed) continue;
+    one.target->unlisted = one.unlisted;
+    hook(*one.target);
+  }
+  set.installation = installation_number();
   return true;
 }
 
 void uninstall() noexcept {
   forget_regions();
+  policy_is_installed = false;
   tensor::forget_buffers();
   for (std::size_t i = 0; i < target_count; ++i) {
     if (targets[i]->installed) unhook(*targets[i]);
   }
-  for (Probe* probe :
-       {&autocast_set_enabled, &autocast_increment, &autocast_decrement, &module_constructed, &make_subclass,
-        &is_autocast_enabled, &is_any_autocast_enabled, &to_dlpack, &to_dlpack_versioned, &set_version_counter}) {
+  for (Probe* probe : {&autocast_set_enabled, &autocast_set_dtype, &autocast_increment, &autocast_decrement,
+                       &module_constructed, &make_subclass, &is_autocast_enabled, &is_any_autocast_enabled, &to_dlpack,
+                       &to_dlpack_versioned, &set_version_counter}) {
     stop_watching(*probe);
   }
   for (const auto& writer : writers) stop_watching(*writer);
@@ -564,6 +626,7 @@ void uninstall() noexcept {
 bool install_probes(const Probes& probes) {
   std::vector<ProbePlan> plans = {
       {&autocast_set_enabled, probes.autocast_set_enabled, autocast_set_enabled_stub},
+      {&autocast_set_dtype, probes.autocast_set_dtype, autocast_set_dtype_stub},
       {&autocast_increment, probes.autocast_increment_nesting, autocast_increment_stub},
       {&autocast_decrement, probes.autocast_decrement_nesting, autocast_decrement_stub},
       {&module_constructed, probes.module_constructed, module_constructed_stub},

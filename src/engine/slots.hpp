@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/region.hpp"
 #include "engine/target.hpp"
 
 namespace habana_mp::engine {
@@ -21,6 +22,15 @@ struct Entry {
 // (false, with a Python exception set) leaves torch as it was.
 bool install(const std::vector<Entry>& entries);
 
+// The rules of a region's lists: `listed` for each entry, where the object's own rule for silent lists is `unlisted`.
+// What is not answered yet is put in, without a rule of convert's. Null with a Python exception set on failure, and
+// then nothing has changed.
+RuleSet* make_rule_set(const std::vector<Entry>& entries, RuleSet::Device device, PyObject* after_recorded_cast,
+                       const std::string& name);
+
+// Puts in again what uninstall has taken out.
+bool put_in(RuleSet& set);
+
 // Is the object's calling convention one that we can answer? Nothing else is checked.
 bool can_cover(PyObject* object) noexcept;
 
@@ -30,6 +40,7 @@ void uninstall() noexcept;
 // Builtins that tell something about where the program is; watched while a policy is installed.
 struct Probes {
   PyObject* autocast_set_enabled;        // torch.set_autocast_enabled
+  PyObject* autocast_set_dtype;          // torch.set_autocast_dtype
   PyObject* autocast_increment_nesting;  // torch.autocast_increment_nesting
   PyObject* autocast_decrement_nesting;  // torch.autocast_decrement_nesting
   PyObject* module_constructed;          // torch._C._log_api_usage_once, the first thing nn.Module.__init__ calls

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <utility>
 
+#include "engine/region.hpp"
 #include "frames.hpp"
 #include "log/log.hpp"
 
@@ -24,6 +25,7 @@ struct Construction {
 thread_local ThreadState thread_state;
 bool in_child_process = false;
 bool distributed_is_imported = false;
+bool policy_is_installed = false;
 ReadFlag read_flag = nullptr;
 ReadExcluded read_excluded = nullptr;
 std::uint16_t below_autograd_key = 0;
@@ -39,6 +41,12 @@ WriteFlag write_flag = nullptr;
 std::uint32_t current_installation = 1;
 
 constexpr std::uint32_t most_regions = 64;
+
+// Stands for the region of torch.autocast at this depth among those who begin regions of ours.
+const void* key_of(std::uint32_t depth) {
+  static constexpr char keys[most_regions + 1] = {};
+  return keys + depth;
+}
 
 [[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, [] { in_child_process = true; });
 
@@ -229,12 +237,17 @@ void region_is_entered() noexcept {
   } else if (state.entering == Region::casts && state.disabled_by_region) {
     set_flag(false);
     state.disabled_by_region = false;
+  } else if (state.entering == Region::ours) {
+    enter_state(key_of(state.regions), {false, false, 0, state.region});
+  } else if (state.entering == Region::as_forward) {
+    enter_state(key_of(state.regions), unpack(state.entering_state));
   }
 }
 
 void region_is_left() noexcept {
   ThreadState& state = thread_state;
   if (state.installation != current_installation || state.regions == 0) return;
+  if (state.regions <= most_regions) leave_region(key_of(state.regions));
   if (--state.regions >= most_regions) return;
   const bool before = (state.flags_before & 1U) != 0;
   if (before != casts_are_disabled()) set_flag(before);
@@ -251,6 +264,8 @@ void install_in_disabled_regions(std::uint32_t regions) noexcept {
     region_is_entered();
   }
 }
+
+std::uint32_t installation_number() noexcept { return current_installation; }
 
 void forget_regions() noexcept {
   ThreadState& state = thread_state;
@@ -303,6 +318,9 @@ void set_places(const Places& given) noexcept {
   Py_INCREF(given.made_of_lowered);
   Py_INCREF(given.autocast_entered);
   Py_INCREF(given.codes_of_regions);
+  Py_INCREF(given.custom_fwd);
+  Py_INCREF(given.custom_fwd_asks);
+  Py_INCREF(given.custom_bwd_state);
   Py_INCREF(given.inside);
   Py_INCREF(given.between);
   const Places former = std::exchange(known_places, given);
@@ -312,6 +330,9 @@ void set_places(const Places& given) noexcept {
   Py_XDECREF(former.made_of_lowered);
   Py_XDECREF(former.autocast_entered);
   Py_XDECREF(former.codes_of_regions);
+  Py_XDECREF(former.custom_fwd);
+  Py_XDECREF(former.custom_fwd_asks);
+  Py_XDECREF(former.custom_bwd_state);
   Py_XDECREF(former.inside);
   Py_XDECREF(former.between);
 }
@@ -328,8 +349,26 @@ bool caller_is_inside_of_an_operation() noexcept {
 bool caller_will_be_cast() noexcept {
   const FrameWalk caller;
   if (!caller || known_places.codes_that_ask == nullptr) return false;
-  return is_among(caller.code(), known_places.codes_that_ask) && !casts_are_disabled() &&
+  return is_among(caller.code(), known_places.codes_that_ask) && lists_speak_here() &&
          !why_not(thread_state).has_value();
+}
+
+bool caller_is_custom_fwd() noexcept {
+  const FrameWalk caller;
+  return caller && known_places.custom_fwd != nullptr && caller.code() == known_places.custom_fwd;
+}
+
+Region region_of_torchs_own() noexcept {
+  PyObject* packed = PyObject_CallNoArgs(known_places.custom_bwd_state);
+  const bool is_known = packed != nullptr && packed != Py_None;
+  const std::uint64_t value = is_known ? PyLong_AsUnsignedLongLong(packed) : 0;
+  Py_XDECREF(packed);
+  if (PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    return Region::as_outside;
+  }
+  if (is_known) thread_state.entering_state = value;
+  return is_known ? Region::as_forward : Region::as_outside;
 }
 
 bool region_is_torchs_own() noexcept {

@@ -12,7 +12,7 @@ using PyObject = _object;
 namespace habana_mp::engine {
 
 // What a region of torch.autocast does that is being entered.
-enum class Region : std::uint8_t { casts, no_casts, as_outside };
+enum class Region : std::uint8_t { casts, no_casts, as_outside, as_forward, ours };
 
 struct ThreadState {
   // A copy of torch's flag for disable_casts, for the log and for where the flag itself cannot be read.
@@ -21,6 +21,7 @@ struct ThreadState {
   bool disabled_by_region = false;
   // The region of torch.autocast that is being entered.
   Region entering = Region::casts;
+  std::uint64_t entering_state = 0;  // for Region::as_forward, packed
   // The regions of torch.autocast that this thread is in: what the flag and disabled_by_region were outside of each,
   // the innermost lowest. Beyond 64 regions nothing changes any more.
   std::uint64_t flags_before = 0;
@@ -28,6 +29,8 @@ struct ThreadState {
   std::uint32_t regions = 0;
   // Depth of functions that decide for themselves (hmp.op_wrap): inside them the lists are silent, rules 2 to 4 speak.
   std::uint32_t unlisted = 0;
+  // The lists of the innermost region (hmp.autocast), or null: then convert's policy holds.
+  const struct RuleSet* region = nullptr;
   // Steps of optimizers that have begun; whether they still run is looked up when it matters.
   std::uint32_t optimizer_steps = 0;
   // Depth of compiled code that runs: what it casts was decided when it was traced.
@@ -90,8 +93,16 @@ void region_is_left() noexcept;
 
 // A policy is installed while this thread is in so many regions of torch.autocast, none of which is enabled.
 void install_in_disabled_regions(std::uint32_t regions) noexcept;
+// Counts installations; it changes when everything is taken out of torch.
+std::uint32_t installation_number() noexcept;
 // What regions have set is taken back, and they count for nothing when they are left.
 void forget_regions() noexcept;
+
+// Are there lists that speak here, and are casts on? Outside of regions that is convert's policy.
+extern bool policy_is_installed;
+inline bool lists_speak_here() {
+  return !casts_are_disabled() && (policy_is_installed || thread_state.region != nullptr);
+}
 
 // Set where parts of torch.distributed that handle parameters and gradients in Python are imported.
 extern bool distributed_is_imported;
@@ -115,6 +126,9 @@ struct Places {
   PyObject* made_of_lowered;   // called with the words for a weight that was made of a lowered result
   PyObject* autocast_entered;  // called when torch.autocast is enabled beside us
   PyObject* codes_of_regions;  // a tuple: code of torch that enters autocast as it was, which is nobody's wish
+  PyObject* custom_fwd;        // the code of torch.amp.custom_fwd's wrapper
+  PyObject* custom_fwd_asks;   // called where that asks whether autocast is on; what it is told
+  PyObject* custom_bwd_state;  // called where custom_bwd enters autocast; the state that its forward ran in, or None
   PyObject* inside;            // a tuple: what the files begin with that say in Python what an operation consists of
   PyObject* between;           // a tuple: files of torch through which such code calls other operations
 };
@@ -127,7 +141,11 @@ bool caller_is_inside_of_an_operation() noexcept;
 // Is the calling Python function one of those that ask whether their inputs will be cast, and will they be?
 bool caller_will_be_cast() noexcept;
 
-// Is the region of torch.autocast that is being entered one of torch's own making?
+// Is the region of torch.autocast that is being entered one of torch's own making? Then what it is to do here.
 bool region_is_torchs_own() noexcept;
+Region region_of_torchs_own() noexcept;
+
+// Is the calling Python function the wrapper of torch.amp.custom_fwd?
+bool caller_is_custom_fwd() noexcept;
 
 }  // namespace habana_mp::engine

@@ -37,6 +37,7 @@ Target* make(PyObject* object, PyObject* shown, const char* operation) {
   }
   auto* target = new Target;
   target->object = Py_NewRef(object);
+  target->called = Py_NewRef(object);
   target->operation = operation;
   target->representation = utf8;
   Py_DECREF(text);
@@ -67,6 +68,7 @@ Target* target_for(PyObject* object, Target::Shape shape, const char* operation,
   Target* target = make(object, shown, operation);
   if (target == nullptr) return nullptr;
   target->shape = shape;
+  target->index = target_count;
   targets[target_count++] = target;
   by_object().emplace(object, target);
   return target;
@@ -93,6 +95,7 @@ void drop_function_target(Target* target) noexcept {
     kept.counts[i].bytes += target->counts[i].bytes;
   }
   Py_DECREF(target->object);
+  Py_DECREF(target->called);
   delete target;
 }
 

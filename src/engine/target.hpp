@@ -17,6 +17,9 @@ struct Count {
   std::uint64_t bytes = 0;
 };
 
+inline constexpr std::size_t target_capacity = 2048;
+inline constexpr std::size_t no_index = target_capacity;
+
 // Targets are never freed: a call may be under way in another thread while a policy is replaced.
 struct Target {
   enum class Shape : std::uint8_t {
@@ -29,25 +32,29 @@ struct Target {
   };
 
   // Read on every call.
-  const Rule* listed = &no_rule;    // what the policy says
+  const Rule* listed = &no_rule;    // what convert's policy says
   const Rule* unlisted = &no_rule;  // what holds where the lists are silent (rules 2 to 4)
   Shape shape = Shape::function;
   PyCFunction original = nullptr;
   std::array<Count, precision_count> counts{};
 
+  // Read in regions: the place of its rule in theirs.
+  std::size_t index = no_index;
+
   // Read when something is out of the ordinary.
   PyObject* object = nullptr;  // the builtin, descriptor or Python function; owned for the life of the process
+  PyObject* called = nullptr;  // of a Python function: what is called for it, owned
   vectorcallfunc original_slot = nullptr;
   PyMethodDef* definition = nullptr;   // as the object had it
   PyMethodDef definition_with_slot{};  // a fast function's, so that the interpreter does not pass the slot by
   std::string operation;               // the name that the lists and the report use
   std::string representation;          // repr(object), for the log
   bool installed = false;
+  bool in_policy = false;   // of convert
+  bool in_regions = false;  // of some region that was entered
 
   bool is_method() const { return shape == Shape::method || shape == Shape::method_no_arguments; }
 };
-
-inline constexpr std::size_t target_capacity = 2048;
 
 // By index; null beyond the last. The stubs in slots.cpp know their index at compile time.
 extern std::array<Target*, target_capacity> targets;

@@ -726,6 +726,23 @@ def the_installation() -> None:
     hmp.restore()
 
 
+def the_regions() -> None:
+    region, x = hmp.autocast("cpu"), torch.randn(4, 4, requires_grad=True)
+    for _ in range(3):
+        with region, hmp.autocast("cpu", torch.float16, preset="torch-cuda"):
+            torch.mm(x, x).sum().backward()
+            torch.nn.functional.softmin(x, -1)
+            with hmp.disable_casts(), region, torch.autocast("cpu", enabled=False):
+                torch.mm(x, x)
+            with raises(RuntimeError):
+                torch.nn.functional.binary_cross_entropy(x.sigmoid(), x.detach().sigmoid())
+            hmp.restore()
+    with raises(RuntimeError):
+        region.__exit__()
+    state = _core.current_state()
+    assert _core.exchange_state(state) == state
+
+
 PARTS: list[Callable[[], None]] = [
     the_kernels,
     the_optimizers,
@@ -738,6 +755,7 @@ PARTS: list[Callable[[], None]] = [
     the_functions,
     the_assignment,
     the_places,
+    the_regions,
     the_log,
     the_fork,
     the_installation,

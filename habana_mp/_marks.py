@@ -1,0 +1,38 @@
+"""How torch.compile knows of regions: by autocast for a device type that no torch has a backend for.
+
+Dynamo guards on the autocast dtype of each type for which autocast is on, and knows how to leave and enter
+``torch.autocast`` around a graph break. So the dtype for this type tells the number of a thread's region.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def _mark() -> str:
+    for device in ("maia", "mtia", "xla"):
+        try:
+            torch.get_autocast_dtype(device)
+        except RuntimeError:
+            continue  # older releases do not name it
+        return device
+    raise RuntimeError("habana_mp: this torch names no device type for its regions; please report it")
+
+
+MARK = _mark()
+
+
+def _dtypes() -> tuple[torch.dtype, ...]:
+    """All that torch has, its own choice for the type first: that stands for no region."""
+    first = torch.get_autocast_dtype(MARK)
+    every = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+    return (first, *sorted(every - {first}, key=str))
+
+
+#: By a region's number.
+MARK_DTYPES = _dtypes()
+
+
+def as_autocast(number: int) -> torch.autocast:
+    """The region of this number as a region of torch's that means it."""
+    return torch.autocast(MARK, dtype=MARK_DTYPES[number], enabled=False)

@@ -1,0 +1,290 @@
+"""``autocast``: a block of code, or a function, that runs under lists of its own."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from habana_mp import _core
+from habana_mp._compiled import OwnCode
+from habana_mp._disable import CastsOff, disable_casts
+from habana_mp._errors import warn
+from habana_mp._install import installation
+from habana_mp._lists import Listed, read_list
+from habana_mp._marks import as_autocast
+from habana_mp._policy import PRECISIONS, policy_from_lists
+from habana_mp._presets import preset_named, with_own
+from habana_mp._scopes import Scope
+
+_Path = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class _System:
+    """What torch or a vendor documents for a device: the lower precision, and the lists for each precision."""
+
+    dtype: torch.dtype
+    presets: dict[torch.dtype, str]
+
+
+def _same(preset: str) -> dict[torch.dtype, str]:
+    return {torch.bfloat16: preset, torch.float16: preset}
+
+
+_SYSTEMS = {
+    "cpu": _System(torch.bfloat16, _same("torch-cpu")),
+    "cuda": _System(torch.float16, _same("torch-cuda")),
+    "xpu": _System(torch.bfloat16, {torch.bfloat16: "xpu-amp-bf16", torch.float16: "xpu-amp-fp16"}),
+    "hpu": _System(torch.bfloat16, _same("hpu-autocast")),
+}
+
+#: Lists in whose lower precision, where that is float16, nothing may be trained.
+_INFERENCE_IN_FLOAT16 = ("xpu-amp-bf16", "xpu-amp-fp16")
+
+#: What raises under float16 where no list names it.
+_REFUSED_IN_FLOAT16 = frozenset({"binary_cross_entropy"})
+
+#: No region begins.
+_NOTHING = -1
+#: A region begins in which nothing is cast.
+_ISLAND = 0
+
+
+@dataclass(frozen=True)
+class _Request:
+    """All that a region's rules follow from."""
+
+    device_type: str
+    dtype: torch.dtype
+    preset: str
+    lower: tuple[Listed, ...] | None
+    fp32: tuple[Listed, ...] | None
+    keeps_weights: bool
+
+
+#: By its number, what a region is for.
+_requests: dict[int, _Request] = {}
+
+
+def autocast(
+    device_type: str,
+    dtype: torch.dtype | None = None,
+    enabled: bool = True,
+    cache_enabled: bool | None = None,
+    *,
+    preset: str | None = None,
+    bf16_file_path: _Path | None = "",
+    fp32_file_path: _Path | None = "",
+) -> Region:
+    """Lists of its own for a block of code, or a function, in the shape of :class:`torch.autocast`.
+
+    ``with hmp.autocast("cpu"):`` around a forward pass and its loss, or ``@hmp.autocast("cpu")`` on a function, a
+    generator or a coroutine function. It needs no :func:`convert`; where one is in force the region's lists hold
+    instead of its. Regions nest in any order, the innermost wins, and each thread has its own.
+
+    Args:
+        device_type: Whose tensors are cast: ``"cpu"``, ``"cuda"``, ``"xpu"``, ``"hpu"``. It gives the defaults of the
+            other arguments too.
+        dtype: The lower precision: ``torch.bfloat16`` or ``torch.float16``. None for the device's: float16 for
+            ``"cuda"``, bfloat16 for all others.
+        enabled: False for a region in which nothing is cast.
+        cache_enabled: False to keep no casts of weights in the region. On an HPU it has no effect, as documented there.
+        preset: The lists; ``habana-mp lists`` shows their names. A device's name stands for its lists. None for those
+            of ``device_type``.
+        bf16_file_path: A file with the operations for the lower precision instead, one name a line.
+        fp32_file_path: The same for float32.
+
+    Raises:
+        ValueError: an argument that cannot be, or (:class:`ListError`) a list that cannot be used.
+        RuntimeError: a device type that torch does not know.
+        OSError: a list file that cannot be read.
+    """
+    number = _number(device_type, dtype, enabled, cache_enabled, preset, bf16_file_path or "", fp32_file_path or "")
+    if torch.compiler.is_compiling():
+        in_graph: Any = _in_graph(number)
+        return in_graph  # type: ignore[no-any-return]
+    return Region(number)
+
+
+class Region(Scope):
+    """What :func:`autocast` returns."""
+
+    _name = "autocast"
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __enter__(self) -> Region:
+        number = self._number
+        if number >= 0 and not _core.enter_region(self, number):
+            # `restore` has taken out what it needs.
+            _core.enter_region(self, _ready(number))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._number >= 0:
+            _core.leave_region(self)
+
+    def _again(self) -> AbstractContextManager[Any]:
+        return _in_graph(self._number) if torch.compiler.is_compiling() else self
+
+
+def is_autocast_available(device_type: str) -> bool:
+    """Does torch know autocast for this device type? As :func:`torch.amp.is_autocast_available`."""
+    return bool(torch.amp.is_autocast_available(device_type))
+
+
+def is_autocast_enabled(device_type: str | None = None) -> bool:
+    """Is a region of :func:`autocast` open in this thread that casts, for this device type if one is given?"""
+    request = _current()
+    return request is not None and device_type in (None, request.device_type)
+
+
+def get_autocast_dtype(device_type: str) -> torch.dtype:
+    """The lower precision for this device type: the region's in one for it, else what a region would have."""
+    request = _current()
+    if request is not None and request.device_type == device_type:
+        return request.dtype
+    return _SYSTEMS[device_type].dtype if device_type in _SYSTEMS else torch.get_autocast_dtype(device_type)
+
+
+def _current() -> _Request | None:
+    number = _core.current_region()
+    return _requests[number] if number and _core.lists_speak_here() else None
+
+
+def _in_graph(number: int) -> AbstractContextManager[Any]:
+    """A context manager that torch.compile knows by heart and that does what the region does."""
+    if number == _NOTHING:
+        return nullcontext()
+    return disable_casts() if number == _ISLAND else as_autocast(_ready(number))
+
+
+def _ready(number: int) -> int:
+    """The same number, of a region that can be entered."""
+    if not _core.region_is_put_in(number):
+        installation.put_in_region(number)
+    return number
+
+
+def _number(
+    device_type: str,
+    dtype: torch.dtype | None,
+    enabled: bool,
+    cache_enabled: bool | None,
+    preset: str | None,
+    lower_path: _Path,
+    fp32_path: _Path,
+) -> int:
+    """The number of a region with these arguments."""
+    if lower_path or fp32_path:
+        lower = read_list(lower_path) if lower_path else None
+        fp32 = read_list(fp32_path) if fp32_path else None
+        return _find_number(device_type, dtype, enabled, cache_enabled, preset, lower, fp32)
+    asked = (device_type, dtype, enabled, cache_enabled, preset)
+    number = installation.numbers.get(asked)
+    if number is None:
+        number = _find_number(*asked, None, None)
+        if number != _NOTHING:
+            installation.numbers[asked] = number
+    return number
+
+
+def _find_number(
+    device_type: str,
+    dtype: torch.dtype | None,
+    enabled: bool,
+    cache_enabled: bool | None,
+    preset: str | None,
+    lower: tuple[Listed, ...] | None,
+    fp32: tuple[Listed, ...] | None,
+) -> int:
+    """What the region's arguments come to; everything that can be wrong with them is found here."""
+    if not isinstance(device_type, str):
+        raise ValueError(f"`device_type` must be a string; got {type(device_type).__name__}: {device_type!r}")
+    if not torch.amp.is_autocast_available(device_type):
+        raise RuntimeError(f"`device_type` must be one that torch has autocast for; got {device_type!r}")
+    if not enabled:
+        return _ISLAND
+    system = _SYSTEMS.get(preset or device_type)
+    if system is None and preset is None:
+        raise ValueError(f"`preset` must be given for {device_type!r}: there are no lists of its own for it")
+    if not _is_there(device_type):
+        warn(f'`hmp.autocast("{device_type}")` has no effect: {device_type.upper()} is not available here')
+        return _NOTHING
+    if dtype is None:
+        dtype = (system or _SYSTEMS.get(device_type, _SYSTEMS["cpu"])).dtype
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"`dtype` must be torch.bfloat16 or torch.float16; got {dtype!r}")
+    if dtype not in (torch.bfloat16, torch.float16):
+        warn(
+            f"`hmp.autocast` lowers to torch.bfloat16 or torch.float16, not to {dtype}: nothing is cast in this region"
+        )
+        return _ISLAND
+    name = system.presets[dtype] if system is not None else str(preset)
+    if device_type == "cuda" and dtype is torch.bfloat16 and not torch.cuda.is_bf16_supported():
+        raise RuntimeError("this CUDA device does not support bfloat16; use dtype=torch.float16")
+    if name == "hpu-autocast":
+        if dtype is torch.float16:
+            raise ValueError("`dtype` must be torch.bfloat16 for hpu: its autocast does not support torch.float16")
+        if cache_enabled is not None:
+            warn("`cache_enabled` has no effect for hpu")
+        cache_enabled = None
+        lower = _from_environment("LOWER_LIST") if lower is None else lower
+        fp32 = _from_environment("FP32_LIST") if fp32 is None else fp32
+    return _ready(_made(_Request(device_type, dtype, name, lower, fp32, cache_enabled is not False)))
+
+
+# torch.compile calls these when it compiles, and takes what they return for a constant.
+_number._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_ready._dynamo_marked_constant = True  # type: ignore[attr-defined]
+# And it does not look into a region that was made outside of compiled code.
+OwnCode.functions += [Region.__enter__, Region.__exit__, CastsOff.__enter__, CastsOff.__exit__]
+
+
+@cache
+def _from_environment(variable: str) -> tuple[Listed, ...] | None:
+    """The list of the file that an environment variable names; read once, when lists for hpu are first used."""
+    path = os.environ.get(variable)
+    return read_list(path, source=f"{variable}: {path}") if path else None
+
+
+@cache
+def _made(request: _Request) -> int:
+    precision = PRECISIONS[request.dtype]
+    in_float16 = request.dtype is torch.float16
+    lists, own = with_own(preset_named(request.preset), request.lower, request.fp32)
+    policy = policy_from_lists(lists, precision, own, refused=_REFUSED_IN_FLOAT16 if in_float16 else frozenset())
+    number = installation.make_region(
+        policy,
+        on_cpu=request.device_type == "cpu",
+        keeps_weights=request.keeps_weights,
+        name=f"{request.preset} in {precision} on {request.device_type}",
+        after_recorded=_refuse_backward if in_float16 and request.preset in _INFERENCE_IN_FLOAT16 else None,
+    )
+    _requests[number] = request
+    return number
+
+
+def _is_there(device_type: str) -> bool:
+    is_available = getattr(getattr(torch, device_type, None), "is_available", None)
+    return device_type == "cpu" or (is_available is not None and bool(is_available()))
+
+
+def _refuse_backward(result: Any) -> None:
+    for tensor in tree_leaves(result):
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+            tensor.register_hook(_backward_is_refused)  # type: ignore[no-untyped-call]
+
+
+def _backward_is_refused(_: torch.Tensor) -> None:
+    raise RuntimeError(
+        "float16 on xpu is for inference only: its training supports bfloat16; use "
+        'hmp.autocast("xpu", dtype=torch.bfloat16)'
+    )

@@ -1,0 +1,101 @@
+"""Blocks of code with a precision policy of their own: a context manager that is a decorator too."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class Scope(ABC):
+    """It may be nested, entered again, and shared by threads; what was in force before comes back when it is left."""
+
+    _name: str
+
+    @abstractmethod
+    def __enter__(self) -> Any: ...
+
+    @abstractmethod
+    def __exit__(self, *_: object) -> None: ...
+
+    def _again(self) -> AbstractContextManager[Any]:
+        """What a decorated function runs in."""
+        return self
+
+    def __call__(self, function: _F) -> _F:
+        """Decorate a function, a generator function or a coroutine function."""
+        if not callable(function):
+            raise TypeError(f"`{self._name}` decorates a function; got {type(function).__name__}: {function!r}")
+        decorated: Any
+        if inspect.isgeneratorfunction(function):
+
+            @functools.wraps(function)
+            def decorated(*args: Any, **kwargs: Any) -> Any:
+                return (yield from self._between_yields(function(*args, **kwargs)))
+
+        elif inspect.isasyncgenfunction(function):
+
+            @functools.wraps(function)
+            async def decorated(*args: Any, **kwargs: Any) -> Any:
+                running = function(*args, **kwargs)
+                step = running.__anext__()
+                try:
+                    while True:
+                        item = await _as_awaitable(self._between_yields(step))  # type: ignore[misc]
+                        try:
+                            step = running.asend((yield item))
+                        except GeneratorExit:
+                            raise
+                        except BaseException as thrown:  # whatever is thrown in belongs to the generator
+                            step = running.athrow(thrown)
+                except StopAsyncIteration:
+                    return
+                finally:
+                    await running.aclose()
+
+        elif inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def decorated(*args: Any, **kwargs: Any) -> Any:
+                return await _as_awaitable(self._between_yields(function(*args, **kwargs)))  # type: ignore[misc]
+
+        else:
+
+            @functools.wraps(function)
+            def decorated(*args: Any, **kwargs: Any) -> Any:
+                with self._again():
+                    return function(*args, **kwargs)
+
+        return decorated  # type: ignore[no-any-return]
+
+    def _between_yields(self, running: Any) -> Generator[Any, Any, Any]:
+        """Run a generator or coroutine in this scope, and whoever drives it in whatever he had."""
+        value: Any = None
+        error: BaseException | None = None
+        try:
+            while True:
+                with self._again():
+                    yielded = running.send(value) if error is None else running.throw(error)
+                value, error = None, None
+                try:
+                    value = yield yielded
+                except GeneratorExit:
+                    raise
+                except BaseException as thrown:  # whatever is thrown in belongs to the generator
+                    error = thrown
+        except StopIteration as stop:
+            return stop.value
+        finally:
+            with self._again():
+                running.close()
+
+
+@types.coroutine
+def _as_awaitable(steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    return (yield from steps)

@@ -1,0 +1,75 @@
+// Regions (hmp.autocast): in one, other lists speak than convert's. Which lists those are is a part of a thread's
+// state.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "engine/state.hpp"
+#include "engine/target.hpp"
+
+namespace habana_mp::engine {
+
+// What the lists of a region say. Sets are shared, and never freed: a call may be under way in another thread.
+struct RuleSet {
+  // Whose tensors are cast: torch tells each device from every other; here there is the CPU and the accelerator.
+  enum class Device : std::uint8_t { cpu, accelerator };
+
+  std::array<const Rule*, target_capacity> rules;  // by the target's index
+  Device device = Device::cpu;
+  PyObject* after_recorded_cast = nullptr;  // called with the result of a lowered call that autograd records, or null
+  std::string name;                         // for the log
+
+  std::uint16_t number = 0;        // 1 for the first set
+  std::uint32_t installation = 0;  // the one that its targets were last put in under
+  struct Covered {
+    Target* target;
+    const Rule* unlisted;
+  };
+  std::vector<Covered> covered;
+};
+
+// The set with this content, made and numbered where there is none. Null with a Python exception set where there are
+// too many.
+RuleSet* intern_rule_set(RuleSet&& content);
+RuleSet* rule_set(std::uint64_t number) noexcept;  // null where there is none
+
+// Everything that decides in a thread whether and by what rules there are casts.
+struct CastState {
+  bool disabled = false;
+  bool by_region = false;  // did a region of torch.autocast disable them?
+  std::uint32_t unlisted = 0;
+  const RuleSet* region = nullptr;
+};
+CastState current_state() noexcept;
+CastState exchange_state(const CastState& state) noexcept;
+
+// The same as one number, for Python.
+std::uint64_t pack(const CastState& state) noexcept;
+CastState unpack(std::uint64_t packed) noexcept;
+
+// A region begins in this thread, that of `set`, or with null one without casts; `owner` is whoever will end it. What
+// was in force before is put back when it ends. False where this owner began none.
+void enter_region(const void* owner, const RuleSet* set);
+void enter_state(const void* owner, const CastState& state);
+bool leave_region(const void* owner) noexcept;
+
+// How torch.compile knows of regions: Dynamo guards on the autocast dtypes of all device types for which autocast is
+// on. So autocast is on for one that no torch has a backend for, and its dtype, one of `dtypes`, tells the region's
+// number; the first of these, torch's own, goes with no region. In compiled code a region is torch.autocast for this
+// type with its dtype, not enabled: Dynamo knows how to leave that and enter it again around a graph break.
+struct Mark {
+  PyObject* device_type = nullptr;
+  PyObject* dtypes = nullptr;                // a tuple
+  PyObject* set_autocast_enabled = nullptr;  // torch's functions
+  PyObject* set_autocast_dtype = nullptr;
+};
+// Once for the process; all of it is kept.
+void set_mark(const Mark& mark);
+bool is_mark(PyObject* device_type) noexcept;
+// The mark's dtype was set from outside, by such a region.
+void mark_was_set(PyObject* dtype) noexcept;
+
+}  // namespace habana_mp::engine
