@@ -187,6 +187,12 @@ def reset_counts() -> None: ...
 def buffer_count() -> int:
     """How many casts of activations are kept as memory for the next ones."""
 
+def set_skips_slower(on: bool) -> None:
+    """Switch on or off that calls are left as written where that is faster; forgets what was measured."""
+
+def assume_that_lowering_pays(answer: int) -> None:
+    """What every measurement is to say, for tests: 1 yes, 0 no, -1 what is measured."""
+
 def was_lowered(tensor: Any) -> bool: ...
 def untouched_twin(builtin: Any) -> Any:
     """A builtin function like this one that nobody answers for."""

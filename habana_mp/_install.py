@@ -100,6 +100,7 @@ class Installation:
             self._weights.install(
                 on=weights_of.weight_cache, limit=weights_of.weight_cache_limit, packed=weights_of.packed_weights
             )
+            _core.set_skips_slower(weights_of.skip_slower)
         if not self._replacements:
             self._replacements = [checkpoint_replacement(), parallel_apply_replacement()]
             for replacement in self._replacements:
@@ -142,6 +143,7 @@ class Installation:
             self._compiled.uninstall()
             self._exchanged.uninstall()
             self._weights.uninstall()
+            _core.set_skips_slower(False)
             for replacement in (*self._replacements, *self._composites.values()):
                 replacement.uninstall()
             self._replacements = []

@@ -88,6 +88,8 @@ class Policy:
     weight_cache: bool = True
     weight_cache_limit: int | None = None
     packed_weights: bool = True
+    #: Are calls left as written where they were measured to be faster so?
+    skip_slower: bool = False
 
     @property
     def lists_hold_operators(self) -> bool:

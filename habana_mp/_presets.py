@@ -21,7 +21,7 @@ class Preset:
     widest: tuple[Listed, ...] = ()
 
 
-#: name: (description, lower, fp32, widest); the files of ``lists/`` without ``.txt``, several for one list too.
+#: name: (description, lower, fp32, widest); the files of ``lists/`` without ``.txt``.
 _FILES: dict[str, tuple[str, str, str, str]] = {
     "hmp-default": ("the default lists of HMP", "hmp_default_bf16", "hmp_default_fp32", ""),
     "hmp-guide-o1": ("the shorter O1 lists of HMP's first guide", "hmp_guide_o1_bf16", "hmp_guide_o1_fp32", ""),
@@ -33,33 +33,43 @@ _FILES: dict[str, tuple[str, str, str, str]] = {
         "hpu_autocast_fp32",
         "hpu_autocast_promote",
     ),
-    "torch-cpu": (
-        "what torch.autocast does on a CPU",
-        "torch_cpu_lower torch_cpu_more_lower",
-        "torch_cpu_fp32 torch_cpu_more_fp32",
-        "torch_cpu_promote",
-    ),
-    "torch-cuda": (
-        "what torch.autocast does on CUDA",
-        "torch_cuda_lower torch_cuda_more_lower",
-        "torch_cuda_fp32 torch_cuda_more_fp32",
-        "torch_cuda_promote torch_cuda_more_promote",
-    ),
+    "torch-cpu": ("what torch.autocast does on a CPU", "torch_cpu_lower", "torch_cpu_fp32", "torch_cpu_promote"),
+    "torch-cuda": ("what torch.autocast does on CUDA", "torch_cuda_lower", "torch_cuda_fp32", "torch_cuda_promote"),
     "torch-xpu": ("what torch.autocast does on an XPU", "torch_xpu_lower", "torch_xpu_fp32", "torch_xpu_promote"),
     "xpu-amp-bf16": ("AMP on XPU in bfloat16", "xpu_amp_bf16", "xpu_amp_fp32", "xpu_amp_promote"),
     "xpu-amp-fp16": ("AMP on XPU in float16", "xpu_amp_fp16", "xpu_amp_fp32", "xpu_amp_promote"),
+}
+
+#: What torch.autocast does in torch 2.13 beyond its documentation, from which the files are: (lower, fp32, widest).
+_UNDOCUMENTED: dict[str, tuple[str, str, str]] = {
+    "torch-cpu": ("_addmm_activation", "smooth_l1_loss", ""),
+    "torch-cuda": (
+        "_convolution conv_tbc convolution einsum linalg_vecdot scaled_dot_product_attention",
+        """
+            rms_norm huber_loss logsumexp upsample_nearest1d upsample_nearest2d upsample_nearest3d
+            _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d upsample_linear1d
+            upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
+        """,
+        "vdot",
+    ),
 }
 
 #: Folder names that tell nothing about the model.
 _SILENT = {"pytorch", "habana", "benchmarks", "implementations", "training", "config", "hls-gaudi2-pt", "examples"}
 
 
-def _files(names: str) -> tuple[Listed, ...]:
-    return tuple(
-        Listed(one.name, f"{name}.txt", one.line)
-        for name in names.split()
-        for one in read_list(DIRECTORY / f"{name}.txt")
-    )
+def _file(name: str) -> tuple[Listed, ...]:
+    if not name:
+        return ()
+    return tuple(Listed(one.name, f"{name}.txt", one.line) for one in read_list(DIRECTORY / f"{name}.txt"))
+
+
+def _shipped(name: str) -> Preset:
+    description, *files = _FILES[name]
+    lists = [_file(file) for file in files]
+    for index, more in enumerate(_UNDOCUMENTED.get(name, ())):
+        lists[index] += tuple(Listed(one, f"the preset {name}", 0) for one in more.split())
+    return Preset(name, description, *lists)
 
 
 @dataclass(frozen=True)
@@ -127,11 +137,7 @@ def _model_presets() -> dict[str, Preset]:
 @cache
 def presets() -> dict[str, Preset]:
     """All presets by name."""
-    shipped = {
-        name: Preset(name, description, _files(lower), _files(fp32), _files(widest))
-        for name, (description, lower, fp32, widest) in _FILES.items()
-    }
-    return {**shipped, **_model_presets()}
+    return {**{name: _shipped(name) for name in _FILES}, **_model_presets()}
 
 
 def preset_named(name: str) -> Preset:

@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -16,6 +17,7 @@ from habana_mp import _core, _policy, hmp, kernels
 from habana_mp import _operations as ops
 from habana_mp._lists import read_list
 from habana_mp._presets import Preset, presets
+from habana_mp._weights import packing_operators
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -119,11 +121,17 @@ def _doctor() -> int:
         status = 1
     print("bf16          time of bf16 as a multiple of fp32's, below 1 is faster (best of 9):")
     for device in _devices():
-        for name, rows in (("batch 1", 1), ("batch 64", 64), ("batch 1024", 1024)):
-            ratio = _bf16_ratio(device, rows)
-            verdict = "faster" if ratio < 0.95 else "slower" if ratio > 1.05 else "the same"
-            print(f"  {device:<6} linear 1024x1024, {name:<11} {ratio:6.2f}  {verdict}")
+        for size, rows in ((64, 1), (256, 1), (1024, 1), (1024, 64), (1024, 1024)):
+            plain, packed = _bf16_ratios(device, size, rows)
+            more = "" if packed is None else f"  packed {packed:6.2f}  {_verdict(packed)}"
+            shape = f"linear {size}x{size},"
+            print(f"  {device:<6} {shape:<17} batch {rows:<5} {plain:6.2f}  {_verdict(plain):<8}{more}")
+    print("              where it is slower, hmp.convert(skip_slower=True) leaves inference in float32, shape by shape")
     return status
+
+
+def _verdict(ratio: float) -> str:
+    return "faster" if ratio < 0.95 else "slower" if ratio > 1.05 else "the same"
 
 
 def _devices() -> list[str]:
@@ -136,24 +144,31 @@ def _devices() -> list[str]:
     return found
 
 
-def _bf16_ratio(device: str, rows: int) -> float:
-    """A linear layer's time in bf16 over its time in fp32, weights in place: the best of interleaved rounds."""
-    times: dict[torch.dtype, list[float]] = {torch.float32: [], torch.bfloat16: []}
-    tensors = {
-        dtype: (
-            torch.randn(rows, 1024, device=device, dtype=dtype),
-            torch.randn(1024, 1024, device=device, dtype=dtype),
-        )
-        for dtype in times
+def _bf16_ratios(device: str, size: int, rows: int) -> tuple[float, float | None]:
+    """A linear layer's time in bf16 over its time in fp32, weights in place: the best of interleaved rounds. And from a
+    packed weight, where there is such a thing."""
+    x, weight = torch.randn(rows, size, device=device), torch.randn(size, size, device=device)
+    lower, lower_weight = x.bfloat16(), weight.bfloat16()
+    calls: dict[str, Callable[[], Any]] = {
+        "fp32": lambda: torch.nn.functional.linear(x, weight),
+        "bf16": lambda: torch.nn.functional.linear(lower, lower_weight),
     }
+    operators = packing_operators().get("linear") if device == "cpu" else None
+    if operators is not None:
+        pack, run, _ = operators
+        packed = pack(lower_weight, None)
+        calls["packed"] = lambda: run(lower, packed, None, "none", (), "")
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    repeat = max(5, (1 << 20) // (size * size))
     with torch.no_grad(), hmp.disable_casts():
         for round_number in range(10):
-            for dtype, (x, weight) in tensors.items():
+            for name, call in calls.items():
                 begin = time.perf_counter()
-                for _ in range(5):
-                    torch.nn.functional.linear(x, weight)
+                for _ in range(repeat):
+                    call()
                 if device != "cpu":
                     torch.accelerator.synchronize()
                 if round_number:  # the first round warms up
-                    times[dtype].append(time.perf_counter() - begin)
-    return min(times[torch.bfloat16]) / min(times[torch.float32])
+                    times[name].append(time.perf_counter() - begin)
+    best = {name: min(seconds) for name, seconds in times.items()}
+    return best["bf16"] / best["fp32"], best["packed"] / best["fp32"] if "packed" in best else None

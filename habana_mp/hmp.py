@@ -74,6 +74,7 @@ def convert(
     weight_cache: bool = True,
     weight_cache_limit: int | None = None,
     packed_weights: bool = True,
+    skip_slower: bool = False,
 ) -> None:
     """Make torch run the safe operations in lower precision and the delicate ones in float32, from here on.
 
@@ -94,6 +95,8 @@ def convert(
         weight_cache_limit: The most bytes that kept casts may take; None for no limit (half of the weights' size).
         packed_weights: Where nothing is recorded and a measurement says that it pays, keep the weights of linear layers
             in the layout of the CPU's library.
+        skip_slower: Where nothing is recorded, leave a GEMM or convolution of the CPU as it is written if its shape,
+            measured once, takes longer in the lower precision.
 
     Raises:
         ValueError: an unknown level, preset or dtype, or (:class:`ListError`) a list that cannot be used.
@@ -105,6 +108,7 @@ def convert(
         weight_cache=weight_cache,
         weight_cache_limit=weight_cache_limit,
         packed_weights=packed_weights,
+        skip_slower=skip_slower,
     )
     verbose = isVerbose or log is not None
     if verbose:

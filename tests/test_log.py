@@ -42,6 +42,9 @@ REASONS = {
     "construction": "a module is being constructed",
     "optimizer_step": "inside an optimizer's step",
     "worker": "in a DataLoader worker",
+    "distributed": "in the code of torch.distributed",
+    "slower": "slower in the lower precision",
+    "other_device": "the region is for another device",
 }
 
 

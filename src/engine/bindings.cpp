@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/call.hpp"
+#include "engine/measured.hpp"
 #include "engine/region.hpp"
 #include "engine/slots.hpp"
 #include "engine/state.hpp"
@@ -282,6 +283,12 @@ void register_engine(py::module_& module) {
   module.def("installed_count", &engine::installed_count);
   module.def("counts", &counts);
   module.def("buffer_count", &tensor::buffer_count);
+  module.def("set_skips_slower", &engine::set_skips_slower);
+  module.def("assume_that_lowering_pays", [](int answer) {
+    engine::assume_verdict(answer < 0    ? engine::Verdict::unknown
+                           : answer == 0 ? engine::Verdict::as_written
+                                         : engine::Verdict::lower);
+  });
   module.def("reset_counts", &reset_counts);
   py::class_<Function>(module, "Function", "A Python function that is called through the engine.")
       .def(py::init<const py::object&, const py::object&, const std::string&, const Rule&>(), py::arg("function"),

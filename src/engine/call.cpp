@@ -1,10 +1,13 @@
 #include "engine/call.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <utility>
 
+#include "engine/measured.hpp"
 #include "engine/region.hpp"
 #include "log/log.hpp"
+#include "stopwatch.hpp"
 #include "tensor/buffers.hpp"
 #include "tensor/cast.hpp"
 #include "tensor/casts_inside.hpp"
@@ -631,6 +634,78 @@ PyObject* call_and_cast_inside(Target& target, const Arguments& arguments, Kind 
   return call_original(target, arguments);
 }
 
+// One try of a call with its casts, and what came of it.
+struct Attempt {
+  Tally tally;
+  bool made = true;  // the casts were
+  bool scalar_changed = false;
+  bool interrupted = false;
+};
+
+PyObject* attempt_with_casts(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
+                             Kind to, Attempt& attempt) {
+  Tally& tally = attempt.tally;
+  if (rule.packs != weights::Packs::nothing && to == Kind::bf16) {
+    if (PyObject* result = answer_from_packed(rule, arguments, reading, to, tally)) return result;
+    attempt.interrupted = PyErr_Occurred() != nullptr;
+    if (attempt.interrupted) return nullptr;
+  }
+  // Where something is recorded the graph holds what was cast.
+  const bool records = tensor::grad_is_enabled();
+  tally.may_reuse_memory = !records && rule.keeps_weights && target.shape != Target::Shape::python;
+  tally.leaves_casts = records && may_leave_casts(target, rule, arguments, reading);
+  CastArguments cast(arguments);
+  attempt.made = cast.make(rule, reading, to, tally);
+  attempt.scalar_changed = cast.scalar_changed();
+  if (!attempt.made) return nullptr;
+  return tally.left_casts ? call_and_cast_inside(target, cast.arguments(), to)
+                          : call_original(target, cast.arguments());
+}
+
+// Is it one of the calls that may be left as they are written where that is faster? Not where a backward follows, of
+// whose time nothing is known.
+bool may_be_skipped(const Target& target, const Rule& rule, const Reading& reading) {
+  return rule.action == Rule::Action::precision && rule.to != Kind::f32 && rule.keeps_weights &&
+         (reading.seen & floating) == bit(Kind::f32) &&
+         (target.shape == Target::Shape::function || target.shape == Target::Shape::method) &&
+         !tensor::grad_is_enabled() && !tensor::is_traced();
+}
+
+// The shortest calls decide, of some made in turn. An interrupt leaves its exception.
+Verdict measure(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading, Kind to) {
+  constexpr double clearly = 1.05;
+  double lowered_time = 1e9;
+  double written_time = 1e9;
+  for (int i = 0; i < 5; ++i) {
+    const double one = time_of([&] {
+      Attempt attempt;
+      return attempt_with_casts(target, rule, arguments, reading, to, attempt);
+    });
+    const double other = one < 0 ? -1.0 : time_of([&] { return call_original(target, arguments); });
+    if (other < 0) {
+      // The ordinary call will say what is wrong.
+      if (PyErr_ExceptionMatches(PyExc_Exception) != 0) PyErr_Clear();
+      return Verdict::lower;
+    }
+    lowered_time = std::min(lowered_time, one);
+    written_time = std::min(written_time, other);
+    if (lowered_time * 2 < written_time) break;
+  }
+  return written_time * clearly < lowered_time ? Verdict::as_written : Verdict::lower;
+}
+
+// Is this call to be left as it is written, because that is faster?
+bool is_slower_lowered(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading, Kind to) {
+  const std::uint64_t shape = may_be_skipped(target, rule, reading) ? shape_of(target, to, arguments) : 0;
+  if (shape == 0) return false;
+  Verdict verdict = verdict_on(shape);
+  if (verdict == Verdict::due) {
+    verdict = measure(target, rule, arguments, reading, to);
+    set_verdict(shape, verdict);
+  }
+  return verdict == Verdict::as_written;
+}
+
 // The call as the plan wants it: the part behind the fast path.
 PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
                             Plan plan) {
@@ -649,32 +724,26 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
     report(target, {Precision::unchanged, Reason::other_device}, {});
     return call_original(target, arguments);
   }
-  Tally tally;
-  if (rule.packs != weights::Packs::nothing && plan.to == Kind::bf16) {
-    if (PyObject* result = answer_from_packed(rule, arguments, reading, plan.to, tally)) {
-      report(target, plan.decision, tally);
-      return result;
+  if (skips_slower()) [[unlikely]] {
+    const bool skip = is_slower_lowered(target, rule, arguments, reading, plan.to);
+    if (PyErr_Occurred() != nullptr) return nullptr;
+    if (skip) {
+      report(target, {Precision::unchanged, Reason::slower}, {});
+      return call_original(target, arguments);
     }
-    if (PyErr_Occurred() != nullptr) return nullptr;  // an interrupt
   }
-  // Where something is recorded the graph holds what was cast.
-  const bool records = tensor::grad_is_enabled();
-  tally.may_reuse_memory = !records && rule.keeps_weights && target.shape != Target::Shape::python;
-  tally.leaves_casts = records && may_leave_casts(target, rule, arguments, reading);
-  CastArguments cast(arguments);
-  const bool made = cast.make(rule, reading, plan.to, tally);
-  PyObject* result = !made              ? nullptr
-                     : tally.left_casts ? call_and_cast_inside(target, cast.arguments(), plan.to)
-                                        : call_original(target, cast.arguments());
+  Attempt attempt;
+  PyObject* result = attempt_with_casts(target, rule, arguments, reading, plan.to, attempt);
   if (result == nullptr) {
-    if (made ? !may_repeat(target, rule) || !may_retry() : !may_do_without_cast()) return nullptr;
-    const bool as_written = made && tally.casts == 0 && !cast.scalar_changed();
+    if (attempt.interrupted) return nullptr;
+    if (attempt.made ? !may_repeat(target, rule) || !may_retry() : !may_do_without_cast()) return nullptr;
+    const bool as_written = attempt.made && attempt.tally.casts == 0 && !attempt.scalar_changed;
     return call_without_lowering(target, rule, arguments, reading, as_written);
   }
-  if (cast.scalar_changed()) plan.decision.reason = Reason::scalar;
-  report(target, plan.decision, tally);
-  if (plan.to != Kind::f32 && tally.casts != 0) {
-    if (!tally.made.recorded) {
+  if (attempt.scalar_changed) plan.decision.reason = Reason::scalar;
+  report(target, plan.decision, attempt.tally);
+  if (plan.to != Kind::f32 && attempt.tally.casts != 0) {
+    if (!attempt.tally.made.recorded) {
       lowered.remember(result);
     } else if (region != nullptr && region->after_recorded_cast != nullptr) {
       PyObject* done = PyObject_CallOneArg(region->after_recorded_cast, result);

@@ -24,6 +24,7 @@ constexpr std::array descriptions{
     "inside an optimizer's step",
     "in a DataLoader worker",
     "in the code of torch.distributed",
+    "slower in the lower precision",
     "the region is for another device",
 };
 static_assert(descriptions.size() == reason_count);

@@ -25,9 +25,10 @@ enum class Reason : std::uint8_t {
   optimizer_step,  // rule 11: inside an optimizer's step
   worker,          // rule 11: a DataLoader worker
   distributed,     // rule 11: torch.distributed handles parameters and gradients
+  slower,          // the lower precision takes longer for this shape, and the user wants to know of such
   other_device,    // no tensor of the device that the region is for
 };
-inline constexpr int reason_count = 14;
+inline constexpr int reason_count = 15;
 
 // A few words for a person: "in the list", "widest input", ...
 const char* describe(Reason reason) noexcept;

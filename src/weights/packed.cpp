@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <bit>
-#include <chrono>
 #include <utility>
 
+#include "stopwatch.hpp"
 #include "weights/entry.hpp"
 
 namespace habana_mp::weights {
@@ -101,18 +101,6 @@ PyObject* pack(const Entry& entry, const PackedCall& call) {
   PyObject* packed = call_operator(pack_it, values, 6);
   Py_DECREF(sizes);
   return packed;
-}
-
-// In seconds; negative where the call fails.
-template <typename Call>
-double time_of(Call call) {
-  using Clock = std::chrono::steady_clock;
-  const auto begin = Clock::now();
-  PyObject* result = call();
-  const std::chrono::duration<double> taken = Clock::now() - begin;
-  if (result == nullptr) return -1.0;
-  Py_DECREF(result);
-  return taken.count();
 }
 
 // The shortest calls decide, of some made in turn: whatever else runs on this machine only makes a call longer.

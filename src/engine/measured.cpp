@@ -1,0 +1,117 @@
+#include "engine/measured.hpp"
+
+#include <bit>
+#include <unordered_map>
+
+#include "tensor/cast.hpp"
+
+namespace habana_mp::engine {
+
+namespace {
+
+// A weight is cast by the first use and packed after some more.
+constexpr std::uint32_t uses_before = 8;
+// Many more shapes than this are no shapes that come again.
+constexpr std::size_t most_shapes = 4096;
+
+struct Measured {
+  std::uint32_t uses = 0;
+  Verdict verdict = Verdict::unknown;
+};
+
+bool is_on = false;
+Verdict assumed = Verdict::unknown;
+
+std::unordered_map<std::uint64_t, Measured>& shapes() {
+  static auto* const all = new std::unordered_map<std::uint64_t, Measured>;
+  return *all;
+}
+
+// Two shapes with one hash would share a verdict, which costs time and nothing else.
+struct Hash {
+  std::uint64_t value = 0xcbf29ce484222325U;
+  void add(std::uint64_t number) { value = std::rotl((value ^ number) * 0x9e3779b97f4a7c15U, 29); }
+};
+
+bool add_tensor(Hash& hash, PyObject* tensor) {
+  DLTensor view;
+  if (!tensor::is_plain_tensor(tensor) || !tensor::view_on_cpu(tensor, view)) return false;
+  hash.add(static_cast<std::uint64_t>(view.ndim));
+  if (Py_TYPE(tensor) == tensor::api.parameter) {
+    for (std::int32_t i = 0; i < view.ndim; ++i) hash.add(static_cast<std::uint64_t>(view.shape[i]));
+  } else {
+    hash.add(static_cast<std::uint64_t>(std::bit_width(static_cast<std::uint64_t>(tensor::count_elements(tensor)))));
+    hash.add(static_cast<std::uint64_t>(view.ndim == 0 ? 0 : view.shape[view.ndim - 1]));
+  }
+  // In which order its dimensions lie.
+  const bool channels_last = view.ndim > 1 && view.strides != nullptr && view.strides[1] == 1;
+  hash.add(channels_last ? 1U : 0U);
+  return true;
+}
+
+void add_option(Hash& hash, PyObject* value) {
+  if (PyLong_Check(value)) {
+    hash.add(static_cast<std::uint64_t>(PyLong_AsLongLong(value)));
+    PyErr_Clear();
+  } else if (PyTuple_Check(value)) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i) {
+      PyObject* item = PyTuple_GET_ITEM(value, i);
+      if (PyLong_Check(item)) hash.add(static_cast<std::uint64_t>(PyLong_AsLongLong(item)));
+    }
+    PyErr_Clear();
+  } else {
+    hash.add(reinterpret_cast<std::uintptr_t>(Py_TYPE(value)));
+  }
+}
+
+}  // namespace
+
+void set_skips_slower(bool on) noexcept {
+  is_on = on;
+  shapes().clear();
+}
+
+bool skips_slower() noexcept { return is_on; }
+
+std::uint64_t shape_of(const Target& target, tensor::Kind to, const Arguments& arguments) {
+  Hash hash;
+  hash.add(reinterpret_cast<std::uintptr_t>(&target));
+  hash.add(static_cast<std::uint64_t>(to));
+  for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
+    PyObject* value = arguments.values[i];
+    switch (tensor::kind_of(value)) {
+      case tensor::Kind::f32:
+        if (!add_tensor(hash, value)) return 0;
+        break;
+      case tensor::Kind::other:
+        add_option(hash, value);
+        break;
+      case tensor::Kind::sequence:
+        if (!PyTuple_Check(value)) return 0;
+        add_option(hash, value);
+        break;
+      default:
+        return 0;  // something is lower already: whoever lowered it wanted it so
+    }
+  }
+  return hash.value | 1U;
+}
+
+Verdict verdict_on(std::uint64_t shape) {
+  if (assumed != Verdict::unknown) return assumed;
+  auto& all = shapes();
+  const auto found = all.find(shape);
+  if (found == all.end()) {
+    if (all.size() < most_shapes) all.emplace(shape, Measured{1, Verdict::unknown});
+    return Verdict::unknown;
+  }
+  Measured& measured = found->second;
+  if (measured.verdict == Verdict::unknown && ++measured.uses > uses_before) measured.verdict = Verdict::due;
+  return measured.verdict;
+}
+
+void set_verdict(std::uint64_t shape, Verdict verdict) { shapes()[shape].verdict = verdict; }
+
+void assume_verdict(Verdict verdict) noexcept { assumed = verdict; }
+
+}  // namespace habana_mp::engine
