@@ -525,7 +525,8 @@ def test_cache_enabled_says_whether_casts_of_weights_are_kept(keeps: bool | None
         results = [layer(X) for _ in range(3)]
     assert torch.equal(results[0], results[2])
     casts = {row.operation: row.casts for row in hmp.report(show=False).rows}["linear"]
-    assert casts == (9 if keeps is False else 5)
+    may_keep = keeps is not False and _core.reader() == "layout"  # other readers cannot tell whether a weight changed
+    assert casts == (5 if may_keep else 9)
 
 
 def test_there_are_as_many_regions_as_torch_compile_can_tell_apart(tmp_path: Path) -> None:
