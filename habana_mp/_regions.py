@@ -108,7 +108,7 @@ def autocast(
     number = _number(device_type, dtype, enabled, cache_enabled, preset, bf16_file_path or "", fp32_file_path or "")
     if torch.compiler.is_compiling():
         in_graph: Any = _in_graph(number)
-        return in_graph  # type: ignore[no-any-return]
+        return in_graph  # type: ignore[no-any-return]  # torch.autocast, which does the same
     return Region(number)
 
 
@@ -242,8 +242,8 @@ def _find_number(
 
 
 # torch.compile calls these when it compiles, and takes what they return for a constant.
-_number._dynamo_marked_constant = True  # type: ignore[attr-defined]
-_ready._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_number._dynamo_marked_constant = True  # type: ignore[attr-defined]  # Dynamo looks for it
+_ready._dynamo_marked_constant = True  # type: ignore[attr-defined]  # Dynamo looks for it
 # And it does not look into a region that was made outside of compiled code.
 OwnCode.functions += [Region.__enter__, Region.__exit__, CastsOff.__enter__, CastsOff.__exit__]
 
@@ -280,7 +280,7 @@ def _is_there(device_type: str) -> bool:
 def _refuse_backward(result: Any) -> None:
     for tensor in tree_leaves(result):
         if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-            tensor.register_hook(_backward_is_refused)  # type: ignore[no-untyped-call]
+            tensor.register_hook(_backward_is_refused)  # type: ignore[no-untyped-call]  # torch's has no types
 
 
 def _backward_is_refused(_: torch.Tensor) -> None:

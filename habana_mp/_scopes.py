@@ -47,7 +47,7 @@ class Scope(ABC):
                 step = running.__anext__()
                 try:
                     while True:
-                        item = await _as_awaitable(self._between_yields(step))  # type: ignore[misc]
+                        item = await _as_awaitable(self._between_yields(step))  # type: ignore[misc]  # by types.coroutine
                         try:
                             step = running.asend((yield item))
                         except GeneratorExit:
@@ -63,7 +63,7 @@ class Scope(ABC):
 
             @functools.wraps(function)
             async def decorated(*args: Any, **kwargs: Any) -> Any:
-                return await _as_awaitable(self._between_yields(function(*args, **kwargs)))  # type: ignore[misc]
+                return await _as_awaitable(self._between_yields(function(*args, **kwargs)))  # type: ignore[misc]  # as above
 
         else:
 
@@ -72,7 +72,7 @@ class Scope(ABC):
                 with self._again():
                     return function(*args, **kwargs)
 
-        return decorated  # type: ignore[no-any-return]
+        return decorated  # type: ignore[no-any-return]  # of the same form
 
     def _between_yields(self, running: Any) -> Generator[Any, Any, Any]:
         """Run a generator or coroutine in this scope, and whoever drives it in whatever he had."""

@@ -260,8 +260,7 @@ PyObject* kept_cast(PyObject* weight, Kind to, Tally& tally) {
   if (kept == nullptr) return nullptr;
   ++tally.casts;
   if (is_new) {
-    tally.made.bytes +=
-        static_cast<std::uint64_t>(tensor::count_elements(weight)) * kernels::size_of(tensor::float_of(to));
+    tally.made.bytes += tensor::bytes_as(to, tensor::count_elements(weight));
   } else {
     ++tally.kept;
   }
@@ -278,8 +277,7 @@ PyObject* cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally&
   if (tally.leaves_casts) {
     tally.left_casts = true;
     ++tally.casts;
-    tally.made.bytes +=
-        static_cast<std::uint64_t>(tensor::count_elements(item)) * kernels::size_of(tensor::float_of(to));
+    tally.made.bytes += tensor::bytes_as(to, tensor::count_elements(item));
     if (!tally.made.recorded) tally.made.recorded = tensor::requires_grad(item);
     return Py_NewRef(item);
   }

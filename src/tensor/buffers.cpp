@@ -22,9 +22,9 @@ struct Buffer {
   Geometry geometry;
 
   [[nodiscard]] std::int64_t bytes() const {
-    std::int64_t count = static_cast<std::int64_t>(kernels::size_of(float_of(kind)));
+    std::int64_t count = 1;
     for (const std::int64_t size : geometry.sizes) count *= size;
-    return count;
+    return static_cast<std::int64_t>(bytes_as(kind, count));
   }
 };
 
@@ -35,13 +35,6 @@ std::size_t next_to_go = 0;
 
 // Shapes that were asked for and not found, by their hash: only what is asked for again is worth a buffer.
 std::array<std::size_t, 64> missed{};
-
-// The strides of dimensions of one element too: how a convolution's result lies depends on them.
-bool lies_alike(const DLTensor& view, const Geometry& geometry) {
-  if (static_cast<std::size_t>(view.ndim) != geometry.sizes.size() || view.strides == nullptr) return false;
-  return std::equal(geometry.sizes.begin(), geometry.sizes.end(), view.shape) &&
-         std::equal(geometry.strides.begin(), geometry.strides.end(), view.strides);
-}
 
 std::size_t hash_of(const Geometry& geometry, Kind kind) {
   std::size_t hash = static_cast<std::size_t>(kind) + 1;
@@ -99,14 +92,15 @@ PyObject* cast_for_now(PyObject* tensor, Kind from, Kind to, CastResult& seen, b
     return cast(tensor, from, to, seen);
   }
   for_now = true;
+  // The same strides: how a convolution's result lies depends on those of dimensions of one element too.
   const auto found = std::find_if(buffers.rbegin(), buffers.rend(), [&](const Buffer& one) {
-    return !one.lent && one.kind == to && lies_alike(source, one.geometry);
+    return !one.lent && one.kind == to && lies_alike(source, one.geometry, true);
   });
   if (found == buffers.rend()) return cast(tensor, from, to, seen);
   found->lent = true;
   PyObject* const lent = found->tensor;
   const std::int64_t count = count_elements(tensor);
-  seen.bytes += static_cast<std::uint64_t>(count) * kernels::size_of(float_of(to));
+  seen.bytes += bytes_as(to, count);
   // Others may run meanwhile; what is lent stays what it is.
   convert(static_cast<const char*>(source.data) + source.byte_offset, from, const_cast<void*>(found->geometry.values),
           to, count);

@@ -232,9 +232,13 @@ bool has_torch_function(PyObject* const* values, Py_ssize_t count) noexcept {
   return found;
 }
 
+std::uint64_t bytes_as(Kind kind, std::int64_t count) noexcept {
+  return static_cast<std::uint64_t>(count) * kernels::size_of(float_of(kind));
+}
+
 PyObject* cast(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
   const std::int64_t count = count_elements(tensor);
-  seen.bytes += static_cast<std::uint64_t>(count) * kernels::size_of(float_of(to));
+  seen.bytes += bytes_as(to, count);
   if (api.exchange != nullptr && is_plain_tensor(tensor) && !is_watched(tensor, seen)) {
     PyObject* made = cast_by_kernel(tensor, from, to, count);
     if (made != nullptr) return made;

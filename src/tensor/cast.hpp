@@ -36,6 +36,9 @@ unsigned torch_threads() noexcept;
 // The type as the kernels name it.
 kernels::Float float_of(Kind kind) noexcept;
 
+// What so many values of a kind take in memory.
+std::uint64_t bytes_as(Kind kind, std::int64_t count) noexcept;
+
 // Is a function mode at work in this thread?
 bool function_mode_is_on() noexcept;
 

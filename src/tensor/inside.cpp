@@ -255,14 +255,7 @@ Holds count_holds(PyObject* tensor, PyObject* object) noexcept {
   return {owners_of_storage(storage_of(tensor)), Py_REFCNT(object)};
 }
 
-bool find_single_holds() noexcept {
-  PyObject* list = made_by(
-      "import torch\n"
-      "def make():\n"
-      "    with torch.inference_mode(False):\n"
-      "        return [torch.empty(8, device='cpu')]\n");
-  if (list == nullptr) return false;
-  PyObject* tensor = PyList_GET_ITEM(list, 0);
+bool find_single_holds(PyObject* tensor) noexcept {
   for (int i = 0; i < 2; ++i) {
     PyObject* object = storage_object(tensor, nullptr);
     if (object == nullptr) break;
@@ -271,7 +264,6 @@ bool find_single_holds() noexcept {
     if (i == 1 && holds != single_holds) single_holds = {};
     if (i == 0) single_holds = holds;
   }
-  Py_DECREF(list);
   return single_holds != Holds{};
 }
 
@@ -285,7 +277,18 @@ Counts held_beside;
 
 Counts counts_of(PyObject* tensor) noexcept { return {owners_of_tensor(tensor), Py_REFCNT(tensor)}; }
 
-bool find_counts() noexcept {
+bool find_counts(PyObject* tensor) noexcept {
+  held_once = counts_of(tensor);
+  PyObject* holder = make_holder(tensor);
+  if (holder != nullptr) held_beside = counts_of(tensor);
+  const bool found =
+      holder != nullptr && held_once.holders == 1 && held_once.references == 1 && held_beside.holders == 2;
+  Py_XDECREF(holder);
+  return found;
+}
+
+// What is counted of a tensor that nobody else holds.
+bool find_owners() noexcept {
   PyObject* list = made_by(
       "import torch\n"
       "def make():\n"
@@ -296,12 +299,7 @@ bool find_counts() noexcept {
   if (list == nullptr) return false;
   PyObject* tensor = PyList_GET_ITEM(list, 0);
   inside.negative = PyLong_AsUnsignedLongLong(PyList_GET_ITEM(list, 1));
-  held_once = counts_of(tensor);
-  PyObject* holder = make_holder(tensor);
-  if (holder != nullptr) held_beside = counts_of(tensor);
-  const bool found = holder != nullptr && held_once.holders == 1 && held_once.references == 1 &&
-                     held_beside.holders == 2 && inside.negative != 0;
-  Py_XDECREF(holder);
+  const bool found = inside.negative != 0 && find_counts(tensor) && find_single_holds(tensor);
   Py_DECREF(list);
   return found;
 }
@@ -322,7 +320,7 @@ void bind_inside() noexcept {
   if (way == Way::layout && api.exchange != nullptr && find_functions() && find_inside(found)) {
     found.slice_deleter = find_slice_deleter(found);
     inside = found;
-    found_all = find_single_holds() && find_counts();
+    found_all = find_owners();
   }
   PyErr_Clear();
 }
@@ -374,15 +372,20 @@ bool read_geometry(PyObject* tensor, Geometry& geometry) noexcept {
   return true;
 }
 
-bool has_geometry(PyObject* tensor, const Geometry& geometry, bool at_its_place) noexcept {
-  DLTensor view;
-  if (!view_of(tensor, view) || static_cast<std::size_t>(view.ndim) != geometry.sizes.size()) return false;
-  if (at_its_place && values_of(view) != geometry.values) return false;
+bool lies_alike(const DLTensor& view, const Geometry& geometry, bool same_strides) noexcept {
+  if (static_cast<std::size_t>(view.ndim) != geometry.sizes.size()) return false;
+  if (view.ndim != 0 && view.strides == nullptr) return false;
   for (std::size_t i = 0; i < geometry.sizes.size(); ++i) {
-    const bool any_stride = !at_its_place && geometry.sizes[i] == 1;
+    const bool any_stride = !same_strides && geometry.sizes[i] == 1;
     if (view.shape[i] != geometry.sizes[i] || (!any_stride && view.strides[i] != geometry.strides[i])) return false;
   }
   return true;
+}
+
+bool has_geometry(PyObject* tensor, const Geometry& geometry, bool at_its_place) noexcept {
+  DLTensor view;
+  if (!view_of(tensor, view) || (at_its_place && values_of(view) != geometry.values)) return false;
+  return lies_alike(view, geometry, at_its_place);
 }
 
 bool is_held_once(PyObject* tensor, bool has_holder) noexcept {

@@ -84,6 +84,9 @@ struct Geometry {
 // Of a plain tensor on the CPU; false where it is none or its values cannot be reached. Runs no Python code.
 bool read_geometry(PyObject* tensor, Geometry& geometry) noexcept;
 
+// Do the sizes and strides agree? Without `same_strides` a dimension of one element may have any stride.
+bool lies_alike(const DLTensor& view, const Geometry& geometry, bool same_strides) noexcept;
+
 // Does it lie as this says? At another place perhaps: then a dimension of one element may have any stride.
 bool has_geometry(PyObject* tensor, const Geometry& geometry, bool at_its_place) noexcept;
 

@@ -67,9 +67,7 @@ struct Entry {
     Py_XDECREF(size);
   }
 
-  [[nodiscard]] std::uint64_t bytes() const {
-    return static_cast<std::uint64_t>(elements) * kernels::size_of(tensor::float_of(to));
-  }
+  [[nodiscard]] std::uint64_t bytes() const { return tensor::bytes_as(to, elements); }
   // Takes the references.
   void hold(PyObject* made, PyObject* its_holder, Form its_form = Form::plain);
   void drop();
