@@ -4,6 +4,7 @@
 
 #include "kernels/bits.hpp"
 #include "kernels/stochastic.hpp"
+#include "kernels/streamed.hpp"
 #include "kernels/table.hpp"
 
 namespace habana_mp::kernels {
@@ -99,23 +100,6 @@ struct Step<F16ToBf16> {
   }
 };
 
-// Two stretches in turn, a burst of each: one alone does not keep the memory busy, and shorter bursts would have the
-// processor write out lines of the cache that are not full yet.
-template <class Cast>
-std::size_t streamed_steps(const unsigned char* in, unsigned char* out, std::size_t count) {
-  constexpr std::size_t burst = 128;
-  const std::size_t stretch = count / (2 * burst) * burst;
-  for (std::size_t at = 0; at < stretch; at += burst) {
-    for (std::size_t start = at; start < 2 * stretch; start += stretch) {
-      for (std::size_t i = start; i < start + burst; i += step) {
-        Step<Cast>::template run<true>(in + i * sizeof(typename Cast::In), out + i * sizeof(typename Cast::Out));
-      }
-    }
-  }
-  _mm_sfence();
-  return 2 * stretch;
-}
-
 template <class Cast>
 void run(const void* source, void* target, std::size_t count, bool stream) noexcept {
   const auto* in = static_cast<const unsigned char*>(source);
@@ -126,8 +110,9 @@ void run(const void* source, void* target, std::size_t count, bool stream) noexc
     cast_each<Cast>(in, out, done);
   }
   if (stream && is_aligned(out + done * sizeof(typename Cast::Out), register_size)) {
-    done += streamed_steps<Cast>(in + done * sizeof(typename Cast::In), out + done * sizeof(typename Cast::Out),
-                                 count - done);
+    done += streamed_steps<Cast, step>(
+        in + done * sizeof(typename Cast::In), out + done * sizeof(typename Cast::Out), count - done,
+        [](const unsigned char* from, unsigned char* to) { Step<Cast>::template run<true>(from, to); });
   }
   for (; done + step <= count; done += step) {
     Step<Cast>::template run<false>(in + done * sizeof(typename Cast::In), out + done * sizeof(typename Cast::Out));
