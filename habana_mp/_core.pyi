@@ -257,8 +257,9 @@ def can_cover(object: Any) -> bool:
     """Is the object's calling convention one that the engine can answer?"""
 
 # ---- weights ----
-def weights_configure(on: bool, view: Any, most_bytes: int) -> None:
-    """Keep casts of weights or not, and how many bytes of them. `view` is ``aten::_unsafe_view``, untouched."""
+def weights_configure(on: bool, view: Any, whole: Any, most_bytes: int) -> None:
+    """Keep casts of weights or not, and how many bytes of them. `view` is ``aten::_unsafe_view``, untouched; `whole` a
+    hook of autograd's nodes that hands gradients on as they came."""
 
 def weights_watch(methods: dict[str, Any], harmless_callers: tuple[str, ...], passing_on: tuple[str, ...]) -> None:
     """Watch the methods by which a weight's memory gets into other hands, or that write without a new version."""

@@ -46,14 +46,19 @@ class Weights:
         for what in _PACKED:
             _core.weights_set_packing(what, *operators.get(what, (None, None, None)))
         view = _core.untouched_twin(torch.ops.aten._unsafe_view.default._op)
-        _core.weights_configure(on=True, view=view, most_bytes=_NO_LIMIT if limit is None else limit)
+        _core.weights_configure(on=True, view=view, whole=_whole, most_bytes=_NO_LIMIT if limit is None else limit)
 
     def uninstall(self) -> None:
-        _core.weights_configure(on=False, view=None, most_bytes=0)
+        _core.weights_configure(on=False, view=None, whole=None, most_bytes=0)
         _core.weights_stop_watching()
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
+
+
+def _whole(_: Any, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A hook of a node of autograd's: what came to it goes on, in place of views of that."""
+    return gradients
 
 
 def packing_operators() -> dict[Literal["linear", "conv2d"], tuple[Any, Any, Any]]:

@@ -669,10 +669,11 @@ def test_a_compiled_update_in_place_keeps_its_float32_products(backend: str) -> 
 # ---- compiled autograd, attention ------------------------------------------------------------------------------------
 
 
-def test_compiled_autograd_gives_the_same_gradients() -> None:
+@pytest.mark.parametrize("width", [8, 2**20])
+def test_compiled_autograd_gives_the_same_gradients(width: int) -> None:
     def gradients(compiled: bool) -> list[torch.Tensor | None]:
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3))
+        model = nn.Sequential(nn.Linear(4, width), nn.GELU(), nn.Linear(width, 3))
         loss = F.cross_entropy(model(M), LABELS % 3)
         if compiled:
             with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):

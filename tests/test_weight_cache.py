@@ -141,6 +141,36 @@ def test_a_second_derivative_is_that_of_a_cast_by_hand() -> None:
     assert torch.allclose(result, expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))
 
 
+@pytest.mark.parametrize("length", [512, 2**18], ids=["small", "large"])
+def test_a_weight_that_is_table_and_last_layer_gets_both_gradients(length: int) -> None:
+    w = weight(length, 16)
+    words = torch.tensor([[1, 2, 2, length - 1]])
+
+    def gradients(cast: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        x = F.embedding(words, w).bfloat16()
+        scores = F.linear(F.linear(x, cast(w)[:16]), cast(w))
+        (first,) = torch.autograd.grad(scores.float().square().mean(), w, create_graph=True)
+        return [first, torch.autograd.grad(first.square().sum(), w)[0]]
+
+    expected = gradients(torch.Tensor.bfloat16)
+    hmp.convert()
+    for _ in range(2):
+        for one, other in zip(gradients(lambda one: one), expected, strict=True):
+            assert one.dtype is torch.float32
+            torch.testing.assert_close(one, other, rtol=0.02, atol=0.02 * float(other.detach().abs().max()))
+
+
+def test_the_gradient_of_a_large_weight_can_be_summed_in_place() -> None:
+    hmp.convert()
+    w = weight(2**17, 32)
+    arrived: list[bool] = []
+    accumulates = w.view_as(w).grad_fn.next_functions[0][0]
+    accumulates.register_prehook(lambda gradients: arrived.append(gradients[0]._is_view()))
+    F.linear(X, w).sum().backward()
+    assert arrived == [False]
+    assert torch.equal(w.grad, X.float().sum(0).bfloat16().float().expand_as(w))
+
+
 def test_a_hook_of_the_weight_sees_a_float32_gradient() -> None:
     hmp.convert()
     w = weight(16, 32)

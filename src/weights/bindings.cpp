@@ -13,6 +13,8 @@ namespace habana_mp {
 
 namespace {
 
+PyObject* or_null(const py::object& one) { return one.is_none() ? nullptr : one.ptr(); }
+
 void watch(const py::dict& methods, const py::tuple& harmless_callers, const py::tuple& passing_on) {
   const auto method = [&methods](const char* name) { return py::object(methods[name]).ptr(); };
   const weights::Hatches hatches{method("untyped_storage"),  method("numpy"),        method("data_ptr"),
@@ -38,10 +40,10 @@ py::dict statistics() {
 void register_weights(py::module_& module) {
   module.def(
       "weights_configure",
-      [](bool on, const py::object& view, std::uint64_t most_bytes) {
-        weights::configure({on, view.is_none() ? nullptr : view.ptr(), most_bytes});
+      [](bool on, const py::object& view, const py::object& whole, std::uint64_t most_bytes) {
+        weights::configure({on, or_null(view), or_null(whole), most_bytes});
       },
-      py::arg("on"), py::arg("view"), py::arg("most_bytes"));
+      py::arg("on"), py::arg("view"), py::arg("whole"), py::arg("most_bytes"));
   module.def("weights_watch", &watch);
   module.def("weights_stop_watching", &weights::stop_watching_escapes);
   module.def("weights_renew", [](const py::tuple& parameters, bool may_be_fresh) {
@@ -63,7 +65,6 @@ void register_weights(py::module_& module) {
   module.def("weights_forget", [](const py::object& weight) { weights::forget(weight.ptr()); });
   module.def("weights_set_packing",
              [](const std::string& what, const py::object& pack, const py::object& call, const py::object& plain) {
-               const auto or_null = [](const py::object& one) { return one.is_none() ? nullptr : one.ptr(); };
                weights::set_packing(what == "linear" ? weights::Packs::linear : weights::Packs::conv2d,
                                     {or_null(pack), or_null(call), or_null(plain)});
              });
