@@ -255,10 +255,99 @@ def test_a_convolution_in_channels_last_order_gives_the_same_bits(name: str, wei
         assert torch.equal(layer(x), convolved_by_hand(layer, x))
 
 
-@pytest.mark.parametrize("order", ["contiguous", "no batch", "one pixel"])
+def assert_convolutions_are_right(layer: nn.Conv2d, *inputs: torch.Tensor) -> None:
+    with torch.no_grad():
+        for x in inputs:
+            result, expected = layer(x), convolved_by_hand(layer, x)
+            assert torch.equal(result, expected)
+            assert result.stride() == expected.stride()
+
+
+#: Of points: each result is the sum of a few products only, which all orders take one after the other.
+POINTS = {"kernel_size": 1, "bias": False}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_convolution_in_channels_first_order_gives_the_same_bits(name: str, mode: Callable[[], Any]) -> None:
+    layer = convolution(**CONVOLUTIONS[name])
+    hmp.convert()
+    with mode():
+        for size in (28, 28, 28, 28, 28, 28, 28, 12, 28):
+            x = torch.randn(2, 128, size, size + 1)
+            result, expected = layer(x), convolved_by_hand(layer, x)
+            assert torch.equal(result, expected)
+            assert result.stride() == expected.stride()
+            assert result.is_inference() is (mode is torch.inference_mode)
+
+
+def test_a_convolution_in_channels_first_order_is_packed_where_the_bits_are_the_same() -> None:
+    layer = convolution(**POINTS)
+    hmp.convert()
+    x = torch.randn(2, 128, 28, 28)
+    assert_convolutions_are_right(layer, *[x] * 8)
+    assert packed() == 1
+    not_finite = x.clone()
+    not_finite[:, 0] = float("inf")
+    assert_convolutions_are_right(layer, x.bfloat16(), -x, torch.zeros_like(x), not_finite, x.half())
+    assert packed() == 1
+    with torch.no_grad():
+        layer.weight.mul_(2)
+    assert_convolutions_are_right(layer, *[x] * 8)
+    assert packed() == 1
+
+
+def test_a_packed_convolution_serves_the_sizes_and_threads_for_which_its_bits_were_compared() -> None:
+    layer = convolution(**POINTS)
+    hmp.convert()
+    x, larger = torch.randn(2, 128, 28, 28), torch.randn(2, 128, 28, 30)
+    assert_convolutions_are_right(layer, *[x] * 8)
+    assert packed() == 1
+    assert_convolutions_are_right(layer, larger)
+    assert packed() == 0
+    assert_convolutions_are_right(layer, *[x] * 8)
+    assert packed() == 1
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads + 1)
+        assert_convolutions_are_right(layer, x)
+        assert packed() == 0
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_images_of_ever_new_sizes_are_not_compared_for_ever() -> None:
+    layer = convolution(**POINTS)
+    hmp.convert()
+    for size in range(28, 36):
+        x = torch.randn(2, 128, size, size)
+        assert_convolutions_are_right(layer, *[x] * 8)
+        assert packed() == 1
+    x = torch.randn(2, 128, 36, 36)
+    assert_convolutions_are_right(layer, *[x] * 8)
+    assert packed() == 0
+
+
+def test_too_few_results_prove_nothing() -> None:
+    layer = convolution(**POINTS)
+    hmp.convert()
+    assert_convolutions_are_right(layer, *[torch.randn(1, 128, 9, 9)] * 8)
+    assert packed() == 0
+
+
+def test_a_channels_last_weight_decides_the_order_of_the_result() -> None:
+    layer = convolution(**CONVOLUTIONS["plain"]).to(memory_format=torch.channels_last)
+    hmp.convert()
+    x = torch.randn(2, 128, 28, 28)
+    assert_convolutions_are_right(layer, *[x] * 8)
+    assert convolved_by_hand(layer, x).is_contiguous(memory_format=torch.channels_last)
+    assert packed() == 0
+
+
+@pytest.mark.parametrize("order", ["few", "no batch", "one pixel"])
 def test_a_convolution_in_another_order_is_not_packed(order: str) -> None:
     layer = convolution()
-    shapes = {"contiguous": (2, 128, 9, 9), "no batch": (128, 9, 9), "one pixel": (2, 128, 1, 1)}
+    shapes = {"few": (2, 128, 9, 9), "no batch": (128, 9, 9), "one pixel": (2, 128, 1, 1)}
     x = torch.randn(shapes[order])
     if order == "one pixel":
         layer = convolution(kernel_size=1)

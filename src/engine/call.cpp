@@ -11,6 +11,7 @@
 #include "tensor/buffers.hpp"
 #include "tensor/cast.hpp"
 #include "tensor/casts_inside.hpp"
+#include "tensor/image_order.hpp"
 #include "weights/cache.hpp"
 #include "weights/packed.hpp"
 
@@ -593,8 +594,14 @@ PyObject* answer_from_packed(const Rule& rule, const Arguments& arguments, const
     if (!PyTuple_Check(values[i])) return nullptr;
   }
   weights::PackedCall call{rule.packs, values[0], values[1], bias, is_linear ? nullptr : values + 3};
+  if (!is_linear) {
+    if (tensor::grad_is_enabled() || tensor::is_traced()) return nullptr;
+    call.reorders = tensor::is_channels_first(call.input);
+  }
   if (!weights::may_be_packed(call, to) || tensor::grad_is_enabled() || tensor::is_traced()) return nullptr;
-  if (is_linear ? !tensor::is_on_cpu(call.input, 2) : !tensor::is_channels_last(call.input)) return nullptr;
+  if (is_linear ? !tensor::is_on_cpu(call.input, 2) : !call.reorders && !tensor::is_channels_last(call.input)) {
+    return nullptr;
+  }
   Tally made;
   made.may_reuse_memory = true;
   call.input = cast_item(rule, values[0], reading.kinds[0], to, made);

@@ -92,19 +92,24 @@ PyObject* cast_for_now(PyObject* tensor, Kind from, Kind to, CastResult& seen, b
     return cast(tensor, from, to, seen);
   }
   for_now = true;
-  // The same strides: how a convolution's result lies depends on those of dimensions of one element too.
-  const auto found = std::find_if(buffers.rbegin(), buffers.rend(), [&](const Buffer& one) {
-    return !one.lent && one.kind == to && lies_alike(source, one.geometry, true);
-  });
-  if (found == buffers.rend()) return cast(tensor, from, to, seen);
-  found->lent = true;
-  PyObject* const lent = found->tensor;
+  PyObject* const lent = borrow_buffer(source, to);
+  if (lent == nullptr) return cast(tensor, from, to, seen);
   const std::int64_t count = count_elements(tensor);
   seen.bytes += bytes_as(to, count);
   // Others may run meanwhile; what is lent stays what it is.
-  convert(static_cast<const char*>(source.data) + source.byte_offset, from, const_cast<void*>(found->geometry.values),
-          to, count);
+  convert(static_cast<const char*>(source.data) + source.byte_offset, from, const_cast<char*>(look_at(lent).data), to,
+          count);
   return lent;
+}
+
+PyObject* borrow_buffer(const DLTensor& wanted, Kind kind) noexcept {
+  // The same strides: how a convolution's result lies depends on those of dimensions of one element too.
+  const auto found = std::find_if(buffers.rbegin(), buffers.rend(), [&](const Buffer& one) {
+    return !one.lent && one.kind == kind && lies_alike(wanted, one.geometry, true);
+  });
+  if (found == buffers.rend()) return nullptr;
+  found->lent = true;
+  return found->tensor;
 }
 
 void give_back(PyObject* cast) noexcept {

@@ -10,6 +10,9 @@ namespace habana_mp::tensor {
 // returns goes to `give_back` when the operation is over.
 PyObject* cast_for_now(PyObject* tensor, Kind from, Kind to, CastResult& seen, bool& for_now);
 
+// A buffer of this kind that lies as this view: it goes to `give_back`, too. Null where there is none.
+PyObject* borrow_buffer(const DLTensor& wanted, Kind kind) noexcept;
+
 // Takes the reference. The tensor is used again if nobody else holds it or its memory.
 void give_back(PyObject* cast) noexcept;
 

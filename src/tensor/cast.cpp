@@ -123,24 +123,10 @@ PyObject* cast_by_kernel(PyObject* tensor, Kind from, Kind to, std::int64_t coun
     return nullptr;
   }
   if (source.device.device_type != kDLCPU || source.data == nullptr || !is_contiguous(source)) return nullptr;
-  DLTensor prototype = source;
-  prototype.data = nullptr;
-  prototype.dtype = dlpack_type(to);
-  prototype.strides = nullptr;
-  prototype.byte_offset = 0;
-  DLManagedTensorVersioned* made = nullptr;
-  if (api.exchange->managed_tensor_allocator(&prototype, &made, nullptr, ignore_error) != 0 || made == nullptr) {
-    PyErr_Clear();
-    return nullptr;
-  }
-  convert(static_cast<const char*>(source.data) + source.byte_offset, from,
-          static_cast<char*>(made->dl_tensor.data) + made->dl_tensor.byte_offset, to, count);
-  void* result = nullptr;
-  if (api.exchange->managed_tensor_to_py_object_no_sync(made, &result) != 0) {
-    PyErr_Clear();
-    return nullptr;
-  }
-  return static_cast<PyObject*>(result);
+  void* values = nullptr;
+  PyObject* made = allocate_like(source, to, values);
+  if (made != nullptr) convert(static_cast<const char*>(source.data) + source.byte_offset, from, values, to, count);
+  return made;
 }
 
 }  // namespace
@@ -302,19 +288,27 @@ bool view_on_cpu(PyObject* tensor, DLTensor& view) noexcept {
   return view.device.device_type == kDLCPU && view.data != nullptr;
 }
 
+PyObject* allocate_like(const DLTensor& like, Kind kind, void*& values) {
+  if (api.exchange == nullptr) return nullptr;
+  DLTensor prototype = like;
+  prototype.data = nullptr;
+  prototype.dtype = dlpack_type(kind);
+  prototype.strides = nullptr;
+  prototype.byte_offset = 0;
+  DLManagedTensorVersioned* made = nullptr;
+  void* result = nullptr;
+  if (api.exchange->managed_tensor_allocator(&prototype, &made, nullptr, ignore_error) != 0 || made == nullptr) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  values = static_cast<char*>(made->dl_tensor.data) + made->dl_tensor.byte_offset;
+  if (api.exchange->managed_tensor_to_py_object_no_sync(made, &result) != 0) PyErr_Clear();
+  return static_cast<PyObject*>(result);
+}
+
 bool is_on_cpu(PyObject* tensor, int dimensions) noexcept {
   DLTensor view;
   return view_on_cpu(tensor, view) && view.ndim >= dimensions;
-}
-
-bool is_channels_last(PyObject* tensor) noexcept {
-  DLTensor view;
-  if (!view_on_cpu(tensor, view) || view.ndim != 4 || view.strides == nullptr) return false;
-  const std::int64_t channels = view.shape[1];
-  const std::int64_t height = view.shape[2];
-  const std::int64_t width = view.shape[3];
-  return channels > 1 && height > 1 && width > 1 && view.strides[1] == 1 && view.strides[3] == channels &&
-         view.strides[2] == channels * width && view.strides[0] == channels * width * height;
 }
 
 bool is_off_cpu(PyObject* tensor) noexcept {

@@ -65,11 +65,12 @@ double largest(Kind kind) noexcept;
 // Looks at a plain tensor's memory through the exchange API; false where that is not on the CPU or not possible.
 bool view_on_cpu(PyObject* tensor, DLTensor& view) noexcept;
 
+// A new contiguous tensor of this kind, with the sizes of another one on the CPU, and where its values go. Null,
+// without an exception, where that is not possible.
+PyObject* allocate_like(const DLTensor& like, Kind kind, void*& values);
+
 // Is this plain tensor on the CPU, with so many dimensions or more? False where that cannot be read.
 bool is_on_cpu(PyObject* tensor, int dimensions) noexcept;
-
-// Is this plain tensor a batch of images on the CPU in channels-last order, and in that order only?
-bool is_channels_last(PyObject* tensor) noexcept;
 
 // Is the tensor on another device than the CPU? False where that cannot be read.
 bool is_off_cpu(PyObject* tensor) noexcept;

@@ -3,6 +3,7 @@ target_sources(_core PRIVATE
   src/tensor/cast.cpp
   src/tensor/casts_inside.cpp
   src/tensor/finding.cpp
+  src/tensor/image_order.cpp
   src/tensor/inside.cpp
   src/tensor/reader.cpp
   src/tensor/torch_api.cpp

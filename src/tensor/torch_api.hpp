@@ -35,6 +35,8 @@ struct TorchApi {
   PyGetSetDef* data = nullptr;
   setter set_data = nullptr;  // as torch has it, whatever stands in the definition
   PyObject* get_num_threads = nullptr;
+  PyObject* empty_like = nullptr;
+  PyObject* channels_last_order = nullptr;  // torch.channels_last
   // Keys of dispatch (torch._C.DispatchKey) under which even making a tensor is not what it seems, and who tells of
   // them.
   PyObject* functorch_key = nullptr;

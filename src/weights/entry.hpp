@@ -50,6 +50,7 @@ struct Entry {
   std::uint32_t refusals = 0;      // in a row
   std::uint32_t quiet_uses = 0;    // in a row: hits where nothing was recorded
   Sight sight;                     // as it was before the cast was made
+  std::uint32_t probed = 0;        // kinds of calls for which a packed form with another order was tried
   PyObject* packed_for = nullptr;  // the options of the convolution that a packed form is for
   tensor::Geometry geometry;       // as the weight lay then; without values: unknown
   PyObject* size = nullptr;        // the weight's sizes, a tuple

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <utility>
 
 #include "stopwatch.hpp"
+#include "tensor/buffers.hpp"
+#include "tensor/image_order.hpp"
 #include "weights/entry.hpp"
 
 namespace habana_mp::weights {
@@ -23,6 +26,8 @@ constexpr std::int64_t worth_packing = 1 << 14;
 // The packed call must be faster by this factor when it is measured.
 constexpr double clearly = 1.1;
 constexpr Py_ssize_t conv_options = 4;
+// A form with another order is tried for so many kinds of calls at most: images may be of ever new sizes.
+constexpr std::uint32_t most_probed = 8;
 
 // Whether packing pays is measured once for each (shape of the weight, size of the input, options): a dictionary.
 PyObject* verdicts() {
@@ -30,20 +35,27 @@ PyObject* verdicts() {
   return all;
 }
 
-// (stride, padding, dilation, groups), or an empty tuple. A new reference.
+// What a packed form is for: nothing, or (stride, padding, dilation, groups), and with them the input's sizes and the
+// number of threads where the order of sums, which both have a part in, was found to be the same. A new reference.
 PyObject* options_of(const PackedCall& call) {
-  const Py_ssize_t count = call.what == Packs::conv2d ? conv_options : 0;
-  PyObject* options = PyTuple_New(count);
-  for (Py_ssize_t i = 0; options != nullptr && i < count; ++i) PyTuple_SET_ITEM(options, i, Py_NewRef(call.options[i]));
-  return options;
+  if (call.what != Packs::conv2d) return PyTuple_New(0);
+  PyObject* const* options = call.options;
+  if (!call.reorders) return PyTuple_Pack(conv_options, options[0], options[1], options[2], options[3]);
+  DLTensor view;
+  if (!tensor::view_on_cpu(call.input, view) || view.ndim != 4) return nullptr;
+  return Py_BuildValue("(OOOOLLLLI)", options[0], options[1], options[2], options[3],
+                       static_cast<long long>(view.shape[0]), static_cast<long long>(view.shape[1]),
+                       static_cast<long long>(view.shape[2]), static_cast<long long>(view.shape[3]),
+                       tensor::torch_threads());
 }
 
 // What a measurement holds for: the input's size counts by its number of binary digits. A new reference.
 PyObject* case_of(const Entry& entry, const PackedCall& call) {
   const auto digits = std::bit_width(static_cast<std::uint64_t>(tensor::count_elements(call.input)));
   PyObject* options = options_of(call);
-  PyObject* made = options == nullptr ? nullptr : Py_BuildValue("(ONi)", entry.size, options, static_cast<int>(digits));
-  return made;
+  if (options == nullptr) return nullptr;
+  return Py_BuildValue("(ONiO)", entry.size, options, static_cast<int>(digits),
+                       call.bias == Py_None ? Py_False : Py_True);
 }
 
 enum class Verdict : std::uint8_t { none, pays, does_not };
@@ -73,7 +85,7 @@ PyObject* call_plain(const PackedCall& call, PyObject* weight) {
   return call_operator(operators_of(call.what).plain, values, count);
 }
 
-PyObject* call_packed(const PackedCall& call, PyObject* packed) {
+PyObject* call_packed_as_it_lies(const PackedCall& call, PyObject* packed) {
   static PyObject* const none = PyUnicode_InternFromString("none");
   static PyObject* const no_scalars = PyTuple_New(0);
   static PyObject* const no_algorithm = PyUnicode_InternFromString("");
@@ -86,6 +98,18 @@ PyObject* call_packed(const PackedCall& call, PyObject* packed) {
   values[count++] = no_scalars;
   values[count++] = no_algorithm;
   return call_operator(operators_of(call.what).call, values, count);
+}
+
+PyObject* call_packed(const PackedCall& call, PyObject* packed) {
+  if (!call.reorders) return call_packed_as_it_lies(call, packed);
+  PackedCall reordered = call;
+  reordered.input = tensor::channels_last_for_now(call.input, Kind::bf16);
+  if (reordered.input == nullptr) return nullptr;
+  PyObject* made = call_packed_as_it_lies(reordered, packed);
+  tensor::give_back(reordered.input);
+  PyObject* result = made == nullptr ? nullptr : tensor::channels_first(made, Kind::bf16);
+  Py_XDECREF(made);
+  return result;
 }
 
 // The packed form of a kept cast, a new reference.
@@ -103,8 +127,56 @@ PyObject* pack(const Entry& entry, const PackedCall& call) {
   return packed;
 }
 
+// Values of both signs from 1/2 to 2, whose sums depend on their order.
+void fill_with_noise(PyObject* tensor, std::uint64_t seed) {
+  auto* const values = static_cast<std::uint16_t*>(static_cast<void*>(const_cast<char*>(tensor::look_at(tensor).data)));
+  const std::int64_t count = tensor::count_elements(tensor);
+  std::uint64_t state = seed;
+  for (std::int64_t i = 0; i < count; ++i) {
+    state = state * 6364136223846793005U + 1442695040888963407U;
+    values[i] = static_cast<std::uint16_t>(0x3f00U | ((state >> 40U) & 0x80ffU));
+  }
+}
+
+// Do two results lie in the same way and hold the same bits?
+bool are_same(PyObject* one, PyObject* other) {
+  tensor::Geometry a;
+  tensor::Geometry b;
+  if (one == nullptr || other == nullptr || !tensor::read_geometry(one, a) || !tensor::read_geometry(other, b)) {
+    return false;
+  }
+  const auto bytes = static_cast<std::size_t>(tensor::bytes_as(Kind::bf16, tensor::count_elements(one)));
+  return a.sizes == b.sizes && a.strides == b.strides && a.is_dense() && tensor::kind_of_tensor(one) == Kind::bf16 &&
+         tensor::kind_of_tensor(other) == Kind::bf16 && std::memcmp(a.values, b.values, bytes) == 0;
+}
+
+// A convolution in another order may sum in another order, too. That shows in one of some ten thousand results, so
+// enough of them are compared to be sure.
+bool gives_the_same_bits(const PackedCall& call, PyObject* cast, PyObject* packed) {
+  constexpr int probes = 5;
+  constexpr std::int64_t enough = std::int64_t{1} << 17;
+  PackedCall probe = call;
+  void* values = nullptr;
+  DLTensor view;
+  probe.input = tensor::view_on_cpu(call.input, view) ? tensor::allocate_like(view, Kind::bf16, values) : nullptr;
+  bool same = probe.input != nullptr;
+  std::int64_t compared = 0;
+  for (std::uint64_t seed = 1; same && compared < enough && seed <= probes; ++seed) {
+    fill_with_noise(probe.input, seed);
+    PyObject* plain = call_plain(probe, cast);
+    PyObject* from_packed = plain == nullptr ? nullptr : call_packed(probe, packed);
+    same = are_same(plain, from_packed);
+    compared += same ? tensor::count_elements(plain) : 0;
+    Py_XDECREF(plain);
+    Py_XDECREF(from_packed);
+  }
+  Py_XDECREF(probe.input);
+  return same && compared >= enough;
+}
+
 // The shortest calls decide, of some made in turn: whatever else runs on this machine only makes a call longer.
 bool pays(const PackedCall& call, PyObject* cast, PyObject* packed) {
+  if (call.reorders && !gives_the_same_bits(call, cast, packed)) return false;
   if (assumed >= 0) return assumed != 0;
   double plain = 1e9;
   double from_packed = 1e9;
@@ -127,6 +199,7 @@ void consider(Entry& entry, const PackedCall& call) {
     PyErr_Clear();
     return;
   }
+  if (call.reorders && known == Verdict::none) ++entry.probed;
   entry.busy = true;
   PyObject* cast = Py_NewRef(entry.cast);
   PyObject* packed = pack(entry, call);
@@ -139,24 +212,24 @@ void consider(Entry& entry, const PackedCall& call) {
   if (!interrupted) PyDict_SetItem(verdicts(), one_case, worth ? Py_True : Py_False);
   if (!interrupted) PyErr_Clear();
   Py_DECREF(one_case);
+  PyObject* options = worth ? options_of(call) : nullptr;
   // Not where somebody took the weight away meanwhile.
-  if (worth && entry.has(Form::plain)) {
+  if (options != nullptr && entry.has(Form::plain)) {
     entry.hold(Py_NewRef(packed), Py_XNewRef(holder), Form::packed);
-    Py_XSETREF(entry.packed_for, options_of(call));
+    Py_XSETREF(entry.packed_for, Py_NewRef(options));
   }
+  Py_XDECREF(options);
   Py_XDECREF(holder);
   Py_XDECREF(packed);
 }
 
 bool are_its_options(PyObject* packed_for, const PackedCall& call) {
-  const Py_ssize_t count = call.what == Packs::conv2d ? conv_options : 0;
-  if (PyTuple_GET_SIZE(packed_for) != count) return false;
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    const int equal = PyObject_RichCompareBool(PyTuple_GET_ITEM(packed_for, i), call.options[i], Py_EQ);
-    PyErr_Clear();
-    if (equal != 1) return false;
-  }
-  return true;
+  if (call.what != Packs::conv2d) return PyTuple_GET_SIZE(packed_for) == 0;
+  PyObject* options = options_of(call);
+  const int equal = options == nullptr ? 0 : PyObject_RichCompareBool(packed_for, options, Py_EQ);
+  Py_XDECREF(options);
+  PyErr_Clear();
+  return equal == 1;
 }
 
 bool is_packed_for(const Entry& entry, const PackedCall& call) {
@@ -185,11 +258,14 @@ bool may_be_packed(const PackedCall& call, Kind to) noexcept {
   const Entry* known = entry_of(call.weight, to);
   if (known == nullptr || known->cast == nullptr || known->busy) return false;
   if (known->form == Form::plain && (known->quiet_uses < quiet_enough || known->elements < worth_packing)) return false;
+  // The result of a weight in channels-last order is in that order, whatever the input's is.
+  if (known->form == Form::plain && call.reorders && !tensor::is_channels_first(known->cast)) return false;
   const std::shared_ptr<Entry> entry = cache().entries.at({call.weight, to});  // comparing may let others run
   if (entry->form == Form::packed) return is_packed_for(*entry, call);
   PyObject* one_case = case_of(*entry, call);
   const Verdict verdict = verdict_on(one_case);
   Py_XDECREF(one_case);
+  if (call.reorders && verdict == Verdict::none && entry->probed >= most_probed) return false;
   return verdict != Verdict::does_not;
 }
 

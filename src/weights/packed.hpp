@@ -16,7 +16,7 @@ namespace habana_mp::weights {
 enum class Packs : std::uint8_t {
   nothing,
   linear,  // F.linear(input, weight, bias)
-  conv2d,  // F.conv2d(input, weight, bias, stride, padding, dilation, groups), of an input in channels-last order
+  conv2d,  // F.conv2d(input, weight, bias, stride, padding, dilation, groups)
 };
 inline constexpr std::size_t packs_count = 3;
 
@@ -39,6 +39,9 @@ struct PackedCall {
   PyObject* weight;
   PyObject* bias;            // may be None
   PyObject* const* options;  // of conv2d: stride, padding, dilation, groups
+  // Of conv2d, whose packed form works in channels-last order: the input is in channels-first order, so it and the
+  // result are brought from one order to the other. Only where that gives the same bits.
+  bool reorders = false;
 };
 
 // Is it worth to prepare this call: is its weight packed for it, or may it pay to pack it?

@@ -1,0 +1,106 @@
+#include "tensor/image_order.hpp"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "gil.hpp"
+#include "kernels/cast.hpp"
+#include "tensor/buffers.hpp"
+#include "tensor/cast.hpp"
+#include "tensor/inside.hpp"
+
+namespace habana_mp::tensor {
+
+namespace {
+
+constexpr std::int32_t dimensions = 4;
+using Strides = std::array<std::int64_t, dimensions>;
+
+Strides strides_of_channels_first(const std::int64_t* sizes) {
+  return {sizes[1] * sizes[2] * sizes[3], sizes[2] * sizes[3], sizes[3], 1};
+}
+Strides strides_of_channels_last(const std::int64_t* sizes) {
+  return {sizes[1] * sizes[2] * sizes[3], 1, sizes[1] * sizes[3], sizes[1]};
+}
+
+bool lies_so(const DLTensor& view, const Strides& strides) {
+  return view.strides != nullptr && std::equal(strides.begin(), strides.end(), view.strides);
+}
+
+bool are_images(PyObject* tensor, DLTensor& view) { return view_on_cpu(tensor, view) && view.ndim == dimensions; }
+
+void reorder(const DLTensor& from, void* target, const Strides& strides, Kind kind) {
+  const auto bytes = static_cast<std::ptrdiff_t>(bytes_as(kind, 1));
+  std::vector<kernels::Axis> axes;
+  for (std::int32_t i = 0; i < dimensions; ++i) {
+    axes.push_back({static_cast<std::size_t>(from.shape[i]), from.strides[i] * bytes,
+                    strides[static_cast<std::size_t>(i)] * bytes});
+  }
+  kernels::Job job(static_cast<const char*>(from.data) + from.byte_offset, float_of(kind), target, float_of(kind),
+                   std::move(axes));
+  const unsigned threads = torch_threads();
+  without_gil([&] { kernels::cast_many({&job, 1}, threads); });
+}
+
+// Memory like the images' in channels-last order.
+PyObject* make_channels_last(PyObject* images, Kind kind, const DLTensor& wanted) {
+  static PyObject* const keywords = PyTuple_Pack(1, PyUnicode_InternFromString("memory_format"));
+  PyObject* const values[] = {images, api.channels_last_order};
+  PyObject* made = PyObject_Vectorcall(api.empty_like, values, 1, keywords);
+  Geometry geometry;
+  const bool fits = made != nullptr && Py_TYPE(made) == api.tensor && kind_of_tensor(made) == kind &&
+                    read_geometry(made, geometry) && lies_alike(wanted, geometry, true);
+  if (made != nullptr && !fits) Py_CLEAR(made);
+  return made;
+}
+
+void clear_error() {
+  if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_Exception) != 0) PyErr_Clear();
+}
+
+}  // namespace
+
+bool is_channels_last(PyObject* tensor) noexcept {
+  DLTensor view;
+  return are_images(tensor, view) && view.shape[1] > 1 && view.shape[2] > 1 && view.shape[3] > 1 &&
+         lies_so(view, strides_of_channels_last(view.shape));
+}
+
+bool is_channels_first(PyObject* tensor) noexcept {
+  DLTensor view;
+  return are_images(tensor, view) && lies_so(view, strides_of_channels_first(view.shape));
+}
+
+PyObject* channels_last_for_now(PyObject* images, Kind kind) {
+  DLTensor view;
+  if (!can_look_inside() || !are_images(images, view) || view.strides == nullptr) return nullptr;
+  std::array<std::int64_t, dimensions> sizes{};
+  std::copy_n(view.shape, dimensions, sizes.begin());
+  Strides strides = strides_of_channels_last(sizes.data());
+  DLTensor wanted = view;
+  wanted.shape = sizes.data();
+  wanted.strides = strides.data();
+  PyObject* made = borrow_buffer(wanted, kind);
+  if (made == nullptr) made = make_channels_last(images, kind, wanted);  // others may run
+  clear_error();
+  if (made == nullptr) return nullptr;
+  if (!are_images(images, view) || !std::equal(sizes.begin(), sizes.end(), view.shape) || view.strides == nullptr) {
+    give_back(made);
+    return nullptr;
+  }
+  reorder(view, const_cast<char*>(look_at(made).data), strides, kind);
+  return made;
+}
+
+PyObject* channels_first(PyObject* images, Kind kind) {
+  DLTensor view;
+  if (!are_images(images, view) || view.strides == nullptr) return nullptr;
+  void* target = nullptr;
+  PyObject* made = allocate_like(view, kind, target);
+  if (made != nullptr) reorder(view, target, strides_of_channels_first(view.shape), kind);
+  return made;
+}
+
+}  // namespace habana_mp::tensor
