@@ -79,9 +79,7 @@ def main() -> None:
             row += [_extra(kept, base), _extra(cast, again)]
         print(f"{count:>10}" + "".join(f"{value:>16.0f}" for value in row))
 
-    print(
-        "\n50 linear layers in a row of 4 rows, without gradients: times as fast as autocast with one region for each pass"
-    )
+    print("\n50 linear layers in a row, 4 rows, no gradients: times as fast as autocast with one region a pass")
     print(f"{'width':>10}{'autocast, us':>16}{'hmp':>10}{'skip_slower':>16}{'bf16 model':>16}{'FP32':>10}")
     for width in (64, 128, 256, 512):
         peer, *others = small_layers(width)
