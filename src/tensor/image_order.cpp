@@ -34,6 +34,7 @@ bool are_images(PyObject* tensor, DLTensor& view) { return view_on_cpu(tensor, v
 void reorder(const DLTensor& from, void* target, const Strides& strides, Kind kind) {
   const auto bytes = static_cast<std::ptrdiff_t>(bytes_as(kind, 1));
   std::vector<kernels::Axis> axes;
+  axes.reserve(dimensions);
   for (std::int32_t i = 0; i < dimensions; ++i) {
     axes.push_back({static_cast<std::size_t>(from.shape[i]), from.strides[i] * bytes,
                     strides[static_cast<std::size_t>(i)] * bytes});
