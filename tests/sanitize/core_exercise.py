@@ -224,6 +224,16 @@ def the_weights() -> None:
                 layer(x).float().sum().backward()
                 convolution(image).float().sum().backward()
                 optimizer.step()
+    points = torch.nn.Conv2d(128, 160, 1)
+    with converted():
+        for side in (32, 31, 32):
+            picture = torch.randn(1, 128, side, side)
+            with torch.no_grad():
+                for _ in range(7):
+                    points(picture), points(picture[0]), points(picture[:, :, ::2])
+        table = torch.nn.Parameter(torch.ones(1 << (10 if SMALL else 16), 64))
+        for _ in range(2):
+            torch.nn.functional.linear(torch.nn.functional.linear(x[:, :64], table)[:, :64], table).sum().backward()
     _core.weights_assume_that_packing_pays(-1)
     with converted():
         with raises(TypeError):
