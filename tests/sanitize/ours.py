@@ -16,11 +16,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-#: Frames that say nothing about whose doing it is: the tool's, the C library's, the C++ library's, pybind11's, and those
-#: without a source, but torch's: what it does is its own doing.
+#: Frames that say nothing about whose doing it is: the tool's, the C library's, the C++ library's, pybind11's, and
+#: those without a source, but for torch's: what it does is its own doing.
 NOBODYS = re.compile(
     r"interceptor|lib(?:a|t|ub)san|vgpreload|vg_replace|libsanitizer|libc\.so|libc-|libstdc\+\+|/include/c\+\+/"
-    r"|bits/|ext/|operator new|operator delete|<null>(?! \((?:libtorch|libc10))|__tsan|__interceptor|spdlog|fmt/|pybind11"
+    r"|bits/|ext/|operator new|operator delete|<null>(?! \((?:libtorch|libc10))|__tsan|__interceptor|spdlog|fmt/"
+    r"|pybind11"
 )
 #: For leaks also Python's, which allocates what we then lose.
 PYTHONS = re.compile(NOBODYS.pattern + r"|(?:Objects|Python|Modules|Parser|Include)/|libpython|bin/python")
