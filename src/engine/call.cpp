@@ -594,13 +594,15 @@ PyObject* answer_from_packed(const Rule& rule, const Arguments& arguments, const
     if (!PyTuple_Check(values[i])) return nullptr;
   }
   weights::PackedCall call{rule.packs, values[0], values[1], bias, is_linear ? nullptr : values + 3};
-  if (!is_linear) {
-    if (tensor::grad_is_enabled() || tensor::is_traced()) return nullptr;
+  // What a linear layer's weight tells costs less than the rest; a convolution's depends on how its input lies.
+  if (is_linear && !weights::may_be_packed(call, to)) return nullptr;
+  if (tensor::grad_is_enabled() || tensor::is_traced()) return nullptr;
+  if (is_linear) {
+    if (!tensor::is_on_cpu(call.input, 2)) return nullptr;
+  } else {
     call.reorders = tensor::is_channels_first(call.input);
-  }
-  if (!weights::may_be_packed(call, to) || tensor::grad_is_enabled() || tensor::is_traced()) return nullptr;
-  if (is_linear ? !tensor::is_on_cpu(call.input, 2) : !call.reorders && !tensor::is_channels_last(call.input)) {
-    return nullptr;
+    if (!call.reorders && !tensor::is_channels_last(call.input)) return nullptr;
+    if (!weights::may_be_packed(call, to)) return nullptr;
   }
   Tally made;
   made.may_reuse_memory = true;

@@ -27,17 +27,6 @@ DLDataType dlpack_type(Kind kind) {
   }
 }
 
-// The strides of dimensions of one element too: torch's cast keeps them, and a convolution heeds them.
-bool is_contiguous(const DLTensor& view) {
-  if (view.strides == nullptr) return true;
-  std::int64_t expected = 1;
-  for (std::int32_t i = view.ndim - 1; i >= 0; --i) {
-    if (view.strides[i] != expected) return false;
-    expected *= view.shape[i];
-  }
-  return true;
-}
-
 PyObject* cast_by_torch(PyObject* tensor, Kind to) {
   if (is_plain_tensor(tensor)) {
     PyCFunction function = to == Kind::bf16 ? api.to_bfloat16 : (to == Kind::f16 ? api.to_float16 : api.to_float32);
@@ -286,6 +275,16 @@ bool view_on_cpu(PyObject* tensor, DLTensor& view) noexcept {
     return false;
   }
   return view.device.device_type == kDLCPU && view.data != nullptr;
+}
+
+bool is_contiguous(const DLTensor& view) noexcept {
+  if (view.strides == nullptr) return true;
+  std::int64_t expected = 1;
+  for (std::int32_t i = view.ndim - 1; i >= 0; --i) {
+    if (view.strides[i] != expected) return false;
+    expected *= view.shape[i];
+  }
+  return true;
 }
 
 PyObject* allocate_like(const DLTensor& like, Kind kind, void*& values) {

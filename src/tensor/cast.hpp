@@ -65,6 +65,10 @@ double largest(Kind kind) noexcept;
 // Looks at a plain tensor's memory through the exchange API; false where that is not on the CPU or not possible.
 bool view_on_cpu(PyObject* tensor, DLTensor& view) noexcept;
 
+// Are its strides those of a new tensor? Of dimensions of one element too: torch's cast keeps them, and a convolution
+// heeds them.
+bool is_contiguous(const DLTensor& view) noexcept;
+
 // A new contiguous tensor of this kind, with the sizes of another one on the CPU, and where its values go. Null,
 // without an exception, where that is not possible.
 PyObject* allocate_like(const DLTensor& like, Kind kind, void*& values);

@@ -25,10 +25,6 @@ Strides strides_of_channels_last(const std::int64_t* sizes) {
   return {sizes[1] * sizes[2] * sizes[3], 1, sizes[1] * sizes[3], sizes[1]};
 }
 
-bool lies_so(const DLTensor& view, const Strides& strides) {
-  return view.strides != nullptr && std::equal(strides.begin(), strides.end(), view.strides);
-}
-
 bool are_images(PyObject* tensor, DLTensor& view) { return view_on_cpu(tensor, view) && view.ndim == dimensions; }
 
 void reorder(const DLTensor& from, void* target, const Strides& strides, Kind kind) {
@@ -65,13 +61,15 @@ void clear_error() {
 
 bool is_channels_last(PyObject* tensor) noexcept {
   DLTensor view;
-  return are_images(tensor, view) && view.shape[1] > 1 && view.shape[2] > 1 && view.shape[3] > 1 &&
-         lies_so(view, strides_of_channels_last(view.shape));
+  if (!are_images(tensor, view) || view.strides == nullptr) return false;
+  const Strides strides = strides_of_channels_last(view.shape);
+  return view.shape[1] > 1 && view.shape[2] > 1 && view.shape[3] > 1 &&
+         std::equal(strides.begin(), strides.end(), view.strides);
 }
 
 bool is_channels_first(PyObject* tensor) noexcept {
   DLTensor view;
-  return are_images(tensor, view) && lies_so(view, strides_of_channels_first(view.shape));
+  return are_images(tensor, view) && is_contiguous(view);
 }
 
 PyObject* channels_last_for_now(PyObject* images, Kind kind) {
