@@ -39,6 +39,20 @@ def kernels_cast_stochastically(
 ) -> NDArray[Any]:
     """`path` is for tests."""
 
+def kernels_can_multiply() -> bool:
+    """Are there kernels here for products with weights?"""
+
+def kernels_arrange(weight: NDArray[np.uint16], threads: int) -> NDArray[np.uint16]:
+    """For tests, as the next one: the bits of a bfloat16 weight in these kernels' order."""
+
+def kernels_multiply(
+    input: NDArray[np.uint16],
+    arranged: NDArray[np.uint16],
+    bias: NDArray[np.uint16] | None,
+    result: NDArray[np.uint16],
+    block: int,
+    threads: int,
+) -> None: ...
 def kernels_path() -> str: ...
 def kernels_paths() -> list[str]: ...
 
@@ -275,10 +289,11 @@ def weights_were_written(parameters: list[Any], casts: list[Any]) -> None:
     """These casts hold their weights' new values."""
 
 def weights_set_packing(what: Literal["linear", "conv2d"], pack: Any, call: Any, plain: Any) -> None:
-    """The operators that pack a weight and compute with it, and torch's function untouched; Nones to switch it off."""
+    """The operators that pack a weight and compute with it, Nones where there are none, and torch's function untouched,
+    None to switch it off."""
 
-def weights_assume_that_packing_pays(answer: int) -> None:
-    """For tests: 1 or 0 instead of a measurement; -1 to measure."""
+def weights_assume_packing(what: Literal["library", "panels", "nothing", "measured"]) -> None:
+    """For tests: what weights are packed for, torch's library or our own kernels, instead of a measurement."""
 
 def weights_forget(weight: Any) -> None: ...
 def weights_statistics() -> dict[str, int]: ...

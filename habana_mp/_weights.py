@@ -43,8 +43,9 @@ class Weights:
         if self._handle is None:
             self._handle = register_optimizer_step_post_hook(_renew)
         operators = packing_operators() if packed else {}
-        for what in _PACKED:
-            _core.weights_set_packing(what, *operators.get(what, (None, None, None)))
+        for what, (_, _, function) in _PACKED.items():
+            plain = _core.untouched_twin(function) if packed else None
+            _core.weights_set_packing(what, *operators.get(what, (None, None)), plain)
         view = _core.untouched_twin(torch.ops.aten._unsafe_view.default._op)
         _core.weights_configure(on=True, view=view, whole=_whole, most_bytes=_NO_LIMIT if limit is None else limit)
 
@@ -61,19 +62,15 @@ def _whole(_: Any, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
     return gradients
 
 
-def packing_operators() -> dict[Literal["linear", "conv2d"], tuple[Any, Any, Any]]:
-    """Private operators of torch with which linear layers and convolutions run from packed weights; none where this
-    torch lacks them, or this CPU what they need."""
+def packing_operators() -> dict[Literal["linear", "conv2d"], tuple[Any, Any]]:
+    """Private operators of torch that pack weights of linear layers and convolutions, and that run from them; none where
+    this torch lacks them, or this CPU what they need."""
     try:
         if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             return {}
         return {
-            what: (
-                getattr(torch.ops.mkldnn, pack).default._op,
-                getattr(torch.ops.mkldnn, call).default._op,
-                _core.untouched_twin(plain),
-            )
-            for what, (pack, call, plain) in _PACKED.items()
+            what: (getattr(torch.ops.mkldnn, pack).default._op, getattr(torch.ops.mkldnn, call).default._op)
+            for what, (pack, call, _) in _PACKED.items()
         }
     except (AttributeError, RuntimeError):
         return {}

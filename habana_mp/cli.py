@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +18,6 @@ from habana_mp import _core, _policy, hmp, kernels
 from habana_mp import _operations as ops
 from habana_mp._lists import read_list
 from habana_mp._presets import Preset, presets
-from habana_mp._weights import packing_operators
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -106,28 +106,34 @@ def _doctor() -> int:
     print(f"devices       {', '.join(_devices())}")
     print(f"kernels       {kernels.path()} (of {', '.join(_core.kernels_paths())}); HABANA_MP_KERNELS forces one")
     status = 0
+    before = hmp.is_converted()
     try:
-        before = hmp.is_converted()
         if not before:
             hmp.convert()
         covered = _core.installed_count()
-        if not before:
-            hmp.restore()
         print(f"reader        {_core.reader()}; HABANA_MP_READER forces one of layout, dlpack, attribute")
         now = "converted" if before else "not converted"
         print(f"patched       nothing now ({now}); the default lists cover {covered} functions and methods of torch")
     except RuntimeError as error:
         print(f"patched       impossible here: {error}")
         status = 1
+    try:
+        _print_bf16()
+    finally:
+        if not before:
+            hmp.restore()
+    return status
+
+
+def _print_bf16() -> None:
     print("bf16          time of bf16 as a multiple of fp32's, below 1 is faster (best of 9):")
     for device in _devices():
         for size, rows in ((64, 1), (256, 1), (1024, 1), (1024, 64), (1024, 1024)):
-            plain, packed = _bf16_ratios(device, size, rows)
-            more = "" if packed is None else f"  packed {packed:6.2f}  {_verdict(packed)}"
+            plain, kept = _bf16_ratios(device, size, rows)
+            more = "" if kept is None else f"  by hmp {kept:6.2f}  {_verdict(kept)}"
             shape = f"linear {size}x{size},"
             print(f"  {device:<6} {shape:<17} batch {rows:<5} {plain:6.2f}  {_verdict(plain):<8}{more}")
     print("              where it is slower, hmp.convert(skip_slower=True) leaves inference in float32, shape by shape")
-    return status
 
 
 def _verdict(ratio: float) -> str:
@@ -145,30 +151,29 @@ def _devices() -> list[str]:
 
 
 def _bf16_ratios(device: str, size: int, rows: int) -> tuple[float, float | None]:
-    """A linear layer's time in bf16 over its time in fp32, weights in place: the best of interleaved rounds. And from a
-    packed weight, where there is such a thing."""
-    x, weight = torch.randn(rows, size, device=device), torch.randn(size, size, device=device)
-    lower, lower_weight = x.bfloat16(), weight.bfloat16()
+    """A linear layer's time in bf16 over its time in fp32, weights in place: the best of interleaved rounds. And while
+    converted, from a kept weight, where such weights are kept."""
+    x, weight = torch.randn(rows, size, device=device), torch.nn.Parameter(torch.randn(size, size, device=device))
+    lower, lower_weight = x.bfloat16(), weight.detach().bfloat16()
+    linear = torch.nn.functional.linear
     calls: dict[str, Callable[[], Any]] = {
-        "fp32": lambda: torch.nn.functional.linear(x, weight),
-        "bf16": lambda: torch.nn.functional.linear(lower, lower_weight),
+        "fp32": lambda: linear(x, weight),
+        "bf16": lambda: linear(lower, lower_weight),
     }
-    operators = packing_operators().get("linear") if device == "cpu" else None
-    if operators is not None:
-        pack, run, _ = operators
-        packed = pack(lower_weight, None)
-        calls["packed"] = lambda: run(lower, packed, None, "none", (), "")
+    if device == "cpu" and hmp.is_converted():
+        calls["kept"] = lambda: linear(lower, weight)
     times: dict[str, list[float]] = {name: [] for name in calls}
     repeat = max(5, (1 << 20) // (size * size))
-    with torch.no_grad(), hmp.disable_casts():
+    with torch.no_grad():
         for round_number in range(10):
             for name, call in calls.items():
-                begin = time.perf_counter()
-                for _ in range(repeat):
-                    call()
-                if device != "cpu":
-                    torch.accelerator.synchronize()
-                if round_number:  # the first round warms up
-                    times[name].append(time.perf_counter() - begin)
+                with nullcontext() if name == "kept" else hmp.disable_casts():
+                    begin = time.perf_counter()
+                    for _ in range(repeat):
+                        call()
+                    if device != "cpu":
+                        torch.accelerator.synchronize()
+                    if round_number:  # the first round warms up
+                        times[name].append(time.perf_counter() - begin)
     best = {name: min(seconds) for name, seconds in times.items()}
-    return best["bf16"] / best["fp32"], best["packed"] / best["fp32"] if "packed" in best else None
+    return best["bf16"] / best["fp32"], best["kept"] / best["fp32"] if "kept" in best else None

@@ -13,18 +13,31 @@ from torch import nn
 from habana_mp import _core, hmp
 from habana_mp._weights import packing_operators
 
+#: What linear layers can be packed for here: torch's CPU library, our own kernels.
+FOR_LINEAR = ["library"] * bool(packing_operators()) + ["panels"] * _core.kernels_can_multiply()
+
 pytestmark = [
-    pytest.mark.usefixtures("counted", "packing_pays"),
-    pytest.mark.skipif(not packing_operators(), reason="torch packs no bfloat16 weights on this CPU"),
+    pytest.mark.usefixtures("counted", "measured_again"),
+    pytest.mark.skipif(not FOR_LINEAR, reason="no bfloat16 weights are packed on this CPU"),
 ]
 
 
 @pytest.fixture
-def packing_pays() -> Iterator[None]:
-    """Whatever a measurement would say."""
-    _core.weights_assume_that_packing_pays(1)
+def measured_again() -> Iterator[None]:
     yield
-    _core.weights_assume_that_packing_pays(-1)
+    _core.weights_assume_packing("measured")
+
+
+@pytest.fixture(params=FOR_LINEAR)
+def form(request: pytest.FixtureRequest) -> str:
+    """What weights are packed for, whatever a measurement would say."""
+    _core.weights_assume_packing(request.param)
+    return str(request.param)
+
+
+@pytest.fixture
+def library() -> None:
+    _core.weights_assume_packing("library")
 
 
 def packed() -> int:
@@ -74,6 +87,7 @@ INPUTS: dict[str, Callable[[], torch.Tensor]] = {
 
 @pytest.mark.parametrize("name", INPUTS)
 @pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.usefixtures("form")
 def test_the_results_are_the_same_bits(name: str, bias: bool) -> None:
     layer = packed_layer(bias)
     with torch.no_grad():
@@ -87,6 +101,7 @@ def test_the_results_are_the_same_bits(name: str, bias: bool) -> None:
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.usefixtures("form")
 def test_it_serves_wherever_nothing_is_recorded(mode: Callable[[], Any]) -> None:
     layer = packed_layer()
     x = torch.randn(3, 144)
@@ -94,9 +109,11 @@ def test_it_serves_wherever_nothing_is_recorded(mode: Callable[[], Any]) -> None
         result = layer(x)
         assert torch.equal(result, by_hand(layer, x))
         assert not result.requires_grad
+        assert result.is_inference() is (mode is torch.inference_mode)
         assert packed() == 1
 
 
+@pytest.mark.usefixtures("form")
 def test_a_recorded_call_brings_the_plain_cast_back() -> None:
     layer = packed_layer()
     x = torch.randn(3, 144)
@@ -108,6 +125,7 @@ def test_a_recorded_call_brings_the_plain_cast_back() -> None:
     assert torch.equal(gradient, layer.weight.grad)
 
 
+@pytest.mark.usefixtures("form")
 def test_the_packed_weight_replaces_the_plain_cast() -> None:
     layer = packed_layer(bias=False)
     assert hmp.report(show=False).weights.weights == 1
@@ -128,6 +146,7 @@ WRITES: dict[str, Callable[[nn.Linear], object]] = {
 
 
 @pytest.mark.parametrize("name", WRITES)
+@pytest.mark.usefixtures("form")
 def test_a_changed_weight_is_packed_anew(name: str) -> None:
     layer = packed_layer()
     x = torch.randn(3, 144)
@@ -139,6 +158,7 @@ def test_a_changed_weight_is_packed_anew(name: str) -> None:
         assert not torch.equal(layer(x), before)
 
 
+@pytest.mark.usefixtures("form")
 def test_a_step_of_the_optimizer_is_seen() -> None:
     layer = packed_layer()
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
@@ -149,6 +169,7 @@ def test_a_step_of_the_optimizer_is_seen() -> None:
         assert torch.equal(layer(x), by_hand(layer, x))
 
 
+@pytest.mark.usefixtures("form")
 def test_a_wrong_call_raises_what_torch_raises() -> None:
     layer = packed_layer()
     with torch.no_grad():
@@ -158,8 +179,9 @@ def test_a_wrong_call_raises_what_torch_raises() -> None:
             F.linear(torch.randn(3, 144), layer.weight, layer.bias, 1)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("shape", [(16, 16), (100, 100)])
-def test_a_small_weight_is_not_packed(shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("form", "shape"), [("library", (100, 100)), ("panels", (16, 16)), ("panels", (145, 160))])
+def test_a_small_or_odd_weight_is_not_packed(form: Any, shape: tuple[int, int]) -> None:
+    _core.weights_assume_packing(form)
     hmp.convert()
     layer = nn.Linear(*shape)
     with torch.no_grad():
@@ -169,7 +191,7 @@ def test_a_small_weight_is_not_packed(shape: tuple[int, int]) -> None:
 
 
 def test_what_does_not_pay_is_not_packed() -> None:
-    _core.weights_assume_that_packing_pays(0)
+    _core.weights_assume_packing("nothing")
     hmp.convert()
     layer = nn.Linear(144, 160)
     x = torch.randn(2, 144)
@@ -177,15 +199,57 @@ def test_what_does_not_pay_is_not_packed() -> None:
     assert packed() == 0
 
 
-def test_a_measurement_decides() -> None:
-    _core.weights_assume_that_packing_pays(-1)
+SHAPES = [(64, 64), (30, 94), (130, 768), (768, 512), (100, 1026), (64, 3000), (1, 2048), (2100, 2048)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_whatever_a_measurement_decides_the_bits_are_the_same(shape: tuple[int, int], bias: bool, threads: int) -> None:
+    torch.manual_seed(0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
     hmp.convert()
-    layer = nn.Linear(512, 768)
-    x = torch.randn(1, 512)
-    assert_calls_are_right(layer, x)
-    assert packed() in (0, 1)
+    try:
+        layer = nn.Linear(shape[1], shape[0], bias=bias)
+        with torch.no_grad():
+            for rows in (1, 1, 1, 1, 1, 1, 2, 3, 1, 7, 64, 1, 133):
+                for x in (
+                    torch.randn(rows, shape[1]),
+                    torch.randn(2, rows, shape[1]),
+                    torch.full((rows, shape[1]), 1e-39),
+                ):
+                    assert torch.equal(layer(x), by_hand(layer, x))
+    finally:
+        torch.set_num_threads(before)
 
 
+@pytest.mark.skipif("panels" not in FOR_LINEAR, reason="no kernels of ours for this CPU")
+def test_a_call_that_the_panels_cannot_answer_is_answered_otherwise() -> None:
+    _core.weights_assume_packing("panels")
+    layer = packed_layer()
+    with torch.no_grad():
+        for x in (torch.randn(144), torch.randn([1] * 8 + [144]), torch.randn(0, 144), torch.randn(3, 144)):
+            for _ in range(6):
+                assert torch.equal(layer(x), by_hand(layer, x))
+    assert packed() == 1
+
+
+@pytest.mark.skipif("panels" not in FOR_LINEAR, reason="no kernels of ours for this CPU")
+def test_a_result_is_a_tensor_like_any_of_torch() -> None:
+    _core.weights_assume_packing("panels")
+    layer = packed_layer()
+    with torch.no_grad():
+        result = layer(torch.randn(3, 144))
+        assert type(result) is torch.Tensor
+        assert result.untyped_storage().resizable()
+        assert result._version == 0
+        result.resize_(10, 160)
+    weight = nn.Parameter(layer(torch.randn(3, 144)).detach())
+    assert weight.is_leaf
+
+
+@pytest.mark.usefixtures("form")
 def test_switched_off_nothing_is_packed() -> None:
     hmp.convert(packed_weights=False)
     layer = nn.Linear(144, 160)
@@ -195,6 +259,7 @@ def test_switched_off_nothing_is_packed() -> None:
     assert packed() == 0
 
 
+@pytest.mark.usefixtures("form")
 def test_float16_is_not_packed() -> None:
     hmp.convert(dtype=torch.float16)
     layer = nn.Linear(144, 160)
@@ -204,6 +269,7 @@ def test_float16_is_not_packed() -> None:
     assert packed() == 0
 
 
+@pytest.mark.usefixtures("form")
 def test_a_packed_model_can_be_saved_copied_and_traced(tmp_path: Any) -> None:
     layer = packed_layer()
     x = torch.randn(3, 144)
@@ -240,6 +306,7 @@ def convolved_by_hand(layer: nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 @pytest.mark.parametrize("weight_order", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.usefixtures("library")
 def test_a_convolution_in_channels_last_order_gives_the_same_bits(name: str, weight_order: torch.memory_format) -> None:
     layer = convolution(**CONVOLUTIONS[name])
     layer.to(memory_format=weight_order)
@@ -269,6 +336,7 @@ POINTS = {"kernel_size": 1, "bias": False}
 
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.usefixtures("library")
 def test_a_convolution_in_channels_first_order_gives_the_same_bits(name: str, mode: Callable[[], Any]) -> None:
     layer = convolution(**CONVOLUTIONS[name])
     hmp.convert()
@@ -281,6 +349,7 @@ def test_a_convolution_in_channels_first_order_gives_the_same_bits(name: str, mo
             assert result.is_inference() is (mode is torch.inference_mode)
 
 
+@pytest.mark.usefixtures("library")
 def test_a_convolution_in_channels_first_order_is_packed_where_the_bits_are_the_same() -> None:
     layer = convolution(**POINTS)
     hmp.convert()
@@ -297,6 +366,7 @@ def test_a_convolution_in_channels_first_order_is_packed_where_the_bits_are_the_
     assert packed() == 1
 
 
+@pytest.mark.usefixtures("library")
 def test_a_packed_convolution_serves_the_sizes_and_threads_for_which_its_bits_were_compared() -> None:
     layer = convolution(**POINTS)
     hmp.convert()
@@ -316,6 +386,7 @@ def test_a_packed_convolution_serves_the_sizes_and_threads_for_which_its_bits_we
         torch.set_num_threads(threads)
 
 
+@pytest.mark.usefixtures("library")
 def test_images_of_ever_new_sizes_are_not_compared_for_ever() -> None:
     layer = convolution(**POINTS)
     hmp.convert()
@@ -328,6 +399,7 @@ def test_images_of_ever_new_sizes_are_not_compared_for_ever() -> None:
     assert packed() == 0
 
 
+@pytest.mark.usefixtures("library")
 def test_too_few_results_prove_nothing() -> None:
     layer = convolution(**POINTS)
     hmp.convert()
@@ -335,6 +407,7 @@ def test_too_few_results_prove_nothing() -> None:
     assert packed() == 0
 
 
+@pytest.mark.usefixtures("library")
 def test_a_channels_last_weight_decides_the_order_of_the_result() -> None:
     layer = convolution(**CONVOLUTIONS["plain"]).to(memory_format=torch.channels_last)
     hmp.convert()
@@ -345,6 +418,7 @@ def test_a_channels_last_weight_decides_the_order_of_the_result() -> None:
 
 
 @pytest.mark.parametrize("order", ["few", "no batch", "one pixel"])
+@pytest.mark.usefixtures("library")
 def test_a_convolution_in_another_order_is_not_packed(order: str) -> None:
     layer = convolution()
     shapes = {"few": (2, 128, 9, 9), "no batch": (128, 9, 9), "one pixel": (2, 128, 1, 1)}
@@ -359,6 +433,7 @@ def test_a_convolution_in_another_order_is_not_packed(order: str) -> None:
     assert packed() == 0
 
 
+@pytest.mark.usefixtures("library")
 def test_a_weight_that_two_convolutions_share_serves_both() -> None:
     one, other = convolution(), convolution(padding=1)
     other.weight, other.bias = one.weight, one.bias

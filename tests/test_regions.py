@@ -727,10 +727,11 @@ def test_kept_casts_follow_their_weight_through_regions_of_both_precisions() -> 
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
-def test_layers_run_from_packed_weights_in_a_region(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("form", ["library", "panels"])
+def test_layers_run_from_packed_weights_in_a_region(dtype: torch.dtype, form: Any) -> None:
     torch.manual_seed(0)
     layer, x = torch.nn.Linear(144, 160), torch.randn(2, 144)
-    _core.weights_assume_that_packing_pays(1)
+    _core.weights_assume_packing(form)
     try:
         with torch.no_grad():
             for _ in range(10):
@@ -738,7 +739,7 @@ def test_layers_run_from_packed_weights_in_a_region(dtype: torch.dtype) -> None:
                     result = layer(x)
                 assert torch.equal(result, F.linear(x.to(dtype), layer.weight.to(dtype), layer.bias.to(dtype)))
     finally:
-        _core.weights_assume_that_packing_pays(-1)
+        _core.weights_assume_packing("measured")
 
 
 def test_transforms_of_torch_func_go_through_a_region() -> None:

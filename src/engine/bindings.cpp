@@ -16,7 +16,8 @@
 #include "tensor/casts_inside.hpp"
 #include "tensor/inside.hpp"
 #include "tensor/torch_api.hpp"
-#include "tensor/unsafe_view.hpp"
+#include "tensor/aten.hpp"
+#include "tensor/team.hpp"
 
 namespace py = pybind11;
 
@@ -269,8 +270,9 @@ void register_engine(py::module_& module) {
     or_throw(engine::bind_flag());
     engine::bind_excluded();
     tensor::bind_inside();
-    tensor::bind_unsafe_view();
+    tensor::bind_aten();
     tensor::bind_casts_inside();
+    tensor::bind_team();
     bound = true;
   });
   module.def(

@@ -6,6 +6,7 @@
 
 #include "engine/measured.hpp"
 #include "engine/region.hpp"
+#include "errors.hpp"
 #include "log/log.hpp"
 #include "stopwatch.hpp"
 #include "tensor/buffers.hpp"
@@ -616,7 +617,7 @@ PyObject* answer_from_packed(const Rule& rule, const Arguments& arguments, const
   if (call.input != nullptr) let_go(call.input, input_for_now);
   if (call.bias != nullptr) let_go(call.bias, bias_for_now);
   if (result == nullptr) {
-    if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_Exception) != 0) PyErr_Clear();
+    drop_error();
     return nullptr;
   }
   ++made.casts;
@@ -691,7 +692,7 @@ Verdict measure(Target& target, const Rule& rule, const Arguments& arguments, co
     const double other = one < 0 ? -1.0 : time_of([&] { return call_original(target, arguments); });
     if (other < 0) {
       // The ordinary call will say what is wrong.
-      if (PyErr_ExceptionMatches(PyExc_Exception) != 0) PyErr_Clear();
+      drop_error();
       return Verdict::lower;
     }
     lowered_time = std::min(lowered_time, one);

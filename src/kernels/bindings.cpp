@@ -17,6 +17,7 @@
 #include "gil.hpp"
 #include "kernels/cast.hpp"
 #include "kernels/dispatch.hpp"
+#include "kernels/product.hpp"
 
 namespace py = pybind11;
 
@@ -420,6 +421,45 @@ std::vector<std::string> kernels_paths() {
   return names;
 }
 
+using Bits = py::array_t<std::uint16_t, py::array::c_style>;
+
+// What a product takes of these, or an error: for tests, whose mistakes must not write anywhere.
+void check(bool right, const char* what) {
+  if (!right) throw py::value_error(what);
+}
+
+Bits kernels_arrange(const Bits& weight, unsigned threads) {
+  check(kernels::can_multiply(), "this processor has no such kernels");
+  check(weight.ndim() == 2 && weight.shape(1) % 2 == 0, "`weight` must have two dimensions, the second even");
+  Bits arranged(weight.size());
+  kernels::arrange(weight.data(), static_cast<std::size_t>(weight.shape(0)), static_cast<std::size_t>(weight.shape(1)),
+                   arranged.mutable_data(), threads);
+  return arranged;
+}
+
+void kernels_multiply(const py::array_t<std::uint16_t>& input, const Bits& arranged, const std::optional<Bits>& bias,
+                      Bits result, std::size_t block, unsigned threads) {
+  check(kernels::can_multiply(), "this processor has no such kernels");
+  check(input.ndim() == 2 && input.strides(1) == 2 && input.strides(0) >= 2 * input.shape(1),
+        "`input` must have two dimensions and rows that lie one after the other");
+  check(result.ndim() == 2 && result.shape(0) == input.shape(0), "`result` must have as many rows as `input`");
+  check(input.shape(1) % 2 == 0 && block % 2 == 0 && block != 0, "rows and `block` must be of even length");
+  check(arranged.size() == input.shape(1) * result.shape(1), "`arranged` must be for input and result");
+  check(!bias || bias->size() == result.shape(1), "`bias` must be as long as a row of `result`");
+  const kernels::Product product{
+      .input = input.data(),
+      .input_step = static_cast<std::size_t>(input.strides(0) / 2),
+      .rows = static_cast<std::size_t>(input.shape(0)),
+      .inner = static_cast<std::size_t>(input.shape(1)),
+      .block = block,
+      .weight = arranged.data(),
+      .outer = static_cast<std::size_t>(result.shape(1)),
+      .bias = bias ? bias->data() : nullptr,
+      .result = result.mutable_data(),
+  };
+  without_gil([&] { kernels::multiply(product, threads); });
+}
+
 }  // namespace
 
 void register_kernels(py::module_& module) {
@@ -439,6 +479,10 @@ void register_kernels(py::module_& module) {
   module.def("kernels_cast_stochastically", &kernels_cast_stochastically, py::arg("array"), py::arg("dtype"),
              py::arg("seed"), py::arg("out") = py::none(), py::arg("threads") = py::none(),
              py::arg("path") = py::none(), "Casts float32 to bfloat16, rounding up or down, the likelier the nearer.");
+  module.def("kernels_can_multiply", &kernels::can_multiply);
+  module.def("kernels_arrange", &kernels_arrange, py::arg("weight"), py::arg("threads"));
+  module.def("kernels_multiply", &kernels_multiply, py::arg("input"), py::arg("arranged"), py::arg("bias"),
+             py::arg("result").noconvert(), py::arg("block"), py::arg("threads"));
   module.def("kernels_path", &kernels::path, "The instruction set that was chosen.");
   module.def("kernels_paths", &kernels_paths, "The instruction sets that this processor can run, the plainest first.");
 }

@@ -129,6 +129,7 @@ const Table avx2_table = {
      {run<F16ToF32>, run<F16ToBf16>, nullptr}},
     round_stochastically,
     &avx2_steps,
+    nullptr,
 };
 
 }  // namespace habana_mp::kernels

@@ -18,6 +18,7 @@ const Table avx512_table = {
      {run<F16ToF32, Integers>, run<F16ToBf16, Integers>, nullptr}},
     round_stochastically,
     &avx512_steps,
+    nullptr,
 };
 
 }  // namespace habana_mp::kernels

@@ -31,6 +31,7 @@ const Table avx512_bf16_table = {
      {run<F16ToF32, Instruction>, run<F16ToBf16, Instruction>, nullptr}},
     round_stochastically,
     &avx512_steps,
+    &avx512_bf16_products,
 };
 
 }  // namespace habana_mp::kernels

@@ -17,6 +17,7 @@ const Table neon_table = {
      {run<F16ToF32, Integers>, run<F16ToBf16, Integers>, nullptr}},
     round_stochastically,
     &scalar_steps,
+    nullptr,
 };
 
 }  // namespace habana_mp::kernels

@@ -18,6 +18,7 @@ const Table neon_bf16_table = {
      {run<F16ToF32, Instruction>, run<F16ToBf16, Instruction>, nullptr}},
     round_stochastically,
     &scalar_steps,
+    nullptr,
 };
 
 }  // namespace habana_mp::kernels

@@ -20,6 +20,7 @@ const Table scalar_table = {
      {run<F16ToF32>, run<F16ToBf16>, nullptr}},
     round_stochastically,
     &scalar_steps,
+    nullptr,
 };
 
 }  // namespace habana_mp::kernels

@@ -7,6 +7,7 @@ target_sources(_core PRIVATE
   "${_kernels}/cast_scalar.cpp"
   "${_kernels}/dispatch.cpp"
   "${_kernels}/job.cpp"
+  "${_kernels}/product.cpp"
   "${_kernels}/step.cpp"
   "${_kernels}/step_scalar.cpp"
   "${_kernels}/threads.cpp"
@@ -21,13 +22,15 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
     "${_kernels}/cast_avx2.cpp"
     "${_kernels}/cast_avx512.cpp"
     "${_kernels}/cast_avx512bf16.cpp"
+    "${_kernels}/product_avx512bf16.cpp"
     "${_kernels}/step_avx2.cpp"
     "${_kernels}/step_avx512.cpp"
   )
   set(_avx512 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mprefer-vector-width=512)
   set_source_files_properties("${_kernels}/cast_avx2.cpp" PROPERTIES COMPILE_OPTIONS "-mavx2;-mf16c")
   set_source_files_properties("${_kernels}/cast_avx512.cpp" PROPERTIES COMPILE_OPTIONS "${_avx512}")
-  set_source_files_properties("${_kernels}/cast_avx512bf16.cpp" PROPERTIES COMPILE_OPTIONS "${_avx512};-mavx512bf16")
+  set_source_files_properties("${_kernels}/cast_avx512bf16.cpp" "${_kernels}/product_avx512bf16.cpp"
+    PROPERTIES COMPILE_OPTIONS "${_avx512};-mavx512bf16")
   set_source_files_properties("${_kernels}/step_avx2.cpp" PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;${_step}")
   set_source_files_properties("${_kernels}/step_avx512.cpp" PROPERTIES COMPILE_OPTIONS "${_avx512};${_step}")
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/product_table.hpp"
 #include "kernels/step_table.hpp"
 
 namespace habana_mp::kernels {
@@ -23,6 +24,7 @@ struct Table {
   Kernel convert[3][3];  // [from][to], in the order of Float; the diagonal is empty: a copy needs no kernel
   StochasticKernel stochastic;
   const StepKernels* steps;
+  const ProductKernels* products;  // null where there are none
 };
 
 extern const Table scalar_table;

@@ -53,38 +53,62 @@ bool watch(const std::atomic<T>& value, T old) {
 
 // A thread's own stretch of the loop; those who are done with theirs help with the others'.
 struct alignas(64) Share {
-  std::atomic<std::size_t> next{0};
-  std::size_t end = 0;
+  std::atomic<std::size_t> next;
+  std::size_t end;
+};
+
+class Loop {
+ public:
+  Loop(std::size_t count, std::size_t piece, unsigned threads, Body body, const void* context)
+      : count_(count), piece_(piece), threads_(threads), body_(body), context_(context) {
+    const std::size_t pieces = (count + piece - 1) / piece;
+    for (unsigned i = 0; i < threads; ++i) {
+      shares_[i].next.store(pieces * i / threads, std::memory_order_relaxed);
+      shares_[i].end = pieces * (i + 1) / threads;
+    }
+  }
+
+  [[nodiscard]] unsigned threads() const { return threads_; }
+
+  // To be called by each of the threads; whatever some of them do not come to, the others do.
+  void work(unsigned id) {
+    for (unsigned i = 0; i < threads_; ++i) {
+      Share& share = shares_[(id + i) % threads_];
+      while (share.next.load(std::memory_order_relaxed) < share.end) {
+        const std::size_t at = share.next.fetch_add(1, std::memory_order_relaxed);
+        if (at < share.end) {
+          body_(context_, at * piece_, std::min(count_, (at + 1) * piece_));
+        }
+      }
+    }
+  }
+
+ private:
+  std::size_t count_;
+  std::size_t piece_;
+  unsigned threads_;
+  Body body_;
+  const void* context_;
+  std::array<Share, most_threads> shares_;
 };
 
 class Pool {
  public:
   // False when the pool is not to be had: then nothing was done.
-  bool run(std::size_t count, std::size_t piece, unsigned threads, Body body, const void* context) {
+  bool run(Loop& loop) {
     const std::unique_lock<std::mutex> job(job_, std::try_to_lock);
     if (!job.owns_lock() || stopped_.load(std::memory_order_relaxed)) {
       return false;
     }
-    const unsigned helpers = start(threads - 1);
+    const unsigned helpers = start(loop.threads() - 1);
     if (helpers == 0) {
       return false;
     }
-
-    shares_used_ = helpers + 1;
-    const std::size_t pieces = (count + piece - 1) / piece;
-    for (unsigned i = 0; i < shares_used_; ++i) {
-      shares_[i].next.store(pieces * i / shares_used_, std::memory_order_relaxed);
-      shares_[i].end = pieces * (i + 1) / shares_used_;
-    }
-    count_ = count;
-    piece_ = piece;
-    body_ = body;
-    context_ = context;
-
+    loop_ = &loop;
     finished_.store(0, std::memory_order_relaxed);
     seats_.store(helpers, std::memory_order_release);
     call();
-    work(0);
+    loop.work(0);
 
     // No one can join any more: what is left is to wait for those who did.
     const unsigned joined = helpers - seats_.exchange(0, std::memory_order_acq_rel);
@@ -145,7 +169,7 @@ class Pool {
         return;
       }
       if (take_seat()) {
-        work(id);
+        loop_->work(id);
         finished_.fetch_add(1, std::memory_order_release);
         finished_.notify_one();
       }
@@ -163,28 +187,11 @@ class Pool {
     return false;
   }
 
-  void work(unsigned id) {
-    for (unsigned i = 0; i < shares_used_; ++i) {
-      Share& share = shares_[(id + i) % shares_used_];
-      while (share.next.load(std::memory_order_relaxed) < share.end) {
-        const std::size_t at = share.next.fetch_add(1, std::memory_order_relaxed);
-        if (at < share.end) {
-          body_(context_, at * piece_, std::min(count_, (at + 1) * piece_));
-        }
-      }
-    }
-  }
-
   std::mutex job_;
   std::vector<std::thread> threads_;
   std::atomic<bool> stopped_{false};
 
-  std::size_t count_ = 0;
-  std::size_t piece_ = 0;
-  Body body_ = nullptr;
-  const void* context_ = nullptr;
-  unsigned shares_used_ = 0;
-  std::array<Share, most_threads> shares_;
+  Loop* loop_ = nullptr;
 
   alignas(64) std::atomic<std::uint32_t> calls_{0};
   alignas(64) std::atomic<unsigned> seats_{0};
@@ -194,9 +201,16 @@ class Pool {
 // Never deleted: a thread that outlives the program's end may still look at it.
 std::atomic<Pool*> current{nullptr};
 
+// Set once. Never taken away but by a fork.
+Team team_in_use{};
+std::atomic<bool> has_team{false};
+
 // After fork the child has none of the threads, and another thread may have held the lock: the child starts afresh. No
 // lock guards the pool's making, for the same reason.
-void forget() { current.store(nullptr, std::memory_order_relaxed); }
+void forget() {
+  current.store(nullptr, std::memory_order_relaxed);
+  has_team.store(false, std::memory_order_relaxed);
+}
 
 struct StopAtExit {
   ~StopAtExit() {
@@ -225,12 +239,34 @@ const StopAtExit stop_at_exit{};
 
 }  // namespace
 
+void use_team(const Team& team) noexcept {
+  if (has_team.load(std::memory_order_acquire) || fork_handler != 0) return;
+  team_in_use = team;
+  has_team.store(true, std::memory_order_release);
+}
+
 void parallel_for(std::size_t count, std::size_t grain, unsigned threads, Body body, const void* context) noexcept {
   const std::size_t pieces = (count + grain - 1) / grain;
   const auto used = static_cast<unsigned>(std::min<std::size_t>({threads, pieces, most_threads}));
-  // without the handler a child would wait for threads that it does not have
-  Pool* const ready = used > 1 && fork_handler == 0 ? pool() : nullptr;
-  if (ready == nullptr || !ready->run(count, grain, used, body, context)) {
+  if (used <= 1) {
+    body(context, 0, count);
+    return;
+  }
+  Loop loop(count, grain, used, body, context);
+  if (has_team.load(std::memory_order_acquire) && static_cast<int>(used) <= team_in_use.size()) {
+    // All of its threads, as in any loop of the library it belongs to: a smaller team would end the others.
+    team_in_use.run(
+        [](void* shared) {
+          Loop& work = *static_cast<Loop*>(shared);
+          const auto place = static_cast<unsigned>(team_in_use.place());
+          if (place < work.threads()) work.work(place);
+        },
+        &loop, 0, 0);
+    return;
+  }
+  // Without the handler a child would wait for threads that it does not have.
+  Pool* const ready = fork_handler == 0 ? pool() : nullptr;
+  if (ready == nullptr || !ready->run(loop)) {
     body(context, 0, count);
   }
 }

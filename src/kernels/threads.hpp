@@ -1,4 +1,4 @@
-// A persistent pool of threads for loops over memory.
+// Threads for loops over memory: another library's where it has some at hand, else a persistent pool.
 #pragma once
 
 #include <cstddef>
@@ -6,6 +6,17 @@
 namespace habana_mp::kernels {
 
 using Body = void (*)(const void* context, std::size_t begin, std::size_t end) noexcept;
+
+// OpenMP's threads, by the functions of its runtime. While they wait for their next loop they keep their processors
+// busy: beside a library that uses them threads of our own would have to wait for them.
+struct Team {
+  void (*run)(void (*member)(void*), void* context, unsigned threads, unsigned flags);  // GOMP_parallel
+  int (*place)();                                                                       // omp_get_thread_num
+  int (*size)();                                                                        // omp_get_max_threads
+};
+// Loops on as many threads as it has, or fewer, are the team's from now on. Not in a forked child, which has none of
+// its threads.
+void use_team(const Team& team) noexcept;
 
 // Calls `body` over [0, count), in pieces of a multiple of `grain` elements (the last one may be shorter), on at most
 // `threads` threads, the calling one included. Which thread takes which piece is the same from call to call as far as

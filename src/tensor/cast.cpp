@@ -44,7 +44,9 @@ struct Symbols {
   const void* const* (*tracing_state)() = nullptr;   // const std::shared_ptr<TracingState>& getTracingState()
   bool (*is_grad_enabled)() = nullptr;               // c10::GradMode::is_enabled()
   bool (*is_key_included)(std::uint16_t) = nullptr;  // c10::impl::tls_is_dispatch_key_included(c10::DispatchKey)
+  bool (*requires_grad)(const void*) = nullptr;      // c10::TensorImpl::requires_grad() const
   bool (*function_mode_enabled)() = nullptr;         // at::impl::torch_function_mode_enabled()
+  int (*get_num_threads)() = nullptr;                // at::get_num_threads()
 
   Symbols() {
     if (void* c10 = dlopen("libc10.so", RTLD_NOLOAD | RTLD_LAZY)) {
@@ -53,10 +55,12 @@ struct Symbols {
       is_grad_enabled = reinterpret_cast<bool (*)()>(dlsym(c10, "_ZN3c108GradMode10is_enabledEv"));
       is_key_included = reinterpret_cast<bool (*)(std::uint16_t)>(
           dlsym(c10, "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE"));
+      requires_grad = reinterpret_cast<bool (*)(const void*)>(dlsym(c10, "_ZNK3c1010TensorImpl13requires_gradEv"));
     }
     if (void* cpu = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY)) {
       tracing_state = reinterpret_cast<const void* const* (*)()>(dlsym(cpu, "_ZN5torch3jit6tracer15getTracingStateEv"));
       function_mode_enabled = reinterpret_cast<bool (*)()>(dlsym(cpu, "_ZN2at4impl27torch_function_mode_enabledEv"));
+      get_num_threads = reinterpret_cast<int (*)()>(dlsym(cpu, "_ZN2at15get_num_threadsEv"));
     }
   }
 };
@@ -80,7 +84,9 @@ bool is_true(PyObject* answer, bool when_failed) {
 bool in_forward_ad() {
   // torch.autograd.forward_ad keeps its level in a global of the module: -1 outside of every level.
   static PyObject* const name = PyUnicode_InternFromString("_current_level");
+  static PyObject* const outside = PyLong_FromLong(-1);  // as a rule the only object with this value
   PyObject* level = PyDict_GetItemWithError(api.forward_ad_namespace, name);
+  if (level == outside) return false;
   if (level == nullptr) {
     PyErr_Clear();
     return true;
@@ -157,6 +163,8 @@ bool grad_is_enabled() noexcept {
 }
 
 unsigned torch_threads() noexcept {
+  const Symbols& known = symbols();
+  if (known.get_num_threads != nullptr) return static_cast<unsigned>(std::max(1, known.get_num_threads()));
   PyObject* answer = PyObject_CallNoArgs(api.get_num_threads);
   const long threads = answer == nullptr ? 1 : PyLong_AsLong(answer);
   Py_XDECREF(answer);
@@ -236,6 +244,9 @@ PyObject* cast_saturated(PyObject* tensor, Kind from, Kind to, CastResult& seen)
 }
 
 bool requires_grad(PyObject* tensor) noexcept {
+  const auto known = symbols().requires_grad;
+  const char* implementation = known != nullptr && way == Way::layout ? detail::implementation_of(tensor) : nullptr;
+  if (implementation != nullptr) return known(implementation);
   return is_true(api.get_requires_grad->get(tensor, api.get_requires_grad->closure), true);
 }
 

@@ -83,7 +83,8 @@ bool can_be_cast_inside(PyObject* tensor) noexcept {
 CastsInside::CastsInside(Kind to) noexcept
     : cache_before_(functions.is_cache_enabled()), dtype_before_(functions.get_dtype(cpu)) {
   const ScalarType wanted = to == Kind::bf16 ? bfloat16 : half;
-  if (dtype_before_ != wanted) functions.set_dtype(cpu, wanted);
+  dtype_changed_ = dtype_before_ != wanted;
+  if (dtype_changed_) functions.set_dtype(cpu, wanted);
   // Its cache would keep the cast of an input that is a leaf, whatever happens to the leaf.
   if (cache_before_) functions.set_cache_enabled(false);
   functions.set_enabled(cpu, true);
@@ -92,7 +93,7 @@ CastsInside::CastsInside(Kind to) noexcept
 CastsInside::~CastsInside() {
   functions.set_enabled(cpu, false);
   if (cache_before_) functions.set_cache_enabled(true);
-  if (functions.get_dtype(cpu) != dtype_before_) functions.set_dtype(cpu, dtype_before_);
+  if (dtype_changed_) functions.set_dtype(cpu, dtype_before_);
 }
 
 }  // namespace habana_mp::tensor

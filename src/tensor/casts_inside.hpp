@@ -26,6 +26,7 @@ class CastsInside {
  private:
   bool cache_before_;
   std::int8_t dtype_before_;
+  bool dtype_changed_;
 };
 
 }  // namespace habana_mp::tensor

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "errors.hpp"
 #include "gil.hpp"
 #include "kernels/cast.hpp"
 #include "tensor/buffers.hpp"
@@ -53,10 +54,6 @@ PyObject* make_channels_last(PyObject* images, Kind kind, const DLTensor& wanted
   return made;
 }
 
-void clear_error() {
-  if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_Exception) != 0) PyErr_Clear();
-}
-
 }  // namespace
 
 bool is_channels_last(PyObject* tensor) noexcept {
@@ -83,7 +80,7 @@ PyObject* channels_last_for_now(PyObject* images, Kind kind) {
   wanted.strides = strides.data();
   PyObject* made = borrow_buffer(wanted, kind);
   if (made == nullptr) made = make_channels_last(images, kind, wanted);  // others may run
-  clear_error();
+  drop_error();
   if (made == nullptr) return nullptr;
   if (!are_images(images, view) || !std::equal(sizes.begin(), sizes.end(), view.shape) || view.strides == nullptr) {
     give_back(made);

@@ -1,4 +1,5 @@
 target_sources(_core PRIVATE
+  src/tensor/aten.cpp
   src/tensor/buffers.cpp
   src/tensor/cast.cpp
   src/tensor/casts_inside.cpp
@@ -6,6 +7,6 @@ target_sources(_core PRIVATE
   src/tensor/image_order.cpp
   src/tensor/inside.cpp
   src/tensor/reader.cpp
+  src/tensor/team.cpp
   src/tensor/torch_api.cpp
-  src/tensor/unsafe_view.cpp
 )

@@ -68,7 +68,12 @@ void register_weights(py::module_& module) {
                weights::set_packing(what == "linear" ? weights::Packs::linear : weights::Packs::conv2d,
                                     {or_null(pack), or_null(call), or_null(plain)});
              });
-  module.def("weights_assume_that_packing_pays", &weights::assume_that_packing_pays);
+  module.def("weights_assume_packing", [](const std::string& what) {
+    weights::assume_packing(what == "nothing"   ? weights::Assumed::nothing
+                            : what == "library" ? weights::Assumed::library
+                            : what == "panels"  ? weights::Assumed::panels
+                                                : weights::Assumed::measured);
+  });
   module.def("weights_statistics", &statistics);
   module.def("weights_reset_statistics", &weights::reset_statistics);
 }

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "gil.hpp"
-#include "tensor/unsafe_view.hpp"
+#include "tensor/aten.hpp"
 #include "weights/entry.hpp"
 
 namespace habana_mp::weights {
@@ -386,7 +386,7 @@ void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexce
       const bool is_fresh = std::exchange(entry->is_fresh, false) && may_be_fresh && is_unchanged(*entry, weight);
       if (entry->cast == nullptr || entry->trust == Trust::open || is_fresh) continue;
       entry->trust = Trust::changed;
-      if (entry->busy || entry->form == Form::packed) continue;
+      if (entry->busy || entry->form != Form::plain) continue;
       HeldMemory memory(weight);  // others may run meanwhile
       Sight now = tensor::look_at(weight);
       --now.owners;

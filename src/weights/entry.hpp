@@ -35,6 +35,7 @@ enum class Trust : std::uint8_t {
 enum class Form : std::uint8_t {
   plain,   // a tensor like the weight
   packed,  // in the layout of the CPU's library, where nothing is recorded
+  panels,  // in that of our own kernels, where nothing is recorded either
 };
 
 struct Entry {
@@ -124,7 +125,7 @@ inline void Entry::hold(PyObject* made, PyObject* its_holder, Form its_form) {
   form = its_form;
   counts.bytes += bytes();
   ++counts.weights;
-  if (form == Form::packed) ++counts.packed;
+  if (form != Form::plain) ++counts.packed;
 }
 
 inline void Entry::drop() {
@@ -132,7 +133,7 @@ inline void Entry::drop() {
   if (cast == nullptr) return;
   counts.bytes -= bytes();
   --counts.weights;
-  if (form == Form::packed) --counts.packed;
+  if (form != Form::plain) --counts.packed;
   Py_XDECREF(std::exchange(holder, nullptr));
   Py_CLEAR(cast);
 }

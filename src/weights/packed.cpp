@@ -2,22 +2,22 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
+#include <optional>
 #include <utility>
 
+#include "errors.hpp"
 #include "stopwatch.hpp"
-#include "tensor/buffers.hpp"
 #include "tensor/image_order.hpp"
 #include "weights/entry.hpp"
+#include "weights/library.hpp"
+#include "weights/panels.hpp"
+#include "weights/probe.hpp"
 
 namespace habana_mp::weights {
 
 namespace {
 
-std::array<PackingOperators, packs_count> operators;
-int assumed = -1;
-
-const PackingOperators& operators_of(Packs what) { return operators[static_cast<std::size_t>(what)]; }
+Assumed assumed = Assumed::measured;
 
 // A weight is packed after so many uses in a row without a gradient and without a change.
 constexpr std::uint32_t quiet_enough = 4;
@@ -25,7 +25,6 @@ constexpr std::uint32_t quiet_enough = 4;
 constexpr std::int64_t worth_packing = 1 << 14;
 // The packed call must be faster by this factor when it is measured.
 constexpr double clearly = 1.1;
-constexpr Py_ssize_t conv_options = 4;
 // A form with another order is tried for so many kinds of calls at most: images may be of ever new sizes.
 constexpr std::uint32_t most_probed = 8;
 
@@ -67,116 +66,40 @@ Verdict verdict_on(PyObject* one_case) {
   return known == Py_True ? Verdict::pays : Verdict::does_not;
 }
 
-// Null, without an exception, where the operator was taken away meanwhile.
-PyObject* call_operator(PyObject* one, PyObject* const* values, std::size_t count) {
-  if (one == nullptr) return nullptr;
-  Py_INCREF(one);
-  PyObject* result = PyObject_Vectorcall(one, values, count, nullptr);
-  Py_DECREF(one);
-  return result;
-}
-
-PyObject* call_plain(const PackedCall& call, PyObject* weight) {
-  PyObject* values[3 + conv_options] = {call.input, weight, call.bias};
-  std::size_t count = 3;
-  if (call.what == Packs::conv2d) {
-    for (Py_ssize_t i = 0; i < conv_options; ++i) values[count++] = call.options[i];
-  }
-  return call_operator(operators_of(call.what).plain, values, count);
-}
-
-PyObject* call_packed_as_it_lies(const PackedCall& call, PyObject* packed) {
-  static PyObject* const none = PyUnicode_InternFromString("none");
-  static PyObject* const no_scalars = PyTuple_New(0);
-  static PyObject* const no_algorithm = PyUnicode_InternFromString("");
-  PyObject* values[6 + conv_options] = {call.input, packed, call.bias};
-  std::size_t count = 3;
-  if (call.what == Packs::conv2d) {
-    for (const std::size_t i : {1U, 0U, 2U, 3U}) values[count++] = call.options[i];  // padding comes first here
-  }
-  values[count++] = none;
-  values[count++] = no_scalars;
-  values[count++] = no_algorithm;
-  return call_operator(operators_of(call.what).call, values, count);
-}
-
-PyObject* call_packed(const PackedCall& call, PyObject* packed) {
-  if (!call.reorders) return call_packed_as_it_lies(call, packed);
-  PackedCall reordered = call;
-  reordered.input = tensor::channels_last_for_now(call.input, Kind::bf16);
-  if (reordered.input == nullptr) return nullptr;
-  PyObject* made = call_packed_as_it_lies(reordered, packed);
-  tensor::give_back(reordered.input);
-  PyObject* result = made == nullptr ? nullptr : tensor::channels_first(made, Kind::bf16);
-  Py_XDECREF(made);
-  return result;
-}
-
-// The packed form of a kept cast, a new reference.
-PyObject* pack(const Entry& entry, const PackedCall& call) {
-  PyObject* const pack_it = operators_of(call.what).pack;
-  if (call.what == Packs::linear) {
-    PyObject* const values[] = {entry.cast, Py_None};
-    return call_operator(pack_it, values, 2);
-  }
-  PyObject* sizes = PyObject_CallMethod(call.input, "size", nullptr);
-  if (sizes == nullptr) return nullptr;
-  PyObject* const values[] = {entry.cast, call.options[1], call.options[0], call.options[2], call.options[3], sizes};
-  PyObject* packed = call_operator(pack_it, values, 6);
-  Py_DECREF(sizes);
-  return packed;
-}
-
-// Values of both signs from 1/2 to 2, whose sums depend on their order.
-void fill_with_noise(void* bf16_values, std::int64_t count, std::uint64_t seed) {
-  auto* const values = static_cast<std::uint16_t*>(bf16_values);
-  std::uint64_t state = seed;
-  for (std::int64_t i = 0; i < count; ++i) {
-    state = state * 6364136223846793005U + 1442695040888963407U;
-    values[i] = static_cast<std::uint16_t>(0x3f00U | ((state >> 40U) & 0x80ffU));
-  }
-}
-
-// Do two results lie in the same way and hold the same bits?
-bool are_same(PyObject* one, PyObject* other) {
-  tensor::Geometry a;
-  tensor::Geometry b;
-  if (one == nullptr || other == nullptr || !tensor::read_geometry(one, a) || !tensor::read_geometry(other, b)) {
-    return false;
-  }
-  const auto bytes = static_cast<std::size_t>(tensor::bytes_as(Kind::bf16, tensor::count_elements(one)));
-  return a.sizes == b.sizes && a.strides == b.strides && a.is_dense() && tensor::kind_of_tensor(one) == Kind::bf16 &&
-         tensor::kind_of_tensor(other) == Kind::bf16 && std::memcmp(a.values, b.values, bytes) == 0;
-}
-
 // A convolution in another order may sum in another order, too. That shows in one of some ten thousand results, so
-// enough of them are compared to be sure.
-bool gives_the_same_bits(const PackedCall& call, PyObject* cast, PyObject* packed) {
+// enough of them are compared to be sure. Not with the weight's values, which may all be alike just now.
+bool gives_the_same_bits(const PackedCall& call, PyObject* cast) {
   constexpr int probes = 5;
   constexpr std::int64_t enough = std::int64_t{1} << 17;
   PackedCall probe = call;
   void* values = nullptr;
+  void* weights = nullptr;
   DLTensor view;
   probe.input = tensor::view_on_cpu(call.input, view) ? tensor::allocate_like(view, Kind::bf16, values) : nullptr;
-  bool same = probe.input != nullptr;
+  PyObject* weight = tensor::view_on_cpu(cast, view) ? tensor::allocate_like(view, Kind::bf16, weights) : nullptr;
+  if (weight != nullptr) fill_with_noise(weights, tensor::count_elements(weight), probes + 1);
+  PyObject* packed = weight == nullptr ? nullptr : pack(weight, call);
+  bool same = probe.input != nullptr && packed != nullptr;
   std::int64_t compared = 0;
   for (std::uint64_t seed = 1; same && compared < enough && seed <= probes; ++seed) {
     fill_with_noise(values, tensor::count_elements(probe.input), seed);
-    PyObject* plain = call_plain(probe, cast);
+    PyObject* plain = call_plain(probe, weight);
     PyObject* from_packed = plain == nullptr ? nullptr : call_packed(probe, packed);
     same = are_same(plain, from_packed);
     compared += same ? tensor::count_elements(plain) : 0;
     Py_XDECREF(plain);
     Py_XDECREF(from_packed);
   }
+  Py_XDECREF(packed);
+  Py_XDECREF(weight);
   Py_XDECREF(probe.input);
   return same && compared >= enough;
 }
 
 // The shortest calls decide, of some made in turn: whatever else runs on this machine only makes a call longer.
 bool pays(const PackedCall& call, PyObject* cast, PyObject* packed) {
-  if (call.reorders && !gives_the_same_bits(call, cast, packed)) return false;
-  if (assumed >= 0) return assumed != 0;
+  if (call.reorders && !gives_the_same_bits(call, cast)) return false;
+  if (assumed != Assumed::measured) return assumed == Assumed::library;
   double plain = 1e9;
   double from_packed = 1e9;
   for (int i = 0; i < 5; ++i) {
@@ -189,8 +112,24 @@ bool pays(const PackedCall& call, PyObject* cast, PyObject* packed) {
   return from_packed * clearly < plain;
 }
 
-// Packs the weight if that pays for this call.
-void consider(Entry& entry, const PackedCall& call) {
+// Brings the weight into the order of our own kernels if these are the best for this call.
+void consider_panels(Entry& entry, const PackedCall& call) {
+  if (assumed == Assumed::nothing || assumed == Assumed::library || !may_try_panels(entry, call)) return;
+  std::optional<PanelVerdict> verdict = known_verdict(entry, call);
+  entry.busy = true;
+  PyObject* cast = Py_NewRef(entry.cast);
+  if (!verdict) verdict = try_panels(entry, call);
+  PyObject* panels = verdict && verdict->pays ? make_panels(cast) : nullptr;
+  entry.busy = false;
+  Py_DECREF(cast);
+  // Not where somebody took the weight away meanwhile.
+  if (panels != nullptr && entry.has(Form::plain)) entry.hold(Py_NewRef(panels), nullptr, Form::panels);
+  Py_XDECREF(panels);
+}
+
+// Packs the weight with torch's operators if that pays for this call.
+void consider_library(Entry& entry, const PackedCall& call) {
+  if (operators_of(call.what).call == nullptr || entry.elements < worth_packing) return;
   PyObject* one_case = case_of(entry, call);
   const Verdict known = verdict_on(one_case);
   if (one_case == nullptr || known == Verdict::does_not) {
@@ -201,18 +140,18 @@ void consider(Entry& entry, const PackedCall& call) {
   if (call.reorders && known == Verdict::none) ++entry.probed;
   entry.busy = true;
   PyObject* cast = Py_NewRef(entry.cast);
-  PyObject* packed = pack(entry, call);
+  PyObject* packed = pack(cast, call);
   const bool worth = packed != nullptr && (known == Verdict::pays || pays(call, cast, packed));
   PyObject* holder = worth ? tensor::make_holder(packed) : nullptr;
-  const bool interrupted = PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_Exception) == 0;
-  if (!interrupted) PyErr_Clear();
+  drop_error();
+  const bool interrupted = PyErr_Occurred() != nullptr;
   entry.busy = false;
   Py_DECREF(cast);
   if (!interrupted) PyDict_SetItem(verdicts(), one_case, worth ? Py_True : Py_False);
-  if (!interrupted) PyErr_Clear();
+  drop_error();
   Py_DECREF(one_case);
-  PyObject* options = worth ? options_of(call) : nullptr;
-  // Not where somebody took the weight away meanwhile.
+  PyObject* options = worth && !interrupted ? options_of(call) : nullptr;
+  // Nor here.
   if (options != nullptr && entry.has(Form::plain)) {
     entry.hold(Py_NewRef(packed), Py_XNewRef(holder), Form::packed);
     Py_XSETREF(entry.packed_for, Py_NewRef(options));
@@ -241,24 +180,33 @@ bool is_packed_for(const Entry& entry, const PackedCall& call) {
 
 }  // namespace
 
-void set_packing(Packs what, const PackingOperators& wanted) noexcept {
-  for (PyObject* one : {wanted.pack, wanted.call, wanted.plain}) Py_XINCREF(one);
-  const PackingOperators former = std::exchange(operators[static_cast<std::size_t>(what)], wanted);
-  for (PyObject* one : {former.pack, former.call, former.plain}) Py_XDECREF(one);
+void assume_packing(Assumed wanted) noexcept {
+  assumed = wanted;
+  PyDict_Clear(verdicts());
+  forget_panel_verdicts();
 }
 
-void assume_that_packing_pays(int answer) noexcept {
-  assumed = answer;
-  PyDict_Clear(verdicts());
-}
+Assumed assumed_packing() noexcept { return assumed; }
 
 bool may_be_packed(const PackedCall& call, Kind to) noexcept {
-  if (operators_of(call.what).call == nullptr || to != Kind::bf16) return false;
+  const PackingOperators& torch = operators_of(call.what);
+  if (torch.plain == nullptr || to != Kind::bf16) return false;
   const Entry* known = entry_of(call.weight, to);
   if (known == nullptr || known->cast == nullptr || known->busy) return false;
-  if (known->form == Form::plain && (known->quiet_uses < quiet_enough || known->elements < worth_packing)) return false;
-  // The result of a weight in channels-last order is in that order, whatever the input's is.
-  if (known->form == Form::plain && call.reorders && !tensor::is_channels_first(known->cast)) return false;
+  if (known->form == Form::panels) {
+    const std::optional<PanelVerdict> verdict = known_verdict(*known, call);
+    return !verdict || verdict->pays;
+  }
+  if (known->form == Form::plain) {
+    if (known->quiet_uses < quiet_enough) return false;
+    if (may_try_panels(*known, call)) {
+      const std::optional<PanelVerdict> verdict = known_verdict(*known, call);
+      if (!verdict || verdict->pays) return true;
+    }
+    if (torch.call == nullptr || known->elements < worth_packing) return false;
+    // The result of a weight in channels-last order is in that order, whatever the input's is.
+    if (call.reorders && !tensor::is_channels_first(known->cast)) return false;
+  }
   const std::shared_ptr<Entry> entry = cache().entries.at({call.weight, to});  // comparing may let others run
   if (entry->form == Form::packed) return is_packed_for(*entry, call);
   PyObject* one_case = case_of(*entry, call);
@@ -276,16 +224,27 @@ PyObject* answer(const PackedCall& call, Kind to) noexcept {
   if (entry.cast == nullptr || !is_unchanged(entry, call.weight)) return nullptr;
   if (entry.form == Form::plain) {
     if (tensor::count_elements(call.input) == 0) return nullptr;
-    consider(entry, call);
+    if (call.what == Packs::linear) consider_panels(entry, call);
+    if (entry.form == Form::plain && PyErr_Occurred() == nullptr) consider_library(entry, call);
     if (PyErr_Occurred() != nullptr) return nullptr;
   }
-  if (!is_packed_for(entry, call) || !is_unchanged(entry, call.weight)) return nullptr;
+  std::optional<PanelVerdict> verdict;
+  if (entry.has(Form::panels)) {
+    verdict = known_verdict(entry, call);
+    if (!verdict) verdict = try_panels(entry, call);
+    if (!verdict || !verdict->pays || !entry.has(Form::panels)) return nullptr;
+  } else if (!is_packed_for(entry, call)) {
+    return nullptr;
+  }
+  if (!is_unchanged(entry, call.weight)) return nullptr;
   PyObject* packed = Py_NewRef(entry.cast);
-  PyObject* result = call_packed(call, packed);
+  PyObject* result =
+      verdict ? multiply_panels(call, packed, entry.geometry.sizes[0], entry.geometry.sizes[1], verdict->block)
+              : call_packed(call, packed);
   Py_DECREF(packed);
   if (result == nullptr) {
     // The ordinary call will say what is wrong.
-    if (PyErr_ExceptionMatches(PyExc_Exception) != 0) PyErr_Clear();
+    drop_error();
     entry.drop();
     return nullptr;
   }

@@ -29,8 +29,10 @@ struct PackingOperators {
 // Keeps references. What is packed by then stays packed.
 void set_packing(Packs what, const PackingOperators& operators) noexcept;
 
-// For tests: what a measurement would say, 1 or 0; -1 to measure.
-void assume_that_packing_pays(int answer) noexcept;
+// For tests: what is taken for the fastest, whatever it takes.
+enum class Assumed : std::uint8_t { measured, nothing, library, panels };
+void assume_packing(Assumed wanted) noexcept;
+Assumed assumed_packing() noexcept;
 
 // A call as it was written. The weight is a torch.nn.Parameter in float32.
 struct PackedCall {

@@ -205,25 +205,27 @@ def the_weights() -> None:
         lambda w: np.from_dlpack(w.detach()),
         lambda w: torch.utils.swap_tensors(w, torch.nn.Parameter(torch.randn_like(w))),
     ]
-    _core.weights_assume_that_packing_pays(1)
-    for options in ({}, {"dtype": torch.float16}, {"weight_cache_limit": 100}, {"weight_cache": False}):
-        with converted(**options):
-            for write in writes:
-                for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
-                    with mode():
-                        for _ in range(7):
-                            layer(x), convolution(image)
-                loss = layer(x).float().sum()
-                with torch.no_grad():
-                    write(layer.weight)
-                with contextlib.suppress(RuntimeError):  # where the version tells
-                    loss.backward()
-                layer = torch.nn.Linear(size, size)
-            optimizer = optim.AdamW([*layer.parameters(), *convolution.parameters()])
-            for _ in range(3):
-                layer(x).float().sum().backward()
-                convolution(image).float().sum().backward()
-                optimizer.step()
+    for form in ("library", "panels"):
+        _core.weights_assume_packing(form)
+        for options in ({}, {"dtype": torch.float16}, {"weight_cache_limit": 100}, {"weight_cache": False}):
+            with converted(**options):
+                for write in writes:
+                    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+                        with mode():
+                            for _ in range(7):
+                                layer(x), convolution(image)
+                    loss = layer(x).float().sum()
+                    with torch.no_grad():
+                        write(layer.weight)
+                    with contextlib.suppress(RuntimeError):  # where the version tells
+                        loss.backward()
+                    layer = torch.nn.Linear(size, size)
+                optimizer = optim.AdamW([*layer.parameters(), *convolution.parameters()])
+                for _ in range(3):
+                    layer(x).float().sum().backward()
+                    convolution(image).float().sum().backward()
+                    optimizer.step()
+    _core.weights_assume_packing("library")
     points = torch.nn.Conv2d(128, 160, 1)
     with converted():
         for side in (32, 31, 32):
@@ -234,7 +236,12 @@ def the_weights() -> None:
         table = torch.nn.Parameter(torch.ones(1 << (10 if SMALL else 16), 64))
         for _ in range(2):
             torch.nn.functional.linear(torch.nn.functional.linear(x[:, :64], table)[:, :64], table).sum().backward()
-    _core.weights_assume_that_packing_pays(-1)
+    _core.weights_assume_packing("measured")
+    with converted(), torch.no_grad():
+        for shape in ((64, 64), (70, 514), (130, 1100)):
+            measured = torch.nn.Linear(shape[1], shape[0])
+            for rows in (1, 1, 1, 1, 1, 1, 3, 70):
+                measured(torch.randn(rows, shape[1])), measured(torch.randn(shape[1], rows).t())
     with converted():
         with raises(TypeError):
             _core.weights_renew(1, False)  # type: ignore[arg-type]

@@ -1,0 +1,102 @@
+#include "kernels/product.hpp"
+
+#include <algorithm>
+
+#include "kernels/dispatch.hpp"
+#include "kernels/threads.hpp"
+
+namespace habana_mp::kernels {
+namespace {
+
+// In products of two numbers. Measured: below, waking a thread costs what it gains.
+constexpr std::size_t threads_from = std::size_t{1} << 19;
+constexpr std::size_t arranged_threads_from = std::size_t{1} << 18;  // in elements
+// So many pieces for each thread, where that takes no more than sharing out the panels: they keep pace with each other.
+constexpr std::size_t pieces_per_thread = 4;
+// Fewer rows of the input are not worth reading a panel of the weight again.
+constexpr std::size_t fewest_rows = 24;
+
+std::size_t panels_of(std::size_t outer) { return (outer + panel_rows - 1) / panel_rows; }
+
+struct Arranging {
+  const ProductKernels* kernels;
+  const std::uint16_t* weight;
+  std::uint16_t* arranged;
+  std::size_t outer;
+  std::size_t inner;
+};
+
+void arrange_panels(const void* context, std::size_t begin, std::size_t end) noexcept {
+  const auto& work = *static_cast<const Arranging*>(context);
+  for (std::size_t i = begin; i < end; ++i) {
+    const std::size_t first = i * panel_rows;
+    work.kernels->arrange(work.weight + first * work.inner, work.inner, std::min(panel_rows, work.outer - first),
+                          work.arranged + first * work.inner);
+  }
+}
+
+struct Multiplying {
+  const ProductKernels* kernels;
+  const Product* product;
+  std::size_t row_pieces;  // the input's rows are cut into so many
+};
+
+void multiply_pieces(const void* context, std::size_t begin, std::size_t end) noexcept {
+  const auto& work = *static_cast<const Multiplying*>(context);
+  const Product& product = *work.product;
+  const auto* const input = static_cast<const std::uint16_t*>(product.input);
+  const auto* const weight = static_cast<const std::uint16_t*>(product.weight);
+  const auto* const bias = static_cast<const std::uint16_t*>(product.bias);
+  auto* const result = static_cast<std::uint16_t*>(product.result);
+  for (std::size_t i = begin; i < end; ++i) {
+    const std::size_t first = i / work.row_pieces * panel_rows;
+    const std::size_t piece = i % work.row_pieces;
+    const std::size_t row = product.rows * piece / work.row_pieces;
+    work.kernels->multiply({
+        .input = input + row * product.input_step,
+        .input_step = product.input_step,
+        .rows = product.rows * (piece + 1) / work.row_pieces - row,
+        .inner = product.inner,
+        .block = product.block,
+        .panel = weight + first * product.inner,
+        .outer = std::min(panel_rows, product.outer - first),
+        .bias = bias == nullptr ? nullptr : bias + first,
+        .result = result + row * product.outer + first,
+        .result_step = product.outer,
+    });
+  }
+}
+
+}  // namespace
+
+bool can_multiply() noexcept { return chosen().products != nullptr; }
+
+void arrange(const void* weight, std::size_t outer, std::size_t inner, void* arranged, unsigned threads) noexcept {
+  const Arranging work{
+      .kernels = chosen().products,
+      .weight = static_cast<const std::uint16_t*>(weight),
+      .arranged = static_cast<std::uint16_t*>(arranged),
+      .outer = outer,
+      .inner = inner,
+  };
+  const std::size_t panels = panels_of(outer);
+  if (threads > 1 && outer * inner >= arranged_threads_from) {
+    parallel_for(panels, 1, threads, arrange_panels, &work);
+  } else {
+    arrange_panels(&work, 0, panels);
+  }
+}
+
+void multiply(const Product& product, unsigned threads) noexcept {
+  const std::size_t panels = panels_of(product.outer);
+  Multiplying work{.kernels = chosen().products, .product = &product, .row_pieces = 1};
+  if (threads <= 1 || product.rows * product.inner * product.outer < threads_from) {
+    multiply_pieces(&work, 0, panels);
+    return;
+  }
+  const std::size_t wanted = (pieces_per_thread * threads + panels - 1) / panels;
+  work.row_pieces = std::clamp<std::size_t>(product.rows / fewest_rows, 1, wanted);
+  parallel_for(panels * work.row_pieces, 1, threads, multiply_pieces, &work);
+}
+
+}  // namespace habana_mp::kernels

@@ -1,0 +1,22 @@
+// Operators of torch's, called where they lie in its library: a fifth of what they take through Python.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "tensor/reader.hpp"
+
+namespace habana_mp::tensor {
+
+// Finds them. To be called after bind_reader.
+void bind_aten() noexcept;
+
+// aten::_unsafe_view: a tensor that autograd takes for a new one, made of this plain tensor without a copy. A new
+// reference; null without an exception where the operator was not found or fails.
+PyObject* unsafe_view(PyObject* tensor, std::span<const std::int64_t> sizes) noexcept;
+
+// aten::new_empty: a new contiguous tensor, of this plain tensor's dtype and device. A new reference; through Python
+// where the operator was not found, null without an exception where it fails.
+PyObject* new_empty(PyObject* tensor, std::span<const std::int64_t> sizes) noexcept;
+
+}  // namespace habana_mp::tensor

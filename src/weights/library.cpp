@@ -1,0 +1,85 @@
+#include "weights/library.hpp"
+
+#include <array>
+#include <utility>
+
+#include "tensor/buffers.hpp"
+#include "tensor/image_order.hpp"
+
+namespace habana_mp::weights {
+
+using tensor::Kind;
+
+namespace {
+
+std::array<PackingOperators, packs_count> operators;
+
+PyObject* call_operator(PyObject* one, PyObject* const* values, std::size_t count) {
+  if (one == nullptr) return nullptr;
+  Py_INCREF(one);
+  PyObject* result = PyObject_Vectorcall(one, values, count, nullptr);
+  Py_DECREF(one);
+  return result;
+}
+
+PyObject* call_packed_as_it_lies(const PackedCall& call, PyObject* packed) {
+  static PyObject* const none = PyUnicode_InternFromString("none");
+  static PyObject* const no_scalars = PyTuple_New(0);
+  static PyObject* const no_algorithm = PyUnicode_InternFromString("");
+  PyObject* values[6 + conv_options] = {call.input, packed, call.bias};
+  std::size_t count = 3;
+  if (call.what == Packs::conv2d) {
+    for (const std::size_t i : {1U, 0U, 2U, 3U}) values[count++] = call.options[i];  // padding comes first here
+  }
+  values[count++] = none;
+  values[count++] = no_scalars;
+  values[count++] = no_algorithm;
+  return call_operator(operators_of(call.what).call, values, count);
+}
+
+}  // namespace
+
+void set_packing(Packs what, const PackingOperators& wanted) noexcept {
+  for (PyObject* one : {wanted.pack, wanted.call, wanted.plain}) Py_XINCREF(one);
+  const PackingOperators former = std::exchange(operators[static_cast<std::size_t>(what)], wanted);
+  for (PyObject* one : {former.pack, former.call, former.plain}) Py_XDECREF(one);
+}
+
+const PackingOperators& operators_of(Packs what) noexcept { return operators[static_cast<std::size_t>(what)]; }
+
+PyObject* pack(PyObject* cast, const PackedCall& call) {
+  PyObject* const pack_it = operators_of(call.what).pack;
+  if (call.what == Packs::linear) {
+    PyObject* const values[] = {cast, Py_None};
+    return call_operator(pack_it, values, 2);
+  }
+  PyObject* sizes = PyObject_CallMethod(call.input, "size", nullptr);
+  if (sizes == nullptr) return nullptr;
+  PyObject* const values[] = {cast, call.options[1], call.options[0], call.options[2], call.options[3], sizes};
+  PyObject* packed = call_operator(pack_it, values, 6);
+  Py_DECREF(sizes);
+  return packed;
+}
+
+PyObject* call_packed(const PackedCall& call, PyObject* packed) {
+  if (!call.reorders) return call_packed_as_it_lies(call, packed);
+  PackedCall reordered = call;
+  reordered.input = tensor::channels_last_for_now(call.input, Kind::bf16);
+  if (reordered.input == nullptr) return nullptr;
+  PyObject* made = call_packed_as_it_lies(reordered, packed);
+  tensor::give_back(reordered.input);
+  PyObject* result = made == nullptr ? nullptr : tensor::channels_first(made, Kind::bf16);
+  Py_XDECREF(made);
+  return result;
+}
+
+PyObject* call_plain(const PackedCall& call, PyObject* cast) {
+  PyObject* values[3 + conv_options] = {call.input, cast, call.bias};
+  std::size_t count = 3;
+  if (call.what == Packs::conv2d) {
+    for (Py_ssize_t i = 0; i < conv_options; ++i) values[count++] = call.options[i];
+  }
+  return call_operator(operators_of(call.what).plain, values, count);
+}
+
+}  // namespace habana_mp::weights

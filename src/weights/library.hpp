@@ -1,0 +1,21 @@
+// Torch's private operators for weights in its CPU library's layout. For this room only.
+#pragma once
+
+#include "weights/packed.hpp"
+
+namespace habana_mp::weights {
+
+inline constexpr Py_ssize_t conv_options = 4;
+
+const PackingOperators& operators_of(Packs what) noexcept;
+
+// All of them return a new reference; null where the operator fails, with its exception, or was taken away meanwhile,
+// without one.
+
+// The packed form of a cast for such calls.
+PyObject* pack(PyObject* cast, const PackedCall& call);
+PyObject* call_packed(const PackedCall& call, PyObject* packed);
+// Torch's own function, with a cast of the weight.
+PyObject* call_plain(const PackedCall& call, PyObject* cast);
+
+}  // namespace habana_mp::weights

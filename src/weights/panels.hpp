@@ -1,0 +1,41 @@
+// Linear layers from kept weights that our own kernels read, where these give the bits of torch's and are faster than
+// its library's packed weights. The library takes its time over each call, however small; our kernels do not, and
+// theirs are the products of two bfloat16 and a sum in float32 by the same instruction of the processor. For this room
+// only.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "weights/entry.hpp"
+#include "weights/packed.hpp"
+
+namespace habana_mp::weights {
+
+// What was found out about calls of a kind.
+struct PanelVerdict {
+  bool pays;
+  std::size_t block;  // in which the sums are made
+};
+
+// Of calls like this one; nothing where none was tried yet, or where there is nothing to try.
+std::optional<PanelVerdict> known_verdict(const Entry& entry, const PackedCall& call) noexcept;
+
+// May our kernels answer such calls at all?
+bool may_try_panels(const Entry& entry, const PackedCall& call) noexcept;
+
+// Tries it, with values of its own. Others may run meanwhile. An interrupt leaves its exception; then nothing is known.
+std::optional<PanelVerdict> try_panels(const Entry& entry, const PackedCall& call);
+
+void forget_panel_verdicts() noexcept;
+
+// The weight's kept cast in the kernels' order, a new reference; null, without an exception but an interrupt's, where
+// it cannot be made.
+PyObject* make_panels(PyObject* cast);
+
+// The product, where input and bias are bfloat16 by now; as above.
+PyObject* multiply_panels(const PackedCall& call, PyObject* panels, std::int64_t outer, std::int64_t inner,
+                          std::size_t block);
+
+}  // namespace habana_mp::weights

@@ -1,0 +1,68 @@
+#include "weights/probe.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "tensor/cast.hpp"
+#include "tensor/inside.hpp"
+
+namespace habana_mp::weights {
+
+using tensor::Kind;
+
+namespace {
+
+struct Random {
+  std::uint64_t state;
+  std::uint64_t next() {
+    state = state * 6364136223846793005U + 1442695040888963407U;
+    return state >> 33U;
+  }
+};
+
+}  // namespace
+
+void fill_with_noise(void* bf16_values, std::int64_t count, std::uint64_t seed) noexcept {
+  auto* const values = static_cast<std::uint16_t*>(bf16_values);
+  Random random{seed};
+  // Any sign and fraction, and exponents from -8 to -1.
+  for (std::int64_t i = 0; i < count; ++i) values[i] = static_cast<std::uint16_t>(0x3b80U + (random.next() & 0x83ffU));
+}
+
+void fill_with_sums_to_nothing(void* bf16_values, std::int64_t rows, std::int64_t inner, bool reversed,
+                               std::uint64_t seed) {
+  constexpr std::int64_t different = 61;  // rows; the others are copies
+  auto* const first = static_cast<std::uint16_t*>(bf16_values);
+  fill_with_noise(first, std::min(rows, different) * inner, seed);
+  // The same order for both sides.
+  const auto half = static_cast<std::size_t>(inner / 2);
+  std::vector<std::size_t> order(half);
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  Random random{half};
+  for (std::size_t i = half; i > 1; --i) std::swap(order[i - 1], order[random.next() % i]);
+  const std::uint16_t flipped = reversed ? 0x8000 : 0;
+  for (std::int64_t i = 0; i < rows; ++i) {
+    std::uint16_t* const row = first + i * inner;
+    if (i >= different) {
+      std::memcpy(row, first + i % different * inner, static_cast<std::size_t>(inner) * sizeof *row);
+      continue;
+    }
+    for (std::size_t j = 0; j < half; ++j) row[half + j] = static_cast<std::uint16_t>(row[order[j]] ^ flipped);
+  }
+}
+
+bool are_same(PyObject* one, PyObject* other) {
+  tensor::Geometry a;
+  tensor::Geometry b;
+  if (one == nullptr || other == nullptr || !tensor::read_geometry(one, a) || !tensor::read_geometry(other, b)) {
+    return false;
+  }
+  const auto bytes = static_cast<std::size_t>(tensor::bytes_as(Kind::bf16, tensor::count_elements(one)));
+  return a.sizes == b.sizes && a.strides == b.strides && a.is_dense() && tensor::kind_of_tensor(one) == Kind::bf16 &&
+         tensor::kind_of_tensor(other) == Kind::bf16 && std::memcmp(a.values, b.values, bytes) == 0;
+}
+
+}  // namespace habana_mp::weights

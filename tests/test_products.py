@@ -1,0 +1,148 @@
+"""Our kernels' products with a weight, beside a plain loop of the same sums: in the same order, so the same bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from habana_mp import _core, kernels
+
+pytestmark = pytest.mark.skipif(not _core.kernels_can_multiply(), reason="this processor multiplies no bfloat16 pairs")
+
+Bits = NDArray[np.uint16]
+Floats = NDArray[np.float32]
+
+
+def bits_of(values: Floats) -> Bits:
+    return kernels.to_bfloat16(np.ascontiguousarray(values)).view(np.uint16)
+
+
+def floats_of(bits: Bits) -> Floats:
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def by_hand(x: Bits, weight: Bits, bias: Bits | None, block: int) -> Bits:
+    """The processor's instruction adds the products of a pair one after the other, the second one first."""
+    inner = x.shape[1]
+    left, right = floats_of(x).astype(np.float64), floats_of(weight).astype(np.float64)
+    total = np.zeros((x.shape[0], weight.shape[0]), np.float32)
+    for begin in range(0, inner, block):
+        part = np.zeros_like(total)
+        for k in range(begin, min(begin + block, inner), 2):
+            for i in (k + 1, k):
+                # Products of two bfloat16 are exact in float64, and so are these sums but for a last rounding.
+                part = (part + left[:, i : i + 1] * right[:, i]).astype(np.float32)
+        total = part if begin == 0 else total + part
+    if bias is not None:
+        total = total + floats_of(bias)
+    return bits_of(total)
+
+
+def noise(rng: np.random.Generator, *shape: int) -> Bits:
+    return bits_of((rng.standard_normal(shape) * 2.0 ** rng.integers(-6, 6, shape)).astype(np.float32))
+
+
+def multiplied(
+    x: Bits, weight: Bits, bias: Bits | None, block: int, *, threads: int = 1, step: int | None = None
+) -> Bits:
+    """With memory around the result that must stay what it is, and the input's rows that far apart."""
+    rows, outer = x.shape[0], weight.shape[0]
+    apart = np.full((rows, step or x.shape[1]), 0x7FC0, np.uint16)  # what is read in between shows as NaN
+    apart[:, : x.shape[1]] = x
+    memory = np.full(rows * outer + 64, 0x1234, np.uint16)
+    result = memory[32 : 32 + rows * outer].reshape(rows, outer)
+    arranged = _core.kernels_arrange(weight, threads)
+    _core.kernels_multiply(apart[:, : x.shape[1]], arranged, bias, result, block, threads)
+    assert (memory[:32] == 0x1234).all()
+    assert (memory[-32:] == 0x1234).all()
+    return result
+
+
+@given(
+    rows=st.integers(1, 15),
+    outer=st.integers(1, 140),
+    pairs=st.integers(1, 60),
+    block=st.integers(1, 70),
+    has_bias=st.booleans(),
+    gap=st.integers(0, 9),
+    seed=st.integers(0, 1 << 20),
+)
+def test_any_shape_gives_the_bits_of_a_plain_loop(
+    rows: int, outer: int, pairs: int, block: int, has_bias: bool, gap: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    x, weight = noise(rng, rows, 2 * pairs), noise(rng, outer, 2 * pairs)
+    bias = noise(rng, outer) if has_bias else None
+    ours = multiplied(x, weight, bias, 2 * block, step=2 * pairs + gap)
+    assert np.array_equal(ours, by_hand(x, weight, bias, 2 * block))
+
+
+@pytest.mark.parametrize("rows", [1, 2, 6, 7, 65, 66, 67, 133, 200])
+@pytest.mark.parametrize("outer", [64, 100, 192])
+def test_many_rows_give_what_each_would_alone(rows: int, outer: int) -> None:
+    rng = np.random.default_rng(rows)
+    x, weight, bias = noise(rng, rows, 160), noise(rng, outer, 160), noise(rng, outer)
+    for block in (160, 64):
+        together = multiplied(x, weight, bias, block)
+        alone = np.concatenate([multiplied(row[None], weight, bias, block) for row in x])
+        assert np.array_equal(together, alone)
+
+
+@pytest.mark.parametrize("threads", [2, 3, 5])
+@pytest.mark.parametrize(("rows", "outer", "inner"), [(1, 1000, 1200), (97, 130, 512), (300, 64, 256), (5, 700, 514)])
+def test_the_number_of_threads_changes_nothing(threads: int, rows: int, outer: int, inner: int) -> None:
+    rng = np.random.default_rng(threads)
+    x, weight = noise(rng, rows, inner), noise(rng, outer, inner)
+    for block in (inner, 128):
+        one = multiplied(x, weight, None, block)
+        assert np.array_equal(multiplied(x, weight, None, block, threads=threads), one)
+
+
+def test_what_is_not_finite_stays_in_its_row_and_column() -> None:
+    rng = np.random.default_rng(0)
+    x, weight = noise(rng, 9, 64), noise(rng, 70, 64)
+    expected = multiplied(x, weight, None, 64)
+    x[3, 5], weight[66, 7] = 0x7F80, 0xFF80
+    ours = floats_of(multiplied(x, weight, None, 64))
+    touched = np.zeros(ours.shape, bool)
+    touched[3], touched[:, 66] = True, True
+    assert not np.isfinite(ours[touched]).any()
+    assert np.array_equal(ours[~touched], floats_of(expected)[~touched])
+
+
+def test_denormals_count_as_zero_as_the_processor_has_it() -> None:
+    x, weight = np.full((2, 4), 0x0040, np.uint16), np.full((3, 4), 0x3F80, np.uint16)
+    assert not multiplied(x, weight, None, 4).any()
+
+
+@pytest.mark.parametrize("outer", [1, 16, 63, 64, 65, 200])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_an_arranged_weight_holds_each_value_once(outer: int, threads: int) -> None:
+    inner = 258
+    weight = np.arange(outer * inner, dtype=np.uint32).astype(np.uint16).reshape(outer, inner)
+    expected = [
+        panel.reshape(panel.shape[0], inner // 2, 2).transpose(1, 0, 2).ravel()
+        for panel in (weight[first : first + 64] for first in range(0, outer, 64))
+    ]
+    assert np.array_equal(_core.kernels_arrange(weight, threads), np.concatenate(expected))
+
+
+def test_arrays_that_do_not_fit_together_are_refused() -> None:
+    x, weight = np.zeros((2, 4), np.uint16), np.zeros((3, 4), np.uint16)
+    arranged, result = _core.kernels_arrange(weight, 1), np.zeros((2, 3), np.uint16)
+    for arguments in (
+        (x[:, :2], arranged, None, result, 4),
+        (x[:, ::2], arranged, None, result, 4),
+        (x, arranged[:4], None, result, 4),
+        (x, arranged, np.zeros(2, np.uint16), result, 4),
+        (x, arranged, None, result[:1], 4),
+        (x, arranged, None, result, 3),
+        (x, arranged, None, result, 0),
+    ):
+        with pytest.raises(ValueError, match=r"must|be"):
+            _core.kernels_multiply(*arguments, 1)  # type: ignore[arg-type]  # the arrays' types are right
+    with pytest.raises(ValueError, match="even"):
+        _core.kernels_arrange(np.zeros((2, 3), np.uint16), 1)
