@@ -63,8 +63,9 @@ def _whole(_: Any, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def packing_operators() -> dict[Literal["linear", "conv2d"], tuple[Any, Any]]:
-    """Private operators of torch that pack weights of linear layers and convolutions, and that run from them; none where
-    this torch lacks them, or this CPU what they need."""
+    """Private operators of torch that pack weights of linear layers and convolutions, and that run from packed ones.
+
+    None where this torch lacks them, or this CPU what they need."""
     try:
         if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             return {}

@@ -506,6 +506,30 @@ def run_python(program: str, kernels_variable: str | None = None) -> subprocess.
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.parametrize("before", ["hmp.convert()", "pass"])
+def test_a_child_forked_after_torch_used_its_threads_does_without_them(before: str) -> None:
+    program = f"""
+        import os, signal
+        import numpy as np, torch
+        from habana_mp import hmp, kernels
+
+        torch.set_num_threads(2)
+        {before}
+        array = np.arange(1 << 21, dtype=np.float32)
+        expected = kernels.to_bfloat16(array, threads=2).tobytes()
+        torch.ones(1 << 22).exp()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)
+            hmp.convert()
+            os._exit(0 if kernels.to_bfloat16(array, threads=2).tobytes() == expected else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        print("done")
+    """
+    result = run_python(program)
+    assert result.stdout.strip() == "done", result.stderr
+
+
 def test_a_child_forked_after_the_threads_were_used_casts_on_threads_of_its_own() -> None:
     program = """
         import os, signal, sys, threading

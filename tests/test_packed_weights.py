@@ -82,6 +82,16 @@ INPUTS: dict[str, Callable[[], torch.Tensor]] = {
     "every other column": lambda: torch.randn(7, 288)[:, ::2],
     "expanded": lambda: torch.randn(1, 144).expand(6, 144),
     "not finite": lambda: torch.full((2, 144), float("inf")),
+    "sequence first": lambda: torch.randn(4, 2, 144).transpose(0, 1),
+    "rows of something wider": lambda: torch.randn(7, 200)[:, :144],
+    "rows of something wider, in a batch": lambda: torch.randn(3, 7, 200)[:, :, :144],
+    "the last position": lambda: torch.randn(3, 7, 144)[:, -1:],
+    "the last position of one": lambda: torch.randn(1, 7, 144)[:, -1:],
+    "negated bfloat16": lambda: torch._neg_view(torch.randn(7, 144, dtype=torch.bfloat16)),
+    "bfloat16 rows of something wider": lambda: torch.randn(7, 200, dtype=torch.bfloat16)[:, 5:149],
+    "bfloat16 transposed": lambda: torch.randn(144, 7, dtype=torch.bfloat16).t(),
+    "bfloat16 expanded": lambda: torch.randn(1, 144, dtype=torch.bfloat16).expand(6, 144),
+    "bfloat16 sequence first": lambda: torch.randn(4, 2, 144, dtype=torch.bfloat16).transpose(0, 1),
 }
 
 
@@ -250,6 +260,108 @@ def test_a_result_is_a_tensor_like_any_of_torch() -> None:
 
 
 @pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("inner", [1100, 2048])
+def test_a_transposed_input_gives_the_bits_that_torch_gives_for_it(inner: int) -> None:
+    torch.manual_seed(0)
+    hmp.convert()
+    layer = nn.Linear(inner, 48)
+    with torch.no_grad():
+        for _ in range(8):
+            for x in (torch.randn(6, inner), torch.randn(inner, 6).t(), torch.randn(2, inner, 3).transpose(1, 2)):
+                assert torch.equal(layer(x), by_hand(layer, x))
+
+
+BIASES: dict[str, Callable[[], torch.Tensor]] = {
+    "a column": lambda: torch.randn(160, 1),
+    "a matrix": lambda: torch.randn(160, 160),
+    "one for all": lambda: torch.randn(1),
+    "bfloat16 apart": lambda: torch.randn(320).bfloat16()[::2],
+    "negated bfloat16": lambda: torch._neg_view(torch.randn(160).bfloat16()),
+}
+
+
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("name", BIASES)
+def test_a_bias_of_any_form_is_added_as_torch_adds_it(name: str) -> None:
+    layer = packed_layer(shape=(160, 160))
+    bias = BIASES[name]()
+    x = torch.randn(160, 160)
+    with torch.no_grad():
+        for _ in range(8):
+            expected = F.linear(x.bfloat16(), layer.weight.detach().clone().bfloat16(), bias.bfloat16())
+            assert torch.equal(F.linear(x, layer.weight, bias), expected)
+
+
+def sums_of_rounding(rows: int, inner: int) -> torch.Tensor:
+    """A large value at the end takes what the sums before it have in their last bits."""
+    x = torch.randn(rows, inner)
+    half = inner // 2 - 1
+    x[:, half : 2 * half] = -x[:, :half]
+    x[:, -2], x[:, -1] = 2.0**18, -(2.0**18)
+    return x
+
+
+@pytest.mark.parametrize("form", FOR_LINEAR)
+@pytest.mark.parametrize("shape", [(64, 514), (100, 1026), (64, 1028), (64, 2050)])
+def test_sums_in_which_rounding_is_all_are_the_same_bits(shape: tuple[int, int], form: Any) -> None:
+    _core.weights_assume_packing(form)
+    torch.manual_seed(0)
+    hmp.convert()
+    layer = nn.Linear(shape[1], shape[0], bias=False)
+    half = shape[1] // 2 - 1
+    with torch.no_grad():
+        layer.weight[:, half : 2 * half] = layer.weight[:, :half]
+        layer.weight[:, -1] = layer.weight[:, -2]
+        for rows in (1, 1, 1, 1, 1, 1, 2, 3, 4, 1, 20):
+            x = sums_of_rounding(rows, shape[1])
+            assert torch.equal(layer(x), by_hand(layer, x))
+
+
+def test_what_was_found_out_for_some_rows_is_not_taken_for_others() -> None:
+    torch.manual_seed(0)
+    hmp.convert()
+    layer = nn.Linear(64, 32)
+    with torch.no_grad():
+        for rows in (3, 3, 3, 3, 3, 3, 3, 2, 1, 2, 4):
+            for x in (torch.randn(rows, 64), torch.full((rows, 64), 1e-39)):
+                assert torch.equal(layer(x), by_hand(layer, x))
+
+
+@pytest.mark.usefixtures("form")
+def test_torch_s_library_is_not_used_where_the_user_has_switched_it_off() -> None:
+    layer = packed_layer(bias=False)
+    x = torch.full((3, 144), 1e-39)
+    with torch.no_grad(), torch.backends.mkldnn.flags(enabled=False):
+        assert torch.equal(layer(x), by_hand(layer, x))
+        assert layer(x).any()
+
+
+@pytest.mark.usefixtures("form")
+@pytest.mark.filterwarnings("ignore:torch.autocast is enabled")
+def test_torch_s_autocast_has_the_last_word() -> None:
+    layer = packed_layer()
+    x = torch.randn(3, 144)
+    with torch.no_grad():
+        with torch.autocast("cpu", torch.float16):
+            assert [layer(x).dtype for _ in range(8)] == [torch.float16] * 8
+        for _ in range(8):
+            assert torch.equal(layer(x), by_hand(layer, x))
+    assert packed() == 1
+
+
+@pytest.mark.usefixtures("form")
+def test_calls_that_take_turns_do_not_pack_a_weight_for_ever() -> None:
+    layer = packed_layer()
+    changes, before = 0, 1
+    with torch.no_grad():
+        for number in range(800):
+            layer(torch.randn(3, 144) if number % 20 else torch.randn(144))
+            changes += packed() != before
+            before = packed()
+    assert changes <= 30
+
+
+@pytest.mark.usefixtures("form")
 def test_switched_off_nothing_is_packed() -> None:
     hmp.convert(packed_weights=False)
     layer = nn.Linear(144, 160)
@@ -320,6 +432,20 @@ def test_a_convolution_in_channels_last_order_gives_the_same_bits(name: str, wei
         assert packed() == 1
         layer.weight.add_(1)
         assert torch.equal(layer(x), convolved_by_hand(layer, x))
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("name", ["bfloat16 apart", "negated bfloat16"])
+def test_a_convolution_s_bias_of_any_form_is_added_as_torch_adds_it(name: str) -> None:
+    hmp.convert()
+    layer, bias = convolution(), BIASES[name]()
+    with torch.no_grad():
+        for _ in range(8):
+            x = torch.randn(2, 128, 9, 9).to(memory_format=torch.channels_last)
+            expected = F.conv2d(x.bfloat16(), layer.weight.detach().clone().bfloat16(), bias, (1, 1), (0, 0), (1, 1), 1)
+            assert torch.equal(F.conv2d(x, layer.weight, bias, (1, 1), (0, 0), (1, 1), 1), expected)
+            x = torch._neg_view(x.bfloat16())
+            assert torch.equal(layer(x), convolved_by_hand(layer, x))
 
 
 def assert_convolutions_are_right(layer: nn.Conv2d, *inputs: torch.Tensor) -> None:

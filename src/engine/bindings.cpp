@@ -12,12 +12,12 @@
 #include "engine/region.hpp"
 #include "engine/slots.hpp"
 #include "engine/state.hpp"
+#include "tensor/aten.hpp"
 #include "tensor/buffers.hpp"
 #include "tensor/casts_inside.hpp"
 #include "tensor/inside.hpp"
-#include "tensor/torch_api.hpp"
-#include "tensor/aten.hpp"
 #include "tensor/team.hpp"
+#include "tensor/torch_api.hpp"
 
 namespace py = pybind11;
 

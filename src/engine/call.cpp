@@ -9,6 +9,7 @@
 #include "errors.hpp"
 #include "log/log.hpp"
 #include "stopwatch.hpp"
+#include "tensor/aten.hpp"
 #include "tensor/buffers.hpp"
 #include "tensor/cast.hpp"
 #include "tensor/casts_inside.hpp"
@@ -637,9 +638,18 @@ bool may_leave_casts(const Target& target, const Rule& rule, const Arguments& ar
   return tensor::may_cast_inside() && !tensor::is_traced();
 }
 
-PyObject* call_and_cast_inside(Target& target, const Arguments& arguments, Kind to) {
-  const tensor::CastsInside on(to);
+// As call_original. The operations that torch may cast in take hold of a method's own tensor several times.
+PyObject* call_listed(Target& target, const Rule& rule, const Arguments& arguments) {
+  if (!rule.casts_inside || target.shape != Target::Shape::method || !tensor::is_plain_tensor(arguments.values[0])) {
+    return call_original(target, arguments);
+  }
+  const tensor::Held held(arguments.values[0]);
   return call_original(target, arguments);
+}
+
+PyObject* call_and_cast_inside(Target& target, const Rule& rule, const Arguments& arguments, Kind to) {
+  const tensor::CastsInside on(to);
+  return call_listed(target, rule, arguments);
 }
 
 // One try of a call with its casts, and what came of it.
@@ -666,8 +676,8 @@ PyObject* attempt_with_casts(Target& target, const Rule& rule, const Arguments& 
   attempt.made = cast.make(rule, reading, to, tally);
   attempt.scalar_changed = cast.scalar_changed();
   if (!attempt.made) return nullptr;
-  return tally.left_casts ? call_and_cast_inside(target, cast.arguments(), to)
-                          : call_original(target, cast.arguments());
+  return tally.left_casts ? call_and_cast_inside(target, rule, cast.arguments(), to)
+                          : call_listed(target, rule, cast.arguments());
 }
 
 // Is it one of the calls that may be left as they are written where that is faster? Not where a backward follows, of
@@ -854,7 +864,7 @@ PyObject* call_original(Target& target, const Arguments& arguments) {
   if (is_refused && !is_for_another_device(thread_state.region, arguments)) {
     return refuse(target);
   }
-  PyObject* result = call_original(target, arguments);
+  PyObject* result = call_listed(target, rule, arguments);
   if (result != nullptr) [[likely]] {
     report(target, plan.decision, {});
     return result;

@@ -2,7 +2,6 @@
 #include "engine/state.hpp"
 
 #include <Python.h>
-#include <dlfcn.h>
 #include <pthread.h>
 
 #include <new>
@@ -12,6 +11,7 @@
 #include "engine/region.hpp"
 #include "frames.hpp"
 #include "log/log.hpp"
+#include "tensor/torch_library.hpp"
 
 namespace habana_mp::engine {
 
@@ -159,11 +159,9 @@ bool bind_flag() noexcept {
   }
   thread_state.disabled = before == Py_True;
   ReadFlag found = nullptr;
-  if (void* library = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY)) {
-    found = reinterpret_cast<ReadFlag>(dlsym(library, "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE"));
-    write_flag =
-        reinterpret_cast<WriteFlag>(dlsym(library, "_ZN2at8autocast20set_autocast_enabledEN3c1010DeviceTypeEb"));
-  }
+  const tensor::TorchLibrary cpu("libtorch_cpu.so");
+  cpu.find("_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE", found);
+  cpu.find("_ZN2at8autocast20set_autocast_enabledEN3c1010DeviceTypeEb", write_flag);
   for (PyObject* value : {Py_True, Py_False, before}) {
     PyObject* done = PyObject_CallMethod(torch, "set_autocast_enabled", "sO", disabled_flag, value);
     if (done == nullptr) {
@@ -189,11 +187,9 @@ void bind_excluded() noexcept {
   Py_XDECREF(key);
   Py_XDECREF(c);
   PyErr_Clear();
-  void* library = dlopen("libc10.so", RTLD_NOLOAD | RTLD_LAZY);
-  if (value < 0 || library == nullptr) return;
+  if (value < 0) return;
   below_autograd_key = static_cast<std::uint16_t>(value);
-  read_excluded =
-      reinterpret_cast<ReadExcluded>(dlsym(library, "_ZN3c104impl28tls_is_dispatch_key_excludedENS_11DispatchKeyE"));
+  tensor::TorchLibrary("libc10.so").find("_ZN3c104impl28tls_is_dispatch_key_excludedENS_11DispatchKeyE", read_excluded);
 }
 
 void set_flag(bool disabled) noexcept {

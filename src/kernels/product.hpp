@@ -12,9 +12,9 @@ struct Product {
   const void* input;
   std::size_t input_step;  // elements from row to row
   std::size_t rows;
-  std::size_t inner;    // an even number
-  std::size_t block;    // an even number too, not 0
-  const void* weight;   // as `arrange` has brought it
+  std::size_t inner;   // an even number
+  std::size_t block;   // an even number too, not 0
+  const void* weight;  // as `arrange` has brought it
   std::size_t outer;
   const void* bias;  // null for none
   void* result;      // contiguous; overlaps nothing else

@@ -201,15 +201,17 @@ class Pool {
 // Never deleted: a thread that outlives the program's end may still look at it.
 std::atomic<Pool*> current{nullptr};
 
-// Set once. Never taken away but by a fork.
+// Set once. Never taken away but by a fork, after which there is none any more.
 Team team_in_use{};
 std::atomic<bool> has_team{false};
+std::atomic<bool> is_child{false};
 
 // After fork the child has none of the threads, and another thread may have held the lock: the child starts afresh. No
 // lock guards the pool's making, for the same reason.
 void forget() {
   current.store(nullptr, std::memory_order_relaxed);
   has_team.store(false, std::memory_order_relaxed);
+  is_child.store(true, std::memory_order_relaxed);
 }
 
 struct StopAtExit {
@@ -240,7 +242,7 @@ const StopAtExit stop_at_exit{};
 }  // namespace
 
 void use_team(const Team& team) noexcept {
-  if (has_team.load(std::memory_order_acquire) || fork_handler != 0) return;
+  if (has_team.load(std::memory_order_acquire) || is_child.load(std::memory_order_relaxed) || fork_handler != 0) return;
   team_in_use = team;
   has_team.store(true, std::memory_order_release);
 }

@@ -1,13 +1,12 @@
 #include "tensor/cast.hpp"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <cmath>
 
 #include "gil.hpp"
 #include "kernels/cast.hpp"
 #include "tensor/inside.hpp"
+#include "tensor/torch_library.hpp"
 
 namespace habana_mp::tensor {
 
@@ -37,8 +36,8 @@ PyObject* cast_by_torch(PyObject* tensor, Kind to) {
   return PyObject_CallMethod(tensor, to == Kind::bf16 ? "bfloat16" : (to == Kind::f16 ? "half" : "float"), nullptr);
 }
 
-// Functions of torch's libraries that answer in 2 ns what their Python faces answer in 60. Found by name in what is
-// already loaded; where a torch does not have them the Python faces are asked.
+// They answer in 2 ns what their Python faces answer in 60; where a torch does not have them the Python faces are
+// asked.
 struct Symbols {
   bool (*any_modes_set)(bool) = nullptr;             // c10::impl::TorchDispatchModeTLS::any_modes_set(bool)
   const void* const* (*tracing_state)() = nullptr;   // const std::shared_ptr<TracingState>& getTracingState()
@@ -49,19 +48,15 @@ struct Symbols {
   int (*get_num_threads)() = nullptr;                // at::get_num_threads()
 
   Symbols() {
-    if (void* c10 = dlopen("libc10.so", RTLD_NOLOAD | RTLD_LAZY)) {
-      any_modes_set =
-          reinterpret_cast<bool (*)(bool)>(dlsym(c10, "_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb"));
-      is_grad_enabled = reinterpret_cast<bool (*)()>(dlsym(c10, "_ZN3c108GradMode10is_enabledEv"));
-      is_key_included = reinterpret_cast<bool (*)(std::uint16_t)>(
-          dlsym(c10, "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE"));
-      requires_grad = reinterpret_cast<bool (*)(const void*)>(dlsym(c10, "_ZNK3c1010TensorImpl13requires_gradEv"));
-    }
-    if (void* cpu = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY)) {
-      tracing_state = reinterpret_cast<const void* const* (*)()>(dlsym(cpu, "_ZN5torch3jit6tracer15getTracingStateEv"));
-      function_mode_enabled = reinterpret_cast<bool (*)()>(dlsym(cpu, "_ZN2at4impl27torch_function_mode_enabledEv"));
-      get_num_threads = reinterpret_cast<int (*)()>(dlsym(cpu, "_ZN2at15get_num_threadsEv"));
-    }
+    const TorchLibrary c10("libc10.so");
+    c10.find("_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb", any_modes_set);
+    c10.find("_ZN3c108GradMode10is_enabledEv", is_grad_enabled);
+    c10.find("_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE", is_key_included);
+    c10.find("_ZNK3c1010TensorImpl13requires_gradEv", requires_grad);
+    const TorchLibrary cpu("libtorch_cpu.so");
+    cpu.find("_ZN5torch3jit6tracer15getTracingStateEv", tracing_state);
+    cpu.find("_ZN2at4impl27torch_function_mode_enabledEv", function_mode_enabled);
+    cpu.find("_ZN2at15get_num_threadsEv", get_num_threads);
   }
 };
 

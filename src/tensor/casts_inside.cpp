@@ -1,8 +1,7 @@
 #include "tensor/casts_inside.hpp"
 
-#include <dlfcn.h>
-
 #include "tensor/inside.hpp"
+#include "tensor/torch_library.hpp"
 
 namespace habana_mp::tensor {
 
@@ -34,11 +33,6 @@ Functions functions;
 // The dispatch keys of a plain dense tensor on the CPU; 0 where nothing may be cast inside.
 std::uint64_t plain_keys = 0;
 
-template <typename Function>
-void find(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-}
-
 // Do torch's Python functions see what these set?
 bool agree_with_python() {
   PyObject* list = made_by(
@@ -60,19 +54,20 @@ bool agree_with_python() {
 }  // namespace
 
 void bind_casts_inside() noexcept {
-  void* library = can_look_inside() ? dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY) : nullptr;
-  if (library == nullptr) return;
-  find(library, "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE", functions.is_enabled);
-  find(library, "_ZN2at8autocast20set_autocast_enabledEN3c1010DeviceTypeEb", functions.set_enabled);
-  find(library, "_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE", functions.get_dtype);
-  find(library, "_ZN2at8autocast18set_autocast_dtypeEN3c1010DeviceTypeENS1_10ScalarTypeE", functions.set_dtype);
-  find(library, "_ZN2at8autocast25is_autocast_cache_enabledEv", functions.is_cache_enabled);
-  find(library, "_ZN2at8autocast26set_autocast_cache_enabledEb", functions.set_cache_enabled);
-  if (!functions.are_complete() || !agree_with_python()) plain_keys = 0;
+  const TorchLibrary torch("libtorch_cpu.so");
+  torch.find("_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE", functions.is_enabled);
+  torch.find("_ZN2at8autocast20set_autocast_enabledEN3c1010DeviceTypeEb", functions.set_enabled);
+  torch.find("_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE", functions.get_dtype);
+  torch.find("_ZN2at8autocast18set_autocast_dtypeEN3c1010DeviceTypeENS1_10ScalarTypeE", functions.set_dtype);
+  torch.find("_ZN2at8autocast25is_autocast_cache_enabledEv", functions.is_cache_enabled);
+  torch.find("_ZN2at8autocast26set_autocast_cache_enabledEb", functions.set_cache_enabled);
+  if (!can_look_inside() || !functions.are_complete() || !agree_with_python()) plain_keys = 0;
   PyErr_Clear();
 }
 
-bool may_cast_inside() noexcept { return plain_keys != 0 && !functions.is_enabled(cpu); }
+bool may_cast_inside() noexcept { return plain_keys != 0 && autocast_is_off(); }
+
+bool autocast_is_off() noexcept { return functions.is_enabled == nullptr || !functions.is_enabled(cpu); }
 
 bool can_be_cast_inside(PyObject* tensor) noexcept {
   if (plain_keys == 0 || !is_plain_tensor(tensor)) return false;  // nothing is known of a tensor's insides

@@ -12,7 +12,10 @@ void bind_casts_inside() noexcept;
 // Can it cast such an input, and would it? Plain dense tensors on the CPU.
 bool can_be_cast_inside(PyObject* tensor) noexcept;
 
-// Is the user's own autocast off in this thread? Where it is on it would have the last word as ever.
+// Is the user's own autocast for the CPU off in this thread? Where it is on it has the last word.
+bool autocast_is_off() noexcept;
+
+// May CastsInside be used in this thread?
 bool may_cast_inside() noexcept;
 
 // On in this thread as long as it lives; then everything is as it was.

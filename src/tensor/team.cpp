@@ -1,29 +1,26 @@
 #include "tensor/team.hpp"
 
-#include <dlfcn.h>
-
 #include "kernels/threads.hpp"
+#include "tensor/torch_library.hpp"
+
+// It cannot see how OpenMP's runtime keeps its threads in step.
+#if defined(__SANITIZE_THREAD__)
+#define HABANA_MP_UNDER_THREAD_SANITIZER
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define HABANA_MP_UNDER_THREAD_SANITIZER
+#endif
+#endif
 
 namespace habana_mp::tensor {
 
-namespace {
-
-template <typename Function>
-void find(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-}
-
-}  // namespace
-
 void bind_team() noexcept {
-#if !defined(__SANITIZE_THREAD__)  // which cannot see how that runtime keeps its threads in step
-  // What a library was linked against is searched along with it.
-  void* cpu = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY);
-  if (cpu == nullptr) return;
+#if !defined(HABANA_MP_UNDER_THREAD_SANITIZER)
+  const TorchLibrary torch("libtorch_cpu.so");
   kernels::Team team{};
-  find(cpu, "GOMP_parallel", team.run);
-  find(cpu, "omp_get_thread_num", team.place);
-  find(cpu, "omp_get_max_threads", team.size);
+  torch.find("GOMP_parallel", team.run);
+  torch.find("omp_get_thread_num", team.place);
+  torch.find("omp_get_max_threads", team.size);
   if (team.run != nullptr && team.place != nullptr && team.size != nullptr) kernels::use_team(team);
 #endif
 }

@@ -3,7 +3,8 @@
 
 namespace habana_mp::tensor {
 
-// Finds OpenMP's runtime in what torch has loaded. Where its torch was built without, the kernels keep their own.
+// Finds OpenMP's runtime in what torch has loaded. Where torch was built without, the kernels keep to their own
+// threads.
 void bind_team() noexcept;
 
 }  // namespace habana_mp::tensor

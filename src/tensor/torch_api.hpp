@@ -35,6 +35,7 @@ struct TorchApi {
   PyGetSetDef* data = nullptr;
   setter set_data = nullptr;  // as torch has it, whatever stands in the definition
   PyObject* get_num_threads = nullptr;
+  PyObject* is_mkldnn_enabled = nullptr;  // torch._C._get_mkldnn_enabled
   PyObject* empty_like = nullptr;
   PyObject* channels_last_order = nullptr;  // torch.channels_last
   // Keys of dispatch (torch._C.DispatchKey) under which even making a tensor is not what it seems, and who tells of

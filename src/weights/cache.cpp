@@ -334,6 +334,8 @@ PyObject* kept(PyObject* weight, Kind to, bool records, bool& is_new) noexcept {
   std::shared_ptr<Entry> held;  // where others may run, and forget the entry
   if (entry == nullptr || !entry->has(Form::plain) || !is_unchanged(*entry, weight)) {
     held = entry == nullptr ? make_entry(weight, to) : cache().entries.at({weight, to});
+    const bool is_packed = held != nullptr && held->cast != nullptr && !held->has(Form::plain);
+    if (is_packed && !records && is_unchanged(*held, weight)) ++held->unpacked;
     if (held == nullptr || !bring_up_to_date(*held, weight, tensor::look_at(weight))) {
       ++counts.refused;
       return nullptr;

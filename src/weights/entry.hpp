@@ -33,9 +33,9 @@ enum class Trust : std::uint8_t {
 };
 
 enum class Form : std::uint8_t {
-  plain,   // a tensor like the weight
-  packed,  // in the layout of the CPU's library, where nothing is recorded
-  panels,  // in that of our own kernels, where nothing is recorded either
+  plain,    // a tensor like the weight
+  library,  // in the layout of torch's CPU library, where nothing is recorded
+  panels,   // in that of our own kernels, where nothing is recorded either
 };
 
 struct Entry {
@@ -50,8 +50,9 @@ struct Entry {
   bool is_fresh = false;           // an optimizer wrote the cast along with the weight
   std::uint32_t refusals = 0;      // in a row
   std::uint32_t quiet_uses = 0;    // in a row: hits where nothing was recorded
+  std::uint32_t unpacked = 0;      // how often a packed form could not serve, where nothing was recorded either
   Sight sight;                     // as it was before the cast was made
-  std::uint32_t probed = 0;        // kinds of calls for which a packed form with another order was tried
+  std::uint32_t probed = 0;        // kinds of calls for which a form with another order was tried, to no end perhaps
   PyObject* packed_for = nullptr;  // the options of the convolution that a packed form is for
   tensor::Geometry geometry;       // as the weight lay then; without values: unknown
   PyObject* size = nullptr;        // the weight's sizes, a tuple

@@ -9,6 +9,10 @@ inline constexpr Py_ssize_t conv_options = 4;
 
 const PackingOperators& operators_of(Packs what) noexcept;
 
+// Does torch's own function use its CPU library in this thread, and has nothing else a say in the precision of what it
+// gives? Neither is the library switched off nor torch's autocast on.
+bool is_in_use() noexcept;
+
 // All of them return a new reference; null where the operator fails, with its exception, or was taken away meanwhile,
 // without one.
 

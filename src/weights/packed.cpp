@@ -21,6 +21,14 @@ Assumed assumed = Assumed::measured;
 
 // A weight is packed after so many uses in a row without a gradient and without a change.
 constexpr std::uint32_t quiet_enough = 4;
+
+// One that could not serve all of its calls, and had to be cast anew, is packed less and less often after some times.
+std::uint32_t quiet_uses_before_packing(const Entry& entry) {
+  constexpr std::uint32_t forgiven = 8;
+  constexpr std::uint32_t most_doublings = 20;
+  return quiet_enough << (std::clamp(entry.unpacked, forgiven, forgiven + most_doublings) - forgiven);
+}
+
 // Below this many values the operator itself costs more than it spares.
 constexpr std::int64_t worth_packing = 1 << 14;
 // The packed call must be faster by this factor when it is measured.
@@ -153,7 +161,7 @@ void consider_library(Entry& entry, const PackedCall& call) {
   PyObject* options = worth && !interrupted ? options_of(call) : nullptr;
   // Nor here.
   if (options != nullptr && entry.has(Form::plain)) {
-    entry.hold(Py_NewRef(packed), Py_XNewRef(holder), Form::packed);
+    entry.hold(Py_NewRef(packed), Py_XNewRef(holder), Form::library);
     Py_XSETREF(entry.packed_for, Py_NewRef(options));
   }
   Py_XDECREF(options);
@@ -171,11 +179,22 @@ bool are_its_options(PyObject* packed_for, const PackedCall& call) {
 }
 
 bool is_packed_for(const Entry& entry, const PackedCall& call) {
-  if (!entry.has(Form::packed)) return false;
+  if (!entry.has(Form::library)) return false;
   PyObject* packed_for = Py_NewRef(entry.packed_for);
   const bool is_it = are_its_options(packed_for, call);
   Py_DECREF(packed_for);
   return is_it;
+}
+
+// Is there nothing in this call that those who compute from packed weights do not see? A sign that counts the other way
+// round, another form of bias than a layer's, an input that is laid out so that torch sums it otherwise.
+bool is_plain_call(const PackedCall& call, const Entry& entry) {
+  if (tensor::is_negative(call.input)) return false;
+  if (call.what == Packs::linear && !lies_in_rows(call.input)) return false;
+  if (call.bias == Py_None) return true;
+  DLTensor bias;
+  return !tensor::is_negative(call.bias) && tensor::view_on_cpu(call.bias, bias) && bias.ndim == 1 &&
+         tensor::is_contiguous(bias) && !entry.geometry.sizes.empty() && bias.shape[0] == entry.geometry.sizes[0];
 }
 
 }  // namespace
@@ -193,13 +212,14 @@ bool may_be_packed(const PackedCall& call, Kind to) noexcept {
   if (torch.plain == nullptr || to != Kind::bf16) return false;
   const Entry* known = entry_of(call.weight, to);
   if (known == nullptr || known->cast == nullptr || known->busy) return false;
+  if (known->form == Form::plain && known->quiet_uses < quiet_uses_before_packing(*known)) return false;
+  if (!is_in_use() || !is_plain_call(call, *known)) return false;
   if (known->form == Form::panels) {
     const std::optional<PanelVerdict> verdict = known_verdict(*known, call);
-    return !verdict || verdict->pays;
+    return verdict ? verdict->pays : may_try_panels(*known, call);
   }
   if (known->form == Form::plain) {
-    if (known->quiet_uses < quiet_enough) return false;
-    if (may_try_panels(*known, call)) {
+    if (call.what == Packs::linear && may_try_panels(*known, call)) {
       const std::optional<PanelVerdict> verdict = known_verdict(*known, call);
       if (!verdict || verdict->pays) return true;
     }
@@ -208,7 +228,7 @@ bool may_be_packed(const PackedCall& call, Kind to) noexcept {
     if (call.reorders && !tensor::is_channels_first(known->cast)) return false;
   }
   const std::shared_ptr<Entry> entry = cache().entries.at({call.weight, to});  // comparing may let others run
-  if (entry->form == Form::packed) return is_packed_for(*entry, call);
+  if (entry->form == Form::library) return is_packed_for(*entry, call);
   PyObject* one_case = case_of(*entry, call);
   const Verdict verdict = verdict_on(one_case);
   Py_XDECREF(one_case);
@@ -245,7 +265,6 @@ PyObject* answer(const PackedCall& call, Kind to) noexcept {
   if (result == nullptr) {
     // The ordinary call will say what is wrong.
     drop_error();
-    entry.drop();
     return nullptr;
   }
   ++counts.hits;

@@ -17,8 +17,11 @@ namespace habana_mp::weights {
 
 namespace {
 
-// Fewer values are not worth a measurement.
+// Fewer values are not worth a measurement; more would take too much memory for one.
 constexpr std::int64_t worth_trying = 1 << 10;
+constexpr std::int64_t most_tried = std::int64_t{1} << 26;
+// A trial that failed is made again so often.
+constexpr std::uint32_t most_trials = 8;
 // A weight's panels must be faster by this factor than the weight as it is: making them takes as long as some calls.
 constexpr double clearly = 1.05;
 // Below so many products of two numbers a call is over sooner than another thread could make use of the GIL.
@@ -26,22 +29,24 @@ constexpr std::size_t gil_kept_below = std::size_t{1} << 21;
 constexpr std::int32_t most_dimensions = 8;
 
 // Calls of one kind: they sum in the same order, and take about as long. The library orders the sums of one row
-// otherwise than those of several, and may order them by the number of its threads.
+// otherwise than those of several, and may order them by the number of its threads; torch has a loop of its own for the
+// smallest.
 struct Case {
   std::int64_t outer;
   std::int64_t inner;
-  unsigned row_digits;  // binary ones
-  unsigned threads;
+  std::size_t rows;  // a few: their number; more: its binary digits
+  std::size_t threads;
   bool has_bias;
   bool is_matrix;  // an input of two dimensions
 
   bool operator==(const Case&) const = default;
 };
+constexpr std::int64_t few_rows = 16;
 struct HashOfCase {
   std::size_t operator()(const Case& one) const noexcept {
     const auto outer = static_cast<std::size_t>(one.outer);
     const auto inner = static_cast<std::size_t>(one.inner);
-    return ((outer * 1000003 + inner) * 1000003 + one.row_digits * 8 + one.threads * 1024) ^ (one.has_bias ? 1U : 0U) ^
+    return ((outer * 1000003 + inner) * 1000003 + one.rows * 8 + one.threads * 4096) ^ (one.has_bias ? 1U : 0U) ^
            (one.is_matrix ? 2U : 0U);
   }
 };
@@ -55,30 +60,33 @@ std::unordered_map<Case, PanelVerdict, HashOfCase>& verdicts() {
 // An input's rows in memory.
 struct Rows {
   std::int64_t count = 1;
-  std::int64_t step = 0;  // from one to the next, in elements; 0 where they do not lie evenly
+  std::int64_t step = 0;  // from one to the next, in elements
 };
 
-// Nothing where these are no rows of that length.
+// Nothing where these are no rows of that length, or lie in a way for which torch has other ways, that sum otherwise:
+// the rows of a matrix must lie evenly, those of more dimensions one after the other.
 std::optional<Rows> rows_of(const DLTensor& view, std::int64_t length) {
   const std::int32_t last = view.ndim - 1;
   if (last < 1 || view.ndim > most_dimensions || view.shape[last] != length) return std::nullopt;
+  if (view.strides == nullptr) {
+    Rows rows{1, length};
+    for (std::int32_t i = 0; i < last; ++i) rows.count *= view.shape[i];
+    return rows;
+  }
+  if (view.strides[last] != 1) return std::nullopt;
   Rows rows;
-  bool evenly = view.strides == nullptr || view.strides[last] == 1 || length == 1;
   std::int64_t expected = length;
   for (std::int32_t i = last - 1; i >= 0; --i) {
     const std::int64_t size = view.shape[i];
-    if (size != 1 && view.strides != nullptr) {
-      if (rows.count == 1) {
-        expected = view.strides[i];
-        rows.step = expected;
-      }
-      evenly = evenly && view.strides[i] == expected && expected >= length;
+    if (size != 1) {
+      const bool may_be_apart = last == 1 && view.strides[i] >= length;
+      if (view.strides[i] != expected && !may_be_apart) return std::nullopt;
+      if (rows.step == 0) rows.step = view.strides[i];
     }
     rows.count *= size;
     expected *= size;
   }
   if (rows.step == 0) rows.step = length;
-  if (!evenly) rows.step = 0;
   return rows;
 }
 
@@ -89,8 +97,10 @@ std::optional<Case> case_of(const Entry& entry, const PackedCall& call) {
   const std::int64_t inner = entry.geometry.sizes[1];
   const std::optional<Rows> rows = rows_of(view, inner);
   if (!rows || rows->count == 0) return std::nullopt;
-  const auto digits = static_cast<unsigned>(std::bit_width(static_cast<std::uint64_t>(rows->count)));
-  return Case{outer, inner, digits, tensor::torch_threads(), call.bias != Py_None, view.ndim == 2};
+  const auto digits = static_cast<std::int64_t>(std::bit_width(static_cast<std::uint64_t>(rows->count)));
+  const std::int64_t magnitude = rows->count <= few_rows ? rows->count : few_rows + digits;
+  return Case{outer,         inner, static_cast<std::size_t>(magnitude), tensor::torch_threads(), call.bias != Py_None,
+              view.ndim == 2};
 }
 
 // A tensor that is dropped at the end.
@@ -125,38 +135,57 @@ class Trial {
         bias_(one.has_bias ? tensor::new_empty(call.bias, std::array{one.outer}) : Py_NewRef(Py_None)),
         weight_(tensor::new_empty(call.input, std::array{one.outer, one.inner})),
         input_(make_input(call)),
-        panels_(make_panels()),
+        panels_(fill_weight()),
         call_{Packs::linear, input_.get(), weight_.get(), bias_.get(), nullptr} {}
 
-  // A block with which our kernels give the bits of torch's function, or nothing.
-  std::optional<std::size_t> find_block() {
-    // Sums to nothing show a wrong block in one of six results or more.
+  // Nothing where something failed: then nothing is known.
+  std::optional<PanelVerdict> run() {
+    std::vector<std::size_t> blocks = blocks_to_try();
+    // Enough results to tell the blocks apart, then denormals.
     constexpr std::int64_t enough = 256;
+    std::int64_t compared = 0;
+    for (std::uint64_t seed = 1; !blocks.empty() && compared < enough; ++seed) {
+      if (!compare(seed, false, blocks)) return std::nullopt;
+      compared += std::min(rows(), different_rows) * std::min(case_.outer, different_rows);
+    }
+    if (!blocks.empty() && !compare(0, true, blocks)) return std::nullopt;
+    // Where two are left they could not be told apart: who knows which of them is right.
+    if (blocks.size() != 1) return PanelVerdict{false, 0};
+    if (assumed_packing() == Assumed::panels) return PanelVerdict{true, blocks.front()};
+    const std::optional<bool> faster = pays(blocks.front());
+    return faster ? std::optional(PanelVerdict{*faster, blocks.front()}) : std::nullopt;
+  }
+
+ private:
+  [[nodiscard]] std::int64_t rows() const { return tensor::count_elements(input_.get()) / case_.inner; }
+
+  // What the library was seen to take, and half and twice of it.
+  [[nodiscard]] std::vector<std::size_t> blocks_to_try() const {
     const auto whole = static_cast<std::size_t>(case_.inner);
     std::vector<std::size_t> blocks{whole};
-    for (const std::size_t block : {std::size_t{512}, std::size_t{1024}, std::size_t{256}, std::size_t{2048}}) {
-      if (block < whole) blocks.push_back(block);
+    for (std::size_t block = smallest_block; block <= 2048 && block < whole; block *= 2) blocks.push_back(block);
+    return blocks;
+  }
+
+  // Takes out the blocks with which our kernels give other bits than torch's function. False where something failed.
+  bool compare(std::uint64_t seed, bool denormal, std::vector<std::size_t>& blocks) {
+    if (panels_.get() == nullptr || !fill(seed, denormal)) return false;
+    const Owned expected(call_plain(call_, weight_.get()));
+    if (expected.get() == nullptr) return false;
+    for (std::size_t i = blocks.size(); i-- > 0;) {
+      const Owned made(multiply(blocks[i]));
+      if (made.get() == nullptr) return false;
+      if (!are_same(made.get(), expected.get())) blocks.erase(blocks.begin() + static_cast<std::ptrdiff_t>(i));
     }
-    std::int64_t compared = 0;
-    for (std::uint64_t seed = 1; !blocks.empty() && (compared < enough || seed <= 2); ++seed) {
-      if (panels_.get() == nullptr || !fill(seed)) return std::nullopt;
-      const Owned expected(call_plain(call_, weight_.get()));
-      if (expected.get() == nullptr) return std::nullopt;
-      std::erase_if(blocks, [&](std::size_t block) {
-        const Owned made(multiply(block));
-        return !are_same(made.get(), expected.get());
-      });
-      compared += tensor::count_elements(expected.get());
-    }
-    return blocks.empty() ? std::nullopt : std::optional(blocks.front());
+    return true;
   }
 
   // Are our kernels faster than torch's function, and than its library's packed weights? The shortest calls decide, of
-  // some made in turn.
-  bool pays(std::size_t block) {
-    const Owned packed(operators_of(Packs::linear).pack == nullptr ? nullptr : pack(weight_.get(), call_));
-    drop_error();
-    if (PyErr_Occurred() != nullptr) return false;
+  // some made in turn. Nothing where one fails.
+  std::optional<bool> pays(std::size_t block) {
+    const bool has_packed = operators_of(Packs::linear).pack != nullptr;
+    const Owned packed(has_packed ? pack(weight_.get(), call_) : nullptr);
+    if (has_packed && packed.get() == nullptr) return std::nullopt;
     constexpr int most_rounds = 7;
     constexpr int fewest_rounds = 3;
     constexpr double long_enough = 0.03;  // seconds: of long calls fewer tell as much
@@ -166,9 +195,11 @@ class Trial {
     double spent = 0;
     for (int i = 0; i < most_rounds && (i < fewest_rounds || spent < long_enough); ++i) {
       const double one = time_of([&] { return call_plain(call_, weight_.get()); });
-      const double other = packed.get() == nullptr ? 1e9 : time_of([&] { return call_packed(call_, packed.get()); });
+      if (one < 0) return std::nullopt;
+      const double other = has_packed ? time_of([&] { return call_packed(call_, packed.get()); }) : from_packed;
+      if (other < 0) return std::nullopt;
       const double ours = time_of([&] { return multiply(block); });
-      if (one < 0 || other < 0 || ours < 0) return false;
+      if (ours < 0) return std::nullopt;
       plain = std::min(plain, one);
       from_packed = std::min(from_packed, other);
       from_panels = std::min(from_panels, ours);
@@ -177,7 +208,6 @@ class Trial {
     return from_panels * clearly < plain && from_panels < from_packed;
   }
 
- private:
   static PyObject* make_input(const PackedCall& call) {
     DLTensor view;
     if (!tensor::view_on_cpu(call.input, view)) return nullptr;
@@ -185,26 +215,25 @@ class Trial {
     return tensor::new_empty(call.input, sizes);
   }
 
-  PyObject* make_panels() {
+  PyObject* fill_weight() {
     void* const weight = values_of(weight_.get());
     if (weight == nullptr) return nullptr;
     fill_with_sums_to_nothing(weight, case_.outer, case_.inner, false, 0);
-    return weights::make_panels(weight_.get());
+    return make_panels(weight_.get());
   }
 
   PyObject* multiply(std::size_t block) {
     return multiply_panels(call_, panels_.get(), case_.outer, case_.inner, block);
   }
 
-  // At the second time denormals, which our kernels' instruction takes for zero; else a bias as small as the sums.
-  bool fill(std::uint64_t seed) {
+  // With denormals, which our kernels' instruction takes for zero, or with a bias as small as the sums.
+  bool fill(std::uint64_t seed, bool denormal) {
     auto* const input = static_cast<std::uint16_t*>(values_of(input_.get()));
     if (input == nullptr) return false;
-    const bool denormal = seed == 2;
-    const std::int64_t count = tensor::count_elements(input_.get());
-    fill_with_sums_to_nothing(input, count / case_.inner, case_.inner, true, seed);
+    fill_with_sums_to_nothing(input, rows(), case_.inner, true, seed);
     if (denormal) {
       // Without signs, so that they do not add up to nothing.
+      const std::int64_t count = rows() * case_.inner;
       for (std::int64_t i = 0; i < count; ++i) input[i] &= 0x007f;
     }
     if (!case_.has_bias) return true;
@@ -226,8 +255,6 @@ class Trial {
   PackedCall call_;
 };
 
-PyObject* contiguous(PyObject* input) { return PyObject_CallMethod(input, "contiguous", nullptr); }
-
 }  // namespace
 
 std::optional<PanelVerdict> known_verdict(const Entry& entry, const PackedCall& call) noexcept {
@@ -237,22 +264,27 @@ std::optional<PanelVerdict> known_verdict(const Entry& entry, const PackedCall& 
   return found == verdicts().end() ? std::nullopt : std::optional(found->second);
 }
 
+bool lies_in_rows(PyObject* input) noexcept {
+  DLTensor view;
+  if (!tensor::view_on_cpu(input, view) || view.ndim < 2) return false;
+  return rows_of(view, view.shape[view.ndim - 1]).has_value();
+}
+
 bool may_try_panels(const Entry& entry, const PackedCall& call) noexcept {
-  return call.what == Packs::linear && kernels::can_multiply() && operators_of(call.what).plain != nullptr &&
-         entry.elements >= worth_trying && entry.geometry.sizes.size() == 2 && entry.geometry.sizes[1] % 2 == 0 &&
+  return kernels::can_multiply() && entry.probed < most_trials && entry.elements >= worth_trying &&
+         entry.elements <= most_tried && entry.geometry.sizes.size() == 2 && entry.geometry.sizes[1] % 2 == 0 &&
          entry.geometry.strides[1] == 1 && case_of(entry, call).has_value();
 }
 
-std::optional<PanelVerdict> try_panels(const Entry& entry, const PackedCall& call) {
+std::optional<PanelVerdict> try_panels(Entry& entry, const PackedCall& call) {
   const std::optional<Case> one = case_of(entry, call);
   if (!one) return std::nullopt;
   Trial trial(*one, call);
-  const std::optional<std::size_t> block = trial.find_block();
-  PanelVerdict verdict{false, block.value_or(0)};
-  if (block) verdict.pays = assumed_packing() == Assumed::panels || trial.pays(*block);
+  const std::optional<PanelVerdict> verdict = trial.run();
   drop_error();
-  if (PyErr_Occurred() != nullptr) return std::nullopt;
-  return verdicts().insert_or_assign(*one, verdict).first->second;
+  if (verdict && PyErr_Occurred() == nullptr) return verdicts().insert_or_assign(*one, *verdict).first->second;
+  ++entry.probed;
+  return std::nullopt;
 }
 
 void forget_panel_verdicts() noexcept { verdicts().clear(); }
@@ -280,18 +312,8 @@ PyObject* multiply_panels(const PackedCall& call, PyObject* panels, std::int64_t
                           std::size_t block) {
   DLTensor view;
   if (!tensor::view_on_cpu(call.input, view)) return nullptr;
-  std::optional<Rows> rows = rows_of(view, inner);
+  const std::optional<Rows> rows = rows_of(view, inner);
   if (!rows || rows->count == 0) return nullptr;
-  Owned evenly(nullptr);
-  if (rows->step == 0) {
-    PyObject* made = contiguous(call.input);
-    PackedCall again = call;
-    again.input = made;
-    const bool usable = made != nullptr && values_of(made) != nullptr;
-    PyObject* result = usable ? multiply_panels(again, panels, outer, inner, block) : nullptr;
-    Py_XDECREF(made);
-    return result;
-  }
   std::array<std::int64_t, most_dimensions> sizes{};
   std::copy_n(view.shape, view.ndim, sizes.begin());
   sizes[static_cast<std::size_t>(view.ndim) - 1] = outer;

@@ -22,11 +22,16 @@ struct PanelVerdict {
 // Of calls like this one; nothing where none was tried yet, or where there is nothing to try.
 std::optional<PanelVerdict> known_verdict(const Entry& entry, const PackedCall& call) noexcept;
 
+// Do an input's rows lie in memory so that torch's function takes the way for which packed weights give the same bits?
+// From others it sums in another order, or adds a bias after rounding.
+bool lies_in_rows(PyObject* input) noexcept;
+
 // May our kernels answer such calls at all?
 bool may_try_panels(const Entry& entry, const PackedCall& call) noexcept;
 
-// Tries it, with values of its own. Others may run meanwhile. An interrupt leaves its exception; then nothing is known.
-std::optional<PanelVerdict> try_panels(const Entry& entry, const PackedCall& call);
+// Tries it, with values of its own. Others may run meanwhile. Nothing where the trial failed; an interrupt leaves its
+// exception.
+std::optional<PanelVerdict> try_panels(Entry& entry, const PackedCall& call);
 
 void forget_panel_verdicts() noexcept;
 

@@ -34,23 +34,29 @@ void fill_with_noise(void* bf16_values, std::int64_t count, std::uint64_t seed) 
 
 void fill_with_sums_to_nothing(void* bf16_values, std::int64_t rows, std::int64_t inner, bool reversed,
                                std::uint64_t seed) {
-  constexpr std::int64_t different = 61;  // rows; the others are copies
+  const std::int64_t rest = inner > smallest_block ? inner % smallest_block : 0;
   auto* const first = static_cast<std::uint16_t*>(bf16_values);
-  fill_with_noise(first, std::min(rows, different) * inner, seed);
+  fill_with_noise(first, std::min(rows, different_rows) * inner, seed);
   // The same order for both sides.
-  const auto half = static_cast<std::size_t>(inner / 2);
+  const auto half = static_cast<std::size_t>((inner - rest) / 2);
   std::vector<std::size_t> order(half);
   std::iota(order.begin(), order.end(), std::size_t{0});
   Random random{half};
   for (std::size_t i = half; i > 1; --i) std::swap(order[i - 1], order[random.next() % i]);
-  const std::uint16_t flipped = reversed ? 0x8000 : 0;
+  const unsigned flipped = reversed ? 0x8000 : 0;
+  constexpr unsigned by_2_to_the_20th = 20U << 7U;
   for (std::int64_t i = 0; i < rows; ++i) {
     std::uint16_t* const row = first + i * inner;
-    if (i >= different) {
-      std::memcpy(row, first + i % different * inner, static_cast<std::size_t>(inner) * sizeof *row);
+    if (i >= different_rows) {
+      std::memcpy(row, first + i % different_rows * inner, static_cast<std::size_t>(inner) * sizeof *row);
       continue;
     }
     for (std::size_t j = 0; j < half; ++j) row[half + j] = static_cast<std::uint16_t>(row[order[j]] ^ flipped);
+    std::uint16_t* const end = row + inner - rest;
+    for (std::int64_t j = 0; j < rest / 2; ++j) {
+      if (reversed) end[j] = static_cast<std::uint16_t>(end[j] + by_2_to_the_20th);
+      end[rest / 2 + j] = static_cast<std::uint16_t>(end[j] ^ flipped);
+    }
   }
 }
 
