@@ -160,6 +160,9 @@ def install(plan: list[tuple[Any, Any, str, Rule, Rule]]) -> None:
     """Replace what is installed: (object, what the log shows for it, operation, rule of the lists, rule where the lists
     are silent)."""
 
+def set_function_twins(twins: dict[Any, Any]) -> None:
+    """Functions that are called instead of methods that are covered, where these are called with two plain tensors."""
+
 def install_probes(
     autocast_set_enabled: Any,
     autocast_set_dtype: Any,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from habana_mp import _core, _policy
+from habana_mp import _operations as ops
 from habana_mp._checkpoint import checkpoint_replacement
 from habana_mp._compiled import Compiled, forget_compiled_code
 from habana_mp._composites import Replacement, composite
@@ -92,6 +93,9 @@ class Installation:
 
     def _support(self, policy: Policy, *, weights_of: Policy | None) -> None:
         """Put in what any lists need beside the rules themselves."""
+        _core.set_function_twins(
+            {getattr(torch._C.TensorBase, m): getattr(torch._C._VariableFunctions, f) for m, f in ops.FUNCTION_TWINS.items()}
+        )
         self._places.install()
         hold_operators = any(one.lists_hold_operators for one in (policy, *self._policies()))
         self._compiled.install(lists_hold_operators=hold_operators)

@@ -222,6 +222,10 @@ CAST_INSIDE = _names("""
     conv_transpose3d
 """)
 
+#: Of these, methods of two tensors, and the function of torch's that does the same: its call takes less, see
+#: docs/design.md.
+FUNCTION_TWINS = {"matmul": "matmul", "__matmul__": "matmul", "mm": "mm", "bmm": "bmm"}
+
 #: Of these, what torch's CPU library runs from a packed weight.
 PACKS_WEIGHTS = _names("linear conv2d")
 

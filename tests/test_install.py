@@ -670,3 +670,33 @@ def test_an_unknown_reader_is_an_error_that_names_the_choices() -> None:
 def test_nothing_of_the_core_is_installed_without_convert() -> None:
     assert _core.installed_count() == 0
     assert Path(_core.__file__ or "").suffix in (".so", ".pyd")
+
+
+@pytest.mark.parametrize("name", ["matmul", "__matmul__", "mm", "bmm"])
+def test_a_method_with_a_function_for_a_twin_is_still_that_method(converted: Converter, name: str) -> None:
+    shape = (2, 3, 4) if name == "bmm" else (3, 4)
+    x, y = torch.randn(shape), torch.randn(shape).transpose(-1, -2)
+    method = getattr(torch.Tensor, name)
+    plain = method(x.bfloat16(), y.bfloat16())
+    with pytest.raises(RuntimeError) as without:
+        method(x, x)
+    converted(bf16=[name])
+    assert torch.equal(method(x, y), plain)
+    assert torch.equal(method(x.bfloat16(), y.bfloat16()), plain)
+    with pytest.raises(RuntimeError) as error:
+        method(x, x)
+    assert str(error.value) == str(without.value)
+    called = []
+
+    class Watching(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            called.append(function)
+            return function(*args, **(kwargs or {}))
+
+    low, other = x.bfloat16(), y.bfloat16()
+    with Watching():
+        result = method(low, other)
+    assert called == [torch.Tensor.matmul if name == "__matmul__" else method]  # as without us
+    assert torch.equal(result, plain)
+    if name == "__matmul__":
+        assert method(x, 1) is NotImplemented

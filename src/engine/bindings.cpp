@@ -278,6 +278,9 @@ void register_engine(py::module_& module) {
   module.def(
       "reader", [] { return tensor::name(tensor::way); }, "How tensors are read: layout, dlpack or attribute.");
   module.def("install", &install, py::arg("plan"));
+  module.def("set_function_twins", [](const py::dict& twins) {
+    for (const auto& [method, function] : twins) engine::set_function_twin(method.ptr(), function.ptr());
+  });
   module.def("install_probes", &install_probes);
   module.def("set_places", &set_places);
   module.def("install_in_disabled_regions", &engine::install_in_disabled_regions);

@@ -9,7 +9,6 @@
 #include "errors.hpp"
 #include "log/log.hpp"
 #include "stopwatch.hpp"
-#include "tensor/aten.hpp"
 #include "tensor/buffers.hpp"
 #include "tensor/cast.hpp"
 #include "tensor/casts_inside.hpp"
@@ -638,18 +637,18 @@ bool may_leave_casts(const Target& target, const Rule& rule, const Arguments& ar
   return tensor::may_cast_inside() && !tensor::is_traced();
 }
 
-// As call_original. The operations that torch may cast in take hold of a method's own tensor several times.
-PyObject* call_listed(Target& target, const Rule& rule, const Arguments& arguments) {
-  if (!rule.casts_inside || target.shape != Target::Shape::method || !tensor::is_plain_tensor(arguments.values[0])) {
-    return call_original(target, arguments);
-  }
-  const tensor::Held held(arguments.values[0]);
-  return call_original(target, arguments);
+// As call_original, of a call that no function mode sees. A function's parser holds its tensors in C++ for as long as
+// the call takes, a method's does not hold the tensor it belongs to.
+PyObject* call_unseen(Target& target, const Arguments& arguments) {
+  const bool has_twin = target.twin != nullptr && arguments.positional == 2 && arguments.keywords == nullptr &&
+                        tensor::is_plain_tensor(arguments.values[0]) && tensor::is_plain_tensor(arguments.values[1]);
+  if (!has_twin) return call_original(target, arguments);
+  return call_with_values(PyCFunction_GET_FUNCTION(target.twin), PyCFunction_GET_SELF(target.twin), arguments);
 }
 
-PyObject* call_and_cast_inside(Target& target, const Rule& rule, const Arguments& arguments, Kind to) {
+PyObject* call_and_cast_inside(Target& target, const Arguments& arguments, Kind to) {
   const tensor::CastsInside on(to);
-  return call_listed(target, rule, arguments);
+  return call_unseen(target, arguments);
 }
 
 // One try of a call with its casts, and what came of it.
@@ -676,8 +675,7 @@ PyObject* attempt_with_casts(Target& target, const Rule& rule, const Arguments& 
   attempt.made = cast.make(rule, reading, to, tally);
   attempt.scalar_changed = cast.scalar_changed();
   if (!attempt.made) return nullptr;
-  return tally.left_casts ? call_and_cast_inside(target, rule, cast.arguments(), to)
-                          : call_listed(target, rule, cast.arguments());
+  return tally.left_casts ? call_and_cast_inside(target, cast.arguments(), to) : call_unseen(target, cast.arguments());
 }
 
 // Is it one of the calls that may be left as they are written where that is faster? Not where a backward follows, of
@@ -864,7 +862,8 @@ PyObject* call_original(Target& target, const Arguments& arguments) {
   if (is_refused && !is_for_another_device(thread_state.region, arguments)) {
     return refuse(target);
   }
-  PyObject* result = call_listed(target, rule, arguments);
+  const bool is_seen = target.twin == nullptr || tensor::function_mode_is_on();
+  PyObject* result = is_seen ? call_original(target, arguments) : call_unseen(target, arguments);
   if (result != nullptr) [[likely]] {
     report(target, plan.decision, {});
     return result;

@@ -59,6 +59,17 @@ Target* find_target(PyObject* object) noexcept {
   return found == by_object().end() ? nullptr : found->second;
 }
 
+void set_function_twin(PyObject* method, PyObject* function) noexcept {
+  Target* const target = find_target(method);
+  if (target == nullptr || target->shape != Target::Shape::method || target->twin != nullptr) return;
+  constexpr int convention = METH_VARARGS | METH_KEYWORDS | METH_FASTCALL;
+  if (!PyCFunction_CheckExact(function) ||
+      (PyCFunction_GET_FLAGS(function) & convention) != (METH_VARARGS | METH_KEYWORDS)) {
+    return;
+  }
+  target->twin = Py_NewRef(function);
+}
+
 Target* target_for(PyObject* object, Target::Shape shape, const char* operation, PyObject* shown) {
   if (Target* known = find_target(object)) return known;
   if (target_count == target_capacity) {

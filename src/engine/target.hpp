@@ -45,6 +45,7 @@ struct Target {
   PyObject* object = nullptr;  // the builtin, descriptor or Python function; owned for the life of the process
   PyObject* called = nullptr;  // of a Python function: what is called for it, owned
   vectorcallfunc original_slot = nullptr;
+  PyObject* twin = nullptr;            // a method's: the function that does the same with two tensors, owned
   PyMethodDef* definition = nullptr;   // as the object had it
   PyMethodDef definition_with_slot{};  // a fast function's, so that the interpreter does not pass the slot by
   std::string operation;               // the name that the lists and the report use
@@ -66,6 +67,10 @@ Target* find_target(PyObject* object) noexcept;
 // The target of an object, made when there is none. Null with a Python exception set when there is no room.
 // `shown` is what the log calls it.
 Target* target_for(PyObject* object, Target::Shape shape, const char* operation, PyObject* shown);
+
+// From now on the builtin `function` is called where the method is called with two plain tensors. Nothing happens where
+// the method is not covered.
+void set_function_twin(PyObject* method, PyObject* function) noexcept;
 
 // The target of a Python function: not in `targets`, since users make as many as they like. What a dropped one counted
 // is kept.

@@ -2,7 +2,6 @@
 
 #include <array>
 #include <optional>
-#include <utility>
 
 #include "errors.hpp"
 #include "tensor/finding.hpp"
@@ -35,8 +34,7 @@ using OptionalDevice = std::optional<std::array<std::int8_t, 2>>;
 
 Handle (*view)(const Handle&, Sizes) = nullptr;
 Handle (*empty)(const Handle&, Sizes, OptionalNumber, OptionalNumber, OptionalDevice, std::optional<bool>) = nullptr;
-Handle (*copy)(const Handle&) = nullptr;  // at::native::resolve_conj: the tensor itself, unless it is complex
-PyObject* (*wrap)(Handle&&) = nullptr;    // THPVariable_Wrap, which takes what it is given
+PyObject* (*wrap)(Handle&&) = nullptr;  // THPVariable_Wrap, which takes a new tensor that it is given
 
 // A tensor as torch's operators take it; null where this one's cannot be had.
 const Handle* handle_of(PyObject* tensor) {
@@ -87,12 +85,6 @@ bool empty_ones_are_right(PyObject* sample) {
   return right;
 }
 
-bool copies_are_right(PyObject* sample) {
-  const Py_ssize_t references = Py_REFCNT(sample);
-  const Held held(sample);
-  return Py_REFCNT(sample) == references + 1;  // that torch's library has
-}
-
 }  // namespace
 
 void bind_aten() noexcept {
@@ -104,7 +96,6 @@ void bind_aten() noexcept {
       "_ZN2at4_ops9new_empty4callERKNS_6TensorEN3c108ArrayRefINS5_6SymIntEEESt8optionalINS5_10ScalarTypeEE"
       "S9_INS5_6LayoutEES9_INS5_6DeviceEES9_IbE",
       empty);
-  torch.find("_ZN2at6native12resolve_conjERKNS_6TensorE", copy);
   if (wrap == nullptr) return;
   PyObject* list = made_by(
       "import torch\n"
@@ -113,26 +104,8 @@ void bind_aten() noexcept {
       "        return [torch.ones(2, 3, device='cpu', requires_grad=True)]\n");
   if (list == nullptr || !views_are_right(PyList_GET_ITEM(list, 0))) view = nullptr;
   if (list == nullptr || !empty_ones_are_right(PyList_GET_ITEM(list, 0))) empty = nullptr;
-  if (list == nullptr || !copies_are_right(PyList_GET_ITEM(list, 0))) copy = nullptr;
   Py_XDECREF(list);
   PyErr_Clear();
-}
-
-Held::Held(PyObject* tensor) noexcept {
-  const Handle* const given = copy == nullptr ? nullptr : handle_of(tensor);
-  if (given == nullptr) return;
-  try {
-    implementation_ = copy(*given).implementation;
-  } catch (...) {
-    implementation_ = nullptr;
-  }
-}
-
-Held::~Held() {
-  if (implementation_ == nullptr) return;
-  Handle handle;
-  handle.implementation = implementation_;
-  Py_XDECREF(wrap(std::move(handle)));  // lets go of it, and gives a reference to the tensor's object instead
 }
 
 PyObject* unsafe_view(PyObject* tensor, std::span<const std::int64_t> sizes) noexcept {

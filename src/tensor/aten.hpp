@@ -19,17 +19,4 @@ PyObject* unsafe_view(PyObject* tensor, std::span<const std::int64_t> sizes) noe
 // where the operator was not found. Null where it fails, without an exception but an interrupt's.
 PyObject* new_empty(PyObject* tensor, std::span<const std::int64_t> sizes) noexcept;
 
-// Holds a plain tensor in C++ as long as it lives, where torch's library can be asked to: torch asks for the GIL each
-// time an operation takes hold of a tensor that only Python holds, and each time it lets go of it.
-class Held {
- public:
-  explicit Held(PyObject* tensor) noexcept;
-  ~Held();
-  Held(const Held&) = delete;
-  Held& operator=(const Held&) = delete;
-
- private:
-  const void* implementation_ = nullptr;
-};
-
 }  // namespace habana_mp::tensor

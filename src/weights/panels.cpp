@@ -27,21 +27,22 @@ constexpr double clearly = 1.05;
 // Below so many products of two numbers a call is over sooner than another thread could make use of the GIL.
 constexpr std::size_t gil_kept_below = std::size_t{1} << 21;
 constexpr std::int32_t most_dimensions = 8;
+// Torch calls its library from 4096 products of two numbers on; some other version may from more.
+constexpr std::int64_t small_product = 1 << 14;
 
 // Calls of one kind: they sum in the same order, and take about as long. The library orders the sums of one row
 // otherwise than those of several, and may order them by the number of its threads; torch has a loop of its own for the
-// smallest.
+// smallest products.
 struct Case {
   std::int64_t outer;
   std::int64_t inner;
-  std::size_t rows;  // a few: their number; more: its binary digits
+  std::size_t rows;  // the binary digits of their number; of small products the number itself
   std::size_t threads;
   bool has_bias;
   bool is_matrix;  // an input of two dimensions
 
   bool operator==(const Case&) const = default;
 };
-constexpr std::int64_t few_rows = 16;
 struct HashOfCase {
   std::size_t operator()(const Case& one) const noexcept {
     const auto outer = static_cast<std::size_t>(one.outer);
@@ -97,10 +98,11 @@ std::optional<Case> case_of(const Entry& entry, const PackedCall& call) {
   const std::int64_t inner = entry.geometry.sizes[1];
   const std::optional<Rows> rows = rows_of(view, inner);
   if (!rows || rows->count == 0) return std::nullopt;
-  const auto digits = static_cast<std::int64_t>(std::bit_width(static_cast<std::uint64_t>(rows->count)));
-  const std::int64_t magnitude = rows->count <= few_rows ? rows->count : few_rows + digits;
-  return Case{outer,         inner, static_cast<std::size_t>(magnitude), tensor::torch_threads(), call.bias != Py_None,
-              view.ndim == 2};
+  constexpr std::size_t most_digits = 64;
+  const auto count = static_cast<std::size_t>(rows->count);
+  const auto digits = static_cast<std::size_t>(std::bit_width(count));
+  const std::size_t kind = rows->count * inner * outer <= small_product ? most_digits + count : digits;
+  return Case{outer, inner, kind, tensor::torch_threads(), call.bias != Py_None, view.ndim == 2};
 }
 
 // A tensor that is dropped at the end.
@@ -140,6 +142,7 @@ class Trial {
 
   // Nothing where something failed: then nothing is known.
   std::optional<PanelVerdict> run() {
+    if (panels_.get() == nullptr || values_of(input_.get()) == nullptr) return std::nullopt;
     std::vector<std::size_t> blocks = blocks_to_try();
     // Enough results to tell the blocks apart, then denormals.
     constexpr std::int64_t enough = 256;
@@ -169,7 +172,7 @@ class Trial {
 
   // Takes out the blocks with which our kernels give other bits than torch's function. False where something failed.
   bool compare(std::uint64_t seed, bool denormal, std::vector<std::size_t>& blocks) {
-    if (panels_.get() == nullptr || !fill(seed, denormal)) return false;
+    if (!fill(seed, denormal)) return false;
     const Owned expected(call_plain(call_, weight_.get()));
     if (expected.get() == nullptr) return false;
     for (std::size_t i = blocks.size(); i-- > 0;) {
@@ -229,7 +232,6 @@ class Trial {
   // With denormals, which our kernels' instruction takes for zero, or with a bias as small as the sums.
   bool fill(std::uint64_t seed, bool denormal) {
     auto* const input = static_cast<std::uint16_t*>(values_of(input_.get()));
-    if (input == nullptr) return false;
     fill_with_sums_to_nothing(input, rows(), case_.inner, true, seed);
     if (denormal) {
       // Without signs, so that they do not add up to nothing.
