@@ -94,7 +94,10 @@ class Installation:
     def _support(self, policy: Policy, *, weights_of: Policy | None) -> None:
         """Put in what any lists need beside the rules themselves."""
         _core.set_function_twins(
-            {getattr(torch._C.TensorBase, m): getattr(torch._C._VariableFunctions, f) for m, f in ops.FUNCTION_TWINS.items()}
+            {
+                getattr(torch._C.TensorBase, m): getattr(torch._C._VariableFunctions, f)
+                for m, f in ops.FUNCTION_TWINS.items()
+            }
         )
         self._places.install()
         hold_operators = any(one.lists_hold_operators for one in (policy, *self._policies()))
