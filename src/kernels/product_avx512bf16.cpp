@@ -31,7 +31,7 @@ struct Part {
   const std::uint16_t* ahead;
 };
 
-// The panel's values of 16 of its rows, `count` of them there.
+// 16 values of as many of the panel's rows: all of them are there, or the first ones.
 struct WholeLanes {
   static __m512i load(const std::uint16_t* from) { return _mm512_loadu_si512(from); }
   static __m256i load16(const std::uint16_t* from) {
