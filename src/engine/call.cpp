@@ -598,9 +598,7 @@ PyObject* answer_from_packed(const Rule& rule, const Arguments& arguments, const
   // What a linear layer's weight tells costs less than the rest; a convolution's depends on how its input lies.
   if (is_linear && !weights::may_be_packed(call, to)) return nullptr;
   if (tensor::grad_is_enabled() || tensor::is_traced()) return nullptr;
-  if (is_linear) {
-    if (!tensor::is_on_cpu(call.input, 2)) return nullptr;
-  } else {
+  if (!is_linear) {
     call.reorders = tensor::is_channels_first(call.input);
     if (!call.reorders && !tensor::is_channels_last(call.input)) return nullptr;
     if (!weights::may_be_packed(call, to)) return nullptr;

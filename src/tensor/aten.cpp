@@ -114,14 +114,25 @@ PyObject* unsafe_view(PyObject* tensor, std::span<const std::int64_t> sizes) noe
   return wrapped([&] { return view(*given, {sizes.data(), sizes.size()}); });
 }
 
+PyObject* as_tuple(std::span<const std::int64_t> sizes) noexcept {
+  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(sizes.size()));
+  for (std::size_t i = 0; tuple != nullptr && i < sizes.size(); ++i) {
+    PyObject* number = PyLong_FromLongLong(sizes[i]);
+    if (number == nullptr) {
+      Py_CLEAR(tuple);
+    } else {
+      PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(i), number);
+    }
+  }
+  PyErr_Clear();
+  return tuple;
+}
+
 PyObject* new_empty(PyObject* tensor, std::span<const std::int64_t> sizes) noexcept {
   if (const Handle* const given = empty == nullptr ? nullptr : handle_of(tensor)) {
     return wrapped([&] { return empty(*given, {sizes.data(), sizes.size()}, {}, {}, {}, {}); });
   }
-  PyObject* size = PyTuple_New(static_cast<Py_ssize_t>(sizes.size()));
-  for (std::size_t i = 0; size != nullptr && i < sizes.size(); ++i) {
-    PyTuple_SET_ITEM(size, i, PyLong_FromLongLong(sizes[i]));
-  }
+  PyObject* size = as_tuple(sizes);
   PyObject* made = size == nullptr ? nullptr : PyObject_CallMethod(tensor, "new_empty", "(O)", size);
   Py_XDECREF(size);
   drop_error();

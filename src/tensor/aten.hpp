@@ -15,6 +15,9 @@ void bind_aten() noexcept;
 // reference; null without an exception where the operator was not found or fails.
 PyObject* unsafe_view(PyObject* tensor, std::span<const std::int64_t> sizes) noexcept;
 
+// Sizes as Python has them, a new reference. Null where there is no memory, without an exception.
+PyObject* as_tuple(std::span<const std::int64_t> sizes) noexcept;
+
 // aten::new_empty: a new contiguous tensor, of this plain tensor's dtype and device. A new reference; through Python
 // where the operator was not found. Null where it fails, without an exception but an interrupt's.
 PyObject* new_empty(PyObject* tensor, std::span<const std::int64_t> sizes) noexcept;

@@ -311,11 +311,6 @@ PyObject* allocate_like(const DLTensor& like, Kind kind, void*& values) {
   return static_cast<PyObject*>(result);
 }
 
-bool is_on_cpu(PyObject* tensor, int dimensions) noexcept {
-  DLTensor view;
-  return view_on_cpu(tensor, view) && view.ndim >= dimensions;
-}
-
 bool is_off_cpu(PyObject* tensor) noexcept {
   if (api.exchange != nullptr && is_plain_tensor(tensor)) {
     DLTensor view;

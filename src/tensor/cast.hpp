@@ -73,9 +73,6 @@ bool is_contiguous(const DLTensor& view) noexcept;
 // without an exception, where that is not possible.
 PyObject* allocate_like(const DLTensor& like, Kind kind, void*& values);
 
-// Is this plain tensor on the CPU, with so many dimensions or more? False where that cannot be read.
-bool is_on_cpu(PyObject* tensor, int dimensions) noexcept;
-
 // Is the tensor on another device than the CPU? False where that cannot be read.
 bool is_off_cpu(PyObject* tensor) noexcept;
 

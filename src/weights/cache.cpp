@@ -106,26 +106,12 @@ PyObject* make_cast(const Entry& entry, PyObject* weight) {
   return made;
 }
 
-PyObject* as_tuple(const std::vector<std::int64_t>& numbers) {
-  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(numbers.size()));
-  for (std::size_t i = 0; tuple != nullptr && i < numbers.size(); ++i) {
-    PyObject* number = PyLong_FromLongLong(numbers[i]);
-    if (number == nullptr) {
-      Py_CLEAR(tuple);
-    } else {
-      PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(i), number);
-    }
-  }
-  PyErr_Clear();
-  return tuple;
-}
-
 // Where the weight's values lie. False where it has none here, or they do not lie one after the other.
 bool find_values(Entry& entry, PyObject* weight) {
   tensor::Geometry geometry;
   const std::int64_t elements = tensor::count_elements(weight);
   if (elements == 0 || !tensor::read_geometry(weight, geometry) || !geometry.is_dense()) return false;
-  PyObject* size = as_tuple(geometry.sizes);  // may let others run
+  PyObject* size = tensor::as_tuple(geometry.sizes);  // may let others run
   if (size == nullptr || !tensor::has_geometry(weight, geometry, true)) {
     Py_XDECREF(size);
     return false;

@@ -1,6 +1,6 @@
 // Kept casts of the weights of linear layers and convolutions in the layout of torch's CPU library (oneDNN), which
-// spares it to bring them there in every call. Such a weight serves where nothing is recorded; the results are the same
-// bits.
+// spares it to bring them there in every call, or of linear layers in that of our own kernels (panels.hpp). Such a
+// weight serves where nothing is recorded; the results are the same bits.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
