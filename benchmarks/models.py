@@ -3,7 +3,8 @@
     python benchmarks/models.py [--only CASE[,CASE]] [--quick] [--threads N | --busy] [--write]
 
 All contenders run the same model in turn, round after round, each in a process of its own that lasts, as a user's does:
-what is kept from step to step belongs to it. A ratio is the other's time over ours in the same round, the median of all
+what is kept from step to step belongs to it. After some rounds new processes take over: where one happens to get its
+memory makes it faster or slower for good. A ratio is the other's time over ours in the same round, the median of all
 rounds: above 1 we are faster. Autocast is used as its documentation does: one region a step, around the forward pass
 and the loss. `hmp` has the lists that autocast has on a CPU, `hmp default` the default lists. Before anything is timed
 the results of all are compared with FP32's. --write puts the table and a plot into docs/.
@@ -55,7 +56,12 @@ WAYS = {
     "bf16 model": Way(),
     "hmp": Way(lambda: converted(preset="torch-cpu"), step=hmp.disable_casts),
     "hmp default": Way(converted, step=hmp.disable_casts),
+    # For benchmarks/allocator.py.
+    "hmp, none kept": Way(lambda: converted(preset="torch-cpu", reuse_memory=False), step=hmp.disable_casts),
 }
+CONTENDERS = ("FP32", "autocast", "bf16 model", "hmp", "hmp default")
+#: A model in bfloat16 is nothing to train.
+LOWERED_WHILE_RUNNING = ("FP32", "autocast", "hmp", "hmp default")
 
 
 # ---- the cases -------------------------------------------------------------------------------------------------------
@@ -70,7 +76,7 @@ Make = Callable[[str, ExitStack], tuple[Callable[[], object], float]]
 class Case:
     title: str
     make: Make
-    contenders: tuple[str, ...] = tuple(WAYS)
+    contenders: tuple[str, ...] = CONTENDERS
 
 
 def llama_110m() -> Llama:
@@ -212,9 +218,6 @@ def compiled(length: int) -> Make:
     return make
 
 
-#: A model in bfloat16 is nothing to train.
-LOWERED_WHILE_RUNNING = tuple(name for name in WAYS if name != "bf16 model")
-
 CASES = {
     "decode-110m": Case("Llama 110 M, one token", inference(llama_110m, words(1, 65, 32_000), with_past, decoded)),
     "prefill-110m": Case("Llama 110 M, 64 tokens", inference(llama_110m, words(1, 64, 32_000), call=prefilled)),
@@ -282,7 +285,17 @@ class Result:
         return self.contenders[peer].ratio_to(self.contenders[name])
 
 
-def timed(name: str, *, busy: bool, rounds: int, target_seconds: float) -> Result:
+def timed(name: str, *, busy: bool, processes: int, rounds: int, target_seconds: float) -> Result:
+    """Of so many processes one after the other, each for so many rounds."""
+    case = CASES[name]
+    together = Result(case.title, {one: Contender(one, lambda: None) for one in case.contenders})
+    for _ in range(processes):
+        for one in timed_once(name, busy=busy, rounds=rounds, target_seconds=target_seconds):
+            together.contenders[one.name].seconds += one.seconds
+    return together
+
+
+def timed_once(name: str, *, busy: bool, rounds: int, target_seconds: float) -> list[Elsewhere]:
     case = CASES[name]
     with ExitStack() as stack:
         contenders = [Elsewhere(one, command(name, one, busy=busy)) for one in case.contenders]
@@ -297,7 +310,7 @@ def timed(name: str, *, busy: bool, rounds: int, target_seconds: float) -> Resul
             raise ArithmeticError(f"{case.title}: the results are too far from FP32's: {differences}")
         # A process that had to wait finds its memory out of the processor's cache.
         run(list(contenders), rounds=rounds, target_seconds=target_seconds, settle_seconds=target_seconds / 4)
-    return Result(case.title, {one.name: one for one in contenders})
+    return contenders
 
 
 HEADINGS = [
@@ -363,7 +376,7 @@ def write(results: list[Result], about: str, how: str) -> None:
     page.write_text(before + BEGIN + text + END + rest.split(END)[1], "utf-8")
     bars = {}
     for result in results:
-        found = {name: result.faster(name, "autocast") for name in WAYS if name != "autocast"}
+        found = {name: result.faster(name, "autocast") for name in CONTENDERS if name != "autocast"}
         bars[result.title] = {name: one for name, one in found.items() if one is not None}
     picture = chart.bars(bars, "Times as fast as torch.autocast", [f"{how}: {about}", "line: middle half of rounds"])
     (DOCS / "performance.svg").write_text(picture, "utf-8")
@@ -393,8 +406,10 @@ def main() -> None:
     print(about + "\n" + "".join(f"{one:>{width}}" for one, width in zip(HEADINGS, widths, strict=True)), flush=True)
     results = []
     for name in names:
-        rounds, target_seconds = (3, 0.1) if options.quick else (11, 0.4)
-        results.append(timed(name, busy=options.busy, rounds=rounds, target_seconds=target_seconds))
+        processes, rounds, target_seconds = (1, 3, 0.1) if options.quick else (3, 5, 0.3)
+        results.append(
+            timed(name, busy=options.busy, processes=processes, rounds=rounds, target_seconds=target_seconds)
+        )
         row = zip(cells(results[-1]), widths, strict=True)
         print("".join(f"{one:>{width}}" for one, width in row), flush=True)
     if mean := training_mean(results):

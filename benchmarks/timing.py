@@ -75,6 +75,11 @@ class Elsewhere(Contender):
         with open(f"/proc/{self._process.pid}/status") as status:
             return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
 
+    def page_faults(self) -> int:
+        """Until now: pages that the kernel had to give, and to clear."""
+        with open(f"/proc/{self._process.pid}/stat") as stat:
+            return int(stat.read().rpartition(")")[2].split()[7])
+
     def close(self) -> None:
         self._process.communicate()
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 # ---- kernels ----
@@ -204,6 +205,17 @@ def reset_counts() -> None: ...
 def buffer_count() -> int:
     """How many casts of activations are kept as memory for the next ones."""
 
+def keep_blocks(from_bytes: int | None, most_waiting: int, /) -> None:
+    """Casts of so many bytes get blocks of memory that wait for the next one, up to so many bytes; None for no casts.
+    What waits now is given back."""
+
+def block_bytes_waiting() -> int: ...
+def set_recorded_cast(function: Any) -> None:
+    """What makes a large cast in autograd's graph, called with a tensor and a dtype; None to leave them to torch."""
+
+def cast_in_block(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+    """A cast that nobody has to see, in such a block; None where that is not possible."""
+
 def set_skips_slower(on: bool) -> None:
     """Switch on or off that calls are left as written where that is faster; forgets what was measured."""
 
@@ -274,9 +286,9 @@ def can_cover(object: Any) -> bool:
     """Is the object's calling convention one that the engine can answer?"""
 
 # ---- weights ----
-def weights_configure(on: bool, view: Any, whole: Any, most_bytes: int) -> None:
-    """Keep casts of weights or not, and how many bytes of them. `view` is ``aten::_unsafe_view``, untouched; `whole` a
-    hook of autograd's nodes that hands gradients on as they came."""
+def weights_configure(on: bool, view: Any, recorded: Any, most_bytes: int) -> None:
+    """Keep casts of weights or not, and how many bytes of them. `view` is ``aten::_unsafe_view``, untouched; `recorded`
+    makes the cast of a large weight a part of autograd's graph."""
 
 def weights_watch(methods: dict[str, Any], harmless_callers: tuple[str, ...], passing_on: tuple[str, ...]) -> None:
     """Watch the methods by which a weight's memory gets into other hands, or that write without a new version."""

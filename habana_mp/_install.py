@@ -14,6 +14,7 @@ from habana_mp._compiled import Compiled, forget_compiled_code
 from habana_mp._composites import Replacement, composite
 from habana_mp._exchanged import Exchanged
 from habana_mp._marks import MARK, MARK_DTYPES
+from habana_mp._memory import Memory
 from habana_mp._places import Places, warn_if_in_autocast
 from habana_mp._policy import Policy
 from habana_mp._replicas import parallel_apply_replacement
@@ -41,6 +42,7 @@ class Installation:
         self._compiled = Compiled()
         self._exchanged = Exchanged()
         self._weights = Weights()
+        self._memory = Memory()
 
     def install(self, policy: Policy) -> None:
         """Replace convert's policy by this one. When that fails, what was installed before stays."""
@@ -108,6 +110,7 @@ class Installation:
                 on=weights_of.weight_cache, limit=weights_of.weight_cache_limit, packed=weights_of.packed_weights
             )
             _core.set_skips_slower(weights_of.skip_slower)
+            self._memory.install(on=weights_of.reuse_memory)
         if not self._replacements:
             self._replacements = [checkpoint_replacement(), parallel_apply_replacement()]
             for replacement in self._replacements:
@@ -150,6 +153,7 @@ class Installation:
             self._compiled.uninstall()
             self._exchanged.uninstall()
             self._weights.uninstall()
+            self._memory.uninstall()
             _core.set_skips_slower(False)
             for replacement in (*self._replacements, *self._composites.values()):
                 replacement.uninstall()

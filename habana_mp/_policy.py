@@ -90,6 +90,8 @@ class Policy:
     packed_weights: bool = True
     #: Are calls left as written where they were measured to be faster so?
     skip_slower: bool = False
+    #: Is memory of large casts, and at the heap's end, kept for later?
+    reuse_memory: bool = True
 
     @property
     def lists_hold_operators(self) -> bool:

@@ -9,6 +9,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from habana_mp import _core
 from habana_mp import _operations as ops
+from habana_mp._memory import KeptCast
 
 #: Modules that take the pointer of a tensor or storage only to tell one from another; what their names begin with.
 #: Whoever else takes one may write through it at any time.
@@ -47,19 +48,15 @@ class Weights:
             plain = _core.untouched_twin(function) if packed else None
             _core.weights_set_packing(what, *operators.get(what, (None, None)), plain)
         view = _core.untouched_twin(torch.ops.aten._unsafe_view.default._op)
-        _core.weights_configure(on=True, view=view, whole=_whole, most_bytes=_NO_LIMIT if limit is None else limit)
+        most_bytes = _NO_LIMIT if limit is None else limit
+        _core.weights_configure(on=True, view=view, recorded=KeptCast.apply, most_bytes=most_bytes)
 
     def uninstall(self) -> None:
-        _core.weights_configure(on=False, view=None, whole=None, most_bytes=0)
+        _core.weights_configure(on=False, view=None, recorded=None, most_bytes=0)
         _core.weights_stop_watching()
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
-
-
-def _whole(_: Any, gradients: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A hook of a node of autograd's: what came to it goes on, in place of views of that."""
-    return gradients
 
 
 def packing_operators() -> dict[Literal["linear", "conv2d"], tuple[Any, Any]]:

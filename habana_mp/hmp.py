@@ -75,6 +75,7 @@ def convert(
     weight_cache_limit: int | None = None,
     packed_weights: bool = True,
     skip_slower: bool = False,
+    reuse_memory: bool = True,
 ) -> None:
     """Make torch run the safe operations in lower precision and the delicate ones in float32, from here on.
 
@@ -97,6 +98,8 @@ def convert(
             in the layout of the CPU's library.
         skip_slower: Where nothing is recorded, leave a GEMM or convolution of the CPU as it is written if its shape,
             measured once, takes longer in the lower precision.
+        reuse_memory: On the CPU, keep up to 512 MB of freed memory for the next large casts, and as much in the C
+            library's heap, instead of giving it back to the system in every step.
 
     Raises:
         ValueError: an unknown level, preset or dtype, or (:class:`ListError`) a list that cannot be used.
@@ -109,6 +112,7 @@ def convert(
         weight_cache_limit=weight_cache_limit,
         packed_weights=packed_weights,
         skip_slower=skip_slower,
+        reuse_memory=reuse_memory,
     )
     verbose = isVerbose or log is not None
     if verbose:

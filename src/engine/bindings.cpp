@@ -1,6 +1,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -13,7 +15,9 @@
 #include "engine/slots.hpp"
 #include "engine/state.hpp"
 #include "tensor/aten.hpp"
+#include "tensor/blocks.hpp"
 #include "tensor/buffers.hpp"
+#include "tensor/cast.hpp"
 #include "tensor/casts_inside.hpp"
 #include "tensor/inside.hpp"
 #include "tensor/team.hpp"
@@ -193,6 +197,12 @@ py::object untouched_twin(const py::object& builtin) {
   return py::reinterpret_steal<py::object>(twin);
 }
 
+py::object cast_in_block(const py::object& tensor, const py::object& dtype) {
+  const tensor::Kind to = tensor::kind_of_dtype(dtype.ptr());
+  PyObject* made = tensor::is_floating(to) ? tensor::cast_in_block(tensor.ptr(), to) : nullptr;
+  return made == nullptr ? py::none() : py::reinterpret_steal<py::object>(made);
+}
+
 PyObject* answer(Target& target, const py::tuple& arguments, const py::dict& keywords) {
   const auto given = static_cast<Py_ssize_t>(arguments.size());
   std::vector<PyObject*> values;
@@ -288,6 +298,14 @@ void register_engine(py::module_& module) {
   module.def("installed_count", &engine::installed_count);
   module.def("counts", &counts);
   module.def("buffer_count", &tensor::buffer_count);
+  module.def("keep_blocks", [](const std::optional<std::uint64_t>& from, std::uint64_t most_waiting) {
+    tensor::keep_blocks(from.value_or(~std::uint64_t{0}), most_waiting);
+  });
+  module.def("block_bytes_waiting", &tensor::bytes_waiting);
+  module.def("set_recorded_cast", [](const py::object& function) {
+    tensor::set_recorded_cast(function.is_none() ? nullptr : function.ptr());
+  });
+  module.def("cast_in_block", &cast_in_block);
   module.def("set_skips_slower", &engine::set_skips_slower);
   module.def("assume_that_lowering_pays", [](int answer) {
     engine::assume_verdict(answer < 0    ? engine::Verdict::unknown

@@ -276,10 +276,11 @@ PyObject* cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally&
   if (rule.keeps_weights && kind == Kind::f32 && Py_TYPE(item) == tensor::api.parameter) {
     if (PyObject* kept = kept_cast(item, to, tally)) return kept;
   }
-  if (tally.leaves_casts) {
+  const std::int64_t count = tally.leaves_casts ? tensor::count_elements(item) : 0;
+  if (tally.leaves_casts && !tensor::is_cast_to_block(count)) {
     tally.left_casts = true;
     ++tally.casts;
-    tally.made.bytes += tensor::bytes_as(to, tensor::count_elements(item));
+    tally.made.bytes += tensor::bytes_as(to, count);
     if (!tally.made.recorded) tally.made.recorded = tensor::requires_grad(item);
     return Py_NewRef(item);
   }
@@ -632,7 +633,7 @@ bool may_leave_casts(const Target& target, const Rule& rule, const Arguments& ar
     if (reading.kinds[i] == Kind::sequence) return false;
     if (is_floating(reading.kinds[i]) && !tensor::can_be_cast_inside(arguments.values[i])) return false;
   }
-  return tensor::may_cast_inside() && !tensor::is_traced();
+  return tensor::may_cast_inside() && !tensor::is_intercepted();
 }
 
 // As call_original, of a call that no function mode sees. A function's parser holds its tensors in C++ for as long as

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "gil.hpp"
 #include "kernels/cast.hpp"
@@ -15,15 +16,10 @@ namespace {
 // Below this many elements the kernels never use a second thread, so torch need not be asked how many there are.
 constexpr std::int64_t parallel_from = 1 << 16;
 
-DLDataType dlpack_type(Kind kind) {
-  switch (kind) {
-    case Kind::bf16:
-      return {kDLBfloat, 16, 1};
-    case Kind::f16:
-      return {kDLFloat, 16, 1};
-    default:
-      return {kDLFloat, 32, 1};
-  }
+PyObject* recorded_cast = nullptr;  // owned
+
+PyObject* dtype_of(Kind kind) {
+  return kind == Kind::bf16 ? api.bfloat16 : (kind == Kind::f16 ? api.float16 : api.float32);
 }
 
 PyObject* cast_by_torch(PyObject* tensor, Kind to) {
@@ -102,6 +98,11 @@ bool in_transform() {
          is_true(PyObject_CallOneArg(api.is_key_included, api.functionalize_key), true);
 }
 
+// Is there nothing about a recorded cast of this plain tensor but the graph?
+bool may_be_cast_in_graph(PyObject* tensor) {
+  return can_look_inside() && !is_off_cpu(tensor) && requires_grad(tensor) && !is_traced() && !is_negative(tensor);
+}
+
 void ignore_error(void*, const char*, const char*) {}
 
 // A cast that nobody but the caller has to see: allocated through the exchange API, filled by our kernel. Null without
@@ -141,15 +142,36 @@ void convert(const void* source, Kind from, void* target, Kind to, std::int64_t 
   without_gil([&] { kernels::cast(source, float_of(from), target, float_of(to), values, threads); });
 }
 
-bool is_traced() noexcept {
+void set_recorded_cast(PyObject* function) noexcept {
+  PyObject* const former = std::exchange(recorded_cast, Py_XNewRef(function));
+  Py_XDECREF(former);
+}
+
+PyObject* cast_in_block(PyObject* tensor, Kind to) noexcept {
+  Geometry geometry;
+  CastResult ignored;
+  if (!can_look_inside() || !is_plain_tensor(tensor)) return nullptr;
+  const Kind from = kind_of_tensor(tensor);
+  const std::int64_t count = count_elements(tensor);
+  if (!is_floating(from) || !is_block(bytes_as(to, count)) || is_watched(tensor, ignored)) return nullptr;
+  if (!read_geometry(tensor, geometry) || !geometry.is_dense()) return nullptr;
+  void* values = nullptr;
+  PyObject* made = tensor_in_block(geometry, to, values);
+  if (made != nullptr) convert(geometry.values, from, values, to, count);
+  return made;
+}
+
+bool is_intercepted() noexcept {
   const Symbols& known = symbols();
   const bool modes = known.any_modes_set != nullptr ? known.any_modes_set(false)
                                                     : is_true(PyObject_CallNoArgs(api.dispatch_stack_length), true);
   if (modes) return true;
   const bool tracing = known.tracing_state != nullptr ? *known.tracing_state() != nullptr
                                                       : is_true(PyObject_CallNoArgs(api.tracing_state), true);
-  return tracing || in_forward_ad() || in_transform();
+  return tracing || in_transform();
 }
+
+bool is_traced() noexcept { return in_forward_ad() || is_intercepted(); }
 
 bool grad_is_enabled() noexcept {
   const Symbols& known = symbols();
@@ -165,6 +187,17 @@ unsigned torch_threads() noexcept {
   Py_XDECREF(answer);
   if (PyErr_Occurred() != nullptr) PyErr_Clear();
   return threads < 1 ? 1U : static_cast<unsigned>(threads);
+}
+
+DLDataType dlpack_type(Kind kind) noexcept {
+  switch (kind) {
+    case Kind::bf16:
+      return {kDLBfloat, 16, 1};
+    case Kind::f16:
+      return {kDLFloat, 16, 1};
+    default:
+      return {kDLFloat, 32, 1};
+  }
 }
 
 kernels::Float float_of(Kind kind) noexcept {
@@ -217,9 +250,18 @@ std::uint64_t bytes_as(Kind kind, std::int64_t count) noexcept {
 PyObject* cast(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
   const std::int64_t count = count_elements(tensor);
   seen.bytes += bytes_as(to, count);
-  if (api.exchange != nullptr && is_plain_tensor(tensor) && !is_watched(tensor, seen)) {
-    PyObject* made = cast_by_kernel(tensor, from, to, count);
-    if (made != nullptr) return made;
+  if (api.exchange != nullptr && is_plain_tensor(tensor)) {
+    if (!is_watched(tensor, seen)) {
+      PyObject* made = is_block(bytes_as(to, count)) ? cast_in_block(tensor, to) : nullptr;
+      if (made == nullptr) made = cast_by_kernel(tensor, from, to, count);
+      if (made != nullptr) return made;
+    } else if (recorded_cast != nullptr && is_cast_to_block(count) && may_be_cast_in_graph(tensor)) {
+      PyObject* const function = Py_NewRef(recorded_cast);
+      PyObject* const arguments[] = {tensor, dtype_of(to)};
+      PyObject* made = PyObject_Vectorcall(function, arguments, 2, nullptr);
+      Py_DECREF(function);
+      return made;
+    }
   }
   return cast_by_torch(tensor, to);
 }

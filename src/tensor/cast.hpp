@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/types.hpp"
+#include "tensor/blocks.hpp"
 #include "tensor/reader.hpp"
 
 namespace habana_mp::tensor {
@@ -18,14 +19,28 @@ struct CastResult {
 // tracing and dispatch modes see the cast; only where none of them is at work is it made by our own kernels.
 PyObject* cast(PyObject* tensor, Kind from, Kind to, CastResult& seen);
 
+// What makes a cast in autograd's graph whose memory is large: called with the tensor and a dtype. Held; null for none.
+void set_recorded_cast(PyObject* function) noexcept;
+
+// Is a cast of so many values, or its gradient, large enough for a block of its own?
+inline bool is_cast_to_block(std::int64_t count) noexcept {
+  return is_block(static_cast<std::uint64_t>(count) * sizeof(float));
+}
+
+// A cast of a plain tensor that nobody has to see, in such a block: a new reference. Null, without an exception, where
+// that is not possible.
+PyObject* cast_in_block(PyObject* tensor, Kind to) noexcept;
+
 // Would anybody but the caller have to see a cast of this tensor?
 bool is_watched(PyObject* tensor, CastResult& seen);
 
 // Casts values in memory. Many of them by torch's number of threads and without the GIL.
 void convert(const void* source, Kind from, void* target, Kind to, std::int64_t count);
 
-// Is somebody at work in this thread who has to see what is made of a tensor: a tracer, a dispatch mode, forward-mode
-// AD, a transform of torch.func?
+// Is somebody at work in this thread who sees each operation: a tracer, a dispatch mode, a transform of torch.func?
+bool is_intercepted() noexcept;
+
+// Or forward-mode AD? Then a cast must not be made past torch.
 bool is_traced() noexcept;
 
 bool grad_is_enabled() noexcept;
@@ -33,7 +48,8 @@ bool grad_is_enabled() noexcept;
 // For kernels that work for long: how many threads torch uses.
 unsigned torch_threads() noexcept;
 
-// The type as the kernels name it.
+// The type as DLPack names it, and the kernels.
+DLDataType dlpack_type(Kind kind) noexcept;
 kernels::Float float_of(Kind kind) noexcept;
 
 // What so many values of a kind take in memory.

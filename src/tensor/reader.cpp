@@ -38,21 +38,21 @@ Kind kind_by_attribute(PyObject* tensor) noexcept {
     PyErr_Clear();
     return Kind::other;
   }
-  Kind kind = Kind::other;
-  if (dtype == api.float32) {
-    kind = Kind::f32;
-  } else if (dtype == api.bfloat16) {
-    kind = Kind::bf16;
-  } else if (dtype == api.float16) {
-    kind = Kind::f16;
-  } else if (dtype == api.float64 || dtype == api.complex64 || dtype == api.complex128 || dtype == api.complex32) {
-    kind = Kind::wide;
-  }
+  const Kind kind = kind_of_dtype(dtype);
   Py_DECREF(dtype);
   return kind;
 }
 
 }  // namespace detail
+
+Kind kind_of_dtype(PyObject* dtype) noexcept {
+  if (dtype == api.float32) return Kind::f32;
+  if (dtype == api.bfloat16) return Kind::bf16;
+  if (dtype == api.float16) return Kind::f16;
+  const bool is_wide =
+      dtype == api.float64 || dtype == api.complex64 || dtype == api.complex128 || dtype == api.complex32;
+  return is_wide ? Kind::wide : Kind::other;
+}
 
 namespace {
 

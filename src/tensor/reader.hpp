@@ -100,6 +100,9 @@ inline Kind kind_of_tensor(PyObject* tensor) noexcept {
 // How many elements a tensor has; 0 where that cannot be told (a nested tensor, symbolic sizes).
 std::int64_t count_elements(PyObject* tensor) noexcept;
 
+// What a tensor of this dtype is.
+Kind kind_of_dtype(PyObject* dtype) noexcept;
+
 // Never leaves a Python exception behind.
 inline Kind kind_of(PyObject* object) noexcept {
   PyTypeObject* type = Py_TYPE(object);

@@ -1,5 +1,6 @@
 target_sources(_core PRIVATE
   src/tensor/aten.cpp
+  src/tensor/blocks.cpp
   src/tensor/buffers.cpp
   src/tensor/cast.cpp
   src/tensor/casts_inside.cpp

@@ -107,6 +107,8 @@ bool bind_torch() {
   if (found.dispatch_stack_length == nullptr) return false;
   found.is_mkldnn_enabled = attribute(c, "_get_mkldnn_enabled");
   if (found.is_mkldnn_enabled == nullptr) return false;
+  found.from_dlpack = attribute(c, "_from_dlpack");
+  if (found.from_dlpack == nullptr) return false;
   found.has_torch_function = attribute(c, "_has_torch_function");
   if (found.has_torch_function == nullptr) return false;
   found.is_function_mode_on = attribute(c, "_is_torch_function_mode_enabled");

@@ -40,10 +40,10 @@ py::dict statistics() {
 void register_weights(py::module_& module) {
   module.def(
       "weights_configure",
-      [](bool on, const py::object& view, const py::object& whole, std::uint64_t most_bytes) {
-        weights::configure({on, or_null(view), or_null(whole), most_bytes});
+      [](bool on, const py::object& view, const py::object& recorded, std::uint64_t most_bytes) {
+        weights::configure({on, or_null(view), or_null(recorded), most_bytes});
       },
-      py::arg("on"), py::arg("view"), py::arg("whole"), py::arg("most_bytes"));
+      py::arg("on"), py::arg("view"), py::arg("recorded"), py::arg("most_bytes"));
   module.def("weights_watch", &watch);
   module.def("weights_stop_watching", &weights::stop_watching_escapes);
   module.def("weights_renew", [](const py::tuple& parameters, bool may_be_fresh) {

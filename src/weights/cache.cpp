@@ -262,26 +262,22 @@ std::shared_ptr<Entry> make_entry(PyObject* weight, Kind to) {
   return entry;
 }
 
-bool hand_gradient_on_whole(PyObject* made) {
-  PyObject* const hook = Py_XNewRef(settings.whole);
-  PyObject* node = hook == nullptr ? nullptr : PyObject_GetAttrString(made, "grad_fn");
-  PyObject* handle = node == nullptr ? nullptr : PyObject_CallMethod(node, "register_hook", "O", hook);
-  const bool done = handle != nullptr;
-  Py_XDECREF(handle);
-  Py_XDECREF(node);
-  Py_XDECREF(hook);
-  return done;
-}
-
 // The cast as a part of autograd's graph: made of the weight without a copy, and given the cast's memory and dtype. Its
 // gradient comes in the cast's dtype, the graph's node knows the weight's and converts. It is no view to torch, whose
 // compiled backward would ask the weight how it lies in memory.
 //
-// A large one is told to hand its gradient on whole. The node hands on a view of it, which torch does not sum another
-// one into: where a weight is used twice, that costs new memory, and the kernel clears each page of it.
+// A large one gets a node of our own, since memory for its gradient would be new, and the kernel clears each page of
+// it.
 PyObject* as_part_of_graph(PyObject* weight, const Entry& entry, PyObject* cast) {
   constexpr std::int64_t large = std::int64_t{1} << 22;
-  const bool is_large = entry.elements >= large;
+  if (entry.elements >= large && settings.recorded != nullptr) {
+    PyObject* const function = Py_NewRef(settings.recorded);
+    PyObject* const arguments[] = {weight, cast};
+    PyObject* made = PyObject_Vectorcall(function, arguments, 2, nullptr);
+    Py_DECREF(function);
+    PyErr_Clear();
+    return made;
+  }
   PyObject* made = tensor::unsafe_view(weight, entry.geometry.sizes);
   if (made == nullptr && settings.view != nullptr) {
     // Other threads may run meanwhile, and take away what is held here.
@@ -293,7 +289,6 @@ PyObject* as_part_of_graph(PyObject* weight, const Entry& entry, PyObject* cast)
     Py_DECREF(view);
   }
   if (made != nullptr && tensor::api.set_data(made, cast, tensor::api.data->closure) != 0) Py_CLEAR(made);
-  if (made != nullptr && is_large && !hand_gradient_on_whole(made)) Py_CLEAR(made);
   PyErr_Clear();
   return made;
 }
@@ -302,10 +297,10 @@ PyObject* as_part_of_graph(PyObject* weight, const Entry& entry, PyObject* cast)
 
 void configure(const Settings& wanted) noexcept {
   Py_XINCREF(wanted.view);
-  Py_XINCREF(wanted.whole);
+  Py_XINCREF(wanted.recorded);
   const Settings former = std::exchange(settings, wanted);
   Py_XDECREF(former.view);
-  Py_XDECREF(former.whole);
+  Py_XDECREF(former.recorded);
   settings.on = wanted.on && tensor::can_look_inside();
   if (!settings.on || counts.bytes > settings.most_bytes) forget_all();
   if (settings.on) return;

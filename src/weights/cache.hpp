@@ -13,8 +13,8 @@ namespace habana_mp::weights {
 
 struct Settings {
   bool on = false;
-  PyObject* view = nullptr;   // torch.ops' aten::_unsafe_view, untouched; held
-  PyObject* whole = nullptr;  // a hook of autograd's nodes that hands gradients on as they came; held
+  PyObject* view = nullptr;      // torch.ops' aten::_unsafe_view, untouched; held
+  PyObject* recorded = nullptr;  // makes a kept cast a part of autograd's graph, given the weight and the cast; held
   std::uint64_t most_bytes = ~std::uint64_t{0};  // beyond this no further weight is kept
 };
 // Switching it off drops what is kept.

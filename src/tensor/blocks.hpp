@@ -1,0 +1,29 @@
+// Large blocks of memory for casts. The C library takes each from the kernel anew, which clears it page by page: that
+// takes several times as long as the cast. Here they wait for the next cast of their size instead.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "tensor/inside.hpp"
+
+namespace habana_mp::tensor {
+
+// Casts from `from` bytes on get such blocks, and up to `most_waiting` bytes of them wait. What waits now is given
+// back.
+void keep_blocks(std::uint64_t from, std::uint64_t most_waiting) noexcept;
+
+namespace detail {
+extern std::atomic<std::uint64_t> block_from;
+}  // namespace detail
+
+inline bool is_block(std::uint64_t bytes) noexcept {
+  return bytes >= detail::block_from.load(std::memory_order_relaxed);
+}
+
+// A new tensor that lies like this, in such a block. Null, without an exception, where there is none to be had.
+PyObject* tensor_in_block(const Geometry& like, Kind kind, void*& values) noexcept;
+
+std::uint64_t bytes_waiting() noexcept;
+
+}  // namespace habana_mp::tensor
