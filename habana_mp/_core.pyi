@@ -216,6 +216,16 @@ def set_recorded_cast(function: Any) -> None:
 def cast_in_block(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
     """A cast that nobody has to see, in such a block; None where that is not possible."""
 
+def set_hook(
+    dictionary: dict[int, Any],
+    key: int,
+    hook: Callable[..., Any] | None,
+    caller: types.CodeType | None,
+    called: str,
+) -> bool:
+    """Put a hook into a dictionary of torch's, or take it out. False, and nothing done, while another thread runs
+    `caller`, which goes through the dictionary, outside of the function that its variable `called` names."""
+
 def set_skips_slower(on: bool) -> None:
     """Switch on or off that calls are left as written where that is faster; forgets what was measured."""
 

@@ -16,16 +16,13 @@ from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_buffer_registration_hook
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim import Optimizer
 from torch.utils.data._utils import worker
 
 from habana_mp import _core
 from habana_mp import _operations as ops
 from habana_mp._errors import warn
+from habana_mp._hooks import StepHook, code_around_steps
 from habana_mp._imports import WhenImported
 
 
@@ -49,6 +46,7 @@ class Places:
 
     def __init__(self) -> None:
         self._handles: list[Any] = []
+        self._step_hooks = [StepHook(_before_step, before=True), StepHook(_after_step, before=False)]
         self._distributed = [
             _Distributed("torch.distributed.fsdp"),
             _Distributed("torch.distributed.algorithms.ddp_comm_hooks"),
@@ -73,7 +71,7 @@ class Places:
             tuple(_silent_writers()),
         )
         _core.set_places(
-            _step_code(),
+            code_around_steps(),
             _codes_that_ask(),
             vars(worker),
             _warn_of_lowered,
@@ -90,13 +88,13 @@ class Places:
             _core.set_in_child_process()
         for part in self._distributed:
             part.install()
-        self._handles = [
-            register_optimizer_step_pre_hook(_before_step),
-            register_optimizer_step_post_hook(_after_step),
-            register_module_buffer_registration_hook(_look_at_buffer),
-        ]
+        for hook in self._step_hooks:
+            hook.install()
+        self._handles = [register_module_buffer_registration_hook(_look_at_buffer)]
 
     def uninstall(self) -> None:
+        for hook in self._step_hooks:
+            hook.uninstall()
         for handle in self._handles:
             handle.remove()
         for part in self._distributed:
@@ -160,14 +158,6 @@ def warn_if_in_autocast() -> None:
     """Warn of a region of torch.autocast that is open where lists come into force."""
     if any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda", "xpu", "hpu", "mps")):
         _warn_of_autocast()
-
-
-def _step_code() -> types.CodeType:
-    """The code of the wrapper that torch puts around every optimizer's step."""
-
-    def step() -> None: ...
-
-    return Optimizer.profile_hook_step(step).__code__
 
 
 def _codes_that_ask() -> tuple[types.CodeType, ...]:

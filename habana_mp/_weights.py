@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim import Optimizer
 
 from habana_mp import _core
 from habana_mp import _operations as ops
+from habana_mp._hooks import StepHook
 from habana_mp._memory import KeptCast
 
 #: Modules that take the pointer of a tensor or storage only to tell one from another; what their names begin with.
@@ -32,7 +33,7 @@ class Weights:
     """The cache of casts, switched on and off with a configuration."""
 
     def __init__(self) -> None:
-        self._handle: Any = None
+        self._hook = StepHook(_renew, before=False)
 
     def install(self, *, on: bool, limit: int | None, packed: bool) -> None:
         if not on:
@@ -41,8 +42,7 @@ class Weights:
         methods = {name: getattr(torch._C.TensorBase, name) for name in ops.HANDS_OUT_MEMORY}
         methods["storage.data_ptr"] = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]  # torch's stubs lack it
         _core.weights_watch(methods, _COMPARE_POINTERS, _PASS_POINTERS_ON)
-        if self._handle is None:
-            self._handle = register_optimizer_step_post_hook(_renew)
+        self._hook.install()
         operators = packing_operators() if packed else {}
         for what, (_, _, function) in _PACKED.items():
             plain = _core.untouched_twin(function) if packed else None
@@ -54,9 +54,7 @@ class Weights:
     def uninstall(self) -> None:
         _core.weights_configure(on=False, view=None, recorded=None, most_bytes=0)
         _core.weights_stop_watching()
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        self._hook.uninstall()
 
 
 def packing_operators() -> dict[Literal["linear", "conv2d"], tuple[Any, Any]]:

@@ -18,7 +18,8 @@ inline bool begins_with_one_of(PyObject* text, PyObject* beginnings) {
 // Steps from frame to frame, outwards, without leaving an exception behind.
 class FrameWalk {
  public:
-  FrameWalk() : frame_(PyEval_GetFrame()) { Py_XINCREF(frame_); }
+  FrameWalk() : FrameWalk(PyEval_GetFrame()) {}
+  explicit FrameWalk(PyFrameObject* innermost) : frame_(innermost) { Py_XINCREF(frame_); }
   ~FrameWalk() { Py_XDECREF(frame_); }
   FrameWalk(const FrameWalk&) = delete;
   FrameWalk& operator=(const FrameWalk&) = delete;
@@ -63,8 +64,7 @@ class FrameWalk {
     return first;
   }
 
- private:
-  // A local variable, a new reference; null, with an exception set, where it has no value.
+  // A variable of the code, a new reference; null, with an exception set, where it has no value.
   PyObject* variable(PyObject* name) const {
 #if PY_VERSION_HEX >= 0x030C0000
     return PyFrame_GetVar(frame_, name);
@@ -76,6 +76,7 @@ class FrameWalk {
 #endif
   }
 
+ private:
   PyFrameObject* frame_;
 };
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/call.hpp"
+#include "engine/hooks.hpp"
 #include "engine/measured.hpp"
 #include "engine/region.hpp"
 #include "engine/slots.hpp"
@@ -293,6 +294,13 @@ void register_engine(py::module_& module) {
   });
   module.def("install_probes", &install_probes);
   module.def("set_places", &set_places);
+  module.def("set_hook", [](const py::dict& dictionary, const py::object& key, const py::object& hook,
+                            const py::object& caller, const py::str& called) {
+    const int done = engine::set_hook(dictionary.ptr(), key.ptr(), hook.is_none() ? nullptr : hook.ptr(), caller.ptr(),
+                                      called.ptr());
+    or_throw(done >= 0);
+    return done == 1;
+  });
   module.def("install_in_disabled_regions", &engine::install_in_disabled_regions);
   module.def("uninstall", &engine::uninstall);
   module.def("installed_count", &engine::installed_count);

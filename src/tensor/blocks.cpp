@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -24,7 +25,7 @@ struct Block {
 };
 
 // Tensors end in any thread, with or without the GIL, and in a forked child perhaps while a thread that it does not
-// have held the lock: whoever does not get it at once goes to the C library.
+// have held the lock: a cast that does not get it at once goes to the C library.
 struct Waiting {
   std::mutex lock;
   std::vector<Block> blocks;
@@ -37,6 +38,15 @@ struct Waiting {
 Waiting& waiting() {
   static auto* const the_blocks = new Waiting;
   return *the_blocks;
+}
+
+// With the lock, unless somebody has it for so long that he must be a thread which a forked child does not have.
+template <class Work>
+void with_lock(Waiting& all, const Work& work) {
+  for (int tried = 0; tried < 10'000; ++tried) {
+    if (const std::unique_lock held(all.lock, std::try_to_lock); held) return work();
+    std::this_thread::yield();
+  }
 }
 
 void* take(std::uint64_t bytes) {
@@ -99,10 +109,11 @@ void end_capsule(PyObject* capsule) {
 void keep_blocks(std::uint64_t from, std::uint64_t most_waiting) noexcept {
   detail::block_from.store(from, std::memory_order_relaxed);
   Waiting& all = waiting();
-  const std::unique_lock held(all.lock);
-  all.most = most_waiting;
-  for (const Block& one : std::exchange(all.blocks, {})) std::free(one.memory);
-  all.bytes = 0;
+  with_lock(all, [&] {
+    all.most = most_waiting;
+    for (const Block& one : std::exchange(all.blocks, {})) std::free(one.memory);
+    all.bytes = 0;
+  });
 }
 
 PyObject* tensor_in_block(const Geometry& like, Kind kind, void*& values) noexcept {
@@ -144,8 +155,9 @@ PyObject* tensor_in_block(const Geometry& like, Kind kind, void*& values) noexce
 
 std::uint64_t bytes_waiting() noexcept {
   Waiting& all = waiting();
-  const std::unique_lock held(all.lock);
-  return all.bytes;
+  std::uint64_t bytes = 0;
+  with_lock(all, [&] { bytes = all.bytes; });
+  return bytes;
 }
 
 }  // namespace habana_mp::tensor

@@ -94,6 +94,17 @@ def trains(_: random.Random) -> None:
     assert model[0].weight.dtype == torch.float32
 
 
+def casts_into_blocks(rng: random.Random) -> None:
+    _core.keep_blocks(1 << 10, 1 << 14)
+    inputs = [torch.randn(rng.choice([20, 32, 40]), 40, requires_grad=True) for _ in range(3)]
+    other = torch.randn(40, 7)
+    for result in [torch.mm(one, other) for one in inputs]:
+        result.float().sum().backward()
+    for one in inputs:
+        assert one.grad is not None
+        assert one.grad.dtype == torch.float32
+
+
 class Shares:
     """Layers that all threads use and one of them writes, while no other one uses them: torch does not allow that."""
 
@@ -184,6 +195,8 @@ def main() -> int:
             calls,
             calls,
             trains,
+            casts_into_blocks,
+            casts_into_blocks,
             shares.uses,
             shares.uses,
             shares.writes,
