@@ -277,6 +277,25 @@ def test_hooks_see_a_weights_own_gradient() -> None:
     assert seen == [(torch.float32, weight.shape)]
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_interrupt_ends_the_call_and_an_error_only_this_way_of_casting(error: type[BaseException]) -> None:
+    def fails(weight: torch.Tensor, cast: torch.Tensor) -> torch.Tensor:
+        raise error
+
+    x, weight = values(3, 1 << 11), nn.Parameter(values(1 << 11, 1 << 11))
+    expected = F.linear(x.bfloat16(), weight.bfloat16())
+    try:
+        hmp.convert(preset="torch-cpu")
+        _core.weights_configure(on=True, view=None, recorded=fails, most_bytes=1 << 30)
+        if error is KeyboardInterrupt:
+            with pytest.raises(KeyboardInterrupt):
+                F.linear(x, weight)
+        else:
+            assert torch.equal(F.linear(x, weight), expected)
+    finally:
+        hmp.restore()
+
+
 def test_compiled_autograd_reads_both_casts() -> None:
     def gradients(x: torch.Tensor, weight: nn.Parameter, lower: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         result = torch.tanh(F.linear(lower(x), lower(weight)).float()).sum()

@@ -249,7 +249,7 @@ bool is_number_tensor(const Rule& rule, PyObject* item, Kind to) {
   return rule.saturate && to != Kind::f32 && tensor::count_elements(item) == 1 && tensor::has_no_dimensions(item);
 }
 
-// Null, without an exception, where no cast of this weight is kept.
+// Null, without an exception but an interrupt's, where no cast of this weight is kept.
 PyObject* kept_cast(PyObject* weight, Kind to, Tally& tally) {
   if (!tally.looked_around) {
     tally.looked_around = true;
@@ -275,6 +275,7 @@ PyObject* cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally&
   if (!is_floating(kind) || kind == to) return Py_NewRef(item);
   if (rule.keeps_weights && kind == Kind::f32 && Py_TYPE(item) == tensor::api.parameter) {
     if (PyObject* kept = kept_cast(item, to, tally)) return kept;
+    if (PyErr_Occurred() != nullptr) return nullptr;
   }
   const std::int64_t count = tally.leaves_casts ? tensor::count_elements(item) : 0;
   if (tally.leaves_casts && !tensor::is_cast_to_block(count)) {

@@ -153,8 +153,8 @@ PyObject* cast_in_block(PyObject* tensor, Kind to) noexcept {
   if (!can_look_inside() || !is_plain_tensor(tensor)) return nullptr;
   const Kind from = kind_of_tensor(tensor);
   const std::int64_t count = count_elements(tensor);
-  if (!is_floating(from) || !is_block(bytes_as(to, count)) || is_watched(tensor, ignored)) return nullptr;
-  if (!read_geometry(tensor, geometry) || !geometry.is_dense()) return nullptr;
+  if (!is_floating(from) || from == to || !is_block(bytes_as(to, count))) return nullptr;
+  if (is_watched(tensor, ignored) || !read_geometry(tensor, geometry) || !geometry.is_dense()) return nullptr;
   void* values = nullptr;
   PyObject* made = tensor_in_block(geometry, to, values);
   if (made != nullptr) convert(geometry.values, from, values, to, count);

@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "errors.hpp"
 #include "gil.hpp"
 #include "tensor/aten.hpp"
 #include "weights/entry.hpp"
@@ -275,7 +276,7 @@ PyObject* as_part_of_graph(PyObject* weight, const Entry& entry, PyObject* cast)
     PyObject* const arguments[] = {weight, cast};
     PyObject* made = PyObject_Vectorcall(function, arguments, 2, nullptr);
     Py_DECREF(function);
-    PyErr_Clear();
+    drop_error();
     return made;
   }
   PyObject* made = tensor::unsafe_view(weight, entry.geometry.sizes);

@@ -24,7 +24,7 @@ void configure(const Settings& settings) noexcept;
 bool may_be_kept() noexcept;
 
 // The weight, a torch.nn.Parameter in float32, in the lower precision `to`: a new reference. Null, without an
-// exception, where nothing is kept. `records` tells that autograd is on, `is_new` that it had to be cast for this. To
+// exception but an interrupt's, where nothing is kept. `records` tells that autograd is on, `is_new` that it had to be cast for this. To
 // be called where casts may be kept.
 PyObject* kept(PyObject* weight, tensor::Kind to, bool records, bool& is_new) noexcept;
 
