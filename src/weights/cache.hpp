@@ -24,8 +24,8 @@ void configure(const Settings& settings) noexcept;
 bool may_be_kept() noexcept;
 
 // The weight, a torch.nn.Parameter in float32, in the lower precision `to`: a new reference. Null, without an
-// exception but an interrupt's, where nothing is kept. `records` tells that autograd is on, `is_new` that it had to be cast for this. To
-// be called where casts may be kept.
+// exception but an interrupt's, where nothing is kept. `records` tells that autograd is on, `is_new` that it had to be
+// cast for this. To be called where casts may be kept.
 PyObject* kept(PyObject* weight, tensor::Kind to, bool records, bool& is_new) noexcept;
 
 // Somebody may get hold of this storage's memory in a way that tells nobody when he writes to it. While he holds a
