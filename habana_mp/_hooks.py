@@ -48,8 +48,8 @@ class StepHook:
             self._handle = None
 
     def _set(self, key: int, hook: Callable[..., Any] | None) -> None:
-        end = time.monotonic() + _PATIENCE_SECONDS
-        while not _core.set_hook(self._hooks, key, hook, code_around_steps(), "func"):
+        end, caller = time.monotonic() + _PATIENCE_SECONDS, code_around_steps()
+        while not _core.set_hook(self._hooks, key, hook, caller, "func"):
             if time.monotonic() > end:
                 _core.set_hook(self._hooks, key, hook, None, "")
                 return

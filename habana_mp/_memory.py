@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 import torch
-from torch.autograd.function import Function, FunctionCtx
+from torch.autograd.function import Function
 
 from habana_mp import _core
 
@@ -65,33 +65,36 @@ def _set_heap(most_waiting: int) -> bool:
     return bool(mallopt(_M_MMAP_THRESHOLD, _LARGE) and mallopt(_M_TRIM_THRESHOLD, most_waiting))
 
 
-class RecordedCast(Function):
-    """A cast in autograd's graph: its memory and its gradient's are blocks that wait for them, where they are large."""
+class _Cast(Function):
+    """A cast in autograd's graph. The cast of its gradient gets a block that waits for it, where that is large."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def note(ctx: Any, tensor: torch.Tensor) -> None:
         ctx.set_materialize_grads(False)
-        ctx.dtype = tensor.dtype  # type: ignore[attr-defined]  # whatever one wants
+        ctx.dtype = tensor.dtype
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:
+        return None if gradient is None else _cast(gradient, ctx.dtype), None
+
+
+class RecordedCast(_Cast):
+    """One that gets such a block itself."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        _Cast.note(ctx, tensor)
         return _cast(tensor, dtype)
 
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:
-        return None if gradient is None else _cast(gradient, ctx.dtype), None
 
-
-class KeptCast(Function):
-    """The kept cast of a weight as a part of autograd's graph: without a copy, with the weight's own gradient."""
+class KeptCast(_Cast):
+    """The kept cast of a weight as a part of the graph: without a copy."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, weight: torch.Tensor, cast: torch.Tensor) -> torch.Tensor:
-        ctx.set_materialize_grads(False)
-        ctx.dtype = weight.dtype  # type: ignore[attr-defined]  # whatever one wants
+    def forward(ctx: Any, weight: torch.Tensor, cast: torch.Tensor) -> torch.Tensor:
+        _Cast.note(ctx, weight)
         part: torch.Tensor = torch.ops.aten._unsafe_view(cast, cast.shape)
         return part
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:
-        return None if gradient is None else _cast(gradient, ctx.dtype), None
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

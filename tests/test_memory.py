@@ -52,7 +52,7 @@ def leaf(*shape: int, seed: int = 0) -> torch.Tensor:
 def test_the_next_cast_of_that_size_gets_the_memory(blocks: Converter) -> None:
     blocks(bf16=["relu"])
     x = leaf(32, 32)
-    made = torch.relu(x).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    made = torch.relu(x).grad_fn.next_functions[0][0]
     assert type(made).__name__ == "RecordedCastBackward"
     assert _core.block_bytes_waiting() == 2048
     torch.relu(x)
@@ -175,7 +175,7 @@ def test_an_input_of_which_no_gradient_is_wanted(blocks: Converter) -> None:
     result = torch.add(x, y)
     result.sum().backward()
     assert torch.equal(result, x.detach().bfloat16() + y.bfloat16())
-    assert torch.equal(x.grad, torch.ones(32, 32))  # type: ignore[arg-type]
+    assert torch.equal(x.grad, torch.ones(32, 32))
 
 
 # ---- weights ---------------------------------------------------------------------------------------------------------
@@ -215,9 +215,7 @@ def cross_entropy(scores: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
 def test_a_large_weight_that_is_used_twice_trains_as_by_hand(cache: bool) -> None:
     def by_hand() -> list[Any]:
         model = Tied()
-        model.forward = lambda words: F.linear(  # type: ignore[method-assign]
-            model.table(words).bfloat16(), model.table.weight.bfloat16()
-        )
+        model.forward = lambda words: F.linear(model.table(words).bfloat16(), model.table.weight.bfloat16())
         return trained(model, 3, loss_of=lambda scores, words: cross_entropy(scores.float(), words))
 
     expected = by_hand()
@@ -262,7 +260,7 @@ def test_gradients_that_add_up() -> None:
             cross_entropy(model(words + i), words).backward()
     finally:
         hmp.restore()
-    assert torch.equal(model.table.weight.grad, other.table.weight.grad)  # type: ignore[arg-type]
+    assert torch.equal(model.table.weight.grad, other.table.weight.grad)
 
 
 def test_hooks_see_a_weights_own_gradient() -> None:
@@ -348,7 +346,7 @@ def test_switched_off(blocks: Converter) -> None:
     blocks(bf16=["relu"])
     hmp.convert(reuse_memory=False)
     node = F.linear(leaf(4, 8), values(1 << 13, 8)).grad_fn
-    assert "RecordedCast" not in str(node.next_functions)  # type: ignore[union-attr]
+    assert "RecordedCast" not in str(node.next_functions)
     assert _core.cast_in_block(values(1 << 12, 1 << 12), torch.bfloat16) is None
     assert _core.block_bytes_waiting() == 0
 
@@ -375,7 +373,7 @@ def test_what_gets_no_block(blocks: Converter, what: str) -> None:
     }[what]
     assert _core.cast_in_block(given, torch.bfloat16) is None
     assert _core.cast_in_block(x, torch.float64) is None
-    assert torch.equal(_core.cast_in_block(x, torch.bfloat16), x.bfloat16())  # type: ignore[arg-type]
+    assert torch.equal(_core.cast_in_block(x, torch.bfloat16), x.bfloat16())
 
 
 def test_threads_have_blocks_of_their_own(blocks: Converter) -> None:
