@@ -1,9 +1,11 @@
-"""The casts against torch's `copy_`, ml_dtypes' and NumPy's `astype` and a copy of as many bytes, into given memory.
+"""The casts against torch's `copy_`, ml_dtypes' and NumPy's `astype`, and the memory's own speed, into given memory.
 
-    python benchmarks/kernels.py [--quick] [--only one|many|strided|stochastic] [--threads N]
+    python benchmarks/kernels.py [--quick] [--only one|many|strided|stochastic|bypass] [--threads N]
 
 All contenders cast the same arrays in turn, round after round. A ratio is the other's time over ours in the same round,
-the median of all rounds: above 1 we are faster. Needs a C compiler, for the copy.
+the median of all rounds: above 1 we are faster. The memory's own speed is that of a copy of as many bytes, plain and
+with stores that bypass the caches ("nt"), and, since writing is slower than reading, that of a loop which reads and
+writes as much as the cast does ("nt shares"). Needs a C compiler, for these.
 """
 
 from __future__ import annotations
@@ -12,8 +14,12 @@ import argparse
 import ctypes
 import subprocess
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from statistics import median
+from time import perf_counter
 from typing import Any
 
 import ml_dtypes
@@ -22,7 +28,7 @@ import numpy.typing as npt
 import torch
 from timing import Contender, run
 
-from habana_mp import kernels
+from habana_mp import _core, hmp, kernels
 
 Array = npt.NDArray[Any]
 
@@ -62,26 +68,42 @@ def aligned(size: int) -> Array:
     return memory[start : start + size]
 
 
+def shares_of(source: str, target: str) -> tuple[int, int]:
+    """How much a cast reads for how much it writes."""
+    sizes = NUMPY[source].itemsize, NUMPY[target].itemsize
+    return sizes[0] // min(sizes), sizes[1] // min(sizes)
+
+
 class MemoryCopy:
-    """A copy of as many bytes as a cast reads and writes."""
+    """What moves as many bytes as a cast reads and writes."""
 
     def __init__(self, folder: str) -> None:
         library = Path(folder) / "memory_copy.so"
         source = Path(__file__).with_name("memory_copy.c")
         flags = ["-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"]
         subprocess.run(["cc", *flags, "-o", str(library), str(source)], check=True)
-        self._copy = ctypes.CDLL(str(library)).copy
-        self._copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int]
+        self._move = ctypes.CDLL(str(library)).move
+        self._move.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 4]
 
-    def contender(self, name: str, totals: list[int], threads: int, *, bypass: bool) -> Contender:
-        """As many copies as `totals` has; memory in several small parts is slower than in one."""
-        pairs = [(aligned(total // 128 * 64), aligned(total // 128 * 64)) for total in totals]
-        calls = [(a.ctypes.data, b.ctypes.data, a.size, threads, int(bypass)) for a, b in pairs]
-        copy = self._copy
+    def contender(
+        self, name: str, totals: list[int], threads: int, *, bypass: bool, shares: tuple[int, int] = (1, 1)
+    ) -> Contender:
+        """As many copies as `totals` has; memory in several small parts is slower than in one.
+
+        Args:
+            shares: How much is read for how much that is written; of other than equal shares it is no copy.
+        """
+        steps = [total // 64 // sum(shares) for total in totals]
+        pairs = [tuple(aligned(step * share * 64) for share in shares) for step in steps]
+        calls = [
+            (a.ctypes.data, b.ctypes.data, step, *shares, threads, int(bypass))
+            for step, (a, b) in zip(steps, pairs, strict=True)
+        ]
+        move = self._move
 
         def call(_keep: object = pairs) -> None:
             for arguments in calls:
-                copy(*arguments)
+                move(*arguments)
 
         return Contender(name, call)
 
@@ -108,7 +130,7 @@ def row(first: str, threads: int, ours: Contender, total_bytes: int, cells: list
 def one_array(copy: MemoryCopy, powers: range, numbers: list[int], rounds: int) -> None:
     for source, target in CASTS:
         numpy_name = "x ml_dtypes" if "bfloat16" in (source, target) else "x NumPy"
-        heading(f"{source} to {target}", ["x torch", numpy_name, "x copy", "x nt copy"])
+        heading(f"{source} to {target}", ["x torch", numpy_name, "x copy", "x nt copy", "x nt shares"])
         for power in powers:
             array, out = random_array((2**power,), source), np.zeros(2**power, NUMPY[target])
             tensor, tensor_out = tensor_of(array, source), tensor_of(out, target)
@@ -121,12 +143,13 @@ def one_array(copy: MemoryCopy, powers: range, numbers: list[int], rounds: int) 
                     Contender("NumPy", lambda: np.copyto(out, array, casting="unsafe")),  # noqa: B023
                     copy.contender("copy", [total], threads, bypass=False),
                     copy.contender("nt copy", [total], threads, bypass=True),
+                    copy.contender("nt shares", [total], threads, bypass=True, shares=shares_of(source, target)),
                 ]
                 row(f"2^{power} elements", threads, ours, total, compare(ours, others, threads, rounds))
 
 
 def many_arrays(copy: MemoryCopy, numbers: list[int], rounds: int) -> None:
-    heading("110 M parameters, many at once", ["x foreach", "x nt copy"])
+    heading("110 M parameters, many at once", ["x foreach", "x nt copy", "x nt shares"])
     for source, target in CASTS[:4]:
         arrays = [random_array(shape, source) for shape in WEIGHTS]
         outs = [np.zeros(shape, NUMPY[target]) for shape in WEIGHTS]
@@ -138,6 +161,7 @@ def many_arrays(copy: MemoryCopy, numbers: list[int], rounds: int) -> None:
             others = [
                 Contender("torch", lambda: torch._foreach_copy_(tensors_out, tensors)),  # noqa: B023
                 copy.contender("nt copy", totals, threads, bypass=True),
+                copy.contender("nt shares", totals, threads, bypass=True, shares=shares_of(source, target)),
             ]
             row(f"{source} to {target}", threads, ours, sum(totals), compare(ours, others, threads, rounds))
 
@@ -187,17 +211,57 @@ def stochastic(powers: range, numbers: list[int], rounds: int) -> None:
             row(f"2^{power} elements", threads, ours, array.nbytes + out.nbytes, cells)
 
 
+def past_the_caches(numbers: list[int], rounds: int) -> None:
+    """Whether stores should bypass the caches: casts, from cold memory too, and reading the target right afterwards."""
+    evicting = np.ones(2**26, np.uint8)
+    dtype = NUMPY["bfloat16"]
+    print(
+        f"\n{'float32 to bfloat16, us':<34} {'threads':>7} {'bypassing':>10} {'warm':>8} {'cold':>8} {'then read':>10}"
+    )
+    for power in (21, 22, 23):
+        array, out = random_array((2**power,), "float32"), np.zeros(2**power, dtype)
+        target = tensor_of(out, "bfloat16").view(torch.int16)
+        for threads in numbers:
+            torch.set_num_threads(threads)
+            times: dict[tuple[bool, str], list[float]] = defaultdict(list)
+            for _ in range(rounds):
+                for stream in (False, True):
+                    cast = partial(_core.kernels_cast_with, array, dtype, out, threads, kernels.path(), stream)
+                    for _ in range(4):
+                        warm = seconds(cast)
+                    times[stream, "warm"].append(warm)
+                    evicting += 1
+                    evicting += 1
+                    times[stream, "cold"].append(seconds(cast))
+                    times[stream, "read"].append(seconds(target.max))
+            for stream in (False, True):
+                warm, cold, read = (1e6 * median(times[stream, what]) for what in ("warm", "cold", "read"))
+                name = "yes" if stream else "no"
+                print(
+                    f"2^{power} elements{'':<21} {threads:>7} {name:>10} {warm:>8.0f} {cold:>8.0f} {read:>10.0f}",
+                    flush=True,
+                )
+
+
+def seconds(call: Callable[[], object]) -> float:
+    start = perf_counter()
+    call()
+    return perf_counter() - start
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     parser.add_argument("--rounds", type=int, help="rounds for each figure (default 31, quick 11)")
     parser.add_argument("--threads", type=int, help="one number of threads alone (default 1 and 2)")
-    parser.add_argument("--only", choices=["one", "many", "strided", "stochastic"], help="one part alone")
+    parser.add_argument("--only", choices=["one", "many", "strided", "stochastic", "bypass"], help="one part alone")
     arguments = parser.parse_args()
     rounds = arguments.rounds or (11 if arguments.quick else 31)
     numbers = [arguments.threads] if arguments.threads else [1, 2]
     powers = range(14, 27, 4 if arguments.quick else 2)
 
+    hmp.convert()  # our loops run on torch's threads from then on
+    hmp.restore()
     print(f"instruction set: {kernels.path()}, torch {torch.__version__}, {rounds} rounds")
     with tempfile.TemporaryDirectory() as folder:
         copy = MemoryCopy(folder)
@@ -209,6 +273,8 @@ def main() -> None:
             strided_arrays(numbers, rounds)
         if arguments.only in (None, "stochastic"):
             stochastic(powers, numbers, rounds)
+        if arguments.only in (None, "bypass"):
+            past_the_caches(numbers, rounds)
 
 
 if __name__ == "__main__":

@@ -189,8 +189,8 @@ void run_batch(const void* context, std::size_t begin, std::size_t end) noexcept
 
 }  // namespace
 
-bool is_worth_streaming(std::size_t source_bytes, std::size_t target_bytes) noexcept {
-  return source_bytes * 2 + target_bytes > choice().last_level_cache();
+bool is_worth_streaming(std::size_t source_bytes, std::size_t target_bytes, unsigned threads) noexcept {
+  return source_bytes * (threads > 1 ? 1 : 2) + target_bytes > choice().last_level_cache();
 }
 
 const Table& chosen() noexcept { return choice().table(); }
@@ -235,8 +235,9 @@ void cast_with(const Table& table, const void* source, Float from, void* target,
 }
 
 void cast(const void* source, Float from, void* target, Float to, std::size_t count, unsigned threads) noexcept {
-  cast_with(choice().table(), source, from, target, to, count, threads > 1 && is_worth_threads(count) ? threads : 1,
-            is_worth_streaming(count * size_of(from), count * size_of(to)));
+  const unsigned used = threads > 1 && is_worth_threads(count) ? threads : 1;
+  cast_with(choice().table(), source, from, target, to, count, used,
+            is_worth_streaming(count * size_of(from), count * size_of(to), used));
 }
 
 void cast_many_with(const Table& table, std::span<Job> jobs, unsigned threads, bool stream) noexcept {
@@ -265,8 +266,8 @@ void cast_many(std::span<Job> jobs, unsigned threads) noexcept {
     source_bytes += job.source_bytes();
     target_bytes += job.target_bytes();
   }
-  cast_many_with(choice().table(), jobs, threads > 1 && is_worth_threads(count) ? threads : 1,
-                 is_worth_streaming(source_bytes, target_bytes));
+  const unsigned used = threads > 1 && is_worth_threads(count) ? threads : 1;
+  cast_many_with(choice().table(), jobs, used, is_worth_streaming(source_bytes, target_bytes, used));
 }
 
 void cast_stochastically_with(const Table& table, const void* source, void* target, std::size_t count,

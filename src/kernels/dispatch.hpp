@@ -20,10 +20,10 @@ std::span<const Table* const> supported() noexcept;
 const Table& chosen() noexcept;
 
 // Stores past the caches save reading what is to be overwritten, but leave nothing in the caches for whoever comes
-// next. Measured: they win, whoever reads the target next included, once the two arrays outgrow what a program can
-// count on of a last-level cache that it shares, about half; the input weighs more, since it is of no use there any
-// more.
-bool is_worth_streaming(std::size_t source_bytes, std::size_t target_bytes) noexcept;
+// next. Measured, whoever reads the target next included: on one thread they win once the source, counted twice, and
+// the target outgrow the last-level cache. Several threads have no more of the memory's speed for such stores than one
+// has, but more of the cache's: there they win once the two arrays alone outgrow it.
+bool is_worth_streaming(std::size_t source_bytes, std::size_t target_bytes, unsigned threads) noexcept;
 
 // nullptr where this processor cannot run it, or there is no such instruction set.
 const Table* find(std::string_view name) noexcept;

@@ -73,7 +73,8 @@ void step_all(std::span<Weight<Numbers>> weights, unsigned threads) noexcept {
   if (total == 0) {
     return;
   }
-  const Batch<Numbers> batch{&chosen(), weights, is_worth_streaming(bytes, bytes / 2)};
+  // The weights and their gradients are read, at least.
+  const Batch<Numbers> batch{&chosen(), weights, is_worth_streaming(2 * bytes, bytes / 2, threads)};
   if (threads > 1 && total >= threads_from) {
     parallel_for(total, piece, threads, run<Numbers>, &batch);
   } else {
