@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -36,6 +37,17 @@ def blocks(converted: Converter) -> Iterator[Converter]:
     yield convert
     hmp.restore()
     assert _core.block_bytes_waiting() == 0
+
+
+@contextmanager
+def small_blocks(most: int = 1 << 30, **options: Any) -> Iterator[None]:
+    """As ``blocks``, with autocast's lists, for a part of a test."""
+    hmp.convert(preset="torch-cpu", **options)
+    try:
+        _core.keep_blocks(SMALL, most)
+        yield
+    finally:
+        hmp.restore()
 
 
 def values(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -97,9 +109,7 @@ def test_values_strides_and_gradients_are_those_of_a_cast_by_hand(
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([16, 24, 32, 48]), st.booleans()), min_size=4, max_size=25))
 def test_what_somebody_holds_is_not_written_over(uses: list[tuple[int, bool]]) -> None:
-    try:
-        hmp.convert(preset="torch-cpu")
-        _core.keep_blocks(SMALL, 8192)
+    with small_blocks(8192):
         held = []
         for i, (rows, hold) in enumerate(uses):
             x = leaf(rows, 32, seed=i)
@@ -114,8 +124,6 @@ def test_what_somebody_holds_is_not_written_over(uses: list[tuple[int, bool]]) -
             F.mse_loss(by_hand.bfloat16().float(), values(len(x), 32).bfloat16().float(), reduction="sum").backward()
             assert by_hand.grad is not None
             assert torch.equal(x.grad, by_hand.grad)
-    finally:
-        hmp.restore()
 
 
 @pytest.mark.parametrize(
@@ -219,20 +227,14 @@ def test_a_large_weight_that_is_used_twice_trains_as_by_hand(cache: bool) -> Non
         return trained(model, 3, loss_of=lambda scores, words: cross_entropy(scores.float(), words))
 
     expected = by_hand()
-    try:
-        hmp.convert(preset="torch-cpu", weight_cache=cache)
-        _core.keep_blocks(SMALL, 1 << 30)
+    with small_blocks(weight_cache=cache):
         ours = trained(Tied(), 3, loss_of=cross_entropy)
         assert _core.block_bytes_waiting() > 0
-    finally:
-        hmp.restore()
     assert all(map(torch.equal, ours, expected))
 
 
 def test_a_gradient_that_is_kept_is_not_written_over() -> None:
-    try:
-        hmp.convert(preset="torch-cpu")
-        _core.keep_blocks(SMALL, 1 << 30)
+    with small_blocks():
         model, words = Tied(), torch.arange(24).view(2, 12)
         kept = []
         for i in range(4):
@@ -243,8 +245,6 @@ def test_a_gradient_that_is_kept_is_not_written_over() -> None:
             kept.append((gradient, gradient.clone()))
         assert all(torch.equal(one, copy) for one, copy in kept)
         assert len({one.data_ptr() for one, _ in kept}) == 4
-    finally:
-        hmp.restore()
 
 
 def test_gradients_that_add_up() -> None:
@@ -253,25 +253,18 @@ def test_gradients_that_add_up() -> None:
     for i in range(3):
         scores = F.linear(other.table(words + i).bfloat16(), other.table.weight.bfloat16())
         cross_entropy(scores.float(), words).backward()
-    try:
-        hmp.convert(preset="torch-cpu")
-        _core.keep_blocks(SMALL, 1 << 30)
+    with small_blocks():
         for i in range(3):
             cross_entropy(model(words + i), words).backward()
-    finally:
-        hmp.restore()
     assert torch.equal(model.table.weight.grad, other.table.weight.grad)
 
 
 def test_hooks_see_a_weights_own_gradient() -> None:
     seen = []
-    try:
-        hmp.convert(preset="torch-cpu")
+    with small_blocks():
         weight = nn.Parameter(values(1 << 11, 1 << 11))
         weight.register_hook(lambda gradient: seen.append((gradient.dtype, gradient.shape)))
         F.linear(values(3, 1 << 11), weight).sum().backward()
-    finally:
-        hmp.restore()
     assert seen == [(torch.float32, weight.shape)]
 
 
@@ -282,16 +275,13 @@ def test_an_interrupt_ends_the_call_and_an_error_only_this_way_of_casting(error:
 
     x, weight = values(3, 1 << 11), nn.Parameter(values(1 << 11, 1 << 11))
     expected = F.linear(x.bfloat16(), weight.bfloat16())
-    try:
-        hmp.convert(preset="torch-cpu")
+    with small_blocks():
         _core.weights_configure(on=True, view=None, recorded=fails, most_bytes=1 << 30)
         if error is KeyboardInterrupt:
             with pytest.raises(KeyboardInterrupt):
                 F.linear(x, weight)
         else:
             assert torch.equal(F.linear(x, weight), expected)
-    finally:
-        hmp.restore()
 
 
 def test_compiled_autograd_reads_both_casts() -> None:
@@ -302,13 +292,9 @@ def test_compiled_autograd_reads_both_casts() -> None:
 
     x, weight = leaf(32, 1 << 11), nn.Parameter(values(1 << 11, 1 << 11))
     expected = gradients(x, weight, lambda one: one.bfloat16())
-    try:
-        hmp.convert(preset="torch-cpu")
-        _core.keep_blocks(SMALL, 1 << 30)
+    with small_blocks():
         for _ in range(2):
             assert all(map(torch.equal, gradients(x, weight, lambda one: one), expected))
-    finally:
-        hmp.restore()
         torch.compiler.reset()
 
 
