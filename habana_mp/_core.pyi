@@ -136,7 +136,8 @@ class Rule:
         off_cpu_keywords: tuple[str, ...] = (),
         sparse_keyword: tuple[str, ...] = (),
         sparse_position: int = 0,
-        keeps_weights: bool = False,
+        keeps_weights: str = "",
+        wants_rows: bool = False,
         casts_inside: bool = False,
         packs: str = "",
     ) -> None: ...

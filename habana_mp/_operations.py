@@ -208,13 +208,20 @@ GEMM = _names("""
     addbmm addmm baddbmm bmm dot linear matmul mm mv
 """)
 
-#: Operations for which the cast of a weight may be kept: what they return never shares memory with an argument, so
-#: nobody can write into a kept cast. And they use a weight once: where one is used for every step of a sequence, its
-#: gradients would be summed in float32 instead of in the cast's precision.
-KEEPS_WEIGHTS = GEMM | _names("""
+_USE_A_WEIGHT_ONCE = GEMM | _names("""
     __matmul__ linalg_matmul addmv bilinear convolution _convolution conv_tbc
     lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell prelu
 """)
+_USE_A_WEIGHT_OFTEN = _names("lstm gru rnn_tanh rnn_relu")
+
+#: Operations for which the cast of a weight may be kept, and when: what they return never shares memory with an
+#: argument, so nobody can write into a kept cast. Where a weight is used for every step of a sequence, its gradients
+#: would be summed in float32 instead of in the cast's precision, so only where none is asked for.
+KEEPS_WEIGHTS = dict.fromkeys(_USE_A_WEIGHT_ONCE, "always") | dict.fromkeys(_USE_A_WEIGHT_OFTEN, "unrecorded")
+
+#: Operations that torch makes one by one for each batch, in a lower precision ten times slower than a copy and one
+#: product, where the rows of their first input do not lie evenly and no gradient of the weight is wanted.
+WANTS_ROWS = _names("linear matmul __matmul__ linalg_matmul")
 
 #: Of these, where torch.autocast on a CPU casts every floating input to the lower precision, as a list does.
 CAST_INSIDE = _names("""
@@ -330,7 +337,7 @@ COMPOSITES: dict[str, tuple[Any, str]] = {"__rtruediv__": (torch.Tensor, "__rdiv
 
 
 #: Methods of Tensor by which its memory gets into other hands, or that write without counting the version up.
-HANDS_OUT_MEMORY = ("untyped_storage", "numpy", "data_ptr", "apply_", "map_", "map2_")
+HANDS_OUT_MEMORY = ("untyped_storage", "numpy", "data_ptr", "apply_", "map_", "map2_", "set_")
 
 #: Functions that write into their tensors without counting the versions up.
 SILENT_WRITERS = (

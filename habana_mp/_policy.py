@@ -41,7 +41,8 @@ class Ruling:
             precision=self.precision,
             saturate=self.saturate,
             no_kernel=self.no_kernel,
-            keeps_weights=keeps_weights and operation in ops.KEEPS_WEIGHTS,
+            keeps_weights=ops.KEEPS_WEIGHTS.get(operation, "") if keeps_weights else "",
+            wants_rows=operation in ops.WANTS_ROWS,
             casts_inside=operation in ops.CAST_INSIDE,
             packs=operation if keeps_weights and operation in ops.PACKS_WEIGHTS else "",
         )

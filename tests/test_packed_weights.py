@@ -45,8 +45,9 @@ def packed() -> int:
 
 
 def by_hand(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    """As a layer in bfloat16 does it: of a weight that wants no gradient torch makes some products another way."""
     bias = None if layer.bias is None else layer.bias.detach().bfloat16()
-    return F.linear(x.bfloat16(), layer.weight.detach().clone().bfloat16(), bias)
+    return F.linear(x.bfloat16(), layer.weight.detach().clone().bfloat16().requires_grad_(), bias)
 
 
 def packed_layer(bias: bool = True, shape: tuple[int, int] = (160, 144)) -> nn.Linear:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import gc
 import weakref
@@ -15,6 +16,7 @@ from conftest import Converter
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from habana_mp import _operations as ops
 from habana_mp import hmp
@@ -101,6 +103,45 @@ def test_results_and_gradients_are_those_of_a_cast_by_hand(
             assert torch.equal(w.grad, gradient)
             assert w.grad.dtype is torch.float32
     assert kept().hits >= 1
+
+
+RECURRENT: dict[str, Callable[[], nn.RNNBase]] = {
+    "lstm": lambda: nn.LSTM(32, 8, num_layers=2),
+    "gru": lambda: nn.GRU(32, 8, bidirectional=True),
+    "rnn_tanh": lambda: nn.RNN(32, 8),
+    "rnn_relu": lambda: nn.RNN(32, 8, nonlinearity="relu"),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_recurrent_layer_keeps_casts_where_no_gradient_is_wanted(converted: Converter, name: str) -> None:
+    torch.manual_seed(0)
+    model = RECURRENT[name]()
+    steps = torch.randn(5, 3, 32)
+
+    def by_hand() -> Any:
+        return copy.deepcopy(model).bfloat16()(steps.bfloat16())
+
+    def assert_right(result: Any) -> None:
+        assert all(map(torch.equal, tree_leaves(result), tree_leaves(expected)))
+
+    expected = by_hand()
+    count = len(list(model.parameters()))
+    converted(bf16=[name])
+    with torch.no_grad():
+        for _ in range(3):
+            assert_right(model(steps))
+    assert (kept().weights, kept().hits, kept().refused) == (count, 2 * count, 0)
+    with torch.no_grad():
+        for one in model.parameters():
+            one.mul_(0.5)
+    with hmp.disable_casts():
+        expected = by_hand()
+    with torch.inference_mode():
+        assert_right(model(steps))
+    hits = kept().hits
+    assert_right(model(steps))
+    assert kept().hits == hits  # its gradients are summed in the cast's precision
 
 
 def test_a_channels_last_weight_is_kept_as_it_lies() -> None:

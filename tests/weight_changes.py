@@ -789,6 +789,8 @@ AT_ONCE: dict[str, Way] = {
     "apply_": in_place(_apply),
     "map_": in_place(_map),
     "map2_": in_place(_map_two),
+    "set_": in_place(lambda w, n: torch.empty(0).set_(w.detach()).add_(n)),
+    "set_ by keyword, one element": in_place(lambda w, n: _set_one(torch.empty(0).set_(source=w.detach()), n)),
     "map2_ of data, one element": in_place(lambda w, n: _map_two(w.data, 2)),
     "data.add_": at_once(lambda of, n: of.weight.data.add_(n)),
     "data.copy_": at_once(lambda of, n: of.weight.data.copy_(noise())),

@@ -82,11 +82,18 @@ engine::Reason reason_for(Rule::Action action, bool no_kernel) {
 // Held for ever: a call under way may still read it after another policy came.
 PyObject* kept(const py::tuple& names) { return names.empty() ? nullptr : names.inc_ref().ptr(); }
 
+Rule::Keeps keeps_of(const std::string& when) {
+  if (when.empty()) return Rule::Keeps::never;
+  if (when == "unrecorded") return Rule::Keeps::unrecorded;
+  if (when == "always") return Rule::Keeps::always;
+  throw py::value_error("unknown `keeps_weights`: " + when);
+}
+
 Rule make_rule(const std::string& action, const std::string& precision, bool saturate, bool no_kernel,
                std::uint64_t positions, const py::tuple& kept_keywords, std::uint64_t raised_positions,
                const py::tuple& raised_keywords, std::uint64_t off_cpu_positions, const py::tuple& off_cpu_keywords,
-               const py::tuple& sparse_keyword, std::uint8_t sparse_position, bool keeps_weights, bool casts_inside,
-               const std::string& packs) {
+               const py::tuple& sparse_keyword, std::uint8_t sparse_position, const std::string& keeps_weights,
+               bool wants_rows, bool casts_inside, const std::string& packs) {
   Rule rule;
   rule.action = action_of(action);
   if (rule.action == Rule::Action::precision) rule.to = precision_of(precision);
@@ -100,7 +107,8 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
   rule.off_cpu_keywords = kept(off_cpu_keywords);
   rule.sparse_keyword = kept(sparse_keyword);
   rule.sparse_position = sparse_position;
-  rule.keeps_weights = keeps_weights;
+  rule.keeps_weights = keeps_of(keeps_weights);
+  rule.wants_rows = wants_rows;
   rule.casts_inside = casts_inside;
   rule.packs = packs_of(packs);
   return rule;
@@ -270,8 +278,8 @@ void register_engine(py::module_& module) {
            py::arg("kept_keywords") = py::tuple(), py::arg("raised_positions") = 0,
            py::arg("raised_keywords") = py::tuple(), py::arg("off_cpu_positions") = 0,
            py::arg("off_cpu_keywords") = py::tuple(), py::arg("sparse_keyword") = py::tuple(),
-           py::arg("sparse_position") = 0, py::arg("keeps_weights") = false, py::arg("casts_inside") = false,
-           py::arg("packs") = "");
+           py::arg("sparse_position") = 0, py::arg("keeps_weights") = "", py::arg("wants_rows") = false,
+           py::arg("casts_inside") = false, py::arg("packs") = "");
 
   module.def("bind_torch", [] {
     static bool bound = false;

@@ -250,11 +250,11 @@ bool is_number_tensor(const Rule& rule, PyObject* item, Kind to) {
 }
 
 // Null, without an exception but an interrupt's, where no cast of this weight is kept.
-PyObject* kept_cast(PyObject* weight, Kind to, Tally& tally) {
+PyObject* kept_cast(const Rule& rule, PyObject* weight, Kind to, Tally& tally) {
   if (!tally.looked_around) {
     tally.looked_around = true;
-    tally.may_keep = weights::may_be_kept();
     tally.records = tensor::grad_is_enabled();
+    tally.may_keep = (rule.keeps_weights == Rule::Keeps::always || !tally.records) && weights::may_be_kept();
   }
   if (!tally.may_keep) return nullptr;
   bool is_new = false;
@@ -273,8 +273,8 @@ PyObject* kept_cast(PyObject* weight, Kind to, Tally& tally) {
 PyObject* cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tally) {
   tally.for_now = false;
   if (!is_floating(kind) || kind == to) return Py_NewRef(item);
-  if (rule.keeps_weights && kind == Kind::f32 && Py_TYPE(item) == tensor::api.parameter) {
-    if (PyObject* kept = kept_cast(item, to, tally)) return kept;
+  if (rule.keeps_weights != Rule::Keeps::never && kind == Kind::f32 && Py_TYPE(item) == tensor::api.parameter) {
+    if (PyObject* kept = kept_cast(rule, item, to, tally)) return kept;
     if (PyErr_Occurred() != nullptr) return nullptr;
   }
   const std::int64_t count = tally.leaves_casts ? tensor::count_elements(item) : 0;
@@ -659,8 +659,8 @@ struct Attempt {
   bool interrupted = false;
 };
 
-PyObject* attempt_with_casts(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
-                             Kind to, Attempt& attempt) {
+PyObject* attempt_as_they_lie(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
+                              Kind to, bool records, Attempt& attempt) {
   Tally& tally = attempt.tally;
   if (rule.packs != weights::Packs::nothing && to == Kind::bf16) {
     if (PyObject* result = answer_from_packed(rule, arguments, reading, to, tally)) return result;
@@ -668,8 +668,8 @@ PyObject* attempt_with_casts(Target& target, const Rule& rule, const Arguments& 
     if (attempt.interrupted) return nullptr;
   }
   // Where something is recorded the graph holds what was cast.
-  const bool records = tensor::grad_is_enabled();
-  tally.may_reuse_memory = !records && rule.keeps_weights && target.shape != Target::Shape::python;
+  tally.may_reuse_memory =
+      !records && rule.keeps_weights == Rule::Keeps::always && target.shape != Target::Shape::python;
   tally.leaves_casts = records && may_leave_casts(target, rule, arguments, reading);
   CastArguments cast(arguments);
   attempt.made = cast.make(rule, reading, to, tally);
@@ -678,10 +678,66 @@ PyObject* attempt_with_casts(Target& target, const Rule& rule, const Arguments& 
   return tally.left_casts ? call_and_cast_inside(target, cast.arguments(), to) : call_unseen(target, cast.arguments());
 }
 
+// Is there a bias to be added to a product?
+bool has_bias(const Arguments& arguments) { return arguments.positional == 3 && arguments.values[2] != Py_None; }
+
+// Is it a product of rows that do not lie evenly, and of a matrix?
+bool is_of_uneven_rows(const Arguments& arguments, const Reading& reading) {
+  if (arguments.keywords != nullptr || arguments.positional < 2 || arguments.positional > 3) return false;
+  const Py_ssize_t tensors = has_bias(arguments) ? 3 : 2;
+  for (Py_ssize_t i = 0; i < tensors; ++i) {
+    if (!is_floating(reading.kinds[i]) || !tensor::is_plain_tensor(arguments.values[i])) return false;
+  }
+  DLTensor matrix;
+  return tensor::has_uneven_rows(arguments.values[0], !has_bias(arguments)) &&
+         tensor::view_on_cpu(arguments.values[1], matrix) && matrix.ndim == 2;
+}
+
+// Torch makes such a product first, and then adds the bias to what was rounded.
+bool add_bias(const Rule& rule, PyObject* result, PyObject* bias, Kind kind, Kind to, Tally& tally) {
+  PyObject* cast = cast_item(rule, bias, kind, to, tally);
+  if (cast == nullptr) return false;
+  const bool added = tensor::add_in_place(result, cast);
+  let_go(cast, tally.for_now);
+  return added;
+}
+
+PyObject* attempt_in_rows(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading, Kind to,
+                          Attempt& attempt) {
+  tensor::CastResult seen;
+  PyObject* const rows = tensor::cast_in_rows(arguments.values[0], reading.kinds[0], to, seen);
+  if (rows == nullptr) return attempt_as_they_lie(target, rule, arguments, reading, to, false, attempt);
+  PyObject* const values[] = {rows, arguments.values[1]};
+  Reading in_rows(2);
+  in_rows.seen = reading.seen;
+  in_rows.first = reading.first;
+  in_rows.kinds[0] = to;
+  in_rows.kinds[1] = reading.kinds[1];
+  PyObject* result = attempt_as_they_lie(target, rule, {values, 2, nullptr}, in_rows, to, false, attempt);
+  tensor::give_back(rows);
+  if (reading.kinds[0] != to) {
+    ++attempt.tally.casts;
+    attempt.tally.made.bytes += seen.bytes;
+  }
+  if (result != nullptr && has_bias(arguments) &&
+      !add_bias(rule, result, arguments.values[2], reading.kinds[2], to, attempt.tally)) {
+    Py_CLEAR(result);
+  }
+  return result;
+}
+
+PyObject* attempt_with_casts(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
+                             Kind to, Attempt& attempt) {
+  const bool records = tensor::grad_is_enabled();
+  return rule.wants_rows && !records && to != Kind::f32 && is_of_uneven_rows(arguments, reading)
+             ? attempt_in_rows(target, rule, arguments, reading, to, attempt)
+             : attempt_as_they_lie(target, rule, arguments, reading, to, records, attempt);
+}
+
 // Is it one of the calls that may be left as they are written where that is faster? Not where a backward follows, of
 // whose time nothing is known.
 bool may_be_skipped(const Target& target, const Rule& rule, const Reading& reading) {
-  return rule.action == Rule::Action::precision && rule.to != Kind::f32 && rule.keeps_weights &&
+  return rule.action == Rule::Action::precision && rule.to != Kind::f32 && rule.keeps_weights == Rule::Keeps::always &&
          (reading.seen & floating) == bit(Kind::f32) &&
          (target.shape == Target::Shape::function || target.shape == Target::Shape::method) &&
          !tensor::grad_is_enabled() && !tensor::is_traced();

@@ -40,7 +40,10 @@ struct Rule {
   PyObject* sparse_keyword = nullptr;
   std::uint8_t sparse_position = 0;
   // May casts of weights be kept for this operation? Only where no result shares memory with an argument.
-  bool keeps_weights = false;
+  enum class Keeps : std::uint8_t { never, unrecorded, always };
+  Keeps keeps_weights = Keeps::never;
+  // Is it slow on a first input whose rows do not lie evenly, so that a copy of it pays?
+  bool wants_rows = false;
   // Does torch's own autocast cast the same inputs of it on the CPU?
   bool casts_inside = false;
   // Can it be answered from a packed weight?

@@ -76,19 +76,19 @@ PyObject* method_stub(PyObject* self, PyObject* tuple, PyObject* dictionary) {
 }
 
 template <std::size_t index>
-PyObject* method_without_arguments_stub(PyObject* self, PyObject*) {
+PyObject* find_method_stub(PyObject* self, PyObject*) {
   return answer(*targets[index], {&self, 1, nullptr});
 }
 
 struct Stubs {
   vectorcallfunc vectorcall;
   PyCFunctionWithKeywords method;
-  PyCFunction method_without_arguments;
+  PyCFunction find_method;
 };
 
 template <std::size_t... index>
 constexpr std::array<Stubs, sizeof...(index)> make_stubs(std::index_sequence<index...>) {
-  return {Stubs{vectorcall_stub<index>, method_stub<index>, method_without_arguments_stub<index>}...};
+  return {Stubs{vectorcall_stub<index>, method_stub<index>, find_method_stub<index>}...};
 }
 constexpr auto stubs = make_stubs(std::make_index_sequence<target_capacity>());
 
@@ -240,7 +240,7 @@ void hook(Target& target) {
       // A method's hash is not made of ml_meth (a builtin function's is), so this may change.
       const PyCFunction stub = target.shape == Target::Shape::method
                                    ? reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(stubs[index].method))
-                                   : stubs[index].method_without_arguments;
+                                   : stubs[index].find_method;
       store(&target.definition->ml_meth, stub);
       store(slot_of(target.object), stubs[index].vectorcall);
       break;

@@ -1,11 +1,12 @@
 #include "tensor/blocks.hpp"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <new>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -24,8 +25,8 @@ struct Block {
   std::uint64_t bytes;
 };
 
-// Tensors end in any thread, with or without the GIL, and in a forked child perhaps while a thread that it does not
-// have held the lock: a cast that does not get it at once goes to the C library.
+// Tensors end in any thread, with or without the GIL: the lock is held for some instructions only, never while memory
+// goes back to the kernel.
 struct Waiting {
   std::mutex lock;
   std::vector<Block> blocks;
@@ -40,18 +41,14 @@ Waiting& waiting() {
   return *the_blocks;
 }
 
-// With the lock, unless somebody has it for so long that he must be a thread which a forked child does not have.
-template <class Work>
-void with_lock(Waiting& all, const Work& work) {
-  for (int tried = 0; tried < 10'000; ++tried) {
-    if (const std::unique_lock held(all.lock, std::try_to_lock); held) return work();
-    std::this_thread::yield();
-  }
-}
+// As the module is loaded. A child has none of the threads that might hold the lock, so nobody does when it is made.
+[[maybe_unused]] const int fork_handlers =
+    pthread_atfork([] { waiting().lock.lock(); }, [] { waiting().lock.unlock(); }, [] { waiting().lock.unlock(); });
 
 void* take(std::uint64_t bytes) {
   Waiting& all = waiting();
-  if (const std::unique_lock held(all.lock, std::try_to_lock); held) {
+  {
+    const std::lock_guard held(all.lock);
     const auto found =
         std::find_if(all.blocks.begin(), all.blocks.end(), [=](const Block& one) { return one.bytes == bytes; });
     if (found != all.blocks.end()) {
@@ -65,24 +62,33 @@ void* take(std::uint64_t bytes) {
   return std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
 }
 
-void give_back(void* memory, std::uint64_t bytes) noexcept {
-  Waiting& all = waiting();
-  std::unique_lock held(all.lock, std::try_to_lock);
-  if (!held || bytes > all.most) return std::free(memory);
-  // Whichever goes: in a step that needs more than may wait, the oldest is what is needed next.
-  while (all.bytes + bytes > all.most) {
-    Block& gone = all.blocks[all.next_to_go++ % all.blocks.size()];
-    all.bytes -= gone.bytes;
-    std::free(gone.memory);
-    gone = all.blocks.back();
+// Puts the block among those that wait. What did not find room, it or another one, is to be freed.
+Block put(Waiting& all, Block block) {
+  const std::lock_guard held(all.lock);
+  if (block.bytes > all.most) return block;
+  if (all.bytes + block.bytes > all.most) {
+    // In a step that needs more than may wait, the oldest is what is needed next.
+    Block& place = all.blocks[all.next_to_go++ % all.blocks.size()];
+    all.bytes -= place.bytes;
+    const Block gone = std::exchange(place, all.blocks.back());
     all.blocks.pop_back();
+    return gone;
   }
   try {
-    all.blocks.push_back({memory, bytes});
+    all.blocks.push_back(block);
   } catch (const std::bad_alloc&) {
-    return std::free(memory);
+    return block;
   }
-  all.bytes += bytes;
+  all.bytes += block.bytes;
+  return {nullptr, 0};
+}
+
+void give_back(void* memory, std::uint64_t bytes) noexcept {
+  for (;;) {
+    const Block gone = put(waiting(), {memory, bytes});
+    std::free(gone.memory);
+    if (gone.memory == nullptr || gone.memory == memory) return;
+  }
 }
 
 // What a capsule of DLPack holds.
@@ -109,11 +115,14 @@ void end_capsule(PyObject* capsule) {
 void keep_blocks(std::uint64_t from, std::uint64_t most_waiting) noexcept {
   detail::block_from.store(from, std::memory_order_relaxed);
   Waiting& all = waiting();
-  with_lock(all, [&] {
+  std::vector<Block> gone;
+  {
+    const std::lock_guard held(all.lock);
     all.most = most_waiting;
-    for (const Block& one : std::exchange(all.blocks, {})) std::free(one.memory);
     all.bytes = 0;
-  });
+    std::swap(gone, all.blocks);
+  }
+  for (const Block& one : gone) std::free(one.memory);
 }
 
 PyObject* tensor_in_block(const Geometry& like, Kind kind, void*& values) noexcept {
@@ -122,14 +131,13 @@ PyObject* tensor_in_block(const Geometry& like, Kind kind, void*& values) noexce
   const std::uint64_t bytes = bytes_as(kind, count);
   void* const memory = take(bytes);
   if (memory == nullptr) return nullptr;
-  std::unique_ptr<Lent> lent(new (std::nothrow) Lent);
-  if (lent == nullptr) {
+  std::unique_ptr<Lent> lent;
+  try {
+    lent = std::make_unique<Lent>(Lent{{}, like.sizes, like.strides, bytes});
+  } catch (const std::bad_alloc&) {
     give_back(memory, bytes);
     return nullptr;
   }
-  lent->sizes = like.sizes;
-  lent->strides = like.strides;
-  lent->bytes = bytes;
   lent->managed.dl_tensor = {memory,
                              {kDLCPU, 0},
                              static_cast<std::int32_t>(like.sizes.size()),
@@ -154,10 +162,8 @@ PyObject* tensor_in_block(const Geometry& like, Kind kind, void*& values) noexce
 }
 
 std::uint64_t bytes_waiting() noexcept {
-  Waiting& all = waiting();
-  std::uint64_t bytes = 0;
-  with_lock(all, [&] { bytes = all.bytes; });
-  return bytes;
+  const std::lock_guard held(waiting().lock);
+  return waiting().bytes;
 }
 
 }  // namespace habana_mp::tensor

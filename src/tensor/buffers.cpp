@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "gil.hpp"
+#include "kernels/cast.hpp"
 #include "tensor/inside.hpp"
 
 namespace habana_mp::tensor {
@@ -100,6 +102,53 @@ PyObject* cast_for_now(PyObject* tensor, Kind from, Kind to, CastResult& seen, b
   convert(static_cast<const char*>(source.data) + source.byte_offset, from, const_cast<char*>(look_at(lent).data), to,
           count);
   return lent;
+}
+
+bool has_uneven_rows(PyObject* tensor, bool heeds_single_elements) noexcept {
+  DLTensor view;
+  if (!view_on_cpu(tensor, view) || view.ndim < 3 || view.strides == nullptr) return false;
+  std::int64_t expected = -1;
+  for (std::int32_t i = view.ndim - 2; i >= 0; --i) {
+    if (view.shape[i] == 1 && !heeds_single_elements) continue;
+    if (expected >= 0 && view.strides[i] != expected) return true;
+    expected = view.strides[i] * view.shape[i];
+  }
+  return false;
+}
+
+PyObject* cast_in_rows(PyObject* tensor, Kind from, Kind to, CastResult& seen) noexcept {
+  DLTensor source;
+  Geometry geometry;
+  if (!can_look_inside() || is_watched(tensor, seen) || !view_on_cpu(tensor, source)) return nullptr;
+  // A cast of what has gaps has none, and its rows may lie evenly.
+  if (from != to && (!read_geometry(tensor, geometry) || !geometry.is_dense())) return nullptr;
+  const auto size = static_cast<std::ptrdiff_t>(kernels::size_of(float_of(from)));
+  const auto target_size = static_cast<std::ptrdiff_t>(kernels::size_of(float_of(to)));
+  std::vector<kernels::Axis> axes;
+  std::vector<std::int64_t> strides(static_cast<std::size_t>(source.ndim));
+  std::int64_t count = 1;
+  for (std::int32_t i = source.ndim - 1; i >= 0; --i) {
+    strides[static_cast<std::size_t>(i)] = count;
+    axes.push_back({static_cast<std::size_t>(source.shape[i]), source.strides[i] * size, count * target_size});
+    count *= source.shape[i];
+  }
+  if (count == 0) return nullptr;
+  DLTensor wanted = source;
+  wanted.strides = strides.data();
+  PyObject* made = borrow_buffer(wanted, to);
+  void* values = nullptr;
+  if (made != nullptr) {
+    values = const_cast<char*>(look_at(made).data);
+  } else {
+    made = allocate_like(source, to, values);
+    if (made == nullptr) return nullptr;
+  }
+  kernels::Job job(static_cast<const char*>(source.data) + source.byte_offset, float_of(from), values, float_of(to),
+                   std::move(axes));
+  const unsigned threads = torch_threads();
+  without_gil([&] { kernels::cast_many({&job, 1}, threads); });
+  seen.bytes += bytes_as(to, count);
+  return made;
 }
 
 PyObject* borrow_buffer(const DLTensor& wanted, Kind kind) noexcept {

@@ -298,6 +298,16 @@ bool is_reference_to(PyObject* reference, PyObject* object) noexcept {
 #endif
 }
 
+bool add_in_place(PyObject* tensor, PyObject* other) noexcept {
+  PyObject* arguments = PyTuple_Pack(1, other);
+  if (arguments == nullptr) return false;
+  const auto add = reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(api.add_in_place));
+  PyObject* result = add(tensor, arguments, nullptr);
+  Py_DECREF(arguments);
+  Py_XDECREF(result);
+  return result != nullptr;
+}
+
 bool has_no_dimensions(PyObject* tensor) noexcept {
   PyObject* answer = PyObject_CallMethod(tensor, "dim", nullptr);
   const bool none = answer != nullptr && PyLong_Check(answer) && PyLong_AsLong(answer) == 0;

@@ -67,6 +67,9 @@ bool has_torch_function(PyObject* const* values, Py_ssize_t count) noexcept;
 // As cast, but finite values beyond the range of `to` become its largest finite value instead of an infinity (rule 9).
 PyObject* cast_saturated(PyObject* tensor, Kind from, Kind to, CastResult& seen);
 
+// Tensor.add_ of two plain tensors. False with a Python exception set.
+bool add_in_place(PyObject* tensor, PyObject* other) noexcept;
+
 bool has_no_dimensions(PyObject* tensor) noexcept;
 
 // Of a plain tensor.

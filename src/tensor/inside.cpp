@@ -157,7 +157,7 @@ bool find_functions() {
   list_in_cpp = PyObject_GetAttrString(c, "ScriptList");
   Py_DECREF(c);
   Py_DECREF(graph);
-  return method_without_arguments(api.tensor_base, "untyped_storage", storage_object) && gradient_edge != nullptr &&
+  return find_method(api.tensor_base, "untyped_storage", storage_object) && gradient_edge != nullptr &&
          list_in_cpp != nullptr;
 }
 

@@ -50,7 +50,7 @@ long number_of(PyObject* member) {
 
 }  // namespace
 
-bool method_without_arguments(PyTypeObject* type, const char* name, PyCFunction& function, int flags) {
+bool find_method(PyTypeObject* type, const char* name, PyCFunction& function, int flags) {
   PyObject* entry = attribute(reinterpret_cast<PyObject*>(type), name);
   if (entry == nullptr) return false;
   if (Py_TYPE(entry) != &PyMethodDescr_Type) {
@@ -137,14 +137,15 @@ bool bind_torch() {
   found.is_grad_enabled = PyCFunction_GET_FUNCTION(grad_enabled);
 
   constexpr int with_keywords = METH_VARARGS | METH_KEYWORDS;
-  if (!method_without_arguments(found.tensor_base, "float", found.to_float32, with_keywords) ||
-      !method_without_arguments(found.tensor_base, "bfloat16", found.to_bfloat16, with_keywords) ||
-      !method_without_arguments(found.tensor_base, "half", found.to_float16, with_keywords) ||
-      !method_without_arguments(found.tensor_base, "is_neg", found.is_neg) ||
-      !method_without_arguments(found.tensor_base, "is_inference", found.is_inference) ||
+  if (!find_method(found.tensor_base, "float", found.to_float32, with_keywords) ||
+      !find_method(found.tensor_base, "bfloat16", found.to_bfloat16, with_keywords) ||
+      !find_method(found.tensor_base, "half", found.to_float16, with_keywords) ||
+      !find_method(found.tensor_base, "add_", found.add_in_place, with_keywords) ||
+      !find_method(found.tensor_base, "is_neg", found.is_neg) ||
+      !find_method(found.tensor_base, "is_inference", found.is_inference) ||
       !getter(found.tensor_base, "requires_grad", found.get_requires_grad) ||
-      !method_without_arguments(found.tensor_base, "detach", found.detach) ||
-      !getter(found.tensor_base, "dtype", found.get_dtype) || !getter(found.tensor_base, "data", found.data)) {
+      !find_method(found.tensor_base, "detach", found.detach) || !getter(found.tensor_base, "dtype", found.get_dtype) ||
+      !getter(found.tensor_base, "data", found.data)) {
     return false;
   }
   found.set_data = found.data->set;

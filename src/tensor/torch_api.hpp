@@ -23,9 +23,10 @@ struct TorchApi {
   PyObject* complex128 = nullptr;
 
   // Tensor's own functions, called directly: no attribute look-up, no descriptor, and never answered by the engine.
-  PyCFunction to_float32 = nullptr;   // Tensor.float
-  PyCFunction to_bfloat16 = nullptr;  // Tensor.bfloat16
-  PyCFunction to_float16 = nullptr;   // Tensor.half
+  PyCFunction to_float32 = nullptr;    // Tensor.float
+  PyCFunction to_bfloat16 = nullptr;   // Tensor.bfloat16
+  PyCFunction to_float16 = nullptr;    // Tensor.half
+  PyCFunction add_in_place = nullptr;  // Tensor.add_, with a tuple and a dictionary
   PyCFunction is_neg = nullptr;
   PyCFunction detach = nullptr;
   PyCFunction is_inference = nullptr;
@@ -64,7 +65,7 @@ struct TorchApi {
 extern TorchApi api;
 
 // The C function behind a method of this calling convention. False with a Python exception set where it is none.
-bool method_without_arguments(PyTypeObject* type, const char* name, PyCFunction& function, int flags = METH_NOARGS);
+bool find_method(PyTypeObject* type, const char* name, PyCFunction& function, int flags = METH_NOARGS);
 
 // Imports torch's objects. False with a Python exception set when something is missing.
 bool bind_torch();

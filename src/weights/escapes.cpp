@@ -21,6 +21,7 @@ WatchedMethod data_ptr;
 WatchedMethod apply;
 WatchedMethod map;
 WatchedMethod map2;
+WatchedMethod set;
 WatchedMethod storage_data_ptr;
 getter original_data_getter = nullptr;
 
@@ -87,6 +88,15 @@ PyObject* map_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
 
 PyObject* map2_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
   return while_open(self, [&] { return call_with_keywords(map2, self, arguments, keywords); });
+}
+
+// Tensor.set_: another tensor's memory may be its source, without that one's version.
+PyObject* set_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arguments); ++i) tensor_escapes(PyTuple_GET_ITEM(arguments, i), false);
+  Py_ssize_t position = 0;
+  PyObject* value = nullptr;
+  while (keywords != nullptr && PyDict_Next(keywords, &position, nullptr, &value) != 0) tensor_escapes(value, false);
+  return call_with_keywords(set, self, arguments, keywords);
 }
 
 PyObject* data_ptr_stub(PyObject* self, PyObject* none) {
@@ -175,6 +185,7 @@ bool watch_escapes(const Hatches& hatches) {
       {&apply, hatches.apply, METH_O, apply_stub},
       {&map, hatches.map, with_keywords, as_function(map_stub)},
       {&map2, hatches.map2, with_keywords, as_function(map2_stub)},
+      {&set, hatches.set, with_keywords, as_function(set_stub)},
       {&storage_data_ptr, hatches.storage_data_ptr, METH_NOARGS, storage_data_ptr_stub},
   };
   for (const Plan& plan : plans) {
@@ -196,7 +207,7 @@ bool watch_escapes(const Hatches& hatches) {
 }
 
 void stop_watching_escapes() noexcept {
-  for (WatchedMethod* method : {&untyped_storage, &numpy, &data_ptr, &apply, &map, &map2, &storage_data_ptr})
+  for (WatchedMethod* method : {&untyped_storage, &numpy, &data_ptr, &apply, &map, &map2, &set, &storage_data_ptr})
     stop_watching(*method);
   stop_watching_exchange();
   if (original_data_getter != nullptr) {

@@ -14,6 +14,7 @@ struct Hatches {
   PyObject* apply;             // these write without counting the version up
   PyObject* map;               //
   PyObject* map2;              //
+  PyObject* set;               // takes the memory of its arguments
   PyObject* storage_data_ptr;  // a method of a storage
   // Tuples of what the names of modules begin with: those that take pointers to compare them, and those that take them
   // for whoever called.

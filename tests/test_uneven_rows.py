@@ -1,0 +1,161 @@
+"""Products of inputs whose rows do not lie evenly, as attention has them: made of a copy, with the bits of a layer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import Converter
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.profiler import profile
+
+from habana_mp import hmp
+
+PRODUCTS: dict[str, Callable[..., torch.Tensor]] = {
+    "linear": F.linear,
+    "matmul": lambda x, weight, bias: torch.matmul(x, weight.t()),
+    "@": lambda x, weight, bias: x @ weight.t(),
+}
+
+
+def sequence_first(dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(4, 6, 64, generator=torch.Generator().manual_seed(seed)).to(dtype).transpose(0, 1)
+
+
+def by_hand(product: str, x: torch.Tensor, layer: nn.Linear, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """As a layer in lower precision has it, whose weight wants a gradient."""
+    bias = None if layer.bias is None else layer.bias.detach().to(dtype)
+    with torch.no_grad():
+        return PRODUCTS[product](x.to(dtype), layer.weight.detach().clone().to(dtype).requires_grad_(), bias)
+
+
+@st.composite
+def inputs(draw: st.DrawFn) -> torch.Tensor:
+    sizes = [*draw(st.lists(st.sampled_from([1, 2, 3, 5]), min_size=1, max_size=4)), draw(st.sampled_from([4, 16, 64]))]
+    order = draw(st.permutations(range(len(sizes))))
+    gaps = [draw(st.sampled_from([1, 1, 1, 2])) for _ in sizes]
+    whole = torch.randn([sizes[i] * gaps[i] for i in order]).permute([order.index(i) for i in range(len(sizes))])
+    x = whole[tuple(slice(None, None, gap) for gap in gaps)]
+    if draw(st.booleans()) and len(sizes) > 1:
+        x = x.narrow(0, 0, 1).expand(sizes)
+    return x.bfloat16() if draw(st.booleans()) else x
+
+
+@settings(max_examples=300, deadline=None)
+@given(inputs(), st.sampled_from([1, 8, 48]), st.booleans(), st.booleans(), st.sampled_from(list(PRODUCTS)))
+def test_bits_and_strides_are_those_of_a_layer_in_lower_precision(
+    x: torch.Tensor, width: int, bias: bool, frozen: bool, product: str
+) -> None:
+    layer = nn.Linear(x.shape[-1], width, bias=bias).requires_grad_(not frozen)
+    expected = by_hand(product, x, layer)
+    hmp.convert(preset="torch-cpu")
+    try:
+        with torch.no_grad():
+            for _ in range(6):  # often enough to be packed
+                result = PRODUCTS[product](x, layer.weight, layer.bias)
+                assert torch.equal(result, expected)
+                assert result.stride() == expected.stride()
+    finally:
+        hmp.restore()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("given", [torch.float32, None])
+def test_in_every_lower_precision(converted: Converter, dtype: torch.dtype, given: torch.dtype | None) -> None:
+    layer, x = nn.Linear(64, 32), sequence_first(given or dtype)
+    expected = by_hand("linear", x, layer, dtype)
+    converted(bf16=["linear"], dtype=dtype)
+    with torch.inference_mode():
+        assert torch.equal(layer(x), expected)
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_torch_is_asked_for_one_product(converted: Converter, product: str) -> None:
+    layer, x = nn.Linear(64, 32).requires_grad_(False), sequence_first()
+
+    def operations() -> set[str]:
+        with torch.no_grad(), profile() as watched:
+            PRODUCTS[product](x, layer.weight, layer.bias)
+        return {event.name for event in watched.events()}
+
+    converted(bf16=["linear", "matmul"], packed_weights=False)
+    assert "aten::bmm" not in operations()
+    hmp.restore()
+    layer.bfloat16()
+    x = x.bfloat16()
+    assert "aten::bmm" in operations()  # what it is about: torch alone multiplies one by one
+
+
+@pytest.mark.usefixtures("counted")
+def test_the_report_counts_every_cast(converted: Converter) -> None:
+    layer, x, lower = nn.Linear(64, 32), sequence_first(), sequence_first(torch.bfloat16)
+    converted(bf16=["linear"])
+    with torch.no_grad():
+        layer(x)
+        layer(lower)
+    (row,) = hmp.report(show=False).rows
+    assert (row.operation, row.calls, row.casts) == ("linear", 2, 3)  # the layer's are kept
+    assert row.bytes == 2 * (24 * 64 + 32 * 64 + 32)
+
+
+def test_memory_that_is_used_again_is_nobody_elses(converted: Converter) -> None:
+    layer, given = nn.Linear(64, 32), [sequence_first(seed=i) for i in range(12)]
+    expected = [by_hand("linear", x, layer) for x in given]
+    copies = [x.clone() for x in given]
+    converted(bf16=["linear"])
+    with torch.no_grad():
+        results = [layer(x) for x in given]
+    assert all(map(torch.equal, results, expected))
+    assert all(map(torch.equal, given, copies))
+
+
+def test_in_many_threads(converted: Converter) -> None:
+    layer = nn.Linear(64, 32)
+    given = [sequence_first(seed=i) for i in range(4)]
+    expected = [by_hand("linear", x, layer) for x in given]
+    converted(bf16=["linear"])
+    wrong = []
+
+    def work(i: int) -> None:
+        with torch.no_grad():
+            wrong.extend(i for _ in range(200) if not torch.equal(layer(given[i]), expected[i]))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (lambda x: (x, torch.randn(32, 63)), "Expected size for first two dimensions"),
+        (lambda x: (x, torch.randn(32, 64), torch.randn(31)), "must match the size"),
+    ],
+)
+def test_what_torch_refuses_is_refused(
+    converted: Converter, arguments: Callable[[torch.Tensor], tuple[Any, ...]], message: str
+) -> None:
+    converted(bf16=["linear"])
+    with torch.no_grad(), pytest.raises(RuntimeError, match=message):
+        F.linear(*arguments(sequence_first()))
+
+
+def test_attention_is_that_of_autocast(converted: Converter) -> None:
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(64, 4, batch_first=True)  # in training mode torch has no operation for all of it
+    x = torch.randn(4, 6, 64)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = layer(x, x, x)
+    hmp.convert(preset="torch-cpu")
+    with torch.no_grad():
+        for _ in range(8):
+            assert all(map(torch.equal, layer(x, x, x), expected))
