@@ -182,7 +182,7 @@ NO_KERNEL = _names("""
     linalg_matrix_power linalg_matrix_rank linalg_pinv linalg_qr linalg_slogdet linalg_solve linalg_solve_ex
     linalg_solve_triangular linalg_svd linalg_svdvals linalg_tensorinv linalg_tensorsolve linalg_vander matrix_exp
     linalg_matrix_exp histogram histogramdd _histogramdd_bin_edges _histogramdd_from_bin_cts
-    nanquantile quantile pdist sparse_sampled_addmm
+    nanquantile quantile pdist sparse_sampled_addmm _standard_gamma _sample_dirichlet binomial
     fused_moving_avg_obs_fake_quant quantize_per_channel quantize_per_tensor quantize_per_tensor_dynamic
     avg_pool3d ctc_loss _ctc_loss multi_margin_loss multilabel_margin_loss nuclear_norm
     special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1

@@ -265,16 +265,21 @@ _warned = threading.Event()
 def _look_at_buffer(module: torch.nn.Module, name: str, value: Any) -> None:
     if torch.compiler.is_compiling():
         return
-    if isinstance(value, torch.Tensor) and _core.was_lowered(value):
-        _warn_of_lowered(f"the buffer `{name}` of {type(module).__name__}")
+    if not isinstance(value, torch.Tensor):
+        return
+    what, former = f"the buffer `{name}` of {type(module).__name__}", module._buffers.get(name)
+    if _core.was_lowered(value):
+        _warn_of_lowered(what)
+    elif former is not None and former.dtype is torch.float32 and value.dtype in (torch.bfloat16, torch.float16):
+        _warn_of_lowered(what, "was computed from results")
 
 
-def _warn_of_lowered(what: str) -> None:
+def _warn_of_lowered(what: str, why: str = "was made from a result") -> None:
     if _warned.is_set():
         return
     _warned.set()
     warn(
-        f"{what} is in lower precision because it was made from a result that habana_mp lowered; make it in a module's "
+        f"{what} is in lower precision because it {why} that habana_mp lowered; make it in a module's "
         "__init__ or under hmp.disable_casts() to keep it in float32"
     )
 

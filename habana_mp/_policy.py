@@ -183,9 +183,29 @@ def _resolve(listed: Listed) -> ops.Resolved | None:
         raise ListError(
             f"{listed.where}: unknown operator `{listed.name}`; import the library that defines it before convert"
         )
-    near = difflib.get_close_matches(listed.name, ops.suggestions(), n=1, cutoff=0.6)
-    hint = f"; did you mean `{near[0]}`?" if near else ""
-    raise ListError(f"{listed.where}: unknown operation `{listed.name}`{hint}")
+    near = _nearest(listed.name)
+    hint = f"; did you mean `{near}`?" if near else ""
+    raise ListError(f"{listed.where}: unknown operation `{ascii(listed.name)[1:-1]}`{hint}")
+
+
+def _nearest(name: str) -> str | None:
+    """The name that was meant, perhaps with the place of it in torch before: `torch.matmul`, `aten.mm`."""
+    last = name.rpartition(".")[2]
+    if ops.resolve(last) is not None:
+        return last
+    near = difflib.get_close_matches(last, ops.suggestions(), n=1, cutoff=0.6)
+    return near[0] if near else None
+
+
+def problems_of(listed: Iterable[Listed]) -> list[str]:
+    """What is wrong with the names of a list, each on its own."""
+    found = []
+    for one in listed:
+        try:
+            _resolve(one)
+        except ListError as error:
+            found.append(str(error))
+    return found
 
 
 def policy_from_lists(

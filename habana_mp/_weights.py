@@ -48,7 +48,7 @@ class Weights:
             plain = _core.untouched_twin(function) if packed else None
             _core.weights_set_packing(what, *operators.get(what, (None, None)), plain)
         view = _core.untouched_twin(torch.ops.aten._unsafe_view.default._op)
-        most_bytes = _NO_LIMIT if limit is None else limit
+        most_bytes = _NO_LIMIT if limit is None else min(limit, _NO_LIMIT)
         _core.weights_configure(on=True, view=view, recorded=KeptCast.apply, most_bytes=most_bytes)
 
     def uninstall(self) -> None:

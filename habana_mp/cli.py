@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import sys
 import time
@@ -22,6 +23,16 @@ from habana_mp._presets import Preset, presets
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status is 0 when all is well, 1 when something was found, 2 for wrong usage."""
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever reads has enough; Python flushes once more when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return status
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="habana-mp", description="Mixed precision for PyTorch, steered by lists.")
     parser.add_argument("--version", action="version", version=f"habana-mp {habana_mp.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -86,11 +97,15 @@ def _check(files: Sequence[str]) -> int:
             warnings.simplefilter("always")
             try:
                 listed = read_list(file)
-                _policy.policy_from_lists(Preset(file, "", lower=listed), "bf16")
+                problems = _policy.problems_of(listed)
+                if not problems:
+                    _policy.policy_from_lists(Preset(file, "", lower=listed), "bf16")
             except (OSError, ValueError) as error:
-                print(f"{file}: {error}" if file not in str(error) else error)
-                status = 1
-                continue
+                problems = [str(error)]
+        if problems:
+            print("\n".join(one if file in one else f"{file}: {one}" for one in problems))
+            status = 1
+            continue
         for warning in caught:
             print(warning.message)
         print(f"{file}: {len(listed)} name{'s' if len(listed) != 1 else ''}, fine")

@@ -105,6 +105,13 @@ def convert(
         ValueError: an unknown level, preset or dtype, or (:class:`ListError`) a list that cannot be used.
         OSError: a list file that cannot be read, or a log file that cannot be written.
     """
+    _check_switches(
+        isVerbose=isVerbose,
+        weight_cache=weight_cache,
+        packed_weights=packed_weights,
+        skip_slower=skip_slower,
+        reuse_memory=reuse_memory,
+    )
     _check_limit(weight_cache_limit)
     policy = replace(
         _make_policy(opt_level, bf16_file_path, fp32_file_path, preset, dtype),
@@ -126,6 +133,12 @@ def convert(
         raise
     if not verbose:
         close_log()
+
+
+def _check_switches(**switches: object) -> None:
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"`{name}` must be True or False; got {value!r}")
 
 
 def _check_limit(limit: int | None) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -263,6 +264,10 @@ def test_a_name_twice_in_one_list_is_no_conflict(converted: Converter) -> None:
         ("conv_2d", "conv2d"),
         ("Linear", "linear"),
         ("cross_entropyloss", "cross_entropy_loss"),
+        ("torch.matmul", "matmul"),
+        ("torch.ops.aten.mm", "mm"),
+        ("Tensor.add", "add"),
+        ("F.sofmax", "softmax"),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_nearest_known(tmp_path: Path, typo: str, meant: str) -> None:
@@ -272,6 +277,23 @@ def test_an_unknown_name_is_refused_with_the_nearest_known(tmp_path: Path, typo:
     assert str(caught.value).startswith(f"{path}:2: ")
     assert f"did you mean `{meant}`?" in str(caught.value)
     assert_torch_is_restored()
+
+
+def test_letters_that_only_look_alike_are_shown_apart(tmp_path: Path) -> None:
+    with pytest.raises(ListError, match=r"unknown operation `l\\u0456near`"):
+        hmp.convert("O1", write_list(tmp_path / "a.txt", ["l\u0456near"]))
+
+
+SWITCHES = ["isVerbose", "weight_cache", "packed_weights", "skip_slower", "reuse_memory"]
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_a_switch_is_true_or_false_and_a_wrong_one_changes_nothing(name: str) -> None:
+    hmp.convert(dtype=torch.float16)
+    options: dict[str, Any] = {name: "no"}
+    with pytest.raises(ValueError, match=f"`{name}` must be True or False; got 'no'"):
+        hmp.convert(**options)
+    assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.float16
 
 
 def test_a_name_like_no_other_is_refused_without_a_suggestion(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import CASES, NO_KERNEL, WITHOUT_CASE, Case
-from conftest import Converter, assert_same, tensors
+from conftest import Converter, assert_same, seeded, tensors
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -651,6 +651,25 @@ def test_operations_without_a_kernel_take_what_was_lowered(converted: Converter)
             given.append((case, lowered.inputs, lowered.run(lowered.cast(FP32))))
     converted()
     assert differing(given) == {}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda x: torch.distributions.Gamma(x, x),
+        lambda x: torch.distributions.Beta(x, x),
+        lambda x: torch.distributions.Dirichlet(x),
+        lambda x: torch.distributions.StudentT(x),
+        lambda x: torch.distributions.Binomial(4, probs=x),
+    ],
+    ids=["Gamma", "Beta", "Dirichlet", "StudentT", "Binomial"],
+)
+def test_distributions_sample_from_what_was_lowered(converted: Converter, made: Callable[[torch.Tensor], Any]) -> None:
+    x = torch.full((8,), 0.5, dtype=BF16)
+    expected = seeded(lambda: made(x.float()).sample())
+    converted()
+    sample = seeded(lambda: made(x).sample())
+    assert torch.allclose(sample.float(), expected, rtol=2**-7)
 
 
 @pytest.mark.parametrize("lower", [BF16, FP16], ids=str)
@@ -1310,6 +1329,24 @@ def test_state_made_of_a_lowered_result_is_warned_about_once_with_the_line(sourc
 def test_a_bare_parameter_made_of_a_lowered_result_is_warned_about() -> None:
     hmp.convert()
     assert len(warned(lambda: nn.Parameter(torch.mm(M, N)))) == 1
+
+
+def test_a_float32_buffer_that_is_assigned_a_lower_value_is_warned_about() -> None:
+    class Averaging(nn.Module):
+        running: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("running", torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.running = 0.9 * self.running + 0.1 * x.mean(0)
+            return x
+
+    module = Averaging()
+    hmp.convert()
+    (caught,) = warned(lambda: [module(M), module(M)])
+    assert str(caught.message).startswith("the buffer `running` of Averaging is in lower precision because")
 
 
 def test_state_that_is_meant_to_be_lower_is_not_warned_about() -> None:

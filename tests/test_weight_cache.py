@@ -353,6 +353,13 @@ def test_a_limit_that_is_no_number_of_bytes_is_refused(limit: Any) -> None:
     assert not hmp.is_converted()
 
 
+def test_a_limit_beyond_all_memory_is_none() -> None:
+    hmp.convert(weight_cache_limit=10**30)
+    w = weight(16, 32)
+    F.linear(X, w)
+    assert kept().weights == 1
+
+
 def test_a_weight_whose_memory_others_hold_is_not_kept_until_they_let_go() -> None:
     hmp.convert()
     w = weight(16, 32)

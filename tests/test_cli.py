@@ -1,0 +1,45 @@
+"""The command line: presets, checks of list files, and a reader that has had enough."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import write_list
+
+from habana_mp import cli
+
+
+def test_a_check_names_every_unknown_operation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_list(tmp_path / "a.txt", ["mm", "sofmax", "linear", "torch.matmul"])
+    assert cli.main(["lists", "check", path]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"{path}:2: unknown operation `sofmax`; did you mean `softmax`?",
+        f"{path}:4: unknown operation `torch.matmul`; did you mean `matmul`?",
+    ]
+
+
+def test_a_check_of_several_files_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fine, missing = write_list(tmp_path / "a.txt", ["mm"]), str(tmp_path / "none.txt")
+    assert cli.main(["lists", "check", missing, fine]) == 1
+    out = capsys.readouterr().out
+    assert missing in out
+    assert f"{fine}: 1 name, fine" in out
+
+
+def test_a_preset_is_shown_with_what_its_names_stand_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["lists", "torch-cpu"]) == 0
+    assert "torch.matmul, Tensor.matmul" in capsys.readouterr().out
+    assert cli.main(["lists", "none"]) == 2
+
+
+def test_who_reads_a_part_only_sees_no_traceback() -> None:
+    command = [sys.executable, "-m", "habana_mp", "lists", "hmp-default"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
