@@ -27,11 +27,18 @@ def uses(weights: list[nn.Parameter], x: torch.Tensor) -> Callable[[], object]:
     return lambda: F.linear(x, next(following))
 
 
-def small_layers(width: int) -> list[Contender]:
+def small_layers(width: int) -> tuple[nn.Module, torch.Tensor]:
+    return nn.Sequential(*[nn.Linear(width, width) for _ in range(50)]), torch.randn(4, width)
+
+
+def attention(width: int) -> tuple[nn.Module, torch.Tensor]:
+    """What torch gives to its linear layers there does not lie in rows."""
+    return nn.TransformerEncoderLayer(width, 4, 2 * width, batch_first=True).eval(), torch.randn(4, 32, width)
+
+
+def contenders(model: nn.Module, x: torch.Tensor) -> list[Contender]:
     """Autocast first."""
-    model = nn.Sequential(*[nn.Linear(width, width) for _ in range(50)])
-    lower, x = copy.deepcopy(model).bfloat16(), torch.randn(4, width)
-    lower_x = x.bfloat16()
+    lower, lower_x = copy.deepcopy(model).bfloat16(), x.bfloat16()
 
     def in_a_region() -> object:
         with autocast():
@@ -79,16 +86,20 @@ def main() -> None:
             row += [_extra(kept, base), _extra(cast, again)]
         print(f"{count:>10}" + "".join(f"{value:>16.0f}" for value in row))
 
-    print("\n50 linear layers in a row, 4 rows, no gradients: times as fast as autocast with one region a pass")
-    print(f"{'width':>10}{'autocast, us':>16}{'hmp':>10}{'skip_slower':>16}{'bf16 model':>16}{'FP32':>10}")
-    for width in (64, 128, 256, 512):
-        peer, *others = small_layers(width)
-        with torch.no_grad():
-            run([peer, *others], **options)
-        ratios = [peer.ratio_to(one)[0] for one in others]
-        widths = (10, 16, 16, 10)
-        cells = "".join(f"{ratio:>{wide}.2f}" for ratio, wide in zip(ratios, widths, strict=True))
-        print(f"{width:>10}{peer.median * 1e6:>16.0f}" + cells)
+    for what, make in (
+        ("50 linear layers in a row, 4 rows", small_layers),
+        ("nn.TransformerEncoderLayer, 4x32", attention),
+    ):
+        print(f"\n{what}, no gradients: times as fast as autocast with one region a pass")
+        print(f"{'width':>10}{'autocast, us':>16}{'hmp':>10}{'skip_slower':>16}{'bf16 model':>16}{'FP32':>10}")
+        for width in (64, 128, 256, 512):
+            peer, *others = contenders(*make(width))
+            with torch.no_grad():
+                run([peer, *others], settle_seconds=0.05, **options)
+            ratios = [peer.ratio_to(one)[0] for one in others]
+            widths = (10, 16, 16, 10)
+            cells = "".join(f"{ratio:>{wide}.2f}" for ratio, wide in zip(ratios, widths, strict=True))
+            print(f"{width:>10}{peer.median * 1e6:>16.0f}" + cells)
 
     print("\nrefresh of the casts of 110 M values in 110 weights, after a step")
     model = nn.ModuleList([nn.Linear(1000, 1000, bias=False) for _ in range(110)])
