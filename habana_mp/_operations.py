@@ -219,10 +219,6 @@ _USE_A_WEIGHT_OFTEN = _names("lstm gru rnn_tanh rnn_relu")
 #: would be summed in float32 instead of in the cast's precision, so only where none is asked for.
 KEEPS_WEIGHTS = dict.fromkeys(_USE_A_WEIGHT_ONCE, "always") | dict.fromkeys(_USE_A_WEIGHT_OFTEN, "unrecorded")
 
-#: Operations that torch makes one by one for each batch, in a lower precision ten times slower than a copy and one
-#: product, where the rows of their first input do not lie evenly and no gradient of the weight is wanted.
-WANTS_ROWS = _names("linear matmul __matmul__ linalg_matmul")
-
 #: Of these, where torch.autocast on a CPU casts every floating input to the lower precision, as a list does.
 CAST_INSIDE = _names("""
     linear matmul __matmul__ mm bmm addmm baddbmm addbmm conv1d conv2d conv3d conv_transpose1d conv_transpose2d
@@ -235,6 +231,10 @@ FUNCTION_TWINS = {"matmul": "matmul", "__matmul__": "matmul", "mm": "mm", "bmm":
 
 #: Of these, what torch's CPU library runs from a packed weight.
 PACKS_WEIGHTS = _names("linear conv2d")
+
+#: Operations that torch makes one by one for each batch, in a lower precision ten times slower than a copy and one
+#: product, where the rows of their first input do not lie evenly and no gradient of the weight is wanted.
+WANTS_ROWS = _names("linear matmul __matmul__ linalg_matmul")
 
 #: Floating operations that O2 runs in float32 besides those named in the tables above or in a shipped list.
 OTHER_FLOATING = _names("""
