@@ -18,7 +18,7 @@ import habana_mp
 from habana_mp import _core, _policy, hmp, kernels
 from habana_mp import _operations as ops
 from habana_mp._lists import read_list
-from habana_mp._presets import Preset, presets
+from habana_mp._presets import presets
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -98,8 +98,6 @@ def _check(files: Sequence[str]) -> int:
             try:
                 listed = read_list(file)
                 problems = _policy.problems_of(listed)
-                if not problems:
-                    _policy.policy_from_lists(Preset(file, "", lower=listed), "bf16")
             except (OSError, ValueError) as error:
                 problems = [str(error)]
         if problems:

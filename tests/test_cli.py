@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import write_list
 
+from habana_mp import _operations as ops
 from habana_mp import cli
 
 
@@ -19,6 +20,13 @@ def test_a_check_names_every_unknown_operation(tmp_path: Path, capsys: pytest.Ca
         f"{path}:2: unknown operation `sofmax`; did you mean `softmax`?",
         f"{path}:4: unknown operation `torch.matmul`; did you mean `matmul`?",
     ]
+
+
+def test_a_name_without_a_meaning_here_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = next(iter(ops.EXPLAINED))
+    path = write_list(tmp_path / "a.txt", ["mm", name])
+    assert cli.main(["lists", "check", path]) == 0
+    assert capsys.readouterr().out.count(f"{path}:2: `{name}` has no effect") == 1
 
 
 def test_a_check_of_several_files_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
