@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,15 @@ def seeded(call: Callable[[], Any]) -> Any:
     """The result of ``call`` with the same random numbers each time."""
     torch.manual_seed(0)
     return call()
+
+
+def in_threads(work: Callable[[int], None], count: int = 4) -> None:
+    """``work`` with each number below ``count``, in a thread each, at once."""
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def tensors(value: Any) -> list[torch.Tensor]:

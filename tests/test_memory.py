@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Converter
+from conftest import Converter, in_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -375,11 +374,7 @@ def test_threads_have_blocks_of_their_own(blocks: Converter) -> None:
                 wrong.append(seed)
             result.backward(torch.ones_like(result))
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    in_threads(work)
     assert not wrong
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Converter
+from conftest import Converter, in_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -126,11 +125,7 @@ def test_in_many_threads(converted: Converter) -> None:
         with torch.no_grad():
             wrong.extend(i for _ in range(200) if not torch.equal(layer(given[i]), expected[i]))
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work)
     assert not wrong
 
 
