@@ -287,7 +287,7 @@ void register_engine(py::module_& module) {
     or_throw(tensor::bind_torch());
     or_throw(tensor::bind_reader());
     or_throw(engine::bind_flag());
-    engine::bind_excluded();
+    engine::bind_below_autograd();
     tensor::bind_inside();
     tensor::bind_aten();
     tensor::bind_casts_inside();

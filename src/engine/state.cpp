@@ -11,7 +11,6 @@
 #include "engine/region.hpp"
 #include "frames.hpp"
 #include "log/log.hpp"
-#include "tensor/torch_library.hpp"
 
 namespace habana_mp::engine {
 
@@ -26,16 +25,12 @@ thread_local ThreadState thread_state;
 bool in_child_process = false;
 bool distributed_is_imported = false;
 bool policy_is_installed = false;
-ReadFlag read_flag = nullptr;
-ReadExcluded read_excluded = nullptr;
-std::uint16_t below_autograd_key = 0;
+tensor::DeviceFlag flag_of_torch;
+tensor::KeyFlag below_autograd;
 
 namespace {
 
 Places known_places{};
-
-using WriteFlag = void (*)(std::int8_t, bool);  // at::autocast::set_autocast_enabled(c10::DeviceType, bool)
-WriteFlag write_flag = nullptr;
 
 // Regions that were entered under another installation are not this one's to leave.
 std::uint32_t current_installation = 1;
@@ -158,10 +153,7 @@ bool bind_flag() noexcept {
     return false;
   }
   thread_state.disabled = before == Py_True;
-  ReadFlag found = nullptr;
-  const tensor::TorchLibrary cpu("libtorch_cpu.so");
-  cpu.find("_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE", found);
-  cpu.find("_ZN2at8autocast20set_autocast_enabledEN3c1010DeviceTypeEb", write_flag);
+  tensor::DeviceFlag found = tensor::autocast_flag(disabled_flag_number);
   for (PyObject* value : {Py_True, Py_False, before}) {
     PyObject* done = PyObject_CallMethod(torch, "set_autocast_enabled", "sO", disabled_flag, value);
     if (done == nullptr) {
@@ -170,15 +162,15 @@ bool bind_flag() noexcept {
       return false;
     }
     Py_DECREF(done);
-    if (found != nullptr && found(disabled_flag_number) != (value == Py_True)) found = nullptr;
+    if (found.is_known() && found.is_on() != (value == Py_True)) found = {};
   }
   Py_DECREF(before);
   Py_DECREF(torch);
-  read_flag = found;
+  flag_of_torch = found;
   return true;
 }
 
-void bind_excluded() noexcept {
+void bind_below_autograd() noexcept {
   PyObject* c = PyImport_ImportModule("torch._C");
   PyObject* key = c == nullptr ? nullptr : PyObject_CallMethod(c, "_parse_dispatch_key", "s", "ADInplaceOrView");
   PyObject* number = key == nullptr ? nullptr : PyNumber_Long(key);
@@ -187,17 +179,15 @@ void bind_excluded() noexcept {
   Py_XDECREF(key);
   Py_XDECREF(c);
   PyErr_Clear();
-  if (value < 0) return;
-  below_autograd_key = static_cast<std::uint16_t>(value);
-  tensor::TorchLibrary("libc10.so").find("_ZN3c104impl28tls_is_dispatch_key_excludedENS_11DispatchKeyE", read_excluded);
+  if (value >= 0) below_autograd = tensor::excluded_key(static_cast<std::uint16_t>(value));
 }
 
 void set_flag(bool disabled) noexcept {
   ThreadState& state = thread_state;
   if (disabled != casts_are_disabled()) log::event(disabled ? "leaving casts" : "entering casts");
   state.disabled = disabled;
-  if (write_flag != nullptr) {
-    write_flag(disabled_flag_number, disabled);
+  if (flag_of_torch.is_known()) {
+    flag_of_torch.turn(disabled);
     return;
   }
   PyObject* torch = PyImport_ImportModule("torch");

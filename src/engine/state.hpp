@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "engine/decision.hpp"
+#include "tensor/thread_flag.hpp"
 
 struct _object;
 using PyObject = _object;
@@ -58,25 +59,20 @@ extern thread_local ThreadState thread_state;
 // would have to be taught.
 inline constexpr const char* disabled_flag = "ipu";
 inline constexpr std::int8_t disabled_flag_number = 18;  // c10::DeviceType::IPU
-using ReadFlag = bool (*)(std::int8_t);                  // at::autocast::is_autocast_enabled(c10::DeviceType)
-extern ReadFlag read_flag;
+extern tensor::DeviceFlag flag_of_torch;
 
-inline bool casts_are_disabled() {
-  return read_flag != nullptr ? read_flag(disabled_flag_number) : thread_state.disabled;
-}
+inline bool casts_are_disabled() { return flag_of_torch.is_on(thread_state.disabled); }
 
 // Is this code that torch's dispatcher called: a decomposition, the meaning of an operation for a tensor subclass?
 // There the operation was decided on above, as torch.autocast does. torch excludes the key ADInplaceOrView from there
 // on.
-using ReadExcluded = bool (*)(std::uint16_t);  // c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey)
-extern ReadExcluded read_excluded;
-extern std::uint16_t below_autograd_key;
-inline bool is_below_dispatcher() { return read_excluded != nullptr && read_excluded(below_autograd_key); }
+extern tensor::KeyFlag below_autograd;
+inline bool is_below_dispatcher() { return below_autograd.is_on(); }
 
-// Finds read_excluded and checks that it answers what torch says; without it nothing counts as below the dispatcher.
-void bind_excluded() noexcept;
+// Finds below_autograd; without it nothing counts as below the dispatcher.
+void bind_below_autograd() noexcept;
 
-// Finds read_flag and checks that it answers what Python sets. False with a Python exception set when torch has no such
+// Finds flag_of_torch and checks that it is what Python sets. False with a Python exception set when torch has no such
 // flag at all.
 bool bind_flag() noexcept;
 
@@ -123,7 +119,7 @@ struct Places {
   PyObject* step;              // the code of torch.optim's wrapper around every step
   PyObject* codes_that_ask;    // a tuple: the code of modules that ask whether their inputs will be cast
   PyObject* worker_namespace;  // of torch.utils.data._utils.worker, whose _worker_info tells a worker
-  PyObject* made_of_lowered;   // called with the words for a weight that was made of a lowered result
+  PyObject* made_of_lowered;   // called with words for what was made of a lowered result, and a tensor to ask, or None
   PyObject* autocast_entered;  // called when torch.autocast is enabled beside us
   PyObject* codes_of_regions;  // a tuple: code of torch that enters autocast as it was, which is nobody's wish
   PyObject* custom_fwd;        // the code of torch.amp.custom_fwd's wrapper

@@ -7,6 +7,7 @@
 #include "gil.hpp"
 #include "kernels/cast.hpp"
 #include "tensor/inside.hpp"
+#include "tensor/thread_flag.hpp"
 #include "tensor/torch_library.hpp"
 
 namespace habana_mp::tensor {
@@ -38,21 +39,24 @@ struct Symbols {
   bool (*any_modes_set)(bool) = nullptr;             // c10::impl::TorchDispatchModeTLS::any_modes_set(bool)
   const void* const* (*tracing_state)() = nullptr;   // const std::shared_ptr<TracingState>& getTracingState()
   bool (*is_grad_enabled)() = nullptr;               // c10::GradMode::is_enabled()
-  bool (*is_key_included)(std::uint16_t) = nullptr;  // c10::impl::tls_is_dispatch_key_included(c10::DispatchKey)
   bool (*requires_grad)(const void*) = nullptr;      // c10::TensorImpl::requires_grad() const
   bool (*function_mode_enabled)() = nullptr;         // at::impl::torch_function_mode_enabled()
   int (*get_num_threads)() = nullptr;                // at::get_num_threads()
+  KeyFlag functorch;
+  KeyFlag functionalize;
 
   Symbols() {
     const TorchLibrary c10("libc10.so");
     c10.find("_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb", any_modes_set);
     c10.find("_ZN3c108GradMode10is_enabledEv", is_grad_enabled);
-    c10.find("_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE", is_key_included);
     c10.find("_ZNK3c1010TensorImpl13requires_gradEv", requires_grad);
     const TorchLibrary cpu("libtorch_cpu.so");
     cpu.find("_ZN5torch3jit6tracer15getTracingStateEv", tracing_state);
     cpu.find("_ZN2at4impl27torch_function_mode_enabledEv", function_mode_enabled);
     cpu.find("_ZN2at15get_num_threadsEv", get_num_threads);
+    if (api.functorch_number < 0) return;
+    functorch = included_key(static_cast<std::uint16_t>(api.functorch_number));
+    functionalize = included_key(static_cast<std::uint16_t>(api.functionalize_number));
   }
 };
 
@@ -89,11 +93,8 @@ bool in_forward_ad() {
 
 // Is torch.func at work in this thread? Then memory that is asked for may come wrapped.
 bool in_transform() {
-  static const bool numbers_known = api.functorch_number >= 0 && symbols().is_key_included != nullptr;
-  if (numbers_known) {
-    return symbols().is_key_included(static_cast<std::uint16_t>(api.functorch_number)) ||
-           symbols().is_key_included(static_cast<std::uint16_t>(api.functionalize_number));
-  }
+  const Symbols& known = symbols();
+  if (known.functorch.is_known()) return known.functorch.is_on() || known.functionalize.is_on();
   return is_true(PyObject_CallOneArg(api.is_key_included, api.functorch_key), true) ||
          is_true(PyObject_CallOneArg(api.is_key_included, api.functionalize_key), true);
 }

@@ -1,6 +1,7 @@
 #include "tensor/casts_inside.hpp"
 
 #include "tensor/inside.hpp"
+#include "tensor/thread_flag.hpp"
 #include "tensor/torch_library.hpp"
 
 namespace habana_mp::tensor {
@@ -16,19 +17,17 @@ constexpr ScalarType bfloat16 = 15;
 
 // Of at::autocast, found by name in what is already loaded.
 struct Functions {
-  bool (*is_enabled)(DeviceType) = nullptr;
-  void (*set_enabled)(DeviceType, bool) = nullptr;
   ScalarType (*get_dtype)(DeviceType) = nullptr;
   void (*set_dtype)(DeviceType, ScalarType) = nullptr;
   bool (*is_cache_enabled)() = nullptr;
   void (*set_cache_enabled)(bool) = nullptr;
 
   [[nodiscard]] bool are_complete() const {
-    return is_enabled != nullptr && set_enabled != nullptr && get_dtype != nullptr && set_dtype != nullptr &&
-           is_cache_enabled != nullptr && set_cache_enabled != nullptr;
+    return get_dtype != nullptr && set_dtype != nullptr && is_cache_enabled != nullptr && set_cache_enabled != nullptr;
   }
 };
 Functions functions;
+DeviceFlag enabled;
 
 // The dispatch keys of a plain dense tensor on the CPU; 0 where nothing may be cast inside.
 std::uint64_t plain_keys = 0;
@@ -38,13 +37,15 @@ bool agree_with_python() {
   PyObject* list = made_by(
       "import torch\n"
       "def make():\n"
-      "    return [torch.empty(2), torch.is_autocast_enabled('cpu'), torch.get_autocast_dtype('cpu'),\n"
+      "    with torch.inference_mode(False):\n"
+      "        plain = torch.empty(2, device='cpu')\n"
+      "    return [plain, torch.is_autocast_enabled('cpu'), torch.get_autocast_dtype('cpu'),\n"
       "            torch.is_autocast_cache_enabled()]\n");
   if (list == nullptr) return false;
   plain_keys = load<std::uint64_t>(detail::implementation_of(PyList_GET_ITEM(list, 0)), inside.keys);
   const ScalarType dtype = functions.get_dtype(cpu);
   PyObject* const seen = PyList_GET_ITEM(list, 2);
-  const bool agree = functions.is_enabled(cpu) == (PyList_GET_ITEM(list, 1) == Py_True) &&
+  const bool agree = enabled.is_on() == (PyList_GET_ITEM(list, 1) == Py_True) &&
                      functions.is_cache_enabled() == (PyList_GET_ITEM(list, 3) == Py_True) &&
                      (dtype == bfloat16) == (seen == api.bfloat16) && (dtype == half) == (seen == api.float16);
   Py_DECREF(list);
@@ -55,19 +56,18 @@ bool agree_with_python() {
 
 void bind_casts_inside() noexcept {
   const TorchLibrary torch("libtorch_cpu.so");
-  torch.find("_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE", functions.is_enabled);
-  torch.find("_ZN2at8autocast20set_autocast_enabledEN3c1010DeviceTypeEb", functions.set_enabled);
   torch.find("_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE", functions.get_dtype);
   torch.find("_ZN2at8autocast18set_autocast_dtypeEN3c1010DeviceTypeENS1_10ScalarTypeE", functions.set_dtype);
   torch.find("_ZN2at8autocast25is_autocast_cache_enabledEv", functions.is_cache_enabled);
   torch.find("_ZN2at8autocast26set_autocast_cache_enabledEb", functions.set_cache_enabled);
-  if (!can_look_inside() || !functions.are_complete() || !agree_with_python()) plain_keys = 0;
+  enabled = autocast_flag(cpu);
+  if (!can_look_inside() || !enabled.is_known() || !functions.are_complete() || !agree_with_python()) plain_keys = 0;
   PyErr_Clear();
 }
 
 bool may_cast_inside() noexcept { return plain_keys != 0 && autocast_is_off(); }
 
-bool autocast_is_off() noexcept { return functions.is_enabled == nullptr || !functions.is_enabled(cpu); }
+bool autocast_is_off() noexcept { return !enabled.is_on(); }
 
 bool can_be_cast_inside(PyObject* tensor) noexcept {
   if (plain_keys == 0 || !is_plain_tensor(tensor)) return false;  // nothing is known of a tensor's insides
@@ -82,11 +82,11 @@ CastsInside::CastsInside(Kind to) noexcept
   if (dtype_changed_) functions.set_dtype(cpu, wanted);
   // Its cache would keep the cast of an input that is a leaf, whatever happens to the leaf.
   if (cache_before_) functions.set_cache_enabled(false);
-  functions.set_enabled(cpu, true);
+  enabled.turn(true);
 }
 
 CastsInside::~CastsInside() {
-  functions.set_enabled(cpu, false);
+  enabled.turn(false);
   if (cache_before_) functions.set_cache_enabled(true);
   if (dtype_changed_) functions.set_dtype(cpu, dtype_before_);
 }

@@ -9,5 +9,6 @@ target_sources(_core PRIVATE
   src/tensor/inside.cpp
   src/tensor/reader.cpp
   src/tensor/team.cpp
+  src/tensor/thread_flag.cpp
   src/tensor/torch_api.cpp
 )

@@ -1,0 +1,95 @@
+// What torch's dispatcher includes and excludes in this thread, read and set where it keeps that: asking one of torch's
+// functions takes ten times as long, and a covered call asks five times.
+#pragma once
+
+#include <cstdint>
+
+namespace habana_mp::tensor {
+
+namespace detail {
+
+// c10::impl::PODLocalDispatchKeySet: one bit for each key. A key that is on by default has its bit the other way round.
+struct LocalKeys {
+  std::uint64_t included;
+  std::uint64_t excluded;
+};
+
+// This thread's; null until the thread asked for the first time.
+#if defined(__GNUC__)
+__attribute__((tls_model("initial-exec")))
+#endif
+extern thread_local LocalKeys* known_local_keys;
+LocalKeys* find_local_keys() noexcept;
+
+inline LocalKeys& local_keys() noexcept {
+  LocalKeys* const keys = known_local_keys;
+  return keys != nullptr ? *keys : *find_local_keys();
+}
+
+// A flag's bit, or none where torch keeps the flag elsewhere.
+struct Bit {
+  std::uint64_t LocalKeys::* word = &LocalKeys::included;
+  std::uint64_t mask = 0;
+  std::uint64_t when_off = 0;
+};
+// Turns the flag on and off and looks which bit follows. Afterwards the flag is as it was.
+Bit find_bit(bool (*is_on)(const void* flag), void (*turn)(const void* flag, bool on), const void* flag) noexcept;
+
+}  // namespace detail
+
+// One of torch's flags for each thread, with torch's functions that tell of it and set it. They take what it is a flag
+// of: a dispatch key, or a device type.
+template <typename Subject>
+class ThreadFlag {
+ public:
+  using Ask = bool (*)(Subject);
+  using Set = void (*)(Subject, bool);
+
+  ThreadFlag() = default;
+  // Without both functions it is unknown.
+  ThreadFlag(Ask ask, Set set, Subject subject) noexcept : ask_(ask), set_(set), subject_(subject) {
+    if (!is_known()) return;
+    bit_ = detail::find_bit([](const void* flag) { return static_cast<const ThreadFlag*>(flag)->answer(); },
+                            [](const void* flag, bool on) {
+                              const auto* self = static_cast<const ThreadFlag*>(flag);
+                              self->set_(self->subject_, on);
+                            },
+                            this);
+  }
+
+  [[nodiscard]] bool is_known() const noexcept { return ask_ != nullptr && set_ != nullptr; }
+
+  [[nodiscard]] bool is_on(bool when_unknown = false) const noexcept {
+    if (bit_.mask != 0) [[likely]]
+      return ((detail::local_keys().*bit_.word ^ bit_.when_off) & bit_.mask) != 0;
+    return is_known() ? answer() : when_unknown;
+  }
+  // Only of a known flag.
+  void turn(bool on) const noexcept {
+    if (bit_.mask == 0) [[unlikely]] {
+      set_(subject_, on);
+      return;
+    }
+    std::uint64_t& word = detail::local_keys().*bit_.word;
+    word = (word & ~bit_.mask) | (bit_.when_off ^ (on ? bit_.mask : 0));
+  }
+
+ private:
+  [[nodiscard]] bool answer() const noexcept { return ask_(subject_); }
+
+  Ask ask_ = nullptr;
+  Set set_ = nullptr;
+  Subject subject_{};
+  detail::Bit bit_;
+};
+
+using DeviceFlag = ThreadFlag<std::int8_t>;  // of a c10::DeviceType
+using KeyFlag = ThreadFlag<std::uint16_t>;   // of a c10::DispatchKey
+
+// Unknown where this torch does not have the functions; they toggle the flag to find its bit, so bind_reader comes
+// before them.
+DeviceFlag autocast_flag(std::int8_t device) noexcept;
+KeyFlag included_key(std::uint16_t key) noexcept;
+KeyFlag excluded_key(std::uint16_t key) noexcept;
+
+}  // namespace habana_mp::tensor
