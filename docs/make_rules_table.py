@@ -113,7 +113,7 @@ def presets_table() -> str:
     for preset in presets().values():
         if not preset.name.startswith("gaudi/"):
             parts = (preset.lower, preset.fp32, preset.widest)
-            files = dict.fromkeys(one.source for part in parts for one in part)
+            files = dict.fromkeys(one.source for part in parts for one in part if one.line)
             rows.append((f"`{preset.name}`", preset.description, *(str(len(part)) for part in parts), _code(files)))
     return _table(("preset", "description", "lower", "fp32", "widest", "files in `lists/`"), rows)
 

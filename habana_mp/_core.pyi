@@ -185,7 +185,7 @@ def set_places(
     step: types.CodeType,
     codes_that_ask: tuple[types.CodeType, ...],
     worker_namespace: dict[str, Any],
-    made_of_lowered: Callable[[str], None],
+    made_of_lowered: Callable[[str, Any], None],
     autocast_entered: Callable[[], None],
     codes_of_regions: tuple[types.CodeType, ...],
     custom_fwd: types.CodeType,

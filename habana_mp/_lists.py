@@ -44,7 +44,11 @@ def read_list(path: str | os.PathLike[str], *, source: str | None = None) -> tup
         OSError: the file is missing, a directory, or may not be read; the message says which and names the path.
         ListError: the content is no list of names; the message names the line.
     """
-    path = os.fspath(path)
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise ListError(f"a list file's path must be a string or a path; got {type(path).__name__}: {path!r}")
+    path = os.fsdecode(path)
+    if "\0" in path:
+        raise ListError(f"a list file's path must not hold a zero byte; got {path!r}")
     source = path if source is None else source
     return parse_list(_read(path, source), source)
 

@@ -11,15 +11,17 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import cache, wraps
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 
 from habana_mp import _core
+
+_T = TypeVar("_T")
 
 
 def _names(text: str) -> frozenset[str]:
@@ -372,7 +374,18 @@ def _namespaces() -> Iterator[tuple[str, Any]]:
             yield f"torch._C.{attribute}", namespace
 
 
-@cache
+def _cached_by_name(function: Callable[[str], _T]) -> Callable[[str], _T]:
+    """Cached, but for operators: a library that is imported later may define one, or give it an overload."""
+    cached = cache(function)
+
+    @wraps(function)
+    def found(name: str) -> _T:
+        return function(name) if "::" in name else cached(name)
+
+    return found
+
+
+@_cached_by_name
 def builtins_named(name: str) -> tuple[Builtin, ...]:
     """Every builtin function and Tensor method of that name."""
     found: list[Builtin] = []
@@ -424,7 +437,7 @@ def _of_operator(name: str) -> Iterator[Builtin]:
         yield Builtin(f"{place}.{overload}", getattr(operator, overload)._op, getattr(operator, overload))
 
 
-@cache
+@_cached_by_name
 def arguments_of(name: str) -> Castable | None:
     """Which arguments of an operation may be cast; None for all of them."""
     operator = _operator(name) if "::" in name and name not in ARGUMENTS else None
@@ -450,7 +463,7 @@ def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
 
-@cache
+@_cached_by_name
 def composite_named(name: str) -> Builtin | None:
     """The Python function of torch of that name, where no builtin stands for it."""
     if name in NO_OPERATION:
@@ -495,7 +508,7 @@ def _exists(name: str) -> bool:
     return bool(builtins_named(name)) or composite_named(name) is not None
 
 
-@cache
+@_cached_by_name
 def resolve(name: str) -> Resolved | None:
     """What a list name stands for in this torch; None when it stands for nothing."""
     if not _has_overload(name):

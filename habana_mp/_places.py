@@ -74,7 +74,7 @@ class Places:
             code_around_steps(),
             _codes_that_ask(),
             vars(worker),
-            _warn_of_lowered,
+            _look_at_weight,
             _warn_of_autocast,
             _codes_of_regions(),
             _code_of_custom_fwd(),
@@ -277,6 +277,28 @@ def _look_at_buffer(module: torch.nn.Module, name: str, value: Any) -> None:
         and _core.lists_speak_here()  # what torch keeps of a pruned weight, say, may follow the weight
     ):
         _warn_of_lowered(what, "was computed from results")
+
+
+def _look_at_weight(what: str, result: torch.Tensor | None) -> None:
+    """Values became a weight's: those of a lowered result, or of a recorded ``result`` whose graph has to tell."""
+    if result is None or _was_lowered_in_graph(result):
+        _warn_of_lowered(what)
+
+
+def _was_lowered_in_graph(result: torch.Tensor) -> bool:
+    """Is it computed, not just converted, from a leaf in float32?"""
+    if result.grad_fn is None or result.grad_fn.name() == "ToCopyBackward0":
+        return False
+    waiting, seen = [result.grad_fn], set()
+    while waiting and len(seen) < 1000:
+        node = waiting.pop()
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and leaf.dtype is torch.float32:
+            return True
+        if node not in seen:
+            seen.add(node)
+            waiting += [one for one, _ in node.next_functions if one is not None]
+    return False
 
 
 def _warn_of_lowered(what: str, why: str = "was made from a result") -> None:

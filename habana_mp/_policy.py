@@ -189,12 +189,18 @@ def _resolve(listed: Listed) -> ops.Resolved | None:
 
 
 def _nearest(name: str) -> str | None:
-    """The name that was meant, perhaps with the place of it in torch before: `torch.matmul`, `aten.mm`."""
-    last = name.rpartition(".")[2]
-    if ops.resolve(last) is not None:
-        return last
-    near = difflib.get_close_matches(last, ops.suggestions(), n=1, cutoff=0.6)
-    return near[0] if near else None
+    """The name that was meant, perhaps with the place of it in torch around: `torch.matmul`, `aten.mm.default`."""
+    parts = [part for part in reversed(name.split(".")) if part]
+    for part in parts:
+        for spelled in (part, part.lower()):
+            if ops.resolve(spelled) is not None:
+                return spelled
+    known = {one.lower(): one for one in ops.suggestions()}
+    for part in parts:
+        near = difflib.get_close_matches(part.lower(), known, n=1, cutoff=0.6)
+        if near:
+            return known[near[0]]
+    return None
 
 
 def problems_of(listed: Iterable[Listed]) -> list[str]:

@@ -143,7 +143,7 @@ def presets() -> dict[str, Preset]:
 def preset_named(name: str) -> Preset:
     """The preset of that name."""
     known = presets()
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         shipped = ", ".join(one for one in known if not one.startswith("gaudi/"))
         raise ValueError(f"`preset` must be one of {shipped}, or a name that `habana-mp lists` shows; got {name!r}")
     return known[name]

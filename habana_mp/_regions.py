@@ -90,7 +90,7 @@ def autocast(
 
     Args:
         device_type: Whose tensors are cast: ``"cpu"``, ``"cuda"``, ``"xpu"``, ``"hpu"``. It gives the defaults of the
-            other arguments too.
+            other arguments too. An index (``"cuda:0"``) does not matter.
         dtype: The lower precision: ``torch.bfloat16`` or ``torch.float16``. None for the device's: float16 for
             ``"cuda"``, bfloat16 for all others.
         enabled: False for a region in which nothing is cast.
@@ -210,6 +210,7 @@ def _find_number(
         raise ValueError(f"`device_type` must be a string; got {type(device_type).__name__}: {device_type!r}")
     if not torch.amp.is_autocast_available(device_type):
         raise RuntimeError(f"`device_type` must be one that torch has autocast for; got {device_type!r}")
+    device_type = torch.device(device_type).type
     if not enabled:
         return _ISLAND
     system = _SYSTEMS.get(preset or device_type)

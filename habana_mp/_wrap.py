@@ -39,7 +39,7 @@ def op_wrap(function: Any = None, to: str | torch.dtype = "bf16") -> Any:
             ``"first"`` for the first input's.
     """
     name = PRECISIONS.get(to) if isinstance(to, torch.dtype) else to
-    if name not in _RULINGS:
+    if not isinstance(name, str) or name not in _RULINGS:
         raise ValueError(f"`to` must be one of {', '.join(map(repr, _RULINGS))}, or a dtype of these; got {to!r}")
     if function is None:
         return lambda decorated: op_wrap(decorated, to)

@@ -1,8 +1,9 @@
-"""The command line: ``habana-mp lists``, ``habana-mp lists check FILE...``, ``habana-mp doctor``."""
+"""The command line: ``habana-mp lists``, ``habana-mp lists check FILE... [--import MODULE]``, ``habana-mp doctor``."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import platform
 import sys
@@ -39,6 +40,14 @@ def _run(arguments: Sequence[str] | None) -> int:
     lists = commands.add_parser("lists", help="show the presets, or check list files")
     lists.add_argument("name", nargs="?", help='a preset to show, or "check"')
     lists.add_argument("files", nargs="*", help="list files to check")
+    lists.add_argument(
+        "--import",
+        dest="modules",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="a module that defines operators which the files name; imported first",
+    )
     commands.add_parser("doctor", help="what is here: torch, devices, kernels, how fast bf16 is, what is covered")
     given = parser.parse_args(arguments)
     if given.command == "doctor":
@@ -46,10 +55,25 @@ def _run(arguments: Sequence[str] | None) -> int:
     if given.name == "check":
         if not given.files:
             parser.error("lists check needs at least one FILE")
+        if not _import(given.modules):
+            return 1
         return _check(given.files)
     if given.files:
         parser.error(f"lists takes one preset's name; got {given.name} {' '.join(given.files)}")
     return _show_preset(given.name) if given.name else _show_presets()
+
+
+def _import(modules: Sequence[str]) -> bool:
+    """Import them as a script in the working directory would."""
+    if modules:
+        sys.path.insert(0, "")
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            print(f"habana-mp: cannot import `{module}`: {error}", file=sys.stderr)
+            return False
+    return True
 
 
 def _show_presets() -> int:
@@ -127,7 +151,7 @@ def _doctor() -> int:
         print(f"reader        {_core.reader()}; HABANA_MP_READER forces one of layout, dlpack, attribute")
         now = "converted" if before else "not converted"
         print(f"patched       nothing now ({now}); the default lists cover {covered} functions and methods of torch")
-    except RuntimeError as error:
+    except (ImportError, RuntimeError) as error:
         print(f"patched       impossible here: {error}")
         status = 1
     try:

@@ -149,7 +149,7 @@ def _check_limit(limit: int | None) -> None:
 def _make_policy(
     opt_level: str, lower_path: _Path | None, fp32_path: _Path | None, preset: str | None, dtype: torch.dtype
 ) -> Policy:
-    if opt_level not in _OPT_LEVELS:
+    if not isinstance(opt_level, str) or opt_level not in _OPT_LEVELS:
         levels = "; ".join(f'"{name}": {meaning}' for name, meaning in _OPT_LEVELS.items())
         raise ValueError(f"`opt_level` must be one of {levels}; got {opt_level!r}")
     if dtype not in (torch.bfloat16, torch.float16):

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import write_list
+from conftest import run_script, write_list
 
 from habana_mp import _operations as ops
 from habana_mp import cli
@@ -35,6 +35,32 @@ def test_a_check_of_several_files_goes_on(tmp_path: Path, capsys: pytest.Capture
     out = capsys.readouterr().out
     assert missing in out
     assert f"{fine}: 1 name, fine" in out
+
+
+def test_a_check_imports_what_defines_the_operators_of_a_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "defines_twice.py").write_text(
+        "import torch\n"
+        "@torch.library.custom_op('checked::twice', mutates_args=())\n"
+        "def twice(x: torch.Tensor) -> torch.Tensor:\n"
+        "    return x * 2\n"
+    )
+    path = write_list(tmp_path / "a.txt", ["checked::twice"])
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["lists", "check", path]) == 1
+    assert "unknown operator `checked::twice`" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    assert cli.main(["lists", "check", path, "--import", "defines_twice"]) == 0
+    assert "1 name, fine" in capsys.readouterr().out
+    assert cli.main(["lists", "check", path, "--import", "defines_nothing"]) == 1
+    assert "cannot import `defines_nothing`" in capsys.readouterr().err
+
+
+def test_the_doctor_says_what_is_wrong_with_a_reader() -> None:
+    done = run_script("from habana_mp.cli import main\nraise SystemExit(main(['doctor']))", HABANA_MP_READER="magic")
+    assert done.returncode == 1
+    assert "impossible here: the environment variable HABANA_MP_READER" in done.stdout
 
 
 def test_a_preset_is_shown_with_what_its_names_stand_for(capsys: pytest.CaptureFixture[str]) -> None:

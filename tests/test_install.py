@@ -653,6 +653,27 @@ def test_all_readers_give_the_same_results() -> None:
     assert "bfloat16" in found["layout"]
 
 
+@pytest.mark.parametrize("state", ["torch.set_default_device('meta')", "torch.inference_mode().__enter__()"])
+def test_what_is_the_default_when_torch_is_bound_does_not_matter(state: str) -> None:
+    done = run_script(
+        "import torch\n"
+        "import torch.nn.functional as F\n"
+        "from habana_mp import hmp\n"
+        f"{state}\n"
+        "hmp.convert()\n"
+        "torch.set_default_device('cpu')\n"
+        "for device in ('meta', 'cpu'):\n"
+        "    with torch.inference_mode(False):\n"
+        "        x = torch.ones(4, 4, device=device)\n"
+        "        weight = torch.nn.Parameter(torch.ones(4, 4, device=device))\n"
+        "        result = F.linear(x, weight)\n"
+        "        print((x @ x).dtype, torch.mm(x, x).dtype, F.linear(x, x).dtype, result.dtype)\n"
+        "        result.sum().backward()\n"
+        "        print(weight.grad.dtype)\n"
+    )
+    assert done.stdout.split() == [*["torch.bfloat16"] * 4, "torch.float32"] * 2, done.stderr
+
+
 def test_an_unknown_reader_is_an_error_that_names_the_choices() -> None:
     done = run_script(
         "import torch\n"

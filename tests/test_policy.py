@@ -268,6 +268,11 @@ def test_a_name_twice_in_one_list_is_no_conflict(converted: Converter) -> None:
         ("torch.ops.aten.mm", "mm"),
         ("Tensor.add", "add"),
         ("F.sofmax", "softmax"),
+        ("GELU", "gelu"),
+        ("LINEAR", "linear"),
+        ("softmax.bogus", "softmax"),
+        ("aten.mm.default", "mm"),
+        ("lstm_cells.x", "lstm_cell"),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_nearest_known(tmp_path: Path, typo: str, meant: str) -> None:
@@ -282,6 +287,19 @@ def test_an_unknown_name_is_refused_with_the_nearest_known(tmp_path: Path, typo:
 def test_letters_that_only_look_alike_are_shown_apart(tmp_path: Path) -> None:
     with pytest.raises(ListError, match=r"unknown operation `l\\u0456near`"):
         hmp.convert("O1", write_list(tmp_path / "a.txt", ["l\u0456near"]))
+
+
+@pytest.mark.parametrize("path", [3, ["a.txt"], True])
+def test_a_path_that_is_none_is_refused(path: Any) -> None:
+    with pytest.raises(ListError, match="path must be a string or a path; got "):
+        hmp.convert("O1", path)
+
+
+@pytest.mark.parametrize("wrong", [[], {}, 3])
+def test_what_is_no_name_is_refused_as_an_unknown_one(wrong: Any) -> None:
+    for call in (lambda: hmp.convert(wrong), lambda: hmp.convert(preset=wrong), lambda: hmp.op_wrap(abs, to=wrong)):
+        with pytest.raises(ValueError, match="must be one of"):
+            call()
 
 
 SWITCHES = ["isVerbose", "weight_cache", "packed_weights", "skip_slower", "reuse_memory"]

@@ -434,6 +434,12 @@ def test_a_device_that_torch_does_not_know_is_torchs_error() -> None:
         hmp.autocast("abacus")
 
 
+def test_the_index_of_a_device_does_not_matter() -> None:
+    with hmp.autocast("cpu:0"):
+        assert hmp.is_autocast_enabled("cpu")
+        assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.bfloat16
+
+
 def test_a_device_type_must_be_a_string() -> None:
     device: Any = torch.device("cpu")
     with pytest.raises(ValueError, match="`device_type` must be a string"):

@@ -1326,6 +1326,37 @@ def test_state_made_of_a_lowered_result_is_warned_about_once_with_the_line(sourc
     assert "disable_casts" in str(caught[0].message)
 
 
+RECORDED: dict[str, Callable[[nn.Parameter], Any]] = {
+    "scaled": lambda weight: nn.Parameter(weight * 2),
+    "product": lambda weight: nn.Parameter(M @ weight),
+    "data": lambda weight: setattr(weight, "data", weight * 0.5),
+}
+
+
+@pytest.mark.parametrize("size", [4, 3000])
+@pytest.mark.parametrize("made", RECORDED.values(), ids=RECORDED)
+def test_weights_made_of_a_recorded_result_are_warned_about(made: Callable[[nn.Parameter], Any], size: int) -> None:
+    hmp.convert()
+    weight = nn.Parameter(torch.ones(4, size))
+    (caught,) = warned(lambda: made(weight))
+    assert caught.filename == __file__
+
+
+MEANT: dict[str, Callable[[], Any]] = {
+    "converted": lambda: nn.Parameter(nn.Parameter(torch.ones(4)).bfloat16()),
+    "lower already": lambda: nn.Parameter(nn.Parameter(torch.ones(4, dtype=BF16)) * 2),
+    "raised again": lambda: nn.Parameter((nn.Parameter(torch.ones(4)) * 2).float()),
+}
+
+
+@pytest.mark.parametrize("made", MEANT.values(), ids=MEANT)
+def test_weights_that_are_meant_so_are_not_warned_about(made: Callable[[], Any]) -> None:
+    hmp.convert()
+    assert warned(made) == []
+    with hmp.disable_casts():
+        assert warned(lambda: nn.Parameter(nn.Parameter(torch.ones(4)).bfloat16() * 2)) == []
+
+
 def test_a_bare_parameter_made_of_a_lowered_result_is_warned_about() -> None:
     hmp.convert()
     assert len(warned(lambda: nn.Parameter(torch.mm(M, N)))) == 1

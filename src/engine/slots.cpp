@@ -368,21 +368,24 @@ PyObject* module_constructed_stub(PyObject*, PyObject* const* values, std::size_
   return module_constructed.call(values, flagged_count, keywords);
 }
 
-// Tells Python of a tensor whose precision is state from now on. Null with an exception set when the warning was made
-// an error; `result` is passed through otherwise.
-PyObject* tell(PyObject* result, const char* what) {
-  PyObject* done = PyObject_CallFunction(places().made_of_lowered, "s", what);
-  if (done == nullptr) Py_CLEAR(result);
+// Tells Python of a tensor whose values are state from now on, if they were lowered. Where autograd records, results are
+// not remembered: there their graph says it. False with an exception set when the warning was made an error.
+bool tell_of_lowered(PyObject* values, const char* what) {
+  const tensor::Kind kind = tensor::kind_of(values);
+  if (kind != tensor::Kind::bf16 && kind != tensor::Kind::f16) return true;
+  const bool is_lowered = was_lowered(values);
+  if (!is_lowered && !(lists_speak_here() && tensor::requires_grad(values))) return true;
+  PyObject* done = PyObject_CallFunction(places().made_of_lowered, "sO", what, is_lowered ? Py_None : values);
   Py_XDECREF(done);
-  return result;
+  return done != nullptr;
 }
 
 // A Parameter made of a result that was lowered is a lowered weight.
 PyObject* make_subclass_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   PyObject* result = make_subclass.call(values, flagged_count, keywords);
   const bool is_parameter = result != nullptr && Py_TYPE(result) == tensor::api.parameter;
-  if (is_parameter && PyVectorcall_NARGS(flagged_count) >= 2 && was_lowered(values[1])) {
-    return tell(result, "a Parameter");
+  if (is_parameter && PyVectorcall_NARGS(flagged_count) >= 2 && !tell_of_lowered(values[1], "a Parameter")) {
+    Py_CLEAR(result);
   }
   return result;
 }
@@ -473,14 +476,10 @@ setter original_data_setter = nullptr;
 int data_setter_stub(PyObject* self, PyObject* value, void* closure) {
   weights::tensor_escapes(self, false);
   if (value != nullptr) weights::tensor_escapes(value, false);
-  const tensor::Kind before = value == nullptr ? tensor::Kind::other : tensor::kind_of(self);
-  const int result = original_data_setter(self, value, closure);
-  if (result == 0 && before == tensor::Kind::f32 && tensor::kind_of(self) != before && was_lowered(value)) {
-    PyObject* told = tell(Py_NewRef(Py_None), "a tensor whose `.data` was assigned");
-    if (told == nullptr) return -1;
-    Py_DECREF(told);
-  }
-  return result;
+  // Before it is assigned: the warning may be an error, and what the value was computed from may be this tensor.
+  const bool may_tell = value != nullptr && tensor::kind_of(self) == tensor::Kind::f32;
+  if (may_tell && !tell_of_lowered(value, "a tensor whose `.data` was assigned")) return -1;
+  return original_data_setter(self, value, closure);
 }
 
 struct ProbePlan {
