@@ -161,6 +161,7 @@ FIRST_INPUT = _names("""
     gru gru_cell lstm lstm_cell rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell
     _unsafe_masked_index_put_accumulate index_add index_copy index_put index_reduce masked_scatter put
     _sparse_mm _sparse_addmm scatter scatter_add scatter_reduce select_scatter slice_scatter diagonal_scatter
+    linalg_norm
 """)
 
 #: In-place operations with more than one tensor (rule 3); those whose name is an operation's with ``_`` are found.
@@ -184,12 +185,12 @@ NO_KERNEL = _names("""
     linalg_matrix_power linalg_matrix_rank linalg_pinv linalg_qr linalg_slogdet linalg_solve linalg_solve_ex
     linalg_solve_triangular linalg_svd linalg_svdvals linalg_tensorinv linalg_tensorsolve linalg_vander matrix_exp
     linalg_matrix_exp histogram histogramdd _histogramdd_bin_edges _histogramdd_from_bin_cts
-    nanquantile quantile pdist sparse_sampled_addmm _standard_gamma _sample_dirichlet binomial
-    fused_moving_avg_obs_fake_quant quantize_per_channel quantize_per_tensor quantize_per_tensor_dynamic
+    nanquantile quantile pdist sparse_sampled_addmm _standard_gamma _sample_dirichlet _dirichlet_grad
+    binomial fused_moving_avg_obs_fake_quant quantize_per_channel quantize_per_tensor quantize_per_tensor_dynamic
     avg_pool3d ctc_loss _ctc_loss multi_margin_loss multilabel_margin_loss nuclear_norm
     special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1
     special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v
-    special_chebyshev_polynomial_w special_erfcx special_hermite_polynomial_h special_hermite_polynomial_he
+    special_chebyshev_polynomial_w special_erfcx special_i1 special_i1e special_hermite_polynomial_h special_hermite_polynomial_he
     special_laguerre_polynomial_l special_legendre_polynomial_p special_log_ndtr special_modified_bessel_i0
     special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1 special_ndtri
     special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_shifted_chebyshev_polynomial_t
@@ -246,7 +247,7 @@ OTHER_FLOATING = _names("""
     selu sigmoid silu sin sinc softshrink sqrt std std_mean tanh upsample_bicubic2d upsample_bilinear2d
     upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d var var_mean
     linalg_norm linalg_vector_norm frobenius_norm renorm square sqrt amax amin aminmax max min nanmean nanmedian median
-    mode polygamma mvlgamma igamma igammac i0 special_i0 special_i0e special_i1 special_i1e special_ndtr special_entr
+    mode polygamma mvlgamma igamma igammac i0 special_i0 special_i0e special_ndtr special_entr
     special_log1p special_expit special_psi special_gammaln frac expm1 log1p tanhshrink hardtanh hardshrink threshold
     clamp clamp_min clamp_max deg2rad rad2deg sgn hypot cummax cummin trapezoid trapz cumulative_trapezoid diff
     _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d rms_norm softplus native_dropout
@@ -308,6 +309,14 @@ ARGUMENTS: dict[str, Castable] = {
         (0,),
         "what it has observed, scale and zero point are updated in place",
         kept_keywords=("running_min", "running_max", "scale", "zero_point"),
+    ),
+    **dict.fromkeys(
+        ("quantize_per_tensor", "quantize_per_channel", "quantize_per_tensor_dynamic"),
+        Castable(
+            (0,),
+            "scales and zero points are used as they are; the dtype is not the input's",
+            kept_keywords=("scale", "scales", "zero_point", "zero_points", "dtype"),
+        ),
     ),
     "scaled_dot_product_attention": Castable(
         (0, 1, 2, 3),

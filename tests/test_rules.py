@@ -672,6 +672,47 @@ def test_distributions_sample_from_what_was_lowered(converted: Converter, made: 
     assert torch.allclose(sample.float(), expected, rtol=2**-7)
 
 
+@pytest.mark.parametrize("distribution", ["Beta", "Dirichlet", "Gamma"])
+def test_gradients_go_through_samples_of_what_was_lowered(converted: Converter, distribution: str) -> None:
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        made = getattr(torch.distributions, distribution)
+        torch.manual_seed(0)
+        made(*(x,) if distribution == "Dirichlet" else (x, x)).rsample().float().pow(2).sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    x = torch.full((8,), 1.5, dtype=BF16)
+    expected = gradient(x.float())
+    converted()
+    assert torch.allclose(gradient(x).float(), expected, rtol=2**-5, atol=2**-7)
+
+
+def test_what_was_lowered_is_quantized_as_it_would_be_in_float32(converted: Converter) -> None:
+    calls: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+        lambda x: torch.quantize_per_tensor(x, scale=0.1, zero_point=0, dtype=torch.qint8),
+        lambda x: torch.quantize_per_channel(x, torch.full((4,), 0.1), torch.zeros(4), 0, torch.qint8),
+        lambda x: torch.quantize_per_tensor_dynamic(x, torch.quint8, False),
+    ]
+    x = torch.linspace(-1, 1, 16).reshape(4, 4).bfloat16()
+    expected = [call(x.float()).int_repr() for call in calls]
+    converted()
+    assert all(torch.equal(call(x).int_repr(), one) for call, one in zip(calls, expected, strict=True))
+    assert {row.precision for row in hmp.report(show=False).rows if row.operation.startswith("quantize")} == {"fp32"}
+
+
+@pytest.mark.parametrize("order", [2, -2, "nuc", "fro", 1, None])
+def test_a_norm_without_a_kernel_is_computed_in_float32(converted: Converter, order: Any) -> None:
+    x = torch.linspace(-1, 1, 16).reshape(4, 4).bfloat16()
+    expected = torch.linalg.norm(x.float(), order)
+    without_kernel = order in (2, -2, "nuc")
+    converted()
+    norm = torch.linalg.norm(x, order)
+    assert norm.dtype is (FP32 if without_kernel else BF16)
+    assert torch.allclose(norm.float(), expected, rtol=2**-7)
+
+
 @pytest.mark.parametrize("lower", [BF16, FP16], ids=str)
 def test_more_of_linalg_takes_what_was_lowered(converted: Converter, lower: torch.dtype) -> None:
     square = (torch.eye(4) * 3 + 0.25).to(lower)

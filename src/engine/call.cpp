@@ -171,9 +171,11 @@ void read(const Rule& rule, const Arguments& arguments, Reading& reading) {
     if (value != Py_None) {
       if (same_name(name, names().out)) {
         reading.explicit_out = true;
+      } else if (holds(rule.kept_keywords, name)) {
+        // never cast, and not what decides
       } else if (same_name(name, names().dtype)) {
         reading.explicit_dtype = true;
-      } else if (!holds(rule.kept_keywords, name)) {
+      } else {
         kind = tensor::kind_of(value);
         if (kind == Kind::sequence) {
           if ((read_sequence(value, reading, 0) & floating) == 0) kind = Kind::other;
