@@ -9,6 +9,7 @@
 
 #include "gil.hpp"
 #include "tensor/cast.hpp"
+#include "tensor/inside.hpp"
 #include "tensor/torch_api.hpp"
 
 namespace py = pybind11;
@@ -33,8 +34,7 @@ class View {
   // Nothing where the tensor's memory is not what it seems: a negative view, one of torch.func's wrappers, a subclass,
   // another device, no memory at all.
   static std::optional<View> of(py::handle tensor) {
-    if (!tensor::is_plain_tensor(tensor.ptr()) || is_true(tensor::api.is_neg, tensor) ||
-        is_true(tensor::api.is_inference, tensor)) {
+    if (!tensor::is_plain_tensor(tensor.ptr()) || is_negative(tensor) || is_of_inference_mode(tensor)) {
       return std::nullopt;
     }
     View view;
@@ -90,6 +90,14 @@ class View {
   }
 
  private:
+  static bool is_negative(py::handle tensor) {
+    return tensor::can_look_inside() ? tensor::is_negative(tensor.ptr()) : is_true(tensor::api.is_neg, tensor);
+  }
+  // Such a tensor has no version.
+  static bool is_of_inference_mode(py::handle tensor) {
+    return tensor::can_look_inside() ? tensor::look_at(tensor.ptr()).counter == nullptr
+                                     : is_true(tensor::api.is_inference, tensor);
+  }
   static bool is_true(PyCFunction method, py::handle tensor) {
     PyObject* answer = method(tensor.ptr(), nullptr);
     if (answer == nullptr) PyErr_Clear();
