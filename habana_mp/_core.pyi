@@ -155,6 +155,9 @@ class Function:
     def call(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any: ...
 
 def bind_torch() -> None: ...
+def reads_flags_in_place() -> bool:
+    """Are the flags of torch's dispatcher read in its memory, without calling a function of torch's?"""
+
 def reader() -> str:
     """How tensors are read: ``layout``, ``dlpack`` or ``attribute``."""
 
@@ -234,6 +237,7 @@ def assume_that_lowering_pays(answer: int) -> None:
     """What every measurement is to say, for tests: 1 yes, 0 no, -1 what is measured."""
 
 def was_lowered(tensor: Any) -> bool: ...
+def may_be_lowered_in_graph(tensor: Any) -> bool: ...
 def untouched_twin(builtin: Any) -> Any:
     """A builtin function like this one that nobody answers for."""
 

@@ -161,7 +161,6 @@ FIRST_INPUT = _names("""
     gru gru_cell lstm lstm_cell rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell
     _unsafe_masked_index_put_accumulate index_add index_copy index_put index_reduce masked_scatter put
     _sparse_mm _sparse_addmm scatter scatter_add scatter_reduce select_scatter slice_scatter diagonal_scatter
-    linalg_norm
 """)
 
 #: In-place operations with more than one tensor (rule 3); those whose name is an operation's with ``_`` are found.
@@ -190,13 +189,17 @@ NO_KERNEL = _names("""
     avg_pool3d ctc_loss _ctc_loss multi_margin_loss multilabel_margin_loss nuclear_norm
     special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1
     special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v
-    special_chebyshev_polynomial_w special_erfcx special_i1 special_i1e special_hermite_polynomial_h special_hermite_polynomial_he
-    special_laguerre_polynomial_l special_legendre_polynomial_p special_log_ndtr special_modified_bessel_i0
-    special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1 special_ndtri
-    special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_shifted_chebyshev_polynomial_t
-    special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v
-    special_shifted_chebyshev_polynomial_w special_spherical_bessel_j0 special_zeta
+    special_chebyshev_polynomial_w special_erfcx special_i1 special_i1e special_hermite_polynomial_h
+    special_hermite_polynomial_he special_laguerre_polynomial_l special_legendre_polynomial_p special_log_ndtr
+    special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1
+    special_ndtri special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1
+    special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
+    special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w special_spherical_bessel_j0
+    special_zeta
 """)
+
+#: Rule 8: a kernel for the lower precisions, but not for all arguments. Without one they are called again in float32.
+KERNEL_FOR_SOME = _names("linalg_norm")
 
 #: Rule 9: operations that refuse a Python number beyond the range of their tensor's dtype.
 SATURATING = _names("""
@@ -246,7 +249,7 @@ OTHER_FLOATING = _names("""
     huber_loss lgamma log_sigmoid logcumsumexp logit max_pool1d mish multilabel_soft_margin_loss nansum relu6 rrelu
     selu sigmoid silu sin sinc softshrink sqrt std std_mean tanh upsample_bicubic2d upsample_bilinear2d
     upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d var var_mean
-    linalg_norm linalg_vector_norm frobenius_norm renorm square sqrt amax amin aminmax max min nanmean nanmedian median
+    linalg_vector_norm frobenius_norm renorm square sqrt amax amin aminmax max min nanmean nanmedian median
     mode polygamma mvlgamma igamma igammac i0 special_i0 special_i0e special_ndtr special_entr
     special_log1p special_expit special_psi special_gammaln frac expm1 log1p tanhshrink hardtanh hardshrink threshold
     clamp clamp_min clamp_max deg2rad rad2deg sgn hypot cummax cummin trapezoid trapz cumulative_trapezoid diff
@@ -263,8 +266,9 @@ SHAPE_ONLY = _names("t view expand squeeze unsqueeze gather nonzero")
 class Castable:
     """Which arguments of an operation may be cast; without an entry in :data:`ARGUMENTS`, all of them.
 
-    ``positions`` counts from the first argument (a method's tensor is 0); ``kept_keywords`` are never cast. Some of the
-    others may be cast to float32 but not lower, since the kernels take them in float32 beside a lower input: those in
+    ``positions`` counts from the first argument (a method's tensor is 0); ``kept_keywords`` are never cast, and a
+    ``dtype`` among them, or at a position that is not cast, leaves the precision to the rules. Some of the others
+    may be cast to float32 but not lower, since the kernels take them in float32 beside a lower input: those in
     ``raised`` everywhere, those in ``off_cpu`` on a CPU.
     """
 
@@ -314,7 +318,7 @@ ARGUMENTS: dict[str, Castable] = {
         ("quantize_per_tensor", "quantize_per_channel", "quantize_per_tensor_dynamic"),
         Castable(
             (0,),
-            "scales and zero points are used as they are; the dtype is not the input's",
+            "scales and zero points are used as they are; `dtype=` is the result's and asks nothing of the input",
             kept_keywords=("scale", "scales", "zero_point", "zero_points", "dtype"),
         ),
     ),
@@ -551,7 +555,7 @@ def names_with_rules() -> frozenset[str]:
     in_place = {name + "_" for name in WIDEST | FIRST_INPUT | SATURATING if builtins_named(name + "_")}
     return frozenset(
         name
-        for name in WIDEST | FIRST_INPUT | IN_PLACE | NO_KERNEL | SATURATING | in_place | {ASSIGNMENT}
+        for name in WIDEST | FIRST_INPUT | IN_PLACE | NO_KERNEL | KERNEL_FOR_SOME | SATURATING | in_place | {ASSIGNMENT}
         if builtins_named(name)
     )
 

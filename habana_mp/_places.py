@@ -268,7 +268,7 @@ def _look_at_buffer(module: torch.nn.Module, name: str, value: Any) -> None:
     if not isinstance(value, torch.Tensor):
         return
     what, former = f"the buffer `{name}` of {type(module).__name__}", module._buffers.get(name)
-    if _core.was_lowered(value):
+    if _is_lowered(value):
         _warn_of_lowered(what)
     elif (
         former is not None
@@ -279,21 +279,39 @@ def _look_at_buffer(module: torch.nn.Module, name: str, value: Any) -> None:
         _warn_of_lowered(what, "was computed from results")
 
 
-def _look_at_weight(what: str, result: torch.Tensor | None) -> None:
-    """Values became a weight's: those of a lowered result, or of a recorded ``result`` whose graph has to tell."""
-    if result is None or _was_lowered_in_graph(result):
+def _look_at_weight(what: str, values: torch.Tensor) -> None:
+    if _is_lowered(values):
         _warn_of_lowered(what)
 
 
-def _was_lowered_in_graph(result: torch.Tensor) -> bool:
-    """Is it computed, not just converted, from a leaf in float32?"""
-    if result.grad_fn is None or result.grad_fn.name() == "ToCopyBackward0":
+def _is_lowered(values: torch.Tensor) -> bool:
+    """Are they a result that was lowered? Recorded results are not remembered: there the graph has to tell."""
+    return _core.was_lowered(values) or (_core.may_be_lowered_in_graph(values) and _comes_from_float32(values.grad_fn))
+
+
+#: Nodes of autograd's graph that pass values on as they are.
+_SAME_VALUES = frozenset(
+    f"{name}Backward{number}"
+    for name in (
+        *("Alias", "AsStrided", "Clone", "Expand", "Permute", "ReshapeAlias", "Select", "Slice", "Squeeze", "T"),
+        *("Transpose", "Unsqueeze", "UnsafeView", "View"),
+    )
+    for number in (0, 1)
+)
+
+
+def _comes_from_float32(node: Any) -> bool:
+    """Were the results of this node computed, not just converted, from a leaf in float32?"""
+    while node is not None and node.name() in _SAME_VALUES:
+        node = node.next_functions[0][0]
+    if node is None or node.name() == "ToCopyBackward0":
         return False
-    waiting, seen = [result.grad_fn], set()
+    waiting = [node]
+    seen: set[Any] = set()
     while waiting and len(seen) < 1000:
         node = waiting.pop()
         leaf = getattr(node, "variable", None)
-        if leaf is not None and leaf.dtype is torch.float32:
+        if isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float32:
             return True
         if node not in seen:
             seen.add(node)

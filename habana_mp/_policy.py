@@ -109,7 +109,7 @@ def ruling_without_list(operation: str) -> Ruling:
         return Ruling("precision", "fp32", no_kernel=True)
     if operation in ops.WIDEST:
         return Ruling("widest", saturate=saturate)
-    if operation in ops.FIRST_INPUT:
+    if operation in ops.FIRST_INPUT | ops.KERNEL_FOR_SOME:
         return Ruling("first_input", saturate=saturate)
     return Ruling("scalars", saturate=True) if saturate else Ruling()
 
@@ -188,9 +188,12 @@ def _resolve(listed: Listed) -> ops.Resolved | None:
     raise ListError(f"{listed.where}: unknown operation `{ascii(listed.name)[1:-1]}`{hint}")
 
 
+_PARTS_OF_PLACES = frozenset(("", "torch", "tensor", "nn", "functional", "f", "ops", "aten", "_c", "_nn", "default"))
+
+
 def _nearest(name: str) -> str | None:
     """The name that was meant, perhaps with the place of it in torch around: `torch.matmul`, `aten.mm.default`."""
-    parts = [part for part in reversed(name.split(".")) if part]
+    parts = [part for part in reversed(name.split(".")) if part.lower() not in _PARTS_OF_PLACES]
     for part in parts:
         for spelled in (part, part.lower()):
             if ops.resolve(spelled) is not None:
@@ -212,6 +215,15 @@ def problems_of(listed: Iterable[Listed]) -> list[str]:
         except ListError as error:
             found.append(str(error))
     return found
+
+
+def contradiction_of(lower: Iterable[Listed], fp32: Iterable[Listed]) -> str | None:
+    """What is wrong with two lists beside each other: the first operation that both decide."""
+    try:
+        _assign(Preset("", "", tuple(lower), tuple(fp32)), "bf16")
+    except ListError as error:
+        return str(error)
+    return None
 
 
 def policy_from_lists(
@@ -248,7 +260,7 @@ def _assign(lists: Preset, lower: str) -> dict[str, tuple[str, Listed]]:
 def policy_o2(lower: str) -> Policy:
     """O2: GEMM and convolutions in the lower precision, every other known floating operation in float32."""
     rulings = {}
-    floating: set[str] = set(ops.WIDEST | ops.FIRST_INPUT | ops.NO_KERNEL | ops.OTHER_FLOATING)
+    floating: set[str] = set(ops.WIDEST | ops.FIRST_INPUT | ops.NO_KERNEL | ops.KERNEL_FOR_SOME | ops.OTHER_FLOATING)
     for name in shipped_names():
         resolved = ops.resolve(name)
         if resolved is not None:

@@ -143,11 +143,12 @@ def is_autocast_available(device_type: str) -> bool:
 def is_autocast_enabled(device_type: str | None = None) -> bool:
     """Is a region of :func:`autocast` open in this thread that casts, for this device type if one is given?"""
     request = _current()
-    return request is not None and device_type in (None, request.device_type)
+    return request is not None and (device_type is None or torch.device(device_type).type == request.device_type)
 
 
 def get_autocast_dtype(device_type: str) -> torch.dtype:
     """The lower precision for this device type: the region's in one for it, else what a region would have."""
+    device_type = torch.device(device_type).type
     request = _current()
     if request is not None and request.device_type == device_type:
         return request.dtype

@@ -1,4 +1,4 @@
-"""The command line: ``habana-mp lists``, ``habana-mp lists check FILE... [--import MODULE]``, ``habana-mp doctor``."""
+"""The command line: ``habana-mp lists``, ``habana-mp lists check FILE...``, ``habana-mp doctor``."""
 
 from __future__ import annotations
 
@@ -48,16 +48,28 @@ def _run(arguments: Sequence[str] | None) -> int:
         metavar="MODULE",
         help="a module that defines operators which the files name; imported first",
     )
+    lists.add_argument(
+        "--together", action="store_true", help="the two files are the two lists of one convert: do they contradict?"
+    )
     commands.add_parser("doctor", help="what is here: torch, devices, kernels, how fast bf16 is, what is covered")
-    given = parser.parse_args(arguments)
+    given, rest = parser.parse_known_args(arguments)
+    # What follows an option: argparse gives files to one place only.
+    strange = [word for word in rest if word.startswith("-") or given.command != "lists"]
+    if strange:
+        parser.error(f"unrecognized arguments: {' '.join(strange)}")
     if given.command == "doctor":
         return _doctor()
+    given.files += rest
     if given.name == "check":
         if not given.files:
             parser.error("lists check needs at least one FILE")
+        if given.together and len(given.files) != 2:
+            parser.error("lists check --together needs two FILEs, one for each list")
         if not _import(given.modules):
             return 1
-        return _check(given.files)
+        return _check(given.files, together=given.together)
+    if given.modules or given.together:
+        parser.error("--import and --together belong to `lists check FILE...`")
     if given.files:
         parser.error(f"lists takes one preset's name; got {given.name} {' '.join(given.files)}")
     return _show_preset(given.name) if given.name else _show_presets()
@@ -70,8 +82,8 @@ def _import(modules: Sequence[str]) -> bool:
     for module in modules:
         try:
             importlib.import_module(module)
-        except ImportError as error:
-            print(f"habana-mp: cannot import `{module}`: {error}", file=sys.stderr)
+        except Exception as error:  # whatever a module of the user's does when it is imported
+            print(f"habana-mp: cannot import `{module}`: {type(error).__name__}: {error}", file=sys.stderr)
             return False
     return True
 
@@ -113,9 +125,10 @@ def _meaning(name: str) -> str:
     return ", ".join(places)
 
 
-def _check(files: Sequence[str]) -> int:
-    """Check each file on its own: every name, line by line."""
+def _check(files: Sequence[str], *, together: bool) -> int:
+    """Check each file on its own, every name, line by line; and whether the two of them agree."""
     status = 0
+    fine = []
     for file in files:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -130,9 +143,16 @@ def _check(files: Sequence[str]) -> int:
             continue
         for warning in caught:
             print(warning.message)
+        fine.append(listed)
         print(f"{file}: {len(listed)} name{'s' if len(listed) != 1 else ''}, fine")
         for one in listed:
             print(f"  {one.line:>4}  {one.name:<32}{_meaning(one.name)}")
+    if together and status == 0:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they were shown, file by file
+            contradiction = _policy.contradiction_of(*fine)
+        print(contradiction or "they do not contradict each other")
+        status = 1 if contradiction else 0
     return status
 
 

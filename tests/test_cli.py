@@ -51,16 +51,52 @@ def test_a_check_imports_what_defines_the_operators_of_a_list(
     assert cli.main(["lists", "check", path]) == 1
     assert "unknown operator `checked::twice`" in capsys.readouterr().out
     monkeypatch.setattr(sys, "path", sys.path.copy())
+    assert cli.main(["lists", "check", "--import", "defines_twice", path]) == 0
     assert cli.main(["lists", "check", path, "--import", "defines_twice"]) == 0
-    assert "1 name, fine" in capsys.readouterr().out
-    assert cli.main(["lists", "check", path, "--import", "defines_nothing"]) == 1
-    assert "cannot import `defines_nothing`" in capsys.readouterr().err
+    assert capsys.readouterr().out.count("1 name, fine") == 2
+    (tmp_path / "is_broken.py").write_text("1 +")
+    for module, error in (("defines_nothing", "ModuleNotFoundError"), ("is_broken", "SyntaxError")):
+        assert cli.main(["lists", "check", path, "--import", module]) == 1
+        assert f"cannot import `{module}`: {error}" in capsys.readouterr().err
+
+
+def test_two_lists_are_checked_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lower = write_list(tmp_path / "a.txt", ["mm", "cross_entropy"])
+    contradicting = write_list(tmp_path / "b.txt", ["softmax", "cross_entropy_loss"])
+    agreeing = write_list(tmp_path / "c.txt", ["softmax", next(iter(ops.EXPLAINED))])
+    assert cli.main(["lists", "check", lower, contradicting]) == 0
+    assert cli.main(["lists", "check", "--together", lower, contradicting]) == 1
+    assert f"{contradicting}:2: `cross_entropy_loss` is the same operation" in capsys.readouterr().out
+    assert cli.main(["lists", "check", lower, agreeing, "--together"]) == 0
+    out = capsys.readouterr().out
+    assert "they do not contradict each other" in out
+    assert out.count("has no effect") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("lists check", "at least one FILE"),
+        ("lists check --together a.txt", "needs two FILEs"),
+        ("lists hmp-default --together", "belong to `lists check FILE...`"),
+        ("lists --import os", "belong to `lists check FILE...`"),
+        ("lists hmp-default torch-cpu", "one preset's name"),
+        ("lists check a.txt --quick", "unrecognized arguments: --quick"),
+        ("doctor now", "unrecognized arguments: now"),
+    ],
+)
+def test_wrong_usage_says_what_is_wrong(words: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(words.split())
+    assert caught.value.code == 2
+    assert why in capsys.readouterr().err
 
 
 def test_the_doctor_says_what_is_wrong_with_a_reader() -> None:
     done = run_script("from habana_mp.cli import main\nraise SystemExit(main(['doctor']))", HABANA_MP_READER="magic")
     assert done.returncode == 1
     assert "impossible here: the environment variable HABANA_MP_READER" in done.stdout
+    assert "Traceback" not in done.stderr
 
 
 def test_a_preset_is_shown_with_what_its_names_stand_for(capsys: pytest.CaptureFixture[str]) -> None:

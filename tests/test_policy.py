@@ -268,6 +268,8 @@ def test_a_name_twice_in_one_list_is_no_conflict(converted: Converter) -> None:
         ("torch.ops.aten.mm", "mm"),
         ("Tensor.add", "add"),
         ("F.sofmax", "softmax"),
+        ("Tensor.matmull", "matmul"),
+        ("torch.Tensor.softmx", "softmax"),
         ("GELU", "gelu"),
         ("LINEAR", "linear"),
         ("softmax.bogus", "softmax"),

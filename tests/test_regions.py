@@ -435,9 +435,11 @@ def test_a_device_that_torch_does_not_know_is_torchs_error() -> None:
 
 
 def test_the_index_of_a_device_does_not_matter() -> None:
-    with hmp.autocast("cpu:0"):
-        assert hmp.is_autocast_enabled("cpu")
-        assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.bfloat16
+    with hmp.autocast("cpu:0", dtype=torch.float16):
+        for device_type in ("cpu", "cpu:0"):
+            assert hmp.is_autocast_enabled(device_type)
+            assert hmp.get_autocast_dtype(device_type) is torch.float16
+        assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.float16
 
 
 def test_a_device_type_must_be_a_string() -> None:

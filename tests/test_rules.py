@@ -1371,6 +1371,7 @@ RECORDED: dict[str, Callable[[nn.Parameter], Any]] = {
     "scaled": lambda weight: nn.Parameter(weight * 2),
     "product": lambda weight: nn.Parameter(M @ weight),
     "data": lambda weight: setattr(weight, "data", weight * 0.5),
+    "buffer": lambda weight: nn.Module().register_buffer("table", weight * 2),
 }
 
 
@@ -1385,6 +1386,7 @@ def test_weights_made_of_a_recorded_result_are_warned_about(made: Callable[[nn.P
 
 MEANT: dict[str, Callable[[], Any]] = {
     "converted": lambda: nn.Parameter(nn.Parameter(torch.ones(4)).bfloat16()),
+    "view of the converted": lambda: nn.Parameter(nn.Parameter(torch.ones(4, 2)).bfloat16().t()[:1].clone()),
     "lower already": lambda: nn.Parameter(nn.Parameter(torch.ones(4, dtype=BF16)) * 2),
     "raised again": lambda: nn.Parameter((nn.Parameter(torch.ones(4)) * 2).float()),
 }
@@ -1396,6 +1398,16 @@ def test_weights_that_are_meant_so_are_not_warned_about(made: Callable[[], Any])
     assert warned(made) == []
     with hmp.disable_casts():
         assert warned(lambda: nn.Parameter(nn.Parameter(torch.ones(4)).bfloat16() * 2)) == []
+
+
+def test_a_constructor_that_computes_in_lower_precision_is_not_warned_about() -> None:
+    class Scaled(nn.Module):
+        def __init__(self, base: nn.Parameter) -> None:
+            super().__init__()
+            self.scaled = nn.Parameter(base.bfloat16() * 2)
+
+    hmp.convert()
+    assert warned(lambda: Scaled(nn.Parameter(torch.ones(4)))) == []
 
 
 def test_a_bare_parameter_made_of_a_lowered_result_is_warned_about() -> None:

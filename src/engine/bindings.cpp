@@ -296,6 +296,8 @@ void register_engine(py::module_& module) {
   });
   module.def(
       "reader", [] { return tensor::name(tensor::way); }, "How tensors are read: layout, dlpack or attribute.");
+  module.def("reads_flags_in_place",
+             [] { return engine::flag_of_torch.is_read_in_place() && engine::below_autograd.is_read_in_place(); });
   module.def("install", &install, py::arg("plan"));
   module.def("set_function_twins", [](const py::dict& twins) {
     for (const auto& [method, function] : twins) engine::set_function_twin(method.ptr(), function.ptr());
@@ -338,6 +340,8 @@ void register_engine(py::module_& module) {
            py::arg("operation"))
       .def("call", &Composite::call, py::arg("arguments"), py::arg("keywords"));
   module.def("was_lowered", [](const py::object& tensor) { return engine::was_lowered(tensor.ptr()); });
+  module.def("may_be_lowered_in_graph",
+             [](const py::object& tensor) { return engine::may_be_lowered_in_graph(tensor.ptr()); });
 
   module.attr("disabled_flag") = engine::disabled_flag;
   module.def("untouched_twin", &untouched_twin);

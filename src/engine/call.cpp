@@ -49,8 +49,8 @@ class SmallBuffer {
   T* data_;
 };
 
-// The last results of calls whose inputs were lowered, held weakly. What autograd records is passed over: no weight is
-// made of it, and it would cost every call of a training step.
+// The last results of calls whose inputs were lowered, held weakly. What autograd records is passed over: it would cost
+// every call of a training step, and the graph tells.
 struct Lowered {
   static constexpr std::size_t size = 8;
   std::array<PyObject*, size> references{};
@@ -1003,6 +1003,12 @@ bool was_lowered(PyObject* tensor) noexcept {
     if (reference != nullptr && tensor::is_reference_to(reference, tensor)) return true;
   }
   return false;
+}
+
+bool may_be_lowered_in_graph(PyObject* tensor) noexcept {
+  const Kind kind = tensor::kind_of(tensor);
+  return (kind == Kind::bf16 || kind == Kind::f16) && tensor::requires_grad(tensor) && lists_speak_here() &&
+         !why_not(thread_state).has_value();
 }
 
 }  // namespace habana_mp::engine

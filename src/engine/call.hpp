@@ -37,6 +37,11 @@ PyObject* call_with_values(PyCFunction function, PyObject* self, const Arguments
 int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject* value, objobjargproc original);
 
 // Was this object the result of a call that our casts lowered, not long ago in this process?
+// Results that autograd recorded are not remembered.
 bool was_lowered(PyObject* tensor) noexcept;
+
+// Is this a recorded tensor in a lower precision, where casts are made? Then its graph tells where its values come
+// from.
+bool may_be_lowered_in_graph(PyObject* tensor) noexcept;
 
 }  // namespace habana_mp::engine

@@ -36,12 +36,12 @@ PyObject* cast_by_torch(PyObject* tensor, Kind to) {
 // They answer in 2 ns what their Python faces answer in 60; where a torch does not have them the Python faces are
 // asked.
 struct Symbols {
-  bool (*any_modes_set)(bool) = nullptr;             // c10::impl::TorchDispatchModeTLS::any_modes_set(bool)
-  const void* const* (*tracing_state)() = nullptr;   // const std::shared_ptr<TracingState>& getTracingState()
-  bool (*is_grad_enabled)() = nullptr;               // c10::GradMode::is_enabled()
-  bool (*requires_grad)(const void*) = nullptr;      // c10::TensorImpl::requires_grad() const
-  bool (*function_mode_enabled)() = nullptr;         // at::impl::torch_function_mode_enabled()
-  int (*get_num_threads)() = nullptr;                // at::get_num_threads()
+  bool (*any_modes_set)(bool) = nullptr;            // c10::impl::TorchDispatchModeTLS::any_modes_set(bool)
+  const void* const* (*tracing_state)() = nullptr;  // const std::shared_ptr<TracingState>& getTracingState()
+  bool (*is_grad_enabled)() = nullptr;              // c10::GradMode::is_enabled()
+  bool (*requires_grad)(const void*) = nullptr;     // c10::TensorImpl::requires_grad() const
+  bool (*function_mode_enabled)() = nullptr;        // at::impl::torch_function_mode_enabled()
+  int (*get_num_threads)() = nullptr;               // at::get_num_threads()
   KeyFlag functorch;
   KeyFlag functionalize;
 

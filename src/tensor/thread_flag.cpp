@@ -41,13 +41,15 @@ namespace detail {
 thread_local LocalKeys* known_local_keys = nullptr;
 
 LocalKeys* find_local_keys() noexcept {
-  // Of a variable that each thread has its own of, the loader gives the address of the calling thread's.
+  // Of a variable that each thread has its own of, the loader gives the address of the calling thread's. It may wait
+  // there for another thread's dlopen.
   static const TorchLibrary c10("libc10.so");
   c10.find("_ZN3c104impl26raw_local_dispatch_key_setE", known_local_keys);
   return known_local_keys;
 }
 
 Bit find_bit(bool (*is_on)(const void* flag), void (*turn)(const void* flag, bool on), const void* flag) noexcept {
+  // Who forces another way of reading wants nothing of torch's insides to be assumed.
   LocalKeys* const keys = way == Way::layout ? find_local_keys() : nullptr;
   if (keys == nullptr) return {};
   const bool was_on = is_on(flag);

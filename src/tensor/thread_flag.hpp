@@ -28,7 +28,7 @@ inline LocalKeys& local_keys() noexcept {
 
 // A flag's bit, or none where torch keeps the flag elsewhere.
 struct Bit {
-  std::uint64_t LocalKeys::* word = &LocalKeys::included;
+  std::uint64_t LocalKeys::*word = &LocalKeys::included;
   std::uint64_t mask = 0;
   std::uint64_t when_off = 0;
 };
@@ -57,6 +57,8 @@ class ThreadFlag {
                             this);
   }
 
+  // Is it read where the dispatcher keeps it?
+  [[nodiscard]] bool is_read_in_place() const noexcept { return bit_.mask != 0; }
   [[nodiscard]] bool is_known() const noexcept { return ask_ != nullptr && set_ != nullptr; }
 
   [[nodiscard]] bool is_on(bool when_unknown = false) const noexcept {
@@ -86,8 +88,8 @@ class ThreadFlag {
 using DeviceFlag = ThreadFlag<std::int8_t>;  // of a c10::DeviceType
 using KeyFlag = ThreadFlag<std::uint16_t>;   // of a c10::DispatchKey
 
-// Unknown where this torch does not have the functions; they toggle the flag to find its bit, so bind_reader comes
-// before them.
+// Unknown where this torch does not have its functions. Each of these three toggles the flag to find its bit, and has
+// to be called after bind_reader.
 DeviceFlag autocast_flag(std::int8_t device) noexcept;
 KeyFlag included_key(std::uint16_t key) noexcept;
 KeyFlag excluded_key(std::uint16_t key) noexcept;
