@@ -927,8 +927,7 @@ PyObject* call_original(Target& target, const Arguments& arguments) {
     return result;
   }
   // What is lower already may have no kernel either (rule 8).
-  const bool is_lower = plan.to == Kind::bf16 || plan.to == Kind::f16;
-  if (!is_lower || !may_repeat(target, rule) || !may_retry()) return nullptr;
+  if (!tensor::is_lower(plan.to) || !may_repeat(target, rule) || !may_retry()) return nullptr;
   HeldError held;
   const bool is_place = is_decided_elsewhere(arguments) || (may_be_a_place(thread_state) && why_not(thread_state)) ||
                         is_for_another_device(thread_state.region, arguments);
@@ -1006,8 +1005,7 @@ bool was_lowered(PyObject* tensor) noexcept {
 }
 
 bool may_be_lowered_in_graph(PyObject* tensor) noexcept {
-  const Kind kind = tensor::kind_of(tensor);
-  return (kind == Kind::bf16 || kind == Kind::f16) && tensor::requires_grad(tensor) && lists_speak_here() &&
+  return tensor::is_lower(tensor::kind_of(tensor)) && tensor::requires_grad(tensor) && lists_speak_here() &&
          !why_not(thread_state).has_value();
 }
 

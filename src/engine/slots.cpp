@@ -368,12 +368,10 @@ PyObject* module_constructed_stub(PyObject*, PyObject* const* values, std::size_
   return module_constructed.call(values, flagged_count, keywords);
 }
 
-// Tells Python of a tensor whose values are state from now on, if they may have been lowered. False with an exception
-// set when the warning was made an error.
+// Tells Python of values that are state from now on, if they are in a lower precision: were they lowered? False with an
+// exception set when the warning was made an error.
 bool tell_of_lowered(PyObject* values, const char* what) {
-  const tensor::Kind kind = tensor::kind_of(values);
-  if (kind != tensor::Kind::bf16 && kind != tensor::Kind::f16) return true;
-  if (!was_lowered(values) && !may_be_lowered_in_graph(values)) return true;
+  if (!tensor::is_lower(tensor::kind_of(values))) return true;
   PyObject* done = PyObject_CallFunction(places().made_of_lowered, "sO", what, values);
   Py_XDECREF(done);
   return done != nullptr;

@@ -119,7 +119,7 @@ struct Places {
   PyObject* step;              // the code of torch.optim's wrapper around every step
   PyObject* codes_that_ask;    // a tuple: the code of modules that ask whether their inputs will be cast
   PyObject* worker_namespace;  // of torch.utils.data._utils.worker, whose _worker_info tells a worker
-  PyObject* made_of_lowered;   // called with words for what was made of a result that may be lowered, and the result
+  PyObject* made_of_lowered;   // called with words for what got values in a lower precision, and the values
   PyObject* autocast_entered;  // called when torch.autocast is enabled beside us
   PyObject* codes_of_regions;  // a tuple: code of torch that enters autocast as it was, which is nobody's wish
   PyObject* custom_fwd;        // the code of torch.amp.custom_fwd's wrapper

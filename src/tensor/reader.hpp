@@ -25,6 +25,7 @@ using Kinds = std::uint8_t;
 constexpr Kinds bit(Kind kind) { return static_cast<Kinds>(1U << static_cast<unsigned>(kind)); }
 inline constexpr Kinds floating = bit(Kind::f32) | bit(Kind::bf16) | bit(Kind::f16);
 constexpr bool is_floating(Kind kind) { return (bit(kind) & floating) != 0; }
+constexpr bool is_lower(Kind kind) { return kind == Kind::bf16 || kind == Kind::f16; }
 
 // How a tensor's dtype and number of elements are read, best first.
 enum class Way : std::uint8_t {
