@@ -259,6 +259,9 @@ def set_distributed_is_imported(imported: bool) -> None: ...
 def current_region() -> int:
     """The number of the region that this thread is in, 0 for none."""
 
+def number_of_silence() -> int:
+    """Of the region in which the lists that speak here are silent."""
+
 def current_state() -> int:
     """All that decides in this thread whether and by what rules there are casts."""
 
@@ -291,10 +294,11 @@ def lists_speak_here() -> bool:
     """Are casts on in this thread, and are there lists: a region's, or convert's?"""
 
 def set_region_mark(
-    device_type: str, dtypes: tuple[Any, ...], set_autocast_enabled: Any, set_autocast_dtype: Any
+    device_type: str, device: int, dtypes: tuple[Any, ...], set_autocast_enabled: Any, set_autocast_dtype: Any
 ) -> None:
-    """The device type whose autocast dtype tells torch.compile the number of a thread's region, the dtypes by number
-    (the first, torch's own, stands for no region), and torch's functions that set it."""
+    """The device type whose autocast dtype tells torch.compile the number of a thread's region, the type's own number
+    in torch or -1, the dtypes by number (the first, torch's own, stands for no region), and torch's functions that set
+    both."""
 
 def set_in_child_process() -> None: ...
 def can_cover(object: Any) -> bool:

@@ -13,7 +13,7 @@ from habana_mp._checkpoint import checkpoint_replacement
 from habana_mp._compiled import Compiled, forget_compiled_code
 from habana_mp._composites import Replacement, composite
 from habana_mp._exchanged import Exchanged
-from habana_mp._marks import MARK, MARK_DTYPES
+from habana_mp._marks import MARK, MARK_DTYPES, MARK_NUMBER
 from habana_mp._memory import Memory
 from habana_mp._places import Places, warn_if_in_autocast
 from habana_mp._policy import Policy
@@ -48,7 +48,7 @@ class Installation:
         """Replace convert's policy by this one. When that fails, what was installed before stays."""
         with _lock:
             self.check_alone()
-            _core.bind_torch()
+            _bind()
             # Whatever can fail is made before anything is changed; the core checks everything before its first store.
             composites = self._make_composites(policy)
             _core.install(_policy.plan(policy))
@@ -66,8 +66,7 @@ class Installation:
         """The number of a region with these rules, ready to be entered."""
         with _lock:
             self.check_alone()
-            _core.bind_torch()
-            _core.set_region_mark(MARK, MARK_DTYPES, torch.set_autocast_enabled, torch.set_autocast_dtype)
+            _bind()
             composites = self._make_composites(policy)
             plan = _policy.plan(policy, keeps_weights=keeps_weights)
             number = _core.make_region(plan=plan, on_cpu=on_cpu, name=name, after_recorded_cast=after_recorded)
@@ -164,6 +163,11 @@ class Installation:
             self._regions_in_torch = set()
             self.numbers.clear()
             self._is_supported = False
+
+
+def _bind() -> None:
+    _core.bind_torch()
+    _core.set_region_mark(MARK, MARK_NUMBER, MARK_DTYPES, torch.set_autocast_enabled, torch.set_autocast_dtype)
 
 
 installation = Installation()

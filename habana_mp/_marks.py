@@ -1,7 +1,8 @@
 """How torch.compile knows of regions: by autocast for a device type that no torch has a backend for.
 
 Dynamo guards on the autocast dtype of each type for which autocast is on, and knows how to leave and enter
-``torch.autocast`` around a graph break. So the dtype for this type tells the number of a thread's region.
+``torch.autocast`` around a graph break. So the dtype for this type tells the number of a thread's region; a function of
+``hmp.op_wrap`` is one as well, in which the lists of the region around it are silent.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ def _mark() -> str:
 
 
 MARK = _mark()
+#: The same for torch's C++ functions; -1 where torch does not tell.
+MARK_NUMBER = int(getattr(torch._C._autograd.DeviceType, MARK.upper(), -1))
 
 
 def _dtypes() -> tuple[torch.dtype, ...]:

@@ -165,16 +165,52 @@ def test_a_compiled_module_trains_with_the_same_bits(name: str, first: str) -> N
     assert_same(gradients(True), gradients(False))
 
 
-def test_a_wrapped_function_breaks_the_graph_and_nothing_else() -> None:
-    wrapped = hmp.op_wrap(lambda x, y: torch.exp(x) * y, to="bf16")
+def listed_in_fp32(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, -1)
+
+
+def many_arguments(x: torch.Tensor, count: int, others: Any, *, bias: torch.Tensor | None = None) -> torch.Tensor:
+    total = listed_in_fp32(x) * count
+    for other in others:
+        total = total + torch.mm(other, x.to(other.dtype)) if other.is_floating_point() else total - other
+    return total if bias is None else total * bias
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("to", ["bf16", "fp16", "fp32", "widest", "first"])
+def test_a_wrapped_function_is_a_part_of_the_graph(to: str, backend: str) -> None:
+    wrapped = hmp.op_wrap(many_arguments, to=to)
 
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return torch.mm(wrapped(torch.relu(x), y=y) + x, y)
+        first = wrapped(torch.relu(x), 3, [y, LABELS])
+        return torch.mm(wrapped(first.half(), 2, (y.bfloat16(), first), bias=y) + x, y)
 
+    def gradients(call: Callable[..., torch.Tensor]) -> list[Any]:
+        x, y = M.clone().requires_grad_(), N.clone().requires_grad_()
+        result = call(x, y)
+        result.float().sum().backward()
+        return [result.detach(), x.grad, y.grad]
+
+    compiled = torch.compile(function, backend=backend, fullgraph=True)
+    assert_same(gradients(compiled), gradients(function))
     hmp.convert()
-    assert_same(torch.compile(function, backend="aot_eager")(M, N), function(M, N))
+    assert_same(gradients(compiled), gradients(function))
     with hmp.disable_casts():
-        assert_same(torch.compile(function, backend="aot_eager")(M, N), function(M, N))
+        assert_same(gradients(compiled), gradients(function))
+    with hmp.autocast("cpu", FP16):
+        assert_same(gradients(compiled), gradients(function))
+
+
+@pytest.mark.parametrize("wrapped_first", [True, False])
+def test_a_function_is_compiled_anew_where_it_is_wrapped(wrapped_first: bool) -> None:
+    compiled = torch.compile(listed_in_fp32, backend="aot_eager", fullgraph=True)
+    called = {True: hmp.op_wrap(compiled, to="bf16"), False: compiled}
+    hmp.convert()
+    for is_wrapped in (wrapped_first, not wrapped_first, wrapped_first):
+        assert called[is_wrapped](M.bfloat16()).dtype is (BF16 if is_wrapped else FP32)
+    with hmp.autocast("cpu", preset="torch-cpu"):
+        for is_wrapped in (wrapped_first, not wrapped_first, wrapped_first):
+            assert called[is_wrapped](M.bfloat16()).dtype is BF16
 
 
 # ---- Inductor --------------------------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ REASONS = {
     "distributed": "in the code of torch.distributed",
     "slower": "slower in the lower precision",
     "other_device": "the region is for another device",
+    "op_wrap": "wrapped by op_wrap",
 }
 
 

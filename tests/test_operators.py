@@ -226,7 +226,7 @@ def test_an_operator_with_an_autocast_rule_obeys_the_lists_and_autocast(converte
 @pytest.mark.parametrize("way", WAYS)
 def test_an_operator_can_be_wrapped(converted: Converter, way: str, backend: str | None) -> None:
     wrapped = hmp.op_wrap(WAYS[way], to="bf16")
-    call = wrapped if backend is None else torch.compile(wrapped, backend=backend)
+    call = wrapped if backend is None else torch.compile(wrapped, backend=backend, fullgraph=True)
     converted()
     assert torch.equal(call(M, N), BY_HAND)
     assert product(M, N).dtype is FP32

@@ -554,13 +554,48 @@ def test_there_are_as_many_regions_as_torch_compile_can_tell_apart(tmp_path: Pat
         "    print(len(made), error)\n"
         "with hmp.autocast('cpu', bf16_file_path=Path('own.txt').write_text('exp\\nexp') and 'own.txt'):\n"
         "    print(torch.exp(torch.ones(2)).dtype)\n"
+        "    try:\n"
+        "        hmp.op_wrap(torch.exp)(torch.ones(2))\n"
+        "    except RuntimeError as error:\n"
+        "        print(str(error).split(',')[0])\n"
+        "    print(torch.exp(torch.ones(2)).dtype)\n"
     )
     every = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
     done = run_script(code, cwd=tmp_path)
     assert done.stdout.splitlines() == [
-        f"{len(every) - 1} habana_mp: a process can have {len(every) - 1} different regions, and has them",
+        f"{len(every) - 1} habana_mp: a process can have {len(every) - 1} different regions, and has them "
+        "(the functions of `hmp.op_wrap` are one more in each that they are called in)",
+        "torch.bfloat16",
+        f"habana_mp: a process can have {len(every) - 1} different regions",
         "torch.bfloat16",
     ], done.stderr
+
+
+@pytest.mark.parametrize("number", [None, -1], ids=["below Python", "by torch's functions"])
+def test_torch_compile_is_told_of_regions_and_of_silence(number: int | None) -> None:
+    code = (
+        "import torch, habana_mp as hmp\n"
+        "from habana_mp import _install, _marks\n"
+        f"_install.MARK_NUMBER = {number if number is not None else '_marks.MARK_NUMBER'}\n"
+        "def told():\n"
+        "    mark = _marks.MARK\n"
+        "    on = torch.is_autocast_enabled(mark)\n"
+        "    seen.append(_marks.MARK_DTYPES.index(torch.get_autocast_dtype(mark)) if on else 0)\n"
+        "seen = []\n"
+        "told()\n"
+        "region, silent = hmp.autocast('cpu'), hmp.op_wrap(told)\n"
+        "with region:\n"
+        "    told(), silent(), told()\n"
+        "    with hmp.autocast('cpu', torch.float16):\n"
+        "        told(), hmp.op_wrap(silent)(), hmp.disable_casts(silent)(), told()\n"
+        "    told()\n"
+        "told()\n"
+        "hmp.convert()\n"
+        "told(), silent(), told()\n"
+        "print(*seen)\n"
+    )
+    done = run_script(code)
+    assert done.stdout.split() == ["0", "1", "2", "1", "3", "4", "3", "3", "1", "0", "0", "5", "0"], done.stderr
 
 
 # ---- what is refused -----------------------------------------------------------------------------------------------

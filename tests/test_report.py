@@ -6,6 +6,7 @@ import functools
 import io
 import json
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -338,6 +339,16 @@ def test_a_wrapped_function_is_in_the_report_under_its_name(converted: Converter
     converted(bf16=["mm"])
     hmp.op_wrap(dtypes)(M, M)
     assert rows() == {("dtypes", "bf16"): (1, 2, 64)}
+
+
+def test_the_log_tells_what_was_wrapped(tmp_path: Path) -> None:
+    hmp.convert(log=tmp_path / "casts.jsonl")
+    hmp.op_wrap(dtypes)(M)
+    hmp.op_wrap(dtypes, to="widest")(M)
+    hmp.restore()
+    lines = [json.loads(line) for line in (tmp_path / "casts.jsonl").read_text().splitlines()]
+    told = [(one["operation"], one["precision"], one["reason"]) for one in lines if one["kind"] == "operation"]
+    assert told == [("dtypes", "bf16", "op_wrap"), ("dtypes", "fp32", "op_wrap")]
 
 
 def test_what_a_dropped_wrapper_counted_is_kept(converted: Converter) -> None:

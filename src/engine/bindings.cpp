@@ -253,7 +253,9 @@ class Function {
   Function(const py::object& function, const py::object& shown, const std::string& operation, const Rule& rule)
       : target_(engine::make_function_target(function.ptr(), shown.ptr(), operation.c_str())) {
     if (target_ == nullptr) throw py::error_already_set();
-    target_->listed = engine::intern(rule);
+    Rule own = rule;
+    own.reason = engine::Reason::op_wrap;
+    target_->listed = engine::intern(own);
   }
   ~Function() { engine::drop_function_target(target_); }
   Function(const Function&) = delete;
@@ -358,7 +360,7 @@ void register_engine(py::module_& module) {
   module.def("exchange_optimizer_steps",
              [](std::uint32_t steps) { return std::exchange(thread_state.optimizer_steps, steps); });
   module.def("set_distributed_is_imported", [](bool imported) { engine::distributed_is_imported = imported; });
-  module.attr("state_without_casts") = engine::pack({true, false, 0, nullptr});
+  module.attr("state_without_casts") = engine::pack({true, false, false, nullptr});
   module.def("exchange_state",
              [](std::uint64_t state) { return engine::pack(engine::exchange_state(engine::unpack(state))); });
   module.def("make_region", &make_region, py::kw_only(), py::arg("plan"), py::arg("on_cpu"), py::arg("name"),
@@ -369,12 +371,16 @@ void register_engine(py::module_& module) {
   module.def("enter_region", &enter_region);
   module.def("leave_region", &leave_region);
   module.def("current_region", [] { return thread_state.region == nullptr ? 0 : int{thread_state.region->number}; });
+  module.def("number_of_silence", [] {
+    const std::optional<std::uint64_t> number = engine::number_of_silence();
+    or_throw(number.has_value());
+    return number.value_or(0);
+  });
   module.def("current_state", [] { return engine::pack(engine::current_state()); });
   module.def("lists_speak_here", &engine::lists_speak_here);
-  module.def("set_region_mark", [](const std::string& device_type, const py::tuple& dtypes,
+  module.def("set_region_mark", [](const py::str& device_type, std::int8_t device, const py::tuple& dtypes,
                                    const py::object& set_autocast_enabled, const py::object& set_autocast_dtype) {
-    const py::str device(device_type);
-    engine::set_mark({device.ptr(), dtypes.ptr(), set_autocast_enabled.ptr(), set_autocast_dtype.ptr()});
+    engine::set_mark({device_type.ptr(), device, dtypes.ptr(), set_autocast_enabled.ptr(), set_autocast_dtype.ptr()});
   });
   module.def("set_in_child_process", [] { engine::in_child_process = true; });
   module.def("can_cover", [](const py::object& object) { return engine::can_cover(object.ptr()); });

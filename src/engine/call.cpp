@@ -880,6 +880,26 @@ static PyObject* call_python(Target& target, const Arguments& arguments) {
   return result;
 }
 
+// A function that decides its own precision: inside of it the lists are silent. torch.compile has to know where that is
+// a user's code, which it may compile; torch's own is decided as a whole.
+static PyObject* call_deciding(Target& target, const Arguments& arguments) {
+  ThreadState& state = thread_state;
+  if (state.silent) return call_python(target, arguments);
+  if (target.index != no_index) {
+    state.silent = true;
+    PyObject* result = call_python(target, arguments);
+    state.silent = false;
+    return result;
+  }
+  if (!number_of_silence()) return nullptr;
+  silence(true);
+  PyObject* result = call_python(target, arguments);
+  HeldError held;
+  silence(false);
+  held.restore();
+  return result;
+}
+
 PyObject* call_original(Target& target, const Arguments& arguments) {
   switch (target.shape) {
     case Target::Shape::function:
@@ -896,14 +916,8 @@ PyObject* call_original(Target& target, const Arguments& arguments) {
       return call_with_tuple(target.original, arguments.values[0], arguments, 1);
     case Target::Shape::method_no_arguments:
       return target.original(arguments.values[0], nullptr);
-    default: {
-      // A function that decides its own precision: inside it the lists are silent.
-      ThreadState& state = thread_state;
-      ++state.unlisted;
-      PyObject* result = call_python(target, arguments);
-      --state.unlisted;
-      return result;
-    }
+    default:
+      return call_deciding(target, arguments);
   }
 }
 
@@ -946,7 +960,7 @@ static const Rule& rule_of_lists(const Target& target) {
 PyObject* answer(Target& target, const Arguments& arguments) {
   const ThreadState& state = thread_state;
   if (casts_are_disabled()) return call_original(target, arguments);
-  const bool lists_speak = state.unlisted == 0 || target.shape == Target::Shape::python;
+  const bool lists_speak = !state.silent || target.shape == Target::Shape::python;
   // Read once: another policy may be installed while the arguments are looked at.
   const Rule& rule = lists_speak ? rule_of_lists(target) : *target.unlisted;
   if (rule.action == Rule::Action::none) {

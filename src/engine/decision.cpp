@@ -26,6 +26,7 @@ constexpr std::array descriptions{
     "in the code of torch.distributed",
     "slower in the lower precision",
     "the region is for another device",
+    "wrapped by op_wrap",
 };
 static_assert(descriptions.size() == reason_count);
 

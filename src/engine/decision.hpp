@@ -27,8 +27,9 @@ enum class Reason : std::uint8_t {
   distributed,     // rule 11: torch.distributed handles parameters and gradients
   slower,          // the lower precision takes longer for this shape, and the user wants to know of such
   other_device,    // no tensor of the device that the region is for
+  op_wrap,         // hmp.op_wrap gave the function its precision
 };
-inline constexpr int reason_count = 15;
+inline constexpr int reason_count = 16;
 
 // A few words for a person: "in the list", "widest input", ...
 const char* describe(Reason reason) noexcept;

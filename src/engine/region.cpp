@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "log/log.hpp"
+#include "tensor/thread_flag.hpp"
 
 namespace habana_mp::engine {
 
@@ -29,7 +30,22 @@ std::vector<Entrance>& entrances() {
   return open;
 }
 
+// What the mark's dtype can tell: the lists of a region, or with null convert's, and whether they are silent.
+struct Told {
+  const RuleSet* set = nullptr;
+  bool silent = false;
+};
+// By number, the first of which is for convert's lists that speak.
+std::vector<Told>& all_told() {
+  static std::vector<Told> all(1);
+  return all;
+}
+
 Mark mark{};
+// The same below Python, where torch lets us.
+tensor::DeviceFlag mark_flag;
+tensor::AutocastDtype mark_dtype;
+std::vector<std::int8_t> dtype_numbers;  // of the mark's dtypes; empty where they are not known
 // Set while the mark is written by ourselves.
 thread_local bool marking = false;
 
@@ -40,22 +56,78 @@ void call_with_device(PyObject* function, PyObject* value) noexcept {
   Py_XDECREF(done);
 }
 
-// With autocast off Dynamo does not look at the dtype.
-void switch_mark(bool was_on, bool is_on) noexcept {
-  if (was_on != is_on) call_with_device(mark.set_autocast_enabled, is_on ? Py_True : Py_False);
+// Tries the functions below Python: they must do what Python's do.
+void find_functions_of_mark() noexcept {
+  if (mark.device < 0) return;
+  const tensor::DeviceFlag flag = tensor::autocast_flag(mark.device);
+  const tensor::AutocastDtype dtype = tensor::autocast_dtype();
+  if (!flag.is_known() || !dtype.is_known()) return;
+  const bool was_on = flag.is_on();
+  const std::int8_t before = dtype.ask(mark.device);
+  bool follows = true;
+  for (const bool on : {true, false, was_on}) {
+    call_with_device(mark.set_autocast_enabled, on ? Py_True : Py_False);
+    follows = follows && flag.is_on() == on;
+  }
+  std::vector<std::int8_t> numbers;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(mark.dtypes); ++i) {
+    call_with_device(mark.set_autocast_dtype, PyTuple_GET_ITEM(mark.dtypes, i));
+    numbers.push_back(dtype.ask(mark.device));
+    follows = follows && std::find(numbers.begin(), numbers.end() - 1, numbers.back()) == numbers.end() - 1;
+  }
+  dtype.set(mark.device, before);
+  if (!follows) return;
+  mark_flag = flag;
+  mark_dtype = dtype;
+  dtype_numbers = std::move(numbers);
+}
+
+void switch_mark(bool on) noexcept {
+  if (mark_flag.is_known()) {
+    mark_flag.turn(on);
+  } else {
+    call_with_device(mark.set_autocast_enabled, on ? Py_True : Py_False);
+  }
 }
 
 void write_mark(std::uint64_t from, std::uint64_t to) noexcept {
   if (mark.dtypes == nullptr) return;
+  // With autocast off Dynamo does not look at the dtype.
+  const bool is_switched = (from != 0) != (to != 0);
+  if (!dtype_numbers.empty()) {
+    if (is_switched) switch_mark(to != 0);
+    mark_dtype.set(mark.device, dtype_numbers[static_cast<std::size_t>(to)]);
+    return;
+  }
   marking = true;
   const Region entering = thread_state.entering;  // the calls are watched
-  switch_mark(from != 0, to != 0);
+  if (is_switched) switch_mark(to != 0);
   call_with_device(mark.set_autocast_dtype, PyTuple_GET_ITEM(mark.dtypes, static_cast<Py_ssize_t>(to)));
   thread_state.entering = entering;
   marking = false;
 }
 
 std::uint64_t number_of(const RuleSet* set) { return set == nullptr ? 0 : set->number; }
+
+// The set's own number where silence was never asked for: then the mark cannot tell of it.
+std::uint64_t number_of(const RuleSet* set, bool silent) noexcept {
+  const std::vector<Told>& all = all_told();
+  for (std::size_t number = 0; silent && number < all.size(); ++number) {
+    if (all[number].silent && all[number].set == set) return number;
+  }
+  return number_of(set);
+}
+
+// Is there a number left? If not, a Python exception is set.
+bool may_tell_more() {
+  if (mark.dtypes == nullptr || all_told().size() < static_cast<std::size_t>(PyTuple_GET_SIZE(mark.dtypes)))
+    return true;
+  PyErr_Format(PyExc_RuntimeError,
+               "habana_mp: a process can have %zu different regions, and has them (the functions of `hmp.op_wrap` are "
+               "one more in each that they are called in)",
+               all_told().size() - 1);
+  return false;
+}
 
 }  // namespace
 
@@ -66,51 +138,66 @@ RuleSet* intern_rule_set(RuleSet&& content) {
       return &known;
     }
   }
-  if (mark.dtypes != nullptr && sets().size() + 1 >= static_cast<std::size_t>(PyTuple_GET_SIZE(mark.dtypes))) {
-    PyErr_Format(PyExc_RuntimeError, "habana_mp: a process can have %zu different regions, and has them",
-                 sets().size());
-    return nullptr;
-  }
-  content.number = static_cast<std::uint16_t>(sets().size() + 1);
-  return &sets().emplace_back(std::move(content));
+  if (!may_tell_more()) return nullptr;
+  content.number = static_cast<std::uint16_t>(all_told().size());
+  RuleSet* made = &sets().emplace_back(std::move(content));
+  all_told().push_back({made, false});
+  return made;
 }
 
 RuleSet* rule_set(std::uint64_t number) noexcept {
-  return number == 0 || number > sets().size() ? nullptr : &sets()[static_cast<std::size_t>(number - 1)];
+  const auto found =
+      std::find_if(sets().begin(), sets().end(), [=](const RuleSet& set) { return set.number == number; });
+  return found == sets().end() ? nullptr : &*found;
+}
+
+std::optional<std::uint64_t> number_of_silence() {
+  const RuleSet* set = thread_state.region;
+  const std::uint64_t known = number_of(set, true);
+  if (known != number_of(set)) return known;
+  if (!may_tell_more()) return std::nullopt;
+  all_told().push_back({set, true});
+  return all_told().size() - 1;
+}
+
+void silence(bool silent) noexcept {
+  CastState wanted = current_state();
+  wanted.silent = silent;
+  exchange_state(wanted);
 }
 
 CastState current_state() noexcept {
   const ThreadState& state = thread_state;
-  return {casts_are_disabled(), state.disabled_by_region, state.unlisted, state.region};
+  return {casts_are_disabled(), state.disabled_by_region, state.silent, state.region};
 }
 
 CastState exchange_state(const CastState& wanted) noexcept {
   ThreadState& state = thread_state;
   const CastState before = current_state();
-  if (wanted.region != before.region) {
-    write_mark(number_of(before.region), number_of(wanted.region));
+  if (wanted.region != before.region || wanted.silent != before.silent) {
+    write_mark(number_of(before.region, before.silent), number_of(wanted.region, wanted.silent));
     state.region = wanted.region;
+    state.silent = wanted.silent;
   }
   if (wanted.disabled != before.disabled) set_flag(wanted.disabled);
   state.disabled_by_region = wanted.by_region;
-  state.unlisted = wanted.unlisted;
   return before;
 }
 
 std::uint64_t pack(const CastState& state) noexcept {
-  return (number_of(state.region) << 34U) | (static_cast<std::uint64_t>(state.unlisted) << 2U) |
-         (state.by_region ? 2U : 0U) | (state.disabled ? 1U : 0U);
+  return (number_of(state.region) << 3U) | (state.silent ? 4U : 0U) | (state.by_region ? 2U : 0U) |
+         (state.disabled ? 1U : 0U);
 }
 
 CastState unpack(std::uint64_t packed) noexcept {
-  return {(packed & 1U) != 0, (packed & 2U) != 0, static_cast<std::uint32_t>(packed >> 2U), rule_set(packed >> 34U)};
+  return {(packed & 1U) != 0, (packed & 2U) != 0, (packed & 4U) != 0, rule_set(packed >> 3U)};
 }
 
 void enter_region(const void* owner, const RuleSet* set) {
   const ThreadState& state = thread_state;
-  CastState wanted{false, false, 0, set};
+  CastState wanted{false, false, false, set};
   // An island is where it is: under the same lists, with casts off.
-  if (set == nullptr) wanted = {true, false, state.unlisted, state.region};
+  if (set == nullptr) wanted = {true, false, state.silent, state.region};
   if (set != nullptr && log::is_active()) log::event("entering region " + set->name);
   enter_state(owner, wanted);
 }
@@ -143,6 +230,11 @@ void set_mark(const Mark& given) {
   Py_INCREF(given.set_autocast_enabled);
   Py_INCREF(given.set_autocast_dtype);
   mark = given;
+  marking = true;
+  const Region entering = thread_state.entering;
+  find_functions_of_mark();
+  thread_state.entering = entering;
+  marking = false;
 }
 
 bool is_mark(PyObject* device_type) noexcept {
@@ -154,9 +246,12 @@ void mark_was_set(PyObject* dtype) noexcept {
   if (marking) return;
   for (Py_ssize_t number = 0; number < PyTuple_GET_SIZE(mark.dtypes); ++number) {
     if (PyTuple_GET_ITEM(mark.dtypes, number) != dtype) continue;
-    thread_state.region = rule_set(static_cast<std::uint64_t>(number));
+    const bool is_told = static_cast<std::size_t>(number) < all_told().size();
+    const Told told = is_told ? all_told()[static_cast<std::size_t>(number)] : Told{};
+    thread_state.region = told.set;
+    thread_state.silent = told.silent;
     // torch.autocast has just switched it to what it should be in its own eyes.
-    call_with_device(mark.set_autocast_enabled, number != 0 ? Py_True : Py_False);
+    switch_mark(number != 0);
     return;
   }
 }

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,11 +37,17 @@ struct RuleSet {
 RuleSet* intern_rule_set(RuleSet&& content);
 RuleSet* rule_set(std::uint64_t number) noexcept;  // null where there is none
 
+// By which the mark (below) tells that the lists that speak here are silent. None with a Python exception set where
+// there are too many.
+std::optional<std::uint64_t> number_of_silence();
+// In this thread the lists are silent, or speak again; for silence there must be a number.
+void silence(bool silent) noexcept;
+
 // Everything that decides in a thread whether and by what rules there are casts.
 struct CastState {
   bool disabled = false;
   bool by_region = false;  // did a region of torch.autocast disable them?
-  std::uint32_t unlisted = 0;
+  bool silent = false;     // are the lists?
   const RuleSet* region = nullptr;
 };
 CastState current_state() noexcept;
@@ -62,6 +69,7 @@ bool leave_region(const void* owner) noexcept;
 // type with its dtype, not enabled: Dynamo knows how to leave that and enter it again around a graph break.
 struct Mark {
   PyObject* device_type = nullptr;
+  std::int8_t device = -1;                   // its c10::DeviceType, or -1
   PyObject* dtypes = nullptr;                // a tuple
   PyObject* set_autocast_enabled = nullptr;  // torch's functions
   PyObject* set_autocast_dtype = nullptr;

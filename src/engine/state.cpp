@@ -224,7 +224,7 @@ void region_is_entered() noexcept {
     set_flag(false);
     state.disabled_by_region = false;
   } else if (state.entering == Region::ours) {
-    enter_state(key_of(state.regions), {false, false, 0, state.region});
+    enter_state(key_of(state.regions), {false, false, state.silent, state.region});
   } else if (state.entering == Region::as_forward) {
     enter_state(key_of(state.regions), unpack(state.entering_state));
   }

@@ -28,8 +28,8 @@ struct ThreadState {
   std::uint64_t flags_before = 0;
   std::uint64_t by_region_before = 0;
   std::uint32_t regions = 0;
-  // Depth of functions that decide for themselves (hmp.op_wrap): inside them the lists are silent, rules 2 to 4 speak.
-  std::uint32_t unlisted = 0;
+  // Inside of functions that decide for themselves (hmp.op_wrap, composites) the lists are silent, rules 2 to 4 speak.
+  bool silent = false;
   // The lists of the innermost region (hmp.autocast), or null: then convert's policy holds.
   const struct RuleSet* region = nullptr;
   // Steps of optimizers that have begun; whether they still run is looked up when it matters.

@@ -36,6 +36,14 @@ KeyFlag excluded_key(std::uint16_t key) noexcept {
               "_ZN3c104impl29tls_set_dispatch_key_excludedENS_11DispatchKeyEb", key);
 }
 
+AutocastDtype autocast_dtype() noexcept {
+  AutocastDtype found;
+  const TorchLibrary loaded("libtorch_cpu.so");
+  loaded.find("_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE", found.ask);
+  loaded.find("_ZN2at8autocast18set_autocast_dtypeEN3c1010DeviceTypeENS1_10ScalarTypeE", found.set);
+  return found;
+}
+
 namespace detail {
 
 thread_local LocalKeys* known_local_keys = nullptr;

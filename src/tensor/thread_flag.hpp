@@ -94,4 +94,15 @@ DeviceFlag autocast_flag(std::int8_t device) noexcept;
 KeyFlag included_key(std::uint16_t key) noexcept;
 KeyFlag excluded_key(std::uint16_t key) noexcept;
 
+// torch's functions for the autocast dtype (a c10::ScalarType) of a device type in this thread.
+struct AutocastDtype {
+  using Ask = std::int8_t (*)(std::int8_t device);
+  using Set = void (*)(std::int8_t device, std::int8_t dtype);
+  Ask ask = nullptr;
+  Set set = nullptr;
+
+  [[nodiscard]] bool is_known() const noexcept { return ask != nullptr && set != nullptr; }
+};
+AutocastDtype autocast_dtype() noexcept;
+
 }  // namespace habana_mp::tensor
