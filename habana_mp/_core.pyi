@@ -127,6 +127,7 @@ class Rule:
         action: str,
         precision: str = "",
         saturate: bool = False,
+        saturate_tensors: bool = False,
         no_kernel: bool = False,
         positions: int = ...,
         kept_keywords: tuple[str, ...] = (),
@@ -139,6 +140,7 @@ class Rule:
         keeps_weights: str = "",
         wants_rows: bool = False,
         casts_inside: bool = False,
+        is_product: bool = False,
         packs: str = "",
     ) -> None: ...
 
@@ -235,6 +237,9 @@ def set_skips_slower(on: bool) -> None:
 
 def assume_that_lowering_pays(answer: int) -> None:
     """What every measurement is to say, for tests: 1 yes, 0 no, -1 what is measured."""
+
+def forget_lowered(tensor: Any) -> None:
+    """Hold it weakly no longer."""
 
 def was_lowered(tensor: Any) -> bool: ...
 def may_be_lowered_in_graph(tensor: Any) -> bool: ...

@@ -21,6 +21,7 @@ from habana_mp import _core
 from habana_mp._composites import forwarding_code, full_name, untouched
 from habana_mp._disable import disable_casts
 from habana_mp._imports import WhenImported
+from habana_mp._marks import lists_speak
 
 #: What makes state, by module: functions and methods; ``*`` stands for every class of the module that has such a method
 #: of its own.
@@ -54,6 +55,15 @@ FLOAT32_ONLY: dict[str, tuple[str, ...]] = {
     "torch.ao.nn.intrinsic.quantized.dynamic.modules.linear_relu": ("LinearReLU.forward",),
 }
 
+#: What makes state where it is switched on, and else calls what it was given.
+SCALED_STEPS: dict[str, tuple[str, ...]] = {"torch.amp.grad_scaler": ("GradScaler.step",)}
+
+#: What switches autocast off for a block if it asks and hears that autocast is on (rule 10).
+PROTECTS: dict[str, tuple[str, ...]] = {"transformers.utils.generic": ("maybe_autocast",)}
+
+#: What gives NumPy a tensor's values. Libraries do so for their callers (``scipy.optimize.linear_sum_assignment``).
+FOR_NUMPY: dict[str, tuple[str, ...]] = {"torch._tensor": ("Tensor.__array__",)}
+
 #: What exchanges the insides of tensors, and refuses to where anybody refers to one of them weakly, as kept casts do.
 EXCHANGES_TENSORS: dict[str, tuple[str, ...]] = {"torch.utils": ("swap_tensors",)}
 
@@ -86,17 +96,41 @@ def without_casts(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any
         return _originals[name](*arguments, **keywords)
 
 
+def without_casts_where_enabled(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the code of a gradient scaler's method is exchanged for. One that is off may be given a closure, which is a
+    model's forward."""
+    if arguments[0].is_enabled():
+        return without_casts(name, arguments, keywords)
+    return _originals[name](*arguments, **keywords)
+
+
 def in_float32(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """What the code of a function with a kernel for float32 only is exchanged for."""
-    if _core.lists_speak_here():
+    if lists_speak():
         arguments, keywords = tree_map(_in_float32, (arguments, keywords), is_leaf=_is_packed)
     return _originals[name](*arguments, **keywords)
 
 
-def without_kept_casts(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What the code of a function that exchanges tensors is exchanged for."""
+def protected(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the code of such a function is exchanged for: of device type, dtype, and whether to enable it."""
+    if arguments[2] is False and arguments[0] != "meta" and lists_speak():
+        return torch.autocast(arguments[0], enabled=False)
+    return _originals[name](*arguments, **keywords)
+
+
+def known_to_numpy(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the code of a function is exchanged for that makes an array. NumPy has no bfloat16."""
+    tensor, *others = arguments
+    if tensor.dtype is torch.bfloat16 and lists_speak():
+        tensor = tensor.float()
+    return _originals[name](tensor, *others, **keywords)
+
+
+def not_held(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the code of a function is exchanged for that wants tensors which nobody holds weakly."""
     for tensor in (*arguments, *keywords.values()):
         _core.weights_forget(tensor)
+        _core.forget_lowered(tensor)
     return _originals[name](*arguments, **keywords)
 
 
@@ -144,8 +178,11 @@ class Exchanged:
     def __init__(self) -> None:
         tables: Mapping[Any, dict[str, tuple[str, ...]]] = {
             without_casts: STATE,
+            without_casts_where_enabled: SCALED_STEPS,
             in_float32: FLOAT32_ONLY,
-            without_kept_casts: EXCHANGES_TENSORS,
+            not_held: EXCHANGES_TENSORS,
+            known_to_numpy: FOR_NUMPY,
+            protected: PROTECTS,
         }
         self._parts = [
             _Exchanged(module, names, call) for call, table in tables.items() for module, names in table.items()

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import torch
 
+from habana_mp import _core
+
 
 def _mark() -> str:
     for device in ("maia", "mtia", "xla"):
@@ -39,3 +41,12 @@ MARK_DTYPES = _dtypes()
 def as_autocast(number: int) -> torch.autocast:
     """The region of this number as a region of torch's that means it."""
     return torch.autocast(MARK, dtype=MARK_DTYPES[number], enabled=False)
+
+
+def lists_speak() -> bool:
+    """Are casts on in this thread, and are there lists? For code that torch.compile may read."""
+    return _core.lists_speak_here()
+
+
+# torch.compile calls it when it compiles, and takes what it returns for a constant.
+lists_speak._dynamo_marked_constant = True  # type: ignore[attr-defined]  # Dynamo looks for it

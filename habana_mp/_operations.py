@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, wraps
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -155,7 +155,7 @@ FIRST_INPUT = _names("""
     batch_norm native_batch_norm _native_batch_norm_legit aten::_batch_norm_with_update
     group_norm native_group_norm instance_norm layer_norm native_layer_norm rms_norm
     nll_loss nll_loss_nd nll_loss2d
-    embedding_bag _embedding_bag grid_sampler grid_sampler_2d grid_sampler_3d prelu scaled_dot_product_attention
+    embedding_bag _embedding_bag prelu scaled_dot_product_attention
     fractional_max_pool2d fractional_max_pool3d
     torch_nn::_linear_cross_entropy_batch_chunked torch_nn::_linear_cross_entropy_batch_chunked_no_reduction
     gru gru_cell lstm lstm_cell rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell
@@ -170,8 +170,13 @@ IN_PLACE = _names("""
     index_put_ ldexp_ lerp_ masked_fill_ multiply_ nextafter_ pow_ remainder_ subtract_ true_divide_ xlogy_
 """)
 
-#: Rule 8: no kernel for the lower precisions (on a CPU; most of them nowhere).
+#: Rule 8: no kernel for the lower precisions (on a CPU; most of them nowhere), or none to rely on: the CPU's grid
+#: samplers compute positions and offsets in the lower precision, and beyond some 180 x 180 pixels read and write
+#: elsewhere; the second line's add up in it, and stand still after some hundred values.
 NO_KERNEL = _names("""
+    grid_sampler grid_sampler_2d grid_sampler_3d
+    adaptive_avg_pool3d histc segment_reduce
+    _sparse_softmax _sparse_log_softmax
     _grid_sampler_2d_cpu_fallback _upsample_bilinear2d_aa _upsample_bicubic2d_aa cdist complex
     polar view_as_complex stft istft
     fft_fft fft_fft2 fft_fftn fft_hfft fft_hfft2 fft_hfftn fft_ifft fft_ifft2 fft_ifftn fft_ihfft fft_ihfft2
@@ -208,11 +213,22 @@ SATURATING = _names("""
     new_full pad pow scatter scatter_ softshrink threshold threshold_
 """)
 
+#: Rule 9: operations that accept such a number and make an infinity of it: it only passes through the first, and
+#: bfloat16's range ends so near to float32's that the others' results differ by less than their rounding. (In float16 a
+#: product by such a number may well be in range.)
+_SATURATING_NUMBERS = _names("where")
+_SATURATING_NUMBERS_IN_BF16 = _names("""
+    add __add__ __radd__ mul multiply __mul__ __rmul__ sub subtract __sub__ rsub
+""")
+
 #: Operations of O2 that run in the lower precision.
 GEMM = _names("""
     conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
     addbmm addmm baddbmm bmm dot linear matmul mm mv
 """)
+
+#: Those of matrices, and others: with a sparse one they run in float32.
+PRODUCTS = GEMM | _names("__matmul__ linalg_matmul addmv _sparse_mm _sparse_addmm")
 
 _USE_A_WEIGHT_ONCE = GEMM | _names("""
     __matmul__ linalg_matmul addmv bilinear convolution _convolution conv_tbc
@@ -352,12 +368,15 @@ COMPOSITES: dict[str, tuple[Any, str]] = {"__rtruediv__": (torch.Tensor, "__rdiv
 
 
 #: Methods of Tensor by which its memory gets into other hands, or that write without counting the version up.
-HANDS_OUT_MEMORY = ("untyped_storage", "numpy", "data_ptr", "apply_", "map_", "map2_", "set_")
+HANDS_OUT_MEMORY = (
+    *("untyped_storage", "numpy", "data_ptr", "apply_", "map_", "map2_", "set_"),
+    *("resize_", "resize_as_"),
+)
 
 #: Functions that write into their tensors without counting the versions up.
 SILENT_WRITERS = (
     *("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"),
-    "_amp_foreach_non_finite_check_and_unscale_",
+    *("_amp_foreach_non_finite_check_and_unscale_", "resize_as_"),
 )
 
 #: Functions and methods that stand among torch's operations and are none, are the casts themselves, or are watched.
@@ -537,6 +556,15 @@ def resolve(name: str) -> Resolved | None:
         return None
     family = [one for one in FAMILIES.get(base, "").split() if _exists(one) and one not in exact]
     return Resolved(tuple(exact), tuple(family))
+
+
+def saturates(name: str, precision: str = "") -> Literal["", "numbers", "all"]:
+    """Rule 9: is what is beyond the lower precision's range brought into it, numbers or tensors without dimensions too?
+    ``precision`` is that of the list which holds the operation."""
+    if name in SATURATING:
+        return "all"
+    only_numbers = name in _SATURATING_NUMBERS or (precision == "bf16" and name in _SATURATING_NUMBERS_IN_BF16)
+    return "numbers" if only_numbers else ""
 
 
 def is_in_place(name: str) -> bool:

@@ -21,7 +21,7 @@ from torch.utils.data._utils import worker
 
 from habana_mp import _core
 from habana_mp import _operations as ops
-from habana_mp._errors import warn
+from habana_mp._errors import line_of_user, warn
 from habana_mp._hooks import StepHook, code_around_steps
 from habana_mp._imports import WhenImported
 
@@ -124,7 +124,37 @@ _SILENT_COLLECTIVES = (
 )
 
 
+#: The same as operators, with those of functional collectives.
+_SILENT_OPERATORS = {
+    "c10d": tuple(
+        f"{name}_"
+        for name in (
+            *(
+                "broadcast",
+                "allreduce",
+                "allreduce_coalesced",
+                "reduce",
+                "recv",
+                "recv_any_source",
+                "gather",
+                "scatter",
+            ),
+            *("allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced", "alltoall"),
+            *("alltoall_base", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
+        )
+    ),
+    "_c10d_functional": ("all_reduce_", "all_reduce_coalesced_", "broadcast_", "all_gather_into_tensor_out"),
+}
+
+
 def _silent_writers() -> Iterator[Any]:
+    # What Dynamo has in the place of `.data`; and what turns a tensor's sign.
+    for place, name in ((torch._C._autograd, "_get_data_attr"), (torch._C, "_set_neg")):
+        if hasattr(place, name):
+            yield getattr(place, name)
+    for namespace, names in _SILENT_OPERATORS.items():
+        operators = getattr(torch.ops, namespace)
+        yield from (getattr(operators, name)._op for name in names if hasattr(operators, name))
     group = getattr(getattr(torch._C, "_distributed_c10d", None), "ProcessGroup", None)
     for name in _SILENT_COLLECTIVES:
         method = getattr(group, name, None)
@@ -259,7 +289,8 @@ def _outside_of_traced_step(closure: Any) -> Any:
     return closure_outside_of_traced_step
 
 
-_warned = threading.Event()
+#: The lines that were warned about.
+_warned: set[tuple[str, int]] = set()
 
 
 def _look_at_buffer(module: torch.nn.Module, name: str, value: Any) -> None:
@@ -320,9 +351,10 @@ def _comes_from_float32(node: Any) -> bool:
 
 
 def _warn_of_lowered(what: str, why: str = "was made from a result") -> None:
-    if _warned.is_set():
+    line = line_of_user()
+    if line in _warned:
         return
-    _warned.set()
+    _warned.add(line)
     warn(
         f"{what} is in lower precision because it {why} that habana_mp lowered; make it in a module's "
         "__init__ or under hmp.disable_casts() to keep it in float32"

@@ -30,7 +30,7 @@ class Ruling:
 
     action: Action = "none"
     precision: str = ""
-    saturate: bool = False
+    saturate: Literal["", "numbers", "all"] = ""
     no_kernel: bool = False
 
     def rule(self, operation: str, *, keeps_weights: bool = True) -> _core.Rule:
@@ -39,11 +39,13 @@ class Ruling:
             _core.Rule,
             action=self.action,
             precision=self.precision,
-            saturate=self.saturate,
+            saturate=self.saturate != "",
+            saturate_tensors=self.saturate == "all",
             no_kernel=self.no_kernel,
             keeps_weights=ops.KEEPS_WEIGHTS.get(operation, "") if keeps_weights else "",
             wants_rows=operation in ops.WANTS_ROWS,
             casts_inside=operation in ops.CAST_INSIDE,
+            is_product=operation in ops.PRODUCTS,
             packs=operation if keeps_weights and operation in ops.PACKS_WEIGHTS else "",
         )
         if operation in ops.SPARSE_GRADIENT:
@@ -102,7 +104,7 @@ class Policy:
 
 def ruling_without_list(operation: str) -> Ruling:
     """Rules 2 to 4, 8 and 9: what holds for an operation that no list names."""
-    saturate = operation in ops.SATURATING
+    saturate = ops.saturates(operation)
     if operation == ops.ASSIGNMENT or ops.is_in_place(operation):
         return Ruling("in_place", saturate=saturate)
     if operation in ops.NO_KERNEL:
@@ -111,7 +113,7 @@ def ruling_without_list(operation: str) -> Ruling:
         return Ruling("widest", saturate=saturate)
     if operation in ops.FIRST_INPUT | ops.KERNEL_FOR_SOME:
         return Ruling("first_input", saturate=saturate)
-    return Ruling("scalars", saturate=True) if saturate else Ruling()
+    return Ruling("scalars", saturate=saturate) if saturate else Ruling()
 
 
 def ruling_in_list(operation: str, precision: str) -> Ruling:
@@ -120,7 +122,7 @@ def ruling_in_list(operation: str, precision: str) -> Ruling:
         return ruling_without_list(operation)
     if precision != "fp32" and operation in ops.NO_KERNEL:
         return Ruling("precision", "fp32", no_kernel=True)
-    return Ruling("precision", precision, saturate=operation in ops.SATURATING)
+    return Ruling("precision", precision, saturate=ops.saturates(operation, precision))
 
 
 class _Assignment:
@@ -194,7 +196,7 @@ _PARTS_OF_PLACES = frozenset(("", "torch", "tensor", "nn", "functional", "f", "o
 def _nearest(name: str) -> str | None:
     """The name that was meant, perhaps with the place of it in torch around: `torch.matmul`, `aten.mm.default`."""
     parts = [part for part in reversed(name.split(".")) if part.lower() not in _PARTS_OF_PLACES]
-    for part in parts:
+    for part in ("_".join(reversed(parts)), *parts):
         for spelled in (part, part.lower()):
             if ops.resolve(spelled) is not None:
                 return spelled
@@ -243,8 +245,8 @@ def policy_from_lists(
     for listed in lists.widest:
         resolved = _resolve(listed)
         for operation in () if resolved is None else resolved.exact + resolved.family:
-            if operation not in rulings and not ops.is_in_place(operation):
-                rulings[operation] = Ruling("widest", saturate=operation in ops.SATURATING)
+            if operation not in rulings and operation not in ops.NO_KERNEL and not ops.is_in_place(operation):
+                rulings[operation] = Ruling("widest", saturate=ops.saturates(operation))
     return _policy(rulings, lower, {operation: listed for operation, (_, listed) in decided.items()})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from dataclasses import dataclass, replace
 from functools import cache
@@ -145,7 +146,11 @@ def preset_named(name: str) -> Preset:
     known = presets()
     if not isinstance(name, str) or name not in known:
         shipped = ", ".join(one for one in known if not one.startswith("gaudi/"))
-        raise ValueError(f"`preset` must be one of {shipped}, or a name that `habana-mp lists` shows; got {name!r}")
+        near = difflib.get_close_matches(str(name), known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(
+            f"`preset` must be one of {shipped}, or a name that `habana-mp lists` shows; got {name!r}{hint}"
+        )
     return known[name]
 
 

@@ -105,7 +105,8 @@ def autocast(
         RuntimeError: a device type that torch does not know.
         OSError: a list file that cannot be read.
     """
-    number = _number(device_type, dtype, enabled, cache_enabled, preset, bf16_file_path or "", fp32_file_path or "")
+    lower_path, fp32_path = ("" if path is None else path for path in (bf16_file_path, fp32_file_path))
+    number = _number(device_type, dtype, enabled, cache_enabled, preset, lower_path, fp32_path)
     if torch.compiler.is_compiling():
         in_graph: Any = _in_graph(number)
         return in_graph  # type: ignore[no-any-return]  # torch.autocast, which does the same
@@ -184,9 +185,9 @@ def _number(
     fp32_path: _Path,
 ) -> int:
     """The number of a region with these arguments."""
-    if lower_path or fp32_path:
-        lower = read_list(lower_path) if lower_path else None
-        fp32 = read_list(fp32_path) if fp32_path else None
+    if lower_path != "" or fp32_path != "":
+        lower = read_list(lower_path) if lower_path != "" else None
+        fp32 = read_list(fp32_path) if fp32_path != "" else None
         return _find_number(device_type, dtype, enabled, cache_enabled, preset, lower, fp32)
     asked = (device_type, dtype, enabled, cache_enabled, preset)
     number = installation.numbers.get(asked)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import sys
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
@@ -92,7 +94,8 @@ class Scope(ABC):
         except StopIteration as stop:
             return stop.value
         finally:
-            with self._again():
+            # While the interpreter ends nothing can be entered any more.
+            with contextlib.nullcontext() if sys.is_finalizing() else self._again():
                 running.close()
 
 

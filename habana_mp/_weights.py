@@ -17,7 +17,7 @@ from habana_mp._memory import KeptCast
 _COMPARE_POINTERS = ("torch.", "transformers.", "safetensors.", "accelerate.", "peft.")
 
 #: Those of torch that take a pointer for whoever called them.
-_PASS_POINTERS_ON = ("torch.storage", "torch._tensor")
+_PASS_POINTERS_ON = ("torch.storage", "torch._tensor", "torch.utils._pytree")
 
 #: What runs from packed weights: the operators of ``torch.ops.mkldnn`` that pack and compute, and torch's function.
 _PACKED: dict[Literal["linear", "conv2d"], tuple[str, str, Any]] = {

@@ -47,16 +47,14 @@ def op_wrap(function: Any = None, to: str | torch.dtype = "bf16") -> Any:
     if not callable(function):
         raise TypeError(f"`op_wrap` needs a function; got {type(function).__name__}: {function!r}")
     operation = getattr(function, "__name__", type(function).__name__)
-    rule = _RULINGS[name].rule("")
-    engine = _core.Function(function, function, operation, rule)
-    casts_only = _core.Function(lambda *values: values, function, operation, rule)
+    engine = _core.Function(_call, function, operation, _RULINGS[name].rule(""))
 
     def precisions(tensors: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Of (dtype, device type) of the arguments the dtypes to come; None where nothing is cast."""
         if not _core.lists_speak_here():
             return None
         like = [one and torch.empty(0, dtype=one[0], device=one[1]) for one in tensors]
-        return tuple(value if value is None else value.dtype for value in casts_only.call(tuple(like), {}))
+        return tuple(value if value is None else value.dtype for value in engine.call((_as_they_are, *like), {}))
 
     # torch.compile calls it when it compiles, and takes what it returns for a constant.
     precisions._dynamo_marked_constant = True  # type: ignore[attr-defined]  # Dynamo looks for it
@@ -67,9 +65,18 @@ def op_wrap(function: Any = None, to: str | torch.dtype = "bf16") -> Any:
             return _call_in_graph(function, precisions, args, kwargs)
         if not _core.lists_speak_here():
             return function(*args, **kwargs)
-        return engine.call(args, kwargs)
+        return engine.call((function, *args), kwargs)
 
     return wrapped
+
+
+def _call(function: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """What the core calls with the arguments cast. It does not hold the function: that may hold its wrapper."""
+    return function(*args, **kwargs)
+
+
+def _as_they_are(*values: Any) -> tuple[Any, ...]:
+    return values
 
 
 def _call_in_graph(function: Any, precisions: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -107,7 +107,7 @@ def _show_preset(name: str) -> int:
         if listed:
             print(f"\n{title}:")
             for one in listed:
-                print(f"  {one.name:<32}{_meaning(one.name)}")
+                print(f"  {one.name:<31} {_meaning(one.name)}")
     return 0
 
 
@@ -146,7 +146,7 @@ def _check(files: Sequence[str], *, together: bool) -> int:
         fine.append(listed)
         print(f"{file}: {len(listed)} name{'s' if len(listed) != 1 else ''}, fine")
         for one in listed:
-            print(f"  {one.line:>4}  {one.name:<32}{_meaning(one.name)}")
+            print(f"  {one.line:>4}  {one.name:<31} {_meaning(one.name)}")
     if together and status == 0:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they were shown, file by file

@@ -165,7 +165,7 @@ def _make_policy(
 
 
 def _read(path: _Path | None) -> tuple[Listed, ...] | None:
-    return read_list(path) if path else None
+    return None if path is None or path == "" else read_list(path)
 
 
 def restore() -> None:

@@ -42,6 +42,14 @@ class FrameWalk {
     if (globals != nullptr && !PyDict_Check(globals)) Py_CLEAR(globals);
     return globals;
   }
+  // Has a debugger a function of its own there?
+  bool is_traced() const {
+    PyObject* tracing = PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame_), "f_trace");
+    const bool is_it = tracing != nullptr && tracing != Py_None;
+    Py_XDECREF(tracing);
+    PyErr_Clear();
+    return is_it;
+  }
   // The value of the code's first parameter (or the first of its *args), borrowed; null where it has none.
   PyObject* first_parameter() const {
     auto* code = reinterpret_cast<PyCodeObject*>(this->code());

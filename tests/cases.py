@@ -431,7 +431,8 @@ case("linalg_tensorsolve", (P.reshape(2, 2, 2, 2), rand(2, 2)), linalg=torch.lin
 
 NO_KERNEL = {one.name for one in CASES[NO_KERNEL_FROM:]} | {
     "_grid_sampler_2d_cpu_fallback",
-    "avg_pool3d",
+    *("grid_sample", "grid_sampler", "grid_sampler_2d", "grid_sampler_3d"),
+    *("adaptive_avg_pool3d", "avg_pool3d"),
     "ctc_loss",
     "multi_margin_loss",
     "multilabel_margin_loss",

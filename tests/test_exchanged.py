@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import assert_same, run_script, seeded, tensors
+from conftest import Converter, assert_same, run_script, seeded, tensors
 from torch import nn
 from torch.ao import quantization
 from torch.ao.quantization._equalize import equalize
@@ -141,6 +141,15 @@ def scaled() -> list[torch.Tensor]:
     return [loss, weight.grad, weight]
 
 
+def scaled_in_one_kernel() -> list[torch.Tensor]:
+    scaler, weight = torch.amp.GradScaler("cpu", init_scale=3000.0), nn.Parameter(torch.randn(3))
+    optimizer = torch.optim.AdamW([weight], lr=0.1, fused=True)
+    scaler.scale(weight.pow(2).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    return [weight]
+
+
 def as_one_vector() -> list[torch.Tensor]:
     parameters = list(nn.Linear(8, 8).parameters())
     vector = nn.utils.parameters_to_vector(parameters)
@@ -170,6 +179,7 @@ EXACT: dict[str, Callable[[], Any]] = {
     "clipped": clipped,
     "clipped one by one": lambda: clipped(foreach=False, norm_type=1.0),
     "scaled": scaled,
+    "scaled in one kernel": scaled_in_one_kernel,
     "one vector": as_one_vector,
 }
 
@@ -183,7 +193,7 @@ def test_what_makes_weights_of_weights_is_exact(name: str, options: dict[str, st
 
 
 def test_the_functions_that_make_state_exist_in_this_torch() -> None:
-    for name, functions in (_exchanged.STATE | _exchanged.FLOAT32_ONLY).items():
+    for name, functions in (_exchanged.STATE | _exchanged.FLOAT32_ONLY | _exchanged.EXCHANGES_TENSORS).items():
         module = importlib.import_module(name)
         for one in functions:
             assert list(_exchanged.functions_of(module, (one,))), f"{name}.{one}"
@@ -336,3 +346,16 @@ def test_a_dynamically_quantized_model_can_be_compiled() -> None:
     hmp.convert()
     assert_same(torch.compile(model, backend="eager")(torch.ones(2, 8)), model(torch.ones(2, 8)))
     torch._dynamo.reset()
+
+
+def test_a_scaler_that_is_off_leaves_a_closure_its_casts(converted: Converter) -> None:
+    weight, seen = nn.Parameter(torch.ones(4, 4)), []
+
+    def closure() -> torch.Tensor:
+        result = torch.mm(weight, weight)
+        seen.append(result.dtype)
+        return result.float().sum()
+
+    converted(bf16=["mm"])
+    torch.amp.GradScaler("cpu", enabled=False).step(torch.optim.SGD([weight], lr=0.1), closure)
+    assert seen == [torch.bfloat16]

@@ -7,8 +7,11 @@ import copy
 import ctypes
 import functools
 import gc
+import importlib
 import inspect
+import itertools
 import pickle
+import subprocess
 import sys
 import threading
 import types
@@ -523,6 +526,30 @@ def test_a_decorated_asynchronous_generator_casts_nothing() -> None:
     assert asyncio.run(main()) == [False, True, False, True]
 
 
+@pytest.mark.usefixtures("casting")
+def test_tasks_that_take_turns_within_a_block_are_each_in_theirs() -> None:
+    async def task(turns: int) -> list[bool]:
+        seen = []
+        with hmp.disable_casts():
+            for _ in range(turns):
+                seen.append(is_cast())
+                await asyncio.sleep(0)
+        return seen
+
+    async def main() -> list[list[bool]]:
+        return list(await asyncio.gather(task(2), task(4), task(1)))
+
+    assert not any(itertools.chain(*asyncio.run(main())))
+    assert is_cast()
+    first, second = hmp.disable_casts(), hmp.disable_casts()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__()
+    assert not is_cast()
+    second.__exit__()
+    assert is_cast()
+
+
 @pytest.mark.parametrize("wrong", [3, "text", torch.ones(1)], ids=["number", "text", "tensor"])
 def test_disable_casts_decorates_only_what_can_be_called(wrong: object) -> None:
     with pytest.raises(TypeError, match="disable_casts"):
@@ -574,6 +601,82 @@ def test_calls_in_other_threads_survive_converting_and_restoring(converted: Conv
         for thread in threads:
             thread.join()
     assert wrong == []
+
+
+RESTORING_IN_A_WARNING = """
+import warnings, torch, habana_mp as hmp
+hmp.convert()
+warnings.showwarning = lambda *_, **__: hmp.restore()
+with torch.no_grad():
+    lowered = torch.ones(4, 4) @ torch.ones(4, 4)
+{what}
+print(hmp.is_converted(), torch.mm(torch.ones(1, 1), torch.ones(1, 1)).dtype)
+"""
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["with torch.autocast('cpu'): torch.relu(lowered)", "torch.ones(4, 4).data = lowered"],
+    ids=["region", "data"],
+)
+def test_restoring_in_the_handler_of_a_warning_of_ours(what: str) -> None:
+    done = run_script(RESTORING_IN_A_WARNING.format(what=what))
+    assert done.stdout.split() == ["False", "torch.float32"], done.stderr
+
+
+def test_restore_succeeds_where_somebody_has_emptied_the_hooks_of_steps(converted: Converter) -> None:
+    converted()
+    hooks = importlib.import_module("torch.optim.optimizer")._global_optimizer_post_hooks
+    before = dict(hooks)
+    hooks.clear()
+    hmp.restore()
+    assert not hmp.is_converted()
+    assert _core.installed_count() == 0
+    hooks.update({key: hook for key, hook in before.items() if not hook.__module__.startswith("habana_mp")})
+
+
+def test_a_list_that_holds_itself_is_an_error_of_torchs(converted: Converter) -> None:
+    converted()
+    sgd: dict[str, Any] = {"weight_decay": 0.0, "momentum": 0.0, "lr": 0.1, "dampening": 0.0}
+    sgd |= {"nesterov": False, "maximize": False, "is_first_step": True}
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(TypeError, match="expected Tensor"):
+        torch._fused_sgd_(endless, endless, [], **sgd)
+
+
+def test_an_init_that_wraps_itself_can_be_called(converted: Converter) -> None:
+    class Endless(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+
+    Endless.__init__.__wrapped__ = Endless.__init__  # type: ignore[attr-defined]  # a mistake that torch does not mind
+    converted()
+    Endless()
+
+
+DEBUGGED = """
+import torch, habana_mp as hmp
+hmp.convert()
+class Module(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        scale = 1.0
+        breakpoint()
+        self.scale = scale
+print("scale", Module().scale)
+"""
+
+
+def test_what_a_debugger_changes_in_a_constructor_stays_changed(tmp_path: Path) -> None:
+    script = tmp_path / "debugged.py"
+    script.write_text(DEBUGGED)
+    commands = "scale = 2.0\np torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype\nc\n"
+    done = subprocess.run(
+        [sys.executable, script], input=commands, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "torch.float32" in done.stdout, done.stderr  # a module is being constructed
+    assert "scale 2.0" in done.stdout
 
 
 @pytest.mark.usefixtures("casting")

@@ -9,12 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 import torch.autograd.forward_ad as fwd
 import torch.nn.functional as F
 from conftest import BACKENDS, Converter, run_script
 from torch import nn
+from transformers.utils.generic import maybe_autocast
 
 from habana_mp import hmp
 
@@ -434,3 +436,41 @@ def test_a_state_dict_saved_while_converted_is_float32(converted: Converter, tmp
     torch.save(model.state_dict(), tmp_path / "state.pt")
     hmp.restore()
     assert {value.dtype for value in torch.load(tmp_path / "state.pt").values()} == {FP32}
+
+
+# ---- blocks that protect themselves, and NumPy -----------------------------------------------------------------------
+
+SQUARE = torch.linspace(-1, 1, 16).reshape(4, 4)
+
+
+@pytest.mark.parametrize("backend", [None, "eager", "aot_eager"])
+def test_a_block_that_transformers_protects_is_not_cast(backend: str | None) -> None:
+    def rotary(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with maybe_autocast(device_type=x.device.type, enabled=False):
+            protected = x @ x
+        with maybe_autocast(x.device.type, None, False):
+            return protected + (x @ x), x @ x
+
+    call = rotary if backend is None else torch.compile(rotary, backend=backend, fullgraph=True)
+    hmp.convert()
+    assert [one.dtype for one in call(SQUARE)] == [torch.float32] * 2
+    with hmp.autocast("cpu"):
+        assert [one.dtype for one in call(SQUARE)] == [torch.float32] * 2
+    hmp.restore()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert [one.dtype for one in rotary(SQUARE)] == [torch.float32] * 2
+
+
+def test_numpy_gets_float32_of_what_was_lowered() -> None:
+    hmp.convert()
+    with torch.no_grad():
+        cost = SQUARE @ SQUARE
+    assert cost.dtype is torch.bfloat16
+    assert np.array_equal(np.asarray(cost), cost.float().numpy())
+    assert np.array_equal(np.outer(cost, cost), np.outer(cost.float().numpy(), cost.float().numpy()))
+    assert np.asarray(SQUARE.half()).dtype == np.float16
+    with hmp.disable_casts(), pytest.raises(TypeError):
+        np.asarray(cost)
+    hmp.restore()
+    with pytest.raises(TypeError):
+        np.asarray(cost)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import gc
 import io
 import json
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -339,6 +341,23 @@ def test_a_wrapped_function_is_in_the_report_under_its_name(converted: Converter
     converted(bf16=["mm"])
     hmp.op_wrap(dtypes)(M, M)
     assert rows() == {("dtypes", "bf16"): (1, 2, 64)}
+
+
+def test_an_object_that_holds_its_wrapped_method_is_collected() -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.wrapped = hmp.op_wrap(self.method)
+
+        def method(self, x: torch.Tensor) -> torch.dtype:
+            return x.dtype
+
+    hmp.convert()
+    holder = Holder()
+    assert holder.wrapped(M) is BF16
+    reference = weakref.ref(holder)
+    del holder
+    gc.collect()
+    assert reference() is None
 
 
 def test_the_log_tells_what_was_wrapped(tmp_path: Path) -> None:

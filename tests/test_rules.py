@@ -416,7 +416,6 @@ FIRST: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "F.layer_norm": lambda x, y: F.layer_norm(x, (4,), y[0], y[1]),
     "F.rms_norm": lambda x, y: F.rms_norm(x, (4,), y[0]),
     "F.prelu": lambda x, y: F.prelu(x, y[0, :1]),
-    "F.grid_sample": lambda x, y: F.grid_sample(x[None, None], y.reshape(1, 2, 4, 2), align_corners=False),
     "F.scaled_dot_product_attention": lambda x, y: F.scaled_dot_product_attention(x[None], y[None], y[None]),
     "torch.index_add": lambda x, y: torch.index_add(x, 0, _INDEX, y),
     "torch.index_copy": lambda x, y: torch.index_copy(x, 0, _INDEX, y),
@@ -799,6 +798,48 @@ def test_a_scalar_beyond_the_lower_precision_saturates(converted: Converter, nam
         assert result.abs().max() == limit
 
 
+HIDDEN = torch.tensor([0.0, 1.0, 1.0, 0.0])
+MASKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "x * number": lambda x: x * SMALLEST,
+    "number * x": lambda x: SMALLEST * x,
+    "torch.mul": lambda x: torch.mul(x, SMALLEST),
+    "multiply": lambda x: x.multiply(other=SMALLEST),
+    "x + number": lambda x: x + SMALLEST,
+    "number + x": lambda x: SMALLEST + x,
+    "x - number": lambda x: x - LARGEST,
+    "number - x": lambda x: SMALLEST - x,
+    "torch.rsub": lambda x: torch.rsub(x, SMALLEST),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_that_is_computed_in_bfloat16_stays_finite(converted: Converter, name: str) -> None:
+    converted(bf16=["mul", "add", "sub"])
+    for mask in (HIDDEN, HIDDEN.bfloat16()):
+        result = MASKS[name](mask)
+        assert result.dtype is BF16
+        assert result[1] == torch.finfo(BF16).min
+        assert torch.isfinite(result).all()
+        assert result[0] == (0 if "*" in name or "mul" in name else torch.finfo(BF16).min)
+    assert (HIDDEN * float("-inf"))[1] == float("-inf")
+    scale = torch.tensor(SMALLEST, requires_grad=True)
+    (HIDDEN * scale)[2].backward()
+    assert scale.grad == 1
+
+
+def test_a_product_in_float16_by_a_number_beyond_its_range_is_torchs(converted: Converter) -> None:
+    converted(bf16=["mul"], dtype=FP16)
+    assert (torch.tensor([0.01]) * 1e5).item() == 1000
+
+
+@pytest.mark.parametrize("lower", [BF16, FP16], ids=str)
+def test_a_number_that_where_chooses_saturates(converted: Converter, lower: torch.dtype) -> None:
+    converted(dtype=lower)
+    x = M.to(lower)
+    assert torch.where(x > 0.5, x, SMALLEST).min() == torch.finfo(lower).min
+    assert x.where(x > 0.5, SMALLEST).min() == torch.finfo(lower).min
+
+
 @pytest.mark.parametrize("lower", [BF16, FP16], ids=str)
 def test_an_assigned_scalar_beyond_the_lower_precision_saturates(converted: Converter, lower: torch.dtype) -> None:
     scores = M.to(lower)
@@ -826,6 +867,24 @@ def test_a_saturating_operation_may_be_in_the_lower_list(converted: Converter) -
     assert F.hardtanh(M, 0.2, 0.6).dtype is BF16
     assert M.masked_fill(M > 0.5, SMALLEST).min() == torch.finfo(BF16).min
     assert F.pad(M, (1, 1), value=SMALLEST).min() == torch.finfo(BF16).min
+
+
+@pytest.mark.parametrize("preset", ["hmp-default", "torch-cuda", "xpu-amp-bf16", "hpu-autocast"])
+def test_kernels_that_cannot_be_relied_on_get_float32(preset: str) -> None:
+    """The sampler reads beside larger images, the others add up in the lower precision."""
+    hmp.convert(preset=preset)
+    image = torch.rand(1, 4, 200, 200).bfloat16().requires_grad_()
+    grid = F.affine_grid(torch.eye(2, 3)[None], [1, 4, 200, 200], align_corners=True).bfloat16()
+    sampled = F.grid_sample(image, grid, align_corners=True)
+    sampled.float().sum().backward()
+    expected = F.grid_sample(image.float(), grid.float(), align_corners=True)
+    assert sampled.dtype is FP32
+    assert torch.equal(sampled, expected)
+    assert image.grad is not None
+    assert torch.isfinite(image.grad).all()
+    video = torch.full((1, 1, 32, 64, 64), 0.25).bfloat16()
+    assert F.adaptive_avg_pool3d(video, (2, 1, 1)).flatten().tolist() == [0.25, 0.25]
+    assert torch.histc(torch.full((5000,), 0.5).bfloat16(), 1, 0, 1).item() == 5000
 
 
 def test_attention_with_a_mask_of_the_smallest_float_is_finite(converted: Converter) -> None:
@@ -1365,6 +1424,16 @@ def test_state_made_of_a_lowered_result_is_warned_about_once_with_the_line(sourc
     lines = Path(__file__).read_text().splitlines()
     assert "module." in lines[caught[0].lineno - 1]
     assert "disable_casts" in str(caught[0].message)
+
+
+def test_each_line_that_makes_state_of_lowered_results_is_warned_about() -> None:
+    hmp.convert()
+
+    def two_lines() -> None:
+        nn.Parameter(product())
+        nn.Module().register_buffer("table", product())
+
+    assert len(warned(lambda: [two_lines(), two_lines()])) == 2
 
 
 RECORDED: dict[str, Callable[[nn.Parameter], Any]] = {

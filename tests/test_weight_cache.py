@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import gc
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -551,3 +552,73 @@ def test_the_report_tells_of_kept_casts() -> None:
     assert "kept casts of weights: 1 (0.001 MB, 0 packed), used 2 times" in str(hmp.report(show=False))
     hmp.reset_report()
     assert kept() == hmp.KeptWeights(weights=1, bytes=2 * w.numel())
+
+
+# ---- what others do ------------------------------------------------------------------------------------------------
+
+
+def test_results_can_be_swapped_right_after_they_were_made(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    with torch.no_grad():
+        result, other = torch.mm(torch.eye(4), torch.eye(4)), torch.zeros(4, 4)
+    torch.utils.swap_tensors(result, other)
+    assert other.dtype is torch.bfloat16
+
+
+def test_a_weight_is_kept_where_a_tensor_lay_to_which_somebody_took_a_pointer(converted: Converter) -> None:
+    converted(bf16=["linear"])
+
+    def kept_of(layers: list[nn.Linear]) -> int:
+        before = kept().weights
+        with torch.no_grad():
+            for layer in layers:
+                layer(torch.ones(1, 64))
+        return kept().weights - before
+
+    for _ in range(20):
+        activations = [torch.empty(64, 64) for _ in range(200)]
+        for one in activations:
+            one.data_ptr()
+        del one, activations
+    assert kept_of([nn.Linear(64, 64) for _ in range(50)]) > 80
+
+
+def test_an_interrupt_while_a_weight_is_looked_at_arrives(
+    converted: Converter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    converted(bf16=["linear"])
+    layer, x = nn.Linear(8, 8), torch.ones(2, 8)
+    waiting = layer(x)  # its graph is the weight's second owner
+    layer.weight.data  # noqa: B018  whose owners are counted again at the next use
+
+    def interrupting(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_name == "get_gradient_edge":
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    sys.setprofile(interrupting)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            layer(x)
+    finally:
+        sys.setprofile(None)
+    waiting.float().sum().backward()
+    assert layer(x).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("how", ["resize_", "resize_as_", "torch.resize_as_"])
+def test_a_weight_whose_order_in_memory_is_changed_is_cast_again(converted: Converter, mode: str, how: str) -> None:
+    converted(bf16=["conv2d"])
+    channels_last = torch.channels_last
+    change = {
+        "resize_": lambda w: w.resize_(w.shape, memory_format=channels_last),
+        "resize_as_": lambda w: w.resize_as_(w, memory_format=channels_last),
+        "torch.resize_as_": lambda w: torch.resize_as_(w, w, memory_format=channels_last),
+    }[how]
+    weight, image = torch.randn(8, 8, 3, 3), torch.randn(1, 8, 6, 6)
+    with MODES[mode]():
+        for _ in range(6):
+            F.conv2d(image, weight)
+        change(weight)
+        assert torch.equal(F.conv2d(image, weight), F.conv2d(image, weight.clone()))

@@ -24,6 +24,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.optim.swa_utils import AveragedModel
 from torch.utils import dlpack
+from torch.utils._pytree import tree_map
 
 from habana_mp import hmp
 
@@ -65,6 +66,10 @@ def write(alias: Any, n: int) -> None:
         alias[... if n == 1 else np.unravel_index(ROW * SIZE + COLUMN, alias.shape)] += 1
 
 
+def write_at(address: int, n: int) -> None:
+    floats_at(address)[ROW * SIZE + COLUMN] += n
+
+
 # ---- in place --------------------------------------------------------------------------------------------------------
 
 ONE_ELEMENT = torch.zeros(SIZE, SIZE)
@@ -93,6 +98,16 @@ def _augmented(w: torch.Tensor, n: int) -> None:
 def _below_autograd(w: torch.Tensor, n: int) -> None:
     with torch._C._AutoDispatchBelowADInplaceOrView():
         w.add_(noise())
+
+
+def _flip_a_bit(w: torch.Tensor, n: int) -> None:
+    with torch.inference_mode():
+        w.view(dtype=torch.int32)[ROW, COLUMN] ^= 1 << 22 + n
+
+
+def _through_complex_numbers(w: torch.Tensor, n: int) -> None:
+    with torch.inference_mode():
+        torch.view_as_real(w.view(torch.complex64))[ROW, COLUMN // 2] += n
 
 
 # These tell no version counter.
@@ -185,6 +200,12 @@ IN_PLACE: dict[str, Callable[[torch.Tensor, int], Any]] = {
     "below autograd": _below_autograd,
     "redispatched": lambda w, n: torch.ops.aten.add_.Tensor.redispatch(CPU, w, noise()),
     "foreign function": lambda w, n: foreign(w, n),
+    "a bit, in inference mode": _flip_a_bit,
+    "complex numbers, in inference mode": _through_complex_numbers,
+    "kron, out": lambda w, n: torch.kron(torch.ones(1, 1), w.detach() + n * ONE_ELEMENT, out=w),
+    "data as Dynamo has it": lambda w, n: torch._C._autograd._get_data_attr(w)[ROW, COLUMN].add_(n),
+    "turned sign": lambda w, n: torch._C._set_neg(w, not w.is_neg()),
+    "pointer of many": lambda w, n: write_at(tree_map(torch.Tensor.data_ptr, [w])[0], n),
     "init.uniform_": lambda w, n: nn.init.uniform_(w),
     "init.normal_": lambda w, n: nn.init.normal_(w),
     "init.trunc_normal_": lambda w, n: nn.init.trunc_normal_(w),

@@ -79,8 +79,14 @@ engine::Reason reason_for(Rule::Action action, bool no_kernel) {
   }
 }
 
-// Held for ever: a call under way may still read it after another policy came.
-PyObject* kept(const py::tuple& names) { return names.empty() ? nullptr : names.inc_ref().ptr(); }
+// Held for ever, each once: a call under way may still read it after another policy came.
+PyObject* kept(const py::tuple& names) {
+  static PyObject* const all = PyDict_New();
+  if (names.empty()) return nullptr;
+  PyObject* known = PyDict_SetDefault(all, names.ptr(), names.ptr());
+  if (known == nullptr) throw py::error_already_set();
+  return known;
+}
 
 Rule::Keeps keeps_of(const std::string& when) {
   if (when.empty()) return Rule::Keeps::never;
@@ -89,16 +95,17 @@ Rule::Keeps keeps_of(const std::string& when) {
   throw py::value_error("unknown `keeps_weights`: " + when);
 }
 
-Rule make_rule(const std::string& action, const std::string& precision, bool saturate, bool no_kernel,
-               std::uint64_t positions, const py::tuple& kept_keywords, std::uint64_t raised_positions,
+Rule make_rule(const std::string& action, const std::string& precision, bool saturate, bool saturate_tensors,
+               bool no_kernel, std::uint64_t positions, const py::tuple& kept_keywords, std::uint64_t raised_positions,
                const py::tuple& raised_keywords, std::uint64_t off_cpu_positions, const py::tuple& off_cpu_keywords,
                const py::tuple& sparse_keyword, std::uint8_t sparse_position, const std::string& keeps_weights,
-               bool wants_rows, bool casts_inside, const std::string& packs) {
+               bool wants_rows, bool casts_inside, bool is_product, const std::string& packs) {
   Rule rule;
   rule.action = action_of(action);
   if (rule.action == Rule::Action::precision) rule.to = precision_of(precision);
   rule.reason = reason_for(rule.action, no_kernel);
   rule.saturate = saturate;
+  rule.saturate_tensors = saturate_tensors;
   rule.positions = positions;
   rule.kept_keywords = kept(kept_keywords);
   rule.raised_positions = raised_positions;
@@ -110,6 +117,7 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
   rule.keeps_weights = keeps_of(keeps_weights);
   rule.wants_rows = wants_rows;
   rule.casts_inside = casts_inside;
+  rule.is_product = is_product;
   rule.packs = packs_of(packs);
   return rule;
 }
@@ -246,8 +254,8 @@ class Composite {
   Target* target_;  // it stays
 };
 
-// A Python function with a rule of its own, called through the engine. `shown` is the function as the user knows it,
-// `function` what is to be called.
+// A Python function with a rule of its own, called through the engine. `shown` is what the log calls it, and is not
+// held, `function` what is to be called.
 class Function {
  public:
   Function(const py::object& function, const py::object& shown, const std::string& operation, const Rule& rule)
@@ -276,12 +284,12 @@ class Function {
 void register_engine(py::module_& module) {
   py::class_<Rule>(module, "Rule", "What a policy says of one operation.")
       .def(py::init(&make_rule), py::kw_only(), py::arg("action"), py::arg("precision") = "",
-           py::arg("saturate") = false, py::arg("no_kernel") = false, py::arg("positions") = ~std::uint64_t{0},
-           py::arg("kept_keywords") = py::tuple(), py::arg("raised_positions") = 0,
-           py::arg("raised_keywords") = py::tuple(), py::arg("off_cpu_positions") = 0,
+           py::arg("saturate") = false, py::arg("saturate_tensors") = false, py::arg("no_kernel") = false,
+           py::arg("positions") = ~std::uint64_t{0}, py::arg("kept_keywords") = py::tuple(),
+           py::arg("raised_positions") = 0, py::arg("raised_keywords") = py::tuple(), py::arg("off_cpu_positions") = 0,
            py::arg("off_cpu_keywords") = py::tuple(), py::arg("sparse_keyword") = py::tuple(),
            py::arg("sparse_position") = 0, py::arg("keeps_weights") = "", py::arg("wants_rows") = false,
-           py::arg("casts_inside") = false, py::arg("packs") = "");
+           py::arg("casts_inside") = false, py::arg("is_product") = false, py::arg("packs") = "");
 
   module.def("bind_torch", [] {
     static bool bound = false;
@@ -341,6 +349,7 @@ void register_engine(py::module_& module) {
       .def(py::init<const py::object&, const py::object&, const std::string&>(), py::arg("function"), py::arg("called"),
            py::arg("operation"))
       .def("call", &Composite::call, py::arg("arguments"), py::arg("keywords"));
+  module.def("forget_lowered", [](const py::object& tensor) { engine::forget_lowered(tensor.ptr()); });
   module.def("was_lowered", [](const py::object& tensor) { return engine::was_lowered(tensor.ptr()); });
   module.def("may_be_lowered_in_graph",
              [](const py::object& tensor) { return engine::may_be_lowered_in_graph(tensor.ptr()); });

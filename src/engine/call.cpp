@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <utility>
 
 #include "engine/measured.hpp"
@@ -14,6 +15,7 @@
 #include "tensor/casts_inside.hpp"
 #include "tensor/image_order.hpp"
 #include "weights/cache.hpp"
+#include "weights/escapes.hpp"
 #include "weights/packed.hpp"
 
 namespace habana_mp::engine {
@@ -61,6 +63,11 @@ struct Lowered {
     PyObject* reference = PyWeakref_NewRef(result, nullptr);
     if (reference == nullptr) PyErr_Clear();
     Py_XDECREF(std::exchange(place, reference));
+  }
+  void forget(PyObject* result) {
+    for (PyObject*& reference : references) {
+      if (reference != nullptr && tensor::is_reference_to(reference, result)) Py_CLEAR(reference);
+    }
   }
 } lowered;
 
@@ -248,7 +255,8 @@ struct Tally {
 
 // A tensor without dimensions stands for a number where the rule brings numbers into range.
 bool is_number_tensor(const Rule& rule, PyObject* item, Kind to) {
-  return rule.saturate && to != Kind::f32 && tensor::count_elements(item) == 1 && tensor::has_no_dimensions(item);
+  return rule.saturate_tensors && to != Kind::f32 && tensor::count_elements(item) == 1 &&
+         tensor::has_no_dimensions(item);
 }
 
 // Null, without an exception but an interrupt's, where no cast of this weight is kept.
@@ -542,13 +550,18 @@ bool holds_tensor_on(RuleSet::Device device, PyObject* const* values, Py_ssize_t
       const bool off_cpu = !tensor::can_be_cast_inside(values[i]) && tensor::is_off_cpu(values[i]);
       if (off_cpu == (device == RuleSet::Device::accelerator)) return true;
     } else if (kind == Kind::sequence && depth < deepest_sequence) {
-      PyObject* items = PySequence_Tuple(values[i]);
-      const bool found = items != nullptr && holds_tensor_on(device, reinterpret_cast<PyTupleObject*>(items)->ob_item,
-                                                             PyTuple_GET_SIZE(items), depth + 1);
-      if (items == nullptr) PyErr_Clear();
-      Py_XDECREF(items);
-      if (found) return true;
+      // Nothing here runs Python code that could change the list.
+      if (holds_tensor_on(device, PySequence_Fast_ITEMS(values[i]), PySequence_Fast_GET_SIZE(values[i]), depth + 1)) {
+        return true;
+      }
     }
+  }
+  return false;
+}
+
+bool holds_sparse_tensor(const Arguments& arguments, const Reading& reading) {
+  for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
+    if (is_floating(reading.kinds[i]) && tensor::is_sparse(arguments.values[i])) return true;
   }
   return false;
 }
@@ -807,6 +820,10 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
       return call_original(target, arguments);
     }
   }
+  if (rule.is_product && tensor::is_lower(plan.to) && holds_sparse_tensor(arguments, reading)) [[unlikely]] {
+    if (PyErr_Occurred() != nullptr) return nullptr;
+    return call_without_lowering(target, rule, arguments, reading, false);
+  }
   Attempt attempt;
   PyObject* result = attempt_with_casts(target, rule, arguments, reading, plan.to, attempt);
   if (result == nullptr) {
@@ -829,9 +846,13 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
   return result;
 }
 
-bool has_number(const Arguments& arguments) {
+// Is there a number that rule 9 may change?
+bool has_number_beyond(Kind precision, const Arguments& arguments) {
+  const double limit = tensor::largest(precision);
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
-    if (is_number(arguments.values[i])) return true;
+    PyObject* value = arguments.values[i];
+    if (PyFloat_CheckExact(value) && std::abs(PyFloat_AS_DOUBLE(value)) <= limit) continue;
+    if (is_number(value)) return true;
   }
   return false;
 }
@@ -891,11 +912,11 @@ static PyObject* call_deciding(Target& target, const Arguments& arguments) {
     state.silent = false;
     return result;
   }
-  if (!number_of_silence()) return nullptr;
-  silence(true);
+  const std::optional<std::size_t> regions = begin_silence();
+  if (!regions) return nullptr;
   PyObject* result = call_python(target, arguments);
   HeldError held;
-  silence(false);
+  end_silence(*regions);
   held.restore();
   return result;
 }
@@ -927,7 +948,7 @@ PyObject* call_original(Target& target, const Arguments& arguments) {
   read(rule, arguments, reading);
   const Plan plan = decide(rule, reading);
   if (must_cast(plan, reading)) return answer_with_casts(target, rule, arguments, reading, plan);
-  if (rule.saturate && plan.to != Kind::other && plan.to != Kind::f32 && has_number(arguments)) {
+  if (rule.saturate && plan.to != Kind::other && plan.to != Kind::f32 && has_number_beyond(plan.to, arguments)) {
     return answer_with_casts(target, rule, arguments, reading, plan);
   }
   const bool is_refused = rule.action == Rule::Action::refused && plan.decision.reason == rule.reason;
@@ -937,6 +958,8 @@ PyObject* call_original(Target& target, const Arguments& arguments) {
   const bool is_seen = target.twin == nullptr || tensor::function_mode_is_on();
   PyObject* result = is_seen ? call_original(target, arguments) : call_unseen(target, arguments);
   if (result != nullptr) [[likely]] {
+    // Not all of them count up the version of what they write into (torch.kron).
+    if (plan.decision.reason == Reason::explicit_out) weights::tensor_escapes(result, false);
     report(target, plan.decision, {});
     return result;
   }
@@ -1010,6 +1033,8 @@ int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject*
   if (result == 0) report(target, {precision_of(to), number ? Reason::scalar : rule.reason}, tally);
   return result;
 }
+
+void forget_lowered(PyObject* tensor) noexcept { lowered.forget(tensor); }
 
 bool was_lowered(PyObject* tensor) noexcept {
   for (PyObject* reference : lowered.references) {

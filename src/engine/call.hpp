@@ -39,6 +39,8 @@ int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject*
 // Was this object the result of a call that our casts lowered, not long ago in this process?
 // Results that autograd recorded are not remembered.
 bool was_lowered(PyObject* tensor) noexcept;
+// It is held weakly no longer.
+void forget_lowered(PyObject* tensor) noexcept;
 
 // Is this a recorded tensor in a lower precision, where casts are made? Then its graph tells where its values come
 // from.

@@ -42,7 +42,11 @@ int set_hook(PyObject* dictionary, PyObject* key, PyObject* hook, PyObject* call
   }
   int done = is_busy ? 0 : 1;
   if (!is_busy) {
-    const int failed = hook == nullptr ? PyObject_DelItem(dictionary, key) : PyObject_SetItem(dictionary, key, hook);
+    int failed = hook == nullptr ? PyObject_DelItem(dictionary, key) : PyObject_SetItem(dictionary, key, hook);
+    if (failed != 0 && hook == nullptr && PyErr_ExceptionMatches(PyExc_KeyError) != 0) {
+      PyErr_Clear();  // somebody else has emptied it
+      failed = 0;
+    }
     if (failed != 0) done = -1;
   }
   Py_DECREF(frames);

@@ -160,9 +160,19 @@ std::optional<std::uint64_t> number_of_silence() {
   return all_told().size() - 1;
 }
 
-void silence(bool silent) noexcept {
+std::optional<std::size_t> begin_silence() {
+  if (!number_of_silence()) return std::nullopt;
   CastState wanted = current_state();
-  wanted.silent = silent;
+  wanted.silent = true;
+  exchange_state(wanted);
+  return entrances().size();
+}
+
+void end_silence(std::size_t regions_before) noexcept {
+  std::vector<Entrance>& open = entrances();
+  for (std::size_t i = regions_before; i < open.size(); ++i) open[i].before.silent = false;
+  CastState wanted = current_state();
+  wanted.silent = false;
   exchange_state(wanted);
 }
 
@@ -214,7 +224,12 @@ bool leave_region(const void* owner) noexcept {
   CastState before = found->before;
   // A restore in between has forgotten torch's regions, and whatever they had set.
   if (before.by_region && found->installation != installation_number()) before.disabled = before.by_region = false;
-  open.erase(std::next(found).base());
+  if (found != open.rbegin()) {
+    std::prev(found)->before = before;
+    open.erase(std::next(found).base());
+    return true;
+  }
+  open.pop_back();
   const RuleSet* left = thread_state.region;
   exchange_state(before);
   if (left != nullptr && left != before.region && log::is_active()) {

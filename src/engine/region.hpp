@@ -40,8 +40,10 @@ RuleSet* rule_set(std::uint64_t number) noexcept;  // null where there is none
 // By which the mark (below) tells that the lists that speak here are silent. None with a Python exception set where
 // there are too many.
 std::optional<std::uint64_t> number_of_silence();
-// In this thread the lists are silent, or speak again; for silence there must be a number.
-void silence(bool silent) noexcept;
+// In this thread the lists fall silent; how many regions are open. None with a Python exception set, and nothing done,
+// where there is no number for it. In the end the lists speak again, in regions too that were entered meanwhile.
+std::optional<std::size_t> begin_silence();
+void end_silence(std::size_t regions_before) noexcept;
 
 // Everything that decides in a thread whether and by what rules there are casts.
 struct CastState {
@@ -58,7 +60,8 @@ std::uint64_t pack(const CastState& state) noexcept;
 CastState unpack(std::uint64_t packed) noexcept;
 
 // A region begins in this thread, that of `set`, or with null one without casts; `owner` is whoever will end it. What
-// was in force before is put back when it ends. False where this owner began none.
+// was in force before is put back when it ends; where others that began later are still open (tasks of asyncio take
+// turns), when the first of these ends. False where this owner began none.
 void enter_region(const void* owner, const RuleSet* set);
 void enter_state(const void* owner, const CastState& state);
 bool leave_region(const void* owner) noexcept;

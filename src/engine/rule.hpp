@@ -23,8 +23,9 @@ struct Rule {
   Action action = Action::none;
   tensor::Kind to = tensor::Kind::other;  // for Action::precision
   Reason reason = Reason::list;
-  // Rule 9: Python scalars beyond the range of the precision are brought into it.
+  // Rule 9: Python scalars beyond the range of the precision are brought into it; and tensors without dimensions.
   bool saturate = false;
+  bool saturate_tensors = false;
   // Arguments that may be cast to float32 but not lower (positions, keywords), and those that are lowered off the CPU
   // only: kernels take them in float32 beside a lower input. Keywords as kept_keywords.
   std::uint64_t raised_positions = 0;
@@ -46,6 +47,8 @@ struct Rule {
   bool wants_rows = false;
   // Does torch's own autocast cast the same inputs of it on the CPU?
   bool casts_inside = false;
+  // Does it add up products? Kernels for sparse tensors do so in the lower precision, where they have one.
+  bool is_product = false;
   // Can it be answered from a packed weight?
   weights::Packs packs = weights::Packs::nothing;
 

@@ -293,6 +293,7 @@ struct Probe {
   vectorcallfunc original_slot = nullptr;
   PyMethodDef* original_definition = nullptr;
   PyMethodDef definition{};
+  bool is_watched = false;  // afterwards the rest stays: a call may be under way
 
   PyObject* call(PyObject* const* values, std::size_t flagged_count, PyObject* keywords) const {
     if (original_slot != nullptr) return original_slot(object, values, flagged_count, keywords);
@@ -336,6 +337,7 @@ PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::siz
   } else {
     const bool is_wish = enabled || !region_is_torchs_own();
     thread_state.entering = !is_wish ? region_of_torchs_own() : enabled ? Region::casts : Region::no_casts;
+    if (PyErr_Occurred() != nullptr) Py_CLEAR(result);  // interrupted
   }
   return result;
 }
@@ -436,17 +438,16 @@ PyObject* set_version_counter_stub(PyObject*, PyObject* const* values, std::size
   return set_version_counter.call(values, flagged_count, keywords);
 }
 
-void tensors_escape(PyObject* value) {
+// Of lists too, and of lists in them, as torch takes them: not by iterating.
+void tensors_escape(PyObject* value, int depth = 0) {
+  constexpr int deepest = 2;
   if (!PyList_Check(value) && !PyTuple_Check(value)) {
     weights::tensor_escapes(value, false);
     return;
   }
-  PyObject* items = PySequence_Tuple(value);
-  for (Py_ssize_t i = 0; items != nullptr && i < PyTuple_GET_SIZE(items); ++i) {
-    tensors_escape(PyTuple_GET_ITEM(items, i));
+  for (Py_ssize_t i = 0; depth < deepest && i < PySequence_Fast_GET_SIZE(value); ++i) {
+    tensors_escape(PySequence_Fast_GET_ITEM(value, i), depth + 1);
   }
-  if (items == nullptr) PyErr_Clear();
-  Py_XDECREF(items);
 }
 
 PyObject* writer_stub(PyObject* callable, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
@@ -468,6 +469,7 @@ PyObject* writer_stub(PyObject* callable, PyObject* const* values, std::size_t f
 // ---- tensor.data = value -------------------------------------------------------------------------------------------
 
 setter original_data_setter = nullptr;
+bool data_is_watched = false;
 
 // A float32 weight that gets lowered data this way has lost its precision without a cast that anybody wrote.
 int data_setter_stub(PyObject* self, PyObject* value, void* closure) {
@@ -488,7 +490,8 @@ struct ProbePlan {
 void watch(const ProbePlan& plan) {
   Probe& probe = *plan.probe;
   auto* function = reinterpret_cast<PyCFunctionObject*>(plan.object);
-  probe.object = Py_NewRef(plan.object);
+  Py_XSETREF(probe.object, Py_NewRef(plan.object));
+  probe.is_watched = true;
   probe.original_slot = function->vectorcall;
   probe.original_definition = function->m_ml;
   if (probe.original_slot != nullptr) {
@@ -500,11 +503,10 @@ void watch(const ProbePlan& plan) {
 }
 
 void stop_watching(Probe& probe) {
-  if (probe.object == nullptr) return;
+  if (!std::exchange(probe.is_watched, false)) return;
   auto* function = reinterpret_cast<PyCFunctionObject*>(probe.object);
   store(&function->vectorcall, probe.original_slot);
   store(&function->m_ml, probe.original_definition);
-  Py_CLEAR(probe.object);
 }
 
 }  // namespace
@@ -546,6 +548,7 @@ bool install(const std::vector<Entry>& entries) {
   if (!find_targets(entries, found)) return false;
   const std::unordered_set<Target*> wanted(found.begin(), found.end());
   // From here on nothing can fail.
+  weights::watch_views();
   for (std::size_t i = 0; i < target_count; ++i) {
     Target& target = *targets[i];
     target.in_policy = wanted.contains(&target);
@@ -589,6 +592,7 @@ bool put_in(RuleSet& set) {
   for (const RuleSet::Covered& one : set.covered) {
     if (!one.target->installed && !check(one.target->object, memory, shape)) return false;
   }
+  weights::watch_views();
   for (const RuleSet::Covered& one : set.covered) {
     one.target->in_regions = true;
     if (one.target->installed) continue;
@@ -606,6 +610,7 @@ void uninstall() noexcept {
   for (std::size_t i = 0; i < target_count; ++i) {
     if (targets[i]->installed) unhook(*targets[i]);
   }
+  weights::stop_watching_views();
   for (Probe* probe : {&autocast_set_enabled, &autocast_set_dtype, &autocast_increment, &autocast_decrement,
                        &module_constructed, &make_subclass, &is_autocast_enabled, &is_any_autocast_enabled, &to_dlpack,
                        &to_dlpack_versioned, &set_version_counter}) {
@@ -613,10 +618,7 @@ void uninstall() noexcept {
   }
   for (const auto& writer : writers) stop_watching(*writer);
   writers.clear();
-  if (original_data_setter != nullptr) {
-    store(&tensor::api.data->set, original_data_setter);
-    original_data_setter = nullptr;
-  }
+  if (std::exchange(data_is_watched, false)) store(&tensor::api.data->set, original_data_setter);
 }
 
 bool install_probes(const Probes& probes) {
@@ -646,10 +648,10 @@ bool install_probes(const Probes& probes) {
     return false;
   }
   for (const ProbePlan& plan : plans) {
-    if (plan.object != Py_None && plan.probe->object == nullptr) watch(plan);
+    if (plan.object != Py_None && !plan.probe->is_watched) watch(plan);
   }
   if (!more.empty()) writers = std::move(more);
-  if (original_data_setter == nullptr) {
+  if (!std::exchange(data_is_watched, true)) {
     original_data_setter = tensor::api.data->set;
     store(&tensor::api.data->set, data_setter_stub);
   }

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "engine/region.hpp"
+#include "errors.hpp"
 #include "frames.hpp"
 #include "log/log.hpp"
 
@@ -66,7 +67,7 @@ PyObject* init_codes(PyTypeObject* type) {
   for (Py_ssize_t i = 0; codes != nullptr && i < PyTuple_GET_SIZE(classes); ++i) {
     PyObject* names = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(classes, i))->tp_dict;
     PyObject* init = names == nullptr ? nullptr : PyDict_GetItemString(names, "__init__");
-    while (init != nullptr && PyFunction_Check(init)) {
+    while (init != nullptr && PyFunction_Check(init) && !holds(codes, PyFunction_GET_CODE(init))) {
       if (PyList_Append(codes, PyFunction_GET_CODE(init)) < 0) {
         Py_CLEAR(codes);
         break;
@@ -95,7 +96,9 @@ bool is_running(const Construction& construction) {
   PyObject* module = module_of(construction);
   if (module == nullptr) return false;
   for (FrameWalk walk; walk; walk.outwards()) {
-    if (holds(construction.codes, walk.code()) && walk.first_parameter() == module) return true;
+    if (!holds(construction.codes, walk.code())) continue;
+    // Asking a frame for its variables would undo what a debugger has changed in it.
+    if (walk.is_traced() || walk.first_parameter() == module) return true;
   }
   return false;
 }
@@ -350,7 +353,7 @@ Region region_of_torchs_own() noexcept {
   const std::uint64_t value = is_known ? PyLong_AsUnsignedLongLong(packed) : 0;
   Py_XDECREF(packed);
   if (PyErr_Occurred() != nullptr) {
-    PyErr_Clear();
+    drop_error();
     return Region::as_outside;
   }
   if (is_known) thread_state.entering_state = value;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "errors.hpp"
 #include "tensor/cast.hpp"
 #include "tensor/memory_map.hpp"
 
@@ -201,7 +202,7 @@ bool other_owner_accumulates(PyObject* tensor) noexcept {
   if (!requires_grad(tensor)) return false;
   PyObject* edge = PyObject_CallOneArg(gradient_edge, tensor);
   if (edge == nullptr) {
-    PyErr_Clear();
+    drop_error();
     return false;
   }
   // Where there was none, asking has made one.
@@ -210,21 +211,22 @@ bool other_owner_accumulates(PyObject* tensor) noexcept {
   return is_it;
 }
 
-// Is this memory of a file that is mapped for this process alone? Answers for the mapping that was asked for last are
-// kept: the weights of a model are slices of one or a few files.
+// The answer of last time: the weights of a model are slices of one or a few files.
+struct AnsweredFile {
+  const char* storage = nullptr;
+  const char* data = nullptr;
+  bool is_private = false;
+};
+AnsweredFile answered_file;
+
+// Is this memory of a file that is mapped for this process alone?
 bool is_private_file(const char* storage) noexcept {
-  static const char* last_storage = nullptr;
-  static const char* last_data = nullptr;
-  static bool last_answer = false;
   const char* data = load<const char*>(storage, inside.data);
-  if (storage == last_storage && data == last_data) return last_answer;
+  if (storage == answered_file.storage && data == answered_file.data) return answered_file.is_private;
   const MemoryMap memory;
   const Mapping* mapping = memory.find(data);
-  const bool answer = mapping != nullptr && mapping->of_file && !mapping->shared;
-  last_storage = storage;
-  last_data = data;
-  last_answer = answer;
-  return answer;
+  answered_file = {storage, data, mapping != nullptr && mapping->of_file && !mapping->shared};
+  return answered_file.is_private;
 }
 
 // Nobody outside of torch knows this memory. An array that NumPy made of a tensor holds the tensor, which no count
@@ -327,13 +329,27 @@ void bind_inside() noexcept {
 
 bool can_look_inside() noexcept { return found_all; }
 
+bool is_sparse(PyObject* tensor) noexcept {
+  // A tensor with a storage is none. Those of torch.func have none either.
+  if (can_look_inside() && storage_of(tensor) != nullptr) return false;
+  PyObject* layout = PyObject_GetAttrString(tensor, "layout");
+  const bool is_it = layout != nullptr && layout != api.strided;
+  Py_XDECREF(layout);
+  drop_error();
+  return is_it;
+}
+
+void forget_files() noexcept { answered_file = {}; }
+
+const char* memory_of(const char* storage) noexcept { return load<const char*>(storage, inside.data); }
+
 bool owns_its_memory(PyObject* tensor) noexcept {
   const char* storage = storage_of(tensor);
   PyObject* object = storage == nullptr ? nullptr : storage_object(tensor, nullptr);
   const bool is_alone =
       object != nullptr && count_holds(tensor, object) == single_holds && is_known_memory(storage, object);
   Py_XDECREF(object);
-  PyErr_Clear();
+  drop_error();
   if (!is_alone) return false;
   const std::uint32_t owners = owners_of_tensor(tensor);
   return owners == 1 || (owners == 2 && other_owner_accumulates(tensor));

@@ -70,6 +70,12 @@ inline Sight look_at(PyObject* tensor) noexcept {
 // Is the tensor's memory its own? No other storage and no other tensor holds it, and it comes from torch's allocator or
 // from a file that is mapped for this process alone. Whoever gets hold of it later does so through torch.
 bool owns_its_memory(PyObject* tensor) noexcept;
+// A storage, and the file under it, may be gone, and another one may lie where it lay: files are asked for anew.
+void forget_files() noexcept;
+// Are its values not simply one after the other in a storage: is it sparse?
+bool is_sparse(PyObject* tensor) noexcept;
+// Where the memory of a storage begins.
+const char* memory_of(const char* storage) noexcept;
 
 // How a tensor's values lie in memory.
 struct Geometry {

@@ -25,6 +25,7 @@ namespace {
 constexpr Kind precisions[] = {Kind::bf16, Kind::f16};
 
 void forget_place(const Entry& entry) {
+  tensor::forget_files();
   const auto place = cache().weights.find(entry.sight.storage);
   if (place != cache().weights.end() && place->second == entry.weight) cache().weights.erase(place);
 }
@@ -55,6 +56,12 @@ PyObject* weak_reference_to(PyObject* weight) {
   Py_XDECREF(address);
   Py_XDECREF(callback);
   return reference;
+}
+
+void distrust(PyObject* weight) {
+  for (const Kind to : precisions) {
+    if (Entry* entry = entry_of(weight, to)) entry->trust = Trust::open;
+  }
 }
 
 // What is made inside of it is an ordinary tensor, in torch's inference mode too.
@@ -165,6 +172,14 @@ bool limit_allows(std::uint64_t bytes) {
   return bytes <= settings.most_bytes && counts.bytes <= settings.most_bytes - bytes;
 }
 
+bool is_pointed_to(const char* storage) {
+  const auto found = cache().pointed_to.find(storage);
+  if (found == cache().pointed_to.end()) return false;
+  if (found->second == tensor::memory_of(storage)) return true;
+  cache().pointed_to.erase(found);
+  return false;
+}
+
 // May a cast of this weight be kept, as things are? Others may run meanwhile.
 bool earn_trust(Entry& entry, PyObject* weight, const Sight& now) {
   if (!now.same_hands(entry.sight) && entry.trust != Trust::open) entry.trust = Trust::open;
@@ -177,8 +192,8 @@ bool earn_trust(Entry& entry, PyObject* weight, const Sight& now) {
   }
   if (entry.trust != Trust::open) return true;
   return now.counter != nullptr && is_time_to_try(entry.refusals) && !cache().too_many_pointers &&
-         !cache().pointed_to.contains(now.storage) && tensor::owns_its_memory(weight) &&
-         denies(tensor::api.is_inference, weight) && denies(tensor::api.is_neg, weight);
+         !is_pointed_to(now.storage) && tensor::owns_its_memory(weight) && denies(tensor::api.is_inference, weight) &&
+         denies(tensor::api.is_neg, weight);
 }
 
 bool is_kept(const Entry& entry) {
@@ -219,11 +234,14 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, const Sight& now) {
   --entry.sight.owners;  // ours goes
   entry.samples = entry.look();
   entry.trust = Trust::sure;
-  entry.refusals = 0;
   entry.quiet_uses = 0;
-  cache().weights[held.storage] = weight;
+  PyObject*& registered = cache().weights[held.storage];
+  // Another weight that lay there, before the insides of the two were swapped, is not told of what happens to it.
+  if (registered != nullptr && registered != weight) distrust(registered);
+  registered = weight;
   if (had_cast) ++counts.refreshes;
   if (entry.has(Form::plain) && entry.is_free()) {
+    entry.refusals = 0;
     write_cast(entry);
     return true;
   }
@@ -233,6 +251,7 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, const Sight& now) {
   PyObject* holder = made == nullptr ? nullptr : tensor::make_holder(made);
   entry.busy = false;
   if (made != nullptr) {
+    entry.refusals = 0;
     entry.hold(made, holder);
     return true;
   }
@@ -340,16 +359,14 @@ void memory_escapes(const char* storage, bool unseen) noexcept {
   constexpr std::size_t most_pointers = 1 << 20;
   if (!settings.on || storage == nullptr) return;
   ++cache().escapes;
+  tensor::forget_files();
   if (unseen) {
     cache().too_many_pointers = cache().too_many_pointers || cache().pointed_to.size() >= most_pointers;
-    if (!cache().too_many_pointers) cache().pointed_to.insert(storage);
+    if (!cache().too_many_pointers) cache().pointed_to[storage] = tensor::memory_of(storage);
   }
   const auto found = cache().weights.find(storage);
   if (found == cache().weights.end()) return;
-  PyObject* weight = found->second;
-  for (const Kind to : precisions) {
-    if (Entry* entry = entry_of(weight, to)) entry->trust = Trust::open;
-  }
+  distrust(found->second);
 }
 
 void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexcept {

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <memory>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 #include "kernels/cast.hpp"
@@ -112,8 +111,9 @@ struct Cache {
   std::unordered_map<Key, std::shared_ptr<Entry>, HashOfKey> entries;
   // Which weight lies in a storage; for those that are trusted.
   std::unordered_map<const char*, PyObject*> weights;
-  // Storages to which somebody took a pointer, and whether there were too many to remember.
-  std::unordered_set<const char*> pointed_to;
+  // Storages to which somebody took a pointer, with where their memory began, and whether there were too many to
+  // remember. One with other memory is another storage, or the pointer is of no use any more.
+  std::unordered_map<const char*, const char*> pointed_to;
   bool too_many_pointers = false;
   // How often somebody got hold of a tensor's memory.
   std::uint64_t escapes = 0;

@@ -22,7 +22,10 @@ WatchedMethod apply;
 WatchedMethod map;
 WatchedMethod map2;
 WatchedMethod set;
+WatchedMethod resize;
+WatchedMethod resize_as;
 WatchedMethod storage_data_ptr;
+WatchedMethod view;
 getter original_data_getter = nullptr;
 
 // Tuples of what the names of modules begin with.
@@ -90,6 +93,16 @@ PyObject* map2_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
   return while_open(self, [&] { return call_with_keywords(map2, self, arguments, keywords); });
 }
 
+PyObject* resize_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
+  tensor_escapes(self, false);
+  return call_with_keywords(resize, self, arguments, keywords);
+}
+
+PyObject* resize_as_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
+  tensor_escapes(self, false);
+  return call_with_keywords(resize_as, self, arguments, keywords);
+}
+
 // Tensor.set_: another tensor's memory may be its source, without that one's version.
 PyObject* set_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arguments); ++i) tensor_escapes(PyTuple_GET_ITEM(arguments, i), false);
@@ -112,6 +125,14 @@ PyObject* storage_data_ptr_stub(PyObject* self, PyObject* none) {
     PyErr_Clear();
   }
   return storage_data_ptr.original(self, none);
+}
+
+// Where inference mode is on, Tensor.view(dtype) makes a tensor that does not share the version.
+PyObject* view_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
+  const bool to_dtype = PyTuple_GET_SIZE(arguments) == 1 ? Py_TYPE(PyTuple_GET_ITEM(arguments, 0)) == tensor::api.dtype
+                                                         : keywords != nullptr;
+  if (to_dtype) tensor_escapes(self, false);
+  return call_with_keywords(view, self, arguments, keywords);
 }
 
 PyObject* data_getter_stub(PyObject* self, void* closure) {
@@ -174,10 +195,29 @@ void stop_watching(WatchedMethod& method) {
   method.definition = nullptr;  // a call under way still needs the original
 }
 
+constexpr int with_keywords = METH_VARARGS | METH_KEYWORDS;
+
+bool check(const Plan& plan) {
+  if (Py_TYPE(plan.object) == &PyMethodDescr_Type &&
+      reinterpret_cast<PyMethodDescrObject*>(plan.object)->d_method->ml_flags == plan.flags) {
+    return true;
+  }
+  PyErr_Format(PyExc_RuntimeError, "habana_mp cannot watch %R: its calling convention is not known", plan.object);
+  return false;
+}
+
 }  // namespace
 
+void watch_views() noexcept {
+  PyObject* method = PyDict_GetItemString(tensor::api.tensor_base->tp_dict, "view");
+  const Plan plan{&view, method, with_keywords, as_function(view_stub)};
+  if (method != nullptr && check(plan)) watch(plan);
+  PyErr_Clear();
+}
+
+void stop_watching_views() noexcept { stop_watching(view); }
+
 bool watch_escapes(const Hatches& hatches) {
-  constexpr int with_keywords = METH_VARARGS | METH_KEYWORDS;
   const Plan plans[] = {
       {&untyped_storage, hatches.untyped_storage, METH_NOARGS, untyped_storage_stub},
       {&numpy, hatches.numpy, with_keywords, as_function(numpy_stub)},
@@ -186,14 +226,16 @@ bool watch_escapes(const Hatches& hatches) {
       {&map, hatches.map, with_keywords, as_function(map_stub)},
       {&map2, hatches.map2, with_keywords, as_function(map2_stub)},
       {&set, hatches.set, with_keywords, as_function(set_stub)},
+      {&resize, hatches.resize, with_keywords, as_function(resize_stub)},
+      {&resize_as, hatches.resize_as, with_keywords, as_function(resize_as_stub)},
       {&storage_data_ptr, hatches.storage_data_ptr, METH_NOARGS, storage_data_ptr_stub},
   };
   for (const Plan& plan : plans) {
-    if (Py_TYPE(plan.object) != &PyMethodDescr_Type ||
-        reinterpret_cast<PyMethodDescrObject*>(plan.object)->d_method->ml_flags != plan.flags) {
-      PyErr_Format(PyExc_RuntimeError, "habana_mp cannot watch %R: its calling convention is not known", plan.object);
-      return false;
-    }
+    if (!check(plan)) return false;
+  }
+  if (view.definition == nullptr) {
+    PyErr_SetString(PyExc_RuntimeError, "habana_mp cannot watch Tensor.view: its calling convention is not known");
+    return false;
   }
   Py_XSETREF(callers.harmless, Py_NewRef(hatches.harmless_callers));
   Py_XSETREF(callers.passing_on, Py_NewRef(hatches.passing_on));
@@ -207,8 +249,10 @@ bool watch_escapes(const Hatches& hatches) {
 }
 
 void stop_watching_escapes() noexcept {
-  for (WatchedMethod* method : {&untyped_storage, &numpy, &data_ptr, &apply, &map, &map2, &set, &storage_data_ptr})
+  for (WatchedMethod* method :
+       {&untyped_storage, &numpy, &data_ptr, &apply, &map, &map2, &set, &resize, &resize_as, &storage_data_ptr}) {
     stop_watching(*method);
+  }
   stop_watching_exchange();
   if (original_data_getter != nullptr) {
     store(&tensor::api.data->get, original_data_getter);

@@ -15,12 +15,18 @@ struct Hatches {
   PyObject* map;               //
   PyObject* map2;              //
   PyObject* set;               // takes the memory of its arguments
+  PyObject* resize;            // these lay out the same values in another order
+  PyObject* resize_as;         //
   PyObject* storage_data_ptr;  // a method of a storage
   // Tuples of what the names of modules begin with: those that take pointers to compare them, and those that take them
   // for whoever called.
   PyObject* harmless_callers;
   PyObject* passing_on;
 };
+
+// Tensor.view, which a list may name too: watched before anything covers it, and until nothing does.
+void watch_views() noexcept;
+void stop_watching_views() noexcept;
 
 // False with a Python exception set when one of them is not what it should be; nothing has changed then.
 bool watch_escapes(const Hatches& hatches);
