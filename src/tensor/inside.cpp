@@ -329,9 +329,7 @@ void bind_inside() noexcept {
 
 bool can_look_inside() noexcept { return found_all; }
 
-bool is_sparse(PyObject* tensor) noexcept {
-  // A tensor with a storage is none. Those of torch.func have none either.
-  if (can_look_inside() && storage_of(tensor) != nullptr) return false;
+bool detail::has_sparse_layout(PyObject* tensor) noexcept {
   PyObject* layout = PyObject_GetAttrString(tensor, "layout");
   const bool is_it = layout != nullptr && layout != api.strided;
   Py_XDECREF(layout);

@@ -53,6 +53,14 @@ inline const char* storage_of(PyObject* tensor) noexcept {
   return implementation == nullptr ? nullptr : load<const char*>(implementation, inside.storage);
 }
 
+namespace detail {
+bool has_sparse_layout(PyObject* tensor) noexcept;
+}
+// A tensor with a storage is none. Those of torch.func have no storage either.
+inline bool is_sparse(PyObject* tensor) noexcept {
+  return (inside.storage == 0 || storage_of(tensor) == nullptr) && detail::has_sparse_layout(tensor);
+}
+
 inline Sight look_at(PyObject* tensor) noexcept {
   Sight sight;
   sight.implementation = detail::implementation_of(tensor);
@@ -72,8 +80,6 @@ inline Sight look_at(PyObject* tensor) noexcept {
 bool owns_its_memory(PyObject* tensor) noexcept;
 // A storage, and the file under it, may be gone, and another one may lie where it lay: files are asked for anew.
 void forget_files() noexcept;
-// Are its values not simply one after the other in a storage: is it sparse?
-bool is_sparse(PyObject* tensor) noexcept;
 // Where the memory of a storage begins.
 const char* memory_of(const char* storage) noexcept;
 
