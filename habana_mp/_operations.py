@@ -66,6 +66,7 @@ SPELLINGS: dict[str, str] = {
     "upsample_trilinear3d upsample_bicubic2d _upsample_nearest_exact1d _upsample_nearest_exact2d "
     "_upsample_nearest_exact3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa",
     "pad": "pad constant_pad_nd",
+    "unfold": "unfold im2col",
     # modules
     "LSTMCell": "lstm_cell",
     "GRUCell": "gru_cell",

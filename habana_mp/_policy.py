@@ -176,6 +176,8 @@ def _resolve(listed: Listed) -> ops.Resolved | None:
     """The operations that a listed name stands for; None, with a warning, for a known name without a meaning here."""
     resolved = ops.resolve(listed.name)
     if resolved is not None:
+        if listed.name not in shipped_names() and all(map(ops.is_in_place, (*resolved.exact, *resolved.family))):
+            warn(f"{listed.where}: `{listed.name}` has no effect: what it writes into keeps its precision (rule 3)")
         return resolved
     if listed.name in ops.EXPLAINED or listed.name in shipped_names():
         why = ops.EXPLAINED.get(listed.name, f"torch {torch.__version__} has no operation of that name")

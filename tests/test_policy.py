@@ -275,6 +275,9 @@ def test_a_name_twice_in_one_list_is_no_conflict(converted: Converter) -> None:
         ("softmax.bogus", "softmax"),
         ("aten.mm.default", "mm"),
         ("lstm_cells.x", "lstm_cell"),
+        ("torch.linalg.inv", "linalg_inv"),
+        ("torch.special.expit", "special_expit"),
+        ("torch.fft.ifft", "fft_ifft"),
     ],
 )
 def test_an_unknown_name_is_refused_with_the_nearest_known(tmp_path: Path, typo: str, meant: str) -> None:
@@ -284,6 +287,25 @@ def test_an_unknown_name_is_refused_with_the_nearest_known(tmp_path: Path, typo:
     assert str(caught.value).startswith(f"{path}:2: ")
     assert f"did you mean `{meant}`?" in str(caught.value)
     assert_torch_is_restored()
+
+
+def test_an_in_place_name_is_warned_about(tmp_path: Path) -> None:
+    path = write_list(tmp_path / "a.txt", ["mm", "add_"])
+    with pytest.warns(HmpWarning, match="`add_` has no effect: what it writes into keeps its precision"):
+        hmp.convert("O1", path)
+
+
+def test_unfold_is_the_one_of_torch_nn_functional_too(converted: Converter) -> None:
+    image = torch.randn(1, 2, 4, 4)
+    converted(bf16=["unfold"])
+    assert F.unfold(image, 2).dtype is BF16
+    assert image.unfold(2, 2, 1).dtype is BF16
+
+
+@pytest.mark.parametrize("wrong", ["torch_cpu", "torch-cpuu"])
+def test_an_unknown_preset_is_refused_with_the_nearest(wrong: str) -> None:
+    with pytest.raises(ValueError, match="did you mean 'torch-cpu'"):
+        hmp.convert(preset=wrong)
 
 
 def test_letters_that_only_look_alike_are_shown_apart(tmp_path: Path) -> None:
