@@ -174,9 +174,10 @@ def _conflict(operation: str, first: Listed, second: Listed) -> str:
 
 def _resolve(listed: Listed) -> ops.Resolved | None:
     """The operations that a listed name stands for; None, with a warning, for a known name without a meaning here."""
-    resolved = ops.resolve(listed.name)
+    resolved, covered = ops.resolve(listed.name), ops.names_with_rules()
     if resolved is not None:
-        if listed.name not in shipped_names() and all(map(ops.is_in_place, (*resolved.exact, *resolved.family))):
+        meant = (*resolved.exact, *resolved.family)
+        if listed.name not in shipped_names() and all(ops.is_in_place(one) and one in covered for one in meant):
             warn(f"{listed.where}: `{listed.name}` has no effect: what it writes into keeps its precision (rule 3)")
         return resolved
     if listed.name in ops.EXPLAINED or listed.name in shipped_names():

@@ -344,6 +344,7 @@ LISTED_IN_PLACE = [
 @pytest.mark.parametrize("name", IN_PLACE)
 @pytest.mark.parametrize("kinds", [(FP32, BF16), (BF16, FP32), (FP32, FP32)], ids=str)
 @pytest.mark.parametrize("listed", ["", "bf16", "fp32"])
+@pytest.mark.filterwarnings("ignore:.*has no effect")
 def test_an_in_place_operation_keeps_dtype_identity_and_storage(
     converted: Converter, name: str, kinds: tuple[torch.dtype, torch.dtype], listed: str
 ) -> None:

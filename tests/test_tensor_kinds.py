@@ -188,6 +188,7 @@ def by_hand(kind: str, call: Callable[[Any], Any], precision: torch.dtype | None
     return attempt(call, made(kind)) if isinstance(result, Exception) else result
 
 
+@pytest.mark.filterwarnings("ignore:.*has no effect")
 @pytest.mark.parametrize("kind", KINDS)
 def test_operations_on_a_kind_of_tensor_are_those_of_casting_by_hand(converted: Converter, kind: str) -> None:
     expected = {name: by_hand(kind, call, precision) for name, (call, precision) in OPERATIONS.items()}

@@ -851,8 +851,11 @@ bool has_number_beyond(Kind precision, const Arguments& arguments) {
   const double limit = tensor::largest(precision);
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
     PyObject* value = arguments.values[i];
-    if (PyFloat_CheckExact(value) && std::abs(PyFloat_AS_DOUBLE(value)) <= limit) continue;
-    if (is_number(value)) return true;
+    if (!is_number(value)) continue;
+    int overflow = 0;
+    const double number = PyFloat_CheckExact(value) ? PyFloat_AS_DOUBLE(value)
+                                                    : static_cast<double>(PyLong_AsLongAndOverflow(value, &overflow));
+    if (overflow != 0 || !(std::abs(number) <= limit)) return true;
   }
   return false;
 }
