@@ -330,9 +330,9 @@ void bind_inside() noexcept {
 bool can_look_inside() noexcept { return found_all; }
 
 bool detail::has_sparse_layout(PyObject* tensor) noexcept {
-  PyObject* layout = PyObject_GetAttrString(tensor, "layout");
-  const bool is_it = layout != nullptr && layout != api.strided;
-  Py_XDECREF(layout);
+  PyObject* order = PyObject_GetAttrString(tensor, "layout");
+  const bool is_it = order != nullptr && order != api.strided;
+  Py_XDECREF(order);
   drop_error();
   return is_it;
 }
