@@ -116,35 +116,18 @@ def _files(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(str(Path(torch.__file__).parent / name) + "/" * name.endswith("/") for name in names)
 
 
-#: Methods of torch.distributed's ProcessGroup that write into their tensors without counting the versions up.
+#: Methods of torch.distributed's ProcessGroup that write into their tensors without counting the versions up; with an
+#: underscore at the end, operators of torch.ops.c10d.
 _SILENT_COLLECTIVES = (
-    *("broadcast", "allreduce", "allreduce_coalesced", "reduce", "recv", "recv_anysource", "gather", "scatter"),
-    *("allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced", "alltoall"),
+    *("broadcast", "allreduce", "allreduce_coalesced", "reduce", "recv", "recv_anysource", "recv_any_source", "gather"),
+    *("scatter", "allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced", "alltoall"),
     *("alltoall_base", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
+    # newer releases
+    *("all_to_all_single", "all_gather_single", "all_gather_single_coalesced", "reduce_scatter_single"),
+    "reduce_scatter_single_coalesced",
 )
-
-
-#: The same as operators, with those of functional collectives.
-_SILENT_OPERATORS = {
-    "c10d": tuple(
-        f"{name}_"
-        for name in (
-            *(
-                "broadcast",
-                "allreduce",
-                "allreduce_coalesced",
-                "reduce",
-                "recv",
-                "recv_any_source",
-                "gather",
-                "scatter",
-            ),
-            *("allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced", "alltoall"),
-            *("alltoall_base", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
-        )
-    ),
-    "_c10d_functional": ("all_reduce_", "all_reduce_coalesced_", "broadcast_", "all_gather_into_tensor_out"),
-}
+#: Operators for the same, which functional collectives consist of.
+_SILENT_FUNCTIONAL = ("all_reduce_", "all_reduce_coalesced_", "broadcast_", "all_gather_into_tensor_out")
 
 
 def _silent_writers() -> Iterator[Any]:
@@ -152,9 +135,11 @@ def _silent_writers() -> Iterator[Any]:
     for place, name in ((torch._C._autograd, "_get_data_attr"), (torch._C, "_set_neg")):
         if hasattr(place, name):
             yield getattr(place, name)
-    for namespace, names in _SILENT_OPERATORS.items():
-        operators = getattr(torch.ops, namespace)
-        yield from (getattr(operators, name)._op for name in names if hasattr(operators, name))
+    collectives = [f"{name}_" for name in _SILENT_COLLECTIVES]
+    for operators, names in ((torch.ops.c10d, collectives), (torch.ops._c10d_functional, _SILENT_FUNCTIONAL)):
+        for name in names:
+            if hasattr(operators, name):
+                yield from _of_operator(getattr(operators, name))
     group = getattr(getattr(torch._C, "_distributed_c10d", None), "ProcessGroup", None)
     for name in _SILENT_COLLECTIVES:
         method = getattr(group, name, None)
@@ -162,12 +147,13 @@ def _silent_writers() -> Iterator[Any]:
             yield getattr(method, "__func__", method)
     for name in ops.SILENT_WRITERS:
         if hasattr(torch, name):
-            operator = getattr(torch.ops.aten, name)
-            yield from (
-                getattr(torch, name),
-                operator._op,
-                *(getattr(operator, one)._op for one in operator.overloads()),
-            )
+            yield getattr(torch, name)
+            yield from _of_operator(getattr(torch.ops.aten, name))
+
+
+def _of_operator(operator: Any) -> Iterator[Any]:
+    yield operator._op
+    yield from (getattr(operator, overload)._op for overload in operator.overloads())
 
 
 def _is_child_process() -> bool:

@@ -15,6 +15,22 @@ from typing import Any, TypeVar
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
+#: What torch.compile leaves on a function that it compiled.
+_OF_COMPILED = ("_torchdynamo", "_is_torch_compile", "_isolate_recompiles_id", "get_compiler_config", "aot_compile")
+
+
+def with_face_of(function: Any) -> Callable[[_F], _F]:
+    """As :func:`functools.wraps`, but a wrapper of a compiled function is none: torch.compile would pass it by."""
+
+    def decorate(wrapper: _F) -> _F:
+        functools.update_wrapper(wrapper, function)
+        for name in [one for one in vars(wrapper) if one.startswith(_OF_COMPILED)]:
+            delattr(wrapper, name)
+        return wrapper
+
+    return decorate
+
+
 class Scope(ABC):
     """It may be nested, entered again, and shared by threads; what was in force before comes back when it is left."""
 
@@ -37,13 +53,13 @@ class Scope(ABC):
         decorated: Any
         if inspect.isgeneratorfunction(function):
 
-            @functools.wraps(function)
+            @with_face_of(function)
             def decorated(*args: Any, **kwargs: Any) -> Any:
                 return (yield from self._between_yields(function(*args, **kwargs)))
 
         elif inspect.isasyncgenfunction(function):
 
-            @functools.wraps(function)
+            @with_face_of(function)
             async def decorated(*args: Any, **kwargs: Any) -> Any:
                 running = function(*args, **kwargs)
                 step = running.__anext__()
@@ -63,13 +79,13 @@ class Scope(ABC):
 
         elif inspect.iscoroutinefunction(function):
 
-            @functools.wraps(function)
+            @with_face_of(function)
             async def decorated(*args: Any, **kwargs: Any) -> Any:
                 return await _as_awaitable(self._between_yields(function(*args, **kwargs)))  # type: ignore[misc]  # as above
 
         else:
 
-            @functools.wraps(function)
+            @with_face_of(function)
             def decorated(*args: Any, **kwargs: Any) -> Any:
                 with self._again():
                     return function(*args, **kwargs)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 import torch
@@ -11,6 +10,7 @@ import torch
 from habana_mp import _core
 from habana_mp._marks import as_autocast
 from habana_mp._policy import PRECISIONS, Ruling
+from habana_mp._scopes import with_face_of
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -49,17 +49,19 @@ def op_wrap(function: Any = None, to: str | torch.dtype = "bf16") -> Any:
     operation = getattr(function, "__name__", type(function).__name__)
     engine = _core.Function(_call, function, operation, _RULINGS[name].rule(""))
 
-    def precisions(tensors: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Of (dtype, device type) of the arguments the dtypes to come; None where nothing is cast."""
+    def precisions(args: tuple[Any, ...], names: tuple[str, ...]) -> tuple[Any, ...] | None:
+        """The dtypes to come, of described arguments, the last of them by these names; None where nothing is cast."""
         if not _core.lists_speak_here():
             return None
-        like = [one and torch.empty(0, dtype=one[0], device=one[1]) for one in tensors]
-        return tuple(value if value is None else value.dtype for value in engine.call((_as_they_are, *like), {}))
+        given = [_like(one) for one in args]
+        count = len(args) - len(names)
+        got = engine.call((_as_they_are, *given[:count]), dict(zip(names, given[count:], strict=True)))
+        return tuple(map(_change, given, got))
 
     # torch.compile calls it when it compiles, and takes what it returns for a constant.
     precisions._dynamo_marked_constant = True  # type: ignore[attr-defined]  # Dynamo looks for it
 
-    @functools.wraps(function)
+    @with_face_of(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
             return _call_in_graph(function, precisions, args, kwargs)
@@ -75,33 +77,55 @@ def _call(function: Any, /, *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
-def _as_they_are(*values: Any) -> tuple[Any, ...]:
-    return values
+def _as_they_are(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    return (*args, *kwargs.values())
+
+
+# ---- the same in words that torch.compile can read -------------------------------------------------------------------
 
 
 def _call_in_graph(function: Any, precisions: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The same in words that torch.compile can read."""
     values = (*args, *kwargs.values())
-    found = precisions(tuple([_described(one) for value in values for one in _members(value)]))
-    if found is None:
+    changes = precisions(tuple([_described(value) for value in values]), tuple(kwargs))
+    if changes is None:
         return function(*args, **kwargs)
-    dtypes = iter(found)
-    cast = [_with_members_cast(value, dtypes) for value in values]
+    cast = [_changed(value, change) for value, change in zip(values, changes, strict=True)]
     with as_autocast(_number_of_silence()):
         return function(*cast[: len(args)], **dict(zip(kwargs, cast[len(args) :], strict=True)))
 
 
-def _members(value: Any) -> Any:
-    return value if type(value) in (list, tuple) else (value,)
-
-
 def _described(value: Any) -> Any:
-    return (value.dtype, value.device.type) if isinstance(value, torch.Tensor) else None
+    """What of an argument the core decides by, in constants: see :func:`_like`."""
+    if isinstance(value, torch.Tensor):
+        return ("tensor", value.dtype, value.device.type)
+    if type(value) in (list, tuple):
+        return ("sequence", *[_described(one) for one in value])
+    if value is None or isinstance(value, torch.dtype):
+        return value
+    return 0 if type(value) in (int, float) else ""
 
 
-def _with_members_cast(value: Any, dtypes: Iterator[Any]) -> Any:
-    members = [one if dtype is None else one.to(dtype) for one, dtype in zip(_members(value), dtypes, strict=False)]
-    return type(value)(members) if type(value) in (list, tuple) else members[0]
+def _like(described: Any) -> Any:
+    """An argument of that description."""
+    if not isinstance(described, tuple):
+        return described
+    kind, *rest = described
+    return torch.empty(0, dtype=rest[0], device=rest[1]) if kind == "tensor" else tuple(map(_like, rest))
+
+
+def _change(given: Any, got: Any) -> Any:
+    """The dtype to which a tensor was cast, and a tuple of that for a sequence; None where nothing was."""
+    if given is got:
+        return None
+    return tuple(map(_change, given, got)) if isinstance(given, tuple) else got.dtype
+
+
+def _changed(value: Any, change: Any) -> Any:
+    if change is None:
+        return value
+    if isinstance(change, tuple):
+        return type(value)([_changed(one, its) for one, its in zip(value, change, strict=True)])
+    return value.to(change)
 
 
 def _number_of_silence() -> int:

@@ -72,6 +72,25 @@ class FrameWalk {
     return first;
   }
 
+  // Is this one of the variables that the code's function took from around it? Also where there are none to tell.
+  bool encloses(PyObject* object) const {
+    auto* code = reinterpret_cast<PyCodeObject*>(this->code());
+#if PY_VERSION_HEX >= 0x030B0000
+    PyObject* names = PyCode_GetFreevars(code);
+#else
+    PyObject* names = Py_NewRef(code->co_freevars);
+#endif
+    bool found = names != nullptr && PyTuple_GET_SIZE(names) == 0;
+    for (Py_ssize_t i = 0; names != nullptr && !found && i < PyTuple_GET_SIZE(names); ++i) {
+      PyObject* value = variable(PyTuple_GET_ITEM(names, i));
+      found = value == object;
+      Py_XDECREF(value);
+    }
+    Py_XDECREF(names);
+    PyErr_Clear();
+    return found;
+  }
+
   // A variable of the code, a new reference; null, with an exception set, where it has no value.
   PyObject* variable(PyObject* name) const {
 #if PY_VERSION_HEX >= 0x030C0000

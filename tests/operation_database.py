@@ -143,6 +143,10 @@ def _may_stay_float32(castable: ops.Castable, where: int | str) -> bool:
     return where in (*castable.raised, *castable.off_cpu, *castable.raised_keywords, *castable.off_cpu_keywords)
 
 
+def _is_sparse(tensor: torch.Tensor) -> bool:
+    return tensor.layout is not torch.strided
+
+
 def cast_by_hand(op: Any, call: Call) -> Call:
     """What the rules make of a call that no list decides."""
     operation = operation_of(op)
@@ -157,7 +161,7 @@ def cast_by_hand(op: Any, call: Call) -> Call:
         return call
     if ruling.action == "widest":
         target = FP32 if FP32 in dtypes else BF16
-    elif ruling.action == "precision":
+    elif ruling.action == "precision" or (operation in ops.PRODUCTS and any(_is_sparse(one) for one, _ in eligible)):
         target = FP32
     else:
         target = dtypes[0]

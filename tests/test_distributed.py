@@ -33,7 +33,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from habana_mp import hmp
+from habana_mp import _places, hmp
 
 BF16, FP32 = torch.bfloat16, torch.float32
 STEPS, RATE = 3, 1e-2
@@ -654,3 +654,38 @@ def test_training_from_workers_with_the_log_on_neither_blocks_nor_differs(start:
     assert_same(weights(model), expected)
     hmp.restore()
     assert all(json.loads(line) for line in path.read_text().splitlines())
+
+
+#: Methods of ProcessGroup that write into no tensor that they are given.
+HARMLESS = {
+    *(
+        "BackendType",
+        "CUSTOM",
+        "GLOO",
+        "MPI",
+        "NCCL",
+        "UCC",
+        "UNDEFINED",
+        "XCCL",
+        "abort",
+        "barrier",
+        "bound_device_id",
+    ),
+    *(
+        "boxed",
+        "get_group_store",
+        "group_desc",
+        "group_name",
+        "merge_remote_group",
+        "monitored_barrier",
+        "name",
+        "rank",
+    ),
+    *("send", "set_timeout", "shutdown", "size", "split_group", "unbox", "use_pg_for_symm_mem_rendezvous"),
+}
+
+
+def test_every_collective_that_this_torch_has_is_watched() -> None:
+    known = HARMLESS | set(_places._SILENT_COLLECTIVES)
+    public = {name for name in dir(torch.distributed.ProcessGroup) if not name.startswith("_")}
+    assert public <= known, "does it write into its tensors?"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -193,7 +194,9 @@ def test_what_makes_weights_of_weights_is_exact(name: str, options: dict[str, st
 
 
 def test_the_functions_that_make_state_exist_in_this_torch() -> None:
-    for name, functions in (_exchanged.STATE | _exchanged.FLOAT32_ONLY | _exchanged.EXCHANGES_TENSORS).items():
+    tables = (_exchanged.STATE, _exchanged.SCALED_STEPS, _exchanged.FLOAT32_ONLY, _exchanged.EXCHANGES_TENSORS)
+    everything = [*itertools.chain(*(table.items() for table in tables)), *_exchanged.FOR_NUMPY.items()]
+    for name, functions in [*everything, *_exchanged.PROTECTS.items()]:
         module = importlib.import_module(name)
         for one in functions:
             assert list(_exchanged.functions_of(module, (one,))), f"{name}.{one}"

@@ -122,9 +122,15 @@ struct Reading {
   }
 };
 
+// May this sequence be exchanged for a plain list or tuple? A user's own function may want its class (a named tuple's).
+bool may_exchange(const Rule& rule, PyObject* sequence) {
+  return rule.reason != Reason::op_wrap || PyList_CheckExact(sequence) || PyTuple_CheckExact(sequence);
+}
+
 // The kinds of the tensors in a list or tuple. Lists of numbers, by far the most, are seen through at their first item.
-Kinds read_sequence(PyObject* sequence, Reading& reading, int depth) {
+Kinds read_sequence(const Rule& rule, PyObject* sequence, Reading& reading, int depth) {
   Kinds seen = 0;
+  if (!may_exchange(rule, sequence)) return seen;
   const bool is_tuple = PyTuple_Check(sequence);
   const auto size = [&] { return is_tuple ? PyTuple_GET_SIZE(sequence) : PyList_GET_SIZE(sequence); };
   // Reading a subclass's dtype can run Python code, so the size is asked again each time and the item is held.
@@ -134,7 +140,7 @@ Kinds read_sequence(PyObject* sequence, Reading& reading, int depth) {
     Py_INCREF(item);
     const Kind kind = tensor::kind_of(item);
     if (kind == Kind::sequence) {
-      if (depth < deepest_sequence) seen |= read_sequence(item, reading, depth + 1);
+      if (depth < deepest_sequence) seen |= read_sequence(rule, item, reading, depth + 1);
     } else if (kind != Kind::dtype) {
       seen |= bit(kind);
       reading.note(kind);
@@ -161,7 +167,7 @@ void read(const Rule& rule, const Arguments& arguments, Reading& reading) {
     if (rule.may_cast(i)) [[likely]] {
       kind = tensor::kind_of(arguments.values[i]);
       if (kind == Kind::sequence) {
-        if ((read_sequence(arguments.values[i], reading, 0) & floating) == 0) kind = Kind::other;
+        if ((read_sequence(rule, arguments.values[i], reading, 0) & floating) == 0) kind = Kind::other;
       } else if (kind == Kind::dtype) {
         reading.explicit_dtype = true;
       } else {
@@ -185,7 +191,7 @@ void read(const Rule& rule, const Arguments& arguments, Reading& reading) {
       } else {
         kind = tensor::kind_of(value);
         if (kind == Kind::sequence) {
-          if ((read_sequence(value, reading, 0) & floating) == 0) kind = Kind::other;
+          if ((read_sequence(rule, value, reading, 0) & floating) == 0) kind = Kind::other;
         } else if (kind == Kind::dtype) {
           reading.explicit_dtype = true;
         } else {
@@ -312,7 +318,8 @@ void let_go(PyObject* value, bool for_now) {
   }
 }
 
-// A new list or tuple with its tensors cast; another one's class (a named tuple, say) is not kept, no operation asks.
+// A new list or tuple with its tensors cast, where there is anything to cast; another one's class (a named tuple, say)
+// is not kept, no operation asks.
 PyObject* cast_sequence(const Rule& rule, PyObject* sequence, Kind to, Tally& tally, int depth) {
   // Not by iterating: torch does not either, and a subclass may do anything there.
   PyObject* items =
@@ -321,12 +328,14 @@ PyObject* cast_sequence(const Rule& rule, PyObject* sequence, Kind to, Tally& ta
   const bool may_reuse_memory = std::exchange(tally.may_reuse_memory, false);  // the list holds what it is given
   const Py_ssize_t size = PyTuple_GET_SIZE(items);
   PyObject* made = PyTuple_Check(sequence) ? PyTuple_New(size) : PyList_New(size);
+  bool is_another = false;
   for (Py_ssize_t i = 0; made != nullptr && i < size; ++i) {
     PyObject* item = PyTuple_GET_ITEM(items, i);
     const Kind kind = tensor::kind_of(item);
-    PyObject* value = kind == Kind::sequence && depth < deepest_sequence
+    PyObject* value = kind == Kind::sequence && depth < deepest_sequence && may_exchange(rule, item)
                           ? cast_sequence(rule, item, to, tally, depth + 1)
                           : cast_item(rule, item, kind, to, tally);
+    is_another = is_another || value != item;
     if (value == nullptr) {
       Py_CLEAR(made);
     } else if (PyTuple_Check(made)) {
@@ -337,7 +346,9 @@ PyObject* cast_sequence(const Rule& rule, PyObject* sequence, Kind to, Tally& ta
   }
   tally.may_reuse_memory = may_reuse_memory;
   Py_DECREF(items);
-  return made;
+  if (made == nullptr || is_another) return made;
+  Py_DECREF(made);
+  return Py_NewRef(sequence);
 }
 
 // Rule 9: a Python number that float32 holds and the lower precision does not.
@@ -951,6 +962,9 @@ PyObject* call_original(Target& target, const Arguments& arguments) {
   read(rule, arguments, reading);
   const Plan plan = decide(rule, reading);
   if (must_cast(plan, reading)) return answer_with_casts(target, rule, arguments, reading, plan);
+  if (rule.is_product && tensor::is_lower(plan.to) && holds_sparse_tensor(arguments, reading)) [[unlikely]] {
+    return answer_with_casts(target, rule, arguments, reading, plan);
+  }
   if (rule.saturate && plan.to != Kind::other && plan.to != Kind::f32 && has_number_beyond(plan.to, arguments)) {
     return answer_with_casts(target, rule, arguments, reading, plan);
   }

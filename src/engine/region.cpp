@@ -93,15 +93,14 @@ void switch_mark(bool on) noexcept {
 void write_mark(std::uint64_t from, std::uint64_t to) noexcept {
   if (mark.dtypes == nullptr) return;
   // With autocast off Dynamo does not look at the dtype.
-  const bool is_switched = (from != 0) != (to != 0);
   if (!dtype_numbers.empty()) {
-    if (is_switched) switch_mark(to != 0);
+    if (mark_flag.is_on() != (to != 0)) switch_mark(to != 0);
     mark_dtype.set(mark.device, dtype_numbers[static_cast<std::size_t>(to)]);
     return;
   }
   marking = true;
   const Region entering = thread_state.entering;  // the calls are watched
-  if (is_switched) switch_mark(to != 0);
+  if ((from != 0) != (to != 0)) switch_mark(to != 0);
   call_with_device(mark.set_autocast_dtype, PyTuple_GET_ITEM(mark.dtypes, static_cast<Py_ssize_t>(to)));
   thread_state.entering = entering;
   marking = false;

@@ -18,7 +18,7 @@ namespace habana_mp::engine {
 // A module that is being constructed. It is held weakly: a mark that outlives the construction must not keep a model
 // alive.
 struct Construction {
-  PyObject* codes;   // a list: the code of each __init__ of its classes
+  PyObject* codes;   // a list: of each __init__ of its classes the code, and the function that it wraps or None
   PyObject* module;  // a weak reference
 };
 
@@ -53,27 +53,34 @@ bool is_among(PyObject* code, PyObject* codes) {
   return false;
 }
 
-bool holds(PyObject* codes, PyObject* code) {
+// The pair with this code, borrowed, or null.
+PyObject* pair_of(PyObject* codes, PyObject* code) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(codes); ++i) {
-    if (PyList_GET_ITEM(codes, i) == code) return true;
+    PyObject* pair = PyList_GET_ITEM(codes, i);
+    if (PyTuple_GET_ITEM(pair, 0) == code) return pair;
   }
-  return false;
+  return nullptr;
 }
 
-// The code of every __init__ that constructs an object of this class, decorated or not. Null with an exception set.
+// Of every __init__ that constructs an object of this class, decorated or not, the code and what it wraps. Null with an
+// exception set.
 PyObject* init_codes(PyTypeObject* type) {
   PyObject* codes = PyList_New(0);
   PyObject* classes = type->tp_mro;
   for (Py_ssize_t i = 0; codes != nullptr && i < PyTuple_GET_SIZE(classes); ++i) {
     PyObject* names = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(classes, i))->tp_dict;
     PyObject* init = names == nullptr ? nullptr : PyDict_GetItemString(names, "__init__");
-    while (init != nullptr && PyFunction_Check(init) && !holds(codes, PyFunction_GET_CODE(init))) {
-      if (PyList_Append(codes, PyFunction_GET_CODE(init)) < 0) {
+    while (init != nullptr && PyFunction_Check(init) && pair_of(codes, PyFunction_GET_CODE(init)) == nullptr) {
+      PyObject* attributes = reinterpret_cast<PyFunctionObject*>(init)->func_dict;
+      PyObject* wrapped = attributes == nullptr ? nullptr : PyDict_GetItemString(attributes, "__wrapped__");
+      PyObject* pair = PyTuple_Pack(2, PyFunction_GET_CODE(init), wrapped == nullptr ? Py_None : wrapped);
+      const bool is_added = pair != nullptr && PyList_Append(codes, pair) == 0;
+      Py_XDECREF(pair);
+      if (!is_added) {
         Py_CLEAR(codes);
         break;
       }
-      PyObject* attributes = reinterpret_cast<PyFunctionObject*>(init)->func_dict;
-      init = attributes == nullptr ? nullptr : PyDict_GetItemString(attributes, "__wrapped__");
+      init = wrapped;
     }
   }
   return codes;
@@ -96,9 +103,13 @@ bool is_running(const Construction& construction) {
   PyObject* module = module_of(construction);
   if (module == nullptr) return false;
   for (FrameWalk walk; walk; walk.outwards()) {
-    if (!holds(construction.codes, walk.code())) continue;
-    // Asking a frame for its variables would undo what a debugger has changed in it.
-    if (walk.is_traced() || walk.first_parameter() == module) return true;
+    PyObject* pair = pair_of(construction.codes, walk.code());
+    if (pair == nullptr) continue;
+    // A decorator may wrap other methods with the same code. And asking a frame for its variables would undo what a
+    // debugger has changed in it.
+    PyObject* wrapped = PyTuple_GET_ITEM(pair, 1);
+    const bool is_init = wrapped == Py_None || (!walk.is_traced() && walk.encloses(wrapped));
+    if (is_init && (walk.is_traced() || walk.first_parameter() == module)) return true;
   }
   return false;
 }
@@ -261,6 +272,7 @@ void forget_regions() noexcept {
   if (state.installation == current_installation) {
     while (state.regions != 0) region_is_left();
   }
+  if (state.silent) end_silence(0);  // torch.compile's code would not be heard when it ends
   ++current_installation;
 }
 
