@@ -53,6 +53,11 @@ def read_list(path: str | os.PathLike[str], *, source: str | None = None) -> tup
     return parse_list(_read(path, source), source)
 
 
+def given_list(path: str | os.PathLike[str] | None) -> tuple[Listed, ...] | None:
+    """The list of a file that may be left out, by None or an empty path."""
+    return None if path is None or path == "" else read_list(path)
+
+
 def parse_list(text: str, source: str) -> tuple[Listed, ...]:
     """The names in the text of a list; ``source`` is what errors call it."""
     listed = []

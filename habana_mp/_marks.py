@@ -7,9 +7,14 @@ Dynamo guards on the autocast dtype of each type for which autocast is on, and k
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch
 
 from habana_mp import _core
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def _mark() -> str:
@@ -43,10 +48,13 @@ def as_autocast(number: int) -> torch.autocast:
     return torch.autocast(MARK, dtype=MARK_DTYPES[number], enabled=False)
 
 
+def constant_in_graph(function: _F) -> _F:
+    """torch.compile calls this function when it compiles, and takes what it returns for a constant."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # Dynamo looks for it
+    return function
+
+
+@constant_in_graph
 def lists_speak() -> bool:
     """Are casts on in this thread, and are there lists? For code that torch.compile may read."""
     return _core.lists_speak_here()
-
-
-# torch.compile calls it when it compiles, and takes what it returns for a constant.
-lists_speak._dynamo_marked_constant = True  # type: ignore[attr-defined]  # Dynamo looks for it

@@ -16,8 +16,8 @@ from habana_mp._compiled import OwnCode
 from habana_mp._disable import CastsOff, disable_casts
 from habana_mp._errors import warn
 from habana_mp._install import installation
-from habana_mp._lists import Listed, read_list
-from habana_mp._marks import as_autocast
+from habana_mp._lists import Listed, given_list, read_list
+from habana_mp._marks import as_autocast, constant_in_graph
 from habana_mp._policy import PRECISIONS, policy_from_lists
 from habana_mp._presets import preset_named, with_own
 from habana_mp._scopes import Scope
@@ -105,8 +105,7 @@ def autocast(
         RuntimeError: a device type that torch does not know.
         OSError: a list file that cannot be read.
     """
-    lower_path, fp32_path = ("" if path is None else path for path in (bf16_file_path, fp32_file_path))
-    number = _number(device_type, dtype, enabled, cache_enabled, preset, lower_path, fp32_path)
+    number = _number(device_type, dtype, enabled, cache_enabled, preset, bf16_file_path, fp32_file_path)
     if torch.compiler.is_compiling():
         in_graph: Any = _in_graph(number)
         return in_graph  # type: ignore[no-any-return]  # torch.autocast, which does the same
@@ -168,6 +167,7 @@ def _in_graph(number: int) -> AbstractContextManager[Any]:
     return disable_casts() if number == _ISLAND else as_autocast(_ready(number))
 
 
+@constant_in_graph
 def _ready(number: int) -> int:
     """The same number, of a region that can be entered."""
     if not _core.region_is_put_in(number):
@@ -175,19 +175,19 @@ def _ready(number: int) -> int:
     return number
 
 
+@constant_in_graph
 def _number(
     device_type: str,
     dtype: torch.dtype | None,
     enabled: bool,
     cache_enabled: bool | None,
     preset: str | None,
-    lower_path: _Path,
-    fp32_path: _Path,
+    lower_path: _Path | None,
+    fp32_path: _Path | None,
 ) -> int:
     """The number of a region with these arguments."""
-    if lower_path != "" or fp32_path != "":
-        lower = read_list(lower_path) if lower_path != "" else None
-        fp32 = read_list(fp32_path) if fp32_path != "" else None
+    lower, fp32 = given_list(lower_path), given_list(fp32_path)
+    if lower is not None or fp32 is not None:
         return _find_number(device_type, dtype, enabled, cache_enabled, preset, lower, fp32)
     asked = (device_type, dtype, enabled, cache_enabled, preset)
     number = installation.numbers.get(asked)
@@ -244,10 +244,7 @@ def _find_number(
     return _ready(_made(_Request(device_type, dtype, name, lower, fp32, cache_enabled is not False)))
 
 
-# torch.compile calls these when it compiles, and takes what they return for a constant.
-_number._dynamo_marked_constant = True  # type: ignore[attr-defined]  # Dynamo looks for it
-_ready._dynamo_marked_constant = True  # type: ignore[attr-defined]  # Dynamo looks for it
-# And it does not look into a region that was made outside of compiled code.
+# torch.compile does not look into a region that was made outside of compiled code.
 OwnCode.functions += [Region.__enter__, Region.__exit__, CastsOff.__enter__, CastsOff.__exit__]
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 import torch
 
 from habana_mp import _core
-from habana_mp._marks import as_autocast
+from habana_mp._marks import as_autocast, constant_in_graph
 from habana_mp._policy import PRECISIONS, Ruling
 from habana_mp._scopes import with_face_of
 
@@ -49,6 +49,7 @@ def op_wrap(function: Any = None, to: str | torch.dtype = "bf16") -> Any:
     operation = getattr(function, "__name__", type(function).__name__)
     engine = _core.Function(_call, function, operation, _RULINGS[name].rule(""))
 
+    @constant_in_graph
     def precisions(args: tuple[Any, ...], names: tuple[str, ...]) -> tuple[Any, ...] | None:
         """The dtypes to come, of described arguments, the last of them by these names; None where nothing is cast."""
         if not _core.lists_speak_here():
@@ -57,9 +58,6 @@ def op_wrap(function: Any = None, to: str | torch.dtype = "bf16") -> Any:
         count = len(args) - len(names)
         got = engine.call((_as_they_are, *given[:count]), dict(zip(names, given[count:], strict=True)))
         return tuple(map(_change, given, got))
-
-    # torch.compile calls it when it compiles, and takes what it returns for a constant.
-    precisions._dynamo_marked_constant = True  # type: ignore[attr-defined]  # Dynamo looks for it
 
     @with_face_of(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -128,8 +126,6 @@ def _changed(value: Any, change: Any) -> Any:
     return value.to(change)
 
 
+@constant_in_graph
 def _number_of_silence() -> int:
     return _core.number_of_silence()
-
-
-_number_of_silence._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as above

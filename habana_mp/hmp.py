@@ -24,7 +24,7 @@ from habana_mp._custom import custom_bwd, custom_fwd
 from habana_mp._disable import disable_casts
 from habana_mp._errors import HmpWarning, ListError, warn
 from habana_mp._install import installation
-from habana_mp._lists import Listed, read_list
+from habana_mp._lists import given_list
 from habana_mp._log import close_log, open_log
 from habana_mp._policy import PRECISIONS, Policy
 from habana_mp._presets import preset_named, with_own
@@ -157,15 +157,11 @@ def _make_policy(
     lower = PRECISIONS[dtype]
     if opt_level == "O1":
         lists = preset_named("hmp-default" if preset is None else preset)
-        lists, own = with_own(lists, _read(lower_path), _read(fp32_path))
+        lists, own = with_own(lists, given_list(lower_path), given_list(fp32_path))
         return _policy.policy_from_lists(lists, lower, own)
     if lower_path or fp32_path or preset:
         warn(f'the lists are ignored: opt_level="{opt_level}" does not use them')
     return _policy.policy_o2(lower) if opt_level == "O2" else Policy(lower=lower)
-
-
-def _read(path: _Path | None) -> tuple[Listed, ...] | None:
-    return None if path is None or path == "" else read_list(path)
 
 
 def restore() -> None:

@@ -65,9 +65,10 @@ PyObject* untyped_storage_stub(PyObject* self, PyObject* none) {
   return untyped_storage.original(self, none);
 }
 
-PyObject* numpy_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
+template <const WatchedMethod& method>
+PyObject* escaping_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
   tensor_escapes(self, false);
-  return call_with_keywords(numpy, self, arguments, keywords);
+  return call_with_keywords(method, self, arguments, keywords);
 }
 
 // What writes runs Python code itself: nothing that is kept meanwhile holds.
@@ -91,16 +92,6 @@ PyObject* map_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
 
 PyObject* map2_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
   return while_open(self, [&] { return call_with_keywords(map2, self, arguments, keywords); });
-}
-
-PyObject* resize_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
-  tensor_escapes(self, false);
-  return call_with_keywords(resize, self, arguments, keywords);
-}
-
-PyObject* resize_as_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
-  tensor_escapes(self, false);
-  return call_with_keywords(resize_as, self, arguments, keywords);
 }
 
 // Tensor.set_: another tensor's memory may be its source, without that one's version.
@@ -220,14 +211,14 @@ void stop_watching_views() noexcept { stop_watching(view); }
 bool watch_escapes(const Hatches& hatches) {
   const Plan plans[] = {
       {&untyped_storage, hatches.untyped_storage, METH_NOARGS, untyped_storage_stub},
-      {&numpy, hatches.numpy, with_keywords, as_function(numpy_stub)},
+      {&numpy, hatches.numpy, with_keywords, as_function(escaping_stub<numpy>)},
       {&data_ptr, hatches.data_ptr, METH_NOARGS, data_ptr_stub},
       {&apply, hatches.apply, METH_O, apply_stub},
       {&map, hatches.map, with_keywords, as_function(map_stub)},
       {&map2, hatches.map2, with_keywords, as_function(map2_stub)},
       {&set, hatches.set, with_keywords, as_function(set_stub)},
-      {&resize, hatches.resize, with_keywords, as_function(resize_stub)},
-      {&resize_as, hatches.resize_as, with_keywords, as_function(resize_as_stub)},
+      {&resize, hatches.resize, with_keywords, as_function(escaping_stub<resize>)},
+      {&resize_as, hatches.resize_as, with_keywords, as_function(escaping_stub<resize_as>)},
       {&storage_data_ptr, hatches.storage_data_ptr, METH_NOARGS, storage_data_ptr_stub},
   };
   for (const Plan& plan : plans) {
