@@ -27,6 +27,7 @@ class Listed:
     name: str
     source: str
     line: int
+    shipped: bool = False
 
     @property
     def where(self) -> str:

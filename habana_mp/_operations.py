@@ -466,8 +466,13 @@ def _of_operator(name: str) -> Iterator[Builtin]:
     place = f"torch.ops.{name.replace('::', '.')}"
     yield Builtin(place, operator._op, operator)
     # ATen's overloads are torch's own way from one layer to the next; nobody else calls them.
-    for overload in () if name.startswith(_ATEN) else operator.overloads():
-        yield Builtin(f"{place}.{overload}", getattr(operator, overload)._op, getattr(operator, overload))
+    for overload_name in () if name.startswith(_ATEN) else operator.overloads():
+        overload = getattr(operator, overload_name)
+        yield Builtin(f"{place}.{overload_name}", overload._op, overload)
+        # Where torch 2.15 has something shorter for an operator written in Python, this is called at times.
+        dispatched = getattr(overload, "_cpp_dispatch_handle", overload._op)
+        if dispatched is not overload._op:
+            yield Builtin(f"{place}.{overload_name}", dispatched, overload)
 
 
 @_cached_by_name

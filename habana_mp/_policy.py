@@ -173,13 +173,18 @@ def _conflict(operation: str, first: Listed, second: Listed) -> str:
 
 
 def _resolve(listed: Listed) -> ops.Resolved | None:
-    """The operations that a listed name stands for; None, with a warning, for a known name without a meaning here."""
+    """The operations that a listed name stands for; None for a known name without a meaning here.
+
+    That is warned about, but not where a preset names an operation that this torch lacks: its releases differ in some,
+    and who asked for the preset can do nothing about it."""
     resolved, covered = ops.resolve(listed.name), ops.names_with_rules()
     if resolved is not None:
         meant = (*resolved.exact, *resolved.family)
         if listed.name not in shipped_names() and all(ops.is_in_place(one) and one in covered for one in meant):
             warn(f"{listed.where}: `{listed.name}` has no effect: what it writes into keeps its precision (rule 3)")
         return resolved
+    if listed.shipped and listed.name not in ops.EXPLAINED:
+        return None
     if listed.name in ops.EXPLAINED or listed.name in shipped_names():
         why = ops.EXPLAINED.get(listed.name, f"torch {torch.__version__} has no operation of that name")
         warn(f"{listed.where}: `{listed.name}` has no effect: {why}")

@@ -62,14 +62,14 @@ _SILENT = {"pytorch", "habana", "benchmarks", "implementations", "training", "co
 def _file(name: str) -> tuple[Listed, ...]:
     if not name:
         return ()
-    return tuple(Listed(one.name, f"{name}.txt", one.line) for one in read_list(DIRECTORY / f"{name}.txt"))
+    return tuple(Listed(one.name, f"{name}.txt", one.line, shipped=True) for one in read_list(DIRECTORY / f"{name}.txt"))
 
 
 def _shipped(name: str) -> Preset:
     description, *files = _FILES[name]
     lists = [_file(file) for file in files]
     for index, more in enumerate(_UNDOCUMENTED.get(name, ())):
-        lists[index] += tuple(Listed(one, f"the preset {name}", 0) for one in more.split())
+        lists[index] += tuple(Listed(one, f"the preset {name}", 0, shipped=True) for one in more.split())
     return Preset(name, description, *lists)
 
 
@@ -97,7 +97,7 @@ def _model_list(entry: dict[str, Any]) -> _ModelList:
     folder, _, file = entry["model"].rpartition("/")
     stem = file.removesuffix(".txt").removeprefix(f"ops_{entry['kind']}").lstrip("_")
     first, _, last = entry["releases"].partition("..")
-    listed = tuple(Listed(name, entry["model"], 0) for name in entry["ops"])
+    listed = tuple(Listed(name, entry["model"], 0, shipped=True) for name in entry["ops"])
     return _ModelList(folder, stem, entry["kind"], _version(first), _version(last), listed)
 
 

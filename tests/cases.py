@@ -402,7 +402,9 @@ for _name in ("fft", "fft2", "fftn", "hfft", "ifft", "ifft2", "ifftn", "ihfft", 
     case(f"fft_{_name}", (M,), fft=getattr(torch.fft, _name))
 for _name in ("rfft", "rfft2", "rfftn"):
     case(f"fft_{_name}", (M,), fft=getattr(torch.fft, _name))
-case("cholesky", (P,), torch=torch._C._VariableFunctions.cholesky, tensor=torch.Tensor.cholesky)
+if hasattr(torch._C._VariableFunctions, "cholesky"):  # both are gone from torch 2.15
+    case("cholesky", (P,), torch=torch._C._VariableFunctions.cholesky, tensor=torch.Tensor.cholesky)
+    case("qr", (P,), torch=torch._C._VariableFunctions.qr)
 case("cholesky_inverse", (P,), torch=torch.cholesky_inverse)
 case("cholesky_solve", (M, P), torch=torch.cholesky_solve)
 case("geqrf", (M,), torch=torch.geqrf)
@@ -412,7 +414,6 @@ case("_lu_with_info", (P,), torch=torch._C._VariableFunctions._lu_with_info)
 case("orgqr", (M, V), torch=torch.orgqr)
 case("ormqr", (M, V, N), torch=torch.ormqr)
 case("pinverse", (P,), torch=torch.pinverse)
-case("qr", (P,), torch=torch._C._VariableFunctions.qr)
 case("quantile", (M,), torch=lambda x: torch.quantile(x, 0.5))
 case("nanquantile", (M,), torch=lambda x: torch.nanquantile(x, 0.5))
 case("nuclear_norm", (P,), torch=torch.nuclear_norm)

@@ -412,6 +412,17 @@ def test_a_known_name_without_a_meaning_here_is_taken_with_one_warning(tmp_path:
     assert torch.exp(MATRIX).dtype is BF16
 
 
+def test_an_operation_that_this_torch_lacks_is_told_to_whoever_can_change_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolve = _operations.resolve
+    monkeypatch.setattr(_operations, "resolve", lambda name: None if name == "svd" else resolve(name))
+    assert warned_by_convert(preset="torch-cpu") == []
+    path, empty = write_list(tmp_path / "a.txt", []), write_list(tmp_path / "b.txt", ["svd"])
+    told = f"{empty}:1: `svd` has no effect: torch {torch.__version__} has no operation of that name"
+    assert warned_by_convert("O1", path, empty) == [told]
+
+
 def test_a_name_without_a_meaning_that_stands_twice_is_warned_about_once(tmp_path: Path) -> None:
     path, empty = write_list(tmp_path / "a.txt", ["embedding_bag_sum_fwd"] * 3), write_list(tmp_path / "b.txt", [])
     assert len(warned_by_convert("O1", path, empty)) == 1

@@ -527,6 +527,17 @@ def test_one_float64_among_the_inputs_leaves_the_call_to_torch(converted: Conver
         torch.mm(M, M.double())
 
 
+COMPLEX = {one for one in vars(torch).values() if isinstance(one, torch.dtype) and one.is_complex}
+
+
+@pytest.mark.parametrize("dtype", sorted(COMPLEX, key=str), ids=str)
+def test_one_complex_tensor_among_the_inputs_leaves_the_call_alone(converted: Converter, dtype: torch.dtype) -> None:
+    converted()
+    dtypes_of = hmp.op_wrap(lambda a, b: (a.dtype, b.dtype), BF16)
+    assert dtypes_of(M, torch.zeros(2, dtype=dtype)) == (FP32, dtype)
+    assert dtypes_of(M, M) == (BF16, BF16)
+
+
 def test_quantized_tensors_are_never_cast(converted: Converter) -> None:
     x = torch.quantize_per_tensor(M, 0.1, 0, torch.quint8)
     converted(bf16=["relu", "cat", "t"])

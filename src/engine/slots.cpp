@@ -92,9 +92,9 @@ constexpr std::array<Stubs, sizeof...(index)> make_stubs(std::index_sequence<ind
 }
 constexpr auto stubs = make_stubs(std::make_index_sequence<target_capacity>());
 
+// Of a builtin, a method descriptor, or anything else that keeps its vectorcall in itself.
 vectorcallfunc* slot_of(PyObject* object) {
-  return Py_TYPE(object) == &PyMethodDescr_Type ? &reinterpret_cast<PyMethodDescrObject*>(object)->vectorcall
-                                                : &reinterpret_cast<PyCFunctionObject*>(object)->vectorcall;
+  return reinterpret_cast<vectorcallfunc*>(reinterpret_cast<char*>(object) + Py_TYPE(object)->tp_vectorcall_offset);
 }
 
 // ---- is everything where we believe it to be? ---------------------------------------------------------------------
@@ -181,6 +181,11 @@ bool check(PyObject* object, const tensor::MemoryMap& memory, Target::Shape& sha
     shape = Target::Shape::python;
     return true;
   }
+  // What torch 2.15 has in the place of the builtin where an operator is written in Python.
+  if (PyVectorcall_Function(object) != nullptr && Py_TYPE(object)->tp_call == PyVectorcall_Call) {
+    shape = Target::Shape::fast_function;
+    return true;
+  }
   PyErr_Format(PyExc_TypeError, "habana_mp can cover torch's builtins, Tensor's methods and Python functions; got %R",
                object);
   return false;
@@ -223,13 +228,15 @@ void hook(Target& target) {
     case Target::Shape::fast_function: {
       // Where the flags say so the interpreter calls the C function itself, past the slot. The function stays the same:
       // a builtin's hash is made of it.
-      auto* function = reinterpret_cast<PyCFunctionObject*>(target.object);
-      target.definition = function->m_ml;
-      target.definition_with_slot = *function->m_ml;
-      target.definition_with_slot.ml_flags = METH_VARARGS | METH_KEYWORDS;
-      target.original_slot = function->vectorcall;
-      store(&function->m_ml, &target.definition_with_slot);
-      store(&function->vectorcall, stubs[index].vectorcall);
+      if (PyCFunction_CheckExact(target.object)) {
+        auto* function = reinterpret_cast<PyCFunctionObject*>(target.object);
+        target.definition = function->m_ml;
+        target.definition_with_slot = *function->m_ml;
+        target.definition_with_slot.ml_flags = METH_VARARGS | METH_KEYWORDS;
+        store(&function->m_ml, &target.definition_with_slot);
+      }
+      target.original_slot = *slot_of(target.object);
+      store(slot_of(target.object), stubs[index].vectorcall);
       break;
     }
     case Target::Shape::method:
@@ -265,7 +272,9 @@ void unhook(Target& target) {
       break;
     case Target::Shape::fast_function:
       store(slot_of(target.object), target.original_slot);
-      store(&reinterpret_cast<PyCFunctionObject*>(target.object)->m_ml, target.definition);
+      if (PyCFunction_CheckExact(target.object)) {
+        store(&reinterpret_cast<PyCFunctionObject*>(target.object)->m_ml, target.definition);
+      }
       break;
     case Target::Shape::method:
     case Target::Shape::method_no_arguments:

@@ -24,7 +24,7 @@ inline constexpr std::size_t no_index = target_capacity;
 struct Target {
   enum class Shape : std::uint8_t {
     function,             // builtin function, METH_VARARGS | METH_KEYWORDS
-    fast_function,        // builtin function, METH_FASTCALL | METH_KEYWORDS: an operator of torch.ops
+    fast_function,        // an operator of torch.ops: a builtin, METH_FASTCALL | METH_KEYWORDS, or another callable
     method,               // method of Tensor, METH_VARARGS | METH_KEYWORDS
     method_no_arguments,  // method of Tensor, METH_NOARGS
     assignment,           // Tensor.__setitem__: a type slot, not a callable

@@ -25,6 +25,7 @@ constexpr std::array<Kind, scalar_types> make_kinds() {
   kinds[9] = Kind::wide;   // complex64
   kinds[10] = Kind::wide;  // complex128
   kinds[15] = Kind::bf16;
+  kinds[46] = Kind::wide;  // bcomplex32, since torch 2.15
   return kinds;
 }
 }  // namespace
@@ -49,8 +50,8 @@ Kind kind_of_dtype(PyObject* dtype) noexcept {
   if (dtype == api.float32) return Kind::f32;
   if (dtype == api.bfloat16) return Kind::bf16;
   if (dtype == api.float16) return Kind::f16;
-  const bool is_wide =
-      dtype == api.float64 || dtype == api.complex64 || dtype == api.complex128 || dtype == api.complex32;
+  const bool is_wide = dtype == api.float64 || dtype == api.complex64 || dtype == api.complex128 ||
+                       dtype == api.complex32 || dtype == api.bcomplex32;
   return is_wide ? Kind::wide : Kind::other;
 }
 

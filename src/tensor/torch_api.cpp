@@ -102,6 +102,8 @@ bool bind_torch() {
     *object.slot = attribute(torch, object.name);
     if (*object.slot == nullptr) return false;
   }
+  found.bcomplex32 = attribute(torch, "bcomplex32");
+  if (found.bcomplex32 == nullptr) PyErr_Clear();
   found.tracing_state = attribute(c, "_get_tracing_state");
   if (found.tracing_state == nullptr) return false;
   found.dispatch_stack_length = attribute(c, "_len_torch_dispatch_stack");

@@ -19,6 +19,7 @@ struct TorchApi {
   PyObject* float16 = nullptr;
   PyObject* float64 = nullptr;
   PyObject* complex32 = nullptr;
+  PyObject* bcomplex32 = nullptr;  // null before torch 2.15
   PyObject* complex64 = nullptr;
   PyObject* complex128 = nullptr;
 
