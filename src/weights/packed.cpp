@@ -12,6 +12,7 @@
 #include "weights/library.hpp"
 #include "weights/panels.hpp"
 #include "weights/probe.hpp"
+#include "weights/trial.hpp"
 
 namespace habana_mp::weights {
 
@@ -35,6 +36,9 @@ constexpr std::int64_t worth_packing = 1 << 14;
 constexpr double clearly = 1.1;
 // A form with another order is tried for so many kinds of calls at most: images may be of ever new sizes.
 constexpr std::uint32_t most_probed = 8;
+
+// A linear layer's weight that takes more memory is not packed by the library: to try it takes as much again.
+constexpr std::int64_t most_tried = std::int64_t{1} << 28;
 
 // Whether packing pays is measured once for each (shape of the weight, size of the input, options): a dictionary.
 PyObject* verdicts() {
@@ -63,6 +67,38 @@ PyObject* case_of(const Entry& entry, const PackedCall& call) {
   if (options == nullptr) return nullptr;
   return Py_BuildValue("(ONiO)", entry.size, options, static_cast<int>(digits),
                        call.bias == Py_None ? Py_False : Py_True);
+}
+
+// Does the library order the sums of such linear layers alike whether their weight is packed or not? Found out once for
+// each kind of call. Under the GIL, as everything here. Never destroyed, as the cache.
+std::unordered_map<LinearCase, bool, HashOfLinearCase>& orders_of_sums() {
+  static auto* const all = new std::unordered_map<LinearCase, bool, HashOfLinearCase>;
+  return *all;
+}
+
+std::optional<bool> known_to_sum_alike(const Entry& entry, const PackedCall& call) {
+  const std::optional<LinearCase> one = linear_case_of(entry, call);
+  if (!one || entry.elements > most_tried) return false;
+  const auto found = orders_of_sums().find(*one);
+  return found == orders_of_sums().end() ? std::nullopt : std::optional(found->second);
+}
+
+// Tries it where it is not known, with values of its own. Others may run meanwhile. An interrupt leaves its exception.
+bool sums_alike(const Entry& entry, const PackedCall& call) {
+  if (const std::optional<bool> known = known_to_sum_alike(entry, call)) return *known;
+  const std::optional<LinearCase> one = linear_case_of(entry, call);
+  LinearTrial trial(*one, call);
+  PyObject* packed = trial.weight() == nullptr ? nullptr : pack(trial.weight(), trial.call());
+  const bool alike = packed != nullptr && trial.show([&](PyObject* expected) {
+    PyObject* made = call_packed(trial.call(), packed);
+    const bool same = are_same(made, expected);
+    Py_XDECREF(made);
+    return same;
+  });
+  Py_XDECREF(packed);
+  drop_error();
+  if (PyErr_Occurred() != nullptr) return false;
+  return orders_of_sums().insert_or_assign(*one, alike).first->second;
 }
 
 enum class Verdict : std::uint8_t { none, pays, does_not };
@@ -148,14 +184,15 @@ void consider_library(Entry& entry, const PackedCall& call) {
   if (call.reorders && known == Verdict::none) ++entry.probed;
   entry.busy = true;
   PyObject* cast = Py_NewRef(entry.cast);
-  PyObject* packed = pack(cast, call);
+  const bool is_alike = call.what != Packs::linear || sums_alike(entry, call);
+  PyObject* packed = is_alike ? pack(cast, call) : nullptr;
   const bool worth = packed != nullptr && (known == Verdict::pays || pays(call, cast, packed));
   PyObject* holder = worth ? tensor::make_holder(packed) : nullptr;
   drop_error();
   const bool interrupted = PyErr_Occurred() != nullptr;
   entry.busy = false;
   Py_DECREF(cast);
-  if (!interrupted) PyDict_SetItem(verdicts(), one_case, worth ? Py_True : Py_False);
+  if (!interrupted && is_alike) PyDict_SetItem(verdicts(), one_case, worth ? Py_True : Py_False);
   drop_error();
   Py_DECREF(one_case);
   PyObject* options = worth && !interrupted ? options_of(call) : nullptr;
@@ -202,6 +239,7 @@ bool is_plain_call(const PackedCall& call, const Entry& entry) {
 void assume_packing(Assumed wanted) noexcept {
   assumed = wanted;
   PyDict_Clear(verdicts());
+  orders_of_sums().clear();
   forget_panel_verdicts();
 }
 
@@ -224,11 +262,14 @@ bool may_be_packed(const PackedCall& call, Kind to) noexcept {
       if (!verdict || verdict->pays) return true;
     }
     if (torch.call == nullptr || known->elements < worth_packing) return false;
+    if (call.what == Packs::linear && known_to_sum_alike(*known, call) == false) return false;
     // The result of a weight in channels-last order is in that order, whatever the input's is.
     if (call.reorders && !tensor::is_channels_first(known->cast)) return false;
   }
   const std::shared_ptr<Entry> entry = cache().entries.at({call.weight, to});  // comparing may let others run
-  if (entry->form == Form::library) return is_packed_for(*entry, call);
+  if (entry->form == Form::library) {
+    return is_packed_for(*entry, call) && (call.what != Packs::linear || known_to_sum_alike(*entry, call) != false);
+  }
   PyObject* one_case = case_of(*entry, call);
   const Verdict verdict = verdict_on(one_case);
   Py_XDECREF(one_case);
@@ -253,8 +294,9 @@ PyObject* answer(const PackedCall& call, Kind to) noexcept {
     verdict = known_verdict(entry, call);
     if (!verdict) verdict = try_panels(entry, call);
     if (!verdict || !verdict->pays || !entry.has(Form::panels)) return nullptr;
-  } else if (!is_packed_for(entry, call)) {
-    return nullptr;
+  } else {
+    if (call.what == Packs::linear && entry.has(Form::library) && !sums_alike(entry, call)) return nullptr;
+    if (!is_packed_for(entry, call)) return nullptr;
   }
   if (!is_unchanged(entry, call.weight)) return nullptr;
   PyObject* packed = Py_NewRef(entry.cast);

@@ -22,10 +22,6 @@ struct PanelVerdict {
 // Of calls like this one; nothing where none was tried yet, or where there is nothing to try.
 std::optional<PanelVerdict> known_verdict(const Entry& entry, const PackedCall& call) noexcept;
 
-// Do an input's rows lie in memory so that torch's function takes the way for which packed weights give the same bits?
-// From others it sums in another order, or adds a bias after rounding.
-bool lies_in_rows(PyObject* input) noexcept;
-
 // May our kernels answer such calls at all?
 bool may_try_panels(const Entry& entry, const PackedCall& call) noexcept;
 

@@ -6,4 +6,5 @@ target_sources(_core PRIVATE
   src/weights/packed.cpp
   src/weights/panels.cpp
   src/weights/probe.cpp
+  src/weights/trial.cpp
 )

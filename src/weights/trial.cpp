@@ -1,0 +1,127 @@
+#include "weights/trial.hpp"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <vector>
+
+#include "weights/library.hpp"
+#include "weights/probe.hpp"
+
+namespace habana_mp::weights {
+
+namespace {
+
+// Torch calls its library from 4096 products of two numbers on; some other version may from more.
+constexpr std::int64_t small_product = 1 << 14;
+
+PyObject* make_input(const PackedCall& like) {
+  DLTensor view;
+  if (!tensor::view_on_cpu(like.input, view)) return nullptr;
+  const std::vector<std::int64_t> sizes(view.shape, view.shape + view.ndim);
+  return tensor::new_empty(like.input, sizes);
+}
+
+}  // namespace
+
+std::optional<Rows> rows_of(const DLTensor& view, std::int64_t length) {
+  const std::int32_t last = view.ndim - 1;
+  if (last < 1 || view.ndim > most_dimensions || view.shape[last] != length) return std::nullopt;
+  if (view.strides == nullptr) {
+    Rows rows{1, length};
+    for (std::int32_t i = 0; i < last; ++i) rows.count *= view.shape[i];
+    return rows;
+  }
+  if (view.strides[last] != 1) return std::nullopt;
+  Rows rows;
+  std::int64_t expected = length;
+  for (std::int32_t i = last - 1; i >= 0; --i) {
+    const std::int64_t size = view.shape[i];
+    if (size != 1) {
+      const bool may_be_apart = last == 1 && view.strides[i] >= length;
+      if (view.strides[i] != expected && !may_be_apart) return std::nullopt;
+      if (rows.step == 0) rows.step = view.strides[i];
+    }
+    rows.count *= size;
+    expected *= size;
+  }
+  if (rows.step == 0) rows.step = length;
+  return rows;
+}
+
+std::optional<LinearCase> linear_case_of(const Entry& entry, const PackedCall& call) {
+  DLTensor view;
+  if (entry.geometry.sizes.size() != 2 || !tensor::view_on_cpu(call.input, view)) return std::nullopt;
+  const std::int64_t outer = entry.geometry.sizes[0];
+  const std::int64_t inner = entry.geometry.sizes[1];
+  const std::optional<Rows> rows = rows_of(view, inner);
+  if (!rows || rows->count == 0) return std::nullopt;
+  constexpr std::size_t most_digits = 64;
+  const auto count = static_cast<std::size_t>(rows->count);
+  const auto digits = static_cast<std::size_t>(std::bit_width(count));
+  const std::size_t kind = rows->count * inner * outer <= small_product ? most_digits + count : digits;
+  return LinearCase{outer, inner, kind, tensor::torch_threads(), call.bias != Py_None, view.ndim == 2};
+}
+
+bool lies_in_rows(PyObject* input) noexcept {
+  DLTensor view;
+  if (!tensor::view_on_cpu(input, view) || view.ndim < 2) return false;
+  return rows_of(view, view.shape[view.ndim - 1]).has_value();
+}
+
+void* values_of(PyObject* tensor) {
+  DLTensor view;
+  if (tensor == nullptr || !tensor::is_plain_tensor(tensor) || tensor::kind_of_tensor(tensor) != Kind::bf16 ||
+      !tensor::view_on_cpu(tensor, view) || !tensor::is_contiguous(view)) {
+    return nullptr;
+  }
+  return static_cast<char*>(view.data) + view.byte_offset;
+}
+
+LinearTrial::LinearTrial(const LinearCase& one, const PackedCall& like)
+    : case_(one),
+      bias_(one.has_bias ? tensor::new_empty(like.bias, std::array{one.outer}) : Py_NewRef(Py_None)),
+      weight_(tensor::new_empty(like.input, std::array{one.outer, one.inner})),
+      input_(make_input(like)),
+      has_values_(values_of(weight_.get()) != nullptr && values_of(input_.get()) != nullptr &&
+                  (!one.has_bias || values_of(bias_.get()) != nullptr)),
+      call_{Packs::linear, input_.get(), weight_.get(), bias_.get(), nullptr} {
+  if (has_values_) fill_with_sums_to_nothing(values_of(weight_.get()), case_.outer, case_.inner, false, 0);
+}
+
+bool LinearTrial::show(const std::function<bool(PyObject* expected)>& compare) {
+  if (!has_values_) return false;
+  constexpr std::int64_t enough = 256;
+  std::int64_t compared = 0;
+  for (std::uint64_t seed = 1; compared < enough; ++seed) {
+    if (!show_one(seed, false, compare)) return false;
+    compared += std::min(rows(), different_rows) * std::min(case_.outer, different_rows);
+  }
+  return show_one(0, true, compare);
+}
+
+bool LinearTrial::show_one(std::uint64_t seed, bool denormal, const std::function<bool(PyObject* expected)>& compare) {
+  fill(seed, denormal);
+  const Owned expected(call_plain(call_, weight_.get()));
+  return expected.get() != nullptr && compare(expected.get());
+}
+
+// With denormals, which some kernels take for zero, or with a bias as small as the sums.
+void LinearTrial::fill(std::uint64_t seed, bool denormal) {
+  auto* const input = static_cast<std::uint16_t*>(values_of(input_.get()));
+  fill_with_sums_to_nothing(input, rows(), case_.inner, true, seed);
+  if (denormal) {
+    // Without signs, so that they do not add up to nothing.
+    const std::int64_t count = rows() * case_.inner;
+    for (std::int64_t i = 0; i < count; ++i) input[i] &= 0x007f;
+  }
+  if (!case_.has_bias) return;
+  auto* const bias = static_cast<std::uint16_t*>(values_of(bias_.get()));
+  fill_with_noise(bias, case_.outer, seed);
+  constexpr unsigned by_2_to_the_19th = 19U << 7U;
+  for (std::int64_t i = 0; i < case_.outer; ++i) {
+    bias[i] = denormal ? std::uint16_t{0} : static_cast<std::uint16_t>(bias[i] - by_2_to_the_19th);
+  }
+}
+
+}  // namespace habana_mp::weights
