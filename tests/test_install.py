@@ -44,6 +44,8 @@ SPACES: dict[str, Any] = {
     "torch.special": torch.special,
     "torch.linalg": torch.linalg,
     "torch.fft": torch.fft,
+    "torch._C": torch._C,  # what is watched there
+    "torch._C._autograd": torch._C._autograd,
 }
 CALLABLES = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.FunctionType)
 

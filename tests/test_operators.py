@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -243,9 +245,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("twice", &twice); }
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="torch builds extensions with a C++ compiler")
-def test_functions_of_a_cpp_extension_can_be_listed_or_wrapped(converted: Converter, tmp_path: Path) -> None:
+def test_functions_of_a_cpp_extension_can_be_listed_or_wrapped(
+    converted: Converter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from torch.utils.cpp_extension import load_inline
 
+    # torch calls ninja by its name, and pip puts it beside Python
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     extension = load_inline("hmp_test_extension", EXTENSION, build_directory=str(tmp_path), extra_cflags=["-O0"])
     wrapped = hmp.op_wrap(extension.twice, to="bf16")
     converted(bf16=["hmp_test_extension::twice"])

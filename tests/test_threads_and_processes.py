@@ -200,6 +200,9 @@ def test_an_error_ends_a_process_with_that_error_only() -> None:
 # ---- children --------------------------------------------------------------------------------------------------------
 
 FORKS = """
+import warnings
+# Python warns of a fork beside other threads (from 3.12 on), which is what is tried here
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 stop = threading.Event()
 def busy():
     while not stop.is_set(): work()

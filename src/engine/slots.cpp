@@ -302,6 +302,7 @@ struct Probe {
   vectorcallfunc original_slot = nullptr;
   PyMethodDef* original_definition = nullptr;
   PyMethodDef definition{};
+  std::string text;         // of our definition, where the builtin tells a signature
   bool is_watched = false;  // afterwards the rest stays: a call may be under way
 
   PyObject* call(PyObject* const* values, std::size_t flagged_count, PyObject* keywords) const {
@@ -496,6 +497,21 @@ struct ProbePlan {
   vectorcallfunc stub;
 };
 
+// Where a definition's text tells no signature newer Pythons tell one by its flags (3.13), and ours has others. So its
+// text tells the signature, as CPython's own do, and then what the text told before. Empty where there is none to tell.
+std::string text_with_signature(PyObject* function) {
+  const auto ask = [=](const char* name) -> std::string {
+    PyObject* value = PyObject_GetAttrString(function, name);
+    const char* text = value != nullptr && PyUnicode_Check(value) ? PyUnicode_AsUTF8(value) : nullptr;
+    std::string told = text == nullptr ? "" : text;
+    Py_XDECREF(value);
+    PyErr_Clear();
+    return told;
+  };
+  const std::string signature = ask("__text_signature__");
+  return signature.empty() ? "" : ask("__name__") + signature + "\n--\n\n" + ask("__doc__");
+}
+
 void watch(const ProbePlan& plan) {
   Probe& probe = *plan.probe;
   auto* function = reinterpret_cast<PyCFunctionObject*>(plan.object);
@@ -506,6 +522,8 @@ void watch(const ProbePlan& plan) {
   if (probe.original_slot != nullptr) {
     probe.definition = *function->m_ml;
     probe.definition.ml_flags = METH_VARARGS | METH_KEYWORDS;
+    probe.text = text_with_signature(plan.object);
+    if (!probe.text.empty()) probe.definition.ml_doc = probe.text.c_str();
     store(&function->m_ml, &probe.definition);
   }
   store(&function->vectorcall, plan.stub);
