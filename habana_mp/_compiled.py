@@ -58,16 +58,21 @@ class KernelTable(WhenImported):
 
 
 class GraphCache(WhenImported):
-    """No cache from Dynamo's graphs to compiled code: such a graph does not hold our casts, its code does."""
+    """No cache from Dynamo's graphs to compiled code: such a graph does not hold our casts, its code does.
+
+    Older releases have no such cache.
+    """
 
     name = _CONFIG
 
     def do(self, module: Any) -> None:
-        self._before = module.enable_autograd_cache
-        module.enable_autograd_cache = False
+        self._before = getattr(module, "enable_autograd_cache", None)
+        if self._before is not None:
+            module.enable_autograd_cache = False
 
     def undo(self, module: Any) -> None:
-        module.enable_autograd_cache = self._before
+        if self._before is not None:
+            module.enable_autograd_cache = self._before
 
 
 class Runtime(WhenImported):

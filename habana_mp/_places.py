@@ -176,7 +176,8 @@ def _disabled_regions() -> int:
 
 def warn_if_in_autocast() -> None:
     """Warn of a region of torch.autocast that is open where lists come into force."""
-    if any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda", "xpu", "hpu", "mps")):
+    devices = filter(torch.amp.is_autocast_available, ("cpu", "cuda", "xpu", "hpu", "mps"))  # older releases lack mps
+    if any(map(torch.is_autocast_enabled, devices)):
         _warn_of_autocast()
 
 

@@ -229,7 +229,7 @@ def _bf16_ratios(device: str, size: int, rows: int) -> tuple[float, float | None
                     for _ in range(repeat):
                         call()
                     if device != "cpu":
-                        torch.accelerator.synchronize()
+                        getattr(torch, device).synchronize()
                     if round_number:  # the first round warms up
                         times[name].append(time.perf_counter() - begin)
     best = {name: min(seconds) for name, seconds in times.items()}
