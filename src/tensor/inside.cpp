@@ -331,7 +331,7 @@ bool can_look_inside() noexcept { return found_all; }
 
 bool detail::has_sparse_layout(PyObject* tensor) noexcept {
   PyObject* order = PyObject_GetAttrString(tensor, "layout");
-  const bool is_it = order != nullptr && order != api.strided;
+  const bool is_it = order != nullptr && order != api.strided && order != api.jagged;
   Py_XDECREF(order);
   drop_error();
   return is_it;

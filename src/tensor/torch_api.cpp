@@ -96,7 +96,7 @@ bool bind_torch() {
       {"complex32", &found.complex32},   {"complex64", &found.complex64},
       {"complex128", &found.complex128}, {"get_num_threads", &found.get_num_threads},
       {"empty_like", &found.empty_like}, {"channels_last", &found.channels_last_order},
-      {"strided", &found.strided},
+      {"strided", &found.strided},       {"jagged", &found.jagged},
   };
   for (const auto& object : objects) {
     *object.slot = attribute(torch, object.name);

@@ -39,7 +39,8 @@ struct TorchApi {
   PyObject* get_num_threads = nullptr;
   PyObject* is_mkldnn_enabled = nullptr;  // torch._C._get_mkldnn_enabled
   PyObject* empty_like = nullptr;
-  PyObject* strided = nullptr;              // the layout
+  PyObject* strided = nullptr;  // the layouts of dense tensors, and of nested ones
+  PyObject* jagged = nullptr;
   PyObject* from_dlpack = nullptr;          // torch._C._from_dlpack
   PyObject* channels_last_order = nullptr;  // torch.channels_last
   // Keys of dispatch (torch._C.DispatchKey) under which even making a tensor is not what it seems, and who tells of
