@@ -263,6 +263,8 @@ PyObject* cast(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
       Py_DECREF(function);
       return made;
     }
+  } else if (!seen.recorded) {
+    seen.recorded = grad_is_enabled() && requires_grad(tensor);
   }
   return cast_by_torch(tensor, to);
 }
