@@ -27,6 +27,9 @@ inline bool is_decided(const Target& target) {
          (state.running_operator != nullptr && state.running_operator->operation == target.operation);
 }
 
+// An operator of torch.ops that was decided already, or will be when it is called again.
+PyObject* call_operator(Target& target, const Arguments& arguments);
+
 // The original, with nothing done.
 PyObject* call_original(Target& target, const Arguments& arguments);
 

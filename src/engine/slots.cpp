@@ -34,8 +34,8 @@ PyObject* answer_vectorcall(Target& target, PyObject* callable, PyObject* const*
                            (target.shape == Target::Shape::method || arguments.count() == 1);
     // CPython knows best what is wrong with the call.
     if (!plausible) return target.original_slot(callable, values, flagged_count, keywords);
-  } else if (target.shape == Target::Shape::fast_function && is_decided(target)) {
-    return target.original_slot(callable, values, flagged_count, keywords);
+  } else if (target.is_operator && is_decided(target)) {
+    return call_operator(target, arguments);
   }
   return answer(target, arguments);
 }

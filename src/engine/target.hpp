@@ -35,6 +35,7 @@ struct Target {
   const Rule* listed = &no_rule;    // what convert's policy says
   const Rule* unlisted = &no_rule;  // what holds where the lists are silent (rules 2 to 4)
   Shape shape = Shape::function;
+  bool is_operator = false;  // of torch.ops: a function of pybind11, fast or not
   PyCFunction original = nullptr;
   std::array<Count, precision_count> counts{};
 
