@@ -169,6 +169,8 @@ def _doctor() -> int:
             hmp.convert()
         covered = _core.installed_count()
         print(f"reader        {_core.reader()}; HABANA_MP_READER forces one of layout, dlpack, attribute")
+        kept = "kept" if _core.looks_inside() else "not kept: this torch or reader does not tell where tensors lie"
+        print(f"weights       casts are {kept}")
         now = "converted" if before else "not converted"
         print(f"patched       nothing now ({now}); the default lists cover {covered} functions and methods of torch")
     except (ImportError, RuntimeError) as error:

@@ -308,6 +308,7 @@ void register_engine(py::module_& module) {
       "reader", [] { return tensor::name(tensor::way); }, "How tensors are read: layout, dlpack or attribute.");
   module.def("reads_flags_in_place",
              [] { return engine::flag_of_torch.is_read_in_place() && engine::below_autograd.is_read_in_place(); });
+  module.def("looks_inside", &tensor::can_look_inside);
   module.def("install", &install, py::arg("plan"));
   module.def("set_function_twins", [](const py::dict& twins) {
     for (const auto& [method, function] : twins) engine::set_function_twin(method.ptr(), function.ptr());
