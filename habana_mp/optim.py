@@ -17,6 +17,7 @@ gaps. Any other weight of the same optimizer (sparse, complex, in another dtype 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -67,6 +68,10 @@ class SGD(torch.optim.SGD):
         return _step(self, closure, _step_sgd)
 
 
+#: In older releases AdamW is no Adam, and wants to be told of ``amsgrad`` between the gradients and the state.
+_ADAMW_ASKS_FOR_AMSGRAD = "amsgrad" in inspect.signature(torch.optim.AdamW._init_group).parameters
+
+
 def _lower_targets(params: list[Tensor]) -> list[Tensor | None]:
     """For each weight its kept cast, which is to be written with it, or None."""
     return _core.weights_casts_to_write(params)
@@ -96,7 +101,8 @@ def _step(optimizer: Optimizer, closure: _Closure, step_group: Callable[[Any, _G
 def _step_adam(optimizer: Any, group: _Group) -> None:
     columns: list[list[Tensor]] = [[] for _ in range(6)]
     params, grads, averages, squares, largest, steps = columns
-    has_complex = optimizer._init_group(group, *columns)
+    told = [group["amsgrad"]] if _ADAMW_ASKS_FOR_AMSGRAD and isinstance(optimizer, AdamW) else []
+    has_complex = optimizer._init_group(group, params, grads, *told, *columns[2:])
     decoupled = group.get("decoupled_weight_decay", isinstance(optimizer, AdamW))
     scaling = _Scaling(optimizer)
     options = {name: group[name] for name in ("lr", "weight_decay", "eps")}
@@ -263,9 +269,9 @@ def _like(grad: Tensor) -> Tensor | None:
 
 def _count_writes(plan: _core.StepPlan, columns: Sequence[list[Any]], lowers: Sequence[Tensor | None]) -> None:
     """Tell autograd what will be written: a backward that needs the old values raises, as after torch's own step."""
-    for column in columns:
-        increment_version(_others(column, plan.left_out))
-    increment_version(_picked(lowers, plan.lowered))
+    for written in (*(_others(column, plan.left_out) for column in columns), _picked(lowers, plan.lowered)):
+        if written:  # older releases, in which our kernels step nothing, take no list
+            increment_version(written)
 
 
 def _picked(column: Sequence[Any], places: Sequence[int]) -> list[Any]:
