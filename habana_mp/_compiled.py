@@ -137,6 +137,65 @@ class OwnCode(WhenImported):
         """They are nobody else's."""
 
 
+class HooksOutsideOfGraphs(WhenImported):
+    """The hooks around optimizers' steps, in a Dynamo that cannot be told to skip the code that calls them, nor to set
+    autocast's flags in a graph (older releases): it leaves the graph for each, so that the core recognises the step."""
+
+    name = _DYNAMO
+    functions: ClassVar[list[Any]] = []
+
+    def do(self, module: Any) -> None:
+        if hasattr(module, "skip_frame"):
+            return
+        for function in self.functions:
+            function._torchdynamo_disable = True
+            module.eval_frame.skip_code(function.__code__)
+
+    def undo(self, module: Any) -> None:
+        """They are nobody else's."""
+
+
+class GuardOnState(WhenImported):
+    """A guard of our own on which casts are made, in a Dynamo that does not guard on autocast (older releases)."""
+
+    name = "torch._dynamo.output_graph"
+
+    def do(self, module: Any) -> None:
+        def add_guard(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            original(*arguments, **keywords)
+            graph, guards_on = arguments[0], functools.partial(_guard_on_state, _core.current_state())
+            graph.guards.add(module.GlobalStateSource().make_guard(guards_on))
+
+        self._replacement = Replacement(module.OutputGraph.init_ambient_guards, add_guard)
+        self._replacement.install()
+        forget_compiled_code()  # it has no such guard
+
+    def undo(self, module: Any) -> None:
+        self._replacement.uninstall()
+
+
+def _dynamo_guards_on_autocast() -> bool:
+    guard: Any = torch._C._dynamo.guards.GlobalStateGuard()
+    flag = _core.disabled_flag
+    was_on = torch.is_autocast_enabled(flag)
+    torch.set_autocast_enabled(flag, not was_on)
+    follows = not guard.check()
+    torch.set_autocast_enabled(flag, was_on)
+    return follows
+
+
+def _guard_on_state(state: int, builder: Any, guard: Any) -> None:
+    if torch._dynamo.config.enable_cpp_guard_manager:
+        lambda_guard = functools.partial(_state_is, state)
+        builder.guard_manager.root.add_lambda_guard(lambda_guard, [f"habana_mp's state is {state}"])
+    else:
+        builder._produce_guard_code(guard, [f"__import__({__name__!r}, fromlist=['_'])._state_is({state})"])
+
+
+def _state_is(state: int, *_: Any) -> bool:
+    return _core.current_state() == state
+
+
 class WholeInPlaceOperations(WhenImported):
     """``x.addcmul_(y, z, value=2)`` stays one in-place operation, which keeps its precision (rule 3).
 
@@ -151,9 +210,9 @@ class WholeInPlaceOperations(WhenImported):
         self._originals = {name: vars(tensor)[name] for name in self._taken_apart if name in vars(tensor)}
 
         def whole(original: Any) -> Any:
-            def method(self: Any, tx: Any, first: Any, second: Any, *, value: Any = None) -> Any:
+            def method(self: Any, *arguments: Any, value: Any = None) -> Any:  # the tracer, in newer releases, and two
                 # A tensor as `value` would have to be read, which breaks the graph.
-                return original(self, tx, first, second, value=value) if isinstance(value, tensor) else None
+                return original(self, *arguments, value=value) if isinstance(value, tensor) else None
 
             return method
 
@@ -228,7 +287,10 @@ class Compiled:
 
     def __init__(self) -> None:
         self._runtime = Runtime()
-        self._parts = (KernelTable(), GraphCache(), OwnCode(), WholeInPlaceOperations(), RegionsInExport())
+        self._parts = (
+            *(KernelTable(), GraphCache(), OwnCode(), HooksOutsideOfGraphs(), WholeInPlaceOperations()),
+            *(RegionsInExport(), *([] if _dynamo_guards_on_autocast() else [GuardOnState()])),
+        )
 
     def install(self, *, lists_hold_operators: bool) -> None:
         """Where no list names an operator of torch.ops, compiled code is called as before.

@@ -21,6 +21,7 @@ from torch.utils.data._utils import worker
 
 from habana_mp import _core
 from habana_mp import _operations as ops
+from habana_mp._compiled import HooksOutsideOfGraphs
 from habana_mp._errors import line_of_user, warn
 from habana_mp._hooks import StepHook, code_around_steps
 from habana_mp._imports import WhenImported
@@ -254,6 +255,8 @@ def _after_step(*_: Any) -> None:
     else:
         _core.optimizer_step_ends()
 
+
+HooksOutsideOfGraphs.functions += [_before_step, _after_step]
 
 #: What the flag was outside of each step that is being traced.
 _disabled_before: list[bool] = []
