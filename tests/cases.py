@@ -440,6 +440,9 @@ NO_KERNEL = {one.name for one in CASES[NO_KERNEL_FROM:]} | {
     "multilabel_margin_loss_forward",
 }
 
+#: What got a kernel for the lower precisions after torch 2.4: before, it runs in float32 too (rule 8).
+LATE_KERNELS = {"max_unpool2d", "max_unpool3d", "mse_loss", "trace"}
+
 #: Shipped names that no case is for, and why.
 WITHOUT_CASE = {
     "embedding_bag_sum_fwd": "means nothing in this torch",

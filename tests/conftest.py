@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import subprocess
@@ -22,6 +23,20 @@ Converter = Callable[..., None]
 HAS_COMPILER = shutil.which("c++") is not None or shutil.which("g++") is not None
 #: Of torch.compile; Inductor itself needs a C++ compiler.
 BACKENDS = ["eager", "aot_eager", *(["inductor"] if HAS_COMPILER else [])]
+
+_core.bind_torch()
+#: Can the core look inside of tensors here? Kept casts, packed weights, memory that is used again and our own steps of
+#: optimizers stand on that.
+LOOKS_INSIDE = _core.looks_inside()
+needs_insides = pytest.mark.skipif(
+    not LOOKS_INSIDE, reason="this torch does not tell where tensors lie (before 2.10 it has no DLPack exchange API)"
+)
+#: In the first releases that have it, fully_shard takes streams of CUDA whatever it shards; it was private then.
+needs_fully_shard = pytest.mark.skipif(
+    not torch.distributed.is_available()
+    or not hasattr(importlib.import_module("torch.distributed.fsdp"), "fully_shard"),
+    reason="this torch's fully_shard needs a GPU",
+)
 
 
 def write_list(path: Path, names: Iterable[str]) -> str:
@@ -89,6 +104,28 @@ def run_script(
         cwd=cwd or Path(__file__).parent,
         env={**os.environ, **environment},
     )
+
+
+def enable_compiled_autograd(compiler: Any) -> Any:
+    """torch's own, which has another name in older releases."""
+    from torch._dynamo import compiled_autograd
+
+    name = "_enable" if hasattr(compiled_autograd, "_enable") else "enable"
+    return getattr(compiled_autograd, name)(compiler)
+
+
+def skip_where_no_region_is_exported(strict: bool) -> None:
+    """A strict export of older releases takes no region of torch.autocast, theirs or ours."""
+
+    class Region(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", enabled=False):
+                return torch.mm(x, x)
+
+    try:
+        torch.export.export(Region(), (torch.eye(2),), strict=strict)
+    except torch._export.verifier.SpecViolationError:
+        pytest.skip("this torch exports no region of torch.autocast so")
 
 
 @pytest.fixture(autouse=True)

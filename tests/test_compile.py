@@ -14,7 +14,7 @@ import torch
 import torch._dynamo.testing
 import torch._inductor.config
 import torch.nn.functional as F
-from conftest import HAS_COMPILER, assert_same
+from conftest import HAS_COMPILER, assert_same, enable_compiled_autograd, skip_where_no_region_is_exported
 from functorch.compile import make_boxed_func
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
@@ -422,6 +422,7 @@ def test_a_model_compiled_with_inductor_trains_close_to_the_plain_one() -> None:
 
 
 @needs_compiler
+@pytest.mark.skipif(not hasattr(torch._inductor, "aoti_compile_and_package"), reason="this torch makes no packages")
 def test_an_ahead_of_time_compiled_package_keeps_its_casts(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
@@ -718,11 +719,15 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 def test_a_compiled_step_is_float32_bit_by_bit(name: str, foreach: bool) -> None:
     make = lambda weights: getattr(torch.optim, name)(weights, foreach=foreach)  # noqa: E731
     way = list(WAYS.values())[OPTIMIZERS.index(name) % len(WAYS)]
-    # torch.compile may take an in-place operation apart, with a last bit of its own; see the next test.
-    with torch._dynamo.config.patch(enable_dynamo_decompositions=False):
+    # torch.compile may take an in-place operation apart, with a last bit of its own; see the next test. In older
+    # releases nothing keeps it from that.
+    switch = "enable_dynamo_decompositions"
+    is_known = hasattr(torch._dynamo.config, switch)
+    with torch._dynamo.config.patch({switch: False} if is_known else {}):
         expected = stepped(make, way)
         hmp.convert()
-        assert_same(stepped(make, way), expected)
+        for one, other in zip(stepped(make, way), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0 if is_known else 1e-6, atol=0 if is_known else 1e-9)
     assert torch.mm(M, N).dtype is BF16
 
 
@@ -749,7 +754,8 @@ def test_a_step_of_ones_own_is_traced_whole_with_a_closure_that_is_cast(backend:
         loss = optimizer.step(closure=closure) if keyword else optimizer.step(closure)
         return [before, loss, torch.mm(M, N)]
 
-    compiled = torch.compile(train, backend=backend, fullgraph=True)
+    # Older releases leave the graph for the hooks around the step.
+    compiled = torch.compile(train, backend=backend, fullgraph=hasattr(torch._dynamo, "skip_frame"))
     assert [one.dtype for one in compiled()] == [BF16] * 3
     with hmp.disable_casts():
         assert [one.dtype for one in compiled()] == [FP32] * 3
@@ -792,7 +798,7 @@ def test_compiled_autograd_gives_the_same_gradients(width: int) -> None:
         model = nn.Sequential(nn.Linear(4, width), nn.GELU(), nn.Linear(width, 3))
         loss = F.cross_entropy(model(M), LABELS % 3)
         if compiled:
-            with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+            with enable_compiled_autograd(torch.compile(backend="aot_eager")):
                 loss.backward()
         else:
             loss.backward()
@@ -803,8 +809,7 @@ def test_compiled_autograd_gives_the_same_gradients(width: int) -> None:
 
 
 def test_flex_attention_takes_both_precisions() -> None:
-    from torch.nn.attention.flex_attention import flex_attention
-
+    flex_attention = pytest.importorskip("torch.nn.attention.flex_attention").flex_attention
     query = torch.rand(1, 2, 16, 8)
     plain = flex_attention(query, query, query)
     hmp.convert()
@@ -821,19 +826,21 @@ class Exported(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.dense, self.out = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.register_buffer("n", N)  # older releases export no tensor that is a global
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = torch.relu(self.dense(x))
         with hmp.disable_casts():
-            hidden = torch.mm(hidden.float(), N)
+            hidden = torch.mm(hidden.float(), self.n)
         with torch.autocast("cpu", enabled=False):
-            hidden = torch.mm(hidden, N)
+            hidden = torch.mm(hidden, self.n)
         return torch.softmax(self.out(F.normalize(hidden)), -1)
 
 
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_an_exported_program_keeps_its_casts_and_its_regions(strict: bool, dynamic: bool) -> None:
+    skip_where_no_region_is_exported(strict)
     model = Exported()
     shapes = ({0: torch.export.Dim("batch", min=2, max=64)},) if dynamic else None
     hmp.convert()

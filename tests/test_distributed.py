@@ -13,16 +13,16 @@ import pytest
 import torch
 import torch.multiprocessing
 import torch.nn.functional as F
-from conftest import write_list
+from conftest import needs_fully_shard, write_list
 from distributed_worker import on_two_ranks, ranks
 from torch import distributed as dist
 from torch import nn
+from torch.distributed import fsdp
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleOutput,
@@ -34,6 +34,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from habana_mp import _places, hmp
+
+try:
+    from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+except ImportError:  # where older releases have them
+    from torch.distributed._tensor import DTensor, Replicate, Shard, distribute_tensor
 
 BF16, FP32 = torch.bfloat16, torch.float32
 STEPS, RATE = 3, 1e-2
@@ -289,14 +294,15 @@ def mesh() -> DeviceMesh:
     return init_device_mesh("cpu", (2,))
 
 
-def sharded(**options: Any) -> FSDPModule:
+def sharded(**options: Any) -> fsdp.FSDPModule:
     model = network()
     for layer in model:
         if isinstance(layer, nn.Linear):
-            fully_shard(layer, mesh=mesh(), **options)
-    return fully_shard(model, mesh=mesh(), **options)
+            fsdp.fully_shard(layer, mesh=mesh(), **options)
+    return fsdp.fully_shard(model, mesh=mesh(), **options)
 
 
+@needs_fully_shard
 @pytest.mark.parametrize("convert_first", [True, False], ids=["convert-shard", "shard-convert"])
 @on_two_ranks
 def test_fully_sharded_training_is_the_same(convert_first: bool) -> None:
@@ -308,6 +314,7 @@ def test_fully_sharded_training_is_the_same(convert_first: bool) -> None:
     assert_same(weights(model), train_by_hand())
 
 
+@needs_fully_shard
 @pytest.mark.parametrize("reshard", [False, 2])
 @on_two_ranks
 def test_fully_sharded_training_is_the_same_however_it_is_sharded_again(reshard: bool | int) -> None:
@@ -317,6 +324,7 @@ def test_fully_sharded_training_is_the_same_however_it_is_sharded_again(reshard:
     assert_same(weights(model), train_by_hand())
 
 
+@needs_fully_shard
 @on_two_ranks
 def test_fully_sharded_gradients_accumulate_without_sync() -> None:
     hmp.convert()
@@ -331,10 +339,11 @@ def test_fully_sharded_gradients_accumulate_without_sync() -> None:
     assert_same(weights(model), train_by_hand(micro=2))
 
 
+@needs_fully_shard
 @on_two_ranks
 def test_fully_sharded_in_bf16_is_the_same_as_weights_cast_by_hand() -> None:
     hmp.convert()
-    model = sharded(mp_policy=MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=FP32))
+    model = sharded(mp_policy=fsdp.MixedPrecisionPolicy(param_dtype=BF16, reduce_dtype=FP32))
 
     def cast_by_hand(model: nn.Module, of: Batch) -> None:
         lowered = {name: one.bfloat16() for name, one in model.named_parameters()}
@@ -345,6 +354,7 @@ def test_fully_sharded_in_bf16_is_the_same_as_weights_cast_by_hand() -> None:
     assert_same(weights(model), train_by_hand(run=cast_by_hand))
 
 
+@needs_fully_shard
 @on_two_ranks
 def test_state_of_a_fully_sharded_model_is_float32_and_loads_again() -> None:
     hmp.convert()
@@ -362,6 +372,7 @@ def test_state_of_a_fully_sharded_model_is_float32_and_loads_again() -> None:
     assert_same(weights(alone), weights(model))
 
 
+@needs_fully_shard
 @on_two_ranks
 def test_clipping_the_gradients_of_a_fully_sharded_model_is_exact() -> None:
     hmp.convert()
@@ -379,6 +390,7 @@ def convert_with_views(folder: Path) -> None:
     hmp.convert(bf16_file_path=write_list(folder / f"{dist.get_rank()}.txt", ["linear", "view"]))
 
 
+@needs_fully_shard
 @pytest.mark.parametrize("convert_first", [True, False], ids=["convert-shard", "shard-convert"])
 @on_two_ranks
 def test_fully_sharded_training_with_views_in_the_list_is_the_same(convert_first: bool, tmp_path: Path) -> None:
@@ -667,6 +679,7 @@ HARMLESS = {
         "UCC",
         "UNDEFINED",
         "XCCL",
+        "Options",
         "abort",
         "barrier",
         "bound_device_id",
@@ -679,6 +692,7 @@ HARMLESS = {
         "merge_remote_group",
         "monitored_barrier",
         "name",
+        "options",
         "rank",
     ),
     *("send", "set_timeout", "shutdown", "size", "split_group", "unbox", "use_pg_for_symm_mem_rendezvous"),

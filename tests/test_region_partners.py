@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import BACKENDS, assert_same, run_script
+from conftest import BACKENDS, assert_same, run_script, skip_where_no_region_is_exported
 from distributed_worker import on_two_ranks, ranks
 from torch import distributed as dist
 from torch import nn
@@ -204,6 +204,8 @@ def test_a_compiled_training_step_is_close_to_the_eager_one(backend: str, inside
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_an_exported_program_keeps_the_casts_of_its_regions(strict: bool) -> None:
+    skip_where_no_region_is_exported(strict)
+
     class Exported(nn.Module):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
             with hmp.autocast("cpu"):

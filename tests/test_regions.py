@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Converter, run_script, write_list
+from conftest import LOOKS_INSIDE, Converter, run_script, write_list
 
 from habana_mp import _core, _places, hmp
 
@@ -390,7 +390,8 @@ def test_regions_that_are_left_in_another_order_end_when_they_are_left(converted
 def test_outside_of_regions_torchs_modules_are_not_told_of_casts() -> None:
     with hmp.autocast("cpu"):
         pass
-    with pytest.raises(ValueError, match="does not match weight dtype"):
+    # What torch says of it depends on its release.
+    with pytest.raises((ValueError, RuntimeError), match=r"weight dtype|must have the type torch\.float32"):
         torch.nn.LSTM(8, 8)(X.bfloat16()[None])
     with hmp.autocast("cpu"):
         torch.nn.LSTM(8, 8)(X.bfloat16()[None])
@@ -471,8 +472,9 @@ def test_a_device_type_must_be_a_string() -> None:
 
 
 def test_a_device_without_lists_needs_a_preset() -> None:
-    with pytest.raises(ValueError, match="`preset` must be given for 'mtia'"):
-        hmp.autocast("mtia", BF16)
+    device = next(filter(torch.amp.is_autocast_available, ("mtia", "xla")))  # older releases do not name the first
+    with pytest.raises(ValueError, match=f"`preset` must be given for '{device}'"):
+        hmp.autocast(device, BF16)
 
 
 def test_another_lower_precision_is_warned_about_and_nothing_is_cast() -> None:
@@ -555,7 +557,7 @@ def test_cache_enabled_says_whether_casts_of_weights_are_kept(keeps: bool | None
         results = [layer(X) for _ in range(3)]
     assert torch.equal(results[0], results[2])
     casts = {row.operation: row.casts for row in hmp.report(show=False).rows}["linear"]
-    may_keep = keeps is not False and _core.reader() == "layout"  # other readers cannot tell whether a weight changed
+    may_keep = keeps is not False and LOOKS_INSIDE  # else nobody can tell whether a weight changed
     assert casts == (5 if may_keep else 9)
 
 
@@ -795,8 +797,9 @@ def test_torchs_autocast_alone_is_not_warned_about_once_a_region_was_used() -> N
         with torch.autocast("cpu"):
             assert product() is BF16
     _places.forget_warnings()
-    with hmp.autocast("cpu"), pytest.warns(hmp.HmpWarning, match="torch.autocast is enabled while habana_mp casts"):
-        torch.autocast("cpu").__enter__().__exit__(None, None, None)
+    warned = pytest.warns(hmp.HmpWarning, match="torch.autocast is enabled while habana_mp casts")
+    with hmp.autocast("cpu"), warned, torch.autocast("cpu"):
+        pass
 
 
 # ---- weights, and other kinds of tensors -----------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -164,7 +165,9 @@ def test_a_checkpoint_of_lightning_is_float32_and_resumes(tmp_path: Path) -> Non
     saved = torch.load(tmp_path / "half.ckpt", weights_only=False)
     moments = saved["optimizer_states"][0]["state"].values()
     assert {one.dtype for state in moments for one in state.values()} == {FP32}
-    trainer(tmp_path, max_epochs=2).fit(resumed, loader(), ckpt_path=tmp_path / "half.ckpt", weights_only=False)
+    again = trainer(tmp_path, max_epochs=2)
+    whole_file = {"weights_only": False} if "weights_only" in inspect.signature(again.fit).parameters else {}
+    again.fit(resumed, loader(), ckpt_path=tmp_path / "half.ckpt", **whole_file)
     whole = Lit()
     trainer(tmp_path, max_epochs=2).fit(whole, loader())
     assert_same(resumed.model, whole.model)
@@ -232,6 +235,8 @@ def accelerator_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
         "current_stream": lambda _: contextlib.nullcontext(),
         "device_index": lambda _: contextlib.nullcontext(),
     }
+    if not hasattr(torch, "accelerator"):
+        pytest.skip("parallel_apply of this torch asks CUDA alone")
     for name, answer in answers.items():
         monkeypatch.setattr(torch.accelerator, name, answer)
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import assert_same, tensors
+from conftest import assert_same, needs_fully_shard, tensors
 from torch import distributed as dist
 from torch import nn
+from torch.distributed import fsdp
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import parametrizations, parametrize
 from weight_changes import (
@@ -587,10 +587,11 @@ def test_a_change_in_data_parallel_training_is_seen() -> None:
         assert_seen(of, change, mode, use=lambda x, w, b: wrapped(x), hand=F.linear)
 
 
+@needs_fully_shard
 @pytest.mark.usefixtures("alone")
 def test_a_change_of_a_sharded_weight_is_seen() -> None:
     hmp.convert()
-    of = fully_shard(layer(), mesh=init_device_mesh("cpu", (1,)))
+    of = fsdp.fully_shard(layer(), mesh=init_device_mesh("cpu", (1,)))
     optimizer = torch.optim.SGD(of.parameters(), lr=0.5)
     changes: list[Callable[[], Any]] = [
         optimizer.step,

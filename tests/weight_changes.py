@@ -203,7 +203,11 @@ IN_PLACE: dict[str, Callable[[torch.Tensor, int], Any]] = {
     "a bit, in inference mode": _flip_a_bit,
     "complex numbers, in inference mode": _through_complex_numbers,
     "kron, out": lambda w, n: torch.kron(torch.ones(1, 1), w.detach() + n * ONE_ELEMENT, out=w),
-    "data as Dynamo has it": lambda w, n: torch._C._autograd._get_data_attr(w)[ROW, COLUMN].add_(n),
+    **(
+        {"data as Dynamo has it": lambda w, n: torch._C._autograd._get_data_attr(w)[ROW, COLUMN].add_(n)}
+        if hasattr(torch._C._autograd, "_get_data_attr")
+        else {}
+    ),
     "turned sign": lambda w, n: torch._C._set_neg(w, not w.is_neg()),
     "pointer of many": lambda w, n: write_at(tree_map(torch.Tensor.data_ptr, [w])[0], n),
     "init.uniform_": lambda w, n: nn.init.uniform_(w),
@@ -565,11 +569,19 @@ def _one_element_without_a_version(of: nn.Linear, n: int) -> None:
         of.weight[ROW, COLUMN] += n
 
 
+def _set_version(w: torch.Tensor, version: int) -> None:
+    set_versions = torch._C._autograd._unsafe_set_version_counter
+    try:
+        set_versions((w,), (version,))
+    except TypeError:  # older releases take one at a time
+        set_versions(w, version)
+
+
 def _version_set_back(of: nn.Linear, n: int) -> None:
     version = of.weight._version
     with torch.no_grad():
         of.weight[ROW, COLUMN] += n
-    torch._C._autograd._unsafe_set_version_counter((of.weight,), (version,))
+    _set_version(of.weight, version)
 
 
 def _version_set_back_after_use(of: nn.Linear, n: int) -> None:
@@ -579,7 +591,7 @@ def _version_set_back_after_use(of: nn.Linear, n: int) -> None:
     of(noise(2, SIZE))
     with torch.no_grad():
         of.weight[ROW, COLUMN] += n
-    torch._C._autograd._unsafe_set_version_counter((of.weight,), (version + 1,))
+    _set_version(of.weight, version + 1)
 
 
 class _Dirty(torch.autograd.Function):
@@ -589,7 +601,8 @@ class _Dirty(torch.autograd.Function):
         return w.mul_(n + 1)
 
 
-@torch.library.custom_op("habana_mp_tests::write", mutates_args=("w",))
+# The schema is written out: older releases do not read annotations that are strings.
+@torch.library.custom_op("habana_mp_tests::write", mutates_args=("w",), schema="(Tensor(a!) w, int n) -> ()")
 def _write(w: torch.Tensor, n: int) -> None:
     w.detach().numpy()[:] += n
 
