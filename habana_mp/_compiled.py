@@ -161,14 +161,21 @@ class GuardOnState(WhenImported):
     name = "torch._dynamo.output_graph"
 
     def do(self, module: Any) -> None:
+        def guard() -> Any:
+            guards_on = functools.partial(_guard_on_state, _core.current_state())
+            return module.GlobalStateSource().make_guard(guards_on)
+
         def add_guard(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
             original(*arguments, **keywords)
-            graph, guards_on = arguments[0], functools.partial(_guard_on_state, _core.current_state())
-            graph.guards.add(module.GlobalStateSource().make_guard(guards_on))
+            arguments[0].guards.add(guard())
 
         self._replacement = Replacement(module.OutputGraph.init_ambient_guards, add_guard)
         self._replacement.install()
-        forget_compiled_code()  # it has no such guard
+        tracing = torch._guards.TracingContext.try_get()
+        if tracing is None:
+            forget_compiled_code()  # it has no such guard
+        else:  # for the first region of the process; what is being compiled cannot be forgotten
+            tracing.guards_context.dynamo_guards.add(guard())
 
     def undo(self, module: Any) -> None:
         self._replacement.uninstall()
