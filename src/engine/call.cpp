@@ -599,7 +599,7 @@ bool may_repeat(const Target& target, const Rule& rule) {
 
 // The original of a call that is decided when it comes back: an operator of torch.ops does not count as running.
 PyObject* call_undecided(Target& target, const Arguments& arguments) {
-  return target.is_operator ? call_operator(target, arguments) : call_original(target, arguments);
+  return target.is_operator() ? call_operator(target, arguments) : call_original(target, arguments);
 }
 
 // F.linear or F.conv2d of a float32 weight where nothing is recorded, from the weight's packed form. Null, without an
@@ -934,7 +934,7 @@ static PyObject* call_deciding(Target& target, const Arguments& arguments) {
 }
 
 PyObject* call_operator(Target& target, const Arguments& arguments) {
-  if (target.shape == Target::Shape::function) {
+  if (target.shape == Target::Shape::slow_operator) {
     return call_with_tuple(target.original, PyCFunction_GET_SELF(target.object), arguments, 0);
   }
   return target.original_slot(target.object, arguments.values, static_cast<std::size_t>(arguments.positional),
@@ -942,16 +942,17 @@ PyObject* call_operator(Target& target, const Arguments& arguments) {
 }
 
 PyObject* call_original(Target& target, const Arguments& arguments) {
-  if (target.is_operator) {
-    ThreadState& state = thread_state;
-    const Target* outer = std::exchange(state.running_operator, &target);
-    PyObject* result = call_operator(target, arguments);
-    state.running_operator = outer;
-    return result;
-  }
   switch (target.shape) {
     case Target::Shape::function:
       return call_with_tuple(target.original, PyCFunction_GET_SELF(target.object), arguments, 0);
+    case Target::Shape::slow_operator:
+    case Target::Shape::fast_operator: {
+      ThreadState& state = thread_state;
+      const Target* outer = std::exchange(state.running_operator, &target);
+      PyObject* result = call_operator(target, arguments);
+      state.running_operator = outer;
+      return result;
+    }
     case Target::Shape::method:
       return call_with_tuple(target.original, arguments.values[0], arguments, 1);
     case Target::Shape::method_no_arguments:

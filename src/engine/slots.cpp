@@ -34,7 +34,7 @@ PyObject* answer_vectorcall(Target& target, PyObject* callable, PyObject* const*
                            (target.shape == Target::Shape::method || arguments.count() == 1);
     // CPython knows best what is wrong with the call.
     if (!plausible) return target.original_slot(callable, values, flagged_count, keywords);
-  } else if (target.is_operator && is_decided(target)) {
+  } else if (target.is_operator() && is_decided(target)) {
     return call_operator(target, arguments);
   }
   return answer(target, arguments);
@@ -167,14 +167,16 @@ bool check(PyObject* object, const tensor::MemoryMap& memory, Target::Shape& sha
       if (*slot_of(object) == nullptr || *slot_of(object) != expected_fast_function_slot()) {
         return refuse(object, "its slot does not hold CPython's own");
       }
-      shape = Target::Shape::fast_function;
+      shape = Target::Shape::fast_operator;
       return true;
     }
     if ((flags & ~METH_STATIC) != (METH_VARARGS | METH_KEYWORDS)) {
       return refuse(object, "its calling convention is not known");
     }
     if (*slot_of(object) != nullptr) return refuse(object, "its slot is already in use");
-    shape = Target::Shape::function;
+    PyObject* const self = PyCFunction_GET_SELF(object);
+    const bool is_of_pybind = self != nullptr && PyCapsule_CheckExact(self) != 0;
+    shape = is_of_pybind ? Target::Shape::slow_operator : Target::Shape::function;
     return true;
   }
   if (PyFunction_Check(object)) {
@@ -183,7 +185,7 @@ bool check(PyObject* object, const tensor::MemoryMap& memory, Target::Shape& sha
   }
   // What torch 2.15 has in the place of the builtin where an operator is written in Python.
   if (PyVectorcall_Function(object) != nullptr && Py_TYPE(object)->tp_call == PyVectorcall_Call) {
-    shape = Target::Shape::fast_function;
+    shape = Target::Shape::fast_operator;
     return true;
   }
   PyErr_Format(PyExc_TypeError, "habana_mp can cover torch's builtins, Tensor's methods and Python functions; got %R",
@@ -221,11 +223,12 @@ void hook(Target& target) {
   const std::size_t index = target.index;
   switch (target.shape) {
     case Target::Shape::function:
+    case Target::Shape::slow_operator:
       target.original = PyCFunction_GET_FUNCTION(target.object);
       target.original_slot = *slot_of(target.object);
       store(slot_of(target.object), stubs[index].vectorcall);
       break;
-    case Target::Shape::fast_function: {
+    case Target::Shape::fast_operator: {
       // Where the flags say so the interpreter calls the C function itself, past the slot. The function stays the same:
       // a builtin's hash is made of it.
       if (PyCFunction_CheckExact(target.object)) {
@@ -268,9 +271,10 @@ void hook(Target& target) {
 void unhook(Target& target) {
   switch (target.shape) {
     case Target::Shape::function:
+    case Target::Shape::slow_operator:
       store(slot_of(target.object), target.original_slot);
       break;
-    case Target::Shape::fast_function:
+    case Target::Shape::fast_operator:
       store(slot_of(target.object), target.original_slot);
       if (PyCFunction_CheckExact(target.object)) {
         store(&reinterpret_cast<PyCFunctionObject*>(target.object)->m_ml, target.definition);

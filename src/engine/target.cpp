@@ -70,15 +70,6 @@ void set_function_twin(PyObject* method, PyObject* function) noexcept {
   target->twin = Py_NewRef(function);
 }
 
-namespace {
-// Operators of torch.ops are functions of pybind11: fast ones in newer releases, in older ones bound to a capsule.
-bool is_of_pybind(PyObject* object, Target::Shape shape) {
-  if (shape != Target::Shape::function) return shape == Target::Shape::fast_function;
-  PyObject* const self = PyCFunction_GET_SELF(object);
-  return self != nullptr && PyCapsule_CheckExact(self);
-}
-}  // namespace
-
 Target* target_for(PyObject* object, Target::Shape shape, const char* operation, PyObject* shown) {
   if (Target* known = find_target(object)) return known;
   if (target_count == target_capacity) {
@@ -88,7 +79,6 @@ Target* target_for(PyObject* object, Target::Shape shape, const char* operation,
   Target* target = make(object, shown, operation);
   if (target == nullptr) return nullptr;
   target->shape = shape;
-  target->is_operator = is_of_pybind(object, shape);
   target->index = target_count;
   targets[target_count++] = target;
   by_object().emplace(object, target);

@@ -24,7 +24,8 @@ inline constexpr std::size_t no_index = target_capacity;
 struct Target {
   enum class Shape : std::uint8_t {
     function,             // builtin function, METH_VARARGS | METH_KEYWORDS
-    fast_function,        // an operator of torch.ops: a builtin, METH_FASTCALL | METH_KEYWORDS, or another callable
+    slow_operator,        // the same, of pybind11: an operator of torch.ops in older releases (2.4)
+    fast_operator,        // an operator of torch.ops: a builtin, METH_FASTCALL | METH_KEYWORDS, or another callable
     method,               // method of Tensor, METH_VARARGS | METH_KEYWORDS
     method_no_arguments,  // method of Tensor, METH_NOARGS
     assignment,           // Tensor.__setitem__: a type slot, not a callable
@@ -35,7 +36,6 @@ struct Target {
   const Rule* listed = &no_rule;    // what convert's policy says
   const Rule* unlisted = &no_rule;  // what holds where the lists are silent (rules 2 to 4)
   Shape shape = Shape::function;
-  bool is_operator = false;  // of torch.ops: a function of pybind11, fast or not
   PyCFunction original = nullptr;
   std::array<Count, precision_count> counts{};
 
@@ -56,6 +56,7 @@ struct Target {
   bool in_regions = false;  // of some region that was entered
 
   bool is_method() const { return shape == Shape::method || shape == Shape::method_no_arguments; }
+  bool is_operator() const { return shape == Shape::slow_operator || shape == Shape::fast_operator; }
 };
 
 // By index; null beyond the last. The stubs in slots.cpp know their index at compile time.
