@@ -109,8 +109,8 @@ _INSIDE = (
     *("_decomp/", "_refs/", "_prims/", "_prims_common/", "_inductor/", "_subclasses/"),
     *("_meta_registrations.py", "_export/decomp_utils.py"),
 )
-#: Through these such code calls other operations (``1 - x`` is ``Tensor.__rsub__``), and Inductor the operators of a graph,
-#: to learn what they give.
+#: Through these such code calls other operations (``1 - x`` is ``Tensor.__rsub__``), and Inductor the operators of a
+#: graph, to learn what they give.
 _BETWEEN = (
     *("_tensor.py", "functional.py", "nn/functional.py", "_ops.py", "fx/interpreter.py"),
     "fx/passes/fake_tensor_prop.py",

@@ -62,7 +62,9 @@ _SILENT = {"pytorch", "habana", "benchmarks", "implementations", "training", "co
 def _file(name: str) -> tuple[Listed, ...]:
     if not name:
         return ()
-    return tuple(Listed(one.name, f"{name}.txt", one.line, shipped=True) for one in read_list(DIRECTORY / f"{name}.txt"))
+    return tuple(
+        Listed(one.name, f"{name}.txt", one.line, shipped=True) for one in read_list(DIRECTORY / f"{name}.txt")
+    )
 
 
 def _shipped(name: str) -> Preset:

@@ -184,7 +184,8 @@ bool check(PyObject* object, const tensor::MemoryMap& memory, Target::Shape& sha
     return true;
   }
   // What torch 2.15 has in the place of the builtin where an operator is written in Python.
-  if (PyVectorcall_Function(object) != nullptr && Py_TYPE(object)->tp_call == PyVectorcall_Call) {
+  if (std::string_view(Py_TYPE(object)->tp_name).starts_with("torch._C.") && PyVectorcall_Function(object) != nullptr &&
+      Py_TYPE(object)->tp_call == PyVectorcall_Call) {
     shape = Target::Shape::fast_operator;
     return true;
   }

@@ -45,7 +45,8 @@ class Trial {
   std::optional<PanelVerdict> run() {
     if (panels_.get() == nullptr) return std::nullopt;
     std::vector<std::size_t> blocks = blocks_to_try();
-    const bool all_seen = values_.show([&](PyObject* expected) { return compare(expected, blocks) && !blocks.empty(); });
+    const bool all_seen =
+        values_.show([&](PyObject* expected) { return compare(expected, blocks) && !blocks.empty(); });
     if (!all_seen && !blocks.empty()) return std::nullopt;
     // Where two are left they could not be told apart: who knows which of them is right.
     if (blocks.size() != 1) return PanelVerdict{false, 0};
@@ -89,7 +90,8 @@ class Trial {
     for (int i = 0; i < most_rounds && (i < fewest_rounds || spent < long_enough); ++i) {
       const double one = time_of([&] { return call_plain(values_.call(), values_.weight()); });
       if (one < 0) return std::nullopt;
-      const double other = has_packed ? time_of([&] { return call_packed(values_.call(), packed.get()); }) : from_packed;
+      const double other =
+          has_packed ? time_of([&] { return call_packed(values_.call(), packed.get()); }) : from_packed;
       if (other < 0) return std::nullopt;
       const double ours = time_of([&] { return multiply(block); });
       if (ours < 0) return std::nullopt;
