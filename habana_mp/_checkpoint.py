@@ -32,7 +32,11 @@ class AsWhenGiven:
 
 
 def checkpoint_replacement() -> Replacement:
-    """torch.utils.checkpoint.checkpoint, with the block made to remember."""
+    """torch.utils.checkpoint.checkpoint, with the block made to remember.
+
+    Since torch 2.15 it is a decorator, too; what both ways call is exchanged there.
+    """
+    function = getattr(torch.utils.checkpoint, "_checkpoint_impl", torch.utils.checkpoint.checkpoint)
 
     def call(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         if arguments and callable(arguments[0]):
@@ -41,4 +45,4 @@ def checkpoint_replacement() -> Replacement:
             keywords = {**keywords, "function": AsWhenGiven(keywords["function"])}
         return original(*arguments, **keywords)
 
-    return Replacement(torch.utils.checkpoint.checkpoint, call)
+    return Replacement(function, call)

@@ -124,13 +124,14 @@ def _outside_of_lists(compiled: Any) -> Any:
 
 
 class OwnCode(WhenImported):
-    """Functions of ours that change the state of a thread: Dynamo runs them as they are."""
+    """Functions of ours that change the state of a thread: Dynamo runs them as they are, and does not look inside."""
 
     name = "torch._dynamo.eval_frame"
     functions: ClassVar[list[Any]] = []
 
     def do(self, module: Any) -> None:
         for function in self.functions:
+            function._torchdynamo_disable = True
             module.skip_code(function.__code__)
 
     def undo(self, module: Any) -> None:
@@ -210,11 +211,15 @@ class WholeInPlaceOperations(WhenImported):
     """
 
     name = _TENSORS_IN_DYNAMO
-    _taken_apart = ("method_addcmul_", "method_addcdiv_")
+    _taken_apart = ("addcmul_", "addcdiv_")
 
     def do(self, module: Any) -> None:
         tensor: Any = module.TensorVariable
-        self._originals = {name: vars(tensor)[name] for name in self._taken_apart if name in vars(tensor)}
+        # Since torch 2.15 a table says which handler is whose.
+        table = vars(tensor).get("tp_methods", {})
+        self._entries = {name: table[name] for name in self._taken_apart if name in table}
+        handlers = {f"method_{name}" for name in self._taken_apart}
+        self._originals = {name: vars(tensor)[name] for name in handlers if name in vars(tensor)}
 
         def whole(original: Any) -> Any:
             def method(self: Any, *arguments: Any, value: Any = None) -> Any:  # the tracer, in newer releases, and two
@@ -225,10 +230,14 @@ class WholeInPlaceOperations(WhenImported):
 
         for name, original in self._originals.items():
             setattr(tensor, name, whole(original))
+        for name, entry in self._entries.items():
+            table[name] = type(entry)(whole(entry.handler))
 
     def undo(self, module: Any) -> None:
         for name, original in self._originals.items():
             setattr(module.TensorVariable, name, original)
+        if self._entries:
+            module.TensorVariable.tp_methods.update(self._entries)
 
 
 class RegionsInExport(WhenImported):

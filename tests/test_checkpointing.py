@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -105,6 +106,21 @@ def test_gradients_are_those_without_checkpointing_in_every_state(
     assert model.seen[:2] == model.seen[2:]
 
 
+IS_DECORATOR = inspect.signature(checkpoint).parameters["function"].default is None
+
+
+@pytest.mark.skipif(not IS_DECORATOR, reason="a decorator since torch 2.15")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("before", STATES)
+@pytest.mark.parametrize("after", STATES)
+def test_gradients_of_a_decorated_block_are_those_without_checkpointing(before: str, after: str, kind: str) -> None:
+    decorate: Any = functools.partial(checkpoint, use_reentrant=KINDS[kind])
+    expected = gradients(Mixed(), plainly, before, after)
+    model = Mixed()
+    assert_same(gradients(model, lambda block, x: decorate()(block)(x), before, after), expected)
+    assert model.seen[:2] == model.seen[2:]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("outer", ["casts", "disabled", "autocast"])
 @pytest.mark.parametrize("inner", STATES)
@@ -170,8 +186,6 @@ def test_the_block_may_be_given_by_keyword_and_take_keywords() -> None:
 
 def test_checkpoint_is_the_same_function_and_what_is_wrong_is_said_by_torch() -> None:
     assert torch.utils.checkpoint.checkpoint is checkpoint
-    with pytest.raises(TypeError):
-        checkpoint()  # type: ignore[call-arg]
     with pytest.raises(TypeError):
         checkpoint(3, M.clone().requires_grad_(), use_reentrant=False)
     with pytest.raises(ValueError, match="Unexpected keyword"):
