@@ -174,9 +174,7 @@ bool check(PyObject* object, const tensor::MemoryMap& memory, Target::Shape& sha
       return refuse(object, "its calling convention is not known");
     }
     if (*slot_of(object) != nullptr) return refuse(object, "its slot is already in use");
-    PyObject* const self = PyCFunction_GET_SELF(object);
-    const bool is_of_pybind = self != nullptr && PyCapsule_CheckExact(self) != 0;
-    shape = is_of_pybind ? Target::Shape::slow_operator : Target::Shape::function;
+    shape = Target::Shape::function;
     return true;
   }
   if (PyFunction_Check(object)) {
@@ -565,6 +563,8 @@ bool find_targets(const std::vector<Entry>& entries, std::vector<Target*>& found
     Target* target = find_target(entry.object);
     if (target == nullptr || !target->installed) {
       if (!check(entry.object, memory, shape)) return false;
+      const bool is_operator = entry.operation.find("::") != std::string::npos;
+      if (is_operator && shape == Target::Shape::function) shape = Target::Shape::slow_operator;
       target = target_for(entry.object, shape, entry.operation.c_str(), entry.shown);
       if (target == nullptr) return false;
     }

@@ -24,7 +24,7 @@ inline constexpr std::size_t no_index = target_capacity;
 struct Target {
   enum class Shape : std::uint8_t {
     function,             // builtin function, METH_VARARGS | METH_KEYWORDS
-    slow_operator,        // the same, of pybind11: an operator of torch.ops in older releases (2.4)
+    slow_operator,        // the same, an operator of torch.ops: in older releases (2.4 to 2.10, at least)
     fast_operator,        // an operator of torch.ops: a builtin, METH_FASTCALL | METH_KEYWORDS, or another callable
     method,               // method of Tensor, METH_VARARGS | METH_KEYWORDS
     method_no_arguments,  // method of Tensor, METH_NOARGS
