@@ -129,7 +129,7 @@ _SILENT_COLLECTIVES = (
     *("alltoall_base", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
     # newer releases
     *("all_to_all_single", "all_gather_single", "all_gather_single_coalesced", "reduce_scatter_single"),
-    "reduce_scatter_single_coalesced",
+    *("reduce_scatter_single_coalesced", "gather_single", "gather_into_tensor"),
 )
 #: Operators for the same, which functional collectives consist of.
 _SILENT_FUNCTIONAL = ("all_reduce_", "all_reduce_coalesced_", "broadcast_", "all_gather_into_tensor_out")

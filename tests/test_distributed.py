@@ -696,6 +696,10 @@ HARMLESS = {
         "rank",
     ),
     *("send", "set_timeout", "shutdown", "size", "split_group", "unbox", "use_pg_for_symm_mem_rendezvous"),
+    # torch 2.15; a window is for memory that others write to by themselves, on accelerators only
+    *("get_backend", "get_reconfigure_handle", "reconfigure", "supports_reconfigure", "new_window", "supports_window"),
+    *("register_abort_hook", "register_post_hook", "register_pre_hook", "supports_abort_hooks"),
+    *("supports_completion_hooks", "unregister_abort_hook", "unregister_post_hook", "unregister_pre_hook"),
 }
 
 
