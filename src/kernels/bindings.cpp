@@ -443,7 +443,7 @@ void kernels_multiply(const py::array_t<std::uint16_t>& input, const Bits& arran
   check(input.ndim() == 2 && input.strides(1) == 2 && input.strides(0) >= 2 * input.shape(1),
         "`input` must have two dimensions and rows that lie one after the other");
   check(result.ndim() == 2 && result.shape(0) == input.shape(0), "`result` must have as many rows as `input`");
-  check(input.shape(1) % 2 == 0 && block % 2 == 0 && block != 0, "rows and `block` must be of even length");
+  check(input.shape(1) % 2 == 0 && block % 2 == 0, "rows and `block` must be of even length");
   check(arranged.size() == input.shape(1) * result.shape(1), "`arranged` must be for input and result");
   check(!bias || bias->size() == result.shape(1), "`bias` must be as long as a row of `result`");
   const kernels::Product product{

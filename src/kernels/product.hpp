@@ -7,13 +7,16 @@ namespace habana_mp::kernels {
 
 // result[i][j] = the sum over k of input[i][k] * weight[j][k], plus bias[j]. Everything is bfloat16, the sums are
 // float32. They are made in order: `block` products one pair after the other, then the sum of the next so many is added
-// to those before. Which block gives the bits of another library is for the caller to find out.
+// to those before. Or they are made `by_lanes`: 16 sums, each of every 16th pair of products, which are added in the
+// end, the first eight and the others, the first four and the others, neighbours, and both. Which of them gives the
+// bits of another library is for the caller to find out.
+inline constexpr std::size_t by_lanes = 0;
 struct Product {
   const void* input;
   std::size_t input_step;  // elements from row to row
   std::size_t rows;
   std::size_t inner;   // an even number
-  std::size_t block;   // an even number too, not 0
+  std::size_t block;   // an even number too, or by_lanes
   const void* weight;  // as `arrange` has brought it
   std::size_t outer;
   const void* bias;  // null for none

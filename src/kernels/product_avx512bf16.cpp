@@ -163,7 +163,89 @@ void multiply_panel(const PanelProduct& product, Last last) {
   }
 }
 
+// Sums as a vector of 16 pairs makes them. The panel's columns take turns with so many pairs, which the nearest cache
+// holds; their 16 sums wait in between.
+constexpr std::size_t pairs_at_once = 64;
+struct alignas(64) LaneSums {
+  float values[lanes][lanes];
+};
+
+// `fetches`: whoever comes first asks for what the whole panel needs soon.
+template <bool fetches>
+void add_by_lanes(const std::uint16_t* input, const std::uint16_t* panel, std::size_t pair_step, std::size_t pairs,
+                  FirstLanes there, LaneSums& waiting) {
+  __m512 sums[lanes];
+#pragma GCC unroll 16
+  for (std::size_t i = 0; i < lanes; ++i) sums[i] = _mm512_load_ps(waiting.values[i]);
+  const auto both = [=](std::size_t pair) {
+    std::int32_t two = 0;
+    __builtin_memcpy(&two, input + pair * 2, sizeof two);
+    return (__m512bh)_mm512_set1_epi32(two);
+  };
+  std::size_t pair = 0;
+  for (; pair + lanes <= pairs; pair += lanes) {
+#pragma GCC unroll 16
+    for (std::size_t i = 0; i < lanes; ++i) {
+      const std::uint16_t* const from = panel + (pair + i) * pair_step;
+      if constexpr (fetches) {
+#pragma GCC unroll 4
+        for (std::size_t j = 0; j < registers; ++j) _mm_prefetch(from + soon + j * line, _MM_HINT_T0);
+      }
+      sums[i] = _mm512_dpbf16_ps(sums[i], both(pair + i), (__m512bh)there.load(from));
+    }
+  }
+#pragma GCC unroll 16
+  for (std::size_t i = 0; i < lanes; ++i) _mm512_store_ps(waiting.values[i], sums[i]);
+  for (std::size_t i = 0; pair < pairs; ++pair, ++i) {
+    const auto values = (__m512bh)there.load(panel + pair * pair_step);
+    const __m512 sum = _mm512_dpbf16_ps(_mm512_load_ps(waiting.values[i]), both(pair), values);
+    _mm512_store_ps(waiting.values[i], sum);
+  }
+}
+
+__m512 sum_of_lanes(const LaneSums& waiting) {
+  __m512 sums[lanes];
+  for (std::size_t i = 0; i < lanes; ++i) sums[i] = _mm512_load_ps(waiting.values[i]);
+  for (std::size_t half = lanes / 2; half >= 4; half /= 2) {
+    for (std::size_t i = 0; i < half; ++i) sums[i] = _mm512_add_ps(sums[i], sums[i + half]);
+  }
+  return _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3]));
+}
+
+void multiply_by_lanes(const PanelProduct& product) {
+  const std::size_t pairs = product.inner / 2;
+  const std::size_t pair_step = product.outer * 2;
+  const std::size_t columns = (product.outer + lanes - 1) / lanes;
+  for (std::size_t row = 0; row < product.rows; ++row) {
+    const std::uint16_t* const input = product.input + row * product.input_step;
+    LaneSums waiting[registers] = {};
+    for (std::size_t begin = 0; begin < pairs; begin += pairs_at_once) {
+      const std::size_t count = pairs_at_once < pairs - begin ? pairs_at_once : pairs - begin;
+      for (std::size_t j = 0; j < columns; ++j) {
+        const std::uint16_t* const panel = product.panel + begin * pair_step + j * lanes * 2;
+        const FirstLanes there{lanes32(product.outer - j * lanes)};
+        if (j == 0) {
+          add_by_lanes<true>(input + begin * 2, panel, pair_step, count, there, waiting[j]);
+        } else {
+          add_by_lanes<false>(input + begin * 2, panel, pair_step, count, there, waiting[j]);
+        }
+      }
+    }
+    for (std::size_t j = 0; j < columns; ++j) {
+      PanelProduct column = product;
+      if (column.bias != nullptr) column.bias += j * lanes;
+      column.result += j * lanes;
+      const Sums<1, 1> sum = {{sum_of_lanes(waiting[j])}};
+      finish<1, 1>(column, row, FirstLanes{lanes32(product.outer - j * lanes)}, sum);
+    }
+  }
+}
+
 void multiply(const PanelProduct& product) noexcept {
+  if (product.block == by_lanes) {
+    multiply_by_lanes(product);
+    return;
+  }
   if (product.outer == panel_rows) {
     multiply_panel<registers>(product, WholeLanes{});
     return;

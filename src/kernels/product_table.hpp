@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/product.hpp"
+
 namespace habana_mp::kernels {
 
 // A weight's rows are taken together in panels of so many; the last panel may have fewer.
@@ -15,7 +17,7 @@ struct PanelProduct {
   std::size_t input_step;  // from row to row
   std::size_t rows;        // of the input
   std::size_t inner;       // the length of a row
-  std::size_t block;       // so many products are summed before the sum joins that of those before
+  std::size_t block;       // so many products are summed before the sum joins that of those before; or by_lanes
   const std::uint16_t* panel;
   std::size_t outer;          // rows of the panel
   const std::uint16_t* bias;  // null for none

@@ -61,6 +61,7 @@ class Trial {
     const auto whole = static_cast<std::size_t>(case_.inner);
     std::vector<std::size_t> blocks{whole};
     for (std::size_t block = smallest_block; block <= 2048 && block < whole; block *= 2) blocks.push_back(block);
+    if (values_.rows() == 1) blocks.push_back(kernels::by_lanes);
     return blocks;
   }
 

@@ -79,13 +79,13 @@ class LinearTrial {
   // Null where it could not be made.
   [[nodiscard]] PyObject* weight() const { return has_values_ ? weight_.get() : nullptr; }
   [[nodiscard]] const PackedCall& call() const { return call_; }
+  [[nodiscard]] std::int64_t rows() const { return tensor::count_elements(input_.get()) / case_.inner; }
 
   // Gives the result of torch's function to `compare`, for one input after the other until enough results are seen, and
   // for one of denormals, until it says no. False where it did, or where something failed.
   bool show(const std::function<bool(PyObject* expected)>& compare);
 
  private:
-  [[nodiscard]] std::int64_t rows() const { return tensor::count_elements(input_.get()) / case_.inner; }
   bool show_one(std::uint64_t seed, bool denormal, const std::function<bool(PyObject* expected)>& compare);
   void fill(std::uint64_t seed, bool denormal);
 
