@@ -57,6 +57,7 @@ void fill_with_sums_to_nothing(void* bf16_values, std::int64_t rows, std::int64_
       if (reversed) end[j] = static_cast<std::uint16_t>(end[j] + by_2_to_the_20th);
       end[rest / 2 + j] = static_cast<std::uint16_t>(end[j] ^ flipped);
     }
+    if (inner % 2 != 0) row[inner - 1] = 0;
   }
 }
 

@@ -13,8 +13,9 @@ void fill_with_noise(void* bf16_values, std::int64_t count, std::uint64_t seed) 
 
 // The same for one of the sides of a product, [rows][inner]. In the product of an input that is `reversed` and a weight
 // that is not, the second half of each sum takes back what the first has brought, in another order. What is left is
-// what rounding left, so that the results tell the order of the sums. What is left over of a row by `smallest_block`
-// adds up to nothing for itself, and is so large on the way that the sum before it shows whether it was there.
+// what rounding left, so that the results tell the order of the sums; a value without a partner is zero. What is left
+// over of a row by `smallest_block` adds up to nothing for itself, and is so large on the way that the sum before it
+// shows whether it was there.
 void fill_with_sums_to_nothing(void* bf16_values, std::int64_t rows, std::int64_t inner, bool reversed,
                                std::uint64_t seed);
 inline constexpr std::int64_t smallest_block = 256;
