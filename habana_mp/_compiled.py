@@ -123,6 +123,12 @@ def _outside_of_lists(compiled: Any) -> Any:
     return run
 
 
+def _leave_to_python(functions: list[Any], eval_frame: Any) -> None:
+    for function in functions:
+        function._torchdynamo_disable = True
+        eval_frame.skip_code(function.__code__)
+
+
 class OwnCode(WhenImported):
     """Functions of ours that change the state of a thread: Dynamo runs them as they are, and does not look inside."""
 
@@ -130,9 +136,7 @@ class OwnCode(WhenImported):
     functions: ClassVar[list[Any]] = []
 
     def do(self, module: Any) -> None:
-        for function in self.functions:
-            function._torchdynamo_disable = True
-            module.skip_code(function.__code__)
+        _leave_to_python(self.functions, module)
 
     def undo(self, module: Any) -> None:
         """They are nobody else's."""
@@ -146,11 +150,8 @@ class HooksOutsideOfGraphs(WhenImported):
     functions: ClassVar[list[Any]] = []
 
     def do(self, module: Any) -> None:
-        if hasattr(module, "skip_frame"):
-            return
-        for function in self.functions:
-            function._torchdynamo_disable = True
-            module.eval_frame.skip_code(function.__code__)
+        if not hasattr(module, "skip_frame"):
+            _leave_to_python(self.functions, module.eval_frame)
 
     def undo(self, module: Any) -> None:
         """They are nobody else's."""

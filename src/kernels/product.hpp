@@ -5,12 +5,13 @@
 
 namespace habana_mp::kernels {
 
+// As a block: 16 sums, each of every 16th pair of products, which are added in the end, the first eight and the others,
+// the first four and the others, neighbours, and both.
+inline constexpr std::size_t by_lanes = 0;
+
 // result[i][j] = the sum over k of input[i][k] * weight[j][k], plus bias[j]. Everything is bfloat16, the sums are
 // float32. They are made in order: `block` products one pair after the other, then the sum of the next so many is added
-// to those before. Or they are made `by_lanes`: 16 sums, each of every 16th pair of products, which are added in the
-// end, the first eight and the others, the first four and the others, neighbours, and both. Which of them gives the
-// bits of another library is for the caller to find out.
-inline constexpr std::size_t by_lanes = 0;
+// to those before; or `by_lanes`. Which block gives the bits of another library is for the caller to find out.
 struct Product {
   const void* input;
   std::size_t input_step;  // elements from row to row

@@ -69,14 +69,16 @@ PyObject* case_of(const Entry& entry, const PackedCall& call) {
                        call.bias == Py_None ? Py_False : Py_True);
 }
 
-// Does the library order the sums of such linear layers alike whether their weight is packed or not? Found out once for
-// each kind of call. Under the GIL, as everything here. Never destroyed, as the cache.
+// Does the library order the sums of such linear layers alike whether their weight is packed or not? (Convolutions that
+// may not are tried by `gives_the_same_bits`.) Found out once for each kind of call. Under the GIL, as everything here.
+// Never destroyed, as the cache.
 std::unordered_map<LinearCase, bool, HashOfLinearCase>& orders_of_sums() {
   static auto* const all = new std::unordered_map<LinearCase, bool, HashOfLinearCase>;
   return *all;
 }
 
 std::optional<bool> known_to_sum_alike(const Entry& entry, const PackedCall& call) {
+  if (call.what != Packs::linear) return true;
   const std::optional<LinearCase> one = linear_case_of(entry, call);
   if (!one || entry.elements > most_tried) return false;
   const auto found = orders_of_sums().find(*one);
@@ -88,14 +90,11 @@ bool sums_alike(const Entry& entry, const PackedCall& call) {
   if (const std::optional<bool> known = known_to_sum_alike(entry, call)) return *known;
   const std::optional<LinearCase> one = linear_case_of(entry, call);
   LinearTrial trial(*one, call);
-  PyObject* packed = trial.weight() == nullptr ? nullptr : pack(trial.weight(), trial.call());
-  const bool alike = packed != nullptr && trial.show([&](PyObject* expected) {
-    PyObject* made = call_packed(trial.call(), packed);
-    const bool same = are_same(made, expected);
-    Py_XDECREF(made);
-    return same;
+  const Owned packed(trial.weight() == nullptr ? nullptr : pack(trial.weight(), trial.call()));
+  const bool alike = packed.get() != nullptr && trial.show([&](PyObject* expected) {
+    const Owned made(call_packed(trial.call(), packed.get()));
+    return are_same(made.get(), expected);
   });
-  Py_XDECREF(packed);
   drop_error();
   if (PyErr_Occurred() != nullptr) return false;
   return orders_of_sums().insert_or_assign(*one, alike).first->second;
@@ -184,7 +183,7 @@ void consider_library(Entry& entry, const PackedCall& call) {
   if (call.reorders && known == Verdict::none) ++entry.probed;
   entry.busy = true;
   PyObject* cast = Py_NewRef(entry.cast);
-  const bool is_alike = call.what != Packs::linear || sums_alike(entry, call);
+  const bool is_alike = sums_alike(entry, call);
   PyObject* packed = is_alike ? pack(cast, call) : nullptr;
   const bool worth = packed != nullptr && (known == Verdict::pays || pays(call, cast, packed));
   PyObject* holder = worth ? tensor::make_holder(packed) : nullptr;
@@ -262,14 +261,12 @@ bool may_be_packed(const PackedCall& call, Kind to) noexcept {
       if (!verdict || verdict->pays) return true;
     }
     if (torch.call == nullptr || known->elements < worth_packing) return false;
-    if (call.what == Packs::linear && known_to_sum_alike(*known, call) == false) return false;
+    if (known_to_sum_alike(*known, call) == false) return false;
     // The result of a weight in channels-last order is in that order, whatever the input's is.
     if (call.reorders && !tensor::is_channels_first(known->cast)) return false;
   }
   const std::shared_ptr<Entry> entry = cache().entries.at({call.weight, to});  // comparing may let others run
-  if (entry->form == Form::library) {
-    return is_packed_for(*entry, call) && (call.what != Packs::linear || known_to_sum_alike(*entry, call) != false);
-  }
+  if (entry->form == Form::library) return is_packed_for(*entry, call) && known_to_sum_alike(*entry, call) != false;
   PyObject* one_case = case_of(*entry, call);
   const Verdict verdict = verdict_on(one_case);
   Py_XDECREF(one_case);
@@ -294,9 +291,8 @@ PyObject* answer(const PackedCall& call, Kind to) noexcept {
     verdict = known_verdict(entry, call);
     if (!verdict) verdict = try_panels(entry, call);
     if (!verdict || !verdict->pays || !entry.has(Form::panels)) return nullptr;
-  } else {
-    if (call.what == Packs::linear && entry.has(Form::library) && !sums_alike(entry, call)) return nullptr;
-    if (!is_packed_for(entry, call)) return nullptr;
+  } else if (!is_packed_for(entry, call) || !sums_alike(entry, call) || !entry.has(Form::library)) {
+    return nullptr;
   }
   if (!is_unchanged(entry, call.weight)) return nullptr;
   PyObject* packed = Py_NewRef(entry.cast);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <vector>
 
 #include "errors.hpp"
@@ -27,6 +26,7 @@ constexpr std::uint32_t most_trials = 8;
 constexpr double clearly = 1.05;
 // Below so many products of two numbers a call is over sooner than another thread could make use of the GIL.
 constexpr std::size_t gil_kept_below = std::size_t{1} << 21;
+
 // Under the GIL, as everything here. Never destroyed, as the cache.
 std::unordered_map<LinearCase, PanelVerdict, HashOfLinearCase>& verdicts() {
   static auto* const all = new std::unordered_map<LinearCase, PanelVerdict, HashOfLinearCase>;
