@@ -161,8 +161,8 @@ def reads_flags_in_place() -> bool:
     """Are the flags of torch's dispatcher read in its memory, without calling a function of torch's?"""
 
 def looks_inside() -> bool:
-    """Can it be told where a tensor's memory lies and whether anybody has written to it? Else no cast is kept, and our
-    kernels neither cast nor step (torch before 2.10)."""
+    """Can it be told where a tensor's memory lies and whether anybody has written to it? Else no cast is
+    kept; nor do our kernels cast or step before torch 2.10."""
 
 def reader() -> str:
     """How tensors are read: ``layout``, ``dlpack`` or ``attribute``."""
@@ -320,6 +320,9 @@ def weights_configure(on: bool, view: Any, recorded: Any, most_bytes: int) -> No
 
 def weights_watch(methods: dict[str, Any], harmless_callers: tuple[str, ...], passing_on: tuple[str, ...]) -> None:
     """Watch the methods by which a weight's memory gets into other hands, or that write without a new version."""
+
+def weights_watch_exchange() -> None:
+    """Watch DLPack's exchange API of C, which another library has just given to torch."""
 
 def weights_stop_watching() -> None: ...
 def weights_renew(parameters: tuple[Any, ...], may_be_fresh: bool) -> None:

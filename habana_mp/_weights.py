@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from habana_mp import _core
 from habana_mp import _operations as ops
 from habana_mp._hooks import StepHook
+from habana_mp._imports import WhenImported
 from habana_mp._memory import KeptCast
 
 #: Modules that take the pointer of a tensor or storage only to tell one from another; what their names begin with.
@@ -29,11 +30,24 @@ _PACKED: dict[Literal["linear", "conv2d"], tuple[str, str, Any]] = {
 _NO_LIMIT = 2**64 - 1
 
 
+class _ExchangeOfC(WhenImported):
+    """The library that gives a torch before 2.10 DLPack's exchange API of C, through which it gets weights' memory."""
+
+    name = "tvm_ffi"
+
+    def do(self, module: Any) -> None:
+        _core.weights_watch_exchange()
+
+    def undo(self, module: Any) -> None:
+        pass  # watched as long as all other ways
+
+
 class Weights:
     """The cache of casts, switched on and off with a configuration."""
 
     def __init__(self) -> None:
         self._hook = StepHook(_renew, before=False)
+        self._exchange = None if hasattr(torch.Tensor, "__dlpack_c_exchange_api__") else _ExchangeOfC()
 
     def install(self, *, on: bool, limit: int | None, packed: bool) -> None:
         if not on:
@@ -42,6 +56,8 @@ class Weights:
         methods = {name: getattr(torch._C.TensorBase, name) for name in ops.HANDS_OUT_MEMORY}
         methods["storage.data_ptr"] = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]  # torch's stubs lack it
         _core.weights_watch(methods, _COMPARE_POINTERS, _PASS_POINTERS_ON)
+        if self._exchange is not None:
+            self._exchange.install()
         self._hook.install()
         operators = packing_operators() if packed else {}
         for what, (_, _, function) in _PACKED.items():
@@ -53,6 +69,8 @@ class Weights:
 
     def uninstall(self) -> None:
         _core.weights_configure(on=False, view=None, recorded=None, most_bytes=0)
+        if self._exchange is not None:
+            self._exchange.uninstall()
         _core.weights_stop_watching()
         self._hook.uninstall()
 

@@ -12,7 +12,7 @@ state, hooks, schedulers, closures and ``torch.amp.GradScaler`` are torch's. The
 
 Our kernels step a weight where it, its gradient and its state are float32 on the CPU and lie in memory alike, without
 gaps. Any other weight of the same optimizer (sparse, complex, in another dtype or on another device, ``capturable``,
-``differentiable``) is stepped by torch's own code, as is everything inside ``torch.compile`` and on torch before 2.10.
+``differentiable``) is stepped by torch's own code, as is everything inside ``torch.compile``.
 """
 
 from __future__ import annotations
@@ -70,6 +70,9 @@ class SGD(torch.optim.SGD):
 
 #: In older releases AdamW is no Adam, and wants to be told of ``amsgrad`` between the gradients and the state.
 _ADAMW_ASKS_FOR_AMSGRAD = "amsgrad" in inspect.signature(torch.optim.AdamW._init_group).parameters
+
+#: Later releases count up many versions at once.
+_COUNTS_MANY = "Iterable" in str(inspect.signature(increment_version))
 
 
 def _lower_targets(params: list[Tensor]) -> list[Tensor | None]:
@@ -270,8 +273,11 @@ def _like(grad: Tensor) -> Tensor | None:
 def _count_writes(plan: _core.StepPlan, columns: Sequence[list[Any]], lowers: Sequence[Tensor | None]) -> None:
     """Tell autograd what will be written: a backward that needs the old values raises, as after torch's own step."""
     for written in (*(_others(column, plan.left_out) for column in columns), _picked(lowers, plan.lowered)):
-        if written:  # older releases, in which our kernels step nothing, take no list
+        if _COUNTS_MANY:
             increment_version(written)
+        else:
+            for tensor in written:
+                increment_version(tensor)
 
 
 def _picked(column: Sequence[Any], places: Sequence[int]) -> list[Any]:

@@ -25,12 +25,6 @@ HAS_COMPILER = shutil.which("c++") is not None or shutil.which("g++") is not Non
 BACKENDS = ["eager", "aot_eager", *(["inductor"] if HAS_COMPILER else [])]
 
 _core.bind_torch()
-#: Can the core look inside of tensors here? Kept casts, packed weights, memory that is used again and our own steps of
-#: optimizers stand on that.
-LOOKS_INSIDE = _core.looks_inside()
-needs_insides = pytest.mark.skipif(
-    not LOOKS_INSIDE, reason="this torch does not tell where tensors lie (before 2.10 it has no DLPack exchange API)"
-)
 #: In the first releases that have it, fully_shard takes streams of CUDA whatever it shards; it was private then.
 needs_fully_shard = pytest.mark.skipif(
     not torch.distributed.is_available()

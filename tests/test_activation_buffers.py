@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Converter, needs_insides
+from conftest import Converter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +31,6 @@ def by_hand(x: torch.Tensor) -> torch.Tensor:
     return x.bfloat16() @ W
 
 
-@needs_insides
 @pytest.mark.parametrize("mode", WITHOUT_GRAD)
 def test_results_stay_right_when_memory_is_used_again(converted: Converter, mode: str) -> None:
     batches = [batch(i, 4, 32) for i in range(20)]
@@ -147,7 +146,6 @@ def test_threads_do_not_share_memory_that_is_in_use(converted: Converter) -> Non
     assert wrong == []
 
 
-@needs_insides
 def test_a_few_are_kept_and_go_with_the_configuration(converted: Converter) -> None:
     from habana_mp import hmp
 

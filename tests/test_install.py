@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Converter, needs_insides, run_script
+from conftest import Converter, run_script
 
 from habana_mp import _core, hmp
 
@@ -800,7 +800,6 @@ def test_nothing_of_the_core_is_installed_without_convert() -> None:
     assert Path(_core.__file__ or "").suffix in (".so", ".pyd")
 
 
-@needs_insides
 @pytest.mark.parametrize("name", ["matmul", "__matmul__", "mm", "bmm"])
 def test_a_method_with_a_function_for_a_twin_is_still_that_method(converted: Converter, name: str) -> None:
     shape = (2, 3, 4) if name == "bmm" else (3, 4)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Converter, enable_compiled_autograd, in_threads, needs_insides
+from conftest import Converter, enable_compiled_autograd, in_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -59,7 +59,6 @@ def leaf(*shape: int, seed: int = 0) -> torch.Tensor:
 # ---- a cast in a graph -----------------------------------------------------------------------------------------------
 
 
-@needs_insides
 def test_the_next_cast_of_that_size_gets_the_memory(blocks: Converter) -> None:
     blocks(bf16=["relu"])
     x = leaf(32, 32)
@@ -152,7 +151,6 @@ def test_a_cast_stays_what_it_is_in_whatever_hands(blocks: Converter, hold: Call
     assert torch.equal(now.flatten(), copy.flatten() if now.numel() == copy.numel() else copy[3:5].flatten())
 
 
-@needs_insides
 def test_memory_that_is_shared_with_processes_is_not_used_again(blocks: Converter) -> None:
     blocks(fp32=["squeeze"])
     x = values(32, 32).bfloat16().requires_grad_()
@@ -219,7 +217,6 @@ def cross_entropy(scores: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(scores.flatten(0, 1), words.flatten())
 
 
-@needs_insides
 @pytest.mark.parametrize("cache", [True, False])
 def test_a_large_weight_that_is_used_twice_trains_as_by_hand(cache: bool) -> None:
     def by_hand() -> list[Any]:
@@ -269,7 +266,6 @@ def test_hooks_see_a_weights_own_gradient() -> None:
     assert seen == [(torch.float32, weight.shape)]
 
 
-@needs_insides
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 def test_an_interrupt_ends_the_call_and_an_error_only_this_way_of_casting(error: type[BaseException]) -> None:
     def fails(weight: torch.Tensor, cast: torch.Tensor) -> torch.Tensor:
@@ -303,7 +299,6 @@ def test_compiled_autograd_reads_both_casts() -> None:
 # ---- what waits ------------------------------------------------------------------------------------------------------
 
 
-@needs_insides
 def test_no_more_waits_than_may(blocks: Converter) -> None:
     blocks(bf16=["relu"])
     held = [torch.relu(leaf(64, 512 + i)) for i in range(40)]
@@ -317,7 +312,6 @@ def test_what_is_larger_than_all_that_may_wait_goes(blocks: Converter) -> None:
     assert _core.block_bytes_waiting() == 0
 
 
-@needs_insides
 def test_restore_gives_back_and_leaves_what_is_in_use(blocks: Converter) -> None:
     blocks(bf16=["relu", "tanh"])
     x = leaf(32, 32)
@@ -341,7 +335,6 @@ def test_switched_off(blocks: Converter) -> None:
     assert _core.block_bytes_waiting() == 0
 
 
-@needs_insides
 @pytest.mark.parametrize("what", ["subclass", "negative", "complex", "recorded", "small", "on no device", "traced"])
 def test_what_gets_no_block(blocks: Converter, what: str) -> None:
     class Own(torch.Tensor):
@@ -384,7 +377,6 @@ def test_threads_have_blocks_of_their_own(blocks: Converter) -> None:
     assert not wrong
 
 
-@needs_insides
 def test_a_forked_child_casts_too(blocks: Converter) -> None:
     blocks(bf16=["relu"])
     x = leaf(32, 32)

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import needs_insides
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -113,7 +112,6 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 # ---- the same numbers as torch ---------------------------------------------------------------------------------------
 
 
-@needs_insides
 @pytest.mark.parametrize("threads", [1, 2])
 @every_option
 def test_each_step_has_the_bits_of_the_fused_one(
@@ -130,7 +128,6 @@ def test_each_step_has_the_bits_of_the_fused_one(
     assert taken == [len(SHAPES)] * 6
 
 
-@needs_insides
 @pytest.mark.parametrize("foreach", [False, True])
 @every_option
 def test_steps_are_as_close_to_the_other_implementations_as_the_fused_one(
@@ -152,7 +149,6 @@ def test_steps_are_as_close_to_the_other_implementations_as_the_fused_one(
     assert_close(params, others)
 
 
-@needs_insides
 @pytest.mark.parametrize("size", [1, 7, 15, 17, 1000, 4099])
 @every_option
 def test_arrays_that_fill_no_register_differ_in_the_last_bit_at_most(
@@ -172,7 +168,6 @@ def test_arrays_that_fill_no_register_differ_in_the_last_bit_at_most(
     assert_close(state_of(ours), state_of(theirs), rtol=1e-6)
 
 
-@needs_insides
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 1e-42, 3e38, 0.0, -0.0])
 @every_option
 def test_special_gradients_and_weights_give_what_torch_gives(name: str, options: dict[str, Any], value: float) -> None:
@@ -193,7 +188,6 @@ def test_special_gradients_and_weights_give_what_torch_gives(name: str, options:
 numbers = st.floats(0, 1, allow_nan=False, width=32)
 
 
-@needs_insides
 @settings(deadline=None, max_examples=150)
 @given(
     name=st.sampled_from(sorted(CLASSES)),
@@ -270,7 +264,6 @@ def scalar_results() -> list[Tensor]:
     return results_of("scalar", 1)
 
 
-@needs_insides
 @pytest.mark.parametrize("path", _core.kernels_paths())
 def test_every_instruction_set_and_number_of_threads_gives_the_same_bits(
     path: str, scalar_results: list[Tensor]
@@ -295,7 +288,6 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[Tensor, Tensor
     return give
 
 
-@needs_insides
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @every_option
 def test_the_copy_is_the_weights_cast_bit_for_bit(
@@ -313,7 +305,6 @@ def test_the_copy_is_the_weights_cast_bit_for_bit(
     assert written == params[1:] * 2
 
 
-@needs_insides
 @every_class
 def test_the_copy_of_weights_beyond_the_caches_is_the_weights_cast(name: str, copies: Any) -> None:
     params = parameters([(1 << 23,), (1027, 31)])
@@ -325,7 +316,6 @@ def test_the_copy_of_weights_beyond_the_caches_is_the_weights_cast(name: str, co
         assert torch.equal(lower.view(torch.int16), param.detach().bfloat16().view(torch.int16))
 
 
-@needs_insides
 def test_the_copys_version_counts_the_writes(copies: Any) -> None:
     params = parameters()
     kept = {param: param.detach().bfloat16() for param in params}
@@ -336,7 +326,6 @@ def test_the_copys_version_counts_the_writes(copies: Any) -> None:
     assert [lower._version for lower in kept.values()] == [version + 1 for version in before]
 
 
-@needs_insides
 @pytest.mark.parametrize(
     "unfit",
     [
@@ -424,7 +413,6 @@ def test_pickled_and_copied_optimizers_go_on(name: str) -> None:
     assert_equal(optimizer, other)
 
 
-@needs_insides
 @every_class
 def test_groups_have_their_own_options(name: str) -> None:
     results = []
@@ -439,7 +427,6 @@ def test_groups_have_their_own_options(name: str) -> None:
     assert_equal(*results)
 
 
-@needs_insides
 @every_class
 def test_a_scheduler_sets_the_rate(name: str) -> None:
     results = []
@@ -540,7 +527,6 @@ def test_infinite_gradients_of_a_first_step_leave_no_momentum() -> None:
     assert_equal(optimizer, theirs)
 
 
-@needs_insides
 @every_option
 def test_every_write_is_counted_once(name: str, options: dict[str, Any]) -> None:
     params = parameters()
@@ -592,7 +578,6 @@ def channels_last(shape: tuple[int, int, int, int]) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(memory_format=torch.channels_last)
 
 
-@needs_insides
 @pytest.mark.parametrize("value", [transposed((32, 48)), channels_last((4, 16, 3, 3))], ids=["transposed", "channels"])
 @every_option
 def test_strides_that_are_alike_are_ours(name: str, options: dict[str, Any], value: Tensor, taken: list[int]) -> None:
@@ -672,7 +657,6 @@ def negative_view() -> Any:
 UNFIT = [a_gap, lower, double, complex_numbers, own_class, negative_view]
 
 
-@needs_insides
 @pytest.mark.parametrize("unfit", UNFIT)
 @every_option
 def test_unfit_weights_go_torchs_way_among_others(
@@ -701,7 +685,6 @@ def test_a_negative_gradient_is_read_as_such(taken: list[int]) -> None:
     assert taken == [0]
 
 
-@needs_insides
 def test_a_sparse_gradient_is_torchs(taken: list[int]) -> None:
     results = []
     for kind in CLASSES["SGD"]:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import needs_insides
 from torch import nn
 
 from habana_mp import _core, hmp
@@ -18,7 +17,6 @@ from habana_mp._weights import packing_operators
 FOR_LINEAR = ["library"] * bool(packing_operators()) + ["panels"] * _core.kernels_can_multiply()
 
 pytestmark = [
-    needs_insides,
     pytest.mark.usefixtures("counted", "measured_again"),
     pytest.mark.skipif(not FOR_LINEAR, reason="no bfloat16 weights are packed on this CPU"),
 ]

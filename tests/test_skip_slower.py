@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import needs_insides
 from torch import nn
 
 from habana_mp import _core, hmp
@@ -29,7 +28,6 @@ def layer() -> nn.Linear:
 X = torch.linspace(-1.0, 1.0, 4 * 32).reshape(4, 32)
 
 
-@needs_insides
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_a_slower_shape_is_left_as_it_is_written(mode: type[torch.no_grad], tmp_path: Path) -> None:
     linear, kernel, matrix = layer(), torch.randn(2, 1, 3, 3), torch.randn(32, 8)

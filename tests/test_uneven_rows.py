@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Converter, in_threads, needs_insides
+from conftest import Converter, in_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -74,7 +74,6 @@ def test_in_every_lower_precision(converted: Converter, dtype: torch.dtype, give
         assert torch.equal(layer(x), expected)
 
 
-@needs_insides
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_torch_is_asked_for_one_product(converted: Converter, product: str) -> None:
     layer, x = nn.Linear(64, 32).requires_grad_(False), sequence_first()
@@ -92,7 +91,6 @@ def test_torch_is_asked_for_one_product(converted: Converter, product: str) -> N
     assert "aten::bmm" in operations()  # what it is about: torch alone multiplies one by one
 
 
-@needs_insides
 @pytest.mark.usefixtures("counted")
 def test_the_report_counts_every_cast(converted: Converter) -> None:
     layer, x, lower = nn.Linear(64, 32), sequence_first(), sequence_first(torch.bfloat16)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Converter, needs_insides
+from conftest import Converter
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
@@ -47,7 +47,6 @@ def weight(*shape: int, requires_grad: bool = True) -> nn.Parameter:
 X = torch.linspace(-1.0, 1.0, 4 * 32).reshape(4, 32).bfloat16()
 
 
-@needs_insides
 @pytest.mark.parametrize("mode", MODES)
 def test_a_weight_is_cast_once(mode: str) -> None:
     hmp.convert()
@@ -59,7 +58,6 @@ def test_a_weight_is_cast_once(mode: str) -> None:
     assert (kept().hits, kept().weights, kept().refused) == (4, 1, 0)
 
 
-@needs_insides
 def test_one_cast_serves_all_modes() -> None:
     hmp.convert()
     w = weight(16, 32)
@@ -84,7 +82,6 @@ CALLS: dict[str, tuple[Callable[[Any], torch.Tensor], tuple[int, ...]]] = {
 }
 
 
-@needs_insides
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("requires_grad", [True, False])
 def test_results_and_gradients_are_those_of_a_cast_by_hand(
@@ -117,7 +114,6 @@ RECURRENT: dict[str, Callable[[], nn.RNNBase]] = {
 }
 
 
-@needs_insides
 @pytest.mark.parametrize("name", RECURRENT)
 def test_a_recurrent_layer_keeps_casts_where_no_gradient_is_wanted(converted: Converter, name: str) -> None:
     torch.manual_seed(0)
@@ -149,7 +145,6 @@ def test_a_recurrent_layer_keeps_casts_where_no_gradient_is_wanted(converted: Co
     assert kept().hits == hits  # its gradients are summed in the cast's precision
 
 
-@needs_insides
 def test_a_channels_last_weight_is_kept_as_it_lies() -> None:
     w = nn.Parameter(torch.randn(8, 4, 3, 3).to(memory_format=torch.channels_last))
     x = torch.randn(2, 4, 9, 9)
@@ -161,7 +156,6 @@ def test_a_channels_last_weight_is_kept_as_it_lies() -> None:
     assert kept().refreshes == 1
 
 
-@needs_insides
 def test_gradients_of_accumulated_steps_add_up() -> None:
     w = weight(16, 32)
     for _ in range(3):
@@ -253,7 +247,6 @@ def test_a_backward_after_a_write_uses_the_values_of_its_forward(write: str, req
     assert torch.equal(torch.autograd.grad(loss, x)[0], expected)
 
 
-@needs_insides
 def test_a_step_of_the_optimizer_refreshes_all_casts_at_once() -> None:
     hmp.convert()
     model = nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 4))
@@ -272,7 +265,6 @@ def test_a_step_of_the_optimizer_refreshes_all_casts_at_once() -> None:
     assert torch.equal(model(X), expected)
 
 
-@needs_insides
 def test_casts_take_half_of_the_weights() -> None:
     hmp.convert()
     model = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 64), nn.Conv1d(4, 8, 3))
@@ -281,7 +273,6 @@ def test_casts_take_half_of_the_weights() -> None:
     assert kept().bytes == sum(p.numel() for p in model.parameters()) * 2
 
 
-@needs_insides
 def test_a_cast_goes_with_its_weight() -> None:
     hmp.convert()
     model = nn.Linear(32, 16)
@@ -305,7 +296,6 @@ def test_nothing_grows_over_models_that_come_and_go() -> None:
     assert (kept().weights, kept().bytes) == (0, 0)
 
 
-@needs_insides
 def test_nothing_grows_over_many_steps() -> None:
     hmp.convert()
     model = nn.Linear(32, 4)
@@ -317,7 +307,6 @@ def test_nothing_grows_over_many_steps() -> None:
     assert (kept().weights, kept().bytes) == (2, 2 * (32 * 4 + 4))
 
 
-@needs_insides
 def test_restore_drops_all() -> None:
     hmp.convert()
     w = weight(16, 32)
@@ -345,7 +334,6 @@ def test_a_convert_that_switches_it_off_drops_what_is_kept() -> None:
     assert kept().weights == 0
 
 
-@needs_insides
 def test_the_limit_is_kept() -> None:
     hmp.convert(weight_cache_limit=2 * 16 * 32)
     first, second = weight(16, 32), weight(16, 32)
@@ -366,7 +354,6 @@ def test_a_limit_that_is_no_number_of_bytes_is_refused(limit: Any) -> None:
     assert not hmp.is_converted()
 
 
-@needs_insides
 def test_a_limit_beyond_all_memory_is_none() -> None:
     hmp.convert(weight_cache_limit=10**30)
     w = weight(16, 32)
@@ -374,7 +361,6 @@ def test_a_limit_beyond_all_memory_is_none() -> None:
     assert kept().weights == 1
 
 
-@needs_insides
 def test_a_weight_whose_memory_others_hold_is_not_kept_until_they_let_go() -> None:
     hmp.convert()
     w = weight(16, 32)
@@ -387,7 +373,6 @@ def test_a_weight_whose_memory_others_hold_is_not_kept_until_they_let_go() -> No
     assert kept().weights == 1
 
 
-@needs_insides
 def test_a_weight_that_moved_to_memory_of_others_is_read_where_it_lies_when_they_let_go() -> None:
     hmp.convert()
     w = weight(16, 32)
@@ -521,7 +506,6 @@ def test_what_numpy_made_is_not_kept() -> None:
     assert kept().weights == 0
 
 
-@needs_insides
 def test_saving_a_checkpoint_costs_one_refresh(tmp_path: Any) -> None:
     hmp.convert()
     model = nn.Linear(32, 16)
@@ -546,7 +530,6 @@ def test_weights_loaded_from_a_file_are_kept(tmp_path: Any) -> None:
     assert torch.equal(F.linear(X, w), F.linear(X, w.detach().bfloat16()))
 
 
-@needs_insides
 def test_two_precisions_of_one_weight_are_kept_apart() -> None:
     w = weight(16, 32)
     hmp.convert()
@@ -561,7 +544,6 @@ def test_two_precisions_of_one_weight_are_kept_apart() -> None:
     assert torch.equal(F.linear(X, w), F.linear(X, w.detach().bfloat16()))
 
 
-@needs_insides
 def test_the_report_tells_of_kept_casts() -> None:
     hmp.convert()
     w = weight(16, 32)
@@ -583,7 +565,6 @@ def test_results_can_be_swapped_right_after_they_were_made(converted: Converter)
     assert other.dtype is torch.bfloat16
 
 
-@needs_insides
 def test_a_weight_is_kept_where_a_tensor_lay_to_which_somebody_took_a_pointer(converted: Converter) -> None:
     converted(bf16=["linear"])
 
@@ -602,7 +583,6 @@ def test_a_weight_is_kept_where_a_tensor_lay_to_which_somebody_took_a_pointer(co
     assert kept_of([nn.Linear(64, 64) for _ in range(50)]) > 80
 
 
-@needs_insides
 def test_an_interrupt_while_a_weight_is_looked_at_arrives(
     converted: Converter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,10 +38,7 @@ class View {
       return std::nullopt;
     }
     View view;
-    if (tensor::api.exchange->dltensor_from_py_object_no_sync(tensor.ptr(), &view.tensor_) != 0) {
-      PyErr_Clear();
-      return std::nullopt;
-    }
+    if (!tensor::view_of(tensor.ptr(), view.tensor_)) return std::nullopt;
     const DLTensor& seen = view.tensor_;
     if (seen.device.device_type != kDLCPU || seen.dtype.lanes != 1 || seen.ndim > most_dimensions) {
       return std::nullopt;
@@ -156,7 +153,7 @@ Plan::Plan(const py::list& params, const py::list& grads, const py::list& states
   kept_.insert(kept_.end(), columns.begin(), columns.end());
 
   std::vector<Extent> extents;
-  const bool closed = tensor::api.exchange == nullptr || tensor::is_traced();
+  const bool closed = !tensor::can_view() || tensor::is_traced();
   for (std::size_t i = 0; i < count; ++i) {
     Taken one{.place = i, .arrays = {}, .count = 0, .step = nullptr, .lower = nullptr, .lower_type = Float::bf16};
     std::array<float**, most_states> targets = {&one.arrays.first, &one.arrays.second, &one.arrays.largest};

@@ -104,17 +104,11 @@ bool may_be_cast_in_graph(PyObject* tensor) {
   return can_look_inside() && !is_off_cpu(tensor) && requires_grad(tensor) && !is_traced() && !is_negative(tensor);
 }
 
-void ignore_error(void*, const char*, const char*) {}
-
-// A cast that nobody but the caller has to see: allocated through the exchange API, filled by our kernel. Null without
+// A cast that nobody but the caller has to see: allocated past torch's dispatcher, filled by our kernel. Null without
 // an exception where this way is closed.
 PyObject* cast_by_kernel(PyObject* tensor, Kind from, Kind to, std::int64_t count) {
   DLTensor source;
-  if (api.exchange->dltensor_from_py_object_no_sync(tensor, &source) != 0) {
-    PyErr_Clear();
-    return nullptr;
-  }
-  if (source.device.device_type != kDLCPU || source.data == nullptr || !is_contiguous(source)) return nullptr;
+  if (!view_on_cpu(tensor, source) || !is_contiguous(source)) return nullptr;
   void* values = nullptr;
   PyObject* made = allocate_like(source, to, values);
   if (made != nullptr) convert(static_cast<const char*>(source.data) + source.byte_offset, from, values, to, count);
@@ -128,7 +122,7 @@ bool is_watched(PyObject* tensor, CastResult& seen) {
     seen.recorded = true;
     return true;
   }
-  // A negative view answers the exchange API with its bit ignored.
+  // A view of a negative tensor ignores that bit.
   if (is_traced()) return true;
   return can_look_inside() ? is_negative(tensor) : is_true(api.is_neg(tensor, nullptr), true);
 }
@@ -190,17 +184,6 @@ unsigned torch_threads() noexcept {
   return threads < 1 ? 1U : static_cast<unsigned>(threads);
 }
 
-DLDataType dlpack_type(Kind kind) noexcept {
-  switch (kind) {
-    case Kind::bf16:
-      return {kDLBfloat, 16, 1};
-    case Kind::f16:
-      return {kDLFloat, 16, 1};
-    default:
-      return {kDLFloat, 32, 1};
-  }
-}
-
 kernels::Float float_of(Kind kind) noexcept {
   switch (kind) {
     case Kind::bf16:
@@ -251,7 +234,7 @@ std::uint64_t bytes_as(Kind kind, std::int64_t count) noexcept {
 PyObject* cast(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
   const std::int64_t count = count_elements(tensor);
   seen.bytes += bytes_as(to, count);
-  if (api.exchange != nullptr && is_plain_tensor(tensor)) {
+  if (can_view() && is_plain_tensor(tensor)) {
     if (!is_watched(tensor, seen)) {
       PyObject* made = is_block(bytes_as(to, count)) ? cast_in_block(tensor, to) : nullptr;
       if (made == nullptr) made = cast_by_kernel(tensor, from, to, count);
@@ -330,48 +313,9 @@ double largest(Kind kind) noexcept {
   }
 }
 
-bool view_on_cpu(PyObject* tensor, DLTensor& view) noexcept {
-  if (api.exchange == nullptr || api.exchange->dltensor_from_py_object_no_sync(tensor, &view) != 0) {
-    PyErr_Clear();
-    return false;
-  }
-  return view.device.device_type == kDLCPU && view.data != nullptr;
-}
-
-bool is_contiguous(const DLTensor& view) noexcept {
-  if (view.strides == nullptr) return true;
-  std::int64_t expected = 1;
-  for (std::int32_t i = view.ndim - 1; i >= 0; --i) {
-    if (view.strides[i] != expected) return false;
-    expected *= view.shape[i];
-  }
-  return true;
-}
-
-PyObject* allocate_like(const DLTensor& like, Kind kind, void*& values) {
-  if (api.exchange == nullptr) return nullptr;
-  DLTensor prototype = like;
-  prototype.data = nullptr;
-  prototype.dtype = dlpack_type(kind);
-  prototype.strides = nullptr;
-  prototype.byte_offset = 0;
-  DLManagedTensorVersioned* made = nullptr;
-  void* result = nullptr;
-  if (api.exchange->managed_tensor_allocator(&prototype, &made, nullptr, ignore_error) != 0 || made == nullptr) {
-    PyErr_Clear();
-    return nullptr;
-  }
-  values = static_cast<char*>(made->dl_tensor.data) + made->dl_tensor.byte_offset;
-  if (api.exchange->managed_tensor_to_py_object_no_sync(made, &result) != 0) PyErr_Clear();
-  return static_cast<PyObject*>(result);
-}
-
 bool is_off_cpu(PyObject* tensor) noexcept {
-  if (api.exchange != nullptr && is_plain_tensor(tensor)) {
-    DLTensor view;
-    if (api.exchange->dltensor_from_py_object_no_sync(tensor, &view) == 0) return view.device.device_type != kDLCPU;
-    PyErr_Clear();
-  }
+  DLTensor view;
+  if (is_plain_tensor(tensor) && view_of(tensor, view)) return view.device.device_type != kDLCPU;
   PyObject* on_cpu = PyObject_GetAttrString(tensor, "is_cpu");
   const bool off = on_cpu == Py_False;
   Py_XDECREF(on_cpu);

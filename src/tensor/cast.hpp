@@ -5,7 +5,7 @@
 
 #include "kernels/types.hpp"
 #include "tensor/blocks.hpp"
-#include "tensor/reader.hpp"
+#include "tensor/view.hpp"
 
 namespace habana_mp::tensor {
 
@@ -48,8 +48,7 @@ bool grad_is_enabled() noexcept;
 // For kernels that work for long: how many threads torch uses.
 unsigned torch_threads() noexcept;
 
-// The type as DLPack names it, and the kernels.
-DLDataType dlpack_type(Kind kind) noexcept;
+// The type as the kernels name it.
 kernels::Float float_of(Kind kind) noexcept;
 
 // What so many values of a kind take in memory.
@@ -80,17 +79,6 @@ bool is_reference_to(PyObject* reference, PyObject* object) noexcept;
 
 // The largest finite value of a precision.
 double largest(Kind kind) noexcept;
-
-// Looks at a plain tensor's memory through the exchange API; false where that is not on the CPU or not possible.
-bool view_on_cpu(PyObject* tensor, DLTensor& view) noexcept;
-
-// Are its strides those of a new tensor? Of dimensions of one element too: torch's cast keeps them, and a convolution
-// heeds them.
-bool is_contiguous(const DLTensor& view) noexcept;
-
-// A new contiguous tensor of this kind, with the sizes of another one on the CPU, and where its values go. Null,
-// without an exception, where that is not possible.
-PyObject* allocate_like(const DLTensor& like, Kind kind, void*& values);
 
 // Is the tensor on another device than the CPU? False where that cannot be read.
 bool is_off_cpu(PyObject* tensor) noexcept;

@@ -29,24 +29,20 @@ struct Functions {
 Functions functions;
 DeviceFlag enabled;
 
-// The dispatch keys of a plain dense tensor on the CPU; 0 where nothing may be cast inside.
-std::uint64_t plain_keys = 0;
+bool is_bound = false;
 
 // Do torch's Python functions see what these set?
 bool agree_with_python() {
   PyObject* list = made_by(
       "import torch\n"
       "def make():\n"
-      "    with torch.inference_mode(False):\n"
-      "        plain = torch.empty(2, device='cpu')\n"
-      "    return [plain, torch.is_autocast_enabled('cpu'), torch.get_autocast_dtype('cpu'),\n"
+      "    return [torch.is_autocast_enabled('cpu'), torch.get_autocast_dtype('cpu'),\n"
       "            torch.is_autocast_cache_enabled()]\n");
   if (list == nullptr) return false;
-  plain_keys = load<std::uint64_t>(detail::implementation_of(PyList_GET_ITEM(list, 0)), inside.keys);
   const ScalarType dtype = functions.get_dtype(cpu);
-  PyObject* const seen = PyList_GET_ITEM(list, 2);
-  const bool agree = enabled.is_on() == (PyList_GET_ITEM(list, 1) == Py_True) &&
-                     functions.is_cache_enabled() == (PyList_GET_ITEM(list, 3) == Py_True) &&
+  PyObject* const seen = PyList_GET_ITEM(list, 1);
+  const bool agree = enabled.is_on() == (PyList_GET_ITEM(list, 0) == Py_True) &&
+                     functions.is_cache_enabled() == (PyList_GET_ITEM(list, 2) == Py_True) &&
                      (dtype == bfloat16) == (seen == api.bfloat16) && (dtype == half) == (seen == api.float16);
   Py_DECREF(list);
   return agree;
@@ -61,18 +57,16 @@ void bind_casts_inside() noexcept {
   torch.find("_ZN2at8autocast25is_autocast_cache_enabledEv", functions.is_cache_enabled);
   torch.find("_ZN2at8autocast26set_autocast_cache_enabledEb", functions.set_cache_enabled);
   enabled = autocast_flag(cpu);
-  if (!can_look_inside() || !enabled.is_known() || !functions.are_complete() || !agree_with_python()) plain_keys = 0;
+  is_bound = can_look_inside() && enabled.is_known() && functions.are_complete() && agree_with_python();
   PyErr_Clear();
 }
 
-bool may_cast_inside() noexcept { return plain_keys != 0 && autocast_is_off(); }
+bool may_cast_inside() noexcept { return is_bound && autocast_is_off(); }
 
 bool autocast_is_off() noexcept { return !enabled.is_on(); }
 
 bool can_be_cast_inside(PyObject* tensor) noexcept {
-  if (plain_keys == 0 || !is_plain_tensor(tensor)) return false;  // nothing is known of a tensor's insides
-  const char* implementation = detail::implementation_of(tensor);
-  return implementation != nullptr && load<std::uint64_t>(implementation, inside.keys) == plain_keys;
+  return is_bound && is_plain_tensor(tensor) && keys_of(tensor) == inside.plain;
 }
 
 CastsInside::CastsInside(Kind to) noexcept

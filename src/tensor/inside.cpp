@@ -1,10 +1,12 @@
 #include "tensor/inside.hpp"
 
 #include <algorithm>
+#include <bit>
 
 #include "errors.hpp"
 #include "tensor/cast.hpp"
 #include "tensor/memory_map.hpp"
+#include "tensor/view.hpp"
 
 namespace habana_mp::tensor {
 
@@ -28,7 +30,6 @@ struct Sample {
   const void* storage;
   const void* data;
   std::uint32_t version;
-  std::uint64_t keys;
   std::uint32_t holders;
   std::uint32_t owners;
   bool own;  // the memory is from torch's allocator
@@ -56,7 +57,7 @@ std::optional<std::vector<Sample>> make_samples(PyObject*& aliases) {
       "        for i, tensor in enumerate(tensors):\n"
       "            storage = tensor.untyped_storage()\n"
       "            rows.append((tensor, storage._cdata, storage.data_ptr(), tensor._version, i < own,\n"
-      "                         torch._C._dispatch_keys(tensor).raw_repr(), tensor._use_count()))\n"
+      "                         tensor._use_count()))\n"
       "            del storage\n"
       "            rows[-1] += (torch._C._storage_Use_Count(rows[-1][1]), aliases)\n"
       "    return rows\n");
@@ -67,9 +68,8 @@ std::optional<std::vector<Sample>> make_samples(PyObject*& aliases) {
     samples.push_back({Py_NewRef(PyTuple_GET_ITEM(row, 0)), PyLong_AsVoidPtr(PyTuple_GET_ITEM(row, 1)),
                        PyLong_AsVoidPtr(PyTuple_GET_ITEM(row, 2)),
                        static_cast<std::uint32_t>(PyLong_AsUnsignedLong(PyTuple_GET_ITEM(row, 3))),
-                       PyLong_AsUnsignedLongLong(PyTuple_GET_ITEM(row, 5)),
+                       static_cast<std::uint32_t>(PyLong_AsUnsignedLong(PyTuple_GET_ITEM(row, 5))),
                        static_cast<std::uint32_t>(PyLong_AsUnsignedLong(PyTuple_GET_ITEM(row, 6))),
-                       static_cast<std::uint32_t>(PyLong_AsUnsignedLong(PyTuple_GET_ITEM(row, 7))),
                        PyTuple_GET_ITEM(row, 4) == Py_True});
   }
   // The aliases stay until the counts have been looked at.
@@ -96,6 +96,46 @@ bool find_version(const CarefulReader& reader, const std::vector<Sample>& sample
     if (!version) continue;
     found.counter = static_cast<std::ptrdiff_t>(offset);
     found.version = *version;
+    ++places;
+  }
+  return places == 1;
+}
+
+// Where the implementation holds its dispatch keys: the one place that is alike in all plain tensors, has one bit more
+// in negated views of them, and less bits in a tensor of inference mode.
+bool find_keys(const CarefulReader& reader, Inside& found) {
+  constexpr Py_ssize_t plain = 3;
+  PyObject* list = made_by(
+      "import torch\n"
+      "def make():\n"
+      "    with torch.inference_mode(False), torch.no_grad():\n"
+      "        plain = [torch.empty(3, 5, device='cpu'), torch.nn.Parameter(torch.empty(7, device='cpu')),\n"
+      "                 torch.empty(2, 4, 6, dtype=torch.float64, device='cpu').transpose(0, 1)]\n"
+      "        negated = [torch._neg_view(tensor) for tensor in plain]\n"
+      "    with torch.inference_mode():\n"
+      "        return plain + negated + [torch.empty(3, 5, device='cpu')]\n");
+  if (list == nullptr) return false;
+  Memory<implementation_size> memory(static_cast<std::size_t>(PyList_GET_SIZE(list)));
+  bool readable = memory.size() == 2 * plain + 1;
+  for (std::size_t i = 0; readable && i < memory.size(); ++i) {
+    const void* implementation = detail::implementation_of(PyList_GET_ITEM(list, static_cast<Py_ssize_t>(i)));
+    readable = reader.read(implementation, memory[i].data(), implementation_size);
+  }
+  Py_DECREF(list);
+  int places = 0;
+  for (std::ptrdiff_t offset = 0; readable && offset + 8 <= static_cast<std::ptrdiff_t>(implementation_size);
+       offset += 8) {
+    const auto at = [&](std::size_t i) { return load<std::uint64_t>(memory[i].data(), offset); };
+    const std::uint64_t keys = at(0);
+    const std::uint64_t negative = at(plain) & ~keys;
+    const std::uint64_t least = at(2 * plain);
+    bool fits = std::has_single_bit(negative) && least != 0 && least != keys && (least & ~keys) == 0;
+    for (std::size_t i = 0; fits && i < plain; ++i) fits = at(i) == keys && at(plain + i) == (keys | negative);
+    if (!fits) continue;
+    found.keys = offset;
+    found.plain = keys;
+    found.least = least;
+    found.negative = negative;
     ++places;
   }
   return places == 1;
@@ -177,13 +217,11 @@ bool find_inside(Inside& found) {
         unique_offset<const void*>(*samples, implementations, [](const Sample& s) { return s.storage; });
     const auto holders =
         unique_offset<std::uint32_t>(*samples, implementations, [](const Sample& s) { return s.holders; });
-    const auto keys = unique_offset<std::uint64_t>(*samples, implementations, [](const Sample& s) { return s.keys; });
-    done = storage && holders && keys && find_version(reader, *samples, implementations, found) &&
-           find_memory(reader, *samples, found);
+    done = storage && holders && find_version(reader, *samples, implementations, found) &&
+           find_memory(reader, *samples, found) && find_keys(reader, found);
     if (done) {
       found.storage = *storage;
       found.holders = *holders;
-      found.keys = *keys;
     }
   }
   for (const Sample& sample : *samples) Py_DECREF(sample.tensor);
@@ -295,13 +333,10 @@ bool find_owners() noexcept {
       "import torch\n"
       "def make():\n"
       "    with torch.inference_mode(False):\n"
-      "        tensor = torch.empty(8, device='cpu')\n"
-      "        keys = torch._C.DispatchKeySet(torch._C.DispatchKey.Negative).raw_repr()\n"
-      "        return [tensor, keys]\n");
+      "        return [torch.empty(8, device='cpu')]\n");
   if (list == nullptr) return false;
   PyObject* tensor = PyList_GET_ITEM(list, 0);
-  inside.negative = PyLong_AsUnsignedLongLong(PyList_GET_ITEM(list, 1));
-  const bool found = inside.negative != 0 && find_counts(tensor) && find_single_holds(tensor);
+  const bool found = find_counts(tensor) && find_single_holds(tensor);
   Py_DECREF(list);
   return found;
 }
@@ -319,10 +354,11 @@ PyObject* make_holder(PyObject* tensor) noexcept {
 
 void bind_inside() noexcept {
   Inside found;
-  if (way == Way::layout && api.exchange != nullptr && find_functions() && find_inside(found)) {
+  if (way == Way::layout && find_functions() && find_inside(found)) {
     found.slice_deleter = find_slice_deleter(found);
     inside = found;
-    found_all = find_owners();
+    bind_views();
+    found_all = can_view() && find_owners();
   }
   PyErr_Clear();
 }
@@ -369,7 +405,7 @@ bool Geometry::is_dense() const {
 
 namespace {
 
-bool view_of(PyObject* tensor, DLTensor& view) {
+bool view_in_memory(PyObject* tensor, DLTensor& view) {
   return view_on_cpu(tensor, view) && (view.ndim == 0 || view.strides != nullptr);
 }
 
@@ -379,7 +415,7 @@ const void* values_of(const DLTensor& view) { return static_cast<const char*>(vi
 
 bool read_geometry(PyObject* tensor, Geometry& geometry) noexcept {
   DLTensor view;
-  if (!view_of(tensor, view)) return false;
+  if (!view_in_memory(tensor, view)) return false;
   geometry.values = values_of(view);
   geometry.sizes.assign(view.shape, view.shape + view.ndim);
   geometry.strides.assign(view.strides, view.strides + view.ndim);
@@ -398,7 +434,7 @@ bool lies_alike(const DLTensor& view, const Geometry& geometry, bool same_stride
 
 bool has_geometry(PyObject* tensor, const Geometry& geometry, bool at_its_place) noexcept {
   DLTensor view;
-  if (!view_of(tensor, view) || (at_its_place && values_of(view) != geometry.values)) return false;
+  if (!view_in_memory(tensor, view) || (at_its_place && values_of(view) != geometry.values)) return false;
   return lies_alike(view, geometry, at_its_place);
 }
 

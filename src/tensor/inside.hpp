@@ -13,6 +13,8 @@ namespace habana_mp::tensor {
 struct Inside {
   std::ptrdiff_t holders = 0;           // of the number of owners of a tensor's implementation, in it
   std::ptrdiff_t keys = 0;              // of the dispatch keys in a tensor's implementation
+  std::uint64_t plain = 0;              // the keys of a plain dense tensor on the CPU
+  std::uint64_t least = 0;              // those of them that one of inference mode has
   std::uint64_t negative = 0;           // the key of a view whose values count as negated
   std::ptrdiff_t storage = 0;           // of the storage's address in a tensor's implementation
   std::ptrdiff_t counter = 0;           // of the version counter's address in a tensor's implementation
@@ -102,10 +104,16 @@ bool lies_alike(const DLTensor& view, const Geometry& geometry, bool same_stride
 // Does it lie as this says? At another place perhaps: then a dimension of one element may have any stride.
 bool has_geometry(PyObject* tensor, const Geometry& geometry, bool at_its_place) noexcept;
 
+// The keys under which torch dispatches what is done with a tensor; 0 where there are none.
+inline std::uint64_t keys_of(PyObject* tensor) noexcept {
+  const char* implementation = detail::implementation_of(tensor);
+  return implementation == nullptr ? 0 : load<std::uint64_t>(implementation, inside.keys);
+}
+
 // Is this plain tensor a view whose values count as negated?
 inline bool is_negative(PyObject* tensor) noexcept {
-  const char* implementation = detail::implementation_of(tensor);
-  return implementation == nullptr || (load<std::uint64_t>(implementation, inside.keys) & inside.negative) != 0;
+  const std::uint64_t keys = keys_of(tensor);
+  return keys == 0 || (keys & inside.negative) != 0;
 }
 
 // Something that holds a tensor beside Python, as long as it lives: a new reference, null without an exception where

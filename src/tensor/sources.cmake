@@ -11,4 +11,5 @@ target_sources(_core PRIVATE
   src/tensor/team.cpp
   src/tensor/thread_flag.cpp
   src/tensor/torch_api.cpp
+  src/tensor/view.cpp
 )

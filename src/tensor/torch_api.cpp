@@ -20,25 +20,6 @@ bool getter(PyTypeObject* type, const char* name, PyGetSetDef*& definition) {
   return true;
 }
 
-// torch >= 2.10 has it. Its absence is no error: the attribute way serves every torch.
-const DLPackExchangeAPI* find_exchange(PyTypeObject* tensor) {
-  PyObject* capsule = PyObject_GetAttrString(reinterpret_cast<PyObject*>(tensor), "__dlpack_c_exchange_api__");
-  if (capsule == nullptr) {
-    PyErr_Clear();
-    return nullptr;
-  }
-  auto* header = static_cast<const DLPackExchangeAPIHeader*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
-  Py_DECREF(capsule);
-  if (header == nullptr) {
-    PyErr_Clear();
-    return nullptr;
-  }
-  while (header != nullptr && header->version.major != DLPACK_MAJOR_VERSION) header = header->prev_api;
-  auto* exchange = reinterpret_cast<const DLPackExchangeAPI*>(header);
-  if (exchange == nullptr || exchange->dltensor_from_py_object_no_sync == nullptr) return nullptr;
-  return exchange;
-}
-
 // The number behind a member of one of torch's enumerations; -1 where it has none.
 long number_of(PyObject* member) {
   PyObject* number = PyNumber_Long(member);
@@ -49,6 +30,18 @@ long number_of(PyObject* member) {
 }
 
 }  // namespace
+
+DLPackExchangeAPI* exchange_table() noexcept {
+  PyObject* capsule = PyObject_GetAttrString(reinterpret_cast<PyObject*>(api.tensor), "__dlpack_c_exchange_api__");
+  auto* header = capsule == nullptr
+                     ? nullptr
+                     : static_cast<DLPackExchangeAPIHeader*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+  Py_XDECREF(capsule);
+  PyErr_Clear();
+  while (header != nullptr && header->version.major != DLPACK_MAJOR_VERSION) header = header->prev_api;
+  auto* table = reinterpret_cast<DLPackExchangeAPI*>(header);
+  return table == nullptr || table->dltensor_from_py_object_no_sync == nullptr ? nullptr : table;
+}
 
 bool find_method(PyTypeObject* type, const char* name, PyCFunction& function, int flags) {
   PyObject* entry = attribute(reinterpret_cast<PyObject*>(type), name);
@@ -154,13 +147,14 @@ bool bind_torch() {
   found.set_data = found.data->set;
   found.tensor = type(torch, "Tensor");
   if (found.tensor == nullptr) return false;
-  found.exchange_table = const_cast<DLPackExchangeAPI*>(find_exchange(found.tensor));
-  if (found.exchange_table != nullptr) {
-    static DLPackExchangeAPI copy;
-    copy = *found.exchange_table;
-    found.exchange = &copy;
-  }
   api = found;
+  // Another library's table is watched, but not used.
+  const bool is_torchs_own = PyObject_HasAttrString(c, "_dlpack_exchange_api") != 0;
+  if (const DLPackExchangeAPI* table = is_torchs_own ? exchange_table() : nullptr; table != nullptr) {
+    static DLPackExchangeAPI copy;
+    copy = *table;
+    api.exchange = &copy;
+  }
   return true;
 }
 

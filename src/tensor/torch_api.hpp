@@ -61,7 +61,6 @@ struct TorchApi {
 
   // Null where torch is older than 2.10. A copy: others' calls through torch's own table are watched.
   const DLPackExchangeAPI* exchange = nullptr;
-  DLPackExchangeAPI* exchange_table = nullptr;
 };
 
 // Filled by bind_torch; every other function of this room may only be called after it.
@@ -69,6 +68,10 @@ extern TorchApi api;
 
 // The C function behind a method of this calling convention. False with a Python exception set where it is none.
 bool find_method(PyTypeObject* type, const char* name, PyCFunction& function, int flags = METH_NOARGS);
+
+// The table of torch's DLPack exchange API, through which other libraries get tensors' memory: torch's own or, where it
+// is older than 2.10, one that such a library gave it. Null where there is none, or of another version.
+DLPackExchangeAPI* exchange_table() noexcept;
 
 // Imports torch's objects. False with a Python exception set when something is missing.
 bool bind_torch();

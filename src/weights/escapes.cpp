@@ -134,35 +134,23 @@ PyObject* data_getter_stub(PyObject* self, void* closure) {
 // ---- DLPack's exchange of C ---------------------------------------------------------------------------------------
 // A table of functions that other libraries call without Python. What they get hold of nobody counts.
 
-DLPackExchangeAPI* exchange = nullptr;  // torch's own table while it is watched
+DLPackExchangeAPI* exchange = nullptr;  // the table while it is watched
+DLPackExchangeAPI original_exchange;
 
 int borrow_stub(void* object, DLTensor* out) {
   tensor_escapes(static_cast<PyObject*>(object), true);
-  return tensor::api.exchange->dltensor_from_py_object_no_sync(object, out);
+  return original_exchange.dltensor_from_py_object_no_sync(object, out);
 }
 
 int share_stub(void* object, DLManagedTensorVersioned** out) {
   tensor_escapes(static_cast<PyObject*>(object), true);
-  return tensor::api.exchange->managed_tensor_from_py_object_no_sync(object, out);
-}
-
-void watch_exchange() {
-  DLPackExchangeAPI* table = tensor::api.exchange_table;
-  if (exchange != nullptr || table == nullptr) return;
-  const tensor::MemoryMap memory;
-  if (!memory.is_known() || !memory.may_write(&table->dltensor_from_py_object_no_sync) ||
-      !memory.may_write(&table->managed_tensor_from_py_object_no_sync)) {
-    return;
-  }
-  exchange = table;
-  store(&table->dltensor_from_py_object_no_sync, &borrow_stub);
-  store(&table->managed_tensor_from_py_object_no_sync, &share_stub);
+  return original_exchange.managed_tensor_from_py_object_no_sync(object, out);
 }
 
 void stop_watching_exchange() {
   if (exchange == nullptr) return;
-  store(&exchange->dltensor_from_py_object_no_sync, tensor::api.exchange->dltensor_from_py_object_no_sync);
-  store(&exchange->managed_tensor_from_py_object_no_sync, tensor::api.exchange->managed_tensor_from_py_object_no_sync);
+  store(&exchange->dltensor_from_py_object_no_sync, original_exchange.dltensor_from_py_object_no_sync);
+  store(&exchange->managed_tensor_from_py_object_no_sync, original_exchange.managed_tensor_from_py_object_no_sync);
   exchange = nullptr;
 }
 
@@ -207,6 +195,20 @@ void watch_views() noexcept {
 }
 
 void stop_watching_views() noexcept { stop_watching(view); }
+
+void watch_exchange() noexcept {
+  DLPackExchangeAPI* table = tensor::exchange_table();
+  if (exchange != nullptr || table == nullptr) return;
+  const tensor::MemoryMap memory;
+  if (!memory.is_known() || !memory.may_write(&table->dltensor_from_py_object_no_sync) ||
+      !memory.may_write(&table->managed_tensor_from_py_object_no_sync)) {
+    return;
+  }
+  original_exchange = *table;
+  exchange = table;
+  store(&table->dltensor_from_py_object_no_sync, &borrow_stub);
+  store(&table->managed_tensor_from_py_object_no_sync, &share_stub);
+}
 
 bool watch_escapes(const Hatches& hatches) {
   const Plan plans[] = {

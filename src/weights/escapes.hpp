@@ -28,6 +28,9 @@ struct Hatches {
 void watch_views() noexcept;
 void stop_watching_views() noexcept;
 
+// DLPack's exchange API of C, as soon as torch has one: an older torch gets it of another library.
+void watch_exchange() noexcept;
+
 // False with a Python exception set when one of them is not what it should be; nothing has changed then.
 bool watch_escapes(const Hatches& hatches);
 void stop_watching_escapes() noexcept;
