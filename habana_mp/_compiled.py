@@ -7,11 +7,9 @@ read memory in a precision that the code around it does not know of. So Inductor
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 import types
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -76,7 +74,9 @@ class GraphCache(WhenImported):
 
 
 class Runtime(WhenImported):
-    """Compiled code calls operators of torch.ops as their users do; while it runs they are not cast again.
+    """Compiled code calls operators of torch.ops as their users do, and the Python code that custom ones consist of.
+
+    While it runs no operator is cast again, and the lists are silent.
 
     AOTAutograd calls a backward through a function of its utilities, and wraps everything else into a function that it
     writes anew each time (in releases before that, it went through the utilities too).
@@ -85,16 +85,12 @@ class Runtime(WhenImported):
     name = _RUNTIME
 
     def do(self, module: Any) -> None:
-        def run(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-            with _compiled_code_runs():
-                return original(*arguments, **keywords)
-
         def wrap(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
             wrapper, compiled, *others = arguments
             return original(wrapper, _outside_of_lists(compiled), *others, **keywords)
 
         self._replacements = [
-            Replacement(module.call_func_at_runtime_with_args, run),
+            Replacement(module.call_func_at_runtime_with_args, _run_compiled),
             Replacement(module.RuntimeWrapper.post_compile, wrap),
         ]
         for replacement in self._replacements:
@@ -105,20 +101,18 @@ class Runtime(WhenImported):
             replacement.uninstall()
 
 
-@contextlib.contextmanager
-def _compiled_code_runs() -> Iterator[None]:
-    _core.compiled_code_begins()
+def _run_compiled(compiled: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    before = _core.compiled_code_begins()
     try:
-        yield
+        return compiled(*arguments, **keywords)
     finally:
-        _core.compiled_code_ends()
+        _core.compiled_code_ends(before)
 
 
 def _outside_of_lists(compiled: Any) -> Any:
     @functools.wraps(compiled)  # keeps how its arguments are to be given
     def run(*args: Any, **kwargs: Any) -> Any:
-        with _compiled_code_runs():
-            return compiled(*args, **kwargs)
+        return _run_compiled(compiled, args, kwargs)
 
     return run
 
@@ -303,26 +297,18 @@ class Compiled:
     """All of it."""
 
     def __init__(self) -> None:
-        self._runtime = Runtime()
         self._parts = (
-            *(KernelTable(), GraphCache(), OwnCode(), HooksOutsideOfGraphs(), WholeInPlaceOperations()),
+            *(KernelTable(), GraphCache(), Runtime(), OwnCode(), HooksOutsideOfGraphs(), WholeInPlaceOperations()),
             *(RegionsInExport(), *([] if _dynamo_guards_on_autocast() else [GuardOnState()])),
         )
 
-    def install(self, *, lists_hold_operators: bool) -> None:
-        """Where no list names an operator of torch.ops, compiled code is called as before.
-
-        Code that was compiled stays: before the rules of this thread become others, :func:`forget_compiled_code`.
-        """
+    def install(self) -> None:
+        """Code that was compiled stays: before the rules of this thread become others, :func:`forget_compiled_code`."""
         for part in self._parts:
             part.install()
-        if lists_hold_operators:
-            self._runtime.install()
-        else:
-            self._runtime.uninstall()
 
     def uninstall(self) -> None:
-        for part in (*self._parts, self._runtime):
+        for part in self._parts:
             part.uninstall()
         forget_compiled_code()
 

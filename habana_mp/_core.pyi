@@ -137,6 +137,8 @@ class Rule:
         off_cpu_keywords: tuple[str, ...] = (),
         sparse_keyword: tuple[str, ...] = (),
         sparse_position: int = 0,
+        wrong_gradient: Callable[..., bool] | None = None,
+        wrong_if_strided: bool = False,
         keeps_weights: str = "",
         wants_rows: bool = False,
         casts_inside: bool = False,
@@ -257,10 +259,15 @@ disabled_flag: str
 
 def optimizer_step_begins() -> None: ...
 def optimizer_step_ends() -> None: ...
-def compiled_code_begins() -> None:
-    """This thread runs code that was compiled: operators of torch.ops are not cast in it."""
+def silence_begins() -> int:
+    """The lists fall silent in this thread: rules 2 to 4 speak. The state before."""
 
-def compiled_code_ends() -> None: ...
+def silence_ends(before: int) -> None: ...
+def compiled_code_begins() -> int:
+    """This thread runs code that was compiled: the lists are silent, and operators of torch.ops are not cast in it. The
+    state before."""
+
+def compiled_code_ends(before: int) -> None: ...
 def exchange_optimizer_steps(steps: int) -> int:
     """Set how many optimizer steps this thread is in; what it was."""
 

@@ -1,9 +1,10 @@
-"""Functions that torch writes in Python and that run without casts, or with inputs in float32.
+"""Functions that torch, and a few libraries, write in Python and that run without casts, or with something else than
+they were given.
 
 Some make weights, gradients, statistics or learning rates of other ones (rule 11). They run outside of an optimizer's
 step and of a constructor, and write what they computed where it stays: averaged and fused weights, pruned ones, the
-vectors of spectral norm, clipped gradients, what an observer has seen. Others call a kernel that takes float32 and is
-no builtin (rule 8).
+vectors of spectral norm, clipped gradients, what an observer has seen, merged adapters. Others call a kernel that takes
+float32 and is no builtin (rule 8), make NumPy arrays, are given a hook, or ask for dtypes beforehand.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from habana_mp import _core
 from habana_mp._composites import forwarding_code, full_name, untouched
 from habana_mp._disable import disable_casts
 from habana_mp._imports import WhenImported
-from habana_mp._marks import lists_speak
+from habana_mp._marks import as_autocast, lists_speak, number_of_silence
 
 #: What makes state, by module: functions and methods; ``*`` stands for every class of the module that has such a method
 #: of its own.
@@ -46,6 +47,10 @@ STATE: dict[str, tuple[str, ...]] = {
         *("hann", "kaiser", "nuttall"),
     ),
     "torch.ao.quantization.observer": ("*.forward", "*.calculate_qparams"),
+    "peft.tuners.tuners_utils": (
+        *("BaseTuner.merge_adapter", "BaseTuner.unmerge_adapter", "BaseTuner._unload_and_optionally_merge"),
+    ),
+    "peft.tuners.lora.model": ("LoraModel.add_weighted_adapter",),
 }
 
 #: What has a kernel for float32 only.
@@ -63,6 +68,18 @@ PROTECTS: dict[str, tuple[str, ...]] = {"transformers.utils.generic": ("maybe_au
 
 #: What gives NumPy a tensor's values. Libraries do so for their callers (``scipy.optimize.linear_sum_assignment``).
 FOR_NUMPY: dict[str, tuple[str, ...]] = {"torch._tensor": ("Tensor.__array__",)}
+
+#: What takes a hook of gradients.
+TAKES_HOOKS: dict[str, tuple[str, ...]] = {
+    "torch._tensor": ("Tensor.register_hook", "Tensor.register_post_accumulate_grad_hook"),
+}
+
+#: What asks whether modules may leave their operations for a fused kernel, which takes float32 as it is given.
+ASKS_FOR_FUSED: dict[str, tuple[str, ...]] = {"torch.backends.mha": ("get_fastpath_enabled",)}
+
+#: What compares an input's dtype with the weights'. Uncompiled it asks whether autocast is on, and is told so
+#: (``_places.py``); Dynamo answers that question itself.
+COMPARES_DTYPES: dict[str, tuple[str, ...]] = {"torch.nn.modules.rnn": ("RNNBase.check_input",)}
 
 #: What exchanges the insides of tensors, and refuses to where anybody refers to one of them weakly, as kept casts do.
 EXCHANGES_TENSORS: dict[str, tuple[str, ...]] = {"torch.utils": ("swap_tensors",)}
@@ -126,6 +143,51 @@ def known_to_numpy(name: str, arguments: tuple[Any, ...], keywords: dict[str, An
     return _originals[name](tensor, *others, **keywords)
 
 
+def given_uncast_hook(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the code of a function is exchanged for that takes a hook: of a tensor and the hook."""
+    tensor, *hooks = (*arguments, *keywords.values())
+    return _originals[name](tensor, *map(_uncast_hook, hooks))
+
+
+def _uncast_hook(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The hook, with the lists silent; what it returns has the gradient's precision, as autograd wants it."""
+
+    @functools.wraps(hook, updated=())
+    def uncast(gradient: Any) -> Any:
+        if not lists_speak():
+            return hook(gradient)
+        if torch.compiler.is_dynamo_compiling():
+            with as_autocast(number_of_silence()):
+                result = hook(gradient)
+        else:
+            before = _core.silence_begins()
+            try:
+                result = hook(gradient)
+            finally:
+                _core.silence_ends(before)
+        if isinstance(result, torch.Tensor) and result.dtype in _CASTABLE and gradient.dtype in _CASTABLE:
+            return result.to(gradient.dtype)
+        return result
+
+    return uncast
+
+
+_CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def unfused(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the code of a function is exchanged for that asks for fused kernels."""
+    return not lists_speak() and _originals[name](*arguments, **keywords)
+
+
+def compared_as_cast(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the code of a module's method is exchanged for that compares its input's dtype with that of its weights."""
+    module, tensor, *others = arguments
+    if torch.compiler.is_compiling() and lists_speak() and tensor.dtype in _CASTABLE:
+        tensor = tensor.to(module._flat_weights[0].dtype)
+    return _originals[name](module, tensor, *others, **keywords)
+
+
 def not_held(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """What the code of a function is exchanged for that wants tensors which nobody holds weakly."""
     for tensor in (*arguments, *keywords.values()):
@@ -183,6 +245,9 @@ class Exchanged:
             not_held: EXCHANGES_TENSORS,
             known_to_numpy: FOR_NUMPY,
             protected: PROTECTS,
+            given_uncast_hook: TAKES_HOOKS,
+            unfused: ASKS_FOR_FUSED,
+            compared_as_cast: COMPARES_DTYPES,
         }
         self._parts = [
             _Exchanged(module, names, call) for call, table in tables.items() for module, names in table.items()

@@ -101,8 +101,7 @@ class Installation:
             }
         )
         self._places.install()
-        hold_operators = any(one.lists_hold_operators for one in (policy, *self._policies()))
-        self._compiled.install(lists_hold_operators=hold_operators)
+        self._compiled.install()
         self._exchanged.install()
         if weights_of is not None:
             self._weights.install(

@@ -58,3 +58,9 @@ def constant_in_graph(function: _F) -> _F:
 def lists_speak() -> bool:
     """Are casts on in this thread, and are there lists? For code that torch.compile may read."""
     return _core.lists_speak_here()
+
+
+@constant_in_graph
+def number_of_silence() -> int:
+    """Of the region in which the lists that speak here are silent. For code that torch.compile may read."""
+    return _core.number_of_silence()

@@ -157,7 +157,7 @@ FIRST_INPUT = _names("""
     group_norm native_group_norm instance_norm layer_norm native_layer_norm rms_norm
     nll_loss nll_loss_nd nll_loss2d
     embedding_bag _embedding_bag prelu scaled_dot_product_attention
-    fractional_max_pool2d fractional_max_pool3d
+    fractional_max_pool2d fractional_max_pool3d _weight_int8pack_mm
     torch_nn::_linear_cross_entropy_batch_chunked torch_nn::_linear_cross_entropy_batch_chunked_no_reduction
     gru gru_cell lstm lstm_cell rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell
     _unsafe_masked_index_put_accumulate index_add index_copy index_put index_reduce masked_scatter put
@@ -201,7 +201,7 @@ NO_KERNEL = _names("""
     special_ndtri special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1
     special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
     special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w special_spherical_bessel_j0
-    special_zeta
+    special_zeta smm hspmm sspaddmm
 """)
 
 #: Rule 8: a kernel for the lower precisions, but not for all arguments. Without one they are called again in float32.

@@ -245,8 +245,14 @@ def _may_step(group: _Group, scaling: _Scaling) -> bool:
 def _leave(by_torch: Callable[..., None], group: _Group, scaling: _Scaling, columns: Sequence[list[Any]]) -> None:
     """Have torch's own code step these weights."""
     # torch's fused step for the CPU takes for granted that a weight, its gradient and its state lie in memory alike.
+    # That of SGD leaves weights in half precision as they are.
     weights = zip(*(column for column in columns if column), strict=True)
-    apart = [i for i, tensors in enumerate(weights) if group["fused"] and _lie_apart(*tensors)]
+    leaves_lower = "momentum" in group
+    apart = [
+        i
+        for i, tensors in enumerate(weights)
+        if group["fused"] and (_lie_apart(*tensors) or (leaves_lower and _is_lower_on_cpu(tensors[0])))
+    ]
     fused = [_others(column, apart) for column in columns]
     if fused[0]:
         scale = {"grad_scale": scaling.grad_scale, "found_inf": scaling.found_inf}
@@ -264,6 +270,10 @@ def _lie_apart(param: Tensor, *others: Tensor | None) -> bool:
         return False
     dense = torch.empty_like(param, device="meta").stride()
     return any(one.stride() != dense for one in tensors)
+
+
+def _is_lower_on_cpu(param: Tensor) -> bool:
+    return param.device.type == "cpu" and param.dtype in (torch.bfloat16, torch.float16)
 
 
 def _like(grad: Tensor) -> Tensor | None:

@@ -286,6 +286,60 @@ def test_covered_operations_in_a_hook_are_cast_and_the_gradient_is_still_float32
     assert torch.equal(x.grad, inside[0].float())
 
 
+@pytest.mark.parametrize("arguments", [lambda hook: ((hook,), {}), lambda hook: ((), {"hook": hook})])
+def test_a_hook_that_is_registered_later_is_not_cast(arguments: Callable[[Any], Any]) -> None:
+    seen = []
+
+    def scaled(grad: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.mm(0.1 * grad, N).dtype)
+        return grad * lower
+
+    hmp.convert()
+    x, lower = leaf(M), M @ M
+    hidden = x @ N
+    assert lower.dtype is hidden.dtype is BF16
+    for tensor in (x, hidden):
+        positional, named = arguments(scaled)
+        tensor.register_hook(*positional, **named)
+    with hmp.disable_casts():
+        x.register_hook(lambda grad: seen.append((0.1 * grad).dtype))
+    hidden.sum().backward()
+    # What hidden gets is lower; a result of another precision than the gradient's is brought back.
+    assert seen == [BF16, FP32, FP32]
+    assert x.grad is not None
+    with hmp.disable_casts():
+        expected = ((torch.ones(4, 4).bfloat16() * lower) @ N.bfloat16().t()).float() * lower
+    assert torch.equal(x.grad, expected)
+
+
+def test_a_hook_is_called_with_casts_off_or_after_restore_as_it_is() -> None:
+    hmp.convert()
+    x = leaf(M)
+    x.register_hook(lambda grad: grad * 2)
+    removed = x.register_hook(lambda grad: None)
+    removed.remove()
+    hmp.restore()
+    (x * 1.0).sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.full((4, 4), 2.0))
+
+
+def test_a_hook_after_accumulation_updates_in_float32() -> None:
+    def update(weight: torch.Tensor) -> None:
+        assert weight.grad is not None
+        weight.data.sub_(0.1 * weight.grad * M)
+
+    def train() -> torch.Tensor:
+        weight = leaf(M)
+        weight.register_post_accumulate_grad_hook(update)
+        (weight * 3.0).float().sum().backward()
+        return weight.detach()
+
+    expected = train()
+    hmp.convert()
+    assert torch.equal(train(), expected)
+
+
 @pytest.mark.parametrize("how", ["step", "disable_casts"])
 def test_an_optimizer_that_steps_inside_of_the_backward_steps_in_float32(how: str) -> None:
     def train(inside: bool) -> list[torch.Tensor]:

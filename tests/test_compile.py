@@ -14,7 +14,13 @@ import torch
 import torch._dynamo.testing
 import torch._inductor.config
 import torch.nn.functional as F
-from conftest import HAS_COMPILER, assert_same, enable_compiled_autograd, skip_where_no_region_is_exported
+from conftest import (
+    HAS_COMPILER,
+    assert_same,
+    enable_compiled_autograd,
+    run_script,
+    skip_where_no_region_is_exported,
+)
 from functorch.compile import make_boxed_func
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
@@ -889,6 +895,49 @@ def test_an_exported_program_is_saved_with_its_casts(tmp_path: Path) -> None:
     assert_same(torch.export.load(tmp_path / "program.pt2").module()(N), expected)
 
 
+class Behind(nn.Module):
+    """A module that looks at its input's dtype, behind a layer that lowers it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 8)
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = self.module(self.layer(x))
+        return result[0] if isinstance(result, tuple) else result
+
+
+#: Older releases go into recurrent modules without being told.
+ALLOW_RNN = {"allow_rnn": True} if hasattr(torch._dynamo.config, "allow_rnn") else {}
+BEHIND: dict[str, Callable[[], nn.Module]] = {
+    "encoder layer": lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+    "encoder": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2),
+    "LSTM": lambda: nn.LSTM(8, 3),
+    "GRU": lambda: nn.GRU(8, 3, bidirectional=True),
+    "RNN": lambda: nn.RNN(8, 3),
+}
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+@pytest.mark.parametrize("way", ["eager", "aot_eager", "export"])
+@pytest.mark.parametrize("name", BEHIND)
+@torch._dynamo.config.patch(ALLOW_RNN)
+def test_a_module_that_asks_for_dtypes_takes_a_lowered_input(name: str, way: str) -> None:
+    torch.manual_seed(0)
+    model = Behind(BEHIND[name]()).eval()
+    hmp.convert()
+    with torch.no_grad():
+        expected = model(B3)
+        compiled: Any = (
+            torch.export.export(model, (B3,), strict=True).module()
+            if way == "export"
+            else torch.compile(model, backend=way)
+        )
+        assert expected.dtype is BF16
+        assert_close(compiled(B3), expected)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_script_is_not_covered_and_gives_the_same_before_and_after() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -899,6 +948,25 @@ def test_a_script_is_not_covered_and_gives_the_same_before_and_after() -> None:
     hmp.convert()
     assert_same(scripted(M, N), expected)
     assert_same(torch.jit.script(function)(M, N), expected)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("how", ["convert", "region"])
+def test_what_a_trace_cannot_hold_raises_as_in_torch(how: str) -> None:
+    # It would crash at the next operation after one that raised.
+    script = (
+        "import torch, contextlib\n"
+        "from habana_mp import hmp\n"
+        "layer = torch.nn.Linear(4, 4)\n"
+        f"converted = {how == 'convert'}\n"
+        "if converted: hmp.convert()\n"
+        "for function in (lambda x: layer(x), lambda x: x @ layer.weight):\n"
+        "    with contextlib.nullcontext() if converted else hmp.autocast('cpu'):\n"
+        "        try: torch.jit.trace(function, (torch.ones(2, 4),))\n"
+        "        except RuntimeError as error: print(str(error)[:22])\n"
+    )
+    done = run_script(script)
+    assert done.stdout.splitlines() == ["Cannot insert a Tensor"] * 2, done.stderr
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")

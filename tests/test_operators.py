@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -185,6 +186,45 @@ def test_compiled_code_does_not_cast_an_operator_again(converted: Converter, bac
     assert (first.dtype, second.dtype) == (FP32, BF16)
     torch.testing.assert_close(first, expected)
     assert torch.equal(second, BY_HAND + 1)
+
+
+@pytest.mark.parametrize("way", ["convert", "region"])
+@pytest.mark.parametrize("backend", ["aot_eager", *BACKENDS[2:]])
+def test_what_a_compiled_operator_consists_of_is_not_cast(converted: Converter, backend: str, way: str) -> None:
+    def train(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with hmp.autocast("cpu", preset="torch-cpu") if way == "region" else contextlib.nullcontext():
+            result = compiled(x, y) + 1
+            result.sum().backward()
+        assert x.grad is not None
+        return result, x.grad
+
+    compiled = torch.compile(lambda x, y: product(x, y) + 1, backend=backend, fullgraph=True)
+    expected = train(M.clone().requires_grad_(), N)
+    if way == "convert":
+        converted(bf16=["matmul"])
+    # The code around it takes its result for float32 memory, in the first run and in later ones.
+    for _ in range(3):
+        result, gradient = train(M.clone().requires_grad_(), N)
+        assert result.dtype is gradient.dtype is FP32
+        torch.testing.assert_close(result, expected[0])
+        torch.testing.assert_close(gradient, expected[1], rtol=1e-2, atol=0)  # its formula is a part of the graph
+    if way == "convert":
+        assert torch.matmul(M, N).dtype is BF16
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", *BACKENDS[2:]])
+def test_casts_are_on_again_after_a_compiled_operator_that_raised(converted: Converter, backend: str) -> None:
+    @torch.library.custom_op("hmp_test::fails", mutates_args=(), schema="(Tensor x) -> Tensor")
+    def fails(x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("as it should")
+
+    fails.register_fake(torch.empty_like)
+    converted(bf16=["mm"])
+    compiled = torch.compile(lambda x: fails(x) + 1, backend=backend)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="as it should"):
+            compiled(M)
+        assert torch.mm(M, M).dtype is BF16
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", *BACKENDS[2:]])

@@ -272,6 +272,25 @@ def test_every_instruction_set_and_number_of_threads_gives_the_same_bits(
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@every_option
+def test_weights_in_half_precision_are_stepped_when_fused(
+    name: str, options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    # torch's own fused SGD leaves them as they are.
+    ours_class, torch_class = CLASSES[name]
+    start = torch.linspace(-1, 1, 64).to(dtype)
+    mine, others = ([torch.nn.Parameter(start.clone())] for _ in range(2))
+    ours, theirs = make(ours_class, mine, options | {"fused": True}), make(torch_class, others, options)
+    for step in range(3):
+        for params, optimizer in ((mine, ours), (others, theirs)):
+            params[0].grad = torch.full_like(start, 0.5 + step)
+            optimizer.step()
+        # Fused steps round once, the others after each operation.
+        torch.testing.assert_close(mine[0], others[0], rtol=0.02, atol=0.02)
+    assert (mine[0] != start).any()
+
+
 # ---- copies in lower precision ---------------------------------------------------------------------------------------
 
 

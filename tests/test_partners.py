@@ -15,6 +15,7 @@ import torch
 import torch.autograd.forward_ad as fwd
 import torch.nn.functional as F
 from conftest import BACKENDS, Converter, run_script
+from peft import IA3Config, LoraConfig, OFTConfig, get_peft_model
 from torch import nn
 
 from habana_mp import hmp
@@ -471,8 +472,61 @@ def test_numpy_gets_float32_of_what_was_lowered() -> None:
     assert np.array_equal(np.asarray(cost), cost.float().numpy())
     assert np.array_equal(np.outer(cost, cost), np.outer(cost.float().numpy(), cost.float().numpy()))
     assert np.asarray(SQUARE.half()).dtype == np.float16
-    with hmp.disable_casts(), pytest.raises(TypeError):
-        np.asarray(cost)
+    assert np.array_equal(cost.numpy(), cost.float().numpy())
+    assert np.array_equal(torch.Tensor.numpy(cost, force=True), cost.float().numpy())
+    assert SQUARE.numpy().ctypes.data == SQUARE.data_ptr()
+    recorded = SQUARE.clone().requires_grad_() @ SQUARE
+    with pytest.raises(RuntimeError, match="requires grad"):
+        recorded.numpy()
+    assert recorded.numpy(force=True).dtype == np.float32
+    for array in (np.asarray, torch.Tensor.numpy):
+        with hmp.disable_casts(), pytest.raises(TypeError):
+            array(cost)
+    hmp.restore()
+    with pytest.raises(TypeError):
+        cost.numpy()
     hmp.restore()
     with pytest.raises(TypeError):
         np.asarray(cost)
+
+
+@pytest.mark.parametrize("preset", ["hmp-default", "torch-cpu"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        LoraConfig(target_modules=["0"], use_dora=True, init_lora_weights=False),
+        LoraConfig(target_modules=["0"], init_lora_weights=False),
+        OFTConfig(r=0, oft_block_size=8, target_modules=["0"], init_weights=False),
+        IA3Config(target_modules=["0"], feedforward_modules=[], init_ia3_weights=False),
+    ],
+    ids=["DoRA", "LoRA", "OFT", "IA3"],
+)
+def test_peft_merges_adapters_in_float32(config: Any, preset: str) -> None:
+    def merged() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = get_peft_model(nn.Sequential(nn.Linear(32, 32)), config)
+        model.merge_adapter()
+        model.unmerge_adapter()
+        back = model.base_model.model[0].base_layer.weight.detach().clone()
+        return [back, model.merge_and_unload()[0].weight.detach()]
+
+    expected = merged()
+    hmp.convert(preset=preset)
+    for one, other in zip(merged(), expected, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_peft_combines_adapters_in_float32() -> None:
+    def combined() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        config = LoraConfig(target_modules=["0"], init_lora_weights=False)
+        model = get_peft_model(nn.Sequential(nn.Linear(32, 32)), config)
+        model.add_adapter("other", config)
+        model.add_weighted_adapter(["default", "other"], [0.3, 0.7], "both", combination_type="svd")
+        return [weight.detach() for name, weight in model.named_parameters() if "both" in name]
+
+    expected = combined()
+    assert len(expected) == 2
+    hmp.convert()
+    for one, other in zip(combined(), expected, strict=True):
+        assert torch.equal(one, other)

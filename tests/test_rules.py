@@ -547,6 +547,16 @@ def test_one_complex_tensor_among_the_inputs_leaves_the_call_alone(converted: Co
     assert dtypes_of(M, M) == (BF16, BF16)
 
 
+def test_a_complex_number_among_the_inputs_leaves_the_call_alone(converted: Converter) -> None:
+    converted(bf16=["mul", "add"])
+    phase = torch.linspace(0, 300, 8)
+    for result in (lambda: 1j * phase, lambda: phase * 1j, lambda: torch.add(phase, 2j)):
+        with hmp.disable_casts():
+            expected = result()
+        assert torch.equal(result(), expected)
+    assert torch.add(phase, phase).dtype is BF16
+
+
 def test_quantized_tensors_are_never_cast(converted: Converter) -> None:
     x = torch.quantize_per_tensor(M, 0.1, 0, torch.quint8)
     converted(bf16=["relu", "cat", "t"])

@@ -98,8 +98,9 @@ Rule::Keeps keeps_of(const std::string& when) {
 Rule make_rule(const std::string& action, const std::string& precision, bool saturate, bool saturate_tensors,
                bool no_kernel, std::uint64_t positions, const py::tuple& kept_keywords, std::uint64_t raised_positions,
                const py::tuple& raised_keywords, std::uint64_t off_cpu_positions, const py::tuple& off_cpu_keywords,
-               const py::tuple& sparse_keyword, std::uint8_t sparse_position, const std::string& keeps_weights,
-               bool wants_rows, bool casts_inside, bool is_product, const std::string& packs) {
+               const py::tuple& sparse_keyword, std::uint8_t sparse_position, const py::object& wrong_gradient,
+               bool wrong_if_strided, const std::string& keeps_weights, bool wants_rows, bool casts_inside,
+               bool is_product, const std::string& packs) {
   Rule rule;
   rule.action = action_of(action);
   if (rule.action == Rule::Action::precision) rule.to = precision_of(precision);
@@ -114,12 +115,26 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
   rule.off_cpu_keywords = kept(off_cpu_keywords);
   rule.sparse_keyword = kept(sparse_keyword);
   rule.sparse_position = sparse_position;
+  if (!wrong_gradient.is_none()) rule.wrong_gradient = Py_NewRef(wrong_gradient.ptr());
+  rule.wrong_if_strided = wrong_if_strided;
   rule.keeps_weights = keeps_of(keeps_weights);
   rule.wants_rows = wants_rows;
   rule.casts_inside = casts_inside;
   rule.is_product = is_product;
   rule.packs = packs_of(packs);
   return rule;
+}
+
+// Where torch.compile could not tell silence from lists that speak, casts are off instead.
+std::uint64_t silence_begins() {
+  engine::CastState wanted = engine::current_state();
+  if (engine::number_of_silence()) {
+    wanted.silent = true;
+  } else {
+    PyErr_Clear();
+    wanted.disabled = true;
+  }
+  return engine::pack(engine::exchange_state(wanted));
 }
 
 // (object, what the log shows for it, operation, rule of the lists, rule where the lists are silent)
@@ -288,8 +303,9 @@ void register_engine(py::module_& module) {
            py::arg("positions") = ~std::uint64_t{0}, py::arg("kept_keywords") = py::tuple(),
            py::arg("raised_positions") = 0, py::arg("raised_keywords") = py::tuple(), py::arg("off_cpu_positions") = 0,
            py::arg("off_cpu_keywords") = py::tuple(), py::arg("sparse_keyword") = py::tuple(),
-           py::arg("sparse_position") = 0, py::arg("keeps_weights") = "", py::arg("wants_rows") = false,
-           py::arg("casts_inside") = false, py::arg("is_product") = false, py::arg("packs") = "");
+           py::arg("sparse_position") = 0, py::arg("wrong_gradient") = py::none(), py::arg("wrong_if_strided") = false,
+           py::arg("keeps_weights") = "", py::arg("wants_rows") = false, py::arg("casts_inside") = false,
+           py::arg("is_product") = false, py::arg("packs") = "");
 
   module.def("bind_torch", [] {
     static bool bound = false;
@@ -365,8 +381,16 @@ void register_engine(py::module_& module) {
   module.def("optimizer_step_ends", [] {
     if (thread_state.optimizer_steps != 0) --thread_state.optimizer_steps;
   });
-  module.def("compiled_code_begins", [] { ++thread_state.compiled_runs; });
-  module.def("compiled_code_ends", [] { --thread_state.compiled_runs; });
+  module.def("silence_begins", &silence_begins);
+  module.def("silence_ends", [](std::uint64_t before) { engine::exchange_state(engine::unpack(before)); });
+  module.def("compiled_code_begins", [] {
+    ++thread_state.compiled_runs;
+    return silence_begins();
+  });
+  module.def("compiled_code_ends", [](std::uint64_t before) {
+    --thread_state.compiled_runs;
+    engine::exchange_state(engine::unpack(before));
+  });
   module.def("exchange_optimizer_steps",
              [](std::uint32_t steps) { return std::exchange(thread_state.optimizer_steps, steps); });
   module.def("set_distributed_is_imported", [](bool imported) { engine::distributed_is_imported = imported; });

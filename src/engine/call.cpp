@@ -8,6 +8,7 @@
 #include "engine/measured.hpp"
 #include "engine/region.hpp"
 #include "errors.hpp"
+#include "frames.hpp"
 #include "log/log.hpp"
 #include "stopwatch.hpp"
 #include "tensor/buffers.hpp"
@@ -457,26 +458,6 @@ class CastArguments {
   bool scalar_changed_ = false;
 };
 
-// May a call that failed be tried again without our casts? Only after what torch raises itself: an exception of any
-// other class comes from Python code inside the call (a hook that stops a recomputation, say) and is not ours to catch.
-bool may_retry() {
-  PyObject* type = PyErr_Occurred();
-  return type == PyExc_RuntimeError || type == PyExc_NotImplementedError || type == PyExc_TypeError ||
-         type == PyExc_ValueError || type == PyExc_IndexError;
-}
-
-void count(Target& target, Precision precision, const Tally& tally) {
-  Count& counter = target.counts[static_cast<std::size_t>(precision)];
-  ++counter.calls;
-  counter.casts += tally.casts - tally.kept;
-  counter.bytes += tally.made.bytes;
-}
-
-void report(Target& target, Decision decision, const Tally& tally) {
-  count(target, decision.precision, tally);
-  if (log::is_active()) log::operation(target.representation, target.operation, decision, tally.casts - tally.kept);
-}
-
 // Takes the exception that is set out of the way, and drops it at the end.
 class HeldError {
  public:
@@ -511,9 +492,46 @@ class HeldError {
   }
 };
 
+// Does torch.jit.trace record the call that has just failed? It crashes at the next operation after such a one. (It
+// records no more by now, so it cannot be asked.)
+bool was_recorded_by_jit() {
+  HeldError held;
+  bool found = false;
+  for (FrameWalk walk; walk && !found; walk.outwards()) {
+    PyObject* globals = walk.globals();
+    PyObject* name = globals == nullptr ? nullptr : PyDict_GetItemString(globals, "__name__");
+    found = name != nullptr && PyUnicode_Check(name) && PyUnicode_CompareWithASCIIString(name, "torch.jit._trace") == 0;
+    Py_XDECREF(globals);
+  }
+  PyErr_Clear();
+  held.restore();
+  return found;
+}
+
+// May a call that failed be tried again without our casts? Only after what torch raises itself: an exception of any
+// other class comes from Python code inside the call (a hook that stops a recomputation, say) and is not ours to catch.
+bool may_retry() {
+  PyObject* type = PyErr_Occurred();
+  const bool is_torchs = type == PyExc_RuntimeError || type == PyExc_NotImplementedError || type == PyExc_TypeError ||
+                         type == PyExc_ValueError || type == PyExc_IndexError;
+  return is_torchs && !was_recorded_by_jit();
+}
+
+void count(Target& target, Precision precision, const Tally& tally) {
+  Count& counter = target.counts[static_cast<std::size_t>(precision)];
+  ++counter.calls;
+  counter.casts += tally.casts - tally.kept;
+  counter.bytes += tally.made.bytes;
+}
+
+void report(Target& target, Decision decision, const Tally& tally) {
+  count(target, decision.precision, tally);
+  if (log::is_active()) log::operation(target.representation, target.operation, decision, tally.casts - tally.kept);
+}
+
 // A cast itself failed (a layout without such a copy, a subclass that refuses): the call is then made as it was
 // written.
-bool may_do_without_cast() { return PyErr_ExceptionMatches(PyExc_Exception) != 0; }
+bool may_do_without_cast() { return PyErr_ExceptionMatches(PyExc_Exception) != 0 && !was_recorded_by_jit(); }
 
 // A call failed with our casts: what would plain torch have done? Everything lower goes to float32, and if that works
 // the operation has no kernel for the lower precision here (rule 8). Else the call is made as it was written; whatever
@@ -575,6 +593,36 @@ bool holds_sparse_tensor(const Arguments& arguments, const Reading& reading) {
     if (is_floating(reading.kinds[i]) && tensor::is_sparse(arguments.values[i])) return true;
   }
   return false;
+}
+
+// Is the stride of a convolution, its fourth argument, 1?
+bool has_unit_stride(const Arguments& arguments) {
+  static PyObject* const name = PyUnicode_InternFromString("stride");
+  constexpr Py_ssize_t position = 3;
+  PyObject* stride = position < arguments.positional ? arguments.values[position] : nullptr;
+  for (Py_ssize_t i = 0; stride == nullptr && i < arguments.keyword_count(); ++i) {
+    if (same_name(PyTuple_GET_ITEM(arguments.keywords, i), name)) stride = arguments.values[arguments.positional + i];
+  }
+  const auto is_one = [](PyObject* number) { return PyLong_CheckExact(number) && PyLong_AsLong(number) == 1; };
+  if (stride == nullptr || is_one(stride)) return true;
+  if (!PyTuple_Check(stride)) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(stride); ++i) {
+    if (!is_one(PyTuple_GET_ITEM(stride, i))) return false;
+  }
+  return true;
+}
+
+// Would the gradient of this convolution's weight be wrong in bfloat16?
+bool has_wrong_gradient(const Rule& rule, const Arguments& arguments) {
+  if (rule.wrong_if_strided && has_unit_stride(arguments)) return false;
+  if (!tensor::grad_is_enabled()) return false;
+  PyObject* answer = PyObject_Vectorcall(rule.wrong_gradient, arguments.values,
+                                         static_cast<std::size_t>(arguments.positional), arguments.keywords);
+  const bool is_wrong = answer == Py_True;
+  Py_XDECREF(answer);
+  // Arguments that do not fit are torch's to refuse.
+  if (answer == nullptr && PyErr_ExceptionMatches(PyExc_Exception) != 0) PyErr_Clear();
+  return is_wrong;
 }
 
 bool is_for_another_device(const RuleSet* region, const Arguments& arguments) {
@@ -833,6 +881,10 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
     if (PyErr_Occurred() != nullptr) return nullptr;
     return call_without_lowering(target, rule, arguments, reading, false);
   }
+  if (rule.wrong_gradient != nullptr && plan.to == Kind::bf16 && has_wrong_gradient(rule, arguments)) [[unlikely]] {
+    return call_without_lowering(target, rule, arguments, reading, false);
+  }
+  if (rule.wrong_gradient != nullptr && PyErr_Occurred() != nullptr) return nullptr;
   Attempt attempt;
   PyObject* result = attempt_with_casts(target, rule, arguments, reading, plan.to, attempt);
   if (result == nullptr) {

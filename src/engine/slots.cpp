@@ -580,7 +580,7 @@ bool install(const std::vector<Entry>& entries) {
   if (!find_targets(entries, found)) return false;
   const std::unordered_set<Target*> wanted(found.begin(), found.end());
   // From here on nothing can fail.
-  weights::watch_views();
+  weights::watch_view_and_numpy(&lists_speak_here);
   for (std::size_t i = 0; i < target_count; ++i) {
     Target& target = *targets[i];
     target.in_policy = wanted.contains(&target);
@@ -624,7 +624,7 @@ bool put_in(RuleSet& set) {
   for (const RuleSet::Covered& one : set.covered) {
     if (!one.target->installed && !check(one.target->object, memory, shape)) return false;
   }
-  weights::watch_views();
+  weights::watch_view_and_numpy(&lists_speak_here);
   for (const RuleSet::Covered& one : set.covered) {
     one.target->in_regions = true;
     if (one.target->installed) continue;
@@ -642,7 +642,7 @@ void uninstall() noexcept {
   for (std::size_t i = 0; i < target_count; ++i) {
     if (targets[i]->installed) unhook(*targets[i]);
   }
-  weights::stop_watching_views();
+  weights::stop_watching_view_and_numpy();
   for (Probe* probe : {&autocast_set_enabled, &autocast_set_dtype, &autocast_increment, &autocast_decrement,
                        &module_constructed, &make_subclass, &is_autocast_enabled, &is_any_autocast_enabled, &to_dlpack,
                        &to_dlpack_versioned, &set_version_counter}) {

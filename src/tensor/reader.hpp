@@ -15,7 +15,7 @@ enum class Kind : std::uint8_t {
   f32,
   bf16,
   f16,
-  wide,      // float64 or complex: its presence leaves a call alone
+  wide,      // float64 or complex, a number too: its presence leaves a call alone
   sequence,  // a list or tuple that may hold tensors
   dtype,     // a torch.dtype: an explicit dtype= given by position
 };
@@ -112,7 +112,7 @@ inline Kind kind_of(PyObject* object) noexcept {
   if (type == api.dtype) return Kind::dtype;
   if (PyTuple_Check(object) || PyList_Check(object)) return Kind::sequence;
   if (PyType_IsSubtype(type, api.tensor_base)) return kind_of_tensor(object);
-  return Kind::other;
+  return PyComplex_Check(object) ? Kind::wide : Kind::other;
 }
 
 }  // namespace habana_mp::tensor

@@ -17,10 +17,17 @@ PyObject* or_null(const py::object& one) { return one.is_none() ? nullptr : one.
 
 void watch(const py::dict& methods, const py::tuple& harmless_callers, const py::tuple& passing_on) {
   const auto method = [&methods](const char* name) { return py::object(methods[name]).ptr(); };
-  const weights::Hatches hatches{
-      method("untyped_storage"), method("numpy"), method("data_ptr"), method("apply_"),     method("map_"),
-      method("map2_"),           method("set_"),  method("resize_"),  method("resize_as_"), method("storage.data_ptr"),
-      harmless_callers.ptr(),    passing_on.ptr()};
+  const weights::Hatches hatches{method("untyped_storage"),
+                                 method("data_ptr"),
+                                 method("apply_"),
+                                 method("map_"),
+                                 method("map2_"),
+                                 method("set_"),
+                                 method("resize_"),
+                                 method("resize_as_"),
+                                 method("storage.data_ptr"),
+                                 harmless_callers.ptr(),
+                                 passing_on.ptr()};
   if (!weights::watch_escapes(hatches)) throw py::error_already_set();
 }
 

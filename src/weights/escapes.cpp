@@ -27,6 +27,7 @@ WatchedMethod resize_as;
 WatchedMethod storage_data_ptr;
 WatchedMethod view;
 getter original_data_getter = nullptr;
+bool (*lists_speak_here)() = nullptr;
 
 // Tuples of what the names of modules begin with.
 struct Callers {
@@ -63,6 +64,18 @@ PyCFunction as_function(PyCFunctionWithKeywords stub) {
 PyObject* untyped_storage_stub(PyObject* self, PyObject* none) {
   tensor_escapes(self, false);
   return untyped_storage.original(self, none);
+}
+
+// NumPy has no bfloat16, so the method would raise.
+PyObject* numpy_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
+  tensor_escapes(self, false);
+  const bool widens =
+      tensor::is_plain_tensor(self) && tensor::kind_of_tensor(self) == tensor::Kind::bf16 && lists_speak_here();
+  if (!widens) return call_with_keywords(numpy, self, arguments, keywords);
+  PyObject* wide = PyObject_CallMethod(self, "float", nullptr);
+  PyObject* result = wide == nullptr ? nullptr : call_with_keywords(numpy, wide, arguments, keywords);
+  Py_XDECREF(wide);
+  return result;
 }
 
 template <const WatchedMethod& method>
@@ -187,14 +200,23 @@ bool check(const Plan& plan) {
 
 }  // namespace
 
-void watch_views() noexcept {
-  PyObject* method = PyDict_GetItemString(tensor::api.tensor_base->tp_dict, "view");
-  const Plan plan{&view, method, with_keywords, as_function(view_stub)};
-  if (method != nullptr && check(plan)) watch(plan);
+void watch_view_and_numpy(bool (*lists_speak)()) noexcept {
+  lists_speak_here = lists_speak;
+  PyObject* methods = tensor::api.tensor_base->tp_dict;
+  const Plan plans[] = {
+      {&view, PyDict_GetItemString(methods, "view"), with_keywords, as_function(view_stub)},
+      {&numpy, PyDict_GetItemString(methods, "numpy"), with_keywords, as_function(numpy_stub)},
+  };
+  for (const Plan& plan : plans) {
+    if (plan.object != nullptr && check(plan)) watch(plan);
+  }
   PyErr_Clear();
 }
 
-void stop_watching_views() noexcept { stop_watching(view); }
+void stop_watching_view_and_numpy() noexcept {
+  stop_watching(view);
+  stop_watching(numpy);
+}
 
 void watch_exchange() noexcept {
   DLPackExchangeAPI* table = tensor::exchange_table();
@@ -213,7 +235,6 @@ void watch_exchange() noexcept {
 bool watch_escapes(const Hatches& hatches) {
   const Plan plans[] = {
       {&untyped_storage, hatches.untyped_storage, METH_NOARGS, untyped_storage_stub},
-      {&numpy, hatches.numpy, with_keywords, as_function(escaping_stub<numpy>)},
       {&data_ptr, hatches.data_ptr, METH_NOARGS, data_ptr_stub},
       {&apply, hatches.apply, METH_O, apply_stub},
       {&map, hatches.map, with_keywords, as_function(map_stub)},
@@ -226,8 +247,9 @@ bool watch_escapes(const Hatches& hatches) {
   for (const Plan& plan : plans) {
     if (!check(plan)) return false;
   }
-  if (view.definition == nullptr) {
-    PyErr_SetString(PyExc_RuntimeError, "habana_mp cannot watch Tensor.view: its calling convention is not known");
+  if (view.definition == nullptr || numpy.definition == nullptr) {
+    PyErr_SetString(PyExc_RuntimeError,
+                    "habana_mp cannot watch Tensor.view and Tensor.numpy: their calling convention is not known");
     return false;
   }
   Py_XSETREF(callers.harmless, Py_NewRef(hatches.harmless_callers));
@@ -243,7 +265,7 @@ bool watch_escapes(const Hatches& hatches) {
 
 void stop_watching_escapes() noexcept {
   for (WatchedMethod* method :
-       {&untyped_storage, &numpy, &data_ptr, &apply, &map, &map2, &set, &resize, &resize_as, &storage_data_ptr}) {
+       {&untyped_storage, &data_ptr, &apply, &map, &map2, &set, &resize, &resize_as, &storage_data_ptr}) {
     stop_watching(*method);
   }
   stop_watching_exchange();

@@ -9,7 +9,6 @@ namespace habana_mp::weights {
 // Objects of torch; borrowed, and held while they are watched.
 struct Hatches {
   PyObject* untyped_storage;   // methods of Tensor
-  PyObject* numpy;             //
   PyObject* data_ptr;          //
   PyObject* apply;             // these write without counting the version up
   PyObject* map;               //
@@ -24,9 +23,10 @@ struct Hatches {
   PyObject* passing_on;
 };
 
-// Tensor.view, which a list may name too: watched before anything covers it, and until nothing does.
-void watch_views() noexcept;
-void stop_watching_views() noexcept;
+// Two methods of Tensor that are watched before anything is covered, and until nothing is: `view`, which a list may
+// name too, and `numpy`, which takes float32 of what is in bfloat16, where the lists speak.
+void watch_view_and_numpy(bool (*lists_speak)()) noexcept;
+void stop_watching_view_and_numpy() noexcept;
 
 // DLPack's exchange API of C, as soon as torch has one: an older torch gets it of another library.
 void watch_exchange() noexcept;

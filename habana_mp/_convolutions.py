@@ -1,0 +1,113 @@
+"""Convolutions whose gradients the CPU's library gets wrong in bfloat16.
+
+Seen with oneDNN of torch 2.13 on AVX512_BF16, in plain torch too: the weight's gradient is memory that nobody wrote, or
+memory of somebody else's is written. Where such a gradient is recorded the convolution runs in float32 (rule 8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+_Numbers = int | Sequence[int]
+
+#: The library takes fewer input channels than these for an image of few colours.
+_CHANNELS_OF_A_BLOCK = 16
+
+
+def _is_wrong(weight: Tensor, sizes: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> bool:
+    """Of a convolution of images of these sizes; of a transposed one they are the result's."""
+    kernel = weight.shape[2:]
+    if sizes[-1] < stride[-1]:
+        return True
+    if len(kernel) == 3 and sizes[0] < _reach(kernel, dilation)[0]:
+        return True
+    is_strided_product = max(kernel) == 1 < max(stride)
+    return is_strided_product and weight.shape[1] < _CHANNELS_OF_A_BLOCK
+
+
+def _reach(kernel: Sequence[int], dilation: Sequence[int]) -> list[int]:
+    return [apart * (size - 1) + 1 for size, apart in zip(kernel, dilation, strict=True)]
+
+
+def _is_recorded(weight: Tensor) -> bool:
+    return weight.requires_grad and weight.device.type == "cpu"
+
+
+def _for_each(value: _Numbers, weight: Tensor) -> Sequence[int]:
+    count = weight.dim() - 2
+    if isinstance(value, Sequence):
+        return value if len(value) == count else [*value] * count
+    return [value] * count
+
+
+def is_wrong(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: _Numbers = 1,
+    padding: Any = 0,
+    dilation: _Numbers = 1,
+    groups: int = 1,
+) -> bool:
+    """Of ``conv1d``, ``conv2d`` and ``conv3d``, with their arguments."""
+    if not _is_recorded(weight):
+        return False
+    stride, dilation = _for_each(stride, weight), _for_each(dilation, weight)
+    return _is_wrong(weight, input.shape[2 - weight.dim() :], stride, dilation)
+
+
+def is_wrong_transposed(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: _Numbers = 1,
+    padding: _Numbers = 0,
+    output_padding: _Numbers = 0,
+    groups: int = 1,
+    dilation: _Numbers = 1,
+) -> bool:
+    """Of ``conv_transpose1d`` and its like, with their arguments."""
+    if not _is_recorded(weight):
+        return False
+    stride, dilation = _for_each(stride, weight), _for_each(dilation, weight)
+    padding, output_padding = _for_each(padding, weight), _for_each(output_padding, weight)
+    before, reach = input.shape[2 - weight.dim() :], _reach(weight.shape[2:], dilation)
+    sizes = [
+        (size - 1) * step - 2 * beside + length + more
+        for size, step, beside, length, more in zip(before, stride, padding, reach, output_padding, strict=True)
+    ]
+    return _is_wrong(weight, sizes, stride, dilation)
+
+
+def is_wrong_of_either(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: _Numbers,
+    padding: _Numbers,
+    dilation: _Numbers,
+    transposed: bool,
+    output_padding: _Numbers,
+    groups: int,
+    *_: Any,
+) -> bool:
+    """Of ``torch.convolution``, with its arguments."""
+    if transposed:
+        return is_wrong_transposed(input, weight, bias, stride, padding, output_padding, groups, dilation)
+    return is_wrong(input, weight, bias, stride, padding, dilation, groups)
+
+
+#: Who tells whether the gradient of a call would be wrong, and whether only a stride other than 1 can make it so.
+WRONG_GRADIENTS: dict[str, tuple[Callable[..., bool], bool]] = {
+    "conv1d": (is_wrong, True),
+    "conv2d": (is_wrong, True),
+    "conv3d": (is_wrong, False),
+    "conv_transpose1d": (is_wrong_transposed, True),
+    "conv_transpose2d": (is_wrong_transposed, True),
+    "conv_transpose3d": (is_wrong_transposed, False),
+    "convolution": (is_wrong_of_either, False),
+    "_convolution": (is_wrong_of_either, False),
+}
