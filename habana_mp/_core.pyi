@@ -184,7 +184,6 @@ def install_probes(
     module_constructed: Any,
     make_subclass: Any,
     is_autocast_enabled: Any,
-    is_any_autocast_enabled: Any,
     to_dlpack: Any,
     to_dlpack_versioned: Any,
     set_version_counter: Any,
@@ -194,7 +193,6 @@ def install_probes(
 
 def set_places(
     step: types.CodeType,
-    codes_that_ask: tuple[types.CodeType, ...],
     worker_namespace: dict[str, Any],
     made_of_lowered: Callable[[str, Any], None],
     autocast_entered: Callable[[], None],

@@ -66,19 +66,16 @@ SCALED_STEPS: dict[str, tuple[str, ...]] = {"torch.amp.grad_scaler": ("GradScale
 #: What switches autocast off for a block if it asks and hears that autocast is on (rule 10).
 PROTECTS: dict[str, tuple[str, ...]] = {"transformers.utils.generic": ("maybe_autocast",)}
 
-#: What gives NumPy a tensor's values. Libraries do so for their callers (``scipy.optimize.linear_sum_assignment``).
-FOR_NUMPY: dict[str, tuple[str, ...]] = {"torch._tensor": ("Tensor.__array__",)}
-
 #: What takes a hook of gradients.
 TAKES_HOOKS: dict[str, tuple[str, ...]] = {
     "torch._tensor": ("Tensor.register_hook", "Tensor.register_post_accumulate_grad_hook"),
 }
 
-#: What asks whether modules may leave their operations for a fused kernel, which takes float32 as it is given.
+#: What the encoder layers ask before they leave their operations for a fused kernel. (It takes float32 as it is given,
+#: and refuses mixed dtypes.)
 ASKS_FOR_FUSED: dict[str, tuple[str, ...]] = {"torch.backends.mha": ("get_fastpath_enabled",)}
 
-#: What compares an input's dtype with the weights'. Uncompiled it asks whether autocast is on, and is told so
-#: (``_places.py``); Dynamo answers that question itself.
+#: What refuses an input of another dtype than the weights', unless torch.autocast is on.
 COMPARES_DTYPES: dict[str, tuple[str, ...]] = {"torch.nn.modules.rnn": ("RNNBase.check_input",)}
 
 #: What exchanges the insides of tensors, and refuses to where anybody refers to one of them weakly, as kept casts do.
@@ -135,14 +132,6 @@ def protected(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -
     return _originals[name](*arguments, **keywords)
 
 
-def known_to_numpy(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What the code of a function is exchanged for that makes an array. NumPy has no bfloat16."""
-    tensor, *others = arguments
-    if tensor.dtype is torch.bfloat16 and lists_speak():
-        tensor = tensor.float()
-    return _originals[name](tensor, *others, **keywords)
-
-
 def given_uncast_hook(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """What the code of a function is exchanged for that takes a hook: of a tensor and the hook."""
     tensor, *hooks = (*arguments, *keywords.values())
@@ -183,8 +172,9 @@ def unfused(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> 
 def compared_as_cast(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """What the code of a module's method is exchanged for that compares its input's dtype with that of its weights."""
     module, tensor, *others = arguments
-    if torch.compiler.is_compiling() and lists_speak() and tensor.dtype in _CASTABLE:
-        tensor = tensor.to(module._flat_weights[0].dtype)
+    dtype = module._flat_weights[0].dtype
+    if tensor.dtype is not dtype and tensor.dtype in _CASTABLE and lists_speak():
+        tensor = torch.empty_like(tensor, dtype=dtype, device="meta")
     return _originals[name](module, tensor, *others, **keywords)
 
 
@@ -243,7 +233,6 @@ class Exchanged:
             without_casts_where_enabled: SCALED_STEPS,
             in_float32: FLOAT32_ONLY,
             not_held: EXCHANGES_TENSORS,
-            known_to_numpy: FOR_NUMPY,
             protected: PROTECTS,
             given_uncast_hook: TAKES_HOOKS,
             unfused: ASKS_FOR_FUSED,

@@ -65,7 +65,6 @@ class Places:
             torch._C._log_api_usage_once,
             torch.Tensor._make_subclass,
             torch.is_autocast_enabled,
-            torch._C._is_any_autocast_enabled,
             torch._C._to_dlpack,
             getattr(torch._C, "_to_dlpack_versioned", None),
             torch._C._autograd._unsafe_set_version_counter,
@@ -73,7 +72,6 @@ class Places:
         )
         _core.set_places(
             code_around_steps(),
-            _codes_that_ask(),
             vars(worker),
             _look_at_weight,
             _warn_of_autocast,
@@ -180,19 +178,6 @@ def warn_if_in_autocast() -> None:
     devices = filter(torch.amp.is_autocast_available, ("cpu", "cuda", "xpu", "hpu", "mps"))  # older releases lack mps
     if any(map(torch.is_autocast_enabled, devices)):
         _warn_of_autocast()
-
-
-def _codes_that_ask() -> tuple[types.CodeType, ...]:
-    """Modules of torch that ask whether autocast is on because they would refuse mixed dtypes or leave the operations
-    for a fused kernel. They are to be told that their inputs will be cast."""
-    modules = torch.nn.modules
-    functions = (
-        modules.rnn.RNNBase.check_input,
-        modules.activation.MultiheadAttention.forward,
-        modules.transformer.TransformerEncoder.forward,
-        modules.transformer.TransformerEncoderLayer.forward,
-    )
-    return tuple(function.__code__ for function in functions)
 
 
 def _codes_of_regions() -> tuple[types.CodeType, ...]:

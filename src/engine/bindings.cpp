@@ -179,24 +179,23 @@ void leave_region(const py::object& owner) {
 
 void install_probes(const py::object& set_enabled, const py::object& set_dtype, const py::object& increment,
                     const py::object& decrement, const py::object& module_constructed, const py::object& make_subclass,
-                    const py::object& is_autocast_enabled, const py::object& is_any_autocast_enabled,
-                    const py::object& to_dlpack, const py::object& to_dlpack_versioned,
-                    const py::object& set_version_counter, const py::tuple& writers) {
+                    const py::object& is_autocast_enabled, const py::object& to_dlpack,
+                    const py::object& to_dlpack_versioned, const py::object& set_version_counter,
+                    const py::tuple& writers) {
   std::vector<PyObject*> held;
   for (const auto& writer : writers) held.push_back(writer.ptr());
   or_throw(engine::install_probes({set_enabled.ptr(), set_dtype.ptr(), increment.ptr(), decrement.ptr(),
                                    module_constructed.ptr(), make_subclass.ptr(), is_autocast_enabled.ptr(),
-                                   is_any_autocast_enabled.ptr(), to_dlpack.ptr(), to_dlpack_versioned.ptr(),
-                                   set_version_counter.ptr(), held}));
+                                   to_dlpack.ptr(), to_dlpack_versioned.ptr(), set_version_counter.ptr(), held}));
 }
 
-void set_places(const py::object& step, const py::tuple& codes_that_ask, const py::dict& worker_namespace,
-                const py::object& made_of_lowered, const py::object& autocast_entered,
-                const py::tuple& codes_of_regions, const py::object& custom_fwd, const py::object& custom_fwd_asks,
-                const py::object& custom_bwd_state, const py::tuple& inside, const py::tuple& between) {
-  engine::set_places({step.ptr(), codes_that_ask.ptr(), worker_namespace.ptr(), made_of_lowered.ptr(),
-                      autocast_entered.ptr(), codes_of_regions.ptr(), custom_fwd.ptr(), custom_fwd_asks.ptr(),
-                      custom_bwd_state.ptr(), inside.ptr(), between.ptr()});
+void set_places(const py::object& step, const py::dict& worker_namespace, const py::object& made_of_lowered,
+                const py::object& autocast_entered, const py::tuple& codes_of_regions, const py::object& custom_fwd,
+                const py::object& custom_fwd_asks, const py::object& custom_bwd_state, const py::tuple& inside,
+                const py::tuple& between) {
+  engine::set_places({step.ptr(), worker_namespace.ptr(), made_of_lowered.ptr(), autocast_entered.ptr(),
+                      codes_of_regions.ptr(), custom_fwd.ptr(), custom_fwd_asks.ptr(), custom_bwd_state.ptr(),
+                      inside.ptr(), between.ptr()});
 }
 
 // (operation, representation, precision, calls, casts, bytes) for whatever was called

@@ -322,7 +322,6 @@ Probe autocast_decrement;
 Probe module_constructed;
 Probe make_subclass;
 Probe is_autocast_enabled;
-Probe is_any_autocast_enabled;
 Probe to_dlpack;
 Probe to_dlpack_versioned;
 Probe set_version_counter;
@@ -402,27 +401,14 @@ PyObject* make_subclass_stub(PyObject*, PyObject* const* values, std::size_t fla
   return result;
 }
 
-// Some of torch's modules refuse mixed dtypes, or take a fused kernel past the operations, unless autocast is on. Asked
-// by one of them, the answer is that their inputs will be cast.
-PyObject* told_of_casts(PyObject* result) {
-  if (result != Py_False || !caller_will_be_cast()) return result;
-  Py_DECREF(result);
-  return Py_NewRef(Py_True);
-}
-
 PyObject* is_autocast_enabled_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   PyObject* result = is_autocast_enabled.call(values, flagged_count, keywords);
-  const Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
-  if (result == Py_False && count == 1 && thread_state.region != nullptr && caller_is_custom_fwd()) {
+  if (result == Py_False && PyVectorcall_NARGS(flagged_count) == 1 && thread_state.region != nullptr &&
+      caller_is_custom_fwd()) {
     Py_DECREF(result);
     return PyObject_CallNoArgs(places().custom_fwd_asks);
   }
-  return count == 0 && keywords == nullptr ? told_of_casts(result) : result;
-}
-
-PyObject* is_any_autocast_enabled_stub(PyObject*, PyObject* const* values, std::size_t flagged_count,
-                                       PyObject* keywords) {
-  return told_of_casts(is_any_autocast_enabled.call(values, flagged_count, keywords));
+  return result;
 }
 
 // ---- weights' memory that gets into other hands --------------------------------------------------------------------
@@ -643,9 +629,9 @@ void uninstall() noexcept {
     if (targets[i]->installed) unhook(*targets[i]);
   }
   weights::stop_watching_view_and_numpy();
-  for (Probe* probe : {&autocast_set_enabled, &autocast_set_dtype, &autocast_increment, &autocast_decrement,
-                       &module_constructed, &make_subclass, &is_autocast_enabled, &is_any_autocast_enabled, &to_dlpack,
-                       &to_dlpack_versioned, &set_version_counter}) {
+  for (Probe* probe :
+       {&autocast_set_enabled, &autocast_set_dtype, &autocast_increment, &autocast_decrement, &module_constructed,
+        &make_subclass, &is_autocast_enabled, &to_dlpack, &to_dlpack_versioned, &set_version_counter}) {
     stop_watching(*probe);
   }
   for (const auto& writer : writers) stop_watching(*writer);
@@ -662,7 +648,6 @@ bool install_probes(const Probes& probes) {
       {&module_constructed, probes.module_constructed, module_constructed_stub},
       {&make_subclass, probes.make_subclass, make_subclass_stub},
       {&is_autocast_enabled, probes.is_autocast_enabled, is_autocast_enabled_stub},
-      {&is_any_autocast_enabled, probes.is_any_autocast_enabled, is_any_autocast_enabled_stub},
       {&to_dlpack, probes.to_dlpack, to_dlpack_stub},
       {&to_dlpack_versioned, probes.to_dlpack_versioned, to_dlpack_versioned_stub},
       {&set_version_counter, probes.set_version_counter, set_version_counter_stub},

@@ -46,7 +46,6 @@ struct Probes {
   PyObject* module_constructed;          // torch._C._log_api_usage_once, the first thing nn.Module.__init__ calls
   PyObject* make_subclass;               // Tensor._make_subclass, of which nn.Parameter is made
   PyObject* is_autocast_enabled;         // torch.is_autocast_enabled
-  PyObject* is_any_autocast_enabled;     // torch._C._is_any_autocast_enabled
   PyObject* to_dlpack;                   // torch._C._to_dlpack
   PyObject* to_dlpack_versioned;         // torch._C._to_dlpack_versioned; None before torch 2.9
   PyObject* set_version_counter;         // torch._C._autograd._unsafe_set_version_counter

@@ -314,7 +314,6 @@ void construction_begins() noexcept {
 
 void set_places(const Places& given) noexcept {
   Py_INCREF(given.step);
-  Py_INCREF(given.codes_that_ask);
   Py_INCREF(given.worker_namespace);
   Py_INCREF(given.made_of_lowered);
   Py_INCREF(given.autocast_entered);
@@ -326,7 +325,6 @@ void set_places(const Places& given) noexcept {
   Py_INCREF(given.between);
   const Places former = std::exchange(known_places, given);
   Py_XDECREF(former.step);
-  Py_XDECREF(former.codes_that_ask);
   Py_XDECREF(former.worker_namespace);
   Py_XDECREF(former.made_of_lowered);
   Py_XDECREF(former.autocast_entered);
@@ -345,13 +343,6 @@ bool caller_is_inside_of_an_operation() noexcept {
   FrameWalk walk;
   while (walk && is_of_file(walk.code(), known_places.between)) walk.outwards();
   return walk && is_of_file(walk.code(), known_places.inside);
-}
-
-bool caller_will_be_cast() noexcept {
-  const FrameWalk caller;
-  if (!caller || known_places.codes_that_ask == nullptr) return false;
-  return is_among(caller.code(), known_places.codes_that_ask) && lists_speak_here() &&
-         !why_not(thread_state).has_value();
 }
 
 bool caller_is_custom_fwd() noexcept {

@@ -117,7 +117,6 @@ void construction_begins() noexcept;
 // What is to be recognised; all of it is kept from then on.
 struct Places {
   PyObject* step;              // the code of torch.optim's wrapper around every step
-  PyObject* codes_that_ask;    // a tuple: the code of modules that ask whether their inputs will be cast
   PyObject* worker_namespace;  // of torch.utils.data._utils.worker, whose _worker_info tells a worker
   PyObject* made_of_lowered;   // called with words for what got values in a lower precision, and the values
   PyObject* autocast_entered;  // called when torch.autocast is enabled beside us
@@ -133,9 +132,6 @@ const Places& places() noexcept;
 
 // Is the caller torch itself, which does in Python what another operation consists of? Asked for tensors of tracers.
 bool caller_is_inside_of_an_operation() noexcept;
-
-// Is the calling Python function one of those that ask whether their inputs will be cast, and will they be?
-bool caller_will_be_cast() noexcept;
 
 // Is the region of torch.autocast that is being entered one of torch's own making? Then what it is to do here.
 bool region_is_torchs_own() noexcept;
