@@ -1,7 +1,8 @@
 """Convolutions whose gradients the CPU's library gets wrong in bfloat16.
 
-Seen with oneDNN of torch 2.13 on AVX512_BF16, in plain torch too: the weight's gradient is memory that nobody wrote, or
-memory of somebody else's is written. Where such a gradient is recorded the convolution runs in float32 (rule 8).
+Seen with oneDNN of torch 2.4 to 2.15 on AVX512_BF16, in plain torch too: the weight's gradient is memory that nobody
+wrote, or memory of somebody else's is written. Where such a gradient is recorded the convolution runs in float32
+(rule 8). ``tests/test_convolutions.py`` looks for others.
 """
 
 from __future__ import annotations
