@@ -224,22 +224,25 @@ class _Exchanged(WhenImported):
         self._codes = []
 
 
+#: What is called in the functions' stead.
+TABLES: Mapping[Callable[..., Any], dict[str, tuple[str, ...]]] = {
+    without_casts: STATE,
+    without_casts_where_enabled: SCALED_STEPS,
+    in_float32: FLOAT32_ONLY,
+    not_held: EXCHANGES_TENSORS,
+    protected: PROTECTS,
+    given_uncast_hook: TAKES_HOOKS,
+    unfused: ASKS_FOR_FUSED,
+    compared_as_cast: COMPARES_DTYPES,
+}
+
+
 class Exchanged:
     """All of them, those of modules that are imported later too."""
 
     def __init__(self) -> None:
-        tables: Mapping[Any, dict[str, tuple[str, ...]]] = {
-            without_casts: STATE,
-            without_casts_where_enabled: SCALED_STEPS,
-            in_float32: FLOAT32_ONLY,
-            not_held: EXCHANGES_TENSORS,
-            protected: PROTECTS,
-            given_uncast_hook: TAKES_HOOKS,
-            unfused: ASKS_FOR_FUSED,
-            compared_as_cast: COMPARES_DTYPES,
-        }
         self._parts = [
-            _Exchanged(module, names, call) for call, table in tables.items() for module, names in table.items()
+            _Exchanged(module, names, call) for call, table in TABLES.items() for module, names in table.items()
         ]
 
     def install(self) -> None:

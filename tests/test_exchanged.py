@@ -200,9 +200,7 @@ HALVES = ("_clip_grads_with_norm_", "_get_total_norm")
 
 
 def test_the_functions_that_make_state_exist_in_this_torch() -> None:
-    tables = (_exchanged.STATE, _exchanged.SCALED_STEPS, _exchanged.FLOAT32_ONLY, _exchanged.EXCHANGES_TENSORS)
-    everything = [*itertools.chain(*(table.items() for table in tables)), *_exchanged.FOR_NUMPY.items()]
-    for name, functions in [*everything, *_exchanged.PROTECTS.items()]:
+    for name, functions in itertools.chain(*(table.items() for table in _exchanged.TABLES.values())):
         module = importlib.import_module(name)
         for one in functions:
             if one in (*HALVES, "maybe_autocast") and not hasattr(module, one):
