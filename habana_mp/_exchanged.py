@@ -22,7 +22,7 @@ from habana_mp import _core
 from habana_mp._composites import forwarding_code, full_name, untouched
 from habana_mp._disable import disable_casts
 from habana_mp._imports import WhenImported
-from habana_mp._marks import as_autocast, lists_speak, number_of_silence
+from habana_mp._marks import lists_speak, silence
 
 #: What makes state, by module: functions and methods; ``*`` stands for every class of the module that has such a method
 #: of its own.
@@ -146,7 +146,7 @@ def _uncast_hook(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if not lists_speak():
             return hook(gradient)
         if torch.compiler.is_dynamo_compiling():
-            with as_autocast(number_of_silence()):
+            with silence():
                 result = hook(gradient)
         else:
             before = _core.silence_begins()

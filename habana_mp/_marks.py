@@ -61,6 +61,10 @@ def lists_speak() -> bool:
 
 
 @constant_in_graph
-def number_of_silence() -> int:
-    """Of the region in which the lists that speak here are silent. For code that torch.compile may read."""
+def _number_of_silence() -> int:
     return _core.number_of_silence()
+
+
+def silence() -> torch.autocast:
+    """The region in which the lists that speak here are silent, as one of torch's. For code that Dynamo may read."""
+    return as_autocast(_number_of_silence())

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 import torch
 
 from habana_mp import _core
-from habana_mp._marks import as_autocast, constant_in_graph, number_of_silence
+from habana_mp._marks import constant_in_graph, silence
 from habana_mp._policy import PRECISIONS, Ruling
 from habana_mp._scopes import with_face_of
 
@@ -88,7 +88,7 @@ def _call_in_graph(function: Any, precisions: Any, args: tuple[Any, ...], kwargs
     if changes is None:
         return function(*args, **kwargs)
     cast = [_changed(value, change) for value, change in zip(values, changes, strict=True)]
-    with as_autocast(number_of_silence()):
+    with silence():
         return function(*cast[: len(args)], **dict(zip(kwargs, cast[len(args) :], strict=True)))
 
 
