@@ -163,8 +163,8 @@ def reads_flags_in_place() -> bool:
     """Are the flags of torch's dispatcher read in its memory, without calling a function of torch's?"""
 
 def looks_inside() -> bool:
-    """Can it be told where a tensor's memory lies and whether anybody has written to it? Else no cast is
-    kept; nor do our kernels cast or step before torch 2.10."""
+    """Can it be told where a tensor's memory lies and whether anybody has written to it? Else no cast is kept, nor do
+    our kernels cast or step before torch 2.10."""
 
 def reader() -> str:
     """How tensors are read: ``layout``, ``dlpack`` or ``attribute``."""

@@ -4,7 +4,7 @@ they were given.
 Some make weights, gradients, statistics or learning rates of other ones (rule 11). They run outside of an optimizer's
 step and of a constructor, and write what they computed where it stays: averaged and fused weights, pruned ones, the
 vectors of spectral norm, clipped gradients, what an observer has seen, merged adapters. Others call a kernel that takes
-float32 and is no builtin (rule 8), make NumPy arrays, are given a hook, or ask for dtypes beforehand.
+float32 and is no builtin (rule 8), are given a hook, or ask for dtypes beforehand.
 """
 
 from __future__ import annotations
@@ -132,6 +132,9 @@ def protected(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -
     return _originals[name](*arguments, **keywords)
 
 
+_CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
+
+
 def given_uncast_hook(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """What the code of a function is exchanged for that takes a hook: of a tensor and the hook."""
     tensor, *hooks = (*arguments, *keywords.values())
@@ -148,7 +151,7 @@ def _uncast_hook(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if torch.compiler.is_dynamo_compiling():
             with silence():
                 result = hook(gradient)
-        else:
+        else:  # without what a region costs, nor its error where torch.compile can tell no more of them apart
             before = _core.silence_begins()
             try:
                 result = hook(gradient)
@@ -159,9 +162,6 @@ def _uncast_hook(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return result
 
     return uncast
-
-
-_CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def unfused(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
