@@ -3,7 +3,43 @@
 
 #include <Python.h>
 
+#include <utility>
+
 namespace habana_mp {
+
+// Takes the exception that is set out of the way, and drops it at the end.
+class HeldError {
+ public:
+#if PY_VERSION_HEX >= 0x030C0000
+  HeldError() : raised_(PyErr_GetRaisedException()) {}
+  ~HeldError() { Py_XDECREF(raised_); }
+
+ private:
+  PyObject* raised_;
+#else
+  HeldError() { PyErr_Fetch(&type_, &value_, &traceback_); }
+  ~HeldError() {
+    Py_XDECREF(type_);
+    Py_XDECREF(value_);
+    Py_XDECREF(traceback_);
+  }
+
+ private:
+  PyObject* type_ = nullptr;
+  PyObject* value_ = nullptr;
+  PyObject* traceback_ = nullptr;
+#endif
+
+ public:
+  // The exception is set again, and no longer held.
+  void restore() {
+#if PY_VERSION_HEX >= 0x030C0000
+    PyErr_SetRaisedException(std::exchange(raised_, nullptr));
+#else
+    PyErr_Restore(std::exchange(type_, nullptr), std::exchange(value_, nullptr), std::exchange(traceback_, nullptr));
+#endif
+  }
+};
 
 // Drops the exception that is set, if any; an interrupt, or what else is none of Exception's, stays.
 inline void drop_error() {

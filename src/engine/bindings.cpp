@@ -11,6 +11,7 @@
 
 #include "engine/call.hpp"
 #include "engine/hooks.hpp"
+#include "engine/lowered.hpp"
 #include "engine/measured.hpp"
 #include "engine/region.hpp"
 #include "engine/slots.hpp"

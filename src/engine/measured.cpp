@@ -1,11 +1,20 @@
 #include "engine/measured.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <unordered_map>
 
-#include "tensor/cast.hpp"
+#include "engine/attempt.hpp"
+#include "engine/originals.hpp"
+#include "errors.hpp"
+#include "stopwatch.hpp"
+#include "tensor/casts_inside.hpp"
 
 namespace habana_mp::engine {
+
+using tensor::bit;
+using tensor::floating;
+using tensor::Kind;
 
 namespace {
 
@@ -64,29 +73,22 @@ void add_option(Hash& hash, PyObject* value) {
   }
 }
 
-}  // namespace
-
-void set_skips_slower(bool on) noexcept {
-  is_on = on;
-  shapes().clear();
-}
-
-bool skips_slower() noexcept { return is_on; }
-
-std::uint64_t shape_of(const Target& target, tensor::Kind to, const Arguments& arguments) {
+// What a measurement holds for: the operation, the precision, the weights' sizes, the magnitude of the other inputs,
+// the options. 0 where nothing can be told of a call.
+std::uint64_t shape_of(const Target& target, Kind to, const Arguments& arguments) {
   Hash hash;
   hash.add(reinterpret_cast<std::uintptr_t>(&target));
   hash.add(static_cast<std::uint64_t>(to));
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
     PyObject* value = arguments.values[i];
     switch (tensor::kind_of(value)) {
-      case tensor::Kind::f32:
+      case Kind::f32:
         if (!add_tensor(hash, value)) return 0;
         break;
-      case tensor::Kind::other:
+      case Kind::other:
         add_option(hash, value);
         break;
-      case tensor::Kind::sequence:
+      case Kind::sequence:
         if (!PyTuple_Check(value)) return 0;
         add_option(hash, value);
         break;
@@ -111,6 +113,59 @@ Verdict verdict_on(std::uint64_t shape) {
 }
 
 void set_verdict(std::uint64_t shape, Verdict verdict) { shapes()[shape].verdict = verdict; }
+
+// Is it one of the calls that may be left as they are written where that is faster? Not where a backward follows, of
+// whose time nothing is known.
+bool may_be_skipped(const Target& target, const Rule& rule, const Reading& reading) {
+  return rule.action == Rule::Action::precision && rule.to != Kind::f32 && rule.keeps_weights == Rule::Keeps::always &&
+         (reading.seen & floating) == bit(Kind::f32) &&
+         (target.shape == Target::Shape::function || target.shape == Target::Shape::method) &&
+         !tensor::grad_is_enabled() && !tensor::is_traced();
+}
+
+// The shortest calls decide, of some made in turn. An interrupt leaves its exception.
+Verdict measure(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading, Kind to) {
+  constexpr double clearly = 1.05;
+  double lowered_time = 1e9;
+  double written_time = 1e9;
+  for (int i = 0; i < 5; ++i) {
+    const double one = time_of([&] {
+      Attempt attempt;
+      return attempt_with_casts(target, rule, arguments, reading, to, attempt);
+    });
+    const double other = one < 0 ? -1.0 : time_of([&] { return call_original(target, arguments); });
+    if (other < 0) {
+      // The ordinary call will say what is wrong.
+      drop_error();
+      return Verdict::lower;
+    }
+    lowered_time = std::min(lowered_time, one);
+    written_time = std::min(written_time, other);
+    // Not by the first round: what was never called as it is written has to be prepared by torch's libraries first.
+    if (i > 0 && lowered_time * 2 < written_time) break;
+  }
+  return written_time * clearly < lowered_time ? Verdict::as_written : Verdict::lower;
+}
+
+}  // namespace
+
+void set_skips_slower(bool on) noexcept {
+  is_on = on;
+  shapes().clear();
+}
+
+bool skips_slower() noexcept { return is_on; }
+
+bool is_slower_lowered(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading, Kind to) {
+  const std::uint64_t shape = may_be_skipped(target, rule, reading) ? shape_of(target, to, arguments) : 0;
+  if (shape == 0) return false;
+  Verdict verdict = verdict_on(shape);
+  if (verdict == Verdict::due) {
+    verdict = measure(target, rule, arguments, reading, to);
+    set_verdict(shape, verdict);
+  }
+  return verdict == Verdict::as_written;
+}
 
 void assume_verdict(Verdict verdict) noexcept { assumed = verdict; }
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "engine/call.hpp"
+#include "engine/reading.hpp"
 #include "engine/target.hpp"
 
 namespace habana_mp::engine {
@@ -20,12 +20,9 @@ enum class Verdict : std::uint8_t {
 void set_skips_slower(bool on) noexcept;
 bool skips_slower() noexcept;
 
-// What a measurement holds for: the operation, the precision, the weights' sizes, the magnitude of the other inputs,
-// the options. 0 where nothing can be told of a call.
-std::uint64_t shape_of(const Target& target, tensor::Kind to, const Arguments& arguments);
-
-Verdict verdict_on(std::uint64_t shape);
-void set_verdict(std::uint64_t shape, Verdict verdict);
+// Is this call to be left as it is written, because that is faster? An interrupt leaves its exception.
+bool is_slower_lowered(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
+                       tensor::Kind to);
 
 // For tests: what every measurement is to say, without one; `unknown` for what is measured.
 void assume_verdict(Verdict verdict) noexcept;

@@ -8,6 +8,7 @@
 
 #include "atomic_store.hpp"
 #include "engine/call.hpp"
+#include "engine/originals.hpp"
 #include "engine/state.hpp"
 #include "log/log.hpp"
 #include "tensor/buffers.hpp"

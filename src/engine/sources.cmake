@@ -1,8 +1,13 @@
 target_sources(_core PRIVATE
+  src/engine/attempt.cpp
   src/engine/bindings.cpp
   src/engine/call.cpp
+  src/engine/cast_arguments.cpp
   src/engine/hooks.cpp
+  src/engine/lowered.cpp
   src/engine/measured.cpp
+  src/engine/originals.cpp
+  src/engine/reading.cpp
   src/engine/region.cpp
   src/engine/slots.cpp
   src/engine/state.cpp

@@ -1,0 +1,64 @@
+// The arguments of one call, and room for what goes with each.
+#pragma once
+
+#include <Python.h>
+
+namespace habana_mp::engine {
+
+// The arguments of one call, as vectorcall hands them over. For a method the first one is the tensor itself.
+struct Arguments {
+  PyObject* const* values;
+  Py_ssize_t positional;
+  PyObject* keywords;  // tuple of names, or null
+
+  Py_ssize_t keyword_count() const { return keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords); }
+  Py_ssize_t count() const { return positional + keyword_count(); }
+};
+
+// Most calls have no more arguments than this; longer ones use the heap.
+inline constexpr Py_ssize_t inline_arguments = 24;
+
+template <typename T>
+class SmallBuffer {
+ public:
+  explicit SmallBuffer(Py_ssize_t count) : data_(count <= inline_arguments ? inline_ : new T[count]) {}
+  ~SmallBuffer() {
+    if (data_ != inline_) delete[] data_;
+  }
+  SmallBuffer(const SmallBuffer&) = delete;
+  SmallBuffer& operator=(const SmallBuffer&) = delete;
+  T& operator[](Py_ssize_t i) { return data_[i]; }
+  const T& operator[](Py_ssize_t i) const { return data_[i]; }
+  T* data() { return data_; }
+
+ private:
+  T inline_[inline_arguments];
+  T* data_;
+};
+
+// A call may hand over keywords that are no strings; what is wrong with them is for torch to say.
+inline bool same_name(PyObject* a, PyObject* b) {
+  return a == b || (PyUnicode_Check(a) && PyUnicode_Check(b) && PyUnicode_Compare(a, b) == 0);
+}
+
+// `keywords` is a tuple of names, or null for none.
+inline bool holds(PyObject* keywords, PyObject* keyword) {
+  if (keywords == nullptr) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keywords); ++i) {
+    if (same_name(PyTuple_GET_ITEM(keywords, i), keyword)) return true;
+  }
+  return false;
+}
+
+// What was given at this position, or by this name; null for nothing.
+inline PyObject* find_argument(const Arguments& arguments, Py_ssize_t position, PyObject* name) {
+  if (position < arguments.positional) return arguments.values[position];
+  for (Py_ssize_t i = 0; i < arguments.keyword_count(); ++i) {
+    if (same_name(PyTuple_GET_ITEM(arguments.keywords, i), name)) return arguments.values[arguments.positional + i];
+  }
+  return nullptr;
+}
+
+inline bool is_number(PyObject* object) { return PyFloat_CheckExact(object) || PyLong_CheckExact(object); }
+
+}  // namespace habana_mp::engine

@@ -1,0 +1,158 @@
+#include "engine/attempt.hpp"
+
+#include "engine/originals.hpp"
+#include "errors.hpp"
+#include "tensor/buffers.hpp"
+#include "tensor/casts_inside.hpp"
+#include "tensor/image_order.hpp"
+#include "weights/packed.hpp"
+
+namespace habana_mp::engine {
+
+using tensor::is_floating;
+using tensor::Kind;
+
+namespace {
+
+// F.linear or F.conv2d of a float32 weight where nothing is recorded, from the weight's packed form. Null, without an
+// exception, where the call is to be made the ordinary way.
+PyObject* answer_from_packed(const Rule& rule, const Arguments& arguments, const Reading& reading, Kind to,
+                             Tally& tally) {
+  // As the modules call them; conv2d with all of its options.
+  const bool is_linear = rule.packs == weights::Packs::linear;
+  const Py_ssize_t count = arguments.positional;
+  if (arguments.keywords != nullptr || (is_linear ? count < 2 || count > 3 : count != 7)) return nullptr;
+  PyObject* const* values = arguments.values;
+  PyObject* bias = count >= 3 ? values[2] : Py_None;
+  if (Py_TYPE(values[1]) != tensor::api.parameter || reading.kinds[1] != Kind::f32 ||
+      !tensor::is_plain_tensor(values[0]) || !is_floating(reading.kinds[0])) {
+    return nullptr;
+  }
+  if (bias != Py_None && (!tensor::is_plain_tensor(bias) || !is_floating(reading.kinds[2]))) return nullptr;
+  for (Py_ssize_t i = 3; i < 6 && !is_linear; ++i) {
+    if (!PyTuple_Check(values[i])) return nullptr;
+  }
+  weights::PackedCall call{rule.packs, values[0], values[1], bias, is_linear ? nullptr : values + 3};
+  // What a linear layer's weight tells costs less than the rest; a convolution's depends on how its input lies.
+  if (is_linear && !weights::may_be_packed(call, to)) return nullptr;
+  if (tensor::grad_is_enabled() || tensor::is_traced()) return nullptr;
+  if (!is_linear) {
+    call.reorders = tensor::is_channels_first(call.input);
+    if (!call.reorders && !tensor::is_channels_last(call.input)) return nullptr;
+    if (!weights::may_be_packed(call, to)) return nullptr;
+  }
+  Tally made;
+  made.may_reuse_memory = true;
+  call.input = cast_item(rule, values[0], reading.kinds[0], to, made);
+  const bool input_for_now = made.for_now;
+  call.bias = call.input == nullptr ? nullptr
+              : bias == Py_None     ? Py_NewRef(Py_None)
+                                    : cast_item(rule, bias, reading.kinds[2], to, made);
+  const bool bias_for_now = made.for_now && bias != Py_None;
+  PyObject* result = call.bias == nullptr ? nullptr : weights::answer(call, to);
+  if (call.input != nullptr) let_go(call.input, input_for_now);
+  if (call.bias != nullptr) let_go(call.bias, bias_for_now);
+  if (result == nullptr) {
+    drop_error();
+    return nullptr;
+  }
+  ++made.casts;
+  ++made.kept;
+  tally = made;
+  return result;
+}
+
+// Shall torch itself cast, within its operation? Only where it casts nothing else than we would.
+bool may_leave_casts(const Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading) {
+  if (!rule.casts_inside || rule.action != Rule::Action::precision || rule.to == Kind::f32) return false;
+  if (target.shape != Target::Shape::function && target.shape != Target::Shape::method) return false;
+  for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
+    if (reading.kinds[i] == Kind::sequence) return false;
+    if (is_floating(reading.kinds[i]) && !tensor::can_be_cast_inside(arguments.values[i])) return false;
+  }
+  return tensor::may_cast_inside() && !tensor::is_intercepted();
+}
+
+PyObject* call_and_cast_inside(Target& target, const Arguments& arguments, Kind to) {
+  const tensor::CastsInside on(to);
+  return call_unseen(target, arguments);
+}
+
+PyObject* attempt_as_they_lie(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
+                              Kind to, bool records, Attempt& attempt) {
+  Tally& tally = attempt.tally;
+  if (rule.packs != weights::Packs::nothing && to == Kind::bf16) {
+    if (PyObject* result = answer_from_packed(rule, arguments, reading, to, tally)) return result;
+    attempt.interrupted = PyErr_Occurred() != nullptr;
+    if (attempt.interrupted) return nullptr;
+  }
+  // Where something is recorded the graph holds what was cast.
+  tally.may_reuse_memory =
+      !records && rule.keeps_weights == Rule::Keeps::always && target.shape != Target::Shape::python;
+  tally.leaves_casts = records && may_leave_casts(target, rule, arguments, reading);
+  CastArguments cast(arguments);
+  attempt.made = cast.make(rule, reading, to, tally);
+  attempt.scalar_changed = cast.scalar_changed();
+  if (!attempt.made) return nullptr;
+  return tally.left_casts ? call_and_cast_inside(target, cast.arguments(), to) : call_unseen(target, cast.arguments());
+}
+
+// Is there a bias to be added to a product?
+bool has_bias(const Arguments& arguments) { return arguments.positional == 3 && arguments.values[2] != Py_None; }
+
+// Is it a product of rows that do not lie evenly, and of a matrix?
+bool is_of_uneven_rows(const Arguments& arguments, const Reading& reading) {
+  if (arguments.keywords != nullptr || arguments.positional < 2 || arguments.positional > 3) return false;
+  const Py_ssize_t tensors = has_bias(arguments) ? 3 : 2;
+  for (Py_ssize_t i = 0; i < tensors; ++i) {
+    if (!is_floating(reading.kinds[i]) || !tensor::is_plain_tensor(arguments.values[i])) return false;
+  }
+  DLTensor matrix;
+  return tensor::has_uneven_rows(arguments.values[0], !has_bias(arguments)) &&
+         tensor::view_on_cpu(arguments.values[1], matrix) && matrix.ndim == 2;
+}
+
+// Torch makes such a product first, and then adds the bias to what was rounded.
+bool add_bias(const Rule& rule, PyObject* result, PyObject* bias, Kind kind, Kind to, Tally& tally) {
+  PyObject* cast = cast_item(rule, bias, kind, to, tally);
+  if (cast == nullptr) return false;
+  const bool added = tensor::add_in_place(result, cast);
+  let_go(cast, tally.for_now);
+  return added;
+}
+
+PyObject* attempt_in_rows(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading, Kind to,
+                          Attempt& attempt) {
+  tensor::CastResult seen;
+  PyObject* const rows = tensor::cast_in_rows(arguments.values[0], reading.kinds[0], to, seen);
+  if (rows == nullptr) return attempt_as_they_lie(target, rule, arguments, reading, to, false, attempt);
+  PyObject* const values[] = {rows, arguments.values[1]};
+  Reading in_rows(2);
+  in_rows.seen = reading.seen;
+  in_rows.first = reading.first;
+  in_rows.kinds[0] = to;
+  in_rows.kinds[1] = reading.kinds[1];
+  PyObject* result = attempt_as_they_lie(target, rule, {values, 2, nullptr}, in_rows, to, false, attempt);
+  tensor::give_back(rows);
+  if (reading.kinds[0] != to) {
+    ++attempt.tally.casts;
+    attempt.tally.made.bytes += seen.bytes;
+  }
+  if (result != nullptr && has_bias(arguments) &&
+      !add_bias(rule, result, arguments.values[2], reading.kinds[2], to, attempt.tally)) {
+    Py_CLEAR(result);
+  }
+  return result;
+}
+
+}  // namespace
+
+PyObject* attempt_with_casts(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
+                             Kind to, Attempt& attempt) {
+  const bool records = tensor::grad_is_enabled();
+  return rule.wants_rows && !records && to != Kind::f32 && is_of_uneven_rows(arguments, reading)
+             ? attempt_in_rows(target, rule, arguments, reading, to, attempt)
+             : attempt_as_they_lie(target, rule, arguments, reading, to, records, attempt);
+}
+
+}  // namespace habana_mp::engine

@@ -1,0 +1,22 @@
+// One try of a call with its casts: from a packed weight, with rows that lie evenly, with torch's own casts, or with
+// ours.
+#pragma once
+
+#include "engine/cast_arguments.hpp"
+#include "engine/target.hpp"
+
+namespace habana_mp::engine {
+
+// What came of a try.
+struct Attempt {
+  Tally tally;
+  bool made = true;  // the casts were
+  bool scalar_changed = false;
+  bool interrupted = false;
+};
+
+// A new reference, or null with the exception of a cast or of the call; `attempt` tells which.
+PyObject* attempt_with_casts(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
+                             tensor::Kind to, Attempt& attempt);
+
+}  // namespace habana_mp::engine

@@ -1,0 +1,194 @@
+#include "engine/cast_arguments.hpp"
+
+#include <utility>
+
+#include "tensor/buffers.hpp"
+#include "weights/cache.hpp"
+
+namespace habana_mp::engine {
+
+using tensor::is_floating;
+using tensor::Kind;
+
+namespace {
+
+// A tensor without dimensions stands for a number where the rule brings numbers into range.
+bool is_number_tensor(const Rule& rule, PyObject* item, Kind to) {
+  return rule.saturate_tensors && to != Kind::f32 && tensor::count_elements(item) == 1 &&
+         tensor::has_no_dimensions(item);
+}
+
+// Null, without an exception but an interrupt's, where no cast of this weight is kept.
+PyObject* kept_cast(const Rule& rule, PyObject* weight, Kind to, Tally& tally) {
+  if (!tally.looked_around) {
+    tally.looked_around = true;
+    tally.records = tensor::grad_is_enabled();
+    tally.may_keep = (rule.keeps_weights == Rule::Keeps::always || !tally.records) && weights::may_be_kept();
+  }
+  if (!tally.may_keep) return nullptr;
+  bool is_new = false;
+  PyObject* kept = weights::kept(weight, to, tally.records, is_new);
+  if (kept == nullptr) return nullptr;
+  ++tally.casts;
+  if (is_new) {
+    tally.made.bytes += tensor::bytes_as(to, tensor::count_elements(weight));
+  } else {
+    ++tally.kept;
+  }
+  if (tally.records && !tally.made.recorded) tally.made.recorded = tensor::requires_grad(weight);
+  return kept;
+}
+
+}  // namespace
+
+PyObject* cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tally) {
+  tally.for_now = false;
+  if (!is_floating(kind) || kind == to) return Py_NewRef(item);
+  if (rule.keeps_weights != Rule::Keeps::never && kind == Kind::f32 && Py_TYPE(item) == tensor::api.parameter) {
+    if (PyObject* kept = kept_cast(rule, item, to, tally)) return kept;
+    if (PyErr_Occurred() != nullptr) return nullptr;
+  }
+  const std::int64_t count = tally.leaves_casts ? tensor::count_elements(item) : 0;
+  if (tally.leaves_casts && !tensor::is_cast_to_block(count)) {
+    tally.left_casts = true;
+    ++tally.casts;
+    tally.made.bytes += tensor::bytes_as(to, count);
+    if (!tally.made.recorded) tally.made.recorded = tensor::requires_grad(item);
+    return Py_NewRef(item);
+  }
+  const bool saturates = is_number_tensor(rule, item, to);
+  if (rule.action == Rule::Action::scalars && !saturates) return Py_NewRef(item);
+  PyObject* made = saturates                ? tensor::cast_saturated(item, kind, to, tally.made)
+                   : tally.may_reuse_memory ? tensor::cast_for_now(item, kind, to, tally.made, tally.for_now)
+                                            : tensor::cast(item, kind, to, tally.made);
+  if (made != nullptr) ++tally.casts;
+  return made;
+}
+
+void let_go(PyObject* value, bool for_now) {
+  if (for_now) {
+    tensor::give_back(value);
+  } else {
+    Py_DECREF(value);
+  }
+}
+
+namespace {
+
+// A new list or tuple with its tensors cast, where there is anything to cast; another one's class (a named tuple, say)
+// is not kept, no operation asks.
+PyObject* cast_sequence(const Rule& rule, PyObject* sequence, Kind to, Tally& tally, int depth) {
+  // Not by iterating: torch does not either, and a subclass may do anything there.
+  PyObject* items =
+      PyTuple_Check(sequence) ? PyTuple_GetSlice(sequence, 0, PyTuple_GET_SIZE(sequence)) : PyList_AsTuple(sequence);
+  if (items == nullptr) return nullptr;
+  const bool may_reuse_memory = std::exchange(tally.may_reuse_memory, false);  // the list holds what it is given
+  const Py_ssize_t size = PyTuple_GET_SIZE(items);
+  PyObject* made = PyTuple_Check(sequence) ? PyTuple_New(size) : PyList_New(size);
+  bool is_another = false;
+  for (Py_ssize_t i = 0; made != nullptr && i < size; ++i) {
+    PyObject* item = PyTuple_GET_ITEM(items, i);
+    const Kind kind = tensor::kind_of(item);
+    PyObject* value = kind == Kind::sequence && depth < deepest_sequence && may_exchange(rule, item)
+                          ? cast_sequence(rule, item, to, tally, depth + 1)
+                          : cast_item(rule, item, kind, to, tally);
+    is_another = is_another || value != item;
+    if (value == nullptr) {
+      Py_CLEAR(made);
+    } else if (PyTuple_Check(made)) {
+      PyTuple_SET_ITEM(made, i, value);
+    } else {
+      PyList_SET_ITEM(made, i, value);
+    }
+  }
+  tally.may_reuse_memory = may_reuse_memory;
+  Py_DECREF(items);
+  if (made == nullptr || is_another) return made;
+  Py_DECREF(made);
+  return Py_NewRef(sequence);
+}
+
+}  // namespace
+
+PyObject* saturated(PyObject* number, Kind precision) {
+  const double value = PyFloat_CheckExact(number) ? PyFloat_AS_DOUBLE(number) : PyLong_AsDouble(number);
+  if (value == -1.0 && PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    return nullptr;
+  }
+  const double limit = tensor::largest(precision);
+  const double representable = tensor::largest(Kind::f32);
+  if (value > limit && value <= representable) return PyFloat_FromDouble(limit);
+  if (value < -limit && value >= -representable) return PyFloat_FromDouble(-limit);
+  return nullptr;
+}
+
+bool CastArguments::make(const Rule& rule, const Reading& reading, Kind to, Tally& tally) {
+  // Beside an input without dimensions a tensor without them is promoted like any other.
+  if (rule.action == Rule::Action::scalars && given_.positional > 0 && is_floating(reading.kinds[0]) &&
+      tensor::has_no_dimensions(given_.values[0])) {
+    return keep_all();
+  }
+  const bool keeps_float32 = to != Kind::f32 && one_stays_in_float32(rule, reading);
+  for (Py_ssize_t i = 0; i < given_.count(); ++i) {
+    PyObject* value = given_.values[i];
+    const Kind kind = reading.kinds[i];
+    PyObject* made = nullptr;
+    if (keeps_float32 && is_floating(kind) && may_stay_in_float32(rule, i)) {
+      made = cast_item(rule, value, kind, Kind::f32, tally);
+    } else if (kind == Kind::sequence) {
+      made = cast_sequence(rule, value, to, tally, 0);
+    } else if (rule.saturate && to != Kind::f32 && is_number(value)) {
+      made = saturated(value, to);
+      if (made != nullptr) {
+        scalar_changed_ = true;
+      } else {
+        made = Py_NewRef(value);
+      }
+    } else {
+      made = cast_item(rule, value, kind, to, tally);
+    }
+    if (made == nullptr) return false;
+    for_now_[i] = std::exchange(tally.for_now, false);
+    values_[i] = made;
+    ++made_;
+  }
+  return true;
+}
+
+bool CastArguments::keep_all() {
+  for (; made_ < given_.count(); ++made_) {
+    values_[made_] = Py_NewRef(given_.values[made_]);
+    for_now_[made_] = false;
+  }
+  return true;
+}
+
+// Is this argument one that the kernel takes in float32 beside a lower input?
+bool CastArguments::may_stay_in_float32(const Rule& rule, Py_ssize_t i) const {
+  bool raised_only = false;
+  bool off_cpu = false;
+  if (i < given_.positional) {
+    raised_only = i < 64 && ((rule.raised_positions >> i) & 1U) != 0;
+    off_cpu = i < 64 && ((rule.off_cpu_positions >> i) & 1U) != 0;
+  } else {
+    PyObject* name = PyTuple_GET_ITEM(given_.keywords, i - given_.positional);
+    raised_only = holds(rule.raised_keywords, name);
+    off_cpu = holds(rule.off_cpu_keywords, name);
+  }
+  return raised_only || (off_cpu && !tensor::is_off_cpu(given_.values[i]));
+}
+
+// The kernel wants all of them in float32 then. A norm's bias alone does not decide: without a weight its backward
+// wants the bias as the input is.
+bool CastArguments::one_stays_in_float32(const Rule& rule, const Reading& reading) const {
+  if (rule.raised_positions == 0 && rule.off_cpu_positions == 0) return false;
+  for (Py_ssize_t i = 0; i < given_.count(); ++i) {
+    if (!may_stay_in_float32(rule, i)) continue;
+    if (reading.kinds[i] == Kind::f32) return true;
+    if (rule.raised_positions == 0) return false;
+  }
+  return false;
+}
+
+}  // namespace habana_mp::engine

@@ -1,0 +1,61 @@
+// The arguments of a call as a plan wants them.
+#pragma once
+
+#include "engine/reading.hpp"
+#include "tensor/cast.hpp"
+
+namespace habana_mp::engine {
+
+// What was cast for a call, and how it may be.
+struct Tally {
+  bool may_reuse_memory = false;  // nobody but this call sees what is cast of an activation
+  bool for_now = false;           // was the last cast such a one?
+  bool leaves_casts = false;      // what no cast is kept of is left for torch to cast
+  bool left_casts = false;        // and there was something
+  unsigned casts = 0;             // arguments that were exchanged
+  unsigned kept = 0;              // for casts that were there already
+  // What is looked up for the first weight of a call and holds for all.
+  bool looked_around = false;
+  bool may_keep = false;
+  bool records = false;
+  tensor::CastResult made;
+};
+
+// One tensor: a new reference, to itself where there is nothing to cast. Null with a Python exception when it failed.
+PyObject* cast_item(const Rule& rule, PyObject* item, tensor::Kind kind, tensor::Kind to, Tally& tally);
+
+// Of what cast_item made; `for_now` as the tally said then.
+void let_go(PyObject* value, bool for_now);
+
+// Rule 9: a Python number that float32 holds and the lower precision does not, brought into its range; null for others.
+PyObject* saturated(PyObject* number, tensor::Kind precision);
+
+// New arguments with everything cast that the plan wants. Owns what it holds.
+class CastArguments {
+ public:
+  explicit CastArguments(const Arguments& given) : given_(given), values_(given.count()), for_now_(given.count()) {}
+  ~CastArguments() {
+    for (Py_ssize_t i = 0; i < made_; ++i) let_go(values_[i], for_now_[i]);
+  }
+  CastArguments(const CastArguments&) = delete;
+  CastArguments& operator=(const CastArguments&) = delete;
+
+  // False with a Python exception set when a cast failed.
+  bool make(const Rule& rule, const Reading& reading, tensor::Kind to, Tally& tally);
+
+  bool scalar_changed() const { return scalar_changed_; }
+  Arguments arguments() { return {values_.data(), given_.positional, given_.keywords}; }
+
+ private:
+  bool keep_all();
+  bool may_stay_in_float32(const Rule& rule, Py_ssize_t i) const;
+  bool one_stays_in_float32(const Rule& rule, const Reading& reading) const;
+
+  const Arguments& given_;
+  SmallBuffer<PyObject*> values_;
+  Py_ssize_t made_ = 0;
+  SmallBuffer<bool> for_now_;
+  bool scalar_changed_ = false;
+};
+
+}  // namespace habana_mp::engine

@@ -1,0 +1,47 @@
+#include "engine/lowered.hpp"
+
+#include <array>
+#include <cstddef>
+#include <utility>
+
+#include "engine/state.hpp"
+#include "tensor/cast.hpp"
+
+namespace habana_mp::engine {
+
+namespace {
+
+// The last results of calls whose inputs were lowered, held weakly. What autograd records is passed over: it would cost
+// every call of a training step, and the graph tells.
+std::array<PyObject*, 8> references{};
+std::size_t next = 0;
+
+}  // namespace
+
+void remember_lowered(PyObject* result) {
+  if (!tensor::is_plain_tensor(result) || tensor::requires_grad(result)) return;
+  PyObject*& place = references[next++ % references.size()];
+  PyObject* reference = PyWeakref_NewRef(result, nullptr);
+  if (reference == nullptr) PyErr_Clear();
+  Py_XDECREF(std::exchange(place, reference));
+}
+
+void forget_lowered(PyObject* tensor) noexcept {
+  for (PyObject*& reference : references) {
+    if (reference != nullptr && tensor::is_reference_to(reference, tensor)) Py_CLEAR(reference);
+  }
+}
+
+bool was_lowered(PyObject* tensor) noexcept {
+  for (PyObject* reference : references) {
+    if (reference != nullptr && tensor::is_reference_to(reference, tensor)) return true;
+  }
+  return false;
+}
+
+bool may_be_lowered_in_graph(PyObject* tensor) noexcept {
+  return tensor::is_lower(tensor::kind_of(tensor)) && tensor::requires_grad(tensor) && lists_speak_here() &&
+         !why_not(thread_state).has_value();
+}
+
+}  // namespace habana_mp::engine
