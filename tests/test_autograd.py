@@ -572,6 +572,40 @@ def test_per_sample_gradients_are_those_of_each_sample_alone() -> None:
         torch.testing.assert_close(stacked, torch.stack([one[name] for one in each]), rtol=2e-2, atol=2e-3)
 
 
+NORMS = {
+    "layer": lambda: nn.LayerNorm(6),
+    "group": lambda: nn.GroupNorm(2, 6),
+    "batch": lambda: nn.BatchNorm1d(6).eval(),
+    "instance": lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), nn.InstanceNorm1d(2, affine=True), nn.Flatten()),
+    "encoder": lambda: nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0),
+}
+
+
+@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS.keys())
+def test_transforms_go_through_norms_of_lowered_activations(norm: Callable[[], nn.Module]) -> None:
+    # The formulas of torch's transforms do not take a float32 weight beside a lower input, as the kernels do.
+    model = nn.Sequential(nn.Linear(4, 6), norm(), nn.Linear(6, 2))
+    weights, samples = dict(model.named_parameters()), torch.randn(3, 4)
+
+    def loss(weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, weights, (x[None],)).exp().sum()
+
+    # A linear layer's bias before an instance norm has no gradient but rounding.
+    told = [name for name in weights if name != "0.bias"]
+    plain = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, samples)
+    hmp.convert()
+    per_sample = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, samples)
+    jacobian = torch.func.jacrev(loss)(weights, samples[0])
+    for name in told:
+        for got, expected in ((per_sample[name], plain[name]), (jacobian[name], plain[name][0])):
+            assert got.dtype is FP32
+            torch.testing.assert_close(got, expected, rtol=0.1, atol=0.05 * expected.abs().max().item() + 1e-3)
+    if not isinstance(model[1], nn.TransformerEncoderLayer):  # torch's attention has no forward mode
+        tangent = torch.func.jvp(lambda x: loss(weights, x), (samples[0],), (samples[1],))[1]
+        expected = torch.func.grad(lambda x: loss(weights, x))(samples[0]) @ samples[1]
+        torch.testing.assert_close(tangent.float(), expected.float(), rtol=0.1, atol=0.1)
+
+
 def model_loss(x: torch.Tensor) -> torch.Tensor:
     return torch.log_softmax(torch.mm(x, N), -1).pow(2).sum()
 

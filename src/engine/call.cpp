@@ -75,6 +75,13 @@ bool has_wrong_gradient(const Rule& rule, const Arguments& arguments) {
   return is_wrong;
 }
 
+// Would a transform of torch.func, or forward-mode AD, meet two precisions? The kernels take a float32 weight beside a
+// lower input; the formulas that gradients are worked out by in there do not.
+bool mixes_in_a_transform(const Rule& rule, const Arguments& arguments, const Reading& reading, Kind to) {
+  return (rule.off_cpu_positions | rule.raised_positions) != 0 && tensor::is_lower(to) && tensor::is_transformed() &&
+         tensor::grad_is_enabled() && one_stays_in_float32(rule, arguments, reading);
+}
+
 // Does torch.jit.trace record the call that has just failed? It crashes at the next operation after such a one. (It
 // records no more by now, so it cannot be asked.)
 bool was_recorded_by_jit() {
@@ -194,6 +201,9 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
     return call_without_lowering(target, rule, arguments, reading, false);
   }
   if (rule.wrong_gradient != nullptr && PyErr_Occurred() != nullptr) return nullptr;
+  if (mixes_in_a_transform(rule, arguments, reading, plan.to)) [[unlikely]] {
+    return call_without_lowering(target, rule, arguments, reading, false);
+  }
   Attempt attempt;
   PyObject* result = attempt_with_casts(target, rule, arguments, reading, plan.to, attempt);
   if (result == nullptr) {

@@ -108,6 +108,21 @@ PyObject* cast_sequence(const Rule& rule, PyObject* sequence, Kind to, Tally& ta
   return Py_NewRef(sequence);
 }
 
+// Is this argument one that the kernel takes in float32 beside a lower input?
+bool may_stay_in_float32(const Rule& rule, const Arguments& arguments, Py_ssize_t i) {
+  bool raised_only = false;
+  bool off_cpu = false;
+  if (i < arguments.positional) {
+    raised_only = i < 64 && ((rule.raised_positions >> i) & 1U) != 0;
+    off_cpu = i < 64 && ((rule.off_cpu_positions >> i) & 1U) != 0;
+  } else {
+    PyObject* name = PyTuple_GET_ITEM(arguments.keywords, i - arguments.positional);
+    raised_only = holds(rule.raised_keywords, name);
+    off_cpu = holds(rule.off_cpu_keywords, name);
+  }
+  return raised_only || (off_cpu && !tensor::is_off_cpu(arguments.values[i]));
+}
+
 }  // namespace
 
 PyObject* saturated(PyObject* number, Kind precision) {
@@ -123,18 +138,30 @@ PyObject* saturated(PyObject* number, Kind precision) {
   return nullptr;
 }
 
+// The kernel wants all of them in float32 then. A norm's bias alone does not decide: without a weight its backward
+// wants the bias as the input is.
+bool one_stays_in_float32(const Rule& rule, const Arguments& arguments, const Reading& reading) {
+  if (rule.raised_positions == 0 && rule.off_cpu_positions == 0) return false;
+  for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
+    if (!may_stay_in_float32(rule, arguments, i)) continue;
+    if (reading.kinds[i] == Kind::f32) return true;
+    if (rule.raised_positions == 0) return false;
+  }
+  return false;
+}
+
 bool CastArguments::make(const Rule& rule, const Reading& reading, Kind to, Tally& tally) {
   // Beside an input without dimensions a tensor without them is promoted like any other.
   if (rule.action == Rule::Action::scalars && given_.positional > 0 && is_floating(reading.kinds[0]) &&
       tensor::has_no_dimensions(given_.values[0])) {
     return keep_all();
   }
-  const bool keeps_float32 = to != Kind::f32 && one_stays_in_float32(rule, reading);
+  const bool keeps_float32 = to != Kind::f32 && one_stays_in_float32(rule, given_, reading);
   for (Py_ssize_t i = 0; i < given_.count(); ++i) {
     PyObject* value = given_.values[i];
     const Kind kind = reading.kinds[i];
     PyObject* made = nullptr;
-    if (keeps_float32 && is_floating(kind) && may_stay_in_float32(rule, i)) {
+    if (keeps_float32 && is_floating(kind) && may_stay_in_float32(rule, given_, i)) {
       made = cast_item(rule, value, kind, Kind::f32, tally);
     } else if (kind == Kind::sequence) {
       made = cast_sequence(rule, value, to, tally, 0);
@@ -162,33 +189,6 @@ bool CastArguments::keep_all() {
     for_now_[made_] = false;
   }
   return true;
-}
-
-// Is this argument one that the kernel takes in float32 beside a lower input?
-bool CastArguments::may_stay_in_float32(const Rule& rule, Py_ssize_t i) const {
-  bool raised_only = false;
-  bool off_cpu = false;
-  if (i < given_.positional) {
-    raised_only = i < 64 && ((rule.raised_positions >> i) & 1U) != 0;
-    off_cpu = i < 64 && ((rule.off_cpu_positions >> i) & 1U) != 0;
-  } else {
-    PyObject* name = PyTuple_GET_ITEM(given_.keywords, i - given_.positional);
-    raised_only = holds(rule.raised_keywords, name);
-    off_cpu = holds(rule.off_cpu_keywords, name);
-  }
-  return raised_only || (off_cpu && !tensor::is_off_cpu(given_.values[i]));
-}
-
-// The kernel wants all of them in float32 then. A norm's bias alone does not decide: without a weight its backward
-// wants the bias as the input is.
-bool CastArguments::one_stays_in_float32(const Rule& rule, const Reading& reading) const {
-  if (rule.raised_positions == 0 && rule.off_cpu_positions == 0) return false;
-  for (Py_ssize_t i = 0; i < given_.count(); ++i) {
-    if (!may_stay_in_float32(rule, i)) continue;
-    if (reading.kinds[i] == Kind::f32) return true;
-    if (rule.raised_positions == 0) return false;
-  }
-  return false;
 }
 
 }  // namespace habana_mp::engine

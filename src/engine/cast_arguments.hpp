@@ -30,6 +30,9 @@ void let_go(PyObject* value, bool for_now);
 // Rule 9: a Python number that float32 holds and the lower precision does not, brought into its range; null for others.
 PyObject* saturated(PyObject* number, tensor::Kind precision);
 
+// Does one of the arguments stay in float32 beside a lower input, since the kernel takes it so?
+bool one_stays_in_float32(const Rule& rule, const Arguments& arguments, const Reading& reading);
+
 // New arguments with everything cast that the plan wants. Owns what it holds.
 class CastArguments {
  public:
@@ -48,8 +51,6 @@ class CastArguments {
 
  private:
   bool keep_all();
-  bool may_stay_in_float32(const Rule& rule, Py_ssize_t i) const;
-  bool one_stays_in_float32(const Rule& rule, const Reading& reading) const;
 
   const Arguments& given_;
   SmallBuffer<PyObject*> values_;

@@ -91,13 +91,15 @@ bool in_forward_ad() {
   return value != -1;
 }
 
-// Is torch.func at work in this thread? Then memory that is asked for may come wrapped.
-bool in_transform() {
-  const Symbols& known = symbols();
-  if (known.functorch.is_known()) return known.functorch.is_on() || known.functionalize.is_on();
-  return is_true(PyObject_CallOneArg(api.is_key_included, api.functorch_key), true) ||
-         is_true(PyObject_CallOneArg(api.is_key_included, api.functionalize_key), true);
+bool is_included(const KeyFlag& flag, PyObject* key) {
+  return flag.is_known() ? flag.is_on() : is_true(PyObject_CallOneArg(api.is_key_included, key), true);
 }
+
+// Is torch.func at work in this thread?
+bool in_transform() { return is_included(symbols().functorch, api.functorch_key); }
+
+// Is functionalization? Under both, memory that is asked for may come wrapped.
+bool in_functionalization() { return is_included(symbols().functionalize, api.functionalize_key); }
 
 // Is there nothing about a recorded cast of this plain tensor but the graph?
 bool may_be_cast_in_graph(PyObject* tensor) {
@@ -163,10 +165,12 @@ bool is_intercepted() noexcept {
   if (modes) return true;
   const bool tracing = known.tracing_state != nullptr ? *known.tracing_state() != nullptr
                                                       : is_true(PyObject_CallNoArgs(api.tracing_state), true);
-  return tracing || in_transform();
+  return tracing || in_transform() || in_functionalization();
 }
 
 bool is_traced() noexcept { return in_forward_ad() || is_intercepted(); }
+
+bool is_transformed() noexcept { return in_forward_ad() || in_transform(); }
 
 bool grad_is_enabled() noexcept {
   const Symbols& known = symbols();

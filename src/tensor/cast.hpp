@@ -43,6 +43,9 @@ bool is_intercepted() noexcept;
 // Or forward-mode AD? Then a cast must not be made past torch.
 bool is_traced() noexcept;
 
+// Does torch.func or forward-mode AD work out gradients by formulas of their own?
+bool is_transformed() noexcept;
+
 bool grad_is_enabled() noexcept;
 
 // For kernels that work for long: how many threads torch uses.
