@@ -45,8 +45,6 @@ def read_list(path: str | os.PathLike[str], *, source: str | None = None) -> tup
         OSError: the file is missing, a directory, or may not be read; the message says which and names the path.
         ListError: the content is no list of names; the message names the line.
     """
-    if not isinstance(path, (str, bytes, os.PathLike)):
-        raise ListError(f"a list file's path must be a string or a path; got {type(path).__name__}: {path!r}")
     path = os.fsdecode(path)
     if "\0" in path:
         raise ListError(f"a list file's path must not hold a zero byte; got {path!r}")
@@ -54,9 +52,13 @@ def read_list(path: str | os.PathLike[str], *, source: str | None = None) -> tup
     return parse_list(_read(path, source), source)
 
 
-def given_list(path: str | os.PathLike[str] | None) -> tuple[Listed, ...] | None:
-    """The list of a file that may be left out, by None or an empty path."""
-    return None if path is None or path == "" else read_list(path)
+def given_list(argument: str, path: str | os.PathLike[str] | None) -> tuple[Listed, ...] | None:
+    """The list of a file that may be left out, by None or an empty path; ``argument`` is what the user calls it."""
+    if path is None or path == "":
+        return None
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise ListError(f"`{argument}` must be the path of a list file; got {type(path).__name__}: {path!r}")
+    return read_list(path)
 
 
 def parse_list(text: str, source: str) -> tuple[Listed, ...]:

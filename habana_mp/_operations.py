@@ -271,6 +271,7 @@ OTHER_FLOATING = _names("""
     special_log1p special_expit special_psi special_gammaln frac expm1 log1p tanhshrink hardtanh hardshrink threshold
     clamp clamp_min clamp_max deg2rad rad2deg sgn hypot cummax cummin trapezoid trapz cumulative_trapezoid diff
     _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d rms_norm softplus native_dropout
+    col2im corrcoef cov ldexp round
 """)
 
 #: Operations that only look at memory in another way: O2 leaves them to their input's precision.
@@ -580,7 +581,17 @@ def is_in_place(name: str) -> bool:
         overloads = () if operator is None else operator.overloads()
         schemas = (getattr(operator, overload)._schema for overload in overloads)
         return any(schema.arguments and _is_written(schema.arguments[0]) for schema in schemas)
-    return name in IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+    return name in IN_PLACE or name == ASSIGNMENT or (name.endswith("_") and not name.endswith("__"))
+
+
+def takes_no_tensor(name: str) -> bool:
+    """Does the operation make tensors of numbers, so that there is nothing to cast?"""
+    operator = _operator(name if "::" in name else _ATEN + name)
+    if operator is None:
+        return False
+    schemas = [getattr(operator, overload)._schema for overload in operator.overloads()]
+    inputs = [one for schema in schemas for one in schema.arguments if one.name != "out"]
+    return not any("Tensor" in str(one.type) for one in inputs)
 
 
 @cache

@@ -286,7 +286,7 @@ def _look_at_buffer(module: torch.nn.Module, name: str, value: Any) -> None:
         and value.dtype in (torch.bfloat16, torch.float16)
         and _core.lists_speak_here()  # what torch keeps of a pruned weight, say, may follow the weight
     ):
-        _warn_of_lowered(what, "was computed from results")
+        _warn_of_lowered(what, "is assigned a tensor in lower precision, perhaps computed from results")
 
 
 def _look_at_weight(what: str, values: torch.Tensor) -> None:
@@ -329,14 +329,14 @@ def _comes_from_float32(node: Any) -> bool:
     return False
 
 
-def _warn_of_lowered(what: str, why: str = "was made from a result") -> None:
+def _warn_of_lowered(what: str, why: str = "is in lower precision because it was made from a result") -> None:
     line = line_of_user()
     if line in _warned:
         return
     _warned.add(line)
     warn(
-        f"{what} is in lower precision because it {why} that habana_mp lowered; make it in a module's "
-        "__init__ or under hmp.disable_casts() to keep it in float32"
+        f"{what} {why} that habana_mp lowered; make it in a module's __init__ or under hmp.disable_casts() to keep it "
+        "in float32"
     )
 
 

@@ -104,7 +104,7 @@ class Policy:
 def ruling_without_list(operation: str) -> Ruling:
     """Rules 2 to 4, 8 and 9: what holds for an operation that no list names."""
     saturate = ops.saturates(operation)
-    if operation == ops.ASSIGNMENT or ops.is_in_place(operation):
+    if ops.is_in_place(operation):
         return Ruling("in_place", saturate=saturate)
     if operation in ops.NO_KERNEL:
         return Ruling("precision", "fp32", no_kernel=True)
@@ -176,11 +176,14 @@ def _resolve(listed: Listed) -> ops.Resolved | None:
 
     That is warned about, but not where a preset names an operation that this torch lacks: its releases differ in some,
     and who asked for the preset can do nothing about it."""
-    resolved, covered = ops.resolve(listed.name), ops.names_with_rules()
+    resolved = ops.resolve(listed.name)
     if resolved is not None:
         meant = (*resolved.exact, *resolved.family)
-        if listed.name not in shipped_names() and all(ops.is_in_place(one) and one in covered for one in meant):
-            warn(f"{listed.where}: `{listed.name}` has no effect: what it writes into keeps its precision (rule 3)")
+        if listed.name not in shipped_names():
+            if all(map(ops.is_in_place, meant)):
+                warn(f"{listed.where}: `{listed.name}` has no effect: what it writes into keeps its precision (rule 3)")
+            elif all(map(ops.takes_no_tensor, meant)):
+                warn(f"{listed.where}: `{listed.name}` has no effect: it takes no tensor that could be cast")
         return resolved
     if listed.shipped and listed.name not in ops.EXPLAINED:
         return None
@@ -207,12 +210,24 @@ def _nearest(name: str) -> str | None:
         for spelled in (part, part.lower()):
             if ops.resolve(spelled) is not None:
                 return spelled
+        called = _called_by_module(part)
+        if called is not None:
+            return called
     known = {one.lower(): one for one in ops.suggestions()}
     for part in parts:
-        near = difflib.get_close_matches(part.lower(), known, n=1, cutoff=0.6)
+        longer = [one for one in known if one.startswith(part.lower())] if len(part) > 2 else []
+        near = longer or difflib.get_close_matches(part.lower(), known, n=1, cutoff=0.7)
         if near:
             return known[near[0]]
     return None
+
+
+def _called_by_module(name: str) -> str | None:
+    """What the module of this name calls: `linear` for `Linear`."""
+    kind = getattr(torch.nn, name, None)
+    code = getattr(getattr(kind, "forward", None), "__code__", None)
+    names = () if code is None else [one for one in code.co_names if not one.startswith("_")]
+    return next((one for one in names if hasattr(torch.nn.functional, one) and ops.resolve(one) is not None), None)
 
 
 def problems_of(listed: Iterable[Listed]) -> list[str]:

@@ -148,12 +148,17 @@ def preset_named(name: str) -> Preset:
     known = presets()
     if not isinstance(name, str) or name not in known:
         shipped = ", ".join(one for one in known if not one.startswith("gaudi/"))
-        near = difflib.get_close_matches(str(name), known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(
-            f"`preset` must be one of {shipped}, or a name that `habana-mp lists` shows; got {name!r}{hint}"
+            f"`preset` must be one of {shipped}, or a name that `habana-mp lists` shows; got {name!r}{hint_for(name)}"
         )
     return known[name]
+
+
+def hint_for(name: object) -> str:
+    """The preset that was meant, as the end of an error's text."""
+    known = presets()
+    near = [one for one in known if one == f"torch-{name}"] or difflib.get_close_matches(str(name), known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def with_own(lists: Preset, lower: tuple[Listed, ...] | None, fp32: tuple[Listed, ...] | None) -> tuple[Preset, Preset]:

@@ -91,12 +91,12 @@ def autocast(
     Args:
         device_type: Whose tensors are cast: ``"cpu"``, ``"cuda"``, ``"xpu"``, ``"hpu"``. It gives the defaults of the
             other arguments too. An index (``"cuda:0"``) does not matter.
-        dtype: The lower precision: ``torch.bfloat16`` or ``torch.float16``. None for the device's: float16 for
-            ``"cuda"``, bfloat16 for all others.
+        dtype: The lower precision: ``torch.bfloat16`` or ``torch.float16``. None for that of the device whose lists
+            they are: float16 for ``"cuda"``, bfloat16 for all others.
         enabled: False for a region in which nothing is cast.
         cache_enabled: False to keep no casts of weights in the region. On an HPU it has no effect, as documented there.
-        preset: The lists; ``habana-mp lists`` shows their names. A device's name stands for its lists. None for those
-            of ``device_type``.
+        preset: The lists; ``habana-mp lists`` shows their names. A device's name stands for its lists, its precision
+            and what it refuses. None for those of ``device_type``.
         bf16_file_path: A file with the operations for the lower precision instead, one name a line.
         fp32_file_path: The same for float32.
 
@@ -134,6 +134,14 @@ class Region(Scope):
     def _again(self) -> AbstractContextManager[Any]:
         return _in_graph(self._number) if torch.compiler.is_compiling() else self
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Numbers are given out by each process.
+        return _region_for, (_requests.get(self._number, self._number),)
+
+
+def _region_for(request: _Request | int) -> Region:
+    return Region(_ready(_made(request)) if isinstance(request, _Request) else request)
+
 
 def is_autocast_available(device_type: str) -> bool:
     """Does torch know autocast for this device type? As :func:`torch.amp.is_autocast_available`."""
@@ -142,8 +150,9 @@ def is_autocast_available(device_type: str) -> bool:
 
 def is_autocast_enabled(device_type: str | None = None) -> bool:
     """Is a region of :func:`autocast` open in this thread that casts, for this device type if one is given?"""
+    wanted = None if device_type is None else torch.device(device_type).type
     request = _current()
-    return request is not None and (device_type is None or torch.device(device_type).type == request.device_type)
+    return request is not None and wanted in (None, request.device_type)
 
 
 def get_autocast_dtype(device_type: str) -> torch.dtype:
@@ -157,7 +166,8 @@ def get_autocast_dtype(device_type: str) -> torch.dtype:
 
 def _current() -> _Request | None:
     number = _core.current_region()
-    return _requests[number] if number and _core.lists_speak_here() else None
+    casts = number and _core.region_is_put_in(number) and _core.lists_speak_here()
+    return _requests[number] if casts else None
 
 
 def _in_graph(number: int) -> AbstractContextManager[Any]:
@@ -186,7 +196,7 @@ def _number(
     fp32_path: _Path | None,
 ) -> int:
     """The number of a region with these arguments."""
-    lower, fp32 = given_list(lower_path), given_list(fp32_path)
+    lower, fp32 = given_list("bf16_file_path", lower_path), given_list("fp32_file_path", fp32_path)
     if lower is not None or fp32 is not None:
         return _find_number(device_type, dtype, enabled, cache_enabled, preset, lower, fp32)
     asked = (device_type, dtype, enabled, cache_enabled, preset)
@@ -213,9 +223,11 @@ def _find_number(
     if not torch.amp.is_autocast_available(device_type):
         raise RuntimeError(f"`device_type` must be one that torch has autocast for; got {device_type!r}")
     device_type = torch.device(device_type).type
+    if isinstance(enabled, str):
+        raise ValueError(f"`enabled` must be True or False; got {enabled!r}")
     if not enabled:
         return _ISLAND
-    system = _SYSTEMS.get(preset or device_type)
+    system = _SYSTEMS.get(device_type if preset is None else preset)
     if system is None and preset is None:
         raise ValueError(f"`preset` must be given for {device_type!r}: there are no lists of its own for it")
     if not _is_there(device_type):
@@ -235,9 +247,9 @@ def _find_number(
         raise RuntimeError("this CUDA device does not support bfloat16; use dtype=torch.float16")
     if name == "hpu-autocast":
         if dtype is torch.float16:
-            raise ValueError("`dtype` must be torch.bfloat16 for hpu: its autocast does not support torch.float16")
+            raise ValueError("`dtype` must be torch.bfloat16 with the lists of hpu: its autocast has no torch.float16")
         if cache_enabled is not None:
-            warn("`cache_enabled` has no effect for hpu")
+            warn("`cache_enabled` has no effect with the lists of hpu")
         cache_enabled = None
         lower = _from_environment("LOWER_LIST") if lower is None else lower
         fp32 = _from_environment("FP32_LIST") if fp32 is None else fp32
@@ -285,6 +297,6 @@ def _refuse_backward(result: Any) -> None:
 
 def _backward_is_refused(_: torch.Tensor) -> None:
     raise RuntimeError(
-        "float16 on xpu is for inference only: its training supports bfloat16; use "
-        'hmp.autocast("xpu", dtype=torch.bfloat16)'
+        "float16 with the lists of xpu is for inference only: its training supports bfloat16; give the region "
+        "dtype=torch.bfloat16"
     )

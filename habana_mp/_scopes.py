@@ -12,6 +12,8 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
+import torch
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -48,8 +50,11 @@ class Scope(ABC):
 
     def __call__(self, function: _F) -> _F:
         """Decorate a function, a generator function or a coroutine function."""
-        if not callable(function):
-            raise TypeError(f"`{self._name}` decorates a function; got {type(function).__name__}: {function!r}")
+        if not callable(function) or isinstance(function, (type, torch.nn.Module)):
+            raise TypeError(
+                f"`{self._name}` decorates a function, or stands in a `with` statement around a block; got "
+                f"{type(function).__name__}: {function!r}"
+            )
         decorated: Any
         if inspect.isgeneratorfunction(function):
 

@@ -19,7 +19,10 @@ import habana_mp
 from habana_mp import _core, _policy, hmp, kernels
 from habana_mp import _operations as ops
 from habana_mp._lists import read_list
-from habana_mp._presets import presets
+from habana_mp._presets import hint_for, presets
+
+#: The lists of a preset.
+_PARTS = ("lower", "fp32", "widest")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,7 +40,13 @@ def _run(arguments: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="habana-mp", description="Mixed precision for PyTorch, steered by lists.")
     parser.add_argument("--version", action="version", version=f"habana-mp {habana_mp.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
-    lists = commands.add_parser("lists", help="show the presets, or check list files")
+    lists = commands.add_parser(
+        "lists",
+        help="show the presets, or check list files",
+        usage="habana-mp lists [PRESET [--only LIST]]\n"
+        "       habana-mp lists check [--import MODULE] [--together] FILE...",
+        epilog="Exit status: 0 all is well, 1 something was found, 2 wrong usage.",
+    )
     lists.add_argument("name", nargs="?", help='a preset to show, or "check"')
     lists.add_argument("files", nargs="*", help="list files to check")
     lists.add_argument(
@@ -51,6 +60,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     lists.add_argument(
         "--together", action="store_true", help="the two files are the two lists of one convert: do they contradict?"
     )
+    lists.add_argument("--only", choices=_PARTS, help="one list of the preset, as a list file to start your own from")
     commands.add_parser("doctor", help="what is here: torch, devices, kernels, how fast bf16 is, what is covered")
     given, rest = parser.parse_known_args(arguments)
     # What follows an option: argparse gives files to one place only.
@@ -65,14 +75,20 @@ def _run(arguments: Sequence[str] | None) -> int:
             parser.error("lists check needs at least one FILE")
         if given.together and len(given.files) != 2:
             parser.error("lists check --together needs two FILEs, one for each list")
+        if given.only:
+            parser.error("--only belongs to `lists PRESET`")
         if not _import(given.modules):
             return 1
         return _check(given.files, together=given.together)
     if given.modules or given.together:
         parser.error("--import and --together belong to `lists check FILE...`")
     if given.files:
-        parser.error(f"lists takes one preset's name; got {given.name} {' '.join(given.files)}")
-    return _show_preset(given.name) if given.name else _show_presets()
+        parser.error(f"lists takes one preset's name, or `check` and files; got {given.name} {' '.join(given.files)}")
+    if given.only and not given.name:
+        parser.error("--only needs a preset's name")
+    if given.name is None:
+        return _show_presets()
+    return _show_preset(given.name, given.only)
 
 
 def _import(modules: Sequence[str]) -> bool:
@@ -82,7 +98,7 @@ def _import(modules: Sequence[str]) -> bool:
     for module in modules:
         try:
             importlib.import_module(module)
-        except Exception as error:  # whatever a module of the user's does when it is imported
+        except (Exception, SystemExit) as error:  # whatever a module of the user's does when it is imported
             print(f"habana-mp: cannot import `{module}`: {type(error).__name__}: {error}", file=sys.stderr)
             return False
     return True
@@ -97,13 +113,19 @@ def _show_presets() -> int:
     return 0
 
 
-def _show_preset(name: str) -> int:
+def _show_preset(name: str, only: str | None) -> int:
     preset = presets().get(name)
     if preset is None:
-        print(f"habana-mp: there is no preset `{name}`; `habana-mp lists` shows all", file=sys.stderr)
+        file = "; `habana-mp lists check FILE...` checks files" if os.path.exists(name) else ""
+        hint = file or hint_for(name)
+        print(f"habana-mp: there is no preset `{name}`; `habana-mp lists` shows all{hint}", file=sys.stderr)
         return 2
+    if only is not None:
+        print("\n".join((f"# {preset.name}, {only}", *(one.name for one in getattr(preset, only)))))
+        return 0
     print(f"{preset.name}: {preset.description}")
-    for title, listed in (("lower", preset.lower), ("fp32", preset.fp32), ("widest", preset.widest)):
+    for title in _PARTS:
+        listed = getattr(preset, title)
         if listed:
             print(f"\n{title}:")
             for one in listed:
@@ -144,7 +166,8 @@ def _check(files: Sequence[str], *, together: bool) -> int:
         for warning in caught:
             print(warning.message)
         fine.append(listed)
-        print(f"{file}: {len(listed)} name{'s' if len(listed) != 1 else ''}, fine")
+        verdict = f"{len(caught)} without effect" if caught else "fine"
+        print(f"{file}: {len(listed)} name{'s' if len(listed) != 1 else ''}, {verdict}")
         for one in listed:
             print(f"  {one.line:>4}  {one.name:<31} {_meaning(one.name)}")
     if together and status == 0:
@@ -171,8 +194,8 @@ def _doctor() -> int:
         print(f"reader        {_core.reader()}; HABANA_MP_READER forces one of layout, dlpack, attribute")
         kept = "kept" if _core.looks_inside() else "not kept: this torch or reader does not tell where tensors lie"
         print(f"weights       casts are {kept}")
-        now = "converted" if before else "not converted"
-        print(f"patched       nothing now ({now}); the default lists cover {covered} functions and methods of torch")
+        whose = "converted: the lists in force" if before else "the default lists"
+        print(f"patched       {whose} cover {covered} functions and methods of torch")
     except (ImportError, RuntimeError) as error:
         print(f"patched       impossible here: {error}")
         status = 1

@@ -83,7 +83,7 @@ def convert(
 
     Args:
         opt_level: ``"O1"``: the two lists decide. ``"O2"``: GEMM and convolutions in the lower precision, every other
-            floating operation in float32. ``"O0"``: nothing is cast.
+            operation that computes in float32. ``"O0"``: nothing is cast.
         bf16_file_path: A file with the operations for the lower precision, one name a line; ``""`` or None for the
             preset's. The file is read at once.
         fp32_file_path: The same for float32.
@@ -94,10 +94,10 @@ def convert(
             ``logging.Logger``. Giving it turns the log on.
         weight_cache: Keep the casts of weights from call to call, and make one again when its weight changed.
         weight_cache_limit: The most bytes that kept casts may take; None for no limit (half of the weights' size).
-        packed_weights: Where nothing is recorded and a measurement says that it pays, keep the weights of linear layers
-            in the layout of the CPU's library.
-        skip_slower: Where nothing is recorded, leave a GEMM or convolution of the CPU as it is written if its shape,
-            measured once, takes longer in the lower precision.
+        packed_weights: Where no gradient is recorded and a measurement says that it pays, keep the weights of linear
+            layers and of ``conv2d`` in a layout of our kernels or of the CPU's library.
+        skip_slower: Where no gradient is recorded, leave a GEMM or convolution of the CPU as it is written if its
+            shape, measured once, takes longer in the lower precision.
         reuse_memory: On the CPU, keep up to 512 MB of freed memory for the next large casts, and as much in the C
             library's heap, instead of giving it back to the system in every step.
 
@@ -157,7 +157,7 @@ def _make_policy(
     lower = PRECISIONS[dtype]
     if opt_level == "O1":
         lists = preset_named("hmp-default" if preset is None else preset)
-        lists, own = with_own(lists, given_list(lower_path), given_list(fp32_path))
+        lists, own = with_own(lists, given_list("bf16_file_path", lower_path), given_list("fp32_file_path", fp32_path))
         return _policy.policy_from_lists(lists, lower, own)
     if lower_path or fp32_path or preset:
         warn(f'the lists are ignored: opt_level="{opt_level}" does not use them')
@@ -167,7 +167,8 @@ def _make_policy(
 def restore() -> None:
     """Undo :func:`convert`: torch is exactly as it was, the log is closed. Without a ``convert`` it does nothing.
 
-    What regions have put into torch goes too: one that is open casts nothing from then on, and leaves as it should.
+    What regions have put into torch goes too: one that is open casts nothing until something is put in again, and
+    leaves as it should.
     """
     installation.check_alone()
     installation.uninstall()

@@ -7,12 +7,12 @@
     optimizer = AdamW(model.parameters(), lr=1e-3)
 
 Each is a subclass of torch's class of the same name and differs from it in :meth:`step` alone: arguments, groups,
-state, hooks, schedulers, closures and ``torch.amp.GradScaler`` are torch's. The arithmetic is that of torch's
-``fused=True``, whatever ``fused`` and ``foreach`` say.
+state, hooks, schedulers, closures and ``torch.amp.GradScaler`` are torch's.
 
 Our kernels step a weight where it, its gradient and its state are float32 on the CPU and lie in memory alike, without
-gaps. Any other weight of the same optimizer (sparse, complex, in another dtype or on another device, ``capturable``,
-``differentiable``) is stepped by torch's own code, as is everything inside ``torch.compile``.
+gaps. Their arithmetic is that of torch's ``fused=True``, whatever ``fused`` and ``foreach`` say. Any other weight of
+the same optimizer (sparse, complex, in another dtype or on another device, ``capturable``, ``differentiable``) is
+stepped by torch's own code as these say, and so is everything inside ``torch.compile``.
 """
 
 from __future__ import annotations

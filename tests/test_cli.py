@@ -11,6 +11,8 @@ from conftest import run_script, write_list
 
 from habana_mp import _operations as ops
 from habana_mp import cli
+from habana_mp._lists import read_list
+from habana_mp._presets import presets
 
 
 def test_a_check_names_every_unknown_operation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,7 +28,39 @@ def test_a_name_without_a_meaning_here_is_told_once(tmp_path: Path, capsys: pyte
     name = next(iter(ops.EXPLAINED))
     path = write_list(tmp_path / "a.txt", ["mm", name])
     assert cli.main(["lists", "check", path]) == 0
-    assert capsys.readouterr().out.count(f"{path}:2: `{name}` has no effect") == 1
+    out = capsys.readouterr().out
+    assert out.count(f"{path}:2: `{name}` has no effect") == 1
+    assert f"{path}: 2 names, 1 without effect" in out
+
+
+def test_names_that_nothing_can_be_cast_for_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_list(tmp_path / "a.txt", ["mm", "relu_", "__setitem__", "zeros", "randn", "rand_like"])
+    assert cli.main(["lists", "check", path]) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if "has no effect" in line]
+    assert [line.split("`")[1] for line in told] == ["relu_", "__setitem__", "zeros", "randn"]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("BCELoss", "binary_cross_entropy"),
+        ("Linear", "linear"),
+        ("nn.LayerNorm", "layer_norm"),
+        ("conv", "conv1d"),
+        ("MultiheadAttention", "multi_head_attention_forward"),
+        ("to", ""),
+    ],
+)
+def test_what_was_meant_is_suggested(name: str, meant: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["lists", "check", write_list(tmp_path / "a.txt", [name])]) == 1
+    out = capsys.readouterr().out
+    assert f"did you mean `{meant}`?" in out if meant else "did you mean" not in out
+
+
+def test_a_list_of_a_preset_is_a_list_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["lists", "hmp-default", "--only", "fp32"]) == 0
+    (tmp_path / "own.txt").write_text(capsys.readouterr().out)
+    assert [one.name for one in read_list(tmp_path / "own.txt")] == [one.name for one in presets()["hmp-default"].fp32]
 
 
 def test_a_check_of_several_files_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,7 +89,12 @@ def test_a_check_imports_what_defines_the_operators_of_a_list(
     assert cli.main(["lists", "check", path, "--import", "defines_twice"]) == 0
     assert capsys.readouterr().out.count("1 name, fine") == 2
     (tmp_path / "is_broken.py").write_text("1 +")
-    for module, error in (("defines_nothing", "ModuleNotFoundError"), ("is_broken", "SyntaxError")):
+    (tmp_path / "is_a_script.py").write_text("raise SystemExit(3)")
+    for module, error in (
+        ("defines_nothing", "ModuleNotFoundError"),
+        ("is_broken", "SyntaxError"),
+        ("is_a_script", "SystemExit: 3"),
+    ):
         assert cli.main(["lists", "check", path, "--import", module]) == 1
         assert f"cannot import `{module}`: {error}" in capsys.readouterr().err
 
@@ -81,6 +120,8 @@ def test_two_lists_are_checked_together(tmp_path: Path, capsys: pytest.CaptureFi
         ("lists hmp-default --together", "belong to `lists check FILE...`"),
         ("lists --import os", "belong to `lists check FILE...`"),
         ("lists hmp-default torch-cpu", "one preset's name"),
+        ("lists --only fp32", "needs a preset"),
+        ("lists check a.txt --only fp32", "belongs to `lists PRESET`"),
         ("lists check a.txt --quick", "unrecognized arguments: --quick"),
         ("doctor now", "unrecognized arguments: now"),
     ],
@@ -103,6 +144,15 @@ def test_a_preset_is_shown_with_what_its_names_stand_for(capsys: pytest.CaptureF
     assert cli.main(["lists", "torch-cpu"]) == 0
     assert "torch.matmul, Tensor.matmul" in capsys.readouterr().out
     assert cli.main(["lists", "none"]) == 2
+
+
+def test_a_file_or_a_near_name_instead_of_a_preset_is_noticed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["lists", "cpu"]) == 2
+    assert "did you mean 'torch-cpu'?" in capsys.readouterr().err
+    assert cli.main(["lists", write_list(tmp_path / "a.txt", ["mm"])]) == 2
+    assert "`habana-mp lists check FILE...` checks files" in capsys.readouterr().err
 
 
 def test_who_reads_a_part_only_sees_no_traceback() -> None:

@@ -574,12 +574,9 @@ def test_a_full_disk_is_reported_and_never_fails_the_call(kind: Any, unraisable:
     _core.log_to(kind, "/dev/full")
     for _ in range(5000):
         emit()
-    assert unraisable
-    assert {type(e) for e in unraisable} == {OSError}
-    assert "/dev/full" in str(unraisable[0])
-    reported = len(unraisable)
     close_log()
-    assert len(unraisable) == reported + 1
+    assert [type(e) for e in unraisable] == [OSError]
+    assert "/dev/full" in str(unraisable[0])
     assert "No space left" in str(unraisable[0])
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import copy
 import functools
+import pickle
 import threading
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -276,10 +277,48 @@ def test_a_decorated_asynchronous_generator_runs_in_the_region() -> None:
     assert asyncio.run(drive()) == [BF16, FP32, BF16, FP32]
 
 
-def test_only_functions_can_be_decorated() -> None:
+@pytest.mark.parametrize("wrong", [3, torch.nn.Linear, torch.nn.Linear(2, 2)], ids=["number", "class", "module"])
+def test_only_functions_can_be_decorated(wrong: Any) -> None:
     decorate: Any = hmp.autocast("cpu")
-    with pytest.raises(TypeError, match="`autocast` decorates a function; got int: 3"):
-        decorate(3)
+    words = (
+        f"`autocast` decorates a function, or stands in a `with` statement around a block; got {type(wrong).__name__}:"
+    )
+    with pytest.raises(TypeError, match=words):
+        decorate(wrong)
+
+
+def test_a_region_is_pickled_as_what_it_is_for(tmp_path: Path) -> None:
+    region = hmp.autocast("cpu", torch.float16, bf16_file_path=write_list(tmp_path / "own.txt", ["mm"]))
+    code = (
+        "import pickle, sys, torch\n"
+        "from habana_mp import hmp\n"
+        "hmp.autocast('cpu', preset='cuda')\n"
+        "with pickle.loads(bytes.fromhex(sys.argv[1])):\n"
+        "    print(torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype)\n"
+        "with pickle.loads(bytes.fromhex(sys.argv[2])):\n"
+        "    print(torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype)\n"
+    )
+    pickles = [pickle.dumps(one).hex() for one in (region, hmp.autocast("cpu", enabled=False))]
+    done = run_script(code, *pickles)
+    assert done.stdout.split() == ["torch.float16", "torch.float32"], done.stderr
+
+
+def test_a_region_that_restore_has_emptied_says_that_it_does_not_cast() -> None:
+    with hmp.autocast("cpu"):
+        assert hmp.is_autocast_enabled("cpu")
+        hmp.restore()
+        assert (hmp.is_autocast_enabled("cpu"), product()) == (False, FP32)
+
+
+def test_torchs_autocast_inside_of_disabled_casts_is_no_reason_for_a_warning(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with hmp.disable_casts(), torch.autocast("cpu"):
+            pass
+    told = pytest.warns(hmp.HmpWarning, match="torch.autocast is enabled")
+    with told, torch.autocast("cpu", enabled=False), torch.autocast("cpu"):
+        pass
 
 
 # ---- with convert, and without -------------------------------------------------------------------------------------
@@ -574,7 +613,7 @@ def test_there_are_as_many_regions_as_torch_compile_can_tell_apart(tmp_path: Pat
         "            number = hmp.autocast('cpu', bf16_file_path='own.txt')._number\n"
         "            made.append(number) if number not in made else None\n"
         "except RuntimeError as error:\n"
-        "    print(len(made), error)\n"
+        "    print(len(made), str(error).split('.')[0] + '.' + str(error).split('.')[1])\n"
         "with hmp.autocast('cpu', bf16_file_path=Path('own.txt').write_text('exp\\nexp') and 'own.txt'):\n"
         "    print(torch.exp(torch.ones(2)).dtype)\n"
         "    try:\n"
@@ -586,10 +625,10 @@ def test_there_are_as_many_regions_as_torch_compile_can_tell_apart(tmp_path: Pat
     every = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
     done = run_script(code, cwd=tmp_path)
     assert done.stdout.splitlines() == [
-        f"{len(every) - 1} habana_mp: a process can have {len(every) - 1} different regions, and has them "
-        "(the functions of `hmp.op_wrap` are one more in each that they are called in)",
+        f"{len(every) - 1} habana_mp: a process can have {len(every) - 1} different regions of "
+        "`hmp.autocast`, and has them",
         "torch.bfloat16",
-        f"habana_mp: a process can have {len(every) - 1} different regions",
+        f"habana_mp: a process can have {len(every) - 1} different regions of `hmp.autocast`",
         "torch.bfloat16",
     ], done.stderr
 
@@ -621,7 +660,7 @@ def test_the_same_lists_of_ever_new_files_are_one_region(tmp_path: Path) -> None
 @pytest.mark.parametrize("which", ["bf16_file_path", "fp32_file_path"])
 def test_an_empty_value_that_is_no_path_is_refused(wrong: Any, which: str) -> None:
     for function in (hmp.convert, functools.partial(hmp.autocast, "cpu")):
-        with pytest.raises(ValueError, match="path must be"):
+        with pytest.raises(ValueError, match=f"`{which}` must be the path of a list file; got {type(wrong).__name__}"):
             function(**{which: wrong})
 
 
@@ -681,7 +720,7 @@ def test_float16_on_xpu_is_for_inference_only() -> None:
         with torch.no_grad():
             assert layer(X).dtype is FP16
         result = layer(X)  # as the documentation's example, without no_grad
-    with pytest.raises(RuntimeError, match="float16 on xpu is for inference only"):
+    with pytest.raises(RuntimeError, match="float16 with the lists of xpu is for inference only"):
         result.sum().backward()
 
 
@@ -693,12 +732,12 @@ def test_bfloat16_on_xpu_trains() -> None:
 
 
 def test_float16_on_hpu_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"`dtype` must be torch\.bfloat16 for hpu"):
+    with pytest.raises(ValueError, match=r"`dtype` must be torch\.bfloat16 with the lists of hpu"):
         hmp.autocast("cpu", FP16, preset="hpu")
 
 
 def test_cache_enabled_is_reported_as_without_effect_for_hpu() -> None:
-    with pytest.warns(hmp.HmpWarning, match="`cache_enabled` has no effect for hpu"):
+    with pytest.warns(hmp.HmpWarning, match="`cache_enabled` has no effect with the lists of hpu"):
         region = hmp.autocast("cpu", cache_enabled=False, preset="hpu-autocast")
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -175,7 +175,10 @@ bool enter_region(const py::object& owner, std::uint64_t number) {
 }
 
 void leave_region(const py::object& owner) {
-  if (!engine::leave_region(owner.ptr())) throw std::runtime_error("a region is left that was not entered here");
+  if (!engine::leave_region(owner.ptr())) {
+    throw std::runtime_error(
+        "a block of `disable_casts` or `autocast` is left that was not entered in this thread, or was left already");
+  }
 }
 
 void install_probes(const py::object& set_enabled, const py::object& set_dtype, const py::object& increment,

@@ -121,10 +121,12 @@ std::uint64_t number_of(const RuleSet* set, bool silent) noexcept {
 bool may_tell_more() {
   if (mark.dtypes == nullptr || all_told().size() < static_cast<std::size_t>(PyTuple_GET_SIZE(mark.dtypes)))
     return true;
-  PyErr_Format(PyExc_RuntimeError,
-               "habana_mp: a process can have %zu different regions, and has them (the functions of `hmp.op_wrap` are "
-               "one more in each that they are called in)",
-               all_told().size() - 1);
+  PyErr_Format(
+      PyExc_RuntimeError,
+      "habana_mp: a process can have %zu different regions of `hmp.autocast`, and has them. Those with the same "
+      "lists, precision and device type count once, so use fewer lists. (Code that torch.compile or "
+      "`hmp.op_wrap` runs with the lists silent is one more in each region that it is called in.)",
+      all_told().size() - 1);
   return false;
 }
 

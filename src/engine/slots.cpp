@@ -334,7 +334,8 @@ PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::siz
   const bool is_ours = keywords == nullptr && count == 2 && PyUnicode_Check(values[0]) &&
                        PyUnicode_CompareWithASCIIString(values[0], disabled_flag) == 0;
   const bool is_mark_of_ours = keywords == nullptr && count == 2 && is_mark(values[0]);
-  if (enabled && !is_ours && !is_mark_of_ours && (policy_is_installed || thread_state.region != nullptr)) {
+  const bool casts = !casts_are_disabled() || thread_state.disabled_by_region;
+  if (enabled && casts && !is_ours && !is_mark_of_ours && (policy_is_installed || thread_state.region != nullptr)) {
     // Before it is enabled: the warning may be an error.
     PyObject* told = PyObject_CallNoArgs(places().autocast_entered);
     if (told == nullptr) return nullptr;

@@ -150,7 +150,7 @@ class LoggerDestination final : public Destination {
 
   bool wants_line() override {
     const bool wanted = sink_->wants_line();
-    if (PyErr_Occurred() != nullptr) settle();
+    if (PyErr_Occurred() != nullptr) settle(false);
     return wanted;
   }
 
@@ -168,20 +168,26 @@ class FileDestination final : public Destination {
   void deliver(std::string_view line) override {
     // The most that a formatter adds: time, thread and the newline of a JSON line.
     constexpr std::size_t frame = 96;
+    has_arrived_ = false;
     if (buffered_ + line.size() + frame > file_buffer_size) {
       deliver_flush();
       buffered_ = 0;
+      has_arrived_ = true;
     }
     buffered_ += line.size() + frame;
     Destination::deliver(line);
     if (each_line_at_once) {
       deliver_flush();
       buffered_ = 0;
+      has_arrived_ = true;
     }
   }
 
+  bool has_arrived() const override { return has_arrived_; }
+
  private:
   std::size_t buffered_ = 0;
+  bool has_arrived_ = false;
 };
 
 }  // namespace
@@ -202,17 +208,17 @@ void Destination::deliver(std::string_view line) {
 
 void Destination::write(std::string_view line) {
   deliver(line);
-  settle();
+  settle(has_arrived());
 }
 
 void Destination::flush() {
   deliver_flush();
-  settle();
+  settle(true);
 }
 
-void Destination::settle() {
+void Destination::settle(bool has_arrived) {
   if (PyErr_Occurred() == nullptr) {
-    failing_ = false;
+    failing_ = failing_ && !has_arrived;
     return;
   }
   if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0) {

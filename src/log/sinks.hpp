@@ -35,10 +35,13 @@ class Destination {
  protected:
   virtual void deliver(std::string_view line);
   void deliver_flush() { logger_.flush(); }
+  // Did what was delivered last reach its end? A line in a buffer proves nothing.
+  virtual bool has_arrived() const { return true; }
 
   // A sink that fails leaves its Python error set. The first failure of a row is reported as unraisable, the rest are
-  // not: a closed stdout would otherwise print a traceback for every operation of a training run.
-  void settle();
+  // not: a closed stdout would otherwise print a traceback for every operation of a training run. A row ends where
+  // something `has_arrived` at its end.
+  void settle(bool has_arrived);
 
  private:
   spdlog::logger logger_;
