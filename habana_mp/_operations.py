@@ -58,6 +58,7 @@ SPELLINGS: dict[str, str] = {
     "__ipow__": "pow_",
     # functions of torch.nn.functional
     "cross_entropy": "cross_entropy_loss",
+    "grouped_mm": "_grouped_mm",
     "grid_sample": "grid_sampler",
     "dropout1d": "feature_dropout",
     "dropout2d": "feature_dropout",
@@ -152,6 +153,7 @@ WIDEST = _names("""
 #: Rule 4: torch raises where the dtypes differ: the other inputs follow the first one.
 FIRST_INPUT = _names("""
     addbmm addmm addmv baddbmm bmm chain_matmul einsum linalg_matmul linalg_multi_dot linear matmul __matmul__ mm mv
+    _grouped_mm
     conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d convolution _convolution
     batch_norm native_batch_norm _native_batch_norm_legit aten::_batch_norm_with_update
     group_norm native_group_norm instance_norm layer_norm native_layer_norm rms_norm
@@ -225,7 +227,7 @@ _SATURATING_NUMBERS_IN_BF16 = _names("""
 #: Operations of O2 that run in the lower precision.
 GEMM = _names("""
     conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
-    addbmm addmm baddbmm bmm dot linear matmul mm mv
+    _grouped_mm addbmm addmm baddbmm bmm dot linear matmul mm mv
 """)
 
 #: Those of matrices, and others: with a sparse one they run in float32.

@@ -97,6 +97,10 @@ O2_LOWER = {
     "addbmm": lambda x: torch.addbmm(x, x[None], x[None]),
     "nn.Linear": lambda x: torch.nn.functional.linear(x, x),
 }
+if hasattr(F, "grouped_mm"):
+    O2_LOWER["grouped_mm"] = lambda x: F.grouped_mm(
+        x.new_ones(2, 8), x.new_ones(1, 8, 8), offs=torch.tensor([2], dtype=torch.int32)
+    )
 
 
 @pytest.mark.parametrize("name", O2_LOWER)
