@@ -319,9 +319,10 @@ def can_cover(object: Any) -> bool:
     """Is the object's calling convention one that the engine can answer?"""
 
 # ---- weights ----
-def weights_configure(on: bool, view: Any, recorded: Any, most_bytes: int) -> None:
+def weights_configure(on: bool, view: Any, recorded: Any, most_bytes: int, least_part: int) -> None:
     """Keep casts of weights or not, and how many bytes of them. `view` is ``aten::_unsafe_view``, untouched; `recorded`
-    makes the cast of a large weight a part of autograd's graph."""
+    makes the cast of a large weight a part of autograd's graph; a view of a weight with fewer elements than
+    `least_part` is cast by itself."""
 
 def weights_watch(methods: dict[str, Any], harmless_callers: tuple[str, ...], passing_on: tuple[str, ...]) -> None:
     """Watch the methods by which a weight's memory gets into other hands, or that write without a new version."""

@@ -26,6 +26,10 @@ _PACKED: dict[Literal["linear", "conv2d"], tuple[str, str, Any]] = {
     "conv2d": ("_reorder_convolution_weight", "_convolution_pointwise", torch.conv2d),
 }
 
+#: A view of a weight with fewer elements is cast by itself: to find the weight and the same part of its cast takes as
+#: long.
+LEAST_PART = 1 << 14
+
 #: As a limit in bytes: none.
 _NO_LIMIT = 2**64 - 1
 
@@ -65,10 +69,12 @@ class Weights:
             _core.weights_set_packing(what, *operators.get(what, (None, None)), plain)
         view = _core.untouched_twin(torch.ops.aten._unsafe_view.default._op)
         most_bytes = _NO_LIMIT if limit is None else min(limit, _NO_LIMIT)
-        _core.weights_configure(on=True, view=view, recorded=KeptCast.apply, most_bytes=most_bytes)
+        _core.weights_configure(
+            on=True, view=view, recorded=KeptCast.apply, most_bytes=most_bytes, least_part=LEAST_PART
+        )
 
     def uninstall(self) -> None:
-        _core.weights_configure(on=False, view=None, recorded=None, most_bytes=0)
+        _core.weights_configure(on=False, view=None, recorded=None, most_bytes=0, least_part=0)
         if self._exchange is not None:
             self._exchange.uninstall()
         _core.weights_stop_watching()

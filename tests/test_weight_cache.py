@@ -58,6 +58,86 @@ def test_a_weight_is_cast_once(mode: str) -> None:
     assert (kept().hits, kept().weights, kept().refused) == (4, 1, 0)
 
 
+# ---- views of weights ------------------------------------------------------------------------------------------------
+
+LARGE = torch.linspace(-1.0, 1.0, 4 * 128).reshape(4, 128).bfloat16()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_view_of_a_weight_uses_the_weights_cast(mode: str) -> None:
+    hmp.convert(preset="torch-cpu", packed_weights=False)
+    w = weight(128, 128)
+    with MODES[mode]():
+        for _ in range(3):
+            assert torch.equal(LARGE @ w.t(), LARGE @ w.detach().bfloat16().t())
+            assert torch.equal(F.linear(LARGE, w.view(128, 128)), F.linear(LARGE, w.detach().bfloat16()))
+            assert torch.equal(torch.bmm(LARGE[None], w[None]), torch.bmm(LARGE[None], w.detach().bfloat16()[None]))
+            assert torch.equal(F.linear(LARGE, w), F.linear(LARGE, w.detach().bfloat16()))
+    assert (kept().weights, kept().hits, kept().refused) == (1, 11, 0)
+    assert sum(row.bytes for row in hmp.report(show=False)) == 2 * w.numel()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_experts_in_one_weight_are_cast_once_where_they_do_not_train(mode: str) -> None:
+    hmp.convert(preset="torch-cpu")
+    experts = weight(4, 128, 128, requires_grad=mode == "grad")
+    with MODES[mode]():
+        for _ in range(3):
+            for index in (torch.tensor(1), torch.tensor(3)):
+                assert torch.equal(F.linear(LARGE, experts[index]), F.linear(LARGE, experts.detach()[index].bfloat16()))
+    # Where each step changes all experts, the few that are used are cast by themselves.
+    assert (kept().weights, kept().hits) == ((0, 0) if mode == "grad" else (1, 5))
+
+
+def test_a_step_leaves_the_casts_of_parts_for_their_next_use() -> None:
+    hmp.convert(preset="torch-cpu")
+    experts = weight(4, 128, 128)
+    optimizer = torch.optim.SGD([experts], lr=0.1)
+    for _ in range(3):
+        with torch.no_grad():
+            assert torch.equal(F.linear(LARGE, experts[1]), F.linear(LARGE, experts.detach()[1].bfloat16()))
+        refreshed = kept().refreshes
+        F.linear(LARGE, experts[2]).sum().backward()
+        optimizer.step()
+        assert kept().refreshes == refreshed
+    assert refreshed == 2
+
+
+def test_the_gradient_through_a_view_is_that_of_a_cast_by_hand() -> None:
+    w, by_hand = weight(128, 128), weight(128, 128)
+    seed = torch.linspace(-1.0, 1.0, 4 * 128).reshape(4, 128)
+    (LARGE @ by_hand.t().to(torch.bfloat16)).backward(seed.bfloat16())
+    hmp.convert(preset="torch-cpu")
+    for _ in range(2):
+        (LARGE @ w.t()).backward(seed.bfloat16())
+    assert kept().hits == 1
+    assert w.grad is not None
+    assert by_hand.grad is not None
+    assert torch.equal(w.grad, 2 * by_hand.grad)
+
+
+def test_views_that_a_cast_does_not_lie_like_are_cast_by_themselves() -> None:
+    hmp.convert(preset="torch-cpu")
+    w = weight(256, 256)
+    views: dict[str, Callable[[], torch.Tensor]] = {
+        "with gaps": lambda: w[:, :128],
+        "negated": lambda: torch._neg_view(w[:128, :].view(256, 128)),
+        "small": lambda: w[:8].view(16, 128),
+        "of values of another type": lambda: w[:128].view(256, 128).view(torch.int32).view(torch.float32),
+        "detached": lambda: w.detach()[:128].view(256, 128),
+        "of a tensor that is no weight": lambda: w.detach().clone()[:128].view(256, 128),
+    }
+    for name, view in views.items():
+        with torch.no_grad():
+            assert torch.equal(F.linear(LARGE, view()), F.linear(LARGE, view().bfloat16())), name
+    x = w.detach()[:4, :128]
+    with torch.no_grad():  # two views at a time: whether both count their changes with the weight is not known
+        one, other = w.view(512, 128).chunk(2)
+        assert torch.equal(F.linear(x, one), F.linear(x.bfloat16(), one.bfloat16()))
+        del other
+        assert torch.equal(F.linear(x, one), F.linear(x.bfloat16(), one.bfloat16()))
+
+
 def test_one_cast_serves_all_modes() -> None:
     hmp.convert()
     w = weight(16, 32)

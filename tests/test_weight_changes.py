@@ -36,7 +36,7 @@ from weight_changes import (
     write,
 )
 
-from habana_mp import hmp
+from habana_mp import _weights, hmp
 
 BF16, FP16 = torch.bfloat16, torch.float16
 MODES: dict[str, Callable[[], Any]] = {
@@ -97,13 +97,22 @@ def as_by_hand(
 
 
 def assert_seen(
-    of: nn.Linear, change: Change, mode: str, n: int = 1, use: Use | None = None, then: str = "", **options: Any
+    of: nn.Linear,
+    change: Change,
+    mode: str,
+    n: int = 1,
+    use: Use | None = None,
+    then: str = "",
+    *,
+    in_part: bool = False,
+    **options: Any,
 ) -> None:
-    """Used a few times, changed, and used again."""
+    """Used a few times, changed (perhaps in another part than the one that is used), and used again."""
     for _ in range(3):
         before = used(of, mode, use)
     change(n)
-    assert not torch.equal(as_by_hand(of, then or mode, use=use, **options), before)
+    now = as_by_hand(of, then or mode, use=use, **options)
+    assert in_part or not torch.equal(now, before)
 
 
 def assert_seen_in_all_modes(way: str, **options: Any) -> None:
@@ -143,6 +152,43 @@ def test_a_change_prepared_before_or_after_the_first_calls_is_seen(way: str) -> 
         change = WAYS[way](of)
         for n in order:
             assert_seen(of, change, mode, n)
+
+
+VIEWED: dict[str, Use] = {
+    "all of it": lambda x, w, b: F.linear(x, w.view_as(w), b),
+    "transposed": lambda x, w, b: torch.addmm(b, x, w.t()),
+    "a part": lambda x, w, b: F.linear(x, w[: SIZE // 2], b[: SIZE // 2]),
+}
+
+
+@pytest.fixture
+def parts_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_weights, "LEAST_PART", 1)
+
+
+#: These act when the module is called, which a use of its weight is not.
+IN_CALLS = ("pruned", "forward pre-hook")
+
+
+@pytest.mark.usefixtures("parts_of_any_size")
+@pytest.mark.parametrize("way", [one for one in AT_ONCE if one not in IN_CALLS])
+def test_a_change_is_seen_by_views(way: str) -> None:
+    hmp.convert()
+    for name, use in VIEWED.items():
+        assert_seen_in_all_modes(way, use=use, in_part=name == "a part")
+
+
+@pytest.mark.usefixtures("parts_of_any_size")
+@pytest.mark.parametrize("way", [one for one in PREPARED if one not in IN_CALLS])
+def test_a_prepared_change_is_seen_by_views(way: str) -> None:
+    hmp.convert()
+    for (name, use), before, (mode, order) in itertools.product(VIEWED.items(), (0, 3), ORDERS):
+        of = layer()
+        for _ in range(before):
+            used(of, mode, use)
+        change = WAYS[way](of)
+        for n in order:
+            assert_seen(of, change, mode, n, use=use, in_part=name == "a part")
 
 
 # ---- wherever, whenever ----------------------------------------------------------------------------------------------

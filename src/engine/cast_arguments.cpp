@@ -18,23 +18,21 @@ bool is_number_tensor(const Rule& rule, PyObject* item, Kind to) {
          tensor::has_no_dimensions(item);
 }
 
-// Null, without an exception but an interrupt's, where no cast of this weight is kept.
-PyObject* kept_cast(const Rule& rule, PyObject* weight, Kind to, Tally& tally) {
+// Of a weight, or of a view of one. Null, without an exception but an interrupt's, where no cast of it is kept.
+PyObject* kept_cast(const Rule& rule, PyObject* weight, bool is_view, Kind to, Tally& tally) {
   if (!tally.looked_around) {
     tally.looked_around = true;
     tally.records = tensor::grad_is_enabled();
     tally.may_keep = (rule.keeps_weights == Rule::Keeps::always || !tally.records) && weights::may_be_kept();
   }
   if (!tally.may_keep) return nullptr;
-  bool is_new = false;
-  PyObject* kept = weights::kept(weight, to, tally.records, is_new);
+  std::int64_t elements = 0;
+  PyObject* kept = is_view ? weights::kept_part(weight, to, tally.records, elements)
+                           : weights::kept(weight, to, tally.records, elements);
   if (kept == nullptr) return nullptr;
   ++tally.casts;
-  if (is_new) {
-    tally.made.bytes += tensor::bytes_as(to, tensor::count_elements(weight));
-  } else {
-    ++tally.kept;
-  }
+  if (elements == 0) ++tally.kept;
+  tally.made.bytes += tensor::bytes_as(to, elements);
   if (tally.records && !tally.made.recorded) tally.made.recorded = tensor::requires_grad(weight);
   return kept;
 }
@@ -44,9 +42,12 @@ PyObject* kept_cast(const Rule& rule, PyObject* weight, Kind to, Tally& tally) {
 PyObject* cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tally) {
   tally.for_now = false;
   if (!is_floating(kind) || kind == to) return Py_NewRef(item);
-  if (rule.keeps_weights != Rule::Keeps::never && kind == Kind::f32 && Py_TYPE(item) == tensor::api.parameter) {
-    if (PyObject* kept = kept_cast(rule, item, to, tally)) return kept;
-    if (PyErr_Occurred() != nullptr) return nullptr;
+  if (rule.keeps_weights != Rule::Keeps::never && kind == Kind::f32) {
+    const bool is_weight = Py_TYPE(item) == tensor::api.parameter;
+    if (is_weight || (tensor::is_plain_tensor(item) && weights::may_be_part(item))) {
+      if (PyObject* kept = kept_cast(rule, item, !is_weight, to, tally)) return kept;
+      if (PyErr_Occurred() != nullptr) return nullptr;
+    }
   }
   const std::int64_t count = tally.leaves_casts ? tensor::count_elements(item) : 0;
   if (tally.leaves_casts && !tensor::is_cast_to_block(count)) {

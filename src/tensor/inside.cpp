@@ -236,7 +236,7 @@ std::uint32_t owners_of_tensor(PyObject* tensor) noexcept {
 std::uint32_t owners_of_storage(const char* storage) noexcept { return load<std::uint32_t>(storage, inside.owners); }
 
 // The node that accumulates a weight's gradient holds the weight too. It is the one owner that may be there besides.
-bool other_owner_accumulates(PyObject* tensor) noexcept {
+bool other_owner_accumulates(PyObject* tensor, std::uint32_t views) noexcept {
   if (!requires_grad(tensor)) return false;
   PyObject* edge = PyObject_CallOneArg(gradient_edge, tensor);
   if (edge == nullptr) {
@@ -244,7 +244,7 @@ bool other_owner_accumulates(PyObject* tensor) noexcept {
     return false;
   }
   // Where there was none, asking has made one.
-  const bool is_it = owners_of_tensor(tensor) == 2;
+  const bool is_it = owners_of_tensor(tensor) == 2 + views;
   Py_DECREF(edge);
   return is_it;
 }
@@ -377,16 +377,19 @@ void forget_files() noexcept { answered_file = {}; }
 
 const char* memory_of(const char* storage) noexcept { return load<const char*>(storage, inside.data); }
 
-bool owns_its_memory(PyObject* tensor) noexcept {
+bool owns_its_memory(PyObject* tensor, std::uint32_t views) noexcept {
   const char* storage = storage_of(tensor);
   PyObject* object = storage == nullptr ? nullptr : storage_object(tensor, nullptr);
+  Holds expected = single_holds;
+  expected.of_storage += views;
   const bool is_alone =
-      object != nullptr && count_holds(tensor, object) == single_holds && is_known_memory(storage, object);
+      object != nullptr && count_holds(tensor, object) == expected && is_known_memory(storage, object);
   Py_XDECREF(object);
   drop_error();
   if (!is_alone) return false;
-  const std::uint32_t owners = owners_of_tensor(tensor);
-  return owners == 1 || (owners == 2 && other_owner_accumulates(tensor));
+  // A view holds the tensor that it is of, too.
+  const std::uint32_t owners = owners_of_tensor(tensor) - views;
+  return owners == 1 || (owners == 2 && other_owner_accumulates(tensor, views));
 }
 
 bool Geometry::is_dense() const {

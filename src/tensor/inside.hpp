@@ -78,8 +78,9 @@ inline Sight look_at(PyObject* tensor) noexcept {
 }
 
 // Is the tensor's memory its own? No other storage and no other tensor holds it, and it comes from torch's allocator or
-// from a file that is mapped for this process alone. Whoever gets hold of it later does so through torch.
-bool owns_its_memory(PyObject* tensor) noexcept;
+// from a file that is mapped for this process alone. Whoever gets hold of it later does so through torch. `views` of it
+// are known to the caller.
+bool owns_its_memory(PyObject* tensor, std::uint32_t views) noexcept;
 // A storage, and the file under it, may be gone, and another one may lie where it lay: files are asked for anew.
 void forget_files() noexcept;
 // Where the memory of a storage begins.

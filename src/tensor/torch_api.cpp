@@ -137,11 +137,12 @@ bool bind_torch() {
       !find_method(found.tensor_base, "bfloat16", found.to_bfloat16, with_keywords) ||
       !find_method(found.tensor_base, "half", found.to_float16, with_keywords) ||
       !find_method(found.tensor_base, "add_", found.add_in_place, with_keywords) ||
+      !find_method(found.tensor_base, "as_strided", found.as_strided, with_keywords) ||
       !find_method(found.tensor_base, "is_neg", found.is_neg) ||
       !find_method(found.tensor_base, "is_inference", found.is_inference) ||
       !getter(found.tensor_base, "requires_grad", found.get_requires_grad) ||
       !find_method(found.tensor_base, "detach", found.detach) || !getter(found.tensor_base, "dtype", found.get_dtype) ||
-      !getter(found.tensor_base, "data", found.data)) {
+      !getter(found.tensor_base, "data", found.data) || !getter(found.tensor_base, "_base", found.get_base)) {
     return false;
   }
   found.set_data = found.data->set;

@@ -28,12 +28,14 @@ struct TorchApi {
   PyCFunction to_bfloat16 = nullptr;   // Tensor.bfloat16
   PyCFunction to_float16 = nullptr;    // Tensor.half
   PyCFunction add_in_place = nullptr;  // Tensor.add_, with a tuple and a dictionary
+  PyCFunction as_strided = nullptr;    // the same form
   PyCFunction is_neg = nullptr;
   PyCFunction detach = nullptr;
   PyCFunction is_inference = nullptr;
   PyCFunction is_grad_enabled = nullptr;
   PyGetSetDef* get_requires_grad = nullptr;
   PyGetSetDef* get_dtype = nullptr;
+  PyGetSetDef* get_base = nullptr;  // Tensor._base
   PyGetSetDef* data = nullptr;
   setter set_data = nullptr;  // as torch has it, whatever stands in the definition
   PyObject* get_num_threads = nullptr;

@@ -48,10 +48,11 @@ py::dict statistics() {
 void register_weights(py::module_& module) {
   module.def(
       "weights_configure",
-      [](bool on, const py::object& view, const py::object& recorded, std::uint64_t most_bytes) {
-        weights::configure({on, or_null(view), or_null(recorded), most_bytes});
+      [](bool on, const py::object& view, const py::object& recorded, std::uint64_t most_bytes,
+         std::int64_t least_part) {
+        weights::configure({on, or_null(view), or_null(recorded), most_bytes, least_part});
       },
-      py::arg("on"), py::arg("view"), py::arg("recorded"), py::arg("most_bytes"));
+      py::arg("on"), py::arg("view"), py::arg("recorded"), py::arg("most_bytes"), py::arg("least_part"));
   module.def("weights_watch", &watch);
   module.def("weights_watch_exchange", &weights::watch_exchange);
   module.def("weights_stop_watching", &weights::stop_watching_escapes);

@@ -1,5 +1,6 @@
 #include "weights/cache.hpp"
 
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -181,7 +182,7 @@ bool is_pointed_to(const char* storage) {
 }
 
 // May a cast of this weight be kept, as things are? Others may run meanwhile.
-bool earn_trust(Entry& entry, PyObject* weight, const Sight& now) {
+bool earn_trust(Entry& entry, PyObject* weight, const Sight& now, std::uint32_t views) {
   if (!now.same_hands(entry.sight) && entry.trust != Trust::open) entry.trust = Trust::open;
   if (!now.same_place(entry.sight)) {
     forget_place(entry);
@@ -192,8 +193,8 @@ bool earn_trust(Entry& entry, PyObject* weight, const Sight& now) {
   }
   if (entry.trust != Trust::open) return true;
   return now.counter != nullptr && is_time_to_try(entry.refusals) && !cache().too_many_pointers &&
-         !is_pointed_to(now.storage) && tensor::owns_its_memory(weight) && denies(tensor::api.is_inference, weight) &&
-         denies(tensor::api.is_neg, weight);
+         !is_pointed_to(now.storage) && tensor::owns_its_memory(weight, views) &&
+         denies(tensor::api.is_inference, weight) && denies(tensor::api.is_neg, weight);
 }
 
 bool is_kept(const Entry& entry) {
@@ -201,12 +202,20 @@ bool is_kept(const Entry& entry) {
   return found != cache().entries.end() && found->second.get() == &entry;
 }
 
+// What identifies the weight's values, `views` of which are known.
+Sight look_beside(PyObject* weight, std::uint32_t views) {
+  Sight sight = tensor::look_at(weight);
+  sight.owners -= views;
+  return sight;
+}
+
 // Brings an entry to the weight's values of now. False where nothing of it can be kept.
-bool bring_up_to_date(Entry& entry, PyObject* weight, const Sight& now) {
+bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
   if (entry.busy) return false;
+  const Sight now = look_beside(weight, views);
   const bool had_cast = entry.cast != nullptr;
   const std::uint64_t escapes = cache().escapes;
-  if (!earn_trust(entry, weight, now)) {
+  if (!earn_trust(entry, weight, now, views)) {
     ++entry.refusals;
     entry.drop();
     return false;
@@ -223,7 +232,7 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, const Sight& now) {
     }
   }
   // Others may have run till here; from here to the cast they do not.
-  const Sight held = tensor::look_at(weight);
+  const Sight held = look_beside(weight, views);
   if (!held.same_place(now) || held.version != now.version || cache().escapes != escapes || entry.busy ||
       !memory.is_of(held) || !is_kept(entry) || entry.geometry.values == nullptr) {
     entry.trust = Trust::open;
@@ -288,9 +297,9 @@ std::shared_ptr<Entry> make_entry(PyObject* weight, Kind to) {
 //
 // A large one gets a node of our own, since memory for its gradient would be new, and the kernel clears each page of
 // it.
-PyObject* as_part_of_graph(PyObject* weight, const Entry& entry, PyObject* cast) {
+PyObject* as_part_of_graph(PyObject* weight, std::span<const std::int64_t> sizes, PyObject* size, PyObject* cast) {
   constexpr std::int64_t large = std::int64_t{1} << 22;
-  if (entry.elements >= large && settings.recorded != nullptr) {
+  if (tensor::count_elements(weight) >= large && settings.recorded != nullptr) {
     PyObject* const function = Py_NewRef(settings.recorded);
     PyObject* const arguments[] = {weight, cast};
     PyObject* made = PyObject_Vectorcall(function, arguments, 2, nullptr);
@@ -298,18 +307,81 @@ PyObject* as_part_of_graph(PyObject* weight, const Entry& entry, PyObject* cast)
     drop_error();
     return made;
   }
-  PyObject* made = tensor::unsafe_view(weight, entry.geometry.sizes);
+  PyObject* made = tensor::unsafe_view(weight, sizes);
   if (made == nullptr && settings.view != nullptr) {
     // Other threads may run meanwhile, and take away what is held here.
     PyObject* const view = Py_NewRef(settings.view);
-    PyObject* const size = Py_NewRef(entry.size);
-    PyObject* const arguments[] = {weight, size};
+    PyObject* const held_size = Py_NewRef(size);
+    PyObject* const arguments[] = {weight, held_size};
     made = PyObject_Vectorcall(view, arguments, 2, nullptr);
-    Py_DECREF(size);
+    Py_DECREF(held_size);
     Py_DECREF(view);
   }
   if (made != nullptr && tensor::api.set_data(made, cast, tensor::api.data->closure) != 0) Py_CLEAR(made);
   PyErr_Clear();
+  return made;
+}
+
+// A weight's entry whose cast is up to date, or was brought there, as long as `held` is; and the cast, a new reference.
+// Null, without an exception but an interrupt's, where nothing is kept.
+Entry* up_to_date(PyObject* weight, Kind to, bool records, std::uint32_t views, std::shared_ptr<Entry>& held,
+                  PyObject*& cast, std::int64_t& elements) {
+  elements = 0;
+  Entry* entry = entry_of(weight, to);
+  if (entry == nullptr || !entry->has(Form::plain) || !is_unchanged(*entry, look_beside(weight, views))) {
+    // Others may run, and forget the entry.
+    held = entry == nullptr ? make_entry(weight, to) : cache().entries.at({weight, to});
+    const bool is_packed = held != nullptr && held->cast != nullptr && !held->has(Form::plain);
+    if (is_packed && !records && is_unchanged(*held, look_beside(weight, views))) ++held->unpacked;
+    if (held == nullptr || !bring_up_to_date(*held, weight, views)) {
+      ++counts.refused;
+      return nullptr;
+    }
+    entry = held.get();
+    elements = entry->elements;
+    if (!entry->has(Form::plain)) return nullptr;  // taken away meanwhile
+  } else {
+    ++counts.hits;
+  }
+  cast = Py_NewRef(entry->cast);
+  entry->quiet_uses = records ? 0 : entry->quiet_uses + 1;
+  return entry;
+}
+
+// The weight that a plain tensor is a view of, held; null where it is of none, or not in its memory any more.
+struct Base {
+  PyObject* weight;
+
+  explicit Base(PyObject* view) : weight(tensor::api.get_base->get(view, tensor::api.get_base->closure)) {
+    PyErr_Clear();
+    if (weight != nullptr && !is_whole_of(view)) Py_CLEAR(weight);
+  }
+  ~Base() { Py_XDECREF(weight); }
+  Base(const Base&) = delete;
+  Base& operator=(const Base&) = delete;
+
+ private:
+  [[nodiscard]] bool is_whole_of(PyObject* view) const {
+    if (Py_TYPE(weight) != tensor::api.parameter || tensor::kind_of_tensor(weight) != Kind::f32) return false;
+    const Sight part = tensor::look_at(view);
+    const Sight whole = tensor::look_at(weight);
+    // A view counts its changes with what it is of.
+    return part.storage == whole.storage && part.counter != nullptr && part.counter == whole.counter;
+  }
+};
+
+// Of a weight's cast, what lies so: a new reference. Null where that reaches beyond the weight.
+PyObject* part_of(const Entry& entry, PyObject* cast, const tensor::Geometry& part) {
+  const std::int64_t begin = static_cast<const float*>(part.values) - static_cast<const float*>(entry.geometry.values);
+  std::int64_t end = begin + 1;
+  for (std::size_t i = 0; i < part.sizes.size(); ++i) end += (part.sizes[i] - 1) * part.strides[i];
+  if (begin < 0 || end > entry.elements) return nullptr;
+  PyObject* arguments = Py_BuildValue("(NNL)", tensor::as_tuple(part.sizes), tensor::as_tuple(part.strides),
+                                      static_cast<long long>(begin));
+  const auto as_strided = reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(tensor::api.as_strided));
+  PyObject* made = arguments == nullptr ? nullptr : as_strided(cast, arguments, nullptr);
+  Py_XDECREF(arguments);
+  drop_error();
   return made;
 }
 
@@ -329,30 +401,43 @@ void configure(const Settings& wanted) noexcept {
   cache().too_many_pointers = false;
 }
 
-PyObject* kept(PyObject* weight, Kind to, bool records, bool& is_new) noexcept {
-  is_new = false;
-  Entry* entry = entry_of(weight, to);
-  std::shared_ptr<Entry> held;  // where others may run, and forget the entry
-  if (entry == nullptr || !entry->has(Form::plain) || !is_unchanged(*entry, weight)) {
-    held = entry == nullptr ? make_entry(weight, to) : cache().entries.at({weight, to});
-    const bool is_packed = held != nullptr && held->cast != nullptr && !held->has(Form::plain);
-    if (is_packed && !records && is_unchanged(*held, weight)) ++held->unpacked;
-    if (held == nullptr || !bring_up_to_date(*held, weight, tensor::look_at(weight))) {
-      ++counts.refused;
-      return nullptr;
-    }
-    is_new = true;
-    entry = held.get();
-    if (!entry->has(Form::plain)) return nullptr;  // taken away meanwhile
-  } else {
-    ++counts.hits;
-  }
-  PyObject* cast = Py_NewRef(entry->cast);
-  entry->quiet_uses = records ? 0 : entry->quiet_uses + 1;
+PyObject* kept(PyObject* weight, Kind to, bool records, std::int64_t& elements) noexcept {
+  PyObject* cast = nullptr;
+  std::shared_ptr<Entry> held;
+  Entry* entry = up_to_date(weight, to, records, 0, held, cast, elements);
+  if (entry == nullptr) return nullptr;
+  entry->in_parts = false;
   if (!records || !tensor::requires_grad(weight)) return cast;
-  PyObject* made = as_part_of_graph(weight, *entry, cast);
+  PyObject* made = as_part_of_graph(weight, entry->geometry.sizes, entry->size, cast);
   Py_DECREF(cast);
   return made;
+}
+
+PyObject* kept_part(PyObject* view, Kind to, bool records, std::int64_t& elements) noexcept {
+  elements = 0;
+  const Base base(view);
+  if (base.weight == nullptr) return nullptr;
+  const bool is_recorded = records && tensor::requires_grad(view);
+  const bool is_whole = tensor::count_elements(view) == tensor::count_elements(base.weight);
+  // A cast of what has gaps would have none.
+  tensor::Geometry part;
+  if ((is_recorded && !is_whole) || tensor::is_negative(view) || !tensor::read_geometry(view, part) ||
+      !part.is_dense()) {
+    return nullptr;
+  }
+  PyObject* cast = nullptr;
+  std::shared_ptr<Entry> held;
+  Entry* entry = up_to_date(base.weight, to, records, 1, held, cast, elements);
+  if (entry == nullptr) return nullptr;
+  entry->in_parts = !is_whole;
+  PyObject* made = part_of(*entry, cast, part);
+  Py_DECREF(cast);
+  if (made == nullptr || !is_recorded) return made;
+  PyObject* size = tensor::as_tuple(part.sizes);
+  PyObject* recorded = size == nullptr ? nullptr : as_part_of_graph(view, part.sizes, size, made);
+  Py_XDECREF(size);
+  Py_DECREF(made);
+  return recorded;
 }
 
 void memory_escapes(const char* storage, bool unseen) noexcept {
@@ -387,7 +472,7 @@ void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexce
       const bool is_fresh = std::exchange(entry->is_fresh, false) && may_be_fresh && is_unchanged(*entry, weight);
       if (entry->cast == nullptr || entry->trust == Trust::open || is_fresh) continue;
       entry->trust = Trust::changed;
-      if (entry->busy || entry->form != Form::plain) continue;
+      if (entry->busy || entry->form != Form::plain || entry->in_parts) continue;
       HeldMemory memory(weight);  // others may run meanwhile
       Sight now = tensor::look_at(weight);
       --now.owners;
@@ -419,7 +504,9 @@ PyObject* cast_to_write(PyObject* weight) noexcept {
   if (!settings.on) return nullptr;
   for (const Kind to : precisions) {
     Entry* entry = entry_of(weight, to);
-    if (entry == nullptr || !entry->has(Form::plain) || entry->busy || entry->trust == Trust::open) continue;
+    if (entry == nullptr || !entry->has(Form::plain) || entry->busy || entry->trust == Trust::open || entry->in_parts) {
+      continue;
+    }
     const bool may_write = tensor::look_at(weight).same_hands(entry->sight) &&
                            tensor::has_geometry(weight, entry->geometry, true) && entry->is_free();
     if (!may_write) continue;

@@ -7,7 +7,8 @@
 
 #include <cstdint>
 
-#include "tensor/reader.hpp"
+#include "tensor/cast.hpp"
+#include "tensor/inside.hpp"
 
 namespace habana_mp::weights {
 
@@ -16,7 +17,9 @@ struct Settings {
   PyObject* view = nullptr;      // torch.ops' aten::_unsafe_view, untouched; held
   PyObject* recorded = nullptr;  // makes a kept cast a part of autograd's graph, given the weight and the cast; held
   std::uint64_t most_bytes = ~std::uint64_t{0};  // beyond this no further weight is kept
+  std::int64_t least_part = 0;                   // a view of a weight with fewer elements is cast by itself
 };
+extern Settings settings;
 // Switching it off drops what is kept.
 void configure(const Settings& settings) noexcept;
 
@@ -24,9 +27,18 @@ void configure(const Settings& settings) noexcept;
 bool may_be_kept() noexcept;
 
 // The weight, a torch.nn.Parameter in float32, in the lower precision `to`: a new reference. Null, without an
-// exception but an interrupt's, where nothing is kept. `records` tells that autograd is on, `is_new` that it had to be
-// cast for this. To be called where casts may be kept.
-PyObject* kept(PyObject* weight, tensor::Kind to, bool records, bool& is_new) noexcept;
+// exception but an interrupt's, where nothing is kept. `records` tells that autograd is on, `elements` how many had to
+// be cast for this. To be called where casts may be kept.
+PyObject* kept(PyObject* weight, tensor::Kind to, bool records, std::int64_t& elements) noexcept;
+
+// Is it worth asking whether this plain tensor is a view of a weight?
+inline bool may_be_part(PyObject* tensor) noexcept {
+  return settings.on && tensor::count_elements(tensor) >= settings.least_part && tensor::look_at(tensor).owners > 1;
+}
+
+// The same of a view of such a weight: the same part of the weight's cast. Where a gradient is recorded, only a view of
+// all of it: of a part the whole would be cast again after each step.
+PyObject* kept_part(PyObject* view, tensor::Kind to, bool records, std::int64_t& elements) noexcept;
 
 // Somebody may get hold of this storage's memory in a way that tells nobody when he writes to it. While he holds a
 // tensor or storage of torch that is seen; a mere pointer is not (`unseen`).

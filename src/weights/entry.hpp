@@ -17,7 +17,6 @@ namespace habana_mp::weights {
 using tensor::Kind;
 using tensor::Sight;
 
-extern Settings settings;
 extern Statistics counts;
 
 // So many of a weight's values are compared at each use: whoever writes a weight without telling torch, C code with a
@@ -47,6 +46,7 @@ struct Entry {
   Trust trust = Trust::open;
   bool busy = false;               // being written, by a thread that has let go of the GIL
   bool is_fresh = false;           // an optimizer wrote the cast along with the weight
+  bool in_parts = false;           // only views of a part of the weight were used of late
   std::uint32_t refusals = 0;      // in a row
   std::uint32_t quiet_uses = 0;    // in a row: hits where nothing was recorded
   std::uint32_t unpacked = 0;      // how often a packed form could not serve, where nothing was recorded either
@@ -156,9 +156,9 @@ inline Entry* entry_of(PyObject* weight, Kind to) {
 }
 
 // Does the weight hold what it held when its cast was made?
-inline bool is_unchanged(const Entry& entry, PyObject* weight) {
-  return entry.trust == Trust::sure && !entry.busy && tensor::look_at(weight) == entry.sight &&
-         entry.look() == entry.samples;
+inline bool is_unchanged(const Entry& entry, const Sight& now) {
+  return entry.trust == Trust::sure && !entry.busy && now == entry.sight && entry.look() == entry.samples;
 }
+inline bool is_unchanged(const Entry& entry, PyObject* weight) { return is_unchanged(entry, tensor::look_at(weight)); }
 
 }  // namespace habana_mp::weights

@@ -210,13 +210,16 @@ def the_weights() -> None:
         for options in ({}, {"dtype": torch.float16}, {"weight_cache_limit": 100}, {"weight_cache": False}):
             with converted(**options):
                 for write in writes:
+                    experts = torch.nn.Parameter(torch.randn(2, size, size))
                     for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
                         with mode():
                             for _ in range(7):
                                 layer(x), convolution(image)
-                    loss = layer(x).float().sum()
+                                x @ layer.weight.t(), torch.nn.functional.linear(x, experts[1])
+                    loss = layer(x).float().sum() + (x @ layer.weight.t()).float().sum()
                     with torch.no_grad():
                         write(layer.weight)
+                        write(experts)
                     with contextlib.suppress(RuntimeError):  # where the version tells
                         loss.backward()
                     layer = torch.nn.Linear(size, size)
