@@ -152,6 +152,7 @@ def _silent_writers() -> Iterator[Any]:
         if hasattr(torch, name):
             yield getattr(torch, name)
             yield from _of_operator(getattr(torch.ops.aten, name))
+    yield from _of_operator(torch.ops.aten.set_data)
 
 
 def _of_operator(operator: Any) -> Iterator[Any]:

@@ -370,6 +370,27 @@ struct Base {
   }
 };
 
+// Is this view the only one? Another one takes nothing from the weight's own cast: neither that nor the trust in it.
+// Others may run meanwhile.
+bool is_only_view(Entry& entry, PyObject* weight) {
+  const Sight now = look_beside(weight, 1);
+  if (entry.trust != Trust::open && now.same_place(entry.sight)) return now.owners == entry.sight.owners;
+  constexpr std::uint32_t longest_wait = 64;
+  const bool is_alone = is_time_to_try(entry.crowds % longest_wait) && tensor::owns_its_memory(weight, 1);
+  entry.crowds = is_alone ? 0 : entry.crowds + 1;
+  return is_alone;
+}
+
+// Is a part of a weight to be served from the cast of the whole? That is made only after as much was cast for parts
+// that were cast by themselves.
+bool pays_off(Entry& entry, PyObject* weight, std::int64_t elements) {
+  if (entry.has(Form::plain) && is_unchanged(entry, look_beside(weight, 1))) return true;
+  entry.cast_apart += elements;
+  if (entry.cast_apart < tensor::count_elements(weight)) return false;
+  entry.cast_apart = 0;
+  return true;
+}
+
 // Of a weight's cast, what lies so: a new reference. Null where that reaches beyond the weight.
 PyObject* part_of(const Entry& entry, PyObject* cast, const tensor::Geometry& part) {
   const std::int64_t begin = static_cast<const float*>(part.values) - static_cast<const float*>(entry.geometry.values);
@@ -425,6 +446,10 @@ PyObject* kept_part(PyObject* view, Kind to, bool records, std::int64_t& element
       !part.is_dense()) {
     return nullptr;
   }
+  const auto found = cache().entries.find({base.weight, to});
+  const std::shared_ptr<Entry> known = found == cache().entries.end() ? make_entry(base.weight, to) : found->second;
+  if (known == nullptr || !is_only_view(*known, base.weight)) return nullptr;
+  if (!is_whole && !pays_off(*known, base.weight, tensor::count_elements(view))) return nullptr;
   PyObject* cast = nullptr;
   std::shared_ptr<Entry> held;
   Entry* entry = up_to_date(base.weight, to, records, 1, held, cast, elements);
