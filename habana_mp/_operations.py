@@ -586,14 +586,13 @@ def is_in_place(name: str) -> bool:
     return name in IN_PLACE or name == ASSIGNMENT or (name.endswith("_") and not name.endswith("__"))
 
 
-def takes_no_tensor(name: str) -> bool:
-    """Does the operation make tensors of numbers, so that there is nothing to cast?"""
+def most_tensors(name: str) -> int:
+    """How many arguments of the operation are tensors, in its longest form; 2 where that is not known."""
     operator = _operator(name if "::" in name else _ATEN + name)
     if operator is None:
-        return False
+        return 2
     schemas = [getattr(operator, overload)._schema for overload in operator.overloads()]
-    inputs = [one for schema in schemas for one in schema.arguments if one.name != "out"]
-    return not any("Tensor" in str(one.type) for one in inputs)
+    return max(sum("Tensor" in str(one.type) for one in schema.arguments if one.name != "out") for schema in schemas)
 
 
 @cache

@@ -180,9 +180,9 @@ def _resolve(listed: Listed) -> ops.Resolved | None:
     if resolved is not None:
         meant = (*resolved.exact, *resolved.family)
         if listed.name not in shipped_names():
-            if all(map(ops.is_in_place, meant)):
+            if all(map(_is_in_place_anyhow, meant)):
                 warn(f"{listed.where}: `{listed.name}` has no effect: what it writes into keeps its precision (rule 3)")
-            elif all(map(ops.takes_no_tensor, meant)):
+            elif all(ops.most_tensors(one) == 0 for one in meant):
                 warn(f"{listed.where}: `{listed.name}` has no effect: it takes no tensor that could be cast")
         return resolved
     if listed.shipped and listed.name not in ops.EXPLAINED:
@@ -198,6 +198,12 @@ def _resolve(listed: Listed) -> ops.Resolved | None:
     near = _nearest(listed.name)
     hint = f"; did you mean `{near}`?" if near else ""
     raise ListError(f"{listed.where}: unknown operation `{ascii(listed.name)[1:-1]}`{hint}")
+
+
+def _is_in_place_anyhow(operation: str) -> bool:
+    """Does the operation keep the precision of what it writes into, and have no input that a list would let follow?"""
+    has_rule = operation in ops.names_with_rules()
+    return ops.is_in_place(operation) and (has_rule or ops.most_tensors(operation) == 1)
 
 
 _PARTS_OF_PLACES = frozenset(("", "torch", "tensor", "nn", "functional", "f", "ops", "aten", "_c", "_nn", "default"))
