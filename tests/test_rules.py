@@ -1530,7 +1530,7 @@ def test_a_float32_buffer_that_is_assigned_a_lower_value_is_warned_about() -> No
     module = Averaging()
     hmp.convert()
     (caught,) = warned(lambda: [module(M), module(M)])
-    assert str(caught.message).startswith("the buffer `running` of Averaging is in lower precision because")
+    assert str(caught.message).startswith("the buffer `running` of Averaging is assigned a tensor in lower precision")
 
 
 def test_state_that_is_meant_to_be_lower_is_not_warned_about() -> None:
