@@ -380,7 +380,7 @@ HANDS_OUT_MEMORY = (
 #: Functions that write into their tensors without counting the versions up.
 SILENT_WRITERS = (
     *("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"),
-    *("_amp_foreach_non_finite_check_and_unscale_", "resize_as_"),
+    *("_amp_foreach_non_finite_check_and_unscale_", "resize_as_", "set_data"),
 )
 
 #: Functions and methods that stand among torch's operations and are none, are the casts themselves, or are watched.
@@ -461,6 +461,12 @@ def _operator(name: str) -> Any:
     return getattr(getattr(torch.ops, namespace), operator)
 
 
+def _schemas(name: str) -> list[Any]:
+    """What the overloads of such an operator take; nothing where there is none."""
+    operator = _operator(name)
+    return [] if operator is None else [getattr(operator, overload)._schema for overload in operator.overloads()]
+
+
 def _of_operator(name: str) -> Iterator[Builtin]:
     """The builtins behind ``torch.ops.namespace.name`` and its overloads."""
     operator = _operator(name)
@@ -481,11 +487,10 @@ def _of_operator(name: str) -> Iterator[Builtin]:
 @_cached_by_name
 def arguments_of(name: str) -> Castable | None:
     """Which arguments of an operation may be cast; None for all of them."""
-    operator = _operator(name) if "::" in name and name not in ARGUMENTS else None
-    if operator is None:
+    schemas = _schemas(name) if "::" in name and name not in ARGUMENTS else []
+    if not schemas:
         return ARGUMENTS.get(name)
     # A dtype that is asked for stays readable; any other argument without tensors says nothing about the call.
-    schemas = [getattr(operator, overload)._schema for overload in operator.overloads()]
     kept = {
         (position, argument.name)
         for schema in schemas
@@ -579,20 +584,15 @@ def saturates(name: str, precision: str = "") -> Literal["", "numbers", "all"]:
 def is_in_place(name: str) -> bool:
     """Does the operation write into its first input?"""
     if "::" in name:
-        operator = _operator(name)
-        overloads = () if operator is None else operator.overloads()
-        schemas = (getattr(operator, overload)._schema for overload in overloads)
-        return any(schema.arguments and _is_written(schema.arguments[0]) for schema in schemas)
+        return any(schema.arguments and _is_written(schema.arguments[0]) for schema in _schemas(name))
     return name in IN_PLACE or name == ASSIGNMENT or (name.endswith("_") and not name.endswith("__"))
 
 
 def most_tensors(name: str) -> int:
     """How many arguments of the operation are tensors, in its longest form; 2 where that is not known."""
-    operator = _operator(name if "::" in name else _ATEN + name)
-    if operator is None:
-        return 2
-    schemas = [getattr(operator, overload)._schema for overload in operator.overloads()]
-    return max(sum("Tensor" in str(one.type) for one in schema.arguments if one.name != "out") for schema in schemas)
+    schemas = _schemas(name if "::" in name else _ATEN + name)
+    counts = [sum("Tensor" in str(one.type) for one in schema.arguments if one.name != "out") for schema in schemas]
+    return max(counts, default=2)
 
 
 @cache

@@ -151,8 +151,8 @@ def _silent_writers() -> Iterator[Any]:
     for name in ops.SILENT_WRITERS:
         if hasattr(torch, name):
             yield getattr(torch, name)
+        if hasattr(torch.ops.aten, name):
             yield from _of_operator(getattr(torch.ops.aten, name))
-    yield from _of_operator(torch.ops.aten.set_data)
 
 
 def _of_operator(operator: Any) -> Iterator[Any]:

@@ -8,7 +8,7 @@
 #include "engine/originals.hpp"
 #include "errors.hpp"
 #include "stopwatch.hpp"
-#include "tensor/casts_inside.hpp"
+#include "tensor/cast.hpp"
 
 namespace habana_mp::engine {
 

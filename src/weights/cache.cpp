@@ -291,9 +291,17 @@ std::shared_ptr<Entry> make_entry(PyObject* weight, Kind to) {
   return entry;
 }
 
+// Its entry, made where there is none. Null, without an exception, where there is no memory.
+std::shared_ptr<Entry> entry_for(PyObject* weight, Kind to) {
+  const auto found = cache().entries.find({weight, to});
+  return found == cache().entries.end() ? make_entry(weight, to) : found->second;
+}
+
 // The cast as a part of autograd's graph: made of the weight without a copy, and given the cast's memory and dtype. Its
 // gradient comes in the cast's dtype, the graph's node knows the weight's and converts. It is no view to torch, whose
 // compiled backward would ask the weight how it lies in memory.
+//
+// Its `size` is the tuple of its sizes, or null where none is at hand.
 //
 // A large one gets a node of our own, since memory for its gradient would be new, and the kernel clears each page of
 // it.
@@ -311,10 +319,10 @@ PyObject* as_part_of_graph(PyObject* weight, std::span<const std::int64_t> sizes
   if (made == nullptr && settings.view != nullptr) {
     // Other threads may run meanwhile, and take away what is held here.
     PyObject* const view = Py_NewRef(settings.view);
-    PyObject* const held_size = Py_NewRef(size);
+    PyObject* const held_size = size == nullptr ? tensor::as_tuple(sizes) : Py_NewRef(size);
     PyObject* const arguments[] = {weight, held_size};
-    made = PyObject_Vectorcall(view, arguments, 2, nullptr);
-    Py_DECREF(held_size);
+    made = held_size == nullptr ? nullptr : PyObject_Vectorcall(view, arguments, 2, nullptr);
+    Py_XDECREF(held_size);
     Py_DECREF(view);
   }
   if (made != nullptr && tensor::api.set_data(made, cast, tensor::api.data->closure) != 0) Py_CLEAR(made);
@@ -330,7 +338,7 @@ Entry* up_to_date(PyObject* weight, Kind to, bool records, std::uint32_t views, 
   Entry* entry = entry_of(weight, to);
   if (entry == nullptr || !entry->has(Form::plain) || !is_unchanged(*entry, look_beside(weight, views))) {
     // Others may run, and forget the entry.
-    held = entry == nullptr ? make_entry(weight, to) : cache().entries.at({weight, to});
+    held = entry_for(weight, to);
     const bool is_packed = held != nullptr && held->cast != nullptr && !held->has(Form::plain);
     if (is_packed && !records && is_unchanged(*held, look_beside(weight, views))) ++held->unpacked;
     if (held == nullptr || !bring_up_to_date(*held, weight, views)) {
@@ -446,21 +454,17 @@ PyObject* kept_part(PyObject* view, Kind to, bool records, std::int64_t& element
       !part.is_dense()) {
     return nullptr;
   }
-  const auto found = cache().entries.find({base.weight, to});
-  const std::shared_ptr<Entry> known = found == cache().entries.end() ? make_entry(base.weight, to) : found->second;
-  if (known == nullptr || !is_only_view(*known, base.weight)) return nullptr;
-  if (!is_whole && !pays_off(*known, base.weight, tensor::count_elements(view))) return nullptr;
+  std::shared_ptr<Entry> held = entry_for(base.weight, to);
+  if (held == nullptr || !is_only_view(*held, base.weight)) return nullptr;
+  if (!is_whole && !pays_off(*held, base.weight, tensor::count_elements(view))) return nullptr;
   PyObject* cast = nullptr;
-  std::shared_ptr<Entry> held;
   Entry* entry = up_to_date(base.weight, to, records, 1, held, cast, elements);
   if (entry == nullptr) return nullptr;
   entry->in_parts = !is_whole;
   PyObject* made = part_of(*entry, cast, part);
   Py_DECREF(cast);
   if (made == nullptr || !is_recorded) return made;
-  PyObject* size = tensor::as_tuple(part.sizes);
-  PyObject* recorded = size == nullptr ? nullptr : as_part_of_graph(view, part.sizes, size, made);
-  Py_XDECREF(size);
+  PyObject* recorded = as_part_of_graph(view, part.sizes, nullptr, made);
   Py_DECREF(made);
   return recorded;
 }
