@@ -613,6 +613,68 @@ def test_what_numpy_made_is_not_kept() -> None:
     assert kept().weights == 0
 
 
+def test_giving_a_weight_to_numpy_costs_one_refresh() -> None:
+    hmp.convert()
+    w = weight(16, 32)
+    for _ in range(2):
+        F.linear(X, w)
+        w.detach().numpy().sum()
+    for _ in range(3):
+        F.linear(X, w)
+    assert (kept().refreshes, kept().refused, kept().weights) == (2, 0, 1)
+
+
+def test_a_weight_is_not_kept_while_an_array_holds_its_memory() -> None:
+    hmp.convert()
+    w = weight(16, 32)
+    F.linear(X, w)
+    array = w.detach().numpy()[1:]
+    for _ in range(3):
+        F.linear(X, w)
+    assert (kept().refused, kept().weights) == (3, 0)
+    del array
+    for _ in range(9):
+        F.linear(X, w)
+    assert kept().weights == 1
+
+
+def test_a_weight_that_numpy_had_before_convert_is_not_kept() -> None:
+    w = weight(16, 32)
+    w.detach().numpy()
+    hmp.convert()
+    w.detach().numpy()
+    for _ in range(9):
+        F.linear(X, w)
+    assert kept().weights == 0
+
+
+def test_a_pointer_to_other_memory_counts_for_the_weights_that_numpy_had() -> None:
+    hmp.convert()
+    w, other = weight(16, 32), weight(16, 32)
+    w.detach().numpy()
+    torch.from_numpy(w.detach().numpy()).data_ptr()
+    for _ in range(9):
+        F.linear(X, w)
+        F.linear(X, other)
+    assert (kept().weights, kept().refused) == (1, 9)
+
+
+def test_weights_stay_kept_beside_arrays_of_many_tensors() -> None:
+    hmp.convert()
+    w = weight(16, 32)
+    F.linear(X, w)
+    w.detach().numpy()
+    tensors = [torch.empty(1) for _ in range(550_000)]
+    for tensor in tensors:
+        tensor.numpy()
+    for _ in range(3):
+        F.linear(X, w)
+    assert (kept().refused, kept().weights) == (0, 1)
+    torch.from_numpy(w.detach().numpy()).data_ptr()
+    F.linear(X, w)
+    assert (kept().refused, kept().weights) == (1, 0)
+
+
 def test_saving_a_checkpoint_costs_one_refresh(tmp_path: Any) -> None:
     hmp.convert()
     model = nn.Linear(32, 16)
@@ -622,6 +684,16 @@ def test_saving_a_checkpoint_costs_one_refresh(tmp_path: Any) -> None:
     for _ in range(3):
         model(X)
     assert (kept().refreshes, kept().refused, kept().weights) == (2, 0, 2)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_model_out_of_a_pickle_has_its_weights_kept(mapped: bool, tmp_path: Any) -> None:
+    torch.save(nn.Linear(32, 16), tmp_path / "model.pt")
+    model = torch.load(tmp_path / "model.pt", mmap=mapped, weights_only=False)
+    hmp.convert()
+    for _ in range(3):
+        model(X)
+    assert (kept().refused, kept().weights) == (0, 2)
 
 
 def test_weights_loaded_from_a_file_are_kept(tmp_path: Any) -> None:

@@ -8,6 +8,7 @@ import itertools
 import pickle
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,9 +116,9 @@ def assert_seen(
     assert in_part or not torch.equal(now, before)
 
 
-def assert_seen_in_all_modes(way: str, **options: Any) -> None:
+def assert_seen_in_all_modes(way: str, make: Callable[[], nn.Linear] = layer, **options: Any) -> None:
     for mode in MODES:
-        of = layer()
+        of = make()
         change = WAYS[way](of)
         for n in (2, 1) if way in PREPARED else (1, 2):
             assert_seen(of, change, mode, n, **options)
@@ -151,6 +152,39 @@ def test_a_change_prepared_before_or_after_the_first_calls_is_seen(way: str) -> 
             used(of, mode)
         change = WAYS[way](of)
         for n in order:
+            assert_seen(of, change, mode, n)
+
+
+#: Torch resizes no storage that it loaded.
+LOADABLE = [one for one in WAYS if one not in ("storage emptied", "storage grown")]
+
+
+@pytest.fixture(params=["torch.load", "torch.load, mapped"])
+def loaded(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], nn.Linear]:
+    """Makes a layer whose weights are the tensors out of a file."""
+    torch.save(layer().state_dict(), tmp_path / "layer.pt")
+
+    def load() -> nn.Linear:
+        of = layer()
+        of.load_state_dict(torch.load(tmp_path / "layer.pt", mmap="mapped" in request.param), assign=True)
+        return of
+
+    return load
+
+
+@pytest.mark.parametrize("way", LOADABLE)
+def test_a_change_of_a_loaded_weight_is_seen(way: str, loaded: Callable[[], nn.Linear]) -> None:
+    hmp.convert()
+    assert_seen_in_all_modes(way, loaded)
+
+
+@pytest.mark.parametrize("way", PREPARED)
+def test_a_change_of_a_loaded_weight_prepared_before_convert_is_seen(way: str, loaded: Callable[[], nn.Linear]) -> None:
+    layers = [loaded() for _ in ORDERS]
+    changes = [WAYS[way](of) for of in layers]
+    hmp.convert()
+    for of, change, (mode, order) in zip(layers, changes, ORDERS, strict=True):
+        for n in (1, 1) if way in POINTERS or way == "alias: __array_interface__" else order:
             assert_seen(of, change, mode, n)
 
 

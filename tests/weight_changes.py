@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import tvm_ffi
+from numpy.lib.stride_tricks import as_strided
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.optim.swa_utils import AveragedModel
@@ -234,6 +235,10 @@ def _rebuilt(w: torch.Tensor) -> torch.Tensor:
     return torch.empty(0).set_(w.untyped_storage(), 0, (SIZE, SIZE), (SIZE, 1))
 
 
+def _address_of_buffer(array: Any) -> int:
+    return ctypes.addressof((ctypes.c_float * SIZE**2).from_buffer(array))
+
+
 ALIASES: dict[str, Callable[[torch.Tensor], Any]] = {
     "detach": lambda w: w.detach(),
     "detach, twice": lambda w: w.detach().detach(),
@@ -288,6 +293,13 @@ ALIASES: dict[str, Callable[[torch.Tensor], Any]] = {
     "data_ptr of the storage": lambda w: floats_at(w.untyped_storage().data_ptr()),
     "data_ptr of the typed storage": lambda w: floats_at(w._typed_storage()._data_ptr()),
     "address of numpy": lambda w: floats_at(w.detach().numpy().ctypes.data),
+    "address of a view of numpy": lambda w: floats_at(w.detach().numpy()[:].reshape(-1).ctypes.data),
+    "address of strides of numpy": lambda w: floats_at(as_strided(w.detach().numpy(), (3,)).ctypes.data),
+    "address of from_numpy of numpy": lambda w: floats_at(torch.from_numpy(w.detach().numpy()).data_ptr()),
+    "address of from_dlpack of numpy": lambda w: floats_at(torch.from_dlpack(w.detach().numpy()).data_ptr()),
+    "address of a buffer": lambda w: floats_at(_address_of_buffer(w.detach().numpy())),
+    "address of a matrix' buffer": lambda w: floats_at(_address_of_buffer(w.detach().numpy().view(np.matrix))),
+    "address of a slice of the storage": lambda w: floats_at(w.untyped_storage()[0:8].data_ptr()),
     "__array_interface__": lambda w: floats_at(w.detach().numpy().__array_interface__["data"][0]),
     "address in a DLPack tensor": lambda w: floats_at(np.from_dlpack(w.detach()).ctypes.data),
     "address by DLPack's exchange of C": lambda w: floats_at(np.from_dlpack(tvm_ffi.from_dlpack(w)).ctypes.data),

@@ -33,9 +33,10 @@ struct Sample {
   std::uint32_t holders;
   std::uint32_t owners;
   bool own;  // the memory is from torch's allocator
+  std::uint8_t resizable;
 };
 
-// Plain tensors and views with different versions, and some whose memory is NumPy's.
+// Plain tensors and views with different versions, some whose memory is NumPy's, and some that NumPy had.
 std::optional<std::vector<Sample>> make_samples(PyObject*& aliases) {
   PyObject* list = made_by(
       "import torch\n"
@@ -48,6 +49,8 @@ std::optional<std::vector<Sample>> make_samples(PyObject*& aliases) {
       "        tensors += [base.t(), base[1:, 2:], torch.empty(5, dtype=torch.int64, device='cpu')]\n"
       "        own = len(tensors)\n"
       "        tensors += [torch.from_numpy(numpy.empty(5 + i, 'float32')) for i in range(4)]\n"
+      "        for tensor in tensors[5:9]:\n"
+      "            tensor.numpy()\n"
       "        for i, tensor in enumerate(tensors):\n"
       "            for _ in range(i):\n"
       "                tensor.zero_()\n"
@@ -57,7 +60,7 @@ std::optional<std::vector<Sample>> make_samples(PyObject*& aliases) {
       "        for i, tensor in enumerate(tensors):\n"
       "            storage = tensor.untyped_storage()\n"
       "            rows.append((tensor, storage._cdata, storage.data_ptr(), tensor._version, i < own,\n"
-      "                         tensor._use_count()))\n"
+      "                         storage.resizable(), tensor._use_count()))\n"
       "            del storage\n"
       "            rows[-1] += (torch._C._storage_Use_Count(rows[-1][1]), aliases)\n"
       "    return rows\n");
@@ -68,9 +71,10 @@ std::optional<std::vector<Sample>> make_samples(PyObject*& aliases) {
     samples.push_back({Py_NewRef(PyTuple_GET_ITEM(row, 0)), PyLong_AsVoidPtr(PyTuple_GET_ITEM(row, 1)),
                        PyLong_AsVoidPtr(PyTuple_GET_ITEM(row, 2)),
                        static_cast<std::uint32_t>(PyLong_AsUnsignedLong(PyTuple_GET_ITEM(row, 3))),
-                       static_cast<std::uint32_t>(PyLong_AsUnsignedLong(PyTuple_GET_ITEM(row, 5))),
                        static_cast<std::uint32_t>(PyLong_AsUnsignedLong(PyTuple_GET_ITEM(row, 6))),
-                       PyTuple_GET_ITEM(row, 4) == Py_True});
+                       static_cast<std::uint32_t>(PyLong_AsUnsignedLong(PyTuple_GET_ITEM(row, 7))),
+                       PyTuple_GET_ITEM(row, 4) == Py_True,
+                       static_cast<std::uint8_t>(PyTuple_GET_ITEM(row, 5) == Py_True)});
   }
   // The aliases stay until the counts have been looked at.
   aliases = list;
@@ -141,8 +145,25 @@ bool find_keys(const CarefulReader& reader, Inside& found) {
   return places == 1;
 }
 
-// Where a storage holds its memory, the owner's context and the function that frees it. For memory of torch's own
-// allocator the context is the memory itself.
+// Where a storage holds the allocator that would resize its memory: the one address that is alike in all storages of
+// torch's allocator, and missing in those of NumPy's memory. 0 where there is no such place.
+std::ptrdiff_t find_allocator(const CarefulReader& reader, const std::vector<Sample>& samples,
+                              const Memory<storage_size>& storages) {
+  std::ptrdiff_t found = 0;
+  for (std::ptrdiff_t offset = 8; offset + 8 <= static_cast<std::ptrdiff_t>(storage_size); offset += 8) {
+    const auto at = [&](std::size_t i) { return load<const void*>(storages[i].data(), offset); };
+    std::uintptr_t first = 0;
+    bool fits = at(0) != nullptr && reader.read(at(0), &first, sizeof first);
+    for (std::size_t i = 0; fits && i < samples.size(); ++i) fits = at(i) == (samples[i].own ? at(0) : nullptr);
+    if (!fits) continue;
+    if (found != 0) return 0;
+    found = offset;
+  }
+  return found;
+}
+
+// Where a storage holds its memory, the owner's context, the function that frees it, and whether it may be resized. For
+// memory of torch's own allocator the context is the memory itself.
 bool find_memory(const CarefulReader& reader, const std::vector<Sample>& samples, Inside& found) {
   Memory<storage_size> storages(samples.size());
   for (std::size_t i = 0; i < samples.size(); ++i) {
@@ -150,9 +171,11 @@ bool find_memory(const CarefulReader& reader, const std::vector<Sample>& samples
   }
   const auto data = unique_offset<const void*>(samples, storages, [](const Sample& s) { return s.data; });
   const auto owners = unique_offset<std::uint32_t>(samples, storages, [](const Sample& s) { return s.owners; });
-  if (!data || !owners) return false;
+  const auto resizable = unique_offset<std::uint8_t>(samples, storages, [](const Sample& s) { return s.resizable; });
+  if (!data || !owners || !resizable) return false;
   found.data = *data;
   found.owners = *owners;
+  found.resizable = *resizable;
   int contexts = 0;
   for (std::ptrdiff_t offset = 0; offset + 8 <= static_cast<std::ptrdiff_t>(storage_size); offset += 8) {
     bool fits = offset != *data;
@@ -170,6 +193,8 @@ bool find_memory(const CarefulReader& reader, const std::vector<Sample>& samples
   for (std::size_t i = 0; i < samples.size(); ++i) {
     if ((deleter(i) == deleter(0)) != samples[i].own) return false;
   }
+  found.own_deleter = load<const void*>(storages[0].data(), found.deleter);
+  found.allocator = find_allocator(reader, samples, storages);
   return true;
 }
 
@@ -267,19 +292,19 @@ bool is_private_file(const char* storage) noexcept {
   return answered_file.is_private;
 }
 
-// Nobody outside of torch knows this memory. An array that NumPy made of a tensor holds the tensor, which no count
-// tells; but torch forbids to resize the storage from then on. (Storages that came out of a pickle are so too.)
-bool is_known_memory(const char* storage, PyObject* object) noexcept {
-  const char* context = load<const char*>(storage, inside.context);
-  if (context == load<const char*>(storage, inside.data)) {
-    PyObject* resizable = PyObject_CallMethod(object, "resizable", nullptr);
-    Py_XDECREF(resizable);
-    return resizable == Py_True;
-  }
-  if (inside.slice_deleter == nullptr || load<const void*>(storage, inside.deleter) != inside.slice_deleter) {
-    return false;
-  }
-  return is_private_file(context);  // the storage that it is a slice of
+// Did torch.load make this storage? Such a one has torch's memory and no allocator, and was never to be resized.
+bool was_loaded(const char* storage) noexcept {
+  return inside.allocator != 0 && load<const void*>(storage, inside.allocator) == nullptr &&
+         load<const void*>(storage, inside.deleter) == inside.own_deleter;
+}
+
+// Nobody outside of torch knows this memory. Torch forbids to resize a storage when NumPy gets it, and for good: what
+// became of it there its caller has to know.
+bool is_known_memory(const char* storage, bool knows_arrays) noexcept {
+  if (is_of_torch(storage))
+    return knows_arrays || was_loaded(storage) || load<std::uint8_t>(storage, inside.resizable) != 0;
+  const char* whole = storage_behind(storage);
+  return whole != nullptr && is_private_file(whole);
 }
 
 // Who holds a tensor's storage, the tensor's own hold and that of the storage's Python object included. That object is
@@ -327,6 +352,15 @@ bool find_counts(PyObject* tensor) noexcept {
   return found;
 }
 
+// An array of NumPy holds an alias of the tensor that it was made of, which is one owner more.
+bool counts_arrays(PyObject* tensor) noexcept {
+  const std::uint32_t before = owners_of_storage(storage_of(tensor));
+  PyObject* array = PyObject_CallMethod(tensor, "numpy", nullptr);
+  const bool counts = array != nullptr && owners_of_storage(storage_of(tensor)) > before;
+  Py_XDECREF(array);
+  return counts;
+}
+
 // What is counted of a tensor that nobody else holds.
 bool find_owners() noexcept {
   PyObject* list = made_by(
@@ -336,7 +370,7 @@ bool find_owners() noexcept {
       "        return [torch.empty(8, device='cpu')]\n");
   if (list == nullptr) return false;
   PyObject* tensor = PyList_GET_ITEM(list, 0);
-  const bool found = find_counts(tensor) && find_single_holds(tensor);
+  const bool found = find_counts(tensor) && find_single_holds(tensor) && counts_arrays(tensor);
   Py_DECREF(list);
   return found;
 }
@@ -377,13 +411,25 @@ void forget_files() noexcept { answered_file = {}; }
 
 const char* memory_of(const char* storage) noexcept { return load<const char*>(storage, inside.data); }
 
-bool owns_its_memory(PyObject* tensor, std::uint32_t views) noexcept {
+bool is_of_torch(const char* storage) noexcept {
+  return load<const char*>(storage, inside.context) == load<const char*>(storage, inside.data);
+}
+
+const char* storage_behind(const char* storage) noexcept {
+  const bool is_slice =
+      inside.slice_deleter != nullptr && load<const void*>(storage, inside.deleter) == inside.slice_deleter;
+  return is_slice ? load<const char*>(storage, inside.context) : nullptr;
+}
+
+bool is_new_to_numpy(const char* storage) noexcept { return is_known_memory(storage, false); }
+
+bool owns_its_memory(PyObject* tensor, std::uint32_t views, bool knows_arrays) noexcept {
   const char* storage = storage_of(tensor);
   PyObject* object = storage == nullptr ? nullptr : storage_object(tensor, nullptr);
   Holds expected = single_holds;
   expected.of_storage += views;
   const bool is_alone =
-      object != nullptr && count_holds(tensor, object) == expected && is_known_memory(storage, object);
+      object != nullptr && count_holds(tensor, object) == expected && is_known_memory(storage, knows_arrays);
   Py_XDECREF(object);
   drop_error();
   if (!is_alone) return false;

@@ -23,6 +23,9 @@ struct Inside {
   std::ptrdiff_t data = 0;              // of the memory's address in a storage
   std::ptrdiff_t context = 0;           // of what the memory's owner gave along, in a storage
   std::ptrdiff_t deleter = 0;           // of the function that frees the memory, in a storage
+  std::ptrdiff_t resizable = 0;         // of whether it may be resized, in a storage
+  std::ptrdiff_t allocator = 0;         // of the allocator that resizes it, in a storage; 0 where it was not found
+  const void* own_deleter = nullptr;    // what frees the memory of torch's own allocator
   const void* slice_deleter = nullptr;  // that of a storage which is a slice of another one
 };
 extern Inside inside;
@@ -79,8 +82,14 @@ inline Sight look_at(PyObject* tensor) noexcept {
 
 // Is the tensor's memory its own? No other storage and no other tensor holds it, and it comes from torch's allocator or
 // from a file that is mapped for this process alone. Whoever gets hold of it later does so through torch. `views` of it
-// are known to the caller.
-bool owns_its_memory(PyObject* tensor, std::uint32_t views) noexcept;
+// are known to the caller. Memory that NumPy has had is its own only where the caller knows what became of NumPy's
+// pointers (`knows_arrays`); that an array still holds it is seen here.
+bool owns_its_memory(PyObject* tensor, std::uint32_t views, bool knows_arrays) noexcept;
+// Does this storage's memory come from where such memory does, and has NumPy never had it? The first of the two, too.
+bool is_new_to_numpy(const char* storage) noexcept;
+bool is_of_torch(const char* storage) noexcept;
+// The storage that this one is a slice of; null where it is none.
+const char* storage_behind(const char* storage) noexcept;
 // A storage, and the file under it, may be gone, and another one may lie where it lay: files are asked for anew.
 void forget_files() noexcept;
 // Where the memory of a storage begins.

@@ -173,12 +173,28 @@ bool limit_allows(std::uint64_t bytes) {
   return bytes <= settings.most_bytes && counts.bytes <= settings.most_bytes - bytes;
 }
 
-bool is_pointed_to(const char* storage) {
-  const auto found = cache().pointed_to.find(storage);
-  if (found == cache().pointed_to.end()) return false;
+constexpr std::size_t most_remembered = 1 << 20;
+
+// Is it among these storages, with the memory that it had then?
+bool is_among(std::unordered_map<const char*, const char*>& storages, const char* storage) {
+  const auto found = storages.find(storage);
+  if (found == storages.end()) return false;
   if (found->second == tensor::memory_of(storage)) return true;
-  cache().pointed_to.erase(found);
+  storages.erase(found);
   return false;
+}
+
+void remember(std::unordered_map<const char*, const char*>& storages, const char* storage) {
+  cache().too_many_pointers = cache().too_many_pointers || storages.size() >= most_remembered;
+  if (!cache().too_many_pointers) storages[storage] = tensor::memory_of(storage);
+}
+
+// Does nobody but torch hold this weight's memory, or a pointer to it?
+bool is_in_our_hands(PyObject* weight, const char* storage, std::uint32_t views) {
+  if (cache().too_many_pointers || is_among(cache().pointed_to, storage)) return false;
+  const bool to_numpy = is_among(cache().to_numpy, storage);
+  if (cache().pointers_elsewhere && (to_numpy || cache().forgot_arrays)) return false;
+  return tensor::owns_its_memory(weight, views, to_numpy);
 }
 
 // May a cast of this weight be kept, as things are? Others may run meanwhile.
@@ -192,8 +208,7 @@ bool earn_trust(Entry& entry, PyObject* weight, const Sight& now, std::uint32_t 
     entry.drop();
   }
   if (entry.trust != Trust::open) return true;
-  return now.counter != nullptr && is_time_to_try(entry.refusals) && !cache().too_many_pointers &&
-         !is_pointed_to(now.storage) && tensor::owns_its_memory(weight, views) &&
+  return now.counter != nullptr && is_time_to_try(entry.refusals) && is_in_our_hands(weight, now.storage, views) &&
          denies(tensor::api.is_inference, weight) && denies(tensor::api.is_neg, weight);
 }
 
@@ -384,7 +399,7 @@ bool is_only_view(Entry& entry, PyObject* weight) {
   const Sight now = look_beside(weight, 1);
   if (entry.trust != Trust::open && now.same_place(entry.sight)) return now.owners == entry.sight.owners;
   constexpr std::uint32_t longest_wait = 64;
-  const bool is_alone = is_time_to_try(entry.crowds % longest_wait) && tensor::owns_its_memory(weight, 1);
+  const bool is_alone = is_time_to_try(entry.crowds % longest_wait) && is_in_our_hands(weight, now.storage, 1);
   entry.crowds = is_alone ? 0 : entry.crowds + 1;
   return is_alone;
 }
@@ -427,7 +442,10 @@ void configure(const Settings& wanted) noexcept {
   if (settings.on) return;
   // Nobody watches any more: what was seen says nothing of later.
   cache().pointed_to.clear();
+  cache().to_numpy.clear();
   cache().too_many_pointers = false;
+  cache().pointers_elsewhere = false;
+  cache().forgot_arrays = false;
 }
 
 PyObject* kept(PyObject* weight, Kind to, bool records, std::int64_t& elements) noexcept {
@@ -470,17 +488,29 @@ PyObject* kept_part(PyObject* view, Kind to, bool records, std::int64_t& element
 }
 
 void memory_escapes(const char* storage, bool unseen) noexcept {
-  constexpr std::size_t most_pointers = 1 << 20;
   if (!settings.on || storage == nullptr) return;
   ++cache().escapes;
   tensor::forget_files();
   if (unseen) {
-    cache().too_many_pointers = cache().too_many_pointers || cache().pointed_to.size() >= most_pointers;
-    if (!cache().too_many_pointers) cache().pointed_to[storage] = tensor::memory_of(storage);
+    remember(cache().pointed_to, storage);
+    const char* whole = storage;
+    while (const char* behind = tensor::storage_behind(whole)) remember(cache().pointed_to, whole = behind);
+    if (!tensor::is_of_torch(whole)) cache().pointers_elsewhere = true;
   }
   const auto found = cache().weights.find(storage);
   if (found == cache().weights.end()) return;
   distrust(found->second);
+}
+
+void numpy_gets(PyObject* tensor) noexcept {
+  const char* storage = tensor::storage_of(tensor);
+  if (!settings.on || storage == nullptr || is_among(cache().to_numpy, storage)) return;
+  if (!tensor::is_new_to_numpy(storage)) return;
+  if (cache().to_numpy.size() >= most_remembered / 2) {
+    std::erase_if(cache().to_numpy, [](const auto& one) { return !cache().weights.contains(one.first); });
+    cache().forgot_arrays = true;
+  }
+  remember(cache().to_numpy, storage);
 }
 
 void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexcept {

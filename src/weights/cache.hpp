@@ -43,6 +43,8 @@ PyObject* kept_part(PyObject* view, tensor::Kind to, bool records, std::int64_t&
 // Somebody may get hold of this storage's memory in a way that tells nobody when he writes to it. While he holds a
 // tensor or storage of torch that is seen; a mere pointer is not (`unseen`).
 void memory_escapes(const char* storage, bool unseen) noexcept;
+// NumPy is about to be given this tensor's memory. What its arrays hand on is watched (arrays.hpp).
+void numpy_gets(PyObject* tensor) noexcept;
 
 // These weights were written to, in whatever way: their casts are made again, all at once. Those that were written
 // along with their weights are left alone where they `may_be_fresh`.

@@ -117,6 +117,11 @@ struct Cache {
   // remember. One with other memory is another storage, or the pointer is of no use any more.
   std::unordered_map<const char*, const char*> pointed_to;
   bool too_many_pointers = false;
+  // Storages that NumPy was given before our eyes, likewise. Whether somebody took a pointer to memory that is not
+  // torch's: an array of one of these storages may have been behind it.
+  std::unordered_map<const char*, const char*> to_numpy;
+  bool pointers_elsewhere = false;
+  bool forgot_arrays = false;  // of storages that held no weight, since they were too many
   // How often somebody got hold of a tensor's memory.
   std::uint64_t escapes = 0;
 };

@@ -4,6 +4,7 @@
 #include "frames.hpp"
 #include "tensor/inside.hpp"
 #include "tensor/memory_map.hpp"
+#include "weights/arrays.hpp"
 #include "weights/cache.hpp"
 
 namespace habana_mp::weights {
@@ -68,7 +69,8 @@ PyObject* untyped_storage_stub(PyObject* self, PyObject* none) {
 
 // NumPy has no bfloat16, so the method would raise.
 PyObject* numpy_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
-  tensor_escapes(self, false);
+  tensor_escapes(self, !arrays_are_watched());
+  if (tensor::can_look_inside()) numpy_gets(self);
   const bool widens =
       tensor::is_plain_tensor(self) && tensor::kind_of_tensor(self) == tensor::Kind::bf16 && lists_speak_here();
   if (!widens) return call_with_keywords(numpy, self, arguments, keywords);
@@ -256,6 +258,7 @@ bool watch_escapes(const Hatches& hatches) {
   Py_XSETREF(callers.passing_on, Py_NewRef(hatches.passing_on));
   for (const Plan& plan : plans) watch(plan);
   watch_exchange();
+  watch_arrays();
   if (original_data_getter == nullptr) {
     original_data_getter = tensor::api.data->get;
     store(&tensor::api.data->get, data_getter_stub);
@@ -269,6 +272,7 @@ void stop_watching_escapes() noexcept {
     stop_watching(*method);
   }
   stop_watching_exchange();
+  stop_watching_arrays();
   if (original_data_getter != nullptr) {
     store(&tensor::api.data->get, original_data_getter);
     original_data_getter = nullptr;

@@ -1,4 +1,5 @@
 target_sources(_core PRIVATE
+  src/weights/arrays.cpp
   src/weights/bindings.cpp
   src/weights/cache.cpp
   src/weights/escapes.cpp
