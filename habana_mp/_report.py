@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from habana_mp import _core
 
@@ -24,7 +24,7 @@ class KeptWeights:
     """The casts of weights that are kept: how often they served, and what they take now.
 
     ``refused`` counts the uses of weights of which nothing could be kept: others hold their memory too, or the limit
-    was reached. They were cast for the call, as without a cache.
+    was reached. They were cast for the call, as without a cache. ``reasons`` tells how many for which reason.
     """
 
     hits: int = 0
@@ -33,12 +33,14 @@ class KeptWeights:
     weights: int = 0
     packed: int = 0
     bytes: int = 0
+    reasons: dict[str, int] = field(default_factory=dict, hash=False)
 
     def __str__(self) -> str:
+        reasons = ", ".join(f"{reason}: {times}" for reason, times in self.reasons.items())
         size = f"{self.bytes / 1e6:.3f} MB, {self.packed} packed"
         return (
             f"kept casts of weights: {self.weights} ({size}), used {self.hits} times, "
-            f"refreshed {self.refreshes} times, not kept {self.refused} times"
+            f"refreshed {self.refreshes} times, not kept {self.refused} times" + (f" ({reasons})" if reasons else "")
         )
 
 

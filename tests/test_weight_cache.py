@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -602,8 +603,6 @@ def test_an_empty_weight_is_cast_as_before(shape: tuple[int, int]) -> None:
 
 
 def test_what_numpy_made_is_not_kept() -> None:
-    import numpy as np
-
     array = np.ones((16, 32), np.float32)
     hmp.convert()
     w = nn.Parameter(torch.from_numpy(array))
@@ -721,6 +720,37 @@ def test_two_precisions_of_one_weight_are_kept_apart() -> None:
     assert torch.equal(F.linear(X.half(), w), F.linear(X.half(), w.detach().half()))
     hmp.convert()
     assert torch.equal(F.linear(X, w), F.linear(X, w.detach().bfloat16()))
+
+
+def _made_in_inference_mode() -> nn.Parameter:
+    with torch.inference_mode():
+        return weight(16, 32)
+
+
+@pytest.mark.parametrize(
+    ("reason", "make", "options"),
+    [
+        ("others hold its memory", lambda: (w := weight(16, 32), w.detach()), {}),
+        ("a pointer to it was taken", lambda: (w := weight(16, 32), w.data_ptr()), {}),
+        ("a pointer to it was taken", lambda: (w := weight(16, 32), w.detach().__dlpack__()), {}),
+        ("its memory is not torch's own", lambda: (nn.Parameter(torch.from_numpy(np.ones((16, 32), np.float32))),), {}),
+        ("nothing counts its changes", lambda: (_made_in_inference_mode(),), {}),
+        ("its values have gaps", lambda: (nn.Parameter(torch.ones(1, 32).expand(16, 32)),), {}),
+        ("the limit was reached", lambda: (weight(16, 32),), {"weight_cache_limit": 100}),
+    ],
+)
+def test_the_report_tells_why_a_weight_is_not_kept(
+    reason: str, make: Callable[[], tuple[Any, ...]], options: dict[str, int]
+) -> None:
+    hmp.convert(**options)
+    w, *_held = make()
+    with torch.no_grad():
+        for _ in range(3):
+            F.linear(X, w)
+    assert kept().reasons == {reason: 3}
+    assert str(hmp.report(show=False)).endswith(f"not kept 3 times ({reason}: 3)")
+    hmp.reset_report()
+    assert kept().reasons == {}
 
 
 def test_the_report_tells_of_kept_casts() -> None:

@@ -298,15 +298,6 @@ bool was_loaded(const char* storage) noexcept {
          load<const void*>(storage, inside.deleter) == inside.own_deleter;
 }
 
-// Nobody outside of torch knows this memory. Torch forbids to resize a storage when NumPy gets it, and for good: what
-// became of it there its caller has to know.
-bool is_known_memory(const char* storage, bool knows_arrays) noexcept {
-  if (is_of_torch(storage))
-    return knows_arrays || was_loaded(storage) || load<std::uint8_t>(storage, inside.resizable) != 0;
-  const char* whole = storage_behind(storage);
-  return whole != nullptr && is_private_file(whole);
-}
-
 // Who holds a tensor's storage, the tensor's own hold and that of the storage's Python object included. That object is
 // kept by the storage in newer versions of torch, so what it counts for is found out once.
 struct Holds {
@@ -421,15 +412,20 @@ const char* storage_behind(const char* storage) noexcept {
   return is_slice ? load<const char*>(storage, inside.context) : nullptr;
 }
 
-bool is_new_to_numpy(const char* storage) noexcept { return is_known_memory(storage, false); }
+// Torch forbids to resize a storage when NumPy gets it, and for good.
+bool is_known_memory(const char* storage, bool knows_arrays) noexcept {
+  if (is_of_torch(storage))
+    return knows_arrays || was_loaded(storage) || load<std::uint8_t>(storage, inside.resizable) != 0;
+  const char* whole = storage_behind(storage);
+  return whole != nullptr && is_private_file(whole);
+}
 
-bool owns_its_memory(PyObject* tensor, std::uint32_t views, bool knows_arrays) noexcept {
+bool holds_its_memory_alone(PyObject* tensor, std::uint32_t views) noexcept {
   const char* storage = storage_of(tensor);
   PyObject* object = storage == nullptr ? nullptr : storage_object(tensor, nullptr);
   Holds expected = single_holds;
   expected.of_storage += views;
-  const bool is_alone =
-      object != nullptr && count_holds(tensor, object) == expected && is_known_memory(storage, knows_arrays);
+  const bool is_alone = object != nullptr && count_holds(tensor, object) == expected;
   Py_XDECREF(object);
   drop_error();
   if (!is_alone) return false;

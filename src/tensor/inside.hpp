@@ -80,13 +80,13 @@ inline Sight look_at(PyObject* tensor) noexcept {
   return sight;
 }
 
-// Is the tensor's memory its own? No other storage and no other tensor holds it, and it comes from torch's allocator or
-// from a file that is mapped for this process alone. Whoever gets hold of it later does so through torch. `views` of it
-// are known to the caller. Memory that NumPy has had is its own only where the caller knows what became of NumPy's
-// pointers (`knows_arrays`); that an array still holds it is seen here.
-bool owns_its_memory(PyObject* tensor, std::uint32_t views, bool knows_arrays) noexcept;
-// Does this storage's memory come from where such memory does, and has NumPy never had it? The first of the two, too.
-bool is_new_to_numpy(const char* storage) noexcept;
+// Does nobody else hold the tensor's memory: no other tensor, storage or array of NumPy? `views` of it are known to the
+// caller.
+bool holds_its_memory_alone(PyObject* tensor, std::uint32_t views) noexcept;
+// Does a storage's memory come from torch's allocator, or from a file that is mapped for this process alone? Whoever
+// gets hold of it later does so through torch. Memory that NumPy has had counts only where the caller knows what became
+// of its arrays.
+bool is_known_memory(const char* storage, bool knows_arrays) noexcept;
 bool is_of_torch(const char* storage) noexcept;
 // The storage that this one is a slice of; null where it is none.
 const char* storage_behind(const char* storage) noexcept;

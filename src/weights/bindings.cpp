@@ -36,7 +36,19 @@ py::dict statistics() {
   py::dict result;
   result["hits"] = now.hits;
   result["refreshes"] = now.refreshes;
-  result["refused"] = now.refused;
+  static constexpr const char* why[weights::refusals] = {
+      "others hold its memory",     "a pointer to it was taken", "its memory is not torch's own",
+      "nothing counts its changes", "its values have gaps",      "the limit was reached",
+      "it was being changed",
+  };
+  py::dict reasons;
+  std::uint64_t refused = 0;
+  for (std::size_t i = 0; i < weights::refusals; ++i) {
+    if (now.refused[i] != 0) reasons[why[i]] = now.refused[i];
+    refused += now.refused[i];
+  }
+  result["refused"] = refused;
+  result["reasons"] = reasons;
   result["weights"] = now.weights;
   result["packed"] = now.packed;
   result["bytes"] = now.bytes;

@@ -1,5 +1,6 @@
 #include "weights/cache.hpp"
 
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -189,12 +190,21 @@ void remember(std::unordered_map<const char*, const char*>& storages, const char
   if (!cache().too_many_pointers) storages[storage] = tensor::memory_of(storage);
 }
 
-// Does nobody but torch hold this weight's memory, or a pointer to it?
-bool is_in_our_hands(PyObject* weight, const char* storage, std::uint32_t views) {
-  if (cache().too_many_pointers || is_among(cache().pointed_to, storage)) return false;
+// Who but torch holds this weight's memory, or a pointer to it?
+std::optional<Refusal> find_other_hands(PyObject* weight, const char* storage, std::uint32_t views) {
+  if (cache().too_many_pointers || is_among(cache().pointed_to, storage)) return Refusal::pointer;
   const bool to_numpy = is_among(cache().to_numpy, storage);
-  if (cache().pointers_elsewhere && (to_numpy || cache().forgot_arrays)) return false;
-  return tensor::owns_its_memory(weight, views, to_numpy);
+  if (cache().pointers_elsewhere && (to_numpy || cache().forgot_arrays)) return Refusal::pointer;
+  if (!tensor::is_known_memory(storage, to_numpy)) return Refusal::memory;
+  if (!tensor::holds_its_memory_alone(weight, views)) return Refusal::held;
+  return std::nullopt;
+}
+
+std::optional<Refusal> reason_to_doubt(PyObject* weight, const Sight& now, std::uint32_t views) {
+  if (now.storage == nullptr || now.counter == nullptr) return Refusal::version;
+  if (const auto refusal = find_other_hands(weight, now.storage, views)) return refusal;
+  const bool is_counted = denies(tensor::api.is_inference, weight) && denies(tensor::api.is_neg, weight);
+  return is_counted ? std::nullopt : std::optional(Refusal::version);
 }
 
 // May a cast of this weight be kept, as things are? Others may run meanwhile.
@@ -208,8 +218,10 @@ bool earn_trust(Entry& entry, PyObject* weight, const Sight& now, std::uint32_t 
     entry.drop();
   }
   if (entry.trust != Trust::open) return true;
-  return now.counter != nullptr && is_time_to_try(entry.refusals) && is_in_our_hands(weight, now.storage, views) &&
-         denies(tensor::api.is_inference, weight) && denies(tensor::api.is_neg, weight);
+  if (!is_time_to_try(entry.refusals)) return false;
+  const std::optional<Refusal> refusal = reason_to_doubt(weight, now, views);
+  if (refusal) entry.refusal = *refusal;
+  return !refusal;
 }
 
 bool is_kept(const Entry& entry) {
@@ -224,9 +236,12 @@ Sight look_beside(PyObject* weight, std::uint32_t views) {
   return sight;
 }
 
-// Brings an entry to the weight's values of now. False where nothing of it can be kept.
+// Brings an entry to the weight's values of now. False where nothing of it can be kept: the entry tells why.
 bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
-  if (entry.busy) return false;
+  if (entry.busy) {
+    entry.refusal = Refusal::changing;
+    return false;
+  }
   const Sight now = look_beside(weight, views);
   const bool had_cast = entry.cast != nullptr;
   const std::uint64_t escapes = cache().escapes;
@@ -243,6 +258,7 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
     if (!find_values(entry, weight)) {
       entry.trust = Trust::open;
       ++entry.refusals;
+      entry.refusal = Refusal::layout;
       return false;
     }
   }
@@ -251,6 +267,7 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
   if (!held.same_place(now) || held.version != now.version || cache().escapes != escapes || entry.busy ||
       !memory.is_of(held) || !is_kept(entry) || entry.geometry.values == nullptr) {
     entry.trust = Trust::open;
+    entry.refusal = Refusal::changing;
     return false;
   }
   // Whatever happens to the weight now makes the sight another one, or takes the trust away.
@@ -281,6 +298,7 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
   }
   entry.trust = Trust::open;
   ++entry.refusals;
+  entry.refusal = Refusal::limit;
   return false;
 }
 
@@ -357,7 +375,7 @@ Entry* up_to_date(PyObject* weight, Kind to, bool records, std::uint32_t views, 
     const bool is_packed = held != nullptr && held->cast != nullptr && !held->has(Form::plain);
     if (is_packed && !records && is_unchanged(*held, look_beside(weight, views))) ++held->unpacked;
     if (held == nullptr || !bring_up_to_date(*held, weight, views)) {
-      ++counts.refused;
+      ++counts.refused[static_cast<std::size_t>(held == nullptr ? Refusal::limit : held->refusal)];
       return nullptr;
     }
     entry = held.get();
@@ -399,7 +417,7 @@ bool is_only_view(Entry& entry, PyObject* weight) {
   const Sight now = look_beside(weight, 1);
   if (entry.trust != Trust::open && now.same_place(entry.sight)) return now.owners == entry.sight.owners;
   constexpr std::uint32_t longest_wait = 64;
-  const bool is_alone = is_time_to_try(entry.crowds % longest_wait) && is_in_our_hands(weight, now.storage, 1);
+  const bool is_alone = is_time_to_try(entry.crowds % longest_wait) && !find_other_hands(weight, now.storage, 1);
   entry.crowds = is_alone ? 0 : entry.crowds + 1;
   return is_alone;
 }
@@ -505,7 +523,7 @@ void memory_escapes(const char* storage, bool unseen) noexcept {
 void numpy_gets(PyObject* tensor) noexcept {
   const char* storage = tensor::storage_of(tensor);
   if (!settings.on || storage == nullptr || is_among(cache().to_numpy, storage)) return;
-  if (!tensor::is_new_to_numpy(storage)) return;
+  if (!tensor::is_known_memory(storage, false)) return;
   if (cache().to_numpy.size() >= most_remembered / 2) {
     std::erase_if(cache().to_numpy, [](const auto& one) { return !cache().weights.contains(one.first); });
     cache().forgot_arrays = true;
@@ -601,6 +619,9 @@ void forget_all() noexcept {
 
 Statistics statistics() noexcept { return counts; }
 
-void reset_statistics() noexcept { counts.hits = counts.refreshes = counts.refused = 0; }
+void reset_statistics() noexcept {
+  counts.hits = counts.refreshes = 0;
+  counts.refused = {};
+}
 
 }  // namespace habana_mp::weights

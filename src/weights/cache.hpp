@@ -5,6 +5,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <array>
 #include <cstdint>
 
 #include "tensor/cast.hpp"
@@ -58,13 +59,25 @@ void was_written(PyObject* weight, PyObject* cast) noexcept;
 void forget(PyObject* weight) noexcept;
 void forget_all() noexcept;
 
+// Why nothing of a weight is kept for the moment.
+enum class Refusal : std::uint8_t {
+  held,      // others hold its memory
+  pointer,   // somebody took a pointer to its memory
+  memory,    // its memory is not torch's own, or NumPy had it before anybody watched
+  version,   // nothing counts its changes: inference mode made it, or it is a negated view
+  layout,    // its values do not lie one after the other
+  limit,     // the limit, or memory's end, was reached
+  changing,  // another thread, or what runs within, changes it
+};
+constexpr std::size_t refusals = 7;
+
 struct Statistics {
-  std::uint64_t hits = 0;       // casts handed out again
-  std::uint64_t refreshes = 0;  // casts made again because the weight had changed
-  std::uint64_t refused = 0;    // calls that found a weight of which nothing could be kept
-  std::uint64_t weights = 0;    // kept now
-  std::uint64_t packed = 0;     // of these, in the CPU library's layout
-  std::uint64_t bytes = 0;      // their size
+  std::uint64_t hits = 0;                         // casts handed out again
+  std::uint64_t refreshes = 0;                    // casts made again because the weight had changed
+  std::array<std::uint64_t, refusals> refused{};  // calls that found a weight of which nothing could be kept, by why
+  std::uint64_t weights = 0;                      // kept now
+  std::uint64_t packed = 0;                       // of these, in the CPU library's layout
+  std::uint64_t bytes = 0;                        // their size
 };
 Statistics statistics() noexcept;
 void reset_statistics() noexcept;

@@ -50,6 +50,7 @@ struct Entry {
   std::int64_t cast_apart = 0;     // how many values of parts were cast by themselves, before the whole is
   std::uint32_t crowds = 0;        // in a row: views that were not known to be the only ones
   std::uint32_t refusals = 0;      // in a row
+  Refusal refusal{};               // why the last one
   std::uint32_t quiet_uses = 0;    // in a row: hits where nothing was recorded
   std::uint32_t unpacked = 0;      // how often a packed form could not serve, where nothing was recorded either
   Sight sight;                     // as it was before the cast was made
