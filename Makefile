@@ -94,7 +94,8 @@ $(VENV)/.torch:
 $(VENV)/.packages: $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install --quiet "scikit-build-core>=0.10" "pybind11>=3.0" "apache-tvm-ffi>=0.1.6" cmake ninja \
 	  "pytest>=8" "pytest-timeout>=2.3" "hypothesis>=6.100" "ml_dtypes>=0.4" "scikit-learn>=1.3" torchviz \
-	  "pytorch-lightning>=2.6" "accelerate>=1.0" "transformers>=5.0" "peft>=0.17" "expecttest>=0.2"
+	  "pytorch-lightning>=2.6" "accelerate>=1.0" "transformers>=5.0" "peft>=0.17" "expecttest>=0.2" \
+	  "tensorboard>=2.18"
 	touch $@
 
 $(VENV)/.checkers: $(VENV)/.torch

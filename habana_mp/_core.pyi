@@ -324,8 +324,18 @@ def weights_configure(on: bool, view: Any, recorded: Any, most_bytes: int, least
     makes the cast of a large weight a part of autograd's graph; a view of a weight with fewer elements than
     `least_part` is cast by itself."""
 
-def weights_watch(methods: dict[str, Any], harmless_callers: tuple[str, ...], passing_on: tuple[str, ...]) -> None:
-    """Watch the methods by which a weight's memory gets into other hands, or that write without a new version."""
+def weights_watch(
+    methods: dict[str, Any],
+    of_pointers: tuple[tuple[str, ...], tuple[str, ...]],
+    of_arrays: tuple[tuple[str, ...], tuple[str, ...]],
+) -> None:
+    """Watch the methods by which a weight's memory gets into other hands, or that write without a new version.
+
+    Args:
+        of_pointers: What the names of modules begin with that do no harm with the pointers that they take, and of those
+            that take them for whoever called.
+        of_arrays: The same for arrays of NumPy.
+    """
 
 def weights_watch_exchange() -> None:
     """Watch DLPack's exchange API of C, which another library has just given to torch."""

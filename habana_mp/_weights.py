@@ -20,6 +20,12 @@ _COMPARE_POINTERS = ("torch.", "transformers.", "safetensors.", "accelerate.", "
 #: Those of torch that take a pointer for whoever called them.
 _PASS_POINTERS_ON = ("torch.storage", "torch._tensor", "torch.utils._pytree")
 
+#: Modules that make an array of NumPy, compute with it and drop it: they draw weights.
+_DROP_ARRAYS = ("torch.utils.tensorboard", "tensorboardX")
+
+#: Those that make one for whoever called them.
+_PASS_ARRAYS_ON = ("torch.utils.tensorboard._convert_np", "tensorboardX.x2num", "torch._tensor")
+
 #: What runs from packed weights: the operators of ``torch.ops.mkldnn`` that pack and compute, and torch's function.
 _PACKED: dict[Literal["linear", "conv2d"], tuple[str, str, Any]] = {
     "linear": ("_reorder_linear_weight", "_linear_pointwise", torch._C._nn.linear),
@@ -59,7 +65,8 @@ class Weights:
             return
         methods = {name: getattr(torch._C.TensorBase, name) for name in ops.HANDS_OUT_MEMORY}
         methods["storage.data_ptr"] = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]  # torch's stubs lack it
-        _core.weights_watch(methods, _COMPARE_POINTERS, _PASS_POINTERS_ON)
+        pointers, arrays = (_COMPARE_POINTERS, _PASS_POINTERS_ON), (_DROP_ARRAYS, _PASS_ARRAYS_ON)
+        _core.weights_watch(methods, pointers, arrays)
         if self._exchange is not None:
             self._exchange.install()
         self._hook.install()

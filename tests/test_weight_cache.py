@@ -8,6 +8,7 @@ import gc
 import sys
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 from torch.utils._pytree import tree_leaves
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard._convert_np import make_np
 
 from habana_mp import _operations as ops
 from habana_mp import hmp
@@ -602,6 +605,20 @@ def test_an_empty_weight_is_cast_as_before(shape: tuple[int, int]) -> None:
         assert F.linear(torch.ones(3, shape[1]), w).shape == (3, shape[0])
 
 
+def _loaded(folder: Path, **options: bool) -> nn.Parameter:
+    torch.save(weight(16, 32), folder / "weight.pt")
+    loaded: nn.Parameter = torch.load(folder / "weight.pt", **options)
+    return loaded
+
+
+#: How a weight comes by its memory.
+MADE: dict[str, Callable[[Path], nn.Parameter]] = {
+    "by torch": lambda _: weight(16, 32),
+    "by torch.load": _loaded,
+    "by torch.load, mapped": lambda folder: _loaded(folder, mmap=True),
+}
+
+
 def test_what_numpy_made_is_not_kept() -> None:
     array = np.ones((16, 32), np.float32)
     hmp.convert()
@@ -612,66 +629,55 @@ def test_what_numpy_made_is_not_kept() -> None:
     assert kept().weights == 0
 
 
-def test_giving_a_weight_to_numpy_costs_one_refresh() -> None:
+@pytest.mark.parametrize("made", MADE)
+def test_a_weight_that_numpy_had_is_not_kept_again(made: str, tmp_path: Path) -> None:
     hmp.convert()
-    w = weight(16, 32)
-    for _ in range(2):
-        F.linear(X, w)
-        w.detach().numpy().sum()
-    for _ in range(3):
-        F.linear(X, w)
-    assert (kept().refreshes, kept().refused, kept().weights) == (2, 0, 1)
-
-
-def test_a_weight_is_not_kept_while_an_array_holds_its_memory() -> None:
-    hmp.convert()
-    w = weight(16, 32)
+    w = MADE[made](tmp_path)
     F.linear(X, w)
-    array = w.detach().numpy()[1:]
-    for _ in range(3):
-        F.linear(X, w)
-    assert (kept().refused, kept().weights) == (3, 0)
-    del array
-    for _ in range(9):
-        F.linear(X, w)
     assert kept().weights == 1
-
-
-def test_a_weight_that_numpy_had_before_convert_is_not_kept() -> None:
-    w = weight(16, 32)
-    w.detach().numpy()
-    hmp.convert()
-    w.detach().numpy()
+    w.detach().numpy().sum()
     for _ in range(9):
         F.linear(X, w)
-    assert kept().weights == 0
+    assert (kept().refused, kept().weights) == (9, 0)
 
 
-def test_a_pointer_to_other_memory_counts_for_the_weights_that_numpy_had() -> None:
+@pytest.mark.parametrize("made", MADE)
+def test_drawing_a_weight_costs_one_refresh(made: str, tmp_path: Path) -> None:
     hmp.convert()
-    w, other = weight(16, 32), weight(16, 32)
-    w.detach().numpy()
-    torch.from_numpy(w.detach().numpy()).data_ptr()
-    for _ in range(9):
+    w = MADE[made](tmp_path)
+    with SummaryWriter(str(tmp_path)) as writer:
+        writer.add_histogram("before the first use", w)
         F.linear(X, w)
-        F.linear(X, other)
-    assert (kept().weights, kept().refused) == (1, 9)
-
-
-def test_weights_stay_kept_beside_arrays_of_many_tensors() -> None:
-    hmp.convert()
-    w = weight(16, 32)
-    F.linear(X, w)
-    w.detach().numpy()
-    tensors = [torch.empty(1) for _ in range(550_000)]
-    for tensor in tensors:
-        tensor.numpy()
-    for _ in range(3):
-        F.linear(X, w)
-    assert (kept().refused, kept().weights) == (0, 1)
-    torch.from_numpy(w.detach().numpy()).data_ptr()
+        for step in range(3):
+            writer.add_histogram("weight", w, step)
+            F.linear(X, w)
+    assert (kept().refreshes, kept().refused, kept().weights) == (3, 0, 1)
+    make_np(w)  # type: ignore[no-untyped-call]
     F.linear(X, w)
     assert (kept().refused, kept().weights) == (1, 0)
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_a_pointer_to_a_slice_of_the_storage_is_one_to_the_weight(made: str, tmp_path: Path) -> None:
+    hmp.convert()
+    w = MADE[made](tmp_path)
+    w.untyped_storage()[:8].data_ptr()
+    F.linear(X, w)
+    assert kept().reasons == {"a pointer to it was taken": 1}
+
+
+def test_a_pointer_to_a_file_is_one_to_the_weights_in_it_but_not_that_to_another_weight(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_bytes(bytes(3 * 2048))
+    file = torch.UntypedStorage.from_file(str(tmp_path / "weights"), False, 3 * 2048)
+    w, other = (nn.Parameter(torch.empty(0).set_(file[i : i + 2048], 0, (16, 32))) for i in (0, 2048))
+    hmp.convert()
+    other.data_ptr()
+    F.linear(X, w)
+    assert (kept().refused, kept().weights) == (0, 1)
+    file.data_ptr()
+    w = nn.Parameter(torch.empty(0).set_(file[4096:], 0, (16, 32)))
+    F.linear(X, w)
+    assert kept().reasons == {"a pointer to it was taken": 1}
 
 
 def test_saving_a_checkpoint_costs_one_refresh(tmp_path: Any) -> None:

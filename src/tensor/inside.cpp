@@ -413,6 +413,10 @@ const char* storage_behind(const char* storage) noexcept {
 }
 
 // Torch forbids to resize a storage when NumPy gets it, and for good.
+bool tells_of_arrays(const char* storage) noexcept {
+  return storage_behind(storage) == nullptr && !was_loaded(storage);
+}
+
 bool is_known_memory(const char* storage, bool knows_arrays) noexcept {
   if (is_of_torch(storage))
     return knows_arrays || was_loaded(storage) || load<std::uint8_t>(storage, inside.resizable) != 0;

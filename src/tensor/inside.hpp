@@ -84,10 +84,12 @@ inline Sight look_at(PyObject* tensor) noexcept {
 // caller.
 bool holds_its_memory_alone(PyObject* tensor, std::uint32_t views) noexcept;
 // Does a storage's memory come from torch's allocator, or from a file that is mapped for this process alone? Whoever
-// gets hold of it later does so through torch. Memory that NumPy has had counts only where the caller knows what became
-// of its arrays.
+// gets hold of it later does so through torch. Memory that NumPy was seen to have had counts only where the caller
+// knows what became of its arrays.
 bool is_known_memory(const char* storage, bool knows_arrays) noexcept;
 bool is_of_torch(const char* storage) noexcept;
+// Is it seen of a storage's memory that NumPy has had it?
+bool tells_of_arrays(const char* storage) noexcept;
 // The storage that this one is a slice of; null where it is none.
 const char* storage_behind(const char* storage) noexcept;
 // A storage, and the file under it, may be gone, and another one may lie where it lay: files are asked for anew.

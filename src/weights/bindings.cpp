@@ -1,7 +1,9 @@
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "weights/cache.hpp"
 #include "weights/escapes.hpp"
@@ -13,9 +15,11 @@ namespace habana_mp {
 
 namespace {
 
+using Callers = std::pair<py::tuple, py::tuple>;
+
 PyObject* or_null(const py::object& one) { return one.is_none() ? nullptr : one.ptr(); }
 
-void watch(const py::dict& methods, const py::tuple& harmless_callers, const py::tuple& passing_on) {
+void watch(const py::dict& methods, const Callers& of_pointers, const Callers& of_arrays) {
   const auto method = [&methods](const char* name) { return py::object(methods[name]).ptr(); };
   const weights::Hatches hatches{method("untyped_storage"),
                                  method("data_ptr"),
@@ -26,8 +30,8 @@ void watch(const py::dict& methods, const py::tuple& harmless_callers, const py:
                                  method("resize_"),
                                  method("resize_as_"),
                                  method("storage.data_ptr"),
-                                 harmless_callers.ptr(),
-                                 passing_on.ptr()};
+                                 {of_pointers.first.ptr(), of_pointers.second.ptr()},
+                                 {of_arrays.first.ptr(), of_arrays.second.ptr()}};
   if (!weights::watch_escapes(hatches)) throw py::error_already_set();
 }
 
@@ -37,9 +41,9 @@ py::dict statistics() {
   result["hits"] = now.hits;
   result["refreshes"] = now.refreshes;
   static constexpr const char* why[weights::refusals] = {
-      "others hold its memory",     "a pointer to it was taken", "its memory is not torch's own",
-      "nothing counts its changes", "its values have gaps",      "the limit was reached",
-      "it was being changed",
+      "others hold its memory",        "a pointer to it was taken",  "NumPy had its memory",
+      "its memory is not torch's own", "nothing counts its changes", "its values have gaps",
+      "the limit was reached",         "it was being changed",
   };
   py::dict reasons;
   std::uint64_t refused = 0;

@@ -185,17 +185,28 @@ bool is_among(std::unordered_map<const char*, const char*>& storages, const char
   return false;
 }
 
-void remember(std::unordered_map<const char*, const char*>& storages, const char* storage) {
-  cache().too_many_pointers = cache().too_many_pointers || storages.size() >= most_remembered;
-  if (!cache().too_many_pointers) storages[storage] = tensor::memory_of(storage);
+void remember_pointer(const char* storage) {
+  if (cache().pointed_to.size() + cache().pointed_into.size() >= most_remembered) cache().too_many_pointers = true;
+  if (cache().too_many_pointers) return;
+  cache().pointed_to[storage] = tensor::memory_of(storage);
+  const char* whole = storage;
+  while ((whole = tensor::storage_behind(whole)) != nullptr) cache().pointed_into[whole] = tensor::memory_of(whole);
+}
+
+// A pointer to another slice of what this one is a slice of is none to this one.
+bool is_pointed_to(const char* storage) {
+  if (cache().too_many_pointers || is_among(cache().pointed_into, storage)) return true;
+  const char* one = storage;
+  while (one != nullptr && !is_among(cache().pointed_to, one)) one = tensor::storage_behind(one);
+  return one != nullptr;
 }
 
 // Who but torch holds this weight's memory, or a pointer to it?
 std::optional<Refusal> find_other_hands(PyObject* weight, const char* storage, std::uint32_t views) {
-  if (cache().too_many_pointers || is_among(cache().pointed_to, storage)) return Refusal::pointer;
-  const bool to_numpy = is_among(cache().to_numpy, storage);
-  if (cache().pointers_elsewhere && (to_numpy || cache().forgot_arrays)) return Refusal::pointer;
-  if (!tensor::is_known_memory(storage, to_numpy)) return Refusal::memory;
+  if (is_pointed_to(storage)) return Refusal::pointer;
+  if (!tensor::is_known_memory(storage, is_among(cache().lent, storage))) {
+    return tensor::is_of_torch(storage) ? Refusal::numpy : Refusal::memory;
+  }
   if (!tensor::holds_its_memory_alone(weight, views)) return Refusal::held;
   return std::nullopt;
 }
@@ -460,10 +471,9 @@ void configure(const Settings& wanted) noexcept {
   if (settings.on) return;
   // Nobody watches any more: what was seen says nothing of later.
   cache().pointed_to.clear();
-  cache().to_numpy.clear();
+  cache().pointed_into.clear();
+  cache().lent.clear();
   cache().too_many_pointers = false;
-  cache().pointers_elsewhere = false;
-  cache().forgot_arrays = false;
 }
 
 PyObject* kept(PyObject* weight, Kind to, bool records, std::int64_t& elements) noexcept {
@@ -509,26 +519,20 @@ void memory_escapes(const char* storage, bool unseen) noexcept {
   if (!settings.on || storage == nullptr) return;
   ++cache().escapes;
   tensor::forget_files();
-  if (unseen) {
-    remember(cache().pointed_to, storage);
-    const char* whole = storage;
-    while (const char* behind = tensor::storage_behind(whole)) remember(cache().pointed_to, whole = behind);
-    if (!tensor::is_of_torch(whole)) cache().pointers_elsewhere = true;
-  }
+  if (unseen) remember_pointer(storage);
   const auto found = cache().weights.find(storage);
   if (found == cache().weights.end()) return;
   distrust(found->second);
 }
 
-void numpy_gets(PyObject* tensor) noexcept {
-  const char* storage = tensor::storage_of(tensor);
-  if (!settings.on || storage == nullptr || is_among(cache().to_numpy, storage)) return;
-  if (!tensor::is_known_memory(storage, false)) return;
-  if (cache().to_numpy.size() >= most_remembered / 2) {
-    std::erase_if(cache().to_numpy, [](const auto& one) { return !cache().weights.contains(one.first); });
-    cache().forgot_arrays = true;
+void numpy_gets(const char* storage, bool lent) noexcept {
+  if (!settings.on || storage == nullptr) return;
+  if (!lent) {
+    cache().lent.erase(storage);
+    if (!tensor::tells_of_arrays(storage)) remember_pointer(storage);
+  } else if (tensor::is_known_memory(storage, false) && cache().lent.size() < most_remembered) {
+    cache().lent[storage] = tensor::memory_of(storage);
   }
-  remember(cache().to_numpy, storage);
 }
 
 void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexcept {

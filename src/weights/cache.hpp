@@ -44,8 +44,9 @@ PyObject* kept_part(PyObject* view, tensor::Kind to, bool records, std::int64_t&
 // Somebody may get hold of this storage's memory in a way that tells nobody when he writes to it. While he holds a
 // tensor or storage of torch that is seen; a mere pointer is not (`unseen`).
 void memory_escapes(const char* storage, bool unseen) noexcept;
-// NumPy is about to be given this tensor's memory. What its arrays hand on is watched (arrays.hpp).
-void numpy_gets(PyObject* tensor) noexcept;
+// NumPy is about to be given this storage's memory: its arrays give away pointers and buffers in more ways than can be
+// watched. Those that are only `lent` are dropped by who makes them.
+void numpy_gets(const char* storage, bool lent) noexcept;
 
 // These weights were written to, in whatever way: their casts are made again, all at once. Those that were written
 // along with their weights are left alone where they `may_be_fresh`.
@@ -63,13 +64,14 @@ void forget_all() noexcept;
 enum class Refusal : std::uint8_t {
   held,      // others hold its memory
   pointer,   // somebody took a pointer to its memory
-  memory,    // its memory is not torch's own, or NumPy had it before anybody watched
+  numpy,     // NumPy had its memory
+  memory,    // its memory is not torch's own
   version,   // nothing counts its changes: inference mode made it, or it is a negated view
   layout,    // its values do not lie one after the other
   limit,     // the limit, or memory's end, was reached
   changing,  // another thread, or what runs within, changes it
 };
-constexpr std::size_t refusals = 7;
+constexpr std::size_t refusals = 8;
 
 struct Statistics {
   std::uint64_t hits = 0;                         // casts handed out again

@@ -117,12 +117,10 @@ struct Cache {
   // Storages to which somebody took a pointer, with where their memory began, and whether there were too many to
   // remember. One with other memory is another storage, or the pointer is of no use any more.
   std::unordered_map<const char*, const char*> pointed_to;
+  std::unordered_map<const char*, const char*> pointed_into;  // a slice of them was pointed to
   bool too_many_pointers = false;
-  // Storages that NumPy was given before our eyes, likewise. Whether somebody took a pointer to memory that is not
-  // torch's: an array of one of these storages may have been behind it.
-  std::unordered_map<const char*, const char*> to_numpy;
-  bool pointers_elsewhere = false;
-  bool forgot_arrays = false;  // of storages that held no weight, since they were too many
+  // Storages of which NumPy never had more than arrays that their makers drop, likewise.
+  std::unordered_map<const char*, const char*> lent;
   // How often somebody got hold of a tensor's memory.
   std::uint64_t escapes = 0;
 };

@@ -4,7 +4,6 @@
 #include "frames.hpp"
 #include "tensor/inside.hpp"
 #include "tensor/memory_map.hpp"
-#include "weights/arrays.hpp"
 #include "weights/cache.hpp"
 
 namespace habana_mp::weights {
@@ -30,16 +29,11 @@ WatchedMethod view;
 getter original_data_getter = nullptr;
 bool (*lists_speak_here)() = nullptr;
 
-// Tuples of what the names of modules begin with.
-struct Callers {
-  PyObject* harmless = nullptr;
-  PyObject* passing_on = nullptr;
-};
-Callers callers;
+Callers callers_of_pointers;  // held
+Callers callers_of_arrays;    // held
 
-// Does the calling Python code belong to a library that looks at pointers only to tell storages apart? Code that hands
-// a pointer on is passed by: what counts is who asked it.
-bool caller_is_harmless() {
+// Is the Python code that calls harmless? Code that hands on what it asked for is passed by: what counts is who called.
+bool caller_is_harmless(const Callers& callers) {
   bool harmless = false;
   bool passes_on = true;
   for (FrameWalk walk; walk && passes_on; walk.outwards()) {
@@ -69,8 +63,12 @@ PyObject* untyped_storage_stub(PyObject* self, PyObject* none) {
 
 // NumPy has no bfloat16, so the method would raise.
 PyObject* numpy_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
-  tensor_escapes(self, !arrays_are_watched());
-  if (tensor::can_look_inside()) numpy_gets(self);
+  tensor_escapes(self, false);
+  if (tensor::can_look_inside() && callers_of_arrays.harmless != nullptr) {
+    // A weight is held beside what was detached of it to give it to NumPy; most tensors are not, which spares a look.
+    const tensor::Sight sight = tensor::look_at(self);
+    numpy_gets(sight.storage, sight.owners > 1 && caller_is_harmless(callers_of_arrays));
+  }
   const bool widens =
       tensor::is_plain_tensor(self) && tensor::kind_of_tensor(self) == tensor::Kind::bf16 && lists_speak_here();
   if (!widens) return call_with_keywords(numpy, self, arguments, keywords);
@@ -119,12 +117,12 @@ PyObject* set_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
 }
 
 PyObject* data_ptr_stub(PyObject* self, PyObject* none) {
-  if (!caller_is_harmless()) tensor_escapes(self, true);
+  if (!caller_is_harmless(callers_of_pointers)) tensor_escapes(self, true);
   return data_ptr.original(self, none);
 }
 
 PyObject* storage_data_ptr_stub(PyObject* self, PyObject* none) {
-  if (!caller_is_harmless()) {
+  if (!caller_is_harmless(callers_of_pointers)) {
     PyObject* address = PyObject_GetAttrString(self, "_cdata");
     if (address != nullptr) memory_escapes(static_cast<const char*>(PyLong_AsVoidPtr(address)), true);
     Py_XDECREF(address);
@@ -187,6 +185,11 @@ void stop_watching(WatchedMethod& method) {
   if (method.definition == nullptr) return;
   store(&method.definition->ml_meth, method.original);
   method.definition = nullptr;  // a call under way still needs the original
+}
+
+void hold(Callers& held, const Callers& callers) {
+  Py_XSETREF(held.harmless, Py_NewRef(callers.harmless));
+  Py_XSETREF(held.passing_on, Py_NewRef(callers.passing_on));
 }
 
 constexpr int with_keywords = METH_VARARGS | METH_KEYWORDS;
@@ -254,11 +257,10 @@ bool watch_escapes(const Hatches& hatches) {
                     "habana_mp cannot watch Tensor.view and Tensor.numpy: their calling convention is not known");
     return false;
   }
-  Py_XSETREF(callers.harmless, Py_NewRef(hatches.harmless_callers));
-  Py_XSETREF(callers.passing_on, Py_NewRef(hatches.passing_on));
+  hold(callers_of_pointers, hatches.of_pointers);
+  hold(callers_of_arrays, hatches.of_arrays);
   for (const Plan& plan : plans) watch(plan);
   watch_exchange();
-  watch_arrays();
   if (original_data_getter == nullptr) {
     original_data_getter = tensor::api.data->get;
     store(&tensor::api.data->get, data_getter_stub);
@@ -272,7 +274,6 @@ void stop_watching_escapes() noexcept {
     stop_watching(*method);
   }
   stop_watching_exchange();
-  stop_watching_arrays();
   if (original_data_getter != nullptr) {
     store(&tensor::api.data->get, original_data_getter);
     original_data_getter = nullptr;

@@ -6,6 +6,13 @@
 
 namespace habana_mp::weights {
 
+// Tuples of what the names of modules begin with: those that do no harm with what they ask for, and those that ask for
+// whoever called them.
+struct Callers {
+  PyObject* harmless = nullptr;
+  PyObject* passing_on = nullptr;
+};
+
 // Objects of torch; borrowed, and held while they are watched.
 struct Hatches {
   PyObject* untyped_storage;   // methods of Tensor
@@ -17,10 +24,8 @@ struct Hatches {
   PyObject* resize;            // these lay out the same values in another order
   PyObject* resize_as;         //
   PyObject* storage_data_ptr;  // a method of a storage
-  // Tuples of what the names of modules begin with: those that take pointers to compare them, and those that take them
-  // for whoever called.
-  PyObject* harmless_callers;
-  PyObject* passing_on;
+  Callers of_pointers;         // take them to compare them
+  Callers of_arrays;           // compute with an array and drop it
 };
 
 // Two methods of Tensor that are watched before anything is covered, and until nothing is: `view`, which a list may

@@ -1,5 +1,4 @@
 target_sources(_core PRIVATE
-  src/weights/arrays.cpp
   src/weights/bindings.cpp
   src/weights/cache.cpp
   src/weights/escapes.cpp
