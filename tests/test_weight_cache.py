@@ -652,7 +652,7 @@ def test_drawing_a_weight_costs_one_refresh(made: str, tmp_path: Path) -> None:
             writer.add_histogram("weight", w, step)
             F.linear(X, w)
     assert (kept().refreshes, kept().refused, kept().weights) == (3, 0, 1)
-    make_np(w)  # type: ignore[no-untyped-call]
+    make_np(w)
     F.linear(X, w)
     assert (kept().refused, kept().weights) == (1, 0)
 

@@ -51,23 +51,31 @@ T load(const void* address, std::ptrdiff_t offset) noexcept {
   return value;
 }
 
-// The one offset at which every sample's memory holds what it should; none when there is none or more than one.
+// The one offset, of a value of this size, that fits; none when there is none or more than one.
+template <std::size_t size, typename Fits>
+std::optional<std::ptrdiff_t> only_offset(std::size_t of_value, Fits fits) {
+  std::optional<std::ptrdiff_t> found;
+  for (std::size_t offset = 0; offset + of_value <= size; offset += of_value) {
+    const auto place = static_cast<std::ptrdiff_t>(offset);
+    if (!fits(place)) continue;
+    if (found) return std::nullopt;
+    found = place;
+  }
+  return found;
+}
+
+// The one offset at which every sample's memory holds what it should.
 template <typename T, typename Sample, std::size_t size, typename Expected>
 std::optional<std::ptrdiff_t> unique_offset(const std::vector<Sample>& samples,
                                             const std::vector<std::array<char, size>>& memory, Expected expected) {
-  std::optional<std::ptrdiff_t> found;
-  for (std::size_t offset = 0; offset + sizeof(T) <= size; offset += alignof(T)) {
+  static_assert(sizeof(T) == alignof(T));
+  return only_offset<size>(sizeof(T), [&](std::ptrdiff_t offset) {
     bool fits = true;
     for (std::size_t i = 0; fits && i < samples.size(); ++i) {
-      T value{};
-      std::memcpy(&value, memory[i].data() + offset, sizeof value);
-      fits = value == expected(samples[i]);
+      fits = load<T>(memory[i].data(), offset) == expected(samples[i]);
     }
-    if (!fits) continue;
-    if (found) return std::nullopt;
-    found = static_cast<std::ptrdiff_t>(offset);
-  }
-  return found;
+    return fits;
+  });
 }
 
 }  // namespace habana_mp::tensor

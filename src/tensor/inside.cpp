@@ -146,20 +146,16 @@ bool find_keys(const CarefulReader& reader, Inside& found) {
 }
 
 // Where a storage holds the allocator that would resize its memory: the one address that is alike in all storages of
-// torch's allocator, and missing in those of NumPy's memory. 0 where there is no such place.
-std::ptrdiff_t find_allocator(const CarefulReader& reader, const std::vector<Sample>& samples,
-                              const Memory<storage_size>& storages) {
-  std::ptrdiff_t found = 0;
-  for (std::ptrdiff_t offset = 8; offset + 8 <= static_cast<std::ptrdiff_t>(storage_size); offset += 8) {
+// torch's allocator, and missing in those of NumPy's memory.
+std::optional<std::ptrdiff_t> find_allocator(const CarefulReader& reader, const std::vector<Sample>& samples,
+                                             const Memory<storage_size>& storages) {
+  return only_offset<storage_size>(sizeof(void*), [&](std::ptrdiff_t offset) {
     const auto at = [&](std::size_t i) { return load<const void*>(storages[i].data(), offset); };
     std::uintptr_t first = 0;
     bool fits = at(0) != nullptr && reader.read(at(0), &first, sizeof first);
     for (std::size_t i = 0; fits && i < samples.size(); ++i) fits = at(i) == (samples[i].own ? at(0) : nullptr);
-    if (!fits) continue;
-    if (found != 0) return 0;
-    found = offset;
-  }
-  return found;
+    return fits;
+  });
 }
 
 // Where a storage holds its memory, the owner's context, the function that frees it, and whether it may be resized. For
@@ -176,17 +172,15 @@ bool find_memory(const CarefulReader& reader, const std::vector<Sample>& samples
   found.data = *data;
   found.owners = *owners;
   found.resizable = *resizable;
-  int contexts = 0;
-  for (std::ptrdiff_t offset = 0; offset + 8 <= static_cast<std::ptrdiff_t>(storage_size); offset += 8) {
+  const auto context = only_offset<storage_size>(sizeof(void*), [&](std::ptrdiff_t offset) {
     bool fits = offset != *data;
     for (std::size_t i = 0; fits && i < samples.size(); ++i) {
       fits = (load<const void*>(storages[i].data(), offset) == samples[i].data) == samples[i].own;
     }
-    if (!fits) continue;
-    found.context = offset;
-    ++contexts;
-  }
-  if (contexts != 1 || found.context != found.data + 16) return false;
+    return fits;
+  });
+  if (!context || *context != found.data + 16) return false;
+  found.context = *context;
   // std::unique_ptr with a function for a deleter keeps it in front of the pointer.
   found.deleter = found.context - 8;
   const auto deleter = [&](std::size_t i) { return load<std::uint64_t>(storages[i].data(), found.deleter); };
@@ -194,7 +188,7 @@ bool find_memory(const CarefulReader& reader, const std::vector<Sample>& samples
     if ((deleter(i) == deleter(0)) != samples[i].own) return false;
   }
   found.own_deleter = load<const void*>(storages[0].data(), found.deleter);
-  found.allocator = find_allocator(reader, samples, storages);
+  found.allocator = find_allocator(reader, samples, storages).value_or(0);
   return true;
 }
 
@@ -418,8 +412,9 @@ bool tells_of_arrays(const char* storage) noexcept {
 }
 
 bool is_known_memory(const char* storage, bool knows_arrays) noexcept {
-  if (is_of_torch(storage))
+  if (is_of_torch(storage)) {
     return knows_arrays || was_loaded(storage) || load<std::uint8_t>(storage, inside.resizable) != 0;
+  }
   const char* whole = storage_behind(storage);
   return whole != nullptr && is_private_file(whole);
 }

@@ -1,6 +1,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -40,11 +41,12 @@ py::dict statistics() {
   py::dict result;
   result["hits"] = now.hits;
   result["refreshes"] = now.refreshes;
-  static constexpr const char* why[weights::refusals] = {
+  static constexpr std::array why = {
       "others hold its memory",        "a pointer to it was taken",  "NumPy had its memory",
       "its memory is not torch's own", "nothing counts its changes", "its values have gaps",
       "the limit was reached",         "it was being changed",
   };
+  static_assert(why.size() == weights::refusals);
   py::dict reasons;
   std::uint64_t refused = 0;
   for (std::size_t i = 0; i < weights::refusals; ++i) {

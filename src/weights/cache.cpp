@@ -249,6 +249,12 @@ Sight look_beside(PyObject* weight, std::uint32_t views) {
 
 // Brings an entry to the weight's values of now. False where nothing of it can be kept: the entry tells why.
 bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
+  const auto refuse = [&entry](Refusal why) {
+    entry.trust = Trust::open;
+    entry.refusal = why;
+    ++entry.refusals;
+    return false;
+  };
   if (entry.busy) {
     entry.refusal = Refusal::changing;
     return false;
@@ -266,12 +272,7 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
   if (!lies_as_before) {
     entry.geometry = {};
     entry.drop();
-    if (!find_values(entry, weight)) {
-      entry.trust = Trust::open;
-      ++entry.refusals;
-      entry.refusal = Refusal::layout;
-      return false;
-    }
+    if (!find_values(entry, weight)) return refuse(Refusal::layout);
   }
   // Others may have run till here; from here to the cast they do not.
   const Sight held = look_beside(weight, views);
@@ -307,10 +308,7 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
     entry.hold(made, holder);
     return true;
   }
-  entry.trust = Trust::open;
-  ++entry.refusals;
-  entry.refusal = Refusal::limit;
-  return false;
+  return refuse(Refusal::limit);
 }
 
 std::shared_ptr<Entry> make_entry(PyObject* weight, Kind to) {

@@ -71,7 +71,7 @@ enum class Refusal : std::uint8_t {
   limit,     // the limit, or memory's end, was reached
   changing,  // another thread, or what runs within, changes it
 };
-constexpr std::size_t refusals = 8;
+constexpr auto refusals = static_cast<std::size_t>(Refusal::changing) + 1;
 
 struct Statistics {
   std::uint64_t hits = 0;                         // casts handed out again
