@@ -4,8 +4,8 @@
 
 All contenders cast the same arrays in turn, round after round. A ratio is the other's time over ours in the same round,
 the median of all rounds: above 1 we are faster. The memory's own speed is that of a copy of as many bytes, plain and
-with stores that bypass the caches ("nt"), and, since writing is slower than reading, that of a loop which reads and
-writes as much as the cast does ("nt shares"). Needs a C compiler, for these.
+with stores that bypass the caches ("nt"), and, since writing and reading are not equally fast, that of a loop which
+reads and writes as much as the cast does, and does nothing else ("shares"). Needs a C compiler, for these.
 """
 
 from __future__ import annotations
@@ -129,8 +129,9 @@ def row(first: str, threads: int, ours: Contender, total_bytes: int, cells: list
 
 def one_array(copy: MemoryCopy, powers: range, numbers: list[int], rounds: int) -> None:
     for source, target in CASTS:
+        shares = shares_of(source, target)
         numpy_name = "x ml_dtypes" if "bfloat16" in (source, target) else "x NumPy"
-        heading(f"{source} to {target}", ["x torch", numpy_name, "x copy", "x nt copy", "x nt shares"])
+        heading(f"{source} to {target}", ["x torch", numpy_name, "x copy", "x shares", "x nt copy", "x nt shares"])
         for power in powers:
             array, out = random_array((2**power,), source), np.zeros(2**power, NUMPY[target])
             tensor, tensor_out = tensor_of(array, source), tensor_of(out, target)
@@ -142,8 +143,9 @@ def one_array(copy: MemoryCopy, powers: range, numbers: list[int], rounds: int) 
                     Contender("torch", lambda: tensor_out.copy_(tensor)),  # noqa: B023
                     Contender("NumPy", lambda: np.copyto(out, array, casting="unsafe")),  # noqa: B023
                     copy.contender("copy", [total], threads, bypass=False),
+                    copy.contender("shares", [total], threads, bypass=False, shares=shares),
                     copy.contender("nt copy", [total], threads, bypass=True),
-                    copy.contender("nt shares", [total], threads, bypass=True, shares=shares_of(source, target)),
+                    copy.contender("nt shares", [total], threads, bypass=True, shares=shares),
                 ]
                 row(f"2^{power} elements", threads, ours, total, compare(ours, others, threads, rounds))
 

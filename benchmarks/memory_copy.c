@@ -1,4 +1,4 @@
-// The memory's own speed: plain copies, and loops with stores that bypass the caches.
+// The memory's own speed: plain copies, and loops whose stores go through the caches or bypass them.
 #include <stddef.h>
 #include <string.h>
 #ifdef __AVX__
@@ -8,7 +8,7 @@
 enum { line = 64 };
 
 // Reads `read` lines, writes `written` lines that hold some of their bits, `steps` times; of one each it is a copy.
-static void pass_by_caches(const char* source, char* target, size_t steps, int read, int written) {
+static inline void pass(const char* source, char* target, size_t steps, int read, int written, int bypass) {
 #ifdef __AVX__
   for (size_t step = 0; step < steps; ++step) {
     __m256d low = _mm256_load_pd((const double*)source);
@@ -18,8 +18,14 @@ static void pass_by_caches(const char* source, char* target, size_t steps, int r
       high = _mm256_or_pd(high, _mm256_load_pd((const double*)(source + i * line + line / 2)));
     }
     for (int i = 0; i < written; ++i) {
-      _mm256_stream_pd((double*)(target + i * line), low);
-      _mm256_stream_pd((double*)(target + i * line + line / 2), high);
+      double* to = (double*)(target + i * line);
+      if (bypass) {
+        _mm256_stream_pd(to, low);
+        _mm256_stream_pd(to + 4, high);
+      } else {
+        _mm256_store_pd(to, low);
+        _mm256_store_pd(to + 4, high);
+      }
     }
     source += read * line;
     target += written * line;
@@ -33,19 +39,18 @@ static void pass_by_caches(const char* source, char* target, size_t steps, int r
 }
 
 static void run(const char* source, char* target, size_t steps, int read, int written, int bypass) {
-  if (!bypass) {
+  if (read == written && !bypass) {
     memcpy(target, source, steps * line);
   } else if (read == written) {  // numbers that the compiler knows unroll its loops
-    pass_by_caches(source, target, steps, 1, 1);
+    pass(source, target, steps, 1, 1, 1);
   } else if (read < written) {
-    pass_by_caches(source, target, steps, 1, 2);
+    bypass ? pass(source, target, steps, 1, 2, 1) : pass(source, target, steps, 1, 2, 0);
   } else {
-    pass_by_caches(source, target, steps, 2, 1);
+    bypass ? pass(source, target, steps, 2, 1, 1) : pass(source, target, steps, 2, 1, 0);
   }
 }
 
-// One line each, or twice as many of one as of the other. All addresses are multiples of 64. Without `bypass`, a plain
-// copy.
+// One line each, or twice as many of one as of the other. All addresses are multiples of 64.
 void move(const char* source, char* target, size_t steps, int read, int written, int threads, int bypass) {
   if (threads == 1) {
     run(source, target, steps, read, written, bypass);
