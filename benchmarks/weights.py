@@ -10,6 +10,7 @@ import argparse
 import copy
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from itertools import cycle
 
 import torch
@@ -29,6 +30,34 @@ def uses(weights: list[nn.Parameter], x: torch.Tensor) -> Callable[[], object]:
 
 def small_layers(width: int) -> tuple[nn.Module, torch.Tensor]:
     return nn.Sequential(*[nn.Linear(width, width) for _ in range(50)]), torch.randn(4, width)
+
+
+class Product(nn.Module):
+    """A layer as some write it by hand, of a weight and a bias."""
+
+    def __init__(self, width: int, call: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.call = call
+        self.weight = nn.Parameter(torch.randn(width, width) / width**0.5)
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.call(x, self.weight, self.bias)
+
+
+def added(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """The layers of GPT-2 in transformers."""
+    return torch.addmm(bias, x, weight)
+
+
+def by_a_view(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return x @ weight.T
+
+
+def small_products(
+    call: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor], width: int
+) -> tuple[nn.Module, torch.Tensor]:
+    return nn.Sequential(*[Product(width, call) for _ in range(50)]), torch.randn(4, width)
 
 
 def attention(width: int) -> tuple[nn.Module, torch.Tensor]:
@@ -88,6 +117,8 @@ def main() -> None:
 
     for what, make in (
         ("50 linear layers in a row, 4 rows", small_layers),
+        ("50 times torch.addmm(bias, x, weight) in a row, 4 rows", partial(small_products, added)),
+        ("50 times x @ weight.T in a row, 4 rows", partial(small_products, by_a_view)),
         ("nn.TransformerEncoderLayer, 4x32", attention),
     ):
         print(f"\n{what}, no gradients: times as fast as autocast with one region a pass")

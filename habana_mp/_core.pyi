@@ -43,8 +43,9 @@ def kernels_cast_stochastically(
 def kernels_can_multiply() -> bool:
     """Are there kernels here for products with weights?"""
 
-def kernels_arrange(weight: NDArray[np.uint16], threads: int) -> NDArray[np.uint16]:
-    """For tests, as the next one: the bits of a bfloat16 weight in these kernels' order."""
+def kernels_arrange(weight: NDArray[np.uint16], threads: int, turned: bool = False) -> NDArray[np.uint16]:
+    """For tests, as the next one: the bits of a bfloat16 weight in these kernels' order. Of a `turned` one the columns
+    are what a linear layer has for rows."""
 
 def kernels_multiply(
     input: NDArray[np.uint16],
@@ -350,9 +351,9 @@ def weights_casts_to_write(parameters: list[Any]) -> list[Any]:
 def weights_were_written(parameters: list[Any], casts: list[Any]) -> None:
     """These casts hold their weights' new values."""
 
-def weights_set_packing(what: Literal["linear", "conv2d"], pack: Any, call: Any, plain: Any) -> None:
-    """The operators that pack a weight and compute with it, Nones where there are none, and torch's function untouched,
-    None to switch it off."""
+def weights_set_packing(what: str, pack: Any, call: Any, plain: Any) -> None:
+    """What an operation uses, named as in a rule's `packs`: the operators that pack a weight and compute with it, Nones
+    where there are none, and torch's function untouched, None to switch it off."""
 
 def weights_assume_packing(what: Literal["library", "panels", "nothing", "measured"]) -> None:
     """For tests: what weights are packed for, torch's library or our own kernels, instead of a measurement."""

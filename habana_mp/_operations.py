@@ -254,8 +254,16 @@ CAST_INSIDE = _names("""
 #: docs/design.md.
 FUNCTION_TWINS = {"matmul": "matmul", "__matmul__": "matmul", "mm": "mm", "bmm": "bmm"}
 
-#: Of these, what torch's CPU library runs from a packed weight.
-PACKS_WEIGHTS = _names("linear conv2d")
+#: Of these, what can run from a packed weight, and which function of torch's each of them is.
+PACKS_WEIGHTS = {
+    "linear": "linear",
+    "conv2d": "conv2d",
+    "addmm": "addmm",
+    "mm": "mm",
+    "matmul": "matmul",
+    "__matmul__": "matmul",
+    "linalg_matmul": "matmul",
+}
 
 #: Operations that torch makes one by one for each batch, in a lower precision ten times slower than a copy and one
 #: product, where the rows of their first input do not lie evenly and no gradient of the weight is wanted.

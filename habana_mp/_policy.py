@@ -47,7 +47,7 @@ class Ruling:
             wants_rows=operation in ops.WANTS_ROWS,
             casts_inside=operation in ops.CAST_INSIDE,
             is_product=operation in ops.PRODUCTS,
-            packs=operation if keeps_weights and operation in ops.PACKS_WEIGHTS else "",
+            packs=ops.PACKS_WEIGHTS.get(operation, "") if keeps_weights else "",
         )
         if operation in ops.SPARSE_GRADIENT:
             keyword, position = ops.SPARSE_GRADIENT[operation]

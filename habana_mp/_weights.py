@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -26,10 +26,19 @@ _DROP_ARRAYS = ("torch.utils.tensorboard", "tensorboardX")
 #: Those that make one for whoever called them.
 _PASS_ARRAYS_ON = ("torch.utils.tensorboard._convert_np", "tensorboardX.x2num", "torch._tensor")
 
-#: What runs from packed weights: the operators of ``torch.ops.mkldnn`` that pack and compute, and torch's function.
-_PACKED: dict[Literal["linear", "conv2d"], tuple[str, str, Any]] = {
-    "linear": ("_reorder_linear_weight", "_linear_pointwise", torch._C._nn.linear),
-    "conv2d": ("_reorder_convolution_weight", "_convolution_pointwise", torch.conv2d),
+#: What runs from packed weights: torch's functions.
+_PACKED: dict[str, Any] = {
+    "linear": torch._C._nn.linear,
+    "conv2d": torch.conv2d,
+    "addmm": torch.addmm,
+    "mm": torch.mm,
+    "matmul": torch.matmul,
+}
+
+#: Of these, the operators of ``torch.ops.mkldnn`` that pack and compute. The others have our kernels only.
+_PACKING_OPERATORS = {
+    "linear": ("_reorder_linear_weight", "_linear_pointwise"),
+    "conv2d": ("_reorder_convolution_weight", "_convolution_pointwise"),
 }
 
 #: A view of a weight with fewer elements is cast by itself: to find the weight and the same part of its cast takes as
@@ -71,7 +80,7 @@ class Weights:
             self._exchange.install()
         self._hook.install()
         operators = packing_operators() if packed else {}
-        for what, (_, _, function) in _PACKED.items():
+        for what, function in _PACKED.items():
             plain = _core.untouched_twin(function) if packed else None
             _core.weights_set_packing(what, *operators.get(what, (None, None)), plain)
         view = _core.untouched_twin(torch.ops.aten._unsafe_view.default._op)
@@ -88,7 +97,7 @@ class Weights:
         self._hook.uninstall()
 
 
-def packing_operators() -> dict[Literal["linear", "conv2d"], tuple[Any, Any]]:
+def packing_operators() -> dict[str, tuple[Any, Any]]:
     """Private operators of torch that pack weights of linear layers and convolutions, and that run from packed ones.
 
     None where this torch lacks them, or this CPU what they need."""
@@ -97,7 +106,7 @@ def packing_operators() -> dict[Literal["linear", "conv2d"], tuple[Any, Any]]:
             return {}
         return {
             what: (getattr(torch.ops.mkldnn, pack).default._op, getattr(torch.ops.mkldnn, call).default._op)
-            for what, (pack, call, _) in _PACKED.items()
+            for what, (pack, call) in _PACKING_OPERATORS.items()
         }
     except (AttributeError, RuntimeError):
         return {}

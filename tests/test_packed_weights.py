@@ -1,8 +1,9 @@
-"""Linear layers and convolutions from packed weights: the same bits as without, in the calls that may be."""
+"""Linear layers, other products and convolutions from packed weights: the same bits as without, where they may be."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -394,6 +395,203 @@ def test_a_packed_model_can_be_saved_copied_and_traced(tmp_path: Any) -> None:
         assert torch.equal(copy(x), layer(x))
         traced = torch.jit.trace(layer, x)
         assert torch.equal(traced(x), by_hand(layer, x))
+
+
+@dataclass
+class Product:
+    """A product as somebody writes it, of rows of 144 values."""
+
+    call: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # of rows, weight, bias
+    turned: bool = True  # a weight of 144 x 160
+    matrix_only: bool = False
+
+
+PRODUCTS = {
+    "torch.addmm": Product(lambda x, w, b: torch.addmm(b, x, w), matrix_only=True),
+    "addmm as a method": Product(lambda x, w, b: b.addmm(x, w), matrix_only=True),
+    "torch.addmm, of a view": Product(lambda x, w, b: torch.addmm(b, x, w.T), turned=False, matrix_only=True),
+    "torch.mm": Product(lambda x, w, b: torch.mm(x, w), matrix_only=True),
+    "mm as a method, of a view": Product(lambda x, w, b: x.mm(w.T), turned=False, matrix_only=True),
+    "torch.matmul": Product(lambda x, w, b: torch.matmul(x, w)),
+    "torch.linalg.matmul": Product(lambda x, w, b: torch.linalg.matmul(x, w)),
+    "matmul as a method, of a view": Product(lambda x, w, b: x.matmul(w.transpose(0, 1)), turned=False),
+    "@": Product(lambda x, w, b: x @ w),
+    "@, of a view": Product(lambda x, w, b: x @ w.mT, turned=False),
+    "F.linear, of a view": Product(lambda x, w, b: F.linear(x, w.T, b)),
+}
+
+
+class Weighted(nn.Module):
+    """A product with a weight and a bias of its own."""
+
+    def __init__(self, product: Product, shape: tuple[int, int] = (160, 144)) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.product = product
+        self.weight = nn.Parameter(torch.randn(shape[::-1] if product.turned else shape))
+        self.bias = nn.Parameter(torch.randn(shape[0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.product.call(x, self.weight, self.bias)
+
+    def by_hand(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.weight.detach().clone().bfloat16().requires_grad_()
+        return self.product.call(x.bfloat16(), weight, self.bias.detach().bfloat16())
+
+
+@pytest.fixture(params=PRODUCTS)
+def product(request: pytest.FixtureRequest) -> Product:
+    """Of those that run from panels."""
+    if "panels" not in FOR_LINEAR:
+        pytest.skip("no kernels of ours for this CPU")
+    _core.weights_assume_packing("panels")
+    return PRODUCTS[request.param]
+
+
+def packed_product(product: Product) -> Weighted:
+    """Called often enough to be packed."""
+    layer = Weighted(product)
+    hmp.convert()
+    with torch.no_grad():
+        for _ in range(8):
+            layer(torch.randn(2, 144))
+    assert packed() == 1
+    return layer
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_a_product_gives_the_same_bits(product: Product, name: str) -> None:
+    layer = packed_product(product)
+    with torch.no_grad():
+        for _ in range(2):
+            x = INPUTS[name]()
+            if x.ndim != 2 and product.matrix_only:
+                with pytest.raises(RuntimeError, match=r"matrix|matrices|2-D|dtype"):
+                    layer(x)
+                continue
+            result, expected = layer(x), layer.by_hand(x)
+            assert result.dtype is torch.bfloat16
+            assert result.stride() == expected.stride()
+            assert torch.equal(result.nan_to_num(), expected.nan_to_num())
+            assert torch.equal(result.isnan(), expected.isnan())
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_product_is_packed_anew_where_its_weight_changed(product: Product, mode: Callable[[], Any]) -> None:
+    layer, x = packed_product(product), torch.randn(3, 144)
+    for change in (
+        lambda: layer.weight.data.mul_(2),
+        lambda: layer.weight.detach().add_(1),
+        lambda: setattr(layer.weight, "data", torch.randn_like(layer.weight)),
+        lambda: layer.load_state_dict(Weighted(product).state_dict()),
+        lambda: layer.weight.untyped_storage().fill_(1),
+        lambda: torch.optim.SGD([layer.weight], lr=0.5).step(),
+        lambda: layer.weight.detach().numpy().fill(0.25),
+    ):
+        with mode():
+            before = layer(x)
+            for _ in range(8):
+                assert torch.equal(layer(x), before)
+        layer.weight.grad = torch.ones_like(layer.weight)
+        change()
+        with mode():
+            assert not torch.equal(layer(x), before)
+            for _ in range(8):
+                assert torch.equal(layer(x), layer.by_hand(x))
+
+
+def test_a_recorded_product_brings_the_plain_cast_back(product: Product) -> None:
+    layer, x = packed_product(product), torch.randn(3, 144)
+    layer(x).sum().backward()
+    assert packed() == 0
+    gradient, layer.weight.grad = layer.weight.grad, None
+    hmp.restore()
+    product.call(x.bfloat16(), layer.weight.bfloat16(), layer.bias.bfloat16()).sum().backward()
+    assert torch.equal(gradient, layer.weight.grad)
+
+
+def test_a_product_with_more_than_a_product_is_made_as_it_is_written(product: Product) -> None:
+    if product not in (PRODUCTS["torch.addmm"], PRODUCTS["torch.addmm, of a view"]):
+        return
+    layer, x = packed_product(product), torch.randn(7, 144)
+
+    def call(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, **options: Any) -> torch.Tensor:
+        return torch.addmm(bias, x, weight if product.turned else weight.T, **options)
+
+    biases = [layer.bias, torch.randn(1, 160), torch.randn(7, 1), torch.randn(()), torch.randn(7, 160), torch.randn(1)]
+    lowered = layer.weight.detach().clone().bfloat16()
+    with torch.no_grad():
+        for bias in biases:
+            for options in ({}, {"beta": 0.5}, {"alpha": 2.0}, {"beta": 0}, {"beta": 2, "alpha": -1}):
+                expected = call(x.bfloat16(), lowered, bias.bfloat16(), **options)
+                assert torch.equal(call(x, layer.weight, bias, **options), expected)
+
+
+def test_one_weight_in_both_ways_is_right_in_both() -> None:
+    """A square one: of its panels for one way the other would make the transposed product."""
+    _core.weights_assume_packing("panels" if "panels" in FOR_LINEAR else "library")
+    torch.manual_seed(0)
+    hmp.convert()
+    weight = nn.Parameter(torch.randn(160, 160))
+    ways = [lambda x, w: x @ w, lambda x, w: x @ w.T, F.linear, lambda x, w: F.linear(x, w.T), torch.mm]
+    changes, before = 0, 0
+    with torch.no_grad():
+        lowered = weight.detach().clone().bfloat16()
+        for number in range(400):
+            x = torch.randn(3, 160)
+            way = ways[number // 20 % len(ways)]
+            assert torch.equal(way(x, weight), way(x.bfloat16(), lowered))
+            changes += packed() != before
+            before = packed()
+        assert torch.equal(weight @ weight, lowered @ lowered)
+        assert torch.equal(weight @ weight.T, lowered @ lowered.T)
+    assert changes <= 60
+
+
+def test_a_weight_s_product_with_itself_does_not_pack_it_for_ever() -> None:
+    _core.weights_assume_packing("panels" if "panels" in FOR_LINEAR else "library")
+    hmp.convert()
+    weight = nn.Parameter(torch.randn(160, 160))
+    with torch.no_grad():
+        for _ in range(12):
+            weight @ weight.T
+            weight @ weight
+            F.linear(weight, weight)
+    assert packed() == 0
+    assert hmp.report(show=False).weights.refreshes == 0
+
+
+def test_two_views_of_a_weight_are_not_answered_from_its_panels(product: Product) -> None:
+    """Who knows what the other one is for."""
+    layer, x = packed_product(product), torch.randn(3, 144)
+    with torch.no_grad():
+        other = layer.weight.view(-1)
+        for _ in range(8):
+            assert torch.equal(layer(x), layer.by_hand(x))
+        other.fill_(0.5)
+        assert torch.equal(layer(x), layer.by_hand(x))
+        del other
+        for _ in range(80):
+            assert torch.equal(layer(x), layer.by_hand(x))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ["torch.addmm", "torch.mm", "@", "@, of a view", "F.linear, of a view"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_whatever_a_measurement_decides_a_product_has_the_same_bits(
+    shape: tuple[int, int], name: str, threads: int
+) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    hmp.convert()
+    try:
+        layer = Weighted(PRODUCTS[name], shape)
+        with torch.no_grad():
+            for rows in (1, 1, 1, 1, 1, 1, 2, 3, 1, 7, 64, 1, 133):
+                for x in (torch.randn(rows, shape[1]), torch.full((rows, shape[1]), 1e-39)):
+                    assert torch.equal(layer(x), layer.by_hand(x))
+    finally:
+        torch.set_num_threads(before)
 
 
 CONVOLUTIONS: dict[str, dict[str, Any]] = {

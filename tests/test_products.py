@@ -146,6 +146,8 @@ def test_an_arranged_weight_holds_each_value_once(outer: int, threads: int) -> N
         for panel in (weight[first : first + 64] for first in range(0, outer, 64))
     ]
     assert np.array_equal(_core.kernels_arrange(weight, threads), np.concatenate(expected))
+    turned = np.ascontiguousarray(weight.T)
+    assert np.array_equal(_core.kernels_arrange(turned, threads, turned=True), np.concatenate(expected))
 
 
 def test_arrays_that_do_not_fit_together_are_refused() -> None:
@@ -163,3 +165,5 @@ def test_arrays_that_do_not_fit_together_are_refused() -> None:
             _core.kernels_multiply(*arguments, 1)  # type: ignore[arg-type]  # the arrays' types are right
     with pytest.raises(ValueError, match="even"):
         _core.kernels_arrange(np.zeros((2, 3), np.uint16), 1)
+    with pytest.raises(ValueError, match="even"):
+        _core.kernels_arrange(np.zeros((3, 2), np.uint16), 1, turned=True)

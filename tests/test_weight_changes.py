@@ -37,7 +37,7 @@ from weight_changes import (
     write,
 )
 
-from habana_mp import _weights, hmp
+from habana_mp import _core, _weights, hmp
 
 BF16, FP16 = torch.bfloat16, torch.float16
 MODES: dict[str, Callable[[], Any]] = {
@@ -106,10 +106,11 @@ def assert_seen(
     then: str = "",
     *,
     in_part: bool = False,
+    times: int = 3,
     **options: Any,
 ) -> None:
     """Used a few times, changed (perhaps in another part than the one that is used), and used again."""
-    for _ in range(3):
+    for _ in range(times):
         before = used(of, mode, use)
     change(n)
     now = as_by_hand(of, then or mode, use=use, **options)
@@ -190,7 +191,7 @@ def test_a_change_of_a_loaded_weight_prepared_before_convert_is_seen(way: str, l
 
 VIEWED: dict[str, Use] = {
     "all of it": lambda x, w, b: F.linear(x, w.view_as(w), b),
-    "transposed": lambda x, w, b: torch.addmm(b, x, w.t()),
+    "transposed": lambda x, w, b: torch.addmm(b, x, w.T),
     "a part": lambda x, w, b: F.linear(x, w[: SIZE // 2], b[: SIZE // 2]),
 }
 
@@ -223,6 +224,60 @@ def test_a_prepared_change_is_seen_by_views(way: str) -> None:
         change = WAYS[way](of)
         for n in order:
             assert_seen(of, change, mode, n, use=use, in_part=name == "a part")
+
+
+# ---- packed ----------------------------------------------------------------------------------------------------------
+
+#: What runs from a packed weight, in the two ways in which it may lie and by its transposed view.
+PACKED: dict[str, Use] = {
+    "linear": F.linear,
+    "addmm": lambda x, w, b: torch.addmm(b, x, w),
+    "@ of a view": lambda x, w, b: x @ w.T,
+}
+#: So often a weight is used before it is packed, and once more.
+OFTEN = 8
+
+
+@pytest.fixture
+def packs_whatever_it_can() -> Iterator[None]:
+    if not _core.kernels_can_multiply():
+        pytest.skip("no kernels of ours for this CPU")
+    _core.weights_assume_packing("panels")
+    yield
+    _core.weights_assume_packing("measured")
+
+
+def packed() -> int:
+    return hmp.report(show=False).weights.packed
+
+
+@pytest.mark.usefixtures("parts_of_any_size", "packs_whatever_it_can")
+@pytest.mark.parametrize("way", [one for one in AT_ONCE if one not in IN_CALLS])
+def test_a_change_of_a_packed_weight_is_seen(way: str) -> None:
+    hmp.convert()
+    for use, mode in itertools.product(PACKED.values(), ("no_grad", "inference")):
+        of = layer()
+        before = packed()
+        for _ in range(OFTEN):
+            used(of, mode, use)
+        assert packed() == before + 1
+        change = WAYS[way](of)
+        for n in (1, 2):
+            assert_seen(of, change, mode, n, use=use, times=OFTEN)
+        del of, change
+
+
+@pytest.mark.usefixtures("parts_of_any_size", "packs_whatever_it_can")
+@pytest.mark.parametrize("way", [one for one in PREPARED if one not in IN_CALLS])
+def test_a_prepared_change_of_a_packed_weight_is_seen(way: str) -> None:
+    hmp.convert()
+    for use, mode, before in itertools.product(PACKED.values(), ("no_grad", "inference"), (0, OFTEN)):
+        of = layer()
+        for _ in range(before):
+            used(of, mode, use)
+        change = WAYS[way](of)
+        for n in (1, 1) if way in POINTERS else (2, 1):
+            assert_seen(of, change, mode, n, use=use, times=OFTEN)
 
 
 # ---- wherever, whenever ----------------------------------------------------------------------------------------------
@@ -348,10 +403,10 @@ USES: dict[str, tuple[tuple[int, ...], Use]] = {
     "mm of a transposed weight": ((SIZE, SIZE), lambda x, w, b: torch.mm(x, w.transpose(0, 1))),
     "addmm": ((SIZE, SIZE), lambda x, w, b: torch.addmm(b, x, w)),
     "mv": ((SIZE, SIZE), lambda x, w, b: torch.mv(w, x[0])),
-    "bmm": ((2, SIZE, 8), lambda x, w, b: torch.bmm(x.view(2, 2, SIZE), w)),
+    "bmm": ((2, SIZE, SIZE // 2), lambda x, w, b: torch.bmm(x.view(2, 2, SIZE), w)),
     "conv1d": ((SIZE, SIZE, 1), lambda x, w, b: F.conv1d(x.view(4, SIZE, 1), w, b)),
-    "conv2d": ((SIZE, 1, 4, 4), lambda x, w, b: F.conv2d(x.view(1, 1, 8, 8), w, b)),
-    "conv_transpose2d": ((1, SIZE, 4, 4), lambda x, w, b: F.conv_transpose2d(x.view(1, 1, 8, 8), w, b)),
+    "conv2d": ((SIZE, 3, 4, 4), lambda x, w, b: F.conv2d(x.view(1, 3, 8, 8), w, b)),
+    "conv_transpose2d": ((3, SIZE, 4, 4), lambda x, w, b: F.conv_transpose2d(x.view(1, 3, 8, 8), w, b)),
 }
 OF_ANY_SHAPE = (
     *("add_", "uniform_", "data.add_", "alias: data", "alias: numpy", "alias: from_dlpack", "alias: data_ptr"),

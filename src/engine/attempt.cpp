@@ -5,6 +5,7 @@
 #include "tensor/buffers.hpp"
 #include "tensor/casts_inside.hpp"
 #include "tensor/image_order.hpp"
+#include "weights/cache.hpp"
 #include "weights/packed.hpp"
 
 namespace habana_mp::engine {
@@ -14,40 +15,58 @@ using tensor::Kind;
 
 namespace {
 
-// F.linear or F.conv2d of a float32 weight where nothing is recorded, from the weight's packed form. Null, without an
-// exception, where the call is to be made the ordinary way.
-PyObject* answer_from_packed(const Rule& rule, const Arguments& arguments, const Reading& reading, Kind to,
-                             Tally& tally) {
-  // As the modules call them; conv2d with all of its options.
-  const bool is_linear = rule.packs == weights::Packs::linear;
-  const Py_ssize_t count = arguments.positional;
-  if (arguments.keywords != nullptr || (is_linear ? count < 2 || count > 3 : count != 7)) return nullptr;
-  PyObject* const* values = arguments.values;
-  PyObject* bias = count >= 3 ? values[2] : Py_None;
-  if (Py_TYPE(values[1]) != tensor::api.parameter || reading.kinds[1] != Kind::f32 ||
-      !tensor::is_plain_tensor(values[0]) || !is_floating(reading.kinds[0])) {
-    return nullptr;
+// Where the arguments are that a packed weight is used with, in a call of so many.
+struct PackedPlaces {
+  Py_ssize_t input = 0;
+  Py_ssize_t weight = 1;
+  Py_ssize_t bias = 2;
+  Py_ssize_t least = 2;
+  Py_ssize_t most = 2;
+};
+
+// As modules write them; conv2d with all of its options.
+PackedPlaces places_of(weights::Packs what) {
+  switch (what) {
+    case weights::Packs::linear:
+      return {.most = 3};
+    case weights::Packs::conv2d:
+      return {.least = 7, .most = 7};
+    case weights::Packs::addmm:
+      return {.input = 1, .weight = 2, .bias = 0, .least = 3, .most = 3};
+    default:
+      return {};
   }
-  if (bias != Py_None && (!tensor::is_plain_tensor(bias) || !is_floating(reading.kinds[2]))) return nullptr;
-  for (Py_ssize_t i = 3; i < 6 && !is_linear; ++i) {
-    if (!PyTuple_Check(values[i])) return nullptr;
-  }
-  weights::PackedCall call{rule.packs, values[0], values[1], bias, is_linear ? nullptr : values + 3};
-  // What a linear layer's weight tells costs less than the rest; a convolution's depends on how its input lies.
-  if (is_linear && !weights::may_be_packed(call, to)) return nullptr;
-  if (tensor::grad_is_enabled() || tensor::is_traced()) return nullptr;
-  if (!is_linear) {
+}
+
+// The weight that a call is written with, or with whose transposed view. A new reference; null where it is neither.
+PyObject* weight_of(const Rule& rule, PyObject* given, bool& transposed) {
+  transposed = Py_TYPE(given) != tensor::api.parameter;
+  if (!transposed) return Py_NewRef(given);
+  const bool may_be_view =
+      rule.packs != weights::Packs::conv2d && tensor::is_plain_tensor(given) && weights::may_be_part(given);
+  return may_be_view ? weights::transposed_weight(given) : nullptr;
+}
+
+// The call with its input and bias cast, as they are now of these kinds; as below.
+PyObject* cast_and_answer(const Rule& rule, weights::PackedCall& call, Kind input_kind, Kind bias_kind, Kind to,
+                          Tally& tally) {
+  const bool is_product = call.what != weights::Packs::conv2d;
+  // What the weight of a product tells costs less than the rest; a convolution's depends on how its input lies.
+  if (is_product && !weights::may_be_packed(call, to)) return nullptr;
+  if (tensor::is_traced()) return nullptr;
+  if (!is_product) {
     call.reorders = tensor::is_channels_first(call.input);
     if (!call.reorders && !tensor::is_channels_last(call.input)) return nullptr;
     if (!weights::may_be_packed(call, to)) return nullptr;
   }
   Tally made;
   made.may_reuse_memory = true;
-  call.input = cast_item(rule, values[0], reading.kinds[0], to, made);
+  PyObject* const bias = call.bias;
+  call.input = cast_item(rule, call.input, input_kind, to, made);
   const bool input_for_now = made.for_now;
   call.bias = call.input == nullptr ? nullptr
               : bias == Py_None     ? Py_NewRef(Py_None)
-                                    : cast_item(rule, bias, reading.kinds[2], to, made);
+                                    : cast_item(rule, bias, bias_kind, to, made);
   const bool bias_for_now = made.for_now && bias != Py_None;
   PyObject* result = call.bias == nullptr ? nullptr : weights::answer(call, to);
   if (call.input != nullptr) let_go(call.input, input_for_now);
@@ -59,6 +78,37 @@ PyObject* answer_from_packed(const Rule& rule, const Arguments& arguments, const
   ++made.casts;
   ++made.kept;
   tally = made;
+  return result;
+}
+
+// A product or convolution of a float32 weight where nothing is recorded, from the weight's packed form. Null, without
+// an exception, where the call is to be made the ordinary way.
+PyObject* answer_from_packed(const Rule& rule, const Arguments& arguments, const Reading& reading, Kind to,
+                             Tally& tally) {
+  const PackedPlaces places = places_of(rule.packs);
+  const Py_ssize_t count = arguments.positional;
+  if (arguments.keywords != nullptr || count < places.least || count > places.most) return nullptr;
+  PyObject* const* values = arguments.values;
+  PyObject* input = values[places.input];
+  PyObject* bias = places.bias < count ? values[places.bias] : Py_None;
+  if (reading.kinds[places.weight] != Kind::f32 || !tensor::is_plain_tensor(input) ||
+      !is_floating(reading.kinds[places.input])) {
+    return nullptr;
+  }
+  const Kind bias_kind = bias == Py_None ? Kind::other : reading.kinds[places.bias];
+  if (bias != Py_None && (!tensor::is_plain_tensor(bias) || !is_floating(bias_kind))) return nullptr;
+  const bool has_options = rule.packs == weights::Packs::conv2d;
+  for (Py_ssize_t i = 3; i < 6 && has_options; ++i) {
+    if (!PyTuple_Check(values[i])) return nullptr;
+  }
+  bool transposed = false;
+  PyObject* weight = weight_of(rule, values[places.weight], transposed);
+  if (weight == nullptr) return nullptr;
+  weights::PackedCall call{rule.packs, input, weight, bias, has_options ? values + 3 : nullptr, transposed};
+  // A weight's product with itself needs its plain cast besides.
+  PyObject* result =
+      weight == input ? nullptr : cast_and_answer(rule, call, reading.kinds[places.input], bias_kind, to, tally);
+  Py_DECREF(weight);
   return result;
 }
 
@@ -81,7 +131,7 @@ PyObject* call_and_cast_inside(Target& target, const Arguments& arguments, Kind 
 PyObject* attempt_as_they_lie(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
                               Kind to, bool records, Attempt& attempt) {
   Tally& tally = attempt.tally;
-  if (rule.packs != weights::Packs::nothing && to == Kind::bf16) {
+  if (rule.packs != weights::Packs::nothing && to == Kind::bf16 && !records) {
     if (PyObject* result = answer_from_packed(rule, arguments, reading, to, tally)) return result;
     attempt.interrupted = PyErr_Occurred() != nullptr;
     if (attempt.interrupted) return nullptr;

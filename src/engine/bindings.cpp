@@ -59,9 +59,7 @@ Kind precision_of(const std::string& name) {
 }
 
 weights::Packs packs_of(const std::string& name) {
-  if (name.empty()) return weights::Packs::nothing;
-  if (name == "linear") return weights::Packs::linear;
-  if (name == "conv2d") return weights::Packs::conv2d;
+  if (const auto packs = weights::packs_named(name)) return *packs;
   throw std::invalid_argument("nothing packs: " + name);
 }
 

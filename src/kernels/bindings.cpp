@@ -428,12 +428,14 @@ void check(bool right, const char* what) {
   if (!right) throw py::value_error(what);
 }
 
-Bits kernels_arrange(const Bits& weight, unsigned threads) {
+Bits kernels_arrange(const Bits& weight, unsigned threads, bool turned) {
   check(kernels::can_multiply(), "this processor has no such kernels");
-  check(weight.ndim() == 2 && weight.shape(1) % 2 == 0, "`weight` must have two dimensions, the second even");
+  check(weight.ndim() == 2 && weight.shape(turned ? 0 : 1) % 2 == 0,
+        "`weight` must have two dimensions, the inner one even");
   Bits arranged(weight.size());
-  kernels::arrange(weight.data(), static_cast<std::size_t>(weight.shape(0)), static_cast<std::size_t>(weight.shape(1)),
-                   arranged.mutable_data(), threads);
+  const auto arrange = turned ? kernels::arrange_turned : kernels::arrange;
+  arrange(weight.data(), static_cast<std::size_t>(weight.shape(turned ? 1 : 0)),
+          static_cast<std::size_t>(weight.shape(turned ? 0 : 1)), arranged.mutable_data(), threads);
   return arranged;
 }
 
@@ -480,7 +482,7 @@ void register_kernels(py::module_& module) {
              py::arg("seed"), py::arg("out") = py::none(), py::arg("threads") = py::none(),
              py::arg("path") = py::none(), "Casts float32 to bfloat16, rounding up or down, the likelier the nearer.");
   module.def("kernels_can_multiply", &kernels::can_multiply);
-  module.def("kernels_arrange", &kernels_arrange, py::arg("weight"), py::arg("threads"));
+  module.def("kernels_arrange", &kernels_arrange, py::arg("weight"), py::arg("threads"), py::arg("turned") = false);
   module.def("kernels_multiply", &kernels_multiply, py::arg("input"), py::arg("arranged"), py::arg("bias"),
              py::arg("result").noconvert(), py::arg("block"), py::arg("threads"));
   module.def("kernels_path", &kernels::path, "The instruction set that was chosen.");

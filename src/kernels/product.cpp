@@ -26,12 +26,48 @@ struct Arranging {
   std::size_t inner;
 };
 
+Arranging arranging(const void* weight, std::size_t outer, std::size_t inner, void* arranged) {
+  return {
+      .kernels = chosen().products,
+      .weight = static_cast<const std::uint16_t*>(weight),
+      .arranged = static_cast<std::uint16_t*>(arranged),
+      .outer = outer,
+      .inner = inner,
+  };
+}
+
 void arrange_panels(const void* context, std::size_t begin, std::size_t end) noexcept {
   const auto& work = *static_cast<const Arranging*>(context);
   for (std::size_t i = begin; i < end; ++i) {
     const std::size_t first = i * panel_rows;
     work.kernels->arrange(work.weight + first * work.inner, work.inner, std::min(panel_rows, work.outer - first),
                           work.arranged + first * work.inner);
+  }
+}
+
+// A pair of rows gives all of its values at once.
+void arrange_turned_panels(const void* context, std::size_t begin, std::size_t end) noexcept {
+  const auto& work = *static_cast<const Arranging*>(context);
+  for (std::size_t i = begin; i < end; ++i) {
+    const std::size_t first = i * panel_rows;
+    const std::size_t count = std::min(panel_rows, work.outer - first);
+    const std::uint16_t* from = work.weight + first;
+    std::uint16_t* to = work.arranged + first * work.inner;
+    for (std::size_t k = 0; k < work.inner; k += 2, from += 2 * work.outer, to += 2 * count) {
+      for (std::size_t j = 0; j < count; ++j) {
+        to[2 * j] = from[j];
+        to[2 * j + 1] = from[work.outer + j];
+      }
+    }
+  }
+}
+
+void arrange_all(const Arranging& work, Body arrange_some, unsigned threads) noexcept {
+  const std::size_t panels = panels_of(work.outer);
+  if (threads > 1 && work.outer * work.inner >= arranged_threads_from) {
+    parallel_for(panels, 1, threads, arrange_some, &work);
+  } else {
+    arrange_some(&work, 0, panels);
   }
 }
 
@@ -72,19 +108,12 @@ void multiply_pieces(const void* context, std::size_t begin, std::size_t end) no
 bool can_multiply() noexcept { return chosen().products != nullptr; }
 
 void arrange(const void* weight, std::size_t outer, std::size_t inner, void* arranged, unsigned threads) noexcept {
-  const Arranging work{
-      .kernels = chosen().products,
-      .weight = static_cast<const std::uint16_t*>(weight),
-      .arranged = static_cast<std::uint16_t*>(arranged),
-      .outer = outer,
-      .inner = inner,
-  };
-  const std::size_t panels = panels_of(outer);
-  if (threads > 1 && outer * inner >= arranged_threads_from) {
-    parallel_for(panels, 1, threads, arrange_panels, &work);
-  } else {
-    arrange_panels(&work, 0, panels);
-  }
+  arrange_all(arranging(weight, outer, inner, arranged), arrange_panels, threads);
+}
+
+void arrange_turned(const void* weight, std::size_t outer, std::size_t inner, void* arranged,
+                    unsigned threads) noexcept {
+  arrange_all(arranging(weight, outer, inner, arranged), arrange_turned_panels, threads);
 }
 
 void multiply(const Product& product, unsigned threads) noexcept {

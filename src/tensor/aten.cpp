@@ -5,6 +5,7 @@
 
 #include "errors.hpp"
 #include "tensor/finding.hpp"
+#include "tensor/torch_api.hpp"
 #include "tensor/torch_library.hpp"
 
 namespace habana_mp::tensor {
@@ -135,6 +136,16 @@ PyObject* new_empty(PyObject* tensor, std::span<const std::int64_t> sizes) noexc
   PyObject* size = as_tuple(sizes);
   PyObject* made = size == nullptr ? nullptr : PyObject_CallMethod(tensor, "new_empty", "(O)", size);
   Py_XDECREF(size);
+  drop_error();
+  return made;
+}
+
+PyObject* as_strided(PyObject* tensor, const Geometry& geometry, std::int64_t begin) noexcept {
+  const auto method = reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(api.as_strided));
+  PyObject* arguments =
+      Py_BuildValue("(NNL)", as_tuple(geometry.sizes), as_tuple(geometry.strides), static_cast<long long>(begin));
+  PyObject* made = arguments == nullptr ? nullptr : method(tensor, arguments, nullptr);
+  Py_XDECREF(arguments);
   drop_error();
   return made;
 }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "tensor/inside.hpp"
 #include "tensor/reader.hpp"
 
 namespace habana_mp::tensor {
@@ -21,5 +22,9 @@ PyObject* as_tuple(std::span<const std::int64_t> sizes) noexcept;
 // aten::new_empty: a new contiguous tensor, of this plain tensor's dtype and device. A new reference; through Python
 // where the operator was not found. Null where it fails, without an exception but an interrupt's.
 PyObject* new_empty(PyObject* tensor, std::span<const std::int64_t> sizes) noexcept;
+
+// Tensor.as_strided: a view of this plain tensor, so many elements behind its storage's beginning. A new reference;
+// null where it fails, without an exception but an interrupt's.
+PyObject* as_strided(PyObject* tensor, const Geometry& geometry, std::int64_t begin) noexcept;
 
 }  // namespace habana_mp::tensor

@@ -240,13 +240,6 @@ bool is_kept(const Entry& entry) {
   return found != cache().entries.end() && found->second.get() == &entry;
 }
 
-// What identifies the weight's values, `views` of which are known.
-Sight look_beside(PyObject* weight, std::uint32_t views) {
-  Sight sight = tensor::look_at(weight);
-  sight.owners -= views;
-  return sight;
-}
-
 // Brings an entry to the weight's values of now. False where nothing of it can be kept: the entry tells why.
 bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
   const auto refuse = [&entry](Refusal why) {
@@ -447,13 +440,7 @@ PyObject* part_of(const Entry& entry, PyObject* cast, const tensor::Geometry& pa
   std::int64_t end = begin + 1;
   for (std::size_t i = 0; i < part.sizes.size(); ++i) end += (part.sizes[i] - 1) * part.strides[i];
   if (begin < 0 || end > entry.elements) return nullptr;
-  PyObject* arguments = Py_BuildValue("(NNL)", tensor::as_tuple(part.sizes), tensor::as_tuple(part.strides),
-                                      static_cast<long long>(begin));
-  const auto as_strided = reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(tensor::api.as_strided));
-  PyObject* made = arguments == nullptr ? nullptr : as_strided(cast, arguments, nullptr);
-  Py_XDECREF(arguments);
-  drop_error();
-  return made;
+  return tensor::as_strided(cast, part, begin);
 }
 
 }  // namespace
@@ -511,6 +498,22 @@ PyObject* kept_part(PyObject* view, Kind to, bool records, std::int64_t& element
   PyObject* recorded = as_part_of_graph(view, part.sizes, nullptr, made);
   Py_DECREF(made);
   return recorded;
+}
+
+PyObject* transposed_weight(PyObject* view) noexcept {
+  DLTensor part;
+  DLTensor whole;
+  // Most of what is asked about is none: that is told at a glance.
+  if (!tensor::view_on_cpu(view, part) || part.ndim != 2 || part.strides == nullptr || part.strides[0] != 1 ||
+      tensor::is_negative(view)) {
+    return nullptr;
+  }
+  Base base(view);
+  const bool is_it = base.weight != nullptr && tensor::view_on_cpu(base.weight, whole) && whole.ndim == 2 &&
+                     tensor::is_contiguous(whole) && part.data == whole.data && part.byte_offset == whole.byte_offset &&
+                     part.shape[0] == whole.shape[1] && part.shape[1] == whole.shape[0] &&
+                     part.strides[1] == whole.shape[1];
+  return is_it ? std::exchange(base.weight, nullptr) : nullptr;
 }
 
 void memory_escapes(const char* storage, bool unseen) noexcept {

@@ -41,6 +41,10 @@ inline bool may_be_part(PyObject* tensor) noexcept {
 // all of it: of a part the whole would be cast again after each step.
 PyObject* kept_part(PyObject* view, tensor::Kind to, bool records, std::int64_t& elements) noexcept;
 
+// The weight, a matrix, of which this plain tensor is the transposed view: a new reference. Null, without an exception,
+// where it is none.
+PyObject* transposed_weight(PyObject* view) noexcept;
+
 // Somebody may get hold of this storage's memory in a way that tells nobody when he writes to it. While he holds a
 // tensor or storage of torch that is seen; a mere pointer is not (`unseen`).
 void memory_escapes(const char* storage, bool unseen) noexcept;

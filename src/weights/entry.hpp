@@ -34,6 +34,7 @@ enum class Form : std::uint8_t {
   plain,    // a tensor like the weight
   library,  // in the layout of torch's CPU library, where nothing is recorded
   panels,   // in that of our own kernels, where nothing is recorded either
+  turned,   // the same of a weight whose rows are what they are to take for columns
 };
 
 struct Entry {
@@ -166,5 +167,12 @@ inline bool is_unchanged(const Entry& entry, const Sight& now) {
   return entry.trust == Trust::sure && !entry.busy && now == entry.sight && entry.look() == entry.samples;
 }
 inline bool is_unchanged(const Entry& entry, PyObject* weight) { return is_unchanged(entry, tensor::look_at(weight)); }
+
+// What identifies the weight's values, `views` of which are known.
+inline Sight look_beside(PyObject* weight, std::uint32_t views) {
+  Sight sight = tensor::look_at(weight);
+  sight.owners -= views;
+  return sight;
+}
 
 }  // namespace habana_mp::weights

@@ -1,6 +1,7 @@
 #include "weights/library.hpp"
 
 #include <array>
+#include <iterator>
 #include <utility>
 
 #include "tensor/buffers.hpp"
@@ -75,6 +76,10 @@ void set_packing(Packs what, const PackingOperators& wanted) noexcept {
 
 const PackingOperators& operators_of(Packs what) noexcept { return operators[static_cast<std::size_t>(what)]; }
 
+bool library_packs(const PackedCall& call) noexcept {
+  return operators_of(call.what).call != nullptr && !call.transposed;
+}
+
 PyObject* pack(PyObject* cast, const PackedCall& call) {
   PyObject* const pack_it = operators_of(call.what).pack;
   if (call.what == Packs::linear) {
@@ -102,12 +107,17 @@ PyObject* call_packed(const PackedCall& call, PyObject* packed) {
 }
 
 PyObject* call_plain(const PackedCall& call, PyObject* cast) {
+  PyObject* const plain = operators_of(call.what).plain;
+  if (call.what == Packs::addmm) {
+    PyObject* const values[] = {call.bias, call.input, cast};
+    return call_operator(plain, values, std::size(values));
+  }
   PyObject* values[3 + conv_options] = {call.input, cast, call.bias};
-  std::size_t count = 3;
+  std::size_t count = call.what == Packs::mm || call.what == Packs::matmul ? 2 : 3;
   if (call.what == Packs::conv2d) {
     for (Py_ssize_t i = 0; i < conv_options; ++i) values[count++] = call.options[i];
   }
-  return call_operator(operators_of(call.what).plain, values, count);
+  return call_operator(plain, values, count);
 }
 
 }  // namespace habana_mp::weights

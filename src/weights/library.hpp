@@ -9,6 +9,9 @@ inline constexpr Py_ssize_t conv_options = 4;
 
 const PackingOperators& operators_of(Packs what) noexcept;
 
+// Is there a packed form of the library's for the weight of such calls?
+bool library_packs(const PackedCall& call) noexcept;
+
 // Does torch's own function use its CPU library in this thread, and has nothing else a say in the precision of what it
 // gives? Neither is the library switched off nor torch's autocast on.
 bool is_in_use() noexcept;
@@ -19,7 +22,7 @@ bool is_in_use() noexcept;
 // The packed form of a cast for such calls.
 PyObject* pack(PyObject* cast, const PackedCall& call);
 PyObject* call_packed(const PackedCall& call, PyObject* packed);
-// Torch's own function, with a cast of the weight.
+// Torch's own function, with a cast of the weight: as the call was written, of the weight's view where it has one.
 PyObject* call_plain(const PackedCall& call, PyObject* cast);
 
 }  // namespace habana_mp::weights

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <iterator>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "errors.hpp"
 #include "stopwatch.hpp"
@@ -30,7 +32,7 @@ std::uint32_t quiet_uses_before_packing(const Entry& entry) {
   return quiet_enough << (std::clamp(entry.unpacked, forgiven, forgiven + most_doublings) - forgiven);
 }
 
-// Below this many values the operator itself costs more than it spares.
+// Below this many values the library's operator itself costs more than it spares.
 constexpr std::int64_t worth_packing = 1 << 14;
 // The packed call must be faster by this factor when it is measured.
 constexpr double clearly = 1.1;
@@ -162,17 +164,17 @@ void consider_panels(Entry& entry, const PackedCall& call) {
   entry.busy = true;
   PyObject* cast = Py_NewRef(entry.cast);
   if (!verdict) verdict = try_panels(entry, call);
-  PyObject* panels = verdict && verdict->pays ? make_panels(cast) : nullptr;
+  PyObject* panels = verdict && verdict->pays ? make_panels(cast, call.is_turned()) : nullptr;
   entry.busy = false;
   Py_DECREF(cast);
   // Not where somebody took the weight away meanwhile.
-  if (panels != nullptr && entry.has(Form::plain)) entry.hold(Py_NewRef(panels), nullptr, Form::panels);
+  if (panels != nullptr && entry.has(Form::plain)) entry.hold(Py_NewRef(panels), nullptr, panels_for(call));
   Py_XDECREF(panels);
 }
 
 // Packs the weight with torch's operators if that pays for this call.
 void consider_library(Entry& entry, const PackedCall& call) {
-  if (operators_of(call.what).call == nullptr || entry.elements < worth_packing) return;
+  if (!library_packs(call) || entry.elements < worth_packing) return;
   PyObject* one_case = case_of(entry, call);
   const Verdict known = verdict_on(one_case);
   if (one_case == nullptr || known == Verdict::does_not) {
@@ -215,22 +217,28 @@ bool are_its_options(PyObject* packed_for, const PackedCall& call) {
 }
 
 bool is_packed_for(const Entry& entry, const PackedCall& call) {
-  if (!entry.has(Form::library)) return false;
+  if (!entry.has(Form::library) || !library_packs(call)) return false;
   PyObject* packed_for = Py_NewRef(entry.packed_for);
   const bool is_it = are_its_options(packed_for, call);
   Py_DECREF(packed_for);
   return is_it;
 }
 
+bool is_unchanged_for(const PackedCall& call, const Entry& entry) {
+  return is_unchanged(entry, look_beside(call.weight, call.transposed ? 1 : 0));
+}
+
 // Is there nothing in this call that those who compute from packed weights do not see? A sign that counts the other way
 // round, another form of bias than a layer's, an input that is laid out so that torch sums it otherwise.
 bool is_plain_call(const PackedCall& call, const Entry& entry) {
   if (tensor::is_negative(call.input)) return false;
-  if (call.what == Packs::linear && !lies_in_rows(call.input)) return false;
+  if (call.what != Packs::conv2d && !lies_in_rows(call.input)) return false;
   if (call.bias == Py_None) return true;
   DLTensor bias;
+  const std::vector<std::int64_t>& sizes = entry.geometry.sizes;
   return !tensor::is_negative(call.bias) && tensor::view_on_cpu(call.bias, bias) && bias.ndim == 1 &&
-         tensor::is_contiguous(bias) && !entry.geometry.sizes.empty() && bias.shape[0] == entry.geometry.sizes[0];
+         tensor::is_contiguous(bias) && !sizes.empty() &&
+         bias.shape[0] == (call.what != Packs::conv2d && call.is_turned() ? sizes.back() : sizes.front());
 }
 
 }  // namespace
@@ -244,23 +252,35 @@ void assume_packing(Assumed wanted) noexcept {
 
 Assumed assumed_packing() noexcept { return assumed; }
 
+std::optional<Packs> packs_named(std::string_view name) noexcept {
+  static constexpr std::pair<std::string_view, Packs> names[] = {{"", Packs::nothing},      {"linear", Packs::linear},
+                                                                 {"conv2d", Packs::conv2d}, {"addmm", Packs::addmm},
+                                                                 {"mm", Packs::mm},         {"matmul", Packs::matmul}};
+  static_assert(std::size(names) == packs_count);
+  const auto found = std::ranges::find(names, name, [](const auto& one) { return one.first; });
+  return found == std::end(names) ? std::nullopt : std::optional(found->second);
+}
+
 bool may_be_packed(const PackedCall& call, Kind to) noexcept {
-  const PackingOperators& torch = operators_of(call.what);
-  if (torch.plain == nullptr || to != Kind::bf16) return false;
+  if (operators_of(call.what).plain == nullptr || to != Kind::bf16) return false;
   const Entry* known = entry_of(call.weight, to);
   if (known == nullptr || known->cast == nullptr || known->busy) return false;
-  if (known->form == Form::plain && known->quiet_uses < quiet_uses_before_packing(*known)) return false;
+  if (known->form == Form::plain &&
+      (known->elements < worth_trying || known->quiet_uses < quiet_uses_before_packing(*known))) {
+    return false;
+  }
   if (!is_in_use() || !is_plain_call(call, *known)) return false;
-  if (known->form == Form::panels) {
+  if (known->form == Form::panels || known->form == Form::turned) {
+    if (known->form != panels_for(call)) return false;
     const std::optional<PanelVerdict> verdict = known_verdict(*known, call);
     return verdict ? verdict->pays : may_try_panels(*known, call);
   }
   if (known->form == Form::plain) {
-    if (call.what == Packs::linear && may_try_panels(*known, call)) {
+    if (call.what != Packs::conv2d && may_try_panels(*known, call)) {
       const std::optional<PanelVerdict> verdict = known_verdict(*known, call);
       if (!verdict || verdict->pays) return true;
     }
-    if (torch.call == nullptr || known->elements < worth_packing) return false;
+    if (!library_packs(call) || known->elements < worth_packing) return false;
     if (known_to_sum_alike(*known, call) == false) return false;
     // The result of a weight in channels-last order is in that order, whatever the input's is.
     if (call.reorders && !tensor::is_channels_first(known->cast)) return false;
@@ -279,26 +299,25 @@ PyObject* answer(const PackedCall& call, Kind to) noexcept {
   if (found == cache().entries.end()) return nullptr;
   const std::shared_ptr<Entry> held = found->second;
   Entry& entry = *held;
-  if (entry.cast == nullptr || !is_unchanged(entry, call.weight)) return nullptr;
+  if (entry.cast == nullptr || !is_unchanged_for(call, entry)) return nullptr;
   if (entry.form == Form::plain) {
     if (tensor::count_elements(call.input) == 0) return nullptr;
-    if (call.what == Packs::linear) consider_panels(entry, call);
+    if (call.what != Packs::conv2d) consider_panels(entry, call);
     if (entry.form == Form::plain && PyErr_Occurred() == nullptr) consider_library(entry, call);
     if (PyErr_Occurred() != nullptr) return nullptr;
   }
   std::optional<PanelVerdict> verdict;
-  if (entry.has(Form::panels)) {
+  if (entry.has(panels_for(call))) {
     verdict = known_verdict(entry, call);
     if (!verdict) verdict = try_panels(entry, call);
-    if (!verdict || !verdict->pays || !entry.has(Form::panels)) return nullptr;
+    if (!verdict || !verdict->pays || !entry.has(panels_for(call))) return nullptr;
   } else if (!is_packed_for(entry, call) || !sums_alike(entry, call) || !entry.has(Form::library)) {
     return nullptr;
   }
-  if (!is_unchanged(entry, call.weight)) return nullptr;
+  if (!is_unchanged_for(call, entry)) return nullptr;
   PyObject* packed = Py_NewRef(entry.cast);
   PyObject* result =
-      verdict ? multiply_panels(call, packed, entry.geometry.sizes[0], entry.geometry.sizes[1], verdict->block)
-              : call_packed(call, packed);
+      verdict ? multiply_panels(call, packed, sides_for(call, entry), verdict->block) : call_packed(call, packed);
   Py_DECREF(packed);
   if (result == nullptr) {
     // The ordinary call will say what is wrong.

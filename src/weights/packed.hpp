@@ -1,12 +1,14 @@
 // Kept casts of the weights of linear layers and convolutions in the layout of torch's CPU library (oneDNN), which
-// spares it to bring them there in every call, or of linear layers in that of our own kernels (panels.hpp). Such a
-// weight serves where nothing is recorded; the results are the same bits.
+// spares it to bring them there in every call, or of linear layers and other products in that of our own kernels
+// (panels.hpp). Such a weight serves where nothing is recorded; the results are the same bits.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include <cstdint>
+#include <optional>
+#include <string_view>
 
 #include "tensor/reader.hpp"
 
@@ -17,14 +19,18 @@ enum class Packs : std::uint8_t {
   nothing,
   linear,  // F.linear(input, weight, bias)
   conv2d,  // F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+  addmm,   // torch.addmm(bias, input, weight)
+  mm,      // torch.mm(input, weight)
+  matmul,  // torch.matmul(input, weight)
 };
-inline constexpr std::size_t packs_count = 3;
+inline constexpr std::size_t packs_count = 6;
+std::optional<Packs> packs_named(std::string_view name) noexcept;
 
 // Private operators of torch for one of them; null where it has none, or where they are not to be used.
 struct PackingOperators {
   PyObject* pack = nullptr;   // of linear (weight, None); of conv2d (weight, padding, stride, dilation, groups, sizes)
   PyObject* call = nullptr;   // (input, packed weight, bias, [padding, stride, dilation, groups,] "none", [], "")
-  PyObject* plain = nullptr;  // F.linear or F.conv2d, untouched
+  PyObject* plain = nullptr;  // torch's own function, untouched
 };
 // Keeps references. What is packed by then stays packed.
 void set_packing(Packs what, const PackingOperators& operators) noexcept;
@@ -41,9 +47,14 @@ struct PackedCall {
   PyObject* weight;
   PyObject* bias;            // may be None
   PyObject* const* options;  // of conv2d: stride, padding, dilation, groups
+  // The call was written with the weight's transposed view. The view is one more tensor that has the weight's memory.
+  bool transposed = false;
   // Of conv2d, whose packed form works in channels-last order: the input is in channels-first order, so it and the
   // result are brought from one order to the other. Only where that gives the same bits.
   bool reorders = false;
+
+  // Of one of the products: is the weight [inner][outer], and not [outer][inner] as a linear layer's?
+  [[nodiscard]] bool is_turned() const { return (what != Packs::linear) != transposed; }
 };
 
 // Is it worth to prepare this call: is its weight packed for it, or may it pay to pack it?

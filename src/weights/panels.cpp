@@ -11,14 +11,12 @@
 #include "tensor/aten.hpp"
 #include "weights/library.hpp"
 #include "weights/probe.hpp"
-#include "weights/trial.hpp"
 
 namespace habana_mp::weights {
 
 namespace {
 
-// Fewer values are not worth a measurement; more would take too much memory for one.
-constexpr std::int64_t worth_trying = 1 << 10;
+// More values would take too much memory for a measurement.
 constexpr std::int64_t most_tried = std::int64_t{1} << 26;
 // A trial that failed is made again so often.
 constexpr std::uint32_t most_trials = 8;
@@ -39,7 +37,7 @@ class Trial {
   Trial(const LinearCase& one, const PackedCall& like)
       : case_(one),
         values_(one, like),
-        panels_(values_.weight() == nullptr ? nullptr : make_panels(values_.weight())) {}
+        panels_(values_.weight() == nullptr ? nullptr : make_panels(values_.weight(), like.is_turned())) {}
 
   // Nothing where something failed: then nothing is known.
   std::optional<PanelVerdict> run() {
@@ -78,7 +76,7 @@ class Trial {
   // Are our kernels faster than torch's function, and than its library's packed weights? The shortest calls decide, of
   // some made in turn. Nothing where one fails.
   std::optional<bool> pays(std::size_t block) {
-    const bool has_packed = operators_of(Packs::linear).pack != nullptr;
+    const bool has_packed = library_packs(values_.call());
     const Owned packed(has_packed ? pack(values_.weight(), values_.call()) : nullptr);
     if (has_packed && packed.get() == nullptr) return std::nullopt;
     constexpr int most_rounds = 7;
@@ -89,7 +87,7 @@ class Trial {
     double from_panels = 1e9;
     double spent = 0;
     for (int i = 0; i < most_rounds && (i < fewest_rounds || spent < long_enough); ++i) {
-      const double one = time_of([&] { return call_plain(values_.call(), values_.weight()); });
+      const double one = time_of([&] { return call_plain(values_.call(), values_.given()); });
       if (one < 0) return std::nullopt;
       const double other =
           has_packed ? time_of([&] { return call_packed(values_.call(), packed.get()); }) : from_packed;
@@ -105,7 +103,7 @@ class Trial {
   }
 
   PyObject* multiply(std::size_t block) {
-    return multiply_panels(values_.call(), panels_.get(), case_.outer, case_.inner, block);
+    return multiply_panels(values_.call(), panels_.get(), {case_.outer, case_.inner}, block);
   }
 
   LinearCase case_;
@@ -124,7 +122,7 @@ std::optional<PanelVerdict> known_verdict(const Entry& entry, const PackedCall& 
 
 bool may_try_panels(const Entry& entry, const PackedCall& call) noexcept {
   return kernels::can_multiply() && entry.probed < most_trials && entry.elements >= worth_trying &&
-         entry.elements <= most_tried && entry.geometry.sizes.size() == 2 && entry.geometry.sizes[1] % 2 == 0 &&
+         entry.elements <= most_tried && entry.geometry.sizes.size() == 2 && sides_for(call, entry).inner % 2 == 0 &&
          entry.geometry.strides[1] == 1 && linear_case_of(entry, call).has_value();
 }
 
@@ -141,12 +139,12 @@ std::optional<PanelVerdict> try_panels(Entry& entry, const PackedCall& call) {
 
 void forget_panel_verdicts() noexcept { verdicts().clear(); }
 
-PyObject* make_panels(PyObject* cast) {
+PyObject* make_panels(PyObject* cast, bool turned) {
   DLTensor view;
   const void* const values = values_of(cast);
   if (values == nullptr || !tensor::view_on_cpu(cast, view) || view.ndim != 2) return nullptr;
-  const std::int64_t outer = view.shape[0];
-  const std::int64_t inner = view.shape[1];
+  const std::int64_t outer = view.shape[turned ? 1 : 0];
+  const std::int64_t inner = view.shape[turned ? 0 : 1];
   PyObject* made = tensor::new_empty(cast, std::array{outer * inner});
   void* const target = values_of(made);
   if (target == nullptr) {
@@ -155,13 +153,14 @@ PyObject* make_panels(PyObject* cast) {
   }
   const unsigned threads = tensor::torch_threads();
   without_gil([&] {
-    kernels::arrange(values, static_cast<std::size_t>(outer), static_cast<std::size_t>(inner), target, threads);
+    const auto arrange = turned ? kernels::arrange_turned : kernels::arrange;
+    arrange(values, static_cast<std::size_t>(outer), static_cast<std::size_t>(inner), target, threads);
   });
   return made;
 }
 
-PyObject* multiply_panels(const PackedCall& call, PyObject* panels, std::int64_t outer, std::int64_t inner,
-                          std::size_t block) {
+PyObject* multiply_panels(const PackedCall& call, PyObject* panels, const Sides& sides, std::size_t block) {
+  const auto [outer, inner] = sides;
   DLTensor view;
   if (!tensor::view_on_cpu(call.input, view)) return nullptr;
   const std::optional<Rows> rows = rows_of(view, inner);

@@ -1,7 +1,7 @@
-// Linear layers from kept weights that our own kernels read, where these give the bits of torch's and are faster than
-// its library's packed weights. The library takes its time over each call, however small; our kernels do not, and
-// theirs are the products of two bfloat16 and a sum in float32 by the same instruction of the processor. For this room
-// only.
+// Linear layers and other products from kept weights that our own kernels read, where these give the bits of torch's
+// and are faster than its library's packed weights. The library takes its time over each call, however small; our
+// kernels do not, and theirs are the products of two bfloat16 and a sum in float32 by the same instruction of the
+// processor. For this room only.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +10,7 @@
 
 #include "weights/entry.hpp"
 #include "weights/packed.hpp"
+#include "weights/trial.hpp"
 
 namespace habana_mp::weights {
 
@@ -31,12 +32,16 @@ std::optional<PanelVerdict> try_panels(Entry& entry, const PackedCall& call);
 
 void forget_panel_verdicts() noexcept;
 
+// Fewer values are not worth a measurement.
+inline constexpr std::int64_t worth_trying = 1 << 10;
+
+inline Form panels_for(const PackedCall& call) { return call.is_turned() ? Form::turned : Form::panels; }
+
 // The weight's kept cast in the kernels' order, a new reference; null, without an exception but an interrupt's, where
-// it cannot be made.
-PyObject* make_panels(PyObject* cast);
+// it cannot be made. `turned` tells that the cast is [inner][outer].
+PyObject* make_panels(PyObject* cast, bool turned);
 
 // The product, where input and bias are bfloat16 by now; as above.
-PyObject* multiply_panels(const PackedCall& call, PyObject* panels, std::int64_t outer, std::int64_t inner,
-                          std::size_t block);
+PyObject* multiply_panels(const PackedCall& call, PyObject* panels, const Sides& sides, std::size_t block);
 
 }  // namespace habana_mp::weights

@@ -22,6 +22,15 @@ PyObject* make_input(const PackedCall& like) {
   return tensor::new_empty(like.input, sizes);
 }
 
+// A view of a contiguous matrix. A new reference, or null.
+PyObject* transposed(PyObject* matrix) {
+  tensor::Geometry geometry;
+  if (matrix == nullptr || !tensor::read_geometry(matrix, geometry)) return nullptr;
+  std::ranges::reverse(geometry.sizes);
+  std::ranges::reverse(geometry.strides);
+  return tensor::as_strided(matrix, geometry, 0);
+}
+
 }  // namespace
 
 std::optional<Rows> rows_of(const DLTensor& view, std::int64_t length) {
@@ -52,15 +61,25 @@ std::optional<Rows> rows_of(const DLTensor& view, std::int64_t length) {
 std::optional<LinearCase> linear_case_of(const Entry& entry, const PackedCall& call) {
   DLTensor view;
   if (entry.geometry.sizes.size() != 2 || !tensor::view_on_cpu(call.input, view)) return std::nullopt;
-  const std::int64_t outer = entry.geometry.sizes[0];
-  const std::int64_t inner = entry.geometry.sizes[1];
+  const auto [outer, inner] = sides_for(call, entry);
   const std::optional<Rows> rows = rows_of(view, inner);
   if (!rows || rows->count == 0) return std::nullopt;
+  const bool wants_matrix = call.what == Packs::addmm || call.what == Packs::mm;
+  if (wants_matrix && view.ndim != 2) return std::nullopt;
   constexpr std::size_t most_digits = 64;
   const auto count = static_cast<std::size_t>(rows->count);
   const auto digits = static_cast<std::size_t>(std::bit_width(count));
   const std::size_t kind = rows->count * inner * outer <= small_product ? most_digits + count : digits;
-  return LinearCase{outer, inner, kind, tensor::torch_threads(), call.bias != Py_None, view.ndim == 2};
+  return LinearCase{
+      .what = call.what,
+      .transposed = call.transposed,
+      .outer = outer,
+      .inner = inner,
+      .rows = kind,
+      .threads = tensor::torch_threads(),
+      .has_bias = call.bias != Py_None,
+      .is_matrix = view.ndim == 2,
+  };
 }
 
 bool lies_in_rows(PyObject* input) noexcept {
@@ -80,13 +99,32 @@ void* values_of(PyObject* tensor) {
 
 LinearTrial::LinearTrial(const LinearCase& one, const PackedCall& like)
     : case_(one),
+      is_turned_(like.is_turned()),
       bias_(one.has_bias ? tensor::new_empty(like.bias, std::array{one.outer}) : Py_NewRef(Py_None)),
-      weight_(tensor::new_empty(like.input, std::array{one.outer, one.inner})),
+      weight_(tensor::new_empty(like.input,
+                                is_turned_ ? std::array{one.inner, one.outer} : std::array{one.outer, one.inner})),
+      given_(one.transposed ? transposed(weight_.get()) : Py_XNewRef(weight_.get())),
       input_(make_input(like)),
-      has_values_(values_of(weight_.get()) != nullptr && values_of(input_.get()) != nullptr &&
-                  (!one.has_bias || values_of(bias_.get()) != nullptr)),
-      call_{Packs::linear, input_.get(), weight_.get(), bias_.get(), nullptr} {
-  if (has_values_) fill_with_sums_to_nothing(values_of(weight_.get()), case_.outer, case_.inner, false, 0);
+      has_values_(values_of(weight_.get()) != nullptr && given_.get() != nullptr &&
+                  values_of(input_.get()) != nullptr && (!one.has_bias || values_of(bias_.get()) != nullptr)),
+      call_{one.what, input_.get(), weight_.get(), bias_.get(), nullptr, one.transposed} {
+  if (has_values_) fill_weight();
+}
+
+void LinearTrial::fill_weight() {
+  auto* const values = static_cast<std::uint16_t*>(values_of(weight_.get()));
+  if (!is_turned_) {
+    fill_with_sums_to_nothing(values, case_.outer, case_.inner, false, 0);
+    return;
+  }
+  const std::int64_t different = std::min(case_.outer, different_rows);
+  std::vector<std::uint16_t> rows(static_cast<std::size_t>(different * case_.inner));
+  fill_with_sums_to_nothing(rows.data(), different, case_.inner, false, 0);
+  for (std::int64_t k = 0; k < case_.inner; ++k) {
+    for (std::int64_t j = 0; j < case_.outer; ++j) {
+      values[k * case_.outer + j] = rows[static_cast<std::size_t>(j % different * case_.inner + k)];
+    }
+  }
 }
 
 bool LinearTrial::show(const std::function<bool(PyObject* expected)>& compare) {
@@ -102,7 +140,7 @@ bool LinearTrial::show(const std::function<bool(PyObject* expected)>& compare) {
 
 bool LinearTrial::show_one(std::uint64_t seed, bool denormal, const std::function<bool(PyObject* expected)>& compare) {
   fill(seed, denormal);
-  const Owned expected(call_plain(call_, weight_.get()));
+  const Owned expected(call_plain(call_, given_.get()));
   return expected.get() != nullptr && compare(expected.get());
 }
 

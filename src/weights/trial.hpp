@@ -1,5 +1,5 @@
-// Calls of linear layers of one kind, and the values with which they are tried: do they give the bits of torch's own
-// function when they are made another way? For this room only.
+// Calls of linear layers, and of other products, of one kind, and the values with which they are tried: do they give
+// the bits of torch's own function when they are made another way? For this room only.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "tensor/aten.hpp"
 #include "weights/entry.hpp"
@@ -18,6 +19,8 @@ namespace habana_mp::weights {
 // otherwise than those of several, and may order them by the number of its threads; torch has a loop of its own for the
 // smallest products.
 struct LinearCase {
+  Packs what;
+  bool transposed;
   std::int64_t outer;
   std::int64_t inner;
   std::size_t rows;  // the binary digits of their number; of small products the number itself
@@ -31,10 +34,21 @@ struct HashOfLinearCase {
   std::size_t operator()(const LinearCase& one) const noexcept {
     const auto outer = static_cast<std::size_t>(one.outer);
     const auto inner = static_cast<std::size_t>(one.inner);
-    return ((outer * 1000003 + inner) * 1000003 + one.rows * 8 + one.threads * 4096) ^ (one.has_bias ? 1U : 0U) ^
-           (one.is_matrix ? 2U : 0U);
+    const auto what = static_cast<std::size_t>(one.what) * 2 + (one.transposed ? 1U : 0U);
+    return ((outer * 1000003 + inner) * 1000003 + one.rows * 8 + one.threads * 4096 + (what << 20U)) ^
+           (one.has_bias ? 1U : 0U) ^ (one.is_matrix ? 2U : 0U);
   }
 };
+
+struct Sides {
+  std::int64_t outer;
+  std::int64_t inner;
+};
+// How the weight, a matrix, counts in such a call.
+inline Sides sides_for(const PackedCall& call, const Entry& entry) {
+  const std::vector<std::int64_t>& sizes = entry.geometry.sizes;
+  return call.is_turned() ? Sides{sizes[1], sizes[0]} : Sides{sizes[0], sizes[1]};
+}
 
 // Nothing where the input's rows are none, or lie so that torch sums them otherwise.
 std::optional<LinearCase> linear_case_of(const Entry& entry, const PackedCall& call);
@@ -76,8 +90,10 @@ class LinearTrial {
  public:
   LinearTrial(const LinearCase& one, const PackedCall& like);
 
-  // Null where it could not be made.
+  // As the weight of such calls lies. Null where it could not be made.
   [[nodiscard]] PyObject* weight() const { return has_values_ ? weight_.get() : nullptr; }
+  // The same as the call is written: that or its transposed view.
+  [[nodiscard]] PyObject* given() const { return given_.get(); }
   [[nodiscard]] const PackedCall& call() const { return call_; }
   [[nodiscard]] std::int64_t rows() const { return tensor::count_elements(input_.get()) / case_.inner; }
 
@@ -88,10 +104,13 @@ class LinearTrial {
  private:
   bool show_one(std::uint64_t seed, bool denormal, const std::function<bool(PyObject* expected)>& compare);
   void fill(std::uint64_t seed, bool denormal);
+  void fill_weight();
 
   LinearCase case_;
+  bool is_turned_;
   Owned bias_;
   Owned weight_;
+  Owned given_;  // the weight as the call is written
   Owned input_;
   bool has_values_;
   PackedCall call_;
