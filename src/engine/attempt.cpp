@@ -38,10 +38,8 @@ PackedPlaces places_of(weights::Packs what) {
   }
 }
 
-// The weight that a call is written with, or with whose transposed view. A new reference; null where it is neither.
-PyObject* weight_of(const Rule& rule, PyObject* given, bool& transposed) {
-  transposed = Py_TYPE(given) != tensor::api.parameter;
-  if (!transposed) return Py_NewRef(given);
+// The weight with whose transposed view a call is written. A new reference; null where it is none.
+PyObject* weight_behind(const Rule& rule, PyObject* given) {
   const bool may_be_view =
       rule.packs != weights::Packs::conv2d && tensor::is_plain_tensor(given) && weights::may_be_part(given);
   return may_be_view ? weights::transposed_weight(given) : nullptr;
@@ -90,24 +88,28 @@ PyObject* answer_from_packed(const Rule& rule, const Arguments& arguments, const
   if (arguments.keywords != nullptr || count < places.least || count > places.most) return nullptr;
   PyObject* const* values = arguments.values;
   PyObject* input = values[places.input];
+  PyObject* given = values[places.weight];
   PyObject* bias = places.bias < count ? values[places.bias] : Py_None;
   if (reading.kinds[places.weight] != Kind::f32 || !tensor::is_plain_tensor(input) ||
       !is_floating(reading.kinds[places.input])) {
     return nullptr;
   }
+  const bool transposed = Py_TYPE(given) != tensor::api.parameter;
+  if (!weights::may_pack(rule.packs, transposed)) return nullptr;
+  if (bias == Py_None && rule.packs == weights::Packs::addmm) return nullptr;  // torch refuses it
   const Kind bias_kind = bias == Py_None ? Kind::other : reading.kinds[places.bias];
   if (bias != Py_None && (!tensor::is_plain_tensor(bias) || !is_floating(bias_kind))) return nullptr;
   const bool has_options = rule.packs == weights::Packs::conv2d;
   for (Py_ssize_t i = 3; i < 6 && has_options; ++i) {
     if (!PyTuple_Check(values[i])) return nullptr;
   }
-  bool transposed = false;
-  PyObject* weight = weight_of(rule, values[places.weight], transposed);
+  PyObject* weight = transposed ? weight_behind(rule, given) : Py_NewRef(given);
   if (weight == nullptr) return nullptr;
   weights::PackedCall call{rule.packs, input, weight, bias, has_options ? values + 3 : nullptr, transposed};
   // A weight's product with itself needs its plain cast besides.
+  const bool is_by_itself = input == weight || input == given;
   PyObject* result =
-      weight == input ? nullptr : cast_and_answer(rule, call, reading.kinds[places.input], bias_kind, to, tally);
+      is_by_itself ? nullptr : cast_and_answer(rule, call, reading.kinds[places.input], bias_kind, to, tally);
   Py_DECREF(weight);
   return result;
 }

@@ -375,7 +375,11 @@ Entry* up_to_date(PyObject* weight, Kind to, bool records, std::uint32_t views, 
     // Others may run, and forget the entry.
     held = entry_for(weight, to);
     const bool is_packed = held != nullptr && held->cast != nullptr && !held->has(Form::plain);
-    if (is_packed && !records && is_unchanged(*held, look_beside(weight, views))) ++held->unpacked;
+    if (is_packed && !records) {
+      Sight now = look_beside(weight, views);
+      now.owners = held->sight.owners;  // another view of it may be alive
+      if (is_unchanged(*held, now)) ++held->unpacked;
+    }
     if (held == nullptr || !bring_up_to_date(*held, weight, views)) {
       ++counts.refused[static_cast<std::size_t>(held == nullptr ? Refusal::limit : held->refusal)];
       return nullptr;

@@ -82,7 +82,7 @@ struct Statistics {
   std::uint64_t refreshes = 0;                    // casts made again because the weight had changed
   std::array<std::uint64_t, refusals> refused{};  // calls that found a weight of which nothing could be kept, by why
   std::uint64_t weights = 0;                      // kept now
-  std::uint64_t packed = 0;                       // of these, in the CPU library's layout
+  std::uint64_t packed = 0;                       // of these, in a packed layout
   std::uint64_t bytes = 0;                        // their size
 };
 Statistics statistics() noexcept;

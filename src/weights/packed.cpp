@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "errors.hpp"
+#include "kernels/product.hpp"
 #include "stopwatch.hpp"
 #include "tensor/image_order.hpp"
 #include "weights/entry.hpp"
@@ -74,14 +75,14 @@ PyObject* case_of(const Entry& entry, const PackedCall& call) {
 // Does the library order the sums of such linear layers alike whether their weight is packed or not? (Convolutions that
 // may not are tried by `gives_the_same_bits`.) Found out once for each kind of call. Under the GIL, as everything here.
 // Never destroyed, as the cache.
-std::unordered_map<LinearCase, bool, HashOfLinearCase>& orders_of_sums() {
-  static auto* const all = new std::unordered_map<LinearCase, bool, HashOfLinearCase>;
+std::unordered_map<ProductCase, bool, HashOfProductCase>& orders_of_sums() {
+  static auto* const all = new std::unordered_map<ProductCase, bool, HashOfProductCase>;
   return *all;
 }
 
 std::optional<bool> known_to_sum_alike(const Entry& entry, const PackedCall& call) {
   if (call.what != Packs::linear) return true;
-  const std::optional<LinearCase> one = linear_case_of(entry, call);
+  const std::optional<ProductCase> one = product_case_of(entry, call);
   if (!one || entry.elements > most_tried) return false;
   const auto found = orders_of_sums().find(*one);
   return found == orders_of_sums().end() ? std::nullopt : std::optional(found->second);
@@ -90,8 +91,8 @@ std::optional<bool> known_to_sum_alike(const Entry& entry, const PackedCall& cal
 // Tries it where it is not known, with values of its own. Others may run meanwhile. An interrupt leaves its exception.
 bool sums_alike(const Entry& entry, const PackedCall& call) {
   if (const std::optional<bool> known = known_to_sum_alike(entry, call)) return *known;
-  const std::optional<LinearCase> one = linear_case_of(entry, call);
-  LinearTrial trial(*one, call);
+  const std::optional<ProductCase> one = product_case_of(entry, call);
+  ProductTrial trial(*one, call);
   const Owned packed(trial.weight() == nullptr ? nullptr : pack(trial.weight(), trial.call()));
   const bool alike = packed.get() != nullptr && trial.show([&](PyObject* expected) {
     const Owned made(call_packed(trial.call(), packed.get()));
@@ -261,10 +262,16 @@ std::optional<Packs> packs_named(std::string_view name) noexcept {
   return found == std::end(names) ? std::nullopt : std::optional(found->second);
 }
 
+bool may_pack(Packs what, bool transposed) noexcept {
+  const PackingOperators& torch = operators_of(what);
+  return torch.plain != nullptr && ((torch.call != nullptr && !transposed) || kernels::can_multiply());
+}
+
 bool may_be_packed(const PackedCall& call, Kind to) noexcept {
-  if (operators_of(call.what).plain == nullptr || to != Kind::bf16) return false;
+  if (to != Kind::bf16) return false;
   const Entry* known = entry_of(call.weight, to);
   if (known == nullptr || known->cast == nullptr || known->busy) return false;
+  if (known->form != Form::plain && !is_unchanged_for(call, *known)) return false;
   if (known->form == Form::plain &&
       (known->elements < worth_trying || known->quiet_uses < quiet_uses_before_packing(*known))) {
     return false;
@@ -299,9 +306,9 @@ PyObject* answer(const PackedCall& call, Kind to) noexcept {
   if (found == cache().entries.end()) return nullptr;
   const std::shared_ptr<Entry> held = found->second;
   Entry& entry = *held;
-  if (entry.cast == nullptr || !is_unchanged_for(call, entry)) return nullptr;
+  if (entry.cast == nullptr) return nullptr;
   if (entry.form == Form::plain) {
-    if (tensor::count_elements(call.input) == 0) return nullptr;
+    if (tensor::count_elements(call.input) == 0 || !is_unchanged_for(call, entry)) return nullptr;
     if (call.what != Packs::conv2d) consider_panels(entry, call);
     if (entry.form == Form::plain && PyErr_Occurred() == nullptr) consider_library(entry, call);
     if (PyErr_Occurred() != nullptr) return nullptr;

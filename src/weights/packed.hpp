@@ -57,6 +57,9 @@ struct PackedCall {
   [[nodiscard]] bool is_turned() const { return (what != Packs::linear) != transposed; }
 };
 
+// Are calls of this kind ever answered from packed weights here?
+bool may_pack(Packs what, bool transposed) noexcept;
+
 // Is it worth to prepare this call: is its weight packed for it, or may it pay to pack it?
 bool may_be_packed(const PackedCall& call, tensor::Kind to) noexcept;
 

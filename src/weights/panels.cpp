@@ -26,15 +26,15 @@ constexpr double clearly = 1.05;
 constexpr std::size_t gil_kept_below = std::size_t{1} << 21;
 
 // Under the GIL, as everything here. Never destroyed, as the cache.
-std::unordered_map<LinearCase, PanelVerdict, HashOfLinearCase>& verdicts() {
-  static auto* const all = new std::unordered_map<LinearCase, PanelVerdict, HashOfLinearCase>;
+std::unordered_map<ProductCase, PanelVerdict, HashOfProductCase>& verdicts() {
+  static auto* const all = new std::unordered_map<ProductCase, PanelVerdict, HashOfProductCase>;
   return *all;
 }
 
 // What our kernels make of the values with which calls of a kind are tried.
 class Trial {
  public:
-  Trial(const LinearCase& one, const PackedCall& like)
+  Trial(const ProductCase& one, const PackedCall& like)
       : case_(one),
         values_(one, like),
         panels_(values_.weight() == nullptr ? nullptr : make_panels(values_.weight(), like.is_turned())) {}
@@ -106,15 +106,15 @@ class Trial {
     return multiply_panels(values_.call(), panels_.get(), {case_.outer, case_.inner}, block);
   }
 
-  LinearCase case_;
-  LinearTrial values_;
+  ProductCase case_;
+  ProductTrial values_;
   Owned panels_;
 };
 
 }  // namespace
 
 std::optional<PanelVerdict> known_verdict(const Entry& entry, const PackedCall& call) noexcept {
-  const std::optional<LinearCase> one = linear_case_of(entry, call);
+  const std::optional<ProductCase> one = product_case_of(entry, call);
   if (!one) return std::nullopt;
   const auto found = verdicts().find(*one);
   return found == verdicts().end() ? std::nullopt : std::optional(found->second);
@@ -123,11 +123,11 @@ std::optional<PanelVerdict> known_verdict(const Entry& entry, const PackedCall& 
 bool may_try_panels(const Entry& entry, const PackedCall& call) noexcept {
   return kernels::can_multiply() && entry.probed < most_trials && entry.elements >= worth_trying &&
          entry.elements <= most_tried && entry.geometry.sizes.size() == 2 && sides_for(call, entry).inner % 2 == 0 &&
-         entry.geometry.strides[1] == 1 && linear_case_of(entry, call).has_value();
+         entry.geometry.strides[1] == 1 && product_case_of(entry, call).has_value();
 }
 
 std::optional<PanelVerdict> try_panels(Entry& entry, const PackedCall& call) {
-  const std::optional<LinearCase> one = linear_case_of(entry, call);
+  const std::optional<ProductCase> one = product_case_of(entry, call);
   if (!one) return std::nullopt;
   Trial trial(*one, call);
   const std::optional<PanelVerdict> verdict = trial.run();

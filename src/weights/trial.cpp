@@ -58,9 +58,11 @@ std::optional<Rows> rows_of(const DLTensor& view, std::int64_t length) {
   return rows;
 }
 
-std::optional<LinearCase> linear_case_of(const Entry& entry, const PackedCall& call) {
+std::optional<ProductCase> product_case_of(const Entry& entry, const PackedCall& call) {
   DLTensor view;
-  if (entry.geometry.sizes.size() != 2 || !tensor::view_on_cpu(call.input, view)) return std::nullopt;
+  if (call.what == Packs::conv2d || entry.geometry.sizes.size() != 2 || !tensor::view_on_cpu(call.input, view)) {
+    return std::nullopt;
+  }
   const auto [outer, inner] = sides_for(call, entry);
   const std::optional<Rows> rows = rows_of(view, inner);
   if (!rows || rows->count == 0) return std::nullopt;
@@ -70,7 +72,7 @@ std::optional<LinearCase> linear_case_of(const Entry& entry, const PackedCall& c
   const auto count = static_cast<std::size_t>(rows->count);
   const auto digits = static_cast<std::size_t>(std::bit_width(count));
   const std::size_t kind = rows->count * inner * outer <= small_product ? most_digits + count : digits;
-  return LinearCase{
+  return ProductCase{
       .what = call.what,
       .transposed = call.transposed,
       .outer = outer,
@@ -97,7 +99,7 @@ void* values_of(PyObject* tensor) {
   return static_cast<char*>(view.data) + view.byte_offset;
 }
 
-LinearTrial::LinearTrial(const LinearCase& one, const PackedCall& like)
+ProductTrial::ProductTrial(const ProductCase& one, const PackedCall& like)
     : case_(one),
       is_turned_(like.is_turned()),
       bias_(one.has_bias ? tensor::new_empty(like.bias, std::array{one.outer}) : Py_NewRef(Py_None)),
@@ -111,7 +113,7 @@ LinearTrial::LinearTrial(const LinearCase& one, const PackedCall& like)
   if (has_values_) fill_weight();
 }
 
-void LinearTrial::fill_weight() {
+void ProductTrial::fill_weight() {
   auto* const values = static_cast<std::uint16_t*>(values_of(weight_.get()));
   if (!is_turned_) {
     fill_with_sums_to_nothing(values, case_.outer, case_.inner, false, 0);
@@ -121,13 +123,14 @@ void LinearTrial::fill_weight() {
   std::vector<std::uint16_t> rows(static_cast<std::size_t>(different * case_.inner));
   fill_with_sums_to_nothing(rows.data(), different, case_.inner, false, 0);
   for (std::int64_t k = 0; k < case_.inner; ++k) {
-    for (std::int64_t j = 0; j < case_.outer; ++j) {
-      values[k * case_.outer + j] = rows[static_cast<std::size_t>(j % different * case_.inner + k)];
-    }
+    std::uint16_t* const row = values + k * case_.outer;
+    for (std::int64_t j = 0; j < different; ++j) row[j] = rows[static_cast<std::size_t>(j * case_.inner + k)];
+    // What is copied is there by then: as far as the rows that differ.
+    for (std::int64_t j = different; j < case_.outer; ++j) row[j] = row[j - different];
   }
 }
 
-bool LinearTrial::show(const std::function<bool(PyObject* expected)>& compare) {
+bool ProductTrial::show(const std::function<bool(PyObject* expected)>& compare) {
   if (!has_values_) return false;
   constexpr std::int64_t enough = 256;
   std::int64_t compared = 0;
@@ -138,14 +141,14 @@ bool LinearTrial::show(const std::function<bool(PyObject* expected)>& compare) {
   return show_one(0, true, compare);
 }
 
-bool LinearTrial::show_one(std::uint64_t seed, bool denormal, const std::function<bool(PyObject* expected)>& compare) {
+bool ProductTrial::show_one(std::uint64_t seed, bool denormal, const std::function<bool(PyObject* expected)>& compare) {
   fill(seed, denormal);
   const Owned expected(call_plain(call_, given_.get()));
   return expected.get() != nullptr && compare(expected.get());
 }
 
 // With denormals, which some kernels take for zero, or with a bias as small as the sums.
-void LinearTrial::fill(std::uint64_t seed, bool denormal) {
+void ProductTrial::fill(std::uint64_t seed, bool denormal) {
   auto* const input = static_cast<std::uint16_t*>(values_of(input_.get()));
   fill_with_sums_to_nothing(input, rows(), case_.inner, true, seed);
   if (denormal) {

@@ -18,7 +18,7 @@ namespace habana_mp::weights {
 // Calls of one kind: they sum in the same order, and take about as long. The library orders the sums of one row
 // otherwise than those of several, and may order them by the number of its threads; torch has a loop of its own for the
 // smallest products.
-struct LinearCase {
+struct ProductCase {
   Packs what;
   bool transposed;
   std::int64_t outer;
@@ -28,10 +28,10 @@ struct LinearCase {
   bool has_bias;
   bool is_matrix;  // an input of two dimensions
 
-  bool operator==(const LinearCase&) const = default;
+  bool operator==(const ProductCase&) const = default;
 };
-struct HashOfLinearCase {
-  std::size_t operator()(const LinearCase& one) const noexcept {
+struct HashOfProductCase {
+  std::size_t operator()(const ProductCase& one) const noexcept {
     const auto outer = static_cast<std::size_t>(one.outer);
     const auto inner = static_cast<std::size_t>(one.inner);
     const auto what = static_cast<std::size_t>(one.what) * 2 + (one.transposed ? 1U : 0U);
@@ -50,8 +50,8 @@ inline Sides sides_for(const PackedCall& call, const Entry& entry) {
   return call.is_turned() ? Sides{sizes[1], sizes[0]} : Sides{sizes[0], sizes[1]};
 }
 
-// Nothing where the input's rows are none, or lie so that torch sums them otherwise.
-std::optional<LinearCase> linear_case_of(const Entry& entry, const PackedCall& call);
+// Nothing where it is no product, or the input's rows are none, or lie so that torch sums them otherwise.
+std::optional<ProductCase> product_case_of(const Entry& entry, const PackedCall& call);
 
 // An input's rows in memory.
 struct Rows {
@@ -86,9 +86,9 @@ class Owned {
 void* values_of(PyObject* tensor);
 
 // A call of a kind, with a weight, a bias and inputs of its own: the order of their sums shows in the results.
-class LinearTrial {
+class ProductTrial {
  public:
-  LinearTrial(const LinearCase& one, const PackedCall& like);
+  ProductTrial(const ProductCase& one, const PackedCall& like);
 
   // As the weight of such calls lies. Null where it could not be made.
   [[nodiscard]] PyObject* weight() const { return has_values_ ? weight_.get() : nullptr; }
@@ -106,7 +106,7 @@ class LinearTrial {
   void fill(std::uint64_t seed, bool denormal);
   void fill_weight();
 
-  LinearCase case_;
+  ProductCase case_;
   bool is_turned_;
   Owned bias_;
   Owned weight_;

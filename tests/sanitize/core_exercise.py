@@ -211,15 +211,18 @@ def the_weights() -> None:
             with converted(**options):
                 for write in writes:
                     experts = torch.nn.Parameter(torch.randn(2, size, size))
+                    turned = torch.nn.Parameter(torch.randn(size, size))
                     for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
                         with mode():
                             for _ in range(7):
                                 layer(x), convolution(image)
-                                x @ layer.weight.t(), torch.nn.functional.linear(x, experts[1])
-                    loss = layer(x).float().sum() + (x @ layer.weight.t()).float().sum()
+                                x @ layer.weight.T, torch.nn.functional.linear(x, experts[1])
+                                torch.addmm(layer.bias, x, turned), torch.nn.functional.linear(x, turned.T)
+                    loss = layer(x).float().sum() + (x @ layer.weight.T).float().sum() + (x @ turned).float().sum()
                     with torch.no_grad():
                         write(layer.weight)
                         write(experts)
+                        write(turned)
                     with contextlib.suppress(RuntimeError):  # where the version tells
                         loss.backward()
                     layer = torch.nn.Linear(size, size)
@@ -245,6 +248,7 @@ def the_weights() -> None:
             measured = torch.nn.Linear(shape[1], shape[0])
             for rows in (1, 1, 1, 1, 1, 1, 3, 70):
                 measured(torch.randn(rows, shape[1])), measured(torch.randn(shape[1], rows).t())
+                torch.randn(rows, shape[1]) @ measured.weight.T, torch.mm(torch.randn(rows, shape[0]), measured.weight)
     with converted():
         with raises(TypeError):
             _core.weights_renew(1, False)  # type: ignore[arg-type]
