@@ -190,7 +190,7 @@ void run_batch(const void* context, std::size_t begin, std::size_t end) noexcept
 }  // namespace
 
 bool is_worth_streaming(std::size_t source_bytes, std::size_t target_bytes, unsigned threads) noexcept {
-  return source_bytes * (threads > 1 ? 1 : 2) + target_bytes > choice().last_level_cache();
+  return source_bytes * (threads > 1 ? 1 : 2) + target_bytes >= choice().last_level_cache();
 }
 
 const Table& chosen() noexcept { return choice().table(); }

@@ -21,8 +21,8 @@ const Table& chosen() noexcept;
 
 // Stores past the caches save reading what is to be overwritten, but leave nothing in the caches for whoever comes
 // next. Measured, whoever reads the target next included: on one thread they win once the source, counted twice, and
-// the target outgrow the last-level cache. Several threads have no more of the memory's speed for such stores than one
-// has, but more of the cache's: there they win once the two arrays alone outgrow it.
+// the target fill the last-level cache. Several threads have no more of the memory's speed for such stores than one
+// has, but more of the cache's: there they win once the two arrays alone fill it.
 bool is_worth_streaming(std::size_t source_bytes, std::size_t target_bytes, unsigned threads) noexcept;
 
 // nullptr where this processor cannot run it, or there is no such instruction set.
