@@ -45,7 +45,7 @@ PyObject* weight_behind(const Rule& rule, PyObject* given) {
   return may_be_view ? weights::transposed_weight(given) : nullptr;
 }
 
-// The call with its input and bias cast, as they are now of these kinds; as below.
+// Answers a call whose input and bias, of these kinds, are still to be cast. As answer_from_packed.
 PyObject* cast_and_answer(const Rule& rule, weights::PackedCall& call, Kind input_kind, Kind bias_kind, Kind to,
                           Tally& tally) {
   const bool is_product = call.what != weights::Packs::conv2d;

@@ -34,7 +34,7 @@ enum class Form : std::uint8_t {
   plain,    // a tensor like the weight
   library,  // in the layout of torch's CPU library, where nothing is recorded
   panels,   // in that of our own kernels, where nothing is recorded either
-  turned,   // the same of a weight whose rows are what they are to take for columns
+  turned,   // the same, of a weight whose columns are what a linear layer has for rows
 };
 
 struct Entry {
