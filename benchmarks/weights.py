@@ -32,10 +32,14 @@ def small_layers(width: int) -> tuple[nn.Module, torch.Tensor]:
     return nn.Sequential(*[nn.Linear(width, width) for _ in range(50)]), torch.randn(4, width)
 
 
-class Product(nn.Module):
-    """A layer as some write it by hand, of a weight and a bias."""
+#: Of an input, a weight and a bias.
+ByHand = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-    def __init__(self, width: int, call: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+
+class Product(nn.Module):
+    """A layer as some write it by hand."""
+
+    def __init__(self, width: int, call: ByHand) -> None:
         super().__init__()
         self.call = call
         self.weight = nn.Parameter(torch.randn(width, width) / width**0.5)
@@ -54,9 +58,7 @@ def by_a_view(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torc
     return x @ weight.T
 
 
-def small_products(
-    call: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor], width: int
-) -> tuple[nn.Module, torch.Tensor]:
+def small_products(call: ByHand, width: int) -> tuple[nn.Module, torch.Tensor]:
     return nn.Sequential(*[Product(width, call) for _ in range(50)]), torch.randn(4, width)
 
 

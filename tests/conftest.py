@@ -68,6 +68,11 @@ def in_threads(work: Callable[[int], None], count: int = 4) -> None:
         thread.join()
 
 
+def packed() -> int:
+    """How many weights are kept in a packed form."""
+    return hmp.report(show=False).weights.packed
+
+
 def tensors(value: Any) -> list[torch.Tensor]:
     """The tensors in a nest of lists, tuples and dictionaries."""
     return [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import packed
 from torch import nn
 
 from habana_mp import _core, hmp
 from habana_mp._weights import packing_operators
+
+Layer = TypeVar("Layer", bound=nn.Module)
+#: Of rows, a weight and a bias.
+Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 #: What linear layers can be packed for here: torch's CPU library, our own kernels.
 FOR_LINEAR = ["library"] * bool(packing_operators()) + ["panels"] * _core.kernels_can_multiply()
@@ -44,8 +50,27 @@ def library() -> None:
     _core.weights_assume_packing("library")
 
 
-def packed() -> int:
-    return hmp.report(show=False).weights.packed
+def changes_over(calls: Iterable[object]) -> int:
+    """How often a weight was packed or unpacked while these calls were made, one by one."""
+    counts = [packed(), *(packed() for _ in calls)]
+    return sum(one != other for one, other in itertools.pairwise(counts))
+
+
+def called_often(layer: Layer, width: int = 144) -> Layer:
+    """Until it is packed."""
+    hmp.convert()
+    with torch.no_grad():
+        for _ in range(8):
+            layer(torch.randn(2, width))
+    assert packed() == 1
+    return layer
+
+
+def assert_same_bits(result: torch.Tensor, expected: torch.Tensor) -> None:
+    assert result.dtype is torch.bfloat16
+    assert result.stride() == expected.stride()
+    assert torch.equal(result.nan_to_num(), expected.nan_to_num())
+    assert torch.equal(result.isnan(), expected.isnan())
 
 
 def by_hand(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
@@ -55,15 +80,8 @@ def by_hand(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
 
 
 def packed_layer(bias: bool = True, shape: tuple[int, int] = (160, 144)) -> nn.Linear:
-    """A layer that was called often enough to be packed."""
     torch.manual_seed(0)
-    layer = nn.Linear(shape[1], shape[0], bias=bias)
-    hmp.convert()
-    with torch.no_grad():
-        for _ in range(8):
-            layer(torch.randn(2, shape[1]))
-    assert packed() == 1
-    return layer
+    return called_often(nn.Linear(shape[1], shape[0], bias=bias), shape[1])
 
 
 def assert_calls_are_right(layer: nn.Linear, x: torch.Tensor) -> None:
@@ -108,11 +126,7 @@ def test_the_results_are_the_same_bits(name: str, bias: bool) -> None:
     with torch.no_grad():
         for _ in range(2):
             x = INPUTS[name]()
-            result, expected = layer(x), by_hand(layer, x)
-            assert result.dtype is torch.bfloat16
-            assert result.stride() == expected.stride()
-            assert torch.equal(result.nan_to_num(), expected.nan_to_num())
-            assert torch.equal(result.isnan(), expected.isnan())
+            assert_same_bits(layer(x), by_hand(layer, x))
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -128,16 +142,19 @@ def test_it_serves_wherever_nothing_is_recorded(mode: Callable[[], Any]) -> None
         assert packed() == 1
 
 
-@pytest.mark.usefixtures("form")
-def test_a_recorded_call_brings_the_plain_cast_back() -> None:
-    layer = packed_layer()
+def assert_a_recorded_call_brings_the_plain_cast_back(layer: nn.Linear | Weighted, call: Call) -> None:
     x = torch.randn(3, 144)
     layer(x).sum().backward()
     assert packed() == 0
     gradient, layer.weight.grad = layer.weight.grad, None
     hmp.restore()
-    F.linear(x.bfloat16(), layer.weight.bfloat16(), layer.bias.bfloat16()).sum().backward()
+    call(x.bfloat16(), layer.weight.bfloat16(), layer.bias.bfloat16()).sum().backward()
     assert torch.equal(gradient, layer.weight.grad)
+
+
+@pytest.mark.usefixtures("form")
+def test_a_recorded_call_brings_the_plain_cast_back() -> None:
+    assert_a_recorded_call_brings_the_plain_cast_back(packed_layer(), F.linear)
 
 
 @pytest.mark.usefixtures("form")
@@ -358,13 +375,9 @@ def test_torch_s_autocast_has_the_last_word() -> None:
 @pytest.mark.usefixtures("form")
 def test_calls_that_take_turns_do_not_pack_a_weight_for_ever() -> None:
     layer = packed_layer()
-    changes, before = 0, 1
     with torch.no_grad():
-        for number in range(800):
-            layer(torch.randn(3, 144) if number % 20 else torch.randn(144))
-            changes += packed() != before
-            before = packed()
-    assert changes <= 30
+        calls = (layer(torch.randn(3, 144) if number % 20 else torch.randn(144)) for number in range(800))
+        assert changes_over(calls) <= 30
 
 
 @pytest.mark.usefixtures("form")
@@ -404,7 +417,7 @@ def test_a_packed_model_can_be_saved_copied_and_traced(tmp_path: Any) -> None:
 class Product:
     """A product as somebody writes it, of rows of 144 values."""
 
-    call: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # of rows, weight, bias
+    call: Call
     turned: bool = True  # a weight of 144 x 160
     matrix_only: bool = False
 
@@ -450,14 +463,7 @@ def product(request: pytest.FixtureRequest) -> Product:
 
 
 def packed_product(product: Product) -> Weighted:
-    """Called often enough to be packed."""
-    layer = Weighted(product)
-    hmp.convert()
-    with torch.no_grad():
-        for _ in range(8):
-            layer(torch.randn(2, 144))
-    assert packed() == 1
-    return layer
+    return called_often(Weighted(product))
 
 
 #: Of the inputs, those that a packed weight must serve. (Torch 2.15 sums a single row with a weight that lies
@@ -475,11 +481,7 @@ def test_a_product_gives_the_same_bits(product: Product, name: str) -> None:
                 with pytest.raises(RuntimeError, match=r"matrix|matrices|2-D|dtype"):
                     layer(x)
                 continue
-            result, expected = layer(x), layer.by_hand(x)
-            assert result.dtype is torch.bfloat16
-            assert result.stride() == expected.stride()
-            assert torch.equal(result.nan_to_num(), expected.nan_to_num())
-            assert torch.equal(result.isnan(), expected.isnan())
+            assert_same_bits(layer(x), layer.by_hand(x))
             assert packed() == 1 or name not in IN_ROWS
 
 
@@ -508,13 +510,7 @@ def test_a_product_is_packed_anew_where_its_weight_changed(product: Product, mod
 
 
 def test_a_recorded_product_brings_the_plain_cast_back(product: Product) -> None:
-    layer, x = packed_product(product), torch.randn(3, 144)
-    layer(x).sum().backward()
-    assert packed() == 0
-    gradient, layer.weight.grad = layer.weight.grad, None
-    hmp.restore()
-    product.call(x.bfloat16(), layer.weight.bfloat16(), layer.bias.bfloat16()).sum().backward()
-    assert torch.equal(gradient, layer.weight.grad)
+    assert_a_recorded_call_brings_the_plain_cast_back(packed_product(product), product.call)
 
 
 @needs_panels
@@ -543,11 +539,8 @@ def test_an_addmm_with_more_than_a_product_is_made_as_it_is_written(name: str) -
 def test_what_torch_refuses_is_refused_of_a_packed_weight_too() -> None:
     _core.weights_assume_packing("panels")
     for name in ("@", "@, of a view", "F.linear, of a view"):
-        layer = Weighted(PRODUCTS[name])
-        hmp.convert()
+        layer = packed_product(PRODUCTS[name])
         with torch.no_grad():
-            for _ in range(8):
-                layer(torch.randn(2, 144))
             for sides in ((8, 144), (8, 160)):
                 with pytest.raises(RuntimeError, match="dimension"):
                     F.conv2d(torch.randn(1, 3, *sides), layer.weight, None, (1, 1), (0, 0), (1, 1), 1)
@@ -567,18 +560,19 @@ def test_one_weight_in_both_ways_is_right_in_both() -> None:
         lambda x, w: F.linear(x, w.T),
         torch.mm,
     ]
-    changes, before = 0, 0
     with torch.no_grad():
         lowered = weight.detach().clone().bfloat16()
-        for number in range(400):
-            x = torch.randn(3, 160)
-            way = ways[number // 20 % len(ways)]
-            assert torch.equal(way(x, weight), way(x.bfloat16(), lowered))
-            changes += packed() != before
-            before = packed()
+
+        def calls() -> Iterator[None]:
+            for number in range(400):
+                x = torch.randn(3, 160)
+                way = ways[number // 20 % len(ways)]
+                assert torch.equal(way(x, weight), way(x.bfloat16(), lowered))
+                yield
+
+        assert 10 <= changes_over(calls()) <= 60
         assert torch.equal(weight @ weight, lowered @ lowered)
         assert torch.equal(weight @ weight.T, lowered @ lowered.T)
-    assert 10 <= changes <= 60
 
 
 def by_itself(view: torch.Tensor) -> torch.Tensor:
@@ -611,18 +605,16 @@ def test_a_weight_beside_a_view_that_lives_on_is_not_packed_for_ever() -> None:
     _core.weights_assume_packing("panels")
     hmp.convert()
     weight, x = nn.Parameter(torch.randn(160, 160)), torch.randn(3, 160)
-    changes, before = 0, 0
-    with torch.no_grad():
+
+    def calls() -> Iterator[torch.Tensor]:
         for _ in range(200):
             view = weight.T
             for _ in range(6):
-                x @ view
-                changes += packed() != before
-                before = packed()
-            F.linear(x, weight)
-            changes += packed() != before
-            before = packed()
-    assert 2 <= changes <= 30
+                yield x @ view
+            yield F.linear(x, weight)
+
+    with torch.no_grad():
+        assert 2 <= changes_over(calls()) <= 30
 
 
 def test_two_views_of_a_weight_are_not_answered_from_its_panels(product: Product) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import assert_same, needs_fully_shard, tensors
+from conftest import assert_same, needs_fully_shard, packed, tensors
 from torch import distributed as dist
 from torch import nn
 from torch.distributed import fsdp
@@ -247,10 +247,6 @@ def packs_whatever_it_can() -> Iterator[None]:
     _core.weights_assume_packing("measured")
 
 
-def packed() -> int:
-    return hmp.report(show=False).weights.packed
-
-
 @pytest.mark.usefixtures("parts_of_any_size", "packs_whatever_it_can")
 @pytest.mark.parametrize("way", [one for one in AT_ONCE if one not in IN_CALLS])
 def test_a_change_of_a_packed_weight_is_seen(way: str) -> None:
@@ -264,7 +260,6 @@ def test_a_change_of_a_packed_weight_is_seen(way: str) -> None:
         change = WAYS[way](of)
         for n in (1, 2):
             assert_seen(of, change, mode, n, use=use, times=OFTEN)
-        del of, change
 
 
 @pytest.mark.usefixtures("parts_of_any_size", "packs_whatever_it_can")

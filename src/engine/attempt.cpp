@@ -39,20 +39,17 @@ PackedPlaces places_of(weights::Packs what) {
 }
 
 // The weight with whose transposed view a call is written. A new reference; null where it is none.
-PyObject* weight_behind(const Rule& rule, PyObject* given) {
-  const bool may_be_view =
-      rule.packs != weights::Packs::conv2d && tensor::is_plain_tensor(given) && weights::may_be_part(given);
-  return may_be_view ? weights::transposed_weight(given) : nullptr;
+PyObject* weight_behind(PyObject* given) {
+  return tensor::is_plain_tensor(given) && weights::may_be_part(given) ? weights::transposed_weight(given) : nullptr;
 }
 
 // Answers a call whose input and bias, of these kinds, are still to be cast. As answer_from_packed.
 PyObject* cast_and_answer(const Rule& rule, weights::PackedCall& call, Kind input_kind, Kind bias_kind, Kind to,
                           Tally& tally) {
-  const bool is_product = call.what != weights::Packs::conv2d;
   // What the weight of a product tells costs less than the rest; a convolution's depends on how its input lies.
-  if (is_product && !weights::may_be_packed(call, to)) return nullptr;
+  if (call.is_product() && !weights::may_be_packed(call, to)) return nullptr;
   if (tensor::is_traced()) return nullptr;
-  if (!is_product) {
+  if (!call.is_product()) {
     call.reorders = tensor::is_channels_first(call.input);
     if (!call.reorders && !tensor::is_channels_last(call.input)) return nullptr;
     if (!weights::may_be_packed(call, to)) return nullptr;
@@ -94,23 +91,25 @@ PyObject* answer_from_packed(const Rule& rule, const Arguments& arguments, const
       !is_floating(reading.kinds[places.input])) {
     return nullptr;
   }
-  const bool transposed = Py_TYPE(given) != tensor::api.parameter;
-  if (!weights::may_pack(rule.packs, transposed)) return nullptr;
+  weights::PackedCall call{.what = rule.packs, .input = input, .bias = bias};
+  call.transposed = Py_TYPE(given) != tensor::api.parameter;
+  if (!weights::may_pack(call)) return nullptr;
   if (bias == Py_None && rule.packs == weights::Packs::addmm) return nullptr;  // torch refuses it
   const Kind bias_kind = bias == Py_None ? Kind::other : reading.kinds[places.bias];
   if (bias != Py_None && (!tensor::is_plain_tensor(bias) || !is_floating(bias_kind))) return nullptr;
-  const bool has_options = rule.packs == weights::Packs::conv2d;
-  for (Py_ssize_t i = 3; i < 6 && has_options; ++i) {
-    if (!PyTuple_Check(values[i])) return nullptr;
+  if (!call.is_product()) {
+    for (Py_ssize_t i = 3; i < 6; ++i) {
+      if (!PyTuple_Check(values[i])) return nullptr;
+    }
+    call.options = values + 3;
   }
-  PyObject* weight = transposed ? weight_behind(rule, given) : Py_NewRef(given);
-  if (weight == nullptr) return nullptr;
-  weights::PackedCall call{rule.packs, input, weight, bias, has_options ? values + 3 : nullptr, transposed};
+  call.weight = call.transposed ? weight_behind(given) : Py_NewRef(given);
+  if (call.weight == nullptr) return nullptr;
   // A weight's product with itself needs its plain cast besides.
-  const bool is_by_itself = input == weight || input == given;
+  const bool is_by_itself = input == call.weight || input == given;
   PyObject* result =
       is_by_itself ? nullptr : cast_and_answer(rule, call, reading.kinds[places.input], bias_kind, to, tally);
-  Py_DECREF(weight);
+  Py_DECREF(call.weight);
   return result;
 }
 

@@ -58,11 +58,6 @@ Kind precision_of(const std::string& name) {
   throw std::invalid_argument("unknown precision: " + name);
 }
 
-weights::Packs packs_of(const std::string& name) {
-  if (const auto packs = weights::packs_named(name)) return *packs;
-  throw std::invalid_argument("nothing packs: " + name);
-}
-
 engine::Reason reason_for(Rule::Action action, bool no_kernel) {
   if (no_kernel) return engine::Reason::no_kernel;
   switch (action) {
@@ -120,7 +115,7 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
   rule.wants_rows = wants_rows;
   rule.casts_inside = casts_inside;
   rule.is_product = is_product;
-  rule.packs = packs_of(packs);
+  rule.packs = weights::packs_named(packs);
   return rule;
 }
 

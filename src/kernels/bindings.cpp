@@ -430,12 +430,12 @@ void check(bool right, const char* what) {
 
 Bits kernels_arrange(const Bits& weight, unsigned threads, bool turned) {
   check(kernels::can_multiply(), "this processor has no such kernels");
-  check(weight.ndim() == 2 && weight.shape(turned ? 0 : 1) % 2 == 0,
-        "`weight` must have two dimensions, the inner one even");
+  check(weight.ndim() == 2, "`weight` must have two dimensions");
+  const auto outer = static_cast<std::size_t>(weight.shape(turned ? 1 : 0));
+  const auto inner = static_cast<std::size_t>(weight.shape(turned ? 0 : 1));
+  check(inner % 2 == 0, "the inner dimension of `weight` must be even");
   Bits arranged(weight.size());
-  const auto arrange = turned ? kernels::arrange_turned : kernels::arrange;
-  arrange(weight.data(), static_cast<std::size_t>(weight.shape(turned ? 1 : 0)),
-          static_cast<std::size_t>(weight.shape(turned ? 0 : 1)), arranged.mutable_data(), threads);
+  kernels::arrange(weight.data(), outer, inner, turned, arranged.mutable_data(), threads);
   return arranged;
 }
 

@@ -26,16 +26,6 @@ struct Arranging {
   std::size_t inner;
 };
 
-Arranging arranging(const void* weight, std::size_t outer, std::size_t inner, void* arranged) {
-  return {
-      .kernels = chosen().products,
-      .weight = static_cast<const std::uint16_t*>(weight),
-      .arranged = static_cast<std::uint16_t*>(arranged),
-      .outer = outer,
-      .inner = inner,
-  };
-}
-
 void arrange_panels(const void* context, std::size_t begin, std::size_t end) noexcept {
   const auto& work = *static_cast<const Arranging*>(context);
   for (std::size_t i = begin; i < end; ++i) {
@@ -59,15 +49,6 @@ void arrange_turned_panels(const void* context, std::size_t begin, std::size_t e
         to[2 * j + 1] = from[work.outer + j];
       }
     }
-  }
-}
-
-void arrange_all(const Arranging& work, Body arrange_some, unsigned threads) noexcept {
-  const std::size_t panels = panels_of(work.outer);
-  if (threads > 1 && work.outer * work.inner >= arranged_threads_from) {
-    parallel_for(panels, 1, threads, arrange_some, &work);
-  } else {
-    arrange_some(&work, 0, panels);
   }
 }
 
@@ -107,13 +88,22 @@ void multiply_pieces(const void* context, std::size_t begin, std::size_t end) no
 
 bool can_multiply() noexcept { return chosen().products != nullptr; }
 
-void arrange(const void* weight, std::size_t outer, std::size_t inner, void* arranged, unsigned threads) noexcept {
-  arrange_all(arranging(weight, outer, inner, arranged), arrange_panels, threads);
-}
-
-void arrange_turned(const void* weight, std::size_t outer, std::size_t inner, void* arranged,
-                    unsigned threads) noexcept {
-  arrange_all(arranging(weight, outer, inner, arranged), arrange_turned_panels, threads);
+void arrange(const void* weight, std::size_t outer, std::size_t inner, bool turned, void* arranged,
+             unsigned threads) noexcept {
+  const Arranging work{
+      .kernels = chosen().products,
+      .weight = static_cast<const std::uint16_t*>(weight),
+      .arranged = static_cast<std::uint16_t*>(arranged),
+      .outer = outer,
+      .inner = inner,
+  };
+  const Body arrange_some = turned ? arrange_turned_panels : arrange_panels;
+  const std::size_t panels = panels_of(outer);
+  if (threads > 1 && outer * inner >= arranged_threads_from) {
+    parallel_for(panels, 1, threads, arrange_some, &work);
+  } else {
+    arrange_some(&work, 0, panels);
+  }
 }
 
 void multiply(const Product& product, unsigned threads) noexcept {

@@ -27,12 +27,10 @@ struct Product {
 // Are there such kernels for this processor? Without them nothing else here may be called.
 bool can_multiply() noexcept;
 
-// Brings a contiguous weight [outer][inner] into the order in which the product reads it. The same size, to memory that
-// does not overlap it.
-void arrange(const void* weight, std::size_t outer, std::size_t inner, void* arranged, unsigned threads) noexcept;
-// The same of a weight [inner][outer].
-void arrange_turned(const void* weight, std::size_t outer, std::size_t inner, void* arranged,
-                    unsigned threads) noexcept;
+// Brings a contiguous weight [outer][inner], or [inner][outer] if it is `turned`, into the order in which the product
+// reads it. The same size, to memory that does not overlap it.
+void arrange(const void* weight, std::size_t outer, std::size_t inner, bool turned, void* arranged,
+             unsigned threads) noexcept;
 
 // On `threads` threads at most; small products stay on the calling one. The bits are the same on any number of them.
 // Thread-safe, safe after fork, never throws.

@@ -93,7 +93,7 @@ void register_weights(py::module_& module) {
   module.def("weights_forget", [](const py::object& weight) { weights::forget(weight.ptr()); });
   module.def("weights_set_packing",
              [](const std::string& what, const py::object& pack, const py::object& call, const py::object& plain) {
-               weights::set_packing(weights::packs_named(what).value(), {or_null(pack), or_null(call), or_null(plain)});
+               weights::set_packing(weights::packs_named(what), {or_null(pack), or_null(call), or_null(plain)});
              });
   module.def("weights_assume_packing", [](const std::string& what) {
     weights::assume_packing(what == "nothing"   ? weights::Assumed::nothing

@@ -4,6 +4,9 @@
 #include <bit>
 #include <iterator>
 #include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -52,7 +55,7 @@ PyObject* verdicts() {
 // What a packed form is for: nothing, or (stride, padding, dilation, groups), and with them the input's sizes and the
 // number of threads where the order of sums, which both have a part in, was found to be the same. A new reference.
 PyObject* options_of(const PackedCall& call) {
-  if (call.what != Packs::conv2d) return PyTuple_New(0);
+  if (call.is_product()) return PyTuple_New(0);
   PyObject* const* options = call.options;
   if (!call.reorders) return PyTuple_Pack(conv_options, options[0], options[1], options[2], options[3]);
   DLTensor view;
@@ -81,7 +84,7 @@ std::unordered_map<ProductCase, bool, HashOfProductCase>& orders_of_sums() {
 }
 
 std::optional<bool> known_to_sum_alike(const Entry& entry, const PackedCall& call) {
-  if (call.what != Packs::linear) return true;
+  if (!call.is_product()) return true;
   const std::optional<ProductCase> one = product_case_of(entry, call);
   if (!one || entry.elements > most_tried) return false;
   const auto found = orders_of_sums().find(*one);
@@ -209,7 +212,7 @@ void consider_library(Entry& entry, const PackedCall& call) {
 }
 
 bool are_its_options(PyObject* packed_for, const PackedCall& call) {
-  if (call.what != Packs::conv2d) return PyTuple_GET_SIZE(packed_for) == 0;
+  if (call.is_product()) return PyTuple_GET_SIZE(packed_for) == 0;
   PyObject* options = options_of(call);
   const int equal = options == nullptr ? 0 : PyObject_RichCompareBool(packed_for, options, Py_EQ);
   Py_XDECREF(options);
@@ -233,13 +236,13 @@ bool is_unchanged_for(const PackedCall& call, const Entry& entry) {
 // round, another form of bias than a layer's, an input that is laid out so that torch sums it otherwise.
 bool is_plain_call(const PackedCall& call, const Entry& entry) {
   if (tensor::is_negative(call.input)) return false;
-  if (call.what != Packs::conv2d && !lies_in_rows(call.input)) return false;
+  if (call.is_product() && !lies_in_rows(call.input)) return false;
   if (call.bias == Py_None) return true;
   DLTensor bias;
   const std::vector<std::int64_t>& sizes = entry.geometry.sizes;
   return !tensor::is_negative(call.bias) && tensor::view_on_cpu(call.bias, bias) && bias.ndim == 1 &&
          tensor::is_contiguous(bias) && !sizes.empty() &&
-         bias.shape[0] == (call.what != Packs::conv2d && call.is_turned() ? sizes.back() : sizes.front());
+         bias.shape[0] == (call.is_turned() ? sizes.back() : sizes.front());
 }
 
 }  // namespace
@@ -253,18 +256,19 @@ void assume_packing(Assumed wanted) noexcept {
 
 Assumed assumed_packing() noexcept { return assumed; }
 
-std::optional<Packs> packs_named(std::string_view name) noexcept {
+Packs packs_named(const std::string& name) {
   static constexpr std::pair<std::string_view, Packs> names[] = {{"", Packs::nothing},      {"linear", Packs::linear},
                                                                  {"conv2d", Packs::conv2d}, {"addmm", Packs::addmm},
                                                                  {"mm", Packs::mm},         {"matmul", Packs::matmul}};
   static_assert(std::size(names) == packs_count);
   const auto found = std::ranges::find(names, name, [](const auto& one) { return one.first; });
-  return found == std::end(names) ? std::nullopt : std::optional(found->second);
+  if (found == std::end(names)) throw std::invalid_argument("nothing packs: " + name);
+  return found->second;
 }
 
-bool may_pack(Packs what, bool transposed) noexcept {
-  const PackingOperators& torch = operators_of(what);
-  return torch.plain != nullptr && ((torch.call != nullptr && !transposed) || kernels::can_multiply());
+bool may_pack(const PackedCall& call) noexcept {
+  return operators_of(call.what).plain != nullptr &&
+         (library_packs(call) || (call.is_product() && kernels::can_multiply()));
 }
 
 bool may_be_packed(const PackedCall& call, Kind to) noexcept {
@@ -283,7 +287,7 @@ bool may_be_packed(const PackedCall& call, Kind to) noexcept {
     return verdict ? verdict->pays : may_try_panels(*known, call);
   }
   if (known->form == Form::plain) {
-    if (call.what != Packs::conv2d && may_try_panels(*known, call)) {
+    if (call.is_product() && may_try_panels(*known, call)) {
       const std::optional<PanelVerdict> verdict = known_verdict(*known, call);
       if (!verdict || verdict->pays) return true;
     }
@@ -309,7 +313,7 @@ PyObject* answer(const PackedCall& call, Kind to) noexcept {
   if (entry.cast == nullptr) return nullptr;
   if (entry.form == Form::plain) {
     if (tensor::count_elements(call.input) == 0 || !is_unchanged_for(call, entry)) return nullptr;
-    if (call.what != Packs::conv2d) consider_panels(entry, call);
+    if (call.is_product()) consider_panels(entry, call);
     if (entry.form == Form::plain && PyErr_Occurred() == nullptr) consider_library(entry, call);
     if (PyErr_Occurred() != nullptr) return nullptr;
   }

@@ -7,8 +7,7 @@
 #include <Python.h>
 
 #include <cstdint>
-#include <optional>
-#include <string_view>
+#include <string>
 
 #include "tensor/reader.hpp"
 
@@ -24,7 +23,8 @@ enum class Packs : std::uint8_t {
   matmul,  // torch.matmul(input, weight)
 };
 inline constexpr std::size_t packs_count = 6;
-std::optional<Packs> packs_named(std::string_view name) noexcept;
+// Throws std::invalid_argument where nothing has that name.
+Packs packs_named(const std::string& name);
 
 // Private operators of torch for one of them; null where it has none, or where they are not to be used.
 struct PackingOperators {
@@ -42,23 +42,24 @@ Assumed assumed_packing() noexcept;
 
 // A call as it was written. The weight is a torch.nn.Parameter in float32.
 struct PackedCall {
-  Packs what;
-  PyObject* input;
-  PyObject* weight;
-  PyObject* bias;            // may be None
-  PyObject* const* options;  // of conv2d: stride, padding, dilation, groups
+  Packs what = Packs::nothing;
+  PyObject* input = nullptr;
+  PyObject* weight = nullptr;
+  PyObject* bias = nullptr;            // may be None
+  PyObject* const* options = nullptr;  // of conv2d: stride, padding, dilation, groups
   // The call was written with the weight's transposed view. The view is one more tensor that has the weight's memory.
   bool transposed = false;
   // Of conv2d, whose packed form works in channels-last order: the input is in channels-first order, so it and the
   // result are brought from one order to the other. Only where that gives the same bits.
   bool reorders = false;
 
-  // Of one of the products: is the weight [inner][outer], and not [outer][inner] as a linear layer's?
-  [[nodiscard]] bool is_turned() const { return (what != Packs::linear) != transposed; }
+  [[nodiscard]] bool is_product() const { return what != Packs::conv2d; }
+  // Is it a product of which the weight is [inner][outer], and not [outer][inner] as a linear layer's?
+  [[nodiscard]] bool is_turned() const { return is_product() && (what != Packs::linear) != transposed; }
 };
 
-// Are calls of this kind ever answered from packed weights here?
-bool may_pack(Packs what, bool transposed) noexcept;
+// Are calls of this kind ever answered from packed weights here? Their weight and the rest does not matter.
+bool may_pack(const PackedCall& call) noexcept;
 
 // Is it worth to prepare this call: is its weight packed for it, or may it pay to pack it?
 bool may_be_packed(const PackedCall& call, tensor::Kind to) noexcept;

@@ -153,8 +153,7 @@ PyObject* make_panels(PyObject* cast, bool turned) {
   }
   const unsigned threads = tensor::torch_threads();
   without_gil([&] {
-    const auto arrange = turned ? kernels::arrange_turned : kernels::arrange;
-    arrange(values, static_cast<std::size_t>(outer), static_cast<std::size_t>(inner), target, threads);
+    kernels::arrange(values, static_cast<std::size_t>(outer), static_cast<std::size_t>(inner), turned, target, threads);
   });
   return made;
 }

@@ -60,7 +60,7 @@ std::optional<Rows> rows_of(const DLTensor& view, std::int64_t length) {
 
 std::optional<ProductCase> product_case_of(const Entry& entry, const PackedCall& call) {
   DLTensor view;
-  if (call.what == Packs::conv2d || entry.geometry.sizes.size() != 2 || !tensor::view_on_cpu(call.input, view)) {
+  if (!call.is_product() || entry.geometry.sizes.size() != 2 || !tensor::view_on_cpu(call.input, view)) {
     return std::nullopt;
   }
   const auto [outer, inner] = sides_for(call, entry);
@@ -101,10 +101,9 @@ void* values_of(PyObject* tensor) {
 
 ProductTrial::ProductTrial(const ProductCase& one, const PackedCall& like)
     : case_(one),
-      is_turned_(like.is_turned()),
       bias_(one.has_bias ? tensor::new_empty(like.bias, std::array{one.outer}) : Py_NewRef(Py_None)),
-      weight_(tensor::new_empty(like.input,
-                                is_turned_ ? std::array{one.inner, one.outer} : std::array{one.outer, one.inner})),
+      weight_(tensor::new_empty(
+          like.input, like.is_turned() ? std::array{one.inner, one.outer} : std::array{one.outer, one.inner})),
       given_(one.transposed ? transposed(weight_.get()) : Py_XNewRef(weight_.get())),
       input_(make_input(like)),
       has_values_(values_of(weight_.get()) != nullptr && given_.get() != nullptr &&
@@ -115,7 +114,7 @@ ProductTrial::ProductTrial(const ProductCase& one, const PackedCall& like)
 
 void ProductTrial::fill_weight() {
   auto* const values = static_cast<std::uint16_t*>(values_of(weight_.get()));
-  if (!is_turned_) {
+  if (!call_.is_turned()) {
     fill_with_sums_to_nothing(values, case_.outer, case_.inner, false, 0);
     return;
   }

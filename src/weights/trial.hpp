@@ -107,7 +107,6 @@ class ProductTrial {
   void fill_weight();
 
   ProductCase case_;
-  bool is_turned_;
   Owned bias_;
   Owned weight_;
   Owned given_;  // the weight as the call is written
