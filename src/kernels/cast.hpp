@@ -19,6 +19,10 @@ void cast(const void* source, Float from, void* target, Float to, std::size_t co
 // overlap another target or a source. Writes to the jobs' own notes, so two calls must not share them at once.
 void cast_many(std::span<Job> jobs, unsigned threads) noexcept;
 
+// The same where an operation of the library whose team (threads.hpp) helps comes right before or after: the team is
+// awake, or is to be woken anyway.
+void cast_many_beside_team(std::span<Job> jobs, unsigned threads) noexcept;
+
 // Casts `count` contiguous float32 to bfloat16 and rounds stochastically: up or down, the likelier the nearer. What
 // bfloat16 can hold stays as it is. The bits depend on `seed`, on an element's value and on its place in the array, and
 // on nothing else. The rest as for `cast`.

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 
 #include "kernels/threads.hpp"
 
@@ -187,6 +188,21 @@ void run_batch(const void* context, std::size_t begin, std::size_t end) noexcept
   }
 }
 
+std::size_t count_of(std::span<const Job> jobs) noexcept {
+  return std::accumulate(jobs.begin(), jobs.end(), std::size_t{0},
+                         [](std::size_t count, const Job& job) { return count + job.count(); });
+}
+
+void cast_many_on(std::span<Job> jobs, unsigned threads) noexcept {
+  std::size_t source_bytes = 0;
+  std::size_t target_bytes = 0;
+  for (const Job& job : jobs) {
+    source_bytes += job.source_bytes();
+    target_bytes += job.target_bytes();
+  }
+  cast_many_with(choice().table(), jobs, threads, is_worth_streaming(source_bytes, target_bytes, threads));
+}
+
 }  // namespace
 
 bool is_worth_streaming(std::size_t source_bytes, std::size_t target_bytes, unsigned threads) noexcept {
@@ -258,16 +274,15 @@ void cast_many_with(const Table& table, std::span<Job> jobs, unsigned threads, b
 }
 
 void cast_many(std::span<Job> jobs, unsigned threads) noexcept {
-  std::size_t count = 0;
-  std::size_t source_bytes = 0;
-  std::size_t target_bytes = 0;
-  for (const Job& job : jobs) {
-    count += job.count();
-    source_bytes += job.source_bytes();
-    target_bytes += job.target_bytes();
+  cast_many_on(jobs, threads > 1 && is_worth_threads(count_of(jobs)) ? threads : 1);
+}
+
+void cast_many_beside_team(std::span<Job> jobs, unsigned threads) noexcept {
+  if (has_team()) {
+    cast_many_on(jobs, count_of(jobs) >= threads_from_in_burst ? threads : 1);
+  } else {
+    cast_many(jobs, threads);
   }
-  const unsigned used = threads > 1 && is_worth_threads(count) ? threads : 1;
-  cast_many_with(choice().table(), jobs, used, is_worth_streaming(source_bytes, target_bytes, used));
 }
 
 void cast_stochastically_with(const Table& table, const void* source, void* target, std::size_t count,

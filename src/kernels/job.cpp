@@ -15,6 +15,7 @@ constexpr std::size_t long_tile = std::size_t{1} << 13;
 // A tile that is transposed: a buffer of it and both sides stay in the nearest cache, and its rows fill cache lines.
 constexpr std::size_t square_tile = std::size_t{1} << 12;
 constexpr std::size_t square_side = 64;
+constexpr std::size_t copied_side = 128;  // measured: without a buffer, longer stretches of the target pay
 constexpr std::size_t gathered = 512;
 constexpr std::size_t streamed_row = 2048;  // shorter ones are not worth stores past the caches
 
@@ -210,7 +211,7 @@ void Job::choose_way() {
   }
 
   if (way_ == Way::transposed) {
-    std::size_t columns = std::min(columns_.extent, square_side);
+    std::size_t columns = std::min(columns_.extent, from_ == to_ ? copied_side : square_side);
     const std::size_t tile_rows = std::min(rows_.extent, square_tile / columns);
     columns = std::min(columns_.extent, square_tile / tile_rows);
     cut(tile_rows, columns);

@@ -203,14 +203,14 @@ std::atomic<Pool*> current{nullptr};
 
 // Set once. Never taken away but by a fork, after which there is none any more.
 Team team_in_use{};
-std::atomic<bool> has_team{false};
+std::atomic<bool> team_is_there{false};
 std::atomic<bool> is_child{false};
 
 // After fork the child has none of the threads, and another thread may have held the lock: the child starts afresh. No
 // lock guards the pool's making, for the same reason.
 void forget() {
   current.store(nullptr, std::memory_order_relaxed);
-  has_team.store(false, std::memory_order_relaxed);
+  team_is_there.store(false, std::memory_order_relaxed);
   is_child.store(true, std::memory_order_relaxed);
 }
 
@@ -241,10 +241,12 @@ const StopAtExit stop_at_exit{};
 
 }  // namespace
 
+bool has_team() noexcept { return team_is_there.load(std::memory_order_acquire); }
+
 void use_team(const Team& team) noexcept {
-  if (has_team.load(std::memory_order_acquire) || is_child.load(std::memory_order_relaxed) || fork_handler != 0) return;
+  if (has_team() || is_child.load(std::memory_order_relaxed) || fork_handler != 0) return;
   team_in_use = team;
-  has_team.store(true, std::memory_order_release);
+  team_is_there.store(true, std::memory_order_release);
 }
 
 void parallel_for(std::size_t count, std::size_t grain, unsigned threads, Body body, const void* context) noexcept {
@@ -255,7 +257,7 @@ void parallel_for(std::size_t count, std::size_t grain, unsigned threads, Body b
     return;
   }
   Loop loop(count, grain, used, body, context);
-  if (has_team.load(std::memory_order_acquire) && static_cast<int>(used) <= team_in_use.size()) {
+  if (has_team() && static_cast<int>(used) <= team_in_use.size()) {
     // All of its threads, as in any loop of the library it belongs to: a smaller team would end the others.
     team_in_use.run(
         [](void* shared) {

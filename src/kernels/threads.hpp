@@ -17,6 +17,7 @@ struct Team {
 // Loops on as many threads as it has, or fewer, are the team's from now on. Not in a forked child, which has none of
 // its threads.
 void use_team(const Team& team) noexcept;
+bool has_team() noexcept;
 
 // Calls `body` over [0, count), in pieces of a multiple of `grain` elements (the last one may be shorter), on at most
 // `threads` threads, the calling one included. Which thread takes which piece is the same from call to call as far as

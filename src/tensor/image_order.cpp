@@ -39,7 +39,8 @@ void reorder(const DLTensor& from, void* target, const Strides& strides, Kind ki
   kernels::Job job(static_cast<const char*>(from.data) + from.byte_offset, float_of(kind), target, float_of(kind),
                    std::move(axes));
   const unsigned threads = torch_threads();
-  without_gil([&] { kernels::cast_many({&job, 1}, threads); });
+  // Torch's operation on these images uses its threads.
+  without_gil([&] { kernels::cast_many_beside_team({&job, 1}, threads); });
 }
 
 // Memory like the images' in channels-last order.
