@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <numeric>
 
 #include "kernels/threads.hpp"
 
@@ -125,10 +124,13 @@ const Choice& choice() noexcept {
 }
 
 // Whether to share a cast out. A cast soon after another is one of a burst.
-bool is_worth_threads(std::size_t count) noexcept {
+bool is_worth_threads(std::size_t count, bool beside_team = false) noexcept {
   static std::atomic<std::chrono::steady_clock::rep> last{0};
   if (count < threads_from_in_burst) {
     return false;
+  }
+  if (beside_team && has_team()) {
+    return true;
   }
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   const std::chrono::steady_clock::duration before{last.exchange(now.count(), std::memory_order_relaxed)};
@@ -188,19 +190,17 @@ void run_batch(const void* context, std::size_t begin, std::size_t end) noexcept
   }
 }
 
-std::size_t count_of(std::span<const Job> jobs) noexcept {
-  return std::accumulate(jobs.begin(), jobs.end(), std::size_t{0},
-                         [](std::size_t count, const Job& job) { return count + job.count(); });
-}
-
-void cast_many_on(std::span<Job> jobs, unsigned threads) noexcept {
+void choose_and_cast_many(std::span<Job> jobs, unsigned threads, bool beside_team) noexcept {
+  std::size_t count = 0;
   std::size_t source_bytes = 0;
   std::size_t target_bytes = 0;
   for (const Job& job : jobs) {
+    count += job.count();
     source_bytes += job.source_bytes();
     target_bytes += job.target_bytes();
   }
-  cast_many_with(choice().table(), jobs, threads, is_worth_streaming(source_bytes, target_bytes, threads));
+  const unsigned used = threads > 1 && is_worth_threads(count, beside_team) ? threads : 1;
+  cast_many_with(choice().table(), jobs, used, is_worth_streaming(source_bytes, target_bytes, used));
 }
 
 }  // namespace
@@ -273,16 +273,10 @@ void cast_many_with(const Table& table, std::span<Job> jobs, unsigned threads, b
   }
 }
 
-void cast_many(std::span<Job> jobs, unsigned threads) noexcept {
-  cast_many_on(jobs, threads > 1 && is_worth_threads(count_of(jobs)) ? threads : 1);
-}
+void cast_many(std::span<Job> jobs, unsigned threads) noexcept { choose_and_cast_many(jobs, threads, false); }
 
 void cast_many_beside_team(std::span<Job> jobs, unsigned threads) noexcept {
-  if (has_team()) {
-    cast_many_on(jobs, count_of(jobs) >= threads_from_in_burst ? threads : 1);
-  } else {
-    cast_many(jobs, threads);
-  }
+  choose_and_cast_many(jobs, threads, true);
 }
 
 void cast_stochastically_with(const Table& table, const void* source, void* target, std::size_t count,
