@@ -466,9 +466,11 @@ def packed_product(product: Product) -> Weighted:
     return called_often(Weighted(product))
 
 
-#: Of the inputs, those that a packed weight must serve. (Torch 2.15 sums a single row with a weight that lies
-#: [inner][outer] in an order of its own.)
-IN_ROWS = ("rows", "many rows", "a batch", "four dimensions", "bfloat16", "rows of something wider")
+#: Of the inputs, those that a packed weight must serve. Torch 2.15 sums a single row with a weight that lies
+#: [inner][outer] in an order of its own.
+IN_ROWS = {"one row", "rows", "many rows", "a batch", "four dimensions", "bfloat16", "rows of something wider"}
+if torch.__version__ >= (2, 15):
+    IN_ROWS.remove("one row")
 
 
 @pytest.mark.parametrize("name", INPUTS)
