@@ -129,12 +129,9 @@ bool is_worth_threads(std::size_t count, bool beside_team = false) noexcept {
   if (count < threads_from_in_burst) {
     return false;
   }
-  if (beside_team && has_team()) {
-    return true;
-  }
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   const std::chrono::steady_clock::duration before{last.exchange(now.count(), std::memory_order_relaxed)};
-  return count >= threads_from_alone || now - before < burst_gap;
+  return (beside_team && has_team()) || count >= threads_from_alone || now - before < burst_gap;
 }
 
 struct Contiguous {

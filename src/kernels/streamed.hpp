@@ -8,7 +8,7 @@
 namespace habana_mp::kernels {
 
 // How far ahead to ask for what such a cast reads, in bytes: what suits this processor.
-std::size_t source_lead() noexcept;
+extern const std::size_t source_lead;
 
 namespace {  // NOLINT(google-build-namespaces): see above
 
@@ -18,7 +18,7 @@ template <class Cast, std::size_t step, class RunStep>
 inline std::size_t streamed_steps(const unsigned char* in, unsigned char* out, std::size_t count, RunStep run_step) {
   constexpr std::size_t line = 64;
   constexpr std::size_t bytes = step * sizeof(typename Cast::In);
-  const std::size_t lead = source_lead();
+  const std::size_t lead = source_lead;
   const std::size_t end = count / step * step;
   for (std::size_t done = 0; done < end; done += step) {
     for (std::size_t at = 0; at < bytes; at += line) {
