@@ -10,7 +10,7 @@ APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 SOURCES := $(shell find src -name '*.cpp' -o -name '*.hpp' -o -name '*.cmake') CMakeLists.txt pyproject.toml
 CXX_SOURCES := $(shell find src tests -name '*.cpp' -o -name '*.hpp')
 
-.PHONY: demo test test-slow check format bench sweep wheel sanitize fuzz aarch64 clean build examples
+.PHONY: demo test test-slow check format bench sweep wheel sanitize fuzz aarch64 clean build
 
 build: $(VENV)/.built
 
@@ -39,6 +39,7 @@ format: $(VENV)/.checkers
 # Half an hour, on a machine that nothing else uses; the last one writes into docs/performance.md.
 bench: $(VENV)/.built
 	$(BIN)/python benchmarks/calls.py
+	$(BIN)/python benchmarks/instructions.py
 	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/weights.py
 	$(BIN)/python benchmarks/optimizers.py
