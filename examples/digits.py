@@ -1,7 +1,7 @@
 """Handwritten digits: a small CNN trained in FP32 and in mixed precision, side by side.
 
 Run it with ``make demo``, or ``python examples/digits.py --epochs 4 --seeds 1``. It needs scikit-learn:
-``pip install habana-mp[examples]``.
+``pip install ".[examples]"``.
 """
 
 from __future__ import annotations

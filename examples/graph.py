@@ -1,7 +1,7 @@
 """A picture of the autograd graph that shows where tensors are cast.
 
 ``python examples/graph.py --output build/graph`` writes ``build/graph.dot``, and ``build/graph.svg`` when graphviz's
-``dot`` is installed. Cast nodes are called ``ToCopyBackward0``. It needs torchviz: ``pip install habana-mp[examples]``.
+``dot`` is installed. Cast nodes are called ``ToCopyBackward0``. It needs torchviz: ``pip install ".[examples]"``.
 """
 
 from __future__ import annotations

@@ -91,8 +91,8 @@ def autocast(
     Args:
         device_type: Whose tensors are cast: ``"cpu"``, ``"cuda"``, ``"xpu"``, ``"hpu"``. It gives the defaults of the
             other arguments too. An index (``"cuda:0"``) does not matter.
-        dtype: The lower precision: ``torch.bfloat16`` or ``torch.float16``. None for that of the device whose lists
-            they are: float16 for ``"cuda"``, bfloat16 for all others.
+        dtype: The lower precision: ``torch.bfloat16`` or ``torch.float16``. None for that of the device that ``preset``
+            names, else of ``device_type``: float16 for ``"cuda"``, bfloat16 for all others.
         enabled: False for a region in which nothing is cast.
         cache_enabled: False to keep no casts of weights in the region. On an HPU it has no effect, as documented there.
         preset: The lists; ``habana-mp lists`` shows their names. A device's name stands for its lists, its precision

@@ -95,7 +95,8 @@ def convert(
         weight_cache: Keep the casts of weights from call to call, and make one again when its weight changed.
         weight_cache_limit: The most bytes that kept casts may take; None for no limit (half of the weights' size).
         packed_weights: Where no gradient is recorded and a measurement says that it pays, keep the weights of linear
-            layers and of ``conv2d`` in a layout of our kernels or of the CPU's library.
+            layers, of other products with a weight and of ``conv2d`` in a layout of our kernels or of the CPU's
+            library.
         skip_slower: Where no gradient is recorded, leave a GEMM or convolution of the CPU as it is written if its
             shape, measured once, takes longer in the lower precision.
         reuse_memory: On the CPU, keep up to 512 MB of freed memory for the next large casts, and as much in the C
@@ -103,6 +104,7 @@ def convert(
 
     Raises:
         ValueError: an unknown level, preset or dtype, or (:class:`ListError`) a list that cannot be used.
+        TypeError: a destination of the log that is none.
         OSError: a list file that cannot be read, or a log file that cannot be written.
     """
     _check_switches(

@@ -15,7 +15,15 @@ import torch
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 #: These show results, as comments or as the block that follows.
-RUN = ["README.md", "docs/reference.md", "docs/regions.md", "docs/lists.md", "docs/rules.md", "docs/log.md"]
+RUN = [
+    "README.md",
+    "docs/reference.md",
+    "docs/regions.md",
+    "docs/lists.md",
+    "docs/rules.md",
+    "docs/log.md",
+    "docs/weights.md",
+]
 
 #: A block of Python, and the block of output right after it where there is one.
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:^```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)

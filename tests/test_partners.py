@@ -1,4 +1,7 @@
-"""Together with what else transforms programs: torch.compile, export, trace, script, torch.func, copying, pickling."""
+"""Together with what else transforms programs: torch.compile, export, trace, script, torch.func, copying, pickling.
+
+Needs peft.
+"""
 
 from __future__ import annotations
 
