@@ -27,6 +27,12 @@ def code_around_steps() -> types.CodeType:
     return optimizer.Optimizer.profile_hook_step(step).__code__
 
 
+def only_our_hooks_follow_steps() -> bool:
+    """Does nobody else have a hook after every optimizer's step?"""
+    hooks = optimizer._global_optimizer_post_hooks.values()
+    return all(str(getattr(hook, "__module__", "")).startswith("habana_mp.") for hook in list(hooks))
+
+
 class StepHook:
     """A hook that is called before or after every optimizer's step."""
 

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from habana_mp import _core
 from habana_mp import _operations as ops
-from habana_mp._hooks import StepHook
+from habana_mp._hooks import StepHook, only_our_hooks_follow_steps
 from habana_mp._imports import WhenImported
 from habana_mp._memory import KeptCast
 
@@ -118,5 +118,6 @@ def _renew(optimizer: Optimizer, *_: Any) -> None:
         return
     # Ours write the casts along with the weights; a class or a hook of somebody else's may have written more.
     is_ours = type(optimizer).__module__ == "habana_mp.optim" and not optimizer._optimizer_step_post_hooks
+    is_ours = is_ours and only_our_hooks_follow_steps()
     for group in optimizer.param_groups:
         _core.weights_renew(tuple(group.get("params", ())), is_ours)

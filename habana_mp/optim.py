@@ -111,21 +111,21 @@ def _step_adam(optimizer: Any, group: _Group) -> None:
     options = {name: group[name] for name in ("lr", "weight_decay", "eps")}
     options["beta1"], options["beta2"] = group["betas"]
 
-    def by_torch(*chosen: list[Tensor], **how: Any) -> None:
+    def by_torch(*chosen: list[Tensor], capturable: bool = group["capturable"], **how: Any) -> None:
         update: Any = _torch_adamw if decoupled else _torch_adam
         update(
             *chosen,
             has_complex=has_complex,
             amsgrad=group["amsgrad"],
             maximize=group["maximize"],
-            capturable=group["capturable"],
+            capturable=capturable,
             differentiable=group["differentiable"],
             **options,
             **how,
         )
 
-    numbers = _numbers(options)
-    if numbers is None or not _may_step(group, scaling):
+    numbers = _numbers(options) if _may_step(group, scaling) else None
+    if numbers is None:
         _leave(by_torch, group, scaling, columns)
         return
     states = [averages, squares, largest] if group["amsgrad"] else [averages, squares]
@@ -171,8 +171,8 @@ def _step_sgd(optimizer: Any, group: _Group) -> None:
         for param, momentum in zip(params, momenta, strict=False):
             optimizer.state[param]["momentum_buffer"] = momentum
 
-    numbers = _numbers(options)
-    if numbers is None or not _may_step(group, scaling):
+    numbers = _numbers(options) if _may_step(group, scaling) else None
+    if numbers is None:
         _leave(by_torch, group, scaling, [params, grads, momenta])
         return
     if scaling.skips:
@@ -239,7 +239,8 @@ def _numbers(options: _Group) -> dict[str, float] | None:
 
 def _may_step(group: _Group, scaling: _Scaling) -> bool:
     special = group.get("capturable", False) or group["differentiable"] or torch.compiler.is_compiling()
-    return not special and scaling.is_ours
+    refused = scaling.grad_scale is not None and not group["fused"]
+    return not special and not refused and scaling.is_ours
 
 
 def _leave(by_torch: Callable[..., None], group: _Group, scaling: _Scaling, columns: Sequence[list[Any]]) -> None:
@@ -261,15 +262,22 @@ def _leave(by_torch: Callable[..., None], group: _Group, scaling: _Scaling, colu
         single = [_picked(column, apart) for column in columns]
         if scaling.grad_scale is not None:
             torch._foreach_div_(single[1], scaling.grad_scale)
-        by_torch(*single, foreach=False, fused=False)
+        # The fused step for the CPU asks for nothing of what is capturable.
+        plain = {"capturable": False} if "capturable" in group else {}
+        by_torch(*single, foreach=False, fused=False, **plain)
 
 
 def _lie_apart(param: Tensor, *others: Tensor | None) -> bool:
     tensors = [param, *(one for one in others if one is not None and one.shape == param.shape)]
     if param.device.type != "cpu" or any(one.layout is not torch.strided for one in tensors):
         return False
-    dense = torch.empty_like(param, device="meta").stride()
-    return any(one.stride() != dense for one in tensors)
+    dense = _steps(torch.empty_like(param, device="meta"))
+    return any(_steps(one) != dense for one in tensors)
+
+
+def _steps(tensor: Tensor) -> list[int]:
+    """The strides that lead anywhere."""
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
 
 
 def _is_lower_on_cpu(param: Tensor) -> bool:

@@ -19,7 +19,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from habana_mp import _core, hmp, optim
@@ -586,6 +588,63 @@ def test_a_step_while_converted_is_the_same(name: str) -> None:
     assert_equal(*results)
 
 
+def kept_weight() -> tuple[torch.nn.Parameter, Tensor]:
+    """A weight whose cast is kept, with a gradient; and an input for it."""
+    weight, x = torch.nn.Parameter(torch.randn(64, 64)), torch.randn(4, 64)
+    for _ in range(2):
+        torch.nn.functional.linear(x, weight).sum().backward()
+    return weight, x
+
+
+def assert_cast_is_fresh(weight: torch.nn.Parameter, x: Tensor) -> None:
+    with torch.no_grad():
+        ours = torch.nn.functional.linear(x, weight)
+        with hmp.disable_casts():
+            plain = torch.nn.functional.linear(x.bfloat16(), weight.bfloat16())
+    assert torch.equal(ours, plain)
+
+
+@every_class
+def test_a_write_of_another_thread_during_a_step_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = optim._written
+    hmp.convert()
+    weight, x = kept_weight()
+    other = torch.optim.SGD([weight], lr=0.5)
+
+    def write_besides(params: list[Tensor], lowers: list[Tensor]) -> None:
+        assert len(lowers) == 1
+        thread = threading.Thread(target=other.step)
+        thread.start()
+        thread.join()
+        written(params, lowers)
+
+    monkeypatch.setattr(optim, "_written", write_besides)
+    CLASSES[name][0]([weight], lr=0.1).step()
+    assert_cast_is_fresh(weight, x)
+
+
+def test_a_hook_of_somebody_else_may_write_after_a_step_without_a_word() -> None:
+    weight = torch.nn.Parameter(torch.randn(64, 64))
+    factors = torch.ones(64, 64)
+    factors[1] = 3.0
+
+    def write_unseen(*_: Any) -> None:
+        below_autograd = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+        torch.ops.aten.mul_.Tensor.redispatch(below_autograd, weight, factors)
+
+    handle = register_optimizer_step_post_hook(write_unseen)
+    try:
+        hmp.convert()
+        x = torch.randn(4, 64)
+        for _ in range(2):
+            torch.nn.functional.linear(x, weight).sum().backward()
+        with torch.no_grad():
+            optim.SGD([weight], lr=0.1).step()
+    finally:
+        handle.remove()
+    assert_cast_is_fresh(weight, x)
+
+
 # ---- what is torch's -------------------------------------------------------------------------------------------------
 
 
@@ -752,6 +811,40 @@ def test_weights_that_share_memory_are_stepped_in_order(name: str, taken: list[i
     assert taken == [0, 0, 0]
 
 
+class Own(Tensor):
+    pass
+
+
+@every_class
+def test_memory_shared_with_a_subclass_is_stepped_in_order(name: str, taken: list[int]) -> None:
+    results = []
+    for kind in CLASSES[name]:
+        memory = torch.arange(96.0)
+        params = [torch.nn.Parameter(memory[:64]), torch.nn.Parameter(memory[32:].as_subclass(Own))]
+        optimizer = kind(params, lr=0.1, weight_decay=0.1)
+        for step in range(3):
+            set_gradients(params, step)
+            optimizer.step()
+        results.append(memory)
+    assert torch.equal(*results)
+    assert taken == [0, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adam"])
+def test_a_count_of_steps_that_two_weights_share_goes_on_in_order(name: str) -> None:
+    results = []
+    for kind in CLASSES[name]:
+        params = [torch.nn.Parameter(torch.ones(16)), torch.nn.Parameter(torch.ones(16, dtype=torch.float64))]
+        optimizer = kind(params, lr=0.1)
+        for factor in (1.0, -0.5):
+            for param in params:
+                param.grad = factor * torch.ones_like(param)
+            optimizer.step()
+            optimizer.state[params[1]]["step"] = optimizer.state[params[0]]["step"]
+        results.append([*params, *state_of(optimizer)])
+    assert_close(*results)
+
+
 def test_a_weight_that_is_its_own_gradient_is_torchs(taken: list[int]) -> None:
     param = torch.nn.Parameter(torch.arange(64.0))
     param.grad = param.detach()
@@ -765,6 +858,35 @@ def test_capturable_is_refused_as_by_torch() -> None:
     set_gradients(params, 0)
     with pytest.raises(AssertionError, match="capturable"):
         optim.AdamW(params, capturable=True).step()
+
+
+@pytest.mark.parametrize("name", ["AdamW", "Adam"])
+def test_capturable_is_nothing_to_the_fused_step_whatever_the_strides(name: str) -> None:
+    def step(kind: Any, value: Tensor, grad: Tensor, **options: Any) -> Tensor:
+        param = torch.nn.Parameter(value)
+        param.grad = grad
+        kind([param], lr=0.1, **options).step()
+        return param
+
+    ours, theirs = CLASSES[name]
+    options = {"fused": True, "capturable": True}
+    images = torch.ones(8, 4, 1, 1).to(memory_format=torch.channels_last)
+    assert torch.equal(*(step(kind, torch.ones(8, 4, 1, 1), images, **options) for kind in (ours, theirs)))
+    # Where weights have gaps torch's fused step is wrong, and ours is the for-loop.
+    with_gaps = step(ours, torch.ones(16, 4)[::2], torch.ones(8, 4), **options)
+    assert torch.equal(with_gaps, step(theirs, torch.ones(8, 4), torch.ones(8, 4), foreach=False))
+
+
+@every_class
+def test_a_scale_is_for_the_fused_step_only(name: str) -> None:
+    for kind in CLASSES[name]:
+        params = parameters()
+        set_gradients(params, 0)
+        optimizer = kind(params, lr=0.1)
+        optimizer.grad_scale, optimizer.found_inf = torch.tensor(2.0), torch.tensor(0.0)
+        with pytest.raises(AssertionError, match="grad_scale"):
+            optimizer.step()
+        assert all(torch.equal(*both) for both in zip(params, parameters(), strict=True))
 
 
 @every_class
@@ -859,6 +981,22 @@ def test_a_compiled_step_is_a_step(name: str) -> None:
             step()
         results.append(params)
     assert_close(*results)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+def test_a_rate_in_a_tensor_breaks_no_graph_that_torchs_step_leaves_whole(name: str) -> None:
+    breaks = []
+    for kind in CLASSES[name]:
+        torch._dynamo.reset()
+        counters.clear()
+        params = parameters([(16,), (8, 8)])
+        optimizer = kind(params, lr=torch.tensor(0.1))
+        step = torch.compile(lambda optimizer=optimizer: optimizer.step(), backend="eager")
+        for number in range(3):
+            set_gradients(params, number)
+            step()
+        breaks.append({reason.split("\n")[0] for reason in counters["graph_break"]})
+    assert breaks[0] <= breaks[1]
 
 
 @every_class

@@ -112,6 +112,8 @@ class View {
   std::size_t count_ = 1;
 };
 
+bool is_any_tensor(py::handle object) { return PyType_IsSubtype(Py_TYPE(object.ptr()), tensor::api.tensor) != 0; }
+
 // Does a stretch that is written overlap another one?
 bool any_overlap(std::vector<Extent>& extents) {
   std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
@@ -153,14 +155,22 @@ Plan::Plan(const py::list& params, const py::list& grads, const py::list& states
   kept_.insert(kept_.end(), columns.begin(), columns.end());
 
   std::vector<Extent> extents;
+  std::vector<const char*> unseen;  // storages of what cannot be viewed
   const bool closed = !tensor::can_view() || tensor::is_traced();
+  const auto view_of = [&](py::handle tensor) {
+    std::optional<View> view = closed ? std::nullopt : View::of(tensor);
+    if (!view && !closed && is_any_tensor(tensor) && tensor::can_look_inside()) {
+      if (const char* storage = tensor::storage_of(tensor.ptr())) unseen.push_back(storage);
+    }
+    return view;
+  };
   for (std::size_t i = 0; i < count; ++i) {
     Taken one{.place = i, .arrays = {}, .count = 0, .step = nullptr, .lower = nullptr, .lower_type = Float::bf16};
     std::array<float**, most_states> targets = {&one.arrays.first, &one.arrays.second, &one.arrays.largest};
-    const std::optional<View> param = closed ? std::nullopt : View::of(kept_[0][i]);
+    const std::optional<View> param = view_of(kept_[0][i]);
     bool fits = param && param->is_float32() && param->is_dense();
     const auto see = [&](py::handle tensor, bool written) -> float* {
-      const std::optional<View> view = closed ? std::nullopt : View::of(tensor);
+      const std::optional<View> view = view_of(tensor);
       if (view) extents.push_back(view->extent(written));
       fits = fits && view && view->is_float32() && view->lies_as(*param);
       return view ? reinterpret_cast<float*>(view->data()) : nullptr;
@@ -172,13 +182,11 @@ Plan::Plan(const py::list& params, const py::list& grads, const py::list& states
     }
     one.arrays.grad = see(kept_[1][i], writes_grads);
     for (std::size_t k = 0; k < columns.size(); ++k) *targets[k] = see(columns[k][i], true);
-    if (!steps.empty() && fits) {
-      const std::optional<View> step = View::of(kept_[2][i]);
-      fits = step && step->is_float32() && step->count() == 1;
-      if (fits) {
-        one.step = reinterpret_cast<float*>(step->data());
-        extents.push_back(step->extent(true));
-      }
+    if (!steps.empty()) {
+      const std::optional<View> step = view_of(kept_[2][i]);
+      if (step) extents.push_back(step->extent(true));
+      fits = fits && step && step->is_float32() && step->count() == 1;
+      if (fits) one.step = reinterpret_cast<float*>(step->data());
     }
     if (!fits) {
       left_out_.push_back(i);
@@ -196,7 +204,16 @@ Plan::Plan(const py::list& params, const py::list& grads, const py::list& states
     }
     taken_.push_back(one);
   }
-  if (any_overlap(extents)) {  // then order matters, which only torch's own code has
+  std::sort(unseen.begin(), unseen.end());
+  const auto is_unseen = [&](py::handle tensor) {
+    return is_any_tensor(tensor) && std::binary_search(unseen.begin(), unseen.end(), tensor::storage_of(tensor.ptr()));
+  };
+  const auto shares_with_unseen = [&](const Taken& one) {
+    return std::any_of(kept_.begin(), kept_.end(),
+                       [&](const py::tuple& column) { return !column.empty() && is_unseen(column[one.place]); });
+  };
+  // Then order matters, which only torch's own code has.
+  if (any_overlap(extents) || (!unseen.empty() && std::any_of(taken_.begin(), taken_.end(), shares_with_unseen))) {
     taken_.clear();
     lowered_.clear();
     left_out_.resize(count);

@@ -593,11 +593,13 @@ PyObject* cast_to_write(PyObject* weight) noexcept {
     if (entry == nullptr || !entry->has(Form::plain) || entry->busy || entry->trust == Trust::open || entry->in_parts) {
       continue;
     }
-    const bool may_write = tensor::look_at(weight).same_hands(entry->sight) &&
-                           tensor::has_geometry(weight, entry->geometry, true) && entry->is_free();
+    const Sight now = tensor::look_at(weight);
+    const bool may_write =
+        now.same_hands(entry->sight) && tensor::has_geometry(weight, entry->geometry, true) && entry->is_free();
     if (!may_write) continue;
     // Whoever needs the weight before it was written sees that its cast is held elsewhere, and makes one of his own.
     entry->trust = Trust::changed;
+    entry->written_from = now.version;
     return entry->cast;
   }
   return nullptr;
@@ -608,7 +610,8 @@ void was_written(PyObject* weight, PyObject* cast) noexcept {
     Entry* entry = entry_of(weight, to);
     if (entry == nullptr || entry->cast != cast || entry->trust != Trust::changed) continue;
     const Sight now = tensor::look_at(weight);
-    if (!now.same_hands(entry->sight)) continue;
+    // The step counts as one write. Another thread's, meanwhile, may be in the weight and not in the cast.
+    if (!now.same_hands(entry->sight) || now.version != entry->written_from + 1) continue;
     entry->sight = now;
     entry->samples = entry->look();
     entry->trust = Trust::sure;

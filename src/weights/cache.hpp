@@ -56,8 +56,8 @@ void numpy_gets(const char* storage, bool lent) noexcept;
 // along with their weights are left alone where they `may_be_fresh`.
 void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexcept;
 
-// For an optimizer that writes casts along with their weights: the kept cast of a weight, borrowed, if it may be
-// written to; and that it was, in place of renew.
+// For an optimizer that writes casts along with their weights, and counts that as one write: the kept cast of a weight,
+// borrowed, if it may be written to; and that it was, in place of renew.
 PyObject* cast_to_write(PyObject* weight) noexcept;
 void was_written(PyObject* weight, PyObject* cast) noexcept;
 

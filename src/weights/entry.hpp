@@ -47,6 +47,7 @@ struct Entry {
   Trust trust = Trust::open;
   bool busy = false;               // being written, by a thread that has let go of the GIL
   bool is_fresh = false;           // an optimizer wrote the cast along with the weight
+  std::uint32_t written_from = 0;  // the weight's version before it did
   bool in_parts = false;           // only views of a part of the weight were used of late
   std::int64_t cast_apart = 0;     // how many values of parts were cast by themselves, before the whole is
   std::uint32_t crowds = 0;        // in a row: views that were not known to be the only ones
