@@ -141,8 +141,10 @@ def _step_adam(optimizer: Any, group: _Group) -> None:
     if scaling.skips:
         return
     _leave(by_torch, group, scaling, [_picked(column, plan.left_out) for column in columns])
-    _count_writes(plan, [params, *states, steps, *([grads] if scaling.value is not None else [])], lowers)
-    plan.adam(decoupled=decoupled, maximize=group["maximize"], grad_scale=scaling.value, **numbers)
+    try:
+        plan.adam(decoupled=decoupled, maximize=group["maximize"], grad_scale=scaling.value, **numbers)
+    finally:
+        _count_writes(plan, [params, *states, steps, *([grads] if scaling.value is not None else [])], lowers)
     _written(_picked(params, plan.lowered), _picked(lowers, plan.lowered))
 
 
@@ -190,14 +192,16 @@ def _step_sgd(optimizer: Any, group: _Group) -> None:
         writes_grads=scaling.value is not None,
     )
     _leave(by_torch, group, scaling, [_picked(column, plan.left_out) for column in (params, grads, momenta)])
-    _count_writes(plan, [params, *states, *([grads] if scaling.value is not None else [])], lowers)
-    plan.sgd(
-        nesterov=group["nesterov"],
-        maximize=group["maximize"],
-        grad_scale=scaling.value,
-        begins=begins or [False] * len(params),
-        **numbers,
-    )
+    try:
+        plan.sgd(
+            nesterov=group["nesterov"],
+            maximize=group["maximize"],
+            grad_scale=scaling.value,
+            begins=begins or [False] * len(params),
+            **numbers,
+        )
+    finally:
+        _count_writes(plan, [params, *states, *([grads] if scaling.value is not None else [])], lowers)
     keep(_others(params, plan.left_out), _others(ours, plan.left_out))
     _written(_picked(params, plan.lowered), _picked(lowers, plan.lowered))
 
@@ -289,7 +293,10 @@ def _like(grad: Tensor) -> Tensor | None:
 
 
 def _count_writes(plan: _core.StepPlan, columns: Sequence[list[Any]], lowers: Sequence[Tensor | None]) -> None:
-    """Tell autograd what will be written: a backward that needs the old values raises, as after torch's own step."""
+    """Tell autograd what was written: a backward that needs the old values raises, as after torch's own step.
+
+    Not before: a cast that another thread makes meanwhile would be taken for one of the new values.
+    """
     for written in (*(_others(column, plan.left_out) for column in columns), _picked(lowers, plan.lowered)):
         if _COUNTS_MANY:
             increment_version(written)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -13,7 +16,7 @@ from conftest import Converter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from habana_mp import _core
+from habana_mp import _core, hmp
 from habana_mp import _operations as ops
 
 WITHOUT_GRAD: dict[str, Callable[[], AbstractContextManager[object]]] = {
@@ -167,3 +170,47 @@ def test_shapes_that_are_never_asked_for_again_take_no_memory(converted: Convert
         for rows in range(100, 140):
             batch(rows, rows, 32) @ W
     assert _core.buffer_count() == 0
+
+
+def buffers_like(rows: int) -> list[torch.Tensor]:
+    found = [one for one in gc.get_objects() if type(one) is torch.Tensor]
+    return [one for one in found if one.dtype is torch.bfloat16 and one.dim() == 2 and one.shape[0] >= rows]
+
+
+def test_what_somebody_found_among_all_objects_is_not_written_over(converted: Converter) -> None:
+    converted(bf16=["matmul"])
+    weight = torch.ones(32, 8, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for _ in range(5):
+            torch.full((777, 32), 1.0) @ weight
+        held = buffers_like(777)
+        assert len(held) == 1
+        torch.full((777, 32), 7.0) @ weight
+    assert torch.equal(held[0], torch.ones_like(held[0]))
+
+
+def test_a_thread_gives_back_while_another_one_forgets_all(converted: Converter) -> None:
+    converted(bf16=["matmul"])
+    weight = torch.ones(1024, 8, dtype=torch.bfloat16)
+    begins, ended = threading.Event(), []
+
+    def compute() -> None:
+        begins.set()
+        with torch.no_grad():
+            ended.append(torch.ones(7000, 1024) @ weight)
+
+    with torch.no_grad():
+        for rows in (5000, 5001, 5002):  # together as much as may be held
+            for _ in range(3):
+                torch.ones(rows, 1024) @ weight
+        torch.ones(7000, 1024) @ weight
+    assert _core.buffer_count() == 3
+    thread = threading.Thread(target=compute)
+    references = [weakref.ref(one, lambda _: thread.join()) for one in buffers_like(5000)]
+    thread.start()
+    begins.wait()
+    time.sleep(0.01)
+    hmp.restore()
+    thread.join()
+    assert len(references) == 3
+    assert len(ended) == 1

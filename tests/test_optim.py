@@ -623,6 +623,23 @@ def test_a_write_of_another_thread_during_a_step_is_seen(name: str, monkeypatch:
     assert_cast_is_fresh(weight, x)
 
 
+@every_class
+def test_a_write_is_counted_after_it_is_made(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cast that another thread makes between the two would pass for one of the new values."""
+    count = optim._count_writes
+    weight, _ = kept_weight()
+    before, versions = weight.detach().clone(), []
+
+    def look_first(*given: Any) -> None:
+        versions.append(weight._version)
+        assert not torch.equal(weight, before)
+        count(*given)
+
+    monkeypatch.setattr(optim, "_count_writes", look_first)
+    CLASSES[name][0]([weight], lr=0.1).step()
+    assert versions == [weight._version - 1]
+
+
 def test_a_hook_of_somebody_else_may_write_after_a_step_without_a_word() -> None:
     weight = torch.nn.Parameter(torch.randn(64, 64))
     factors = torch.ones(64, 64)

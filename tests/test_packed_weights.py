@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -832,3 +835,80 @@ def test_a_weight_that_two_convolutions_share_serves_both() -> None:
         for _ in range(12):
             for layer in (one, other):
                 assert torch.equal(layer(x), convolved_by_hand(layer, x))
+
+
+# ---- while others run ------------------------------------------------------------------------------------------------
+
+
+def casts_of(weight: torch.Tensor) -> list[torch.Tensor]:
+    found = [one for one in gc.get_objects() if type(one) is torch.Tensor]
+    return [one for one in found if one.dtype is torch.bfloat16 and one.shape == weight.shape]
+
+
+def test_a_weight_that_changes_as_its_plain_cast_goes_is_not_served_from_the_packed_one(form: str) -> None:
+    hmp.convert()
+    layer, x = nn.Linear(272, 240, bias=False), torch.randn(4, 272)
+
+    def change() -> None:
+        with torch.no_grad():
+            layer.weight[1, 1] = 100.0
+            layer(x)
+
+    def change_elsewhere(_: object) -> None:  # as any thread may where torch frees a tensor
+        thread = threading.Thread(target=change)
+        thread.start()
+        thread.join()
+
+    reference = None
+    with torch.no_grad():
+        for _ in range(12):
+            if reference is None and casts_of(layer.weight):
+                reference = weakref.ref(casts_of(layer.weight)[0], change_elsewhere)
+            layer(x)
+        assert reference is not None
+        assert reference() is None
+        assert_same_bits(layer(x), by_hand(layer, x))
+    kept = hmp.report(show=False).weights
+    assert (kept.weights, kept.bytes) == (1, 2 * 272 * 240)
+
+
+class Garbage:
+    """Calls a function as it is collected."""
+
+    def __init__(self, collected: Callable[[], object]) -> None:
+        self.itself, self.collected = self, collected
+
+    def __del__(self) -> None:
+        self.collected()
+
+
+@pytest.mark.parametrize("allocations", range(1, 12))
+def test_a_weight_may_be_taken_away_while_it_is_about_to_be_packed(form: str, allocations: int) -> None:
+    hmp.convert()
+    layer, x = nn.Linear(256, 256, bias=False), torch.randn(3, 256)
+    weight = layer.weight
+    taken: list[torch.Tensor] = []
+
+    def take() -> None:
+        taken.append(weight.data)
+        F.linear(x, weight)
+
+    with torch.no_grad():
+        for _ in range(4):
+            F.linear(x, weight)
+        gc.collect()
+        gc.disable()
+        former = gc.get_threshold()
+        try:
+            Garbage(take)
+            gc.set_threshold(allocations, 1000, 1000)
+            gc.enable()
+            result = F.linear(x, weight)
+        finally:
+            gc.set_threshold(*former)
+            gc.enable()
+        gc.collect()
+        assert taken
+        assert_same_bits(result, by_hand(layer, x))
+        taken[0][1, 1] = 100.0
+        assert_same_bits(layer(x), by_hand(layer, x))

@@ -44,10 +44,17 @@ std::size_t hash_of(const Geometry& geometry, Kind kind) {
   return hash;
 }
 
-void drop(const Buffer& buffer) {
-  bytes_held -= buffer.bytes();
+// Others may run as it goes.
+void release(const Buffer& buffer) {
   Py_XDECREF(buffer.holder);
   if (!buffer.lent) Py_DECREF(buffer.tensor);
+}
+
+void drop(Buffer& place) {
+  bytes_held -= place.bytes();
+  const Buffer gone = std::exchange(place, std::move(buffers.back()));
+  buffers.pop_back();
+  release(gone);
 }
 
 // Is there room for so many bytes? What was not lent for some time goes.
@@ -56,10 +63,7 @@ bool make_room(std::int64_t bytes) {
   for (std::size_t tried = 0; buffers.size() >= most_buffers || bytes_held + bytes > most_bytes; ++tried) {
     if (tried == most_buffers) return false;
     const std::size_t place = next_to_go++ % buffers.size();
-    if (buffers[place].lent) continue;
-    const Buffer gone = std::exchange(buffers[place], std::move(buffers.back()));
-    buffers.pop_back();
-    drop(gone);
+    if (!buffers[place].lent) drop(buffers[place]);
   }
   return true;
 }
@@ -154,7 +158,7 @@ PyObject* cast_in_rows(PyObject* tensor, Kind from, Kind to, CastResult& seen) n
 PyObject* borrow_buffer(const DLTensor& wanted, Kind kind) noexcept {
   // The same strides: how a convolution's result lies depends on those of dimensions of one element too.
   const auto found = std::find_if(buffers.rbegin(), buffers.rend(), [&](const Buffer& one) {
-    return !one.lent && one.kind == kind && lies_alike(wanted, one.geometry, true);
+    return !one.lent && one.kind == kind && lies_alike(wanted, one.geometry, true) && is_held_once(one.tensor, true);
   });
   if (found == buffers.rend()) return nullptr;
   found->lent = true;
@@ -173,9 +177,7 @@ void give_back(PyObject* cast) noexcept {
     found->lent = false;
     return;
   }
-  const Buffer gone = std::exchange(*found, std::move(buffers.back()));
-  buffers.pop_back();
-  drop(gone);
+  drop(*found);
   Py_DECREF(cast);
 }
 
@@ -183,7 +185,8 @@ std::size_t buffer_count() noexcept { return buffers.size(); }
 
 void forget_buffers() noexcept {
   const std::vector<Buffer> gone = std::exchange(buffers, {});
-  for (const Buffer& one : gone) drop(one);
+  bytes_held = 0;
+  for (const Buffer& one : gone) release(one);
 }
 
 }  // namespace habana_mp::tensor

@@ -372,6 +372,7 @@ Entry* up_to_date(PyObject* weight, Kind to, bool records, std::uint32_t views, 
   elements = 0;
   Entry* entry = entry_of(weight, to);
   if (entry == nullptr || !entry->has(Form::plain) || !is_unchanged(*entry, look_beside(weight, views))) {
+    if (!settings.on) return nullptr;  // switched off since the call began
     // Others may run, and forget the entry.
     held = entry_for(weight, to);
     const bool is_packed = held != nullptr && held->cast != nullptr && !held->has(Form::plain);
@@ -480,7 +481,7 @@ PyObject* kept(PyObject* weight, Kind to, bool records, std::int64_t& elements) 
 PyObject* kept_part(PyObject* view, Kind to, bool records, std::int64_t& elements) noexcept {
   elements = 0;
   const Base base(view);
-  if (base.weight == nullptr) return nullptr;
+  if (base.weight == nullptr || !settings.on) return nullptr;
   const bool is_recorded = records && tensor::requires_grad(view);
   const bool is_whole = tensor::count_elements(view) == tensor::count_elements(base.weight);
   // A cast of what has gaps would have none.

@@ -70,14 +70,13 @@ struct Entry {
   ~Entry() {
     drop();
     Py_XDECREF(reference);
-    Py_XDECREF(packed_for);
     Py_XDECREF(size);
   }
 
   [[nodiscard]] std::uint64_t bytes() const { return tensor::bytes_as(to, elements); }
-  // Takes the references.
-  void hold(PyObject* made, PyObject* its_holder, Form its_form = Form::plain);
-  void drop();
+  // Takes the references. What was held goes last: others may run then.
+  void hold(PyObject* made, PyObject* its_holder, Form its_form = Form::plain, PyObject* options = nullptr);
+  void drop() { hold(nullptr, nullptr); }
   [[nodiscard]] bool has(Form wanted) const { return cast != nullptr && form == wanted; }
   // May the cast be written? Not where others work with its former values: a graph that waits for its backward,
   // another thread.
@@ -127,24 +126,22 @@ struct Cache {
   std::uint64_t escapes = 0;
 };
 
-inline void Entry::hold(PyObject* made, PyObject* its_holder, Form its_form) {
-  drop();
-  cast = made;
-  holder = its_holder;
-  form = its_form;
-  counts.bytes += bytes();
-  ++counts.weights;
-  if (form != Form::plain) ++counts.packed;
-}
-
-inline void Entry::drop() {
+inline void Entry::hold(PyObject* made, PyObject* its_holder, Form its_form, PyObject* options) {
   quiet_uses = 0;
-  if (cast == nullptr) return;
-  counts.bytes -= bytes();
-  --counts.weights;
-  if (form != Form::plain) --counts.packed;
-  Py_XDECREF(std::exchange(holder, nullptr));
-  Py_CLEAR(cast);
+  if (cast != nullptr) {
+    counts.bytes -= bytes();
+    --counts.weights;
+    if (form != Form::plain) --counts.packed;
+  }
+  PyObject* const former[] = {std::exchange(cast, made), std::exchange(holder, its_holder),
+                              std::exchange(packed_for, options)};
+  form = its_form;
+  if (cast != nullptr) {
+    counts.bytes += bytes();
+    ++counts.weights;
+    if (form != Form::plain) ++counts.packed;
+  }
+  for (PyObject* one : former) Py_XDECREF(one);
 }
 
 // There is one, and it is never destroyed: weights may outlive the interpreter's modules.

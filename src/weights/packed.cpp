@@ -161,18 +161,22 @@ bool pays(const PackedCall& call, PyObject* cast, PyObject* packed) {
   return from_packed * clearly < plain;
 }
 
+// Others may have run since it was looked at.
+bool is_plain_and_idle(const Entry& entry) { return entry.has(Form::plain) && !entry.busy; }
+
 // Brings the weight into the order of our own kernels if these are the best for this call.
 void consider_panels(Entry& entry, const PackedCall& call) {
   if (assumed == Assumed::nothing || assumed == Assumed::library || !may_try_panels(entry, call)) return;
   std::optional<PanelVerdict> verdict = known_verdict(entry, call);
+  if (!is_plain_and_idle(entry)) return;
   entry.busy = true;
   PyObject* cast = Py_NewRef(entry.cast);
   if (!verdict) verdict = try_panels(entry, call);
   PyObject* panels = verdict && verdict->pays ? make_panels(cast, call.is_turned()) : nullptr;
   entry.busy = false;
+  // Not where somebody took the weight away meanwhile. Nobody runs between the two.
+  if (panels != nullptr && entry.cast == cast) entry.hold(Py_NewRef(panels), nullptr, panels_for(call));
   Py_DECREF(cast);
-  // Not where somebody took the weight away meanwhile.
-  if (panels != nullptr && entry.has(Form::plain)) entry.hold(Py_NewRef(panels), nullptr, panels_for(call));
   Py_XDECREF(panels);
 }
 
@@ -181,7 +185,7 @@ void consider_library(Entry& entry, const PackedCall& call) {
   if (!library_packs(call) || entry.elements < worth_packing) return;
   PyObject* one_case = case_of(entry, call);
   const Verdict known = verdict_on(one_case);
-  if (one_case == nullptr || known == Verdict::does_not) {
+  if (one_case == nullptr || known == Verdict::does_not || !is_plain_and_idle(entry)) {
     Py_XDECREF(one_case);
     PyErr_Clear();
     return;
@@ -195,17 +199,16 @@ void consider_library(Entry& entry, const PackedCall& call) {
   PyObject* holder = worth ? tensor::make_holder(packed) : nullptr;
   drop_error();
   const bool interrupted = PyErr_Occurred() != nullptr;
-  entry.busy = false;
-  Py_DECREF(cast);
   if (!interrupted && is_alike) PyDict_SetItem(verdicts(), one_case, worth ? Py_True : Py_False);
   drop_error();
   Py_DECREF(one_case);
   PyObject* options = worth && !interrupted ? options_of(call) : nullptr;
-  // Nor here.
-  if (options != nullptr && entry.has(Form::plain)) {
-    entry.hold(Py_NewRef(packed), Py_XNewRef(holder), Form::library);
-    Py_XSETREF(entry.packed_for, Py_NewRef(options));
+  entry.busy = false;
+  // As above.
+  if (options != nullptr && entry.cast == cast) {
+    entry.hold(Py_NewRef(packed), Py_XNewRef(holder), Form::library, Py_NewRef(options));
   }
+  Py_DECREF(cast);
   Py_XDECREF(options);
   Py_XDECREF(holder);
   Py_XDECREF(packed);
