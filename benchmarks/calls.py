@@ -30,6 +30,17 @@ def operations(activation: torch.Tensor, image: torch.Tensor):
     yield "F.conv2d", lambda: F.conv2d(image, kernel)
 
 
+def cases():
+    """What is cast, whether a gradient is recorded, and the operation's name and call."""
+    for case, dtype in (("no cast", torch.bfloat16), ("one activation cast", torch.float32)):
+        for grad in (False, True):
+            # an activation is no leaf: what requires grad comes out of another operation
+            activation = torch.randn(4, 16, requires_grad=grad).to(dtype) * 1
+            image = torch.randn(1, 1, 4, 16, requires_grad=grad).to(dtype) * 1
+            for name, call in operations(activation, image):
+                yield case, grad, name, call
+
+
 def added(ours: Contender, plain: Contender) -> float:
     """In nanoseconds. By the shortest rounds: beside so little, whatever else runs on the machine only adds."""
     return (min(ours.seconds) - min(plain.seconds)) * 1e9
@@ -47,25 +58,19 @@ def main() -> None:
         f"{'case':<22}{'operation':<14}{'grad':<6}{'autocast':>10}{'hmp':>10}{'ratio':>8}  {'middle half':<14}"
         f"{'python':>8}  middle half"
     )
-    for case in ("no cast", "one activation cast"):
-        dtype = torch.bfloat16 if case == "no cast" else torch.float32
-        for grad in (False, True):
-            # an activation is no leaf: what requires grad comes out of another operation
-            activation = torch.randn(4, 16, requires_grad=grad).to(dtype) * 1
-            image = torch.randn(1, 1, 4, 16, requires_grad=grad).to(dtype) * 1
-            with torch.set_grad_enabled(grad):
-                for name, call in operations(activation, image):
-                    peer = Contender("autocast", call, autocast)
-                    ours = Contender("hmp", call, converted)
-                    python = Contender("python", call, patched_in_python)
-                    run([peer, ours, python], **options)
-                    ratio, low, high = ours.ratio_to(peer)
-                    python_ratio, python_low, python_high = python.ratio_to(peer)
-                    print(
-                        f"{case:<22}{name:<14}{grad!s:<6}{peer.median * 1e9:>8.0f}ns{ours.median * 1e9:>8.0f}ns"
-                        f"{ratio:>8.3f}  {low:.3f}..{high:.3f}  "
-                        f"{python_ratio:>8.3f}  {python_low:.3f}..{python_high:.3f}"
-                    )
+    for case, grad, name, call in cases():
+        peer = Contender("autocast", call, autocast)
+        ours = Contender("hmp", call, converted)
+        python = Contender("python", call, patched_in_python)
+        with torch.set_grad_enabled(grad):
+            run([peer, ours, python], **options)
+        ratio, low, high = ours.ratio_to(peer)
+        python_ratio, python_low, python_high = python.ratio_to(peer)
+        print(
+            f"{case:<22}{name:<14}{grad!s:<6}{peer.median * 1e9:>8.0f}ns{ours.median * 1e9:>8.0f}ns"
+            f"{ratio:>8.3f}  {low:.3f}..{high:.3f}  "
+            f"{python_ratio:>8.3f}  {python_low:.3f}..{python_high:.3f}"
+        )
 
     print("\nin a region of ours, as a multiple of torch.autocast's; and under convert, in the same rounds")
     activation = torch.randn(4, 16)

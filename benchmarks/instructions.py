@@ -2,7 +2,8 @@
 
     python benchmarks/instructions.py
 
-Some two minutes; needs valgrind and a C compiler. The emulated processor has AVX2: what needs more is not counted here.
+Less than a minute; needs valgrind and a C compiler. The emulated
+processor has AVX2: what needs more is not counted here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from calls import operations
+from calls import cases
 from states import autocast, converted
 
 MARKS = """
@@ -35,20 +36,15 @@ def count_all(library: str) -> None:
     marks = ctypes.CDLL(library)
     torch.set_num_threads(1)
     marks.begin()
-    for dtype in (torch.bfloat16, torch.float32):
-        for grad in (False, True):
-            activation = torch.randn(4, 16, requires_grad=grad).to(dtype) * 1
-            image = torch.randn(1, 1, 4, 16, requires_grad=grad).to(dtype) * 1
-            for name, call in operations(activation, image):
-                case = f"{'no cast' if dtype == torch.bfloat16 else 'one activation cast'}|{name}|{grad}"
-                for state, entered in STATES.items():
-                    with torch.set_grad_enabled(grad), entered():
-                        for _ in range(50):
-                            call()
-                        marks.zero()
-                        for _ in range(CALLS):
-                            call()
-                        marks.dump(f"{case}|{state}".encode())
+    for case, grad, name, call in cases():
+        for state, entered in STATES.items():
+            with torch.set_grad_enabled(grad), entered():
+                for _ in range(50):
+                    call()
+                marks.zero()
+                for _ in range(CALLS):
+                    call()
+                marks.dump(f"{case}|{name}|{grad}|{state}".encode())
 
 
 def counts_in(folder: Path) -> dict[str, dict[str, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import shutil
@@ -66,6 +67,12 @@ def in_threads(work: Callable[[int], None], count: int = 4) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def all_bfloat16_tensors() -> list[torch.Tensor]:
+    """Those that no Python code holds too: kept casts, and buffers."""
+    found = [one for one in gc.get_objects() if type(one) is torch.Tensor]
+    return [one for one in found if one.dtype is torch.bfloat16 and not one.is_nested]
 
 
 def packed() -> int:

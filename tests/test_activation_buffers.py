@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
 import weakref
@@ -12,7 +11,7 @@ from contextlib import AbstractContextManager
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Converter
+from conftest import Converter, all_bfloat16_tensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -173,8 +172,7 @@ def test_shapes_that_are_never_asked_for_again_take_no_memory(converted: Convert
 
 
 def buffers_like(rows: int) -> list[torch.Tensor]:
-    found = [one for one in gc.get_objects() if type(one) is torch.Tensor]
-    return [one for one in found if one.dtype is torch.bfloat16 and one.dim() == 2 and one.shape[0] >= rows]
+    return [one for one in all_bfloat16_tensors() if one.dim() == 2 and one.shape[0] >= rows]
 
 
 def test_what_somebody_found_among_all_objects_is_not_written_over(converted: Converter) -> None:

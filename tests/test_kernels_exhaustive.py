@@ -1,4 +1,4 @@
-"""Every float32 there is, in every instruction set that the processor can run, through the caches and past them."""
+"""Every float32 there is, against torch: in every instruction set that this processor has, past the caches too."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import packed
+from conftest import all_bfloat16_tensors, packed
 from torch import nn
 
 from habana_mp import _core, hmp
@@ -841,8 +841,7 @@ def test_a_weight_that_two_convolutions_share_serves_both() -> None:
 
 
 def casts_of(weight: torch.Tensor) -> list[torch.Tensor]:
-    found = [one for one in gc.get_objects() if type(one) is torch.Tensor]
-    return [one for one in found if one.dtype is torch.bfloat16 and one.shape == weight.shape]
+    return [one for one in all_bfloat16_tensors() if one.shape == weight.shape]
 
 
 def test_a_weight_that_changes_as_its_plain_cast_goes_is_not_served_from_the_packed_one(form: str) -> None:
