@@ -1,7 +1,7 @@
-"""Convolutions whose gradients the CPU's library gets wrong in bfloat16.
+"""Convolutions that the CPU's library gets wrong in bfloat16.
 
-Seen with oneDNN of torch 2.4 to 2.15 on AVX512_BF16, in plain torch too: the weight's gradient is memory that nobody
-wrote, or memory of somebody else's is written. Where such a gradient is recorded the convolution runs in float32
+Seen with oneDNN of torch 2.4 to 2.15 on AVX512_BF16, in plain torch too: the result, or the weight's gradient where one
+is recorded, is memory that nobody wrote, or memory of somebody else's is written. Such a convolution runs in float32
 (rule 8). ``tests/test_convolutions.py`` looks for others.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 _Numbers = int | Sequence[int]
@@ -18,7 +19,29 @@ _Numbers = int | Sequence[int]
 _CHANNELS_OF_A_BLOCK = 16
 
 
-def _is_wrong(weight: Tensor, sizes: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> bool:
+def _has_wrong_result(
+    input: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: _Numbers, dilation: Sequence[int]
+) -> bool:
+    """Seen where images are in channels-last order, in which a packed weight has them too. Three cases:
+
+    The kernel's last place in a row ends where it would in an image without padding: what the library counts as padding
+    on the right takes back what it counts on the left (from a padding of 3 on). A stride goes beyond the width of the
+    images, or is as wide as they are without padding. And a stride in rows only, for images of one colour.
+    """
+    width, step = input.shape[-1], stride[-1]
+    if len(kernel) == 1 or step == 1:
+        return False
+    if stride[-2] == 1 and input.shape[-len(kernel) - 1] == 1:
+        return True
+    beside = padding[-1] if isinstance(padding, Sequence) else padding
+    if width < step or (width == step and beside == 0):
+        return True
+    return (
+        beside != 0 and step > 2 * beside and (width + 2 * beside - _reach(kernel, dilation)[-1]) % step == 2 * beside
+    )
+
+
+def _has_wrong_gradient(weight: Tensor, sizes: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> bool:
     """Of a convolution of images of these sizes; of a transposed one they are the result's."""
     kernel = weight.shape[2:]
     if sizes[-1] < stride[-1]:
@@ -34,7 +57,7 @@ def _reach(kernel: Sequence[int], dilation: Sequence[int]) -> list[int]:
 
 
 def _is_recorded(weight: Tensor) -> bool:
-    return weight.requires_grad and weight.device.type == "cpu"
+    return weight.requires_grad and torch.is_grad_enabled()
 
 
 def _for_each(value: _Numbers, weight: Tensor) -> Sequence[int]:
@@ -54,10 +77,13 @@ def is_wrong(
     groups: int = 1,
 ) -> bool:
     """Of ``conv1d``, ``conv2d`` and ``conv3d``, with their arguments."""
-    if not _is_recorded(weight):
+    if weight.device.type != "cpu":
         return False
     stride, dilation = _for_each(stride, weight), _for_each(dilation, weight)
-    return _is_wrong(weight, input.shape[2 - weight.dim() :], stride, dilation)
+    # A padding by name is none, or goes with a stride of 1.
+    if not isinstance(padding, str) and _has_wrong_result(input, weight.shape[2:], stride, padding, dilation):
+        return True
+    return _is_recorded(weight) and _has_wrong_gradient(weight, input.shape[2 - weight.dim() :], stride, dilation)
 
 
 def is_wrong_transposed(
@@ -71,7 +97,7 @@ def is_wrong_transposed(
     dilation: _Numbers = 1,
 ) -> bool:
     """Of ``conv_transpose1d`` and its like, with their arguments."""
-    if not _is_recorded(weight):
+    if weight.device.type != "cpu" or not _is_recorded(weight):
         return False
     stride, dilation = _for_each(stride, weight), _for_each(dilation, weight)
     padding, output_padding = _for_each(padding, weight), _for_each(output_padding, weight)
@@ -80,7 +106,7 @@ def is_wrong_transposed(
         (size - 1) * step - 2 * beside + length + more
         for size, step, beside, length, more in zip(before, stride, padding, reach, output_padding, strict=True)
     ]
-    return _is_wrong(weight, sizes, stride, dilation)
+    return _has_wrong_gradient(weight, sizes, stride, dilation)
 
 
 def is_wrong_of_either(
@@ -101,8 +127,8 @@ def is_wrong_of_either(
     return is_wrong(input, weight, bias, stride, padding, dilation, groups)
 
 
-#: Who tells whether the gradient of a call would be wrong, and whether only a stride other than 1 can make it so.
-WRONG_GRADIENTS: dict[str, tuple[Callable[..., bool], bool]] = {
+#: Who tells whether a call or its gradient would be wrong, and whether only a stride other than 1 can make it so.
+WRONG: dict[str, tuple[Callable[..., bool], bool]] = {
     "conv1d": (is_wrong, True),
     "conv2d": (is_wrong, True),
     "conv3d": (is_wrong, False),

@@ -138,7 +138,7 @@ class Rule:
         off_cpu_keywords: tuple[str, ...] = (),
         sparse_keyword: tuple[str, ...] = (),
         sparse_position: int = 0,
-        wrong_gradient: Callable[..., bool] | None = None,
+        is_wrong: Callable[..., bool] | None = None,
         wrong_if_strided: bool = False,
         keeps_weights: str = "",
         wants_rows: bool = False,
@@ -195,7 +195,7 @@ def install_probes(
 def set_places(
     step: types.CodeType,
     worker_namespace: dict[str, Any],
-    made_of_lowered: Callable[[str, Any], None],
+    made_of_lowered: Callable[[str, Any, Any], None],
     autocast_entered: Callable[[], None],
     codes_of_regions: tuple[types.CodeType, ...],
     custom_fwd: types.CodeType,
@@ -258,10 +258,12 @@ disabled_flag: str
 
 def optimizer_step_begins() -> None: ...
 def optimizer_step_ends() -> None: ...
-def silence_begins() -> int:
-    """The lists fall silent in this thread: rules 2 to 4 speak. The state before."""
+def autocast_depth(increment: Callable[[], int], decrement: Callable[[], int]) -> int:
+    """How many regions of torch.autocast this thread is in, by the functions that count them."""
 
-def silence_ends(before: int) -> None: ...
+def call_silently(function: Callable[[Any], Any], argument: Any) -> Any:
+    """Call a function with the lists silent in this thread: rules 2 to 4 speak."""
+
 def compiled_code_begins() -> int:
     """This thread runs code that was compiled: the lists are silent, and operators of torch.ops are not cast in it. The
     state before."""

@@ -3,8 +3,8 @@ they were given.
 
 Some make weights, gradients, statistics or learning rates of other ones (rule 11). They run outside of an optimizer's
 step and of a constructor, and write what they computed where it stays: averaged and fused weights, pruned ones, the
-vectors of spectral norm, clipped gradients, what an observer has seen, merged adapters. Others call a kernel that takes
-float32 and is no builtin (rule 8), are given a hook, or ask for dtypes beforehand.
+vectors of spectral norm, clipped gradients, what an observer has seen, a model that is loaded, adapters. Others call a
+kernel that takes float32 and is no builtin (rule 8), are given a hook, or ask for dtypes beforehand.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from habana_mp._marks import lists_speak, silence
 #: What makes state, by module: functions and methods; ``*`` stands for every class of the module that has such a method
 #: of its own.
 STATE: dict[str, tuple[str, ...]] = {
+    "torch.nn.modules.module": ("Module.apply",),
     "torch.optim.swa_utils": ("AveragedModel.update_parameters",),
     "torch.optim.lr_scheduler": ("*.step", "*._initial_step"),
     "torch.nn.utils.fusion": ("fuse_conv_bn_weights", "fuse_linear_bn_weights"),
@@ -47,8 +48,13 @@ STATE: dict[str, tuple[str, ...]] = {
         *("hann", "kaiser", "nuttall"),
     ),
     "torch.ao.quantization.observer": ("*.forward", "*.calculate_qparams"),
+    # A model that is loaded begins without memory, and computes its buffers after its constructor.
+    "transformers.modeling_utils": (
+        *("PreTrainedModel.from_pretrained", "PreTrainedModel.init_weights", "PreTrainedModel.resize_token_embeddings"),
+    ),
     "peft.tuners.tuners_utils": (
-        *("BaseTuner.merge_adapter", "BaseTuner.unmerge_adapter", "BaseTuner._unload_and_optionally_merge"),
+        *("BaseTuner.inject_adapter", "BaseTuner.merge_adapter", "BaseTuner.unmerge_adapter"),
+        "BaseTuner._unload_and_optionally_merge",
     ),
     "peft.tuners.lora.model": ("LoraModel.add_weighted_adapter",),
 }
@@ -152,11 +158,7 @@ def _uncast_hook(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
             with silence():
                 result = hook(gradient)
         else:  # without what a region costs, nor its error where torch.compile can tell no more of them apart
-            before = _core.silence_begins()
-            try:
-                result = hook(gradient)
-            finally:
-                _core.silence_ends(before)
+            result = _core.call_silently(hook, gradient)
         if isinstance(result, torch.Tensor) and result.dtype in _CASTABLE and gradient.dtype in _CASTABLE:
             return result.to(gradient.dtype)
         return result
@@ -212,11 +214,15 @@ class _Exchanged(WhenImported):
         self._codes: list[tuple[types.FunctionType, types.CodeType]] = []
 
     def do(self, module: Any) -> None:
-        for function in functions_of(module, self._functions):
-            code = function.__code__
-            self._codes.append((function, code))
-            _originals[full_name(function)] = untouched(function)
-            function.__code__ = _forwarding(function, code, self._call)
+        try:
+            for function in functions_of(module, self._functions):
+                code = function.__code__
+                self._codes.append((function, code))
+                _originals[full_name(function)] = untouched(function)
+                function.__code__ = _forwarding(function, code, self._call)
+        except BaseException:  # a signal's
+            self.undo(module)
+            raise
 
     def undo(self, module: Any) -> None:
         for function, code in self._codes:

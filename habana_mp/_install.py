@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,6 +22,7 @@ from habana_mp._replicas import parallel_apply_replacement
 from habana_mp._weights import Weights
 
 _lock = threading.RLock()
+_R = TypeVar("_R")
 
 
 class Installation:
@@ -35,6 +37,8 @@ class Installation:
         self._regions_in_torch: set[int] = set()
         #: What regions were asked for by arguments that say all, and the number of each. None of them needs putting in.
         self.numbers: dict[tuple[Any, ...], int] = {}
+        #: Is what the core has put into torch, if anything, of this module?
+        self._is_ours = False
         self._is_supported = False
         self._replacements: list[Replacement] = []
         self._composites: dict[Any, Replacement] = {}
@@ -51,7 +55,8 @@ class Installation:
             _bind()
             # Whatever can fail is made before anything is changed; the core checks everything before its first store.
             composites = self._make_composites(policy)
-            _core.install(_policy.plan(policy))
+            plan = _policy.plan(policy)
+            self._store(lambda: _core.install(plan), is_whole=True)
             try:
                 warn_if_in_autocast()
                 self._support(policy, weights_of=policy)
@@ -69,7 +74,9 @@ class Installation:
             _bind()
             composites = self._make_composites(policy)
             plan = _policy.plan(policy, keeps_weights=keeps_weights)
-            number = _core.make_region(plan=plan, on_cpu=on_cpu, name=name, after_recorded_cast=after_recorded)
+            number = self._store(
+                lambda: _core.make_region(plan=plan, on_cpu=on_cpu, name=name, after_recorded_cast=after_recorded)
+            )
             self._regions[number] = policy
             self._add_region(number, composites)
             return number
@@ -79,8 +86,21 @@ class Installation:
         with _lock:
             self.check_alone()
             composites = self._make_composites(self._regions[number])
-            _core.put_in_region(number)
+            self._store(lambda: _core.put_in_region(number))
             self._add_region(number, composites)
+
+    def _store(self, change: Callable[[], _R], *, is_whole: bool = False) -> _R:
+        """Let the core change torch: all that is there, or a region's part of it."""
+        was_ours, self._is_ours = self._is_ours, True
+        try:
+            return change()
+        except Exception:  # nothing was stored
+            self._is_ours = was_ours
+            raise
+        except BaseException:  # a signal's, perhaps after it was
+            if is_whole or self.policy is None:
+                self.uninstall()
+            raise
 
     def _add_region(self, number: int, composites: dict[Any, Replacement]) -> None:
         self._regions_in_torch.add(number)
@@ -122,7 +142,7 @@ class Installation:
     def check_alone(self) -> None:
         """The core is one for the process. A second copy of this module knows nothing of what the first has changed."""
         with _lock:
-            if not self._is_supported and _core.installed_count() != 0:
+            if not self._is_ours and _core.installed_count() != 0:
                 raise RuntimeError(
                     "habana_mp was imported a second time while the first import is converted; call `restore()` of "
                     "the first one, or start a new process"
@@ -162,6 +182,7 @@ class Installation:
             self._regions_in_torch = set()
             self.numbers.clear()
             self._is_supported = False
+            self._is_ours = False
 
 
 def _bind() -> None:

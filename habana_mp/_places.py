@@ -22,6 +22,7 @@ from torch.utils.data._utils import worker
 from habana_mp import _core
 from habana_mp import _operations as ops
 from habana_mp._compiled import HooksOutsideOfGraphs
+from habana_mp._disable import disable_casts
 from habana_mp._errors import line_of_user, warn
 from habana_mp._hooks import StepHook, code_around_steps
 from habana_mp._imports import WhenImported
@@ -169,8 +170,7 @@ def _is_child_process() -> bool:
 
 def _disabled_regions() -> int:
     """How many regions of torch.autocast this thread is in, when none of them is enabled."""
-    depth = torch.autocast_increment_nesting() - 1
-    torch.autocast_decrement_nesting()
+    depth = _core.autocast_depth(torch.autocast_increment_nesting, torch.autocast_decrement_nesting)
     return 0 if torch._C._is_any_autocast_enabled() else depth
 
 
@@ -269,6 +269,8 @@ def _outside_of_traced_step(closure: Any) -> Any:
     return closure_outside_of_traced_step
 
 
+_PERHAPS_LOWERED = "is assigned a tensor in lower precision, perhaps computed from results"
+
 #: The lines that were warned about.
 _warned: set[tuple[str, int]] = set()
 
@@ -287,12 +289,29 @@ def _look_at_buffer(module: torch.nn.Module, name: str, value: Any) -> None:
         and value.dtype in (torch.bfloat16, torch.float16)
         and _core.lists_speak_here()  # what torch keeps of a pruned weight, say, may follow the weight
     ):
-        _warn_of_lowered(what, "is assigned a tensor in lower precision, perhaps computed from results")
+        _warn_of_lowered(what, _PERHAPS_LOWERED)
 
 
-def _look_at_weight(what: str, values: torch.Tensor) -> None:
+def _look_at_weight(what: str, values: torch.Tensor, former: torch.Tensor | None) -> None:
     if _is_lowered(values):
         _warn_of_lowered(what)
+    elif isinstance(former, torch.nn.Parameter) and _core.lists_speak_here() and not _is_cast_of(former, values):
+        _warn_of_lowered("the `.data` of a float32 Parameter", _PERHAPS_LOWERED)
+
+
+def _is_cast_of(former: torch.Tensor, values: torch.Tensor) -> bool:
+    """Are they the same values in lower precision, as where a model is converted? Or is there no telling? By a part."""
+    if type(values) is not torch.Tensor or values.is_meta:
+        return True
+    if values.device != former.device or values.shape != former.shape or values.layout is not torch.strided:
+        return True
+    part = (slice(16),) * values.dim()
+    try:
+        with disable_casts(), torch.no_grad():
+            cast = former[part].to(values.dtype)
+            return bool(((cast == values[part]) | cast.isnan()).all())
+    except Exception:  # memory that was freed, a transform: whatever it is, it is no reason to warn
+        return True
 
 
 def _is_lowered(values: torch.Tensor) -> bool:

@@ -12,7 +12,7 @@ import torch
 
 from habana_mp import _core
 from habana_mp import _operations as ops
-from habana_mp._convolutions import WRONG_GRADIENTS
+from habana_mp._convolutions import WRONG
 from habana_mp._errors import ListError, warn
 from habana_mp._lists import Listed
 from habana_mp._presets import Preset, shipped_names
@@ -52,9 +52,9 @@ class Ruling:
         if operation in ops.SPARSE_GRADIENT:
             keyword, position = ops.SPARSE_GRADIENT[operation]
             rule = functools.partial(rule, sparse_keyword=keyword, sparse_position=position)
-        if operation in WRONG_GRADIENTS:
-            tells, if_strided = WRONG_GRADIENTS[operation]
-            rule = functools.partial(rule, wrong_gradient=tells, wrong_if_strided=if_strided)
+        if operation in WRONG:
+            tells, if_strided = WRONG[operation]
+            rule = functools.partial(rule, is_wrong=tells, wrong_if_strided=if_strided)
         castable = ops.arguments_of(operation)
         if castable is None:
             return rule()

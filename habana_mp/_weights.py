@@ -117,7 +117,10 @@ def _renew(optimizer: Optimizer, *_: Any) -> None:
     if torch.compiler.is_compiling():
         return
     # Ours write the casts along with the weights; a class or a hook of somebody else's may have written more.
-    is_ours = type(optimizer).__module__ == "habana_mp.optim" and not optimizer._optimizer_step_post_hooks
-    is_ours = is_ours and only_our_hooks_follow_steps()
+    is_ours = (
+        type(optimizer).__module__ == "habana_mp.optim"
+        and not optimizer._optimizer_step_post_hooks
+        and only_our_hooks_follow_steps()
+    )
     for group in optimizer.param_groups:
         _core.weights_renew(tuple(group.get("params", ())), is_ours)

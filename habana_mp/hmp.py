@@ -188,7 +188,12 @@ def report(*, file: TextIO | None = None, show: bool = True) -> Report:
     Args:
         file: Where to print; ``sys.stdout`` when None.
         show: False to print nothing and only return the data.
+
+    Raises:
+        TypeError: a ``file`` that is none.
     """
+    if file is not None and not hasattr(file, "write"):
+        raise TypeError(f"`file` must be a stream to write text to, or None; got {type(file).__name__}: {file!r}")
     current = _report.current()
     if show:
         print(current, file=file)

@@ -324,6 +324,19 @@ def test_a_hook_is_called_with_casts_off_or_after_restore_as_it_is() -> None:
     assert torch.equal(x.grad, torch.full((4, 4), 2.0))
 
 
+def test_a_hook_that_is_interrupted_leaves_the_lists_as_they_were() -> None:
+    hmp.convert()
+    x = torch.ones(4, 4, requires_grad=True)
+
+    def interrupted(_: torch.Tensor) -> None:
+        raise KeyboardInterrupt
+
+    x.register_hook(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        torch.mm(x, M).sum().backward()
+    assert torch.mm(M, M).dtype is torch.bfloat16
+
+
 def test_a_hook_after_accumulation_updates_in_float32() -> None:
     def update(weight: torch.Tensor) -> None:
         assert weight.grad is not None

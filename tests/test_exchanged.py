@@ -160,6 +160,15 @@ def as_one_vector() -> list[torch.Tensor]:
     return [vector, *parameters]
 
 
+def initialised() -> list[torch.Tensor]:
+    def initialise(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            with torch.no_grad():
+                module.weight.copy_(torch.randn(8, 8) * 0.02)
+
+    return list(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).apply(initialise).parameters())
+
+
 EXACT: dict[str, Callable[[], Any]] = {
     "average": averaged,
     "average by a function": lambda: averaged(avg_fn=swa_utils.get_ema_avg_fn(0.9)),
@@ -184,6 +193,7 @@ EXACT: dict[str, Callable[[], Any]] = {
     "scaled": scaled,
     "scaled in one kernel": scaled_in_one_kernel,
     "one vector": as_one_vector,
+    "initialised": initialised,
 }
 
 

@@ -828,3 +828,46 @@ def test_a_method_with_a_function_for_a_twin_is_still_that_method(converted: Con
     assert torch.equal(result, plain)
     if name == "__matmul__":
         assert method(x, 1) is NotImplemented
+
+
+@pytest.mark.parametrize(
+    "enter", [hmp.convert, lambda: hmp.autocast("cpu", bf16_file_path=None)], ids=["convert", "region"]
+)
+def test_an_interrupt_while_torch_is_changed_leaves_it_as_it_was(enter: Callable[[], Any]) -> None:
+    """Wherever a handler of a signal may raise in between: where a function of C has returned."""
+    hook = torch.Tensor.register_hook
+    code = hook.__code__
+
+    def interrupted_after(count: int) -> bool:
+        left = [count]
+
+        def interrupt(frame: types.FrameType, event: str, _: Any) -> None:
+            if event == "c_return" and "habana_mp" in frame.f_code.co_filename:
+                left[0] -= 1
+                if left[0] == 0:
+                    sys.setprofile(None)
+                    raise KeyboardInterrupt
+
+        sys.setprofile(interrupt)
+        try:
+            enter()
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.setprofile(None)
+        return False
+
+    enter()
+    hmp.restore()
+    count = 1
+    while interrupted_after(count):
+        hmp.restore()
+        assert torch.mm(M, M).dtype is FP32
+        assert hook.__code__ is code
+        with hmp.autocast("cpu"):
+            assert torch.mm(M, M).dtype is BF16
+        hmp.convert()
+        assert torch.mm(M, M).dtype is BF16
+        hmp.restore()
+        # thousands of points: nearly all of them lie in loops
+        count += 1 + count // 50

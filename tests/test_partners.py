@@ -1,6 +1,6 @@
 """Together with what else transforms programs: torch.compile, export, trace, script, torch.func, copying, pickling.
 
-Needs peft.
+Needs peft and transformers.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as fwd
 import torch.nn.functional as F
+import transformers
 from conftest import BACKENDS, Converter, run_script
 from peft import IA3Config, LoraConfig, OFTConfig, get_peft_model
 from torch import nn
@@ -533,3 +534,67 @@ def test_peft_combines_adapters_in_float32() -> None:
     hmp.convert()
     for one, other in zip(combined(), expected, strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("initialised", [True, "pissa", "olora", "orthogonal"])
+def test_peft_adds_adapters_in_float32(initialised: Any) -> None:
+    def added() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = get_peft_model(nn.Sequential(nn.Linear(32, 32)), LoraConfig(target_modules=["0"]))
+        model.add_adapter("other", LoraConfig(target_modules=["0"], init_lora_weights=initialised))
+        return [weight.detach() for weight in model.parameters()]
+
+    expected = added()
+    hmp.convert()
+    for one, other in zip(added(), expected, strict=True):
+        assert torch.equal(one, other)
+
+
+_SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 99}
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        (
+            transformers.LlamaModel,
+            transformers.LlamaConfig(
+                **_SMALL,
+                intermediate_size=32,
+                rope_parameters={
+                    **{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+                    **{"original_max_position_embeddings": 64, "rope_theta": 5e5},
+                },
+            ),
+        ),
+        (transformers.MusicgenForCausalLM, transformers.MusicgenDecoderConfig(**_SMALL, ffn_dim=32)),
+        (
+            transformers.Swinv2Model,
+            transformers.Swinv2Config(
+                image_size=32, patch_size=2, embed_dim=16, depths=[1, 1], num_heads=[2, 2], window_size=4
+            ),
+        ),
+    ],
+    ids=["Llama", "Musicgen", "Swinv2"],
+)
+def test_a_model_of_transformers_is_loaded_as_without_casts(kind: Any, config: Any, tmp_path: Path) -> None:
+    kind(config).save_pretrained(tmp_path)
+    expected = kind.from_pretrained(tmp_path)
+    hmp.convert()
+    loaded = kind.from_pretrained(tmp_path)
+    for pairs in (
+        zip(loaded.parameters(), expected.parameters(), strict=True),
+        zip(loaded.buffers(), expected.buffers(), strict=True),
+    ):
+        assert all(torch.equal(one, other) and one.dtype is other.dtype for one, other in pairs)
+
+
+def test_embeddings_of_transformers_are_extended_as_without_casts() -> None:
+    def extended() -> torch.Tensor:
+        torch.manual_seed(0)
+        model = transformers.LlamaModel(transformers.LlamaConfig(**_SMALL, intermediate_size=32))
+        return model.resize_token_embeddings(110).weight.detach()
+
+    expected = extended()
+    hmp.convert()
+    assert torch.equal(extended(), expected)

@@ -415,15 +415,48 @@ def test_a_region_that_a_wrapped_function_leaves_open_does_not_keep_the_lists_si
     assert torch.mm(X, X).dtype is BF16
 
 
-def test_regions_that_are_left_in_another_order_end_when_they_are_left(converted: Converter) -> None:
+_KINDS = {
+    "region": (lambda: hmp.autocast("cpu", FP16), FP16),
+    "disable_casts": (hmp.disable_casts, FP32),
+    "torch": (lambda: torch.autocast("cpu", enabled=False), FP32),
+}
+
+
+@pytest.mark.parametrize("earlier", _KINDS)
+@pytest.mark.parametrize("later", _KINDS)
+def test_regions_that_are_left_in_another_order_end_when_they_are_left(
+    earlier: str, later: str, converted: Converter
+) -> None:
     converted(bf16=["mm"])
-    outer, inner = hmp.autocast("cpu", FP16), hmp.disable_casts()
-    outer.__enter__()
-    inner.__enter__()
-    outer.__exit__()
-    assert torch.mm(X, X).dtype is FP32
-    inner.__exit__()
-    assert torch.mm(X, X).dtype is BF16
+    (begin_first, _), (begin_then, dtype) = _KINDS[earlier], _KINDS[later]
+    first, then = begin_first(), begin_then()
+    first.__enter__()
+    then.__enter__()
+    first.__exit__(None, None, None)
+    assert product() is dtype
+    then.__exit__(None, None, None)
+    assert product() is BF16
+
+
+def test_a_region_of_torchs_that_another_thread_converts_again_in_ends_when_it_is_left(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    is_open, is_converted = threading.Event(), threading.Event()
+    found = []
+
+    def work() -> None:
+        with torch.autocast("cpu", enabled=False):
+            is_open.set()
+            is_converted.wait()
+        found.append(product())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    is_open.wait()
+    hmp.restore()
+    converted(bf16=["mm"])
+    is_converted.set()
+    thread.join()
+    assert found == [BF16]
 
 
 def test_outside_of_regions_torchs_modules_are_not_told_of_casts() -> None:

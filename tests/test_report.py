@@ -375,3 +375,8 @@ def test_what_a_dropped_wrapper_counted_is_kept(converted: Converter) -> None:
     for _ in range(50):
         hmp.op_wrap(dtypes)(M)
     assert rows() == {("dtypes", "bf16"): (50, 50, 50 * 32)}
+
+
+def test_a_file_that_is_no_stream_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"`file` must be a stream .*; got str: 'report\.txt'"):
+        hmp.report(file="report.txt")  # type: ignore[arg-type]  # that is the point

@@ -1012,7 +1012,7 @@ def test_convert_inside_a_disabled_region_replaces_without_forgetting_it(convert
 
 
 @pytest.mark.filterwarnings("ignore:torch.autocast is enabled")
-def test_more_regions_than_there_are_bits_are_survived(converted: Converter) -> None:
+def test_many_regions_in_each_other_are_left_as_they_were_entered(converted: Converter) -> None:
     converted(bf16=["mm"])
     with torch.autocast("cpu", enabled=False):
         with contextlib.ExitStack() as regions:
@@ -1020,6 +1020,69 @@ def test_more_regions_than_there_are_bits_are_survived(converted: Converter) -> 
                 regions.enter_context(torch.autocast("cpu", dtype=BF16))
         assert not is_cast()
     assert is_cast()
+
+
+PROTECTED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "product": lambda x, y: x @ y,
+    "layer": F.linear,
+    "batch": lambda x, y: torch.bmm(x[None], y[None]),
+    "convolution": lambda x, y: F.conv2d(x[None, None], y[None, None]),
+    "attention": lambda x, y: F.scaled_dot_product_attention(x[None], y[None], y[None]),
+    "sum of products": lambda x, y: torch.einsum("ij,jk->ik", x, y),
+    "no kernel": lambda x, _: torch.fft.rfft(x).abs(),
+}
+
+
+@pytest.mark.parametrize("backend", [None, "eager", "aot_eager"])
+@pytest.mark.parametrize("name", PROTECTED)
+def test_a_block_that_protects_itself_takes_what_was_lowered_outside(name: str, backend: str | None) -> None:
+    def protected(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return PROTECTED[name](x, N)
+
+    x = M.bfloat16().requires_grad_()
+    expected = PROTECTED[name](x.float(), N)
+    (gradient,) = torch.autograd.grad(expected.sum(), x)
+    hmp.convert()
+    result = (protected if backend is None else torch.compile(protected, backend=backend))(x)
+    assert torch.equal(result, expected)
+    assert torch.equal(torch.autograd.grad(result.sum(), x)[0], gradient)
+
+
+def test_without_lists_in_force_a_block_that_protects_itself_is_torchs_own() -> None:
+    with hmp.autocast("cpu"):
+        torch.mm(M, N)
+    with torch.autocast("cpu", enabled=False), pytest.raises(RuntimeError, match="BFloat16"):
+        torch.mm(M.bfloat16(), N)
+
+
+def test_a_compiled_block_without_casts_leaves_one_that_protects_itself_as_it_was() -> None:
+    @torch.compile(backend="eager")
+    def without(x: torch.Tensor) -> torch.Tensor:
+        with hmp.disable_casts():
+            y = torch.mm(x, x)
+            torch._dynamo.graph_break()
+            return torch.mm(y, x)
+
+    hmp.convert()
+    with torch.autocast("cpu", enabled=False):
+        assert without(M).dtype is FP32
+        assert torch.mm(M.bfloat16(), N).dtype is FP32
+    assert is_cast()
+
+
+def test_what_torch_refuses_for_another_reason_stays_its_error_in_a_block_that_protects_itself() -> None:
+    x = M.bfloat16()
+    hmp.convert()
+    with torch.autocast("cpu", enabled=False):
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            torch.mm(x, torch.ones(3, 3))
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            torch.mm(M, torch.ones(3, 3))
+        with pytest.raises(RuntimeError, match="BFloat16"):
+            torch.mm(x, N, out=torch.empty(4, 4))
+    with hmp.disable_casts(), pytest.raises(RuntimeError, match="BFloat16"):
+        torch.mm(x, N)
 
 
 # ---- rule 11: construction -----------------------------------------------------------------------------------------
@@ -1533,6 +1596,20 @@ def test_a_float32_buffer_that_is_assigned_a_lower_value_is_warned_about() -> No
     assert str(caught.message).startswith("the buffer `running` of Averaging is assigned a tensor in lower precision")
 
 
+def test_a_float32_parameter_that_gets_computed_lower_data_is_warned_about() -> None:
+    parameter = nn.Parameter(torch.ones(4))
+    hmp.convert()
+
+    def average() -> None:
+        parameter.data = parameter.data * 0.9 + 0.1 * torch.zeros(4)
+
+    (caught,) = warned(lambda: [average(), average()])
+    assert str(caught.message).startswith("the `.data` of a float32 Parameter is assigned a tensor in lower precision")
+    with hmp.disable_casts():
+        parameter.data = torch.ones(4)
+    assert warned(average) == []  # the line was told
+
+
 def test_state_that_is_meant_to_be_lower_is_not_warned_about() -> None:
     hmp.convert()
 
@@ -1543,6 +1620,11 @@ def test_state_that_is_meant_to_be_lower_is_not_warned_about() -> None:
             del result
             module.register_buffer("table", torch.zeros(4, dtype=BF16))
         module.bfloat16()
+        other = nn.Linear(4, 4)
+        other.weight.data = other.weight.data.bfloat16()
+        other.to("meta").bfloat16()
+        other.weight.data[0] = torch.nan
+        other.bfloat16()
         module.weight = nn.Parameter(torch.ones(4, 4, dtype=BF16))
         module.weight = nn.Parameter(torch.mm(M, N).float())
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Converter
+from conftest import Converter, all_bfloat16_tensors, run_script
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
@@ -839,3 +839,75 @@ def test_a_weight_whose_order_in_memory_is_changed_is_cast_again(converted: Conv
         assert kept().weights == 1
         change(weight)
         assert torch.equal(F.conv2d(image, weight), F.conv2d(image, weight.clone()))
+
+
+def test_to_keep_a_cast_runs_no_python_code() -> None:
+    """In which the handler of a signal could raise, or no frame be left."""
+    hmp.convert()
+    x = torch.ones(2, 48)
+    called: list[str] = []
+
+    def use(weight: nn.Parameter) -> None:
+        sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+        try:
+            F.linear(x, weight)
+        finally:
+            sys.setprofile(None)
+
+    weight = nn.Parameter(torch.ones(48, 48))
+    use(weight)
+    assert kept().weights == 1
+    assert called == []
+
+
+ENDLESS = """
+import sys
+import torch
+from habana_mp import hmp
+hmp.convert()
+x, kept = torch.ones(2, 48), []
+sys.setrecursionlimit(300)
+def down():
+    kept.append(torch.nn.Parameter(torch.ones(48, 48)))
+    torch.nn.functional.linear(x, kept[-1])
+    down()
+with torch.set_grad_enabled(sys.argv[1] == "True"):
+    try:
+        down()
+    except RecursionError:
+        pass
+    del kept[:]
+    print(torch.nn.functional.linear(x, torch.nn.Parameter(torch.ones(48, 48))).dtype)
+print(hmp.report(show=False).weights.weights)
+"""
+
+
+@pytest.mark.parametrize("records", [False, True])
+def test_an_endless_recursion_ends_as_in_plain_torch(records: bool) -> None:
+    done = run_script(ENDLESS, str(records))
+    assert (done.returncode, done.stdout.split()) == (0, ["torch.bfloat16", "0"]), done.stderr
+
+
+def test_whoever_is_told_that_a_cast_goes_may_keep_another() -> None:
+    hmp.convert()
+    x = torch.ones(2, 8)
+    others: list[nn.Parameter] = []
+
+    def keep_others(_: Any) -> None:
+        for _ in range(40):
+            others.append(nn.Parameter(torch.ones(8, 8)))
+            F.linear(x, others[-1])
+
+    weights = [nn.Parameter(torch.ones(8, 8)) for _ in range(20)]
+    before = all_bfloat16_tensors()
+    for weight in weights:
+        F.linear(x, weight)
+    are_others = {id(one) for one in before}
+    told = [weakref.ref(one, keep_others) for one in all_bfloat16_tensors() if id(one) not in are_others]
+    assert len(told) == 20
+    del weight
+    weights.clear()
+    assert len(others) == 800
+    assert kept().weights == 800
+    others.clear()
+    assert kept().weights == 0

@@ -16,6 +16,7 @@
 #include "engine/region.hpp"
 #include "engine/slots.hpp"
 #include "engine/state.hpp"
+#include "errors.hpp"
 #include "tensor/aten.hpp"
 #include "tensor/blocks.hpp"
 #include "tensor/buffers.hpp"
@@ -92,7 +93,7 @@ Rule::Keeps keeps_of(const std::string& when) {
 Rule make_rule(const std::string& action, const std::string& precision, bool saturate, bool saturate_tensors,
                bool no_kernel, std::uint64_t positions, const py::tuple& kept_keywords, std::uint64_t raised_positions,
                const py::tuple& raised_keywords, std::uint64_t off_cpu_positions, const py::tuple& off_cpu_keywords,
-               const py::tuple& sparse_keyword, std::uint8_t sparse_position, const py::object& wrong_gradient,
+               const py::tuple& sparse_keyword, std::uint8_t sparse_position, const py::object& is_wrong,
                bool wrong_if_strided, const std::string& keeps_weights, bool wants_rows, bool casts_inside,
                bool is_product, const std::string& packs) {
   Rule rule;
@@ -109,7 +110,7 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
   rule.off_cpu_keywords = kept(off_cpu_keywords);
   rule.sparse_keyword = kept(sparse_keyword);
   rule.sparse_position = sparse_position;
-  if (!wrong_gradient.is_none()) rule.wrong_gradient = Py_NewRef(wrong_gradient.ptr());
+  if (!is_wrong.is_none()) rule.is_wrong = Py_NewRef(is_wrong.ptr());
   rule.wrong_if_strided = wrong_if_strided;
   rule.keeps_weights = keeps_of(keeps_weights);
   rule.wants_rows = wants_rows;
@@ -299,7 +300,7 @@ void register_engine(py::module_& module) {
            py::arg("positions") = ~std::uint64_t{0}, py::arg("kept_keywords") = py::tuple(),
            py::arg("raised_positions") = 0, py::arg("raised_keywords") = py::tuple(), py::arg("off_cpu_positions") = 0,
            py::arg("off_cpu_keywords") = py::tuple(), py::arg("sparse_keyword") = py::tuple(),
-           py::arg("sparse_position") = 0, py::arg("wrong_gradient") = py::none(), py::arg("wrong_if_strided") = false,
+           py::arg("sparse_position") = 0, py::arg("is_wrong") = py::none(), py::arg("wrong_if_strided") = false,
            py::arg("keeps_weights") = "", py::arg("wants_rows") = false, py::arg("casts_inside") = false,
            py::arg("is_product") = false, py::arg("packs") = "");
 
@@ -377,8 +378,23 @@ void register_engine(py::module_& module) {
   module.def("optimizer_step_ends", [] {
     if (thread_state.optimizer_steps != 0) --thread_state.optimizer_steps;
   });
-  module.def("silence_begins", &silence_begins);
-  module.def("silence_ends", [](std::uint64_t before) { engine::exchange_state(engine::unpack(before)); });
+  // Whole, as what follows: an exception of a signal's handler would come between the parts.
+  module.def("autocast_depth", [](const py::object& increment, const py::object& decrement) {
+    const auto counted = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(increment.ptr()));
+    if (!counted) throw py::error_already_set();
+    const auto left = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(decrement.ptr()));
+    if (!left) throw py::error_already_set();
+    return counted.cast<int>() - 1;
+  });
+  module.def("call_silently", [](const py::object& function, const py::object& argument) {
+    const std::uint64_t before = silence_begins();
+    PyObject* result = PyObject_CallOneArg(function.ptr(), argument.ptr());
+    HeldError held;
+    engine::exchange_state(engine::unpack(before));
+    held.restore();
+    if (result == nullptr) throw py::error_already_set();
+    return py::reinterpret_steal<py::object>(result);
+  });
   module.def("compiled_code_begins", [] {
     ++thread_state.compiled_runs;
     return silence_begins();

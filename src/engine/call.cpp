@@ -49,6 +49,12 @@ bool is_for_another_device(const RuleSet* region, const Arguments& arguments) {
   return region != nullptr && !holds_tensor_on(region->device, arguments.values, arguments.count(), 0);
 }
 
+// Is nothing cast for this call, whatever the lists say?
+bool is_left_alone(const Arguments& arguments) {
+  return is_decided_elsewhere(arguments) || (may_be_a_place(thread_state) && why_not(thread_state)) ||
+         is_for_another_device(thread_state.region, arguments);
+}
+
 // Is the stride of a convolution, its fourth argument, 1?
 bool has_unit_stride(const Arguments& arguments) {
   static PyObject* const name = PyUnicode_InternFromString("stride");
@@ -62,11 +68,10 @@ bool has_unit_stride(const Arguments& arguments) {
   return true;
 }
 
-// Would the gradient of this convolution's weight be wrong in bfloat16?
-bool has_wrong_gradient(const Rule& rule, const Arguments& arguments) {
+// Would this convolution be wrong in bfloat16, or its gradient?
+bool would_be_wrong(const Rule& rule, const Arguments& arguments) {
   if (rule.wrong_if_strided && has_unit_stride(arguments)) return false;
-  if (!tensor::grad_is_enabled()) return false;
-  PyObject* answer = PyObject_Vectorcall(rule.wrong_gradient, arguments.values,
+  PyObject* answer = PyObject_Vectorcall(rule.is_wrong, arguments.values,
                                          static_cast<std::size_t>(arguments.positional), arguments.keywords);
   const bool is_wrong = answer == Py_True;
   Py_XDECREF(answer);
@@ -185,6 +190,12 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
     report(target, {Precision::unchanged, Reason::other_device}, {});
     return call_original(target, arguments);
   }
+  if (rule.is_wrong != nullptr && plan.to == Kind::bf16) {
+    if (would_be_wrong(rule, arguments)) [[unlikely]] {
+      return call_without_lowering(target, rule, arguments, reading, false);
+    }
+    if (PyErr_Occurred() != nullptr) return nullptr;
+  }
   if (skips_slower()) [[unlikely]] {
     const bool skip = is_slower_lowered(target, rule, arguments, reading, plan.to);
     if (PyErr_Occurred() != nullptr) return nullptr;
@@ -197,10 +208,6 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
     if (PyErr_Occurred() != nullptr) return nullptr;
     return call_without_lowering(target, rule, arguments, reading, false);
   }
-  if (rule.wrong_gradient != nullptr && plan.to == Kind::bf16 && has_wrong_gradient(rule, arguments)) [[unlikely]] {
-    return call_without_lowering(target, rule, arguments, reading, false);
-  }
-  if (rule.wrong_gradient != nullptr && PyErr_Occurred() != nullptr) return nullptr;
   if (mixes_in_a_transform(rule, arguments, reading, plan.to)) [[unlikely]] {
     return call_without_lowering(target, rule, arguments, reading, false);
   }
@@ -255,10 +262,39 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
   // What is lower already may have no kernel either (rule 8).
   if (!tensor::is_lower(plan.to) || !may_repeat(target, rule) || !may_retry()) return nullptr;
   HeldError held;
-  const bool is_place = is_decided_elsewhere(arguments) || (may_be_a_place(thread_state) && why_not(thread_state)) ||
-                        is_for_another_device(thread_state.region, arguments);
+  const bool is_place = is_left_alone(arguments);
   held.restore();
   return is_place ? nullptr : call_without_lowering(target, rule, arguments, reading, true);
+}
+
+// In a region of torch.autocast(enabled=False) nothing is cast. But what a call is given there may have been lowered
+// outside; whoever protects himself so wants float32 for it, where torch takes no two precisions (rule 10).
+[[gnu::noinline]] static PyObject* answer_protected(Target& target, const Arguments& arguments) {
+  const Rule& rule = *target.unlisted;
+  if (rule.action == Rule::Action::none || !may_repeat(target, rule)) return call_original(target, arguments);
+  const auto plan_for = [&](Reading& reading) {
+    read(rule, arguments, reading);
+    Plan plan = decide(rule, reading);
+    const bool holds_lower = (reading.seen & (tensor::bit(Kind::bf16) | tensor::bit(Kind::f16))) != 0;
+    plan.to = holds_lower && plan.to != Kind::other ? Kind::f32 : Kind::other;
+    plan.decision.precision = Precision::fp32;
+    return plan;
+  };
+  // A tracer may take two precisions where the kernels of what it traces do not.
+  if (rule.is_product) {
+    Reading reading(arguments.count());
+    const Plan plan = plan_for(reading);
+    if (plan.to == Kind::f32 && (reading.seen & tensor::bit(Kind::f32)) != 0) {
+      return answer_with_casts(target, rule, arguments, reading, plan);
+    }
+  }
+  PyObject* result = call_original(target, arguments);
+  if (result != nullptr || !may_retry()) return result;
+  HeldError held;
+  Reading reading(arguments.count());
+  const bool may_be_lowered = plan_for(reading).to == Kind::f32 && !is_left_alone(arguments);
+  held.restore();
+  return may_be_lowered ? call_without_lowering(target, rule, arguments, reading, true) : nullptr;
 }
 
 // What the lists say of a target: the innermost region's, or convert's. A user's own function has its own rule.
@@ -271,7 +307,10 @@ static const Rule& rule_of_lists(const Target& target) {
 
 PyObject* answer(Target& target, const Arguments& arguments) {
   const ThreadState& state = thread_state;
-  if (casts_are_disabled()) return call_original(target, arguments);
+  if (casts_are_disabled()) {
+    const bool is_protected = state.disabled_by_region && (policy_is_installed || state.region != nullptr);
+    return is_protected ? answer_protected(target, arguments) : call_original(target, arguments);
+  }
   const bool lists_speak = !state.silent || target.shape == Target::Shape::python;
   // Read once: another policy may be installed while the arguments are looked at.
   const Rule& rule = lists_speak ? rule_of_lists(target) : *target.unlisted;

@@ -218,6 +218,11 @@ void enter_state(const void* owner, const CastState& state) {
   entrances().back().before = exchange_state(state);
 }
 
+bool has_begun_region(const void* owner) noexcept {
+  const std::vector<Entrance>& open = entrances();
+  return std::any_of(open.begin(), open.end(), [=](const Entrance& one) { return one.owner == owner; });
+}
+
 bool leave_region(const void* owner) noexcept {
   std::vector<Entrance>& open = entrances();
   const auto found = std::find_if(open.rbegin(), open.rend(), [=](const Entrance& one) { return one.owner == owner; });

@@ -65,6 +65,7 @@ CastState unpack(std::uint64_t packed) noexcept;
 void enter_region(const void* owner, const RuleSet* set);
 void enter_state(const void* owner, const CastState& state);
 bool leave_region(const void* owner) noexcept;
+bool has_begun_region(const void* owner) noexcept;
 
 // How torch.compile knows of regions: Dynamo guards on the autocast dtypes of all device types for which autocast is
 // on. So autocast is on for one that no torch has a backend for, and its dtype, one of `dtypes`, tells the region's

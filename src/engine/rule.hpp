@@ -40,10 +40,10 @@ struct Rule {
   // string, or null) and its position. A cast cannot pass on such a gradient, so the lists are silent for that call.
   PyObject* sparse_keyword = nullptr;
   std::uint8_t sparse_position = 0;
-  // Who tells, with the arguments of a call, whether the CPU's library would get the gradient of the weight wrong in
-  // bfloat16: a Python function, kept for the life of the process, or null. With `wrong_if_strided` only where the
-  // stride, the fourth argument, is another than 1.
-  PyObject* wrong_gradient = nullptr;
+  // Who tells, with the arguments of a call, whether the CPU's library would get it or its gradient wrong in bfloat16:
+  // a Python function, kept for the life of the process, or null. With `wrong_if_strided` only where the stride, the
+  // fourth argument, is another than 1.
+  PyObject* is_wrong = nullptr;
   bool wrong_if_strided = false;
   // May casts of weights be kept for this operation? Only where no result shares memory with an argument.
   enum class Keeps : std::uint8_t { never, unrecorded, always };

@@ -345,7 +345,7 @@ PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::siz
   if (result == nullptr || keywords != nullptr || count < 1) return result;
   if (is_ours) {
     flag_was_set(enabled);
-    thread_state.entering = Region::casts;
+    thread_state.entering = Region::as_outside;
   } else if (is_mark_of_ours) {
     thread_state.entering = Region::ours;
   } else {
@@ -384,11 +384,11 @@ PyObject* module_constructed_stub(PyObject*, PyObject* const* values, std::size_
   return module_constructed.call(values, flagged_count, keywords);
 }
 
-// Tells Python of values that are state from now on, if they are in a lower precision: were they lowered? False with an
-// exception set when the warning was made an error.
-bool tell_of_lowered(PyObject* values, const char* what) {
+// Tells Python of values that are state from now on, if they are in a lower precision: were they lowered? And of the
+// float32 tensor whose values they become, or None. False with an exception set when the warning was made an error.
+bool tell_of_lowered(PyObject* values, const char* what, PyObject* former) {
   if (!tensor::is_lower(tensor::kind_of(values))) return true;
-  PyObject* done = PyObject_CallFunction(places().made_of_lowered, "sO", what, values);
+  PyObject* done = PyObject_CallFunction(places().made_of_lowered, "sOO", what, values, former);
   Py_XDECREF(done);
   return done != nullptr;
 }
@@ -397,7 +397,7 @@ bool tell_of_lowered(PyObject* values, const char* what) {
 PyObject* make_subclass_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   PyObject* result = make_subclass.call(values, flagged_count, keywords);
   const bool is_parameter = result != nullptr && Py_TYPE(result) == tensor::api.parameter;
-  if (is_parameter && PyVectorcall_NARGS(flagged_count) >= 2 && !tell_of_lowered(values[1], "a Parameter")) {
+  if (is_parameter && PyVectorcall_NARGS(flagged_count) >= 2 && !tell_of_lowered(values[1], "a Parameter", Py_None)) {
     Py_CLEAR(result);
   }
   return result;
@@ -478,7 +478,7 @@ int data_setter_stub(PyObject* self, PyObject* value, void* closure) {
   if (value != nullptr) weights::tensor_escapes(value, false);
   // Before it is assigned: the warning may be an error, and what the value was computed from may be this tensor.
   const bool may_tell = value != nullptr && tensor::kind_of(self) == tensor::Kind::f32;
-  if (may_tell && !tell_of_lowered(value, "a tensor whose `.data` was assigned")) return -1;
+  if (may_tell && !tell_of_lowered(value, "a tensor whose `.data` was assigned", self)) return -1;
   return original_data_setter(self, value, closure);
 }
 

@@ -36,12 +36,18 @@ Places known_places{};
 // Regions that were entered under another installation are not this one's to leave.
 std::uint32_t current_installation = 1;
 
-constexpr std::uint32_t most_regions = 64;
+// Stands for torch.autocast among those who begin regions: torch does not tell which of its regions ends.
+constexpr char torch_autocast{};
 
-// Stands for the region of torch.autocast at this depth among those who begin regions of ours.
-const void* key_of(std::uint32_t depth) {
-  static constexpr char keys[most_regions + 1] = {};
-  return keys + depth;
+void leave_regions_of_torch() noexcept {
+  while (leave_region(&torch_autocast)) {
+  }
+}
+
+void leave_regions_of_former_installations(ThreadState& state) noexcept {
+  if (state.installation == current_installation) return;
+  state.installation = current_installation;
+  leave_regions_of_torch();
 }
 
 [[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, [] { in_child_process = true; });
@@ -215,50 +221,45 @@ void set_flag(bool disabled) noexcept {
 
 void flag_was_set(bool disabled) noexcept {
   ThreadState& state = thread_state;
-  if (disabled != state.disabled) log::event(disabled ? "leaving casts" : "entering casts");
+  if (disabled == state.disabled) return;
+  log::event(disabled ? "leaving casts" : "entering casts");
   state.disabled = disabled;
   state.disabled_by_region = false;
 }
 
 void region_is_entered() noexcept {
   ThreadState& state = thread_state;
-  if (state.installation != current_installation) {
-    state.installation = current_installation;
-    state.regions = 0;
-    state.disabled_by_region = false;
+  leave_regions_of_former_installations(state);
+  CastState wanted = current_state();
+  switch (state.entering) {
+    case Region::casts:
+      if (wanted.by_region) wanted.disabled = wanted.by_region = false;
+      break;
+    case Region::no_casts:
+      if (!wanted.disabled) wanted.disabled = wanted.by_region = true;
+      break;
+    case Region::as_outside:
+      break;
+    case Region::as_forward:
+      wanted = unpack(state.entering_state);
+      break;
+    case Region::ours:  // the mark's dtype has told its lists
+      wanted.disabled = wanted.by_region = false;
+      break;
   }
-  if (state.regions++ >= most_regions) return;
-  const bool disabled = casts_are_disabled();
-  state.flags_before = (state.flags_before << 1U) | (disabled ? 1U : 0U);
-  state.by_region_before = (state.by_region_before << 1U) | (state.disabled_by_region ? 1U : 0U);
-  if (state.entering == Region::no_casts && !disabled) {
-    set_flag(true);
-    state.disabled_by_region = true;
-  } else if (state.entering == Region::casts && state.disabled_by_region) {
-    set_flag(false);
-    state.disabled_by_region = false;
-  } else if (state.entering == Region::ours) {
-    enter_state(key_of(state.regions), {false, false, state.silent, state.region});
-  } else if (state.entering == Region::as_forward) {
-    enter_state(key_of(state.regions), unpack(state.entering_state));
-  }
+  enter_state(&torch_autocast, wanted);
 }
 
 void region_is_left() noexcept {
   ThreadState& state = thread_state;
-  if (state.installation != current_installation || state.regions == 0) return;
-  if (state.regions <= most_regions) leave_region(key_of(state.regions));
-  if (--state.regions >= most_regions) return;
-  const bool before = (state.flags_before & 1U) != 0;
-  if (before != casts_are_disabled()) set_flag(before);
-  state.disabled_by_region = (state.by_region_before & 1U) != 0;
-  state.flags_before >>= 1U;
-  state.by_region_before >>= 1U;
+  leave_regions_of_former_installations(state);
+  leave_region(&torch_autocast);
 }
 
 void install_in_disabled_regions(std::uint32_t regions) noexcept {
   ThreadState& state = thread_state;
-  if (state.installation == current_installation && state.regions != 0) return;  // they were watched
+  leave_regions_of_former_installations(state);
+  if (has_begun_region(&torch_autocast)) return;  // they were watched
   for (std::uint32_t i = 0; i < regions; ++i) {
     state.entering = Region::no_casts;
     region_is_entered();
@@ -268,11 +269,8 @@ void install_in_disabled_regions(std::uint32_t regions) noexcept {
 std::uint32_t installation_number() noexcept { return current_installation; }
 
 void forget_regions() noexcept {
-  ThreadState& state = thread_state;
-  if (state.installation == current_installation) {
-    while (state.regions != 0) region_is_left();
-  }
-  if (state.silent) end_silence(0);  // torch.compile's code would not be heard when it ends
+  leave_regions_of_torch();
+  if (thread_state.silent) end_silence(0);  // torch.compile's code would not be heard when it ends
   ++current_installation;
 }
 

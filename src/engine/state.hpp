@@ -23,11 +23,6 @@ struct ThreadState {
   // The region of torch.autocast that is being entered.
   Region entering = Region::casts;
   std::uint64_t entering_state = 0;  // for Region::as_forward, packed
-  // The regions of torch.autocast that this thread is in: what the flag and disabled_by_region were outside of each,
-  // the innermost lowest. Beyond 64 regions nothing changes any more.
-  std::uint64_t flags_before = 0;
-  std::uint64_t by_region_before = 0;
-  std::uint32_t regions = 0;
   // Inside of functions that decide for themselves (hmp.op_wrap, composites) the lists are silent, rules 2 to 4 speak.
   bool silent = false;
   // The lists of the innermost region (hmp.autocast), or null: then convert's policy holds.
@@ -39,7 +34,7 @@ struct ThreadState {
   // The operator of torch.ops that runs: what calls it again from inside (a dispatch mode, torch's autocast) got what
   // was decided.
   const struct Target* running_operator = nullptr;
-  // Which installation the regions were counted under.
+  // Under which installation torch.autocast's regions were entered.
   std::uint32_t installation = 0;
   // The module that is being constructed, or null.
   struct Construction* construction = nullptr;
@@ -118,7 +113,7 @@ void construction_begins() noexcept;
 struct Places {
   PyObject* step;              // the code of torch.optim's wrapper around every step
   PyObject* worker_namespace;  // of torch.utils.data._utils.worker, whose _worker_info tells a worker
-  PyObject* made_of_lowered;   // called with words for what got values in a lower precision, and the values
+  PyObject* made_of_lowered;   // called with words for what gets lower values, these, and what had others or None
   PyObject* autocast_entered;  // called when torch.autocast is enabled beside us
   PyObject* codes_of_regions;  // a tuple: code of torch that enters autocast as it was, which is nobody's wish
   PyObject* custom_fwd;        // the code of torch.amp.custom_fwd's wrapper

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "errors.hpp"
 #include "tensor/cast.hpp"
@@ -19,7 +20,7 @@ bool found_all = false;
 // Functions of torch that tell of owners.
 PyCFunction storage_object = nullptr;  // Tensor.untyped_storage
 PyObject* gradient_edge = nullptr;     // torch.autograd.graph.get_gradient_edge
-PyObject* list_in_cpp = nullptr;       // torch._C.ScriptList
+PyObject* held_in_cpp = nullptr;       // a torch._C.ScriptDict: by number, tensors that have a holder
 
 constexpr std::size_t implementation_size = 192;
 constexpr std::size_t storage_size = 96;
@@ -210,15 +211,20 @@ const void* find_slice_deleter(const Inside& found) {
 }
 
 bool find_functions() {
-  PyObject* c = PyImport_ImportModule("torch._C");
   PyObject* graph = PyImport_ImportModule("torch.autograd.graph");
-  if (c == nullptr || graph == nullptr) return false;
+  if (graph == nullptr) return false;
   gradient_edge = PyObject_GetAttrString(graph, "get_gradient_edge");
-  list_in_cpp = PyObject_GetAttrString(c, "ScriptList");
-  Py_DECREF(c);
   Py_DECREF(graph);
+  PyObject* made = made_by(
+      "import torch\n"
+      "def make():\n"
+      "    held = torch._C.ScriptDict({0: torch.empty(0, device='cpu')})\n"
+      "    del held[0]\n"
+      "    return [held]\n");
+  held_in_cpp = made == nullptr ? nullptr : Py_NewRef(PyList_GET_ITEM(made, 0));
+  Py_XDECREF(made);
   return find_method(api.tensor_base, "untyped_storage", storage_object) && gradient_edge != nullptr &&
-         list_in_cpp != nullptr;
+         held_in_cpp != nullptr;
 }
 
 bool find_inside(Inside& found) {
@@ -360,13 +366,49 @@ bool find_owners() noexcept {
   return found;
 }
 
+// Of holders that have gone while nothing could be called: no frame was left.
+std::vector<std::size_t>& still_held() {
+  static std::vector<std::size_t> numbers;
+  return numbers;
+}
+
+bool forget_held(std::size_t number) {
+  PyObject* key = PyLong_FromSize_t(number);
+  // It must not die while the dictionary is being changed: whoever is told of that may make another holder.
+  PyObject* tensor = key == nullptr ? nullptr : PyObject_GetItem(held_in_cpp, key);
+  const bool done = tensor != nullptr && PyObject_DelItem(held_in_cpp, key) == 0;
+  PyErr_Clear();
+  Py_XDECREF(key);
+  Py_XDECREF(tensor);
+  return done;
+}
+
+void holder_goes(PyObject* capsule) {
+  HeldError held;
+  const auto number = reinterpret_cast<std::size_t>(PyCapsule_GetPointer(capsule, nullptr));
+  if (!forget_held(number)) still_held().push_back(number);
+  held.restore();
+}
+
 }  // namespace
 
+// No list of C++'s own for each: to make one runs Python code that finds out the type of its items, and torch crashes
+// where a signal's handler raises in there, or where no frame is left for it.
 PyObject* make_holder(PyObject* tensor) noexcept {
-  PyObject* list = PyList_New(1);
-  if (list != nullptr) PyList_SET_ITEM(list, 0, Py_NewRef(tensor));
-  PyObject* holder = list == nullptr ? nullptr : PyObject_CallOneArg(list_in_cpp, list);
-  Py_XDECREF(list);
+  static std::size_t last = 0;
+  if (!still_held().empty()) {
+    for (const std::size_t number : std::exchange(still_held(), {})) {  // others may run
+      if (!forget_held(number)) still_held().push_back(number);
+    }
+  }
+  const std::size_t number = ++last;
+  PyObject* key = PyLong_FromSize_t(number);
+  const bool done = key != nullptr && PyObject_SetItem(held_in_cpp, key, tensor) == 0;
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): nothing lies there, it is the number itself
+  void* const as_pointer = reinterpret_cast<void*>(number);
+  PyObject* holder = done ? PyCapsule_New(as_pointer, nullptr, holder_goes) : nullptr;
+  if (done && holder == nullptr) forget_held(number);
+  Py_XDECREF(key);
   PyErr_Clear();
   return holder;
 }

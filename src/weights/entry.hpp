@@ -133,7 +133,7 @@ inline void Entry::hold(PyObject* made, PyObject* its_holder, Form its_form, PyO
     --counts.weights;
     if (form != Form::plain) --counts.packed;
   }
-  PyObject* const former[] = {std::exchange(cast, made), std::exchange(holder, its_holder),
+  PyObject* const former[] = {std::exchange(holder, its_holder), std::exchange(cast, made),
                               std::exchange(packed_for, options)};
   form = its_form;
   if (cast != nullptr) {
