@@ -102,11 +102,8 @@ class Runtime(WhenImported):
 
 
 def _run_compiled(compiled: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    before = _core.compiled_code_begins()
-    try:
-        return compiled(*arguments, **keywords)
-    finally:
-        _core.compiled_code_ends(before)
+    # By the core: an exception of a signal's handler would come between the beginning and the call.
+    return _core.call_compiled(compiled, arguments, keywords)
 
 
 def _outside_of_lists(compiled: Any) -> Any:

@@ -264,11 +264,9 @@ def autocast_depth(increment: Callable[[], int], decrement: Callable[[], int]) -
 def call_silently(function: Callable[[Any], Any], argument: Any) -> Any:
     """Call a function with the lists silent in this thread: rules 2 to 4 speak."""
 
-def compiled_code_begins() -> int:
-    """This thread runs code that was compiled: the lists are silent, and operators of torch.ops are not cast in it. The
-    state before."""
+def call_compiled(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function that was compiled: the lists are silent, and operators of torch.ops are not cast in it."""
 
-def compiled_code_ends(before: int) -> None: ...
 def exchange_optimizer_steps(steps: int) -> int:
     """Set how many optimizer steps this thread is in; what it was."""
 

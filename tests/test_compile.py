@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import sys
+import types
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -44,6 +46,26 @@ def assert_close(got: Any, wanted: Any) -> None:
     for left, right in zip(tree_leaves(got), tree_leaves(wanted), strict=True):
         assert left.dtype is right.dtype
         torch.testing.assert_close(left, right, rtol=3e-2, atol=1e-2)
+
+
+def interrupt_after_ours(frame: types.FrameType, event: str, _: Any) -> None:
+    """As the handler of a signal may, where a function of the core has returned."""
+    if event == "c_return" and "habana_mp" in frame.f_code.co_filename:
+        sys.setprofile(None)
+        raise KeyboardInterrupt
+
+
+def test_compiled_code_that_is_interrupted_leaves_the_lists_as_they_were() -> None:
+    hmp.convert()
+    compiled = torch.compile(lambda x: torch.mm(x, x).relu(), backend="aot_eager")
+    compiled(M)
+    sys.setprofile(interrupt_after_ours)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            compiled(M)
+    finally:
+        sys.setprofile(None)
+    assert torch.mm(M, M).dtype is BF16
 
 
 # ---- no graph break of ours, the same results ------------------------------------------------------------------------

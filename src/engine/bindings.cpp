@@ -120,8 +120,10 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
   return rule;
 }
 
-// Where torch.compile could not tell silence from lists that speak, casts are off instead.
-std::uint64_t silence_begins() {
+// The result of a call that is made with the lists silent. Where torch.compile could not tell silence from lists that
+// speak, casts are off instead.
+template <typename Call>
+py::object with_silent_lists(const Call& call) {
   engine::CastState wanted = engine::current_state();
   if (engine::number_of_silence()) {
     wanted.silent = true;
@@ -129,7 +131,13 @@ std::uint64_t silence_begins() {
     PyErr_Clear();
     wanted.disabled = true;
   }
-  return engine::pack(engine::exchange_state(wanted));
+  const engine::CastState before = engine::exchange_state(wanted);
+  auto result = py::reinterpret_steal<py::object>(call());
+  HeldError held;
+  engine::exchange_state(before);
+  held.restore();
+  if (!result) throw py::error_already_set();
+  return result;
 }
 
 // (object, what the log shows for it, operation, rule of the lists, rule where the lists are silent)
@@ -387,21 +395,15 @@ void register_engine(py::module_& module) {
     return counted.cast<int>() - 1;
   });
   module.def("call_silently", [](const py::object& function, const py::object& argument) {
-    const std::uint64_t before = silence_begins();
-    PyObject* result = PyObject_CallOneArg(function.ptr(), argument.ptr());
-    HeldError held;
-    engine::exchange_state(engine::unpack(before));
-    held.restore();
-    if (result == nullptr) throw py::error_already_set();
-    return py::reinterpret_steal<py::object>(result);
+    return with_silent_lists([&] { return PyObject_CallOneArg(function.ptr(), argument.ptr()); });
   });
-  module.def("compiled_code_begins", [] {
-    ++thread_state.compiled_runs;
-    return silence_begins();
-  });
-  module.def("compiled_code_ends", [](std::uint64_t before) {
-    --thread_state.compiled_runs;
-    engine::exchange_state(engine::unpack(before));
+  module.def("call_compiled", [](const py::object& function, const py::tuple& args, const py::dict& kwargs) {
+    return with_silent_lists([&] {
+      ++thread_state.compiled_runs;
+      PyObject* result = PyObject_Call(function.ptr(), args.ptr(), kwargs.ptr());
+      --thread_state.compiled_runs;
+      return result;
+    });
   });
   module.def("exchange_optimizer_steps",
              [](std::uint32_t steps) { return std::exchange(thread_state.optimizer_steps, steps); });
