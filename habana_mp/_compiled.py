@@ -76,7 +76,7 @@ class GraphCache(WhenImported):
 class Runtime(WhenImported):
     """Compiled code calls operators of torch.ops as their users do, and the Python code that custom ones consist of.
 
-    While it runs no operator is cast again, and the lists are silent.
+    While it runs no operator is cast again, and the lists are silent. What it writes into its inputs it counts before.
 
     AOTAutograd calls a backward through a function of its utilities, and wraps everything else into a function that it
     writes anew each time (in releases before that, it went through the utilities too).
@@ -87,7 +87,9 @@ class Runtime(WhenImported):
     def do(self, module: Any) -> None:
         def wrap(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
             wrapper, compiled, *others = arguments
-            return original(wrapper, _outside_of_lists(compiled), *others, **keywords)
+            wrapped = original(wrapper, _outside_of_lists(compiled), *others, **keywords)
+            metadata = keywords["runtime_metadata"]
+            return _early_counter(wrapped) if metadata.mutated_graph_handled_indices_seen_by_autograd else wrapped
 
         self._replacements = [
             Replacement(module.call_func_at_runtime_with_args, _run_compiled),
@@ -110,6 +112,14 @@ def _outside_of_lists(compiled: Any) -> Any:
     @functools.wraps(compiled)  # keeps how its arguments are to be given
     def run(*args: Any, **kwargs: Any) -> Any:
         return _run_compiled(compiled, args, kwargs)
+
+    return run
+
+
+def _early_counter(compiled: Any) -> Any:
+    @functools.wraps(compiled)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return _core.call_early_counter(compiled, args, kwargs)
 
     return run
 

@@ -267,6 +267,9 @@ def call_silently(function: Callable[[Any], Any], argument: Any) -> Any:
 def call_compiled(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a function that was compiled: the lists are silent, and operators of torch.ops are not cast in it."""
 
+def call_early_counter(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function that counts the version of what it writes up before it writes."""
+
 def exchange_optimizer_steps(steps: int) -> int:
     """Set how many optimizer steps this thread is in; what it was."""
 

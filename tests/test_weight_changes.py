@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import assert_same, needs_fully_shard, packed, tensors
+from conftest import BACKENDS, assert_same, needs_fully_shard, packed, tensors
 from torch import distributed as dist
 from torch import nn
 from torch.distributed import fsdp
@@ -689,6 +689,37 @@ def test_the_step_of_a_compiled_optimizer_is_seen() -> None:
     for mode in MODES:
         for n in (1, 2):
             assert_seen(of, change, mode, n)
+
+
+@pytest.mark.usefixtures("compiled_anew")
+@pytest.mark.parametrize("mode", ["grad", "no_grad"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiled_code_that_writes_while_a_thread_uses_the_weight_is_seen(backend: str, mode: str) -> None:
+    """Inductor's counts the version up before it writes."""
+    hmp.convert()
+    of = layer()
+
+    @torch.library.custom_op("habana_mp_test::used_meanwhile", mutates_args=())
+    def used_meanwhile(x: torch.Tensor) -> torch.Tensor:
+        thread = threading.Thread(target=used, args=(of, mode))
+        thread.start()
+        thread.join()
+        return x.clone()
+
+    used_meanwhile.register_fake(torch.empty_like)
+
+    @torch.compile(backend=backend)
+    def change(weight: torch.Tensor, by: torch.Tensor) -> None:
+        weight.add_(used_meanwhile(by))
+
+    by = torch.zeros(SIZE, SIZE)
+    by[3, 5] = 1.0  # none of those that are compared
+    for _ in range(3):
+        used(of, mode)
+        with torch.no_grad():
+            change(of.weight, by)
+        as_by_hand(of, mode)
+    assert hmp.report(show=False).weights.weights == 2  # with the bias
 
 
 # ---- distributed -----------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@
 #include "tensor/inside.hpp"
 #include "tensor/team.hpp"
 #include "tensor/torch_api.hpp"
+#include "weights/cache.hpp"
 
 namespace py = pybind11;
 
@@ -404,6 +405,13 @@ void register_engine(py::module_& module) {
       --thread_state.compiled_runs;
       return result;
     });
+  });
+  module.def("call_early_counter", [](const py::object& function, const py::tuple& args, const py::dict& kwargs) {
+    ++weights::early_counters;
+    PyObject* result = PyObject_Call(function.ptr(), args.ptr(), kwargs.ptr());
+    --weights::early_counters;
+    if (result == nullptr) throw py::error_already_set();
+    return py::reinterpret_steal<py::object>(result);
   });
   module.def("exchange_optimizer_steps",
              [](std::uint32_t steps) { return std::exchange(thread_state.optimizer_steps, steps); });
