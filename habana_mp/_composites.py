@@ -68,12 +68,14 @@ def forwarding_code(function: types.FunctionType, call: Callable[..., Any], *, i
     # A function only takes code with as many free variables as its own has, so the new code names them too.
     free = "".join(name + ", " for name in code.co_freevars)
     called = f"{call.__name__}({full_name(function)!r}, (" if imported else f"{_PLACEHOLDER!r}(("
+    statements = [free] if free else []
+    if imported:
+        statements.append(f"from {imported} import {call.__name__}")
+    statements.append(f"return {called}{''.join(a + ', ' for a in arguments)}), {{{', '.join(keywords)}}})")
     source = (
         f"def enclosing({free}):\n"
-        f"    def {code.co_name}({', '.join(parameters)}):\n"
-        f"        {free}\n"
-        f"        {f'from {imported} import {call.__name__}' if imported else ''}\n"
-        f"        return {called}{''.join(a + ', ' for a in arguments)}), {{{', '.join(keywords)}}})\n"
+        # One line: a traceback shows the function's first.
+        f"    def {code.co_name}({', '.join(parameters)}): {'; '.join(statements)}\n"
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import itertools
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -378,3 +379,14 @@ def test_a_scaler_that_is_off_leaves_a_closure_its_casts(converted: Converter) -
     converted(bf16=["mm"])
     torch.amp.GradScaler("cpu", enabled=False).step(torch.optim.SGD([weight], lr=0.1), closure)
     assert seen == [torch.bfloat16]
+
+
+def test_a_traceback_shows_the_first_line_of_an_exchanged_function() -> None:
+    def fail(_: nn.Module) -> None:
+        raise ArithmeticError
+
+    hmp.convert()
+    with pytest.raises(ArithmeticError) as raised:
+        nn.Linear(2, 2).apply(fail)
+    shown = [frame.line for frame in traceback.extract_tb(raised.tb) if frame.name == "apply"]
+    assert [str(line).startswith("def apply(") for line in shown] == [True, False]
