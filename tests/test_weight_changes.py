@@ -699,7 +699,8 @@ def test_compiled_code_that_writes_while_a_thread_uses_the_weight_is_seen(backen
     hmp.convert()
     of = layer()
 
-    @torch.library.custom_op("habana_mp_test::used_meanwhile", mutates_args=())
+    # Older releases read no annotations that are text.
+    @torch.library.custom_op("habana_mp_test::used_meanwhile", mutates_args=(), schema="(Tensor x) -> Tensor")
     def used_meanwhile(x: torch.Tensor) -> torch.Tensor:
         thread = threading.Thread(target=used, args=(of, mode))
         thread.start()
