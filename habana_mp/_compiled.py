@@ -76,7 +76,8 @@ class GraphCache(WhenImported):
 class Runtime(WhenImported):
     """Compiled code calls operators of torch.ops as their users do, and the Python code that custom ones consist of.
 
-    While it runs no operator is cast again, and the lists are silent. What it writes into its inputs it counts before.
+    While it runs no operator is cast again, and the lists are silent. What Inductor's writes into its inputs is counted
+    before, in older releases not at all.
 
     AOTAutograd calls a backward through a function of its utilities, and wraps everything else into a function that it
     writes anew each time (in releases before that, it went through the utilities too).
@@ -88,8 +89,8 @@ class Runtime(WhenImported):
         def wrap(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
             wrapper, compiled, *others = arguments
             wrapped = original(wrapper, _outside_of_lists(compiled), *others, **keywords)
-            metadata = keywords["runtime_metadata"]
-            return _early_counter(wrapped) if metadata.mutated_graph_handled_indices_seen_by_autograd else wrapped
+            written = keywords["runtime_metadata"].mutated_graph_handled_indices
+            return _writer(wrapped, written) if written else wrapped
 
         self._replacements = [
             Replacement(module.call_func_at_runtime_with_args, _run_compiled),
@@ -116,10 +117,10 @@ def _outside_of_lists(compiled: Any) -> Any:
     return run
 
 
-def _early_counter(compiled: Any) -> Any:
+def _writer(compiled: Any, written: list[int]) -> Any:
     @functools.wraps(compiled)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return _core.call_early_counter(compiled, args, kwargs)
+    def run(inputs: list[Any]) -> Any:  # which it empties
+        return _core.call_writer(compiled, inputs, [inputs[i] for i in written])
 
     return run
 

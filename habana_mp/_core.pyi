@@ -267,8 +267,8 @@ def call_silently(function: Callable[[Any], Any], argument: Any) -> Any:
 def call_compiled(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a function that was compiled: the lists are silent, and operators of torch.ops are not cast in it."""
 
-def call_early_counter(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function that counts the version of what it writes up before it writes."""
+def call_writer(function: Callable[[Any], Any], argument: Any, written: list[Any]) -> Any:
+    """Call a function that counts the versions of the tensors that it writes up before it writes, or not at all."""
 
 def exchange_optimizer_steps(steps: int) -> int:
     """Set how many optimizer steps this thread is in; what it was."""

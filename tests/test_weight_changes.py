@@ -691,6 +691,52 @@ def test_the_step_of_a_compiled_optimizer_is_seen() -> None:
             assert_seen(of, change, mode, n)
 
 
+def add_without_grad(weight: torch.Tensor, by: torch.Tensor) -> None:
+    with torch.no_grad():
+        weight.add_(by)
+
+
+def copy_part_without_grad(weight: torch.Tensor, by: torch.Tensor) -> None:
+    with torch.no_grad():
+        weight[3] = weight[3] + by[3]
+
+
+WRITTEN_IN_GRAPHS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "no_grad": add_without_grad,
+    "a part": copy_part_without_grad,
+    "data": lambda weight, by: weight.data.add_(by),
+    "detached": lambda weight, by: weight.detach().add_(by),
+    "data.copy_": lambda weight, by: weight.data.copy_(weight.data + by),
+}
+
+
+@pytest.mark.usefixtures("compiled_anew")
+@pytest.mark.parametrize("mode", ["grad", "no_grad"])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("write_in_graph", WRITTEN_IN_GRAPHS.values(), ids=WRITTEN_IN_GRAPHS)
+def test_what_compiled_code_writes_is_seen(
+    write_in_graph: Callable[[torch.Tensor, torch.Tensor], Any], backend: str, mode: str
+) -> None:
+    """Inductor's code counts no version up in older releases."""
+    hmp.convert()
+    of, other = layer(), layer()
+
+    @torch.compile(backend=backend)
+    def change(weight: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+        result = other(X).sum()
+        write_in_graph(weight, by)
+        return result
+
+    by = torch.zeros(SIZE, SIZE)
+    by[3, 5] = 1.0  # none of those that are compared
+    for _ in range(3):
+        for _ in range(2):
+            used(of, "no_grad")
+        with MODES[mode]():
+            change(of.weight, by)
+        as_by_hand(of, "no_grad")
+
+
 @pytest.mark.usefixtures("compiled_anew")
 @pytest.mark.parametrize("mode", ["grad", "no_grad"])
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -26,6 +26,7 @@
 #include "tensor/team.hpp"
 #include "tensor/torch_api.hpp"
 #include "weights/cache.hpp"
+#include "weights/escapes.hpp"
 
 namespace py = pybind11;
 
@@ -406,12 +407,15 @@ void register_engine(py::module_& module) {
       return result;
     });
   });
-  module.def("call_early_counter", [](const py::object& function, const py::tuple& args, const py::dict& kwargs) {
-    ++weights::early_counters;
-    PyObject* result = PyObject_Call(function.ptr(), args.ptr(), kwargs.ptr());
-    --weights::early_counters;
-    if (result == nullptr) throw py::error_already_set();
-    return py::reinterpret_steal<py::object>(result);
+  module.def("call_writer", [](const py::object& function, const py::object& argument, const py::list& written) {
+    ++weights::silent_writers;
+    auto result = py::reinterpret_steal<py::object>(PyObject_CallOneArg(function.ptr(), argument.ptr()));
+    --weights::silent_writers;
+    HeldError held;
+    for (const py::handle& tensor : written) weights::tensor_escapes(tensor.ptr(), false);
+    held.restore();
+    if (!result) throw py::error_already_set();
+    return result;
   });
   module.def("exchange_optimizer_steps",
              [](std::uint32_t steps) { return std::exchange(thread_state.optimizer_steps, steps); });

@@ -14,7 +14,7 @@ namespace habana_mp::weights {
 
 Settings settings;
 Statistics counts;
-std::uint32_t early_counters = 0;
+std::uint32_t silent_writers = 0;
 
 Cache& cache() {
   static auto* const the_cache = new Cache;
@@ -280,7 +280,7 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
   entry.sight = held;
   --entry.sight.owners;  // ours goes
   entry.samples = entry.look();
-  entry.trust = early_counters == 0 ? Trust::sure : Trust::changed;
+  entry.trust = silent_writers == 0 ? Trust::sure : Trust::changed;
   entry.quiet_uses = 0;
   PyObject*& registered = cache().weights[held.storage];
   // Another weight that lay there, before the insides of the two were swapped, is not told of what happens to it.
@@ -564,8 +564,9 @@ void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexce
       HeldMemory memory(weight);  // others may run meanwhile
       Sight now = tensor::look_at(weight);
       --now.owners;
-      if (early_counters != 0 || entry->trust != Trust::changed || entry->busy || !now.same_hands(entry->sight) || !memory.is_of(now) ||
-          !tensor::has_geometry(weight, entry->geometry, true) || !entry->has(Form::plain) || !entry->is_free()) {
+      if (silent_writers != 0 || entry->trust != Trust::changed || entry->busy || !now.same_hands(entry->sight) ||
+          !memory.is_of(now) || !tensor::has_geometry(weight, entry->geometry, true) || !entry->has(Form::plain) ||
+          !entry->is_free()) {
         continue;
       }
       entry->sight = now;
@@ -589,7 +590,7 @@ void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexce
 }
 
 PyObject* cast_to_write(PyObject* weight) noexcept {
-  if (!settings.on || early_counters != 0) return nullptr;
+  if (!settings.on || silent_writers != 0) return nullptr;
   for (const Kind to : precisions) {
     Entry* entry = entry_of(weight, to);
     if (entry == nullptr || !entry->has(Form::plain) || entry->busy || entry->trust == Trust::open || entry->in_parts) {

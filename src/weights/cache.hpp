@@ -61,9 +61,9 @@ void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexce
 PyObject* cast_to_write(PyObject* weight) noexcept;
 void was_written(PyObject* weight, PyObject* cast) noexcept;
 
-// How much code runs, in all threads, that counts the version of what it writes up before it writes. A weight's version
-// says nothing of what is cast meanwhile.
-extern std::uint32_t early_counters;
+// How much code runs, in all threads, that counts the version of what it writes up before it writes, or not at all. A
+// weight's version says nothing of what is cast meanwhile.
+extern std::uint32_t silent_writers;
 
 void forget(PyObject* weight) noexcept;
 void forget_all() noexcept;
