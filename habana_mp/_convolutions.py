@@ -1,7 +1,7 @@
 """Convolutions that the CPU's library gets wrong in bfloat16.
 
-Seen with oneDNN of torch 2.4 to 2.15 on AVX512_BF16, in plain torch too: the result, or the weight's gradient where one
-is recorded, is memory that nobody wrote, or memory of somebody else's is written. Such a convolution runs in float32
+Seen with oneDNN of torch 2.4 to 2.15 on AVX512_BF16, in plain torch too: the result, or a gradient where one is
+recorded, is memory that nobody wrote, or memory of somebody else's is written. Such a convolution runs in float32
 (rule 8). ``tests/test_convolutions.py`` looks for others.
 """
 
@@ -20,18 +20,21 @@ _CHANNELS_OF_A_BLOCK = 16
 
 
 def _has_wrong_result(
-    input: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: _Numbers, dilation: Sequence[int]
+    weight: Tensor, sizes: Sequence[int], stride: Sequence[int], padding: _Numbers, dilation: Sequence[int]
 ) -> bool:
-    """Seen where images are in channels-last order, in which a packed weight has them too. Three cases:
+    """Of a convolution of images of these sizes, seen where they are in channels-last order, in which a packed weight
+    has them too. Three cases:
 
     The kernel's last place in a row ends where it would in an image without padding: what the library counts as padding
     on the right takes back what it counts on the left (from a padding of 3 on). A stride goes beyond the width of the
-    images, or is as wide as they are without padding. And a stride in rows only, for images of one colour.
+    images, or is as wide as they are without padding. And a stride in rows only, for images of one colour, or groups of
+    one channel.
     """
-    width, step = input.shape[-1], stride[-1]
+    kernel = weight.shape[2:]
+    width, step = sizes[-1], stride[-1]
     if len(kernel) == 1 or step == 1:
         return False
-    if stride[-2] == 1 and input.shape[-len(kernel) - 1] == 1:
+    if stride[-2] == 1 and weight.shape[1] == 1:
         return True
     beside = padding[-1] if isinstance(padding, Sequence) else padding
     if width < step or (width == step and beside == 0):
@@ -56,8 +59,8 @@ def _reach(kernel: Sequence[int], dilation: Sequence[int]) -> list[int]:
     return [apart * (size - 1) + 1 for size, apart in zip(kernel, dilation, strict=True)]
 
 
-def _is_recorded(weight: Tensor) -> bool:
-    return weight.requires_grad and torch.is_grad_enabled()
+def _is_recorded(tensor: Tensor) -> bool:
+    return tensor.requires_grad and torch.is_grad_enabled()
 
 
 def _for_each(value: _Numbers, weight: Tensor) -> Sequence[int]:
@@ -79,11 +82,12 @@ def is_wrong(
     """Of ``conv1d``, ``conv2d`` and ``conv3d``, with their arguments."""
     if weight.device.type != "cpu":
         return False
-    stride, dilation = _for_each(stride, weight), _for_each(dilation, weight)
+    stride, dilation, sizes = _for_each(stride, weight), _for_each(dilation, weight), input.shape[2 - weight.dim() :]
     # A padding by name is none, or goes with a stride of 1.
-    if not isinstance(padding, str) and _has_wrong_result(input, weight.shape[2:], stride, padding, dilation):
+    beside = 0 if isinstance(padding, str) else padding
+    if _has_wrong_result(weight, sizes, stride, beside, dilation):
         return True
-    return _is_recorded(weight) and _has_wrong_gradient(weight, input.shape[2 - weight.dim() :], stride, dilation)
+    return _is_recorded(weight) and _has_wrong_gradient(weight, sizes, stride, dilation)
 
 
 def is_wrong_transposed(
@@ -96,8 +100,9 @@ def is_wrong_transposed(
     groups: int = 1,
     dilation: _Numbers = 1,
 ) -> bool:
-    """Of ``conv_transpose1d`` and its like, with their arguments."""
-    if weight.device.type != "cpu" or not _is_recorded(weight):
+    """Of ``conv_transpose1d`` and its like, with their arguments: the gradient of what they are given is a convolution
+    of the result's."""
+    if weight.device.type != "cpu" or not (_is_recorded(weight) or _is_recorded(input)):
         return False
     stride, dilation = _for_each(stride, weight), _for_each(dilation, weight)
     padding, output_padding = _for_each(padding, weight), _for_each(output_padding, weight)
@@ -106,7 +111,9 @@ def is_wrong_transposed(
         (size - 1) * step - 2 * beside + length + more
         for size, step, beside, length, more in zip(before, stride, padding, reach, output_padding, strict=True)
     ]
-    return _has_wrong_gradient(weight, sizes, stride, dilation)
+    if _is_recorded(input) and _has_wrong_result(weight, sizes, stride, padding, dilation):
+        return True
+    return _is_recorded(weight) and _has_wrong_gradient(weight, sizes, stride, dilation)
 
 
 def is_wrong_of_either(

@@ -41,10 +41,23 @@ WRONG_RESULTS: dict[str, tuple[Convolution, tuple[int, ...], tuple[int, ...], di
     "a stride beyond the width, by position": (F.conv2d, (2, 2), (5, 5), {"args": (None, 3, 2)}),
     "a stride as wide as the images": (F.conv2d, (4, 4), (4, 4), {"stride": 4}),
     "a stride as wide as the images, with a smaller kernel": (F.conv2d, (12, 12), (4, 4), {"stride": 12}),
+    "padding by name, a stride as wide as the images": (F.conv2d, (8, 8), (8, 8), {"stride": 8, "padding": "valid"}),
+    "groups of one channel": (F.conv2d, (8, 8), (4, 7), {"stride": (1, 2), "channels": 8, "groups": 8}),
     "one colour": (F.conv2d, (10, 10), (7, 7), {"stride": (1, 5), "channels": 1}),
     "of volumes": (F.conv3d, (3, 3, 12), (3, 3, 3), {"args": (None, (1, 1, 9), (1, 1, 3))}),
 }
-#: And such for which both are right.
+#: And such for which the gradient of the images is.
+WRONG_OF_IMAGES: dict[str, tuple[Convolution, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "a result as wide as the stride": (F.conv_transpose2d, (3, 1), (2, 4), {"stride": (2, 4)}),
+    "a result as wide as the stride, deeper": (F.conv_transpose2d, (5, 1), (5, 6), {"stride": (2, 6)}),
+    "a result that ends where it would without padding": (
+        F.conv_transpose2d,
+        (5, 2),
+        (6, 7),
+        {"stride": (5, 10), "padding": (1, 3), "output_padding": (0, 6), "dilation": 3},
+    ),
+}
+#: And such for which all are right.
 RIGHT: dict[str, tuple[Convolution, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "no stride": (F.conv2d, (1, 1), (3, 3), {"padding": 1}),
     "a stride": (F.conv2d, (2, 2), (3, 3), {"stride": 2, "padding": 1}),
@@ -73,7 +86,8 @@ def gradients(
     generator = torch.Generator().manual_seed(0)
     # Values that bfloat16 has.
     x = torch.randint(-8, 9, (2, channels, *sizes), generator=generator).float().contiguous(memory_format=order)
-    shape = (16, channels) if not call.__name__.startswith("conv_transpose") else (channels, 16)
+    is_transposed = call.__name__.startswith("conv_transpose")
+    shape = (channels, 16) if is_transposed else (16, channels // options.get("groups", 1))
     weight = torch.randint(-8, 9, (*shape, *kernel), generator=generator).float().contiguous(memory_format=order)
     x.requires_grad_()
     weight.requires_grad_()
@@ -107,6 +121,25 @@ def test_a_result_that_would_be_wrong_is_computed_in_float32(name: str, order: t
     for one, other in zip(gradients(call, sizes, kernel, options), expected, strict=True):
         assert one.dtype is torch.float32
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+@pytest.mark.parametrize("name", WRONG_OF_IMAGES)
+def test_a_gradient_of_images_that_would_be_wrong_is_computed_in_float32(name: str, is_frozen: bool) -> None:
+    call, sizes, kernel, options = WRONG_OF_IMAGES[name]
+    x = torch.randint(-8, 9, (2, 17, *sizes)).float().contiguous(memory_format=torch.channels_last).requires_grad_()
+    weight = nn.Parameter(torch.randint(-8, 9, (17, 16, *kernel)).float(), requires_grad=not is_frozen)
+    expected = call(x, weight, **options)
+    (wanted,) = torch.autograd.grad(expected.sum(), x)
+    hmp.convert(preset="torch-cpu")
+    for _ in range(20):
+        fill_memory()
+        result = call(x, weight, **options)
+        (got,) = torch.autograd.grad(result.sum(), x)
+        assert torch.equal(result, expected)
+        assert torch.equal(got, wanted)
+    with torch.no_grad():
+        assert call(x, weight, **options).dtype is torch.bfloat16
 
 
 @pytest.mark.parametrize("skip_slower", [False, True])
@@ -145,8 +178,8 @@ def test_without_a_gradient_it_is_lowered_all_the_same(name: str) -> None:
     assert call(x, weight, *args, **options).dtype is torch.bfloat16
     with torch.no_grad():
         assert call(x, nn.Parameter(weight), *args, **options).dtype is torch.bfloat16
-    # Of the images alone it is right.
-    assert call(x.requires_grad_(), weight, *args, **options).dtype is torch.bfloat16
+    if not call.__name__.startswith("conv_transpose"):  # of the images alone it is right
+        assert call(x.requires_grad_(), weight, *args, **options).dtype is torch.bfloat16
 
 
 def test_float16_keeps_its_gradients() -> None:
@@ -203,8 +236,9 @@ def test_no_gradient_is_wrong(data: st.DataObject) -> None:
 
     transposed = data.draw(st.booleans())
     call = (TRANSPOSED if transposed else PLAIN)[dimensions]
-    sizes, kernel = numbers(1, 4), numbers(1, 3)
-    options: dict[str, Any] = {"stride": numbers(1, 3), "padding": numbers(0, 2), "dilation": numbers(1, 2)}
+    sizes, kernel = numbers(1, 4), numbers(1, 6 if transposed else 3)
+    stride = data.draw(st.sampled_from([numbers(1, 3), kernel, numbers(1, 8)]))
+    options: dict[str, Any] = {"stride": stride, "padding": numbers(0, 3), "dilation": numbers(1, 2)}
     options["channels"] = data.draw(st.sampled_from([4, 16, 32]))
     if dimensions == 2:
         options["order"] = data.draw(st.sampled_from([torch.contiguous_format, torch.channels_last]))
