@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -31,11 +32,12 @@ class KernelTable(WhenImported):
     """Untouched twins of torch's builtins in the table that Inductor's code calls at run time."""
 
     name = _KERNELS
+    _originals: Mapping[str, Any] = types.MappingProxyType({})
 
     def do(self, module: Any) -> None:
         kernels = module.extern_kernels
-        self._originals: dict[str, Any] = {}
-        originals = self._originals
+        originals: dict[str, Any] = {}
+        self._originals = originals
 
         def set_untouched(namespace: Any, name: str, value: Any) -> None:
             if type(value) is types.BuiltinFunctionType:
@@ -50,7 +52,8 @@ class KernelTable(WhenImported):
 
     def undo(self, module: Any) -> None:
         kernels = module.extern_kernels
-        del type(kernels).__setattr__
+        if "__setattr__" in vars(type(kernels)):
+            del type(kernels).__setattr__
         for name, original in self._originals.items():
             setattr(kernels, name, original)
 
@@ -62,6 +65,7 @@ class GraphCache(WhenImported):
     """
 
     name = _CONFIG
+    _before: bool | None = None
 
     def do(self, module: Any) -> None:
         self._before = getattr(module, "enable_autograd_cache", None)
@@ -84,6 +88,7 @@ class Runtime(WhenImported):
     """
 
     name = _RUNTIME
+    _replacements: Sequence[Replacement] = ()
 
     def do(self, module: Any) -> None:
         def wrap(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -163,6 +168,7 @@ class GuardOnState(WhenImported):
     """A guard of our own on which casts are made, in a Dynamo that does not guard on autocast (older releases)."""
 
     name = "torch._dynamo.output_graph"
+    _replacement: Replacement | None = None
 
     def do(self, module: Any) -> None:
         def guard() -> Any:
@@ -182,7 +188,8 @@ class GuardOnState(WhenImported):
             tracing.guards_context.dynamo_guards.add(guard())
 
     def undo(self, module: Any) -> None:
-        self._replacement.uninstall()
+        if self._replacement is not None:
+            self._replacement.uninstall()
 
 
 def _dynamo_guards_on_autocast() -> bool:
@@ -215,6 +222,8 @@ class WholeInPlaceOperations(WhenImported):
 
     name = _TENSORS_IN_DYNAMO
     _taken_apart = ("addcmul_", "addcdiv_")
+    _entries: Mapping[str, Any] = types.MappingProxyType({})
+    _originals: Mapping[str, Any] = types.MappingProxyType({})
 
     def do(self, module: Any) -> None:
         tensor: Any = module.TensorVariable
@@ -251,6 +260,7 @@ class RegionsInExport(WhenImported):
     """
 
     name = _TRACING_BEFORE_DISPATCH
+    _original: Any = None
 
     def do(self, module: Any) -> None:
         mode: Any = module.PreDispatchTorchFunctionMode
@@ -277,8 +287,10 @@ class RegionsInExport(WhenImported):
 
     def undo(self, module: Any) -> None:
         mode: Any = module.PreDispatchTorchFunctionMode
-        mode.__torch_function__ = self._original
-        del mode.__exit__
+        if self._original is not None:
+            mode.__torch_function__ = self._original
+        if "__exit__" in vars(mode):
+            del mode.__exit__
 
 
 def _enter_noted_region(device: str, dtype: torch.dtype, enabled: bool, *_: Any) -> int | None:

@@ -209,6 +209,9 @@ def install_in_disabled_regions(regions: int) -> None:
 
 def uninstall() -> None: ...
 def installed_count() -> int: ...
+def change_count() -> int:
+    """How often rules have been put into torch: of a call that raised it tells whether it had changed anything."""
+
 def counts() -> list[tuple[str, str, str, int, int, int]]:
     """(operation, representation, precision, calls, casts, bytes)"""
 

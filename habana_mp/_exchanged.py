@@ -214,15 +214,11 @@ class _Exchanged(WhenImported):
         self._codes: list[tuple[types.FunctionType, types.CodeType]] = []
 
     def do(self, module: Any) -> None:
-        try:
-            for function in functions_of(module, self._functions):
-                code = function.__code__
-                self._codes.append((function, code))
-                _originals[full_name(function)] = untouched(function)
-                function.__code__ = _forwarding(function, code, self._call)
-        except BaseException:  # a signal's
-            self.undo(module)
-            raise
+        for function in functions_of(module, self._functions):
+            code = function.__code__
+            self._codes.append((function, code))
+            _originals[full_name(function)] = untouched(function)
+            function.__code__ = _forwarding(function, code, self._call)
 
     def undo(self, module: Any) -> None:
         for function, code in self._codes:

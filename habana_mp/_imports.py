@@ -98,8 +98,8 @@ class WhenImported(ABC):
         """The module is there; told once."""
         if self._is_waiting:
             self._stop_waiting()
+            self._module = module  # a signal's handler may raise in the middle of it
             self.do(module)
-            self._module = module
 
     def _stop_waiting(self) -> None:
         self._is_waiting = False
@@ -109,4 +109,5 @@ class WhenImported(ABC):
     def do(self, module: Any) -> None: ...
 
     @abstractmethod
-    def undo(self, module: Any) -> None: ...
+    def undo(self, module: Any) -> None:
+        """Also of what was done by half."""

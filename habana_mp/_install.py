@@ -61,11 +61,11 @@ class Installation:
                 warn_if_in_autocast()
                 self._support(policy, weights_of=policy)
                 forget_compiled_code()
+                self.policy = policy
+                self._exchange_composites(composites)
             except BaseException:
                 self.uninstall()
                 raise
-            self.policy = policy
-            self._exchange_composites(composites)
 
     def make_region(self, policy: Policy, *, on_cpu: bool, keeps_weights: bool, name: str, after_recorded: Any) -> int:
         """The number of a region with these rules, ready to be entered."""
@@ -91,14 +91,14 @@ class Installation:
 
     def _store(self, change: Callable[[], _R], *, is_whole: bool = False) -> _R:
         """Let the core change torch: all that is there, or a region's part of it."""
-        was_ours, self._is_ours = self._is_ours, True
+        changes, was_ours = _core.change_count(), self._is_ours
+        self._is_ours = True
         try:
             return change()
-        except Exception:  # nothing was stored
-            self._is_ours = was_ours
-            raise
-        except BaseException:  # a signal's, perhaps after it was
-            if is_whole or self.policy is None:
+        except BaseException:  # a signal's handler may raise after it was changed
+            if _core.change_count() == changes:
+                self._is_ours = was_ours
+            elif is_whole or self.policy is None:
                 self.uninstall()
             raise
 
@@ -106,11 +106,11 @@ class Installation:
         self._regions_in_torch.add(number)
         try:
             self._support(self._regions[number], weights_of=None if self._is_supported else Policy())
+            self._exchange_composites(composites)
         except BaseException:
             if self.policy is None:
                 self.uninstall()
             raise
-        self._exchange_composites(composites)
 
     def _support(self, policy: Policy, *, weights_of: Policy | None) -> None:
         """Put in what any lists need beside the rules themselves."""
@@ -160,9 +160,9 @@ class Installation:
         wanted = {one.builtin.object for policy in self._policies() for one in policy.composites}
         for function in self._composites.keys() - wanted:
             self._composites.pop(function).uninstall()
+        self._composites |= made  # before they are installed: what is known is uninstalled, wherever a signal came
         for replacement in made.values():
             replacement.install()
-        self._composites |= made
 
     def uninstall(self) -> None:
         """Torch is as it was before the first :meth:`install`, and regions that are open cast nothing."""

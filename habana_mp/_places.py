@@ -307,11 +307,20 @@ def _is_cast_of(former: torch.Tensor, values: torch.Tensor) -> bool:
         return True
     part = (slice(16),) * values.dim()
     try:
+        if not (_has_memory(former) and _has_memory(values)):
+            return True
         with disable_casts(), torch.no_grad():
             cast = former[part].to(values.dtype)
             return bool(((cast == values[part]) | cast.isnan()).all())
-    except Exception:  # memory that was freed, a transform: whatever it is, it is no reason to warn
+    except Exception:  # a transform: whatever it is, it is no reason to warn
         return True
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """It may have been freed, as where weights are sharded."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    return tensor.numel() == 0 or tensor.untyped_storage().nbytes() >= needed
 
 
 def _is_lowered(values: torch.Tensor) -> bool:

@@ -22,9 +22,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Converter, run_script
+from conftest import Converter, assert_torch_is_restored, run_script
 
 from habana_mp import _core, hmp
+from habana_mp._composites import Replacement
 
 BF16, FP32 = torch.bfloat16, torch.float32
 M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
@@ -830,28 +831,59 @@ def test_a_method_with_a_function_for_a_twin_is_still_that_method(converted: Con
         assert method(x, 1) is NotImplemented
 
 
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_an_interrupt_between_two_exchanged_functions_leaves_none_exchanged(nth: int) -> None:
+    functions = (F.normalize, F.softmin, torch.Tensor.__rdiv__)
+    codes = [function.__code__ for function in functions]
+    left = [nth]
+
+    def interrupt(frame: types.FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code is Replacement.install.__code__:
+            left[0] -= 1
+            if left[0] == 0:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            hmp.convert(preset="torch-cuda")
+    finally:
+        sys.setprofile(None)
+    assert_torch_is_restored()
+    assert [function.__code__ for function in functions] == codes
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
 @pytest.mark.parametrize(
     "enter", [hmp.convert, lambda: hmp.autocast("cpu", bf16_file_path=None)], ids=["convert", "region"]
 )
-def test_an_interrupt_while_torch_is_changed_leaves_it_as_it_was(enter: Callable[[], Any]) -> None:
-    """Wherever a handler of a signal may raise in between: where a function of C has returned."""
-    hook = torch.Tensor.register_hook
-    code = hook.__code__
+def test_an_interrupt_while_torch_is_changed_leaves_it_as_it_was(
+    enter: Callable[[], Any], error: type[BaseException]
+) -> None:
+    """Wherever a handler of a signal may raise in between: where a function of C has returned, and where one of Python
+    begins."""
+    importlib.import_module("torch._dynamo.variables.tensor")  # which brings all that compiled code needs
+    compiled_code = importlib.import_module("torch._functorch._aot_autograd.runtime_wrappers")
+    changed = (torch.Tensor.register_hook, compiled_code.call_func_at_runtime_with_args)
+    codes = [function.__code__ for function in changed]
+    config = torch._functorch.config
+    caches = getattr(config, "enable_autograd_cache", None)
 
     def interrupted_after(count: int) -> bool:
         left = [count]
 
         def interrupt(frame: types.FrameType, event: str, _: Any) -> None:
-            if event == "c_return" and "habana_mp" in frame.f_code.co_filename:
+            if event in ("c_return", "call") and "habana_mp" in frame.f_code.co_filename:
                 left[0] -= 1
                 if left[0] == 0:
                     sys.setprofile(None)
-                    raise KeyboardInterrupt
+                    raise error
 
         sys.setprofile(interrupt)
         try:
             enter()
-        except KeyboardInterrupt:
+        except error:
             return True
         finally:
             sys.setprofile(None)
@@ -863,7 +895,8 @@ def test_an_interrupt_while_torch_is_changed_leaves_it_as_it_was(enter: Callable
     while interrupted_after(count):
         hmp.restore()
         assert torch.mm(M, M).dtype is FP32
-        assert hook.__code__ is code
+        assert [function.__code__ for function in changed] == codes
+        assert getattr(config, "enable_autograd_cache", None) is caches
         with hmp.autocast("cpu"):
             assert torch.mm(M, M).dtype is BF16
         hmp.convert()

@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import CASES, LATE_KERNELS, NO_KERNEL, WITHOUT_CASE, Case
-from conftest import Converter, assert_same, seeded, tensors
+from conftest import Converter, assert_same, run_script, seeded, tensors
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -1608,6 +1608,23 @@ def test_a_float32_parameter_that_gets_computed_lower_data_is_warned_about() -> 
     with hmp.disable_casts():
         parameter.data = torch.ones(4)
     assert warned(average) == []  # the line was told
+
+
+def test_memory_that_was_freed_is_not_read_as_data_is_assigned() -> None:
+    done = run_script(
+        "import torch\n"
+        "from habana_mp import hmp\n"
+        "hmp.convert()\n"
+        "for shape in ((), (4, 4)):\n"
+        "    former, lower = torch.nn.Parameter(torch.ones(shape)), torch.ones(shape, dtype=torch.bfloat16)\n"
+        "    former.untyped_storage().resize_(0)\n"
+        "    former.data = lower\n"
+        "    other, freed = torch.nn.Parameter(torch.ones(shape)), torch.ones(shape, dtype=torch.bfloat16)\n"
+        "    freed.untyped_storage().resize_(0)\n"
+        "    other.data = freed\n"
+        "    print(other.dtype)\n"
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["torch.bfloat16"] * 2), done.stderr
 
 
 def test_state_that_is_meant_to_be_lower_is_not_warned_about() -> None:

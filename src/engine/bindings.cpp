@@ -348,6 +348,7 @@ void register_engine(py::module_& module) {
   module.def("install_in_disabled_regions", &engine::install_in_disabled_regions);
   module.def("uninstall", &engine::uninstall);
   module.def("installed_count", &engine::installed_count);
+  module.def("change_count", &engine::change_count);
   module.def("counts", &counts);
   module.def("buffer_count", &tensor::buffer_count);
   module.def("keep_blocks", [](const std::optional<std::uint64_t>& from, std::uint64_t most_waiting) {

@@ -542,6 +542,8 @@ bool can_cover(PyObject* object) noexcept {
 
 namespace {
 
+std::uint64_t changes = 0;
+
 // A target for each entry. False with a Python exception set where one of them cannot be covered.
 bool find_targets(const std::vector<Entry>& entries, std::vector<Target*>& found) {
   const tensor::MemoryMap memory;
@@ -568,6 +570,7 @@ bool install(const std::vector<Entry>& entries) {
   if (!find_targets(entries, found)) return false;
   const std::unordered_set<Target*> wanted(found.begin(), found.end());
   // From here on nothing can fail.
+  ++changes;
   weights::watch_view_and_numpy(&lists_speak_here);
   for (std::size_t i = 0; i < target_count; ++i) {
     Target& target = *targets[i];
@@ -612,6 +615,7 @@ bool put_in(RuleSet& set) {
   for (const RuleSet::Covered& one : set.covered) {
     if (!one.target->installed && !check(one.target->object, memory, shape)) return false;
   }
+  ++changes;
   weights::watch_view_and_numpy(&lists_speak_here);
   for (const RuleSet::Covered& one : set.covered) {
     one.target->in_regions = true;
@@ -676,6 +680,8 @@ bool install_probes(const Probes& probes) {
   }
   return true;
 }
+
+std::uint64_t change_count() noexcept { return changes; }
 
 std::size_t installed_count() noexcept {
   std::size_t count = 0;

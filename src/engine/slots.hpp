@@ -55,5 +55,7 @@ bool install_probes(const Probes& probes);
 
 // How many objects are answered by us right now.
 std::size_t installed_count() noexcept;
+// How often rules have been put into torch: of a call that raised it tells whether it had changed anything.
+std::uint64_t change_count() noexcept;
 
 }  // namespace habana_mp::engine
