@@ -20,23 +20,25 @@ _CHANNELS_OF_A_BLOCK = 16
 
 
 def _has_wrong_result(
-    weight: Tensor, sizes: Sequence[int], stride: Sequence[int], padding: _Numbers, dilation: Sequence[int]
+    weight: Tensor, sizes: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> bool:
     """Of a convolution of images of these sizes, seen where they are in channels-last order, in which a packed weight
-    has them too. Three cases:
+    has them too. Four cases:
 
     The kernel's last place in a row ends where it would in an image without padding: what the library counts as padding
     on the right takes back what it counts on the left (from a padding of 3 on). A stride goes beyond the width of the
-    images, or is as wide as they are without padding. And a stride in rows only, for images of one colour, or groups of
-    one channel.
+    images, or is as wide as they are without padding. For images of one colour, or groups of one channel, a stride in
+    rows only, and volumes with fewer frames than the kernel is deep.
     """
     kernel = weight.shape[2:]
     width, step = sizes[-1], stride[-1]
+    if weight.shape[1] == 1 and _is_too_shallow(kernel, sizes, dilation):
+        return True
     if len(kernel) == 1 or step == 1:
         return False
     if stride[-2] == 1 and weight.shape[1] == 1:
         return True
-    beside = padding[-1] if isinstance(padding, Sequence) else padding
+    beside = padding[-1]
     if width < step or (width == step and beside == 0):
         return True
     return (
@@ -44,15 +46,27 @@ def _has_wrong_result(
     )
 
 
-def _has_wrong_gradient(weight: Tensor, sizes: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> bool:
-    """Of a convolution of images of these sizes; of a transposed one they are the result's."""
+def _has_wrong_gradient(
+    weight: Tensor, sizes: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> bool:
+    """Of a convolution of images of these sizes; of a transposed one they are the result's. Four cases:
+
+    A stride goes beyond the width. Volumes have fewer frames than the kernel is deep, or images that it surpasses both
+    above and below. And a product of few channels, strided.
+    """
     kernel = weight.shape[2:]
     if sizes[-1] < stride[-1]:
         return True
-    if len(kernel) == 3 and sizes[0] < _reach(kernel, dilation)[0]:
+    if _is_too_shallow(kernel, sizes, dilation):
+        return True
+    if len(kernel) == 3 and sizes[1] + padding[1] < _reach(kernel, dilation)[1]:
         return True
     is_strided_product = max(kernel) == 1 < max(stride)
     return is_strided_product and weight.shape[1] < _CHANNELS_OF_A_BLOCK
+
+
+def _is_too_shallow(kernel: Sequence[int], sizes: Sequence[int], dilation: Sequence[int]) -> bool:
+    return len(kernel) == 3 and sizes[0] < _reach(kernel, dilation)[0]
 
 
 def _reach(kernel: Sequence[int], dilation: Sequence[int]) -> list[int]:
@@ -61,6 +75,12 @@ def _reach(kernel: Sequence[int], dilation: Sequence[int]) -> list[int]:
 
 def _is_recorded(tensor: Tensor) -> bool:
     return tensor.requires_grad and torch.is_grad_enabled()
+
+
+def _beside(padding: Any, weight: Tensor, dilation: Sequence[int]) -> Sequence[int]:
+    if padding == "same":
+        return [(length - 1) // 2 for length in _reach(weight.shape[2:], dilation)]
+    return _for_each(0 if isinstance(padding, str) else padding, weight)
 
 
 def _for_each(value: _Numbers, weight: Tensor) -> Sequence[int]:
@@ -83,11 +103,10 @@ def is_wrong(
     if weight.device.type != "cpu":
         return False
     stride, dilation, sizes = _for_each(stride, weight), _for_each(dilation, weight), input.shape[2 - weight.dim() :]
-    # A padding by name is none, or goes with a stride of 1.
-    beside = 0 if isinstance(padding, str) else padding
+    beside = _beside(padding, weight, dilation)
     if _has_wrong_result(weight, sizes, stride, beside, dilation):
         return True
-    return _is_recorded(weight) and _has_wrong_gradient(weight, sizes, stride, dilation)
+    return _is_recorded(weight) and _has_wrong_gradient(weight, sizes, stride, beside, dilation)
 
 
 def is_wrong_transposed(
@@ -113,7 +132,7 @@ def is_wrong_transposed(
     ]
     if _is_recorded(input) and _has_wrong_result(weight, sizes, stride, padding, dilation):
         return True
-    return _is_recorded(weight) and _has_wrong_gradient(weight, sizes, stride, dilation)
+    return _is_recorded(weight) and _has_wrong_gradient(weight, sizes, stride, padding, dilation)
 
 
 def is_wrong_of_either(
