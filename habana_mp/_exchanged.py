@@ -42,6 +42,8 @@ STATE: dict[str, tuple[str, ...]] = {
     "torch.nn.utils.clip_grad": ("clip_grad_norm_", "_clip_grads_with_norm_", "_get_total_norm"),
     "torch.amp.grad_scaler": ("GradScaler.scale",),
     "torch.nn.utils.prune": ("BasePruningMethod.apply", "BasePruningMethod.remove"),
+    "torch.ao.pruning.sparsifier.base_sparsifier": ("BaseSparsifier.step",),
+    "torch.ao.pruning._experimental.data_sparsifier.base_data_sparsifier": ("BaseDataSparsifier.step",),
     "torch.ao.quantization._equalize": ("equalize",),
     "torch.signal.windows.windows": (
         *("bartlett", "blackman", "cosine", "exponential", "gaussian", "general_cosine", "general_hamming", "hamming"),
@@ -76,6 +78,12 @@ PROTECTS: dict[str, tuple[str, ...]] = {"transformers.utils.generic": ("maybe_au
 TAKES_HOOKS: dict[str, tuple[str, ...]] = {
     "torch._tensor": ("Tensor.register_hook", "Tensor.register_post_accumulate_grad_hook"),
 }
+
+#: What keeps a module's hooks of its full backward: those of its inputs' gradients, and those of its outputs'.
+KEEPS_HOOKS: dict[str, tuple[str, ...]] = {"torch.utils.hooks": ("BackwardHook.__init__",)}
+
+#: What takes a hook that packs the tensors which autograd saves, and one that unpacks them.
+TAKES_PACKING: dict[str, tuple[str, ...]] = {"torch.autograd.graph": ("saved_tensors_hooks.__init__",)}
 
 #: What the encoder layers ask before they leave their operations for a fused kernel. (It takes float32 as it is given,
 #: and refuses mixed dtypes.)
@@ -159,11 +167,57 @@ def _uncast_hook(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
                 result = hook(gradient)
         else:  # without what a region costs, nor its error where torch.compile can tell no more of them apart
             result = _core.call_silently(hook, gradient)
-        if isinstance(result, torch.Tensor) and result.dtype in _CASTABLE and gradient.dtype in _CASTABLE:
-            return result.to(gradient.dtype)
-        return result
+        return _in_precision_of(gradient.dtype, result)
 
     return uncast
+
+
+def _in_precision_of(dtype: torch.dtype, value: Any) -> Any:
+    """What autograd takes where it expects a tensor of this dtype."""
+    if isinstance(value, torch.Tensor) and value.dtype in _CASTABLE and dtype in _CASTABLE:
+        return value.to(dtype)
+    return value
+
+
+def given_faithful_hooks(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the code of a function is exchanged for that keeps a module's hooks."""
+    keeper, module, *hooks = arguments
+    return _originals[name](keeper, module, *([*map(_faithful, each)] for each in hooks))
+
+
+def _faithful(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """The hook, of a module and its gradients; those it returns have the precision that they had."""
+
+    @functools.wraps(hook, updated=())
+    def faithful(module: Any, gradients: Any, *others: Any) -> Any:
+        results = hook(module, gradients, *others)
+        if not isinstance(results, (tuple, list)) or len(results) != len(gradients):
+            return results
+        return tuple(
+            _in_precision_of(gradient.dtype, result) if isinstance(gradient, torch.Tensor) else result
+            for gradient, result in zip(gradients, results, strict=True)
+        )
+
+    return faithful
+
+
+def given_faithful_packing(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the code of a function is exchanged for that takes hooks of saved tensors. torch's own give back what they
+    were given."""
+    keeper, pack, unpack = arguments
+    if str(getattr(pack, "__module__", None)).startswith("torch."):
+        return _originals[name](keeper, pack, unpack)
+
+    @functools.wraps(pack, updated=())
+    def faithful_pack(tensor: torch.Tensor) -> tuple[torch.dtype, Any]:
+        return tensor.dtype, pack(tensor)
+
+    @functools.wraps(unpack, updated=())
+    def faithful_unpack(packed: tuple[torch.dtype, Any]) -> Any:
+        dtype, value = packed
+        return _in_precision_of(dtype, unpack(value))
+
+    return _originals[name](keeper, faithful_pack, faithful_unpack)
 
 
 def unfused(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -234,6 +288,8 @@ TABLES: Mapping[Callable[..., Any], dict[str, tuple[str, ...]]] = {
     not_held: EXCHANGES_TENSORS,
     protected: PROTECTS,
     given_uncast_hook: TAKES_HOOKS,
+    given_faithful_hooks: KEEPS_HOOKS,
+    given_faithful_packing: TAKES_PACKING,
     unfused: ASKS_FOR_FUSED,
     compared_as_cast: COMPARES_DTYPES,
 }

@@ -425,6 +425,90 @@ def test_operations_in_the_saved_tensor_hooks_may_be_covered_themselves(converte
     assert_equal(hooked.grad, plain.grad)
 
 
+def compressed(tensor: torch.Tensor) -> Any:
+    """The usual eight bits, by arithmetic that the default lists lower."""
+    if not tensor.is_floating_point():
+        return tensor, None
+    scale = tensor.abs().max() / 127
+    return (tensor / scale).round().to(torch.int8), scale
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: F.softmax(x, -1),
+        lambda x: F.cross_entropy(x, torch.arange(4)),
+        lambda x: torch.cdist(x, x + 1),
+        lambda x: F.prelu(x - 0.5, torch.full((1,), 0.25)),
+        torch.linalg.svdvals,
+        lambda x: torch.mm(x, N),
+    ],
+)
+def test_what_a_hook_computes_is_unpacked_in_the_precision_that_was_packed(call: Loss, backend: str | None) -> None:
+    expected, hooked = leaf(M), leaf(M)
+    call(expected).sum().backward()
+    hmp.convert()
+    call = torch.compile(call, backend=backend) if backend else call
+    with torch.autograd.graph.saved_tensors_hooks(pack_hook=compressed, unpack_hook=expanded):
+        out = call(hooked)
+    out.sum().backward()
+    torch.testing.assert_close(hooked.grad, expected.grad, rtol=0.05, atol=0.05)
+    assert hooked.grad is not None
+    assert hooked.grad.dtype is FP32
+
+
+def expanded(kept: Any) -> torch.Tensor:
+    value, scale = kept
+    return value if scale is None else value.float() * scale
+
+
+def normalised(gradients: Any) -> tuple[torch.Tensor]:
+    return (gradients[0] / (gradients[0].norm() + 1e-6),)
+
+
+GradientOf = Callable[[Any], tuple[torch.Tensor]]
+
+
+@pytest.mark.parametrize("options", [{}, {"preset": "torch-cpu"}, {"opt_level": "O2"}], ids=str)
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize(
+    "hook",
+    [
+        normalised,
+        lambda gradients: (torch.softmax(gradients[0], -1),),
+        lambda gradients: (torch.where(gradients[0] > 0, gradients[0], torch.zeros(())),),
+        lambda gradients: (gradients[0] * 2,),
+    ],
+)
+def test_a_modules_hooks_may_compute_gradients(hook: GradientOf, before: bool, options: dict[str, str]) -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    if before:
+        hmp.convert(**options)
+    module[2].register_full_backward_hook(lambda _, inputs, outputs: hook(inputs))
+    module[0].register_full_backward_pre_hook(lambda _, outputs: hook(outputs))
+    module[2].register_full_backward_hook(lambda _, inputs, outputs: None)
+    if not before:
+        module(leaf(M)).pow(2).sum().backward()
+        hmp.convert(**options)
+    plain = [one.grad.clone() if one.grad is not None else None for one in module.parameters()]
+    module.zero_grad()
+    module(leaf(M)).float().pow(2).sum().backward()
+    for one, expected in zip(module.parameters(), plain, strict=True):
+        assert one.grad is not None
+        assert one.grad.dtype is FP32
+        if expected is not None:
+            torch.testing.assert_close(one.grad, expected, rtol=0.05, atol=0.05 * expected.abs().max().item())
+
+
+def test_a_modules_hook_that_is_wrong_raises_what_torch_raises(converted: Converter) -> None:
+    module = nn.Linear(4, 4)
+    module.register_full_backward_hook(lambda _, inputs, outputs: (None, None))
+    converted(bf16=["linear"])
+    with pytest.raises(RuntimeError, match="invalid number of grad_input, got 2, but expected 1"):
+        module(leaf(M)).sum().backward()
+
+
 def test_saving_on_the_cpu_gives_the_same_gradients() -> None:
     plain, saved = small(), small()
     hmp.convert()

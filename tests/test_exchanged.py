@@ -15,6 +15,7 @@ import torch
 from conftest import Converter, assert_same, run_script, seeded, tensors
 from torch import nn
 from torch.ao import quantization
+from torch.ao.pruning import WeightNormSparsifier
 from torch.ao.quantization._equalize import equalize
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.nn.utils.rnn import pack_padded_sequence
@@ -76,6 +77,14 @@ def pruned(method: Callable[[nn.Module], Any]) -> list[torch.Tensor]:
     kept = [module.weight_mask.clone(), module.weight_orig.detach().clone()]
     prune.remove(module, "weight")
     return [*kept, module.weight]
+
+
+def sparsified() -> list[torch.Tensor]:
+    model = nn.Sequential(nn.Linear(64, 64))
+    sparsifier = WeightNormSparsifier(sparsity_level=0.5, sparse_block_shape=(1, 4), zeros_per_block=4)
+    sparsifier.prepare(model, [{"tensor_fqn": "0.weight"}])
+    sparsifier.step()
+    return [model[0].parametrizations.weight[0].mask.clone()]
 
 
 class Twice(nn.Module):
@@ -180,6 +189,7 @@ EXACT: dict[str, Callable[[], Any]] = {
     "pruned by size": lambda: pruned(lambda one: prune.l1_unstructured(one, "weight", 0.5)),
     "pruned by rows": lambda: pruned(lambda one: prune.ln_structured(one, "weight", 0.5, 2, 0)),
     "pruned by a mask": lambda: pruned(lambda one: prune.custom_from_mask(one, "weight", torch.eye(8))),
+    "sparsified": sparsified,
     "parametrized": parametrized,
     "weight norm": lambda: normalised(parametrizations.weight_norm, parametrize.remove_parametrizations),
     "spectral norm": lambda: normalised(parametrizations.spectral_norm, parametrize.remove_parametrizations),
