@@ -2,7 +2,8 @@
 
 Seen with oneDNN of torch 2.4 to 2.15 on AVX512_BF16, in plain torch too: the result, or a gradient where one is
 recorded, is memory that nobody wrote, or memory of somebody else's is written. Such a convolution runs in float32
-(rule 8). ``tests/test_convolutions.py`` looks for others.
+(rule 8). ``tests/test_convolutions.py`` looks for others, and sees more of them between guard pages
+(``tests/sanitize/run.sh pages``).
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 #!/bin/bash
-# The core under AddressSanitizer with UndefinedBehaviorSanitizer, under valgrind, and under ThreadSanitizer.
+# The core under AddressSanitizer with UndefinedBehaviorSanitizer, under valgrind, and under ThreadSanitizer; and tests
+# with tensors between guard pages, where torch's own libraries are caught too (convolutions, of which rule 8 tells).
 #
-#     tests/sanitize/run.sh [address] [valgrind] [thread]
+#     tests/sanitize/run.sh [address] [valgrind] [thread] [pages]
 #
-# Without arguments all three. Each builds its own core into build/sanitize-*, puts a copy of the package around it and
+# Without arguments all four. Each builds its own core into build/sanitize-*, puts a copy of the package around it and
 # runs with that one only; what is installed is not touched. Reports are kept in build/sanitize-*/reports. The exit
 # status is 1 when a test failed or a report is about our code (ours.py tells which are).
 set -uo pipefail
@@ -150,13 +151,44 @@ thread() {
   judge thread
 }
 
+pages() {
+  build plain "" || return
+  local library=$root/build/sanitize-plain/guard_pages.so
+  g++ -std=c++20 -O2 -Wall -Wextra -Werror -shared -fPIC "$here/guard_pages.cpp" -o "$library" || {
+    fail "pages: guard_pages.cpp does not build"
+    return
+  }
+  settings=(LD_PRELOAD="$library")
+  right_core pages || return
+  if under "$python" -c 'import ctypes, torch
+ctypes.memset(torch.ones(100).data_ptr() + 400, 0, 1)' 2> /dev/null; then
+    fail "pages: a write beside a tensor is not seen"
+    return
+  fi
+  local test seed
+  for test in kernels optim convolutions products packed_weights uneven_rows casts_inside activation_buffers; do
+    pages_test "$test" "tests/test_$test.py"
+  done
+  for seed in 1 2 3 4 5 6 7 8; do
+    pages_test "convolutions-$seed" tests/test_convolutions.py -k is_wrong --hypothesis-seed=$seed
+  done
+}
+
+pages_test() {  # pages_test NAME ARGUMENTS...: of pytest, whose output is kept: what is said of a page goes there
+  local report=$reports/pages-$1.txt
+  if under "$python" -X faulthandler -m pytest -q -s -p no:cacheprovider -m "not slow" --timeout 1200 "${@:2}" > "$report" 2>&1
+  then note "pages: $1: $(tail -n 1 "$report")"
+  else tail -n 25 "$report"; fail "pages: $1"; fi
+}
+
 main() {
-  [ $# -eq 0 ] && set -- address valgrind thread
+  [ $# -eq 0 ] && set -- address valgrind thread pages
   for one in "$@"; do
     case $one in
       address) address ;;
       valgrind) valgrind_ ;;
       thread) thread ;;
+      pages) pages ;;
       *) echo "$0: unknown: $one"; exit 2 ;;
     esac
   done
