@@ -33,7 +33,7 @@ def _has_wrong_result(
     """
     kernel = weight.shape[2:]
     width, step = sizes[-1], stride[-1]
-    if weight.shape[1] == 1 and _is_too_shallow(kernel, sizes, dilation):
+    if weight.shape[1] == 1 and len(kernel) == 3 and sizes[0] < _reach(kernel, dilation)[0]:
         return True
     if len(kernel) == 1 or step == 1:
         return False
@@ -58,16 +58,12 @@ def _has_wrong_gradient(
     kernel = weight.shape[2:]
     if sizes[-1] < stride[-1]:
         return True
-    if _is_too_shallow(kernel, sizes, dilation):
-        return True
-    if len(kernel) == 3 and sizes[1] + padding[1] < _reach(kernel, dilation)[1]:
-        return True
+    if len(kernel) == 3:
+        deep, high, _ = _reach(kernel, dilation)
+        if sizes[0] < deep or sizes[1] + padding[1] < high:
+            return True
     is_strided_product = max(kernel) == 1 < max(stride)
     return is_strided_product and weight.shape[1] < _CHANNELS_OF_A_BLOCK
-
-
-def _is_too_shallow(kernel: Sequence[int], sizes: Sequence[int], dilation: Sequence[int]) -> bool:
-    return len(kernel) == 3 and sizes[0] < _reach(kernel, dilation)[0]
 
 
 def _reach(kernel: Sequence[int], dilation: Sequence[int]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,29 @@ def assert_torch_is_restored() -> None:
     assert torch.softmax(matrix.bfloat16(), -1).dtype is torch.bfloat16
     assert not torch.nn.modules.module._global_parameter_registration_hooks
     assert not torch.nn.modules.module._global_buffer_registration_hooks
+
+
+@contextlib.contextmanager
+def interrupted(
+    is_place: Callable[[types.FrameType, str], bool], nth: int = 1, error: type[BaseException] = KeyboardInterrupt
+) -> Iterator[None]:
+    """The error is raised, as the handler of a signal may, in the nth place of these: of a frame and what is told of it
+    (``call``, ``c_return``)."""
+    left = nth
+
+    def interrupt(frame: types.FrameType, event: str, _: Any) -> None:
+        nonlocal left
+        if is_place(frame, event):
+            left -= 1
+            if left == 0:
+                sys.setprofile(None)
+                raise error
+
+    sys.setprofile(interrupt)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
 
 
 def seeded(call: Callable[[], Any]) -> Any:

@@ -433,6 +433,11 @@ def compressed(tensor: torch.Tensor) -> Any:
     return (tensor / scale).round().to(torch.int8), scale
 
 
+def expanded(kept: Any) -> torch.Tensor:
+    value, scale = kept
+    return value if scale is None else value.float() * scale
+
+
 @pytest.mark.parametrize("backend", [None, "aot_eager"])
 @pytest.mark.parametrize(
     "call",
@@ -456,11 +461,6 @@ def test_what_a_hook_computes_is_unpacked_in_the_precision_that_was_packed(call:
     torch.testing.assert_close(hooked.grad, expected.grad, rtol=0.05, atol=0.05)
     assert hooked.grad is not None
     assert hooked.grad.dtype is FP32
-
-
-def expanded(kept: Any) -> torch.Tensor:
-    value, scale = kept
-    return value if scale is None else value.float() * scale
 
 
 def normalised(gradients: Any) -> tuple[torch.Tensor]:

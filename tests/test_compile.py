@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import types
 from collections import Counter
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from conftest import (
     HAS_COMPILER,
     assert_same,
     enable_compiled_autograd,
+    interrupted,
     run_script,
     skip_where_no_region_is_exported,
 )
@@ -48,23 +48,17 @@ def assert_close(got: Any, wanted: Any) -> None:
         torch.testing.assert_close(left, right, rtol=3e-2, atol=1e-2)
 
 
-def interrupt_beside_compiled_code(frame: types.FrameType, event: str, _: Any) -> None:
-    """As the handler of a signal may, where a function of the core has returned."""
-    if event == "c_return" and frame.f_code.co_name == "_run_compiled":
-        sys.setprofile(None)
-        raise KeyboardInterrupt
-
-
 def test_compiled_code_that_is_interrupted_leaves_the_lists_as_they_were() -> None:
     hmp.convert()
     compiled = torch.compile(lambda x: torch.mm(x, x).relu(), backend="aot_eager")
     compiled(M)
-    sys.setprofile(interrupt_beside_compiled_code)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            compiled(M)
-    finally:
-        sys.setprofile(None)
+
+    def is_beside(frame: types.FrameType, event: str) -> bool:
+        """Where a function of the core has returned."""
+        return event == "c_return" and frame.f_code.co_name == "_run_compiled"
+
+    with interrupted(is_beside), pytest.raises(KeyboardInterrupt):
+        compiled(M)
     assert torch.mm(M, M).dtype is BF16
 
 

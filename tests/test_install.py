@@ -22,9 +22,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Converter, assert_torch_is_restored, run_script
+from conftest import Converter, assert_torch_is_restored, interrupted, run_script
 
-from habana_mp import _core, hmp
+from habana_mp import _core, _install, hmp
 from habana_mp._composites import Replacement
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -835,21 +835,12 @@ def test_a_method_with_a_function_for_a_twin_is_still_that_method(converted: Con
 def test_an_interrupt_between_two_exchanged_functions_leaves_none_exchanged(nth: int) -> None:
     functions = (F.normalize, F.softmin, torch.Tensor.__rdiv__)
     codes = [function.__code__ for function in functions]
-    left = [nth]
 
-    def interrupt(frame: types.FrameType, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code is Replacement.install.__code__:
-            left[0] -= 1
-            if left[0] == 0:
-                sys.setprofile(None)
-                raise KeyboardInterrupt
+    def is_place(frame: types.FrameType, event: str) -> bool:
+        return event == "call" and frame.f_code is Replacement.install.__code__
 
-    sys.setprofile(interrupt)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            hmp.convert(preset="torch-cuda")
-    finally:
-        sys.setprofile(None)
+    with interrupted(is_place, nth), pytest.raises(KeyboardInterrupt):
+        hmp.convert(preset="torch-cuda")
     assert_torch_is_restored()
     assert [function.__code__ for function in functions] == codes
 
@@ -870,23 +861,17 @@ def test_an_interrupt_while_torch_is_changed_leaves_it_as_it_was(
     config = torch._functorch.config
     caches = getattr(config, "enable_autograd_cache", None)
 
+    ours = str(Path(_install.__file__).parent)
+
+    def is_place(frame: types.FrameType, event: str) -> bool:
+        return event in ("c_return", "call") and frame.f_code.co_filename.startswith(ours)
+
     def interrupted_after(count: int) -> bool:
-        left = [count]
-
-        def interrupt(frame: types.FrameType, event: str, _: Any) -> None:
-            if event in ("c_return", "call") and "habana_mp" in frame.f_code.co_filename:
-                left[0] -= 1
-                if left[0] == 0:
-                    sys.setprofile(None)
-                    raise error
-
-        sys.setprofile(interrupt)
         try:
-            enter()
+            with interrupted(is_place, count, error):
+                enter()
         except error:
             return True
-        finally:
-            sys.setprofile(None)
         return False
 
     enter()

@@ -6,6 +6,7 @@ import copy
 import ctypes
 import gc
 import sys
+import types
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Converter, all_bfloat16_tensors, run_script
+from conftest import Converter, all_bfloat16_tensors, interrupted, run_script
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
@@ -806,17 +807,11 @@ def test_an_interrupt_while_a_weight_is_looked_at_arrives(
     waiting = layer(x)  # its graph is the weight's second owner
     layer.weight.data  # noqa: B018  whose owners are counted again at the next use
 
-    def interrupting(frame: Any, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_name == "get_gradient_edge":
-            sys.setprofile(None)
-            raise KeyboardInterrupt
+    def is_looking(frame: types.FrameType, event: str) -> bool:
+        return event == "call" and frame.f_code.co_name == "get_gradient_edge"
 
-    sys.setprofile(interrupting)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            layer(x)
-    finally:
-        sys.setprofile(None)
+    with interrupted(is_looking), pytest.raises(KeyboardInterrupt):
+        layer(x)
     waiting.float().sum().backward()
     assert layer(x).dtype is torch.bfloat16
 

@@ -95,7 +95,7 @@ void expect_untouched(const unsigned char* from, const unsigned char* to, const 
     char text[128];
     const int length =
         std::snprintf(text, sizeof(text), "guard_pages: %s a block of %zu bytes was written\n", where, size);
-    if (write(STDERR_FILENO, text, static_cast<std::size_t>(length)) != length) std::abort();
+    [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text, static_cast<std::size_t>(length));
     std::abort();
   }
 }

@@ -78,6 +78,14 @@ judge() {  # judge NAME: fails when one of the reports is about our code
   else fail "$1: reports about our code (above, and in ${reports#"$root/"})"; fi
 }
 
+# tests_pass KIND NAME ARGUMENTS...: of pytest, whose output is kept under that name.
+tests_pass() {
+  local report=$reports/$2.txt
+  if under "$python" -X faulthandler -m pytest -q -p no:cacheprovider -m "not slow" --timeout 1200 "${@:3}" > "$report" 2>&1
+  then note "$1: $2: $(tail -n 1 "$report")"
+  else tail -n 25 "$report"; fail "$1: $2"; fi
+}
+
 library() { realpath "$(g++ -print-file-name="$1")"; }
 
 address() {
@@ -103,11 +111,7 @@ address() {
   else tail -n 25 "$reports/threads.txt"; fail "address: threads.py"; fi
   local test
   for test in kernels log rules install; do
-    [ -f tests/test_$test.py ] || continue
-    if under "$python" -X faulthandler -m pytest -q -p no:cacheprovider -m "not slow" --timeout 1200 "tests/test_$test.py" \
-         > "$reports/test_$test.txt" 2>&1
-    then note "address: test_$test.py: $(tail -n 1 "$reports/test_$test.txt")"
-    else tail -n 25 "$reports/test_$test.txt"; fail "address: test_$test.py"; fi
+    tests_pass address "test_$test" "tests/test_$test.py"
   done
   # Leaks: Python and torch keep much to their end; only what was allocated by us, directly, counts.
   settings[1]="ASAN_OPTIONS=detect_leaks=1:log_path=$reports/leaks:allocator_may_return_null=1:exitcode=0:fast_unwind_on_malloc=0:malloc_context_size=12"
@@ -167,18 +171,11 @@ ctypes.memset(torch.ones(100).data_ptr() + 400, 0, 1)' 2> /dev/null; then
   fi
   local test seed
   for test in kernels optim convolutions products packed_weights uneven_rows casts_inside activation_buffers; do
-    pages_test "$test" "tests/test_$test.py"
+    tests_pass pages "test_$test" -s "tests/test_$test.py"  # not captured: what is said of a page
   done
   for seed in 1 2 3 4 5 6 7 8; do
-    pages_test "convolutions-$seed" tests/test_convolutions.py -k is_wrong --hypothesis-seed=$seed
+    tests_pass pages "test_convolutions-$seed" -s tests/test_convolutions.py -k is_wrong --hypothesis-seed=$seed
   done
-}
-
-pages_test() {  # pages_test NAME ARGUMENTS...: of pytest, whose output is kept: what is said of a page goes there
-  local report=$reports/pages-$1.txt
-  if under "$python" -X faulthandler -m pytest -q -s -p no:cacheprovider -m "not slow" --timeout 1200 "${@:2}" > "$report" 2>&1
-  then note "pages: $1: $(tail -n 1 "$report")"
-  else tail -n 25 "$report"; fail "pages: $1"; fi
 }
 
 main() {
