@@ -68,6 +68,8 @@ def _rule_and_why(operation: str, ruling: Ruling) -> tuple[str, str]:
         why = "no kernel for the lower precision with some arguments: then fp32 (rule 8)"
     if ruling.saturate:
         why += "; numbers are brought into range (rule 9)"
+    if ops.gives_view(operation) and ruling.action == "none":
+        why = "a view: no list has an effect (rule 6)"
     castable = ops.ARGUMENTS.get(operation)
     return rule, why if castable is None else f"{why}; {castable.why}"
 

@@ -45,6 +45,8 @@ def forwarding_code(function: types.FunctionType, call: Callable[..., Any], *, i
     signature = inspect.signature(untouched(function)).parameters.values()
     kinds = inspect.Parameter
     seen_star = False
+    # The core knows what is written into by its name. What comes after it is handed over by name too.
+    by_name = False
     for index, parameter in enumerate(signature):
         name = parameter.name
         if parameter.kind is kinds.VAR_POSITIONAL:
@@ -62,7 +64,11 @@ def forwarding_code(function: types.FunctionType, call: Callable[..., Any], *, i
             keywords.append(f"{name!r}: {name}")
         else:
             parameters.append(name)
-            arguments.append(name)
+            by_name = by_name or name == "out"
+            if by_name:
+                keywords.append(f"{name!r}: {name}")
+            else:
+                arguments.append(name)
             if index + 1 == code.co_posonlyargcount:
                 parameters.append("/")
     # A function only takes code with as many free variables as its own has, so the new code names them too.

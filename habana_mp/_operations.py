@@ -79,6 +79,7 @@ SPELLINGS: dict[str, str] = {
     "multi_dot": "linalg_multi_dot",
     "_thnn_fused_gru_cell": "gru_cell",
     "multilabel_margin_loss_forward": "multilabel_margin_loss",
+    "mkldnn_rnn_layer": "mkldnn_rnn_layer lstm",
 }
 
 #: What else an operation is called or reached by. A name that is listed itself is not taken along by its family:
@@ -284,8 +285,11 @@ OTHER_FLOATING = _names("""
     col2im corrcoef cov ldexp round
 """)
 
-#: Operations that only look at memory in another way: O2 leaves them to their input's precision.
-SHAPE_ONLY = _names("t view expand squeeze unsqueeze gather nonzero")
+#: Operations of shipped lists that only pick values, or places: O2 leaves them to their input's precision.
+PICKING = _names("gather nonzero")
+
+#: Operations that give views although their schemas do not say so; see :func:`gives_view`.
+_VIEWS_UNTOLD = _names("atleast_1d atleast_2d atleast_3d broadcast_tensors meshgrid")
 
 # ---- arguments -----------------------------------------------------------------------------------------------------
 
@@ -594,6 +598,15 @@ def is_in_place(name: str) -> bool:
     if "::" in name:
         return any(schema.arguments and _is_written(schema.arguments[0]) for schema in _schemas(name))
     return name in IN_PLACE or name == ASSIGNMENT or (name.endswith("_") and not name.endswith("__"))
+
+
+@_cached_by_name
+def gives_view(name: str) -> bool:
+    """May the result be another view of the memory that an input lies in? Who writes into it means that memory; what
+    is written into a view of a cast would be lost."""
+    schemas = _schemas(name if "::" in name else _ATEN + name)
+    results = [one.alias_info for schema in schemas for one in schema.returns]
+    return name in _VIEWS_UNTOLD or any(one is not None and not one.is_write for one in results)
 
 
 def most_tensors(name: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -89,8 +89,6 @@ class Policy:
     covered: tuple[Covered, ...] = ()
     composites: tuple[Covered, ...] = ()
     lower: str = "bf16"
-    #: For each operation that a list decides: the list's entry.
-    sources: Mapping[str, Listed] = field(default_factory=dict)
     #: Are casts of weights kept from call to call, and how many bytes of them (None: any number)?
     weight_cache: bool = True
     weight_cache_limit: int | None = None
@@ -180,7 +178,12 @@ def _resolve(listed: Listed) -> ops.Resolved | None:
     if resolved is not None:
         meant = (*resolved.exact, *resolved.family)
         if listed.name not in shipped_names():
-            if all(map(_is_in_place_anyhow, meant)):
+            if all(map(ops.gives_view, meant)):
+                warn(
+                    f"{listed.where}: `{listed.name}` has no effect: it gives a view, and what is written into a view "
+                    "of a cast would be lost (rule 6); list the operations that use it"
+                )
+            elif all(map(_is_in_place_anyhow, meant)):
                 warn(f"{listed.where}: `{listed.name}` has no effect: what it writes into keeps its precision (rule 3)")
             elif all(ops.most_tensors(one) == 0 for one in meant):
                 warn(f"{listed.where}: `{listed.name}` has no effect: it takes no tensor that could be cast")
@@ -275,7 +278,7 @@ def policy_from_lists(
         for operation in () if resolved is None else resolved.exact + resolved.family:
             if operation not in rulings and operation not in ops.NO_KERNEL and not ops.is_in_place(operation):
                 rulings[operation] = Ruling("widest", saturate=ops.saturates(operation))
-    return _policy(rulings, lower, {operation: listed for operation, (_, listed) in decided.items()})
+    return _policy(rulings, lower)
 
 
 def _assign(lists: Preset, lower: str) -> dict[str, tuple[str, Listed]]:
@@ -295,15 +298,17 @@ def policy_o2(lower: str) -> Policy:
         resolved = ops.resolve(name)
         if resolved is not None:
             floating.update(resolved.exact + resolved.family)
-    for operation in floating - ops.SHAPE_ONLY:
+    for operation in floating - ops.PICKING:
         rulings[operation] = ruling_in_list(operation, "fp32")
     for operation in ops.GEMM:
         for one in (operation, *ops.FAMILIES.get(operation, "").split()):
             rulings[one] = ruling_in_list(one, lower)
-    return _policy(rulings, lower, {})
+    return _policy(rulings, lower)
 
 
-def _policy(rulings: Mapping[str, Ruling], lower: str, sources: Mapping[str, Listed]) -> Policy:
+def _policy(decided: Mapping[str, Ruling], lower: str) -> Policy:
+    # Rule 6: what gives a view is never cast.
+    rulings = {operation: ruling for operation, ruling in decided.items() if not ops.gives_view(operation)}
     covered: list[Covered] = []
     composites: list[Covered] = []
     for operation in sorted(ops.names_with_rules() | set(rulings)):
@@ -314,7 +319,7 @@ def _policy(rulings: Mapping[str, Ruling], lower: str, sources: Mapping[str, Lis
         composite = None if builtins or operation not in rulings else ops.composite_named(operation)
         if composite is not None:
             composites.append(Covered(operation, composite, listed, unlisted))
-    return Policy(_one_each(covered), tuple(composites), lower, dict(sources))
+    return Policy(_one_each(covered), tuple(composites), lower)
 
 
 def _one_each(covered: Iterable[Covered]) -> tuple[Covered, ...]:

@@ -200,7 +200,7 @@ case("addcmul", (M, N, M), torch=torch.addcmul, tensor=torch.Tensor.addcmul)
 case("addcdiv", (M, N, M), torch=torch.addcdiv, tensor=torch.Tensor.addcdiv)
 binary("atan2", "dist")
 unary("acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log1p", "log2", "reciprocal", "relu", "rsqrt")
-unary("sigmoid", "sinh", "tan", "mean", "prod", "sum", "trace", "t")
+unary("sigmoid", "sinh", "tan", "mean", "prod", "sum", "trace")
 case("log1p", (M,), special=torch.special.log1p)
 case("expm1", (M,), special=torch.special.expm1)
 case("erfinv", (M,), special=torch.special.erfinv)
@@ -389,10 +389,26 @@ case("scatter_add", (M, N), torch=lambda x, y: torch.scatter_add(x, 0, INDEX[Non
 case("gather", (M,), torch=lambda x: torch.gather(x, 0, INDEX[None]), tensor=lambda x: x.gather(0, INDEX[None]))
 case("sort", (M,), torch=torch.sort, tensor=torch.Tensor.sort)
 case("topk", (M,), torch=lambda x: torch.topk(x, 2), tensor=lambda x: x.topk(2))
-case("expand", (V,), tensor=lambda x: x.expand(3, 4))
+
+# what gives a view is left alone whatever a list says
+VIEWS_FROM = len(CASES)
+unary("t")
+case("expand", (V,), tensor=lambda x: x.expand(1, 4))
 case("squeeze", (M[None],), torch=torch.squeeze, tensor=torch.Tensor.squeeze)
 case("unsqueeze", (M,), torch=lambda x: torch.unsqueeze(x, 0), tensor=lambda x: x.unsqueeze(0))
 case("view", (M,), tensor=lambda x: x.view(16))
+case("transpose", (M,), torch=lambda x: torch.transpose(x, 0, 1), tensor=lambda x: x.transpose(0, 1))
+case("permute", (M,), torch=lambda x: torch.permute(x, (1, 0)))
+case("reshape", (M,), torch=lambda x: torch.reshape(x, (16,)), tensor=lambda x: x.reshape(2, 8))
+case("contiguous", (M,), tensor=torch.Tensor.contiguous)
+case("chunk", (M,), torch=lambda x: torch.chunk(x, 2), tensor=lambda x: x.chunk(2, 1))
+case("unbind", (M,), torch=torch.unbind)
+case("narrow", (M,), torch=lambda x: torch.narrow(x, 0, 0, 4))
+case("unfold", (M,), tensor=lambda x: x.unfold(0, 2, 2))
+case("atleast_3d", (M,), torch=torch.atleast_3d)
+case("broadcast_tensors", (M,), torch=torch.broadcast_tensors)
+VIEWS = CASES[VIEWS_FROM:]
+del CASES[VIEWS_FROM:]
 
 # no kernel for the lower precisions: these run in float32 whatever a list says
 NO_KERNEL_FROM = len(CASES)
@@ -453,7 +469,7 @@ LATE_KERNELS = {"max_unpool2d", "max_unpool3d", "mse_loss", "trace"}
 WITHOUT_CASE = {
     "embedding_bag_sum_fwd": "means nothing in this torch",
     "embedding_bag_sum_bwd": "means nothing in this torch",
-    "mkldnn_rnn_layer": "internal to the LSTM of a build with oneDNN",
+    "mkldnn_rnn_layer": "the LSTM of a build with oneDNN: see test_modules.py",
     "_native_multi_head_attention": "takes eighteen arguments that only a module in eval mode has",
     "fake_quantize_per_tensor_affine": "float32 only by design of quantization",
     "iadd": "in place: see the tests of rule 3",

@@ -116,7 +116,7 @@ def slots(function: Any) -> tuple[int, ...]:
     return (slot, definition, *(word(definition, index) for index in range(4)))
 
 
-ALL_PATHS = ["mm", "exp", "t", "add", "matmul", "normalize", "softmin", "clamp", "iadd", "fft_fft", "__rtruediv__"]
+ALL_PATHS = ["mm", "exp", "abs", "add", "matmul", "normalize", "softmin", "clamp", "iadd", "fft_fft", "__rtruediv__"]
 
 
 @pytest.fixture(params=["default", "O2", "many"])
@@ -197,7 +197,7 @@ method = torch.Tensor.exp
 table = {"gelu": F.gelu, "softmin": F.softmin}
 partial = functools.partial(F.softmax, dim=-1)
 bound = M.matmul
-bound_without_arguments = M.t
+bound_without_arguments = M.abs
 bound_keyword = functools.partial(M.softmax, dim=0)
 
 ALIASES: dict[str, Callable[[], torch.Tensor]] = {
@@ -224,7 +224,7 @@ ALIASES: dict[str, Callable[[], torch.Tensor]] = {
 
 @pytest.mark.parametrize("name", ALIASES)
 def test_an_alias_taken_before_obeys_and_stops_obeying(converted: Converter, name: str) -> None:
-    names = ["mm", "normalize", "exp", "gelu", "softmin", "softmax", "matmul", "t"]
+    names = ["mm", "normalize", "exp", "gelu", "softmin", "softmax", "matmul", "abs"]
     assert ALIASES[name]().dtype is FP32
     for _ in range(2):
         converted(bf16=names)
@@ -236,8 +236,8 @@ def test_an_alias_taken_before_obeys_and_stops_obeying(converted: Converter, nam
 
 
 def test_a_bound_method_taken_while_converted_stops_obeying(converted: Converter) -> None:
-    converted(bf16=["matmul", "t"])
-    taken, without = M.matmul, M.t
+    converted(bf16=["matmul", "abs"])
+    taken, without = M.matmul, M.abs
     assert taken(N).dtype is BF16
     hmp.restore()
     assert taken(N).dtype is FP32
@@ -247,14 +247,14 @@ def test_a_bound_method_taken_while_converted_stops_obeying(converted: Converter
 def hot(count: int) -> set[torch.dtype]:
     seen = set()
     for _ in range(count):
-        seen |= {torch.mm(M, N).dtype, M.exp().dtype, M.t().dtype, (M @ N).dtype, (M * 2).dtype, F.relu(M).dtype}
+        seen |= {torch.mm(M, N).dtype, M.exp().dtype, M.abs().dtype, (M @ N).dtype, (M * 2).dtype, F.relu(M).dtype}
     return seen
 
 
 def test_loops_that_the_interpreter_specialised_obey_and_stop_obeying(converted: Converter) -> None:
     assert hot(200) == {FP32}
     for _ in range(3):
-        converted(bf16=["mm", "exp", "t", "matmul", "mul", "relu"])
+        converted(bf16=["mm", "exp", "abs", "matmul", "mul", "relu"])
         assert hot(200) == {BF16}
         hmp.restore()
         assert hot(200) == {FP32}
@@ -321,7 +321,7 @@ PATHS: dict[str, Callable[[Any, Any], Any]] = {
     "operator": lambda a, b: a @ b,
     "keywords": lambda a, b: torch.mm(input=a, mat2=b),
     "bound method": lambda a, b: getattr(a, "mm")(b),  # noqa: B009
-    "no arguments": lambda a, _: a.t(),
+    "no arguments": lambda a, _: a.abs(),
     "sequence": lambda a, b: torch.cat([a, b]),
     "tuple": lambda a, b: torch.cat((a, b), dim=0),
     "keyword sequence": lambda a, b: torch.cat(tensors=(a, b), dim=0),
@@ -347,7 +347,7 @@ WRAPPED = hmp.op_wrap(lambda x, y: x + y, to="bf16")
 
 @pytest.mark.parametrize("name", PATHS)
 def test_calls_keep_every_reference_count(converted: Converter, name: str) -> None:
-    converted(bf16=["mm", "matmul", "t", "cat", "normalize", "cartesian_prod"])
+    converted(bf16=["mm", "matmul", "abs", "cat", "normalize", "cartesian_prod"])
     a, b, two, zero = M.clone(), N.clone(), (M.clone(), N.clone()), "out"
 
     def call() -> None:
@@ -587,7 +587,7 @@ def test_calls_in_other_threads_survive_converting_and_restoring(converted: Conv
 
     def work() -> None:
         while not stop.is_set():
-            for result in (torch.mm(M, N), M.exp(), F.normalize(M), torch.cat([M, N]), M.t()):
+            for result in (torch.mm(M, N), M.exp(), F.normalize(M), torch.cat([M, N]), M.abs()):
                 if result.dtype not in (FP32, BF16):
                     wrong.append(result.dtype)
 
@@ -596,7 +596,7 @@ def test_calls_in_other_threads_survive_converting_and_restoring(converted: Conv
         thread.start()
     try:
         for _ in range(40):
-            converted(bf16=["mm", "exp", "normalize", "cat", "t"])
+            converted(bf16=["mm", "exp", "normalize", "cat", "abs"])
             hmp.convert("O2")
             hmp.restore()
     finally:

@@ -103,6 +103,16 @@ def test_a_listed_recurrent_module_trains_as_by_hand(converted: Converter, name:
     assert_same(trained(module, x.bfloat16(), *inputs[1:]), expected)
 
 
+@pytest.mark.parametrize("name", [one for one in RECURRENT if one.startswith("LSTM")])
+def test_an_lstm_trains_as_by_hand_where_the_list_names_its_kernel(name: str) -> None:
+    module, x, first = recurrent(name)
+    expected = by_hand(module, x, first)
+    hmp.convert(preset="torch-cpu")
+    assert_same(trained(module, x, first), expected)
+    with torch.no_grad():
+        assert module(x)[0].dtype is torch.bfloat16
+
+
 @pytest.mark.parametrize("name", RECURRENT)
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_a_recurrent_module_in_no_list_follows_its_input(converted: Converter, name: str, training: bool) -> None:

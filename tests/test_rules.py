@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import functools
 import multiprocessing
 import subprocess
@@ -17,9 +18,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import CASES, LATE_KERNELS, NO_KERNEL, WITHOUT_CASE, Case
+from cases import CASES, LATE_KERNELS, NO_KERNEL, VIEWS, WITHOUT_CASE, Case
 from conftest import Converter, assert_same, run_script, seeded, tensors
 from torch import nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
 
 from habana_mp import HmpWarning, _operations, _presets, hmp
@@ -43,7 +45,7 @@ def quietly() -> Iterator[None]:
 
 
 def test_every_shipped_name_has_a_case_or_a_reason() -> None:
-    named = {case.name for case in CASES}
+    named = {case.name for case in CASES + VIEWS}
     here = {name for name in _presets.shipped_names() if _operations.resolve(name) is not None}
     assert here <= named | set(WITHOUT_CASE)
 
@@ -514,7 +516,6 @@ def test_other_dtypes_are_never_cast(converted: Converter, dtype: torch.dtype) -
         lambda: x + x if dtype is not torch.bool else x | x,
         lambda: torch.sum(x),
         lambda: torch.cat([x, x]),
-        lambda: torch.t(x),
     ]
     if dtype not in (torch.int64, torch.int8, torch.bool):
         calls += [lambda: torch.mm(x, x), lambda: torch.exp(x), lambda: x @ x, lambda: F.linear(x, x)]
@@ -525,7 +526,36 @@ def test_other_dtypes_are_never_cast(converted: Converter, dtype: torch.dtype) -
         hmp.restore()
 
 
-LOWER = ["mm", "mul", "add", "sum", "cat", "t", "exp", "matmul", "linear", "softmax", "embedding"]
+LOWER = ["mm", "mul", "add", "sum", "cat", "exp", "matmul", "linear", "softmax", "embedding"]
+
+
+@pytest.mark.filterwarnings("ignore:.*has no effect")
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("case", VIEWS, ids=str)
+def test_what_is_written_into_a_view_reaches_the_tensor(converted: Converter, case: Case, precision: str) -> None:
+    converted(**{precision: [case.name]})
+    for dtype in (FP32, BF16, FP16):
+        x = case.cast(dtype)[0].clone()
+        shape, strides = x.shape, x.stride()
+        for view in tree_leaves(case.call(x)):
+            assert view.dtype is dtype
+            view.zero_()
+        assert (x.shape, x.stride()) == (shape, strides)
+        assert not x.any()
+
+
+def test_a_weight_is_loaded_and_set_through_its_transposed_view() -> None:
+    weight, new = nn.Parameter(torch.randn(4, 3)), torch.randn(3, 4)
+    hmp.convert()
+    with torch.no_grad():
+        weight.t().copy_(new)
+        assert torch.equal(weight, new.T)
+        nn.init.eye_(weight.t())
+        assert torch.equal(weight, torch.eye(4, 3))
+    (torch.ones(2, 3) @ weight.t()).float().sum().backward()
+    assert weight.grad is not None
+    weight.grad.t()[0] += 1
+    assert torch.equal(weight.grad, torch.tensor([[3.0, 2, 2]] * 4))
 
 
 def test_one_float64_among_the_inputs_leaves_the_call_to_torch(converted: Converter) -> None:
@@ -559,9 +589,8 @@ def test_a_complex_number_among_the_inputs_leaves_the_call_alone(converted: Conv
 
 def test_quantized_tensors_are_never_cast(converted: Converter) -> None:
     x = torch.quantize_per_tensor(M, 0.1, 0, torch.quint8)
-    converted(bf16=["relu", "cat", "t"])
+    converted(bf16=["relu", "cat"])
     assert torch.relu(x).dtype is torch.quint8
-    assert x.t().dtype is torch.quint8
 
 
 def test_indices_and_masks_beside_a_cast_input_stay_what_they_are(converted: Converter) -> None:
@@ -641,6 +670,23 @@ def test_a_norm_of_a_lower_model_works_under_the_float32_list(converted: Convert
     hmp.convert("O2")
     module(x)
     assert all(not buffer.is_floating_point() or buffer.dtype is BF16 for buffer in module.buffers())
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_norm_of_a_lower_model_takes_what_the_lists_made_float32(
+    converted: Converter, dtype: torch.dtype, training: bool
+) -> None:
+    torch.manual_seed(1)
+    module = nn.Sequential(nn.Softmax(1), nn.BatchNorm1d(4)).to(dtype).train(training)
+    by_hand, x = copy.deepcopy(module), torch.randn(5, 4).to(dtype)
+    expected = by_hand[1](torch.softmax(x.float(), 1).to(dtype))
+    for listed in ({}, {"fp32": ["softmax", "batch_norm"]}):
+        ours = copy.deepcopy(module)
+        converted(**{"fp32": ["softmax"], **listed})
+        assert_same(ours(x), expected)
+        assert_same(list(ours.buffers()), list(by_hand.buffers()))
+        hmp.restore()
 
 
 @pytest.mark.parametrize(

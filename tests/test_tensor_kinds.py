@@ -376,17 +376,6 @@ def test_memory_of_others_is_only_written_in_place(converted: Converter, kind: s
         assert x.is_shared() == (kind == "shared")
 
 
-def test_a_view_of_what_was_cast_is_a_view(converted: Converter) -> None:
-    x = torch.randn(4, 4)
-    converted(bf16=["t", "view"])
-    with hmp.disable_casts():
-        assert x.t().data_ptr() == x.data_ptr()
-    half = x.bfloat16()
-    assert half.t().data_ptr() == half.data_ptr()
-    assert_same(x.t(), half.t())
-    assert x.t().stride() == half.t().stride()
-
-
 def test_a_call_in_place_that_raises_after_writing_has_written_once(converted: Converter) -> None:
     factor = torch.full((1,), 2, dtype=BF16)
     results = []

@@ -251,8 +251,10 @@ def packs_whatever_it_can() -> Iterator[None]:
 @pytest.mark.parametrize("way", [one for one in AT_ONCE if one not in IN_CALLS])
 def test_a_change_of_a_packed_weight_is_seen(way: str) -> None:
     hmp.convert()
+    layers = []  # a new weight where a pointer led to an old one is none that is packed
     for use, mode in itertools.product(PACKED.values(), ("no_grad", "inference")):
         of = layer()
+        layers.append(of)
         before = packed()
         for _ in range(OFTEN):
             used(of, mode, use)

@@ -128,6 +128,38 @@ void report(Target& target, Decision decision, const Tally& tally) {
 // written.
 bool may_do_without_cast() { return PyErr_ExceptionMatches(PyExc_Exception) != 0 && !was_recorded_by_jit(); }
 
+// The lower precision of what a call updates beside its first input: statistics of a model that is lower as a whole.
+Kind lower_state_of(const Rule& rule, const Arguments& arguments) {
+  for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
+    const bool is_kept =
+        i < arguments.positional
+            ? !rule.may_cast(i)
+            : holds(rule.kept_keywords, PyTuple_GET_ITEM(arguments.keywords, i - arguments.positional));
+    const Kind kind = is_kept ? tensor::kind_of(arguments.values[i]) : Kind::other;
+    if (tensor::is_lower(kind)) return kind;
+  }
+  return Kind::other;
+}
+
+// A call failed: can it be made in the precision of what it updates?
+PyObject* call_in_precision_of_state(Target& target, const Rule& rule, const Arguments& arguments,
+                                     const Reading& reading) {
+  const Kind to = lower_state_of(rule, arguments);
+  if (to == Kind::other || !may_retry()) return nullptr;
+  HeldError held;
+  Tally tally;
+  CastArguments lowered(arguments);
+  const bool made = lowered.make(rule, reading, to, tally);
+  PyObject* result = made && tally.casts != 0 ? call_original(target, lowered.arguments()) : nullptr;
+  if (result != nullptr) {
+    report(target, {precision_of(to), Reason::in_place}, tally);
+  } else if (PyErr_Occurred() == nullptr || may_retry()) {
+    PyErr_Clear();
+    held.restore();
+  }
+  return result;
+}
+
 // A call failed with our casts: what would plain torch have done? Everything lower goes to float32, and if that works
 // the operation has no kernel for the lower precision here (rule 8). Else the call is made as it was written; whatever
 // comes of that is the caller's. An in-place target stays what it is, so there only the latter is tried. `as_written`
@@ -152,7 +184,8 @@ PyObject* call_without_lowering(Target& target, const Rule& rule, const Argument
     return nullptr;
   }
   PyObject* result = call_original(target, arguments);
-  if (result != nullptr) report(target, {Precision::unchanged, Reason::no_kernel}, {});
+  if (result == nullptr) return call_in_precision_of_state(target, rule, arguments, reading);
+  report(target, {Precision::unchanged, Reason::no_kernel}, {});
   return result;
 }
 
