@@ -289,7 +289,7 @@ OTHER_FLOATING = _names("""
 PICKING = _names("gather nonzero")
 
 #: Operations that give views although their schemas do not say so; see :func:`gives_view`.
-_VIEWS_UNTOLD = _names("atleast_1d atleast_2d atleast_3d broadcast_tensors meshgrid")
+_VIEWS_UNTOLD = _names("atleast_1d atleast_2d atleast_3d broadcast_tensors meshgrid unsafe_chunk unsafe_split")
 
 # ---- arguments -----------------------------------------------------------------------------------------------------
 

@@ -407,6 +407,8 @@ case("narrow", (M,), torch=lambda x: torch.narrow(x, 0, 0, 4))
 case("unfold", (M,), tensor=lambda x: x.unfold(0, 2, 2))
 case("atleast_3d", (M,), torch=torch.atleast_3d)
 case("broadcast_tensors", (M,), torch=torch.broadcast_tensors)
+case("unsafe_chunk", (M,), torch=lambda x: torch.unsafe_chunk(x, 2))
+case("unsafe_split", (M,), tensor=lambda x: x.unsafe_split(2))
 VIEWS = CASES[VIEWS_FROM:]
 del CASES[VIEWS_FROM:]
 
