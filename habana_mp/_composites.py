@@ -45,8 +45,6 @@ def forwarding_code(function: types.FunctionType, call: Callable[..., Any], *, i
     signature = inspect.signature(untouched(function)).parameters.values()
     kinds = inspect.Parameter
     seen_star = False
-    # The core knows what is written into by its name. What comes after it is handed over by name too.
-    by_name = False
     for index, parameter in enumerate(signature):
         name = parameter.name
         if parameter.kind is kinds.VAR_POSITIONAL:
@@ -64,8 +62,8 @@ def forwarding_code(function: types.FunctionType, call: Callable[..., Any], *, i
             keywords.append(f"{name!r}: {name}")
         else:
             parameters.append(name)
-            by_name = by_name or name == "out"
-            if by_name:
+            # The core knows what is written into by its name. What comes after it is handed over by name too.
+            if name == "out" or keywords:
                 keywords.append(f"{name!r}: {name}")
             else:
                 arguments.append(name)

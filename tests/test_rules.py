@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import copy
 import functools
+import itertools
 import multiprocessing
 import subprocess
 import sys
@@ -516,6 +517,7 @@ def test_other_dtypes_are_never_cast(converted: Converter, dtype: torch.dtype) -
         lambda: x + x if dtype is not torch.bool else x | x,
         lambda: torch.sum(x),
         lambda: torch.cat([x, x]),
+        lambda: torch.t(x),
     ]
     if dtype not in (torch.int64, torch.int8, torch.bool):
         calls += [lambda: torch.mm(x, x), lambda: torch.exp(x), lambda: x @ x, lambda: F.linear(x, x)]
@@ -526,7 +528,7 @@ def test_other_dtypes_are_never_cast(converted: Converter, dtype: torch.dtype) -
         hmp.restore()
 
 
-LOWER = ["mm", "mul", "add", "sum", "cat", "exp", "matmul", "linear", "softmax", "embedding"]
+LOWER = ["mm", "mul", "add", "sum", "cat", "t", "exp", "matmul", "linear", "softmax", "embedding"]
 
 
 @pytest.mark.filterwarnings("ignore:.*has no effect")
@@ -556,6 +558,20 @@ def test_a_weight_is_loaded_and_set_through_its_transposed_view() -> None:
     assert weight.grad is not None
     weight.grad.t()[0] += 1
     assert torch.equal(weight.grad, torch.tensor([[3.0, 2, 2]] * 4))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_result_that_a_function_in_python_is_given_is_filled(converted: Converter, precision: str) -> None:
+    calls: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
+        lambda x, out: F.normalize(x, out=out),
+        lambda x, out: F.normalize(x, 2.0, 1, 1e-12, out),
+    ]
+    converted(**{precision: ["normalize"]})
+    for dtype, call in itertools.product((FP32, BF16), calls):
+        x, out = M.to(dtype), torch.zeros(4, 4, dtype=dtype)
+        assert call(x, out) is out
+        with hmp.disable_casts():
+            assert torch.equal(out, F.normalize(x))
 
 
 def test_one_float64_among_the_inputs_leaves_the_call_to_torch(converted: Converter) -> None:
@@ -589,8 +605,9 @@ def test_a_complex_number_among_the_inputs_leaves_the_call_alone(converted: Conv
 
 def test_quantized_tensors_are_never_cast(converted: Converter) -> None:
     x = torch.quantize_per_tensor(M, 0.1, 0, torch.quint8)
-    converted(bf16=["relu", "cat"])
+    converted(bf16=["relu", "cat", "t"])
     assert torch.relu(x).dtype is torch.quint8
+    assert x.t().dtype is torch.quint8
 
 
 def test_indices_and_masks_beside_a_cast_input_stay_what_they_are(converted: Converter) -> None:
@@ -681,9 +698,9 @@ def test_a_norm_of_a_lower_model_takes_what_the_lists_made_float32(
     module = nn.Sequential(nn.Softmax(1), nn.BatchNorm1d(4)).to(dtype).train(training)
     by_hand, x = copy.deepcopy(module), torch.randn(5, 4).to(dtype)
     expected = by_hand[1](torch.softmax(x.float(), 1).to(dtype))
-    for listed in ({}, {"fp32": ["softmax", "batch_norm"]}):
+    for listed in (["softmax"], ["softmax", "batch_norm"]):
         ours = copy.deepcopy(module)
-        converted(**{"fp32": ["softmax"], **listed})
+        converted(fp32=listed)
         assert_same(ours(x), expected)
         assert_same(list(ours.buffers()), list(by_hand.buffers()))
         hmp.restore()
