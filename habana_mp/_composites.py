@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from habana_mp import _core
+from habana_mp._imports import WhenImported
 
 _PLACEHOLDER = "habana_mp: replaced by the function to call"
 
@@ -111,7 +112,38 @@ class Replacement:
         self._function.__code__ = self._code
 
 
-def composite(function: Any, operation: str) -> Replacement:
+class _WholeInGraphs(WhenImported):
+    """Dynamo notes the calls of a function and does not read its code. Of most of torch's it knows that by itself."""
+
+    name = "torch._dynamo.trace_rules"
+
+    def __init__(self, function: types.FunctionType) -> None:
+        super().__init__()
+        self._function = function
+        self._is_known = True
+
+    def do(self, module: Any) -> None:
+        self._is_known = module.is_callable_allowed(self._function)
+        if not self._is_known:
+            module._allowed_callable_ids.add(id(self._function))
+
+    def undo(self, module: Any) -> None:
+        if not self._is_known:
+            module._allowed_callable_ids.remove(id(self._function))
+
+
+class Composite(Replacement):
     """One Python function of torch that lists cover."""
-    engine = _core.Composite(function, untouched(function), operation)
-    return Replacement(function, lambda _, arguments, keywords: engine.call(arguments, keywords))
+
+    def __init__(self, function: types.FunctionType, operation: str) -> None:
+        engine = _core.Composite(function, untouched(function), operation)
+        super().__init__(function, lambda _, arguments, keywords: engine.call(arguments, keywords))
+        self._in_graphs = _WholeInGraphs(function)
+
+    def install(self) -> None:
+        super().install()
+        self._in_graphs.install()
+
+    def uninstall(self) -> None:
+        self._in_graphs.uninstall()
+        super().uninstall()

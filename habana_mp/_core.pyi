@@ -140,6 +140,8 @@ class Rule:
         sparse_position: int = 0,
         is_wrong: Callable[..., bool] | None = None,
         wrong_if_strided: bool = False,
+        views_one: bool = False,
+        may_repeat: bool = True,
         keeps_weights: str = "",
         wants_rows: bool = False,
         casts_inside: bool = False,

@@ -12,7 +12,7 @@ from habana_mp import _core, _policy
 from habana_mp import _operations as ops
 from habana_mp._checkpoint import checkpoint_replacement
 from habana_mp._compiled import Compiled, forget_compiled_code
-from habana_mp._composites import Replacement, composite
+from habana_mp._composites import Composite, Replacement
 from habana_mp._exchanged import Exchanged
 from habana_mp._marks import MARK, MARK_DTYPES, MARK_NUMBER
 from habana_mp._memory import Memory
@@ -41,7 +41,7 @@ class Installation:
         self._is_ours = False
         self._is_supported = False
         self._replacements: list[Replacement] = []
-        self._composites: dict[Any, Replacement] = {}
+        self._composites: dict[Any, Composite] = {}
         self._places = Places()
         self._compiled = Compiled()
         self._exchanged = Exchanged()
@@ -102,7 +102,7 @@ class Installation:
                 self.uninstall()
             raise
 
-    def _add_region(self, number: int, composites: dict[Any, Replacement]) -> None:
+    def _add_region(self, number: int, composites: dict[Any, Composite]) -> None:
         self._regions_in_torch.add(number)
         try:
             self._support(self._regions[number], weights_of=None if self._is_supported else Policy())
@@ -148,15 +148,15 @@ class Installation:
                     "the first one, or start a new process"
                 )
 
-    def _make_composites(self, policy: Policy) -> dict[Any, Replacement]:
+    def _make_composites(self, policy: Policy) -> dict[Any, Composite]:
         wanted = {one.builtin.object: one.operation for one in policy.composites}
         return {
-            function: composite(function, operation)
+            function: Composite(function, operation)
             for function, operation in wanted.items()
             if function not in self._composites
         }
 
-    def _exchange_composites(self, made: dict[Any, Replacement]) -> None:
+    def _exchange_composites(self, made: dict[Any, Composite]) -> None:
         wanted = {one.builtin.object for policy in self._policies() for one in policy.composites}
         for function in self._composites.keys() - wanted:
             self._composites.pop(function).uninstall()

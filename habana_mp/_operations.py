@@ -182,7 +182,7 @@ NO_KERNEL = _names("""
     adaptive_avg_pool3d histc segment_reduce
     _sparse_softmax _sparse_log_softmax
     _grid_sampler_2d_cpu_fallback _upsample_bilinear2d_aa _upsample_bicubic2d_aa cdist complex
-    polar view_as_complex stft istft
+    polar stft istft
     fft_fft fft_fft2 fft_fftn fft_hfft fft_hfft2 fft_hfftn fft_ifft fft_ifft2 fft_ifftn fft_ihfft fft_ihfft2
     fft_ihfftn fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftn
     cholesky cholesky_inverse cholesky_solve geqrf inverse logdet _lu_with_info lu_solve orgqr ormqr pinverse qr
@@ -207,8 +207,9 @@ NO_KERNEL = _names("""
     special_zeta smm hspmm sspaddmm
 """)
 
-#: Rule 8: a kernel for the lower precisions, but not for all arguments. Without one they are called again in float32.
-KERNEL_FOR_SOME = _names("linalg_norm")
+#: Rule 8: a kernel for the lower precisions, but not for both of them, or not for all arguments. Without one they are
+#: called again in float32.
+KERNEL_FOR_SOME = _names("linalg_norm view_as_complex")
 
 #: Rule 9: operations that refuse a Python number beyond the range of their tensor's dtype.
 SATURATING = _names("""
@@ -289,7 +290,14 @@ OTHER_FLOATING = _names("""
 PICKING = _names("gather nonzero")
 
 #: Operations that give views although their schemas do not say so; see :func:`gives_view`.
-_VIEWS_UNTOLD = _names("atleast_1d atleast_2d atleast_3d broadcast_tensors meshgrid unsafe_chunk unsafe_split")
+_VIEWS_UNTOLD = _names("""
+    as_subclass asarray atleast_1d atleast_2d atleast_3d broadcast_tensors conj_physical dequantize
+    flatten_dense_tensors meshgrid sum_to_size to_dense unflatten_dense_tensors unsafe_chunk unsafe_split
+    unsafe_split_with_sizes
+""")
+
+#: Operations of several tensors that give a view of one alone, or only sum it up.
+VIEWS_ONE = _names("cartesian_prod einsum")
 
 # ---- arguments -----------------------------------------------------------------------------------------------------
 
@@ -336,15 +344,33 @@ ARGUMENTS: dict[str, Castable] = {
     "native_batch_norm": _STATISTICS,
     "_native_batch_norm_legit": _STATISTICS,
     "aten::_batch_norm_with_update": _STATISTICS,
+    "_batch_norm_impl_index": _STATISTICS,
+    "cudnn_batch_norm": _STATISTICS,
+    "miopen_batch_norm": _STATISTICS,
     "instance_norm": _STATISTICS,
+    **dict.fromkeys(
+        ("batch_norm_update_stats", "batch_norm_gather_stats", "batch_norm_gather_stats_with_counts"),
+        Castable((0,), "statistics are updated in place", kept_keywords=("running_mean", "running_var")),
+    ),
     "layer_norm": _affine(2, 3),
     "native_layer_norm": _affine(2, 3),
     "group_norm": _affine(2, 3),
     "native_group_norm": _affine(1, 2),
-    "fused_moving_avg_obs_fake_quant": Castable(
-        (0,),
-        "what it has observed, scale and zero point are updated in place",
-        kept_keywords=("running_min", "running_max", "scale", "zero_point"),
+    **dict.fromkeys(
+        ("fused_moving_avg_obs_fake_quant", "_fused_moving_avg_obs_fq_helper"),
+        Castable(
+            (0,),
+            "what it has observed, scale and zero point are updated in place",
+            kept_keywords=("running_min", "running_max", "scale", "zero_point"),
+        ),
+    ),
+    **dict.fromkeys(
+        ("fbgemm_linear_fp16_weight", "fbgemm_linear_fp16_weight_fp32_activation"),
+        Castable((0, 1, 2), "the result is written into", kept_keywords=("output",)),
+    ),
+    **dict.fromkeys(
+        ("rrelu_with_noise", "rrelu_with_noise_"),
+        Castable((0,), "the noise is written into", kept_keywords=("noise",)),
     ),
     **dict.fromkeys(
         ("quantize_per_tensor", "quantize_per_channel", "quantize_per_tensor_dynamic"),
@@ -398,7 +424,9 @@ SILENT_WRITERS = (
 #: Functions and methods that stand among torch's operations and are none, are the casts themselves, or are watched.
 NO_OPERATION = _names("""
     assert_int_or_pair boolean_dispatch handle_torch_function has_torch_function_variadic
-    bfloat16 double float half to type type_as item new_tensor dim numel size stride tolist
+    bfloat16 bool byte cdouble cfloat char double float half int long short to type type_as cuda ipu mtia xpu
+    item new new_tensor const_data_ptr dim ndimension nelement numel size stride tolist retain_grad
+    _cummax_helper _cummin_helper _fix_weakref _is_view _use_count _view_func _view_func_unsafe _parse_to
 """).union(HANDS_OUT_MEMORY, SILENT_WRITERS)
 
 
@@ -524,11 +552,12 @@ def _is_written(argument: Any) -> bool:
 @_cached_by_name
 def composite_named(name: str) -> Builtin | None:
     """The Python function of torch of that name, where no builtin stands for it."""
-    if name in NO_OPERATION:
-        return None
     if name in COMPOSITES:
         owner, attribute = COMPOSITES[name]
         return Builtin(f"Tensor.{attribute}", getattr(owner, attribute))
+    # Private functions are parts of operations, or no operations.
+    if name in NO_OPERATION or name.startswith("_"):
+        return None
     for place, namespace, names in (
         ("torch.nn.functional", F, vars(F)),
         ("torch", torch.functional, torch.functional.__all__),
@@ -598,6 +627,15 @@ def is_in_place(name: str) -> bool:
     if "::" in name:
         return any(schema.arguments and _is_written(schema.arguments[0]) for schema in _schemas(name))
     return name in IN_PLACE or name == ASSIGNMENT or (name.endswith("_") and not name.endswith("__"))
+
+
+def may_be_repeated(name: str) -> bool:
+    """May a call that failed be made again with other casts? Not where it may have written into an argument before it
+    did; torch's own updates of statistics look at dtypes first."""
+    if is_in_place(name):
+        return False
+    schemas = _schemas(name) if "::" in name and name not in ARGUMENTS else []
+    return not any(_is_written(one) and not one.is_out for schema in schemas for one in schema.arguments)
 
 
 @_cached_by_name

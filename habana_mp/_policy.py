@@ -47,6 +47,8 @@ class Ruling:
             wants_rows=operation in ops.WANTS_ROWS,
             casts_inside=operation in ops.CAST_INSIDE,
             is_product=operation in ops.PRODUCTS,
+            views_one=operation in ops.VIEWS_ONE,
+            may_repeat=ops.may_be_repeated(operation),
             packs=ops.PACKS_WEIGHTS.get(operation, "") if keeps_weights else "",
         )
         if operation in ops.SPARSE_GRADIENT:
@@ -180,8 +182,8 @@ def _resolve(listed: Listed) -> ops.Resolved | None:
         if listed.name not in shipped_names():
             if all(map(ops.gives_view, meant)):
                 warn(
-                    f"{listed.where}: `{listed.name}` has no effect: it gives a view, and what is written into a view "
-                    "of a cast would be lost (rule 6); list the operations that use it"
+                    f"{listed.where}: `{listed.name}` has no effect: it gives a view, or its input itself, and what is "
+                    "written into one of a cast would be lost (rule 6); list the operations that use it"
                 )
             elif all(map(_is_in_place_anyhow, meant)):
                 warn(f"{listed.where}: `{listed.name}` has no effect: what it writes into keeps its precision (rule 3)")

@@ -409,6 +409,16 @@ case("atleast_3d", (M,), torch=torch.atleast_3d)
 case("broadcast_tensors", (M,), torch=torch.broadcast_tensors)
 case("unsafe_chunk", (M,), torch=lambda x: torch.unsafe_chunk(x, 2))
 case("unsafe_split", (M,), tensor=lambda x: x.unsafe_split(2))
+case("unsafe_split_with_sizes", (M,), torch=lambda x: torch.unsafe_split_with_sizes(x, [1, 3]))
+case("as_subclass", (M,), tensor=lambda x: x.as_subclass(torch.Tensor))
+case("asarray", (M,), torch=torch.asarray)
+case("cartesian_prod", (V,), torch=torch.cartesian_prod)
+case("conj_physical", (M,), torch=torch.conj_physical)
+case("einsum", (M,), torch=lambda x: torch.einsum("ij->ji", x))
+case("flatten_dense_tensors", (V,), c=lambda x: torch._C._nn.flatten_dense_tensors([x]))
+case("sum_to_size", (M,), tensor=lambda x: x.sum_to_size(4, 4))
+case("to_dense", (M,), tensor=torch.Tensor.to_dense)
+case("unflatten_dense_tensors", (V,), c=lambda x: torch._C._nn.unflatten_dense_tensors(x, [x[1:], x[:1]]))
 VIEWS = CASES[VIEWS_FROM:]
 del CASES[VIEWS_FROM:]
 

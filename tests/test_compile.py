@@ -17,6 +17,7 @@ import torch._inductor.config
 import torch.nn.functional as F
 from conftest import (
     HAS_COMPILER,
+    Converter,
     assert_same,
     enable_compiled_autograd,
     interrupted,
@@ -121,6 +122,21 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "regions": regions,
     "decorated": lambda x, y: [decorated(x, y), torch.mm(x, y)],
 }
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("listed", ["lp_pool3d", "triplet_margin_with_distance_loss", "rdiv", "normalize"])
+def test_a_function_that_torch_writes_in_python_stays_whole(converted: Converter, listed: str, backend: str) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        pooled = F.lp_pool3d(x.expand(1, 4, 4, 4), 2.0, 2)
+        return [pooled, F.triplet_margin_with_distance_loss(x, y, x + 1), 2 / x, F.normalize(y)]
+
+    converted(bf16=[listed])
+    expected = function(M, N)
+    assert_same(torch.compile(function, backend=backend, fullgraph=True)(M, N), expected)
+    hmp.restore()
+    plain = torch.compile(function, backend=backend, fullgraph=True)(M, N)
+    assert [one.dtype for one in plain] == [FP32] * 4
 
 
 class Convolutions(nn.Module):

@@ -39,6 +39,7 @@ REASONS = {
     "ineligible": "inputs are never cast",
     "explicit_out": "out= was given",
     "explicit_dtype": "dtype= was given",
+    "view": "the result may be a view of the input",
     "construction": "a module is being constructed",
     "optimizer_step": "inside an optimizer's step",
     "worker": "in a DataLoader worker",

@@ -56,6 +56,16 @@ def store(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
+@torch.library.custom_op(
+    "hmp_test::store_float32", mutates_args={"total"}, schema="(Tensor x, Tensor(a!) total) -> Tensor"
+)
+def store_float32(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    total += 1
+    if x.dtype is not FP32:
+        raise NotImplementedError("for float32 only")
+    return x * 2
+
+
 WAYS: dict[str, Callable[..., torch.Tensor]] = {
     "function": product,
     "packet": torch.ops.hmp_test.product,
@@ -137,6 +147,18 @@ def test_what_an_operator_writes_into_is_not_cast(converted: Converter) -> None:
     assert store(M, total=total).dtype is BF16
     assert total.dtype is FP32
     assert torch.equal(total, 2 * M.bfloat16().sum().float())
+
+
+def test_an_operator_that_writes_into_another_input_is_called_once(converted: Converter) -> None:
+    converted(bf16=["hmp_test::store_float32"])
+    total = torch.zeros(())
+    with pytest.raises(NotImplementedError, match="for float32 only"):
+        store_float32(M, total)
+    with pytest.raises(NotImplementedError, match="for float32 only"):
+        store_float32(M.bfloat16(), total)
+    assert total == 2
+    with hmp.disable_casts():
+        assert torch.equal(store_float32(M, total), M * 2)
 
 
 @pytest.mark.parametrize("name", ["hmp_test::absent", "absent::product", f"{NAME}.absent", "::", "a::"])

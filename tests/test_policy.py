@@ -304,6 +304,12 @@ def test_a_name_that_is_never_cast_is_warned_about(tmp_path: Path, name: str, wh
         hmp.convert("O1", path)
 
 
+@pytest.mark.parametrize("name", ["_threshold", "_pair", "retain_grad", "long", "data_ptr", "handle_torch_function"])
+def test_what_is_no_operation_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ListError, match=f":1: unknown operation `{name}`"):
+        hmp.convert("O1", write_list(tmp_path / "a.txt", [name]))
+
+
 def test_unfold_is_the_one_of_torch_nn_functional_too(converted: Converter) -> None:
     image = torch.randn(1, 2, 4, 4)
     converted(bf16=["unfold"])
@@ -635,6 +641,23 @@ def test_every_shipped_name_leads_to_torch_or_is_explained() -> None:
             for one in resolved.exact:
                 assert _operations.builtins_named(one) or _operations.composite_named(one), name
     assert unexplained == []
+
+
+def test_what_an_operation_writes_into_beside_its_first_input_is_never_cast() -> None:
+    written = {
+        (name, position, argument.name)
+        for schema in torch._C._jit_get_all_schemas()
+        for name in [schema.name.removeprefix("aten::")]
+        for position, argument in enumerate(schema.arguments)
+        if position > 0 and argument.alias_info is not None and argument.alias_info.is_write and not argument.is_out
+        if _operations.builtins_named(name)
+    }
+    assert ("rrelu_with_noise", 1, "noise") in written
+    for name, position, keyword in sorted(written - {("_amp_update_scale_", 1, "growth_tracker")}):  # an integer
+        castable = _operations.arguments_of(name)
+        assert castable is not None, name
+        assert position not in castable.positions
+        assert keyword in castable.kept_keywords
 
 
 # ---- replacing -----------------------------------------------------------------------------------------------------

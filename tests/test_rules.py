@@ -546,6 +546,31 @@ def test_what_is_written_into_a_view_reaches_the_tensor(converted: Converter, ca
         assert not x.any()
 
 
+def test_what_is_written_into_a_view_in_complex_numbers_reaches_the_tensor(converted: Converter) -> None:
+    converted()
+    for dtype, of_view in ((FP32, torch.complex64), (FP16, torch.complex32), (BF16, torch.complex64)):
+        x = torch.ones(4, 2, dtype=dtype)
+        view = torch.view_as_complex(x)
+        assert view.dtype is of_view
+        view.zero_()
+        assert x.any() == (dtype is BF16)  # that has no view
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_an_einsum_of_one_tensor_is_no_product(converted: Converter, precision: str) -> None:
+    converted(**{precision: ["einsum"]})
+    to, given = (BF16, M) if precision == "bf16" else (FP32, M.bfloat16())
+    weight = nn.Parameter(given.clone())
+    with torch.no_grad():
+        torch.einsum("ii->i", weight).fill_(1)
+        torch.einsum(weight, [0, 1], [1, 0])[0, 1] = 2
+        assert torch.einsum("ij->", weight).dtype is given.dtype
+    assert torch.equal(weight.diagonal(), torch.ones(4, dtype=given.dtype))
+    assert weight[1, 0] == 2
+    assert torch.einsum("ij,jk->ik", given, given).dtype is to
+    assert torch.einsum("ij,j", [given, given[0]]).dtype is to
+
+
 def test_a_weight_is_loaded_and_set_through_its_transposed_view() -> None:
     weight, new = nn.Parameter(torch.randn(4, 3)), torch.randn(3, 4)
     hmp.convert()

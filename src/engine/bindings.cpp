@@ -96,8 +96,8 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
                bool no_kernel, std::uint64_t positions, const py::tuple& kept_keywords, std::uint64_t raised_positions,
                const py::tuple& raised_keywords, std::uint64_t off_cpu_positions, const py::tuple& off_cpu_keywords,
                const py::tuple& sparse_keyword, std::uint8_t sparse_position, const py::object& is_wrong,
-               bool wrong_if_strided, const std::string& keeps_weights, bool wants_rows, bool casts_inside,
-               bool is_product, const std::string& packs) {
+               bool wrong_if_strided, bool views_one, bool may_repeat, const std::string& keeps_weights,
+               bool wants_rows, bool casts_inside, bool is_product, const std::string& packs) {
   Rule rule;
   rule.action = action_of(action);
   if (rule.action == Rule::Action::precision) rule.to = precision_of(precision);
@@ -114,6 +114,8 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
   rule.sparse_position = sparse_position;
   if (!is_wrong.is_none()) rule.is_wrong = Py_NewRef(is_wrong.ptr());
   rule.wrong_if_strided = wrong_if_strided;
+  rule.views_one = views_one;
+  rule.may_repeat = may_repeat;
   rule.keeps_weights = keeps_of(keeps_weights);
   rule.wants_rows = wants_rows;
   rule.casts_inside = casts_inside;
@@ -311,8 +313,9 @@ void register_engine(py::module_& module) {
            py::arg("raised_positions") = 0, py::arg("raised_keywords") = py::tuple(), py::arg("off_cpu_positions") = 0,
            py::arg("off_cpu_keywords") = py::tuple(), py::arg("sparse_keyword") = py::tuple(),
            py::arg("sparse_position") = 0, py::arg("is_wrong") = py::none(), py::arg("wrong_if_strided") = false,
-           py::arg("keeps_weights") = "", py::arg("wants_rows") = false, py::arg("casts_inside") = false,
-           py::arg("is_product") = false, py::arg("packs") = "");
+           py::arg("views_one") = false, py::arg("may_repeat") = true, py::arg("keeps_weights") = "",
+           py::arg("wants_rows") = false, py::arg("casts_inside") = false, py::arg("is_product") = false,
+           py::arg("packs") = "");
 
   module.def("bind_torch", [] {
     static bool bound = false;

@@ -87,6 +87,11 @@ bool mixes_in_a_transform(const Rule& rule, const Arguments& arguments, const Re
          tensor::grad_is_enabled() && one_stays_in_float32(rule, arguments, reading);
 }
 
+// May a call that failed be repeated with other casts? A user's own function may not: what it did, it did.
+bool may_repeat(const Target& target, const Rule& rule) {
+  return target.shape != Target::Shape::python && rule.may_repeat;
+}
+
 // Does torch.jit.trace record the call that has just failed? It crashes at the next operation after such a one. (It
 // records no more by now, so it cannot be asked.)
 bool was_recorded_by_jit() {
@@ -128,6 +133,14 @@ void report(Target& target, Decision decision, const Tally& tally) {
 // written.
 bool may_do_without_cast() { return PyErr_ExceptionMatches(PyExc_Exception) != 0 && !was_recorded_by_jit(); }
 
+// One more try after a call that failed, with every input in one precision. As attempt_with_casts.
+PyObject* attempt_all_in(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading, Kind to,
+                         Attempt& attempt) {
+  CastArguments cast(arguments);
+  attempt.made = cast.make(rule, reading, to, attempt.tally);
+  return attempt.made ? call_original(target, cast.arguments()) : nullptr;
+}
+
 // The lower precision of what a call updates beside its first input: statistics of a model that is lower as a whole.
 Kind lower_state_of(const Rule& rule, const Arguments& arguments) {
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
@@ -147,13 +160,11 @@ PyObject* call_in_precision_of_state(Target& target, const Rule& rule, const Arg
   const Kind to = lower_state_of(rule, arguments);
   if (to == Kind::other || !may_retry()) return nullptr;
   HeldError held;
-  Tally tally;
-  CastArguments lowered(arguments);
-  const bool made = lowered.make(rule, reading, to, tally);
-  PyObject* result = made && tally.casts != 0 ? call_original(target, lowered.arguments()) : nullptr;
+  Attempt attempt;
+  PyObject* result = attempt_all_in(target, rule, arguments, reading, to, attempt);
   if (result != nullptr) {
-    report(target, {precision_of(to), Reason::in_place}, tally);
-  } else if (PyErr_Occurred() == nullptr || may_retry()) {
+    report(target, {precision_of(to), Reason::in_place}, attempt.tally);
+  } else if (may_retry()) {
     PyErr_Clear();
     held.restore();
   }
@@ -168,15 +179,15 @@ PyObject* call_without_lowering(Target& target, const Rule& rule, const Argument
                                 bool as_written) {
   HeldError held;
   if (rule.action != Rule::Action::in_place) {
-    Tally tally;
-    CastArguments widened(arguments);
-    const bool made = widened.make(rule, reading, Kind::f32, tally);
-    PyObject* result = made ? call_original(target, widened.arguments()) : nullptr;
+    Attempt widened;
+    PyObject* result = attempt_all_in(target, rule, arguments, reading, Kind::f32, widened);
     if (result != nullptr) {
-      report(target, {Precision::fp32, Reason::no_kernel}, tally);
+      report(target, {Precision::fp32, Reason::no_kernel}, widened.tally);
       return result;
     }
-    if (made ? tally.casts == 0 || !may_retry() : !may_do_without_cast()) return nullptr;
+    const bool may_go_on =
+        widened.made ? widened.tally.casts != 0 && may_repeat(target, rule) && may_retry() : may_do_without_cast();
+    if (!may_go_on) return nullptr;
     PyErr_Clear();
   }
   if (as_written) {
@@ -199,12 +210,6 @@ PyObject* refuse(const Target& target) {
   return nullptr;
 }
 
-// May a call that failed be repeated with other casts? A user's own function may not: what it did, it did. Nor may one
-// that writes into its input.
-bool may_repeat(const Target& target, const Rule& rule) {
-  return target.shape != Target::Shape::python && rule.action != Rule::Action::in_place;
-}
-
 // The call as the plan wants it: the part behind the fast path.
 PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
                             Plan plan) {
@@ -221,6 +226,10 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
   const RuleSet* region = thread_state.region;
   if (is_for_another_device(region, arguments)) {
     report(target, {Precision::unchanged, Reason::other_device}, {});
+    return call_original(target, arguments);
+  }
+  if (rule.views_one && holds_one_tensor(arguments, reading)) [[unlikely]] {
+    report(target, {Precision::unchanged, Reason::view}, {});
     return call_original(target, arguments);
   }
   if (rule.is_wrong != nullptr && plan.to == Kind::bf16) {

@@ -20,6 +20,7 @@ constexpr std::array descriptions{
     "inputs are never cast",
     "out= was given",
     "dtype= was given",
+    "the result may be a view of the input",
     "a module is being constructed",
     "inside an optimizer's step",
     "in a DataLoader worker",

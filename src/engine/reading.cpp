@@ -140,6 +140,18 @@ bool has_sparse_gradient(const Rule& rule, const Arguments& arguments) {
   return find_argument(arguments, rule.sparse_position, PyTuple_GET_ITEM(rule.sparse_keyword, 0)) == Py_True;
 }
 
+bool holds_one_tensor(const Arguments& arguments, const Reading& reading) {
+  Py_ssize_t tensors = 0;
+  for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
+    if (reading.kinds[i] == Kind::sequence) {
+      tensors += PySequence_Fast_GET_SIZE(arguments.values[i]);
+    } else if (is_floating(reading.kinds[i])) {
+      ++tensors;
+    }
+  }
+  return tensors == 1;
+}
+
 bool holds_sparse_tensor(const Arguments& arguments, const Reading& reading) {
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
     if (is_floating(reading.kinds[i]) && tensor::is_sparse(arguments.values[i])) return true;

@@ -49,6 +49,9 @@ inline bool may_exchange(const Rule& rule, PyObject* sequence) {
 // Is the argument true that makes the gradient of the first input sparse? To be asked of rules that name one.
 bool has_sparse_gradient(const Rule& rule, const Arguments& arguments);
 
+// Is there one tensor, by itself or in a sequence?
+bool holds_one_tensor(const Arguments& arguments, const Reading& reading);
+
 bool holds_sparse_tensor(const Arguments& arguments, const Reading& reading);
 
 // Is there a number that rule 9 may change?

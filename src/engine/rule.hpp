@@ -52,6 +52,10 @@ struct Rule {
   bool wants_rows = false;
   // Does torch's own autocast cast the same inputs of it on the CPU?
   bool casts_inside = false;
+  // With one tensor alone, does it give a view of it, or only sum it up (`einsum("ii->i", x)`)?
+  bool views_one = false;
+  // May a call that failed be made again with other casts? Not where it may have written into an argument first.
+  bool may_repeat = true;
   // Does it add up products? Kernels for sparse tensors do so in the lower precision, where they have one.
   bool is_product = false;
   // Can it be answered from a packed weight?
