@@ -424,8 +424,8 @@ SILENT_WRITERS = (
 #: Functions and methods that stand among torch's operations and are none, are the casts themselves, or are watched.
 NO_OPERATION = _names("""
     assert_int_or_pair boolean_dispatch handle_torch_function has_torch_function_variadic
-    bfloat16 bool byte cdouble cfloat char double float half int long short to type type_as cuda ipu mtia xpu
-    item new new_tensor const_data_ptr dim ndimension nelement numel size stride tolist retain_grad
+    bfloat16 bool byte cdouble cfloat char double float half int long short to type type_as cpu cuda ipu
+    mtia xpu item new new_tensor const_data_ptr dim ndimension nelement numel size stride tolist retain_grad
     _cummax_helper _cummin_helper _fix_weakref _is_view _use_count _view_func _view_func_unsafe _parse_to
 """).union(HANDS_OUT_MEMORY, SILENT_WRITERS)
 
@@ -645,6 +645,16 @@ def gives_view(name: str) -> bool:
     schemas = _schemas(name if "::" in name else _ATEN + name)
     results = [one.alias_info for schema in schemas for one in schema.returns]
     return name in _VIEWS_UNTOLD or any(one is not None and not one.is_write for one in results)
+
+
+@cache
+def computes(name: str) -> bool:
+    """Does the operation compute something? Some of torch's only tell of a tensor (``storage_offset``), and would tell of
+    a cast. One of somebody else's that gives nothing is there for what it does."""
+    if "::" in name or name in WIDEST or is_in_place(name):
+        return True
+    schemas = _schemas(_ATEN + name)
+    return not schemas or any("Tensor" in str(one.type) for schema in schemas for one in schema.returns)
 
 
 def most_tensors(name: str) -> int:

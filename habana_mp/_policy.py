@@ -185,6 +185,8 @@ def _resolve(listed: Listed) -> ops.Resolved | None:
                     f"{listed.where}: `{listed.name}` has no effect: it gives a view, or its input itself, and what is "
                     "written into one of a cast would be lost (rule 6); list the operations that use it"
                 )
+            elif not any(map(ops.computes, meant)):
+                warn(f"{listed.where}: `{listed.name}` has no effect: it tells of a tensor and computes nothing")
             elif all(map(_is_in_place_anyhow, meant)):
                 warn(f"{listed.where}: `{listed.name}` has no effect: what it writes into keeps its precision (rule 3)")
             elif all(ops.most_tensors(one) == 0 for one in meant):
@@ -310,7 +312,7 @@ def policy_o2(lower: str) -> Policy:
 
 def _policy(decided: Mapping[str, Ruling], lower: str) -> Policy:
     # Rule 6: what gives a view is never cast.
-    rulings = {operation: ruling for operation, ruling in decided.items() if not ops.gives_view(operation)}
+    rulings = {one: ruling for one, ruling in decided.items() if ops.computes(one) and not ops.gives_view(one)}
     covered: list[Covered] = []
     composites: list[Covered] = []
     for operation in sorted(ops.names_with_rules() | set(rulings)):

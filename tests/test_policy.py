@@ -296,7 +296,12 @@ def test_an_unknown_name_is_refused_with_the_nearest_known(tmp_path: Path, typo:
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("add_", "what it writes into keeps its precision"), ("transpose", "it gives a view")]
+    ("name", "why"),
+    [
+        ("add_", "what it writes into keeps its precision"),
+        ("transpose", "it gives a view"),
+        ("storage_offset", "it tells of a tensor and computes nothing"),
+    ],
 )
 def test_a_name_that_is_never_cast_is_warned_about(tmp_path: Path, name: str, why: str) -> None:
     path = write_list(tmp_path / "a.txt", ["mm", name])
