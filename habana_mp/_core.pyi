@@ -132,6 +132,7 @@ class Rule:
         no_kernel: bool = False,
         positions: int = ...,
         kept_keywords: tuple[str, ...] = (),
+        target_keywords: tuple[str, ...] = (),
         raised_positions: int = 0,
         raised_keywords: tuple[str, ...] = (),
         off_cpu_positions: int = 0,

@@ -205,6 +205,7 @@ NO_KERNEL = _names("""
     special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
     special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w special_spherical_bessel_j0
     special_zeta smm hspmm sspaddmm
+    local_response_norm lp_pool3d lu pca_lowrank svd_lowrank
 """)
 
 #: Rule 8: a kernel for the lower precisions, but not for both of them, or not for all arguments. Without one they are
@@ -335,7 +336,9 @@ def _affine(weight: int, bias: int) -> Castable:
     return Castable((0, weight, bias), why, off_cpu=(weight, bias), off_cpu_keywords=("weight", "bias"))
 
 
-_SOFTMAX_BACKWARD = Castable((0, 1), "its dtype is that of softmax's input and asks for nothing")
+_SOFTMAX_BACKWARD = Castable(
+    (0, 1), "its dtype is that of softmax's input and asks for nothing", kept_keywords=("input_dtype",)
+)
 
 ARGUMENTS: dict[str, Castable] = {
     "_softmax_backward_data": _SOFTMAX_BACKWARD,
@@ -426,6 +429,7 @@ NO_OPERATION = _names("""
     assert_int_or_pair boolean_dispatch handle_torch_function has_torch_function_variadic
     bfloat16 bool byte cdouble cfloat char double float half int long short to type type_as cpu cuda ipu
     mtia xpu item new new_tensor const_data_ptr dim ndimension nelement numel size stride tolist retain_grad
+    __bool__ __complex__ __float__ __index__ __int__ __len__
     _cummax_helper _cummin_helper _fix_weakref _is_view _use_count _view_func _view_func_unsafe _parse_to
 """).union(HANDS_OUT_MEMORY, SILENT_WRITERS)
 
@@ -530,19 +534,17 @@ def arguments_of(name: str) -> Castable | None:
     schemas = _schemas(name) if "::" in name and name not in ARGUMENTS else []
     if not schemas:
         return ARGUMENTS.get(name)
-    # A dtype that is asked for stays readable; any other argument without tensors says nothing about the call.
-    kept = {
-        (position, argument.name)
-        for schema in schemas
-        for position, argument in enumerate(schema.arguments)
-        if (_is_written(argument) and not (position == 0 and is_in_place(name)))
-        or not ("Tensor" in str(argument.type) or argument.name == "dtype")
-    }
-    if not kept:
+    arguments = [(place, one) for schema in schemas for place, one in enumerate(schema.arguments)]
+    written = [(place, one) for place, one in arguments if _is_written(one) and not (place == 0 and is_in_place(name))]
+    # A dtype that is asked for stays readable; any other argument without tensors, in all overloads, says nothing.
+    read = [(place, one) for place, one in arguments if "Tensor" in str(one.type) or one.name == "dtype"]
+    positions = {place for place, _ in read} - {place for place, _ in written}
+    keywords = {one.name for _, one in read} - {one.name for _, one in written}
+    kept = {one.name for _, one in arguments} - keywords
+    if not kept and len(positions) == max(len(schema.arguments) for schema in schemas):
         return None
-    positions = tuple(sorted(set(range(64)) - {position for position, _ in kept}))
-    keywords = tuple(sorted({keyword for _, keyword in kept}))
-    return Castable(positions, "the others hold no tensor, or are written into", kept_keywords=keywords)
+    why = "the others hold no tensor, or are written into"
+    return Castable(tuple(sorted(positions)), why, kept_keywords=tuple(sorted(kept)))
 
 
 def _is_written(argument: Any) -> bool:
@@ -629,6 +631,12 @@ def is_in_place(name: str) -> bool:
     return name in IN_PLACE or name == ASSIGNMENT or (name.endswith("_") and not name.endswith("__"))
 
 
+def target_keywords(name: str) -> tuple[str, ...]:
+    """What the first input is called where it is given by keyword: ``input`` in all of torch's functions."""
+    schemas = _schemas(name) if "::" in name else []
+    return tuple(sorted({schema.arguments[0].name for schema in schemas if schema.arguments})) or ("input",)
+
+
 def may_be_repeated(name: str) -> bool:
     """May a call that failed be made again with other casts? Not where it may have written into an argument before it
     did; torch's own updates of statistics look at dtypes first."""
@@ -649,8 +657,8 @@ def gives_view(name: str) -> bool:
 
 @cache
 def computes(name: str) -> bool:
-    """Does the operation compute something? Some of torch's only tell of a tensor (``storage_offset``), and would tell of
-    a cast. One of somebody else's that gives nothing is there for what it does."""
+    """Does the operation compute something? Some of torch's only tell of a tensor (``storage_offset``), and would tell
+    of a cast. One of somebody else's that gives nothing is there for what it does."""
     if "::" in name or name in WIDEST or is_in_place(name):
         return True
     schemas = _schemas(_ATEN + name)

@@ -47,6 +47,7 @@ class Ruling:
             wants_rows=operation in ops.WANTS_ROWS,
             casts_inside=operation in ops.CAST_INSIDE,
             is_product=operation in ops.PRODUCTS,
+            target_keywords=ops.target_keywords(operation) if self.action == "in_place" else (),
             views_one=operation in ops.VIEWS_ONE,
             may_repeat=ops.may_be_repeated(operation),
             packs=ops.PACKS_WEIGHTS.get(operation, "") if keeps_weights else "",
@@ -202,6 +203,8 @@ def _resolve(listed: Listed) -> ops.Resolved | None:
         raise ListError(
             f"{listed.where}: unknown operator `{listed.name}`; import the library that defines it before convert"
         )
+    if ops.without_overload(listed.name) in ops.NO_OPERATION:
+        raise ListError(f"{listed.where}: `{listed.name}` is no operation whose precision a list could decide")
     near = _nearest(listed.name)
     hint = f"; did you mean `{near}`?" if near else ""
     raise ListError(f"{listed.where}: unknown operation `{ascii(listed.name)[1:-1]}`{hint}")
@@ -231,7 +234,7 @@ def _nearest(name: str) -> str | None:
         longer = [one for one in known if one.startswith(part.lower())] if len(part) > 2 else []
         near = longer or difflib.get_close_matches(part.lower(), known, n=1, cutoff=0.7)
         if near:
-            return known[near[0]]
+            return known[min(near, key=len)]
     return None
 
 

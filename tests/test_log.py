@@ -19,10 +19,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
+from conftest import Converter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from habana_mp import _core
+from habana_mp import _core, hmp
 from habana_mp._log import close_log, open_log
 
 MUL = "<method '__mul__' of 'torch._C.TensorBase' objects>"
@@ -435,6 +438,21 @@ def test_a_logger_gets_each_line_as_a_record_at_info(collected: SimpleNamespace)
     _core._log_event("100% off %s")
     assert collected.handler.lines == [line_of(MUL), "100% off %s"]
     assert {(r.name, r.levelno) for r in collected.handler.records} == {("tests.casts", logging.INFO)}
+
+
+def test_a_record_names_the_code_of_the_call_and_not_ours(converted: Converter, collected: SimpleNamespace) -> None:
+    wrapped = hmp.op_wrap(lambda x: x)
+    converted(bf16=["softmin", "mm"], isVerbose=True, log=collected.logger)
+    collected.handler.records.clear()
+    x = torch.ones(2, 2)
+    torch.mm(x, x)
+    wrapped(x)
+    F.softmin(x, dim=0)
+    assert [(r.filename, r.funcName) for r in collected.handler.records] == [
+        ("test_log.py", "test_a_record_names_the_code_of_the_call_and_not_ours"),
+        ("test_log.py", "test_a_record_names_the_code_of_the_call_and_not_ours"),
+        ("functional.py", "softmin"),
+    ]
 
 
 def test_a_record_points_at_the_line_that_called_the_operation(collected: SimpleNamespace) -> None:

@@ -149,6 +149,26 @@ def test_what_an_operator_writes_into_is_not_cast(converted: Converter) -> None:
     assert torch.equal(total, 2 * M.bfloat16().sum().float())
 
 
+def test_an_input_that_is_a_number_in_another_overload_is_cast(converted: Converter) -> None:
+    library = torch.library.Library("hmp_test_overloads", "DEF")
+    for overload, kind in (("Tensor", "Tensor"), ("Scalar", "float")):
+        library.define(f"scale.{overload}(Tensor x, {kind} by) -> Tensor")
+        library.impl(f"scale.{overload}", lambda x, by: x.clone().mul_(by), "CompositeExplicitAutograd")
+    converted(bf16=["hmp_test_overloads::scale"])
+    scale = torch.ops.hmp_test_overloads.scale
+    assert torch.equal(scale(M, N), M.bfloat16() * N.bfloat16())
+    assert torch.equal(scale(M, by=N), M.bfloat16() * N.bfloat16())
+    assert torch.equal(scale(M, 0.5), M.bfloat16() * 0.5)
+
+
+def test_an_operator_writes_into_its_first_input_by_keyword(converted: Converter) -> None:
+    converted(bf16=["hmp_test::scale_"])
+    target = M.clone()
+    scale_(y=N.bfloat16(), x=target)
+    with hmp.disable_casts():
+        assert torch.equal(target, M * N.bfloat16().float())
+
+
 def test_an_operator_that_writes_into_another_input_is_called_once(converted: Converter) -> None:
     converted(bf16=["hmp_test::store_float32"])
     total = torch.zeros(())

@@ -556,6 +556,58 @@ def test_what_is_written_into_a_view_in_complex_numbers_reaches_the_tensor(conve
         assert x.any() == (dtype is BF16)  # that has no view
 
 
+IN_PLACE_BY_KEYWORD: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "addmv_": lambda x, y: torch.addmv_(mat=y.expand(4, 4), vec=y, input=x),
+    "clamp_": lambda x, y: torch.clamp_(min=y, input=x),
+    "index_put_": lambda x, y: torch.index_put_(values=y, input=x, indices=(_INDEX,)),
+    "dropout_": lambda x, y: torch.dropout_(train=False, p=0.5, input=x),
+}
+
+
+@pytest.mark.parametrize("dtypes", [(FP32, BF16), (BF16, FP32), (FP32, FP16)], ids=str)
+@pytest.mark.parametrize("name", IN_PLACE_BY_KEYWORD)
+def test_what_is_written_into_is_found_wherever_it_stands(
+    converted: Converter, name: str, dtypes: tuple[torch.dtype, torch.dtype]
+) -> None:
+    converted()
+    target, other = torch.zeros(4, dtype=dtypes[0]), torch.ones(4, dtype=dtypes[1])
+    result = IN_PLACE_BY_KEYWORD[name](target, other)
+    assert result is target
+    expected = IN_PLACE_BY_KEYWORD[name](torch.zeros(4), torch.ones(4))
+    assert torch.equal(target, expected.to(dtypes[0]))
+
+
+@pytest.mark.parametrize("keywords", [{"bias": N[0]}, {"bias": N[0], "weight": None}, {"bias": N[0], "weight": N[1]}])
+def test_a_norm_by_keywords_in_any_order_has_gradients(
+    converted: Converter, keywords: dict[str, torch.Tensor | None]
+) -> None:
+    def gradients(*, in_order: bool) -> list[torch.Tensor | None]:
+        x = M.clone().requires_grad_()
+        given = {name: None if one is None else one.clone().requires_grad_() for name, one in keywords.items()}
+        norm = torch.layer_norm(x, (4,), given.get("weight"), given["bias"]) if in_order else None
+        result = torch.layer_norm(x, (4,), **given) if norm is None else norm  # type: ignore[arg-type]
+        result.sum().float().backward()
+        return [result.detach(), x.grad, *(None if one is None else one.grad for one in given.values())]
+
+    converted(bf16=["layer_norm"])
+    assert_same(gradients(in_order=False), gradients(in_order=True))
+
+
+WITHOUT_KERNEL_IN_PYTHON: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "lu": lambda x: torch.lu(x)[0],
+    "local_response_norm": lambda x: F.local_response_norm(x.expand(1, 4, 4, 4), 2),
+    "lp_pool3d": lambda x: F.lp_pool3d(x.expand(1, 4, 4, 4), 2.0, 2),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_KERNEL_IN_PYTHON)
+def test_a_function_in_python_without_a_kernel_runs_in_float32(converted: Converter, name: str) -> None:
+    call = WITHOUT_KERNEL_IN_PYTHON[name]
+    expected = call(M)
+    converted(bf16=[name])
+    assert_same(call(M), expected)
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_an_einsum_of_one_tensor_is_no_product(converted: Converter, precision: str) -> None:
     converted(**{precision: ["einsum"]})

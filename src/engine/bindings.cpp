@@ -93,11 +93,12 @@ Rule::Keeps keeps_of(const std::string& when) {
 }
 
 Rule make_rule(const std::string& action, const std::string& precision, bool saturate, bool saturate_tensors,
-               bool no_kernel, std::uint64_t positions, const py::tuple& kept_keywords, std::uint64_t raised_positions,
-               const py::tuple& raised_keywords, std::uint64_t off_cpu_positions, const py::tuple& off_cpu_keywords,
-               const py::tuple& sparse_keyword, std::uint8_t sparse_position, const py::object& is_wrong,
-               bool wrong_if_strided, bool views_one, bool may_repeat, const std::string& keeps_weights,
-               bool wants_rows, bool casts_inside, bool is_product, const std::string& packs) {
+               bool no_kernel, std::uint64_t positions, const py::tuple& kept_keywords,
+               const py::tuple& target_keywords, std::uint64_t raised_positions, const py::tuple& raised_keywords,
+               std::uint64_t off_cpu_positions, const py::tuple& off_cpu_keywords, const py::tuple& sparse_keyword,
+               std::uint8_t sparse_position, const py::object& is_wrong, bool wrong_if_strided, bool views_one,
+               bool may_repeat, const std::string& keeps_weights, bool wants_rows, bool casts_inside, bool is_product,
+               const std::string& packs) {
   Rule rule;
   rule.action = action_of(action);
   if (rule.action == Rule::Action::precision) rule.to = precision_of(precision);
@@ -106,6 +107,7 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
   rule.saturate_tensors = saturate_tensors;
   rule.positions = positions;
   rule.kept_keywords = kept(kept_keywords);
+  rule.target_keywords = kept(target_keywords);
   rule.raised_positions = raised_positions;
   rule.raised_keywords = kept(raised_keywords);
   rule.off_cpu_positions = off_cpu_positions;
@@ -310,7 +312,8 @@ void register_engine(py::module_& module) {
       .def(py::init(&make_rule), py::kw_only(), py::arg("action"), py::arg("precision") = "",
            py::arg("saturate") = false, py::arg("saturate_tensors") = false, py::arg("no_kernel") = false,
            py::arg("positions") = ~std::uint64_t{0}, py::arg("kept_keywords") = py::tuple(),
-           py::arg("raised_positions") = 0, py::arg("raised_keywords") = py::tuple(), py::arg("off_cpu_positions") = 0,
+           py::arg("target_keywords") = py::tuple(), py::arg("raised_positions") = 0,
+           py::arg("raised_keywords") = py::tuple(), py::arg("off_cpu_positions") = 0,
            py::arg("off_cpu_keywords") = py::tuple(), py::arg("sparse_keyword") = py::tuple(),
            py::arg("sparse_position") = 0, py::arg("is_wrong") = py::none(), py::arg("wrong_if_strided") = false,
            py::arg("views_one") = false, py::arg("may_repeat") = true, py::arg("keeps_weights") = "",

@@ -109,6 +109,11 @@ PyObject* cast_sequence(const Rule& rule, PyObject* sequence, Kind to, Tally& ta
   return Py_NewRef(sequence);
 }
 
+bool is_called_bias(const Arguments& arguments, Py_ssize_t i) {
+  static PyObject* const bias = PyUnicode_InternFromString("bias");
+  return i >= arguments.positional && same_name(PyTuple_GET_ITEM(arguments.keywords, i - arguments.positional), bias);
+}
+
 // Is this argument one that the kernel takes in float32 beside a lower input?
 bool may_stay_in_float32(const Rule& rule, const Arguments& arguments, Py_ssize_t i) {
   bool raised_only = false;
@@ -145,6 +150,7 @@ bool one_stays_in_float32(const Rule& rule, const Arguments& arguments, const Re
   if (rule.raised_positions == 0 && rule.off_cpu_positions == 0) return false;
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
     if (!may_stay_in_float32(rule, arguments, i)) continue;
+    if (rule.raised_positions == 0 && is_called_bias(arguments, i)) continue;
     if (reading.kinds[i] == Kind::f32) return true;
     if (rule.raised_positions == 0) return false;
   }

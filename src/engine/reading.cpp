@@ -67,6 +67,12 @@ void read(const Rule& rule, const Arguments& arguments, Reading& reading) {
     reading.kinds[i] = kind;
   }
   const Py_ssize_t keyword_count = arguments.keyword_count();
+  if (arguments.positional == 0 && rule.action == Rule::Action::in_place) [[unlikely]] {
+    reading.target = keyword_count - 1;
+    while (reading.target >= 0 && !holds(rule.target_keywords, PyTuple_GET_ITEM(arguments.keywords, reading.target))) {
+      --reading.target;
+    }
+  }
   for (Py_ssize_t i = 0; i < keyword_count; ++i) {
     PyObject* name = PyTuple_GET_ITEM(arguments.keywords, i);
     PyObject* value = arguments.values[arguments.positional + i];
@@ -121,7 +127,7 @@ Plan decide(const Rule& rule, const Reading& reading) {
       to = std::has_single_bit(static_cast<Kinds>(reading.seen & floating)) ? reading.first : Kind::f32;
       break;
     case Rule::Action::in_place:
-      to = reading.kinds[0];
+      to = reading.target < 0 ? Kind::other : reading.kinds[reading.target];
       if (!is_floating(to)) return leave(Reason::ineligible);
       break;
     case Rule::Action::first_input:

@@ -15,6 +15,7 @@ struct Reading {
   SmallBuffer<tensor::Kind> kinds;
   tensor::Kinds seen = 0;
   tensor::Kind first = tensor::Kind::other;  // the first floating tensor's
+  Py_ssize_t target = 0;                     // where the argument is that is written into, in place; -1: nowhere
   bool explicit_out = false;
   bool explicit_dtype = false;
 

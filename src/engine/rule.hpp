@@ -36,6 +36,8 @@ struct Rule {
   std::uint64_t positions = ~std::uint64_t{0};
   // Keywords that may not be cast (a tuple of interned strings, kept for the life of the process), or null.
   PyObject* kept_keywords = nullptr;
+  // What the argument that is written into is called, for Action::in_place. Keywords as kept_keywords.
+  PyObject* target_keywords = nullptr;
   // The argument that, where it is true, makes the gradient of the first input sparse: its keyword (a tuple of that one
   // string, or null) and its position. A cast cannot pass on such a gradient, so the lists are silent for that call.
   PyObject* sparse_keyword = nullptr;

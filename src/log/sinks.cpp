@@ -14,6 +14,8 @@
 #include <iterator>
 #include <utility>
 
+#include "frames.hpp"
+
 namespace py = pybind11;
 
 namespace habana_mp::log {
@@ -116,6 +118,19 @@ class ConsoleSink final : public PythonSink {
   py::str write_{"write"};
 };
 
+// How many frames of this package stand between the core and the code whose call is told of?
+int own_frames() {
+  static PyObject* const package = py::make_tuple("habana_mp.").release().ptr();
+  int frames = 0;
+  for (FrameWalk walk; walk; walk.outwards(), ++frames) {
+    const auto globals = py::reinterpret_steal<py::object>(walk.globals());
+    PyObject* name = globals ? PyDict_GetItemString(globals.ptr(), "__name__") : nullptr;
+    if (name == nullptr || !PyUnicode_Check(name) || !begins_with_one_of(name, package)) break;
+  }
+  PyErr_Clear();
+  return frames;
+}
+
 class LoggerSink final : public PythonSink {
  public:
   explicit LoggerSink(py::object logger)
@@ -130,8 +145,16 @@ class LoggerSink final : public PythonSink {
  protected:
   void sink_it_(const spdlog::details::log_msg& message) override {
     const py::object text = decode({message.payload.data(), message.payload.size()});
+    if (!text) return;
     // No arguments follow, so logging leaves a "%" in the line alone.
-    if (text) py::reinterpret_steal<py::object>(PyObject_CallMethodOneArg(logger_.ptr(), info_.ptr(), text.ptr()));
+    const int frames = own_frames();
+    if (frames == 0) {
+      py::reinterpret_steal<py::object>(PyObject_CallMethodOneArg(logger_.ptr(), info_.ptr(), text.ptr()));
+    } else {
+      const py::int_ level(frames + 1);
+      PyObject* const values[] = {logger_.ptr(), text.ptr(), level.ptr()};
+      py::reinterpret_steal<py::object>(PyObject_VectorcallMethod(info_.ptr(), values, 2, keywords_.ptr()));
+    }
   }
 
   void flush_() override {}
@@ -141,6 +164,7 @@ class LoggerSink final : public PythonSink {
   py::int_ level_;
   py::str is_enabled_for_{"isEnabledFor"};
   py::str info_{"info"};
+  py::tuple keywords_ = py::make_tuple("stacklevel");
 };
 
 class LoggerDestination final : public Destination {
