@@ -199,12 +199,12 @@ def _resolve(listed: Listed) -> ops.Resolved | None:
         why = ops.EXPLAINED.get(listed.name, f"torch {torch.__version__} has no operation of that name")
         warn(f"{listed.where}: `{listed.name}` has no effect: {why}")
         return None
+    if ops.without_overload(listed.name.removeprefix("aten::")) in ops.NO_OPERATION:
+        raise ListError(f"{listed.where}: `{listed.name}` is no operation whose precision a list could decide")
     if "::" in listed.name:
         raise ListError(
             f"{listed.where}: unknown operator `{listed.name}`; import the library that defines it before convert"
         )
-    if ops.without_overload(listed.name) in ops.NO_OPERATION:
-        raise ListError(f"{listed.where}: `{listed.name}` is no operation whose precision a list could decide")
     near = _nearest(listed.name)
     hint = f"; did you mean `{near}`?" if near else ""
     raise ListError(f"{listed.where}: unknown operation `{ascii(listed.name)[1:-1]}`{hint}")
