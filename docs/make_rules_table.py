@@ -65,7 +65,7 @@ def _arguments(operation: str) -> str:
 def _rule_and_why(operation: str, ruling: Ruling) -> tuple[str, str]:
     rule, why = _RULES[ruling.action]
     if operation in ops.KERNEL_FOR_SOME:
-        why = "no kernel for both lower precisions, or for all arguments: then fp32 (rule 8)"
+        why = "no kernel for one of the lower precisions, or for some arguments: then fp32 (rule 8)"
     if ruling.saturate:
         why += "; numbers are brought into range (rule 9)"
     if ops.gives_view(operation) and ruling.action == "none":

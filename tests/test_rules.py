@@ -583,9 +583,13 @@ def test_a_norm_by_keywords_in_any_order_has_gradients(
 ) -> None:
     def gradients(*, in_order: bool) -> list[torch.Tensor | None]:
         x = M.clone().requires_grad_()
-        given = {name: None if one is None else one.clone().requires_grad_() for name, one in keywords.items()}
-        norm = torch.layer_norm(x, (4,), given.get("weight"), given["bias"]) if in_order else None
-        result = torch.layer_norm(x, (4,), **given) if norm is None else norm  # type: ignore[arg-type]
+        given: dict[str, Any] = {
+            name: one if one is None else one.clone().requires_grad_() for name, one in keywords.items()
+        }
+        if in_order:
+            result = torch.layer_norm(x, (4,), given.get("weight"), given["bias"])
+        else:
+            result = torch.layer_norm(x, (4,), **given)
         result.sum().float().backward()
         return [result.detach(), x.grad, *(None if one is None else one.grad for one in given.values())]
 

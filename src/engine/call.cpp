@@ -158,7 +158,7 @@ Kind lower_state_of(const Rule& rule, const Arguments& arguments) {
 PyObject* call_in_precision_of_state(Target& target, const Rule& rule, const Arguments& arguments,
                                      const Reading& reading) {
   const Kind to = lower_state_of(rule, arguments);
-  if (to == Kind::other || !may_retry()) return nullptr;
+  if (!must_cast({{}, to}, reading) || !may_retry()) return nullptr;
   HeldError held;
   Attempt attempt;
   PyObject* result = attempt_all_in(target, rule, arguments, reading, to, attempt);
