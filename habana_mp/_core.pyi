@@ -142,6 +142,7 @@ class Rule:
         is_wrong: Callable[..., bool] | None = None,
         wrong_if_strided: bool = False,
         views_one: bool = False,
+        makes_product: Callable[..., bool] | None = None,
         may_repeat: bool = True,
         keeps_weights: str = "",
         wants_rows: bool = False,

@@ -28,6 +28,8 @@ class Listed:
     source: str
     line: int
     shipped: bool = False
+    #: Meant only where a call makes a matrix product, see :mod:`habana_mp._reached_inside`.
+    products_only: bool = False
 
     @property
     def where(self) -> str:

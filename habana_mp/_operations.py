@@ -239,6 +239,7 @@ PRODUCTS = GEMM | _names("__matmul__ linalg_matmul addmv _sparse_mm _sparse_addm
 _USE_A_WEIGHT_ONCE = GEMM | _names("""
     __matmul__ linalg_matmul addmv bilinear convolution _convolution conv_tbc
     lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell prelu
+    chain_matmul einsum inner linalg_multi_dot tensordot
 """)
 _USE_A_WEIGHT_OFTEN = _names("lstm gru rnn_tanh rnn_relu")
 
@@ -298,7 +299,7 @@ _VIEWS_UNTOLD = _names("""
 """)
 
 #: Operations of several tensors that give a view of one alone, or only sum it up.
-VIEWS_ONE = _names("cartesian_prod einsum")
+VIEWS_ONE = _names("cartesian_prod chain_matmul einsum")
 
 # ---- arguments -----------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from habana_mp._convolutions import WRONG
 from habana_mp._errors import ListError, warn
 from habana_mp._lists import Listed
 from habana_mp._presets import Preset, shipped_names
+from habana_mp._reached_inside import MADE_OF_PRODUCTS, MAKES_PRODUCT
 
 Action = Literal["none", "precision", "widest", "in_place", "first_input", "scalars", "refused"]
 
@@ -33,6 +34,8 @@ class Ruling:
     precision: str = ""
     saturate: Literal["", "numbers", "all"] = ""
     no_kernel: bool = False
+    #: Only for calls that make a matrix product.
+    products_only: bool = False
 
     def rule(self, operation: str, *, keeps_weights: bool = True) -> _core.Rule:
         """The core's form, with the arguments that may be cast. May casts of weights be kept?"""
@@ -49,6 +52,7 @@ class Ruling:
             is_product=operation in ops.PRODUCTS,
             target_keywords=ops.target_keywords(operation) if self.action == "in_place" else (),
             views_one=operation in ops.VIEWS_ONE,
+            makes_product=MAKES_PRODUCT.get(operation) if self.products_only else None,
             may_repeat=ops.may_be_repeated(operation),
             packs=ops.PACKS_WEIGHTS.get(operation, "") if keeps_weights else "",
         )
@@ -116,13 +120,15 @@ def ruling_without_list(operation: str) -> Ruling:
     return Ruling("scalars", saturate=saturate) if saturate else Ruling()
 
 
-def ruling_in_list(operation: str, precision: str) -> Ruling:
+def ruling_in_list(operation: str, precision: str, *, products_only: bool = False) -> Ruling:
     """Rules 1, 3, 5 and 8: what holds for an operation in the list of a precision."""
     if ops.is_in_place(operation):
         return ruling_without_list(operation)
     if precision != "fp32" and operation in ops.NO_KERNEL:
         return Ruling("precision", "fp32", no_kernel=True)
-    return Ruling("precision", precision, saturate=ops.saturates(operation, precision))
+    return Ruling(
+        "precision", precision, saturate=ops.saturates(operation, precision), products_only=products_only
+    )
 
 
 class _Assignment:
@@ -277,7 +283,10 @@ def policy_from_lists(
     decided = _assign(lists, lower)
     if own is not None:
         decided |= _assign(own, lower)
-    rulings = {operation: ruling_in_list(operation, kind) for operation, (kind, _) in decided.items()}
+    rulings = {
+        operation: ruling_in_list(operation, kind, products_only=listed.products_only)
+        for operation, (kind, listed) in decided.items()
+    }
     rulings |= {operation: Ruling("refused") for operation in refused - rulings.keys()}
     # The third list is weaker than the other two (rule 5).
     for listed in lists.widest:
@@ -307,9 +316,9 @@ def policy_o2(lower: str) -> Policy:
             floating.update(resolved.exact + resolved.family)
     for operation in floating - ops.PICKING:
         rulings[operation] = ruling_in_list(operation, "fp32")
-    for operation in ops.GEMM:
+    for operation in ops.GEMM | MADE_OF_PRODUCTS:
         for one in (operation, *ops.FAMILIES.get(operation, "").split()):
-            rulings[one] = ruling_in_list(one, lower)
+            rulings[one] = ruling_in_list(one, lower, products_only=operation in MADE_OF_PRODUCTS)
     return _policy(rulings, lower)
 
 

@@ -121,7 +121,10 @@ def _show_preset(name: str, only: str | None) -> int:
         print(f"habana-mp: there is no preset `{name}`; `habana-mp lists` shows all{hint}", file=sys.stderr)
         return 2
     if only is not None:
-        print("\n".join((f"# {preset.name}, {only}", *(one.name for one in getattr(preset, only)))))
+        print(f"# {preset.name}, {only}")
+        for one in getattr(preset, only):
+            # In a file a name means every call.
+            print(f"# where it makes a matrix product: {one.name}" if one.products_only else one.name)
         return 0
     print(f"{preset.name}: {preset.description}")
     for title in _PARTS:
@@ -129,7 +132,8 @@ def _show_preset(name: str, only: str | None) -> int:
         if listed:
             print(f"\n{title}:")
             for one in listed:
-                print(f"  {one.name:<31} {_meaning(one.name)}")
+                when = " (where it makes a matrix product)" if one.products_only else ""
+                print(f"  {one.name:<31} {_meaning(one.name)}{when}")
     return 0
 
 

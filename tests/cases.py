@@ -123,6 +123,7 @@ case("linalg_multi_dot", ([M, N, M],), linalg=torch.linalg.multi_dot)
 case("linalg_vecdot", (M, N), linalg=torch.linalg.vecdot)
 case("einsum", (M, N), torch=lambda a, b: torch.einsum("ij,jk->ik", a, b))
 case("tensordot", (M, N), torch=lambda a, b: torch.tensordot(a, b, 1))
+case("inner", (M, N), torch=torch.inner, tensor=torch.Tensor.inner)
 case(
     "scaled_dot_product_attention",
     (B3, C3, B3),

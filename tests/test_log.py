@@ -43,6 +43,7 @@ REASONS = {
     "explicit_out": "out= was given",
     "explicit_dtype": "dtype= was given",
     "view": "the result may be a view of the input",
+    "no_product": "it makes no matrix product",
     "construction": "a module is being constructed",
     "optimizer_step": "inside an optimizer's step",
     "worker": "in a DataLoader worker",

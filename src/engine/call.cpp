@@ -68,16 +68,20 @@ bool has_unit_stride(const Arguments& arguments) {
   return true;
 }
 
-// Would this convolution be wrong in bfloat16, or its gradient?
-bool would_be_wrong(const Rule& rule, const Arguments& arguments) {
-  if (rule.wrong_if_strided && has_unit_stride(arguments)) return false;
-  PyObject* answer = PyObject_Vectorcall(rule.is_wrong, arguments.values,
-                                         static_cast<std::size_t>(arguments.positional), arguments.keywords);
-  const bool is_wrong = answer == Py_True;
+// What a function of ours answers for the arguments of a call.
+bool answers_true(PyObject* function, const Arguments& arguments) {
+  PyObject* answer = PyObject_Vectorcall(function, arguments.values, static_cast<std::size_t>(arguments.positional),
+                                         arguments.keywords);
+  const bool is_true = answer == Py_True;
   Py_XDECREF(answer);
   // Arguments that do not fit are torch's to refuse.
   if (answer == nullptr && PyErr_ExceptionMatches(PyExc_Exception) != 0) PyErr_Clear();
-  return is_wrong;
+  return is_true;
+}
+
+// Would this convolution be wrong in bfloat16, or its gradient?
+bool would_be_wrong(const Rule& rule, const Arguments& arguments) {
+  return !(rule.wrong_if_strided && has_unit_stride(arguments)) && answers_true(rule.is_wrong, arguments);
 }
 
 // Would a transform of torch.func, or forward-mode AD, meet two precisions? The kernels take a float32 weight beside a
@@ -230,6 +234,11 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
   }
   if (rule.views_one && holds_one_tensor(arguments, reading)) [[unlikely]] {
     report(target, {Precision::unchanged, Reason::view}, {});
+    return call_original(target, arguments);
+  }
+  if (rule.makes_product != nullptr && !answers_true(rule.makes_product, arguments)) [[unlikely]] {
+    if (PyErr_Occurred() != nullptr) return nullptr;
+    report(target, {Precision::unchanged, Reason::no_product}, {});
     return call_original(target, arguments);
   }
   if (rule.is_wrong != nullptr && plan.to == Kind::bf16) {

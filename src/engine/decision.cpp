@@ -21,6 +21,7 @@ constexpr std::array descriptions{
     "out= was given",
     "dtype= was given",
     "the result may be a view of the input",
+    "it makes no matrix product",
     "a module is being constructed",
     "inside an optimizer's step",
     "in a DataLoader worker",

@@ -22,6 +22,7 @@ enum class Reason : std::uint8_t {
   explicit_out,    // rule 6: out= was given
   explicit_dtype,  // rule 6: dtype= was given
   view,            // rule 6: the result may be a view of the input
+  no_product,      // the list means matrix products, and this call makes none
   construction,    // rule 11: a module is being constructed
   optimizer_step,  // rule 11: inside an optimizer's step
   worker,          // rule 11: a DataLoader worker
@@ -30,7 +31,7 @@ enum class Reason : std::uint8_t {
   other_device,    // no tensor of the device that the region is for
   op_wrap,         // hmp.op_wrap gave the function its precision
 };
-inline constexpr int reason_count = 17;
+inline constexpr int reason_count = 18;
 
 // A few words for a person: "in the list", "widest input", ...
 const char* describe(Reason reason) noexcept;

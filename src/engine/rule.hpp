@@ -56,6 +56,9 @@ struct Rule {
   bool casts_inside = false;
   // With one tensor alone, does it give a view of it, or only sum it up (`einsum("ii->i", x)`)?
   bool views_one = false;
+  // Who tells, with the arguments of a call, whether it makes a matrix product, and the list means only those that do: a
+  // Python function, kept for the life of the process, or null.
+  PyObject* makes_product = nullptr;
   // May a call that failed be made again with other casts? Not where it may have written into an argument first.
   bool may_repeat = true;
   // Does it add up products? Kernels for sparse tensors do so in the lower precision, where they have one.
