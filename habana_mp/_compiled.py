@@ -28,6 +28,22 @@ _TRACING_BEFORE_DISPATCH = "torch.fx.experimental.proxy_tensor"
 _TENSORS_IN_DYNAMO = "torch._dynamo.variables.tensor"
 
 
+def in_rows(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The first factor of a product in a graph, copied where torch would not fold its dimensions into rows.
+
+    In eager code the core does so (``attempt_in_rows`` in src/engine/attempt.cpp)."""
+    if tensor.dim() < 3 or other.dim() != 2 or tensor.device.type != "cpu":
+        return tensor
+    expected = None
+    for size, stride in reversed([*zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)]):
+        if size == 1:
+            continue
+        if expected is not None and stride != expected:
+            return tensor.contiguous()
+        expected = size * stride
+    return tensor
+
+
 class KernelTable(WhenImported):
     """Untouched twins of torch's builtins in the table that Inductor's code calls at run time."""
 

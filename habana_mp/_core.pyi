@@ -145,7 +145,7 @@ class Rule:
         makes_product: Callable[..., bool] | None = None,
         may_repeat: bool = True,
         keeps_weights: str = "",
-        wants_rows: bool = False,
+        in_rows: Callable[..., Any] | None = None,
         casts_inside: bool = False,
         is_product: bool = False,
         packs: str = "",

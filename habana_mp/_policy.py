@@ -12,6 +12,7 @@ import torch
 
 from habana_mp import _core
 from habana_mp import _operations as ops
+from habana_mp._compiled import in_rows
 from habana_mp._convolutions import WRONG
 from habana_mp._errors import ListError, warn
 from habana_mp._lists import Listed
@@ -47,7 +48,7 @@ class Ruling:
             saturate_tensors=self.saturate == "all",
             no_kernel=self.no_kernel,
             keeps_weights=ops.KEEPS_WEIGHTS.get(operation, "") if keeps_weights else "",
-            wants_rows=operation in ops.WANTS_ROWS,
+            in_rows=in_rows if operation in ops.WANTS_ROWS else None,
             casts_inside=operation in ops.CAST_INSIDE,
             is_product=operation in ops.PRODUCTS,
             target_keywords=ops.target_keywords(operation) if self.action == "in_place" else (),

@@ -12,6 +12,8 @@ from conftest import Converter, in_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 from torch.profiler import profile
 
 from habana_mp import hmp
@@ -154,3 +156,33 @@ def test_attention_is_that_of_autocast(converted: Converter) -> None:
     with torch.no_grad():
         for _ in range(8):
             assert all(map(torch.equal, layer(x, x, x), expected))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_compiled_code_asks_for_one_product_too(converted: Converter, product: str, dynamic: bool) -> None:
+    graphs: list[set[str]] = []
+
+    def note(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append({str(node.target) for node in graph.graph.nodes})
+        return make_boxed_func(graph.forward)
+
+    layer = nn.Linear(64, 32)
+    converted(bf16=["linear", "matmul"])
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x: PRODUCTS[product](x, layer.weight, layer.bias),
+        backend=aot_autograd(fw_compiler=note),
+        fullgraph=True,
+        dynamic=dynamic,
+    )
+    with torch.no_grad():
+        for rows in (6, 7):
+            for x in (torch.randn(rows, 5, 64).transpose(0, 1), torch.randn(5, rows, 64)):
+                expected = PRODUCTS[product](x, layer.weight, layer.bias)
+                # A graph adds the bias before it rounds.
+                torch.testing.assert_close(compiled(x), expected, atol=0.01, rtol=0.02)
+    assert len(graphs) == (2 if dynamic else 4)
+    assert not any("aten.bmm.default" in graph for graph in graphs)
+    # What lies in rows is not copied.
+    assert ["aten.clone.default" in graph for graph in graphs] == [True, False] * (len(graphs) // 2)

@@ -1,5 +1,7 @@
 #include "engine/attempt.hpp"
 
+#include <algorithm>
+
 #include "engine/originals.hpp"
 #include "errors.hpp"
 #include "tensor/buffers.hpp"
@@ -172,6 +174,22 @@ bool add_bias(const Rule& rule, PyObject* result, PyObject* bias, Kind kind, Kin
   return added;
 }
 
+// The same for a tracer's tensor, which has no memory yet: the copy becomes a part of what is traced.
+PyObject* attempt_in_traced_rows(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
+                                 Kind to, Attempt& attempt) {
+  PyObject* rows = PyObject_CallFunctionObjArgs(rule.in_rows, arguments.values[0], arguments.values[1], nullptr);
+  attempt.interrupted = rows == nullptr && PyErr_ExceptionMatches(PyExc_Exception) == 0;
+  if (attempt.interrupted) return nullptr;
+  PyErr_Clear();
+  SmallBuffer<PyObject*> values(arguments.count());
+  std::copy_n(arguments.values, arguments.count(), values.data());
+  if (rows != nullptr) values[0] = rows;
+  PyObject* result = attempt_as_they_lie(target, rule, {values.data(), arguments.positional, arguments.keywords},
+                                         reading, to, false, attempt);
+  Py_XDECREF(rows);
+  return result;
+}
+
 PyObject* attempt_in_rows(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading, Kind to,
                           Attempt& attempt) {
   tensor::CastResult seen;
@@ -201,9 +219,15 @@ PyObject* attempt_in_rows(Target& target, const Rule& rule, const Arguments& arg
 PyObject* attempt_with_casts(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
                              Kind to, Attempt& attempt) {
   const bool records = tensor::grad_is_enabled();
-  return rule.wants_rows && !records && to != Kind::f32 && is_of_uneven_rows(arguments, reading)
-             ? attempt_in_rows(target, rule, arguments, reading, to, attempt)
-             : attempt_as_they_lie(target, rule, arguments, reading, to, records, attempt);
+  if (rule.in_rows != nullptr && !records && to != Kind::f32) {
+    if (is_of_uneven_rows(arguments, reading)) {
+      return attempt_in_rows(target, rule, arguments, reading, to, attempt);
+    }
+    if (arguments.positional > 1 && tensor::holds_subclass(arguments.values, 1) && tensor::is_intercepted()) {
+      return attempt_in_traced_rows(target, rule, arguments, reading, to, attempt);
+    }
+  }
+  return attempt_as_they_lie(target, rule, arguments, reading, to, records, attempt);
 }
 
 }  // namespace habana_mp::engine

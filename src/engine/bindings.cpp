@@ -97,7 +97,7 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
                const py::tuple& target_keywords, std::uint64_t raised_positions, const py::tuple& raised_keywords,
                std::uint64_t off_cpu_positions, const py::tuple& off_cpu_keywords, const py::tuple& sparse_keyword,
                std::uint8_t sparse_position, const py::object& is_wrong, bool wrong_if_strided, bool views_one,
-               const py::object& makes_product, bool may_repeat, const std::string& keeps_weights, bool wants_rows, bool casts_inside, bool is_product,
+               const py::object& makes_product, bool may_repeat, const std::string& keeps_weights, const py::object& in_rows, bool casts_inside, bool is_product,
                const std::string& packs) {
   Rule rule;
   rule.action = action_of(action);
@@ -120,7 +120,7 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
   if (!makes_product.is_none()) rule.makes_product = Py_NewRef(makes_product.ptr());
   rule.may_repeat = may_repeat;
   rule.keeps_weights = keeps_of(keeps_weights);
-  rule.wants_rows = wants_rows;
+  if (!in_rows.is_none()) rule.in_rows = Py_NewRef(in_rows.ptr());
   rule.casts_inside = casts_inside;
   rule.is_product = is_product;
   rule.packs = weights::packs_named(packs);
@@ -318,7 +318,7 @@ void register_engine(py::module_& module) {
            py::arg("off_cpu_keywords") = py::tuple(), py::arg("sparse_keyword") = py::tuple(),
            py::arg("sparse_position") = 0, py::arg("is_wrong") = py::none(), py::arg("wrong_if_strided") = false,
            py::arg("views_one") = false, py::arg("makes_product") = py::none(), py::arg("may_repeat") = true, py::arg("keeps_weights") = "",
-           py::arg("wants_rows") = false, py::arg("casts_inside") = false, py::arg("is_product") = false,
+           py::arg("in_rows") = py::none(), py::arg("casts_inside") = false, py::arg("is_product") = false,
            py::arg("packs") = "");
 
   module.def("bind_torch", [] {

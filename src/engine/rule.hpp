@@ -50,8 +50,9 @@ struct Rule {
   // May casts of weights be kept for this operation? Only where no result shares memory with an argument.
   enum class Keeps : std::uint8_t { never, unrecorded, always };
   Keeps keeps_weights = Keeps::never;
-  // Is it slow on a first input whose rows do not lie evenly, so that a copy of it pays?
-  bool wants_rows = false;
+  // Who gives the first input in rows that lie evenly where the operation, a product, is slow on others: a Python function
+  // of both inputs, for a tracer's tensors, kept for the life of the process; null for any other operation.
+  PyObject* in_rows = nullptr;
   // Does torch's own autocast cast the same inputs of it on the CPU?
   bool casts_inside = false;
   // With one tensor alone, does it give a view of it, or only sum it up (`einsum("ii->i", x)`)?
