@@ -58,6 +58,7 @@ STATE: dict[str, tuple[str, ...]] = {
         *("BaseTuner.inject_adapter", "BaseTuner.merge_adapter", "BaseTuner.unmerge_adapter"),
         "BaseTuner._unload_and_optionally_merge",
     ),
+    "peft.peft_model": ("PeftModel.get_prompt_embedding_to_save",),
     "peft.tuners.lora.model": ("LoraModel.add_weighted_adapter",),
 }
 

@@ -36,17 +36,20 @@ class Memory:
         self._heap_is_kept = False
 
     def install(self, *, on: bool) -> None:
-        if not on:
-            self.uninstall()
-            return
         _core.set_recorded_cast(RecordedCast.apply)
+        if not on:
+            self._give_back()
+            return
         _core.keep_blocks(_LARGE, _MOST_WAITING)
         if not self._heap_is_kept and not _is_set_by_user():
             self._heap_is_kept = _set_heap(_MOST_WAITING)
 
     def uninstall(self) -> None:
-        _core.keep_blocks(None, 0)
+        self._give_back()
         _core.set_recorded_cast(None)
+
+    def _give_back(self) -> None:
+        _core.keep_blocks(None, 0)
         if self._heap_is_kept:
             _set_heap(_LEARNT_TRIM_THRESHOLD)
             self._heap_is_kept = False
@@ -66,7 +69,8 @@ def _set_heap(most_waiting: int) -> bool:
 
 
 class _Cast(Function):
-    """A cast in autograd's graph. The cast of its gradient gets a block that waits for it, where that is large."""
+    """A cast in autograd's graph. The cast of its gradient gets a block that waits for it, where that is large, and
+    keeps the gradient's layout: that of a sparse tensor may be dense."""
 
     @staticmethod
     def note(ctx: Any, tensor: torch.Tensor) -> None:
@@ -79,7 +83,7 @@ class _Cast(Function):
 
 
 class RecordedCast(_Cast):
-    """One that gets such a block itself."""
+    """One that gets such a block itself, or has to do with a sparse tensor."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -127,9 +127,7 @@ def ruling_in_list(operation: str, precision: str, *, products_only: bool = Fals
         return ruling_without_list(operation)
     if precision != "fp32" and operation in ops.NO_KERNEL:
         return Ruling("precision", "fp32", no_kernel=True)
-    return Ruling(
-        "precision", precision, saturate=ops.saturates(operation, precision), products_only=products_only
-    )
+    return Ruling("precision", precision, saturate=ops.saturates(operation, precision), products_only=products_only)
 
 
 class _Assignment:

@@ -18,8 +18,15 @@ import torch
 import torch.autograd.forward_ad as fwd
 import torch.nn.functional as F
 import transformers
-from conftest import BACKENDS, Converter, run_script
-from peft import IA3Config, LoraConfig, OFTConfig, get_peft_model
+from conftest import BACKENDS, Converter, assert_same, run_script
+from peft import (
+    IA3Config,
+    LoraConfig,
+    OFTConfig,
+    PromptEncoderConfig,
+    get_peft_model,
+    get_peft_model_state_dict,
+)
 from torch import nn
 
 from habana_mp import hmp
@@ -534,6 +541,22 @@ def test_peft_combines_adapters_in_float32() -> None:
     hmp.convert()
     for one, other in zip(combined(), expected, strict=True):
         assert torch.equal(one, other)
+
+
+def test_peft_saves_prompts_in_float32() -> None:
+    def saved() -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        base = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=64))
+        config = PromptEncoderConfig(task_type="CAUSAL_LM", num_virtual_tokens=4, encoder_hidden_size=16)
+        found: dict[str, torch.Tensor] = get_peft_model_state_dict(get_peft_model(base, config))
+        return found
+
+    expected = saved()
+    hmp.convert()
+    found = saved()
+    assert found.keys() == expected.keys() == {"prompt_embeddings"}
+    for name, value in expected.items():
+        assert_same(found[name], value)
 
 
 @pytest.mark.parametrize("initialised", [True, "pissa", "olora", "orthogonal"])

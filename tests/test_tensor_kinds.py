@@ -441,6 +441,46 @@ def test_a_product_of_what_was_lowered_before_it_was_made_sparse_runs_in_float32
     assert_same(torch.mm(lowered, lowered).to_dense(), expected.to_dense())
 
 
+def _coo(values: torch.Tensor) -> torch.Tensor:
+    return torch.sparse_coo_tensor(torch.tensor([[0, 1], [1, 2]]), values, (4, 4))
+
+
+def _csr(values: torch.Tensor) -> torch.Tensor:
+    return torch.sparse_csr_tensor(torch.tensor([0, 1, 2, 2, 2]), torch.tensor([1, 2]), values, (4, 4))
+
+
+#: Of the values of a sparse matrix and of a dense one, both with gradients. ``values * 2`` is lowered before.
+WITH_SPARSE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "dense + sparse": lambda values, dense: dense.detach() + _coo(values * 2),
+    "dense - sparse": lambda values, dense: dense - _coo(values * 2),
+    "in place": lambda values, dense: dense.clone().add_(_coo(values * 2)),
+    "dense + CSR": lambda values, dense: dense + _csr(values * 2),
+    "mv": lambda values, dense: torch.mv(_coo(values * 2), dense[0]),
+    "sparse @ dense": lambda values, dense: _coo(values * 2) @ dense,
+    "transposed @ dense": lambda values, dense: _coo(values * 2).t() @ dense,
+    "CSR @ dense": lambda values, dense: _csr(values * 2) @ dense,
+    "addmm": lambda values, dense: torch.addmm(dense, _csr(values * 2), dense),
+    "linear": lambda values, dense: F.linear(dense * 2, _csr(values * 2)),
+    "made sparse": lambda values, dense: (dense * 2).to_sparse() @ dense,
+    "sparse * dense": lambda values, dense: (_coo(values) * dense).to_dense(),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"reuse_memory": False}, {"preset": "torch-cpu"}], ids=str)
+@pytest.mark.parametrize("name", WITH_SPARSE)
+def test_gradients_beside_a_sparse_tensor_may_have_another_layout(name: str, options: dict[str, Any]) -> None:
+    def gradients() -> list[torch.Tensor]:
+        values = torch.tensor([1.5, 2.0], requires_grad=True)
+        dense = torch.linspace(1, 2, 16).reshape(4, 4).requires_grad_()
+        WITH_SPARSE[name](values, dense).float().sum().backward()
+        return [one.grad.to_dense() for one in (values, dense) if one.grad is not None]
+
+    expected = gradients()
+    hmp.convert(**options)
+    for got, wanted in zip(gradients(), expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0.02, atol=0)
+
+
 @pytest.mark.parametrize("function", [torch.mm, torch.add, torch.matmul], ids=lambda one: one.__name__)
 def test_wrapped_tensors_of_torch_func_are_cast_as_by_hand(converted: Converter, function: Any) -> None:
     x, y = torch.randn(3, 4, 4), torch.randn(4, 4)

@@ -163,6 +163,7 @@ bool CastArguments::make(const Rule& rule, const Reading& reading, Kind to, Tall
       tensor::has_no_dimensions(given_.values[0])) {
     return keep_all();
   }
+  tally.made.by_sparse = tensor::grad_is_enabled() && holds_sparse_tensor(given_, reading);
   const bool keeps_float32 = to != Kind::f32 && one_stays_in_float32(rule, given_, reading);
   for (Py_ssize_t i = 0; i < given_.count(); ++i) {
     PyObject* value = given_.values[i];

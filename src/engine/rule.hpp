@@ -50,15 +50,15 @@ struct Rule {
   // May casts of weights be kept for this operation? Only where no result shares memory with an argument.
   enum class Keeps : std::uint8_t { never, unrecorded, always };
   Keeps keeps_weights = Keeps::never;
-  // Who gives the first input in rows that lie evenly where the operation, a product, is slow on others: a Python function
-  // of both inputs, for a tracer's tensors, kept for the life of the process; null for any other operation.
+  // Who gives the first input in rows that lie evenly where the operation, a product, is slow on others: a Python
+  // function of both inputs, for a tracer's tensors, kept for the life of the process; null for any other operation.
   PyObject* in_rows = nullptr;
   // Does torch's own autocast cast the same inputs of it on the CPU?
   bool casts_inside = false;
   // With one tensor alone, does it give a view of it, or only sum it up (`einsum("ii->i", x)`)?
   bool views_one = false;
-  // Who tells, with the arguments of a call, whether it makes a matrix product, and the list means only those that do: a
-  // Python function, kept for the life of the process, or null.
+  // Who tells, with the arguments of a call, whether it makes a matrix product, and the list means only those that do:
+  // a Python function, kept for the life of the process, or null.
   PyObject* makes_product = nullptr;
   // May a call that failed be made again with other casts? Not where it may have written into an argument first.
   bool may_repeat = true;

@@ -62,9 +62,9 @@ class LineScope {
 
 // The words of Reason, as its enumerators are called: a program that reads the JSON lines compares these.
 constexpr std::array reason_words{
-    "list",       "widest",       "in_place",       "first_input",  "no_kernel",    "scalar",
-    "ineligible", "explicit_out", "explicit_dtype", "view",         "no_product", "construction", "optimizer_step",
-    "worker",     "distributed",  "slower",         "other_device", "op_wrap",
+    "list",           "widest",       "in_place",       "first_input", "no_kernel",    "scalar",
+    "ineligible",     "explicit_out", "explicit_dtype", "view",        "no_product",   "construction",
+    "optimizer_step", "worker",       "distributed",    "slower",      "other_device", "op_wrap",
 };
 static_assert(reason_words.size() == engine::reason_count);
 

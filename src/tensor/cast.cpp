@@ -106,6 +106,11 @@ bool may_be_cast_in_graph(PyObject* tensor) {
   return can_look_inside() && !is_off_cpu(tensor) && requires_grad(tensor) && !is_traced() && !is_negative(tensor);
 }
 
+// Might the gradient of a recorded cast have another layout than the tensor? The backward of torch's cast refuses it.
+bool may_change_layout(PyObject* tensor, const CastResult& seen) {
+  return seen.by_sparse && requires_grad(tensor) && !is_traced();
+}
+
 // A cast that nobody but the caller has to see: allocated past torch's dispatcher, filled by our kernel. Null without
 // an exception where this way is closed.
 PyObject* cast_by_kernel(PyObject* tensor, Kind from, Kind to, std::int64_t count) {
@@ -243,7 +248,8 @@ PyObject* cast(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
       PyObject* made = is_block(bytes_as(to, count)) ? cast_in_block(tensor, to) : nullptr;
       if (made == nullptr) made = cast_by_kernel(tensor, from, to, count);
       if (made != nullptr) return made;
-    } else if (recorded_cast != nullptr && is_cast_to_block(count) && may_be_cast_in_graph(tensor)) {
+    } else if (recorded_cast != nullptr &&
+               (may_change_layout(tensor, seen) || (is_cast_to_block(count) && may_be_cast_in_graph(tensor)))) {
       PyObject* const function = Py_NewRef(recorded_cast);
       PyObject* const arguments[] = {tensor, dtype_of(to)};
       PyObject* made = PyObject_Vectorcall(function, arguments, 2, nullptr);

@@ -13,13 +13,15 @@ namespace habana_mp::tensor {
 struct CastResult {
   std::uint64_t bytes = 0;  // the size of the new tensors
   bool recorded = false;    // autograd records one of them, and so what is computed of it
+  bool by_sparse = false;   // given: they are made for a call with a sparse tensor, where gradients may change layouts
 };
 
 // A new reference to `tensor` in the precision `to` (f32, bf16 or f16), or null with a Python exception set. Autograd,
 // tracing and dispatch modes see the cast; only where none of them is at work is it made by our own kernels.
 PyObject* cast(PyObject* tensor, Kind from, Kind to, CastResult& seen);
 
-// What makes a cast in autograd's graph whose memory is large: called with the tensor and a dtype. Held; null for none.
+// What makes a cast in autograd's graph whose memory is large, or whose gradient may have another layout: called with
+// the tensor and a dtype. Held; null for none.
 void set_recorded_cast(PyObject* function) noexcept;
 
 // Is a cast of so many values, or its gradient, large enough for a block of its own?
