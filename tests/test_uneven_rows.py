@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Converter, in_threads
+from conftest import BACKENDS, Converter, in_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -186,3 +186,16 @@ def test_compiled_code_asks_for_one_product_too(converted: Converter, product: s
     assert not any("aten.bmm.default" in graph for graph in graphs)
     # What lies in rows is not copied.
     assert ["aten.clone.default" in graph for graph in graphs] == [True, False] * (len(graphs) // 2)
+
+
+def test_how_many_rows_there_are_may_depend_on_the_data(converted: Converter) -> None:
+    layer, x, chosen = nn.Linear(64, 8), torch.randn(6, 4, 64), torch.tensor([1, 0, 1, 1, 0, 1], dtype=torch.bool)
+
+    def compute(x: torch.Tensor, chosen: torch.Tensor) -> Any:
+        return layer(x[chosen.nonzero().squeeze(1)].transpose(0, 1))
+
+    converted(bf16=["linear"])
+    torch._dynamo.reset()
+    with torch.no_grad(), torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        result = torch.compile(compute, fullgraph=True, backend=BACKENDS[-1])(x, chosen)
+        torch.testing.assert_close(result, compute(x, chosen), atol=0.01, rtol=0.02)
