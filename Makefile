@@ -45,6 +45,7 @@ bench: $(VENV)/.built
 	$(BIN)/python benchmarks/optimizers.py
 	$(BIN)/python benchmarks/allocator.py
 	$(BIN)/python benchmarks/models.py --write
+	$(BIN)/python benchmarks/models.py --kinds --busy --quick --write
 
 # Every architecture of transformers, one step of training each, beside FP32 and torch.autocast; some ten minutes.
 sweep: $(VENV)/.built

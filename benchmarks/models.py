@@ -1,6 +1,6 @@
 """Whole models: hmp.convert beside torch.autocast, FP32, and the model converted to bfloat16.
 
-    python benchmarks/models.py [--only CASE[,CASE]] [--quick] [--threads N | --busy] [--write]
+    python benchmarks/models.py [--kinds] [--only CASE[,CASE]] [--quick] [--threads N | --busy] [--write]
 
 All contenders run the same model in turn, round after round, each in a process of its own that lasts, as a user's does:
 what is kept from step to step belongs to it. After some rounds new processes take over: where one happens to get its
@@ -8,6 +8,8 @@ memory makes it faster or slower for good. A ratio is the other's time over ours
 rounds: above 1 we are faster. Autocast is used as its documentation does: one region a step, around the forward pass
 and the loss. `hmp` has the lists that autocast has on a CPU, `hmp default` the default lists. Before anything is timed
 the results of all are compared with FP32's. --write puts the table and a plot into docs/.
+
+--kinds is for small networks of many other kinds, forward and in training, whose table --write puts there too.
 
 --busy is for a machine that others use: one thread, and the processor's time instead of the clock's.
 """
@@ -29,6 +31,20 @@ import chart
 import torch
 import torch.nn.functional as F
 from networks import Bert, Llama, ResNet50, ViT
+from small_networks import (
+    CellInALoop,
+    EinsumAttention,
+    Encoder,
+    Experts,
+    Generator,
+    Graph,
+    Recommender,
+    Recurrent,
+    UNet,
+    Waves,
+    mlp,
+    volumes,
+)
 from states import autocast, converted
 from timing import Contender, Elsewhere, run, serve
 from torch import nn
@@ -36,7 +52,11 @@ from torch import nn
 from habana_mp import hmp, kernels
 
 DOCS = Path(__file__).parents[1] / "docs"
-BEGIN, END = "<!-- models: written by benchmarks/models.py -->\n", "<!-- models: end -->\n"
+#: Around a table in the page of figures.
+MARKS = {
+    "models": ("<!-- models: written by benchmarks/models.py -->\n", "<!-- models: end -->\n"),
+    "kinds": ("<!-- kinds: written by benchmarks/models.py -->\n", "<!-- kinds: end -->\n"),
+}
 
 State = Callable[[], AbstractContextManager[Any]]
 
@@ -254,6 +274,41 @@ CASES = {
     "compiled-64": Case("compiled Llama 110 M, 64 tokens", compiled(64), LOWERED_WHILE_RUNNING),
 }
 
+#: Small networks of other kinds: what they are, and the sizes of their input.
+KINDS: dict[str, tuple[str, Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp-1": ("MLP, 2 x 64, one row", lambda: mlp(8, 64, 64, 10), (1, 8)),
+    "mlp-32": ("MLP, 2 x 512, 32 rows", lambda: mlp(128, 512, 512, 10), (32, 128)),
+    "mlp-256": ("MLP, 2 x 1024, 256 rows", lambda: mlp(784, 1024, 1024, 10), (256, 784)),
+    "lstm": ("LSTM, 8 x 50 steps", lambda: Recurrent(nn.LSTM), (8, 50, 64)),
+    "gru": ("GRU, 8 x 50 steps", lambda: Recurrent(nn.GRU), (8, 50, 64)),
+    "cell": ("GRU cell in a loop, 8 x 50 steps", CellInALoop, (8, 50, 64)),
+    "waves": ("gated 1-d convolutions, 2 x 4000", Waves, (2, 1, 4000)),
+    "unet": ("U-Net, 2 x 64x64", UNet, (2, 3, 64, 64)),
+    "generator": ("transposed convolutions, 16 images", Generator, (16, 64)),
+    "volumes": ("3-d convolutions, 2 x 8x32x32", volumes, (2, 3, 8, 32, 32)),
+    "encoder-1": ("nn.TransformerEncoder, 1 x 16", Encoder, (1, 16, 256)),
+    "encoder": ("nn.TransformerEncoder, 4 x 64", Encoder, (4, 64, 256)),
+    "einsum": ("attention by einsum, 4 x 64", EinsumAttention, (4, 64, 256)),
+    "recommender": ("26 tables, 64 rows", Recommender, (64, 39)),
+    "graph": ("graph of 2000 nodes", Graph, (2000, 64)),
+    "experts": ("8 experts, 64 rows", Experts, (64, 128)),
+}
+
+
+def small(sizes: tuple[int, ...]) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+    return lambda: (torch.randn(sizes), torch.randint(0, 10, sizes[:1]))
+
+
+KIND_CASES = {
+    name + suffix: Case(title, make, LOWERED_WHILE_RUNNING)
+    for name, (what, model, sizes) in KINDS.items()
+    for suffix, title, make in (
+        ("", what, inference(model, lambda sizes=sizes: torch.randn(sizes))),  # type: ignore[misc]  # of a lambda
+        ("-train", f"train {what}", training(model, small(sizes), classify)),
+    )
+}
+ALL_CASES = CASES | KIND_CASES
+
 
 # ---- timing and output -----------------------------------------------------------------------------------------------
 
@@ -269,7 +324,7 @@ def alone(case: str, name: str, *, busy: bool) -> None:
     answers, sys.stdout = sys.stdout, sys.stderr
     torch.manual_seed(0)
     with ExitStack() as state:
-        step, found = CASES[case].make(name, state)
+        step, found = ALL_CASES[case].make(name, state)
         serve(Contender(name, step, clock=time.process_time if busy else time.perf_counter), found, answers)
 
 
@@ -287,7 +342,7 @@ class Result:
 
 def timed(name: str, *, busy: bool, processes: int, rounds: int, target_seconds: float) -> Result:
     """Of so many processes one after the other, each for so many rounds."""
-    case = CASES[name]
+    case = ALL_CASES[name]
     together = Result(case.title, {one: Contender(one, lambda: None) for one in case.contenders})
     for _ in range(processes):
         for one in timed_once(name, busy=busy, rounds=rounds, target_seconds=target_seconds):
@@ -296,7 +351,7 @@ def timed(name: str, *, busy: bool, processes: int, rounds: int, target_seconds:
 
 
 def timed_once(name: str, *, busy: bool, rounds: int, target_seconds: float) -> list[Elsewhere]:
-    case = CASES[name]
+    case = ALL_CASES[name]
     with ExitStack() as stack:
         contenders = [Elsewhere(one, command(name, one, busy=busy)) for one in case.contenders]
         for one in contenders:
@@ -325,9 +380,13 @@ HEADINGS = [
     "default lists, x autocast",
     "middle half",
 ]
+KIND_HEADINGS = [
+    *("case", "FP32, ms", "autocast, ms", "hmp, ms", "x autocast", "x FP32"),
+    *("default lists, x autocast", "x FP32"),
+]
 
 
-def cells(result: Result) -> list[str]:
+def cells(result: Result, *, kinds: bool = False) -> list[str]:
     def ratio(name: str, peer: str, *, half: bool = False) -> list[str]:
         found = result.faster(name, peer)
         if found is None:
@@ -335,7 +394,11 @@ def cells(result: Result) -> list[str]:
         median, low, high = found
         return [f"{median:.2f}"] + ([f"{low:.2f} to {high:.2f}"] if half else [])
 
-    milliseconds = [f"{result.contenders[name].median * 1e3:.1f}" for name in ("FP32", "autocast", "hmp")]
+    digits = 2 if kinds else 1
+    milliseconds = [f"{result.contenders[name].median * 1e3:.{digits}f}" for name in ("FP32", "autocast", "hmp")]
+    if kinds:
+        both = [ratio(name, peer)[0] for name in ("hmp", "hmp default") for peer in ("autocast", "FP32")]
+        return [result.title, *milliseconds, *both]
     return [
         result.title,
         *milliseconds,
@@ -365,15 +428,20 @@ def machine(*, busy: bool) -> str:
     )
 
 
+def write_table(name: str, headings: list[str], rows: list[list[str]], how: str, *below: str) -> None:
+    """Into the page, between its marks."""
+    table = "\n".join(f"| {' | '.join(row)} |" for row in (headings, ["---"] * len(headings), *rows))
+    text = "\n\n".join([how, table, *below]) + "\n"
+    page = DOCS / "performance.md"
+    begin, end = MARKS[name]
+    before, rest = page.read_text("utf-8").split(begin)
+    page.write_text(before + begin + text + end + rest.split(end)[1], "utf-8")
+
+
 def write(results: list[Result], about: str, how: str) -> None:
     """The table and the plot into docs/."""
-    rows = [HEADINGS, ["---"] * len(HEADINGS), *map(cells, results)]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     image = "![Times as fast as torch.autocast](performance.svg)"
-    text = "\n\n".join([f"`{how}`: {about}.", table, training_mean(results), image]) + "\n"
-    page = DOCS / "performance.md"
-    before, rest = page.read_text("utf-8").split(BEGIN)
-    page.write_text(before + BEGIN + text + END + rest.split(END)[1], "utf-8")
+    write_table("models", HEADINGS, [*map(cells, results)], f"`{how}`: {about}.", training_mean(results), image)
     bars = {}
     for result in results:
         found = {name: result.faster(name, "autocast") for name in CONTENDERS if name != "autocast"}
@@ -384,15 +452,16 @@ def write(results: list[Result], about: str, how: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", metavar="CASE[,CASE]", help="of " + ", ".join(CASES))
+    parser.add_argument("--kinds", action="store_true", help="small networks of other kinds")
+    parser.add_argument("--only", metavar="CASE[,CASE]", help="of " + ", ".join(ALL_CASES))
     parser.add_argument("--quick", action="store_true", help="fewer, shorter rounds")
     parser.add_argument("--threads", type=int, default=2, help="default 2")
     parser.add_argument("--busy", action="store_true", help="one thread, processor time")
     parser.add_argument("--write", action="store_true", help="write docs/performance.md and docs/performance.svg")
     parser.add_argument("--alone", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    names = options.only.split(",") if options.only else list(CASES)
-    if unknown := set(names) - set(CASES):
+    names = options.only.split(",") if options.only else list(KIND_CASES if options.kinds else CASES)
+    if unknown := set(names) - set(ALL_CASES):
         parser.error(f"unknown cases: {', '.join(sorted(unknown))}")
     if options.write and options.only:
         parser.error("--write is for all cases")
@@ -402,20 +471,25 @@ def main() -> None:
         return
 
     about = machine(busy=options.busy)
-    widths = [44, 10, 13, 9, 11, 14, 13, 8, 26, 14]
-    print(about + "\n" + "".join(f"{one:>{width}}" for one, width in zip(HEADINGS, widths, strict=True)), flush=True)
+    headings = KIND_HEADINGS if options.kinds else HEADINGS
+    widths = [44, 10, 13, 9, 11, 8, 26, 8] if options.kinds else [44, 10, 13, 9, 11, 14, 13, 8, 26, 14]
+    print(about + "\n" + "".join(f"{one:>{width}}" for one, width in zip(headings, widths, strict=True)), flush=True)
     results = []
     for name in names:
         processes, rounds, target_seconds = (1, 3, 0.1) if options.quick else (3, 5, 0.3)
         results.append(
             timed(name, busy=options.busy, processes=processes, rounds=rounds, target_seconds=target_seconds)
         )
-        row = zip(cells(results[-1]), widths, strict=True)
+        row = zip(cells(results[-1], kinds=options.kinds), widths, strict=True)
         print("".join(f"{one:>{width}}" for one, width in row), flush=True)
     if mean := training_mean(results):
         print(mean)
-    if options.write:
-        write(results, about, " ".join(["python benchmarks/models.py", *sys.argv[1:]]))
+    how = " ".join(["python benchmarks/models.py", *sys.argv[1:]])
+    if options.write and options.kinds:
+        rows = [cells(one, kinds=True) for one in results]
+        write_table("kinds", KIND_HEADINGS, rows, f"`{how}`: {about}.", training_mean(results))
+    elif options.write:
+        write(results, about, how)
 
 
 if __name__ == "__main__":
