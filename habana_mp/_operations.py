@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from habana_mp import _core
+from habana_mp._reached_inside import MADE_OF_PRODUCTS
 
 _T = TypeVar("_T")
 
@@ -236,11 +237,13 @@ GEMM = _names("""
 #: Those of matrices, and others: with a sparse one they run in float32.
 PRODUCTS = GEMM | _names("__matmul__ linalg_matmul addmv _sparse_mm _sparse_addmm")
 
-_USE_A_WEIGHT_ONCE = GEMM | _names("""
-    __matmul__ linalg_matmul addmv bilinear convolution _convolution conv_tbc
-    lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell prelu
-    chain_matmul einsum inner linalg_multi_dot tensordot
-""")
+_USE_A_WEIGHT_ONCE = GEMM.union(
+    MADE_OF_PRODUCTS,
+    _names("""
+        __matmul__ linalg_matmul addmv bilinear convolution _convolution conv_tbc
+        lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell prelu
+    """),
+)
 _USE_A_WEIGHT_OFTEN = _names("lstm gru rnn_tanh rnn_relu")
 
 #: Operations for which the cast of a weight may be kept, and when: what they return never shares memory with an

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from habana_mp._lists import DIRECTORY, Listed, read_list
+from habana_mp._reached_inside import MADE_OF_PRODUCTS
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,7 @@ _UNDOCUMENTED: dict[str, tuple[str, str, str]] = {
 
 #: Operations in which torch.autocast meets the matrix products that torch makes of them; see `_reached_inside.py`. (The
 #: lists of CUDA and XPU name the others themselves.)
-_REACHED_INSIDE = {
-    "torch-cpu": "chain_matmul einsum inner linalg_multi_dot tensordot",
-    "torch-xpu": "einsum",
-}
+_REACHED_INSIDE = {"torch-cpu": MADE_OF_PRODUCTS, "torch-xpu": frozenset({"einsum"})}
 
 #: Folder names that tell nothing about the model.
 _SILENT = {"pytorch", "habana", "benchmarks", "implementations", "training", "config", "hls-gaudi2-pt", "examples"}
@@ -79,7 +77,7 @@ def _shipped(name: str) -> Preset:
     lists = [_file(file) for file in files]
     for index, more in enumerate(_UNDOCUMENTED.get(name, ())):
         lists[index] += tuple(Listed(one, f"the preset {name}", 0, shipped=True) for one in more.split())
-    inside = _REACHED_INSIDE.get(name, "").split()
+    inside = sorted(_REACHED_INSIDE.get(name, ()))
     lists[0] += tuple(Listed(one, f"the preset {name}", 0, shipped=True, products_only=True) for one in inside)
     return Preset(name, description, *lists)
 
