@@ -1,8 +1,8 @@
 """Operations that torch makes of matrix products: ``torch.autocast`` reaches the ``bmm`` and ``mm`` inside of them.
 
 The lists of a preset that says what ``torch.autocast`` does name them too, for those of their calls that make such a
-product. The others are left as they are written: angles of a rotary embedding, ``einsum("i,j->ij", positions,
-frequencies)``, are products of numbers, and would lose their positions in bfloat16.
+product. The others run in the widest precision among their inputs: angles of a rotary embedding, ``einsum("i,j->ij",
+positions, frequencies)``, are products of numbers, and would lose their positions in bfloat16.
 """
 
 from __future__ import annotations

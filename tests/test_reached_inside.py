@@ -113,8 +113,11 @@ def test_any_equation_gives_the_dtype_that_torchs_autocast_gives(data: st.DataOb
         assert_same(torch.einsum(equation, *given_tensors), expected, close=True)
 
 
-def test_what_makes_no_product_is_left_as_it_is_written() -> None:
+def test_what_makes_no_product_runs_in_the_widest_precision() -> None:
     with hmp.autocast("cpu"):
+        assert_same(torch.inner(V.bfloat16(), W), torch.inner(V.bfloat16().float(), W))
+        assert_same(torch.tensordot(M, M.bfloat16(), 2), torch.tensordot(M, M.bfloat16().float(), 2))
+        assert torch.inner(V.bfloat16(), W.bfloat16()).dtype is BF16
         assert torch.einsum("i,j->ij", V.bfloat16(), W).dtype is FP32
         assert torch.einsum("i,j->ij", V.bfloat16(), W.bfloat16()).dtype is BF16
         with pytest.raises(RuntimeError, match="einsum"):

@@ -238,8 +238,12 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
   }
   if (rule.makes_product != nullptr && !answers_true(rule.makes_product, arguments)) [[unlikely]] {
     if (PyErr_Occurred() != nullptr) return nullptr;
-    report(target, {Precision::unchanged, Reason::no_product}, {});
-    return call_original(target, arguments);
+    const Kind to = widest(reading);
+    plan = {{precision_of(to), Reason::no_product}, to};
+    if (!must_cast(plan, reading)) {
+      report(target, plan.decision, {});
+      return call_original(target, arguments);
+    }
   }
   if (rule.is_wrong != nullptr && plan.to == Kind::bf16) {
     if (would_be_wrong(rule, arguments)) [[unlikely]] {

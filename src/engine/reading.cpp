@@ -113,6 +113,10 @@ Precision precision_of(Kind kind) {
   }
 }
 
+Kind widest(const Reading& reading) {
+  return std::has_single_bit(static_cast<Kinds>(reading.seen & floating)) ? reading.first : Kind::f32;
+}
+
 Plan decide(const Rule& rule, const Reading& reading) {
   const auto leave = [](Reason reason) { return Plan{{Precision::unchanged, reason}, Kind::other}; };
   if (reading.explicit_out) return leave(Reason::explicit_out);
@@ -124,7 +128,7 @@ Plan decide(const Rule& rule, const Reading& reading) {
       to = rule.to;
       break;
     case Rule::Action::widest:
-      to = std::has_single_bit(static_cast<Kinds>(reading.seen & floating)) ? reading.first : Kind::f32;
+      to = widest(reading);
       break;
     case Rule::Action::in_place:
       to = reading.target < 0 ? Kind::other : reading.kinds[reading.target];

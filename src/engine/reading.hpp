@@ -34,6 +34,9 @@ struct Plan {
 
 Plan decide(const Rule& rule, const Reading& reading);
 
+// The widest precision among the inputs (rule 2).
+tensor::Kind widest(const Reading& reading);
+
 // Is anything to be done for this plan?
 inline bool must_cast(const Plan& plan, const Reading& reading) {
   return plan.to != tensor::Kind::other && (reading.seen & tensor::floating & ~tensor::bit(plan.to)) != 0;
