@@ -37,11 +37,14 @@ class Listed:
         return f"{self.source}:{self.line}" if self.line else self.source
 
 
-def read_list(path: str | os.PathLike[str], *, source: str | None = None) -> tuple[Listed, ...]:
+def read_list(
+    path: str | os.PathLike[str], *, source: str | None = None, malformed: list[str] | None = None
+) -> tuple[Listed, ...]:
     """Read a list file at once.
 
     Blank lines, ``#`` comments, surrounding spaces, CRLF, a byte order mark and a missing final newline are all fine,
-    and so is an empty file. ``source`` is what errors call the file; its path if nothing else is said.
+    and so is an empty file. ``source`` is what errors call the file; its path if nothing else is said. What is wrong
+    with a line is added to ``malformed`` where that is given.
 
     Raises:
         OSError: the file is missing, a directory, or may not be read; the message says which and names the path.
@@ -51,7 +54,7 @@ def read_list(path: str | os.PathLike[str], *, source: str | None = None) -> tup
     if "\0" in path:
         raise ListError(f"a list file's path must not hold a zero byte; got {path!r}")
     source = path if source is None else source
-    return parse_list(_read(path, source), source)
+    return parse_list(_read(path, source), source, malformed)
 
 
 def given_list(argument: str, path: str | os.PathLike[str] | None) -> tuple[Listed, ...] | None:
@@ -63,8 +66,8 @@ def given_list(argument: str, path: str | os.PathLike[str] | None) -> tuple[List
     return read_list(path)
 
 
-def parse_list(text: str, source: str) -> tuple[Listed, ...]:
-    """The names in the text of a list; ``source`` is what errors call it."""
+def parse_list(text: str, source: str, malformed: list[str] | None = None) -> tuple[Listed, ...]:
+    """The names in the text of a list; as :func:`read_list`."""
     listed = []
     # Not splitlines(): it also breaks at form feeds and other characters that no editor counts.
     for number, line in enumerate(re.split(r"\r\n|\n|\r", text), start=1):
@@ -73,7 +76,11 @@ def parse_list(text: str, source: str) -> tuple[Listed, ...]:
             continue
         words = name.replace(",", " ").split()
         if len(words) != 1 or words[0] != name:
-            raise ListError(f"{source}:{number}: a line must hold one operation name; got `{_shorten(name)}`")
+            problem = f"{source}:{number}: a line must hold one operation name; got `{_shorten(name)}`"
+            if malformed is None:
+                raise ListError(problem)
+            malformed.append(problem)
+            continue
         listed.append(Listed(name, source, number))
     return tuple(listed)
 

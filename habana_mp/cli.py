@@ -158,9 +158,10 @@ def _check(files: Sequence[str], *, together: bool) -> int:
     for file in files:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
+            problems: list[str] = []
             try:
-                listed = read_list(file)
-                problems = _policy.problems_of(listed)
+                listed = read_list(file, malformed=problems)
+                problems += _policy.problems_of(listed)
             except (OSError, ValueError) as error:
                 problems = [str(error)]
         if problems:

@@ -24,6 +24,16 @@ def test_a_check_names_every_unknown_operation(tmp_path: Path, capsys: pytest.Ca
     ]
 
 
+def test_a_check_goes_on_behind_a_malformed_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_list(tmp_path / "a.txt", ["mm, linear", "relu", "sofmax", "conv2d linear"])
+    assert cli.main(["lists", "check", path]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"{path}:1: a line must hold one operation name; got `mm, linear`",
+        f"{path}:4: a line must hold one operation name; got `conv2d linear`",
+        f"{path}:3: unknown operation `sofmax`; did you mean `softmax`?",
+    ]
+
+
 def test_a_name_without_a_meaning_here_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = next(iter(ops.EXPLAINED))
     path = write_list(tmp_path / "a.txt", ["mm", name])
