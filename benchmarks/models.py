@@ -32,6 +32,7 @@ import torch
 import torch.nn.functional as F
 from networks import Bert, Llama, ResNet50, ViT
 from small_networks import (
+    CLASSES,
     CellInALoop,
     EinsumAttention,
     Encoder,
@@ -52,11 +53,6 @@ from torch import nn
 from habana_mp import hmp, kernels
 
 DOCS = Path(__file__).parents[1] / "docs"
-#: Around a table in the page of figures.
-MARKS = {
-    "models": ("<!-- models: written by benchmarks/models.py -->\n", "<!-- models: end -->\n"),
-    "kinds": ("<!-- kinds: written by benchmarks/models.py -->\n", "<!-- kinds: end -->\n"),
-}
 
 State = Callable[[], AbstractContextManager[Any]]
 
@@ -158,8 +154,12 @@ def words(batch: int, length: int, count: int) -> Callable[[], torch.Tensor]:
     return lambda: torch.randint(0, count, (batch, length))
 
 
+def numbers(*sizes: int) -> Callable[[], torch.Tensor]:
+    return lambda: torch.randn(sizes)
+
+
 def images(batch: int, size: int) -> Callable[[], torch.Tensor]:
-    return lambda: torch.randn(batch, 3, size, size)
+    return numbers(batch, 3, size, size)
 
 
 def training(
@@ -212,8 +212,12 @@ def texts(batch: int, length: int, count: int) -> Callable[[], tuple[torch.Tenso
     return lambda: (torch.randint(0, count, (batch, length)), torch.randint(0, count, (batch, length)))
 
 
+def labelled(*sizes: int, classes: int) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
+    return lambda: (torch.randn(sizes), torch.randint(0, classes, sizes[:1]))
+
+
 def pictures(batch: int, size: int) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
-    return lambda: (torch.randn(batch, 3, size, size), torch.randint(0, 1000, (batch,)))
+    return labelled(batch, 3, size, size, classes=1000)
 
 
 def compiled(length: int) -> Make:
@@ -295,16 +299,12 @@ KINDS: dict[str, tuple[str, Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def small(sizes: tuple[int, ...]) -> Callable[[], tuple[torch.Tensor, torch.Tensor]]:
-    return lambda: (torch.randn(sizes), torch.randint(0, 10, sizes[:1]))
-
-
 KIND_CASES = {
     name + suffix: Case(title, make, LOWERED_WHILE_RUNNING)
     for name, (what, model, sizes) in KINDS.items()
     for suffix, title, make in (
-        ("", what, inference(model, lambda sizes=sizes: torch.randn(sizes))),  # type: ignore[misc]  # of a lambda
-        ("-train", f"train {what}", training(model, small(sizes), classify)),
+        ("", what, inference(model, numbers(*sizes))),
+        ("-train", f"train {what}", training(model, labelled(*sizes, classes=CLASSES), classify)),
     )
 }
 ALL_CASES = CASES | KIND_CASES
@@ -368,45 +368,68 @@ def timed_once(name: str, *, busy: bool, rounds: int, target_seconds: float) -> 
     return contenders
 
 
-HEADINGS = [
-    "case",
-    "FP32, ms",
-    "autocast, ms",
-    "hmp, ms",
-    "x autocast",
-    "middle half",
-    "x bf16 model",
-    "x FP32",
-    "default lists, x autocast",
-    "middle half",
-]
-KIND_HEADINGS = [
-    *("case", "FP32, ms", "autocast, ms", "hmp, ms", "x autocast", "x FP32"),
-    *("default lists, x autocast", "x FP32"),
-]
+def ratio(result: Result, name: str, peer: str) -> str:
+    found = result.faster(name, peer)
+    return "" if found is None else f"{found[0]:.2f}"
 
 
-def cells(result: Result, *, kinds: bool = False) -> list[str]:
-    def ratio(name: str, peer: str, *, half: bool = False) -> list[str]:
-        found = result.faster(name, peer)
-        if found is None:
-            return [""] * (2 if half else 1)
-        median, low, high = found
-        return [f"{median:.2f}"] + ([f"{low:.2f} to {high:.2f}"] if half else [])
+def middle_half(result: Result, name: str, peer: str) -> str:
+    found = result.faster(name, peer)
+    return "" if found is None else f"{found[1]:.2f} to {found[2]:.2f}"
 
-    digits = 2 if kinds else 1
-    milliseconds = [f"{result.contenders[name].median * 1e3:.{digits}f}" for name in ("FP32", "autocast", "hmp")]
-    if kinds:
-        both = [ratio(name, peer)[0] for name in ("hmp", "hmp default") for peer in ("autocast", "FP32")]
-        return [result.title, *milliseconds, *both]
+
+def milliseconds(result: Result, digits: int) -> list[str]:
+    return [f"{result.contenders[name].median * 1e3:.{digits}f}" for name in ("FP32", "autocast", "hmp")]
+
+
+def model_cells(result: Result) -> list[str]:
     return [
         result.title,
-        *milliseconds,
-        *ratio("hmp", "autocast", half=True),
-        *ratio("hmp", "bf16 model"),
-        *ratio("hmp", "FP32"),
-        *ratio("hmp default", "autocast", half=True),
+        *milliseconds(result, 1),
+        ratio(result, "hmp", "autocast"),
+        middle_half(result, "hmp", "autocast"),
+        ratio(result, "hmp", "bf16 model"),
+        ratio(result, "hmp", "FP32"),
+        ratio(result, "hmp default", "autocast"),
+        middle_half(result, "hmp default", "autocast"),
     ]
+
+
+def kind_cells(result: Result) -> list[str]:
+    both = [ratio(result, name, peer) for name in ("hmp", "hmp default") for peer in ("autocast", "FP32")]
+    return [result.title, *milliseconds(result, 2), *both]
+
+
+@dataclass
+class Table:
+    """One of the page's: its place there, its columns with their widths in a terminal, and a row of it."""
+
+    name: str
+    columns: list[tuple[str, int]]
+    cells: Callable[[Result], list[str]]
+
+    @property
+    def headings(self) -> list[str]:
+        return [heading for heading, _ in self.columns]
+
+    def show(self, cells: list[str]) -> None:
+        print("".join(f"{one:>{width}}" for one, (_, width) in zip(cells, self.columns, strict=True)), flush=True)
+
+    def write(self, results: list[Result], how: str, *below: str) -> None:
+        """Into the page, between its marks."""
+        rows = (self.headings, ["---"] * len(self.columns), *map(self.cells, results))
+        text = "\n\n".join([how, "\n".join(f"| {' | '.join(row)} |" for row in rows), *below]) + "\n"
+        begin, end = f"<!-- {self.name}: written by benchmarks/models.py -->\n", f"<!-- {self.name}: end -->\n"
+        page = DOCS / "performance.md"
+        before, rest = page.read_text("utf-8").split(begin)
+        page.write_text(before + begin + text + end + rest.split(end)[1], "utf-8")
+
+
+_TIMES = [("case", 44), ("FP32, ms", 10), ("autocast, ms", 13), ("hmp, ms", 9), ("x autocast", 11)]
+_DEFAULT = ("default lists, x autocast", 26)
+_HALF = ("middle half", 14)
+MODELS = Table("models", [*_TIMES, _HALF, ("x bf16 model", 13), ("x FP32", 8), _DEFAULT, _HALF], model_cells)
+SMALL = Table("kinds", [*_TIMES, ("x FP32", 8), _DEFAULT, ("x FP32", 8)], kind_cells)
 
 
 def training_mean(results: list[Result]) -> str:
@@ -428,20 +451,8 @@ def machine(*, busy: bool) -> str:
     )
 
 
-def write_table(name: str, headings: list[str], rows: list[list[str]], how: str, *below: str) -> None:
-    """Into the page, between its marks."""
-    table = "\n".join(f"| {' | '.join(row)} |" for row in (headings, ["---"] * len(headings), *rows))
-    text = "\n\n".join([how, table, *below]) + "\n"
-    page = DOCS / "performance.md"
-    begin, end = MARKS[name]
-    before, rest = page.read_text("utf-8").split(begin)
-    page.write_text(before + begin + text + end + rest.split(end)[1], "utf-8")
-
-
-def write(results: list[Result], about: str, how: str) -> None:
-    """The table and the plot into docs/."""
-    image = "![Times as fast as torch.autocast](performance.svg)"
-    write_table("models", HEADINGS, [*map(cells, results)], f"`{how}`: {about}.", training_mean(results), image)
+def draw(results: list[Result], how: str, about: str) -> None:
+    """The plot into docs/."""
     bars = {}
     for result in results:
         found = {name: result.faster(name, "autocast") for name in CONTENDERS if name != "autocast"}
@@ -471,25 +482,24 @@ def main() -> None:
         return
 
     about = machine(busy=options.busy)
-    headings = KIND_HEADINGS if options.kinds else HEADINGS
-    widths = [44, 10, 13, 9, 11, 8, 26, 8] if options.kinds else [44, 10, 13, 9, 11, 14, 13, 8, 26, 14]
-    print(about + "\n" + "".join(f"{one:>{width}}" for one, width in zip(headings, widths, strict=True)), flush=True)
+    table = SMALL if options.kinds else MODELS
+    print(about)
+    table.show(table.headings)
     results = []
     for name in names:
         processes, rounds, target_seconds = (1, 3, 0.1) if options.quick else (3, 5, 0.3)
         results.append(
             timed(name, busy=options.busy, processes=processes, rounds=rounds, target_seconds=target_seconds)
         )
-        row = zip(cells(results[-1], kinds=options.kinds), widths, strict=True)
-        print("".join(f"{one:>{width}}" for one, width in row), flush=True)
+        table.show(table.cells(results[-1]))
     if mean := training_mean(results):
         print(mean)
-    how = " ".join(["python benchmarks/models.py", *sys.argv[1:]])
-    if options.write and options.kinds:
-        rows = [cells(one, kinds=True) for one in results]
-        write_table("kinds", KIND_HEADINGS, rows, f"`{how}`: {about}.", training_mean(results))
-    elif options.write:
-        write(results, about, how)
+    if options.write:
+        how = " ".join(["python benchmarks/models.py", *sys.argv[1:]])
+        below = [] if options.kinds else ["![Times as fast as torch.autocast](performance.svg)"]
+        table.write(results, f"`{how}`: {about}.", training_mean(results), *below)
+        if not options.kinds:
+            draw(results, how, about)
 
 
 if __name__ == "__main__":

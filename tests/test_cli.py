@@ -15,23 +15,33 @@ from habana_mp._lists import read_list
 from habana_mp._presets import presets
 
 
-def test_a_check_names_every_unknown_operation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_list(tmp_path / "a.txt", ["mm", "sofmax", "linear", "torch.matmul"])
+@pytest.mark.parametrize(
+    ("lines", "problems"),
+    [
+        (
+            ["mm", "sofmax", "linear", "torch.matmul"],
+            [
+                "2: unknown operation `sofmax`; did you mean `softmax`?",
+                "4: unknown operation `torch.matmul`; did you mean `matmul`?",
+            ],
+        ),
+        (
+            ["mm, linear", "relu", "sofmax", "conv2d linear"],
+            [
+                "1: a line must hold one operation name; got `mm, linear`",
+                "4: a line must hold one operation name; got `conv2d linear`",
+                "3: unknown operation `sofmax`; did you mean `softmax`?",
+            ],
+        ),
+    ],
+    ids=["unknown operations", "malformed lines"],
+)
+def test_a_check_names_every_problem(
+    lines: list[str], problems: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_list(tmp_path / "a.txt", lines)
     assert cli.main(["lists", "check", path]) == 1
-    assert capsys.readouterr().out.splitlines() == [
-        f"{path}:2: unknown operation `sofmax`; did you mean `softmax`?",
-        f"{path}:4: unknown operation `torch.matmul`; did you mean `matmul`?",
-    ]
-
-
-def test_a_check_goes_on_behind_a_malformed_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_list(tmp_path / "a.txt", ["mm, linear", "relu", "sofmax", "conv2d linear"])
-    assert cli.main(["lists", "check", path]) == 1
-    assert capsys.readouterr().out.splitlines() == [
-        f"{path}:1: a line must hold one operation name; got `mm, linear`",
-        f"{path}:4: a line must hold one operation name; got `conv2d linear`",
-        f"{path}:3: unknown operation `sofmax`; did you mean `softmax`?",
-    ]
+    assert capsys.readouterr().out.splitlines() == [f"{path}:{one}" for one in problems]
 
 
 def test_a_name_without_a_meaning_here_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

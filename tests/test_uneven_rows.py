@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import BACKENDS, Converter, in_threads
+from functorch.compile import make_boxed_func
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import make_boxed_func
 from torch.profiler import profile
 
 from habana_mp import hmp

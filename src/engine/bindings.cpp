@@ -85,6 +85,9 @@ PyObject* kept(const py::tuple& names) {
   return known;
 }
 
+// The same for a function, or null for None.
+PyObject* kept_function(const py::object& function) { return function.is_none() ? nullptr : Py_NewRef(function.ptr()); }
+
 Rule::Keeps keeps_of(const std::string& when) {
   if (when.empty()) return Rule::Keeps::never;
   if (when == "unrecorded") return Rule::Keeps::unrecorded;
@@ -114,13 +117,13 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
   rule.off_cpu_keywords = kept(off_cpu_keywords);
   rule.sparse_keyword = kept(sparse_keyword);
   rule.sparse_position = sparse_position;
-  if (!is_wrong.is_none()) rule.is_wrong = Py_NewRef(is_wrong.ptr());
+  rule.is_wrong = kept_function(is_wrong);
   rule.wrong_if_strided = wrong_if_strided;
   rule.views_one = views_one;
-  if (!makes_product.is_none()) rule.makes_product = Py_NewRef(makes_product.ptr());
+  rule.makes_product = kept_function(makes_product);
   rule.may_repeat = may_repeat;
   rule.keeps_weights = keeps_of(keeps_weights);
-  if (!in_rows.is_none()) rule.in_rows = Py_NewRef(in_rows.ptr());
+  rule.in_rows = kept_function(in_rows);
   rule.casts_inside = casts_inside;
   rule.is_product = is_product;
   rule.packs = weights::packs_named(packs);
