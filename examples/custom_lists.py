@@ -55,7 +55,7 @@ class Result:
 
 
 def names_in(path: Path) -> set[str]:
-    return set(path.read_text().split())
+    return {name for line in path.read_text().splitlines() if (name := line.partition("#")[0].strip())}
 
 
 def write_lists(folder: Path, lower: set[str], fp32: set[str]) -> tuple[Path, Path]:

@@ -56,11 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> Result:
         hmp.restore()
 
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    picture = options.output.with_suffix(".dot")
+    picture = options.output.with_name(options.output.name + ".dot")
     picture.write_text(source.replace(ORDINARY, EMPHASIS))
     files = [picture]
     if shutil.which("dot"):
-        files.append(options.output.with_suffix(".svg"))
+        files.append(picture.with_suffix(".svg"))
         subprocess.run(["dot", "-Tsvg", picture, "-o", files[1]], check=True)
 
     result = Result(tuple(files), source.count(CAST_NODE), fp32.count(CAST_NODE))

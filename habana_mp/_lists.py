@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -88,14 +89,15 @@ def parse_list(text: str, source: str, malformed: list[str] | None = None) -> tu
 def _read(path: str, source: str) -> str:
     if not path:
         raise ListError("a list file's path must not be empty")
+    called = f"the operation list of {source.removesuffix(f': {path}')}" if source != path else "the operation list"
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            error.errno, f"the operation list does not exist (looked in the working directory {os.getcwd()})", source
+            error.errno, f"{called} does not exist (looked in the working directory {os.getcwd()})", path
         ) from None
     if stat.S_ISDIR(mode):
-        raise IsADirectoryError(21, "an operation list must be a file, not a directory", source)
+        raise IsADirectoryError(errno.EISDIR, f"{called} must be a file, not a directory", path)
     with open(path, "rb") as file:
         content = file.read(LARGEST_FILE + 1)
     if len(content) > LARGEST_FILE:

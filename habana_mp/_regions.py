@@ -92,7 +92,8 @@ def autocast(
         device_type: Whose tensors are cast: ``"cpu"``, ``"cuda"``, ``"xpu"``, ``"hpu"``. It gives the defaults of the
             other arguments too. An index (``"cuda:0"``) does not matter.
         dtype: The lower precision: ``torch.bfloat16`` or ``torch.float16``. None for that of the device that ``preset``
-            names, else of ``device_type``: float16 for ``"cuda"``, bfloat16 for all others.
+            names, else of ``device_type``: float16 for ``"cuda"``, bfloat16 for all others. With any other dtype
+            nothing is cast in the region, and a warning says so.
         enabled: False for a region in which nothing is cast.
         cache_enabled: False to keep no casts of weights in the region. On an HPU it has no effect, as documented there.
         preset: The lists; ``habana-mp lists`` shows their names. A device's name stands for its lists, its precision
@@ -150,18 +151,27 @@ def is_autocast_available(device_type: str) -> bool:
 
 def is_autocast_enabled(device_type: str | None = None) -> bool:
     """Is a region of :func:`autocast` open in this thread that casts, for this device type if one is given?"""
-    wanted = None if device_type is None else torch.device(device_type).type
+    wanted = None if device_type is None else _type_of(device_type)
     request = _current()
     return request is not None and wanted in (None, request.device_type)
 
 
 def get_autocast_dtype(device_type: str) -> torch.dtype:
     """The lower precision for this device type: the region's in one for it, else what a region would have."""
-    device_type = torch.device(device_type).type
+    device_type = _type_of(device_type)
     request = _current()
     if request is not None and request.device_type == device_type:
         return request.dtype
     return _SYSTEMS[device_type].dtype if device_type in _SYSTEMS else torch.get_autocast_dtype(device_type)
+
+
+def _type_of(device_type: str) -> str:
+    """The device type of ``"cpu"`` or ``"cuda:0"``, if torch has autocast for it."""
+    if not isinstance(device_type, str):
+        raise ValueError(f"`device_type` must be a string; got {type(device_type).__name__}: {device_type!r}")
+    if not torch.amp.is_autocast_available(device_type):
+        raise RuntimeError(f"`device_type` must be one that torch has autocast for; got {device_type!r}")
+    return torch.device(device_type).type
 
 
 def _current() -> _Request | None:
@@ -218,36 +228,33 @@ def _find_number(
     fp32: tuple[Listed, ...] | None,
 ) -> int:
     """What the region's arguments come to; everything that can be wrong with them is found here."""
-    if not isinstance(device_type, str):
-        raise ValueError(f"`device_type` must be a string; got {type(device_type).__name__}: {device_type!r}")
-    if not torch.amp.is_autocast_available(device_type):
-        raise RuntimeError(f"`device_type` must be one that torch has autocast for; got {device_type!r}")
-    device_type = torch.device(device_type).type
+    device_type = _type_of(device_type)
     if isinstance(enabled, str):
         raise ValueError(f"`enabled` must be True or False; got {enabled!r}")
     if not enabled:
         return _ISLAND
-    system = _SYSTEMS.get(device_type if preset is None else preset)
-    if system is None and preset is None:
+    if preset is None and device_type not in _SYSTEMS:
         raise ValueError(f"`preset` must be given for {device_type!r}: there are no lists of its own for it")
-    if not _is_there(device_type):
-        warn(f'`hmp.autocast("{device_type}")` has no effect: {device_type.upper()} is not available here')
-        return _NOTHING
+    preset = device_type if preset is None else preset
+    system = _SYSTEMS.get(preset)
     if dtype is None:
         dtype = (system or _SYSTEMS.get(device_type, _SYSTEMS["cpu"])).dtype
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"`dtype` must be torch.bfloat16 or torch.float16; got {dtype!r}")
+    name = preset_named(preset).name if system is None else system.presets.get(dtype, "")
+    if name == "hpu-autocast" and dtype is torch.float16:
+        raise ValueError("`dtype` must be torch.bfloat16 with the lists of hpu: its autocast has no torch.float16")
+    if not _is_there(device_type):
+        warn(f'`hmp.autocast("{device_type}")` has no effect: {device_type.upper()} is not available here')
+        return _NOTHING
     if dtype not in (torch.bfloat16, torch.float16):
         warn(
             f"`hmp.autocast` lowers to torch.bfloat16 or torch.float16, not to {dtype}: nothing is cast in this region"
         )
         return _ISLAND
-    name = system.presets[dtype] if system is not None else str(preset)
     if device_type == "cuda" and dtype is torch.bfloat16 and not torch.cuda.is_bf16_supported():
         raise RuntimeError("this CUDA device does not support bfloat16; use dtype=torch.float16")
     if name == "hpu-autocast":
-        if dtype is torch.float16:
-            raise ValueError("`dtype` must be torch.bfloat16 with the lists of hpu: its autocast has no torch.float16")
         if cache_enabled is not None:
             warn("`cache_enabled` has no effect with the lists of hpu")
         cache_enabled = None

@@ -70,7 +70,8 @@ def test_custom_lists_move_operations_between_the_precisions() -> None:
 
 
 def test_graph_shows_cast_nodes_only_in_mixed_precision(tmp_path: Path) -> None:
-    result = load_main("graph")(["--output", str(tmp_path / "made" / "graph")])
+    result = load_main("graph")(["--output", str(tmp_path / "made" / "graph.v2")])
+    assert result.files[0].name == "graph.v2.dot"
     # Weight and bias of the convolution and of the linear layer, and the input of softmax.
     assert result.cast_nodes == 5
     assert result.cast_nodes_fp32 == 0

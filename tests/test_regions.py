@@ -522,6 +522,27 @@ def test_a_device_that_is_not_there_gives_a_warning_and_no_effect(device: str) -
         assert product() is FP32
 
 
+@pytest.mark.parametrize(
+    ("device", "arguments", "what"),
+    [
+        ("hpu", {"dtype": FP16}, r"`dtype` must be torch\.bfloat16"),
+        ("cuda", {"dtype": "bfloat16"}, "`dtype` must be"),
+        ("xpu", {"preset": "torch-xpuu"}, "did you mean 'torch-xpu'?"),
+    ],
+)
+def test_wrong_arguments_are_refused_for_a_device_that_is_not_there_too(
+    device: str, arguments: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(ValueError, match=what):
+        hmp.autocast(device, **arguments)
+
+
+@pytest.mark.parametrize("question", [hmp.get_autocast_dtype, hmp.is_autocast_enabled, hmp.autocast])
+def test_a_device_type_that_is_no_string_is_refused(question: Callable[[Any], object]) -> None:
+    with pytest.raises(ValueError, match="`device_type` must be a string; got int: 5"):
+        question(5)
+
+
 def test_a_device_that_torch_does_not_know_is_torchs_error() -> None:
     with pytest.raises(RuntimeError):
         torch.autocast("abacus")
@@ -814,8 +835,9 @@ def test_an_error_in_a_list_from_the_environment_names_variable_file_and_line(tm
 
 
 def test_a_missing_file_in_the_environment_names_the_variable(tmp_path: Path) -> None:
-    done = run_script(_ASK, LOWER_LIST=str(tmp_path / "none.txt"))
-    assert f"LOWER_LIST: {tmp_path / 'none.txt'}" in done.stderr
+    done = run_script(_ASK, cwd=tmp_path, LOWER_LIST=str(tmp_path / "none.txt"))
+    told = f"the operation list of LOWER_LIST does not exist (looked in the working directory {tmp_path})"
+    assert f"{told}: '{tmp_path / 'none.txt'}'" in done.stderr
 
 
 # ---- questions -----------------------------------------------------------------------------------------------------
