@@ -251,6 +251,10 @@ _USE_A_WEIGHT_OFTEN = _names("lstm gru rnn_tanh rnn_relu")
 #: would be summed in float32 instead of in the cast's precision, so only where none is asked for.
 KEEPS_WEIGHTS = dict.fromkeys(_USE_A_WEIGHT_ONCE, "always") | dict.fromkeys(_USE_A_WEIGHT_OFTEN, "unrecorded")
 
+#: Of these, where torch makes the products of sequences that lie one after another one by one, if the weights want no
+#: gradient: ten times slower in a lower precision. (A kernel of its own computes most calls of `lstm`.)
+TAKES_STEPS = _names("gru rnn_tanh rnn_relu")
+
 #: Of these, where torch.autocast on a CPU casts every floating input to the lower precision, as a list does.
 CAST_INSIDE = _names("""
     linear matmul __matmul__ mm bmm addmm baddbmm addbmm conv1d conv2d conv3d conv_transpose1d conv_transpose2d

@@ -17,7 +17,7 @@ from habana_mp._convolutions import WRONG
 from habana_mp._errors import ListError, warn
 from habana_mp._lists import Listed
 from habana_mp._presets import Preset, shipped_names
-from habana_mp._reached_inside import MADE_OF_PRODUCTS, MAKES_PRODUCT
+from habana_mp._reached_inside import MADE_OF_PRODUCTS, MAKES_PRODUCT, MEAN_PRODUCTS, PRODUCTS_INSIDE
 
 Action = Literal["none", "precision", "widest", "in_place", "first_input", "scalars", "refused"]
 
@@ -35,7 +35,7 @@ class Ruling:
     precision: str = ""
     saturate: Literal["", "numbers", "all"] = ""
     no_kernel: bool = False
-    #: Only for calls that make a matrix product.
+    #: Only for the matrix products of the calls that make any.
     products_only: bool = False
 
     def rule(self, operation: str, *, keeps_weights: bool = True) -> _core.Rule:
@@ -49,11 +49,14 @@ class Ruling:
             no_kernel=self.no_kernel,
             keeps_weights=ops.KEEPS_WEIGHTS.get(operation, "") if keeps_weights else "",
             in_rows=in_rows if operation in ops.WANTS_ROWS else None,
+            takes_steps=operation in ops.TAKES_STEPS,
             casts_inside=operation in ops.CAST_INSIDE,
             is_product=operation in ops.PRODUCTS,
             target_keywords=ops.target_keywords(operation) if self.action == "in_place" else (),
             views_one=operation in ops.VIEWS_ONE,
             makes_product=MAKES_PRODUCT.get(operation) if self.products_only else None,
+            products_inside=self.products_only and operation in PRODUCTS_INSIDE,
+            is_fused=PRODUCTS_INSIDE.get(operation) if self.products_only else None,
             may_repeat=ops.may_be_repeated(operation),
             packs=ops.PACKS_WEIGHTS.get(operation, "") if keeps_weights else "",
         )
@@ -283,7 +286,7 @@ def policy_from_lists(
     if own is not None:
         decided |= _assign(own, lower)
     rulings = {
-        operation: ruling_in_list(operation, kind, products_only=listed.products_only)
+        operation: ruling_in_list(operation, kind, products_only=listed.products_only or listed.name in MEAN_PRODUCTS)
         for operation, (kind, listed) in decided.items()
     }
     rulings |= {operation: Ruling("refused") for operation in refused - rulings.keys()}

@@ -58,7 +58,10 @@ _UNDOCUMENTED: dict[str, tuple[str, str, str]] = {
 
 #: Operations in which torch.autocast meets the matrix products that torch makes of them; see `_reached_inside.py`. (The
 #: lists of CUDA and XPU name the others themselves.)
-_REACHED_INSIDE = {"torch-cpu": MADE_OF_PRODUCTS, "torch-xpu": frozenset({"einsum"})}
+_REACHED_INSIDE = {
+    "torch-cpu": MADE_OF_PRODUCTS | {"gru", "rnn_relu", "rnn_tanh"},
+    "torch-xpu": frozenset({"einsum"}),
+}
 
 #: Folder names that tell nothing about the model.
 _SILENT = {"pytorch", "habana", "benchmarks", "implementations", "training", "config", "hls-gaudi2-pt", "examples"}

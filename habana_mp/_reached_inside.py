@@ -2,7 +2,8 @@
 
 The lists of a preset that says what ``torch.autocast`` does name them too, for those of their calls that make such a
 product. The others run in the widest precision among their inputs: angles of a rotary embedding, ``einsum("i,j->ij",
-positions, frequencies)``, are products of numbers, and would lose their positions in bfloat16.
+positions, frequencies)``, are products of numbers, and would lose their positions in bfloat16. Of an operation that
+makes other things besides, only the products are meant.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -47,5 +49,24 @@ MAKES_PRODUCT: dict[str, Callable[..., bool]] = {
     "tensordot": _tensordot_makes_product,
 }
 
-#: All of them.
+#: All that consist of products.
 MADE_OF_PRODUCTS = frozenset(("chain_matmul", "linalg_multi_dot", *MAKES_PRODUCT))
+
+
+def _lstm_is_fused(input: Tensor, state: Sequence[Tensor], *_: Any, **__: Any) -> bool:
+    # Of packed sequences, or with a projection, torch makes it of products.
+    is_packed = isinstance(state, Tensor)
+    return not is_packed and state[0].shape[-1] == state[1].shape[-1] and bool(torch.backends.mkldnn.enabled)
+
+
+#: What else they consist of stays as it is: the state of a recurrent layer, which each step of a sequence rounds again.
+#: And who tells, of a call's arguments, whether one kernel computes it as a whole; None where there is no such kernel.
+PRODUCTS_INSIDE: dict[str, Callable[..., bool] | None] = {
+    "gru": None,
+    "lstm": _lstm_is_fused,
+    "rnn_relu": None,
+    "rnn_tanh": None,
+}
+
+#: Names that mean the products of such an operation in any list: of a kernel that does not compute all of its calls.
+MEAN_PRODUCTS = frozenset(("mkldnn_rnn_layer",))

@@ -124,7 +124,7 @@ def _show_preset(name: str, only: str | None) -> int:
         print(f"# {preset.name}, {only}")
         for one in getattr(preset, only):
             # In a file a name means every call.
-            print(f"# where it makes a matrix product: {one.name}" if one.products_only else one.name)
+            print(f"# its matrix products only: {one.name}" if one.products_only else one.name)
         return 0
     print(f"{preset.name}: {preset.description}")
     for title in _PARTS:
@@ -132,7 +132,7 @@ def _show_preset(name: str, only: str | None) -> int:
         if listed:
             print(f"\n{title}:")
             for one in listed:
-                when = " (where it makes a matrix product)" if one.products_only else ""
+                when = " (its matrix products only)" if one.products_only else ""
                 print(f"  {one.name:<31} {_meaning(one.name)}{when}")
     return 0
 

@@ -15,9 +15,11 @@ import torch
 import torch.nn.functional as F
 from conftest import Converter, assert_same, run_script, seeded, tensors
 from torch import nn
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.optim import swa_utils
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from habana_mp import HmpWarning, hmp
 
@@ -103,7 +105,7 @@ def test_a_listed_recurrent_module_trains_as_by_hand(converted: Converter, name:
     assert_same(trained(module, x.bfloat16(), *inputs[1:]), expected)
 
 
-@pytest.mark.parametrize("name", [one for one in RECURRENT if one.startswith("LSTM")])
+@pytest.mark.parametrize("name", [one for one in RECURRENT if one.startswith("LSTM") and "projection" not in one])
 def test_an_lstm_trains_as_by_hand_where_the_list_names_its_kernel(name: str) -> None:
     module, x, first = recurrent(name)
     expected = by_hand(module, x, first)
@@ -141,6 +143,131 @@ def test_packed_sequences_go_through_recurrent_modules(converted: Converter, nam
     hmp.convert()
     assert_same(run(module, x, first), unlisted)
     assert_same(run(module, x.bfloat16(), first), expected)
+
+
+def run_recurrent(name: str, module: nn.Module, packed: bool) -> Callable[..., Any]:
+    """A call of it, of packed sequences or not."""
+
+    def run(x: torch.Tensor, *state: Any) -> Any:
+        if not packed:
+            return module(x, *state)
+        batch_first = bool(RECURRENT[name][1].get("batch_first"))
+        result, last = module(pack_padded_sequence(x, torch.tensor([4, 3, 3, 1]), batch_first=batch_first), *state)
+        return result.data, last
+
+    return run
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("name", RECURRENT)
+def test_the_preset_lowers_the_products_of_a_recurrent_module_as_torchs_autocast_does(
+    name: str, packed: bool, dtype: torch.dtype
+) -> None:
+    if "LSTM" in name and not packed and dtype is torch.float16:
+        dtype = torch.bfloat16  # processors have the kernel for both, or for this alone
+    module, x, first = recurrent(name)
+    run = run_recurrent(name, module, packed)
+
+    def step(*inputs: Any) -> Any:
+        module.zero_grad()
+        result = run(*inputs)
+        # Not of squares, whose gradient float16 may not hold.
+        torch.stack([one.float().sum() for one in tree_leaves(result)]).sum().backward()
+        return tree_map(torch.Tensor.detach, result), [one.grad for one in module.parameters()]
+
+    for inputs in ((x,), (x, first), (x.to(dtype),)):
+        with torch.autocast("cpu", dtype):
+            expected = step(*inputs)
+        hmp.convert(preset="torch-cpu", dtype=dtype)
+        for _ in range(2):
+            result, gradients = step(*inputs)
+            assert_same(result, expected[0])
+            # Torch casts the matrix of a projection anew in each step, and sums its gradients in float32.
+            (assert_near if "projection" in name else assert_same)(gradients, expected[1])
+            for without in (torch.no_grad(), torch.inference_mode()):
+                with without:
+                    assert_same(run(*inputs), expected[0])
+        hmp.restore()
+        with torch.no_grad():
+            for one in module.parameters():
+                one.mul_(0.5)
+
+
+def test_kept_casts_serve_the_products_of_a_recurrent_module_and_follow_its_weights() -> None:
+    hmp.reset_report()
+    module = nn.GRU(32, 16, num_layers=2)
+    x, count = torch.randn(5, 3, 32), len(list(module.parameters()))
+    for _ in range(2):
+        with torch.no_grad():
+            with torch.autocast("cpu"):
+                expected = module(x)
+            with hmp.autocast("cpu"):
+                hits = hmp.report(show=False).weights.hits
+                for _ in range(3):
+                    assert_same(module(x), expected)
+                assert hmp.report(show=False).weights.hits >= hits + 2 * count
+            for one in module.parameters():
+                one.data += 0.25
+    row = next(row for row in hmp.report(show=False) if row.operation == "gru")
+    assert (row.precision, row.calls) == ("bf16", 6)
+
+
+def test_a_list_of_ones_own_means_the_whole_of_a_recurrent_module(converted: Converter) -> None:
+    module, x, _ = recurrent("LSTM with a projection")
+    converted(bf16=["GRU"], fp32=[])
+    assert nn.GRU(8, 6)(x)[0].dtype is torch.bfloat16
+    for name, of_state in (("LSTM", torch.bfloat16), ("mkldnn_rnn_layer", torch.float32)):
+        converted(bf16=[name], fp32=[])
+        assert module(x)[1][1].dtype is of_state
+    hmp.convert("O2")
+    assert nn.GRU(8, 6)(x)[0].dtype is torch.float32
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("kind", [nn.GRU, nn.RNN])
+def test_the_products_of_a_recurrent_module_stay_in_float32_where_somebody_traces(
+    kind: type[nn.RNNBase], packed: bool
+) -> None:
+    module, x = kind(8, 6).requires_grad_(False), torch.randn(4, 4, 8)
+    run = run_recurrent(kind.__name__, module, packed)
+    gradient = torch.func.grad(lambda one: run(one)[0].sum())
+    expected, of_sum = run(x)[0], None if packed else gradient(x)
+    hmp.convert(preset="torch-cpu")
+    assert_same(torch.jit.trace(run, x)(x)[0], expected)
+    if not packed:  # no tracer but jit's knows packed sequences
+        assert_same(gradient(x), of_sum)
+        assert_same(make_fx(lambda one: run(one)[0])(x)(x), expected)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x, torch.ones_like(x))
+            assert_same(forward_ad.unpack_dual(run(dual)[0]).primal, expected)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_compiled_code_makes_the_products_of_a_recurrent_module_as_eager_code_where_it_leaves_them_to_it(
+    traced: bool,
+) -> None:
+    if traced and not hasattr(torch._dynamo.config, "allow_rnn"):
+        pytest.skip("this torch goes into recurrent modules unasked")
+    module, x = nn.GRU(8, 6), torch.randn(4, 4, 8)
+    exact = module(x)
+    hmp.convert(preset="torch-cpu")
+    expected = exact if traced else module(x)
+    with torch._dynamo.config.patch({"allow_rnn": True} if traced else {}):
+        assert_same(torch.compile(module, backend="aot_eager", fullgraph=traced)(x), expected)
+
+
+def test_torchs_own_autocast_has_the_last_word_on_a_recurrent_module() -> None:
+    module, x = nn.GRU(8, 6), torch.randn(4, 4, 8)
+    with torch.autocast("cpu", torch.float16):
+        expected = module(x)
+    hmp.convert(preset="torch-cpu")
+    with pytest.warns(hmp.HmpWarning, match="torch.autocast"), torch.autocast("cpu", torch.float16):
+        assert_same(module(x), expected)
+    with torch.autocast("cpu", enabled=False):
+        assert module(x)[0].dtype is torch.float32
 
 
 @pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])

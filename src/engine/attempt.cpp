@@ -131,6 +131,51 @@ PyObject* call_and_cast_inside(Target& target, const Arguments& arguments, Kind 
   return call_unseen(target, arguments);
 }
 
+// The place of the last list among the arguments, which holds the weights of a recurrent layer; -1 where there is none.
+Py_ssize_t place_of_weights(const Arguments& arguments, const Reading& reading) {
+  Py_ssize_t place = arguments.count() - 1;
+  while (place >= 0 && reading.kinds[place] != Kind::sequence) --place;
+  return place;
+}
+
+// Where nothing is recorded a cast wants no gradient, and then torch makes the products of sequences that lie one after
+// another one by one. So these get another tensor of the same memory, which says that it wants one. `made` is ours.
+bool fold_products(PyObject* made) {
+  static PyObject* const detach = PyUnicode_InternFromString("detach");
+  static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad_");
+  PyObject** const items = PySequence_Fast_ITEMS(made);
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(made); ++i) {
+    if (Py_TYPE(items[i]) != tensor::api.tensor || tensor::requires_grad(items[i])) continue;
+    PyObject* const other = PyObject_CallMethodNoArgs(items[i], detach);
+    PyObject* const same = other == nullptr ? nullptr : PyObject_CallMethodNoArgs(other, requires_grad);
+    Py_XDECREF(other);
+    if (same == nullptr) return false;
+    Py_SETREF(items[i], same);
+  }
+  return true;
+}
+
+// The casts of a call; those of a recurrent layer's weights as its products want them.
+bool make_casts(const Rule& rule, const Arguments& arguments, const Reading& reading, Kind to, bool records,
+                CastArguments& cast, Tally& tally) {
+  if (!cast.make(rule, reading, to, tally)) return false;
+  if (!rule.takes_steps || records || to == Kind::f32) return true;
+  const Py_ssize_t place = place_of_weights(arguments, reading);
+  PyObject* const made = place < 0 ? nullptr : cast.arguments().values[place];
+  return made == nullptr || made == arguments.values[place] || fold_products(made);
+}
+
+// Torch's autocast lowers what goes into each product. The weights are cast before, since every step takes them.
+PyObject* attempt_products_inside(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
+                                  Kind to, Attempt& attempt) {
+  const Py_ssize_t place = place_of_weights(arguments, reading);
+  Reading weights(arguments.count());
+  for (Py_ssize_t i = 0; i < arguments.count(); ++i) weights.kinds[i] = i == place ? Kind::sequence : Kind::other;
+  CastArguments cast(arguments);
+  attempt.made = make_casts(rule, arguments, weights, to, tensor::grad_is_enabled(), cast, attempt.tally);
+  return attempt.made ? call_and_cast_inside(target, cast.arguments(), to) : nullptr;
+}
+
 PyObject* attempt_as_they_lie(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
                               Kind to, bool records, Attempt& attempt) {
   Tally& tally = attempt.tally;
@@ -144,7 +189,7 @@ PyObject* attempt_as_they_lie(Target& target, const Rule& rule, const Arguments&
       !records && rule.keeps_weights == Rule::Keeps::always && target.shape != Target::Shape::python;
   tally.leaves_casts = records && may_leave_casts(target, rule, arguments, reading);
   CastArguments cast(arguments);
-  attempt.made = cast.make(rule, reading, to, tally);
+  attempt.made = make_casts(rule, arguments, reading, to, records, cast, tally);
   attempt.scalar_changed = cast.scalar_changed();
   if (!attempt.made) return nullptr;
   return tally.left_casts ? call_and_cast_inside(target, cast.arguments(), to) : call_unseen(target, cast.arguments());
@@ -216,8 +261,26 @@ PyObject* attempt_in_rows(Target& target, const Rule& rule, const Arguments& arg
 
 }  // namespace
 
+bool may_lower_products(const Arguments& arguments, const Reading& reading) {
+  if (!tensor::may_cast_inside() || tensor::is_traced()) return false;
+  const auto is_plain = [](PyObject* value) { return tensor::is_plain_tensor(value) && !tensor::is_off_cpu(value); };
+  for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
+    PyObject* const value = arguments.values[i];
+    const Kind kind = reading.kinds[i];
+    if (kind == Kind::sequence) {
+      for (Py_ssize_t j = 0; j < PySequence_Fast_GET_SIZE(value); ++j) {
+        if (!is_plain(PySequence_Fast_GET_ITEM(value, j))) return false;
+      }
+    } else if (is_floating(kind) && (kind != Kind::f32 || !is_plain(value))) {
+      return false;
+    }
+  }
+  return true;
+}
+
 PyObject* attempt_with_casts(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
                              Kind to, Attempt& attempt) {
+  if (attempt.is_inside) return attempt_products_inside(target, rule, arguments, reading, to, attempt);
   const bool records = tensor::grad_is_enabled();
   if (rule.in_rows != nullptr && !records && to != Kind::f32) {
     if (is_of_uneven_rows(arguments, reading)) {

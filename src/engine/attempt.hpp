@@ -10,10 +10,15 @@ namespace habana_mp::engine {
 // What came of a try.
 struct Attempt {
   Tally tally;
-  bool made = true;  // the casts were
+  bool is_inside = false;  // only the products inside are to be lowered; may_lower_products said so
+  bool made = true;        // the casts were
   bool scalar_changed = false;
   bool interrupted = false;
 };
+
+// Can torch's autocast lower the products inside of this call, and leave the rest as it would be without lists? Only
+// for plain tensors on the CPU whose input is in float32; an input that was lowered makes all of it lower.
+bool may_lower_products(const Arguments& arguments, const Reading& reading);
 
 // A new reference, or null with the exception of a cast or of the call; `attempt` tells which.
 PyObject* attempt_with_casts(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,

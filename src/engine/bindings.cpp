@@ -100,8 +100,9 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
                const py::tuple& target_keywords, std::uint64_t raised_positions, const py::tuple& raised_keywords,
                std::uint64_t off_cpu_positions, const py::tuple& off_cpu_keywords, const py::tuple& sparse_keyword,
                std::uint8_t sparse_position, const py::object& is_wrong, bool wrong_if_strided, bool views_one,
-               const py::object& makes_product, bool may_repeat, const std::string& keeps_weights,
-               const py::object& in_rows, bool casts_inside, bool is_product, const std::string& packs) {
+               const py::object& makes_product, bool products_inside, const py::object& is_fused, bool may_repeat,
+               const std::string& keeps_weights, const py::object& in_rows, bool takes_steps, bool casts_inside,
+               bool is_product, const std::string& packs) {
   Rule rule;
   rule.action = action_of(action);
   if (rule.action == Rule::Action::precision) rule.to = precision_of(precision);
@@ -121,9 +122,12 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
   rule.wrong_if_strided = wrong_if_strided;
   rule.views_one = views_one;
   rule.makes_product = kept_function(makes_product);
+  rule.products_inside = products_inside;
+  rule.is_fused = kept_function(is_fused);
   rule.may_repeat = may_repeat;
   rule.keeps_weights = keeps_of(keeps_weights);
   rule.in_rows = kept_function(in_rows);
+  rule.takes_steps = takes_steps;
   rule.casts_inside = casts_inside;
   rule.is_product = is_product;
   rule.packs = weights::packs_named(packs);
@@ -320,8 +324,9 @@ void register_engine(py::module_& module) {
            py::arg("raised_keywords") = py::tuple(), py::arg("off_cpu_positions") = 0,
            py::arg("off_cpu_keywords") = py::tuple(), py::arg("sparse_keyword") = py::tuple(),
            py::arg("sparse_position") = 0, py::arg("is_wrong") = py::none(), py::arg("wrong_if_strided") = false,
-           py::arg("views_one") = false, py::arg("makes_product") = py::none(), py::arg("may_repeat") = true,
-           py::arg("keeps_weights") = "", py::arg("in_rows") = py::none(), py::arg("casts_inside") = false,
+           py::arg("views_one") = false, py::arg("makes_product") = py::none(), py::arg("products_inside") = false,
+           py::arg("is_fused") = py::none(), py::arg("may_repeat") = true, py::arg("keeps_weights") = "",
+           py::arg("in_rows") = py::none(), py::arg("takes_steps") = false, py::arg("casts_inside") = false,
            py::arg("is_product") = false, py::arg("packs") = "");
 
   module.def("bind_torch", [] {

@@ -214,6 +214,8 @@ PyObject* refuse(const Target& target) {
   return nullptr;
 }
 
+PyObject* answer_covered(Target& target, const Rule& rule, const Arguments& arguments);
+
 // The call as the plan wants it: the part behind the fast path.
 PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
                             Plan plan) {
@@ -245,6 +247,14 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
       return call_original(target, arguments);
     }
   }
+  bool is_inside = rule.products_inside && tensor::is_lower(plan.to);
+  if (is_inside && rule.is_fused != nullptr) {
+    is_inside = !answers_true(rule.is_fused, arguments);
+    if (PyErr_Occurred() != nullptr) return nullptr;
+  }
+  if (is_inside && !may_lower_products(arguments, reading)) {
+    return answer_covered(target, *target.unlisted, arguments);
+  }
   if (rule.is_wrong != nullptr && plan.to == Kind::bf16) {
     if (would_be_wrong(rule, arguments)) [[unlikely]] {
       return call_without_lowering(target, rule, arguments, reading, false);
@@ -267,6 +277,7 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
     return call_without_lowering(target, rule, arguments, reading, false);
   }
   Attempt attempt;
+  attempt.is_inside = is_inside;
   PyObject* result = attempt_with_casts(target, rule, arguments, reading, plan.to, attempt);
   if (result == nullptr) {
     if (attempt.interrupted) return nullptr;
@@ -288,10 +299,8 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
   return result;
 }
 
-}  // namespace
-
 // Apart from answer, whose early way out then needs no room for a reading.
-[[gnu::noinline]] static PyObject* answer_covered(Target& target, const Rule& rule, const Arguments& arguments) {
+[[gnu::noinline]] PyObject* answer_covered(Target& target, const Rule& rule, const Arguments& arguments) {
   Reading reading(arguments.count());
   read(rule, arguments, reading);
   const Plan plan = decide(rule, reading);
@@ -324,7 +333,7 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
 
 // In a region of torch.autocast(enabled=False) nothing is cast. But what a call is given there may have been lowered
 // outside; whoever protects himself so wants float32 for it, where torch takes no two precisions (rule 10).
-[[gnu::noinline]] static PyObject* answer_protected(Target& target, const Arguments& arguments) {
+[[gnu::noinline]] PyObject* answer_protected(Target& target, const Arguments& arguments) {
   const Rule& rule = *target.unlisted;
   if (rule.action == Rule::Action::none || !may_repeat(target, rule)) return call_original(target, arguments);
   const auto plan_for = [&](Reading& reading) {
@@ -353,12 +362,14 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
 }
 
 // What the lists say of a target: the innermost region's, or convert's. A user's own function has its own rule.
-static const Rule& rule_of_lists(const Target& target) {
+const Rule& rule_of_lists(const Target& target) {
   const RuleSet* region = thread_state.region;
   if (region == nullptr || target.index == no_index) [[likely]]
     return *target.listed;
   return *region->rules[target.index];
 }
+
+}  // namespace
 
 PyObject* answer(Target& target, const Arguments& arguments) {
   const ThreadState& state = thread_state;

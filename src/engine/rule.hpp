@@ -53,6 +53,8 @@ struct Rule {
   // Who gives the first input in rows that lie evenly where the operation, a product, is slow on others: a Python
   // function of both inputs, for a tracer's tensors, kept for the life of the process; null for any other operation.
   PyObject* in_rows = nullptr;
+  // Does it go through sequences step by step, with the weights in the last list that it is given?
+  bool takes_steps = false;
   // Does torch's own autocast cast the same inputs of it on the CPU?
   bool casts_inside = false;
   // With one tensor alone, does it give a view of it, or only sum it up (`einsum("ii->i", x)`)?
@@ -60,6 +62,11 @@ struct Rule {
   // Who tells, with the arguments of a call, whether it makes a matrix product, and the list means only those that do:
   // a Python function, kept for the life of the process, or null.
   PyObject* makes_product = nullptr;
+  // Does the list mean no more than the matrix products that torch makes inside, of the weights in the last list that
+  // it is given? All else, what it keeps from step to step among it, stays in the precision that it comes in. And who
+  // tells whether one kernel computes the call, which is lowered as a whole then: a Python function as above, or null.
+  bool products_inside = false;
+  PyObject* is_fused = nullptr;
   // May a call that failed be made again with other casts? Not where it may have written into an argument first.
   bool may_repeat = true;
   // Does it add up products? Kernels for sparse tensors do so in the lower precision, where they have one.
