@@ -367,7 +367,10 @@ case(
     torch=lambda x, g: torch._grid_sampler_2d_cpu_fallback(x, g, 0, 0, False),
 )
 
-# recurrent cells
+# recurrent layers and cells
+case("gru", (nn.GRU(4, 3), M), module=lambda m, x: m(x))
+case("rnn_tanh", (nn.RNN(4, 3), M), module=lambda m, x: m(x))
+case("rnn_relu", (nn.RNN(4, 3, nonlinearity="relu"), M), module=lambda m, x: m(x))
 case("LSTMCell", (nn.LSTMCell(4, 3), M), module=lambda m, x: m(x))
 case("GRUCell", (nn.GRUCell(4, 3), M), module=lambda m, x: m(x))
 case("gru_cell", (nn.GRUCell(4, 3), M), module=lambda m, x: m(x))
