@@ -25,6 +25,9 @@ def custom_fwd(
         cast_inputs: Cast floating tensors of that device, float64 left out, to this dtype, and run the forward without
             casts. None to run it as everything around it runs.
     """
+    _check_function("fwd", fwd)
+    if cast_inputs is not None and not isinstance(cast_inputs, torch.dtype):
+        raise ValueError(f"`cast_inputs` must be a torch.dtype or None; got {cast_inputs!r}")
     torchs: Callable[..., Any] = torch.amp.custom_fwd(fwd, device_type=device_type, cast_inputs=cast_inputs)
     if fwd is None:
         return functools.partial(custom_fwd, device_type=device_type, cast_inputs=cast_inputs)
@@ -53,6 +56,7 @@ def custom_bwd(bwd: Callable[..., Any] | None = None, *, device_type: str) -> Ca
         bwd: The function to decorate.
         device_type: As for :func:`torch.amp.custom_bwd`.
     """
+    _check_function("bwd", bwd)
     torchs: Callable[..., Any] = torch.amp.custom_bwd(bwd, device_type=device_type)
     if bwd is None:
         return functools.partial(custom_bwd, device_type=device_type)
@@ -69,6 +73,11 @@ def custom_bwd(bwd: Callable[..., Any] | None = None, *, device_type: str) -> Ca
             _core.exchange_state(before)
 
     return decorated
+
+
+def _check_function(name: str, function: object) -> None:
+    if function is not None and not callable(function):
+        raise TypeError(f"`{name}` must be a function; got {type(function).__name__}: {function!r}")
 
 
 def _cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:

@@ -211,7 +211,7 @@ def given_faithful_packing(name: str, arguments: tuple[Any, ...], keywords: dict
 
     @functools.wraps(pack, updated=())
     def faithful_pack(tensor: torch.Tensor) -> tuple[torch.dtype, Any]:
-        return tensor.dtype, pack(tensor)
+        return tensor.dtype, _core.call_without_casts_inside(pack, tensor)
 
     @functools.wraps(unpack, updated=())
     def faithful_unpack(packed: tuple[torch.dtype, Any]) -> Any:

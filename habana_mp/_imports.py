@@ -55,6 +55,10 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def execute_and_tell(module: types.ModuleType) -> None:
             execute(module)
+            if module.__name__ != fullname:
+                return  # of an archive all modules have one loader
+            if vars(loader).get("exec_module") is execute_and_tell:
+                del loader.exec_module
             with _lock:
                 for part in list(self._waiting.get(fullname, ())):
                     part.found(module)

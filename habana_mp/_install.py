@@ -56,9 +56,9 @@ class Installation:
             # Whatever can fail is made before anything is changed; the core checks everything before its first store.
             composites = self._make_composites(policy)
             plan = _policy.plan(policy)
+            warn_if_in_autocast()
             self._store(lambda: _core.install(plan), is_whole=True)
             try:
-                warn_if_in_autocast()
                 self._support(policy, weights_of=policy)
                 forget_compiled_code()
                 self.policy = policy

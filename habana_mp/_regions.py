@@ -210,7 +210,10 @@ def _number(
     if lower is not None or fp32 is not None:
         return _find_number(device_type, dtype, enabled, cache_enabled, preset, lower, fp32)
     asked = (device_type, dtype, enabled, cache_enabled, preset)
-    number = installation.numbers.get(asked)
+    try:
+        number = installation.numbers.get(asked)
+    except TypeError:  # one that cannot be a key is wrong
+        number = None
     if number is None:
         number = _find_number(*asked, None, None)
         if number != _NOTHING:
@@ -231,6 +234,10 @@ def _find_number(
     device_type = _type_of(device_type)
     if isinstance(enabled, str):
         raise ValueError(f"`enabled` must be True or False; got {enabled!r}")
+    if isinstance(cache_enabled, str):
+        raise ValueError(f"`cache_enabled` must be True, False or None; got {cache_enabled!r}")
+    if preset is not None and not isinstance(preset, str):
+        preset_named(preset)  # raises
     if not enabled:
         return _ISLAND
     if preset is None and device_type not in _SYSTEMS:
@@ -260,7 +267,7 @@ def _find_number(
         cache_enabled = None
         lower = _from_environment("LOWER_LIST") if lower is None else lower
         fp32 = _from_environment("FP32_LIST") if fp32 is None else fp32
-    return _ready(_made(_Request(device_type, dtype, name, lower, fp32, cache_enabled is not False)))
+    return _ready(_made(_Request(device_type, dtype, name, lower, fp32, cache_enabled is None or bool(cache_enabled))))
 
 
 # torch.compile does not look into a region that was made outside of compiled code.

@@ -80,7 +80,7 @@ class Scope(ABC):
                 except StopAsyncIteration:
                     return
                 finally:
-                    await running.aclose()
+                    await _as_awaitable(self._between_yields(running.aclose()))  # type: ignore[misc]  # as above
 
         elif inspect.iscoroutinefunction(function):
 

@@ -123,15 +123,17 @@ def convert(
         skip_slower=skip_slower,
         reuse_memory=reuse_memory,
     )
+    installation.check_alone()
     verbose = isVerbose or log is not None
+    log_before = _core.log_destination()
     if verbose:
         open_log(log)
     _places.forget_warnings()
     try:
         installation.install(policy)
     except BaseException:
-        if verbose:
-            close_log()
+        # Of whatever stays in force.
+        _core.log_back_to(log_before if is_converted() else None)
         raise
     if not verbose:
         close_log()

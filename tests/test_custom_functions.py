@@ -183,3 +183,13 @@ def test_the_device_type_is_checked_as_torchs_is() -> None:
         wrong: Any = torch.device("cpu")
         with pytest.raises(ValueError, match="device_type"):
             decorate(device_type=wrong)
+
+
+def test_what_is_no_function_and_no_dtype_is_refused() -> None:
+    wrong: Any = 5
+    with pytest.raises(TypeError, match="`fwd` must be a function; got int: 5"):
+        hmp.custom_fwd(wrong, device_type="cpu")
+    with pytest.raises(TypeError, match="`bwd` must be a function; got int: 5"):
+        hmp.custom_bwd(wrong, device_type="cpu")
+    with pytest.raises(ValueError, match=r"`cast_inputs` must be a torch\.dtype or None; got 5"):
+        hmp.custom_fwd(device_type="cpu", cast_inputs=wrong)

@@ -15,6 +15,8 @@ import subprocess
 import sys
 import threading
 import types
+import warnings
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from conftest import Converter, assert_torch_is_restored, interrupted, run_script
 
-from habana_mp import _core, _install, hmp
+from habana_mp import _compiled, _core, _install, hmp
 from habana_mp._composites import Replacement
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -304,6 +306,7 @@ def test_converting_and_restoring_for_ever_leaks_nothing(converted: Converter) -
         hmp.restore()
 
     sample = [torch.mm, torch.Tensor.exp, F.linear, F.normalize, torch.Tensor.__setitem__, torch.set_autocast_enabled]
+    sample += [_compiled.in_rows, torch._C._distributed_c10d.ProcessGroup.allreduce.__call__.__self__]
     for _ in range(5):
         cycle()
     gc.collect()
@@ -527,6 +530,28 @@ def test_a_decorated_asynchronous_generator_casts_nothing() -> None:
         return seen
 
     assert asyncio.run(main()) == [False, True, False, True]
+
+
+@pytest.mark.usefixtures("casting")
+def test_a_decorated_asynchronous_generator_is_closed_within_its_block() -> None:
+    seen = []
+
+    @hmp.disable_casts
+    async def quiet() -> Any:
+        try:
+            yield is_cast()
+        finally:
+            await asyncio.sleep(0)
+            seen.append(is_cast())
+
+    async def main() -> None:
+        running = quiet()
+        assert not await anext(running)
+        await running.aclose()
+        assert is_cast()
+
+    asyncio.run(main())
+    assert seen == [False]
 
 
 @pytest.mark.usefixtures("casting")
@@ -889,3 +914,99 @@ def test_an_interrupt_while_torch_is_changed_leaves_it_as_it_was(
         hmp.restore()
         # thousands of points: nearly all of them lie in loops
         count += 1 + count // 50
+
+
+# ---- garbage that is collected in the middle of it -------------------------------------------------------------------
+
+_COLLECTING = """
+import gc, torch
+from habana_mp import hmp
+hmp.convert()
+x = torch.ones(8, 8)
+class Last:
+    def __del__(self):
+        {finally_done}
+def deep(frames):
+    return deep(frames - 1) if frames else {done}
+gc.disable()
+for _ in range(100):
+    torch.nn.Linear(2, 2)  # what it leaves behind is looked at again
+    last = Last()
+    last.me = last
+    del last
+    gc.set_threshold(30, 1000, 1000)
+    gc.enable()
+    result = deep(200)
+    gc.disable()
+print(result)
+"""
+
+
+@pytest.mark.parametrize("finally_done", ["torch.mm(x, x)", "torch.nn.Linear(2, 2)"])
+@pytest.mark.parametrize("done", ["torch.mm(x, x).dtype", "torch.nn.Identity()"])
+def test_a_finalizer_may_compute_and_construct_while_frames_are_looked_at(done: str, finally_done: str) -> None:
+    result = run_script(_COLLECTING.format(done=done, finally_done=finally_done))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == ("torch.bfloat16" if "mm" in done else "Identity()")
+
+
+# ---- a convert that fails -------------------------------------------------------------------------------------------
+
+
+def test_a_warning_that_is_an_error_leaves_what_was_in_force(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    with pytest.warns(hmp.HmpWarning), torch.autocast("cpu"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(hmp.HmpWarning, match=r"torch\.autocast is enabled"):
+            hmp.convert("O2")
+    assert hmp.is_converted()
+    assert torch.mm(M, N).dtype is BF16
+    assert torch.exp(M).dtype is FP32
+
+
+def test_a_convert_that_fails_leaves_the_log_of_the_one_in_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("not this time")
+
+    hmp.convert(log=tmp_path / "before.log")
+    torch.mm(M, N)
+    with monkeypatch.context() as patch:
+        patch.setattr(_core, "install", fail)
+        with pytest.raises(RuntimeError, match="not this time"):
+            hmp.convert("O2", log=tmp_path / "after.log")
+    torch.mm(M, N)
+    hmp.restore()
+    with monkeypatch.context() as patch:
+        patch.setattr(_core, "install", fail)
+        with pytest.raises(RuntimeError, match="not this time"):
+            hmp.convert(log=tmp_path / "after.log")
+    assert _core.log_destination() is None
+    assert (tmp_path / "before.log").read_text().count("mm") == 2
+    assert (tmp_path / "after.log").read_text() == ""
+
+
+# ---- modules from an archive ----------------------------------------------------------------------------------------
+
+
+def test_a_module_from_an_archive_is_watched_as_one_from_a_folder(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "library.zip", "w") as archive:
+        archive.writestr("transformers/__init__.py", "")
+        archive.writestr("transformers/utils/__init__.py", "")
+        archive.writestr("transformers/utils/generic.py", "def maybe_autocast(device_type, dtype=None): pass")
+        archive.writestr(
+            "transformers/modeling_utils.py",
+            "import torch, transformers.utils.generic\n"
+            "class PreTrainedModel:\n"
+            "    def init_weights(self):\n"
+            "        return torch.mm(torch.ones(8, 8), torch.ones(8, 8)).dtype\n",
+        )
+    result = run_script(
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from habana_mp import hmp; hmp.convert()\n"
+        "import transformers.modeling_utils as module\n"
+        "print(module.PreTrainedModel().init_weights(), 'exec_module' in vars(module.__spec__.loader))\n",
+        str(tmp_path / "library.zip"),
+    )
+    assert result.stdout.strip() == "torch.float32 False", result.stderr

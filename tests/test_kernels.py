@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from conftest import run_script
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -885,3 +886,19 @@ def test_an_out_among_many_that_overlaps_any_other_array_is_an_error() -> None:
 def test_an_impossible_number_of_threads_is_an_error(threads: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         kernels.to_float16(F32, threads=threads)
+
+
+def test_an_end_of_memory_is_called_so() -> None:
+    done = run_script("""
+import resource, numpy
+from habana_mp import kernels
+uneven = numpy.empty(2**26, numpy.float32)[::2]  # wants a copy
+out = numpy.empty(2**25, numpy.uint16)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**24, used + 2**24))
+try:
+    kernels.to_bfloat16(uneven, out=out, seed=1)
+except MemoryError:
+    print("MemoryError")
+""")
+    assert done.stdout.strip() == "MemoryError", done.stderr

@@ -854,6 +854,25 @@ _core._log_event("last")
         assert set(lines[2:]) <= {b"busy", b"late"}
 
 
+def test_a_daemon_thread_that_opens_a_log_while_the_interpreter_ends_does_not_abort_it(tmp_path: Path) -> None:
+    result = script(
+        """
+import ctypes, os, subprocess, sys, threading, time
+os.mkfifo(sys.argv[1])
+threading.Thread(target=_core.log_to, args=("file", sys.argv[1]), daemon=True).start()
+time.sleep(0.2)
+# The other end is opened when the interpreter has ended, and still works without the GIL.
+subprocess.Popen(["sh", "-c", 'sleep 1; cat "$0" > /dev/null', sys.argv[1]])
+class Last:
+    def __init__(self): self.sleep = ctypes.CDLL(None).usleep
+    def __del__(self): self.sleep(2_000_000)
+sys.modules["last"] = Last()
+""",
+        tmp_path / "pipe",
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_exit_with_a_console_that_is_already_closed_does_not_crash() -> None:
     result = script('import sys; _core.log_to("console"); sys.stdout.close(); _core._log_event("x")')
     assert result.returncode == 0

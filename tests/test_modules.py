@@ -213,6 +213,26 @@ def test_kept_casts_serve_the_products_of_a_recurrent_module_and_follow_its_weig
     assert (row.precision, row.calls) == ("bf16", 6)
 
 
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+def test_a_users_hook_of_saved_tensors_computes_outside_of_the_products_of_a_recurrent_module(
+    kind: type[nn.RNNBase],
+) -> None:
+    seen = set()
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        with hmp.disable_casts():
+            seen.add(
+                (torch.mm(tensor.new_ones(2, 2).float(), torch.ones(2, 2)).dtype, torch.is_autocast_enabled("cpu"))
+            )
+        return tensor
+
+    hmp.convert(preset="torch-cpu")
+    x = pack_padded_sequence(torch.randn(4, 4, 8), torch.tensor([4, 3, 3, 1]))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        assert kind(8, 6)(x)[0].data.dtype is torch.float32
+    assert seen == {(torch.float32, False)}
+
+
 def test_a_list_of_ones_own_means_the_whole_of_a_recurrent_module(converted: Converter) -> None:
     module, x, _ = recurrent("LSTM with a projection")
     converted(bf16=["GRU"], fp32=[])

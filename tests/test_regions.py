@@ -537,6 +537,55 @@ def test_wrong_arguments_are_refused_for_a_device_that_is_not_there_too(
         hmp.autocast(device, **arguments)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ({"preset": ["torch-cpu"]}, r"`preset` must be one of .*; got \['torch-cpu'\]"),
+        ({"cache_enabled": "False"}, "`cache_enabled` must be True, False or None; got 'False'"),
+        ({"dtype": ["bfloat16"]}, "`dtype` must be"),
+    ],
+)
+def test_an_argument_of_another_kind_is_refused(arguments: dict[str, Any], what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        hmp.autocast("cpu", **arguments)
+
+
+def test_a_zero_for_cache_enabled_is_false_whatever_was_asked_before() -> None:
+    zero: Any = 0
+    weight = torch.nn.Parameter(torch.randn(64, 64))
+    for region in (hmp.autocast("cpu", cache_enabled=zero), hmp.autocast("cpu", cache_enabled=False)):
+        before = hmp.report(show=False).weights.hits
+        with region, torch.no_grad():
+            for _ in range(4):
+                F.linear(X[:, :1].expand(8, 64), weight)
+        assert hmp.report(show=False).weights.hits == before
+
+
+def test_a_list_that_changes_while_its_tensors_are_asked_for_their_device() -> None:
+    # In a process of its own: it would end it.
+    done = run_script("""
+import torch
+from habana_mp import hmp
+given = []
+class Own(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), keywords=None):
+        if getattr(getattr(function, "__self__", None), "__name__", "") == "is_cpu":
+            given.clear()
+            for _ in range(2000):
+                bytearray(b"A" * 8 * 500)
+            return False
+        return super().__torch_function__(function, types, arguments, keywords or {})
+count = hmp.op_wrap(lambda tensors: len(tensors), to="bf16")
+with hmp.autocast("cpu"):
+    for _ in range(50):
+        given[:] = [torch.ones(2).as_subclass(Own), *(object() for _ in range(500))]
+        count(given)
+print("done")
+""")
+    assert done.stdout.strip() == "done", done.stderr
+
+
 @pytest.mark.parametrize("question", [hmp.get_autocast_dtype, hmp.is_autocast_enabled, hmp.autocast])
 def test_a_device_type_that_is_no_string_is_refused(question: Callable[[Any], object]) -> None:
     with pytest.raises(ValueError, match="`device_type` must be a string; got int: 5"):

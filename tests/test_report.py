@@ -9,13 +9,14 @@ import json
 import threading
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import Converter
 
-from habana_mp import Report, Row, hmp
+from habana_mp import Report, Row, _core, hmp
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
@@ -380,3 +381,32 @@ def test_what_a_dropped_wrapper_counted_is_kept(converted: Converter) -> None:
 def test_a_file_that_is_no_stream_is_refused() -> None:
     with pytest.raises(TypeError, match=r"`file` must be a stream .*; got str: 'report\.txt'"):
         hmp.report(file="report.txt")  # type: ignore[arg-type]  # that is the point
+
+
+def test_functions_that_are_freed_while_the_report_is_made_are_counted(converted: Converter) -> None:
+    def wrapped(number: int) -> Any:
+        def operation(x: torch.Tensor) -> torch.Tensor:
+            return x.mm(x)
+
+        operation.__name__ = f"operation_{number}"
+        return hmp.op_wrap(operation, to="bf16")
+
+    converted(bf16=["mm"])
+    before = gc.isenabled(), gc.get_threshold()
+    try:
+        for allocations in range(1, 60, 3):
+            hmp.reset_report()
+            gc.disable()
+            for number in range(40):
+                one = wrapped(number)
+                one(M)
+                one.__dict__["itself"] = [one] if number > 10 else None
+            del one
+            gc.set_threshold(gc.get_count()[0] + allocations, 1000, 1000)
+            gc.enable()
+            counts = _core.counts()
+            gc.disable()
+            assert sum(calls for name, _, _, calls, *_ in counts if "operation_" in name) == 40
+    finally:
+        gc.set_threshold(*before[1])
+        (gc.enable if before[0] else gc.disable)()

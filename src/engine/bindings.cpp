@@ -77,16 +77,18 @@ engine::Reason reason_for(Rule::Action action, bool no_kernel) {
 }
 
 // Held for ever, each once: a call under way may still read it after another policy came.
-PyObject* kept(const py::tuple& names) {
+PyObject* kept(const py::object& names_or_function) {
   static PyObject* const all = PyDict_New();
-  if (names.empty()) return nullptr;
-  PyObject* known = PyDict_SetDefault(all, names.ptr(), names.ptr());
+  PyObject* known = PyDict_SetDefault(all, names_or_function.ptr(), names_or_function.ptr());
   if (known == nullptr) throw py::error_already_set();
   return known;
 }
 
-// The same for a function, or null for None.
-PyObject* kept_function(const py::object& function) { return function.is_none() ? nullptr : Py_NewRef(function.ptr()); }
+// Null for an empty tuple.
+PyObject* kept(const py::tuple& names) { return names.empty() ? nullptr : kept(py::object(names)); }
+
+// Null for None.
+PyObject* kept_function(const py::object& function) { return function.is_none() ? nullptr : kept(function); }
 
 Rule::Keeps keeps_of(const std::string& when) {
   if (when.empty()) return Rule::Keeps::never;
@@ -220,16 +222,27 @@ void set_places(const py::object& step, const py::dict& worker_namespace, const 
 
 // (operation, representation, precision, calls, casts, bytes) for whatever was called
 py::list counts() {
-  py::list rows;
-  engine::for_each_target([&rows](const Target& target) {
+  struct Row {
+    std::string operation;
+    std::string representation;
+    const char* precision;
+    engine::Count count;
+  };
+  // No Python object is made meanwhile: a collection of garbage may free functions with rules of their own.
+  std::vector<Row> found;
+  engine::for_each_target([&found](const Target& target) {
     for (int p = 0; p < engine::precision_count; ++p) {
       const engine::Count& count = target.counts[static_cast<std::size_t>(p)];
       if (count.calls == 0) continue;
-      rows.append(py::make_tuple(target.operation, target.representation,
-                                 engine::name(static_cast<engine::Precision>(p)), count.calls, count.casts,
-                                 count.bytes));
+      found.push_back(
+          {target.operation, target.representation, engine::name(static_cast<engine::Precision>(p)), count});
     }
   });
+  py::list rows;
+  for (const Row& row : found) {
+    rows.append(py::make_tuple(row.operation, row.representation, row.precision, row.count.calls, row.count.casts,
+                               row.count.bytes));
+  }
   return rows;
 }
 
@@ -411,6 +424,10 @@ void register_engine(py::module_& module) {
     const auto left = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(decrement.ptr()));
     if (!left) throw py::error_already_set();
     return counted.cast<int>() - 1;
+  });
+  module.def("call_without_casts_inside", [](const py::object& function, const py::object& argument) {
+    const tensor::NoCastsInside off;
+    return function(argument);
   });
   module.def("call_silently", [](const py::object& function, const py::object& argument) {
     return with_silent_lists([&] { return PyObject_CallOneArg(function.ptr(), argument.ptr()); });

@@ -36,10 +36,15 @@ bool holds_tensor_on(RuleSet::Device device, PyObject* const* values, Py_ssize_t
       const bool off_cpu = !tensor::can_be_cast_inside(values[i]) && tensor::is_off_cpu(values[i]);
       if (off_cpu == (device == RuleSet::Device::accelerator)) return true;
     } else if (kind == Kind::sequence && depth < deepest_sequence) {
-      // Nothing here runs Python code that could change the list.
-      if (holds_tensor_on(device, PySequence_Fast_ITEMS(values[i]), PySequence_Fast_GET_SIZE(values[i]), depth + 1)) {
-        return true;
+      // Of a copy: a subclass is asked in Python for its device, and may change the list.
+      PyObject* const items = PyTuple_Check(values[i]) ? Py_NewRef(values[i]) : PyList_AsTuple(values[i]);
+      if (items == nullptr) {
+        drop_error();
+        continue;
       }
+      const bool found = holds_tensor_on(device, PySequence_Fast_ITEMS(items), PyTuple_GET_SIZE(items), depth + 1);
+      Py_DECREF(items);
+      if (found) return true;
     }
   }
   return false;

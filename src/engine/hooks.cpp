@@ -25,7 +25,7 @@ bool goes_through_hooks(PyObject* innermost, PyObject* caller, PyObject* called)
 
 }  // namespace
 
-// Without anything between the look and the change that would let other threads run.
+// Without anything between the look and the change that would let other threads run, as finalizers might.
 int set_hook(PyObject* dictionary, PyObject* key, PyObject* hook, PyObject* caller, PyObject* called) noexcept {
   PyObject* const current_frames = PySys_GetObject("_current_frames");
   PyObject* frames = current_frames == nullptr ? nullptr : PyObject_CallNoArgs(current_frames);
@@ -33,6 +33,7 @@ int set_hook(PyObject* dictionary, PyObject* key, PyObject* hook, PyObject* call
     if (PyErr_Occurred() == nullptr) PyErr_SetString(PyExc_RuntimeError, "sys._current_frames is missing");
     return -1;
   }
+  const bool collects = PyGC_Disable() != 0;
   const unsigned long mine = PyThread_get_thread_ident();
   bool is_busy = false;
   PyObject* thread = nullptr;
@@ -49,6 +50,7 @@ int set_hook(PyObject* dictionary, PyObject* key, PyObject* hook, PyObject* call
     }
     if (failed != 0) done = -1;
   }
+  if (collects) PyGC_Enable();
   Py_DECREF(frames);
   return done;
 }

@@ -142,6 +142,7 @@ RuleSet* intern_rule_set(RuleSet&& content) {
   if (!may_tell_more()) return nullptr;
   content.number = static_cast<std::uint16_t>(all_told().size());
   RuleSet* made = &sets().emplace_back(std::move(content));
+  Py_XINCREF(made->after_recorded_cast);  // kept, as the set is
   all_told().push_back({made, false});
   return made;
 }

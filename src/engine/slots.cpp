@@ -307,7 +307,7 @@ struct Probe {
   PyMethodDef* original_definition = nullptr;
   PyMethodDef definition{};
   std::string text;         // of our definition, where the builtin tells a signature
-  bool is_watched = false;  // afterwards the rest stays: a call may be under way
+  bool is_watched = false;  // afterwards the rest stays, but for writers: a call may be under way
 
   PyObject* call(PyObject* const* values, std::size_t flagged_count, PyObject* keywords) const {
     if (original_slot != nullptr) return original_slot(object, values, flagged_count, keywords);
@@ -591,6 +591,14 @@ bool install(const std::vector<Entry>& entries) {
   return true;
 }
 
+static bool may_put_in(const RuleSet& set) {
+  const tensor::MemoryMap memory;
+  Target::Shape shape = Target::Shape::function;
+  return std::all_of(set.covered.begin(), set.covered.end(), [&](const RuleSet::Covered& one) {
+    return one.target->installed || check(one.target->object, memory, shape);
+  });
+}
+
 RuleSet* make_rule_set(const std::vector<Entry>& entries, RuleSet::Device device, PyObject* after_recorded_cast,
                        const std::string& name) {
   std::vector<Target*> found;
@@ -598,23 +606,20 @@ RuleSet* make_rule_set(const std::vector<Entry>& entries, RuleSet::Device device
   RuleSet content;
   content.rules.fill(&no_rule);
   content.device = device;
-  content.after_recorded_cast = Py_XNewRef(after_recorded_cast);  // kept, as the set is
+  content.after_recorded_cast = after_recorded_cast;
   content.name = name;
   for (std::size_t i = 0; i < entries.size(); ++i) {
     content.rules[found[i]->index] = intern(entries[i].listed);
     content.covered.push_back({found[i], intern(entries[i].unlisted)});
     if (!found[i]->installed) found[i]->operation = entries[i].operation;
   }
+  if (!may_put_in(content)) return nullptr;  // before it takes one of the numbers that there are
   RuleSet* set = intern_rule_set(std::move(content));
   return set == nullptr || !put_in(*set) ? nullptr : set;
 }
 
 bool put_in(RuleSet& set) {
-  const tensor::MemoryMap memory;
-  Target::Shape shape = Target::Shape::function;
-  for (const RuleSet::Covered& one : set.covered) {
-    if (!one.target->installed && !check(one.target->object, memory, shape)) return false;
-  }
+  if (!may_put_in(set)) return false;
   ++changes;
   weights::watch_view_and_numpy(&lists_speak_here);
   for (const RuleSet::Covered& one : set.covered) {
@@ -640,7 +645,10 @@ void uninstall() noexcept {
         &make_subclass, &is_autocast_enabled, &to_dlpack, &to_dlpack_versioned, &set_version_counter}) {
     stop_watching(*probe);
   }
-  for (const auto& writer : writers) stop_watching(*writer);
+  for (const auto& writer : writers) {
+    stop_watching(*writer);
+    Py_CLEAR(writer->object);
+  }
   writers.clear();
   if (std::exchange(data_is_watched, false)) store(&tensor::api.data->set, original_data_setter);
 }
@@ -660,6 +668,9 @@ bool install_probes(const Probes& probes) {
   };
   std::vector<std::unique_ptr<Probe>> more;
   for (PyObject* writer : writers.empty() ? probes.writers : std::vector<PyObject*>()) {
+    const bool is_known =
+        std::any_of(plans.begin(), plans.end(), [=](const ProbePlan& plan) { return plan.object == writer; });
+    if (is_known) continue;
     plans.push_back({more.emplace_back(std::make_unique<Probe>()).get(), writer, writer_stub});
   }
   for (const ProbePlan& plan : plans) {

@@ -120,12 +120,24 @@ bool is_running(const Construction& construction) {
   return false;
 }
 
-void forget_construction(ThreadState& state) {
-  Construction* construction = state.construction;
-  state.construction = nullptr;
-  Py_DECREF(construction->codes);
-  Py_DECREF(construction->module);
-  delete construction;
+// The mark, or null, takes the place of the one that is there.
+void set_construction(ThreadState& state, Construction* mark) {
+  Construction* former = std::exchange(state.construction, mark);
+  if (former == nullptr) return;
+  Py_DECREF(former->codes);
+  Py_DECREF(former->module);
+  delete former;
+}
+
+// Is the module that the mark tells of still being constructed? Where it is not, the mark goes. Nobody else has it
+// while the frames are walked: that may run finalizers, which may call operations and construct modules.
+bool is_constructing(ThreadState& state) {
+  Construction* mark = std::exchange(state.construction, nullptr);
+  if (mark == nullptr) return false;
+  const bool running = is_running(*mark);
+  set_construction(state, mark);
+  if (!running) set_construction(state, nullptr);
+  return running;
 }
 
 // Was the code read from a file whose name begins with one of these?
@@ -275,10 +287,7 @@ void forget_regions() noexcept {
 }
 
 std::optional<Reason> why_not(ThreadState& state) noexcept {
-  if (state.construction != nullptr) {
-    if (is_running(*state.construction)) return Reason::construction;
-    forget_construction(state);
-  }
+  if (is_constructing(state)) return Reason::construction;
   if (state.optimizer_steps != 0) {
     if (is_stepping()) return Reason::optimizer_step;
     state.optimizer_steps = 0;  // a step raised, and nobody said that it was over
@@ -290,10 +299,7 @@ std::optional<Reason> why_not(ThreadState& state) noexcept {
 
 void construction_begins() noexcept {
   ThreadState& state = thread_state;
-  if (state.construction != nullptr) {
-    if (is_running(*state.construction)) return;  // a module inside the module
-    forget_construction(state);
-  }
+  if (is_constructing(state)) return;  // a module inside the module
   // The innermost frame is nn.Module.__init__, or a function that stands in for it.
   const FrameWalk innermost;
   PyObject* module = innermost ? innermost.first_parameter() : nullptr;
@@ -307,7 +313,7 @@ void construction_begins() noexcept {
     PyErr_Clear();
     return;
   }
-  state.construction = construction;
+  set_construction(state, construction);
 }
 
 void set_places(const Places& given) noexcept {

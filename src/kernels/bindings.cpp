@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
@@ -298,9 +299,7 @@ py::array kernels_cast_stochastically(const py::object& object, const py::dtype&
   };
   py::array out = out_or_none.is_none() ? fresh() : checked_out(out_or_none, array, Float::bf16);
   array = py::array::ensure(array, py::array::c_style);
-  if (!array) {
-    throw py::error_already_set();
-  }
+  if (!array) throw std::bad_alloc();  // what else can be wrong with it was asked before
   py::array target = is_contiguous(out) ? out : fresh();
   const auto count = static_cast<std::size_t>(array.size());
   const void* source = array.data();

@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "gil.hpp"
 #include "log/sinks.hpp"
 
 namespace py = pybind11;
@@ -224,6 +225,8 @@ void flush() {
   if (const std::shared_ptr<Destination> destination = in_force()) destination->flush();
 }
 
+std::shared_ptr<Destination> destination() { return in_force(); }
+
 void send_to(std::shared_ptr<Destination> destination) {
   detail::active.store(destination != nullptr, std::memory_order_relaxed);
   const std::shared_ptr<Destination> previous = std::exchange(in_force(), std::move(destination));
@@ -239,8 +242,7 @@ void shut_down() {
   constexpr int patience = 1000;
   const int own = writing ? 1 : 0;
   for (int waited = 0; lines_in_flight > own && waited < patience; ++waited) {
-    const py::gil_scoped_release release;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    without_gil([] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); });
   }
 }
 

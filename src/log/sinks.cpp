@@ -11,10 +11,12 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
+#include <exception>
 #include <iterator>
 #include <utility>
 
 #include "frames.hpp"
+#include "gil.hpp"
 
 namespace py = pybind11;
 
@@ -270,10 +272,9 @@ std::shared_ptr<Destination> file(py::handle path, bool append, Layout layout) {
   const std::string name = py::reinterpret_steal<py::bytes>(converted);
 
   int error = 0;
+  std::exception_ptr failure;
   std::shared_ptr<spdlog::sinks::basic_file_sink_st> sink;
-  {
-    // A folder across a network may take its time; other threads need not wait for it.
-    const py::gil_scoped_release release;
+  const auto open = [&] {
     // spdlog would make missing folders, try five times with pauses, and lose errno: ask the system first.
     const int probe = ::open(name.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     error = probe < 0 ? errno : 0;
@@ -288,7 +289,16 @@ std::shared_ptr<Destination> file(py::handle path, bool append, Layout layout) {
       sink = std::make_shared<spdlog::sinks::basic_file_sink_st>(name, !append, handlers);
       sink->set_formatter(formatter_of(layout));
     }
-  }
+  };
+  // A folder across a network may take its time; other threads need not wait for it.
+  without_gil([&] {
+    try {
+      open();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  });
+  if (failure) std::rethrow_exception(failure);
   if (error != 0) {
     errno = error;
     PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, path.ptr());

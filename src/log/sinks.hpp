@@ -62,6 +62,7 @@ std::shared_ptr<Destination> python(pybind11::object logger);
 void write_each_line_at_once() noexcept;
 
 // Which destination is in force; an empty pointer turns the log off. Defined in log.cpp.
+std::shared_ptr<Destination> destination();
 void send_to(std::shared_ptr<Destination> destination);
 void flush();
 

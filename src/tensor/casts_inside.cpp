@@ -1,5 +1,7 @@
 #include "tensor/casts_inside.hpp"
 
+#include <utility>
+
 #include "tensor/inside.hpp"
 #include "tensor/thread_flag.hpp"
 #include "tensor/torch_library.hpp"
@@ -30,6 +32,8 @@ Functions functions;
 DeviceFlag enabled;
 
 bool is_bound = false;
+
+thread_local bool is_at_work = false;
 
 // Do torch's Python functions see what these set?
 bool agree_with_python() {
@@ -76,13 +80,24 @@ CastsInside::CastsInside(Kind to) noexcept
   if (dtype_changed_) functions.set_dtype(cpu, wanted);
   // Its cache would keep the cast of an input that is a leaf, whatever happens to the leaf.
   if (cache_before_) functions.set_cache_enabled(false);
+  is_at_work = true;
   enabled.turn(true);
 }
 
 CastsInside::~CastsInside() {
+  is_at_work = false;
   enabled.turn(false);
   if (cache_before_) functions.set_cache_enabled(true);
   if (dtype_changed_) functions.set_dtype(cpu, dtype_before_);
+}
+
+NoCastsInside::NoCastsInside() noexcept : was_on_(std::exchange(is_at_work, false)) {
+  if (was_on_) enabled.turn(false);
+}
+
+NoCastsInside::~NoCastsInside() {
+  is_at_work = was_on_;
+  if (was_on_) enabled.turn(true);
 }
 
 }  // namespace habana_mp::tensor

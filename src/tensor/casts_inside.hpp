@@ -32,4 +32,17 @@ class CastsInside {
   bool dtype_changed_;
 };
 
+// Off again as long as it lives, where CastsInside is on in this thread: for a user's hook, which may run within a call
+// that records more than one node.
+class NoCastsInside {
+ public:
+  NoCastsInside() noexcept;
+  ~NoCastsInside();
+  NoCastsInside(const NoCastsInside&) = delete;
+  NoCastsInside& operator=(const NoCastsInside&) = delete;
+
+ private:
+  bool was_on_;
+};
+
 }  // namespace habana_mp::tensor

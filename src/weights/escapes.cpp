@@ -194,12 +194,14 @@ void hold(Callers& held, const Callers& callers) {
 
 constexpr int with_keywords = METH_VARARGS | METH_KEYWORDS;
 
-bool check(const Plan& plan) {
-  if (Py_TYPE(plan.object) == &PyMethodDescr_Type &&
-      reinterpret_cast<PyMethodDescrObject*>(plan.object)->d_method->ml_flags == plan.flags) {
-    return true;
-  }
-  PyErr_Format(PyExc_RuntimeError, "habana_mp cannot watch %R: its calling convention is not known", plan.object);
+bool check(const Plan& plan, const tensor::MemoryMap& memory) {
+  const bool is_method = Py_TYPE(plan.object) == &PyMethodDescr_Type;
+  PyMethodDef* definition = is_method ? reinterpret_cast<PyMethodDescrObject*>(plan.object)->d_method : nullptr;
+  if (is_method && definition->ml_flags == plan.flags && memory.may_write(&definition->ml_meth)) return true;
+  PyErr_Format(
+      PyExc_RuntimeError,
+      "habana_mp cannot watch %R: its calling convention is not known, or its definition may not be written to",
+      plan.object);
   return false;
 }
 
@@ -207,13 +209,15 @@ bool check(const Plan& plan) {
 
 void watch_view_and_numpy(bool (*lists_speak)()) noexcept {
   lists_speak_here = lists_speak;
+  if (view.definition != nullptr && numpy.definition != nullptr) return;
   PyObject* methods = tensor::api.tensor_base->tp_dict;
+  const tensor::MemoryMap memory;
   const Plan plans[] = {
       {&view, PyDict_GetItemString(methods, "view"), with_keywords, as_function(view_stub)},
       {&numpy, PyDict_GetItemString(methods, "numpy"), with_keywords, as_function(numpy_stub)},
   };
   for (const Plan& plan : plans) {
-    if (plan.object != nullptr && check(plan)) watch(plan);
+    if (plan.object != nullptr && check(plan, memory)) watch(plan);
   }
   PyErr_Clear();
 }
@@ -249,8 +253,9 @@ bool watch_escapes(const Hatches& hatches) {
       {&resize_as, hatches.resize_as, with_keywords, as_function(escaping_stub<resize_as>)},
       {&storage_data_ptr, hatches.storage_data_ptr, METH_NOARGS, storage_data_ptr_stub},
   };
+  const tensor::MemoryMap memory;
   for (const Plan& plan : plans) {
-    if (!check(plan)) return false;
+    if (!check(plan, memory)) return false;
   }
   if (view.definition == nullptr || numpy.definition == nullptr) {
     PyErr_SetString(PyExc_RuntimeError,

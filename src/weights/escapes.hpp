@@ -13,7 +13,7 @@ struct Callers {
   PyObject* passing_on = nullptr;
 };
 
-// Objects of torch; borrowed, and held while they are watched.
+// Objects of torch; borrowed. The tuples of the callers are held.
 struct Hatches {
   PyObject* untyped_storage;   // methods of Tensor
   PyObject* data_ptr;          //
