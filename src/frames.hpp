@@ -36,11 +36,15 @@ class FrameWalk {
     Py_DECREF(code);
     return reinterpret_cast<PyObject*>(code);
   }
-  // A new reference, or null with an exception set.
-  PyObject* globals() const {
+  // The name of the module whose code it is, a new reference; null where there is none.
+  PyObject* module_name() const {
     PyObject* globals = PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame_), "f_globals");
-    if (globals != nullptr && !PyDict_Check(globals)) Py_CLEAR(globals);
-    return globals;
+    const bool is_known = globals != nullptr && PyDict_Check(globals);
+    PyObject* name = is_known ? Py_XNewRef(PyDict_GetItemString(globals, "__name__")) : nullptr;
+    Py_XDECREF(globals);
+    PyErr_Clear();
+    if (name != nullptr && !PyUnicode_Check(name)) Py_CLEAR(name);
+    return name;
   }
   // Has a debugger a function of its own there?
   bool is_traced() const {

@@ -267,7 +267,7 @@ py::object cast_in_block(const py::object& tensor, const py::object& dtype) {
   return made == nullptr ? py::none() : py::reinterpret_steal<py::object>(made);
 }
 
-PyObject* answer(Target& target, const py::tuple& arguments, const py::dict& keywords) {
+py::object answer(Target& target, const py::tuple& arguments, const py::dict& keywords) {
   const auto given = static_cast<Py_ssize_t>(arguments.size());
   std::vector<PyObject*> values;
   values.reserve(arguments.size() + keywords.size());
@@ -278,7 +278,9 @@ PyObject* answer(Target& target, const py::tuple& arguments, const py::dict& key
     names[i++] = py::reinterpret_borrow<py::object>(name);
     values.push_back(value.ptr());
   }
-  return engine::answer(target, {values.data(), given, keywords.empty() ? nullptr : names.ptr()});
+  PyObject* result = engine::answer(target, {values.data(), given, keywords.empty() ? nullptr : names.ptr()});
+  if (result == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(result);
 }
 
 // A Python function of torch's that lists may cover: the policy's and the regions' rules hold for calls of it, and
@@ -292,9 +294,7 @@ class Composite {
     Py_DECREF(former);
   }
   py::object call(const py::tuple& arguments, const py::dict& keywords) {
-    PyObject* result = answer(*target_, arguments, keywords);
-    if (result == nullptr) throw py::error_already_set();
-    return py::reinterpret_steal<py::object>(result);
+    return answer(*target_, arguments, keywords);
   }
 
  private:
@@ -317,9 +317,7 @@ class Function {
   Function& operator=(const Function&) = delete;
 
   py::object call(const py::tuple& arguments, const py::dict& keywords) {
-    PyObject* result = answer(*target_, arguments, keywords);
-    if (result == nullptr) throw py::error_already_set();
-    return py::reinterpret_steal<py::object>(result);
+    return answer(*target_, arguments, keywords);
   }
 
  private:

@@ -107,12 +107,10 @@ bool was_recorded_by_jit() {
   HeldError held;
   bool found = false;
   for (FrameWalk walk; walk && !found; walk.outwards()) {
-    PyObject* globals = walk.globals();
-    PyObject* name = globals == nullptr ? nullptr : PyDict_GetItemString(globals, "__name__");
-    found = name != nullptr && PyUnicode_Check(name) && PyUnicode_CompareWithASCIIString(name, "torch.jit._trace") == 0;
-    Py_XDECREF(globals);
+    PyObject* name = walk.module_name();
+    found = name != nullptr && PyUnicode_CompareWithASCIIString(name, "torch.jit._trace") == 0;
+    Py_XDECREF(name);
   }
-  PyErr_Clear();
   held.restore();
   return found;
 }

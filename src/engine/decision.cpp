@@ -10,32 +10,38 @@ namespace {
 constexpr std::array names{"bf16", "fp16", "fp32", "unchanged"};
 static_assert(names.size() == precision_count);
 
-constexpr std::array descriptions{
-    "in the list",
-    "widest input",
-    "in-place target keeps its precision",
-    "first input",
-    "no kernel for the lower precision",
-    "scalar brought into the lower precision's range",
-    "inputs are never cast",
-    "out= was given",
-    "dtype= was given",
-    "the result may be a view of the input",
-    "it makes no matrix product",
-    "a module is being constructed",
-    "inside an optimizer's step",
-    "in a DataLoader worker",
-    "in the code of torch.distributed",
-    "slower in the lower precision",
-    "the region is for another device",
-    "wrapped by op_wrap",
+struct Words {
+  const char* word;  // as the enumerator is called: a program that reads the JSON lines compares these
+  const char* description;
 };
-static_assert(descriptions.size() == reason_count);
+constexpr std::array words{
+    Words{"list", "in the list"},
+    Words{"widest", "widest input"},
+    Words{"in_place", "in-place target keeps its precision"},
+    Words{"first_input", "first input"},
+    Words{"no_kernel", "no kernel for the lower precision"},
+    Words{"scalar", "scalar brought into the lower precision's range"},
+    Words{"ineligible", "inputs are never cast"},
+    Words{"explicit_out", "out= was given"},
+    Words{"explicit_dtype", "dtype= was given"},
+    Words{"view", "the result may be a view of the input"},
+    Words{"no_product", "it makes no matrix product"},
+    Words{"construction", "a module is being constructed"},
+    Words{"optimizer_step", "inside an optimizer's step"},
+    Words{"worker", "in a DataLoader worker"},
+    Words{"distributed", "in the code of torch.distributed"},
+    Words{"slower", "slower in the lower precision"},
+    Words{"other_device", "the region is for another device"},
+    Words{"op_wrap", "wrapped by op_wrap"},
+};
+static_assert(words.size() == reason_count);
 
 }  // namespace
 
 const char* name(Precision precision) noexcept { return names[static_cast<std::size_t>(precision)]; }
 
-const char* describe(Reason reason) noexcept { return descriptions[static_cast<std::size_t>(reason)]; }
+const char* word(Reason reason) noexcept { return words[static_cast<std::size_t>(reason)].word; }
+
+const char* describe(Reason reason) noexcept { return words[static_cast<std::size_t>(reason)].description; }
 
 }  // namespace habana_mp::engine

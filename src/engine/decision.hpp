@@ -33,6 +33,9 @@ enum class Reason : std::uint8_t {
 };
 inline constexpr int reason_count = 18;
 
+// For a program: "list", "widest", ...
+const char* word(Reason reason) noexcept;
+
 // A few words for a person: "in the list", "widest input", ...
 const char* describe(Reason reason) noexcept;
 

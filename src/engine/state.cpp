@@ -165,11 +165,10 @@ bool is_worker() {
 bool caller_is_distributed() {
   const FrameWalk caller;
   if (!caller) return false;
-  PyObject* globals = caller.globals();
-  PyObject* name = globals == nullptr ? nullptr : PyDict_GetItemString(globals, "__name__");
-  const char* text = name != nullptr && PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : nullptr;
+  PyObject* name = caller.module_name();
+  const char* text = name != nullptr ? PyUnicode_AsUTF8(name) : nullptr;
   const bool is_it = text != nullptr && std::string_view(text).starts_with("torch.distributed.");
-  Py_XDECREF(globals);
+  Py_XDECREF(name);
   PyErr_Clear();
   return is_it;
 }

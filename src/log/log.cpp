@@ -61,14 +61,6 @@ class LineScope {
   bool entered_;
 };
 
-// The words of Reason, as its enumerators are called: a program that reads the JSON lines compares these.
-constexpr std::array reason_words{
-    "list",           "widest",       "in_place",       "first_input", "no_kernel",    "scalar",
-    "ineligible",     "explicit_out", "explicit_dtype", "view",        "no_product",   "construction",
-    "optimizer_step", "worker",       "distributed",    "slower",      "other_device", "op_wrap",
-};
-static_assert(reason_words.size() == engine::reason_count);
-
 constexpr bool is_ascii(std::string_view text) {
   unsigned char bits = 0;
   for (const char c : text) bits |= static_cast<unsigned char>(c);
@@ -169,8 +161,8 @@ void append_fields(fmt::memory_buffer& out, std::string_view representation, std
   append_quoted(out, operation);
   fmt::format_to(std::back_inserter(out),
                  FMT_COMPILE(R"(, "precision": "{}", "reason": "{}", "description": "{}", "casts": {}}})"),
-                 engine::name(decision.precision), reason_words[static_cast<std::size_t>(decision.reason)],
-                 engine::describe(decision.reason), casts);
+                 engine::name(decision.precision), engine::word(decision.reason), engine::describe(decision.reason),
+                 casts);
 }
 
 // What every line has in common; `fill` writes its text.

@@ -125,11 +125,9 @@ int own_frames() {
   static PyObject* const package = py::make_tuple("habana_mp.").release().ptr();
   int frames = 0;
   for (FrameWalk walk; walk; walk.outwards(), ++frames) {
-    const auto globals = py::reinterpret_steal<py::object>(walk.globals());
-    PyObject* name = globals ? PyDict_GetItemString(globals.ptr(), "__name__") : nullptr;
-    if (name == nullptr || !PyUnicode_Check(name) || !begins_with_one_of(name, package)) break;
+    const auto name = py::reinterpret_steal<py::object>(walk.module_name());
+    if (!name || !begins_with_one_of(name.ptr(), package)) break;
   }
-  PyErr_Clear();
   return frames;
 }
 

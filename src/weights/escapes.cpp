@@ -37,14 +37,11 @@ bool caller_is_harmless(const Callers& callers) {
   bool harmless = false;
   bool passes_on = true;
   for (FrameWalk walk; walk && passes_on; walk.outwards()) {
-    PyObject* globals = walk.globals();
-    PyObject* name = globals == nullptr ? nullptr : PyDict_GetItemString(globals, "__name__");
-    const bool is_named = name != nullptr && PyUnicode_Check(name);
-    passes_on = is_named && begins_with_one_of(name, callers.passing_on);
-    harmless = is_named && begins_with_one_of(name, callers.harmless);
-    Py_XDECREF(globals);
+    PyObject* name = walk.module_name();
+    passes_on = name != nullptr && begins_with_one_of(name, callers.passing_on);
+    harmless = name != nullptr && begins_with_one_of(name, callers.harmless);
+    Py_XDECREF(name);
   }
-  PyErr_Clear();
   return harmless;
 }
 
