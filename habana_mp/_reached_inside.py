@@ -55,8 +55,9 @@ MADE_OF_PRODUCTS = frozenset(("chain_matmul", "linalg_multi_dot", *MAKES_PRODUCT
 
 def _lstm_is_fused(input: Tensor, state: Sequence[Tensor], *_: Any, **__: Any) -> bool:
     # Of packed sequences, or with a projection, torch makes it of products.
-    is_packed = isinstance(state, Tensor)
-    return not is_packed and state[0].shape[-1] == state[1].shape[-1] and bool(torch.backends.mkldnn.enabled)
+    if isinstance(state, Tensor) or state[0].shape[-1] != state[1].shape[-1]:
+        return False
+    return input.device.type != "cpu" or bool(torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled)
 
 
 #: What else they consist of stays as it is: the state of a recurrent layer, which each step of a sequence rounds again.
