@@ -57,9 +57,8 @@ def _lstm_is_fused(input: Tensor, state: Sequence[Tensor], *_: Any, **__: Any) -
     # Of packed sequences, or with a projection, torch makes it of products.
     if isinstance(state, Tensor) or state[0].shape[-1] != state[1].shape[-1]:
         return False
-    library = torch.backends.mkldnn
-    has_kernel: bool = library.is_available() and library.enabled  # type: ignore[no-untyped-call]  # torch's has no types
-    return has_kernel or input.device.type != "cpu"
+    library: Any = torch.backends.mkldnn
+    return input.device.type != "cpu" or bool(library.is_available() and library.enabled)
 
 
 #: What else they consist of stays as it is: the state of a recurrent layer, which each step of a sequence rounds again.
