@@ -45,8 +45,8 @@ void log_operation(const py::str& representation, const std::string& operation, 
 }  // namespace
 
 void register_log(py::module_& module) {
-  py::class_<log::Destination, std::shared_ptr<log::Destination>>(module, "LogDestination",
-                                                                  "Where the cast log went, to be given back.");
+  [[maybe_unused]] const py::class_<log::Destination, std::shared_ptr<log::Destination>> destination(
+      module, "LogDestination", "Where the cast log went, to be given back.");
   module.def("log_destination", &log::destination, "Where the cast log goes, or None.");
   module.def("log_back_to", &log::send_to, py::arg("destination").none(true),
              "Sends the cast log where it went before, or nowhere.");
