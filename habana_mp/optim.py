@@ -128,6 +128,8 @@ def _step_adam(optimizer: Any, group: _Group) -> None:
     if numbers is None:
         _leave(by_torch, group, scaling, columns)
         return
+    if scaling.skips:
+        return
     states = [averages, squares, largest] if group["amsgrad"] else [averages, squares]
     lowers = _lower_targets(params)
     plan = _core.StepPlan(
@@ -138,8 +140,6 @@ def _step_adam(optimizer: Any, group: _Group) -> None:
         lowers=lowers,
         writes_grads=scaling.value is not None,
     )
-    if scaling.skips:
-        return
     _leave(by_torch, group, scaling, [_picked(column, plan.left_out) for column in columns])
     try:
         plan.adam(decoupled=decoupled, maximize=group["maximize"], grad_scale=scaling.value, **numbers)

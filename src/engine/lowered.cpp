@@ -6,6 +6,7 @@
 
 #include "engine/state.hpp"
 #include "tensor/cast.hpp"
+#include "weakrefs.hpp"
 
 namespace habana_mp::engine {
 
@@ -28,13 +29,13 @@ void remember_lowered(PyObject* result) {
 
 void forget_lowered(PyObject* tensor) noexcept {
   for (PyObject*& reference : references) {
-    if (reference != nullptr && tensor::is_reference_to(reference, tensor)) Py_CLEAR(reference);
+    if (reference != nullptr && referent_of(reference) == tensor) Py_CLEAR(reference);
   }
 }
 
 bool was_lowered(PyObject* tensor) noexcept {
   for (PyObject* reference : references) {
-    if (reference != nullptr && tensor::is_reference_to(reference, tensor)) return true;
+    if (reference != nullptr && referent_of(reference) == tensor) return true;
   }
   return false;
 }

@@ -12,6 +12,7 @@
 #include "errors.hpp"
 #include "frames.hpp"
 #include "log/log.hpp"
+#include "weakrefs.hpp"
 
 namespace habana_mp::engine {
 
@@ -92,21 +93,8 @@ PyObject* init_codes(PyTypeObject* type) {
   return codes;
 }
 
-// Borrowed; null where the module is gone.
-PyObject* module_of(const Construction& construction) {
-#if PY_VERSION_HEX >= 0x030D0000
-  PyObject* module = nullptr;
-  if (PyWeakref_GetRef(construction.module, &module) < 0) PyErr_Clear();
-  Py_XDECREF(module);
-  return module;
-#else
-  PyObject* module = PyWeakref_GetObject(construction.module);
-  return module == Py_None ? nullptr : module;
-#endif
-}
-
 bool is_running(const Construction& construction) {
-  PyObject* module = module_of(construction);
+  PyObject* module = referent_of(construction.module);
   if (module == nullptr) return false;
   for (FrameWalk walk; walk; walk.outwards()) {
     PyObject* pair = pair_of(construction.codes, walk.code());

@@ -283,17 +283,6 @@ bool requires_grad(PyObject* tensor) noexcept {
   return is_true(api.get_requires_grad->get(tensor, api.get_requires_grad->closure), true);
 }
 
-bool is_reference_to(PyObject* reference, PyObject* object) noexcept {
-#if PY_VERSION_HEX >= 0x030D0000
-  PyObject* found = nullptr;
-  if (PyWeakref_GetRef(reference, &found) < 0) PyErr_Clear();
-  Py_XDECREF(found);
-  return found == object;
-#else
-  return PyWeakref_GetObject(reference) == object;
-#endif
-}
-
 bool add_in_place(PyObject* tensor, PyObject* other) noexcept {
   PyObject* arguments = PyTuple_Pack(1, other);
   if (arguments == nullptr) return false;

@@ -79,9 +79,6 @@ bool has_no_dimensions(PyObject* tensor) noexcept;
 // Of a plain tensor.
 bool requires_grad(PyObject* tensor) noexcept;
 
-// Does the weak reference lead to this object?
-bool is_reference_to(PyObject* reference, PyObject* object) noexcept;
-
 // The largest finite value of a precision.
 double largest(Kind kind) noexcept;
 

@@ -10,22 +10,20 @@ namespace habana_mp::tensor {
 
 namespace {
 
-using DeviceType = std::int8_t;
 using ScalarType = std::int8_t;
-constexpr DeviceType cpu = 0;
+constexpr std::int8_t cpu = 0;
 // c10::ScalarType; the numbers are part of torch's serialization format.
 constexpr ScalarType half = 5;
 constexpr ScalarType bfloat16 = 15;
 
-// Of at::autocast, found by name in what is already loaded.
+// Of at::autocast.
 struct Functions {
-  ScalarType (*get_dtype)(DeviceType) = nullptr;
-  void (*set_dtype)(DeviceType, ScalarType) = nullptr;
+  AutocastDtype dtype;
   bool (*is_cache_enabled)() = nullptr;
   void (*set_cache_enabled)(bool) = nullptr;
 
   [[nodiscard]] bool are_complete() const {
-    return get_dtype != nullptr && set_dtype != nullptr && is_cache_enabled != nullptr && set_cache_enabled != nullptr;
+    return dtype.is_known() && is_cache_enabled != nullptr && set_cache_enabled != nullptr;
   }
 };
 Functions functions;
@@ -43,7 +41,7 @@ bool agree_with_python() {
       "    return [torch.is_autocast_enabled('cpu'), torch.get_autocast_dtype('cpu'),\n"
       "            torch.is_autocast_cache_enabled()]\n");
   if (list == nullptr) return false;
-  const ScalarType dtype = functions.get_dtype(cpu);
+  const ScalarType dtype = functions.dtype.ask(cpu);
   PyObject* const seen = PyList_GET_ITEM(list, 1);
   const bool agree = enabled.is_on() == (PyList_GET_ITEM(list, 0) == Py_True) &&
                      functions.is_cache_enabled() == (PyList_GET_ITEM(list, 2) == Py_True) &&
@@ -56,8 +54,7 @@ bool agree_with_python() {
 
 void bind_casts_inside() noexcept {
   const TorchLibrary torch("libtorch_cpu.so");
-  torch.find("_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE", functions.get_dtype);
-  torch.find("_ZN2at8autocast18set_autocast_dtypeEN3c1010DeviceTypeENS1_10ScalarTypeE", functions.set_dtype);
+  functions.dtype = autocast_dtype();
   torch.find("_ZN2at8autocast25is_autocast_cache_enabledEv", functions.is_cache_enabled);
   torch.find("_ZN2at8autocast26set_autocast_cache_enabledEb", functions.set_cache_enabled);
   enabled = autocast_flag(cpu);
@@ -74,10 +71,10 @@ bool can_be_cast_inside(PyObject* tensor) noexcept {
 }
 
 CastsInside::CastsInside(Kind to) noexcept
-    : cache_before_(functions.is_cache_enabled()), dtype_before_(functions.get_dtype(cpu)) {
+    : cache_before_(functions.is_cache_enabled()), dtype_before_(functions.dtype.ask(cpu)) {
   const ScalarType wanted = to == Kind::bf16 ? bfloat16 : half;
   dtype_changed_ = dtype_before_ != wanted;
-  if (dtype_changed_) functions.set_dtype(cpu, wanted);
+  if (dtype_changed_) functions.dtype.set(cpu, wanted);
   // Its cache would keep the cast of an input that is a leaf, whatever happens to the leaf.
   if (cache_before_) functions.set_cache_enabled(false);
   is_at_work = true;
@@ -88,7 +85,7 @@ CastsInside::~CastsInside() {
   is_at_work = false;
   enabled.turn(false);
   if (cache_before_) functions.set_cache_enabled(true);
-  if (dtype_changed_) functions.set_dtype(cpu, dtype_before_);
+  if (dtype_changed_) functions.dtype.set(cpu, dtype_before_);
 }
 
 NoCastsInside::NoCastsInside() noexcept : was_on_(std::exchange(is_at_work, false)) {
