@@ -155,6 +155,7 @@ class Rule:
         keeps_weights: str = "",
         in_rows: Callable[..., Any] | None = None,
         takes_steps: bool = False,
+        counts_no_version: bool = False,
         casts_inside: bool = False,
         is_product: bool = False,
         packs: str = "",
@@ -379,6 +380,9 @@ def weights_set_packing(what: str, pack: Any, call: Any, plain: Any) -> None:
 
 def weights_assume_packing(what: Literal["library", "panels", "nothing", "measured"]) -> None:
     """For tests: what weights are packed for, torch's library or our own kernels, instead of a measurement."""
+
+def weights_are_kept_in(tensor: Any) -> bool:
+    """Is this tensor's memory that of a cast which is kept?"""
 
 def weights_forget(weight: Any) -> None: ...
 def weights_statistics() -> dict[str, Any]: ...

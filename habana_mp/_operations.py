@@ -422,7 +422,7 @@ COMPOSITES: dict[str, tuple[Any, str]] = {"__rtruediv__": (torch.Tensor, "__rdiv
 
 #: Methods of Tensor by which its memory gets into other hands, or that write without counting the version up.
 HANDS_OUT_MEMORY = (
-    *("untyped_storage", "numpy", "data_ptr", "apply_", "map_", "map2_", "set_"),
+    *("untyped_storage", "numpy", "data_ptr", "const_data_ptr", "apply_", "map_", "map2_", "set_"),
     *("resize_", "resize_as_"),
 )
 
@@ -432,11 +432,14 @@ SILENT_WRITERS = (
     *("_amp_foreach_non_finite_check_and_unscale_", "resize_as_", "set_data"),
 )
 
+#: Operations of which the same is true where their result is given to them (``out=``).
+COUNT_NO_VERSION = _names("kron")
+
 #: Functions and methods that stand among torch's operations and are none, are the casts themselves, or are watched.
 NO_OPERATION = _names("""
     assert_int_or_pair boolean_dispatch handle_torch_function has_torch_function_variadic
     bfloat16 bool byte cdouble cfloat char double float half int long short to type type_as cpu cuda ipu
-    mtia xpu item new new_tensor const_data_ptr dim ndimension nelement numel size stride tolist retain_grad
+    mtia xpu item new new_tensor dim ndimension nelement numel size stride tolist retain_grad
     __bool__ __complex__ __float__ __index__ __int__ __len__
     _cummax_helper _cummin_helper _fix_weakref _is_view _use_count _view_func _view_func_unsafe _parse_to
 """).union(HANDS_OUT_MEMORY, SILENT_WRITERS)

@@ -120,7 +120,7 @@ def _files(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(str(Path(torch.__file__).parent / name) + "/" * name.endswith("/") for name in names)
 
 
-#: Methods of torch.distributed's ProcessGroup that write into their tensors without counting the versions up; with an
+#: Methods of torch.distributed's ProcessGroup, and of a backend behind it, that write into their tensors without counting the versions up; with an
 #: underscore at the end, operators of torch.ops.c10d.
 _SILENT_COLLECTIVES = (
     *("broadcast", "allreduce", "allreduce_coalesced", "reduce", "recv", "recv_anysource", "recv_any_source", "gather"),
@@ -131,7 +131,9 @@ _SILENT_COLLECTIVES = (
     *("reduce_scatter_single_coalesced", "gather_single", "gather_into_tensor"),
 )
 #: Operators for the same, which functional collectives consist of.
-_SILENT_FUNCTIONAL = ("all_reduce_", "all_reduce_coalesced_", "broadcast_", "all_gather_into_tensor_out")
+_SILENT_FUNCTIONAL = (
+    *("all_reduce_", "all_reduce_coalesced_", "broadcast_", "all_gather_into_tensor_out", "reduce_scatter_tensor_out"),
+)
 
 
 def _silent_writers() -> Iterator[Any]:
@@ -144,11 +146,12 @@ def _silent_writers() -> Iterator[Any]:
         for name in names:
             if hasattr(operators, name):
                 yield from _of_operator(getattr(operators, name))
-    group = getattr(getattr(torch._C, "_distributed_c10d", None), "ProcessGroup", None)
-    for name in _SILENT_COLLECTIVES:
-        method = getattr(group, name, None)
-        if method is not None:
-            yield getattr(method, "__func__", method)
+    distributed = getattr(torch._C, "_distributed_c10d", None)
+    for group in (getattr(distributed, "ProcessGroup", None), getattr(distributed, "Backend", None)):
+        for name in _SILENT_COLLECTIVES:
+            method = getattr(group, name, None)
+            if method is not None:
+                yield getattr(method, "__func__", method)
     for name in ops.SILENT_WRITERS:
         if hasattr(torch, name):
             yield getattr(torch, name)

@@ -58,6 +58,7 @@ class Ruling:
             products_inside=self.products_only and operation in PRODUCTS_INSIDE,
             is_fused=PRODUCTS_INSIDE.get(operation) if self.products_only else None,
             may_repeat=ops.may_be_repeated(operation),
+            counts_no_version=operation in ops.COUNT_NO_VERSION,
             packs=ops.PACKS_WEIGHTS.get(operation, "") if keeps_weights else "",
         )
         if operation in ops.SPARSE_GRADIENT:

@@ -18,7 +18,10 @@ from habana_mp._memory import KeptCast
 _COMPARE_POINTERS = ("torch.", "transformers.", "safetensors.", "accelerate.", "peft.")
 
 #: Those of torch that take a pointer for whoever called them.
-_PASS_POINTERS_ON = ("torch.storage", "torch._tensor", "torch.utils._pytree")
+_PASS_POINTERS_ON = (
+    *("torch.storage", "torch._tensor", "torch.utils._pytree", "torch.utils._contextlib", "torch.amp.autocast_mode"),
+    *("torch.fx.interpreter", "torch._dynamo.eval_frame"),
+)
 
 #: Modules that make an array of NumPy, compute with it and drop it: they draw weights.
 _DROP_ARRAYS = ("torch.utils.tensorboard", "tensorboardX")

@@ -527,7 +527,20 @@ COLLECTIVES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "all_gather": lambda w, other: dist.all_gather([torch.empty_like(w), w.detach()], other),
     "scatter": lambda w, other: dist.scatter(w.detach(), [other, w] if dist.get_rank() == 1 else None, 1),
     "receive": lambda w, other: dist.recv(w.detach(), 1) if dist.get_rank() == 0 else dist.send(other, 0),
+    "of the backend": lambda w, other: backend()
+    .broadcast([w if dist.get_rank() == 0 else other], from_second())
+    .wait(),
 }
+
+
+def backend() -> Any:
+    return dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+
+
+def from_second() -> dist.BroadcastOptions:
+    options = dist.BroadcastOptions()
+    options.rootRank = 1
+    return options
 
 
 @pytest.mark.parametrize("way", COLLECTIVES)
@@ -696,6 +709,10 @@ HARMLESS = {
         "rank",
     ),
     *("send", "set_timeout", "shutdown", "size", "split_group", "unbox", "use_pg_for_symm_mem_rendezvous"),
+    # of a backend
+    *("Options", "allocate_tensor", "eager_connect_single_device", "mem_allocator", "memory_stats", "resume"),
+    *("setUsePgForSymmMemRendezvous", "shrink", "supports_coalescing", "supports_shrinking", "supports_splitting"),
+    *("supports_tensor_alloc", "supports_time_estimate", "suspend"),
     # torch 2.15; a window is for memory that others write to by themselves, on accelerators only
     *("get_backend", "get_reconfigure_handle", "reconfigure", "supports_reconfigure", "new_window", "supports_window"),
     *("register_abort_hook", "register_post_hook", "register_pre_hook", "supports_abort_hooks"),
@@ -705,5 +722,6 @@ HARMLESS = {
 
 def test_every_collective_that_this_torch_has_is_watched() -> None:
     known = HARMLESS | set(_places._SILENT_COLLECTIVES)
-    public = {name for name in dir(torch.distributed.ProcessGroup) if not name.startswith("_")}
-    assert public <= known, "does it write into its tensors?"
+    for group in (torch.distributed.ProcessGroup, torch._C._distributed_c10d.Backend):
+        public = {name for name in dir(group) if not name.startswith("_")}
+        assert public <= known, "does it write into its tensors?"

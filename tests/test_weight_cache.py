@@ -557,6 +557,77 @@ def test_a_pointer_is_not_forgotten_when_the_memory_changes_hands() -> None:
         assert torch.equal(F.linear(X, second), F.linear(X, second.detach().clone().bfloat16()))
 
 
+SAVING: dict[str, tuple[Callable[..., torch.Tensor], tuple[int, ...], tuple[int, ...]]] = {
+    "linear": (F.linear, (4, 32), (16, 32)),
+    "matmul": (torch.matmul, (4, 32), (32, 16)),
+    "conv2d": (F.conv2d, (1, 4, 8, 8), (8, 4, 3, 3)),
+}
+
+#: Other uses that an offloader has for the memory of what it has packed.
+REUSED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "emptied": lambda packed: setattr(packed, "data", packed.new_empty(0)),
+    "exchanged": lambda packed: setattr(packed, "data", torch.zeros_like(packed)),
+    "overwritten": lambda packed: packed.data.zero_(),
+    "freed": lambda packed: packed.untyped_storage().resize_(0),
+}
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+@pytest.mark.parametrize("reuse", REUSED)
+@pytest.mark.parametrize("name", SAVING)
+def test_what_a_hook_of_saved_tensors_packs_may_be_given_another_use(
+    name: str, reuse: str, requires_grad: bool
+) -> None:
+    call, of_input, of_weight = SAVING[name]
+    w = weight(*of_weight, requires_grad=requires_grad)
+    x = torch.randn(of_input, requires_grad=True)
+    hmp.convert()
+    packed: list[torch.Tensor] = []
+
+    def pack(saved: torch.Tensor) -> Any:
+        if isinstance(saved, nn.Parameter) or saved.shape == x.shape:
+            return saved, None
+        packed.append(saved)
+        return None, saved.clone()
+
+    for step in range(4):
+        wanted = call(x.detach().bfloat16(), w.detach().bfloat16())
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept[1] if kept[0] is None else kept[0]):
+            result = call(x, w)
+        assert packed or requires_grad
+        while packed:
+            REUSED[reuse](packed.pop())
+        assert torch.equal(result, wanted)
+        (given,) = torch.autograd.grad(result.float().sum(), x)
+        (by_hand,) = torch.autograd.grad(call(x.bfloat16(), w.detach().bfloat16()).float().sum(), x)
+        assert torch.equal(given, by_hand)
+        if step == 1:
+            with torch.no_grad():
+                w.add_(1.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda saved: setattr(saved, "data", torch.zeros_like(saved)),
+        lambda saved: setattr(saved, "data", saved.new_empty(0)),
+        lambda saved: setattr(saved, "data", saved.new_zeros(())),
+        lambda saved: saved.resize_(0),
+        lambda saved: saved.zero_(),
+    ],
+)
+def test_what_a_graph_saved_is_not_used_again_when_it_was_changed(change: Callable[[torch.Tensor], Any]) -> None:
+    hmp.convert()
+    w = weight(8, 4, 3, 3, requires_grad=False)
+    x = torch.randn(1, 4, 8, 8, requires_grad=True)
+    for _ in range(2):
+        result: Any = F.conv2d(x, w)
+        change(result.grad_fn._saved_weight)
+        assert torch.equal(F.conv2d(x, w), F.conv2d(x.bfloat16(), w.bfloat16()))
+        w.add_(1.0)
+        assert torch.equal(F.conv2d(x, w), F.conv2d(x.bfloat16(), w.bfloat16()))
+
+
 def test_what_writes_in_python_may_use_the_weight_meanwhile() -> None:
     hmp.convert()
     w = weight(16, 32, requires_grad=False)

@@ -101,6 +101,10 @@ def _below_autograd(w: torch.Tensor, n: int) -> None:
         w.add_(noise())
 
 
+def _pointer(w: torch.Tensor) -> int:
+    return w.data_ptr()
+
+
 def _flip_a_bit(w: torch.Tensor, n: int) -> None:
     with torch.inference_mode():
         w.view(dtype=torch.int32)[ROW, COLUMN] ^= 1 << 22 + n
@@ -211,6 +215,10 @@ IN_PLACE: dict[str, Callable[[torch.Tensor, int], Any]] = {
     ),
     "turned sign": lambda w, n: torch._C._set_neg(w, not w.is_neg()),
     "pointer of many": lambda w, n: write_at(tree_map(torch.Tensor.data_ptr, [w])[0], n),
+    "pointer to constants": lambda w, n: write_at(w.const_data_ptr(), n),
+    "pointer by a decorated method": lambda w, n: write_at(torch.no_grad()(torch.Tensor.data_ptr)(w), n),
+    "pointer by a method not compiled": lambda w, n: write_at(torch.compiler.disable(torch.Tensor.data_ptr)(w), n),
+    "pointer by a graph": lambda w, n: write_at(torch.fx.Interpreter(torch.fx.symbolic_trace(_pointer)).run(w), n),
     "init.uniform_": lambda w, n: nn.init.uniform_(w),
     "init.normal_": lambda w, n: nn.init.normal_(w),
     "init.trunc_normal_": lambda w, n: nn.init.trunc_normal_(w),
@@ -963,7 +971,15 @@ MAIN = (
         "state_dict, held",
         "tied",
     ),
-    *("from_numpy", "memmap", "shared with a process", "step: SGD", "step: AdamW, foreach", "step: Adam, fused"),
+    *(
+        "kron, out",
+        "from_numpy",
+        "memmap",
+        "shared with a process",
+        "step: SGD",
+        "step: AdamW, foreach",
+        "step: Adam, fused",
+    ),
     *("step: OldStyle", "step: OneElement", "step: LBFGS", "by a thread", "map_"),
     *("_fused_sgd_, one element", "foreign function"),
 )

@@ -103,8 +103,8 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
                std::uint64_t off_cpu_positions, const py::tuple& off_cpu_keywords, const py::tuple& sparse_keyword,
                std::uint8_t sparse_position, const py::object& is_wrong, bool wrong_if_strided, bool views_one,
                const py::object& makes_product, bool products_inside, const py::object& is_fused, bool may_repeat,
-               const std::string& keeps_weights, const py::object& in_rows, bool takes_steps, bool casts_inside,
-               bool is_product, const std::string& packs) {
+               const std::string& keeps_weights, const py::object& in_rows, bool takes_steps, bool counts_no_version,
+               bool casts_inside, bool is_product, const std::string& packs) {
   Rule rule;
   rule.action = action_of(action);
   if (rule.action == Rule::Action::precision) rule.to = precision_of(precision);
@@ -130,6 +130,7 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
   rule.keeps_weights = keeps_of(keeps_weights);
   rule.in_rows = kept_function(in_rows);
   rule.takes_steps = takes_steps;
+  rule.counts_no_version = counts_no_version;
   rule.casts_inside = casts_inside;
   rule.is_product = is_product;
   rule.packs = weights::packs_named(packs);
@@ -337,8 +338,8 @@ void register_engine(py::module_& module) {
            py::arg("sparse_position") = 0, py::arg("is_wrong") = py::none(), py::arg("wrong_if_strided") = false,
            py::arg("views_one") = false, py::arg("makes_product") = py::none(), py::arg("products_inside") = false,
            py::arg("is_fused") = py::none(), py::arg("may_repeat") = true, py::arg("keeps_weights") = "",
-           py::arg("in_rows") = py::none(), py::arg("takes_steps") = false, py::arg("casts_inside") = false,
-           py::arg("is_product") = false, py::arg("packs") = "");
+           py::arg("in_rows") = py::none(), py::arg("takes_steps") = false, py::arg("counts_no_version") = false,
+           py::arg("casts_inside") = false, py::arg("is_product") = false, py::arg("packs") = "");
 
   module.def("bind_torch", [] {
     static bool bound = false;

@@ -321,7 +321,7 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
   const bool is_seen = target.twin == nullptr || tensor::function_mode_is_on();
   PyObject* result = is_seen ? call_original(target, arguments) : call_unseen(target, arguments);
   if (result != nullptr) [[likely]] {
-    // Not all of them count up the version of what they write into (torch.kron).
+    // One of another release may not count up the version of what it writes into.
     if (plan.decision.reason == Reason::explicit_out) weights::tensor_escapes(result, false);
     report(target, plan.decision, {});
     return result;
@@ -372,9 +372,7 @@ const Rule& rule_of_lists(const Target& target) {
   return *region->rules[target.index];
 }
 
-}  // namespace
-
-PyObject* answer(Target& target, const Arguments& arguments) {
+PyObject* answer_by_lists(Target& target, const Arguments& arguments) {
   const ThreadState& state = thread_state;
   if (casts_are_disabled()) {
     const bool is_protected = state.disabled_by_region && (policy_is_installed || state.region != nullptr);
@@ -393,6 +391,15 @@ PyObject* answer(Target& target, const Arguments& arguments) {
     return answer_covered(target, silent, arguments);
   }
   return answer_covered(target, rule, arguments);
+}
+
+}  // namespace
+
+PyObject* answer(Target& target, const Arguments& arguments) {
+  PyObject* result = answer_by_lists(target, arguments);
+  if (target.counts_no_version && result != nullptr) [[unlikely]]
+    weights::tensor_escapes(result, false);
+  return result;
 }
 
 int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject* value, objobjargproc original) {

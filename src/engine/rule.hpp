@@ -69,6 +69,8 @@ struct Rule {
   PyObject* is_fused = nullptr;
   // May a call that failed be made again with other casts? Not where it may have written into an argument first.
   bool may_repeat = true;
+  // Does it write into a result that it is given without counting the version up?
+  bool counts_no_version = false;
   // Does it add up products? Kernels for sparse tensors do so in the lower precision, where they have one.
   bool is_product = false;
   // Can it be answered from a packed weight?

@@ -583,6 +583,7 @@ bool install(const std::vector<Entry>& entries) {
     found[i]->operation = entries[i].operation;
     found[i]->listed = intern(entries[i].listed);
     found[i]->unlisted = intern(entries[i].unlisted);
+    found[i]->counts_no_version = entries[i].unlisted.counts_no_version;
   }
   for (std::size_t i = 0; i < target_count; ++i) {
     if (targets[i]->in_policy && !targets[i]->installed) hook(*targets[i]);
@@ -626,6 +627,7 @@ bool put_in(RuleSet& set) {
     one.target->in_regions = true;
     if (one.target->installed) continue;
     one.target->unlisted = one.unlisted;
+    one.target->counts_no_version = one.unlisted->counts_no_version;
     hook(*one.target);
   }
   set.installation = installation_number();

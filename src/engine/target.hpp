@@ -36,6 +36,7 @@ struct Target {
   const Rule* listed = &no_rule;    // what convert's policy says
   const Rule* unlisted = &no_rule;  // what holds where the lists are silent (rules 2 to 4)
   Shape shape = Shape::function;
+  bool counts_no_version = false;  // of what it writes into
   PyCFunction original = nullptr;
   std::array<Count, precision_count> counts{};
 

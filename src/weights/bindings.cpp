@@ -24,6 +24,7 @@ void watch(const py::dict& methods, const Callers& of_pointers, const Callers& o
   const auto method = [&methods](const char* name) { return py::object(methods[name]).ptr(); };
   const weights::Hatches hatches{method("untyped_storage"),
                                  method("data_ptr"),
+                                 method("const_data_ptr"),
                                  method("apply_"),
                                  method("map_"),
                                  method("map2_"),
@@ -90,6 +91,7 @@ void register_weights(py::module_& module) {
       weights::was_written(py::object(parameters[i]).ptr(), py::object(casts[i]).ptr());
     }
   });
+  module.def("weights_are_kept_in", [](const py::object& tensor) { return weights::is_kept_memory(tensor.ptr()); });
   module.def("weights_forget", [](const py::object& weight) { weights::forget(weight.ptr()); });
   module.def("weights_set_packing",
              [](const std::string& what, const py::object& pack, const py::object& call, const py::object& plain) {

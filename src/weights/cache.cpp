@@ -1,5 +1,6 @@
 #include "weights/cache.hpp"
 
+#include <algorithm>
 #include <optional>
 #include <span>
 #include <utility>
@@ -617,6 +618,7 @@ void was_written(PyObject* weight, PyObject* cast) noexcept {
     if (!now.same_hands(entry->sight) || now.version != entry->written_from + 1) continue;
     entry->sight = now;
     entry->samples = entry->look();
+    entry->cast_sight = tensor::look_at(cast);
     entry->trust = Trust::sure;
     entry->is_fresh = true;
     ++counts.refreshes;
@@ -630,6 +632,15 @@ void forget_all() noexcept {
   cache().entries.clear();
   cache().recent = {};
   cache().weights.clear();
+}
+
+bool is_kept_memory(PyObject* tensor) noexcept {
+  if (cache().entries.empty() || !tensor::is_plain_tensor(tensor)) return false;
+  const char* storage = tensor::storage_of(tensor);
+  return storage != nullptr && std::any_of(cache().entries.begin(), cache().entries.end(), [storage](const auto& kept) {
+           const Entry& entry = *kept.second;
+           return entry.form == Form::plain && entry.cast != nullptr && entry.cast_sight.storage == storage;
+         });
 }
 
 Statistics statistics() noexcept { return counts; }

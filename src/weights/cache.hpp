@@ -65,6 +65,9 @@ void was_written(PyObject* weight, PyObject* cast) noexcept;
 // weight's version says nothing of what is cast meanwhile.
 extern std::uint32_t silent_writers;
 
+// Is this the memory of a cast that is kept?
+bool is_kept_memory(PyObject* tensor) noexcept;
+
 void forget(PyObject* weight) noexcept;
 void forget_all() noexcept;
 

@@ -41,6 +41,7 @@ struct Entry {
   PyObject* weight = nullptr;     // not held
   PyObject* reference = nullptr;  // a weak one, whose callback drops the entry
   PyObject* cast = nullptr;       // null where nothing is kept at the moment
+  Sight cast_sight;               // of a plain cast, as we left it: a graph gives it to whoever asks what it saved
   PyObject* holder = nullptr;     // holds the cast besides, or null
   Form form = Form::plain;
   Kind to = Kind::bf16;
@@ -77,7 +78,14 @@ struct Entry {
   // Takes the references. What was held goes last: others may run then.
   void hold(PyObject* made, PyObject* its_holder, Form its_form = Form::plain, PyObject* options = nullptr);
   void drop() { hold(nullptr, nullptr); }
-  [[nodiscard]] bool has(Form wanted) const { return cast != nullptr && form == wanted; }
+  [[nodiscard]] bool has(Form wanted) const {
+    return cast != nullptr && form == wanted && (form != Form::plain || is_intact());
+  }
+  // Does a plain cast lie where it lay, and was it written by nobody else, as far as its version tells?
+  [[nodiscard]] bool is_intact() const {
+    const Sight now = tensor::look_at(cast);
+    return now.same_place(cast_sight) && now.version == cast_sight.version && tensor::count_elements(cast) == elements;
+  }
   // May the cast be written? Not where others work with its former values: a graph that waits for its backward,
   // another thread.
   [[nodiscard]] bool is_free() const { return tensor::is_held_once(cast, holder != nullptr); }
@@ -136,6 +144,7 @@ inline void Entry::hold(PyObject* made, PyObject* its_holder, Form its_form, PyO
   PyObject* const former[] = {std::exchange(holder, its_holder), std::exchange(cast, made),
                               std::exchange(packed_for, options)};
   form = its_form;
+  cast_sight = cast != nullptr && form == Form::plain ? tensor::look_at(cast) : Sight{};
   if (cast != nullptr) {
     counts.bytes += bytes();
     ++counts.weights;

@@ -18,6 +18,7 @@ struct WatchedMethod {
 WatchedMethod untyped_storage;
 WatchedMethod numpy;
 WatchedMethod data_ptr;
+WatchedMethod const_data_ptr;
 WatchedMethod apply;
 WatchedMethod map;
 WatchedMethod map2;
@@ -113,9 +114,10 @@ PyObject* set_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
   return call_with_keywords(set, self, arguments, keywords);
 }
 
-PyObject* data_ptr_stub(PyObject* self, PyObject* none) {
+template <const WatchedMethod& method>
+PyObject* pointer_stub(PyObject* self, PyObject* none) {
   if (!caller_is_harmless(callers_of_pointers)) tensor_escapes(self, true);
-  return data_ptr.original(self, none);
+  return method.original(self, none);
 }
 
 PyObject* storage_data_ptr_stub(PyObject* self, PyObject* none) {
@@ -241,7 +243,8 @@ void watch_exchange() noexcept {
 bool watch_escapes(const Hatches& hatches) {
   const Plan plans[] = {
       {&untyped_storage, hatches.untyped_storage, METH_NOARGS, untyped_storage_stub},
-      {&data_ptr, hatches.data_ptr, METH_NOARGS, data_ptr_stub},
+      {&data_ptr, hatches.data_ptr, METH_NOARGS, pointer_stub<data_ptr>},
+      {&const_data_ptr, hatches.const_data_ptr, METH_NOARGS, pointer_stub<const_data_ptr>},
       {&apply, hatches.apply, METH_O, apply_stub},
       {&map, hatches.map, with_keywords, as_function(map_stub)},
       {&map2, hatches.map2, with_keywords, as_function(map2_stub)},
@@ -271,8 +274,8 @@ bool watch_escapes(const Hatches& hatches) {
 }
 
 void stop_watching_escapes() noexcept {
-  for (WatchedMethod* method :
-       {&untyped_storage, &data_ptr, &apply, &map, &map2, &set, &resize, &resize_as, &storage_data_ptr}) {
+  for (WatchedMethod* method : {&untyped_storage, &data_ptr, &const_data_ptr, &apply, &map, &map2, &set, &resize,
+                                &resize_as, &storage_data_ptr}) {
     stop_watching(*method);
   }
   stop_watching_exchange();
