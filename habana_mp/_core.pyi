@@ -152,7 +152,7 @@ class Rule:
         products_inside: bool = False,
         is_fused: Callable[..., bool] | None = None,
         may_repeat: bool = True,
-        keeps_weights: str = "",
+        keeps_weights: bool = False,
         in_rows: Callable[..., Any] | None = None,
         takes_steps: bool = False,
         counts_no_version: bool = False,

@@ -237,23 +237,21 @@ GEMM = _names("""
 #: Those of matrices, and others: with a sparse one they run in float32.
 PRODUCTS = GEMM | _names("__matmul__ linalg_matmul addmv _sparse_mm _sparse_addmm")
 
-_USE_A_WEIGHT_ONCE = GEMM.union(
+#: Operations that go through sequences. Torch makes the products of those that lie one after another one by one, if the
+#: weights want no gradient: ten times slower in a lower precision. And a weight's gradients are summed over the steps.
+#: (A kernel of its own computes most calls of `lstm`.)
+TAKES_STEPS = _names("lstm gru rnn_tanh rnn_relu")
+
+#: Operations for which the cast of a weight may be kept: what they return never shares memory with an argument, so
+#: nobody can write into a kept cast.
+KEEPS_WEIGHTS = GEMM.union(
     MADE_OF_PRODUCTS,
+    TAKES_STEPS,
     _names("""
         __matmul__ linalg_matmul addmv bilinear convolution _convolution conv_tbc
         lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell prelu
     """),
 )
-_USE_A_WEIGHT_OFTEN = _names("lstm gru rnn_tanh rnn_relu")
-
-#: Operations for which the cast of a weight may be kept, and when: what they return never shares memory with an
-#: argument, so nobody can write into a kept cast. Where a weight is used for every step of a sequence, its gradients
-#: would be summed in float32 instead of in the cast's precision, so only where none is asked for.
-KEEPS_WEIGHTS = dict.fromkeys(_USE_A_WEIGHT_ONCE, "always") | dict.fromkeys(_USE_A_WEIGHT_OFTEN, "unrecorded")
-
-#: Of these, where torch makes the products of sequences that lie one after another one by one, if the weights want no
-#: gradient: ten times slower in a lower precision. (A kernel of its own computes most calls of `lstm`.)
-TAKES_STEPS = _names("gru rnn_tanh rnn_relu")
 
 #: Of these, where torch.autocast on a CPU casts every floating input to the lower precision, as a list does.
 CAST_INSIDE = _names("""

@@ -120,8 +120,8 @@ def _files(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(str(Path(torch.__file__).parent / name) + "/" * name.endswith("/") for name in names)
 
 
-#: Methods of torch.distributed's ProcessGroup, and of a backend behind it, that write into their tensors without counting the versions up; with an
-#: underscore at the end, operators of torch.ops.c10d.
+#: Methods of torch.distributed's ProcessGroup, and of a backend behind it, that write into their tensors without
+#: counting the versions up; with an underscore at the end, operators of torch.ops.c10d.
 _SILENT_COLLECTIVES = (
     *("broadcast", "allreduce", "allreduce_coalesced", "reduce", "recv", "recv_anysource", "recv_any_source", "gather"),
     *("scatter", "allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced", "alltoall"),

@@ -53,12 +53,17 @@ MAKES_PRODUCT: dict[str, Callable[..., bool]] = {
 MADE_OF_PRODUCTS = frozenset(("chain_matmul", "linalg_multi_dot", *MAKES_PRODUCT))
 
 
+def _is_exporting() -> bool:
+    return bool(getattr(torch.compiler, "is_exporting", bool)())
+
+
 def _lstm_is_fused(input: Tensor, state: Sequence[Tensor], *_: Any, **__: Any) -> bool:
-    # Of packed sequences, or with a projection, torch makes it of products.
-    if isinstance(state, Tensor) or state[0].shape[-1] != state[1].shape[-1]:
+    # Of packed sequences, of none, or with a projection, torch makes it of products.
+    if isinstance(state, Tensor) or state[0].shape[-1] != state[1].shape[-1] or input.numel() == 0:
         return False
     library: Any = torch.backends.mkldnn
-    return input.device.type != "cpu" or bool(library.is_available() and library.enabled)
+    # While a model is exported torch switches it off, for operations that it does not know.
+    return input.device.type != "cpu" or bool(library.is_available() and (library.enabled or _is_exporting()))
 
 
 #: What else they consist of stays as it is: the state of a recurrent layer, which each step of a sequence rounds again.

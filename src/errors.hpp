@@ -31,6 +31,17 @@ class HeldError {
 #endif
 
  public:
+  // Of the exception, borrowed; null where it passed no Python code.
+  [[nodiscard]] PyObject* traceback() const {
+#if PY_VERSION_HEX >= 0x030C0000
+    PyObject* traceback = raised_ == nullptr ? nullptr : PyException_GetTraceback(raised_);
+    Py_XDECREF(traceback);  // the exception holds it
+    return traceback;
+#else
+    return traceback_;
+#endif
+  }
+
   // The exception is set again, and no longer held.
   void restore() {
 #if PY_VERSION_HEX >= 0x030C0000

@@ -138,6 +138,12 @@ Py_ssize_t place_of_weights(const Arguments& arguments, const Reading& reading) 
   return place;
 }
 
+// Are all tensors of this list plain?
+bool are_plain(PyObject* list) {
+  return std::all_of(PySequence_Fast_ITEMS(list), PySequence_Fast_ITEMS(list) + PySequence_Fast_GET_SIZE(list),
+                     [](PyObject* item) { return tensor::is_plain_tensor(item); });
+}
+
 // Where nothing is recorded a cast wants no gradient, and then torch makes the products of sequences that lie one after
 // another one by one. So these get another tensor of the same memory, which says that it wants one. `made` is ours.
 bool fold_products(PyObject* made) {
@@ -161,14 +167,23 @@ bool make_casts(const Rule& rule, const Arguments& arguments, const Reading& rea
   if (!cast.make(rule, reading, to, tally)) return false;
   if (!rule.takes_steps || records || to == Kind::f32) return true;
   const Py_ssize_t place = place_of_weights(arguments, reading);
+  if (rule.is_fused != nullptr && answers_true(rule.is_fused, arguments)) return true;
+  if (PyErr_Occurred() != nullptr) return false;
   PyObject* const made = place < 0 ? nullptr : cast.arguments().values[place];
   return made == nullptr || made == arguments.values[place] || fold_products(made);
 }
 
-// Torch's autocast lowers what goes into each product. The weights are cast before, since every step takes them.
+// Torch's autocast lowers what goes into each product. The weights are cast before, since every step takes them; where
+// somebody watches, or they are no plain tensors, torch does it.
 PyObject* attempt_products_inside(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
                                   Kind to, Attempt& attempt) {
   const Py_ssize_t place = place_of_weights(arguments, reading);
+  if (place < 0 || tensor::is_traced() || !are_plain(arguments.values[place])) {
+    for (Py_ssize_t i = 0; place >= 0 && i < PySequence_Fast_GET_SIZE(arguments.values[place]); ++i) {
+      if (tensor::kind_of(PySequence_Fast_GET_ITEM(arguments.values[place], i)) == Kind::f32) ++attempt.tally.casts;
+    }
+    return call_and_cast_inside(target, arguments, to);
+  }
   Reading weights(arguments.count());
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) weights.kinds[i] = i == place ? Kind::sequence : Kind::other;
   CastArguments cast(arguments);
@@ -185,8 +200,7 @@ PyObject* attempt_as_they_lie(Target& target, const Rule& rule, const Arguments&
     if (attempt.interrupted) return nullptr;
   }
   // Where something is recorded the graph holds what was cast.
-  tally.may_reuse_memory =
-      !records && rule.keeps_weights == Rule::Keeps::always && target.shape != Target::Shape::python;
+  tally.may_reuse_memory = !records && rule.keeps_weights && !rule.takes_steps && target.shape != Target::Shape::python;
   tally.leaves_casts = records && may_leave_casts(target, rule, arguments, reading);
   CastArguments cast(arguments);
   attempt.made = make_casts(rule, arguments, reading, to, records, cast, tally);
@@ -261,19 +275,34 @@ PyObject* attempt_in_rows(Target& target, const Rule& rule, const Arguments& arg
 
 }  // namespace
 
-bool may_lower_products(const Arguments& arguments, const Reading& reading) {
-  if (!tensor::may_cast_inside() || tensor::is_traced()) return false;
-  const auto is_plain = [](PyObject* value) { return tensor::is_plain_tensor(value) && !tensor::is_off_cpu(value); };
+bool answers_true(PyObject* function, const Arguments& arguments) {
+  PyObject* answer = PyObject_Vectorcall(function, arguments.values, static_cast<std::size_t>(arguments.positional),
+                                         arguments.keywords);
+  const bool is_true = answer == Py_True;
+  Py_XDECREF(answer);
+  // Arguments that do not fit are torch's to refuse.
+  if (answer == nullptr && PyErr_ExceptionMatches(PyExc_Exception) != 0) PyErr_Clear();
+  return is_true;
+}
+
+bool may_lower_products(const Arguments& arguments, const Reading& reading, Kind to) {
+  if (!tensor::may_cast_inside() || tensor::is_recorded_by_torch()) return false;
+  const auto is_known = [to](PyObject* value) {
+    const Kind kind = tensor::kind_of(value);
+    return !is_floating(kind) || ((kind == Kind::f32 || kind == to) && !tensor::is_off_cpu(value));
+  };
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
     PyObject* const value = arguments.values[i];
-    const Kind kind = reading.kinds[i];
-    if (kind == Kind::sequence) {
-      for (Py_ssize_t j = 0; j < PySequence_Fast_GET_SIZE(value); ++j) {
-        if (!is_plain(PySequence_Fast_GET_ITEM(value, j))) return false;
-      }
-    } else if (is_floating(kind) && (kind != Kind::f32 || !is_plain(value))) {
-      return false;
+    if (reading.kinds[i] != Kind::sequence) {
+      if (!is_known(value)) return false;
+      continue;
     }
+    // Of a copy: a subclass is asked in Python for its device, and may change the list.
+    PyObject* const items = PyTuple_Check(value) ? Py_NewRef(value) : PyList_AsTuple(value);
+    bool known = items != nullptr;
+    for (Py_ssize_t j = 0; known && j < PyTuple_GET_SIZE(items); ++j) known = is_known(PyTuple_GET_ITEM(items, j));
+    Py_XDECREF(items);
+    if (!known) return false;
   }
   return true;
 }

@@ -17,8 +17,11 @@ struct Attempt {
 };
 
 // Can torch's autocast lower the products inside of this call, and leave the rest as it would be without lists? Only
-// for plain tensors on the CPU whose input is in float32; an input that was lowered makes all of it lower.
-bool may_lower_products(const Arguments& arguments, const Reading& reading);
+// on the CPU, where all is in float32 or in this precision already, and where torch records no operations.
+bool may_lower_products(const Arguments& arguments, const Reading& reading, tensor::Kind to);
+
+// What a function of ours answers for the arguments of a call.
+bool answers_true(PyObject* function, const Arguments& arguments);
 
 // A new reference, or null with the exception of a cast or of the call; `attempt` tells which.
 PyObject* attempt_with_casts(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,

@@ -90,20 +90,13 @@ PyObject* kept(const py::tuple& names) { return names.empty() ? nullptr : kept(p
 // Null for None.
 PyObject* kept_function(const py::object& function) { return function.is_none() ? nullptr : kept(function); }
 
-Rule::Keeps keeps_of(const std::string& when) {
-  if (when.empty()) return Rule::Keeps::never;
-  if (when == "unrecorded") return Rule::Keeps::unrecorded;
-  if (when == "always") return Rule::Keeps::always;
-  throw py::value_error("unknown `keeps_weights`: " + when);
-}
-
 Rule make_rule(const std::string& action, const std::string& precision, bool saturate, bool saturate_tensors,
                bool no_kernel, std::uint64_t positions, const py::tuple& kept_keywords,
                const py::tuple& target_keywords, std::uint64_t raised_positions, const py::tuple& raised_keywords,
                std::uint64_t off_cpu_positions, const py::tuple& off_cpu_keywords, const py::tuple& sparse_keyword,
                std::uint8_t sparse_position, const py::object& is_wrong, bool wrong_if_strided, bool views_one,
                const py::object& makes_product, bool products_inside, const py::object& is_fused, bool may_repeat,
-               const std::string& keeps_weights, const py::object& in_rows, bool takes_steps, bool counts_no_version,
+               bool keeps_weights, const py::object& in_rows, bool takes_steps, bool counts_no_version,
                bool casts_inside, bool is_product, const std::string& packs) {
   Rule rule;
   rule.action = action_of(action);
@@ -127,7 +120,7 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
   rule.products_inside = products_inside;
   rule.is_fused = kept_function(is_fused);
   rule.may_repeat = may_repeat;
-  rule.keeps_weights = keeps_of(keeps_weights);
+  rule.keeps_weights = keeps_weights;
   rule.in_rows = kept_function(in_rows);
   rule.takes_steps = takes_steps;
   rule.counts_no_version = counts_no_version;
@@ -337,7 +330,7 @@ void register_engine(py::module_& module) {
            py::arg("off_cpu_keywords") = py::tuple(), py::arg("sparse_keyword") = py::tuple(),
            py::arg("sparse_position") = 0, py::arg("is_wrong") = py::none(), py::arg("wrong_if_strided") = false,
            py::arg("views_one") = false, py::arg("makes_product") = py::none(), py::arg("products_inside") = false,
-           py::arg("is_fused") = py::none(), py::arg("may_repeat") = true, py::arg("keeps_weights") = "",
+           py::arg("is_fused") = py::none(), py::arg("may_repeat") = true, py::arg("keeps_weights") = false,
            py::arg("in_rows") = py::none(), py::arg("takes_steps") = false, py::arg("counts_no_version") = false,
            py::arg("casts_inside") = false, py::arg("is_product") = false, py::arg("packs") = "");
 

@@ -73,17 +73,6 @@ bool has_unit_stride(const Arguments& arguments) {
   return true;
 }
 
-// What a function of ours answers for the arguments of a call.
-bool answers_true(PyObject* function, const Arguments& arguments) {
-  PyObject* answer = PyObject_Vectorcall(function, arguments.values, static_cast<std::size_t>(arguments.positional),
-                                         arguments.keywords);
-  const bool is_true = answer == Py_True;
-  Py_XDECREF(answer);
-  // Arguments that do not fit are torch's to refuse.
-  if (answer == nullptr && PyErr_ExceptionMatches(PyExc_Exception) != 0) PyErr_Clear();
-  return is_true;
-}
-
 // Would this convolution be wrong in bfloat16, or its gradient?
 bool would_be_wrong(const Rule& rule, const Arguments& arguments) {
   return !(rule.wrong_if_strided && has_unit_stride(arguments)) && answers_true(rule.is_wrong, arguments);
@@ -101,6 +90,19 @@ bool may_repeat(const Target& target, const Rule& rule) {
   return target.shape != Target::Shape::python && rule.may_repeat;
 }
 
+// As the module `opcode` calls it; -1 where it has no such one.
+long number_of_opcode(const char* name) {
+  PyObject* opcodes = PyImport_ImportModule("opcode");
+  PyObject* map = opcodes == nullptr ? nullptr : PyObject_GetAttrString(opcodes, "opmap");
+  PyObject* number = map == nullptr ? nullptr : PyMapping_GetItemString(map, name);
+  const long found = number == nullptr ? -1 : PyLong_AsLong(number);
+  Py_XDECREF(number);
+  Py_XDECREF(map);
+  Py_XDECREF(opcodes);
+  PyErr_Clear();
+  return found;
+}
+
 // Does torch.jit.trace record the call that has just failed? It crashes at the next operation after such a one. (It
 // records no more by now, so it cannot be asked.)
 bool was_recorded_by_jit() {
@@ -115,13 +117,37 @@ bool was_recorded_by_jit() {
   return found;
 }
 
+// Has somebody's own code inside the call, a hook of saved tensors or a mode, raised the exception by a `raise`?
+bool was_raised_by_others() {
+  HeldError held;
+  static PyObject* const own = Py_BuildValue("(ss)", "torch.", "habana_mp.");
+  static const long raise = number_of_opcode("RAISE_VARARGS");
+  auto* entry = reinterpret_cast<PyTracebackObject*>(held.traceback());
+  bool by_others = false;
+  if (entry != nullptr) {
+    while (entry->tb_next != nullptr) entry = entry->tb_next;
+    const FrameWalk innermost(entry->tb_frame);
+    PyObject* module = innermost.module_name();
+    if (module == nullptr || !begins_with_one_of(module, own)) {
+      PyObject* bytes = PyObject_GetAttrString(innermost.code(), "co_code");
+      by_others = bytes != nullptr && entry->tb_lasti >= 0 && entry->tb_lasti < PyBytes_GET_SIZE(bytes) &&
+                  static_cast<unsigned char>(PyBytes_AS_STRING(bytes)[entry->tb_lasti]) == raise;
+      Py_XDECREF(bytes);
+    }
+    Py_XDECREF(module);
+  }
+  PyErr_Clear();
+  held.restore();
+  return by_others;
+}
+
 // May a call that failed be tried again without our casts? Only after what torch raises itself: an exception of any
 // other class comes from Python code inside the call (a hook that stops a recomputation, say) and is not ours to catch.
 bool may_retry() {
   PyObject* type = PyErr_Occurred();
   const bool is_torchs = type == PyExc_RuntimeError || type == PyExc_NotImplementedError || type == PyExc_TypeError ||
                          type == PyExc_ValueError || type == PyExc_IndexError;
-  return is_torchs && !was_recorded_by_jit();
+  return is_torchs && !was_recorded_by_jit() && !was_raised_by_others();
 }
 
 void count(Target& target, Precision precision, const Tally& tally) {
@@ -255,7 +281,7 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
     is_inside = !answers_true(rule.is_fused, arguments);
     if (PyErr_Occurred() != nullptr) return nullptr;
   }
-  if (is_inside && !may_lower_products(arguments, reading)) {
+  if (is_inside && !may_lower_products(arguments, reading, plan.to)) {
     return answer_covered(target, *target.unlisted, arguments);
   }
   if (rule.is_wrong != nullptr && plan.to == Kind::bf16) {

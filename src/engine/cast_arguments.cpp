@@ -19,16 +19,18 @@ bool is_number_tensor(const Rule& rule, PyObject* item, Kind to) {
 }
 
 // Of a weight, or of a view of one. Null, without an exception but an interrupt's, where no cast of it is kept.
-PyObject* kept_cast(const Rule& rule, PyObject* weight, bool is_view, Kind to, Tally& tally) {
+PyObject* kept_cast(PyObject* weight, bool is_view, Kind to, Tally& tally) {
   if (!tally.looked_around) {
     tally.looked_around = true;
     tally.records = tensor::grad_is_enabled();
-    tally.may_keep = (rule.keeps_weights == Rule::Keeps::always || !tally.records) && weights::may_be_kept();
+    tally.may_keep = weights::may_be_kept();
   }
   if (!tally.may_keep) return nullptr;
   std::int64_t elements = 0;
-  PyObject* kept = is_view ? weights::kept_part(weight, to, tally.records, elements)
-                           : weights::kept(weight, to, tally.records, elements);
+  const weights::Use use = !tally.records   ? weights::Use::unrecorded
+                           : tally.of_steps ? weights::Use::recorded_often
+                                            : weights::Use::recorded;
+  PyObject* kept = is_view ? weights::kept_part(weight, to, use, elements) : weights::kept(weight, to, use, elements);
   if (kept == nullptr) return nullptr;
   ++tally.casts;
   if (elements == 0) ++tally.kept;
@@ -42,11 +44,19 @@ PyObject* kept_cast(const Rule& rule, PyObject* weight, bool is_view, Kind to, T
 PyObject* cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tally) {
   tally.for_now = false;
   if (!is_floating(kind) || kind == to) return Py_NewRef(item);
-  if (rule.keeps_weights != Rule::Keeps::never && kind == Kind::f32) {
+  if (rule.keeps_weights && kind == Kind::f32) {
     const bool is_weight = Py_TYPE(item) == tensor::api.parameter;
     if (is_weight || (tensor::is_plain_tensor(item) && weights::may_be_part(item))) {
-      if (PyObject* kept = kept_cast(rule, item, !is_weight, to, tally)) return kept;
+      if (PyObject* kept = kept_cast(item, !is_weight, to, tally)) return kept;
       if (PyErr_Occurred() != nullptr) return nullptr;
+    }
+  }
+  if (tally.of_steps && kind == Kind::f32) {
+    if (PyObject* made = weights::cast_for_many(item, to)) {
+      ++tally.casts;
+      tally.made.bytes += tensor::bytes_as(to, tensor::count_elements(item));
+      tally.made.recorded = true;
+      return made;
     }
   }
   const std::int64_t count = tally.leaves_casts ? tensor::count_elements(item) : 0;
@@ -84,6 +94,7 @@ PyObject* cast_sequence(const Rule& rule, PyObject* sequence, Kind to, Tally& ta
       PyTuple_Check(sequence) ? PyTuple_GetSlice(sequence, 0, PyTuple_GET_SIZE(sequence)) : PyList_AsTuple(sequence);
   if (items == nullptr) return nullptr;
   const bool may_reuse_memory = std::exchange(tally.may_reuse_memory, false);  // the list holds what it is given
+  tally.of_steps = rule.takes_steps && tensor::is_lower(to);
   const Py_ssize_t size = PyTuple_GET_SIZE(items);
   PyObject* made = PyTuple_Check(sequence) ? PyTuple_New(size) : PyList_New(size);
   bool is_another = false;
@@ -103,6 +114,7 @@ PyObject* cast_sequence(const Rule& rule, PyObject* sequence, Kind to, Tally& ta
     }
   }
   tally.may_reuse_memory = may_reuse_memory;
+  tally.of_steps = false;
   Py_DECREF(items);
   if (made == nullptr || is_another) return made;
   Py_DECREF(made);

@@ -18,6 +18,7 @@ struct Tally {
   bool looked_around = false;
   bool may_keep = false;
   bool records = false;
+  bool of_steps = false;  // is the next to be cast a weight of an operation that takes steps?
   tensor::CastResult made;
 };
 

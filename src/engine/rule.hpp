@@ -48,13 +48,14 @@ struct Rule {
   PyObject* is_wrong = nullptr;
   bool wrong_if_strided = false;
   // May casts of weights be kept for this operation? Only where no result shares memory with an argument.
-  enum class Keeps : std::uint8_t { never, unrecorded, always };
-  Keeps keeps_weights = Keeps::never;
+  bool keeps_weights = false;
   // Who gives the first input in rows that lie evenly where the operation, a product, is slow on others: a Python
   // function of both inputs, for a tracer's tensors, kept for the life of the process; null for any other operation.
   PyObject* in_rows = nullptr;
-  // Does it go through sequences step by step, with the weights in the last list that it is given?
+  // Does it go through sequences step by step, with the weights in the last list that it is given? And who tells
+  // whether one kernel computes a call, which is lowered as a whole then: a Python function as above, or null.
   bool takes_steps = false;
+  PyObject* is_fused = nullptr;
   // Does torch's own autocast cast the same inputs of it on the CPU?
   bool casts_inside = false;
   // With one tensor alone, does it give a view of it, or only sum it up (`einsum("ii->i", x)`)?
@@ -63,10 +64,8 @@ struct Rule {
   // a Python function, kept for the life of the process, or null.
   PyObject* makes_product = nullptr;
   // Does the list mean no more than the matrix products that torch makes inside, of the weights in the last list that
-  // it is given? All else, what it keeps from step to step among it, stays in the precision that it comes in. And who
-  // tells whether one kernel computes the call, which is lowered as a whole then: a Python function as above, or null.
+  // it is given? All else, what it keeps from step to step among it, stays in the precision that it comes in.
   bool products_inside = false;
-  PyObject* is_fused = nullptr;
   // May a call that failed be made again with other casts? Not where it may have written into an argument first.
   bool may_repeat = true;
   // Does it write into a result that it is given without counting the version up?

@@ -101,11 +101,6 @@ bool in_transform() { return is_included(symbols().functorch, api.functorch_key)
 // Is functionalization? Under both, memory that is asked for may come wrapped.
 bool in_functionalization() { return is_included(symbols().functionalize, api.functionalize_key); }
 
-// Is there nothing about a recorded cast of this plain tensor but the graph?
-bool may_be_cast_in_graph(PyObject* tensor) {
-  return can_look_inside() && !is_off_cpu(tensor) && requires_grad(tensor) && !is_traced() && !is_negative(tensor);
-}
-
 // Might the gradient of a recorded cast have another layout than the tensor? The backward of torch's cast refuses it.
 bool may_change_layout(PyObject* tensor, const CastResult& seen) {
   return seen.by_sparse && requires_grad(tensor) && !is_traced();
@@ -123,6 +118,11 @@ PyObject* cast_by_kernel(PyObject* tensor, Kind from, Kind to, std::int64_t coun
 }
 
 }  // namespace
+
+bool is_cast_in_graph(PyObject* tensor) noexcept {
+  return can_look_inside() && is_plain_tensor(tensor) && !is_off_cpu(tensor) && requires_grad(tensor) &&
+         grad_is_enabled() && !is_traced() && !is_negative(tensor);
+}
 
 bool is_watched(PyObject* tensor, CastResult& seen) {
   if (grad_is_enabled() && requires_grad(tensor)) {
@@ -171,6 +171,12 @@ bool is_intercepted() noexcept {
   const bool tracing = known.tracing_state != nullptr ? *known.tracing_state() != nullptr
                                                       : is_true(PyObject_CallNoArgs(api.tracing_state), true);
   return tracing || in_transform() || in_functionalization();
+}
+
+bool is_recorded_by_torch() noexcept {
+  const Symbols& known = symbols();
+  if (known.any_modes_set == nullptr || known.tracing_state == nullptr) return is_intercepted();
+  return *known.tracing_state() != nullptr || (known.any_modes_set(false) && !known.any_modes_set(true));
 }
 
 bool is_traced() noexcept { return in_forward_ad() || is_intercepted(); }
@@ -249,7 +255,7 @@ PyObject* cast(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
       if (made == nullptr) made = cast_by_kernel(tensor, from, to, count);
       if (made != nullptr) return made;
     } else if (recorded_cast != nullptr &&
-               (may_change_layout(tensor, seen) || (is_cast_to_block(count) && may_be_cast_in_graph(tensor)))) {
+               (may_change_layout(tensor, seen) || (is_cast_to_block(count) && is_cast_in_graph(tensor)))) {
       PyObject* const function = Py_NewRef(recorded_cast);
       PyObject* const arguments[] = {tensor, dtype_of(to)};
       PyObject* made = PyObject_Vectorcall(function, arguments, 2, nullptr);

@@ -33,11 +33,18 @@ inline bool is_cast_to_block(std::int64_t count) noexcept {
 // that is not possible.
 PyObject* cast_in_block(PyObject* tensor, Kind to) noexcept;
 
+// Is a cast of this tensor recorded, and there is nothing about it but the graph?
+bool is_cast_in_graph(PyObject* tensor) noexcept;
+
 // Would anybody but the caller have to see a cast of this tensor?
 bool is_watched(PyObject* tensor, CastResult& seen);
 
 // Casts values in memory. Many of them by torch's number of threads and without the GIL.
 void convert(const void* source, Kind from, void* target, Kind to, std::int64_t count);
+
+// Does torch record operations, or ask what they give, by nobody's modes but its own? It may record one as a whole, and
+// what was decided about the products inside is lost.
+bool is_recorded_by_torch() noexcept;
 
 // Is somebody at work in this thread who sees each operation: a tracer, a dispatch mode, a transform of torch.func?
 bool is_intercepted() noexcept;

@@ -341,10 +341,11 @@ std::shared_ptr<Entry> entry_for(PyObject* weight, Kind to) {
 // Its `size` is the tuple of its sizes, or null where none is at hand.
 //
 // A large one gets a node of our own, since memory for its gradient would be new, and the kernel clears each page of
-// it.
-PyObject* as_part_of_graph(PyObject* weight, std::span<const std::int64_t> sizes, PyObject* size, PyObject* cast) {
+// it. Not one that is used often: to that node the cast is what it is, and torch sums gradients in its precision.
+PyObject* as_part_of_graph(PyObject* weight, std::span<const std::int64_t> sizes, PyObject* size, PyObject* cast,
+                           Use use) {
   constexpr std::int64_t large = std::int64_t{1} << 22;
-  if (tensor::count_elements(weight) >= large && settings.recorded != nullptr) {
+  if (tensor::count_elements(weight) >= large && use != Use::recorded_often && settings.recorded != nullptr) {
     PyObject* const function = Py_NewRef(settings.recorded);
     PyObject* const arguments[] = {weight, cast};
     PyObject* made = PyObject_Vectorcall(function, arguments, 2, nullptr);
@@ -468,19 +469,21 @@ void configure(const Settings& wanted) noexcept {
   cache().too_many_pointers = false;
 }
 
-PyObject* kept(PyObject* weight, Kind to, bool records, std::int64_t& elements) noexcept {
+PyObject* kept(PyObject* weight, Kind to, Use use, std::int64_t& elements) noexcept {
+  const bool records = use != Use::unrecorded;
   PyObject* cast = nullptr;
   std::shared_ptr<Entry> held;
   Entry* entry = up_to_date(weight, to, records, 0, held, cast, elements);
   if (entry == nullptr) return nullptr;
   entry->in_parts = false;
   if (!records || !tensor::requires_grad(weight)) return cast;
-  PyObject* made = as_part_of_graph(weight, entry->geometry.sizes, entry->size, cast);
+  PyObject* made = as_part_of_graph(weight, entry->geometry.sizes, entry->size, cast, use);
   Py_DECREF(cast);
   return made;
 }
 
-PyObject* kept_part(PyObject* view, Kind to, bool records, std::int64_t& elements) noexcept {
+PyObject* kept_part(PyObject* view, Kind to, Use use, std::int64_t& elements) noexcept {
+  const bool records = use != Use::unrecorded;
   elements = 0;
   const Base base(view);
   if (base.weight == nullptr || !settings.on) return nullptr;
@@ -502,9 +505,23 @@ PyObject* kept_part(PyObject* view, Kind to, bool records, std::int64_t& element
   PyObject* made = part_of(*entry, cast, part);
   Py_DECREF(cast);
   if (made == nullptr || !is_recorded) return made;
-  PyObject* recorded = as_part_of_graph(view, part.sizes, nullptr, made);
+  PyObject* recorded = as_part_of_graph(view, part.sizes, nullptr, made, use);
   Py_DECREF(made);
   return recorded;
+}
+
+PyObject* cast_for_many(PyObject* given, Kind to) noexcept {
+  tensor::Geometry geometry;
+  if (!tensor::is_cast_in_graph(given) || !tensor::read_geometry(given, geometry)) return nullptr;
+  PyObject* const plain = tensor::api.detach(given, nullptr);
+  tensor::CastResult ignored;
+  PyObject* const cast = plain == nullptr ? nullptr : tensor::cast(plain, Kind::f32, to, ignored);
+  PyObject* made =
+      cast == nullptr ? nullptr : as_part_of_graph(given, geometry.sizes, nullptr, cast, Use::recorded_often);
+  Py_XDECREF(plain);
+  Py_XDECREF(cast);
+  PyErr_Clear();
+  return made;
 }
 
 PyObject* transposed_weight(PyObject* view) noexcept {
