@@ -212,7 +212,7 @@ def given_faithful_packing(name: str, arguments: tuple[Any, ...], keywords: dict
     @functools.wraps(pack, updated=())
     def faithful_pack(tensor: torch.Tensor) -> tuple[torch.dtype, Any]:
         # A hook may give the memory of what it packs another use: torch's own cast of a weight is nobody else's.
-        given = tensor.clone() if _core.weights_are_kept_in(tensor) else tensor
+        given = _core.call_silently(torch.clone, tensor) if _core.weights_are_kept_in(tensor) else tensor
         return tensor.dtype, _core.call_without_casts_inside(pack, given)
 
     @functools.wraps(unpack, updated=())

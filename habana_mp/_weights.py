@@ -75,7 +75,8 @@ class Weights:
         if not on:
             self.uninstall()
             return
-        methods = {name: getattr(torch._C.TensorBase, name) for name in ops.HANDS_OUT_MEMORY}
+        # Older releases lack `const_data_ptr`.
+        methods = {name: getattr(torch._C.TensorBase, name, None) for name in ops.HANDS_OUT_MEMORY}
         methods["storage.data_ptr"] = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]  # torch's stubs lack it
         pointers, arrays = (_COMPARE_POINTERS, _PASS_POINTERS_ON), (_DROP_ARRAYS, _PASS_ARRAYS_ON)
         _core.weights_watch(methods, pointers, arrays)

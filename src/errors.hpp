@@ -41,6 +41,18 @@ class HeldError {
     return traceback_;
 #endif
   }
+  // Was it raised while another one was dealt with?
+  [[nodiscard]] bool has_context() const {
+#if PY_VERSION_HEX >= 0x030C0000
+    PyObject* const raised = raised_;
+#else
+    PyObject* const raised = value_;
+#endif
+    if (raised == nullptr || !PyExceptionInstance_Check(raised)) return false;
+    PyObject* context = PyException_GetContext(raised);
+    Py_XDECREF(context);
+    return context != nullptr;
+  }
 
   // The exception is set again, and no longer held.
   void restore() {

@@ -428,7 +428,7 @@ def test_operations_in_the_saved_tensor_hooks_may_be_covered_themselves(converte
     assert_equal(hooked.grad, plain.grad)
 
 
-@pytest.mark.parametrize("error", [RuntimeError, ValueError, NotImplementedError, TypeError, IndexError])
+@pytest.mark.parametrize("error", [RuntimeError, ValueError, TypeError, IndexError])
 @pytest.mark.parametrize("name", ["mm", "conv2d", "gru", "softmax"])
 def test_an_error_of_a_hook_of_saved_tensors_is_not_taken_for_one_of_torch(name: str, error: type[Exception]) -> None:
     layer = nn.GRU(4, 4)
@@ -466,9 +466,26 @@ def test_an_error_of_a_mode_is_not_taken_for_one_of_torch_and_torchs_own_is(conv
         assert torch.mm(M, N).dtype is torch.float16
         with pytest.raises(RuntimeError, match="not finite"):
             torch.mm(M * 1e4, N * 1e4)
-    converted(bf16=["linalg_inv"])
-    with Checking():  # for which no kernel is there
-        assert torch.linalg.inv(torch.eye(3)).dtype is FP32
+    converted(bf16=["mm"])
+    lowered, on_meta = torch.mm(M, N), torch.mm(M.to("meta"), N.to("meta"))
+    with torch.autocast("cpu", enabled=False):
+        with Checking():  # whose kernel wants one precision, as `torch._check` of the function for meta tensors does
+            assert torch.lerp(lowered, M, 0.5).dtype is FP32
+        assert torch.lerp(on_meta, M.to("meta"), 0.5).dtype is FP32
+
+
+def test_an_error_of_torch_that_a_mode_tells_on_is_one_of_torch(converted: Converter) -> None:
+    class Telling(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            try:
+                return function(*args, **(kwargs or {}))
+            except RuntimeError as error:
+                raise RuntimeError(f"in {function}") from error
+
+    converted(bf16=["mm"])
+    lowered = torch.mm(M, N)
+    with torch.autocast("cpu", enabled=False), Telling():
+        assert torch.lerp(lowered, M, 0.5).dtype is FP32
 
 
 def compressed(tensor: torch.Tensor) -> Any:

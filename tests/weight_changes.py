@@ -215,7 +215,7 @@ IN_PLACE: dict[str, Callable[[torch.Tensor, int], Any]] = {
     ),
     "turned sign": lambda w, n: torch._C._set_neg(w, not w.is_neg()),
     "pointer of many": lambda w, n: write_at(tree_map(torch.Tensor.data_ptr, [w])[0], n),
-    "pointer to constants": lambda w, n: write_at(w.const_data_ptr(), n),
+    "pointer to constants": lambda w, n: write_at(getattr(w, "const_data_ptr", w.data_ptr)(), n),
     "pointer by a decorated method": lambda w, n: write_at(torch.no_grad()(torch.Tensor.data_ptr)(w), n),
     "pointer by a method not compiled": lambda w, n: write_at(torch.compiler.disable(torch.Tensor.data_ptr)(w), n),
     "pointer by a graph": lambda w, n: write_at(torch.fx.Interpreter(torch.fx.symbolic_trace(_pointer)).run(w), n),

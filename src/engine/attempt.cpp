@@ -200,7 +200,7 @@ PyObject* attempt_as_they_lie(Target& target, const Rule& rule, const Arguments&
     if (attempt.interrupted) return nullptr;
   }
   // Where something is recorded the graph holds what was cast.
-  tally.may_reuse_memory = !records && rule.keeps_weights && !rule.takes_steps && target.shape != Target::Shape::python;
+  tally.may_reuse_memory = !records && rule.takes_weights_once() && target.shape != Target::Shape::python;
   tally.leaves_casts = records && may_leave_casts(target, rule, arguments, reading);
   CastArguments cast(arguments);
   attempt.made = make_casts(rule, arguments, reading, to, records, cast, tally);

@@ -117,18 +117,22 @@ bool was_recorded_by_jit() {
   return found;
 }
 
-// Has somebody's own code inside the call, a hook of saved tensors or a mode, raised the exception by a `raise`?
+// Has somebody's own code inside the call, a hook of saved tensors or a mode, raised the exception by a `raise`, and
+// not to tell of one of torch's? NotImplementedError says that there is no kernel, whoever says it.
 bool was_raised_by_others() {
+  if (PyErr_ExceptionMatches(PyExc_NotImplementedError) != 0) return false;
   HeldError held;
   static PyObject* const own = Py_BuildValue("(ss)", "torch.", "habana_mp.");
   static const long raise = number_of_opcode("RAISE_VARARGS");
   auto* entry = reinterpret_cast<PyTracebackObject*>(held.traceback());
   bool by_others = false;
-  if (entry != nullptr) {
+  if (entry != nullptr && !held.has_context()) {
     while (entry->tb_next != nullptr) entry = entry->tb_next;
     const FrameWalk innermost(entry->tb_frame);
     PyObject* module = innermost.module_name();
-    if (module == nullptr || !begins_with_one_of(module, own)) {
+    const bool is_torchs = module != nullptr &&
+                           (begins_with_one_of(module, own) || PyUnicode_CompareWithASCIIString(module, "torch") == 0);
+    if (!is_torchs) {
       PyObject* bytes = PyObject_GetAttrString(innermost.code(), "co_code");
       by_others = bytes != nullptr && entry->tb_lasti >= 0 && entry->tb_lasti < PyBytes_GET_SIZE(bytes) &&
                   static_cast<unsigned char>(PyBytes_AS_STRING(bytes)[entry->tb_lasti]) == raise;

@@ -117,7 +117,7 @@ void set_verdict(std::uint64_t shape, Verdict verdict) { shapes()[shape].verdict
 // Is it one of the calls that may be left as they are written where that is faster? Not where a backward follows, of
 // whose time nothing is known.
 bool may_be_skipped(const Target& target, const Rule& rule, const Reading& reading) {
-  return rule.action == Rule::Action::precision && rule.to != Kind::f32 && rule.keeps_weights && !rule.takes_steps &&
+  return rule.action == Rule::Action::precision && rule.to != Kind::f32 && rule.takes_weights_once() &&
          (reading.seen & floating) == bit(Kind::f32) &&
          (target.shape == Target::Shape::function || target.shape == Target::Shape::method) &&
          !tensor::grad_is_enabled() && !tensor::is_traced();

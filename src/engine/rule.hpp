@@ -77,6 +77,8 @@ struct Rule {
 
   bool operator==(const Rule&) const = default;
 
+  // Is each weight a part of one product?
+  bool takes_weights_once() const { return keeps_weights && !takes_steps; }
   bool may_cast(Py_ssize_t position) const { return position >= 64 || ((positions >> position) & 1U) != 0; }
 };
 

@@ -44,6 +44,7 @@ struct Symbols {
   int (*get_num_threads)() = nullptr;               // at::get_num_threads()
   KeyFlag functorch;
   KeyFlag functionalize;
+  KeyFlag pre_dispatch;
 
   Symbols() {
     const TorchLibrary c10("libc10.so");
@@ -57,6 +58,7 @@ struct Symbols {
     if (api.functorch_number < 0) return;
     functorch = included_key(static_cast<std::uint16_t>(api.functorch_number));
     functionalize = included_key(static_cast<std::uint16_t>(api.functionalize_number));
+    pre_dispatch = included_key(static_cast<std::uint16_t>(api.pre_dispatch_number));
   }
 };
 
@@ -100,6 +102,9 @@ bool in_transform() { return is_included(symbols().functorch, api.functorch_key)
 
 // Is functionalization? Under both, memory that is asked for may come wrapped.
 bool in_functionalization() { return is_included(symbols().functionalize, api.functionalize_key); }
+
+// Does a tracer record operations as they are called, before they are dispatched? It is no mode for the dispatcher.
+bool is_recorded_as_called() { return is_included(symbols().pre_dispatch, api.pre_dispatch_key); }
 
 // Might the gradient of a recorded cast have another layout than the tensor? The backward of torch's cast refuses it.
 bool may_change_layout(PyObject* tensor, const CastResult& seen) {
@@ -170,13 +175,14 @@ bool is_intercepted() noexcept {
   if (modes) return true;
   const bool tracing = known.tracing_state != nullptr ? *known.tracing_state() != nullptr
                                                       : is_true(PyObject_CallNoArgs(api.tracing_state), true);
-  return tracing || in_transform() || in_functionalization();
+  return tracing || in_transform() || in_functionalization() || is_recorded_as_called();
 }
 
 bool is_recorded_by_torch() noexcept {
   const Symbols& known = symbols();
   if (known.any_modes_set == nullptr || known.tracing_state == nullptr) return is_intercepted();
-  return *known.tracing_state() != nullptr || (known.any_modes_set(false) && !known.any_modes_set(true));
+  return *known.tracing_state() != nullptr || is_recorded_as_called() ||
+         (known.any_modes_set(false) && !known.any_modes_set(true));
 }
 
 bool is_traced() noexcept { return in_forward_ad() || is_intercepted(); }

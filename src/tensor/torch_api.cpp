@@ -117,10 +117,14 @@ bool bind_torch() {
   if (found.is_key_included == nullptr || keys == nullptr) return false;
   found.functorch_key = attribute(keys, "FuncTorchDynamicLayerFrontMode");
   found.functionalize_key = attribute(keys, "Functionalize");
+  found.pre_dispatch_key = attribute(keys, "PreDispatch");
   Py_DECREF(keys);
-  if (found.functorch_key == nullptr || found.functionalize_key == nullptr) return false;
+  if (found.functorch_key == nullptr || found.functionalize_key == nullptr || found.pre_dispatch_key == nullptr) {
+    return false;
+  }
   found.functorch_number = number_of(found.functorch_key);
   found.functionalize_number = number_of(found.functionalize_key);
+  found.pre_dispatch_number = number_of(found.pre_dispatch_key);
   found.forward_ad_namespace = Py_NewRef(PyModule_GetDict(forward_ad));
 
   PyObject* grad_enabled = attribute(c, "is_grad_enabled");

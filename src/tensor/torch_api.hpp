@@ -49,8 +49,10 @@ struct TorchApi {
   // them.
   PyObject* functorch_key = nullptr;
   PyObject* functionalize_key = nullptr;
-  long functorch_number = -1;  // the same as numbers, -1 where they have none
+  PyObject* pre_dispatch_key = nullptr;  // of tracers that record operations as they were called
+  long functorch_number = -1;            // the same as numbers, -1 where they have none
   long functionalize_number = -1;
+  long pre_dispatch_number = -1;
   PyObject* is_key_included = nullptr;        // torch._C._dispatch_tls_is_dispatch_key_included
   PyObject* is_functional = nullptr;          // torch._is_functional_tensor
   PyObject* tracing_state = nullptr;          // torch._C._get_tracing_state

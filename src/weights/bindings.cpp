@@ -21,7 +21,7 @@ using Callers = std::pair<py::tuple, py::tuple>;
 PyObject* or_null(const py::object& one) { return one.is_none() ? nullptr : one.ptr(); }
 
 void watch(const py::dict& methods, const Callers& of_pointers, const Callers& of_arrays) {
-  const auto method = [&methods](const char* name) { return py::object(methods[name]).ptr(); };
+  const auto method = [&methods](const char* name) { return or_null(methods[name]); };
   const weights::Hatches hatches{method("untyped_storage"),
                                  method("data_ptr"),
                                  method("const_data_ptr"),

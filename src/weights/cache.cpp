@@ -1,6 +1,5 @@
 #include "weights/cache.hpp"
 
-#include <algorithm>
 #include <optional>
 #include <span>
 #include <utility>
@@ -378,7 +377,7 @@ Entry* up_to_date(PyObject* weight, Kind to, bool records, std::uint32_t views, 
     if (!settings.on) return nullptr;  // switched off since the call began
     // Others may run, and forget the entry.
     held = entry_for(weight, to);
-    const bool is_packed = held != nullptr && held->cast != nullptr && !held->has(Form::plain);
+    const bool is_packed = held != nullptr && held->cast != nullptr && held->form != Form::plain;
     if (is_packed && !records) {
       Sight now = look_beside(weight, views);
       now.owners = held->sight.owners;  // another view of it may be alive
@@ -652,12 +651,7 @@ void forget_all() noexcept {
 }
 
 bool is_kept_memory(PyObject* tensor) noexcept {
-  if (cache().entries.empty() || !tensor::is_plain_tensor(tensor)) return false;
-  const char* storage = tensor::storage_of(tensor);
-  return storage != nullptr && std::any_of(cache().entries.begin(), cache().entries.end(), [storage](const auto& kept) {
-           const Entry& entry = *kept.second;
-           return entry.form == Form::plain && entry.cast != nullptr && entry.cast_sight.storage == storage;
-         });
+  return settings.on && tensor::is_plain_tensor(tensor) && cache().casts.contains(tensor::storage_of(tensor));
 }
 
 Statistics statistics() noexcept { return counts; }

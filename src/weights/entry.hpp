@@ -5,6 +5,7 @@
 #include <cstring>
 #include <memory>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "kernels/cast.hpp"
@@ -123,6 +124,8 @@ struct Cache {
   std::unordered_map<Key, std::shared_ptr<Entry>, HashOfKey> entries;
   // Which weight lies in a storage; for those that are trusted.
   std::unordered_map<const char*, PyObject*> weights;
+  // Those of the plain casts that are kept.
+  std::unordered_set<const char*> casts;
   // Storages to which somebody took a pointer, with where their memory began, and whether there were too many to
   // remember. One with other memory is another storage, or the pointer is of no use any more.
   std::unordered_map<const char*, const char*> pointed_to;
@@ -134,6 +137,9 @@ struct Cache {
   std::uint64_t escapes = 0;
 };
 
+// There is one, and it is never destroyed: weights may outlive the interpreter's modules.
+Cache& cache();
+
 inline void Entry::hold(PyObject* made, PyObject* its_holder, Form its_form, PyObject* options) {
   quiet_uses = 0;
   if (cast != nullptr) {
@@ -144,7 +150,9 @@ inline void Entry::hold(PyObject* made, PyObject* its_holder, Form its_form, PyO
   PyObject* const former[] = {std::exchange(holder, its_holder), std::exchange(cast, made),
                               std::exchange(packed_for, options)};
   form = its_form;
+  if (cast_sight.storage != nullptr) cache().casts.erase(cast_sight.storage);
   cast_sight = cast != nullptr && form == Form::plain ? tensor::look_at(cast) : Sight{};
+  if (cast_sight.storage != nullptr) cache().casts.insert(cast_sight.storage);
   if (cast != nullptr) {
     counts.bytes += bytes();
     ++counts.weights;
@@ -152,9 +160,6 @@ inline void Entry::hold(PyObject* made, PyObject* its_holder, Form its_form, PyO
   }
   for (PyObject* one : former) Py_XDECREF(one);
 }
-
-// There is one, and it is never destroyed: weights may outlive the interpreter's modules.
-Cache& cache();
 
 inline Recent& recent_for(PyObject* weight, Kind to) {
   return cache().recent[HashOfKey{}({weight, to}) % Cache::recent_size];

@@ -194,7 +194,7 @@ void hold(Callers& held, const Callers& callers) {
 constexpr int with_keywords = METH_VARARGS | METH_KEYWORDS;
 
 bool check(const Plan& plan, const tensor::MemoryMap& memory) {
-  const bool is_method = Py_TYPE(plan.object) == &PyMethodDescr_Type;
+  const bool is_method = plan.object != nullptr && Py_TYPE(plan.object) == &PyMethodDescr_Type;
   PyMethodDef* definition = is_method ? reinterpret_cast<PyMethodDescrObject*>(plan.object)->d_method : nullptr;
   if (is_method && definition->ml_flags == plan.flags && memory.may_write(&definition->ml_meth)) return true;
   PyErr_Format(
@@ -255,7 +255,8 @@ bool watch_escapes(const Hatches& hatches) {
   };
   const tensor::MemoryMap memory;
   for (const Plan& plan : plans) {
-    if (!check(plan, memory)) return false;
+    const bool is_missing = plan.object == nullptr && plan.method == &const_data_ptr;
+    if (!is_missing && !check(plan, memory)) return false;
   }
   if (view.definition == nullptr || numpy.definition == nullptr) {
     PyErr_SetString(PyExc_RuntimeError,
@@ -264,7 +265,9 @@ bool watch_escapes(const Hatches& hatches) {
   }
   hold(callers_of_pointers, hatches.of_pointers);
   hold(callers_of_arrays, hatches.of_arrays);
-  for (const Plan& plan : plans) watch(plan);
+  for (const Plan& plan : plans) {
+    if (plan.object != nullptr) watch(plan);
+  }
   watch_exchange();
   if (original_data_getter == nullptr) {
     original_data_getter = tensor::api.data->get;

@@ -17,7 +17,7 @@ struct Callers {
 struct Hatches {
   PyObject* untyped_storage;   // methods of Tensor
   PyObject* data_ptr;          //
-  PyObject* const_data_ptr;    //
+  PyObject* const_data_ptr;    // null where this torch lacks it
   PyObject* apply;             // these write without counting the version up
   PyObject* map;               //
   PyObject* map2;              //
