@@ -119,7 +119,9 @@ def test_an_lstm_trains_as_by_hand_where_the_list_names_its_kernel(name: str) ->
     module, x, first = recurrent(name)
     expected = by_hand(module, x, first)
     hmp.convert(preset="torch-cpu")
-    assert_trained(trained(module, x, first), expected)
+    result, gradients = trained(module, x, first)
+    # The kernel gives them in float32, and the cast of a weight by hand rounds them.
+    assert_same((result, [one.bfloat16().float() for one in gradients if one is not None]), expected)
     with torch.no_grad():
         assert module(x)[0].dtype is torch.bfloat16
 

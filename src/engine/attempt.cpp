@@ -163,12 +163,10 @@ bool fold_products(PyObject* made) {
 
 // The casts of a call; those of a recurrent layer's weights as its products want them.
 bool make_casts(const Rule& rule, const Arguments& arguments, const Reading& reading, Kind to, bool records,
-                CastArguments& cast, Tally& tally) {
-  if (!cast.make(rule, reading, to, tally)) return false;
-  if (!rule.takes_steps || records || to == Kind::f32) return true;
+                CastArguments& cast, Attempt& attempt) {
+  if (!cast.make(rule, reading, to, attempt.tally)) return false;
+  if (!rule.takes_steps || attempt.is_fused || records || to == Kind::f32) return true;
   const Py_ssize_t place = place_of_weights(arguments, reading);
-  if (rule.is_fused != nullptr && answers_true(rule.is_fused, arguments)) return true;
-  if (PyErr_Occurred() != nullptr) return false;
   PyObject* const made = place < 0 ? nullptr : cast.arguments().values[place];
   return made == nullptr || made == arguments.values[place] || fold_products(made);
 }
@@ -187,7 +185,7 @@ PyObject* attempt_products_inside(Target& target, const Rule& rule, const Argume
   Reading weights(arguments.count());
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) weights.kinds[i] = i == place ? Kind::sequence : Kind::other;
   CastArguments cast(arguments);
-  attempt.made = make_casts(rule, arguments, weights, to, tensor::grad_is_enabled(), cast, attempt.tally);
+  attempt.made = make_casts(rule, arguments, weights, to, tensor::grad_is_enabled(), cast, attempt);
   return attempt.made ? call_and_cast_inside(target, cast.arguments(), to) : nullptr;
 }
 
@@ -203,7 +201,7 @@ PyObject* attempt_as_they_lie(Target& target, const Rule& rule, const Arguments&
   tally.may_reuse_memory = !records && rule.takes_weights_once() && target.shape != Target::Shape::python;
   tally.leaves_casts = records && may_leave_casts(target, rule, arguments, reading);
   CastArguments cast(arguments);
-  attempt.made = make_casts(rule, arguments, reading, to, records, cast, tally);
+  attempt.made = make_casts(rule, arguments, reading, to, records, cast, attempt);
   attempt.scalar_changed = cast.scalar_changed();
   if (!attempt.made) return nullptr;
   return tally.left_casts ? call_and_cast_inside(target, cast.arguments(), to) : call_unseen(target, cast.arguments());
@@ -274,16 +272,6 @@ PyObject* attempt_in_rows(Target& target, const Rule& rule, const Arguments& arg
 }
 
 }  // namespace
-
-bool answers_true(PyObject* function, const Arguments& arguments) {
-  PyObject* answer = PyObject_Vectorcall(function, arguments.values, static_cast<std::size_t>(arguments.positional),
-                                         arguments.keywords);
-  const bool is_true = answer == Py_True;
-  Py_XDECREF(answer);
-  // Arguments that do not fit are torch's to refuse.
-  if (answer == nullptr && PyErr_ExceptionMatches(PyExc_Exception) != 0) PyErr_Clear();
-  return is_true;
-}
 
 bool may_lower_products(const Arguments& arguments, const Reading& reading, Kind to) {
   if (!tensor::may_cast_inside() || tensor::is_recorded_by_torch()) return false;

@@ -73,6 +73,17 @@ bool has_unit_stride(const Arguments& arguments) {
   return true;
 }
 
+// What a function of ours answers for the arguments of a call.
+bool answers_true(PyObject* function, const Arguments& arguments) {
+  PyObject* answer = PyObject_Vectorcall(function, arguments.values, static_cast<std::size_t>(arguments.positional),
+                                         arguments.keywords);
+  const bool is_true = answer == Py_True;
+  Py_XDECREF(answer);
+  // Arguments that do not fit are torch's to refuse.
+  if (answer == nullptr && PyErr_ExceptionMatches(PyExc_Exception) != 0) PyErr_Clear();
+  return is_true;
+}
+
 // Would this convolution be wrong in bfloat16, or its gradient?
 bool would_be_wrong(const Rule& rule, const Arguments& arguments) {
   return !(rule.wrong_if_strided && has_unit_stride(arguments)) && answers_true(rule.is_wrong, arguments);
@@ -280,12 +291,13 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
       return call_original(target, arguments);
     }
   }
-  bool is_inside = rule.products_inside && tensor::is_lower(plan.to);
-  if (is_inside && rule.is_fused != nullptr) {
-    is_inside = !answers_true(rule.is_fused, arguments);
+  Attempt attempt;
+  if (rule.is_fused != nullptr && tensor::is_lower(plan.to)) {
+    attempt.is_fused = answers_true(rule.is_fused, arguments);
     if (PyErr_Occurred() != nullptr) return nullptr;
   }
-  if (is_inside && !may_lower_products(arguments, reading, plan.to)) {
+  attempt.is_inside = rule.products_inside && tensor::is_lower(plan.to) && !attempt.is_fused;
+  if (attempt.is_inside && !may_lower_products(arguments, reading, plan.to)) {
     return answer_covered(target, *target.unlisted, arguments);
   }
   if (rule.is_wrong != nullptr && plan.to == Kind::bf16) {
@@ -309,8 +321,6 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
   if (mixes_in_a_transform(rule, arguments, reading, plan.to)) [[unlikely]] {
     return call_without_lowering(target, rule, arguments, reading, false);
   }
-  Attempt attempt;
-  attempt.is_inside = is_inside;
   PyObject* result = attempt_with_casts(target, rule, arguments, reading, plan.to, attempt);
   if (result == nullptr) {
     if (attempt.interrupted) return nullptr;
