@@ -21,6 +21,12 @@ from torch.utils._pytree import tree_leaves
 
 from habana_mp import _core, hmp
 
+# Inductor finds what it has generated again by a key that does not tell how wide the vectors were, and compiles it for
+# those of today: under another ATEN_CPU_CAPABILITY such code writes beside its memory. So each has a cache of its own.
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(
+    Path(__file__).parents[1] / "build" / f"inductor-{torch.backends.cpu.get_cpu_capability().lower()}"
+)
+
 Converter = Callable[..., None]
 
 HAS_COMPILER = shutil.which("c++") is not None or shutil.which("g++") is not None
