@@ -217,6 +217,7 @@ def set_places(
     custom_bwd_state: Callable[[], int | None],
     inside: tuple[str, ...],
     between: tuple[str, ...],
+    through: tuple[str, ...],
 ) -> None: ...
 def install_in_disabled_regions(regions: int) -> None:
     """This thread is in so many regions of torch.autocast, none of which is enabled."""
@@ -294,6 +295,9 @@ def exchange_optimizer_steps(steps: int) -> int:
     """Set how many optimizer steps this thread is in; what it was."""
 
 def set_distributed_is_imported(imported: bool) -> None: ...
+def set_exact_files(files: tuple[str, ...] | None) -> None:
+    """What the names of files begin with whose code is not lowered by lists."""
+
 def current_region() -> int:
     """The number of the region that this thread is in, 0 for none."""
 

@@ -1,5 +1,5 @@
 """Places where precision is state (rule 11): constructing modules, optimizer steps, DataLoader workers, the code of
-torch.distributed.
+torch.distributed and of a few libraries.
 
 The core finds out where it is; this module tells it what to look for and puts torch's own hooks in.
 """
@@ -12,7 +12,7 @@ import threading
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn.modules.module import register_module_buffer_registration_hook
@@ -43,6 +43,31 @@ class _Distributed(WhenImported):
         _core.set_distributed_is_imported(False)
 
 
+#: Libraries whose own arithmetic is not lowered: they factorise matrices that bfloat16 leaves without an inverse, or
+#: add up what is compared to the last digit. What they call stays covered: a network of torch's modules is lowered.
+EXACT_LIBRARIES = ("botorch", "gpytorch", "linear_operator", "torchmetrics")
+
+
+class _Exact(WhenImported):
+    """One of them. Only where one is imported is it asked, before a list lowers something, who calls."""
+
+    files: ClassVar[list[str]] = []
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def do(self, module: Any) -> None:
+        self._set([*self.files, *(f"{path}/" for path in module.__path__)])
+
+    def undo(self, module: Any) -> None:
+        self._set([])  # all of them are taken out at once
+
+    def _set(self, files: list[str]) -> None:
+        type(self).files = files
+        _core.set_exact_files(tuple(files) or None)
+
+
 class Places:
     """The hooks that are in torch while a policy is installed."""
 
@@ -53,6 +78,7 @@ class Places:
             _Distributed("torch.distributed.fsdp"),
             _Distributed("torch.distributed.algorithms.ddp_comm_hooks"),
         ]
+        self._exact = [_Exact(name) for name in EXACT_LIBRARIES]
 
     def install(self) -> None:
         if self._handles:
@@ -82,11 +108,12 @@ class Places:
             _custom_bwd_state,
             _files(_INSIDE),
             _files(_BETWEEN),
+            (*_files(_BETWEEN + _THROUGH), f"{Path(__file__).parent}/"),
         )
         _core.install_in_disabled_regions(regions)
         if _is_child_process():
             _core.set_in_child_process()
-        for part in self._distributed:
+        for part in (*self._distributed, *self._exact):
             part.install()
         for hook in self._step_hooks:
             hook.install()
@@ -97,7 +124,7 @@ class Places:
             hook.uninstall()
         for handle in self._handles:
             handle.remove()
-        for part in self._distributed:
+        for part in (*self._distributed, *self._exact):
             part.uninstall()
         self._handles = []
 
@@ -114,6 +141,9 @@ _BETWEEN = (
     *("_tensor.py", "functional.py", "nn/functional.py", "_ops.py", "fx/interpreter.py"),
     "fx/passes/fake_tensor_prop.py",
 )
+
+#: Code of torch that computes for whoever calls it.
+_THROUGH = ("distributions/", "quasirandom.py")
 
 
 def _files(names: tuple[str, ...]) -> tuple[str, ...]:

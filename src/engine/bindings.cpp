@@ -208,10 +208,10 @@ void install_probes(const py::object& set_enabled, const py::object& set_dtype, 
 void set_places(const py::object& step, const py::dict& worker_namespace, const py::object& made_of_lowered,
                 const py::object& autocast_entered, const py::tuple& codes_of_regions, const py::object& custom_fwd,
                 const py::object& custom_fwd_asks, const py::object& custom_bwd_state, const py::tuple& inside,
-                const py::tuple& between) {
+                const py::tuple& between, const py::tuple& through) {
   engine::set_places({step.ptr(), worker_namespace.ptr(), made_of_lowered.ptr(), autocast_entered.ptr(),
                       codes_of_regions.ptr(), custom_fwd.ptr(), custom_fwd_asks.ptr(), custom_bwd_state.ptr(),
-                      inside.ptr(), between.ptr()});
+                      inside.ptr(), between.ptr(), through.ptr()});
 }
 
 // (operation, representation, precision, calls, casts, bytes) for whatever was called
@@ -445,6 +445,7 @@ void register_engine(py::module_& module) {
   module.def("exchange_optimizer_steps",
              [](std::uint32_t steps) { return std::exchange(thread_state.optimizer_steps, steps); });
   module.def("set_distributed_is_imported", [](bool imported) { engine::distributed_is_imported = imported; });
+  module.def("set_exact_files", [](const py::object& files) { engine::set_exact_files(files.ptr()); });
   module.attr("state_without_casts") = engine::pack({true, false, false, nullptr});
   module.def("exchange_state",
              [](std::uint64_t state) { return engine::pack(engine::exchange_state(engine::unpack(state))); });

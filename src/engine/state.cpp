@@ -26,6 +26,7 @@ struct Construction {
 thread_local ThreadState thread_state;
 bool in_child_process = false;
 bool distributed_is_imported = false;
+PyObject* exact_files = nullptr;
 bool policy_is_installed = false;
 tensor::DeviceFlag flag_of_torch;
 tensor::KeyFlag below_autograd;
@@ -314,6 +315,7 @@ void set_places(const Places& given) noexcept {
   Py_INCREF(given.custom_bwd_state);
   Py_INCREF(given.inside);
   Py_INCREF(given.between);
+  Py_INCREF(given.through);
   const Places former = std::exchange(known_places, given);
   Py_XDECREF(former.step);
   Py_XDECREF(former.worker_namespace);
@@ -325,6 +327,7 @@ void set_places(const Places& given) noexcept {
   Py_XDECREF(former.custom_bwd_state);
   Py_XDECREF(former.inside);
   Py_XDECREF(former.between);
+  Py_XDECREF(former.through);
 }
 
 const Places& places() noexcept { return known_places; }
@@ -334,6 +337,18 @@ bool caller_is_inside_of_an_operation() noexcept {
   FrameWalk walk;
   while (walk && is_of_file(walk.code(), known_places.between)) walk.outwards();
   return walk && is_of_file(walk.code(), known_places.inside);
+}
+
+bool caller_is_exact() noexcept {
+  if (exact_files == nullptr || known_places.through == nullptr) return false;
+  FrameWalk walk;
+  while (walk && is_of_file(walk.code(), known_places.through)) walk.outwards();
+  return walk && is_of_file(walk.code(), exact_files);
+}
+
+void set_exact_files(PyObject* files) noexcept {
+  PyObject* former = std::exchange(exact_files, files == Py_None ? nullptr : Py_NewRef(files));
+  Py_XDECREF(former);
 }
 
 bool caller_is_custom_fwd() noexcept {

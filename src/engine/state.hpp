@@ -98,13 +98,24 @@ inline bool lists_speak_here() {
 // Set where parts of torch.distributed that handle parameters and gradients in Python are imported.
 extern bool distributed_is_imported;
 
+// Where the files lie of libraries whose own arithmetic is not lowered, a tuple of what their names begin with; null
+// where none of them is imported.
+extern PyObject* exact_files;
+
 // Is there anything to be looked up before a cast is made?
 inline bool may_be_a_place(const ThreadState& state) {
-  return state.construction != nullptr || state.optimizer_steps != 0 || in_child_process || distributed_is_imported;
+  return state.construction != nullptr || state.optimizer_steps != 0 || in_child_process || distributed_is_imported ||
+         exact_files != nullptr;
 }
 
 // Why nothing may be cast here, if so. Called when a cast is about to be made, not before.
 std::optional<Reason> why_not(ThreadState& state) noexcept;
+
+// Is the caller code of such a library? Asked when a list is about to lower something.
+bool caller_is_exact() noexcept;
+
+// The files of these libraries, or None.
+void set_exact_files(PyObject* files) noexcept;
 
 // nn.Module.__init__ was entered in this thread; the frames above it tell who is being constructed.
 void construction_begins() noexcept;
@@ -121,6 +132,7 @@ struct Places {
   PyObject* custom_bwd_state;  // called where custom_bwd enters autocast; the state that its forward ran in, or None
   PyObject* inside;            // a tuple: what the files begin with that say in Python what an operation consists of
   PyObject* between;           // a tuple: files of torch through which such code calls other operations
+  PyObject* through;           // a tuple: those through which a library does
 };
 void set_places(const Places& places) noexcept;
 const Places& places() noexcept;
