@@ -152,6 +152,7 @@ class Rule:
         products_inside: bool = False,
         is_fused: Callable[..., bool] | None = None,
         may_repeat: bool = True,
+        promotes: bool = False,
         keeps_weights: bool = False,
         in_rows: Callable[..., Any] | None = None,
         takes_steps: bool = False,
@@ -184,9 +185,20 @@ def looks_inside() -> bool:
 def reader() -> str:
     """How tensors are read: ``layout``, ``dlpack`` or ``attribute``."""
 
-def install(plan: list[tuple[Any, Any, str, Rule, Rule]]) -> None:
+def install(plan: list[tuple[Any, Any, str, Rule, Rule]], *, within_modules: bool) -> None:
     """Replace what is installed: (object, what the log shows for it, operation, rule of the lists, rule where the lists
-    are silent)."""
+    are silent). With ``within_modules`` nothing is lowered but in the calls of modules that are watched."""
+
+def watch_modules(call_impl: Any, modules: list[Any] | None) -> None:
+    """In calls of these modules, or of any, the lists of :func:`install` speak from now on. The modules are not held:
+    whoever gives them says so when one has gone."""
+
+def stop_watching_modules() -> None: ...
+def begins_to_speak(module: Any) -> bool:
+    """Would a call of this module, made here, be one in which the lists begin to speak?"""
+
+def number_of_modules() -> int:
+    """Of the region that a watched module's call is."""
 
 def set_function_twins(twins: dict[Any, Any]) -> None:
     """Functions that are called instead of methods that are covered, where these are called with two plain tensors."""
@@ -300,6 +312,9 @@ def set_exact_files(files: tuple[str, ...] | None) -> None:
 
 def current_region() -> int:
     """The number of the region that this thread is in, 0 for none."""
+
+def call_backward(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call what is the backward of a function written in Python."""
 
 def number_of_silence() -> int:
     """Of the region in which the lists that speak here are silent."""

@@ -83,6 +83,9 @@ TAKES_HOOKS: dict[str, tuple[str, ...]] = {
 #: What keeps a module's hooks of its full backward: those of its inputs' gradients, and those of its outputs'.
 KEEPS_HOOKS: dict[str, tuple[str, ...]] = {"torch.utils.hooks": ("BackwardHook.__init__",)}
 
+#: What runs the backward of a function written in Python.
+RUNS_BACKWARD: dict[str, tuple[str, ...]] = {"torch.autograd.function": ("BackwardCFunction.apply",)}
+
 #: What takes a hook that packs the tensors which autograd saves, and one that unpacks them.
 TAKES_PACKING: dict[str, tuple[str, ...]] = {"torch.autograd.graph": ("saved_tensors_hooks.__init__",)}
 
@@ -223,6 +226,11 @@ def given_faithful_packing(name: str, arguments: tuple[Any, ...], keywords: dict
     return _originals[name](keeper, faithful_pack, faithful_unpack)
 
 
+def as_backward(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the code of a function is exchanged for that runs the backward of a function written in Python."""
+    return _core.call_backward(_originals[name], arguments, keywords)
+
+
 def unfused(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """What the code of a function is exchanged for that asks for fused kernels."""
     return not lists_speak() and _originals[name](*arguments, **keywords)
@@ -293,6 +301,7 @@ TABLES: Mapping[Callable[..., Any], dict[str, tuple[str, ...]]] = {
     given_uncast_hook: TAKES_HOOKS,
     given_faithful_hooks: KEEPS_HOOKS,
     given_faithful_packing: TAKES_PACKING,
+    as_backward: RUNS_BACKWARD,
     unfused: ASKS_FOR_FUSED,
     compared_as_cast: COMPARES_DTYPES,
 }

@@ -16,6 +16,7 @@ from habana_mp._composites import Composite, Replacement
 from habana_mp._exchanged import Exchanged
 from habana_mp._marks import MARK, MARK_DTYPES, MARK_NUMBER
 from habana_mp._memory import Memory
+from habana_mp._modules import Modules, Within
 from habana_mp._places import Places, warn_if_in_autocast
 from habana_mp._policy import Policy
 from habana_mp._replicas import parallel_apply_replacement
@@ -47,9 +48,11 @@ class Installation:
         self._exchanged = Exchanged()
         self._weights = Weights()
         self._memory = Memory()
+        self._modules = Modules()
 
-    def install(self, policy: Policy) -> None:
-        """Replace convert's policy by this one. When that fails, what was installed before stays."""
+    def install(self, policy: Policy, within: Within = None) -> None:
+        """Replace convert's policy by this one, which lowers within these modules only. When that fails, what was
+        installed before stays."""
         with _lock:
             self.check_alone()
             _bind()
@@ -57,8 +60,9 @@ class Installation:
             composites = self._make_composites(policy)
             plan = _policy.plan(policy)
             warn_if_in_autocast()
-            self._store(lambda: _core.install(plan), is_whole=True)
+            self._store(lambda: _core.install(plan, within_modules=within is not None), is_whole=True)
             try:
+                self._modules.install(within)
                 self._support(policy, weights_of=policy)
                 forget_compiled_code()
                 self.policy = policy
@@ -167,6 +171,7 @@ class Installation:
     def uninstall(self) -> None:
         """Torch is as it was before the first :meth:`install`, and regions that are open cast nothing."""
         with _lock:
+            self._modules.uninstall()
             self._places.uninstall()
             self._compiled.uninstall()
             self._exchanged.uninstall()

@@ -135,13 +135,18 @@ EXPLAINED: dict[str, str] = {
 
 # ---- rules where the lists are silent ------------------------------------------------------------------------------
 
-#: Rule 2: several inputs whose dtypes must agree or are promoted: all go to the widest among them.
-WIDEST = _names("""
+#: Of rule 2, what torch itself computes in the precision of the tensors with dimensions where one without any is wider.
+PROMOTES = _names("""
     __add__ __radd__ add subtract __sub__ rsub sub __mul__ __rmul__ mul multiply
-    __div__ __truediv__ div divide true_divide floor_divide __mod__ fmod remainder pow float_power
-    arctan2 atan2 copysign dist fmax fmin heaviside hypot lerp logaddexp logaddexp2 maximum minimum nextafter
+    __div__ __truediv__ div divide true_divide floor_divide __mod__ fmod remainder pow
+    arctan2 atan2 copysign fmax fmin hypot logaddexp logaddexp2 maximum minimum nextafter
     special_xlog1py special_xlogy xlogy
     addcdiv addcmul where
+""")
+
+#: Rule 2: several inputs whose dtypes must agree or are promoted: all go to the widest among them.
+WIDEST = PROMOTES | _names("""
+    dist float_power heaviside lerp
     block_diag cartesian_prod cat column_stack concat concatenate dstack hstack meshgrid row_stack stack vstack
     _chunk_cat
     bilinear cross dot inner kron linalg_cross linalg_vecdot ger outer tensordot vdot

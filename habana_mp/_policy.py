@@ -58,6 +58,7 @@ class Ruling:
             products_inside=self.products_only and operation in PRODUCTS_INSIDE,
             is_fused=PRODUCTS_INSIDE.get(operation),
             may_repeat=ops.may_be_repeated(operation),
+            promotes=operation in ops.PROMOTES,
             counts_no_version=operation in ops.COUNT_NO_VERSION,
             packs=ops.PACKS_WEIGHTS.get(operation, "") if keeps_weights else "",
         )

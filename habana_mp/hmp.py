@@ -26,6 +26,7 @@ from habana_mp._errors import HmpWarning, ListError, warn
 from habana_mp._install import installation
 from habana_mp._lists import given_list
 from habana_mp._log import close_log, open_log
+from habana_mp._modules import Within, modules_of
 from habana_mp._policy import PRECISIONS, Policy
 from habana_mp._presets import preset_named, with_own
 from habana_mp._regions import autocast, get_autocast_dtype, is_autocast_available, is_autocast_enabled
@@ -70,6 +71,7 @@ def convert(
     *,
     preset: str | None = None,
     dtype: torch.dtype = torch.bfloat16,
+    within: Within = None,
     log: _Path | TextIO | logging.Logger | None = None,
     weight_cache: bool = True,
     weight_cache_limit: int | None = None,
@@ -90,6 +92,9 @@ def convert(
         isVerbose: Log each call of a covered operation and what was decided.
         preset: The lists to start from; ``habana-mp lists`` shows their names. The default is ``"hmp-default"``.
         dtype: The lower precision: ``torch.bfloat16`` or ``torch.float16``.
+        within: Where operations are lowered. None: wherever Python code calls torch. ``"modules"``: only while the
+            forward of some ``nn.Module`` runs. A module or a list of modules: only while theirs runs. Elsewhere
+            nothing is lowered; what is lower already obeys the float32 list and rules 2 to 4.
         log: Where the log goes: None for the console, a path for a file (``.jsonl`` for JSON lines), or a
             ``logging.Logger``. Giving it turns the log on.
         weight_cache: Keep the casts of weights from call to call, and make one again when its weight changed.
@@ -115,6 +120,8 @@ def convert(
         reuse_memory=reuse_memory,
     )
     _check_limit(weight_cache_limit)
+    if within is not None:
+        modules_of(within)
     policy = replace(
         _make_policy(opt_level, bf16_file_path, fp32_file_path, preset, dtype),
         weight_cache=weight_cache,
@@ -130,7 +137,7 @@ def convert(
         open_log(log)
     _places.forget_warnings()
     try:
-        installation.install(policy)
+        installation.install(policy, within)
     except BaseException:
         # Of whatever stays in force.
         _core.log_back_to(log_before if is_converted() else None)

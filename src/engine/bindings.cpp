@@ -13,6 +13,7 @@
 #include "engine/hooks.hpp"
 #include "engine/lowered.hpp"
 #include "engine/measured.hpp"
+#include "engine/modules.hpp"
 #include "engine/region.hpp"
 #include "engine/slots.hpp"
 #include "engine/state.hpp"
@@ -95,7 +96,7 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
                const py::tuple& target_keywords, std::uint64_t raised_positions, const py::tuple& raised_keywords,
                std::uint64_t off_cpu_positions, const py::tuple& off_cpu_keywords, const py::tuple& sparse_keyword,
                std::uint8_t sparse_position, const py::object& is_wrong, bool wrong_if_strided, bool views_one,
-               const py::object& makes_product, bool products_inside, const py::object& is_fused, bool may_repeat,
+               const py::object& makes_product, bool products_inside, const py::object& is_fused, bool may_repeat, bool promotes,
                bool keeps_weights, const py::object& in_rows, bool takes_steps, bool counts_no_version,
                bool casts_inside, bool is_product, const std::string& packs) {
   Rule rule;
@@ -120,6 +121,7 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
   rule.products_inside = products_inside;
   rule.is_fused = kept_function(is_fused);
   rule.may_repeat = may_repeat;
+  rule.promotes = promotes;
   rule.keeps_weights = keeps_weights;
   rule.in_rows = kept_function(in_rows);
   rule.takes_steps = takes_steps;
@@ -135,6 +137,7 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
 template <typename Call>
 py::object with_silent_lists(const Call& call) {
   engine::CastState wanted = engine::current_state();
+  wanted.silent_until_recording = false;
   if (engine::number_of_silence()) {
     wanted.silent = true;
   } else {
@@ -143,6 +146,26 @@ py::object with_silent_lists(const Call& call) {
   }
   const engine::CastState before = engine::exchange_state(wanted);
   auto result = py::reinterpret_steal<py::object>(call());
+  HeldError held;
+  engine::exchange_state(before);
+  held.restore();
+  if (!result) throw py::error_already_set();
+  return result;
+}
+
+// The result of a call that is the backward of a function written in Python. As torch.autocast does not reach there,
+// convert's lists are silent; but where gradients are recorded a forward is made a second time, and they speak. A region
+// that is open speaks all the while.
+py::object call_backward(const py::object& function, const py::tuple& arguments, const py::dict& keywords) {
+  engine::CastState wanted = engine::current_state();
+  const bool falls_silent = engine::policy_is_installed && wanted.region == nullptr && !wanted.silent;
+  if (!falls_silent || !engine::number_of_silence(true)) {
+    PyErr_Clear();
+    return function(*arguments, **keywords);
+  }
+  wanted.silent = wanted.silent_until_recording = true;
+  const engine::CastState before = engine::exchange_state(wanted);
+  auto result = py::reinterpret_steal<py::object>(PyObject_Call(function.ptr(), arguments.ptr(), keywords.ptr()));
   HeldError held;
   engine::exchange_state(before);
   held.restore();
@@ -162,7 +185,18 @@ std::vector<engine::Entry> entries_of(const std::vector<PlannedTarget>& plan) {
   return entries;
 }
 
-void install(const std::vector<PlannedTarget>& plan) { or_throw(engine::install(entries_of(plan))); }
+void install(const std::vector<PlannedTarget>& plan, bool within_modules) {
+  or_throw(engine::install(entries_of(plan), within_modules));
+}
+
+void watch_modules(const py::object& call_impl, const std::optional<std::vector<py::object>>& modules) {
+  std::optional<std::vector<PyObject*>> among;
+  if (modules.has_value()) {
+    among.emplace();
+    for (const py::object& module : *modules) among->push_back(module.ptr());
+  }
+  or_throw(engine::watch_modules(call_impl.ptr(), std::move(among)));
+}
 
 std::uint64_t make_region(const std::vector<PlannedTarget>& plan, bool on_cpu, const std::string& name,
                           const py::object& after_recorded_cast) {
@@ -330,7 +364,7 @@ void register_engine(py::module_& module) {
            py::arg("off_cpu_keywords") = py::tuple(), py::arg("sparse_keyword") = py::tuple(),
            py::arg("sparse_position") = 0, py::arg("is_wrong") = py::none(), py::arg("wrong_if_strided") = false,
            py::arg("views_one") = false, py::arg("makes_product") = py::none(), py::arg("products_inside") = false,
-           py::arg("is_fused") = py::none(), py::arg("may_repeat") = true, py::arg("keeps_weights") = false,
+           py::arg("is_fused") = py::none(), py::arg("may_repeat") = true, py::arg("promotes") = false, py::arg("keeps_weights") = false,
            py::arg("in_rows") = py::none(), py::arg("takes_steps") = false, py::arg("counts_no_version") = false,
            py::arg("casts_inside") = false, py::arg("is_product") = false, py::arg("packs") = "");
 
@@ -352,7 +386,7 @@ void register_engine(py::module_& module) {
   module.def("reads_flags_in_place",
              [] { return engine::flag_of_torch.is_read_in_place() && engine::below_autograd.is_read_in_place(); });
   module.def("looks_inside", &tensor::can_look_inside);
-  module.def("install", &install, py::arg("plan"));
+  module.def("install", &install, py::arg("plan"), py::kw_only(), py::arg("within_modules"));
   module.def("set_function_twins", [](const py::dict& twins) {
     for (const auto& [method, function] : twins) engine::set_function_twin(method.ptr(), function.ptr());
   });
@@ -432,6 +466,7 @@ void register_engine(py::module_& module) {
       return result;
     });
   });
+  module.def("call_backward", &call_backward);
   module.def("call_writer", [](const py::object& function, const py::object& argument, const py::list& written) {
     ++weights::silent_writers;
     auto result = py::reinterpret_steal<py::object>(PyObject_CallOneArg(function.ptr(), argument.ptr()));
@@ -446,7 +481,7 @@ void register_engine(py::module_& module) {
              [](std::uint32_t steps) { return std::exchange(thread_state.optimizer_steps, steps); });
   module.def("set_distributed_is_imported", [](bool imported) { engine::distributed_is_imported = imported; });
   module.def("set_exact_files", [](const py::object& files) { engine::set_exact_files(files.ptr()); });
-  module.attr("state_without_casts") = engine::pack({true, false, false, nullptr});
+  module.attr("state_without_casts") = engine::pack({true, false, false, nullptr, false});
   module.def("exchange_state",
              [](std::uint64_t state) { return engine::pack(engine::exchange_state(engine::unpack(state))); });
   module.def("make_region", &make_region, py::kw_only(), py::arg("plan"), py::arg("on_cpu"), py::arg("name"),
@@ -456,7 +491,18 @@ void register_engine(py::module_& module) {
   module.def("put_in_region", [](std::uint64_t number) { or_throw(engine::put_in(region(number))); });
   module.def("enter_region", &enter_region);
   module.def("leave_region", &leave_region);
-  module.def("current_region", [] { return thread_state.region == nullptr ? 0 : int{thread_state.region->number}; });
+  module.def("current_region", [] {
+    const engine::RuleSet* set = thread_state.region;
+    return set == nullptr || engine::is_of_modules(set) ? 0 : int{set->number};
+  });
+  module.def("watch_modules", &watch_modules);
+  module.def("stop_watching_modules", &engine::stop_watching_modules);
+  module.def("begins_to_speak", [](const py::object& called) { return engine::begins_to_speak(called.ptr()); });
+  module.def("number_of_modules", [] {
+    const engine::RuleSet* set = engine::rule_set_of_modules();
+    or_throw(set != nullptr);
+    return set->number;
+  });
   module.def("number_of_silence", [] {
     const std::optional<std::uint64_t> number = engine::number_of_silence();
     or_throw(number.has_value());

@@ -27,31 +27,41 @@ bool is_decided_elsewhere(const Arguments& arguments) {
   return tensor::has_torch_function(arguments.values, arguments.count()) || caller_is_inside_of_an_operation();
 }
 
-// Is one of the floating tensors on a device of this kind?
-bool holds_tensor_on(RuleSet::Device device, PyObject* const* values, Py_ssize_t count, int depth) {
+// Is there a tensor that the test, of the tensor and its kind, says yes to? Those in lists and tuples are looked at too.
+template <typename Test>
+bool is_any_tensor(PyObject* const* values, Py_ssize_t count, const Test& test, int depth = 0) {
   for (Py_ssize_t i = 0; i < count; ++i) {
     const Kind kind = tensor::kind_of(values[i]);
-    if (is_floating(kind)) {
-      // A plain tensor on the CPU is told at a glance.
-      const bool off_cpu = !tensor::can_be_cast_inside(values[i]) && tensor::is_off_cpu(values[i]);
-      if (off_cpu == (device == RuleSet::Device::accelerator)) return true;
-    } else if (kind == Kind::sequence && depth < deepest_sequence) {
-      // Of a copy: a subclass is asked in Python for its device, and may change the list.
+    if (kind == Kind::sequence && depth < deepest_sequence) {
+      // Of a copy: a subclass is asked in Python for its dtype and its device, and may change the list.
       PyObject* const items = PyTuple_Check(values[i]) ? Py_NewRef(values[i]) : PyList_AsTuple(values[i]);
       if (items == nullptr) {
         drop_error();
         continue;
       }
-      const bool found = holds_tensor_on(device, PySequence_Fast_ITEMS(items), PyTuple_GET_SIZE(items), depth + 1);
+      const bool found = is_any_tensor(PySequence_Fast_ITEMS(items), PyTuple_GET_SIZE(items), test, depth + 1);
       Py_DECREF(items);
       if (found) return true;
+    } else if (test(values[i], kind)) {
+      return true;
     }
   }
   return false;
 }
 
+// Is one of the floating tensors on a device of this kind?
+bool holds_tensor_on(RuleSet::Device device, const Arguments& arguments) {
+  return is_any_tensor(arguments.values, arguments.count(), [=](PyObject* value, Kind kind) {
+    if (!is_floating(kind)) return false;
+    // A plain tensor on the CPU is told at a glance.
+    const bool off_cpu = !tensor::can_be_cast_inside(value) && tensor::is_off_cpu(value);
+    return off_cpu == (device == RuleSet::Device::accelerator);
+  });
+}
+
 bool is_for_another_device(const RuleSet* region, const Arguments& arguments) {
-  return region != nullptr && !holds_tensor_on(region->device, arguments.values, arguments.count(), 0);
+  return region != nullptr && region->device != RuleSet::Device::any &&
+         !holds_tensor_on(region->device, arguments);
 }
 
 // Is nothing cast for this call, whatever the lists say?
@@ -353,7 +363,7 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
 [[gnu::noinline]] PyObject* answer_covered(Target& target, const Rule& rule, const Arguments& arguments) {
   Reading reading(arguments.count());
   read(rule, arguments, reading);
-  const Plan plan = decide(rule, reading);
+  const Plan plan = decide(rule, arguments, reading);
   if (must_cast(plan, reading)) return answer_with_casts(target, rule, arguments, reading, plan);
   if (rule.is_product && tensor::is_lower(plan.to) && holds_sparse_tensor(arguments, reading)) [[unlikely]] {
     return answer_with_casts(target, rule, arguments, reading, plan);
@@ -388,7 +398,7 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
   if (rule.action == Rule::Action::none || !may_repeat(target, rule)) return call_original(target, arguments);
   const auto plan_for = [&](Reading& reading) {
     read(rule, arguments, reading);
-    Plan plan = decide(rule, reading);
+    Plan plan = decide(rule, arguments, reading);
     const bool holds_lower = (reading.seen & (tensor::bit(Kind::bf16) | tensor::bit(Kind::f16))) != 0;
     plan.to = holds_lower && plan.to != Kind::other ? Kind::f32 : Kind::other;
     plan.decision.precision = Precision::fp32;
@@ -419,19 +429,29 @@ const Rule& rule_of_lists(const Target& target) {
   return *region->rules[target.index];
 }
 
+bool holds_lower_tensor(const Arguments& arguments) {
+  return is_any_tensor(arguments.values, arguments.count(),
+                       [](PyObject*, Kind kind) { return tensor::is_lower(kind); });
+}
+
 PyObject* answer_by_lists(Target& target, const Arguments& arguments) {
   const ThreadState& state = thread_state;
   if (casts_are_disabled()) {
     const bool is_protected = state.disabled_by_region && (policy_is_installed || state.region != nullptr);
     return is_protected ? answer_protected(target, arguments) : call_original(target, arguments);
   }
-  const bool lists_speak = !state.silent || target.shape == Target::Shape::python;
+  const bool lists_speak = !state.silent || target.shape == Target::Shape::python ||
+                           (state.silent_until_recording && tensor::grad_is_enabled());
   // Read once: another policy may be installed while the arguments are looked at.
-  const Rule& rule = lists_speak ? rule_of_lists(target) : *target.unlisted;
-  if (rule.action == Rule::Action::none) {
-    // A function of torch's that other lists cover: here the lists speak of what it calls.
-    return target.shape == Target::Shape::python ? call_python(target, arguments) : call_original(target, arguments);
+  const Rule* speaking = lists_speak ? &rule_of_lists(target) : target.unlisted;
+  if (speaking->action == Rule::Action::none) {
+    if (speaking->of_lower == nullptr || !holds_lower_tensor(arguments)) {
+      // A function of torch's that other lists cover: here the lists speak of what it calls.
+      return target.shape == Target::Shape::python ? call_python(target, arguments) : call_original(target, arguments);
+    }
+    speaking = speaking->of_lower;
   }
+  const Rule& rule = *speaking;
   if (rule.sparse_keyword != nullptr && has_sparse_gradient(rule, arguments)) [[unlikely]] {
     const Rule& silent = *target.unlisted;
     if (silent.action == Rule::Action::none) return call_original(target, arguments);
@@ -450,7 +470,8 @@ PyObject* answer(Target& target, const Arguments& arguments) {
 }
 
 int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject* value, objobjargproc original) {
-  const Rule& rule = rule_of_lists(target);
+  const Rule& listed = rule_of_lists(target);
+  const Rule& rule = listed.of_lower == nullptr ? listed : *listed.of_lower;
   if (value == nullptr || casts_are_disabled() || rule.action == Rule::Action::none) {
     return original(tensor, key, value);
   }

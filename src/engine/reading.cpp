@@ -113,11 +113,50 @@ Precision precision_of(Kind kind) {
   }
 }
 
-Kind widest(const Reading& reading) {
-  return std::has_single_bit(static_cast<Kinds>(reading.seen & floating)) ? reading.first : Kind::f32;
+namespace {
+
+bool holds_one_precision(const Reading& reading) {
+  return std::has_single_bit(static_cast<Kinds>(reading.seen & floating));
 }
 
-Plan decide(const Rule& rule, const Reading& reading) {
+}  // namespace
+
+Kind widest(const Reading& reading) { return holds_one_precision(reading) ? reading.first : Kind::f32; }
+
+namespace {
+
+bool is_a_number(const Arguments& arguments, const Reading& reading, Py_ssize_t i) {
+  return is_floating(reading.kinds[i]) && tensor::has_no_dimensions(arguments.values[i]);
+}
+
+// Rule 2 of several precisions: as in torch's promotion, a tensor without dimensions does not widen one that has some.
+// An operation of torch's that promotes by itself gets it as it is, with all its digits.
+Kind widest_of_those_with_dimensions(const Rule& rule, const Arguments& arguments, Reading& reading) {
+  Reading rest(0);
+  bool leaves_out = false;
+  for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
+    // What a sequence holds counts as it is.
+    if (reading.kinds[i] == Kind::sequence) return widest(reading);
+    if (is_a_number(arguments, reading, i)) {
+      leaves_out = true;
+    } else if (is_floating(reading.kinds[i])) {
+      rest.note(reading.kinds[i]);
+    }
+  }
+  if (!leaves_out || rest.first == Kind::other) return widest(reading);
+  if (rule.promotes && holds_one_precision(rest)) {
+    for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
+      if (is_a_number(arguments, reading, i)) reading.kinds[i] = Kind::other;
+    }
+    reading.seen = static_cast<Kinds>((reading.seen & ~floating) | rest.seen);
+    reading.first = rest.first;
+  }
+  return widest(rest);
+}
+
+}  // namespace
+
+Plan decide(const Rule& rule, const Arguments& arguments, Reading& reading) {
   const auto leave = [](Reason reason) { return Plan{{Precision::unchanged, reason}, Kind::other}; };
   if (reading.explicit_out) return leave(Reason::explicit_out);
   if (reading.explicit_dtype) return leave(Reason::explicit_dtype);
@@ -128,7 +167,7 @@ Plan decide(const Rule& rule, const Reading& reading) {
       to = rule.to;
       break;
     case Rule::Action::widest:
-      to = widest(reading);
+      to = holds_one_precision(reading) ? reading.first : widest_of_those_with_dimensions(rule, arguments, reading);
       break;
     case Rule::Action::in_place:
       to = reading.target < 0 ? Kind::other : reading.kinds[reading.target];

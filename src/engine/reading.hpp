@@ -32,7 +32,8 @@ struct Plan {
   tensor::Kind to = tensor::Kind::other;  // other: nothing is to be cast
 };
 
-Plan decide(const Rule& rule, const Reading& reading);
+// Under rule 2 tensors without dimensions are taken out of the reading where torch promotes them as it does numbers.
+Plan decide(const Rule& rule, const Arguments& arguments, Reading& reading);
 
 // The widest precision among the inputs (rule 2).
 tensor::Kind widest(const Reading& reading);

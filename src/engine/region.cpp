@@ -19,6 +19,8 @@ std::deque<RuleSet>& sets() {
   return all;
 }
 
+RuleSet* of_modules = nullptr;
+
 struct Entrance {
   const void* owner;
   CastState before;
@@ -34,6 +36,7 @@ std::vector<Entrance>& entrances() {
 struct Told {
   const RuleSet* set = nullptr;
   bool silent = false;
+  bool until_recording = false;
 };
 // By number, the first of which is for convert's lists that speak.
 std::vector<Told>& all_told() {
@@ -109,10 +112,11 @@ void write_mark(std::uint64_t from, std::uint64_t to) noexcept {
 std::uint64_t number_of(const RuleSet* set) { return set == nullptr ? 0 : set->number; }
 
 // The set's own number where silence was never asked for: then the mark cannot tell of it.
-std::uint64_t number_of(const RuleSet* set, bool silent) noexcept {
+std::uint64_t number_of(const RuleSet* set, bool silent, bool until_recording) noexcept {
   const std::vector<Told>& all = all_told();
   for (std::size_t number = 0; silent && number < all.size(); ++number) {
-    if (all[number].silent && all[number].set == set) return number;
+    const Told& told = all[number];
+    if (told.silent && told.until_recording == until_recording && told.set == set) return number;
   }
   return number_of(set);
 }
@@ -134,7 +138,7 @@ bool may_tell_more() {
 
 RuleSet* intern_rule_set(RuleSet&& content) {
   for (RuleSet& known : sets()) {
-    if (known.rules == content.rules && known.device == content.device && known.name == content.name &&
+    if (&known != of_modules && known.rules == content.rules && known.device == content.device && known.name == content.name &&
         known.after_recorded_cast == content.after_recorded_cast) {
       return &known;
     }
@@ -143,9 +147,23 @@ RuleSet* intern_rule_set(RuleSet&& content) {
   content.number = static_cast<std::uint16_t>(all_told().size());
   RuleSet* made = &sets().emplace_back(std::move(content));
   Py_XINCREF(made->after_recorded_cast);  // kept, as the set is
-  all_told().push_back({made, false});
+  all_told().push_back({made});
   return made;
 }
+
+RuleSet* rule_set_of_modules() {
+  if (of_modules != nullptr || !may_tell_more()) return of_modules;
+  of_modules = &sets().emplace_back();
+  of_modules->rules.fill(&no_rule);
+  of_modules->device = RuleSet::Device::any;
+  of_modules->number = static_cast<std::uint16_t>(all_told().size());
+  all_told().push_back({of_modules});
+  return of_modules;
+}
+
+RuleSet* known_rule_set_of_modules() noexcept { return of_modules; }
+
+bool is_of_modules(const RuleSet* set) noexcept { return set != nullptr && set == of_modules; }
 
 RuleSet* rule_set(std::uint64_t number) noexcept {
   const auto found =
@@ -153,12 +171,12 @@ RuleSet* rule_set(std::uint64_t number) noexcept {
   return found == sets().end() ? nullptr : &*found;
 }
 
-std::optional<std::uint64_t> number_of_silence() {
+std::optional<std::uint64_t> number_of_silence(bool until_recording) {
   const RuleSet* set = thread_state.region;
-  const std::uint64_t known = number_of(set, true);
+  const std::uint64_t known = number_of(set, true, until_recording);
   if (known != number_of(set)) return known;
   if (!may_tell_more()) return std::nullopt;
-  all_told().push_back({set, true});
+  all_told().push_back({set, true, until_recording});
   return all_told().size() - 1;
 }
 
@@ -166,6 +184,7 @@ std::optional<std::size_t> begin_silence() {
   if (!number_of_silence()) return std::nullopt;
   CastState wanted = current_state();
   wanted.silent = true;
+  wanted.silent_until_recording = false;
   exchange_state(wanted);
   return entrances().size();
 }
@@ -174,22 +193,25 @@ void end_silence(std::size_t regions_before) noexcept {
   std::vector<Entrance>& open = entrances();
   for (std::size_t i = regions_before; i < open.size(); ++i) open[i].before.silent = false;
   CastState wanted = current_state();
-  wanted.silent = false;
+  wanted.silent = wanted.silent_until_recording = false;
   exchange_state(wanted);
 }
 
 CastState current_state() noexcept {
   const ThreadState& state = thread_state;
-  return {casts_are_disabled(), state.disabled_by_region, state.silent, state.region};
+  return {casts_are_disabled(), state.disabled_by_region, state.silent, state.region, state.silent_until_recording};
 }
 
 CastState exchange_state(const CastState& wanted) noexcept {
   ThreadState& state = thread_state;
   const CastState before = current_state();
-  if (wanted.region != before.region || wanted.silent != before.silent) {
-    write_mark(number_of(before.region, before.silent), number_of(wanted.region, wanted.silent));
+  if (wanted.region != before.region || wanted.silent != before.silent ||
+      wanted.silent_until_recording != before.silent_until_recording) {
+    write_mark(number_of(before.region, before.silent, before.silent_until_recording),
+               number_of(wanted.region, wanted.silent, wanted.silent_until_recording));
     state.region = wanted.region;
     state.silent = wanted.silent;
+    state.silent_until_recording = wanted.silent_until_recording;
   }
   if (wanted.disabled != before.disabled) set_flag(wanted.disabled);
   state.disabled_by_region = wanted.by_region;
@@ -197,19 +219,19 @@ CastState exchange_state(const CastState& wanted) noexcept {
 }
 
 std::uint64_t pack(const CastState& state) noexcept {
-  return (number_of(state.region) << 3U) | (state.silent ? 4U : 0U) | (state.by_region ? 2U : 0U) |
+  return (number_of(state.region) << 4U) | (state.silent_until_recording ? 8U : 0U) | (state.silent ? 4U : 0U) | (state.by_region ? 2U : 0U) |
          (state.disabled ? 1U : 0U);
 }
 
 CastState unpack(std::uint64_t packed) noexcept {
-  return {(packed & 1U) != 0, (packed & 2U) != 0, (packed & 4U) != 0, rule_set(packed >> 3U)};
+  return {(packed & 1U) != 0, (packed & 2U) != 0, (packed & 4U) != 0, rule_set(packed >> 4U), (packed & 8U) != 0};
 }
 
 void enter_region(const void* owner, const RuleSet* set) {
   const ThreadState& state = thread_state;
   CastState wanted{false, false, false, set};
   // An island is where it is: under the same lists, with casts off.
-  if (set == nullptr) wanted = {true, false, state.silent, state.region};
+  if (set == nullptr) wanted = {true, false, state.silent, state.region, state.silent_until_recording};
   if (set != nullptr && log::is_active()) log::event("entering region " + set->name);
   enter_state(owner, wanted);
 }
@@ -272,6 +294,7 @@ void mark_was_set(PyObject* dtype) noexcept {
     const Told told = is_told ? all_told()[static_cast<std::size_t>(number)] : Told{};
     thread_state.region = told.set;
     thread_state.silent = told.silent;
+    thread_state.silent_until_recording = told.until_recording;
     // torch.autocast has just switched it to what it should be in its own eyes.
     switch_mark(number != 0);
     return;

@@ -16,7 +16,7 @@ namespace habana_mp::engine {
 // What the lists of a region say. Sets are shared, and never freed: a call may be under way in another thread.
 struct RuleSet {
   // Whose tensors are cast: torch tells each device from every other; here there is the CPU and the accelerator.
-  enum class Device : std::uint8_t { cpu, accelerator };
+  enum class Device : std::uint8_t { cpu, accelerator, any };
 
   std::array<const Rule*, target_capacity> rules;  // by the target's index
   Device device = Device::cpu;
@@ -37,9 +37,17 @@ struct RuleSet {
 RuleSet* intern_rule_set(RuleSet&& content);
 RuleSet* rule_set(std::uint64_t number) noexcept;  // null where there is none
 
+// The set that stands for convert's lists where these speak within modules only (modules.hpp); there is one, whose
+// content is exchanged. Null with a Python exception set where there are too many sets.
+RuleSet* rule_set_of_modules();
+// The same if it was ever asked for; else null.
+RuleSet* known_rule_set_of_modules() noexcept;
+// Is it this one? Then no region of a user's is open.
+bool is_of_modules(const RuleSet* set) noexcept;
+
 // By which the mark (below) tells that the lists that speak here are silent. None with a Python exception set where
 // there are too many.
-std::optional<std::uint64_t> number_of_silence();
+std::optional<std::uint64_t> number_of_silence(bool until_recording = false);
 // In this thread the lists fall silent; how many regions are open. None with a Python exception set, and nothing done,
 // where there is no number for it. In the end the lists speak again, in regions too that were entered meanwhile.
 std::optional<std::size_t> begin_silence();
@@ -51,6 +59,7 @@ struct CastState {
   bool by_region = false;  // did a region of torch.autocast disable them?
   bool silent = false;     // are the lists?
   const RuleSet* region = nullptr;
+  bool silent_until_recording = false;
 };
 CastState current_state() noexcept;
 CastState exchange_state(const CastState& state) noexcept;

@@ -23,6 +23,11 @@ struct Rule {
   Action action = Action::none;
   tensor::Kind to = tensor::Kind::other;  // for Action::precision
   Reason reason = Reason::list;
+  // For Action::none: the rule of calls that are given a tensor which is lower already, kept for the life of the
+  // process; null where there is none. Where nothing is to be lowered, what is lower obeys all the same.
+  const Rule* of_lower = nullptr;
+  // Rule 2: does torch itself promote a tensor without dimensions as it does a number?
+  bool promotes = false;
   // Rule 9: Python scalars beyond the range of the precision are brought into it; and tensors without dimensions.
   bool saturate = false;
   bool saturate_tensors = false;
@@ -88,5 +93,8 @@ const Rule* intern(const Rule& rule);
 
 // The rule of what is not covered.
 inline constexpr Rule no_rule{};
+
+// What holds of two rules, that of the lists and that where they are silent, where nothing is to be lowered.
+Rule without_lowering(const Rule& listed, const Rule& unlisted);
 
 }  // namespace habana_mp::engine

@@ -8,6 +8,7 @@
 
 #include "atomic_store.hpp"
 #include "engine/call.hpp"
+#include "engine/modules.hpp"
 #include "engine/originals.hpp"
 #include "engine/state.hpp"
 #include "log/log.hpp"
@@ -405,8 +406,8 @@ PyObject* make_subclass_stub(PyObject*, PyObject* const* values, std::size_t fla
 
 PyObject* is_autocast_enabled_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   PyObject* result = is_autocast_enabled.call(values, flagged_count, keywords);
-  if (result == Py_False && PyVectorcall_NARGS(flagged_count) == 1 && thread_state.region != nullptr &&
-      caller_is_custom_fwd()) {
+  const bool in_region = thread_state.region != nullptr && !is_of_modules(thread_state.region);
+  if (result == Py_False && PyVectorcall_NARGS(flagged_count) == 1 && in_region && caller_is_custom_fwd()) {
     Py_DECREF(result);
     return PyObject_CallNoArgs(places().custom_fwd_asks);
   }
@@ -565,12 +566,15 @@ bool find_targets(const std::vector<Entry>& entries, std::vector<Target*>& found
 
 }  // namespace
 
-bool install(const std::vector<Entry>& entries) {
+bool install(const std::vector<Entry>& entries, bool within_modules) {
   std::vector<Target*> found;
   if (!find_targets(entries, found)) return false;
+  RuleSet* of_modules = within_modules ? rule_set_of_modules() : known_rule_set_of_modules();
+  if (within_modules && of_modules == nullptr) return false;
   const std::unordered_set<Target*> wanted(found.begin(), found.end());
   // From here on nothing can fail.
   ++changes;
+  if (of_modules != nullptr) of_modules->rules.fill(&no_rule);
   weights::watch_view_and_numpy(&lists_speak_here);
   for (std::size_t i = 0; i < target_count; ++i) {
     Target& target = *targets[i];
@@ -581,7 +585,9 @@ bool install(const std::vector<Entry>& entries) {
   }
   for (std::size_t i = 0; i < entries.size(); ++i) {
     found[i]->operation = entries[i].operation;
-    found[i]->listed = intern(entries[i].listed);
+    const Rule* listed = intern(entries[i].listed);
+    if (of_modules != nullptr) of_modules->rules[found[i]->index] = listed;
+    found[i]->listed = within_modules ? intern(without_lowering(entries[i].listed, entries[i].unlisted)) : listed;
     found[i]->unlisted = intern(entries[i].unlisted);
     found[i]->counts_no_version = entries[i].unlisted.counts_no_version;
   }
@@ -636,6 +642,8 @@ bool put_in(RuleSet& set) {
 
 void uninstall() noexcept {
   forget_regions();
+  stop_watching_modules();
+  if (RuleSet* of_modules = known_rule_set_of_modules()) of_modules->rules.fill(&no_rule);
   policy_is_installed = false;
   tensor::forget_buffers();
   for (std::size_t i = 0; i < target_count; ++i) {

@@ -19,8 +19,9 @@ struct Entry {
 };
 
 // Replaces whatever is installed by these entries. Everything is checked before the first store, so that a failure
-// (false, with a Python exception set) leaves torch as it was.
-bool install(const std::vector<Entry>& entries);
+// (false, with a Python exception set) leaves torch as it was. With `within_modules` the lists lower nothing but where
+// the rule set of modules is in force.
+bool install(const std::vector<Entry>& entries, bool within_modules);
 
 // The rules of a region's lists: `listed` for each entry, where the object's own rule for silent lists is `unlisted`.
 // What is not answered yet is put in, without a rule of convert's. Null with a Python exception set on failure, and

@@ -6,6 +6,7 @@ target_sources(_core PRIVATE
   src/engine/hooks.cpp
   src/engine/lowered.cpp
   src/engine/measured.cpp
+  src/engine/modules.cpp
   src/engine/originals.cpp
   src/engine/reading.cpp
   src/engine/region.cpp

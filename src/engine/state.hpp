@@ -25,6 +25,8 @@ struct ThreadState {
   std::uint64_t entering_state = 0;  // for Region::as_forward, packed
   // Inside of functions that decide for themselves (hmp.op_wrap, composites) the lists are silent, rules 2 to 4 speak.
   bool silent = false;
+  // So it is in the backward of a function written in Python: but what records there is a forward, made a second time.
+  bool silent_until_recording = false;
   // The lists of the innermost region (hmp.autocast), or null: then convert's policy holds.
   const struct RuleSet* region = nullptr;
   // Steps of optimizers that have begun; whether they still run is looked up when it matters.

@@ -54,6 +54,15 @@ const Rule* intern(const Rule& rule) {
   return &rules.emplace_back(rule);
 }
 
+Rule without_lowering(const Rule& listed, const Rule& unlisted) {
+  const bool lowers = listed.action == Rule::Action::precision && tensor::is_lower(listed.to);
+  const Rule& rule = lowers ? unlisted : listed;
+  if (rule.action == Rule::Action::none) return no_rule;
+  Rule made;
+  made.of_lower = intern(rule);
+  return made;
+}
+
 Target* find_target(PyObject* object) noexcept {
   const auto found = by_object().find(object);
   return found == by_object().end() ? nullptr : found->second;

@@ -1,0 +1,23 @@
+// convert(within=...): the lists speak only while the forward of a module runs.
+//
+// Python's nn.Module calls `_call_impl` for each call of a module, whoever calls it. That function keeps its identity
+// and its code; its vectorcall slot is ours.
+#pragma once
+
+#include <Python.h>
+
+#include <optional>
+#include <vector>
+
+namespace habana_mp::engine {
+
+// From now on a call of `call_impl`, a Python function whose first argument is a module, is a place where convert's
+// lists speak: of any module, or of these alone (borrowed, and told apart by their address). False with a Python
+// exception set where the function's slot is not what it should be; then nothing has changed.
+bool watch_modules(PyObject* call_impl, std::optional<std::vector<PyObject*>> modules);
+void stop_watching_modules() noexcept;
+
+// Would a call of this module, made here, be one where the lists begin to speak?
+bool begins_to_speak(PyObject* module) noexcept;
+
+}  // namespace habana_mp::engine
