@@ -69,6 +69,36 @@ FLOAT32_ONLY: dict[str, tuple[str, ...]] = {
     "torch.ao.nn.intrinsic.quantized.dynamic.modules.linear_relu": ("LinearReLU.forward",),
 }
 
+#: What other libraries compute to a tolerance, or add up to be compared: all of it in float32, a user's own code and his
+#: networks that run in there too. (What these libraries compute elsewhere is not lowered either: ``_places.py``.)
+EXACT: dict[str, tuple[str, ...]] = {
+    # Matrices that are factorised, and what stands beside them: of a network's features they are made in float32.
+    "gpytorch.kernels.kernel": ("Kernel.__call__",),
+    "gpytorch.lazy.lazy_evaluated_kernel_tensor": ("LazyEvaluatedKernelTensor._diagonal",),
+    "gpytorch.means.mean": ("Mean.__call__",),
+    "gpytorch.distributions.multivariate_normal": ("MultivariateNormal.__init__",),
+    # Line searches, which end where two values are alike.
+    "botorch.fit": ("fit_gpytorch_mll",),
+    "botorch.optim.optimize": (
+        *("optimize_acqf", "optimize_acqf_cyclic", "optimize_acqf_discrete", "optimize_acqf_discrete_local_search"),
+        *("optimize_acqf_list", "optimize_acqf_mixed"),
+    ),
+    "botorch.optim.optimize_mixed": ("optimize_acqf_mixed_alternating",),
+    # An adaptive solver makes its steps so short that an error in the last digits does not show.
+    "zuko.utils": ("odeint", "AdaptiveCheckpointAdjoint.backward"),
+    # Gradients of single examples, whose norm is what privacy is reckoned by.
+    "opacus.grad_sample.grad_sample_module": ("*.capture_backprops_hook",),
+    "opacus.grad_sample.grad_sample_module_fast_gradient_clipping": ("*.capture_backprops_hook",),
+}
+
+#: What gives such code what a network's layers have seen.
+GIVES_FLOAT32: dict[str, tuple[str, ...]] = {
+    "opacus.grad_sample.grad_sample_module": ("GradSampleModule.rearrange_grad_samples",),
+}
+
+#: What takes a method that is exact, and makes of it what an object has in its stead.
+TAKES_EXACT: dict[str, tuple[str, ...]] = {"torchmetrics.metric": ("Metric._wrap_update", "Metric._wrap_compute")}
+
 #: What makes state where it is switched on, and else calls what it was given.
 SCALED_STEPS: dict[str, tuple[str, ...]] = {"torch.amp.grad_scaler": ("GradScaler.step",)}
 
@@ -141,6 +171,36 @@ def in_float32(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) 
     if lists_speak():
         arguments, keywords = tree_map(_in_float32, (arguments, keywords), is_leaf=_is_packed)
     return _originals[name](*arguments, **keywords)
+
+
+def exactly(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the code of a function is exchanged for that runs in float32 as a whole."""
+    return _exactly(_originals[name], arguments, keywords)
+
+
+def _exactly(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    if not lists_speak():
+        return function(*arguments, **keywords)
+    arguments, keywords = tree_map(_in_float32, (arguments, keywords), is_leaf=_is_packed)
+    with disable_casts():
+        return function(*arguments, **keywords)
+
+
+def giving_float32(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the code of a function is exchanged for that gives what may have been lowered to such code."""
+    given = _originals[name](*arguments, **keywords)
+    return tree_map(_in_float32, given)
+
+
+def given_exact_method(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the code of a function is exchanged for that takes a method, of an object and the method."""
+    owner, method = (*arguments, *keywords.values())
+
+    @functools.wraps(method)
+    def exact(*given: Any, **named: Any) -> Any:
+        return _exactly(method, given, named)
+
+    return _originals[name](owner, exact)
 
 
 def protected(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -296,6 +356,9 @@ TABLES: Mapping[Callable[..., Any], dict[str, tuple[str, ...]]] = {
     without_casts: STATE,
     without_casts_where_enabled: SCALED_STEPS,
     in_float32: FLOAT32_ONLY,
+    exactly: EXACT,
+    giving_float32: GIVES_FLOAT32,
+    given_exact_method: TAKES_EXACT,
     not_held: EXCHANGES_TENSORS,
     protected: PROTECTS,
     given_uncast_hook: TAKES_HOOKS,
