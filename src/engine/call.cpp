@@ -27,7 +27,8 @@ bool is_decided_elsewhere(const Arguments& arguments) {
   return tensor::has_torch_function(arguments.values, arguments.count()) || caller_is_inside_of_an_operation();
 }
 
-// Is there a tensor that the test, of the tensor and its kind, says yes to? Those in lists and tuples are looked at too.
+// Is there a tensor that the test, of the tensor and its kind, says yes to? Those in lists and tuples are looked at
+// too.
 template <typename Test>
 bool is_any_tensor(PyObject* const* values, Py_ssize_t count, const Test& test, int depth = 0) {
   for (Py_ssize_t i = 0; i < count; ++i) {
@@ -60,8 +61,7 @@ bool holds_tensor_on(RuleSet::Device device, const Arguments& arguments) {
 }
 
 bool is_for_another_device(const RuleSet* region, const Arguments& arguments) {
-  return region != nullptr && region->device != RuleSet::Device::any &&
-         !holds_tensor_on(region->device, arguments);
+  return region != nullptr && region->device != RuleSet::Device::any && !holds_tensor_on(region->device, arguments);
 }
 
 // Is nothing cast for this call, whatever the lists say?

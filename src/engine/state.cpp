@@ -4,6 +4,7 @@
 #include <Python.h>
 #include <pthread.h>
 
+#include <array>
 #include <new>
 #include <string_view>
 #include <utility>
@@ -132,6 +133,29 @@ bool is_constructing(ThreadState& state) {
 // Was the code read from a file whose name begins with one of these?
 bool is_of_file(PyObject* code, PyObject* beginnings) {
   return begins_with_one_of(reinterpret_cast<PyCodeObject*>(code)->co_filename, beginnings);
+}
+
+// Whose code is in a file: a library's that is exact, torch's that computes for its caller, or anybody's.
+enum class Whose : std::uint8_t { anybodys, torchs, exact };
+struct KnownFile {
+  PyObject* name = nullptr;  // owned: no other string is found under its address
+  Whose whose = Whose::anybodys;
+};
+// The functions of a file share its name, so the string itself tells the file.
+std::array<KnownFile, 256> known_files;
+
+Whose whose_is(PyObject* code) {
+  PyObject* name = reinterpret_cast<PyCodeObject*>(code)->co_filename;
+  KnownFile& known = known_files[reinterpret_cast<std::uintptr_t>(name) / 64 % known_files.size()];
+  if (known.name != name) {
+    Whose whose = Whose::anybodys;
+    if (is_of_file(code, exact_files)) whose = Whose::exact;
+    if (is_of_file(code, known_places.through)) whose = Whose::torchs;
+    PyObject* former = std::exchange(known.name, Py_NewRef(name));
+    known.whose = whose;
+    Py_XDECREF(former);
+  }
+  return known.whose;
 }
 
 bool is_stepping() {
@@ -342,13 +366,17 @@ bool caller_is_inside_of_an_operation() noexcept {
 bool caller_is_exact() noexcept {
   if (exact_files == nullptr || known_places.through == nullptr) return false;
   FrameWalk walk;
-  while (walk && is_of_file(walk.code(), known_places.through)) walk.outwards();
-  return walk && is_of_file(walk.code(), exact_files);
+  while (walk && whose_is(walk.code()) == Whose::torchs) walk.outwards();
+  return walk && whose_is(walk.code()) == Whose::exact;
 }
 
 void set_exact_files(PyObject* files) noexcept {
   PyObject* former = std::exchange(exact_files, files == Py_None ? nullptr : Py_NewRef(files));
   Py_XDECREF(former);
+  for (KnownFile& known : known_files) {
+    Py_XDECREF(known.name);
+    known = {};
+  }
 }
 
 bool caller_is_custom_fwd() noexcept {
