@@ -334,7 +334,7 @@ def _look_at_weight(what: str, values: torch.Tensor, former: torch.Tensor | None
 
 def _is_cast_of(former: torch.Tensor, values: torch.Tensor) -> bool:
     """Are they the same values in lower precision, as where a model is converted? Or is there no telling? By a part."""
-    if type(values) is not torch.Tensor or values.is_meta:
+    if type(values) is not torch.Tensor or values.is_meta or torch.nn.parameter.is_lazy(former):
         return True
     if values.device != former.device or values.shape != former.shape or values.layout is not torch.strided:
         return True
