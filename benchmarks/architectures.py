@@ -1,10 +1,11 @@
 """Every architecture of transformers, small: does it train under the default lists, and how near to FP32?
 
-    python benchmarks/architectures.py [--kinds causal,masked,...] [--only TYPE]
+    python benchmarks/architectures.py [--kinds causal,masked,...] [--only TYPE] [--within]
 
 Each is trained one step in FP32, converted, and under torch.autocast, from the same weights. Close is a loss within 2 %
 of FP32's and gradients with a cosine over 0.98 to FP32's. Printed are each failure, each one that is not close, and the
 counts. The exit status is 1 when anything failed that trains in FP32. --all also prints what does not train in FP32.
+--within adds convert(within="modules"), with its own columns.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from states import autocast, converted
@@ -27,6 +29,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from architectures import KINDS, distance, make_batch, make_model, pairs, train_step
 
 SECONDS, PARAMETERS, ADDRESS_SPACE = 60, 40_000_000, 16 << 30
+
+#: What holds during a step, and during its forward.
+WAYS: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "hmp": lambda: (converted(), None),
+    "within": lambda: (converted(within="modules"), None),
+    "autocast": lambda: (contextlib.nullcontext(), autocast()),
+}
 
 
 class TooSlowError(Exception):
@@ -54,7 +63,9 @@ def place(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:160]} [{where}]"
 
 
-def sweep(kind: str, model_type: str, counts: collections.Counter[str], *, show_all: bool) -> None:
+def sweep(
+    kind: str, model_type: str, counts: collections.Counter[str], *, titles: Sequence[str], show_all: bool
+) -> None:
     """Train one architecture three times, print what is wrong, and count."""
     name = f"{kind} {model_type}"
     try:
@@ -73,13 +84,11 @@ def sweep(kind: str, model_type: str, counts: collections.Counter[str], *, show_
         return
     counts["FP32"] += 1
     distances = {}
-    for title, around, within in (
-        ("hmp", converted(), None),
-        ("autocast", contextlib.nullcontext(), autocast()),
-    ):
+    for title in titles:
+        around, forward = WAYS[title]()
         try:
             with limited_to(SECONDS), around:
-                step = train_step(model, batch, within)
+                step = train_step(model, batch, forward)
             faults = step.faults(plain)
             if faults:
                 raise FloatingPointError("; ".join(faults)[:300])
@@ -97,25 +106,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kinds", default=",".join(KINDS), help="of " + ", ".join(KINDS))
     parser.add_argument("--only", metavar="TYPE", help="one type of model, as transformers calls it")
+    parser.add_argument("--within", action="store_true", help='convert(within="modules") as well')
     parser.add_argument("--all", action="store_true", help="also print what does not train in FP32")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     # A model that asks for more memory than the machine has fails, and the others go on.
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
-    columns = ["FP32", "hmp", "close hmp", "autocast", "close autocast", "no step"]
+    titles = ["hmp", "within", "autocast"] if options.within else ["hmp", "autocast"]
+    columns = ["FP32", *[column for title in titles for column in (title, f"close {title}")], "no step"]
     total: collections.Counter[str] = collections.Counter()
     print_rows = [f"{'kind':10}" + "".join(f"{column:>16}" for column in columns)]
     for kind in options.kinds.split(","):
         counts: collections.Counter[str] = collections.Counter()
         for _, model_type in pairs((kind,)):
             if options.only in (None, model_type):
-                sweep(kind, model_type, counts, show_all=options.all)
+                sweep(kind, model_type, counts, titles=titles, show_all=options.all)
         print_rows.append(f"{kind:10}" + "".join(f"{counts[column]:16}" for column in columns))
         total += counts
     print_rows.append(f"{'total':10}" + "".join(f"{total[column]:16}" for column in columns))
     print("\n" + "\n".join(print_rows))
-    return int(total["hmp"] < total["FP32"])
+    return int(any(total[title] < total["FP32"] for title in titles if title != "autocast"))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Whole models: hmp.convert beside torch.autocast, FP32, and the model converted to bfloat16.
 
-    python benchmarks/models.py [--kinds] [--only CASE[,CASE]] [--quick] [--threads N | --busy] [--write]
+    python benchmarks/models.py [--kinds | --within] [--only CASE[,CASE]] [--quick] [--threads N | --busy] [--write]
 
 All contenders run the same model in turn, round after round, each in a process of its own that lasts, as a user's does:
 what is kept from step to step belongs to it. After some rounds new processes take over: where one happens to get its
@@ -10,6 +10,8 @@ and the loss. `hmp` has the lists that autocast has on a CPU, `hmp default` the 
 the results of all are compared with FP32's. --write puts the table and a plot into docs/.
 
 --kinds is for small networks of many other kinds, forward and in training, whose table --write puts there too.
+
+--within is for convert(within="modules") beside convert() alone, of the same models; its table is written too.
 
 --busy is for a machine that others use: one thread, and the processor's time instead of the clock's.
 """
@@ -72,12 +74,16 @@ WAYS = {
     "bf16 model": Way(),
     "hmp": Way(lambda: converted(preset="torch-cpu"), step=hmp.disable_casts),
     "hmp default": Way(converted, step=hmp.disable_casts),
+    "hmp within": Way(lambda: converted(preset="torch-cpu", within="modules"), step=hmp.disable_casts),
+    "hmp default within": Way(lambda: converted(within="modules"), step=hmp.disable_casts),
     # For benchmarks/allocator.py.
     "hmp, none kept": Way(lambda: converted(preset="torch-cpu", reuse_memory=False), step=hmp.disable_casts),
 }
 CONTENDERS = ("FP32", "autocast", "bf16 model", "hmp", "hmp default")
 #: A model in bfloat16 is nothing to train.
 LOWERED_WHILE_RUNNING = ("FP32", "autocast", "hmp", "hmp default")
+#: For --within; autocast tells how far from FP32 a result may be.
+WHERE = ("autocast", "hmp", "hmp within", "hmp default", "hmp default within")
 
 
 # ---- the cases -------------------------------------------------------------------------------------------------------
@@ -340,20 +346,20 @@ class Result:
         return self.contenders[peer].ratio_to(self.contenders[name])
 
 
-def timed(name: str, *, busy: bool, processes: int, rounds: int, target_seconds: float) -> Result:
+def timed(
+    name: str, contenders: tuple[str, ...], *, busy: bool, processes: int, rounds: int, target_seconds: float
+) -> Result:
     """Of so many processes one after the other, each for so many rounds."""
-    case = ALL_CASES[name]
-    together = Result(case.title, {one: Contender(one, lambda: None) for one in case.contenders})
+    together = Result(ALL_CASES[name].title, {one: Contender(one, lambda: None) for one in contenders})
     for _ in range(processes):
-        for one in timed_once(name, busy=busy, rounds=rounds, target_seconds=target_seconds):
+        for one in timed_once(name, contenders, busy=busy, rounds=rounds, target_seconds=target_seconds):
             together.contenders[one.name].seconds += one.seconds
     return together
 
 
-def timed_once(name: str, *, busy: bool, rounds: int, target_seconds: float) -> list[Elsewhere]:
-    case = ALL_CASES[name]
+def timed_once(name: str, names: tuple[str, ...], *, busy: bool, rounds: int, target_seconds: float) -> list[Elsewhere]:
     with ExitStack() as stack:
-        contenders = [Elsewhere(one, command(name, one, busy=busy)) for one in case.contenders]
+        contenders = [Elsewhere(one, command(name, one, busy=busy)) for one in names]
         for one in contenders:
             stack.callback(one.close)
         differences = {one.name: one.difference for one in contenders}
@@ -362,7 +368,7 @@ def timed_once(name: str, *, busy: bool, rounds: int, target_seconds: float) -> 
         limit = max(0.02, 1.5 * differences["autocast"])
         far = {one: found for one, found in differences.items() if not found <= limit}
         if far:
-            raise ArithmeticError(f"{case.title}: the results are too far from FP32's: {differences}")
+            raise ArithmeticError(f"{ALL_CASES[name].title}: the results are too far from FP32's: {differences}")
         # A process that had to wait finds its memory out of the processor's cache.
         run(list(contenders), rounds=rounds, target_seconds=target_seconds, settle_seconds=target_seconds / 4)
     return contenders
@@ -400,6 +406,12 @@ def kind_cells(result: Result) -> list[str]:
     return [result.title, *milliseconds(result, 2), *both]
 
 
+def within_cells(result: Result) -> list[str]:
+    pairs = (("hmp within", "hmp"), ("hmp default within", "hmp default"))
+    milliseconds = f"{result.contenders['hmp'].median * 1e3:.1f}"
+    return [result.title, milliseconds, *(cell(result, *pair) for pair in pairs for cell in (ratio, middle_half))]
+
+
 @dataclass
 class Table:
     """One of the page's: its place there, its columns with their widths in a terminal, and a row of it."""
@@ -429,6 +441,11 @@ _TIMES = [("case", 44), ("FP32, ms", 10), ("autocast, ms", 13), ("hmp, ms", 9), 
 _DEFAULT = ("default lists, x autocast", 26)
 _HALF = ("middle half", 14)
 MODELS = Table("models", [*_TIMES, _HALF, ("x bf16 model", 13), ("x FP32", 8), _DEFAULT, _HALF], model_cells)
+WITHIN = Table(
+    "within",
+    [_TIMES[0], ("hmp, ms", 9), ("within, x everywhere", 22), _HALF, ("default lists, x everywhere", 29), _HALF],
+    within_cells,
+)
 SMALL = Table("kinds", [*_TIMES, ("x FP32", 8), _DEFAULT, ("x FP32", 8)], kind_cells)
 
 
@@ -464,6 +481,7 @@ def draw(results: list[Result], how: str, about: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", action="store_true", help="small networks of other kinds")
+    parser.add_argument("--within", action="store_true", help='convert(within="modules") beside convert()')
     parser.add_argument("--only", metavar="CASE[,CASE]", help="of " + ", ".join(ALL_CASES))
     parser.add_argument("--quick", action="store_true", help="fewer, shorter rounds")
     parser.add_argument("--threads", type=int, default=2, help="default 2")
@@ -482,24 +500,33 @@ def main() -> None:
         return
 
     about = machine(busy=options.busy)
-    table = SMALL if options.kinds else MODELS
+    table = SMALL if options.kinds else WITHIN if options.within else MODELS
     print(about)
     table.show(table.headings)
     results = []
     for name in names:
         processes, rounds, target_seconds = (1, 3, 0.1) if options.quick else (3, 5, 0.3)
         results.append(
-            timed(name, busy=options.busy, processes=processes, rounds=rounds, target_seconds=target_seconds)
+            timed(
+                name,
+                WHERE if options.within else ALL_CASES[name].contenders,
+                busy=options.busy,
+                processes=processes,
+                rounds=rounds,
+                target_seconds=target_seconds,
+            )
         )
         table.show(table.cells(results[-1]))
-    if mean := training_mean(results):
+    if not options.within and (mean := training_mean(results)):
         print(mean)
     if options.write:
         how = " ".join(["python benchmarks/models.py", *sys.argv[1:]])
-        below = [] if options.kinds else ["![Times as fast as torch.autocast](performance.svg)"]
-        table.write(results, f"`{how}`: {about}.", training_mean(results), *below)
-        if not options.kinds:
+        if table is MODELS:
+            below = [training_mean(results), "![Times as fast as torch.autocast](performance.svg)"]
             draw(results, how, about)
+        else:
+            below = [training_mean(results)] if table is SMALL else []
+        table.write(results, f"`{how}`: {about}.", *below)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ LISTS = Path(__file__).parent / "lists"
 #: What is compared with FP32: the arguments of ``hmp.convert``.
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "default lists": {},
+    "within modules": {"within": "modules"},
     "own lists": {"bf16_file_path": LISTS / "digits_bf16.txt", "fp32_file_path": LISTS / "digits_fp32.txt"},
     "ResNet50 preset": {"preset": "resnet50"},
     "O2": {"opt_level": "O2"},

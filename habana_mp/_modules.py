@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -17,22 +17,24 @@ from habana_mp._composites import Replacement
 from habana_mp._imports import WhenImported
 from habana_mp._marks import as_autocast, constant_in_graph
 
-#: What `within` of ``convert`` may be.
-Within = str | torch.nn.Module | Iterable[torch.nn.Module] | None
+#: What ``within`` of ``convert`` may be.
+Given = str | torch.nn.Module | Iterable[torch.nn.Module] | None
+#: What it comes to: None for everywhere, ``"modules"`` for any module, or the modules that are meant.
+Within = Literal["modules"] | list[torch.nn.Module] | None
 
 
-def modules_of(within: Within) -> list[torch.nn.Module] | None:
-    """The modules that are meant, None for any; of a ``within`` that is not None.
+def checked(within: Given) -> Within:
+    """What ``within`` comes to.
 
     Raises:
         ValueError: it is none of what it may be.
     """
-    if isinstance(within, str) and within == "modules":
-        return None
+    if within is None or (isinstance(within, str) and within == "modules"):
+        return within  # type: ignore[return-value]  # that very string
     if isinstance(within, torch.nn.Module):
         return [within]
     try:
-        modules = [] if within is None or isinstance(within, str) else list(within)
+        modules = [] if isinstance(within, str) else list(within)
     except TypeError:
         modules = []
     wrong = next((one for one in modules if not isinstance(one, torch.nn.Module)), within)
@@ -53,7 +55,7 @@ class Modules:
         if within is None:
             self.uninstall()
             return
-        modules = modules_of(within)
+        modules = None if within == "modules" else within
         references = {} if modules is None else {id(one): weakref.ref(one, self._forget) for one in modules}
         _core.watch_modules(torch.nn.Module._call_impl, modules)
         self._references = references
@@ -80,13 +82,14 @@ class ModulesInGraphs(WhenImported):
     _replacements: tuple[Replacement, ...] = ()
 
     def do(self, module: Any) -> None:
-        from torch._dynamo.variables import UserFunctionVariable
-
         def call(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
             variable, tx, args, kwargs = arguments
             if not _core.begins_to_speak(_module_of(variable, tx)):
                 return original(*arguments, **keywords)
-            return UserFunctionVariable(_call_as_region).call_function(tx, [variable, *args], kwargs)
+            from torch._dynamo.variables import UserFunctionVariable  # which imports this module itself
+
+            function: Any = _call_as_region
+            return UserFunctionVariable(function).call_function(tx, [variable, *args], kwargs)
 
         kinds = (getattr(module, name) for name in ("NNModuleVariable", "UnspecializedNNModuleVariable"))
         self._replacements = tuple(Replacement(vars(kind)["call_function"], call) for kind in kinds)

@@ -26,7 +26,7 @@ from habana_mp._errors import HmpWarning, ListError, warn
 from habana_mp._install import installation
 from habana_mp._lists import given_list
 from habana_mp._log import close_log, open_log
-from habana_mp._modules import Within, modules_of
+from habana_mp._modules import Given, checked
 from habana_mp._policy import PRECISIONS, Policy
 from habana_mp._presets import preset_named, with_own
 from habana_mp._regions import autocast, get_autocast_dtype, is_autocast_available, is_autocast_enabled
@@ -71,7 +71,7 @@ def convert(
     *,
     preset: str | None = None,
     dtype: torch.dtype = torch.bfloat16,
-    within: Within = None,
+    within: Given = None,
     log: _Path | TextIO | logging.Logger | None = None,
     weight_cache: bool = True,
     weight_cache_limit: int | None = None,
@@ -120,8 +120,7 @@ def convert(
         reuse_memory=reuse_memory,
     )
     _check_limit(weight_cache_limit)
-    if within is not None:
-        modules_of(within)
+    where = checked(within)
     policy = replace(
         _make_policy(opt_level, bf16_file_path, fp32_file_path, preset, dtype),
         weight_cache=weight_cache,
@@ -137,7 +136,7 @@ def convert(
         open_log(log)
     _places.forget_warnings()
     try:
-        installation.install(policy, within)
+        installation.install(policy, where)
     except BaseException:
         # Of whatever stays in force.
         _core.log_back_to(log_before if is_converted() else None)

@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -636,6 +636,58 @@ def test_a_function_with_a_backward_of_its_own_casts_in_both(converted: Converte
     assert_equal(out.detach(), by_hand)
     grad = N.bfloat16()
     assert_equal([x.grad, weight.grad], [(grad @ N.bfloat16()).float(), (grad.t() @ M.bfloat16()).float()])
+
+
+class Seen(torch.autograd.Function):
+    """It notes the precision of a product in its backward, and that of a part that it runs again to record it."""
+
+    seen: ClassVar[list[torch.dtype]] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        Seen.seen.append(torch.mm(x, N).dtype)
+        with torch.enable_grad():
+            Seen.seen.append(torch.mm(x, N).dtype)
+        return grads[0] * 2
+
+
+def test_a_backward_written_in_python_is_not_lowered_as_under_autocast(converted: Converter) -> None:
+    def seen(context: Any) -> list[torch.dtype]:
+        Seen.seen.clear()
+        with context:
+            out = Seen.apply(leaf(M))
+        out.float().sum().backward()
+        return list(Seen.seen)
+
+    assert seen(torch.autocast("cpu"))[0] is FP32
+    converted(bf16=["mm"])
+    # What records in a backward is a forward that is made a second time.
+    assert seen(contextlib.nullcontext()) == [FP32, BF16]
+    assert torch.mm(M, N).dtype is BF16
+    with hmp.autocast("cpu", preset="torch-cpu"):
+        assert seen(contextlib.nullcontext()) == [BF16, BF16]
+
+
+def test_a_backward_that_raises_leaves_the_lists_as_they_were(converted: Converter) -> None:
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+            raise KeyError("mine")
+
+    converted(bf16=["mm"])
+    with pytest.raises(KeyError, match="mine"):
+        Fails.apply(leaf(M)).sum().backward()
+    assert torch.mm(M, N).dtype is BF16
 
 
 def test_a_function_of_ones_own_without_casts_stays_without_casts(converted: Converter) -> None:

@@ -140,6 +140,17 @@ def assert_ranks_agree(tensors: list[torch.Tensor]) -> None:
 # ---- DistributedDataParallel ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("named", [False, True], ids=["any module", "the model"])
+@on_two_ranks
+def test_ddp_trains_the_same_where_only_modules_are_lowered(named: bool) -> None:
+    inner = network()
+    hmp.convert(within=inner if named else "modules")
+    model = DistributedDataParallel(inner)
+    train(model)
+    hmp.convert(within="modules")
+    assert_same(weights(model), train_by_hand())
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -311,6 +322,17 @@ def test_fully_sharded_training_is_the_same(convert_first: bool) -> None:
     model = sharded()
     hmp.convert()
     train(model)
+    assert_same(weights(model), train_by_hand())
+
+
+@needs_fully_shard
+@pytest.mark.parametrize("named", [False, True], ids=["any module", "the model"])
+@on_two_ranks
+def test_fully_sharded_training_is_the_same_where_only_modules_are_lowered(named: bool) -> None:
+    model = sharded()
+    hmp.convert(within=model if named else "modules")
+    train(model)
+    hmp.convert(within="modules")
     assert_same(weights(model), train_by_hand())
 
 

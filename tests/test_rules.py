@@ -16,11 +16,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis.strategies as st
 import pytest
 import torch
 import torch.nn.functional as F
 from cases import CASES, LATE_KERNELS, NO_KERNEL, VIEWS, WITHOUT_CASE, Case
 from conftest import Converter, assert_same, run_script, seeded, tensors
+from hypothesis import given
 from torch import nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset
@@ -243,6 +245,56 @@ def test_a_list_of_many_tensors_goes_to_the_widest_among_them(converted: Convert
     converted()
     assert torch.cat([M.bfloat16()] * 30 + [M] + [M.bfloat16()] * 30).dtype is FP32
     assert torch.cat([M.bfloat16()] * 30).dtype is BF16
+
+
+#: Of the above, what torch computes with a tensor without dimensions as it does with a number.
+WITH_A_NUMBER = (
+    *("torch.add", "+", "-", "*", "/", "**", "%", "//", "Tensor.mul", "torch.maximum", "torch.atan2", "torch.where"),
+    *("Tensor.where", "torch.addcmul", "torch.addcdiv"),
+)
+
+
+@pytest.mark.parametrize("name", WITH_A_NUMBER)
+@pytest.mark.parametrize("number_first", [False, True], ids=["second", "first"])
+@pytest.mark.parametrize("kinds", [*itertools.permutations((BF16, FP16, FP32), 2)], ids=str)
+def test_a_tensor_without_dimensions_widens_none_that_has_some(
+    converted: Converter, name: str, number_first: bool, kinds: tuple[torch.dtype, torch.dtype]
+) -> None:
+    matrix, number = M.to(kinds[0]), torch.tensor(0.3).to(kinds[1])
+    inputs = (number, matrix) if number_first else (matrix, number)
+    plain = WIDEST[name](*inputs)
+    converted()
+    result = WIDEST[name](*inputs)
+    assert result.dtype is plain.dtype is kinds[0]
+    assert_same(result, plain)
+
+
+@given(data=st.data())
+def test_any_mixture_of_tensors_and_numbers_has_the_dtype_that_torch_promotes_to(data: st.DataObject) -> None:
+    kind = st.sampled_from([BF16, FP32])
+    shape = st.sampled_from([(), (1,), (3,), (2, 3)])
+    inputs = [torch.full(data.draw(shape), 0.5, dtype=data.draw(kind)) for _ in range(3)]
+    with_dimensions = [one for one in inputs if one.dim()] or inputs
+    promoted = functools.reduce(torch.promote_types, [one.dtype for one in with_dimensions])
+    with hmp.autocast("cpu", preset="torch-cpu"):
+        assert torch.addcmul(*inputs).dtype is promoted
+        assert torch.where(torch.ones(2, 3) > 0, *inputs[:2]).dtype is torch.result_type(*inputs[:2])
+
+
+def test_a_gate_without_dimensions_leaves_a_stream_in_its_precision() -> None:
+    gate = torch.tensor(0.25, requires_grad=True)
+    stream, branch = M.bfloat16().requires_grad_(), N.bfloat16()
+    (stream + gate * branch).float().sum().backward()
+    expected = gate.grad.clone()
+    gate.grad = None
+    hmp.convert(preset="torch-cpu")
+    result = stream + gate * branch
+    assert result.dtype is BF16
+    result.float().sum().backward()
+    assert gate.grad.dtype is FP32
+    assert torch.equal(gate.grad, expected)
+    assert torch.lerp(stream, branch, gate).dtype is BF16  # which torch takes in one precision only
+    assert (gate * torch.tensor(1.0, dtype=BF16)).dtype is FP32  # no dimensions at all
 
 
 # ---- rule 3: in place ----------------------------------------------------------------------------------------------

@@ -96,8 +96,8 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
                const py::tuple& target_keywords, std::uint64_t raised_positions, const py::tuple& raised_keywords,
                std::uint64_t off_cpu_positions, const py::tuple& off_cpu_keywords, const py::tuple& sparse_keyword,
                std::uint8_t sparse_position, const py::object& is_wrong, bool wrong_if_strided, bool views_one,
-               const py::object& makes_product, bool products_inside, const py::object& is_fused, bool may_repeat, bool promotes,
-               bool keeps_weights, const py::object& in_rows, bool takes_steps, bool counts_no_version,
+               const py::object& makes_product, bool products_inside, const py::object& is_fused, bool may_repeat,
+               bool promotes, bool keeps_weights, const py::object& in_rows, bool takes_steps, bool counts_no_version,
                bool casts_inside, bool is_product, const std::string& packs) {
   Rule rule;
   rule.action = action_of(action);
@@ -154,8 +154,8 @@ py::object with_silent_lists(const Call& call) {
 }
 
 // The result of a call that is the backward of a function written in Python. As torch.autocast does not reach there,
-// convert's lists are silent; but where gradients are recorded a forward is made a second time, and they speak. A region
-// that is open speaks all the while.
+// convert's lists are silent; but where gradients are recorded a forward is made a second time, and they speak. A
+// region that is open speaks all the while.
 py::object call_backward(const py::object& function, const py::tuple& arguments, const py::dict& keywords) {
   engine::CastState wanted = engine::current_state();
   const bool falls_silent = engine::policy_is_installed && wanted.region == nullptr && !wanted.silent;
@@ -364,9 +364,10 @@ void register_engine(py::module_& module) {
            py::arg("off_cpu_keywords") = py::tuple(), py::arg("sparse_keyword") = py::tuple(),
            py::arg("sparse_position") = 0, py::arg("is_wrong") = py::none(), py::arg("wrong_if_strided") = false,
            py::arg("views_one") = false, py::arg("makes_product") = py::none(), py::arg("products_inside") = false,
-           py::arg("is_fused") = py::none(), py::arg("may_repeat") = true, py::arg("promotes") = false, py::arg("keeps_weights") = false,
-           py::arg("in_rows") = py::none(), py::arg("takes_steps") = false, py::arg("counts_no_version") = false,
-           py::arg("casts_inside") = false, py::arg("is_product") = false, py::arg("packs") = "");
+           py::arg("is_fused") = py::none(), py::arg("may_repeat") = true, py::arg("promotes") = false,
+           py::arg("keeps_weights") = false, py::arg("in_rows") = py::none(), py::arg("takes_steps") = false,
+           py::arg("counts_no_version") = false, py::arg("casts_inside") = false, py::arg("is_product") = false,
+           py::arg("packs") = "");
 
   module.def("bind_torch", [] {
     static bool bound = false;

@@ -138,8 +138,8 @@ bool may_tell_more() {
 
 RuleSet* intern_rule_set(RuleSet&& content) {
   for (RuleSet& known : sets()) {
-    if (&known != of_modules && known.rules == content.rules && known.device == content.device && known.name == content.name &&
-        known.after_recorded_cast == content.after_recorded_cast) {
+    if (&known != of_modules && known.rules == content.rules && known.device == content.device &&
+        known.name == content.name && known.after_recorded_cast == content.after_recorded_cast) {
       return &known;
     }
   }
@@ -219,8 +219,8 @@ CastState exchange_state(const CastState& wanted) noexcept {
 }
 
 std::uint64_t pack(const CastState& state) noexcept {
-  return (number_of(state.region) << 4U) | (state.silent_until_recording ? 8U : 0U) | (state.silent ? 4U : 0U) | (state.by_region ? 2U : 0U) |
-         (state.disabled ? 1U : 0U);
+  return (number_of(state.region) << 4U) | (state.silent_until_recording ? 8U : 0U) | (state.silent ? 4U : 0U) |
+         (state.by_region ? 2U : 0U) | (state.disabled ? 1U : 0U);
 }
 
 CastState unpack(std::uint64_t packed) noexcept {

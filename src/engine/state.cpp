@@ -262,7 +262,8 @@ void region_is_entered() noexcept {
     case Region::no_casts:
       if (!wanted.disabled) wanted.disabled = wanted.by_region = true;
       break;
-    case Region::as_outside:
+    case Region::as_outside:  // in a backward too, which torch.amp.custom_bwd wants to run as its forward
+      if (wanted.silent_until_recording) wanted.silent = wanted.silent_until_recording = false;
       break;
     case Region::as_forward:
       wanted = unpack(state.entering_state);
