@@ -221,7 +221,7 @@ def install_probes(
 def set_places(
     step: types.CodeType,
     worker_namespace: dict[str, Any],
-    made_of_lowered: Callable[[str, Any, Any], None],
+    made_of_lowered: Callable[[str, Any, Any], Any],
     autocast_entered: Callable[[], None],
     codes_of_regions: tuple[types.CodeType, ...],
     custom_fwd: types.CodeType,
@@ -347,6 +347,7 @@ def enter_region(owner: Any, number: int) -> bool:
 def leave_region(owner: Any) -> None:
     """End the last region that this owner began in this thread."""
 
+def casts_are_made_here() -> bool: ...
 def lists_speak_here() -> bool:
     """Are casts on in this thread, and are there lists: a region's, or convert's?"""
 

@@ -72,10 +72,7 @@ PREPARES_DATA: dict[str, tuple[str, ...]] = {
     "torchvision.transforms.functional": ("*",),
     **{
         f"{_V2}._{name}": _TRANSFORMS
-        for name in (
-            *("augment", "auto_augment", "color", "container", "geometry", "meta", "misc", "temporal"),
-            *("transform", "type_conversion"),
-        )
+        for name in ("augment", "auto_augment", "color", "container", "geometry", "misc", "transform")
     },
     **{
         f"{_V2_FUNCTIONS}._{name}": ("*",)

@@ -117,7 +117,8 @@ class Places:
             part.install()
         for hook in self._step_hooks:
             hook.install()
-        self._handles = [register_module_buffer_registration_hook(_look_at_buffer)]
+        look: Any = _look_at_buffer  # torch's annotation forgets that what it returns is taken
+        self._handles = [register_module_buffer_registration_hook(look)]
 
     def uninstall(self) -> None:
         for hook in self._step_hooks:
@@ -302,34 +303,49 @@ def _outside_of_traced_step(closure: Any) -> Any:
     return closure_outside_of_traced_step
 
 
-_PERHAPS_LOWERED = "is assigned a tensor in lower precision, perhaps computed from results"
-
 #: The lines that were warned about.
 _warned: set[tuple[str, int]] = set()
 
 
-def _look_at_buffer(module: torch.nn.Module, name: str, value: Any) -> None:
+def _look_at_buffer(module: torch.nn.Module, name: str, value: Any) -> torch.Tensor | None:
+    """What becomes the buffer instead, if anything."""
     if torch.compiler.is_compiling():
-        return
+        return None
     if not isinstance(value, torch.Tensor):
-        return
+        return None
     what, former = f"the buffer `{name}` of {type(module).__name__}", module._buffers.get(name)
     if _is_lowered(value):
-        _warn_of_lowered(what)
-    elif (
+        return _raised_again(what, value)
+    if (
         former is not None
         and former.dtype is torch.float32
         and value.dtype in (torch.bfloat16, torch.float16)
         and _core.lists_speak_here()  # what torch keeps of a pruned weight, say, may follow the weight
     ):
-        _warn_of_lowered(what, _PERHAPS_LOWERED)
+        _warn_of_state(f"{what} {_PERHAPS_LOWERED}; compute it under hmp.disable_casts() to keep it in float32")
+    return None
 
 
-def _look_at_weight(what: str, values: torch.Tensor, former: torch.Tensor | None) -> None:
+def _look_at_weight(what: str, values: torch.Tensor, former: torch.Tensor | None) -> torch.Tensor:
+    """The values that a Parameter, or a tensor's ``.data``, gets."""
     if _is_lowered(values):
-        _warn_of_lowered(what)
-    elif isinstance(former, torch.nn.Parameter) and _core.lists_speak_here() and not _is_cast_of(former, values):
-        _warn_of_lowered("the `.data` of a float32 Parameter", _PERHAPS_LOWERED)
+        return _raised_again(what, values)
+    if isinstance(former, torch.nn.Parameter) and _core.casts_are_made_here() and not _is_cast_of(former, values):
+        return _raised_again(f"the `.data` of a float32 Parameter {_PERHAPS_LOWERED}", values, "")
+    return values
+
+
+_PERHAPS_LOWERED = "is assigned a tensor in lower precision, perhaps computed from results that habana_mp lowered"
+_KNOWN_TO_BE_LOWERED = " is made from a result that habana_mp lowered"
+
+
+def _raised_again(what: str, values: torch.Tensor, why: str = _KNOWN_TO_BE_LOWERED) -> torch.Tensor:
+    _warn_of_state(
+        f"{what}{why}; it stays in float32, but its values were rounded: compute them in a module's __init__ or under "
+        "hmp.disable_casts() to have them exact"
+    )
+    with disable_casts():
+        return values.float()
 
 
 def _is_cast_of(former: torch.Tensor, values: torch.Tensor) -> bool:
@@ -391,15 +407,11 @@ def _comes_from_float32(node: Any) -> bool:
     return False
 
 
-def _warn_of_lowered(what: str, why: str = "is in lower precision because it was made from a result") -> None:
+def _warn_of_state(text: str) -> None:
     line = line_of_user()
-    if line in _warned:
-        return
-    _warned.add(line)
-    warn(
-        f"{what} {why} that habana_mp lowered; make it in a module's __init__ or under hmp.disable_casts() to keep it "
-        "in float32"
-    )
+    if line not in _warned:
+        _warned.add(line)
+        warn(text)
 
 
 _warned_of_autocast = threading.Event()

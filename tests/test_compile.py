@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import types
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -569,6 +570,43 @@ def test_a_product_follows_each_state_with_the_code_of_that_state(order: tuple[i
         with context():
             assert compiled(M, N).dtype is expected
     assert counter.frame_count <= 3
+
+
+@pytest.mark.parametrize("is_converted", [False, True], ids=["before convert", "converted"])
+@pytest.mark.parametrize("is_first", [False, True], ids=["in the middle", "first"])
+@pytest.mark.parametrize("name", ["convert", "restore"])
+def test_convert_and_restore_in_a_compiled_function_raise_one_clear_error(
+    name: str, is_first: bool, is_converted: bool
+) -> None:
+    def changing(x: torch.Tensor) -> torch.Tensor:
+        y = x if is_first else x @ x
+        getattr(hmp, name)()
+        return y + x
+
+    if is_converted:
+        hmp.convert()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeError, match=rf"`hmp\.{name}` was called in a function that torch\.compile compiles"):
+            torch.compile(changing, backend="eager")(M)
+        torch._dynamo.reset()
+        with pytest.raises(torch._dynamo.exc.Unsupported):
+            torch.compile(changing, backend="eager", fullgraph=True)(M)
+    assert hmp.is_converted() is is_converted
+
+
+def test_convert_is_called_from_compiled_code_where_the_compiler_is_told_to_stay_out() -> None:
+    @torch.compiler.disable
+    def outside() -> None:
+        hmp.convert()
+
+    def calling(x: torch.Tensor) -> torch.Tensor:
+        y = x + x
+        outside()
+        return y
+
+    torch.compile(calling, backend="eager")(M)
+    assert hmp.is_converted()
 
 
 def test_a_new_policy_is_compiled_once_and_restore_forgets_it() -> None:

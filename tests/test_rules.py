@@ -1806,6 +1806,132 @@ def test_a_float32_parameter_that_gets_computed_lower_data_is_warned_about() -> 
     assert warned(average) == []  # the line was told
 
 
+def made_state(kind: str, value: torch.Tensor) -> torch.Tensor:
+    module = nn.Linear(4, 4)
+    module.register_buffer("table", None)
+    if kind == "parameter":
+        module.weight = nn.Parameter(value, requires_grad=True)
+    elif kind == "data":
+        module.weight.data = value
+    elif kind == "data of a tensor":
+        tensor = torch.zeros(4, 4)
+        tensor.data = value
+        return tensor
+    elif kind == "buffer":
+        module.register_buffer("table", value)
+        return module._buffers["table"]
+    else:
+        module.table = value
+        return module._buffers["table"]
+    return module.weight
+
+
+STATE = ["parameter", "data", "data of a tensor", "buffer", "assigned buffer"]
+
+
+@pytest.mark.parametrize("place", ["outside", "constructor", "without casts"])
+@pytest.mark.parametrize("kind", STATE)
+def test_state_made_of_a_lowered_result_stays_float32(kind: str, place: str) -> None:
+    class Made(nn.Module):
+        def __init__(self, value: torch.Tensor) -> None:
+            super().__init__()
+            self.made = [made_state(kind, value)]
+
+    def make() -> None:
+        value = product()
+        if place == "outside":
+            made.append(made_state(kind, value))
+        elif place == "constructor":
+            made.append(Made(value).made[0])
+        else:
+            with hmp.disable_casts():
+                made.append(made_state(kind, value))
+
+    made: list[torch.Tensor] = []
+    hmp.convert()
+    expected = product()
+    assert len(warned(lambda: [make(), make()])) == 1
+    for one in made:
+        assert one.dtype is FP32
+        assert torch.equal(one.detach(), expected.float())
+        assert one.is_leaf
+    hmp.restore()
+    if kind in ("parameter", "data"):
+        (made[0] @ M).sum().backward()
+        assert made[0].grad is not None
+        assert made[0].grad.dtype is FP32
+
+
+@pytest.mark.parametrize("kind", STATE)
+def test_state_made_of_a_recorded_result_stays_float32(kind: str) -> None:
+    weight = nn.Parameter(torch.full((4, 4), 0.7))
+    hmp.convert()
+    made: list[torch.Tensor] = []
+    assert len(warned(lambda: made.append(made_state(kind, weight * 0.3)))) == 1
+    assert made[0].dtype is FP32
+    assert torch.equal(made[0].detach(), (weight.detach() * 0.3).float())
+    # A buffer is a part of the graph that it came from, as in plain torch.
+    assert made[0].requires_grad is (kind != "data of a tensor")
+    if "buffer" in kind:
+        made[0].sum().backward()
+        assert weight.grad is not None
+        assert weight.grad.dtype is FP32
+
+
+@pytest.mark.parametrize("kind", STATE)
+def test_state_that_somebody_makes_lower_is_as_he_made_it(kind: str) -> None:
+    hmp.convert()
+    made: list[torch.Tensor] = []
+    values = nn.Linear(4, 4).weight.data.bfloat16()
+    with hmp.disable_casts():
+        assert warned(lambda: made.append(made_state(kind, values))) == []
+    assert made[0].dtype is BF16
+
+
+def test_weights_that_their_first_batch_sets_stay_float32() -> None:
+    class Normalising(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.shift = nn.Parameter(torch.ones(1, 4)), nn.Parameter(torch.ones(1, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scale = -torch.log(x.std(dim=0, keepdim=True) + 1e-6)
+            self.scale.data = scale.data
+            self.shift.data = (-x.mean(dim=0, keepdim=True) * torch.exp(self.scale)).data
+            return x * torch.exp(self.scale) + self.shift
+
+    module = Normalising()
+    optimizer = torch.optim.Adam(module.parameters())
+    hmp.convert()
+    assert warned(lambda: module(N + M).float().sum().backward())
+    optimizer.step()
+    for one in module.parameters():
+        assert one.dtype is FP32
+        assert one.grad is not None
+        assert one.grad.dtype is FP32
+        assert optimizer.state[one]["exp_avg"].dtype is FP32
+
+
+def test_weights_that_get_the_parts_of_a_computed_vector_stay_float32() -> None:
+    model = nn.Linear(4, 4)
+    hmp.convert()
+    vector = nn.utils.parameters_to_vector(model.parameters()).detach()
+    assert warned(lambda: nn.utils.vector_to_parameters(vector * 0.9 + 0.01, model.parameters()))
+    assert [one.dtype for one in model.parameters()] == [FP32, FP32]
+
+
+@pytest.mark.parametrize("kind", STATE)
+def test_a_warning_of_state_that_is_made_an_error_leaves_what_was_there(kind: str) -> None:
+    hmp.convert()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            hmp.convert()
+            with pytest.raises(HmpWarning):
+                made_state(kind, product())
+    assert made_state("parameter", torch.ones(2)).dtype is FP32
+
+
 def test_memory_that_was_freed_is_not_read_as_data_is_assigned() -> None:
     done = run_script(
         "import torch\n"

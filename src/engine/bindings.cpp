@@ -511,6 +511,7 @@ void register_engine(py::module_& module) {
   });
   module.def("current_state", [] { return engine::pack(engine::current_state()); });
   module.def("lists_speak_here", &engine::lists_speak_here);
+  module.def("casts_are_made_here", &engine::casts_are_made_here);
   module.def("set_region_mark", [](const py::str& device_type, std::int8_t device, const py::tuple& dtypes,
                                    const py::object& set_autocast_enabled, const py::object& set_autocast_dtype) {
     engine::set_mark({device_type.ptr(), device, dtypes.ptr(), set_autocast_enabled.ptr(), set_autocast_dtype.ptr()});

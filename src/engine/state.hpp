@@ -119,6 +119,9 @@ bool caller_is_exact() noexcept;
 // The files of these libraries, or None.
 void set_exact_files(PyObject* files) noexcept;
 
+// Are casts made here?
+inline bool casts_are_made_here() { return lists_speak_here() && !why_not(thread_state).has_value(); }
+
 // nn.Module.__init__ was entered in this thread; the frames above it tell who is being constructed.
 void construction_begins() noexcept;
 
@@ -126,7 +129,8 @@ void construction_begins() noexcept;
 struct Places {
   PyObject* step;              // the code of torch.optim's wrapper around every step
   PyObject* worker_namespace;  // of torch.utils.data._utils.worker, whose _worker_info tells a worker
-  PyObject* made_of_lowered;   // called with words for what gets lower values, these, and what had others or None
+  PyObject* made_of_lowered;   // called with words for what gets lower values, these, and what had others or None;
+                               // gives the values that it is to get
   PyObject* autocast_entered;  // called when torch.autocast is enabled beside us
   PyObject* codes_of_regions;  // a tuple: code of torch that enters autocast as it was, which is nobody's wish
   PyObject* custom_fwd;        // the code of torch.amp.custom_fwd's wrapper
