@@ -87,8 +87,8 @@ FLOAT32_ONLY: dict[str, tuple[str, ...]] = {
     "torch.ao.nn.intrinsic.quantized.dynamic.modules.linear_relu": ("LinearReLU.forward",),
 }
 
-#: What other libraries compute to a tolerance, or add up to be compared: all of it in float32, a user's own code and his
-#: networks that run in there too. (What these libraries compute elsewhere is not lowered either: ``_places.py``.)
+#: What other libraries compute to a tolerance, or add up to be compared: all of it in float32, a user's own code and
+#: networks that run in there too. (Of some nothing else that they compute is lowered either: ``_places.py``.)
 EXACT: dict[str, tuple[str, ...]] = {
     # Matrices that are factorised, and what stands beside them: of a network's features they are made in float32.
     "gpytorch.kernels.kernel": ("Kernel.__call__",),
@@ -111,7 +111,7 @@ EXACT: dict[str, tuple[str, ...]] = {
 
 #: What gives such code what a network's layers have seen.
 GIVES_FLOAT32: dict[str, tuple[str, ...]] = {
-    "opacus.grad_sample.grad_sample_module": ("GradSampleModule.rearrange_grad_samples",),
+    "opacus.grad_sample.grad_sample_module": ("*.rearrange_grad_samples",),
 }
 
 #: What takes a method that is exact, and makes of it what an object has in its stead.

@@ -1,4 +1,8 @@
-"""What torch keeps: weights made of weights, statistics of observers, learning rates. They are those of plain torch."""
+"""What torch keeps: weights made of weights, statistics of observers, learning rates. They are those of plain torch.
+
+Needs what the tables of ``_exchanged.py`` name: botorch, gpytorch, opacus, peft, torchmetrics, torchvision,
+transformers, zuko.
+"""
 
 from __future__ import annotations
 
