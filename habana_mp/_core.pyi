@@ -219,7 +219,7 @@ def install_probes(
     """`writers` write into their tensors without counting the versions up."""
 
 def set_places(
-    step: types.CodeType,
+    steps: tuple[types.CodeType, ...],
     worker_namespace: dict[str, Any],
     made_of_lowered: Callable[[str, Any, Any], Any],
     autocast_entered: Callable[[], None],

@@ -26,6 +26,7 @@ from habana_mp._disable import disable_casts
 from habana_mp._errors import line_of_user, warn
 from habana_mp._hooks import StepHook, code_around_steps
 from habana_mp._imports import WhenImported
+from habana_mp._steps import UnwrappedSteps, in_step
 
 
 class _Distributed(WhenImported):
@@ -74,6 +75,7 @@ class Places:
     def __init__(self) -> None:
         self._handles: list[Any] = []
         self._step_hooks = [StepHook(_before_step, before=True), StepHook(_after_step, before=False)]
+        self._unwrapped_steps = UnwrappedSteps(_before_step, _after_step)
         self._distributed = [
             _Distributed("torch.distributed.fsdp"),
             _Distributed("torch.distributed.algorithms.ddp_comm_hooks"),
@@ -98,7 +100,7 @@ class Places:
             tuple(_silent_writers()),
         )
         _core.set_places(
-            code_around_steps(),
+            (code_around_steps(), in_step.__code__),
             vars(worker),
             _look_at_weight,
             _warn_of_autocast,
@@ -117,12 +119,14 @@ class Places:
             part.install()
         for hook in self._step_hooks:
             hook.install()
+        self._unwrapped_steps.install()
         look: Any = _look_at_buffer  # torch's annotation forgets that what it returns is taken
         self._handles = [register_module_buffer_registration_hook(look)]
 
     def uninstall(self) -> None:
         for hook in self._step_hooks:
             hook.uninstall()
+        self._unwrapped_steps.uninstall()
         for handle in self._handles:
             handle.remove()
         for part in (*self._distributed, *self._exact):

@@ -843,6 +843,35 @@ def test_a_step_of_ones_own_is_traced_whole_with_a_closure_that_is_cast(backend:
     assert_same(weight.detach(), again.detach())
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_step_that_torch_does_not_wrap_is_traced_with_a_closure_that_is_cast(backend: str) -> None:
+    class InFront(torch.optim.Optimizer):
+        def __init__(self, weight: nn.Parameter) -> None:
+            self.weight = weight
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> Any:
+            loss = closure()
+            self.weight.copy_(torch.mm(self.weight, M) * 0.3)
+            return loss
+
+    def train() -> list[torch.Tensor]:
+        return [torch.mm(M, N), optimizer.step(lambda: torch.mm(M, N)), torch.mm(M, N)]
+
+    hmp.convert()
+    optimizer = InFront(nn.Parameter(M.clone()))
+    compiled = torch.compile(train, backend=backend, fullgraph=hasattr(torch._dynamo, "skip_frame"))
+    assert [one.dtype for one in compiled()] == [BF16] * 3
+    with hmp.disable_casts():
+        assert [one.dtype for one in compiled()] == [FP32] * 3
+    assert [one.dtype for one in compiled()] == [BF16] * 3
+    hmp.restore()
+    other = InFront(nn.Parameter(M.clone()))
+    for _ in range(3):
+        other.step(lambda: None)
+    assert_same(optimizer.weight.detach(), other.weight.detach())
+
+
 @needs_compiler
 def test_a_training_step_compiled_with_inductor_updates_weights_in_float32() -> None:
     make = lambda weights: torch.optim.Adam(weights, lr=0.1)  # noqa: E731

@@ -239,11 +239,11 @@ void install_probes(const py::object& set_enabled, const py::object& set_dtype, 
                                    to_dlpack.ptr(), to_dlpack_versioned.ptr(), set_version_counter.ptr(), held}));
 }
 
-void set_places(const py::object& step, const py::dict& worker_namespace, const py::object& made_of_lowered,
+void set_places(const py::tuple& steps, const py::dict& worker_namespace, const py::object& made_of_lowered,
                 const py::object& autocast_entered, const py::tuple& codes_of_regions, const py::object& custom_fwd,
                 const py::object& custom_fwd_asks, const py::object& custom_bwd_state, const py::tuple& inside,
                 const py::tuple& between, const py::tuple& through) {
-  engine::set_places({step.ptr(), worker_namespace.ptr(), made_of_lowered.ptr(), autocast_entered.ptr(),
+  engine::set_places({steps.ptr(), worker_namespace.ptr(), made_of_lowered.ptr(), autocast_entered.ptr(),
                       codes_of_regions.ptr(), custom_fwd.ptr(), custom_fwd_asks.ptr(), custom_bwd_state.ptr(),
                       inside.ptr(), between.ptr(), through.ptr()});
 }

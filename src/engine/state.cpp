@@ -160,7 +160,7 @@ Whose whose_is(PyObject* code) {
 
 bool is_stepping() {
   for (FrameWalk walk; walk; walk.outwards()) {
-    if (walk.code() == known_places.step) return true;
+    if (is_among(walk.code(), known_places.steps)) return true;
   }
   return false;
 }
@@ -330,7 +330,7 @@ void construction_begins() noexcept {
 }
 
 void set_places(const Places& given) noexcept {
-  Py_INCREF(given.step);
+  Py_INCREF(given.steps);
   Py_INCREF(given.worker_namespace);
   Py_INCREF(given.made_of_lowered);
   Py_INCREF(given.autocast_entered);
@@ -342,7 +342,7 @@ void set_places(const Places& given) noexcept {
   Py_INCREF(given.between);
   Py_INCREF(given.through);
   const Places former = std::exchange(known_places, given);
-  Py_XDECREF(former.step);
+  Py_XDECREF(former.steps);
   Py_XDECREF(former.worker_namespace);
   Py_XDECREF(former.made_of_lowered);
   Py_XDECREF(former.autocast_entered);

@@ -127,7 +127,7 @@ void construction_begins() noexcept;
 
 // What is to be recognised; all of it is kept from then on.
 struct Places {
-  PyObject* step;              // the code of torch.optim's wrapper around every step
+  PyObject* steps;             // a tuple: the code of torch.optim's wrapper around steps, and of ours around others
   PyObject* worker_namespace;  // of torch.utils.data._utils.worker, whose _worker_info tells a worker
   PyObject* made_of_lowered;   // called with words for what gets lower values, these, and what had others or None;
                                // gives the values that it is to get
