@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Pinned: a range could bring several GB of GPU packages into an environment that only builds and tests.
 TORCH := torch==2.13.0
+# Without what it requires, which is a torch of its own, and in a folder of its own: tests/torchvision_here.py tells why.
+TORCHVISION := torchvision==0.28.0
 APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 
 SOURCES := $(shell find src -name '*.cpp' -o -name '*.hpp' -o -name '*.cmake') CMakeLists.txt pyproject.toml
@@ -97,7 +99,9 @@ $(VENV)/.packages: $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install --quiet "scikit-build-core>=0.10" "pybind11>=3.0" "apache-tvm-ffi>=0.1.6" cmake ninja \
 	  "pytest>=8" "pytest-timeout>=2.3" "hypothesis>=6.100" "ml_dtypes>=0.4" "scikit-learn>=1.3" torchviz \
 	  "pytorch-lightning>=2.6" "accelerate>=1.0" "transformers>=5.0" "peft>=0.17" "expecttest>=0.2" \
-	  "tensorboard>=2.18"
+	  "tensorboard>=2.18" "pillow>=10" "gpytorch>=1.12" "botorch>=0.12" "opacus>=1.5" "normflows>=1.7" "zuko>=1.4" \
+	  "torchmetrics>=1.5" "$(TORCH)"
+	$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/torchvision "$(TORCHVISION)"
 	touch $@
 
 $(VENV)/.checkers: $(VENV)/.torch

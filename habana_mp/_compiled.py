@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import sys
 import types
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -349,6 +349,35 @@ class Compiled:
         for part in self._parts:
             part.uninstall()
         forget_compiled_code()
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def refused_in_graphs(function: _F) -> _F:
+    """A function that changes torch itself, and so raises where it is called in a function that is compiled."""
+
+    @functools.wraps(function)
+    def refusing(*args: Any, **kwargs: Any) -> Any:
+        if _is_in_compiled_function():
+            raise RuntimeError(
+                f"`hmp.{function.__name__}` was called in a function that torch.compile compiles; it changes torch, "
+                "and code that is compiled already would not follow: call it where nothing is compiled"
+            )
+        return function(*args, **kwargs)
+
+    # Dynamo leaves it to Python, instead of reading what it does. With `fullgraph=True` its own error tells why.
+    refusing._torchdynamo_disable = True  # type: ignore[attr-defined]  # Dynamo looks for it
+    refusing._torchdynamo_disable_msg = "it changes torch"  # type: ignore[attr-defined]
+    return refusing  # type: ignore[return-value]  # the same parameters
+
+
+def _is_in_compiled_function() -> bool:
+    """Would Dynamo compile what is called here?"""
+    if torch.compiler.is_dynamo_compiling():  # it tries to compile the caller: it need not look further
+        return True
+    callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)()
+    return callable(callback)
 
 
 def forget_compiled_code() -> None:

@@ -34,11 +34,14 @@ def full_name(function: types.FunctionType) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-def forwarding_code(function: types.FunctionType, call: Callable[..., Any], *, imported: str = "") -> types.CodeType:
+def forwarding_code(
+    function: types.FunctionType, call: Callable[..., Any], *, imported: str = "", known_as: str = ""
+) -> types.CodeType:
     """A code object with the parameters of ``function`` that hands them to ``call(args, kwargs)``.
 
     torch.compile does not read code that holds a function as a constant. With ``imported``, the name of a module,
-    ``call`` is a function of that module and is imported in each call; it gets ``function``'s name before the rest.
+    ``call`` is a function of that module and is imported in each call; before the rest it gets ``function``'s name, or
+    what ``known_as`` says.
     """
     code = function.__code__
     parameters, arguments, keywords = [], [], []
@@ -72,7 +75,7 @@ def forwarding_code(function: types.FunctionType, call: Callable[..., Any], *, i
                 parameters.append("/")
     # A function only takes code with as many free variables as its own has, so the new code names them too.
     free = "".join(name + ", " for name in code.co_freevars)
-    called = f"{call.__name__}({full_name(function)!r}, (" if imported else f"{_PLACEHOLDER!r}(("
+    called = f"{call.__name__}({(known_as or full_name(function))!r}, (" if imported else f"{_PLACEHOLDER!r}(("
     statements = [free] if free else []
     if imported:
         statements.append(f"from {imported} import {call.__name__}")

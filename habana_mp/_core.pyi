@@ -219,9 +219,9 @@ def install_probes(
     """`writers` write into their tensors without counting the versions up."""
 
 def set_places(
-    step: types.CodeType,
+    steps: tuple[types.CodeType, ...],
     worker_namespace: dict[str, Any],
-    made_of_lowered: Callable[[str, Any, Any], None],
+    made_of_lowered: Callable[[str, Any, Any], Any],
     autocast_entered: Callable[[], None],
     codes_of_regions: tuple[types.CodeType, ...],
     custom_fwd: types.CodeType,
@@ -229,6 +229,7 @@ def set_places(
     custom_bwd_state: Callable[[], int | None],
     inside: tuple[str, ...],
     between: tuple[str, ...],
+    through: tuple[str, ...],
 ) -> None: ...
 def install_in_disabled_regions(regions: int) -> None:
     """This thread is in so many regions of torch.autocast, none of which is enabled."""
@@ -306,6 +307,9 @@ def exchange_optimizer_steps(steps: int) -> int:
     """Set how many optimizer steps this thread is in; what it was."""
 
 def set_distributed_is_imported(imported: bool) -> None: ...
+def set_exact_files(files: tuple[str, ...] | None) -> None:
+    """What the names of files begin with whose code is not lowered by lists."""
+
 def current_region() -> int:
     """The number of the region that this thread is in, 0 for none."""
 
@@ -343,6 +347,7 @@ def enter_region(owner: Any, number: int) -> bool:
 def leave_region(owner: Any) -> None:
     """End the last region that this owner began in this thread."""
 
+def casts_are_made_here() -> bool: ...
 def lists_speak_here() -> bool:
     """Are casts on in this thread, and are there lists: a region's, or convert's?"""
 

@@ -3,8 +3,9 @@ they were given.
 
 Some make weights, gradients, statistics or learning rates of other ones (rule 11). They run outside of an optimizer's
 step and of a constructor, and write what they computed where it stays: averaged and fused weights, pruned ones, the
-vectors of spectral norm, clipped gradients, what an observer has seen, a model that is loaded, adapters. Others call a
-kernel that takes float32 and is no builtin (rule 8), are given a hook, or ask for dtypes beforehand.
+vectors of spectral norm, clipped gradients, what an observer has seen, a model that is loaded, adapters. Others prepare
+data (rule 11 too), call a kernel that takes float32 and is no builtin (rule 8), are given a hook, or ask for dtypes
+beforehand.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from habana_mp._disable import disable_casts
 from habana_mp._imports import WhenImported
 from habana_mp._marks import lists_speak, silence
 
-#: What makes state, by module: functions and methods; ``*`` stands for every class of the module that has such a method
-#: of its own.
+#: What makes state, by module: functions and methods; ``*.method`` stands for every class of the module that has such a
+#: method of its own, ``*`` alone for every public function of it.
 STATE: dict[str, tuple[str, ...]] = {
     "torch.nn.modules.module": ("Module.apply",),
     "torch.optim.swa_utils": ("AveragedModel.update_parameters",),
@@ -34,6 +35,7 @@ STATE: dict[str, tuple[str, ...]] = {
     "torch.nn.utils.parametrize": (
         "register_parametrization",
         "remove_parametrizations",
+        "transfer_parametrizations_and_params",
         "ParametrizationList.right_inverse",
     ),
     "torch.nn.utils.parametrizations": ("_SpectralNorm.forward",),
@@ -62,12 +64,58 @@ STATE: dict[str, tuple[str, ...]] = {
     "peft.tuners.lora.model": ("LoraModel.add_weighted_adapter",),
 }
 
+_TRANSFORMS = ("*.forward", "*.__call__", "*.get_params", "*.make_params")
+_V2, _V2_FUNCTIONS = "torchvision.transforms.v2", "torchvision.transforms.v2.functional"
+#: What prepares data, by module as above. Grids of positions are made there, and integers told by their dtype.
+PREPARES_DATA: dict[str, tuple[str, ...]] = {
+    **{f"torchvision.transforms.{name}": _TRANSFORMS for name in ("transforms", "autoaugment", "_presets")},
+    "torchvision.transforms.functional": ("*",),
+    **{
+        f"{_V2}._{name}": _TRANSFORMS
+        for name in ("augment", "auto_augment", "color", "container", "geometry", "misc", "transform")
+    },
+    **{
+        f"{_V2_FUNCTIONS}._{name}": ("*",)
+        for name in ("augment", "color", "deprecated", "geometry", "meta", "misc", "temporal", "type_conversion")
+    },
+}
+
 #: What has a kernel for float32 only.
 FLOAT32_ONLY: dict[str, tuple[str, ...]] = {
     "torch.ao.nn.quantized.dynamic.modules.linear": ("Linear.forward",),
     "torch.ao.nn.quantized.dynamic.modules.rnn": ("*.forward",),
     "torch.ao.nn.intrinsic.quantized.dynamic.modules.linear_relu": ("LinearReLU.forward",),
 }
+
+#: What other libraries compute to a tolerance, or add up to be compared: all of it in float32, a user's own code and
+#: networks that run in there too. (Of some nothing else that they compute is lowered either: ``_places.py``.)
+EXACT: dict[str, tuple[str, ...]] = {
+    # Matrices that are factorised, and what stands beside them: of a network's features they are made in float32.
+    "gpytorch.kernels.kernel": ("Kernel.__call__",),
+    "gpytorch.lazy.lazy_evaluated_kernel_tensor": ("LazyEvaluatedKernelTensor._diagonal",),
+    "gpytorch.means.mean": ("Mean.__call__",),
+    "gpytorch.distributions.multivariate_normal": ("MultivariateNormal.__init__",),
+    # Line searches, which end where two values are alike.
+    "botorch.fit": ("fit_gpytorch_mll",),
+    "botorch.optim.optimize": (
+        *("optimize_acqf", "optimize_acqf_cyclic", "optimize_acqf_discrete", "optimize_acqf_discrete_local_search"),
+        *("optimize_acqf_list", "optimize_acqf_mixed"),
+    ),
+    "botorch.optim.optimize_mixed": ("optimize_acqf_mixed_alternating",),
+    # An adaptive solver makes its steps so short that an error in the last digits does not show.
+    "zuko.utils": ("odeint", "AdaptiveCheckpointAdjoint.backward"),
+    # Gradients of single examples, whose norm is what privacy is reckoned by.
+    "opacus.grad_sample.grad_sample_module": ("*.capture_backprops_hook",),
+    "opacus.grad_sample.grad_sample_module_fast_gradient_clipping": ("*.capture_backprops_hook",),
+}
+
+#: What gives such code what a network's layers have seen.
+GIVES_FLOAT32: dict[str, tuple[str, ...]] = {
+    "opacus.grad_sample.grad_sample_module": ("*.rearrange_grad_samples",),
+}
+
+#: What takes a method that is exact, and makes of it what an object has in its stead.
+TAKES_EXACT: dict[str, tuple[str, ...]] = {"torchmetrics.metric": ("Metric._wrap_update", "Metric._wrap_compute")}
 
 #: What makes state where it is switched on, and else calls what it was given.
 SCALED_STEPS: dict[str, tuple[str, ...]] = {"torch.amp.grad_scaler": ("GradScaler.step",)}
@@ -93,6 +141,12 @@ TAKES_PACKING: dict[str, tuple[str, ...]] = {"torch.autograd.graph": ("saved_ten
 #: and refuses mixed dtypes.)
 ASKS_FOR_FUSED: dict[str, tuple[str, ...]] = {"torch.backends.mha": ("get_fastpath_enabled",)}
 
+#: What takes nested tensors, by a fused kernel only.
+TAKES_NESTED: dict[str, tuple[str, ...]] = {
+    "torch.nn.modules.activation": ("MultiheadAttention.forward",),
+    "torch.nn.modules.transformer": ("TransformerEncoderLayer.forward",),
+}
+
 #: What refuses an input of another dtype than the weights', unless torch.autocast is on.
 COMPARES_DTYPES: dict[str, tuple[str, ...]] = {"torch.nn.modules.rnn": ("RNNBase.check_input",)}
 
@@ -106,7 +160,11 @@ def functions_of(module: types.ModuleType, names: tuple[str, ...]) -> Iterator[t
     for name in names:
         owner, _, attribute = name.rpartition(".")
         owners: list[Any] = [module]
-        if owner == "*":
+        if name == "*":
+            public = [value for key, value in vars(module).items() if not key.startswith("_")]
+            public = [one for one in public if isinstance(one, types.FunctionType)]
+            found |= {id(one): one for one in public if one.__module__ == module.__name__}
+        elif owner == "*":
             owners = [one for one in vars(module).values() if isinstance(one, type)]
             owners = [one for one in owners if one.__module__ == module.__name__]
         elif owner:
@@ -114,7 +172,8 @@ def functions_of(module: types.ModuleType, names: tuple[str, ...]) -> Iterator[t
         for one in owners:
             value = getattr(one, "__dict__", {}).get(attribute)
             value = getattr(value, "__func__", value)  # of a class method
-            if isinstance(value, types.FunctionType):
+            # A class may have that of another module.
+            if isinstance(value, types.FunctionType) and (owner != "*" or value.__module__ == module.__name__):
                 found[id(value)] = value
     return iter(found.values())
 
@@ -123,7 +182,9 @@ _originals: dict[str, types.FunctionType] = {}
 
 
 def without_casts(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What the code of a function that makes state is exchanged for."""
+    """What the code of a function is exchanged for that makes state or prepares data."""
+    if not lists_speak():  # those of data call one another
+        return _originals[name](*arguments, **keywords)
     with disable_casts():
         return _originals[name](*arguments, **keywords)
 
@@ -141,6 +202,36 @@ def in_float32(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) 
     if lists_speak():
         arguments, keywords = tree_map(_in_float32, (arguments, keywords), is_leaf=_is_packed)
     return _originals[name](*arguments, **keywords)
+
+
+def exactly(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the code of a function is exchanged for that runs in float32 as a whole."""
+    return _exactly(_originals[name], arguments, keywords)
+
+
+def _exactly(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    if not lists_speak():
+        return function(*arguments, **keywords)
+    arguments, keywords = tree_map(_in_float32, (arguments, keywords), is_leaf=_is_packed)
+    with disable_casts():
+        return function(*arguments, **keywords)
+
+
+def giving_float32(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the code of a function is exchanged for that gives what may have been lowered to such code."""
+    given = _originals[name](*arguments, **keywords)
+    return tree_map(_in_float32, given)
+
+
+def given_exact_method(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the code of a function is exchanged for that takes a method, of an object and the method."""
+    owner, method = (*arguments, *keywords.values())
+
+    @functools.wraps(method)
+    def exact(*given: Any, **named: Any) -> Any:
+        return _exactly(method, given, named)
+
+    return _originals[name](owner, exact)
 
 
 def protected(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -171,7 +262,7 @@ def _uncast_hook(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
                 result = hook(gradient)
         else:  # without what a region costs, nor its error where torch.compile can tell no more of them apart
             result = _core.call_silently(hook, gradient)
-        return _in_precision_of(gradient.dtype, result)
+        return result if gradient is None else _in_precision_of(gradient.dtype, result)
 
     return uncast
 
@@ -236,6 +327,25 @@ def unfused(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> 
     return not lists_speak() and _originals[name](*arguments, **keywords)
 
 
+def fused_if_nested(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the code of a module's forward is exchanged for that takes nested tensors, but only by its fused kernel.
+
+    That takes one precision, and those tensors may have been lowered before.
+    """
+    if not any(map(_is_nested, (*arguments, *keywords.values()))) or not lists_speak():
+        return _originals[name](*arguments, **keywords)
+    dtype = next(arguments[0].parameters()).dtype
+    # Each once: the kernel attends from one tensor to itself.
+    cast = {id(one): _in_precision_of(dtype, one) for one in (*arguments, *keywords.values()) if _is_nested(one)}
+    given = [cast.get(id(one), one) for one in arguments]
+    with disable_casts():
+        return _originals[name](*given, **{key: cast.get(id(one), one) for key, one in keywords.items()})
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_nested
+
+
 def compared_as_cast(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """What the code of a module's method is exchanged for that compares its input's dtype with that of its weights."""
     module, tensor, *others = arguments
@@ -293,9 +403,12 @@ class _Exchanged(WhenImported):
 
 #: What is called in the functions' stead.
 TABLES: Mapping[Callable[..., Any], dict[str, tuple[str, ...]]] = {
-    without_casts: STATE,
+    without_casts: STATE | PREPARES_DATA,
     without_casts_where_enabled: SCALED_STEPS,
     in_float32: FLOAT32_ONLY,
+    exactly: EXACT,
+    giving_float32: GIVES_FLOAT32,
+    given_exact_method: TAKES_EXACT,
     not_held: EXCHANGES_TENSORS,
     protected: PROTECTS,
     given_uncast_hook: TAKES_HOOKS,
@@ -303,6 +416,7 @@ TABLES: Mapping[Callable[..., Any], dict[str, tuple[str, ...]]] = {
     given_faithful_packing: TAKES_PACKING,
     as_backward: RUNS_BACKWARD,
     unfused: ASKS_FOR_FUSED,
+    fused_if_nested: TAKES_NESTED,
     compared_as_cast: COMPARES_DTYPES,
 }
 

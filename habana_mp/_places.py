@@ -1,5 +1,5 @@
 """Places where precision is state (rule 11): constructing modules, optimizer steps, DataLoader workers, the code of
-torch.distributed.
+torch.distributed and of a few libraries.
 
 The core finds out where it is; this module tells it what to look for and puts torch's own hooks in.
 """
@@ -12,7 +12,7 @@ import threading
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn.modules.module import register_module_buffer_registration_hook
@@ -26,6 +26,7 @@ from habana_mp._disable import disable_casts
 from habana_mp._errors import line_of_user, warn
 from habana_mp._hooks import StepHook, code_around_steps
 from habana_mp._imports import WhenImported
+from habana_mp._steps import UnwrappedSteps, in_step
 
 
 class _Distributed(WhenImported):
@@ -43,16 +44,43 @@ class _Distributed(WhenImported):
         _core.set_distributed_is_imported(False)
 
 
+#: Libraries whose own arithmetic is not lowered: they factorise matrices that bfloat16 leaves without an inverse, or
+#: add up what is compared to the last digit. What they call stays covered: a network of torch's modules is lowered.
+EXACT_LIBRARIES = ("botorch", "gpytorch", "linear_operator", "torchmetrics")
+
+
+class _Exact(WhenImported):
+    """One of them. Only where one is imported is it asked, before a list lowers something, who calls."""
+
+    files: ClassVar[list[str]] = []
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def do(self, module: Any) -> None:
+        self._set([*self.files, *(f"{path}/" for path in module.__path__)])
+
+    def undo(self, module: Any) -> None:
+        self._set([])  # all of them are taken out at once
+
+    def _set(self, files: list[str]) -> None:
+        type(self).files = files
+        _core.set_exact_files(tuple(files) or None)
+
+
 class Places:
     """The hooks that are in torch while a policy is installed."""
 
     def __init__(self) -> None:
         self._handles: list[Any] = []
         self._step_hooks = [StepHook(_before_step, before=True), StepHook(_after_step, before=False)]
+        self._unwrapped_steps = UnwrappedSteps(_before_step, _after_step)
         self._distributed = [
             _Distributed("torch.distributed.fsdp"),
             _Distributed("torch.distributed.algorithms.ddp_comm_hooks"),
         ]
+        self._exact = [_Exact(name) for name in EXACT_LIBRARIES]
 
     def install(self) -> None:
         if self._handles:
@@ -72,7 +100,7 @@ class Places:
             tuple(_silent_writers()),
         )
         _core.set_places(
-            code_around_steps(),
+            (code_around_steps(), in_step.__code__),
             vars(worker),
             _look_at_weight,
             _warn_of_autocast,
@@ -82,22 +110,26 @@ class Places:
             _custom_bwd_state,
             _files(_INSIDE),
             _files(_BETWEEN),
+            (*_files(_BETWEEN + _THROUGH), f"{Path(__file__).parent}/"),
         )
         _core.install_in_disabled_regions(regions)
         if _is_child_process():
             _core.set_in_child_process()
-        for part in self._distributed:
+        for part in (*self._distributed, *self._exact):
             part.install()
         for hook in self._step_hooks:
             hook.install()
-        self._handles = [register_module_buffer_registration_hook(_look_at_buffer)]
+        self._unwrapped_steps.install()
+        look: Any = _look_at_buffer  # torch's annotation forgets that what it returns is taken
+        self._handles = [register_module_buffer_registration_hook(look)]
 
     def uninstall(self) -> None:
         for hook in self._step_hooks:
             hook.uninstall()
+        self._unwrapped_steps.uninstall()
         for handle in self._handles:
             handle.remove()
-        for part in self._distributed:
+        for part in (*self._distributed, *self._exact):
             part.uninstall()
         self._handles = []
 
@@ -114,6 +146,9 @@ _BETWEEN = (
     *("_tensor.py", "functional.py", "nn/functional.py", "_ops.py", "fx/interpreter.py"),
     "fx/passes/fake_tensor_prop.py",
 )
+
+#: Code of torch that computes for whoever calls it.
+_THROUGH = ("distributions/", "quasirandom.py")
 
 
 def _files(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -272,39 +307,54 @@ def _outside_of_traced_step(closure: Any) -> Any:
     return closure_outside_of_traced_step
 
 
-_PERHAPS_LOWERED = "is assigned a tensor in lower precision, perhaps computed from results"
-
 #: The lines that were warned about.
 _warned: set[tuple[str, int]] = set()
 
 
-def _look_at_buffer(module: torch.nn.Module, name: str, value: Any) -> None:
+def _look_at_buffer(module: torch.nn.Module, name: str, value: Any) -> torch.Tensor | None:
+    """What becomes the buffer instead, if anything."""
     if torch.compiler.is_compiling():
-        return
+        return None
     if not isinstance(value, torch.Tensor):
-        return
+        return None
     what, former = f"the buffer `{name}` of {type(module).__name__}", module._buffers.get(name)
     if _is_lowered(value):
-        _warn_of_lowered(what)
-    elif (
+        return _raised_again(what, value)
+    if (
         former is not None
         and former.dtype is torch.float32
         and value.dtype in (torch.bfloat16, torch.float16)
         and _core.lists_speak_here()  # what torch keeps of a pruned weight, say, may follow the weight
     ):
-        _warn_of_lowered(what, _PERHAPS_LOWERED)
+        _warn_of_state(f"{what} {_PERHAPS_LOWERED}; compute it under hmp.disable_casts() to keep it in float32")
+    return None
 
 
-def _look_at_weight(what: str, values: torch.Tensor, former: torch.Tensor | None) -> None:
+def _look_at_weight(what: str, values: torch.Tensor, former: torch.Tensor | None) -> torch.Tensor:
+    """The values that a Parameter, or a tensor's ``.data``, gets."""
     if _is_lowered(values):
-        _warn_of_lowered(what)
-    elif isinstance(former, torch.nn.Parameter) and _core.lists_speak_here() and not _is_cast_of(former, values):
-        _warn_of_lowered("the `.data` of a float32 Parameter", _PERHAPS_LOWERED)
+        return _raised_again(what, values)
+    if isinstance(former, torch.nn.Parameter) and _core.casts_are_made_here() and not _is_cast_of(former, values):
+        return _raised_again(f"the `.data` of a float32 Parameter {_PERHAPS_LOWERED}", values, "")
+    return values
+
+
+_PERHAPS_LOWERED = "is assigned a tensor in lower precision, perhaps computed from results that habana_mp lowered"
+_KNOWN_TO_BE_LOWERED = " is made from a result that habana_mp lowered"
+
+
+def _raised_again(what: str, values: torch.Tensor, why: str = _KNOWN_TO_BE_LOWERED) -> torch.Tensor:
+    _warn_of_state(
+        f"{what}{why}; it stays in float32, but its values were rounded: compute them in a module's __init__ or under "
+        "hmp.disable_casts() to have them exact"
+    )
+    with disable_casts():
+        return values.float()
 
 
 def _is_cast_of(former: torch.Tensor, values: torch.Tensor) -> bool:
     """Are they the same values in lower precision, as where a model is converted? Or is there no telling? By a part."""
-    if type(values) is not torch.Tensor or values.is_meta:
+    if type(values) is not torch.Tensor or values.is_meta or torch.nn.parameter.is_lazy(former):
         return True
     if values.device != former.device or values.shape != former.shape or values.layout is not torch.strided:
         return True
@@ -361,15 +411,11 @@ def _comes_from_float32(node: Any) -> bool:
     return False
 
 
-def _warn_of_lowered(what: str, why: str = "is in lower precision because it was made from a result") -> None:
+def _warn_of_state(text: str) -> None:
     line = line_of_user()
-    if line in _warned:
-        return
-    _warned.add(line)
-    warn(
-        f"{what} {why} that habana_mp lowered; make it in a module's __init__ or under hmp.disable_casts() to keep it "
-        "in float32"
-    )
+    if line not in _warned:
+        _warned.add(line)
+        warn(text)
 
 
 _warned_of_autocast = threading.Event()

@@ -20,6 +20,7 @@ from typing import TextIO
 import torch
 
 from habana_mp import _core, _places, _policy, _report
+from habana_mp._compiled import refused_in_graphs
 from habana_mp._custom import custom_bwd, custom_fwd
 from habana_mp._disable import disable_casts
 from habana_mp._errors import HmpWarning, ListError, warn
@@ -63,11 +64,12 @@ _OPT_LEVELS = {
 }
 
 
+@refused_in_graphs
 def convert(
     opt_level: str = "O1",
     bf16_file_path: _Path | None = "",
     fp32_file_path: _Path | None = "",
-    isVerbose: bool = False,  # noqa: N803  the name that scripts use
+    isVerbose: bool | int | None = False,  # noqa: N803  the name that scripts use
     *,
     preset: str | None = None,
     dtype: torch.dtype = torch.bfloat16,
@@ -89,7 +91,7 @@ def convert(
         bf16_file_path: A file with the operations for the lower precision, one name a line; ``""`` or None for the
             preset's. The file is read at once.
         fp32_file_path: The same for float32.
-        isVerbose: Log each call of a covered operation and what was decided.
+        isVerbose: Log each call of a covered operation and what was decided. 0 and None mean False, 1 means True.
         preset: The lists to start from; ``habana-mp lists`` shows their names. The default is ``"hmp-default"``.
         dtype: The lower precision: ``torch.bfloat16`` or ``torch.float16``.
         within: Where operations are lowered. None: wherever Python code calls torch. ``"modules"``: only while the
@@ -112,6 +114,8 @@ def convert(
         TypeError: a destination of the log that is none.
         OSError: a list file that cannot be read, or a log file that cannot be written.
     """
+    if isVerbose is None or (type(isVerbose) is int and isVerbose in (0, 1)):  # as scripts have it
+        isVerbose = bool(isVerbose)  # noqa: N806
     _check_switches(
         isVerbose=isVerbose,
         weight_cache=weight_cache,
@@ -174,6 +178,7 @@ def _make_policy(
     return _policy.policy_o2(lower) if opt_level == "O2" else Policy(lower=lower)
 
 
+@refused_in_graphs
 def restore() -> None:
     """Undo :func:`convert`: torch is exactly as it was, the log is closed. Without a ``convert`` it does nothing.
 

@@ -315,6 +315,18 @@ def test_a_hook_that_is_registered_later_is_not_cast(arguments: Callable[[Any], 
     assert torch.equal(x.grad, expected)
 
 
+@pytest.mark.parametrize("answer", [lambda gradient: None, lambda gradient: gradient], ids=["None", "what it got"])
+def test_a_hook_of_a_tensor_that_gets_no_gradient_is_given_none(answer: Callable[[Any], Any]) -> None:
+    linear, seen = nn.Linear(8, 8), []
+    hmp.convert()
+    q, k = linear(torch.ones(2, 8)).chunk(2, -1)
+    q.register_hook(lambda gradient: [seen.append(gradient), answer(gradient)][1])
+    k.float().sum().backward()
+    assert seen == [None]
+    assert linear.weight.grad is not None
+    assert torch.equal(linear.weight.grad, torch.cat([torch.zeros(4, 8), torch.full((4, 8), 2.0)]))
+
+
 def test_a_hook_is_called_with_casts_off_or_after_restore_as_it_is() -> None:
     hmp.convert()
     x = leaf(M)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import types
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -571,6 +572,43 @@ def test_a_product_follows_each_state_with_the_code_of_that_state(order: tuple[i
     assert counter.frame_count <= 3
 
 
+@pytest.mark.parametrize("is_converted", [False, True], ids=["before convert", "converted"])
+@pytest.mark.parametrize("is_first", [False, True], ids=["in the middle", "first"])
+@pytest.mark.parametrize("name", ["convert", "restore"])
+def test_convert_and_restore_in_a_compiled_function_raise_one_clear_error(
+    name: str, is_first: bool, is_converted: bool
+) -> None:
+    def changing(x: torch.Tensor) -> torch.Tensor:
+        y = x if is_first else x @ x
+        getattr(hmp, name)()
+        return y + x
+
+    if is_converted:
+        hmp.convert()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeError, match=rf"`hmp\.{name}` was called in a function that torch\.compile compiles"):
+            torch.compile(changing, backend="eager")(M)
+        torch._dynamo.reset()
+        with pytest.raises(torch._dynamo.exc.Unsupported):
+            torch.compile(changing, backend="eager", fullgraph=True)(M)
+    assert hmp.is_converted() is is_converted
+
+
+def test_convert_is_called_from_compiled_code_where_the_compiler_is_told_to_stay_out() -> None:
+    @torch.compiler.disable
+    def outside() -> None:
+        hmp.convert()
+
+    def calling(x: torch.Tensor) -> torch.Tensor:
+        y = x + x
+        outside()
+        return y
+
+    torch.compile(calling, backend="eager")(M)
+    assert hmp.is_converted()
+
+
 def test_a_new_policy_is_compiled_once_and_restore_forgets_it() -> None:
     counter = torch._dynamo.testing.CompileCounter()
     compiled = torch.compile(lambda x, y: torch.mm(x, y), backend=counter)
@@ -803,6 +841,35 @@ def test_a_step_of_ones_own_is_traced_whole_with_a_closure_that_is_cast(backend:
     for _ in range(3):
         other.step()
     assert_same(weight.detach(), again.detach())
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_step_that_torch_does_not_wrap_is_traced_with_a_closure_that_is_cast(backend: str) -> None:
+    class InFront(torch.optim.Optimizer):
+        def __init__(self, weight: nn.Parameter) -> None:
+            self.weight = weight
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> Any:
+            loss = closure()
+            self.weight.copy_(torch.mm(self.weight, M) * 0.3)
+            return loss
+
+    def train() -> list[torch.Tensor]:
+        return [torch.mm(M, N), optimizer.step(lambda: torch.mm(M, N)), torch.mm(M, N)]
+
+    hmp.convert()
+    optimizer = InFront(nn.Parameter(M.clone()))
+    compiled = torch.compile(train, backend=backend, fullgraph=hasattr(torch._dynamo, "skip_frame"))
+    assert [one.dtype for one in compiled()] == [BF16] * 3
+    with hmp.disable_casts():
+        assert [one.dtype for one in compiled()] == [FP32] * 3
+    assert [one.dtype for one in compiled()] == [BF16] * 3
+    hmp.restore()
+    other = InFront(nn.Parameter(M.clone()))
+    for _ in range(3):
+        other.step(lambda: None)
+    assert_same(optimizer.weight.detach(), other.weight.detach())
 
 
 @needs_compiler

@@ -1,4 +1,8 @@
-"""What torch keeps: weights made of weights, statistics of observers, learning rates. They are those of plain torch."""
+"""What torch keeps: weights made of weights, statistics of observers, learning rates. They are those of plain torch.
+
+Needs what the tables of ``_exchanged.py`` name: botorch, gpytorch, opacus, peft, torchmetrics, torchvision,
+transformers, zuko.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,7 @@ from torch.ao.quantization._equalize import equalize
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.optim import lr_scheduler, swa_utils
+from torchvision_here import import_torchvision
 
 from habana_mp import HmpWarning, _exchanged, hmp
 
@@ -179,6 +184,18 @@ def initialised() -> list[torch.Tensor]:
     return list(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).apply(initialise).parameters())
 
 
+def transferred() -> list[torch.Tensor]:
+    class Halved(nn.Module):
+        def forward(self, weight: torch.Tensor) -> torch.Tensor:
+            return weight * 0.3
+
+    source = nn.Linear(8, 8)
+    parametrize.register_parametrization(source, "weight", Halved())
+    for target in (made := [nn.Linear(8, 8), nn.Identity()]):
+        parametrize.transfer_parametrizations_and_params(source, target, "weight")
+    return [parameter for one in made for parameter in one.parameters()]
+
+
 EXACT: dict[str, Callable[[], Any]] = {
     "average": averaged,
     "average by a function": lambda: averaged(avg_fn=swa_utils.get_ema_avg_fn(0.9)),
@@ -194,6 +211,7 @@ EXACT: dict[str, Callable[[], Any]] = {
     "weight norm": lambda: normalised(parametrizations.weight_norm, parametrize.remove_parametrizations),
     "spectral norm": lambda: normalised(parametrizations.spectral_norm, parametrize.remove_parametrizations),
     "orthogonal": lambda: normalised(parametrizations.orthogonal, parametrize.remove_parametrizations),
+    "transferred": transferred,
     "assigned orthogonal": assigned_orthogonal,
     "old weight norm": lambda: normalised(nn.utils.weight_norm, nn.utils.remove_weight_norm),
     "old spectral norm": lambda: normalised(nn.utils.spectral_norm, nn.utils.remove_spectral_norm),
@@ -222,6 +240,10 @@ HALVES = ("_clip_grads_with_norm_", "_get_total_norm")
 
 def test_the_functions_that_make_state_exist_in_this_torch() -> None:
     for name, functions in itertools.chain(*(table.items() for table in _exchanged.TABLES.values())):
+        # All modules of torchvision are asked for the same, and none has all of it.
+        if name.startswith("torchvision."):
+            assert list(_exchanged.functions_of(import_torchvision(name), functions)), name
+            continue
         module = importlib.import_module(name)
         for one in functions:
             if one in (*HALVES, "maybe_autocast") and not hasattr(module, one):

@@ -48,6 +48,7 @@ REASONS = {
     "optimizer_step": "inside an optimizer's step",
     "worker": "in a DataLoader worker",
     "distributed": "in the code of torch.distributed",
+    "library": "in the code of a library that computes in float32",
     "slower": "slower in the lower precision",
     "other_device": "the region is for another device",
     "op_wrap": "wrapped by op_wrap",

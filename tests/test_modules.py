@@ -694,6 +694,18 @@ def test_lazy_modules_are_materialised_exactly(given: torch.dtype) -> None:
     assert_same(seeded(lambda: run(given)), expected)
 
 
+@pytest.mark.parametrize("to", [BF16, torch.float64], ids=str)
+def test_lazy_modules_can_be_converted_before_they_are_materialised(to: torch.dtype) -> None:
+    def run() -> list[torch.Tensor]:
+        model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(5)).to(to)
+        model(torch.ones(2, 3, 6, 6, dtype=to))
+        return list(model.parameters())
+
+    expected = seeded(run)
+    hmp.convert()
+    assert_same(seeded(run), expected)
+
+
 def test_a_module_made_without_memory_is_filled_exactly() -> None:
     def run() -> list[torch.Tensor]:
         with torch.device("meta"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import warnings
@@ -346,6 +347,15 @@ def test_what_is_no_name_is_refused_as_an_unknown_one(wrong: Any) -> None:
             call()
 
 
+@pytest.mark.parametrize("given", [0, 1, None])
+def test_the_switch_of_the_log_takes_what_scripts_give_it(given: int | None, capfd: pytest.CaptureFixture[str]) -> None:
+    hmp.convert("O1", "", "", given)
+    torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+    hmp.restore()
+    captured = capfd.readouterr()
+    assert ("casting" in captured.out + captured.err) is bool(given)
+
+
 SWITCHES = ["isVerbose", "weight_cache", "packed_weights", "skip_slower", "reuse_memory"]
 
 
@@ -356,6 +366,13 @@ def test_a_switch_is_true_or_false_and_a_wrong_one_changes_nothing(name: str) ->
     with pytest.raises(ValueError, match=f"`{name}` must be True or False; got 'no'"):
         hmp.convert(**options)
     assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.float16
+
+
+@pytest.mark.parametrize(("name", "given"), [("isVerbose", 2), *itertools.product(SWITCHES[1:], [0, 1, None])])
+def test_other_switches_take_no_number_and_no_none(name: str, given: int | None) -> None:
+    options: dict[str, Any] = {name: given}
+    with pytest.raises(ValueError, match=f"`{name}` must be True or False; got {given}"):
+        hmp.convert(**options)
 
 
 def test_a_name_like_no_other_is_refused_without_a_suggestion(tmp_path: Path) -> None:

@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import copy
 import functools
+import gc
+import inspect
 import itertools
 import multiprocessing
 import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -1557,6 +1560,130 @@ def test_a_step_that_calls_another_optimizers_step_stays_without_casts(converted
     assert is_cast()
 
 
+def class_in_front() -> Any:
+    """Of optimizers that stand in front of another one, and do not call torch's constructor."""
+
+    class InFront(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            self.inner = inner
+            self.seen: list[bool] = []
+
+        @property
+        def param_groups(self) -> Any:
+            return self.inner.param_groups
+
+        def step(self, closure: Any = None) -> Any:
+            self.seen.append(is_cast())
+            for group in self.param_groups:
+                for one in group["params"]:
+                    one.grad = one.grad * (1.3 / (one.grad.norm(2) + 1e-6)) + 0.001
+            loss = self.inner.step(closure)
+            self.seen.append(is_cast())
+            return loss
+
+    return InFront
+
+
+def derived_class_in_front() -> Any:
+    class Derived(class_in_front()):  # type: ignore[misc]
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            super().__init__(inner)
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> Any:
+            self.seen.append(is_cast())
+            return super().step(closure)
+
+    return Derived
+
+
+IN_FRONT = {"of its own": class_in_front, "derived and decorated": derived_class_in_front}
+
+
+@pytest.mark.parametrize("name", IN_FRONT)
+@pytest.mark.parametrize("when", ["before convert", "after convert"])
+@pytest.mark.parametrize("closed", ["no closure", "a closure", "a closure by its name"])
+def test_the_step_of_an_optimizer_that_torchs_constructor_never_saw_is_one(name: str, when: str, closed: str) -> None:
+    def stepped(make: Any) -> torch.Tensor:
+        weight = parameter()
+        optimizer = make(torch.optim.SGD([weight], lr=0.1))
+        for _ in range(3):
+            given = () if closed == "no closure" else (closure,)
+            named = {"closure": given[0]} if closed == "a closure by its name" else {}
+            optimizer.step(*(() if named else given), **named)
+        assert not any(optimizer.seen)
+        assert len(optimizer.seen) > 5
+        return weight.detach()
+
+    def closure() -> float:
+        inside.append(is_cast())
+        return 1.0
+
+    inside: list[bool] = []
+    expected = stepped(IN_FRONT[name]())
+    make = IN_FRONT[name]() if when == "before convert" else None
+    inside.clear()
+    hmp.convert()
+    result = stepped(make or IN_FRONT[name]())
+    assert torch.equal(result, expected)
+    assert all(inside)
+    assert len(inside) == (0 if closed == "no closure" else 3)
+    assert is_cast()
+
+
+def test_such_a_step_that_raises_leaves_casts_on() -> None:
+    class Failing(class_in_front()):  # type: ignore[misc]
+        def step(self, closure: Any = None) -> Any:
+            super().step()
+            raise KeyError
+
+    hmp.convert()
+    optimizer = Failing(torch.optim.SGD([parameter()], lr=0.1))
+    with pytest.raises(KeyError):
+        optimizer.step()
+    assert optimizer.seen == [False, False]
+    assert is_cast()
+
+
+def test_restore_leaves_nothing_of_ours_in_such_optimizers() -> None:
+    made = class_in_front()
+    code = made.step.__code__
+    hmp.convert()
+    assert made.step.__code__ is not code
+    later = class_in_front()
+    hmp.restore()
+    assert made.step.__code__ is code
+    assert later.step.__code__ is code
+    assert "__init_subclass__" not in vars(torch.optim.Optimizer)
+    alive = [weakref.ref(made), weakref.ref(later)]
+    del made, later
+    gc.collect()
+    assert [one() for one in alive] == [None, None]
+
+
+def test_an_optimizer_that_torch_constructs_is_left_to_torchs_own_wrapper() -> None:
+    class WithOptions(torch.optim.SGD):
+        def __init_subclass__(cls, **options: Any) -> None:
+            super().__init_subclass__()
+            cls.options = options
+
+    hmp.convert()
+
+    class Mine(WithOptions, speed=3):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, lr=0.1)
+
+        def step(self, closure: Any = None) -> Any:
+            return is_cast()
+
+    assert Mine.options == {"speed": 3}
+    assert "return is_cast()" in inspect.getsource(Mine.step)
+    assert "habana_mp._steps" not in Mine.step.__code__.co_names
+    assert Mine([parameter()]).step() is False
+    with pytest.raises(TypeError, match="takes no keyword arguments"):
+        type("Wrong", (torch.optim.SGD,), {}, speed=3)
+
+
 OPTIMIZERS = ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "NAdam", "RAdam", "Rprop", "ASGD", "Adamax"]
 
 
@@ -1804,6 +1931,132 @@ def test_a_float32_parameter_that_gets_computed_lower_data_is_warned_about() -> 
     with hmp.disable_casts():
         parameter.data = torch.ones(4)
     assert warned(average) == []  # the line was told
+
+
+def made_state(kind: str, value: torch.Tensor) -> torch.Tensor:
+    module = nn.Linear(4, 4)
+    module.register_buffer("table", None)
+    if kind == "parameter":
+        module.weight = nn.Parameter(value, requires_grad=True)
+    elif kind == "data":
+        module.weight.data = value
+    elif kind == "data of a tensor":
+        tensor = torch.zeros(4, 4)
+        tensor.data = value
+        return tensor
+    elif kind == "buffer":
+        module.register_buffer("table", value)
+        return module._buffers["table"]
+    else:
+        module.table = value
+        return module._buffers["table"]
+    return module.weight
+
+
+STATE = ["parameter", "data", "data of a tensor", "buffer", "assigned buffer"]
+
+
+@pytest.mark.parametrize("place", ["outside", "constructor", "without casts"])
+@pytest.mark.parametrize("kind", STATE)
+def test_state_made_of_a_lowered_result_stays_float32(kind: str, place: str) -> None:
+    class Made(nn.Module):
+        def __init__(self, value: torch.Tensor) -> None:
+            super().__init__()
+            self.made = [made_state(kind, value)]
+
+    def make() -> None:
+        value = product()
+        if place == "outside":
+            made.append(made_state(kind, value))
+        elif place == "constructor":
+            made.append(Made(value).made[0])
+        else:
+            with hmp.disable_casts():
+                made.append(made_state(kind, value))
+
+    made: list[torch.Tensor] = []
+    hmp.convert()
+    expected = product()
+    assert len(warned(lambda: [make(), make()])) == 1
+    for one in made:
+        assert one.dtype is FP32
+        assert torch.equal(one.detach(), expected.float())
+        assert one.is_leaf
+    hmp.restore()
+    if kind in ("parameter", "data"):
+        (made[0] @ M).sum().backward()
+        assert made[0].grad is not None
+        assert made[0].grad.dtype is FP32
+
+
+@pytest.mark.parametrize("kind", STATE)
+def test_state_made_of_a_recorded_result_stays_float32(kind: str) -> None:
+    weight = nn.Parameter(torch.full((4, 4), 0.7))
+    hmp.convert()
+    made: list[torch.Tensor] = []
+    assert len(warned(lambda: made.append(made_state(kind, weight * 0.3)))) == 1
+    assert made[0].dtype is FP32
+    assert torch.equal(made[0].detach(), (weight.detach() * 0.3).float())
+    # A buffer is a part of the graph that it came from, as in plain torch.
+    assert made[0].requires_grad is (kind != "data of a tensor")
+    if "buffer" in kind:
+        made[0].sum().backward()
+        assert weight.grad is not None
+        assert weight.grad.dtype is FP32
+
+
+@pytest.mark.parametrize("kind", STATE)
+def test_state_that_somebody_makes_lower_is_as_he_made_it(kind: str) -> None:
+    hmp.convert()
+    made: list[torch.Tensor] = []
+    values = nn.Linear(4, 4).weight.data.bfloat16()
+    with hmp.disable_casts():
+        assert warned(lambda: made.append(made_state(kind, values))) == []
+    assert made[0].dtype is BF16
+
+
+def test_weights_that_their_first_batch_sets_stay_float32() -> None:
+    class Normalising(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.shift = nn.Parameter(torch.ones(1, 4)), nn.Parameter(torch.ones(1, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scale = -torch.log(x.std(dim=0, keepdim=True) + 1e-6)
+            self.scale.data = scale.data
+            self.shift.data = (-x.mean(dim=0, keepdim=True) * torch.exp(self.scale)).data
+            return x * torch.exp(self.scale) + self.shift
+
+    module = Normalising()
+    optimizer = torch.optim.Adam(module.parameters())
+    hmp.convert()
+    assert warned(lambda: module(N + M).float().sum().backward())
+    optimizer.step()
+    for one in module.parameters():
+        assert one.dtype is FP32
+        assert one.grad is not None
+        assert one.grad.dtype is FP32
+        assert optimizer.state[one]["exp_avg"].dtype is FP32
+
+
+def test_weights_that_get_the_parts_of_a_computed_vector_stay_float32() -> None:
+    model = nn.Linear(4, 4)
+    hmp.convert()
+    vector = nn.utils.parameters_to_vector(model.parameters()).detach()
+    assert warned(lambda: nn.utils.vector_to_parameters(vector * 0.9 + 0.01, model.parameters()))
+    assert [one.dtype for one in model.parameters()] == [FP32, FP32]
+
+
+@pytest.mark.parametrize("kind", STATE)
+def test_a_warning_of_state_that_is_made_an_error_leaves_what_was_there(kind: str) -> None:
+    hmp.convert()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            hmp.convert()
+            with pytest.raises(HmpWarning):
+                made_state(kind, product())
+    assert made_state("parameter", torch.ones(2)).dtype is FP32
 
 
 def test_memory_that_was_freed_is_not_read_as_data_is_assigned() -> None:

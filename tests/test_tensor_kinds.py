@@ -506,3 +506,37 @@ def test_nested_tensors_go_through_a_model() -> None:
         result.to_padded_tensor(0.0).float().sum().backward()
     assert model[0].weight.grad is not None
     assert model[0].weight.grad.dtype is FP32
+
+
+ATTENTION: dict[str, Callable[[], nn.Module]] = {
+    "attention": lambda: nn.MultiheadAttention(8, 2, batch_first=True),
+    "encoder layer": lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+    "encoder": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("options", [{}, {"opt_level": "O2"}, {"preset": "torch-cpu"}], ids=str)
+@pytest.mark.parametrize("lowered", [False, True], ids=["as given", "lowered"])
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_takes_nested_tensors_by_its_fused_kernel(name: str, lowered: bool, options: dict[str, str]) -> None:
+    module, before = ATTENTION[name]().eval(), nn.Linear(8, 8)
+    parts = [torch.randn(3, 8), torch.randn(5, 8)]
+
+    def run() -> torch.Tensor:
+        given = torch.nested.nested_tensor(parts)
+        if lowered:
+            given = before(given)
+        result = module(given, key=given, value=given, need_weights=False) if name == "attention" else module(given)
+        return (result[0] if name == "attention" else result).to_padded_tensor(0.0)
+
+    with torch.no_grad():
+        expected = run()
+        hmp.convert(**options)
+        result = run()
+    if not lowered:
+        assert torch.equal(result, expected)
+    torch.testing.assert_close(result, expected, rtol=0.05, atol=0.02)
+    module.train()
+    with pytest.raises(AssertionError, match="training is enabled"):
+        run()

@@ -239,13 +239,13 @@ void install_probes(const py::object& set_enabled, const py::object& set_dtype, 
                                    to_dlpack.ptr(), to_dlpack_versioned.ptr(), set_version_counter.ptr(), held}));
 }
 
-void set_places(const py::object& step, const py::dict& worker_namespace, const py::object& made_of_lowered,
+void set_places(const py::tuple& steps, const py::dict& worker_namespace, const py::object& made_of_lowered,
                 const py::object& autocast_entered, const py::tuple& codes_of_regions, const py::object& custom_fwd,
                 const py::object& custom_fwd_asks, const py::object& custom_bwd_state, const py::tuple& inside,
-                const py::tuple& between) {
-  engine::set_places({step.ptr(), worker_namespace.ptr(), made_of_lowered.ptr(), autocast_entered.ptr(),
+                const py::tuple& between, const py::tuple& through) {
+  engine::set_places({steps.ptr(), worker_namespace.ptr(), made_of_lowered.ptr(), autocast_entered.ptr(),
                       codes_of_regions.ptr(), custom_fwd.ptr(), custom_fwd_asks.ptr(), custom_bwd_state.ptr(),
-                      inside.ptr(), between.ptr()});
+                      inside.ptr(), between.ptr(), through.ptr()});
 }
 
 // (operation, representation, precision, calls, casts, bytes) for whatever was called
@@ -481,6 +481,7 @@ void register_engine(py::module_& module) {
   module.def("exchange_optimizer_steps",
              [](std::uint32_t steps) { return std::exchange(thread_state.optimizer_steps, steps); });
   module.def("set_distributed_is_imported", [](bool imported) { engine::distributed_is_imported = imported; });
+  module.def("set_exact_files", [](const py::object& files) { engine::set_exact_files(files.ptr()); });
   module.attr("state_without_casts") = engine::pack({true, false, false, nullptr, false});
   module.def("exchange_state",
              [](std::uint64_t state) { return engine::pack(engine::exchange_state(engine::unpack(state))); });
@@ -510,6 +511,7 @@ void register_engine(py::module_& module) {
   });
   module.def("current_state", [] { return engine::pack(engine::current_state()); });
   module.def("lists_speak_here", &engine::lists_speak_here);
+  module.def("casts_are_made_here", &engine::casts_are_made_here);
   module.def("set_region_mark", [](const py::str& device_type, std::int8_t device, const py::tuple& dtypes,
                                    const py::object& set_autocast_enabled, const py::object& set_autocast_dtype) {
     engine::set_mark({device_type.ptr(), device, dtypes.ptr(), set_autocast_enabled.ptr(), set_autocast_dtype.ptr()});

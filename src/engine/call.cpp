@@ -282,6 +282,13 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
       report(target, {Precision::unchanged, *reason}, {});
       return call_original(target, arguments);
     }
+    // What is lower already still meets float32 there, by rules 2 to 4.
+    if (plan.decision.reason == Reason::list && tensor::is_lower(plan.to) && caller_is_exact()) {
+      const Rule& silent = *target.unlisted;
+      if (silent.action != Rule::Action::none) return answer_covered(target, silent, arguments);
+      report(target, {Precision::unchanged, Reason::library}, {});
+      return call_original(target, arguments);
+    }
   }
   const RuleSet* region = thread_state.region;
   if (is_for_another_device(region, arguments)) {

@@ -27,11 +27,12 @@ enum class Reason : std::uint8_t {
   optimizer_step,  // rule 11: inside an optimizer's step
   worker,          // rule 11: a DataLoader worker
   distributed,     // rule 11: torch.distributed handles parameters and gradients
+  library,         // rule 11: the code of a library that computes in float32
   slower,          // the lower precision takes longer for this shape, and the user wants to know of such
   other_device,    // no tensor of the device that the region is for
   op_wrap,         // hmp.op_wrap gave the function its precision
 };
-inline constexpr int reason_count = 18;
+inline constexpr int reason_count = 19;
 
 // For a program: "list", "widest", ...
 const char* word(Reason reason) noexcept;

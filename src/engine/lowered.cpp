@@ -41,8 +41,7 @@ bool was_lowered(PyObject* tensor) noexcept {
 }
 
 bool may_be_lowered_in_graph(PyObject* tensor) noexcept {
-  return tensor::is_lower(tensor::kind_of(tensor)) && tensor::requires_grad(tensor) && lists_speak_here() &&
-         !why_not(thread_state).has_value();
+  return tensor::is_lower(tensor::kind_of(tensor)) && tensor::requires_grad(tensor) && casts_are_made_here();
 }
 
 }  // namespace habana_mp::engine

@@ -385,22 +385,26 @@ PyObject* module_constructed_stub(PyObject*, PyObject* const* values, std::size_
   return module_constructed.call(values, flagged_count, keywords);
 }
 
-// Tells Python of values that are state from now on, if they are in a lower precision: were they lowered? And of the
-// float32 tensor whose values they become, or None. False with an exception set when the warning was made an error.
-bool tell_of_lowered(PyObject* values, const char* what, PyObject* former) {
-  if (!tensor::is_lower(tensor::kind_of(values))) return true;
-  PyObject* done = PyObject_CallFunction(places().made_of_lowered, "sOO", what, values, former);
-  Py_XDECREF(done);
-  return done != nullptr;
+// Shows Python the values that are state from now on, if they are in a lower precision, and the float32 tensor whose
+// values they become, or None. What is to be taken in their stead, a new reference: they themselves, or, where they
+// were lowered, in float32. Null with an exception set when the warning was made an error.
+PyObject* values_of_state(PyObject* values, const char* what, PyObject* former) {
+  if (!tensor::is_lower(tensor::kind_of(values))) return Py_NewRef(values);
+  return PyObject_CallFunction(places().made_of_lowered, "sOO", what, values, former);
 }
 
-// A Parameter made of a result that was lowered is a lowered weight.
+// A Parameter made of a result that was lowered would be a lowered weight.
 PyObject* make_subclass_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
-  PyObject* result = make_subclass.call(values, flagged_count, keywords);
-  const bool is_parameter = result != nullptr && Py_TYPE(result) == tensor::api.parameter;
-  if (is_parameter && PyVectorcall_NARGS(flagged_count) >= 2 && !tell_of_lowered(values[1], "a Parameter", Py_None)) {
-    Py_CLEAR(result);
+  const Py_ssize_t given = PyVectorcall_NARGS(flagged_count);
+  if (given < 2 || values[0] != reinterpret_cast<PyObject*>(tensor::api.parameter)) {
+    return make_subclass.call(values, flagged_count, keywords);
   }
+  PyObject* data = values_of_state(values[1], "a Parameter", Py_None);
+  if (data == nullptr) return nullptr;
+  std::vector<PyObject*> taken(values, values + Arguments{values, given, keywords}.count());
+  taken[1] = data;
+  PyObject* result = make_subclass.call(taken.data(), static_cast<std::size_t>(given), keywords);
+  Py_DECREF(data);
   return result;
 }
 
@@ -473,14 +477,17 @@ PyObject* writer_stub(PyObject* callable, PyObject* const* values, std::size_t f
 setter original_data_setter = nullptr;
 bool data_is_watched = false;
 
-// A float32 weight that gets lowered data this way has lost its precision without a cast that anybody wrote.
+// A float32 weight that gets lowered data this way would lose its precision without a cast that anybody wrote.
 int data_setter_stub(PyObject* self, PyObject* value, void* closure) {
   weights::tensor_escapes(self, false);
   if (value != nullptr) weights::tensor_escapes(value, false);
   // Before it is assigned: the warning may be an error, and what the value was computed from may be this tensor.
-  const bool may_tell = value != nullptr && tensor::kind_of(self) == tensor::Kind::f32;
-  if (may_tell && !tell_of_lowered(value, "a tensor whose `.data` was assigned", self)) return -1;
-  return original_data_setter(self, value, closure);
+  if (value == nullptr || tensor::kind_of(self) != tensor::Kind::f32) return original_data_setter(self, value, closure);
+  PyObject* taken = values_of_state(value, "a tensor whose `.data` was assigned", self);
+  if (taken == nullptr) return -1;
+  const int result = original_data_setter(self, taken, closure);
+  Py_DECREF(taken);
+  return result;
 }
 
 struct ProbePlan {

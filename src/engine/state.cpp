@@ -4,6 +4,7 @@
 #include <Python.h>
 #include <pthread.h>
 
+#include <array>
 #include <new>
 #include <string_view>
 #include <utility>
@@ -26,6 +27,7 @@ struct Construction {
 thread_local ThreadState thread_state;
 bool in_child_process = false;
 bool distributed_is_imported = false;
+PyObject* exact_files = nullptr;
 bool policy_is_installed = false;
 tensor::DeviceFlag flag_of_torch;
 tensor::KeyFlag below_autograd;
@@ -133,9 +135,32 @@ bool is_of_file(PyObject* code, PyObject* beginnings) {
   return begins_with_one_of(reinterpret_cast<PyCodeObject*>(code)->co_filename, beginnings);
 }
 
+// Whose code is in a file: a library's that is exact, torch's that computes for its caller, or anybody's.
+enum class Whose : std::uint8_t { anybodys, torchs, exact };
+struct KnownFile {
+  PyObject* name = nullptr;  // owned: no other string is found under its address
+  Whose whose = Whose::anybodys;
+};
+// The functions of a file share its name, so the string itself tells the file.
+std::array<KnownFile, 256> known_files;
+
+Whose whose_is(PyObject* code) {
+  PyObject* name = reinterpret_cast<PyCodeObject*>(code)->co_filename;
+  KnownFile& known = known_files[reinterpret_cast<std::uintptr_t>(name) / 64 % known_files.size()];
+  if (known.name != name) {
+    Whose whose = Whose::anybodys;
+    if (is_of_file(code, exact_files)) whose = Whose::exact;
+    if (is_of_file(code, known_places.through)) whose = Whose::torchs;
+    PyObject* former = std::exchange(known.name, Py_NewRef(name));
+    known.whose = whose;
+    Py_XDECREF(former);
+  }
+  return known.whose;
+}
+
 bool is_stepping() {
   for (FrameWalk walk; walk; walk.outwards()) {
-    if (walk.code() == known_places.step) return true;
+    if (is_among(walk.code(), known_places.steps)) return true;
   }
   return false;
 }
@@ -305,7 +330,7 @@ void construction_begins() noexcept {
 }
 
 void set_places(const Places& given) noexcept {
-  Py_INCREF(given.step);
+  Py_INCREF(given.steps);
   Py_INCREF(given.worker_namespace);
   Py_INCREF(given.made_of_lowered);
   Py_INCREF(given.autocast_entered);
@@ -315,8 +340,9 @@ void set_places(const Places& given) noexcept {
   Py_INCREF(given.custom_bwd_state);
   Py_INCREF(given.inside);
   Py_INCREF(given.between);
+  Py_INCREF(given.through);
   const Places former = std::exchange(known_places, given);
-  Py_XDECREF(former.step);
+  Py_XDECREF(former.steps);
   Py_XDECREF(former.worker_namespace);
   Py_XDECREF(former.made_of_lowered);
   Py_XDECREF(former.autocast_entered);
@@ -326,6 +352,7 @@ void set_places(const Places& given) noexcept {
   Py_XDECREF(former.custom_bwd_state);
   Py_XDECREF(former.inside);
   Py_XDECREF(former.between);
+  Py_XDECREF(former.through);
 }
 
 const Places& places() noexcept { return known_places; }
@@ -335,6 +362,22 @@ bool caller_is_inside_of_an_operation() noexcept {
   FrameWalk walk;
   while (walk && is_of_file(walk.code(), known_places.between)) walk.outwards();
   return walk && is_of_file(walk.code(), known_places.inside);
+}
+
+bool caller_is_exact() noexcept {
+  if (exact_files == nullptr || known_places.through == nullptr) return false;
+  FrameWalk walk;
+  while (walk && whose_is(walk.code()) == Whose::torchs) walk.outwards();
+  return walk && whose_is(walk.code()) == Whose::exact;
+}
+
+void set_exact_files(PyObject* files) noexcept {
+  PyObject* former = std::exchange(exact_files, files == Py_None ? nullptr : Py_NewRef(files));
+  Py_XDECREF(former);
+  for (KnownFile& known : known_files) {
+    Py_XDECREF(known.name);
+    known = {};
+  }
 }
 
 bool caller_is_custom_fwd() noexcept {

@@ -100,22 +100,37 @@ inline bool lists_speak_here() {
 // Set where parts of torch.distributed that handle parameters and gradients in Python are imported.
 extern bool distributed_is_imported;
 
+// Where the files lie of libraries whose own arithmetic is not lowered, a tuple of what their names begin with; null
+// where none of them is imported.
+extern PyObject* exact_files;
+
 // Is there anything to be looked up before a cast is made?
 inline bool may_be_a_place(const ThreadState& state) {
-  return state.construction != nullptr || state.optimizer_steps != 0 || in_child_process || distributed_is_imported;
+  return state.construction != nullptr || state.optimizer_steps != 0 || in_child_process || distributed_is_imported ||
+         exact_files != nullptr;
 }
 
 // Why nothing may be cast here, if so. Called when a cast is about to be made, not before.
 std::optional<Reason> why_not(ThreadState& state) noexcept;
+
+// Is the caller code of such a library? Asked when a list is about to lower something.
+bool caller_is_exact() noexcept;
+
+// The files of these libraries, or None.
+void set_exact_files(PyObject* files) noexcept;
+
+// Are casts made here?
+inline bool casts_are_made_here() { return lists_speak_here() && !why_not(thread_state).has_value(); }
 
 // nn.Module.__init__ was entered in this thread; the frames above it tell who is being constructed.
 void construction_begins() noexcept;
 
 // What is to be recognised; all of it is kept from then on.
 struct Places {
-  PyObject* step;              // the code of torch.optim's wrapper around every step
+  PyObject* steps;             // a tuple: the code of torch.optim's wrapper around steps, and of ours around others
   PyObject* worker_namespace;  // of torch.utils.data._utils.worker, whose _worker_info tells a worker
-  PyObject* made_of_lowered;   // called with words for what gets lower values, these, and what had others or None
+  PyObject* made_of_lowered;   // called with words for what gets lower values, these, and what had others or None;
+                               // gives the values that it is to get
   PyObject* autocast_entered;  // called when torch.autocast is enabled beside us
   PyObject* codes_of_regions;  // a tuple: code of torch that enters autocast as it was, which is nobody's wish
   PyObject* custom_fwd;        // the code of torch.amp.custom_fwd's wrapper
@@ -123,6 +138,7 @@ struct Places {
   PyObject* custom_bwd_state;  // called where custom_bwd enters autocast; the state that its forward ran in, or None
   PyObject* inside;            // a tuple: what the files begin with that say in Python what an operation consists of
   PyObject* between;           // a tuple: files of torch through which such code calls other operations
+  PyObject* through;           // a tuple: those through which a library does
 };
 void set_places(const Places& places) noexcept;
 const Places& places() noexcept;

@@ -1,0 +1,75 @@
+"""BoTorch's fits and searches in float32, which are line searches on values that differ in their last digits.
+
+Needs botorch. Where values are rounded a search may not end, so each test has a limit.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from botorch.acquisition import (
+    AnalyticAcquisitionFunction,
+    LogExpectedImprovement,
+    UpperConfidenceBound,
+    qLogExpectedImprovement,
+)
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
+from botorch.optim import optimize_acqf
+from botorch.utils.transforms import t_batch_mode_transform
+from conftest import assert_same
+from gpytorch.mlls import ExactMarginalLogLikelihood
+
+from habana_mp import HmpWarning, hmp
+
+pytestmark = pytest.mark.timeout(120)
+torch.manual_seed(0)
+X = torch.rand(12, 2)
+Y = -(X - 0.4).square().sum(-1, keepdim=True)
+BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """BoTorch advises double precision; a warning of ours is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", HmpWarning)
+        yield
+
+
+class Own(AnalyticAcquisitionFunction):
+    """An acquisition function written by hand."""
+
+    @t_batch_mode_transform(expected_q=1)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        posterior = self.model.posterior(x)
+        return (posterior.mean + 0.3 * posterior.variance.sqrt()).reshape(len(x))
+
+
+def best(make: Callable[[SingleTaskGP], Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    model = SingleTaskGP(X, Y)
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    return optimize_acqf(make(model), bounds=BOUNDS, q=1, num_restarts=3, raw_samples=32)
+
+
+@pytest.mark.parametrize("within", [None, "modules"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda model: LogExpectedImprovement(model, best_f=Y.max()),
+        lambda model: qLogExpectedImprovement(model, best_f=Y.max()),
+        lambda model: UpperConfidenceBound(model, beta=0.1),
+        Own,
+    ],
+    ids=["LogExpectedImprovement", "qLogExpectedImprovement", "UpperConfidenceBound", "one of one's own"],
+)
+def test_a_search_ends_where_plain_torchs_does(make: Callable[[SingleTaskGP], Any], within: Any) -> None:
+    expected = best(make)
+    hmp.convert(within=within)
+    assert_same(best(make), expected, close=True)

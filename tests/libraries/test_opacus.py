@@ -1,0 +1,126 @@
+"""Private training with Opacus: the gradients of single examples, and the step that clips them, are float32.
+
+Needs opacus.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from opacus import PrivacyEngine
+from opacus.grad_sample import GradSampleModule
+from opacus.optimizers import DPOptimizer
+from torch import nn
+
+from habana_mp import HmpWarning, hmp
+
+BF16, FP32 = torch.bfloat16, torch.float32
+WITHINS = [None, "modules"]
+torch.manual_seed(0)
+X = torch.randn(64, 8)
+Y = (X.sum(1) > 0).long()
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Opacus warns of its random numbers, torch of Opacus' hooks; a warning of ours is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", HmpWarning)
+        yield
+
+
+def small() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+
+
+def trained_privately() -> list[float]:
+    """The losses of some rounds."""
+    model = small()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=16)
+    model, optimizer, loader = PrivacyEngine().make_private(
+        module=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
+        data_loader=loader,
+        noise_multiplier=0.1,
+        max_grad_norm=1.0,
+    )
+    losses = []
+    for _ in range(10):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+        losses.append(loss.item())
+    assert {one.dtype for one in model.parameters()} == {FP32}
+    return losses
+
+
+@pytest.mark.parametrize("within", WITHINS)
+def test_a_model_trains_privately_as_in_plain_torch(within: Any) -> None:
+    expected = trained_privately()
+    hmp.convert(within=within)
+    losses = trained_privately()
+    assert losses[-1] < losses[0]
+    assert losses == pytest.approx(expected, abs=0.05)
+
+
+@pytest.mark.parametrize("within", WITHINS)
+def test_no_example_counts_for_more_than_the_bound(within: Any) -> None:
+    bound = 0.01
+    hmp.convert(within=within)
+    model = GradSampleModule(small(), loss_reduction="sum")
+    optimizer = DPOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        noise_multiplier=0.0,
+        max_grad_norm=bound,
+        expected_batch_size=None,
+        loss_reduction="sum",
+    )
+    for x, y in zip(X, Y, strict=True):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x[None]), y[None])
+        loss.backward()
+        optimizer.step()
+        norm = torch.linalg.vector_norm(torch.cat([one.grad.flatten().double() for one in model.parameters()]))
+        assert bound * 0.999 < norm <= bound * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("within", WITHINS)
+def test_gradients_of_single_examples_are_float32_and_the_model_is_lowered(within: Any) -> None:
+    hmp.convert(within=within)
+    model = GradSampleModule(small(), loss_reduction="sum")
+    result = model(X)
+    assert result.dtype is BF16
+    F.cross_entropy(result, Y, reduction="sum").backward()
+    for one in model.parameters():
+        assert one.grad_sample.dtype is FP32
+        torch.testing.assert_close(one.grad_sample.sum(0), one.grad, rtol=0.02, atol=0.05)
+
+
+@pytest.mark.parametrize("within", WITHINS)
+def test_the_private_step_is_that_of_plain_torch(within: Any) -> None:
+    def stepped() -> list[torch.Tensor]:
+        model = GradSampleModule(small(), loss_reduction="sum")
+        optimizer = DPOptimizer(
+            torch.optim.Adam(model.parameters(), lr=0.1),
+            noise_multiplier=0.5,
+            max_grad_norm=1.0,
+            expected_batch_size=64,
+        )
+        for one in model.parameters():
+            one.grad_sample = torch.randn(64, *one.shape)
+        optimizer.step()
+        return [*model.parameters(), *(one.grad for one in model.parameters())]
+
+    expected = stepped()
+    hmp.convert(within=within)
+    for one, other in zip(stepped(), expected, strict=True):
+        assert torch.equal(one, other)

@@ -1,0 +1,101 @@
+"""torchvision's transforms, which are modules, and its models: the former are exact, the latter are lowered.
+
+Needs torchvision. Each transform by itself: ``tests/test_transforms.py``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from conftest import assert_same, seeded
+from torch import nn
+from torchvision_here import import_torchvision
+
+from habana_mp import HmpWarning, hmp
+
+v2 = import_torchvision("torchvision.transforms.v2")
+models = import_torchvision("torchvision.models")
+BF16, FP32 = torch.bfloat16, torch.float32
+WITHINS = [None, "modules"]
+torch.manual_seed(0)
+IMAGES = torch.rand(4, 3, 32, 32)
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """torchvision warns of its own older ways; a warning of ours is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", HmpWarning)
+        yield
+
+
+def augmentation() -> Any:
+    return v2.Compose(
+        [
+            v2.RandomRotation(30),
+            v2.RandomAffine(20, translate=(0.1, 0.1), interpolation=v2.InterpolationMode.BILINEAR),
+            v2.RandomPerspective(0.4, p=1.0),
+            v2.Normalize([0.5] * 3, [0.25] * 3),
+        ]
+    )
+
+
+class Augmented(nn.Module):
+    """A model that augments what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.augment = augmentation()
+        self.network = models.squeezenet1_1(num_classes=3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.augment(x)
+        return x, self.network(x)
+
+
+@pytest.mark.parametrize("within", WITHINS)
+def test_transforms_in_a_row_give_the_images_of_plain_torch(within: Any) -> None:
+    expected = seeded(lambda: augmentation()(IMAGES))
+    assert expected.unique().numel() > 1000
+    hmp.convert(within=within)
+    assert_same(seeded(lambda: augmentation()(IMAGES)), expected)
+
+
+@pytest.mark.parametrize("within", WITHINS)
+def test_a_model_that_augments_its_images_is_lowered_after_them(within: Any) -> None:
+    model = seeded(Augmented).eval()
+    images, scores = seeded(lambda: model(IMAGES))
+    hmp.convert(within=within)
+    same, lowered = seeded(lambda: model(IMAGES))
+    assert torch.equal(same, images)
+    assert lowered.dtype is BF16
+    torch.testing.assert_close(lowered.float(), scores, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("within", WITHINS)
+def test_a_small_residual_network_trains_as_in_plain_torch(within: Any) -> None:
+    def losses() -> list[float]:
+        torch.manual_seed(0)
+        model = models.ResNet(models.resnet.BasicBlock, [1, 1, 1, 1], num_classes=2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        images, labels, found = augmentation()(IMAGES), torch.tensor([0, 1, 0, 1]), []
+        for _ in range(5):
+            loss = nn.functional.cross_entropy(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        assert {one.dtype for one in (*model.parameters(), *model.buffers())} == {FP32, torch.int64}
+        return found
+
+    expected = losses()
+    hmp.convert(within=within)
+    found = losses()
+    assert found[0] == pytest.approx(expected[0], abs=0.05)
+    for losses_of_one in (found, expected):
+        assert losses_of_one[-1] < losses_of_one[0] / 2
