@@ -111,6 +111,17 @@ def families_table() -> str:
     return _table(("name in a list", "taken along"), rows)
 
 
+def parts_table() -> str:
+    """Operations that torch computes as one, and the parts that lists name."""
+    rows = []
+    for whole in sorted(ops.COMPOSED):
+        parts = ops.parts_of(whole)
+        if parts and ops.resolve(whole) is not None:
+            about = ops.COMPOSED[whole]
+            rows.append((f"`{whole}`", _code(parts), *("yes" if one else "" for one in (about.are_all, about.follow))))
+    return _table(("operation", "its parts", "it is nothing but these", "they follow it"), rows)
+
+
 def presets_table() -> str:
     """The presets that are not a Gaudi model's."""
     rows = []
@@ -137,6 +148,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "lists.md": {
         "spellings": spellings_table,
         "families": families_table,
+        "parts": parts_table,
         "presets": presets_table,
         "models": models_table,
     },

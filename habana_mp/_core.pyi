@@ -136,6 +136,7 @@ class Rule:
         saturate: bool = False,
         saturate_tensors: bool = False,
         no_kernel: bool = False,
+        by_parts: bool = False,
         positions: int = ...,
         kept_keywords: tuple[str, ...] = (),
         target_keywords: tuple[str, ...] = (),

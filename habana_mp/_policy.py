@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -35,6 +35,8 @@ class Ruling:
     precision: str = ""
     saturate: Literal["", "numbers", "all"] = ""
     no_kernel: bool = False
+    #: Does a list name it only by its parts, or what it is a part of?
+    by_parts: bool = False
     #: Only for the matrix products of the calls that make any.
     products_only: bool = False
 
@@ -47,6 +49,7 @@ class Ruling:
             saturate=self.saturate != "",
             saturate_tensors=self.saturate == "all",
             no_kernel=self.no_kernel,
+            by_parts=self.by_parts,
             keeps_weights=keeps_weights and operation in ops.KEEPS_WEIGHTS,
             in_rows=in_rows if operation in ops.WANTS_ROWS else None,
             takes_steps=operation in ops.TAKES_STEPS,
@@ -284,8 +287,9 @@ def policy_from_lists(
     ``refused`` raises where no list names it.
     """
     decided = _assign(lists, lower)
-    if own is not None:
-        decided |= _assign(own, lower)
+    named = {} if own is None else _assign(own, lower)
+    followed = named if lists.of_autocast else decided | named
+    decided |= named
     rulings = {
         operation: ruling_in_list(operation, kind, products_only=listed.products_only or listed.name in MEAN_PRODUCTS)
         for operation, (kind, listed) in decided.items()
@@ -297,7 +301,28 @@ def policy_from_lists(
         for operation in () if resolved is None else resolved.exact + resolved.family:
             if operation not in rulings and operation not in ops.NO_KERNEL and not ops.is_in_place(operation):
                 rulings[operation] = Ruling("widest", saturate=ops.saturates(operation))
+    for operation, precision in _by_parts(decided, followed, lower).items():
+        if operation not in rulings and operation not in ops.NO_KERNEL:
+            rulings[operation] = replace(ruling_in_list(operation, precision), by_parts=True)
     return _policy(rulings, lower)
+
+
+def _by_parts(
+    decided: Mapping[str, tuple[str, Listed]], followed: Mapping[str, tuple[str, Listed]], lower: str
+) -> dict[str, str]:
+    """The precision of what torch computes as one and lists name in parts, and of the parts of what is ``followed``."""
+    lowered: dict[str, str] = {}
+    raised: dict[str, str] = {}
+    for whole, about in ops.COMPOSED.items():
+        parts = ops.parts_of(whole)
+        kinds = {decided[part][0] if part in decided else "" for part in parts}
+        if "fp32" in kinds:
+            raised[whole] = "fp32"
+        elif about.are_all and kinds == {lower}:
+            lowered[whole] = lower
+        if about.follow and whole in followed and followed[whole][0] == "fp32":
+            raised.update(dict.fromkeys(parts, "fp32"))
+    return lowered | raised
 
 
 def _assign(lists: Preset, lower: str) -> dict[str, tuple[str, Listed]]:

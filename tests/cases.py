@@ -472,6 +472,7 @@ NO_KERNEL = {one.name for one in CASES[NO_KERNEL_FROM:]} | {
     "_grid_sampler_2d_cpu_fallback",
     *("grid_sample", "grid_sampler", "grid_sampler_2d", "grid_sampler_3d"),
     *("adaptive_avg_pool3d", "avg_pool3d"),
+    "binary_cross_entropy_with_logits",
     "ctc_loss",
     "multi_margin_loss",
     "multilabel_margin_loss",

@@ -33,6 +33,7 @@ constexpr std::array words{
     Words{"slower", "slower in the lower precision"},
     Words{"other_device", "the region is for another device"},
     Words{"op_wrap", "wrapped by op_wrap"},
+    Words{"parts", "listed by its parts, or as a part"},
 };
 static_assert(words.size() == reason_count);
 

@@ -30,8 +30,9 @@ enum class Reason : std::uint8_t {
   slower,          // the lower precision takes longer for this shape, and the user wants to know of such
   other_device,    // no tensor of the device that the region is for
   op_wrap,         // hmp.op_wrap gave the function its precision
+  parts,           // a list names what the operation is computed of, or is a part of
 };
-inline constexpr int reason_count = 18;
+inline constexpr int reason_count = 19;
 
 // For a program: "list", "widest", ...
 const char* word(Reason reason) noexcept;
