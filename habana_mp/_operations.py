@@ -143,9 +143,10 @@ class Parts:
 #: An operation that torch computes as one, below what a list can reach, while lists name parts of it: unless a list
 #: names it itself, it runs in float32 where one of these is in the float32 list.
 #:
-#: Not here, since the results of torch's kernels are as exact as one rounding lets them be: `scaled_dot_product_attention`
-#: beside `softmax`, `logsumexp` beside `log`. Nor matrix products (`linear` beside `addmm`): lists name each of them. Nor what
-#: torch writes in Python (`softmin`, `norm`, `normalize`): there lists reach the parts.
+#: Not here, since the results of torch's kernels are as exact as one rounding lets them be:
+#: `scaled_dot_product_attention` beside `softmax`, `logsumexp` beside `log`. Nor matrix products (`linear` beside
+#: `addmm`): lists name each of them. Nor what torch writes in Python (`softmin`, `norm`, `normalize`): there lists
+#: reach the parts.
 COMPOSED: dict[str, Parts] = {
     "cross_entropy_loss": Parts(
         "log_softmax special_log_softmax _log_softmax nll_loss nll_loss_nd nll_loss2d", are_all=True, follow=True
