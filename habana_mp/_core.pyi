@@ -148,6 +148,7 @@ class Rule:
         sparse_position: int = 0,
         is_wrong: Callable[..., bool] | None = None,
         wrong_if_strided: bool = False,
+        sums: Callable[..., bool] | None = None,
         views_one: bool = False,
         makes_product: Callable[..., bool] | None = None,
         products_inside: bool = False,

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 
 from habana_mp import _core
 from habana_mp._reached_inside import MADE_OF_PRODUCTS
+from habana_mp._sums import SUMS
 
 _T = TypeVar("_T")
 
@@ -459,6 +460,9 @@ SPARSE_GRADIENT: dict[str, tuple[tuple[str], int]] = {
 #: The builtin that holds ``tensor[key] = value``; it follows the in-place rule.
 ASSIGNMENT = "__setitem__"
 
+#: The builtin that holds ``tensor[key]``.
+SUBSCRIPT = "__getitem__"
+
 #: What the qualified names of torch's own operators begin with.
 _ATEN = "aten::"
 
@@ -537,7 +541,7 @@ def builtins_named(name: str) -> tuple[Builtin, ...]:
         if isinstance(candidate, types.BuiltinFunctionType) and _core.can_cover(candidate):
             found.append(Builtin(f"{place}.{name}", candidate))
     method = torch._C.TensorBase.__dict__.get(name)
-    if name == ASSIGNMENT or (isinstance(method, types.MethodDescriptorType) and _core.can_cover(method)):
+    if name in (ASSIGNMENT, SUBSCRIPT) or (isinstance(method, types.MethodDescriptorType) and _core.can_cover(method)):
         found.append(Builtin(f"Tensor.{name}", method))
     return tuple(found)
 
@@ -657,7 +661,7 @@ def _exists(name: str) -> bool:
 @_cached_by_name
 def resolve(name: str) -> Resolved | None:
     """What a list name stands for in this torch; None when it stands for nothing."""
-    if not _has_overload(name):
+    if not _has_overload(name) or name == SUBSCRIPT:
         return None
     if name.startswith(_ATEN):
         plain = resolve(name.removeprefix(_ATEN))
@@ -740,7 +744,10 @@ def names_with_rules() -> frozenset[str]:
     in_place = {name + "_" for name in WIDEST | FIRST_INPUT | SATURATING if builtins_named(name + "_")}
     return frozenset(
         name
-        for name in WIDEST | FIRST_INPUT | IN_PLACE | NO_KERNEL | KERNEL_FOR_SOME | SATURATING | in_place | {ASSIGNMENT}
+        for name in (
+            *(WIDEST | FIRST_INPUT | IN_PLACE | NO_KERNEL | KERNEL_FOR_SOME | SATURATING | in_place),
+            *(ASSIGNMENT, *SUMS),
+        )
         if builtins_named(name)
     )
 

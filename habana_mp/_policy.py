@@ -18,6 +18,7 @@ from habana_mp._errors import ListError, warn
 from habana_mp._lists import Listed
 from habana_mp._presets import Preset, shipped_names
 from habana_mp._reached_inside import MADE_OF_PRODUCTS, MAKES_PRODUCT, MEAN_PRODUCTS, PRODUCTS_INSIDE
+from habana_mp._sums import SUMS
 
 Action = Literal["none", "precision", "widest", "in_place", "first_input", "scalars", "refused"]
 
@@ -70,6 +71,8 @@ class Ruling:
         if operation in WRONG:
             tells, if_strided = WRONG[operation]
             rule = functools.partial(rule, is_wrong=tells, wrong_if_strided=if_strided)
+        if operation in SUMS:
+            rule = functools.partial(rule, sums=SUMS[operation])
         castable = ops.arguments_of(operation)
         if castable is None:
             return rule()
@@ -123,7 +126,7 @@ def ruling_without_list(operation: str) -> Ruling:
         return Ruling("precision", "fp32", no_kernel=True)
     if operation in ops.WIDEST:
         return Ruling("widest", saturate=saturate)
-    if operation in ops.FIRST_INPUT | ops.KERNEL_FOR_SOME:
+    if operation in ops.FIRST_INPUT | ops.KERNEL_FOR_SOME or operation in SUMS:
         return Ruling("first_input", saturate=saturate)
     return Ruling("scalars", saturate=saturate) if saturate else Ruling()
 

@@ -95,9 +95,9 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
                bool no_kernel, bool by_parts, std::uint64_t positions, const py::tuple& kept_keywords,
                const py::tuple& target_keywords, std::uint64_t raised_positions, const py::tuple& raised_keywords,
                std::uint64_t off_cpu_positions, const py::tuple& off_cpu_keywords, const py::tuple& sparse_keyword,
-               std::uint8_t sparse_position, const py::object& is_wrong, bool wrong_if_strided, bool views_one,
-               const py::object& makes_product, bool products_inside, const py::object& is_fused, bool may_repeat,
-               bool keeps_weights, const py::object& in_rows, bool takes_steps, bool counts_no_version,
+               std::uint8_t sparse_position, const py::object& is_wrong, bool wrong_if_strided, const py::object& sums,
+               bool views_one, const py::object& makes_product, bool products_inside, const py::object& is_fused,
+               bool may_repeat, bool keeps_weights, const py::object& in_rows, bool takes_steps, bool counts_no_version,
                bool casts_inside, bool is_product, const std::string& packs) {
   Rule rule;
   rule.action = action_of(action);
@@ -116,6 +116,7 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
   rule.sparse_position = sparse_position;
   rule.is_wrong = kept_function(is_wrong);
   rule.wrong_if_strided = wrong_if_strided;
+  rule.sums = kept_function(sums);
   rule.views_one = views_one;
   rule.makes_product = kept_function(makes_product);
   rule.products_inside = products_inside;
@@ -330,10 +331,11 @@ void register_engine(py::module_& module) {
            py::arg("raised_positions") = 0, py::arg("raised_keywords") = py::tuple(), py::arg("off_cpu_positions") = 0,
            py::arg("off_cpu_keywords") = py::tuple(), py::arg("sparse_keyword") = py::tuple(),
            py::arg("sparse_position") = 0, py::arg("is_wrong") = py::none(), py::arg("wrong_if_strided") = false,
-           py::arg("views_one") = false, py::arg("makes_product") = py::none(), py::arg("products_inside") = false,
-           py::arg("is_fused") = py::none(), py::arg("may_repeat") = true, py::arg("keeps_weights") = false,
-           py::arg("in_rows") = py::none(), py::arg("takes_steps") = false, py::arg("counts_no_version") = false,
-           py::arg("casts_inside") = false, py::arg("is_product") = false, py::arg("packs") = "");
+           py::arg("sums") = py::none(), py::arg("views_one") = false, py::arg("makes_product") = py::none(),
+           py::arg("products_inside") = false, py::arg("is_fused") = py::none(), py::arg("may_repeat") = true,
+           py::arg("keeps_weights") = false, py::arg("in_rows") = py::none(), py::arg("takes_steps") = false,
+           py::arg("counts_no_version") = false, py::arg("casts_inside") = false, py::arg("is_product") = false,
+           py::arg("packs") = "");
 
   module.def("bind_torch", [] {
     static bool bound = false;
