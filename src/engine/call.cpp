@@ -529,7 +529,8 @@ PyObject* answer_subscript(Target& target, PyObject* tensor, PyObject* key, bina
   if (!may_pick_twice(key) || casts_are_disabled()) return original(tensor, key);
   const Kind kind = tensor::kind_of(tensor);
   const Rule& rule = rule_of_lists(target);
-  if (!tensor::is_lower(kind) || rule.sums == nullptr || !tensor::grad_is_enabled()) return original(tensor, key);
+  const bool is_recorded = tensor::is_lower(kind) && tensor::grad_is_enabled() && tensor::requires_grad(tensor);
+  if (!is_recorded || rule.sums == nullptr) return original(tensor, key);
   PyObject* const values[] = {tensor, key};
   const bool is_left = is_left_alone({values, 1, nullptr});
   if (is_left || !answers_true(rule.sums, {values, 2, nullptr})) {
