@@ -17,6 +17,7 @@ import torch
 from habana_mp import _operations as ops
 from habana_mp._policy import Ruling, ruling_without_list
 from habana_mp._presets import presets, shipped_names
+from habana_mp._sums import SUMS
 
 DOCS = Path(__file__).parent
 
@@ -66,6 +67,10 @@ def _rule_and_why(operation: str, ruling: Ruling) -> tuple[str, str]:
     rule, why = _RULES[ruling.action]
     if operation in ops.KERNEL_FOR_SOME:
         why = "no kernel for one of the lower precisions, or for some arguments: then fp32 (rule 8)"
+    if operation in SUMS and operation not in ops.FIRST_INPUT:
+        why = "torch follows the first input by itself (rule 4)"
+    if operation in SUMS:
+        why += "; adds up what was lowered in float32 (rule 8)"
     if ruling.saturate:
         why += "; numbers are brought into range (rule 9)"
     if ops.gives_view(operation) and ruling.action == "none":
@@ -111,6 +116,17 @@ def families_table() -> str:
     return _table(("name in a list", "taken along"), rows)
 
 
+def parts_table() -> str:
+    """Operations that torch computes as one, and the parts that lists name."""
+    rows = []
+    for whole in sorted(ops.COMPOSED):
+        parts = ops.parts_of(whole)
+        if parts and ops.resolve(whole) is not None:
+            about = ops.COMPOSED[whole]
+            rows.append((f"`{whole}`", _code(parts), *("yes" if one else "" for one in (about.are_all, about.follow))))
+    return _table(("operation", "its parts", "it is nothing but these", "they follow it"), rows)
+
+
 def presets_table() -> str:
     """The presets that are not a Gaudi model's."""
     rows = []
@@ -137,6 +153,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "lists.md": {
         "spellings": spellings_table,
         "families": families_table,
+        "parts": parts_table,
         "presets": presets_table,
         "models": models_table,
     },

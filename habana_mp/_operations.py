@@ -21,6 +21,7 @@ import torch.nn.functional as F
 
 from habana_mp import _core
 from habana_mp._reached_inside import MADE_OF_PRODUCTS
+from habana_mp._sums import SUMS
 
 _T = TypeVar("_T")
 
@@ -127,6 +128,52 @@ FAMILIES: dict[str, str] = {
     "_convolution": "convolution conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
 }
 
+
+@dataclass(frozen=True)
+class Parts:
+    """The operations that decide how exact another one is, which torch computes as one of them."""
+
+    names: str
+    are_all: bool = False
+    """Does the whole compute nothing besides? Only then a list that lowers each of them lowers it."""
+    follow: bool = False
+    """Does a float32 list mean them too where it names the whole? So it is with losses that are also written by their
+    parts; `log` stands for more than a logarithm in a loss."""
+
+
+#: An operation that torch computes as one, below what a list can reach, while lists name parts of it: unless a list
+#: names it itself, it runs in float32 where one of these is in the float32 list.
+#:
+#: Not here, since the results of torch's kernels are as exact as one rounding lets them be:
+#: `scaled_dot_product_attention` beside `softmax`, `logsumexp` beside `log`. Nor matrix products (`linear` beside
+#: `addmm`): lists name each of them. Nor what torch writes in Python (`softmin`, `norm`, `normalize`): there lists
+#: reach the parts.
+COMPOSED: dict[str, Parts] = {
+    "cross_entropy_loss": Parts(
+        "log_softmax special_log_softmax _log_softmax nll_loss nll_loss_nd nll_loss2d", are_all=True, follow=True
+    ),
+    "nll_loss_nd": Parts("nll_loss nll_loss2d", are_all=True),
+    "binary_cross_entropy_with_logits": Parts("binary_cross_entropy", follow=True),
+    "kl_div": Parts("log xlogy"),
+    "poisson_nll_loss": Parts("exp log"),
+    "soft_margin_loss": Parts("exp log1p"),
+    "cosine_embedding_loss": Parts("cosine_similarity"),
+    "triplet_margin_loss": Parts("pairwise_distance norm linalg_vector_norm"),
+    "pairwise_distance": Parts("norm linalg_vector_norm"),
+    "cosine_similarity": Parts("norm linalg_vector_norm"),
+    "dist": Parts("norm linalg_vector_norm"),
+    "linalg_norm": Parts("linalg_vector_norm linalg_matrix_norm"),
+    "softmax": Parts("_softmax", are_all=True),
+    "log_softmax": Parts("_log_softmax", are_all=True),
+    "layer_norm": Parts("native_layer_norm", are_all=True),
+    "group_norm": Parts("native_group_norm", are_all=True),
+    "batch_norm": Parts("native_batch_norm", are_all=True),
+    "instance_norm": Parts("batch_norm native_batch_norm"),
+    "max_pool1d": Parts("max_pool1d_with_indices", are_all=True),
+    "max_pool2d": Parts("max_pool2d_with_indices", are_all=True),
+    "max_pool3d": Parts("max_pool3d_with_indices", are_all=True),
+}
+
 #: Names of lists that are in use although this torch has nothing of that name, and why.
 EXPLAINED: dict[str, str] = {
     "embedding_bag_sum_fwd": "a kernel of the HPU for DLRM, not an operation of torch",
@@ -151,7 +198,7 @@ WIDEST = PROMOTES | _names("""
     _chunk_cat
     bilinear cross dot inner kron linalg_cross linalg_vecdot ger outer tensordot vdot
     allclose equal isclose
-    binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss cosine_similarity cross_entropy_loss
+    binary_cross_entropy cosine_embedding_loss cosine_similarity cross_entropy_loss
     hinge_embedding_loss huber_loss kl_div l1_loss margin_ranking_loss mse_loss pairwise_distance poisson_nll_loss
     smooth_l1_loss soft_margin_loss triplet_margin_loss _softmax_backward_data
     _log_softmax_backward_data aten::_softmax_backward_data aten::_log_softmax_backward_data
@@ -182,10 +229,12 @@ IN_PLACE = _names("""
 
 #: Rule 8: no kernel for the lower precisions (on a CPU; most of them nowhere), or none to rely on: the CPU's grid
 #: samplers compute positions and offsets in the lower precision, and beyond some 180 x 180 pixels read and write
-#: elsewhere; the second line's add up in it, and stand still after some hundred values.
+#: elsewhere; the second line's add up in it, and stand still after some hundred values; the third's rounds two terms
+#: to it, of which nothing is left but their difference.
 NO_KERNEL = _names("""
     grid_sampler grid_sampler_2d grid_sampler_3d
     adaptive_avg_pool3d histc segment_reduce
+    binary_cross_entropy_with_logits
     _sparse_softmax _sparse_log_softmax
     _grid_sampler_2d_cpu_fallback _upsample_bilinear2d_aa _upsample_bicubic2d_aa cdist complex
     polar stft istft
@@ -416,6 +465,9 @@ SPARSE_GRADIENT: dict[str, tuple[tuple[str], int]] = {
 #: The builtin that holds ``tensor[key] = value``; it follows the in-place rule.
 ASSIGNMENT = "__setitem__"
 
+#: The builtin that holds ``tensor[key]``.
+SUBSCRIPT = "__getitem__"
+
 #: What the qualified names of torch's own operators begin with.
 _ATEN = "aten::"
 
@@ -494,7 +546,7 @@ def builtins_named(name: str) -> tuple[Builtin, ...]:
         if isinstance(candidate, types.BuiltinFunctionType) and _core.can_cover(candidate):
             found.append(Builtin(f"{place}.{name}", candidate))
     method = torch._C.TensorBase.__dict__.get(name)
-    if name == ASSIGNMENT or (isinstance(method, types.MethodDescriptorType) and _core.can_cover(method)):
+    if name in (ASSIGNMENT, SUBSCRIPT) or (isinstance(method, types.MethodDescriptorType) and _core.can_cover(method)):
         found.append(Builtin(f"Tensor.{name}", method))
     return tuple(found)
 
@@ -614,7 +666,7 @@ def _exists(name: str) -> bool:
 @_cached_by_name
 def resolve(name: str) -> Resolved | None:
     """What a list name stands for in this torch; None when it stands for nothing."""
-    if not _has_overload(name):
+    if not _has_overload(name) or name == SUBSCRIPT:
         return None
     if name.startswith(_ATEN):
         plain = resolve(name.removeprefix(_ATEN))
@@ -627,6 +679,11 @@ def resolve(name: str) -> Resolved | None:
         return None
     family = [one for one in FAMILIES.get(base, "").split() if _exists(one) and one not in exact]
     return Resolved(tuple(exact), tuple(family))
+
+
+def parts_of(whole: str) -> tuple[str, ...]:
+    """Those operations of this torch that decide how exact another one is; see :data:`COMPOSED`."""
+    return tuple(one for one in COMPOSED[whole].names.split() if _exists(one))
 
 
 def saturates(name: str, precision: str = "") -> Literal["", "numbers", "all"]:
@@ -692,7 +749,10 @@ def names_with_rules() -> frozenset[str]:
     in_place = {name + "_" for name in WIDEST | FIRST_INPUT | SATURATING if builtins_named(name + "_")}
     return frozenset(
         name
-        for name in WIDEST | FIRST_INPUT | IN_PLACE | NO_KERNEL | KERNEL_FOR_SOME | SATURATING | in_place | {ASSIGNMENT}
+        for name in (
+            *(WIDEST | FIRST_INPUT | IN_PLACE | NO_KERNEL | KERNEL_FOR_SOME | SATURATING | in_place),
+            *(ASSIGNMENT, *SUMS),
+        )
         if builtins_named(name)
     )
 

@@ -382,7 +382,7 @@ def _is_lowered(values: torch.Tensor) -> bool:
 
 
 #: Nodes of autograd's graph that pass values on as they are.
-_SAME_VALUES = frozenset(
+SAME_VALUES = frozenset(
     f"{name}Backward{number}"
     for name in (
         *("Alias", "AsStrided", "Clone", "Expand", "Permute", "ReshapeAlias", "Select", "Slice", "Squeeze", "T"),
@@ -394,7 +394,7 @@ _SAME_VALUES = frozenset(
 
 def _comes_from_float32(node: Any) -> bool:
     """Were the results of this node computed, not just converted, from a leaf in float32?"""
-    while node is not None and node.name() in _SAME_VALUES:
+    while node is not None and node.name() in SAME_VALUES:
         node = node.next_functions[0][0]
     if node is None or node.name() == "ToCopyBackward0":
         return False

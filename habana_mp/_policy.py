@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -18,6 +18,7 @@ from habana_mp._errors import ListError, warn
 from habana_mp._lists import Listed
 from habana_mp._presets import Preset, shipped_names
 from habana_mp._reached_inside import MADE_OF_PRODUCTS, MAKES_PRODUCT, MEAN_PRODUCTS, PRODUCTS_INSIDE
+from habana_mp._sums import SUMS
 
 Action = Literal["none", "precision", "widest", "in_place", "first_input", "scalars", "refused"]
 
@@ -35,6 +36,8 @@ class Ruling:
     precision: str = ""
     saturate: Literal["", "numbers", "all"] = ""
     no_kernel: bool = False
+    #: Does a list name it only by its parts, or what it is a part of?
+    by_parts: bool = False
     #: Only for the matrix products of the calls that make any.
     products_only: bool = False
 
@@ -47,6 +50,7 @@ class Ruling:
             saturate=self.saturate != "",
             saturate_tensors=self.saturate == "all",
             no_kernel=self.no_kernel,
+            by_parts=self.by_parts,
             keeps_weights=keeps_weights and operation in ops.KEEPS_WEIGHTS,
             in_rows=in_rows if operation in ops.WANTS_ROWS else None,
             takes_steps=operation in ops.TAKES_STEPS,
@@ -68,6 +72,8 @@ class Ruling:
         if operation in WRONG:
             tells, if_strided = WRONG[operation]
             rule = functools.partial(rule, is_wrong=tells, wrong_if_strided=if_strided)
+        if operation in SUMS:
+            rule = functools.partial(rule, sums=SUMS[operation])
         castable = ops.arguments_of(operation)
         if castable is None:
             return rule()
@@ -121,7 +127,7 @@ def ruling_without_list(operation: str) -> Ruling:
         return Ruling("precision", "fp32", no_kernel=True)
     if operation in ops.WIDEST:
         return Ruling("widest", saturate=saturate)
-    if operation in ops.FIRST_INPUT | ops.KERNEL_FOR_SOME:
+    if operation in ops.FIRST_INPUT | ops.KERNEL_FOR_SOME or operation in SUMS:
         return Ruling("first_input", saturate=saturate)
     return Ruling("scalars", saturate=saturate) if saturate else Ruling()
 
@@ -285,8 +291,9 @@ def policy_from_lists(
     ``refused`` raises where no list names it.
     """
     decided = _assign(lists, lower)
-    if own is not None:
-        decided |= _assign(own, lower)
+    named = {} if own is None else _assign(own, lower)
+    followed = named if lists.of_autocast else decided | named
+    decided |= named
     rulings = {
         operation: ruling_in_list(operation, kind, products_only=listed.products_only or listed.name in MEAN_PRODUCTS)
         for operation, (kind, listed) in decided.items()
@@ -298,7 +305,28 @@ def policy_from_lists(
         for operation in () if resolved is None else resolved.exact + resolved.family:
             if operation not in rulings and operation not in ops.NO_KERNEL and not ops.is_in_place(operation):
                 rulings[operation] = Ruling("widest", saturate=ops.saturates(operation))
+    for operation, precision in _by_parts(decided, followed, lower).items():
+        if operation not in rulings and operation not in ops.NO_KERNEL:
+            rulings[operation] = replace(ruling_in_list(operation, precision), by_parts=True)
     return _policy(rulings, lower)
+
+
+def _by_parts(
+    decided: Mapping[str, tuple[str, Listed]], followed: Mapping[str, tuple[str, Listed]], lower: str
+) -> dict[str, str]:
+    """The precision of what torch computes as one and lists name in parts, and of the parts of what is ``followed``."""
+    lowered: dict[str, str] = {}
+    raised: dict[str, str] = {}
+    for whole, about in ops.COMPOSED.items():
+        parts = ops.parts_of(whole)
+        kinds = {decided[part][0] if part in decided else "" for part in parts}
+        if "fp32" in kinds:
+            raised[whole] = "fp32"
+        elif about.are_all and kinds == {lower}:
+            lowered[whole] = lower
+        if about.follow and whole in followed and followed[whole][0] == "fp32":
+            raised.update(dict.fromkeys(parts, "fp32"))
+    return lowered | raised
 
 
 def _assign(lists: Preset, lower: str) -> dict[str, tuple[str, Listed]]:

@@ -21,6 +21,8 @@ class Preset:
     lower: tuple[Listed, ...] = ()
     fp32: tuple[Listed, ...] = ()
     widest: tuple[Listed, ...] = ()
+    of_autocast: bool = False
+    """Does it do what torch.autocast does, for which the name of a loss does not mean the loss's parts?"""
 
 
 #: name: (description, lower, fp32, widest); the files of ``lists/`` without ``.txt``.
@@ -82,7 +84,8 @@ def _shipped(name: str) -> Preset:
         lists[index] += tuple(Listed(one, f"the preset {name}", 0, shipped=True) for one in more.split())
     inside = sorted(_REACHED_INSIDE.get(name, ()))
     lists[0] += tuple(Listed(one, f"the preset {name}", 0, shipped=True, products_only=True) for one in inside)
-    return Preset(name, description, *lists)
+    lower, fp32, widest = lists
+    return Preset(name, description, lower, fp32, widest, of_autocast=name.startswith(("torch-", "hpu-", "xpu-")))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from habana_mp import _core
 from habana_mp._compiled import OwnCode
 from habana_mp._disable import CastsOff, disable_casts
-from habana_mp._errors import warn
+from habana_mp._errors import ListError, warn
 from habana_mp._install import installation
 from habana_mp._lists import Listed, given_list, read_list
 from habana_mp._marks import as_autocast, constant_in_graph
@@ -49,6 +49,10 @@ _INFERENCE_IN_FLOAT16 = ("xpu-amp-bf16", "xpu-amp-fp16")
 
 #: What raises under float16 where no list names it.
 _REFUSED_IN_FLOAT16 = frozenset({"binary_cross_entropy"})
+
+#: The environment variables that name files for HPU's lists: the name of HPU's first releases, and that of today.
+_LOWER_LIST = ("LOWER_LIST", "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST")
+_FP32_LIST = ("FP32_LIST", "PT_HPU_AUTOCAST_FP32_OPS_LIST")
 
 #: No region begins.
 _NOTHING = -1
@@ -265,8 +269,8 @@ def _find_number(
         if cache_enabled is not None:
             warn("`cache_enabled` has no effect with the lists of hpu")
         cache_enabled = None
-        lower = _from_environment("LOWER_LIST") if lower is None else lower
-        fp32 = _from_environment("FP32_LIST") if fp32 is None else fp32
+        lower = _from_environment(*_LOWER_LIST) if lower is None else lower
+        fp32 = _from_environment(*_FP32_LIST) if fp32 is None else fp32
     return _ready(_made(_Request(device_type, dtype, name, lower, fp32, cache_enabled is None or bool(cache_enabled))))
 
 
@@ -275,10 +279,19 @@ OwnCode.functions += [Region.__enter__, Region.__exit__, CastsOff.__enter__, Cas
 
 
 @cache
-def _from_environment(variable: str) -> tuple[Listed, ...] | None:
-    """The list of the file that an environment variable names; read once, when lists for hpu are first used."""
-    path = os.environ.get(variable)
-    return read_list(path, source=f"{variable}: {path}") if path else None
+def _from_environment(*variables: str) -> tuple[Listed, ...] | None:
+    """The list of the file that one of these names for an environment variable gives; read once, when lists for hpu are
+    first used."""
+    given = [(variable, os.environ[variable]) for variable in variables if os.environ.get(variable)]
+    lists = [read_list(path, source=f"{variable}: {path}") for variable, path in given]
+    for (variable, path), listed in zip(given[1:], lists[1:], strict=True):
+        if {one.name for one in listed} != {one.name for one in lists[0]}:
+            first, its_path = given[0]
+            raise ListError(
+                f"{first} and {variable} are two names for one list, and must name the same operations; got {its_path} "
+                f"and {path}: unset one of the two"
+            )
+    return lists[0] if lists else None
 
 
 @cache

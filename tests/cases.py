@@ -472,11 +472,15 @@ NO_KERNEL = {one.name for one in CASES[NO_KERNEL_FROM:]} | {
     "_grid_sampler_2d_cpu_fallback",
     *("grid_sample", "grid_sampler", "grid_sampler_2d", "grid_sampler_3d"),
     *("adaptive_avg_pool3d", "avg_pool3d"),
+    "binary_cross_entropy_with_logits",
     "ctc_loss",
     "multi_margin_loss",
     "multilabel_margin_loss",
     "multilabel_margin_loss_forward",
 }
+
+#: What is added up in float32 and rounded then (rule 8).
+ADDED_UP = {"embedding_bag", "index_add"}
 
 #: What got a kernel for the lower precisions after torch 2.4: before, it runs in float32 too (rule 8).
 LATE_KERNELS = {"max_unpool2d", "max_unpool3d", "mse_loss", "trace"}

@@ -52,6 +52,8 @@ REASONS = {
     "slower": "slower in the lower precision",
     "other_device": "the region is for another device",
     "op_wrap": "wrapped by op_wrap",
+    "parts": "listed by its parts, or as a part",
+    "sums": "added up in float32, the result rounded",
 }
 
 

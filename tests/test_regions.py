@@ -875,7 +875,40 @@ def test_one_list_from_the_environment_leaves_the_other_of_the_preset(tmp_path: 
     assert done.stdout.splitlines()[0] == "torch.bfloat16 torch.float32 torch.bfloat16 torch.float32", done.stderr
 
 
-@pytest.mark.parametrize("variable", ["LOWER_LIST", "FP32_LIST"])
+_OF_TODAY = {
+    "LOWER_LIST": "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST",
+    "FP32_LIST": "PT_HPU_AUTOCAST_FP32_OPS_LIST",
+}
+
+
+def test_the_environment_names_the_lists_of_hpu_by_the_names_of_today_too(tmp_path: Path) -> None:
+    lower = write_list(tmp_path / "lower.txt", ["exp"])
+    fp32 = write_list(tmp_path / "fp32.txt", ["erf"])
+    expected = "torch.float32 torch.bfloat16 torch.bfloat16 torch.float32"
+    done = run_script(_ASK, **{_OF_TODAY["LOWER_LIST"]: lower, _OF_TODAY["FP32_LIST"]: fp32})
+    assert done.stdout.splitlines()[0] == expected, done.stderr
+    done = run_script(_ASK, **{"LOWER_LIST": lower, _OF_TODAY["FP32_LIST"]: fp32})
+    assert done.stdout.splitlines()[0] == expected, done.stderr
+
+
+@pytest.mark.parametrize("variable", _OF_TODAY)
+def test_two_names_of_the_environment_that_disagree_are_refused_with_both(tmp_path: Path, variable: str) -> None:
+    one, other = write_list(tmp_path / "one.txt", ["exp", "erf"]), write_list(tmp_path / "other.txt", ["exp"])
+    done = run_script(_ASK, **{variable: one, _OF_TODAY[variable]: other})
+    assert done.returncode != 0
+    assert (
+        f"{variable} and {_OF_TODAY[variable]} are two names for one list, and must name the same operations; got "
+        f"{one} and {other}: unset one of the two"
+    ) in done.stderr
+
+
+def test_two_names_of_the_environment_may_name_the_same_operations(tmp_path: Path) -> None:
+    one, other = write_list(tmp_path / "one.txt", ["exp", "mm"]), write_list(tmp_path / "other.txt", ["mm", "exp"])
+    done = run_script(_ASK, **{"LOWER_LIST": one, _OF_TODAY["LOWER_LIST"]: other})
+    assert done.stdout.splitlines()[0].startswith("torch.bfloat16 torch.bfloat16"), done.stderr
+
+
+@pytest.mark.parametrize("variable", ["LOWER_LIST", "FP32_LIST", *_OF_TODAY.values()])
 def test_an_error_in_a_list_from_the_environment_names_variable_file_and_line(tmp_path: Path, variable: str) -> None:
     path = write_list(tmp_path / "own.txt", ["mm", "sofmax"])
     done = run_script(_ASK, **{variable: path})

@@ -23,7 +23,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 import torch.nn.functional as F
-from cases import CASES, LATE_KERNELS, NO_KERNEL, VIEWS, WITHOUT_CASE, Case
+from cases import ADDED_UP, CASES, LATE_KERNELS, NO_KERNEL, VIEWS, WITHOUT_CASE, Case, cast
 from conftest import Converter, assert_same, run_script, seeded, tensors
 from hypothesis import given
 from torch import nn
@@ -67,6 +67,8 @@ def test_an_operation_of_the_lower_list_equals_casting_by_hand(
         is_known = dtype is FP16 or case.name in LATE_KERNELS
         assert is_known, "an operation without a bfloat16 kernel belongs to NO_KERNEL"
         expected = case.run()
+    if case.name in ADDED_UP:
+        expected = cast(case.run(), dtype)
     converted(bf16=[case.name], dtype=dtype)
     assert_same(case.run(), expected, close=case.name in CLOSE)
 
@@ -210,7 +212,6 @@ WIDEST: dict[str, Callable[..., torch.Tensor]] = {
     "F.smooth_l1_loss": F.smooth_l1_loss,
     "F.huber_loss": F.huber_loss,
     "F.binary_cross_entropy": F.binary_cross_entropy,
-    "F.binary_cross_entropy_with_logits": F.binary_cross_entropy_with_logits,
     "F.kl_div": lambda a, b: F.kl_div(a, b, reduction="sum"),
     "F.cosine_similarity": F.cosine_similarity,
     "F.poisson_nll_loss": F.poisson_nll_loss,
@@ -522,6 +523,8 @@ def test_the_other_inputs_follow_the_first(
     x, y = M.to(kinds[0]), N.to(kinds[1])
     kept = name == "F.layer_norm" and kinds[0] is not FP32  # a CPU's kernel takes these in float32
     expected = FIRST[name](x, y if kept else y.to(kinds[0]))
+    if name == "torch.index_add":
+        expected = FIRST[name](x.float(), y.float()).to(kinds[0])
     converted()
     assert_same(FIRST[name](x, y), expected)
 
@@ -987,6 +990,153 @@ def test_the_log_says_that_there_is_no_kernel(converted: Converter, tmp_path: Pa
     assert "no kernel" in log.read_text()
 
 
+# ---- rule 8: what adds up ------------------------------------------------------------------------------------------
+
+_FIRST_PLACE = torch.zeros(1000, dtype=torch.long)
+
+#: What picks the first of three rows, or its first value, a thousand times.
+_PICKS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "[index]": lambda e: e[_FIRST_PLACE],
+    "[index, 0]": lambda e: e[_FIRST_PLACE, 0],
+    "[:, index]": lambda e: e[:, _FIRST_PLACE],
+    "[list]": lambda e: e[[0] * 1000],
+    "[array]": lambda e: e[_FIRST_PLACE.numpy()],
+    "__getitem__": lambda e: e.__getitem__(_FIRST_PLACE),
+    "[index] of a view": lambda e: e[:, 0][_FIRST_PLACE],
+    "[index] of [index]": lambda e: e[_FIRST_PLACE[:1]][_FIRST_PLACE],
+    "torch.index_select": lambda e: torch.index_select(e[:, 0], 0, _FIRST_PLACE),
+    "Tensor.index_select": lambda e: e[:, 0].index_select(dim=0, index=_FIRST_PLACE),
+    "take": lambda e: e.take(_FIRST_PLACE),
+    "gather": lambda e: e[:, 0].gather(0, _FIRST_PLACE),
+    "repeat_interleave": lambda e: e[:, 0].repeat_interleave(torch.tensor([1000, 1, 1])),
+    "embedding": lambda e: F.embedding(_FIRST_PLACE, e),
+    "embedding_bag": lambda e: F.embedding_bag(_FIRST_PLACE[:, None], e, mode="sum"),
+}
+
+
+@pytest.mark.parametrize("name", _PICKS)
+def test_the_gradient_of_a_lookup_of_what_was_lowered_adds_up_in_float32(converted: Converter, name: str) -> None:
+    weight = torch.nn.Parameter(torch.ones(3, 8))
+    converted(bf16=["mul"])
+    lowered = weight * 1
+    picked = _PICKS[name](lowered)
+    picked.float().sum().backward()
+    assert picked.dtype is BF16
+    assert weight.grad is not None
+    assert weight.grad.max() == 1000
+
+
+@pytest.mark.parametrize("name", [name for name in _PICKS if name not in ("gather", "embedding_bag")])
+def test_the_gradient_of_a_lookup_of_ones_own_bfloat16_is_torchs(converted: Converter, name: str) -> None:
+    def gradient() -> torch.Tensor:
+        weight = torch.nn.Parameter(torch.ones(3, 8, dtype=BF16))
+        picked = _PICKS[name](weight)
+        picked.float().sum().backward()
+        assert weight.grad is not None
+        return weight.grad
+
+    expected = gradient()
+    converted(bf16=["mul"])
+    assert_same(gradient(), expected)
+
+
+@pytest.mark.parametrize("name", ["embedding", "embedding_bag"])
+@pytest.mark.parametrize("lower", [BF16, FP16], ids=str)
+def test_the_gradient_of_a_weight_that_a_list_lowers_for_a_lookup_adds_up_in_float32(
+    converted: Converter, name: str, lower: torch.dtype
+) -> None:
+    weight = torch.nn.Parameter(torch.rand(3, 8))
+    converted(bf16=[name], dtype=lower)
+    picked = _PICKS[name](weight)
+    assert picked.dtype is lower
+    assert torch.equal(picked, weight.detach()[_FIRST_PLACE].to(lower))
+    picked.float().sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.max() == 1000
+
+
+_SUMS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "torch.index_add": lambda zeros, ones: torch.index_add(zeros, 0, _FIRST_PLACE, ones),
+    "Tensor.index_add": lambda zeros, ones: zeros.index_add(0, _FIRST_PLACE, source=ones),
+    "index_put": lambda zeros, ones: zeros.index_put((_FIRST_PLACE,), ones, accumulate=True),
+    "torch.index_put": lambda zeros, ones: torch.index_put(zeros, (_FIRST_PLACE,), ones, True),
+    "put": lambda zeros, ones: zeros.put(_FIRST_PLACE, ones, accumulate=True),
+    "scatter_add": lambda zeros, ones: zeros.scatter_add(0, _FIRST_PLACE, ones),
+}
+
+
+@pytest.mark.parametrize("name", _SUMS)
+@pytest.mark.parametrize("recorded", [False, True])
+def test_what_was_lowered_is_summed_by_index_in_float32(converted: Converter, name: str, recorded: bool) -> None:
+    ones = torch.ones(1000, requires_grad=recorded)
+    zeros = torch.zeros(3, dtype=BF16)
+    converted(bf16=["mul"])
+    for source in (ones * 1, ones):  # lowered by a list, and to be lowered by rule 4
+        if name == "scatter_add" and source is ones:
+            continue
+        result = _SUMS[name](zeros, source)
+        assert result.dtype is BF16
+        assert result[0] == 1000
+
+
+def test_ones_own_bfloat16_is_summed_by_index_as_torch_does(converted: Converter) -> None:
+    zeros, ones = torch.zeros(3, dtype=BF16), torch.ones(1000, dtype=BF16)
+    expected = {name: call(zeros, ones) for name, call in _SUMS.items()}
+    converted(bf16=["mul"])
+    for name, call in _SUMS.items():
+        assert_same(call(zeros, ones), expected[name])
+
+
+def test_indexing_that_picks_nothing_twice_is_not_cast(converted: Converter, tmp_path: Path) -> None:
+    log = tmp_path / "casts.jsonl"
+    weight = torch.nn.Parameter(torch.ones(4, 4))
+    converted(bf16=["mul"], log=log)
+    lowered = weight * 1
+    _ = lowered[0], lowered[1:], lowered[..., 0], lowered[None], lowered[0, 1], lowered[torch.tensor(1)]
+    _ = lowered[lowered > 2], lowered[:, [True, False, True, False]], lowered.detach()[_FIRST_PLACE]
+    hmp.restore()
+    assert '"getitem"' not in log.read_text("utf-8")
+
+
+def test_the_log_says_that_a_lookups_gradient_adds_up(converted: Converter, tmp_path: Path) -> None:
+    log = tmp_path / "casts.jsonl"
+    weight = torch.nn.Parameter(torch.ones(4, 4))
+    converted(bf16=["mul"], log=log)
+    _ = (weight * 1)[_FIRST_PLACE]
+    hmp.restore()
+    assert '"reason": "sums"' in log.read_text("utf-8")
+
+
+def test_a_lookup_of_what_was_lowered_is_differentiated_twice(converted: Converter) -> None:
+    weight = torch.nn.Parameter(torch.full((3, 2), 2.0))
+    converted(bf16=["mul"])
+    picked = (weight * weight)[_FIRST_PLACE]
+    (first,) = torch.autograd.grad(picked.float().sum(), weight, create_graph=True)
+    assert first[0, 0] == 4000
+    first.sum().backward()
+    assert weight.grad is not None
+    assert weight.grad[0, 0] == 2000
+
+
+def test_a_compiled_lookup_of_what_was_lowered_adds_up_in_float32(converted: Converter) -> None:
+    weight = torch.nn.Parameter(torch.ones(3, 8))
+    converted(bf16=["mul"])
+    compiled = torch.compile(lambda w: (w * 1)[_FIRST_PLACE].float().sum(), backend="aot_eager")
+    compiled(weight).backward()
+    assert weight.grad is not None
+    assert weight.grad.max() == 1000
+
+
+def test_a_lookup_in_a_region_adds_up_in_float32() -> None:
+    weight = torch.nn.Parameter(torch.ones(3, 8))
+    with hmp.autocast("cpu"):
+        picked = torch.mm(torch.eye(3), weight)[_FIRST_PLACE]
+        assert picked.dtype is BF16
+    picked.float().sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.max() == 1000
+
+
 # ---- rule 9: scalars -----------------------------------------------------------------------------------------------
 
 SMALLEST, LARGEST = torch.finfo(FP32).min, torch.finfo(FP32).max
@@ -1115,6 +1265,42 @@ def test_kernels_that_cannot_be_relied_on_get_float32(preset: str) -> None:
     video = torch.full((1, 1, 32, 64, 64), 0.25).bfloat16()
     assert F.adaptive_avg_pool3d(video, (2, 1, 1)).flatten().tolist() == [0.25, 0.25]
     assert torch.histc(torch.full((5000,), 0.5).bfloat16(), 1, 0, 1).item() == 5000
+
+
+@pytest.mark.parametrize("preset", ["hmp-guide-o1", "hmp-guide-o2", "resnet50", "gaudi/nlp/bert", "listed in bf16"])
+def test_a_loss_of_logits_that_would_cancel_in_lower_precision_runs_in_float32(
+    converted: Converter, preset: str
+) -> None:
+    if preset == "listed in bf16":
+        converted(bf16=["binary_cross_entropy_with_logits"])
+    else:
+        hmp.convert(preset=preset)
+    logits = torch.linspace(-20, 20, 801).bfloat16().requires_grad_()
+    exact = logits.detach().double().requires_grad_()
+    for target in (torch.zeros(801), torch.ones(801), torch.full((801,), 0.5)):
+        logits.grad = exact.grad = None
+        loss = F.binary_cross_entropy_with_logits(logits, target.bfloat16(), reduction="none")
+        expected = F.binary_cross_entropy_with_logits(exact, target.double(), reduction="none")
+        assert loss.dtype is FP32
+        torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-6)
+        loss.sum().backward()
+        expected.sum().backward()
+        torch.testing.assert_close(logits.grad.double(), exact.grad, rtol=2**-8, atol=1e-7)
+
+
+def test_what_does_not_follow_its_parts_is_as_exact_as_one_rounding() -> None:
+    """That is why the default lists leave attention and `logsumexp` in lower precision, with `softmax` and `log` in the
+    float32 list."""
+    torch.manual_seed(0)
+    query = torch.randn(1, 4, 200, 32).bfloat16()
+    wide = (torch.randn(64, 30000) * 2).bfloat16()
+    expected = F.scaled_dot_product_attention(query.float(), query.float(), query.float())
+    expected_sum = torch.logsumexp(wide.float(), -1)
+    hmp.convert()
+    torch.testing.assert_close(
+        F.scaled_dot_product_attention(query, query, query), expected.bfloat16(), rtol=2**-7, atol=2**-8
+    )
+    torch.testing.assert_close(torch.logsumexp(wide, -1), expected_sum.bfloat16(), rtol=2**-7, atol=0)
 
 
 def test_attention_with_a_mask_of_the_smallest_float_is_finite(converted: Converter) -> None:

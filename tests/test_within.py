@@ -115,6 +115,15 @@ def test_what_is_lower_already_meets_float32_outside_of_modules(converted: Conve
     assert assigned.dtype is BF16
 
 
+def test_gradients_of_what_a_module_lowered_add_up_in_float32_outside_of_it() -> None:
+    hmp.convert(within="modules")
+    layer = nn.Linear(1, 1, bias=False)
+    result = layer(torch.ones(1, 1))
+    assert result.dtype is BF16
+    result[torch.zeros(1000, dtype=torch.long)].float().sum().backward()
+    assert layer.weight.grad.item() == 1000
+
+
 def test_what_a_module_calls_counts_and_what_calls_it_does_not() -> None:
     hmp.convert(within="modules")
     inner = Calls(torch.mm)

@@ -62,8 +62,9 @@ Kind precision_of(const std::string& name) {
   throw std::invalid_argument("unknown precision: " + name);
 }
 
-engine::Reason reason_for(Rule::Action action, bool no_kernel) {
+engine::Reason reason_for(Rule::Action action, bool no_kernel, bool by_parts) {
   if (no_kernel) return engine::Reason::no_kernel;
+  if (by_parts) return engine::Reason::parts;
   switch (action) {
     case Rule::Action::widest:
       return engine::Reason::widest;
@@ -92,17 +93,17 @@ PyObject* kept(const py::tuple& names) { return names.empty() ? nullptr : kept(p
 PyObject* kept_function(const py::object& function) { return function.is_none() ? nullptr : kept(function); }
 
 Rule make_rule(const std::string& action, const std::string& precision, bool saturate, bool saturate_tensors,
-               bool no_kernel, std::uint64_t positions, const py::tuple& kept_keywords,
+               bool no_kernel, bool by_parts, std::uint64_t positions, const py::tuple& kept_keywords,
                const py::tuple& target_keywords, std::uint64_t raised_positions, const py::tuple& raised_keywords,
                std::uint64_t off_cpu_positions, const py::tuple& off_cpu_keywords, const py::tuple& sparse_keyword,
-               std::uint8_t sparse_position, const py::object& is_wrong, bool wrong_if_strided, bool views_one,
-               const py::object& makes_product, bool products_inside, const py::object& is_fused, bool may_repeat,
-               bool promotes, bool keeps_weights, const py::object& in_rows, bool takes_steps, bool counts_no_version,
-               bool casts_inside, bool is_product, const std::string& packs) {
+               std::uint8_t sparse_position, const py::object& is_wrong, bool wrong_if_strided, const py::object& sums,
+               bool views_one, const py::object& makes_product, bool products_inside, const py::object& is_fused,
+               bool may_repeat, bool promotes, bool keeps_weights, const py::object& in_rows, bool takes_steps,
+               bool counts_no_version, bool casts_inside, bool is_product, const std::string& packs) {
   Rule rule;
   rule.action = action_of(action);
   if (rule.action == Rule::Action::precision) rule.to = precision_of(precision);
-  rule.reason = reason_for(rule.action, no_kernel);
+  rule.reason = reason_for(rule.action, no_kernel, by_parts);
   rule.saturate = saturate;
   rule.saturate_tensors = saturate_tensors;
   rule.positions = positions;
@@ -116,6 +117,7 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
   rule.sparse_position = sparse_position;
   rule.is_wrong = kept_function(is_wrong);
   rule.wrong_if_strided = wrong_if_strided;
+  rule.sums = kept_function(sums);
   rule.views_one = views_one;
   rule.makes_product = kept_function(makes_product);
   rule.products_inside = products_inside;
@@ -358,16 +360,16 @@ void register_engine(py::module_& module) {
   py::class_<Rule>(module, "Rule", "What a policy says of one operation.")
       .def(py::init(&make_rule), py::kw_only(), py::arg("action"), py::arg("precision") = "",
            py::arg("saturate") = false, py::arg("saturate_tensors") = false, py::arg("no_kernel") = false,
-           py::arg("positions") = ~std::uint64_t{0}, py::arg("kept_keywords") = py::tuple(),
-           py::arg("target_keywords") = py::tuple(), py::arg("raised_positions") = 0,
-           py::arg("raised_keywords") = py::tuple(), py::arg("off_cpu_positions") = 0,
+           py::arg("by_parts") = false, py::arg("positions") = ~std::uint64_t{0},
+           py::arg("kept_keywords") = py::tuple(), py::arg("target_keywords") = py::tuple(),
+           py::arg("raised_positions") = 0, py::arg("raised_keywords") = py::tuple(), py::arg("off_cpu_positions") = 0,
            py::arg("off_cpu_keywords") = py::tuple(), py::arg("sparse_keyword") = py::tuple(),
            py::arg("sparse_position") = 0, py::arg("is_wrong") = py::none(), py::arg("wrong_if_strided") = false,
-           py::arg("views_one") = false, py::arg("makes_product") = py::none(), py::arg("products_inside") = false,
-           py::arg("is_fused") = py::none(), py::arg("may_repeat") = true, py::arg("promotes") = false,
-           py::arg("keeps_weights") = false, py::arg("in_rows") = py::none(), py::arg("takes_steps") = false,
-           py::arg("counts_no_version") = false, py::arg("casts_inside") = false, py::arg("is_product") = false,
-           py::arg("packs") = "");
+           py::arg("sums") = py::none(), py::arg("views_one") = false, py::arg("makes_product") = py::none(),
+           py::arg("products_inside") = false, py::arg("is_fused") = py::none(), py::arg("may_repeat") = true,
+           py::arg("promotes") = false, py::arg("keeps_weights") = false, py::arg("in_rows") = py::none(),
+           py::arg("takes_steps") = false, py::arg("counts_no_version") = false, py::arg("casts_inside") = false,
+           py::arg("is_product") = false, py::arg("packs") = "");
 
   module.def("bind_torch", [] {
     static bool bound = false;

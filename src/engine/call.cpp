@@ -1,5 +1,7 @@
 #include "engine/call.hpp"
 
+#include <algorithm>
+
 #include "engine/attempt.hpp"
 #include "engine/lowered.hpp"
 #include "engine/measured.hpp"
@@ -270,6 +272,28 @@ PyObject* refuse(const Target& target) {
 
 PyObject* answer_covered(Target& target, const Rule& rule, const Arguments& arguments);
 
+// A result in float32, rounded, or several; takes it.
+PyObject* rounded(PyObject* result, Kind to, Tally& tally) {
+  if (result == nullptr) return result;
+  if (PyTuple_CheckExact(result)) {
+    PyObject* all = PyTuple_New(PyTuple_GET_SIZE(result));
+    for (Py_ssize_t i = 0; all != nullptr && i < PyTuple_GET_SIZE(result); ++i) {
+      PyObject* made = rounded(Py_NewRef(PyTuple_GET_ITEM(result, i)), to, tally);
+      if (made != nullptr) {
+        PyTuple_SET_ITEM(all, i, made);
+      } else {
+        Py_CLEAR(all);
+      }
+    }
+    Py_DECREF(result);
+    return all;
+  }
+  if (tensor::kind_of(result) != Kind::f32) return result;
+  PyObject* made = tensor::cast(result, Kind::f32, to, tally.made);
+  Py_DECREF(result);
+  return made;
+}
+
 // The call as the plan wants it: the part behind the fast path.
 PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
                             Plan plan) {
@@ -323,6 +347,18 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
     }
     if (PyErr_Occurred() != nullptr) return nullptr;
   }
+  Kind to = plan.to;
+  if (rule.sums != nullptr && tensor::is_lower(plan.to)) {
+    if (answers_true(rule.sums, arguments)) {
+      to = Kind::f32;
+      plan.decision = {Precision::fp32, Reason::sums};
+    } else if (PyErr_Occurred() != nullptr) {
+      return nullptr;
+    } else if (!must_cast(plan, reading)) {
+      report(target, plan.decision, {});
+      return call_original(target, arguments);
+    }
+  }
   if (skips_slower()) [[unlikely]] {
     const bool skip = is_slower_lowered(target, rule, arguments, reading, plan.to);
     if (PyErr_Occurred() != nullptr) return nullptr;
@@ -338,7 +374,8 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
   if (mixes_in_a_transform(rule, arguments, reading, plan.to)) [[unlikely]] {
     return call_without_lowering(target, rule, arguments, reading, false);
   }
-  PyObject* result = attempt_with_casts(target, rule, arguments, reading, plan.to, attempt);
+  PyObject* result = attempt_with_casts(target, rule, arguments, reading, to, attempt);
+  if (to != plan.to) result = rounded(result, plan.to, attempt.tally);
   if (result == nullptr) {
     if (attempt.interrupted) return nullptr;
     if (attempt.made ? !may_repeat(target, rule) || !may_retry() : !may_do_without_cast()) return nullptr;
@@ -365,7 +402,8 @@ PyObject* answer_with_casts(Target& target, const Rule& rule, const Arguments& a
   read(rule, arguments, reading);
   const Plan plan = decide(rule, arguments, reading);
   if (must_cast(plan, reading)) return answer_with_casts(target, rule, arguments, reading, plan);
-  if (rule.is_product && tensor::is_lower(plan.to) && holds_sparse_tensor(arguments, reading)) [[unlikely]] {
+  if (rule.looks_closer() && tensor::is_lower(plan.to) &&
+      (rule.sums != nullptr || holds_sparse_tensor(arguments, reading))) [[unlikely]] {
     return answer_with_casts(target, rule, arguments, reading, plan);
   }
   if (rule.saturate && plan.to != Kind::other && plan.to != Kind::f32 && has_number_beyond(plan.to, arguments)) {
@@ -429,6 +467,12 @@ const Rule& rule_of_lists(const Target& target) {
   return *region->rules[target.index];
 }
 
+// The same for a call that is given a lower tensor.
+const Rule& rule_beside_lower(const Target& target) {
+  const Rule& rule = rule_of_lists(target);
+  return rule.of_lower == nullptr ? rule : *rule.of_lower;
+}
+
 bool holds_lower_tensor(const Arguments& arguments) {
   return is_any_tensor(arguments.values, arguments.count(),
                        [](PyObject*, Kind kind) { return tensor::is_lower(kind); });
@@ -470,8 +514,7 @@ PyObject* answer(Target& target, const Arguments& arguments) {
 }
 
 int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject* value, objobjargproc original) {
-  const Rule& listed = rule_of_lists(target);
-  const Rule& rule = listed.of_lower == nullptr ? listed : *listed.of_lower;
+  const Rule& rule = rule_beside_lower(target);
   if (value == nullptr || casts_are_disabled() || rule.action == Rule::Action::none) {
     return original(tensor, key, value);
   }
@@ -503,6 +546,41 @@ int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject*
   const int result = original(tensor, key, made);
   Py_DECREF(made);
   if (result == 0) report(target, {precision_of(to), number ? Reason::scalar : rule.reason}, tally);
+  return result;
+}
+
+// Can this key pick one value several times? A number, a slice and the like cannot; lists, tensors and the rest may.
+static bool may_pick_twice(PyObject* key) {
+  if (PyTuple_Check(key)) {
+    return std::any_of(PySequence_Fast_ITEMS(key), PySequence_Fast_ITEMS(key) + PyTuple_GET_SIZE(key),
+                       [](PyObject* part) { return PyTuple_Check(part) || may_pick_twice(part); });
+  }
+  return !PyLong_Check(key) && !PySlice_Check(key) && key != Py_None && key != Py_Ellipsis;
+}
+
+PyObject* answer_subscript(Target& target, PyObject* tensor, PyObject* key, binaryfunc original) {
+  if (!may_pick_twice(key) || casts_are_disabled()) return original(tensor, key);
+  const Kind kind = tensor::kind_of(tensor);
+  const Rule& rule = rule_beside_lower(target);
+  const bool is_recorded = tensor::is_lower(kind) && tensor::grad_is_enabled() && tensor::requires_grad(tensor);
+  if (!is_recorded || rule.sums == nullptr) return original(tensor, key);
+  PyObject* const values[] = {tensor, key};
+  const bool is_left = is_left_alone({values, 1, nullptr});
+  if (is_left || !answers_true(rule.sums, {values, 2, nullptr})) {
+    return PyErr_Occurred() != nullptr ? nullptr : original(tensor, key);
+  }
+  Tally tally;
+  PyObject* made = tensor::cast(tensor, kind, Kind::f32, tally.made);
+  if (made == nullptr) {
+    if (!may_do_without_cast()) return nullptr;
+    PyErr_Clear();
+    return original(tensor, key);
+  }
+  ++tally.casts;
+  PyObject* picked = original(made, key);
+  Py_DECREF(made);
+  PyObject* result = rounded(picked, kind, tally);
+  if (result != nullptr) report(target, {Precision::fp32, Reason::sums}, tally);
   return result;
 }
 

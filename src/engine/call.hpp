@@ -21,4 +21,7 @@ inline bool is_decided(const Target& target) {
 // `tensor[key] = value`, by the in-place rule. The original's result.
 int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject* value, objobjargproc original);
 
+// `tensor[key]`: of what was lowered in float32, where its gradient adds up.
+PyObject* answer_subscript(Target& target, PyObject* tensor, PyObject* key, binaryfunc original);
+
 }  // namespace habana_mp::engine

@@ -34,6 +34,8 @@ constexpr std::array words{
     Words{"slower", "slower in the lower precision"},
     Words{"other_device", "the region is for another device"},
     Words{"op_wrap", "wrapped by op_wrap"},
+    Words{"parts", "listed by its parts, or as a part"},
+    Words{"sums", "added up in float32, the result rounded"},
 };
 static_assert(words.size() == reason_count);
 

@@ -31,8 +31,10 @@ enum class Reason : std::uint8_t {
   slower,          // the lower precision takes longer for this shape, and the user wants to know of such
   other_device,    // no tensor of the device that the region is for
   op_wrap,         // hmp.op_wrap gave the function its precision
+  parts,           // a list names what the operation is computed of, or is a part of
+  sums,            // rule 8: it adds up what was lowered, or its gradient does
 };
-inline constexpr int reason_count = 19;
+inline constexpr int reason_count = 21;
 
 // For a program: "list", "widest", ...
 const char* word(Reason reason) noexcept;

@@ -52,6 +52,9 @@ struct Rule {
   // fourth argument, is another than 1.
   PyObject* is_wrong = nullptr;
   bool wrong_if_strided = false;
+  // Who tells, with the arguments of a call, whether it, or its gradient, adds up what our casts made lower: then it is
+  // made in float32 and its result rounded. A Python function, kept for the life of the process, or null.
+  PyObject* sums = nullptr;
   // May casts of weights be kept for this operation? Only where no result shares memory with an argument.
   bool keeps_weights = false;
   // Who gives the first input in rows that lie evenly where the operation, a product, is slow on others: a Python
@@ -82,6 +85,8 @@ struct Rule {
 
   bool operator==(const Rule&) const = default;
 
+  // Is there more to look at where nothing is to be cast and the precision is a lower one?
+  bool looks_closer() const { return is_product || sums != nullptr; }
   // Is each weight a part of one product?
   bool takes_weights_once() const { return keeps_weights && !takes_steps; }
   bool may_cast(Py_ssize_t position) const { return position >= 64 || ((positions >> position) & 1U) != 0; }

@@ -138,18 +138,20 @@ vectorcallfunc expected_method_slot(int flags) {
   return flags == METH_NOARGS ? without_arguments : with_keywords;
 }
 
-bool is_assignment(PyObject* object) { return Py_TYPE(object) == &PyWrapperDescr_Type; }
+bool is_type_slot(PyObject* object) { return Py_TYPE(object) == &PyWrapperDescr_Type; }
 
 // False with an exception when the object cannot be covered. A definition in memory that may not be written to must be
 // found before the first store, not by it.
 bool check(PyObject* object, const tensor::MemoryMap& memory, Target::Shape& shape) {
-  if (is_assignment(object)) {
+  if (is_type_slot(object)) {
     auto* descriptor = reinterpret_cast<PyWrapperDescrObject*>(object);
     if (PyDescr_TYPE(object) != tensor::api.tensor_base ||
-        std::string_view(descriptor->d_base->name) != "__setitem__") {
-      return refuse(object, "only Tensor.__setitem__ is known among the slot wrappers");
+        (std::string_view(descriptor->d_base->name) != "__setitem__" &&
+         std::string_view(descriptor->d_base->name) != "__getitem__")) {
+      return refuse(object, "only Tensor.__setitem__ and Tensor.__getitem__ are known among the slot wrappers");
     }
-    shape = Target::Shape::assignment;
+    const bool assigns = std::string_view(descriptor->d_base->name) == "__setitem__";
+    shape = assigns ? Target::Shape::assignment : Target::Shape::subscript;
     return true;
   }
   if (Py_TYPE(object) == &PyMethodDescr_Type) {
@@ -194,7 +196,7 @@ bool check(PyObject* object, const tensor::MemoryMap& memory, Target::Shape& sha
   return false;
 }
 
-// ---- tensor[key] = value ------------------------------------------------------------------------------------------
+// ---- tensor[key] = value, tensor[key] -----------------------------------------------------------------------------
 
 Target* assignment = nullptr;
 objobjargproc original_assignment = nullptr;
@@ -203,17 +205,25 @@ int assignment_stub(PyObject* self, PyObject* key, PyObject* value) {
   return answer_assignment(*assignment, self, key, value, original_assignment);
 }
 
+Target* subscript = nullptr;
+binaryfunc original_subscript = nullptr;
+
+PyObject* subscript_stub(PyObject* self, PyObject* key) {
+  return answer_subscript(*subscript, self, key, original_subscript);
+}
+
 // Every class keeps its own copy of the slot; those made later inherit what they find.
-void replace_assignment(PyTypeObject* type, objobjargproc from, objobjargproc to) {
+template <auto slot, typename Function>
+void replace_in_classes(PyTypeObject* type, Function from, Function to) {
   PyMappingMethods* mapping = type->tp_as_mapping;
-  if (mapping != nullptr && mapping->mp_ass_subscript == from) store(&mapping->mp_ass_subscript, to);
+  if (mapping != nullptr && mapping->*slot == from) store(&(mapping->*slot), to);
   PyObject* subclasses = PyObject_CallMethod(reinterpret_cast<PyObject*>(type), "__subclasses__", nullptr);
   if (subclasses == nullptr) {
     PyErr_Clear();
     return;
   }
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(subclasses); ++i) {
-    replace_assignment(reinterpret_cast<PyTypeObject*>(PyList_GET_ITEM(subclasses, i)), from, to);
+    replace_in_classes<slot>(reinterpret_cast<PyTypeObject*>(PyList_GET_ITEM(subclasses, i)), from, to);
   }
   Py_DECREF(subclasses);
 }
@@ -261,7 +271,16 @@ void hook(Target& target) {
       original_assignment = tensor::api.tensor_base->tp_as_mapping->mp_ass_subscript;
       store(&reinterpret_cast<PyWrapperDescrObject*>(target.object)->d_wrapped,
             reinterpret_cast<void*>(assignment_stub));
-      replace_assignment(tensor::api.tensor_base, original_assignment, assignment_stub);
+      replace_in_classes<&PyMappingMethods::mp_ass_subscript>(tensor::api.tensor_base, original_assignment,
+                                                              objobjargproc{assignment_stub});
+      break;
+    case Target::Shape::subscript:
+      subscript = &target;
+      original_subscript = tensor::api.tensor_base->tp_as_mapping->mp_subscript;
+      store(&reinterpret_cast<PyWrapperDescrObject*>(target.object)->d_wrapped,
+            reinterpret_cast<void*>(subscript_stub));
+      replace_in_classes<&PyMappingMethods::mp_subscript>(tensor::api.tensor_base, original_subscript,
+                                                          binaryfunc{subscript_stub});
       break;
     case Target::Shape::python:
       break;
@@ -289,7 +308,14 @@ void unhook(Target& target) {
     case Target::Shape::assignment:
       store(&reinterpret_cast<PyWrapperDescrObject*>(target.object)->d_wrapped,
             reinterpret_cast<void*>(original_assignment));
-      replace_assignment(tensor::api.tensor_base, assignment_stub, original_assignment);
+      replace_in_classes<&PyMappingMethods::mp_ass_subscript>(tensor::api.tensor_base, objobjargproc{assignment_stub},
+                                                              original_assignment);
+      break;
+    case Target::Shape::subscript:
+      store(&reinterpret_cast<PyWrapperDescrObject*>(target.object)->d_wrapped,
+            reinterpret_cast<void*>(original_subscript));
+      replace_in_classes<&PyMappingMethods::mp_subscript>(tensor::api.tensor_base, binaryfunc{subscript_stub},
+                                                          original_subscript);
       break;
     case Target::Shape::python:
       break;

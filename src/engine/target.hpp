@@ -29,6 +29,7 @@ struct Target {
     method,               // method of Tensor, METH_VARARGS | METH_KEYWORDS
     method_no_arguments,  // method of Tensor, METH_NOARGS
     assignment,           // Tensor.__setitem__: a type slot, not a callable
+    subscript,            // Tensor.__getitem__: another
     python,               // a Python function, called through the core (hmp.op_wrap, composites)
   };
 
