@@ -36,6 +36,17 @@ needs_fully_shard = pytest.mark.skipif(
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", metavar="I/N", help="one test of N, the Ith first")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if part := config.getoption("part"):
+        first, step = map(int, part.split("/"))
+        config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % step != first])
+        items[:] = items[first::step]
+
+
 def write_list(path: Path, names: Iterable[str]) -> str:
     """A list file with these names; its path."""
     path.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
