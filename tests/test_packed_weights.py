@@ -522,7 +522,7 @@ def test_a_product_is_packed_anew_where_its_weight_changed(product: Product, mod
         lambda: layer.weight.detach().add_(1),
         lambda: setattr(layer.weight, "data", torch.randn_like(layer.weight)),
         lambda: layer.load_state_dict(Weighted(product).state_dict()),
-        lambda: layer.weight.untyped_storage().fill_(1),
+        lambda: layer.weight.untyped_storage().fill_(0x3F),
         lambda: torch.optim.SGD([layer.weight], lr=0.5).step(),
         lambda: layer.weight.detach().numpy().fill(0.25),
     ):
