@@ -209,3 +209,14 @@ def aot_eager_gives_the_bits_of_eager(function: Callable[..., Any], *arguments: 
         expected = tensors(function(*arguments))
         compiled = tensors(torch.compile(function, backend="aot_eager", fullgraph=True)(*arguments))
     return all(map(torch.equal, compiled, expected))
+
+
+def can_run(call: Callable[[], object]) -> bool:
+    """Has plain torch a kernel for all of it here?"""
+    try:
+        call()
+    except RuntimeError as error:
+        if "primitive descriptor" not in str(error):
+            raise
+        return False
+    return True
