@@ -12,7 +12,7 @@ APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 SOURCES := $(shell find src -name '*.cpp' -o -name '*.hpp' -o -name '*.cmake') CMakeLists.txt pyproject.toml
 CXX_SOURCES := $(shell find src tests -name '*.cpp' -o -name '*.hpp')
 
-.PHONY: demo test test-slow check format bench sweep wheel sanitize fuzz aarch64 clean build
+.PHONY: demo test test-slow test-processors check format bench sweep wheel sanitize fuzz aarch64 clean build
 
 build: $(VENV)/.built
 
@@ -25,6 +25,10 @@ test: $(VENV)/.built
 # Every kernel over all 2^32 inputs, on every path that this machine has.
 test-slow: $(VENV)/.built
 	$(BIN)/python -m pytest -q -m slow --timeout 7200
+
+# The tests that depend on the processor, as lesser processors would run them; one of some of them with SHORT=1.
+test-processors: $(VENV)/.built
+	$(BIN)/python tests/processors.py $(if $(SHORT),--short)
 
 check: $(VENV)/.built $(VENV)/.checkers
 	$(BIN)/ruff format --check .

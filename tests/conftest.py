@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -9,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +31,13 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(
 
 Converter = Callable[..., None]
 
+# A cache of this run's own. Inductor's does not tell code for one instruction set from code for another: what was made
+# for eight lanes (under ATEN_CPU_CAPABILITY=avx2, by another processor) is compiled for sixteen, and writes beside its
+# tensors.
+if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="habana_mp_inductor_")
+    atexit.register(shutil.rmtree, os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
+
 HAS_COMPILER = shutil.which("c++") is not None or shutil.which("g++") is not None
 #: Of torch.compile; Inductor itself needs a C++ compiler.
 BACKENDS = ["eager", "aot_eager", *(["inductor"] if HAS_COMPILER else [])]
@@ -40,6 +49,17 @@ needs_fully_shard = pytest.mark.skipif(
     or not hasattr(importlib.import_module("torch.distributed.fsdp"), "fully_shard"),
     reason="this torch's fully_shard needs a GPU",
 )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", metavar="I/N", help="one test of N, the Ith first")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if part := config.getoption("part"):
+        first, step = map(int, part.split("/"))
+        config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % step != first])
+        items[:] = items[first::step]
 
 
 def write_list(path: Path, names: Iterable[str]) -> str:

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from habana_mp import _core, hmp
 from habana_mp import _operations as ops
 
+pytestmark = pytest.mark.processor
+
 WITHOUT_GRAD: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "no_grad": torch.no_grad,
     "inference_mode": torch.inference_mode,

@@ -13,6 +13,8 @@ from torch.autograd import forward_ad
 from habana_mp import _operations as ops
 from habana_mp import hmp
 
+pytestmark = pytest.mark.processor
+
 
 def leaf(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()

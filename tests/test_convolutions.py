@@ -14,6 +14,8 @@ from torch import nn
 
 from habana_mp import hmp
 
+pytestmark = pytest.mark.processor
+
 Convolution = Callable[..., torch.Tensor]
 
 PLAIN: dict[int, Convolution] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}

@@ -23,6 +23,8 @@ from hypothesis.extra import numpy as hnp
 
 from habana_mp import _core, kernels
 
+pytestmark = pytest.mark.processor
+
 Array = npt.NDArray[Any]
 
 PATHS = _core.kernels_paths()

@@ -25,6 +25,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from habana_mp import HmpWarning, hmp
 
+pytestmark = pytest.mark.processor
+
 BF16, FP32 = torch.bfloat16, torch.float32
 
 

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from habana_mp import _core, hmp, optim
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("one_thread")]
 
 CLASSES = {"AdamW": (optim.AdamW, torch.optim.AdamW), "Adam": (optim.Adam, torch.optim.Adam)}
 CLASSES |= {"SGD": (optim.SGD, torch.optim.SGD)}

@@ -10,7 +10,10 @@ from numpy.typing import NDArray
 
 from habana_mp import _core, kernels
 
-pytestmark = pytest.mark.skipif(not _core.kernels_can_multiply(), reason="this processor multiplies no bfloat16 pairs")
+pytestmark = [
+    pytest.mark.processor,
+    pytest.mark.skipif(not _core.kernels_can_multiply(), reason="this processor multiplies no bfloat16 pairs"),
+]
 
 Bits = NDArray[np.uint16]
 Floats = NDArray[np.float32]

@@ -1001,6 +1001,7 @@ def test_kept_casts_follow_their_weight_through_regions_of_both_precisions() -> 
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.processor
 @pytest.mark.parametrize("form", ["library", "panels"])
 def test_layers_run_from_packed_weights_in_a_region(dtype: torch.dtype, form: Any) -> None:
     torch.manual_seed(0)

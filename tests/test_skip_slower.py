@@ -13,6 +13,8 @@ from torch import nn
 
 from habana_mp import _core, hmp
 
+pytestmark = pytest.mark.processor
+
 
 @pytest.fixture(autouse=True)
 def measured_again() -> Iterator[None]:

@@ -18,6 +18,8 @@ from torch.profiler import profile
 
 from habana_mp import hmp
 
+pytestmark = pytest.mark.processor
+
 PRODUCTS: dict[str, Callable[..., torch.Tensor]] = {
     "linear": F.linear,
     "matmul": lambda x, weight, bias: torch.matmul(x, weight.t()),

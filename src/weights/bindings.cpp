@@ -98,10 +98,11 @@ void register_weights(py::module_& module) {
                weights::set_packing(weights::packs_named(what), {or_null(pack), or_null(call), or_null(plain)});
              });
   module.def("weights_assume_packing", [](const std::string& what) {
-    weights::assume_packing(what == "nothing"   ? weights::Assumed::nothing
-                            : what == "library" ? weights::Assumed::library
-                            : what == "panels"  ? weights::Assumed::panels
-                                                : weights::Assumed::measured);
+    weights::assume_packing(what == "nothing"               ? weights::Assumed::nothing
+                            : what == "library"             ? weights::Assumed::library
+                            : what == "panels"              ? weights::Assumed::panels
+                            : what == "panels in any order" ? weights::Assumed::panels_in_any_order
+                                                            : weights::Assumed::measured);
   });
   module.def("weights_statistics", &statistics);
   module.def("weights_reset_statistics", &weights::reset_statistics);

@@ -46,9 +46,10 @@ class Trial {
     const bool all_seen =
         values_.show([&](PyObject* expected) { return compare(expected, blocks) && !blocks.empty(); });
     if (!all_seen && !blocks.empty()) return std::nullopt;
+    const bool in_any_order = assumed_packing() == Assumed::panels_in_any_order;
     // Where two are left they could not be told apart: who knows which of them is right.
-    if (blocks.size() != 1) return PanelVerdict{false, 0};
-    if (assumed_packing() == Assumed::panels) return PanelVerdict{true, blocks.front()};
+    if (blocks.size() != 1) return PanelVerdict{in_any_order, static_cast<std::size_t>(case_.inner)};
+    if (in_any_order || assumed_packing() == Assumed::panels) return PanelVerdict{true, blocks.front()};
     const std::optional<bool> faster = pays(blocks.front());
     return faster ? std::optional(PanelVerdict{*faster, blocks.front()}) : std::nullopt;
   }

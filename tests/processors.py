@@ -1,0 +1,89 @@
+"""The tests that depend on the processor, as other processors would run them: one line for each.
+
+``python tests/processors.py`` runs them all, ``--short`` one of some, another part of them for each processor. oneDNN,
+torch's own kernels and ours are each told to do without the instructions that such a processor lacks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from habana_mp import _core
+
+#: As a short run takes one of so many. Not a divisor of what tests' parameters come in.
+ONE_OF = 23
+
+
+class Processor(NamedTuple):
+    """What is allowed at most; nothing is said of what is empty. ``needs`` names kernels of ours that must run here."""
+
+    onednn: str
+    torch: str
+    kernels: str
+    needs: str
+
+
+PROCESSORS = [
+    Processor("AVX2", "avx2", "avx2", "avx2"),
+    Processor("AVX512_CORE", "avx512", "avx512", "avx512"),
+    Processor("AVX512_CORE_BF16", "avx512", "avx512_bf16", "avx512_bf16"),
+    # Our kernels can multiply, but sum in another order than the library: so it is where the library uses AMX.
+    Processor("AVX2", "", "", "avx512_bf16"),
+    Processor("", "", "", ""),
+]
+
+
+def run(processor: Processor, part: str | None) -> tuple[int, str]:
+    """The exit code, and all that pytest said."""
+    settings = {
+        "ONEDNN_MAX_CPU_ISA": processor.onednn,
+        "ATEN_CPU_CAPABILITY": processor.torch,
+        "HABANA_MP_KERNELS": processor.kernels,
+    }
+    kept = {name: value for name, value in os.environ.items() if name not in settings}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-m", "processor and not slow", *(["--part", part] if part else [])],
+        env=kept | {name: value for name, value in settings.items() if value},
+        cwd=Path(__file__).parent.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--short", action="store_true", help=f"one of {ONE_OF} tests")
+    short = parser.parse_args().short
+    failed = False
+    line = "{:<18}{:<10}{:<13}{}"
+    print(line.format("oneDNN", "torch", "our kernels", "result"))
+    for i, processor in enumerate(PROCESSORS):
+        if processor.needs and processor.needs not in _core.kernels_paths():
+            result, output = "not on this processor", ""
+        else:
+            begin = time.monotonic()
+            code, output = run(processor, f"{i * 5}/{ONE_OF}" if short else None)
+            summary = output.splitlines()[-1].split(" in ")[0] if output else "nothing"
+            result = f"{summary}, {time.monotonic() - begin:.0f} s"
+            if code == 0:
+                output = ""
+            else:
+                result += f", exit code {code}"
+                failed = True
+        print(line.format(*(one or "as it is" for one in processor[:3]), result), flush=True)
+        if output:
+            print(output, flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
