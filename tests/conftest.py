@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
 import importlib
@@ -10,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -30,13 +28,6 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(
 )
 
 Converter = Callable[..., None]
-
-# A cache of this run's own. Inductor's does not tell code for one instruction set from code for another: what was made
-# for eight lanes (under ATEN_CPU_CAPABILITY=avx2, by another processor) is compiled for sixteen, and writes beside its
-# tensors.
-if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="habana_mp_inductor_")
-    atexit.register(shutil.rmtree, os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
 
 HAS_COMPILER = shutil.which("c++") is not None or shutil.which("g++") is not None
 #: Of torch.compile; Inductor itself needs a C++ compiler.
