@@ -403,8 +403,8 @@ def weights_set_packing(what: str, pack: Any, call: Any, plain: Any) -> None:
 def weights_assume_packing(
     what: Literal["library", "panels", "panels in any order", "nothing", "measured"],
 ) -> None:
-    """For tests: what weights are packed for, torch's library or our own kernels, instead of a measurement. In any order:
-    also where our kernels give other bits than torch's function."""
+    """For tests: what weights are packed for, torch's library or our own kernels, instead of a measurement. In any
+    order: also where our kernels give other bits than torch's function."""
 
 def weights_are_kept_in(tensor: Any) -> bool:
     """Is this tensor's memory that of a cast which is kept?"""
