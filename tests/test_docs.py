@@ -13,7 +13,10 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+LIST_OF_DECISIONS = ROOT / "docs" / "decisions" / "README.md"
+HEADINGS_OF_A_DECISION = ["Question", "What was tried", "What won, and why", "Figure", "Reconsider when"]
 #: These show results, as comments or as the block that follows.
 RUN = [
     "README.md",
@@ -70,11 +73,26 @@ def test_tables_are_up_to_date() -> None:
     assert not stale, f"run `python docs/make_rules_table.py`: {stale}"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", document.read_text("utf-8")):
         if "://" not in target:
             assert (document.parent / target).exists(), target
+
+
+def test_each_decision_has_its_number_its_headings_and_a_place_in_the_list() -> None:
+    listed = re.findall(
+        r"^\| (\d+) \| .+ \| \[(.+)\]\((.+)\) \| (.+) \|$", LIST_OF_DECISIONS.read_text("utf-8"), re.MULTILINE
+    )
+    found = []
+    for number, path in enumerate(DECISIONS, 1):
+        assert path.name.startswith(f"{number:04}-"), path.name
+        text = path.read_text("utf-8")
+        assert re.findall(r"^## (.*)$", text, re.MULTILINE) == HEADINGS_OF_A_DECISION, path.name
+        title = re.match(rf"# {number}\. (.*)\n\nDate: (\d{{4}}-\d\d-\d\d) ", text)
+        assert title, path.name
+        found.append((str(number), title[1], path.name, title[2]))
+    assert sorted(listed, key=lambda row: int(row[0])) == found
 
 
 def test_a_missing_marker_is_an_error() -> None:
