@@ -314,7 +314,7 @@ CAST_INSIDE = _names("""
 """)
 
 #: Of these, methods of two tensors, and the function of torch's that does the same: its call takes less, see
-#: docs/design.md.
+#: docs/decisions/0023-holders-and-twins.md.
 FUNCTION_TWINS = {"matmul": "matmul", "__matmul__": "matmul", "mm": "mm", "bmm": "bmm"}
 
 #: Of these, what can run from a packed weight, and which function of torch's each of them is.
