@@ -41,6 +41,14 @@ def cases():
                 yield case, grad, name, call
 
 
+class Again(torch.nn.Module):
+    """It calls a module a hundred times."""
+
+    def forward(self, module: torch.nn.Module) -> None:
+        for _ in range(100):
+            module(None)
+
+
 def added(ours: Contender, plain: Contender) -> float:
     """In nanoseconds. By the shortest rounds: beside so little, whatever else runs on the machine only adds."""
     return (min(ours.seconds) - min(plain.seconds)) * 1e9
@@ -131,6 +139,18 @@ def main() -> None:
             run([plain, disabled, beside], **short)
             print(f"under disable_casts  {name:<12}{added(disabled, plain):>8.0f} ns")
             print(f"outside of regions   {name:<12}{added(beside, plain):>8.0f} ns")
+        module, inside = torch.nn.Identity(), Again()
+        for name, call, count in (("a module", lambda: module(None), 1), ("one within", lambda: inside(module), 100)):
+            plain = Contender("plain", call)
+            watched = Contender("within", call, lambda: converted(within="modules"))
+            run([plain, watched], **short)
+            print(f'within="modules"     {name:<12}{added(watched, plain) / count:>8.0f} ns')
+        plain, outside = (
+            Contender("plain", function),
+            Contender("outside", function, lambda: converted(within="modules")),
+        )
+        run([plain, outside], **short)
+        print(f"outside of modules   {'torch.t(x)':<12}{added(outside, plain):>8.0f} ns")
         lowered, lowered_weight = x.bfloat16(), weight.bfloat16()
         silent = Contender("silent", lambda: F.linear(lowered, lowered_weight), converted)
         logged = Contender("logged", silent.call, lambda: converted(log=log))

@@ -357,6 +357,34 @@ def test_modules_look_as_they_did() -> None:
 # ---- with the rest of torch ------------------------------------------------------------------------------------------
 
 
+class Overriding(nn.Module):
+    """Its call is its own."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return super().__call__(x) + 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ x.t()
+
+
+def hooked() -> nn.Module:
+    module = nn.Linear(8, 8)
+    module.register_forward_hook(lambda *given: given[2] * 2)
+    return module
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "torch's": lambda: nn.Linear(8, 8),
+    "a container": lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU()),
+    "of a list": lambda: nn.ModuleList([nn.Linear(8, 8)])[0],
+    "with a hook": hooked,
+    "lazy": lambda: nn.LazyLinear(4),
+    "parametrized": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)),
+    "a graph": lambda: torch.fx.symbolic_trace(nn.Sequential(nn.Linear(8, 8))),
+    "with a call of its own": Overriding,
+}
+
+
 @pytest.mark.usefixtures("compiled_anew", "one_thread")
 @pytest.mark.parametrize("backend", BACKENDS)
 class TestCompiled:
@@ -368,6 +396,13 @@ class TestCompiled:
         assert dtypes(compiled) == STEP
         for one, other in zip(compiled, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=3e-2, atol=1e-2)
+
+    @pytest.mark.parametrize("kind", MODULES)
+    def test_modules_of_every_kind_are_seen_in_a_function(self, backend: str, kind: str) -> None:
+        module = MODULES[kind]()
+        hmp.convert(within="modules")
+        compiled = torch.compile(lambda x: [module(x), x @ x.t()], backend=backend)
+        assert dtypes(compiled(X)) == [BF16, FP32]
 
     def test_a_whole_model_casts_in_all_of_it(self, backend: str) -> None:
         hmp.convert(within="modules")
