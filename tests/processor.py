@@ -220,3 +220,14 @@ def can_run(call: Callable[[], object]) -> bool:
             raise
         return False
     return True
+
+
+def has_lstm(dtype: torch.dtype) -> bool:
+    """Has torch's CPU library an LSTM in that precision for this processor?"""
+    module, x = torch.nn.LSTM(8, 6), torch.zeros(4, 4, 8)
+
+    def call() -> None:
+        with torch.autocast("cpu", dtype):
+            module(x)
+
+    return can_run(call)
