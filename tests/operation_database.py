@@ -159,8 +159,13 @@ def cast_by_hand(op: Any, call: Call) -> Call:
     dtypes = [tensor.dtype for tensor, _ in eligible]
     if not dtypes or ruling.action in ("none", "scalars"):
         return call
+    # A tensor without dimensions widens none that has some; one in a list counts as any.
+    lists = any(isinstance(one, (list, tuple)) for one in (*call.arguments, *call.keywords.values()))
+    in_lists = lists or operation == "meshgrid"  # which torch makes a list of
+    kinds = {tensor.dtype for tensor, _ in eligible if in_lists or tensor.dim()} or set(dtypes)
+    leaves_numbers = ruling.action == "widest" and operation in ops.PROMOTES and len(kinds) == 1 and not in_lists
     if ruling.action == "widest":
-        target = FP32 if FP32 in dtypes else BF16
+        target = FP32 if FP32 in kinds else BF16
     elif ruling.action == "precision" or (operation in ops.PRODUCTS and any(_is_sparse(one) for one, _ in eligible)):
         target = FP32
     else:
@@ -176,6 +181,8 @@ def cast_by_hand(op: Any, call: Call) -> Call:
 
     def cast(tensor: torch.Tensor, where: int | str) -> torch.Tensor:
         if castable is not None and not _may_be_cast(castable, where):
+            return tensor
+        if leaves_numbers and any(one.dim() for one, _ in eligible) and not tensor.dim():
             return tensor
         return tensor.to(FP32 if one_keeps and where in keeps else target)
 
