@@ -191,6 +191,9 @@ def install(plan: list[tuple[Any, Any, str, Rule, Rule]], *, within_modules: boo
     """Replace what is installed: (object, what the log shows for it, operation, rule of the lists, rule where the lists
     are silent). With ``within_modules`` nothing is lowered but in the calls of modules that are watched."""
 
+def check_modules(call_impl: Any) -> None:
+    """Raise where :func:`watch_modules` would, and change nothing."""
+
 def watch_modules(call_impl: Any, modules: list[Any] | None) -> None:
     """In calls of these modules, or of any, the lists of :func:`install` speak from now on. The modules are not held:
     whoever gives them says so when one has gone."""

@@ -59,6 +59,7 @@ class Installation:
             # Whatever can fail is made before anything is changed; the core checks everything before its first store.
             composites = self._make_composites(policy)
             plan = _policy.plan(policy)
+            self._modules.check(within)
             warn_if_in_autocast()
             self._store(lambda: _core.install(plan, within_modules=within is not None), is_whole=True)
             try:

@@ -51,6 +51,12 @@ class Modules:
         self._references: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._in_graphs = ModulesInGraphs()
 
+    @staticmethod
+    def check(within: Within) -> None:
+        """Raise where :meth:`install` would."""
+        if within is not None:
+            _core.check_modules(torch.nn.Module._call_impl)
+
     def install(self, within: Within) -> None:
         if within is None:
             self.uninstall()

@@ -342,6 +342,17 @@ def test_convert_within_a_module_changes_its_lists(converted: Converter) -> None
     assert dtypes(Calls(part)(X)) == [BF16, FP32, FP32, BF16]
 
 
+def test_where_calls_of_modules_cannot_be_watched_convert_says_so_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hmp.convert(preset="torch-cpu")
+    monkeypatch.setattr(nn.Module, "_call_impl", len)
+    with pytest.raises(RuntimeError, match=r"_call_impl is not a Python function .* `within=None`"):
+        hmp.convert(within="modules")
+    assert (X @ X.t()).dtype is BF16
+    assert (X * X).dtype is FP32  # the former lists
+
+
 def test_modules_look_as_they_did() -> None:
     function = nn.Module._call_impl
     code, called = function.__code__, nn.Module.__call__

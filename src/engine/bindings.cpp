@@ -498,6 +498,8 @@ void register_engine(py::module_& module) {
     const engine::RuleSet* set = thread_state.region;
     return set == nullptr || engine::is_of_modules(set) ? 0 : int{set->number};
   });
+  module.def("check_modules",
+             [](const py::object& call_impl) { or_throw(engine::may_watch_modules(call_impl.ptr())); });
   module.def("watch_modules", &watch_modules);
   module.def("stop_watching_modules", &engine::stop_watching_modules);
   module.def("begins_to_speak", [](const py::object& called) { return engine::begins_to_speak(called.ptr()); });

@@ -66,21 +66,25 @@ bool begins_to_speak(PyObject* module) noexcept {
   return any_module || std::binary_search(modules.begin(), modules.end(), module);
 }
 
+bool may_watch_modules(PyObject* call_impl) {
+  if (watched != nullptr) return true;
+  const vectorcallfunc expected = slot_of_functions();
+  const bool is_as_expected = expected != nullptr && PyFunction_Check(call_impl) &&
+                              reinterpret_cast<PyFunctionObject*>(call_impl)->vectorcall == expected;
+  if (is_as_expected) return rule_set_of_modules() != nullptr;
+  if (PyErr_Occurred() == nullptr) {
+    PyErr_SetString(PyExc_RuntimeError,
+                    "habana_mp cannot tell where modules run: torch.nn.Module._call_impl is not a Python function that "
+                    "is called as others are. Use `within=None`");
+  }
+  return false;
+}
+
 bool watch_modules(PyObject* call_impl, std::optional<std::vector<PyObject*>> among) {
+  if (!may_watch_modules(call_impl)) return false;
   if (watched == nullptr) {
-    const vectorcallfunc expected = slot_of_functions();
-    if (expected == nullptr || !PyFunction_Check(call_impl) ||
-        reinterpret_cast<PyFunctionObject*>(call_impl)->vectorcall != expected) {
-      if (PyErr_Occurred() == nullptr) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "habana_mp cannot tell where modules run: torch.nn.Module._call_impl is not a Python function "
-                        "that is called as others are. Use `within=None`");
-      }
-      return false;
-    }
-    if (rule_set_of_modules() == nullptr) return false;
     watched = reinterpret_cast<PyFunctionObject*>(Py_NewRef(call_impl));
-    original = expected;
+    original = watched->vectorcall;
     set_slot(watched, &call_impl_stub);
   }
   any_module = !among.has_value();

@@ -11,6 +11,9 @@
 
 namespace habana_mp::engine {
 
+// Can calls of this function be watched? If not, a Python exception says why.
+bool may_watch_modules(PyObject* call_impl);
+
 // From now on a call of `call_impl`, a Python function whose first argument is a module, is a place where convert's
 // lists speak: of any module, or of these alone (borrowed, and told apart by their address). False with a Python
 // exception set where the function's slot is not what it should be; then nothing has changed.
