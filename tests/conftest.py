@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from habana_mp import _core, hmp
+from habana_mp import HmpWarning, _core, hmp
 
 # Inductor finds what it has generated again by a key that does not tell how wide the vectors were, and compiles it for
 # those of today: under another ATEN_CPU_CAPABILITY such code writes beside its memory. So each has a cache of its own.
@@ -214,6 +215,15 @@ def compiled_anew() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def quiet_libraries() -> Iterator[None]:
+    """Libraries advise and warn; only a warning of ours is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", HmpWarning)
+        yield
 
 
 @pytest.fixture

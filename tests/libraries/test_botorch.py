@@ -5,8 +5,7 @@ Needs botorch. Where values are rounded a search may not end, so each test has a
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,22 +23,13 @@ from botorch.utils.transforms import t_batch_mode_transform
 from conftest import assert_same
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from habana_mp import HmpWarning, hmp
+from habana_mp import hmp
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("quiet_libraries")]
 torch.manual_seed(0)
 X = torch.rand(12, 2)
 Y = -(X - 0.4).square().sum(-1, keepdim=True)
 BOUNDS = torch.tensor([[0.0, 0.0], [1.0, 1.0]])
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """BoTorch advises double precision; a warning of ours is an error."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("error", HmpWarning)
-        yield
 
 
 class Own(AnalyticAcquisitionFunction):

@@ -5,8 +5,6 @@ Needs opacus.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,22 +15,14 @@ from opacus.grad_sample import GradSampleModule
 from opacus.optimizers import DPOptimizer
 from torch import nn
 
-from habana_mp import HmpWarning, hmp
+from habana_mp import hmp
 
+pytestmark = pytest.mark.usefixtures("quiet_libraries")
 BF16, FP32 = torch.bfloat16, torch.float32
 WITHINS = [None, "modules"]
 torch.manual_seed(0)
 X = torch.randn(64, 8)
 Y = (X.sum(1) > 0).long()
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Opacus warns of its random numbers, torch of Opacus' hooks; a warning of ours is an error."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("error", HmpWarning)
-        yield
 
 
 def small() -> nn.Sequential:

@@ -5,8 +5,6 @@ Needs torchvision. Each transform by itself: ``tests/test_transforms.py``.
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,23 +13,15 @@ from conftest import assert_same, seeded
 from torch import nn
 from torchvision_here import import_torchvision
 
-from habana_mp import HmpWarning, hmp
+from habana_mp import hmp
 
 v2 = import_torchvision("torchvision.transforms.v2")
 models = import_torchvision("torchvision.models")
+pytestmark = pytest.mark.usefixtures("quiet_libraries")
 BF16, FP32 = torch.bfloat16, torch.float32
 WITHINS = [None, "modules"]
 torch.manual_seed(0)
 IMAGES = torch.rand(4, 3, 32, 32)
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """torchvision warns of its own older ways; a warning of ours is an error."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("error", HmpWarning)
-        yield
 
 
 def augmentation() -> Any:
