@@ -134,6 +134,18 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
   return rule;
 }
 
+// The result of a call that is made in this state; the one before comes back.
+template <typename Call>
+py::object in_state(const engine::CastState& wanted, const Call& call) {
+  const engine::CastState before = engine::exchange_state(wanted);
+  auto result = py::reinterpret_steal<py::object>(call());
+  HeldError held;
+  engine::exchange_state(before);
+  held.restore();
+  if (!result) throw py::error_already_set();
+  return result;
+}
+
 // The result of a call that is made with the lists silent. Where torch.compile could not tell silence from lists that
 // speak, casts are off instead.
 template <typename Call>
@@ -146,13 +158,7 @@ py::object with_silent_lists(const Call& call) {
     PyErr_Clear();
     wanted.disabled = true;
   }
-  const engine::CastState before = engine::exchange_state(wanted);
-  auto result = py::reinterpret_steal<py::object>(call());
-  HeldError held;
-  engine::exchange_state(before);
-  held.restore();
-  if (!result) throw py::error_already_set();
-  return result;
+  return in_state(wanted, call);
 }
 
 // The result of a call that is the backward of a function written in Python. As torch.autocast does not reach there,
@@ -166,13 +172,7 @@ py::object call_backward(const py::object& function, const py::tuple& arguments,
     return function(*arguments, **keywords);
   }
   wanted.silent = wanted.silent_until_recording = true;
-  const engine::CastState before = engine::exchange_state(wanted);
-  auto result = py::reinterpret_steal<py::object>(PyObject_Call(function.ptr(), arguments.ptr(), keywords.ptr()));
-  HeldError held;
-  engine::exchange_state(before);
-  held.restore();
-  if (!result) throw py::error_already_set();
-  return result;
+  return in_state(wanted, [&] { return PyObject_Call(function.ptr(), arguments.ptr(), keywords.ptr()); });
 }
 
 // (object, what the log shows for it, operation, rule of the lists, rule where the lists are silent)
