@@ -368,7 +368,7 @@ def refused_in_graphs(function: _F) -> _F:
 
     # Dynamo leaves it to Python, instead of reading what it does. With `fullgraph=True` its own error tells why.
     refusing._torchdynamo_disable = True  # type: ignore[attr-defined]  # Dynamo looks for it
-    refusing._torchdynamo_disable_msg = "it changes torch"  # type: ignore[attr-defined]
+    refusing._torchdynamo_disable_msg = "it changes torch"  # type: ignore[attr-defined]  # as above
     return refusing  # type: ignore[return-value]  # the same parameters
 
 

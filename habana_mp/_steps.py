@@ -79,7 +79,7 @@ class UnwrappedSteps:
                 self._exchange(made)
 
             self._watches = True
-            Optimizer.__init_subclass__ = classmethod(look)  # type: ignore[assignment]
+            Optimizer.__init_subclass__ = classmethod(look)  # type: ignore[assignment]  # a hook of ours
 
     def uninstall(self) -> None:
         if self._watches and "__init_subclass__" in vars(Optimizer):

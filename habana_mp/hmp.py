@@ -115,7 +115,7 @@ def convert(
         OSError: a list file that cannot be read, or a log file that cannot be written.
     """
     if isVerbose is None or (type(isVerbose) is int and isVerbose in (0, 1)):  # as scripts have it
-        isVerbose = bool(isVerbose)  # noqa: N806
+        isVerbose = bool(isVerbose)  # noqa: N806  as above
     _check_switches(
         isVerbose=isVerbose,
         weight_cache=weight_cache,

@@ -153,7 +153,7 @@ def library_sums_as_linear(like: torch.Tensor, outer: int, *, bias: bool = True)
     pack, run = operators["linear"]
 
     def from_packed(x: torch.Tensor, weight: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
-        return run(x, pack(weight, None), b, "none", [], "")  # type: ignore[no-any-return]
+        return run(x, pack(weight, None), b, "none", [], "")  # type: ignore[no-any-return]  # a tensor
 
     return _found_out_once(
         "library",

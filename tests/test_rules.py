@@ -1771,7 +1771,7 @@ def class_in_front() -> Any:
 
 
 def derived_class_in_front() -> Any:
-    class Derived(class_in_front()):  # type: ignore[misc]
+    class Derived(class_in_front()):  # type: ignore[misc]  # made anew
         def __init__(self, inner: torch.optim.Optimizer) -> None:
             super().__init__(inner)
 
@@ -1818,7 +1818,7 @@ def test_the_step_of_an_optimizer_that_torchs_constructor_never_saw_is_one(name:
 
 
 def test_such_a_step_that_raises_leaves_casts_on() -> None:
-    class Failing(class_in_front()):  # type: ignore[misc]
+    class Failing(class_in_front()):  # type: ignore[misc]  # made anew
         def step(self, closure: Any = None) -> Any:
             super().step()
             raise KeyError

@@ -127,7 +127,7 @@ def test_boxes_turn_with_their_image_as_in_plain_torch() -> None:
 
 
 def test_a_transform_of_ones_own_is_in_float32_where_torchvision_calls_it() -> None:
-    class Halved(v2.Transform):  # type: ignore[misc, name-defined]
+    class Halved(v2.Transform):  # type: ignore[misc, name-defined]  # imported by name
         def transform(self, value: torch.Tensor, params: dict[str, Any]) -> torch.Tensor:
             return value * 0.5
 
