@@ -12,9 +12,6 @@
 
 namespace habana_mp::engine {
 
-using tensor::is_floating;
-using tensor::Kind;
-
 namespace {
 
 // Where the arguments are that a packed weight is used with, in a call of so many.
@@ -80,9 +77,11 @@ PyObject* cast_and_answer(const Rule& rule, weights::PackedCall& call, Kind inpu
 
 // A product or convolution of a float32 weight where nothing is recorded, from the weight's packed form. Null, without
 // an exception, where the call is to be made the ordinary way.
-PyObject* answer_from_packed(const Rule& rule, const Arguments& arguments, const Reading& reading, Kind to,
-                             Tally& tally) {
-  const PackedPlaces places = places_of(rule.packs);
+PyObject* answer_from_packed(const Call& call, Kind to, Tally& tally) {
+  const Arguments& arguments = call.arguments;
+  const Reading& reading = call.reading;
+  const weights::Packs packs = call.rule.means.packs;
+  const PackedPlaces places = places_of(packs);
   const Py_ssize_t count = arguments.positional;
   if (arguments.keywords != nullptr || count < places.least || count > places.most) return nullptr;
   PyObject* const* values = arguments.values;
@@ -93,31 +92,32 @@ PyObject* answer_from_packed(const Rule& rule, const Arguments& arguments, const
       !is_floating(reading.kinds[places.input])) {
     return nullptr;
   }
-  weights::PackedCall call{.what = rule.packs, .input = input, .bias = bias};
-  call.transposed = Py_TYPE(given) != tensor::api.parameter;
-  if (!weights::may_pack(call)) return nullptr;
-  if (bias == Py_None && rule.packs == weights::Packs::addmm) return nullptr;  // torch refuses it
+  weights::PackedCall packed{.what = packs, .input = input, .bias = bias};
+  packed.transposed = Py_TYPE(given) != tensor::api.parameter;
+  if (!weights::may_pack(packed)) return nullptr;
+  if (bias == Py_None && packs == weights::Packs::addmm) return nullptr;  // torch refuses it
   const Kind bias_kind = bias == Py_None ? Kind::other : reading.kinds[places.bias];
   if (bias != Py_None && (!tensor::is_plain_tensor(bias) || !is_floating(bias_kind))) return nullptr;
-  if (!call.is_product()) {
+  if (!packed.is_product()) {
     for (Py_ssize_t i = 3; i < 6; ++i) {
       if (!PyTuple_Check(values[i])) return nullptr;
     }
-    call.options = values + 3;
+    packed.options = values + 3;
   }
-  call.weight = call.transposed ? weight_behind(given) : Py_NewRef(given);
-  if (call.weight == nullptr) return nullptr;
+  packed.weight = packed.transposed ? weight_behind(given) : Py_NewRef(given);
+  if (packed.weight == nullptr) return nullptr;
   // A weight's product with itself needs its plain cast besides.
-  const bool is_by_itself = input == call.weight || input == given;
+  const bool is_by_itself = input == packed.weight || input == given;
   PyObject* result =
-      is_by_itself ? nullptr : cast_and_answer(rule, call, reading.kinds[places.input], bias_kind, to, tally);
-  Py_DECREF(call.weight);
+      is_by_itself ? nullptr : cast_and_answer(call.rule, packed, reading.kinds[places.input], bias_kind, to, tally);
+  Py_DECREF(packed.weight);
   return result;
 }
 
 // Shall torch itself cast, within its operation? Only where it casts nothing else than we would.
-bool may_leave_casts(const Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading) {
-  if (!rule.casts_inside || rule.action != Rule::Action::precision || rule.to == Kind::f32) return false;
+bool may_leave_casts(const Call& call) {
+  const auto& [target, rule, arguments, reading] = call;
+  if (!rule.means.casts_inside || rule.action != Action::precision || rule.to == Kind::f32) return false;
   if (target.shape != Target::Shape::function && target.shape != Target::Shape::method) return false;
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
     if (reading.kinds[i] == Kind::sequence) return false;
@@ -132,9 +132,9 @@ PyObject* call_and_cast_inside(Target& target, const Arguments& arguments, Kind 
 }
 
 // The place of the last list among the arguments, which holds the weights of a recurrent layer; -1 where there is none.
-Py_ssize_t place_of_weights(const Arguments& arguments, const Reading& reading) {
-  Py_ssize_t place = arguments.count() - 1;
-  while (place >= 0 && reading.kinds[place] != Kind::sequence) --place;
+Py_ssize_t place_of_weights(const Call& call) {
+  Py_ssize_t place = call.arguments.count() - 1;
+  while (place >= 0 && call.reading.kinds[place] != Kind::sequence) --place;
   return place;
 }
 
@@ -162,49 +162,50 @@ bool fold_products(PyObject* made) {
 }
 
 // The casts of a call; those of a recurrent layer's weights as its products want them.
-bool make_casts(const Rule& rule, const Arguments& arguments, const Reading& reading, Kind to, bool records,
-                CastArguments& cast, Attempt& attempt) {
-  if (!cast.make(rule, reading, to, attempt.tally)) return false;
-  if (!rule.takes_steps || attempt.is_fused || records || to == Kind::f32) return true;
-  const Py_ssize_t place = place_of_weights(arguments, reading);
+bool make_casts(const Call& call, Kind to, bool records, CastArguments& cast, Attempt& attempt) {
+  if (!cast.make(call.rule, call.reading, to, attempt.tally)) return false;
+  if (!call.rule.means.takes_steps || attempt.is_fused || records || to == Kind::f32) return true;
+  const Py_ssize_t place = place_of_weights(call);
   PyObject* const made = place < 0 ? nullptr : cast.arguments().values[place];
-  return made == nullptr || made == arguments.values[place] || fold_products(made);
+  return made == nullptr || made == call.arguments.values[place] || fold_products(made);
 }
 
 // Torch's autocast lowers what goes into each product. The weights are cast before, since every step takes them; where
 // somebody watches, or they are no plain tensors, torch does it.
-PyObject* attempt_products_inside(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
-                                  Kind to, Attempt& attempt) {
-  const Py_ssize_t place = place_of_weights(arguments, reading);
+PyObject* attempt_products_inside(const Call& call, Kind to, Attempt& attempt) {
+  const Arguments& arguments = call.arguments;
+  const Py_ssize_t place = place_of_weights(call);
   if (place < 0 || tensor::is_traced() || !are_plain(arguments.values[place])) {
     for (Py_ssize_t i = 0; place >= 0 && i < PySequence_Fast_GET_SIZE(arguments.values[place]); ++i) {
       if (tensor::kind_of(PySequence_Fast_GET_ITEM(arguments.values[place], i)) == Kind::f32) ++attempt.tally.casts;
     }
-    return call_and_cast_inside(target, arguments, to);
+    return call_and_cast_inside(call.target, arguments, to);
   }
   Reading weights(arguments.count());
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) weights.kinds[i] = i == place ? Kind::sequence : Kind::other;
   CastArguments cast(arguments);
-  attempt.made = make_casts(rule, arguments, weights, to, tensor::grad_is_enabled(), cast, attempt);
-  return attempt.made ? call_and_cast_inside(target, cast.arguments(), to) : nullptr;
+  const Call of_weights{call.target, call.rule, arguments, weights};
+  attempt.made = make_casts(of_weights, to, tensor::grad_is_enabled(), cast, attempt);
+  return attempt.made ? call_and_cast_inside(call.target, cast.arguments(), to) : nullptr;
 }
 
-PyObject* attempt_as_they_lie(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
-                              Kind to, bool records, Attempt& attempt) {
+PyObject* attempt_as_they_lie(const Call& call, Kind to, bool records, Attempt& attempt) {
   Tally& tally = attempt.tally;
-  if (rule.packs != weights::Packs::nothing && to == Kind::bf16 && !records) {
-    if (PyObject* result = answer_from_packed(rule, arguments, reading, to, tally)) return result;
+  const Rule& rule = call.rule;
+  if (rule.means.packs != weights::Packs::nothing && to == Kind::bf16 && !records) {
+    if (PyObject* result = answer_from_packed(call, to, tally)) return result;
     attempt.interrupted = PyErr_Occurred() != nullptr;
     if (attempt.interrupted) return nullptr;
   }
   // Where something is recorded the graph holds what was cast.
-  tally.may_reuse_memory = !records && rule.takes_weights_once() && target.shape != Target::Shape::python;
-  tally.leaves_casts = records && may_leave_casts(target, rule, arguments, reading);
-  CastArguments cast(arguments);
-  attempt.made = make_casts(rule, arguments, reading, to, records, cast, attempt);
+  tally.may_reuse_memory = !records && rule.takes_weights_once() && call.target.shape != Target::Shape::python;
+  tally.leaves_casts = records && may_leave_casts(call);
+  CastArguments cast(call.arguments);
+  attempt.made = make_casts(call, to, records, cast, attempt);
   attempt.scalar_changed = cast.scalar_changed();
   if (!attempt.made) return nullptr;
-  return tally.left_casts ? call_and_cast_inside(target, cast.arguments(), to) : call_unseen(target, cast.arguments());
+  return tally.left_casts ? call_and_cast_inside(call.target, cast.arguments(), to)
+                          : call_unseen(call.target, cast.arguments());
 }
 
 // Is there a bias to be added to a product?
@@ -232,33 +233,34 @@ bool add_bias(const Rule& rule, PyObject* result, PyObject* bias, Kind kind, Kin
 }
 
 // The same for a tracer's tensor, which has no memory yet: the copy becomes a part of what is traced.
-PyObject* attempt_in_traced_rows(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
-                                 Kind to, Attempt& attempt) {
-  PyObject* rows = PyObject_CallFunctionObjArgs(rule.in_rows, arguments.values[0], arguments.values[1], nullptr);
+PyObject* attempt_in_traced_rows(const Call& call, Kind to, Attempt& attempt) {
+  const Arguments& arguments = call.arguments;
+  PyObject* rows =
+      PyObject_CallFunctionObjArgs(call.rule.means.in_rows, arguments.values[0], arguments.values[1], nullptr);
   attempt.interrupted = rows == nullptr && PyErr_ExceptionMatches(PyExc_Exception) == 0;
   if (attempt.interrupted) return nullptr;
   PyErr_Clear();
   SmallBuffer<PyObject*> values(arguments.count());
   std::copy_n(arguments.values, arguments.count(), values.data());
   if (rows != nullptr) values[0] = rows;
-  PyObject* result = attempt_as_they_lie(target, rule, {values.data(), arguments.positional, arguments.keywords},
-                                         reading, to, false, attempt);
+  const Arguments given{values.data(), arguments.positional, arguments.keywords};
+  PyObject* result = attempt_as_they_lie({call.target, call.rule, given, call.reading}, to, false, attempt);
   Py_XDECREF(rows);
   return result;
 }
 
-PyObject* attempt_in_rows(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading, Kind to,
-                          Attempt& attempt) {
+PyObject* attempt_in_rows(const Call& call, Kind to, Attempt& attempt) {
+  const auto& [target, rule, arguments, reading] = call;
   tensor::CastResult seen;
   PyObject* const rows = tensor::cast_in_rows(arguments.values[0], reading.kinds[0], to, seen);
-  if (rows == nullptr) return attempt_as_they_lie(target, rule, arguments, reading, to, false, attempt);
+  if (rows == nullptr) return attempt_as_they_lie(call, to, false, attempt);
   PyObject* const values[] = {rows, arguments.values[1]};
   Reading in_rows(2);
-  in_rows.seen = reading.seen;
-  in_rows.first = reading.first;
+  in_rows.present = reading.present;
   in_rows.kinds[0] = to;
   in_rows.kinds[1] = reading.kinds[1];
-  PyObject* result = attempt_as_they_lie(target, rule, {values, 2, nullptr}, in_rows, to, false, attempt);
+  const Arguments given{values, 2, nullptr};
+  PyObject* result = attempt_as_they_lie({target, rule, given, in_rows}, to, false, attempt);
   tensor::give_back(rows);
   if (reading.kinds[0] != to) {
     ++attempt.tally.casts;
@@ -273,15 +275,15 @@ PyObject* attempt_in_rows(Target& target, const Rule& rule, const Arguments& arg
 
 }  // namespace
 
-bool may_lower_products(const Arguments& arguments, const Reading& reading, Kind to) {
+bool may_lower_products(const Call& call, Kind to) {
   if (!tensor::may_cast_inside() || tensor::is_recorded_by_torch()) return false;
   const auto is_known = [to](PyObject* value) {
     const Kind kind = tensor::kind_of(value);
     return !is_floating(kind) || ((kind == Kind::f32 || kind == to) && !tensor::is_off_cpu(value));
   };
-  for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
-    PyObject* const value = arguments.values[i];
-    if (reading.kinds[i] != Kind::sequence) {
+  for (Py_ssize_t i = 0; i < call.arguments.count(); ++i) {
+    PyObject* const value = call.arguments.values[i];
+    if (call.reading.kinds[i] != Kind::sequence) {
       if (!is_known(value)) return false;
       continue;
     }
@@ -295,19 +297,17 @@ bool may_lower_products(const Arguments& arguments, const Reading& reading, Kind
   return true;
 }
 
-PyObject* attempt_with_casts(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
-                             Kind to, Attempt& attempt) {
-  if (attempt.is_inside) return attempt_products_inside(target, rule, arguments, reading, to, attempt);
+PyObject* attempt_with_casts(const Call& call, Kind to, Attempt& attempt) {
+  const Arguments& arguments = call.arguments;
+  if (attempt.is_inside) return attempt_products_inside(call, to, attempt);
   const bool records = tensor::grad_is_enabled();
-  if (rule.in_rows != nullptr && !records && to != Kind::f32) {
-    if (is_of_uneven_rows(arguments, reading)) {
-      return attempt_in_rows(target, rule, arguments, reading, to, attempt);
-    }
+  if (call.rule.means.in_rows != nullptr && !records && to != Kind::f32) {
+    if (is_of_uneven_rows(arguments, call.reading)) return attempt_in_rows(call, to, attempt);
     if (arguments.positional > 1 && tensor::holds_subclass(arguments.values, 1) && tensor::is_intercepted()) {
-      return attempt_in_traced_rows(target, rule, arguments, reading, to, attempt);
+      return attempt_in_traced_rows(call, to, attempt);
     }
   }
-  return attempt_as_they_lie(target, rule, arguments, reading, to, records, attempt);
+  return attempt_as_they_lie(call, to, records, attempt);
 }
 
 }  // namespace habana_mp::engine

@@ -3,15 +3,14 @@
 #pragma once
 
 #include "engine/cast_arguments.hpp"
-#include "engine/target.hpp"
 
 namespace habana_mp::engine {
 
 // What came of a try.
 struct Attempt {
   Tally tally;
-  bool is_fused = false;   // one kernel computes all steps; Rule::is_fused said so
-  bool is_inside = false;  // only the products inside are to be lowered; may_lower_products said so
+  bool is_fused = false;   // as the plan says
+  bool is_inside = false;  // likewise
   bool made = true;        // the casts were
   bool scalar_changed = false;
   bool interrupted = false;
@@ -19,10 +18,9 @@ struct Attempt {
 
 // Can torch's autocast lower the products inside of this call, and leave the rest as it would be without lists? Only
 // on the CPU, where all is in float32 or in this precision already, and where torch records no operations.
-bool may_lower_products(const Arguments& arguments, const Reading& reading, tensor::Kind to);
+bool may_lower_products(const Call& call, Kind to);
 
 // A new reference, or null with the exception of a cast or of the call; `attempt` tells which.
-PyObject* attempt_with_casts(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
-                             tensor::Kind to, Attempt& attempt);
+PyObject* attempt_with_casts(const Call& call, Kind to, Attempt& attempt);
 
 }  // namespace habana_mp::engine

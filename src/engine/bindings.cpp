@@ -38,20 +38,19 @@ namespace {
 using engine::Rule;
 using engine::Target;
 using engine::thread_state;
-using tensor::Kind;
 
 void or_throw(bool succeeded) {
   if (!succeeded) throw py::error_already_set();
 }
 
-Rule::Action action_of(const std::string& name) {
-  if (name == "precision") return Rule::Action::precision;
-  if (name == "widest") return Rule::Action::widest;
-  if (name == "in_place") return Rule::Action::in_place;
-  if (name == "first_input") return Rule::Action::first_input;
-  if (name == "scalars") return Rule::Action::scalars;
-  if (name == "refused") return Rule::Action::refused;
-  if (name == "none") return Rule::Action::none;
+rules::Action action_of(const std::string& name) {
+  if (name == "precision") return rules::Action::precision;
+  if (name == "widest") return rules::Action::widest;
+  if (name == "in_place") return rules::Action::in_place;
+  if (name == "first_input") return rules::Action::first_input;
+  if (name == "scalars") return rules::Action::scalars;
+  if (name == "refused") return rules::Action::refused;
+  if (name == "none") return rules::Action::none;
   throw std::invalid_argument("unknown action: " + name);
 }
 
@@ -62,19 +61,19 @@ Kind precision_of(const std::string& name) {
   throw std::invalid_argument("unknown precision: " + name);
 }
 
-engine::Reason reason_for(Rule::Action action, bool no_kernel, bool by_parts) {
-  if (no_kernel) return engine::Reason::no_kernel;
-  if (by_parts) return engine::Reason::parts;
+rules::Reason reason_for(rules::Action action, bool no_kernel, bool by_parts) {
+  if (no_kernel) return rules::Reason::no_kernel;
+  if (by_parts) return rules::Reason::parts;
   switch (action) {
-    case Rule::Action::widest:
-      return engine::Reason::widest;
-    case Rule::Action::in_place:
-      return engine::Reason::in_place;
-    case Rule::Action::first_input:
-    case Rule::Action::scalars:
-      return engine::Reason::first_input;
+    case rules::Action::widest:
+      return rules::Reason::widest;
+    case rules::Action::in_place:
+      return rules::Reason::in_place;
+    case rules::Action::first_input:
+    case rules::Action::scalars:
+      return rules::Reason::first_input;
     default:
-      return engine::Reason::list;
+      return rules::Reason::list;
   }
 }
 
@@ -102,35 +101,39 @@ Rule make_rule(const std::string& action, const std::string& precision, bool sat
                bool counts_no_version, bool casts_inside, bool is_product, const std::string& packs) {
   Rule rule;
   rule.action = action_of(action);
-  if (rule.action == Rule::Action::precision) rule.to = precision_of(precision);
+  if (rule.action == rules::Action::precision) rule.to = precision_of(precision);
   rule.reason = reason_for(rule.action, no_kernel, by_parts);
-  rule.saturate = saturate;
-  rule.saturate_tensors = saturate_tensors;
-  rule.positions = positions;
-  rule.kept_keywords = kept(kept_keywords);
-  rule.target_keywords = kept(target_keywords);
-  rule.raised_positions = raised_positions;
-  rule.raised_keywords = kept(raised_keywords);
-  rule.off_cpu_positions = off_cpu_positions;
-  rule.off_cpu_keywords = kept(off_cpu_keywords);
-  rule.sparse_keyword = kept(sparse_keyword);
-  rule.sparse_position = sparse_position;
-  rule.is_wrong = kept_function(is_wrong);
-  rule.wrong_if_strided = wrong_if_strided;
-  rule.sums = kept_function(sums);
+  rule.saturates = saturate;
+  rule.means.saturates_tensors = saturate_tensors;
+  rule.castable.positions = positions;
+  rule.castable.kept_keywords = kept(kept_keywords);
+  rule.castable.target_keywords = kept(target_keywords);
+  rule.castable.raised_positions = raised_positions;
+  rule.castable.raised_keywords = kept(raised_keywords);
+  rule.castable.off_cpu_positions = off_cpu_positions;
+  rule.castable.off_cpu_keywords = kept(off_cpu_keywords);
+  rule.questions.sparse_keyword = kept(sparse_keyword);
+  rule.questions.sparse_position = sparse_position;
+  rule.may_be_wrong = !is_wrong.is_none();
+  rule.questions.is_wrong = kept_function(is_wrong);
+  rule.questions.wrong_if_strided = wrong_if_strided;
+  rule.may_add_up = !sums.is_none();
+  rule.questions.adds_up = kept_function(sums);
   rule.views_one = views_one;
-  rule.makes_product = kept_function(makes_product);
+  rule.only_with_product = !makes_product.is_none();
+  rule.questions.makes_product = kept_function(makes_product);
   rule.products_inside = products_inside;
-  rule.is_fused = kept_function(is_fused);
+  rule.may_be_fused = !is_fused.is_none();
+  rule.questions.is_fused = kept_function(is_fused);
   rule.may_repeat = may_repeat;
   rule.promotes = promotes;
-  rule.keeps_weights = keeps_weights;
-  rule.in_rows = kept_function(in_rows);
-  rule.takes_steps = takes_steps;
+  rule.means.keeps_weights = keeps_weights;
+  rule.means.in_rows = kept_function(in_rows);
+  rule.means.takes_steps = takes_steps;
   rule.counts_no_version = counts_no_version;
-  rule.casts_inside = casts_inside;
+  rule.means.casts_inside = casts_inside;
   rule.is_product = is_product;
-  rule.packs = weights::packs_named(packs);
+  rule.means.packs = weights::packs_named(packs);
   return rule;
 }
 
@@ -261,11 +264,10 @@ py::list counts() {
   // No Python object is made meanwhile: a collection of garbage may free functions with rules of their own.
   std::vector<Row> found;
   engine::for_each_target([&found](const Target& target) {
-    for (int p = 0; p < engine::precision_count; ++p) {
+    for (int p = 0; p < rules::precision_count; ++p) {
       const engine::Count& count = target.counts[static_cast<std::size_t>(p)];
       if (count.calls == 0) continue;
-      found.push_back(
-          {target.operation, target.representation, engine::name(static_cast<engine::Precision>(p)), count});
+      found.push_back({target.operation, target.representation, rules::name(static_cast<rules::Precision>(p)), count});
     }
   });
   py::list rows;
@@ -292,8 +294,8 @@ py::object untouched_twin(const py::object& builtin) {
 }
 
 py::object cast_in_block(const py::object& tensor, const py::object& dtype) {
-  const tensor::Kind to = tensor::kind_of_dtype(dtype.ptr());
-  PyObject* made = tensor::is_floating(to) ? tensor::cast_in_block(tensor.ptr(), to) : nullptr;
+  const Kind to = tensor::kind_of_dtype(dtype.ptr());
+  PyObject* made = is_floating(to) ? tensor::cast_in_block(tensor.ptr(), to) : nullptr;
   return made == nullptr ? py::none() : py::reinterpret_steal<py::object>(made);
 }
 
@@ -339,7 +341,7 @@ class Function {
       : target_(engine::make_function_target(function.ptr(), shown.ptr(), operation.c_str())) {
     if (target_ == nullptr) throw py::error_already_set();
     Rule own = rule;
-    own.reason = engine::Reason::op_wrap;
+    own.reason = rules::Reason::op_wrap;
     target_->listed = engine::intern(own);
   }
   ~Function() { engine::drop_function_target(target_); }

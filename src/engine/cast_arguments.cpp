@@ -7,14 +7,11 @@
 
 namespace habana_mp::engine {
 
-using tensor::is_floating;
-using tensor::Kind;
-
 namespace {
 
 // A tensor without dimensions stands for a number where the rule brings numbers into range.
 bool is_number_tensor(const Rule& rule, PyObject* item, Kind to) {
-  return rule.saturate_tensors && to != Kind::f32 && tensor::count_elements(item) == 1 &&
+  return rule.means.saturates_tensors && to != Kind::f32 && tensor::count_elements(item) == 1 &&
          tensor::has_no_dimensions(item);
 }
 
@@ -44,7 +41,7 @@ PyObject* kept_cast(PyObject* weight, bool is_view, Kind to, Tally& tally) {
 PyObject* cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tally) {
   tally.for_now = false;
   if (!is_floating(kind) || kind == to) return Py_NewRef(item);
-  if (rule.keeps_weights && kind == Kind::f32) {
+  if (rule.means.keeps_weights && kind == Kind::f32) {
     const bool is_weight = Py_TYPE(item) == tensor::api.parameter;
     if (is_weight || (tensor::is_plain_tensor(item) && weights::may_be_part(item))) {
       if (PyObject* kept = kept_cast(item, !is_weight, to, tally)) return kept;
@@ -68,7 +65,7 @@ PyObject* cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally&
     return Py_NewRef(item);
   }
   const bool saturates = is_number_tensor(rule, item, to);
-  if (rule.action == Rule::Action::scalars && !saturates) return Py_NewRef(item);
+  if (rule.action == Action::scalars && !saturates) return Py_NewRef(item);
   PyObject* made = saturates                ? tensor::cast_saturated(item, kind, to, tally.made)
                    : tally.may_reuse_memory ? tensor::cast_for_now(item, kind, to, tally.made, tally.for_now)
                                             : tensor::cast(item, kind, to, tally.made);
@@ -94,7 +91,7 @@ PyObject* cast_sequence(const Rule& rule, PyObject* sequence, Kind to, Tally& ta
       PyTuple_Check(sequence) ? PyTuple_GetSlice(sequence, 0, PyTuple_GET_SIZE(sequence)) : PyList_AsTuple(sequence);
   if (items == nullptr) return nullptr;
   const bool may_reuse_memory = std::exchange(tally.may_reuse_memory, false);  // the list holds what it is given
-  tally.of_steps = rule.takes_steps && tensor::is_lower(to);
+  tally.of_steps = rule.means.takes_steps && is_lower(to);
   const Py_ssize_t size = PyTuple_GET_SIZE(items);
   PyObject* made = PyTuple_Check(sequence) ? PyTuple_New(size) : PyList_New(size);
   bool is_another = false;
@@ -131,12 +128,12 @@ bool may_stay_in_float32(const Rule& rule, const Arguments& arguments, Py_ssize_
   bool raised_only = false;
   bool off_cpu = false;
   if (i < arguments.positional) {
-    raised_only = i < 64 && ((rule.raised_positions >> i) & 1U) != 0;
-    off_cpu = i < 64 && ((rule.off_cpu_positions >> i) & 1U) != 0;
+    raised_only = i < 64 && ((rule.castable.raised_positions >> i) & 1U) != 0;
+    off_cpu = i < 64 && ((rule.castable.off_cpu_positions >> i) & 1U) != 0;
   } else {
     PyObject* name = PyTuple_GET_ITEM(arguments.keywords, i - arguments.positional);
-    raised_only = holds(rule.raised_keywords, name);
-    off_cpu = holds(rule.off_cpu_keywords, name);
+    raised_only = holds(rule.castable.raised_keywords, name);
+    off_cpu = holds(rule.castable.off_cpu_keywords, name);
   }
   return raised_only || (off_cpu && !tensor::is_off_cpu(arguments.values[i]));
 }
@@ -159,19 +156,19 @@ PyObject* saturated(PyObject* number, Kind precision) {
 // The kernel wants all of them in float32 then. A norm's bias alone does not decide: without a weight its backward
 // wants the bias as the input is.
 bool one_stays_in_float32(const Rule& rule, const Arguments& arguments, const Reading& reading) {
-  if (rule.raised_positions == 0 && rule.off_cpu_positions == 0) return false;
+  if (rule.castable.raised_positions == 0 && rule.castable.off_cpu_positions == 0) return false;
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
     if (!may_stay_in_float32(rule, arguments, i)) continue;
-    if (rule.raised_positions == 0 && is_called_bias(arguments, i)) continue;
+    if (rule.castable.raised_positions == 0 && is_called_bias(arguments, i)) continue;
     if (reading.kinds[i] == Kind::f32) return true;
-    if (rule.raised_positions == 0) return false;
+    if (rule.castable.raised_positions == 0) return false;
   }
   return false;
 }
 
 bool CastArguments::make(const Rule& rule, const Reading& reading, Kind to, Tally& tally) {
   // Beside an input without dimensions a tensor without them is promoted like any other.
-  if (rule.action == Rule::Action::scalars && given_.positional > 0 && is_floating(reading.kinds[0]) &&
+  if (rule.action == Action::scalars && given_.positional > 0 && is_floating(reading.kinds[0]) &&
       tensor::has_no_dimensions(given_.values[0])) {
     return keep_all();
   }
@@ -185,7 +182,7 @@ bool CastArguments::make(const Rule& rule, const Reading& reading, Kind to, Tall
       made = cast_item(rule, value, kind, Kind::f32, tally);
     } else if (kind == Kind::sequence) {
       made = cast_sequence(rule, value, to, tally, 0);
-    } else if (rule.saturate && to != Kind::f32 && is_number(value)) {
+    } else if (rule.saturates && to != Kind::f32 && is_number(value)) {
       made = saturated(value, to);
       if (made != nullptr) {
         scalar_changed_ = true;

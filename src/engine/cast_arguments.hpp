@@ -23,16 +23,19 @@ struct Tally {
 };
 
 // One tensor: a new reference, to itself where there is nothing to cast. Null with a Python exception when it failed.
-PyObject* cast_item(const Rule& rule, PyObject* item, tensor::Kind kind, tensor::Kind to, Tally& tally);
+PyObject* cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tally);
 
 // Of what cast_item made; `for_now` as the tally said then.
 void let_go(PyObject* value, bool for_now);
 
 // Rule 9: a Python number that float32 holds and the lower precision does not, brought into its range; null for others.
-PyObject* saturated(PyObject* number, tensor::Kind precision);
+PyObject* saturated(PyObject* number, Kind precision);
 
 // Does one of the arguments stay in float32 beside a lower input, since the kernel takes it so?
 bool one_stays_in_float32(const Rule& rule, const Arguments& arguments, const Reading& reading);
+inline bool one_stays_in_float32(const Call& call) {
+  return one_stays_in_float32(call.rule, call.arguments, call.reading);
+}
 
 // New arguments with everything cast that the plan wants. Owns what it holds.
 class CastArguments {
@@ -45,7 +48,7 @@ class CastArguments {
   CastArguments& operator=(const CastArguments&) = delete;
 
   // False with a Python exception set when a cast failed.
-  bool make(const Rule& rule, const Reading& reading, tensor::Kind to, Tally& tally);
+  bool make(const Rule& rule, const Reading& reading, Kind to, Tally& tally);
 
   bool scalar_changed() const { return scalar_changed_; }
   Arguments arguments() { return {values_.data(), given_.positional, given_.keywords}; }

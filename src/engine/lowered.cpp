@@ -41,7 +41,7 @@ bool was_lowered(PyObject* tensor) noexcept {
 }
 
 bool may_be_lowered_in_graph(PyObject* tensor) noexcept {
-  return tensor::is_lower(tensor::kind_of(tensor)) && tensor::requires_grad(tensor) && casts_are_made_here();
+  return is_lower(tensor::kind_of(tensor)) && tensor::requires_grad(tensor) && casts_are_made_here();
 }
 
 }  // namespace habana_mp::engine

@@ -12,10 +12,6 @@
 
 namespace habana_mp::engine {
 
-using tensor::bit;
-using tensor::floating;
-using tensor::Kind;
-
 namespace {
 
 // A weight is cast by the first use and packed after some more.
@@ -116,24 +112,25 @@ void set_verdict(std::uint64_t shape, Verdict verdict) { shapes()[shape].verdict
 
 // Is it one of the calls that may be left as they are written where that is faster? Not where a backward follows, of
 // whose time nothing is known.
-bool may_be_skipped(const Target& target, const Rule& rule, const Reading& reading) {
-  return rule.action == Rule::Action::precision && rule.to != Kind::f32 && rule.takes_weights_once() &&
-         (reading.seen & floating) == bit(Kind::f32) &&
+bool may_be_skipped(const Call& call) {
+  const auto& [target, rule, _, reading] = call;
+  return rule.action == Action::precision && rule.to != Kind::f32 && rule.takes_weights_once() &&
+         (reading.present.kinds & floating) == bit(Kind::f32) &&
          (target.shape == Target::Shape::function || target.shape == Target::Shape::method) &&
          !tensor::grad_is_enabled() && !tensor::is_traced();
 }
 
 // The shortest calls decide, of some made in turn. An interrupt leaves its exception.
-Verdict measure(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading, Kind to) {
+Verdict measure(const Call& call, Kind to) {
   constexpr double clearly = 1.05;
   double lowered_time = 1e9;
   double written_time = 1e9;
   for (int i = 0; i < 5; ++i) {
     const double one = time_of([&] {
       Attempt attempt;
-      return attempt_with_casts(target, rule, arguments, reading, to, attempt);
+      return attempt_with_casts(call, to, attempt);
     });
-    const double other = one < 0 ? -1.0 : time_of([&] { return call_original(target, arguments); });
+    const double other = one < 0 ? -1.0 : time_of([&] { return call_original(call.target, call.arguments); });
     if (other < 0) {
       // The ordinary call will say what is wrong.
       drop_error();
@@ -156,12 +153,12 @@ void set_skips_slower(bool on) noexcept {
 
 bool skips_slower() noexcept { return is_on; }
 
-bool is_slower_lowered(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading, Kind to) {
-  const std::uint64_t shape = may_be_skipped(target, rule, reading) ? shape_of(target, to, arguments) : 0;
+bool is_slower_lowered(const Call& call, Kind to) {
+  const std::uint64_t shape = may_be_skipped(call) ? shape_of(call.target, to, call.arguments) : 0;
   if (shape == 0) return false;
   Verdict verdict = verdict_on(shape);
   if (verdict == Verdict::due) {
-    verdict = measure(target, rule, arguments, reading, to);
+    verdict = measure(call, to);
     set_verdict(shape, verdict);
   }
   return verdict == Verdict::as_written;

@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "engine/reading.hpp"
-#include "engine/target.hpp"
 
 namespace habana_mp::engine {
 
@@ -21,8 +20,7 @@ void set_skips_slower(bool on) noexcept;
 bool skips_slower() noexcept;
 
 // Is this call to be left as it is written, because that is faster? An interrupt leaves its exception.
-bool is_slower_lowered(Target& target, const Rule& rule, const Arguments& arguments, const Reading& reading,
-                       tensor::Kind to);
+bool is_slower_lowered(const Call& call, Kind to);
 
 // For tests: what every measurement is to say, without one; `unknown` for what is measured.
 void assume_verdict(Verdict verdict) noexcept;

@@ -1,17 +1,10 @@
 #include "engine/reading.hpp"
 
-#include <bit>
 #include <cmath>
 
 #include "tensor/cast.hpp"
 
 namespace habana_mp::engine {
-
-using tensor::bit;
-using tensor::floating;
-using tensor::is_floating;
-using tensor::Kind;
-using tensor::Kinds;
 
 namespace {
 
@@ -42,11 +35,19 @@ Kinds read_sequence(const Rule& rule, PyObject* sequence, Reading& reading, int 
       if (depth < deepest_sequence) seen |= read_sequence(rule, item, reading, depth + 1);
     } else if (kind != Kind::dtype) {
       seen |= bit(kind);
-      reading.note(kind);
+      reading.present.note(kind);
     }
     Py_DECREF(item);
   }
   return seen;
+}
+
+// Where the argument is that is written into; -1: nowhere.
+Py_ssize_t place_of_target(const Rule& rule, const Arguments& arguments) {
+  if (arguments.positional != 0) return 0;
+  Py_ssize_t place = arguments.keyword_count() - 1;
+  while (place >= 0 && !holds(rule.castable.target_keywords, PyTuple_GET_ITEM(arguments.keywords, place))) --place;
+  return place;
 }
 
 }  // namespace
@@ -61,18 +62,12 @@ void read(const Rule& rule, const Arguments& arguments, Reading& reading) {
       } else if (kind == Kind::dtype) {
         reading.explicit_dtype = true;
       } else {
-        reading.note(kind);
+        reading.present.note(kind);
       }
     }
     reading.kinds[i] = kind;
   }
   const Py_ssize_t keyword_count = arguments.keyword_count();
-  if (arguments.positional == 0 && rule.action == Rule::Action::in_place) [[unlikely]] {
-    reading.target = keyword_count - 1;
-    while (reading.target >= 0 && !holds(rule.target_keywords, PyTuple_GET_ITEM(arguments.keywords, reading.target))) {
-      --reading.target;
-    }
-  }
   for (Py_ssize_t i = 0; i < keyword_count; ++i) {
     PyObject* name = PyTuple_GET_ITEM(arguments.keywords, i);
     PyObject* value = arguments.values[arguments.positional + i];
@@ -80,7 +75,7 @@ void read(const Rule& rule, const Arguments& arguments, Reading& reading) {
     if (value != Py_None) {
       if (same_name(name, names().out)) {
         reading.explicit_out = true;
-      } else if (holds(rule.kept_keywords, name)) {
+      } else if (holds(rule.castable.kept_keywords, name)) {
         // never cast, and not what decides
       } else if (same_name(name, names().dtype)) {
         reading.explicit_dtype = true;
@@ -91,102 +86,49 @@ void read(const Rule& rule, const Arguments& arguments, Reading& reading) {
         } else if (kind == Kind::dtype) {
           reading.explicit_dtype = true;
         } else {
-          reading.note(kind);
+          reading.present.note(kind);
           const bool is_first = arguments.positional == 0 && is_floating(kind) &&
                                 (same_name(name, names().input) || same_name(name, names().query));
-          if (is_first) reading.first = kind;
+          if (is_first) reading.present.first = kind;
         }
       }
     }
     reading.kinds[arguments.positional + i] = kind;
   }
-}
-
-Precision precision_of(Kind kind) {
-  switch (kind) {
-    case Kind::bf16:
-      return Precision::bf16;
-    case Kind::f16:
-      return Precision::fp16;
-    default:
-      return Precision::fp32;
+  if (rule.action == Action::in_place) [[unlikely]] {
+    const Py_ssize_t target = place_of_target(rule, arguments);
+    if (target >= 0) reading.target = reading.kinds[target];
   }
 }
 
 namespace {
 
-bool holds_one_precision(const Reading& reading) {
-  return std::has_single_bit(static_cast<Kinds>(reading.seen & floating));
+bool has_no_dimensions(const Arguments& arguments, const Reading& reading, Py_ssize_t i) {
+  return is_floating(reading.kinds[i]) && tensor::has_no_dimensions(arguments.values[i]);
 }
 
 }  // namespace
 
-Kind widest(const Reading& reading) { return holds_one_precision(reading) ? reading.first : Kind::f32; }
-
-namespace {
-
-bool is_a_number(const Arguments& arguments, const Reading& reading, Py_ssize_t i) {
-  return is_floating(reading.kinds[i]) && tensor::has_no_dimensions(arguments.values[i]);
-}
-
-// Rule 2 of several precisions: as in torch's promotion, a tensor without dimensions does not widen one that has some.
-// An operation of torch's that promotes by itself gets it as it is, with all its digits.
-Kind widest_of_those_with_dimensions(const Rule& rule, const Arguments& arguments, Reading& reading) {
-  Reading rest(0);
+std::optional<rules::Present> inputs_with_dimensions(const Arguments& arguments, const Reading& reading) {
+  rules::Present rest;
   bool leaves_out = false;
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
-    // What a sequence holds counts as it is.
-    if (reading.kinds[i] == Kind::sequence) return widest(reading);
-    if (is_a_number(arguments, reading, i)) {
+    if (reading.kinds[i] == Kind::sequence) return std::nullopt;
+    if (has_no_dimensions(arguments, reading, i)) {
       leaves_out = true;
     } else if (is_floating(reading.kinds[i])) {
       rest.note(reading.kinds[i]);
     }
   }
-  if (!leaves_out || rest.first == Kind::other) return widest(reading);
-  if (rule.promotes && holds_one_precision(rest)) {
-    for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
-      if (is_a_number(arguments, reading, i)) reading.kinds[i] = Kind::other;
-    }
-    reading.seen = static_cast<Kinds>((reading.seen & ~floating) | rest.seen);
-    reading.first = rest.first;
-  }
-  return widest(rest);
+  if (!leaves_out) return std::nullopt;
+  return rest;
 }
 
-}  // namespace
-
-Plan decide(const Rule& rule, const Arguments& arguments, Reading& reading) {
-  const auto leave = [](Reason reason) { return Plan{{Precision::unchanged, reason}, Kind::other}; };
-  if (reading.explicit_out) return leave(Reason::explicit_out);
-  if (reading.explicit_dtype) return leave(Reason::explicit_dtype);
-  if ((reading.seen & floating) == 0 || (reading.seen & bit(Kind::wide)) != 0) return leave(Reason::ineligible);
-  Kind to = Kind::other;
-  switch (rule.action) {
-    case Rule::Action::precision:
-      to = rule.to;
-      break;
-    case Rule::Action::widest:
-      to = holds_one_precision(reading) ? reading.first : widest_of_those_with_dimensions(rule, arguments, reading);
-      break;
-    case Rule::Action::in_place:
-      to = reading.target < 0 ? Kind::other : reading.kinds[reading.target];
-      if (!is_floating(to)) return leave(Reason::ineligible);
-      break;
-    case Rule::Action::first_input:
-    case Rule::Action::scalars:
-      to = reading.first;
-      break;
-    case Rule::Action::none:
-    case Rule::Action::refused:
-      return leave(rule.reason);
+void leave_out_numbers(const Arguments& arguments, Reading& reading) {
+  if (const auto rest = inputs_with_dimensions(arguments, reading)) reading.present.leave_only(*rest);
+  for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
+    if (has_no_dimensions(arguments, reading, i)) reading.kinds[i] = Kind::other;
   }
-  const Plan plan{{precision_of(to), rule.reason}, to};
-  return plan;
-}
-
-bool has_sparse_gradient(const Rule& rule, const Arguments& arguments) {
-  return find_argument(arguments, rule.sparse_position, PyTuple_GET_ITEM(rule.sparse_keyword, 0)) == Py_True;
 }
 
 bool holds_one_tensor(const Arguments& arguments, const Reading& reading) {

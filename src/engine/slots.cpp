@@ -415,7 +415,7 @@ PyObject* module_constructed_stub(PyObject*, PyObject* const* values, std::size_
 // values they become, or None. What is to be taken in their stead, a new reference: they themselves, or, where they
 // were lowered, in float32. Null with an exception set when the warning was made an error.
 PyObject* values_of_state(PyObject* values, const char* what, PyObject* former) {
-  if (!tensor::is_lower(tensor::kind_of(values))) return Py_NewRef(values);
+  if (!is_lower(tensor::kind_of(values))) return Py_NewRef(values);
   return PyObject_CallFunction(places().made_of_lowered, "sOO", what, values, former);
 }
 
@@ -508,7 +508,7 @@ int data_setter_stub(PyObject* self, PyObject* value, void* closure) {
   weights::tensor_escapes(self, false);
   if (value != nullptr) weights::tensor_escapes(value, false);
   // Before it is assigned: the warning may be an error, and what the value was computed from may be this tensor.
-  if (value == nullptr || tensor::kind_of(self) != tensor::Kind::f32) return original_data_setter(self, value, closure);
+  if (value == nullptr || tensor::kind_of(self) != Kind::f32) return original_data_setter(self, value, closure);
   PyObject* taken = values_of_state(value, "a tensor whose `.data` was assigned", self);
   if (taken == nullptr) return -1;
   const int result = original_data_setter(self, taken, closure);

@@ -3,6 +3,7 @@ target_sources(_core PRIVATE
   src/engine/bindings.cpp
   src/engine/call.cpp
   src/engine/cast_arguments.cpp
+  src/engine/facts.cpp
   src/engine/hooks.cpp
   src/engine/lowered.cpp
   src/engine/measured.cpp

@@ -299,14 +299,14 @@ void forget_regions() noexcept {
   ++current_installation;
 }
 
-std::optional<Reason> why_not(ThreadState& state) noexcept {
-  if (is_constructing(state)) return Reason::construction;
+std::optional<rules::Reason> why_not(ThreadState& state) noexcept {
+  if (is_constructing(state)) return rules::Reason::construction;
   if (state.optimizer_steps != 0) {
-    if (is_stepping()) return Reason::optimizer_step;
+    if (is_stepping()) return rules::Reason::optimizer_step;
     state.optimizer_steps = 0;  // a step raised, and nobody said that it was over
   }
-  if (in_child_process && is_worker()) return Reason::worker;
-  if (distributed_is_imported && caller_is_distributed()) return Reason::distributed;
+  if (in_child_process && is_worker()) return rules::Reason::worker;
+  if (distributed_is_imported && caller_is_distributed()) return rules::Reason::distributed;
   return std::nullopt;
 }
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "engine/decision.hpp"
+#include "rules/decision.hpp"
 #include "tensor/thread_flag.hpp"
 
 struct _object;
@@ -111,7 +111,7 @@ inline bool may_be_a_place(const ThreadState& state) {
 }
 
 // Why nothing may be cast here, if so. Called when a cast is about to be made, not before.
-std::optional<Reason> why_not(ThreadState& state) noexcept;
+std::optional<rules::Reason> why_not(ThreadState& state) noexcept;
 
 // Is the caller code of such a library? Asked when a list is about to lower something.
 bool caller_is_exact() noexcept;

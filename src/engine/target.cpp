@@ -55,9 +55,9 @@ const Rule* intern(const Rule& rule) {
 }
 
 Rule without_lowering(const Rule& listed, const Rule& unlisted) {
-  const bool lowers = listed.action == Rule::Action::precision && tensor::is_lower(listed.to);
+  const bool lowers = listed.action == Action::precision && is_lower(listed.to);
   const Rule& rule = lowers ? unlisted : listed;
-  if (rule.action == Rule::Action::none) return no_rule;
+  if (rule.action == Action::none) return no_rule;
   Rule made;
   made.of_lower = intern(rule);
   return made;

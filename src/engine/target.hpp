@@ -39,7 +39,7 @@ struct Target {
   Shape shape = Shape::function;
   bool counts_no_version = false;  // of what it writes into
   PyCFunction original = nullptr;
-  std::array<Count, precision_count> counts{};
+  std::array<Count, rules::precision_count> counts{};
 
   // Read in regions: the place of its rule in theirs.
   std::size_t index = no_index;

@@ -36,10 +36,10 @@ std::string bytes_of(const py::str& text) {
 
 void log_operation(const py::str& representation, const std::string& operation, int precision, int reason,
                    unsigned casts) {
-  if (precision < 0 || precision >= engine::precision_count) throw py::value_error("`precision` is out of range");
-  if (reason < 0 || reason >= engine::reason_count) throw py::value_error("`reason` is out of range");
+  if (precision < 0 || precision >= rules::precision_count) throw py::value_error("`precision` is out of range");
+  if (reason < 0 || reason >= rules::reason_count) throw py::value_error("`reason` is out of range");
   log::operation(bytes_of(representation), operation,
-                 {static_cast<engine::Precision>(precision), static_cast<engine::Reason>(reason)}, casts);
+                 {static_cast<rules::Precision>(precision), static_cast<rules::Reason>(reason)}, casts);
 }
 
 }  // namespace

@@ -105,20 +105,20 @@ std::string_view valid_utf8(std::string_view text, fmt::memory_buffer& scratch) 
   return {scratch.data(), scratch.size()};
 }
 
-void append_text(fmt::memory_buffer& out, std::string_view representation, engine::Decision decision) {
-  using engine::Precision;
-  using engine::Reason;
+void append_text(fmt::memory_buffer& out, std::string_view representation, rules::Decision decision) {
+  using rules::Precision;
+  using rules::Reason;
   fmt::memory_buffer scratch;
   const std::string_view readable = valid_utf8(representation, scratch);
   if (decision.precision == Precision::unchanged) {
     fmt::format_to(std::back_inserter(out), FMT_COMPILE("leaving  {}  as it is: {}"), readable,
-                   engine::describe(decision.reason));
+                   rules::describe(decision.reason));
     return;
   }
   fmt::format_to(std::back_inserter(out), FMT_COMPILE("casting  {}  to  to_{}"), readable,
-                 engine::name(decision.precision));
+                 rules::name(decision.precision));
   if (decision.reason == Reason::no_kernel || decision.reason == Reason::scalar) {
-    fmt::format_to(std::back_inserter(out), FMT_COMPILE("  ({})"), engine::describe(decision.reason));
+    fmt::format_to(std::back_inserter(out), FMT_COMPILE("  ({})"), rules::describe(decision.reason));
   }
 }
 
@@ -154,14 +154,14 @@ void append_quoted(fmt::memory_buffer& out, std::string_view text) {
 
 // Only what stands after the time and the thread, which the sink's formatter writes.
 void append_fields(fmt::memory_buffer& out, std::string_view representation, std::string_view operation,
-                   engine::Decision decision, unsigned casts) {
+                   rules::Decision decision, unsigned casts) {
   out.append(std::string_view(R"("kind": "operation", "function": )"));
   append_quoted(out, representation);
   out.append(std::string_view(R"(, "operation": )"));
   append_quoted(out, operation);
   fmt::format_to(std::back_inserter(out),
                  FMT_COMPILE(R"(, "precision": "{}", "reason": "{}", "description": "{}", "casts": {}}})"),
-                 engine::name(decision.precision), engine::word(decision.reason), engine::describe(decision.reason),
+                 rules::name(decision.precision), rules::word(decision.reason), rules::describe(decision.reason),
                  casts);
 }
 
@@ -188,7 +188,7 @@ void write_line(Fill fill) noexcept {
 
 }  // namespace
 
-void operation(std::string_view representation, std::string_view operation, engine::Decision decision,
+void operation(std::string_view representation, std::string_view operation, rules::Decision decision,
                unsigned casts) noexcept {
   write_line([&](fmt::memory_buffer& line, Layout layout) {
     if (layout == Layout::text) {

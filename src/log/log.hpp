@@ -4,7 +4,7 @@
 #include <atomic>
 #include <string_view>
 
-#include "engine/decision.hpp"
+#include "rules/decision.hpp"
 
 namespace habana_mp::log {
 
@@ -17,7 +17,7 @@ inline bool is_active() noexcept { return detail::active.load(std::memory_order_
 
 // One call of a covered operation. `representation` is the repr of torch's own object, `operation` its list name,
 // `casts` how many tensors were cast. The caller holds the GIL. A sink that fails never fails the call it reports.
-void operation(std::string_view representation, std::string_view operation, engine::Decision decision,
+void operation(std::string_view representation, std::string_view operation, rules::Decision decision,
                unsigned casts) noexcept;
 
 // Something else worth a line: casts left or entered again, a weight made from a lowered tensor.

@@ -6,26 +6,10 @@
 #include <cstdint>
 #include <cstring>
 
+#include "rules/kind.hpp"
 #include "tensor/torch_api.hpp"
 
 namespace habana_mp::tensor {
-
-enum class Kind : std::uint8_t {
-  other,  // no tensor, or one that is never cast: integer, bool, quantized
-  f32,
-  bf16,
-  f16,
-  wide,      // float64 or complex, a number too: its presence leaves a call alone
-  sequence,  // a list or tuple that may hold tensors
-  dtype,     // a torch.dtype: an explicit dtype= given by position
-};
-
-// Sets of kinds are bit masks.
-using Kinds = std::uint8_t;
-constexpr Kinds bit(Kind kind) { return static_cast<Kinds>(1U << static_cast<unsigned>(kind)); }
-inline constexpr Kinds floating = bit(Kind::f32) | bit(Kind::bf16) | bit(Kind::f16);
-constexpr bool is_floating(Kind kind) { return (bit(kind) & floating) != 0; }
-constexpr bool is_lower(Kind kind) { return kind == Kind::bf16 || kind == Kind::f16; }
 
 // How a tensor's dtype and number of elements are read, best first.
 enum class Way : std::uint8_t {

@@ -34,7 +34,7 @@ enum class Use : std::uint8_t { unrecorded, recorded, recorded_often };
 // The weight, a torch.nn.Parameter in float32, in the lower precision `to`: a new reference. Null, without an
 // exception but an interrupt's, where nothing is kept. `elements` tells how many had to be cast for this. To be called
 // where casts may be kept.
-PyObject* kept(PyObject* weight, tensor::Kind to, Use use, std::int64_t& elements) noexcept;
+PyObject* kept(PyObject* weight, Kind to, Use use, std::int64_t& elements) noexcept;
 
 // Is it worth asking whether this plain tensor is a view of a weight?
 inline bool may_be_part(PyObject* tensor) noexcept {
@@ -43,11 +43,11 @@ inline bool may_be_part(PyObject* tensor) noexcept {
 
 // The same of a view of such a weight: the same part of the weight's cast. Where a gradient is recorded, only a view of
 // all of it: of a part the whole would be cast again after each step.
-PyObject* kept_part(PyObject* view, tensor::Kind to, Use use, std::int64_t& elements) noexcept;
+PyObject* kept_part(PyObject* view, Kind to, Use use, std::int64_t& elements) noexcept;
 
 // A cast of this float32 tensor, which is none to be kept, for many products that are recorded: a new reference. Null,
 // without an exception, where one like any other is to be made.
-PyObject* cast_for_many(PyObject* tensor, tensor::Kind to) noexcept;
+PyObject* cast_for_many(PyObject* tensor, Kind to) noexcept;
 
 // The weight, a matrix, of which this plain tensor is the transposed view: a new reference. Null, without an exception,
 // where it is none.

@@ -15,7 +15,6 @@
 
 namespace habana_mp::weights {
 
-using tensor::Kind;
 using tensor::Sight;
 
 extern Statistics counts;

@@ -67,8 +67,7 @@ PyObject* numpy_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
     const tensor::Sight sight = tensor::look_at(self);
     numpy_gets(sight.storage, sight.owners > 1 && caller_is_harmless(callers_of_arrays));
   }
-  const bool widens =
-      tensor::is_plain_tensor(self) && tensor::kind_of_tensor(self) == tensor::Kind::bf16 && lists_speak_here();
+  const bool widens = tensor::is_plain_tensor(self) && tensor::kind_of_tensor(self) == Kind::bf16 && lists_speak_here();
   if (!widens) return call_with_keywords(numpy, self, arguments, keywords);
   PyObject* wide = PyObject_CallMethod(self, "float", nullptr);
   PyObject* result = wide == nullptr ? nullptr : call_with_keywords(numpy, wide, arguments, keywords);

@@ -12,8 +12,6 @@
 
 namespace habana_mp::weights {
 
-using tensor::Kind;
-
 namespace {
 
 std::array<PackingOperators, packs_count> operators;

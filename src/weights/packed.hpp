@@ -63,10 +63,10 @@ struct PackedCall {
 bool may_pack(const PackedCall& call) noexcept;
 
 // Is it worth to prepare this call: is its weight packed for it, or may it pay to pack it?
-bool may_be_packed(const PackedCall& call, tensor::Kind to) noexcept;
+bool may_be_packed(const PackedCall& call, Kind to) noexcept;
 
 // The result from the packed weight, where input and bias are in its precision by now. A new reference; null, without
 // an exception, where the call is to be made the ordinary way.
-PyObject* answer(const PackedCall& call, tensor::Kind to) noexcept;
+PyObject* answer(const PackedCall& call, Kind to) noexcept;
 
 }  // namespace habana_mp::weights

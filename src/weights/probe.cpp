@@ -11,8 +11,6 @@
 
 namespace habana_mp::weights {
 
-using tensor::Kind;
-
 namespace {
 
 struct Random {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace habana_mp::engine {
+namespace habana_mp::rules {
 
 enum class Precision : std::uint8_t { bf16, fp16, fp32, unchanged };
 inline constexpr int precision_count = 4;
@@ -47,4 +47,4 @@ struct Decision {
   Reason reason;
 };
 
-}  // namespace habana_mp::engine
+}  // namespace habana_mp::rules

@@ -1,9 +1,9 @@
-#include "engine/decision.hpp"
+#include "rules/decision.hpp"
 
 #include <array>
 #include <cstddef>
 
-namespace habana_mp::engine {
+namespace habana_mp::rules {
 
 namespace {
 
@@ -47,4 +47,4 @@ const char* word(Reason reason) noexcept { return words[static_cast<std::size_t>
 
 const char* describe(Reason reason) noexcept { return words[static_cast<std::size_t>(reason)].description; }
 
-}  // namespace habana_mp::engine
+}  // namespace habana_mp::rules

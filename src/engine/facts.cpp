@@ -1,0 +1,242 @@
+#include "engine/facts.hpp"
+
+#include "engine/attempt.hpp"
+#include "engine/cast_arguments.hpp"
+#include "engine/measured.hpp"
+#include "errors.hpp"
+#include "frames.hpp"
+#include "tensor/cast.hpp"
+#include "tensor/casts_inside.hpp"
+
+namespace habana_mp::engine {
+
+namespace {
+
+// Is there a tensor that the test, of the tensor and its kind, says yes to? Those in lists and tuples are looked at
+// too.
+template <typename Test>
+bool is_any_tensor(PyObject* const* values, Py_ssize_t count, const Test& test, int depth = 0) {
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    const Kind kind = tensor::kind_of(values[i]);
+    if (kind == Kind::sequence && depth < deepest_sequence) {
+      // Of a copy: a subclass is asked in Python for its dtype and its device, and may change the list.
+      PyObject* const items = PyTuple_Check(values[i]) ? Py_NewRef(values[i]) : PyList_AsTuple(values[i]);
+      if (items == nullptr) {
+        drop_error();
+        continue;
+      }
+      const bool found = is_any_tensor(PySequence_Fast_ITEMS(items), PyTuple_GET_SIZE(items), test, depth + 1);
+      Py_DECREF(items);
+      if (found) return true;
+    } else if (test(values[i], kind)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Is one of the floating tensors on a device of this kind?
+bool holds_tensor_on(RuleSet::Device device, const Arguments& arguments) {
+  return is_any_tensor(arguments.values, arguments.count(), [=](PyObject* value, Kind kind) {
+    if (!is_floating(kind)) return false;
+    // A plain tensor on the CPU is told at a glance.
+    const bool off_cpu = !tensor::can_be_cast_inside(value) && tensor::is_off_cpu(value);
+    return off_cpu == (device == RuleSet::Device::accelerator);
+  });
+}
+
+// Is the stride of a convolution, its fourth argument, 1?
+bool has_unit_stride(const Arguments& arguments) {
+  static PyObject* const name = PyUnicode_InternFromString("stride");
+  PyObject* stride = find_argument(arguments, 3, name);
+  const auto is_one = [](PyObject* number) { return PyLong_CheckExact(number) && PyLong_AsLong(number) == 1; };
+  if (stride == nullptr || is_one(stride)) return true;
+  if (!PyTuple_Check(stride)) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(stride); ++i) {
+    if (!is_one(PyTuple_GET_ITEM(stride, i))) return false;
+  }
+  return true;
+}
+
+std::optional<Reason> place() { return may_be_a_place(thread_state) ? why_not(thread_state) : std::nullopt; }
+
+// As the module `opcode` calls it; -1 where it has no such one.
+long number_of_opcode(const char* name) {
+  PyObject* opcodes = PyImport_ImportModule("opcode");
+  PyObject* map = opcodes == nullptr ? nullptr : PyObject_GetAttrString(opcodes, "opmap");
+  PyObject* number = map == nullptr ? nullptr : PyMapping_GetItemString(map, name);
+  const long found = number == nullptr ? -1 : PyLong_AsLong(number);
+  Py_XDECREF(number);
+  Py_XDECREF(map);
+  Py_XDECREF(opcodes);
+  PyErr_Clear();
+  return found;
+}
+
+// Does torch.jit.trace record the call that has just failed? It crashes at the next operation after such a one. (It
+// records no more by now, so it cannot be asked.)
+bool was_recorded_by_jit() {
+  HeldError held;
+  bool found = false;
+  for (FrameWalk walk; walk && !found; walk.outwards()) {
+    PyObject* name = walk.module_name();
+    found = name != nullptr && PyUnicode_CompareWithASCIIString(name, "torch.jit._trace") == 0;
+    Py_XDECREF(name);
+  }
+  held.restore();
+  return found;
+}
+
+// Has somebody's own code inside the call, a hook of saved tensors or a mode, raised the exception by a `raise`, and
+// not to tell of one of torch's? NotImplementedError says that there is no kernel, whoever says it.
+bool was_raised_by_others() {
+  if (PyErr_ExceptionMatches(PyExc_NotImplementedError) != 0) return false;
+  HeldError held;
+  static PyObject* const own = Py_BuildValue("(ss)", "torch.", "habana_mp.");
+  static const long raise = number_of_opcode("RAISE_VARARGS");
+  auto* entry = reinterpret_cast<PyTracebackObject*>(held.traceback());
+  bool by_others = false;
+  if (entry != nullptr && !held.has_context()) {
+    while (entry->tb_next != nullptr) entry = entry->tb_next;
+    const FrameWalk innermost(entry->tb_frame);
+    PyObject* module = innermost.module_name();
+    const bool is_torchs = module != nullptr &&
+                           (begins_with_one_of(module, own) || PyUnicode_CompareWithASCIIString(module, "torch") == 0);
+    if (!is_torchs) {
+      PyObject* bytes = PyObject_GetAttrString(innermost.code(), "co_code");
+      by_others = bytes != nullptr && entry->tb_lasti >= 0 && entry->tb_lasti < PyBytes_GET_SIZE(bytes) &&
+                  static_cast<unsigned char>(PyBytes_AS_STRING(bytes)[entry->tb_lasti]) == raise;
+      Py_XDECREF(bytes);
+    }
+    Py_XDECREF(module);
+  }
+  PyErr_Clear();
+  held.restore();
+  return by_others;
+}
+
+}  // namespace
+
+// Is this call decided on elsewhere? Torch's own Python makes some for another operation, which was decided as a whole:
+// below the dispatcher, and where a tracer asks what an operation consists of. And what is intercepted calls torch
+// again.
+bool is_decided_elsewhere(const Arguments& arguments) {
+  if (is_below_dispatcher() || tensor::function_mode_is_on()) return true;
+  if (!tensor::holds_subclass(arguments.values, arguments.count())) return false;
+  return tensor::has_torch_function(arguments.values, arguments.count()) || caller_is_inside_of_an_operation();
+}
+
+bool is_for_another_device(const RuleSet* region, const Arguments& arguments) {
+  return region != nullptr && region->device != RuleSet::Device::any && !holds_tensor_on(region->device, arguments);
+}
+
+bool is_left_alone(const Arguments& arguments) {
+  return is_decided_elsewhere(arguments) || place() || is_for_another_device(thread_state.region, arguments);
+}
+
+bool holds_lower_tensor(const Arguments& arguments) {
+  return is_any_tensor(arguments.values, arguments.count(), [](PyObject*, Kind kind) { return is_lower(kind); });
+}
+
+bool has_sparse_gradient(const Rule& rule, const Arguments& arguments) {
+  const Questions& questions = rule.questions;
+  return find_argument(arguments, questions.sparse_position, PyTuple_GET_ITEM(questions.sparse_keyword, 0)) == Py_True;
+}
+
+rules::Answer ask(PyObject* question, const Arguments& arguments) {
+  PyObject* answer = PyObject_Vectorcall(question, arguments.values, static_cast<std::size_t>(arguments.positional),
+                                         arguments.keywords);
+  const bool is_true = answer == Py_True;
+  Py_XDECREF(answer);
+  // Arguments that do not fit are torch's to refuse.
+  if (answer == nullptr) drop_error();
+  if (PyErr_Occurred() != nullptr) return rules::Answer::failed;
+  return is_true ? rules::Answer::yes : rules::Answer::no;
+}
+
+bool cast_refused() { return PyErr_ExceptionMatches(PyExc_Exception) != 0 && !was_recorded_by_jit(); }
+
+Kind lower_state_of(const Call& call) {
+  const Arguments& arguments = call.arguments;
+  for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
+    const bool is_kept =
+        i < arguments.positional
+            ? !call.rule.may_cast(i)
+            : holds(call.rule.castable.kept_keywords, PyTuple_GET_ITEM(arguments.keywords, i - arguments.positional));
+    const Kind kind = is_kept ? tensor::kind_of(arguments.values[i]) : Kind::other;
+    if (is_lower(kind)) return kind;
+  }
+  return Kind::other;
+}
+
+bool Facts::records_gradients() const { return tensor::grad_is_enabled(); }
+
+// Nobody intercepts a user's own function, and where it is called from is his choice.
+bool Facts::is_decided_elsewhere() const { return !is_python_function() && engine::is_decided_elsewhere(arguments); }
+
+std::optional<Reason> Facts::place() const { return engine::place(); }
+
+bool Facts::caller_is_exact() const { return engine::caller_is_exact(); }
+
+bool Facts::is_for_another_device() const { return engine::is_for_another_device(thread_state.region, arguments); }
+
+std::optional<rules::Present> Facts::inputs_with_dimensions() const {
+  return engine::inputs_with_dimensions(arguments, reading);
+}
+
+bool Facts::holds_one_tensor() const { return engine::holds_one_tensor(arguments, reading); }
+
+bool Facts::holds_sparse_tensor() const { return engine::holds_sparse_tensor(arguments, reading); }
+
+bool Facts::has_number_beyond(Kind precision) const { return engine::has_number_beyond(precision, arguments); }
+
+rules::Answer Facts::makes_product() const { return ask(rule.questions.makes_product, arguments); }
+
+rules::Answer Facts::is_fused() const { return ask(rule.questions.is_fused, arguments); }
+
+rules::Answer Facts::is_wrong() const {
+  if (rule.questions.wrong_if_strided && has_unit_stride(arguments)) return rules::Answer::no;
+  return ask(rule.questions.is_wrong, arguments);
+}
+
+rules::Answer Facts::adds_up() const { return ask(rule.questions.adds_up, arguments); }
+
+bool Facts::may_lower_products(Kind to) const { return engine::may_lower_products(*this, to); }
+
+rules::Answer Facts::is_slower_lowered(Kind to) const {
+  if (!skips_slower()) [[likely]]
+    return rules::Answer::no;
+  const bool is_slower = engine::is_slower_lowered(*this, to);
+  if (PyErr_Occurred() != nullptr) return rules::Answer::failed;
+  return is_slower ? rules::Answer::yes : rules::Answer::no;
+}
+
+// The kernels take a float32 weight beside a lower input; the formulas that gradients are worked out by in a transform
+// of torch.func, or in forward-mode AD, do not.
+bool Facts::mixes_in_a_transform() const {
+  return (rule.castable.off_cpu_positions | rule.castable.raised_positions) != 0 && tensor::is_transformed() &&
+         tensor::grad_is_enabled() && one_stays_in_float32(*this);
+}
+
+// An exception of any other class comes from Python code inside the call (a hook that stops a recomputation, say) and
+// is not ours to catch.
+bool Facts::torch_raised() const {
+  PyObject* type = PyErr_Occurred();
+  const bool is_torchs = type == PyExc_RuntimeError || type == PyExc_NotImplementedError || type == PyExc_TypeError ||
+                         type == PyExc_ValueError || type == PyExc_IndexError;
+  return is_torchs && !was_recorded_by_jit() && !was_raised_by_others();
+}
+
+// A layout without such a copy, a subclass that refuses: the call is then made as it was written.
+bool Facts::cast_refused() const { return engine::cast_refused(); }
+
+bool Facts::is_left_alone() const {
+  HeldError held;
+  const bool is_left = engine::is_left_alone(arguments);
+  held.restore();
+  return is_left;
+}
+
+bool Facts::updates_lower_state() const { return rules::must_cast(lower_state_of(*this), reading); }
+
+}  // namespace habana_mp::engine

@@ -1,0 +1,238 @@
+// The decision about one call: its rule and the facts in, what is to be done out.
+//
+// Nothing here knows Python or torch. Most facts cost something to find out, so they are asked for one by one, in the
+// order of the table, of an object that the caller brings (`Facts`): engine/facts.hpp has that of a real call, the
+// tests have their own.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <optional>
+
+#include "rules/rule.hpp"
+
+namespace habana_mp::rules {
+
+// What is to be done with a call.
+enum class Way : std::uint8_t {
+  as_written,        // nothing is to be cast
+  leave,             // something would be, but the reason forbids it
+  leave_to_outer,    // it is a part of another operation, which was decided
+  with_casts,        // every input that may be cast, to one precision
+  without_lowering,  // in float32, if it can be made so; else as it is written
+  silent_rule,       // the rule for where the lists are silent is to decide
+  refuse,            // an error
+  failed,            // finding out a fact failed; its exception is to be passed on
+};
+
+struct Plan {
+  Way way = Way::as_written;
+  Kind to = Kind::other;           // what the rule wants; other: nothing is to be cast
+  Kind computed_in = Kind::other;  // what the inputs are cast to: `to`, or float32 where the result is rounded to it
+  Decision decision{};             // what is told of it
+  bool is_fused = false;           // one kernel computes the call as a whole
+  bool is_inside = false;          // only the products inside are to be lowered
+  // Tensors without dimensions are to be left as they are, for torch promotes them as it does numbers (rule 2).
+  bool leaves_numbers = false;
+};
+
+// The kinds among some inputs, and that of the first floating one.
+struct Present {
+  Kinds kinds = 0;
+  Kind first = Kind::other;
+
+  void note(Kind kind) {
+    kinds |= bit(kind);
+    if (first == Kind::other && is_floating(kind)) first = kind;
+  }
+  [[nodiscard]] bool holds_one_precision() const { return std::has_single_bit(static_cast<Kinds>(kinds & floating)); }
+  // No floating inputs but these.
+  void leave_only(const Present& rest) {
+    kinds = static_cast<Kinds>((kinds & ~floating) | rest.kinds);
+    first = rest.first;
+  }
+  // Rule 2.
+  [[nodiscard]] Kind widest() const { return holds_one_precision() ? first : Kind::f32; }
+};
+
+// What the arguments of a call are.
+struct Inputs {
+  Present present;
+  Kind target = Kind::other;  // of what is written into, in place
+  bool explicit_out = false;
+  bool explicit_dtype = false;
+};
+
+// The answer to a question that may fail.
+enum class Answer : std::uint8_t { no, yes, failed };
+
+// What a cast to this kind, or to none, is told as.
+constexpr Precision precision_of(Kind kind) {
+  return kind == Kind::bf16 ? Precision::bf16 : kind == Kind::f16 ? Precision::fp16 : Precision::fp32;
+}
+
+// Is there an input to be cast for this precision?
+constexpr bool must_cast(Kind to, const Inputs& inputs) {
+  return to != Kind::other && (inputs.present.kinds & floating & ~bit(to)) != 0;
+}
+
+// ---- the draft: what the rule says of such inputs, whatever the circumstances
+// -----------------------------------------
+
+constexpr Plan leave_as_written(Reason reason) { return {.decision = {Precision::unchanged, reason}}; }
+
+// Rule 2 of several precisions: as in torch's promotion, a tensor without dimensions does not widen one that has some.
+// An operation of torch's that promotes by itself gets it as it is, with all its digits: such are taken out of
+// `inputs`.
+template <typename Facts>
+Kind widest_of(const Rule& rule, Inputs& inputs, const Facts& facts, Plan& plan) {
+  if (inputs.present.holds_one_precision()) return inputs.present.first;
+  const std::optional<Present> rest = facts.inputs_with_dimensions();
+  if (!rest || rest->first == Kind::other) return inputs.present.widest();
+  plan.leaves_numbers = rule.promotes && rest->holds_one_precision();
+  if (plan.leaves_numbers) inputs.present.leave_only(*rest);
+  return rest->widest();
+}
+
+template <typename Facts>
+Plan draft(const Rule& rule, Inputs& inputs, const Facts& facts) {
+  if (inputs.explicit_out) return leave_as_written(Reason::explicit_out);
+  if (inputs.explicit_dtype) return leave_as_written(Reason::explicit_dtype);
+  if ((inputs.present.kinds & floating) == 0 || (inputs.present.kinds & bit(Kind::wide)) != 0) {
+    return leave_as_written(Reason::ineligible);
+  }
+  Plan plan;
+  switch (rule.action) {
+    case Action::precision:
+      plan.to = rule.to;
+      break;
+    case Action::widest:
+      plan.to = widest_of(rule, inputs, facts, plan);
+      break;
+    case Action::in_place:
+      if (!is_floating(inputs.target)) return leave_as_written(Reason::ineligible);
+      plan.to = inputs.target;
+      break;
+    case Action::first_input:
+    case Action::scalars:
+      plan.to = inputs.present.first;
+      break;
+    case Action::none:
+    case Action::refused:
+      return leave_as_written(rule.reason);
+  }
+  plan.decision = {precision_of(plan.to), rule.reason};
+  return plan;
+}
+
+// ---- the table: what overrules the draft
+// -----------------------------------------------------------------------------
+
+// Is nothing cast for this call, whatever the lists say? The same rows begin the table.
+template <typename Facts>
+bool is_left_alone(const Facts& facts) {
+  return facts.is_decided_elsewhere() || facts.place() || facts.is_for_another_device();
+}
+
+// Is there more to look at, although no input is to be cast?
+template <typename Facts>
+bool must_look_closer(const Rule& rule, const Plan& plan, const Facts& facts) {
+  if (is_lower(plan.to) && (rule.may_add_up || (rule.is_product && facts.holds_sparse_tensor()))) return true;
+  return rule.saturates && is_lower(plan.to) && facts.has_number_beyond(plan.to);
+}
+
+// From above to below: the first row that holds decides, and the facts below it are not asked for.
+template <typename Facts>
+[[gnu::noinline]] Plan confirm(const Rule& rule, const Inputs& inputs, const Facts& facts, Plan plan) {
+  const auto by = [&plan](Way way) {
+    plan.way = way;
+    return plan;
+  };
+  const auto leave = [&](Reason reason) {
+    plan.decision = {Precision::unchanged, reason};
+    return by(Way::leave);
+  };
+
+  // Where the call is made.
+  if (facts.is_decided_elsewhere()) return by(Way::leave_to_outer);
+  if (const std::optional<Reason> place = facts.place()) return leave(*place);
+  const bool lowers_by_list = plan.decision.reason == Reason::list && is_lower(plan.to);
+  if (lowers_by_list && facts.caller_is_exact()) {
+    plan.decision = {Precision::unchanged, Reason::library};
+    return by(Way::silent_rule);
+  }
+  if (facts.is_for_another_device()) return leave(Reason::other_device);
+
+  // What it computes.
+  if (rule.views_one && facts.holds_one_tensor()) return leave(Reason::view);
+  if (rule.only_with_product) {
+    const Answer makes_product = facts.makes_product();
+    if (makes_product == Answer::failed) return by(Way::failed);
+    if (makes_product == Answer::no) {
+      plan.to = inputs.present.widest();
+      plan.decision = {precision_of(plan.to), Reason::no_product};
+      if (!must_cast(plan.to, inputs)) return by(Way::leave);
+    }
+  }
+  if (rule.may_be_fused && is_lower(plan.to)) {
+    const Answer is_fused = facts.is_fused();
+    if (is_fused == Answer::failed) return by(Way::failed);
+    plan.is_fused = is_fused == Answer::yes;
+  }
+  plan.is_inside = rule.products_inside && is_lower(plan.to) && !plan.is_fused;
+  if (plan.is_inside && !facts.may_lower_products(plan.to)) return by(Way::silent_rule);
+  if (rule.may_be_wrong && plan.to == Kind::bf16) {
+    const Answer is_wrong = facts.is_wrong();
+    if (is_wrong != Answer::no) return by(is_wrong == Answer::yes ? Way::without_lowering : Way::failed);
+  }
+  plan.computed_in = plan.to;
+  if (rule.may_add_up && is_lower(plan.to)) {
+    const Answer adds_up = facts.adds_up();
+    if (adds_up == Answer::failed) return by(Way::failed);
+    if (adds_up == Answer::yes) {
+      plan.computed_in = Kind::f32;
+      plan.decision = {Precision::fp32, Reason::sums};
+    } else if (!must_cast(plan.to, inputs)) {
+      return by(Way::leave);
+    }
+  }
+
+  // What it costs, and what torch can do.
+  const Answer is_slower = facts.is_slower_lowered(plan.to);
+  if (is_slower == Answer::failed) return by(Way::failed);
+  if (is_slower == Answer::yes) return leave(Reason::slower);
+  if (rule.is_product && is_lower(plan.to) && facts.holds_sparse_tensor()) return by(Way::without_lowering);
+  if (is_lower(plan.to) && facts.mixes_in_a_transform()) return by(Way::without_lowering);
+  return by(Way::with_casts);
+}
+
+template <typename Facts>
+Plan decide(const Rule& rule, Inputs inputs, const Facts& facts) {
+  Plan plan = draft(rule, inputs, facts);
+  if (must_cast(plan.to, inputs) || must_look_closer(rule, plan, facts)) return confirm(rule, inputs, facts, plan);
+  const bool is_refused = rule.action == Action::refused && plan.decision.reason == rule.reason;
+  if (is_refused && !facts.is_for_another_device()) plan.way = Way::refuse;
+  return plan;
+}
+
+// In a region of torch.autocast(enabled=False) nothing is cast. But what a call is given there may have been lowered
+// outside; whoever protects himself so wants float32 for it, where torch takes no two precisions (rule 10).
+template <typename Facts>
+Plan draft_protected(const Rule& rule, Inputs& inputs, const Facts& facts) {
+  Plan plan = draft(rule, inputs, facts);
+  const bool holds_lower = (inputs.present.kinds & lower_kinds) != 0;
+  plan.to = holds_lower && plan.to != Kind::other ? Kind::f32 : Kind::other;
+  plan.decision.precision = Precision::fp32;
+  return plan;
+}
+
+// Of products alone: a tracer may take two precisions where the kernels of what it traces do not. Other calls are made
+// as they are written first.
+template <typename Facts>
+Plan decide_protected(const Rule& rule, Inputs inputs, const Facts& facts) {
+  const Plan plan = draft_protected(rule, inputs, facts);
+  if (plan.to == Kind::other || (inputs.present.kinds & bit(Kind::f32)) == 0) return plan;
+  return confirm(rule, inputs, facts, plan);
+}
+
+}  // namespace habana_mp::rules

@@ -1,0 +1,364 @@
+// The decision about a call, row by row, of facts that are written down here: compiled without Python and torch.
+//
+// Without an argument it checks each row, above all those below it. `serve` answers lines of numbers, for the property
+// test: see test_decisions.py.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "rules/decide.hpp"
+#include "rules/retry.hpp"
+#include "rules/speak.hpp"
+
+using habana_mp::Kind;
+using namespace habana_mp::rules;
+
+namespace {
+
+struct Facts {
+  bool python_function = false;
+  bool records = false;
+  bool decided_elsewhere = false;
+  std::optional<Reason> at_place;
+  bool exact_caller = false;
+  bool another_device = false;
+  std::optional<Present> with_dimensions;
+  bool one_tensor = false;
+  bool sparse_tensor = false;
+  bool number_beyond = false;
+  Answer product = Answer::yes;
+  Answer fused = Answer::no;
+  Answer wrong = Answer::no;
+  Answer sums = Answer::no;
+  bool products_can_be_lowered = true;
+  Answer slower = Answer::no;
+  bool in_a_transform = false;
+  bool by_torch = true;
+  bool by_cast = true;
+  bool lower_state = false;
+  mutable std::string asked{};
+
+  template <typename T>
+  T tell(char letter, const T& answer) const {
+    asked += letter;
+    return answer;
+  }
+  bool is_python_function() const { return tell('f', python_function); }
+  bool records_gradients() const { return tell('g', records); }
+  bool is_decided_elsewhere() const { return tell('d', decided_elsewhere); }
+  std::optional<Reason> place() const { return tell('p', at_place); }
+  bool caller_is_exact() const { return tell('e', exact_caller); }
+  bool is_for_another_device() const { return tell('a', another_device); }
+  std::optional<Present> inputs_with_dimensions() const { return tell('i', with_dimensions); }
+  bool holds_one_tensor() const { return tell('1', one_tensor); }
+  bool holds_sparse_tensor() const { return tell('s', sparse_tensor); }
+  bool has_number_beyond(Kind) const { return tell('n', number_beyond); }
+  Answer makes_product() const { return tell('m', product); }
+  Answer is_fused() const { return tell('F', fused); }
+  Answer is_wrong() const { return tell('w', wrong); }
+  Answer adds_up() const { return tell('u', sums); }
+  bool may_lower_products(Kind) const { return tell('l', products_can_be_lowered); }
+  Answer is_slower_lowered(Kind) const { return tell('t', slower); }
+  bool mixes_in_a_transform() const { return tell('x', in_a_transform); }
+  bool torch_raised() const { return tell('r', by_torch); }
+  bool cast_refused() const { return tell('c', by_cast); }
+  bool is_left_alone() const { return habana_mp::rules::is_left_alone(*this); }
+  bool updates_lower_state() const { return tell('o', lower_state); }
+};
+
+int failures = 0;
+
+void check_that(bool holds, const char* text, int line) {
+  if (holds) return;
+  ++failures;
+  std::printf("line %d: %s\n", line, text);
+}
+#define CHECK(condition) check_that(condition, #condition, __LINE__)
+
+Inputs inputs_of(std::initializer_list<Kind> kinds) {
+  Inputs inputs;
+  for (const Kind kind : kinds) inputs.present.note(kind);
+  return inputs;
+}
+
+Rule lowering() { return {.action = Action::precision, .to = Kind::bf16}; }
+
+Plan plan_of(const Rule& rule, const Facts& facts, const Inputs& inputs = inputs_of({Kind::f32})) {
+  return decide(rule, inputs, facts);
+}
+
+bool leaves(const Plan& plan, Way way, Reason reason) { return plan.way == way && plan.decision.reason == reason; }
+
+void check_drafts() {
+  const auto to = [](const Rule& rule, const Inputs& inputs, const Facts& facts = {}) {
+    const Plan plan = decide(rule, inputs, facts);
+    return plan.to;
+  };
+  const Inputs mixed = inputs_of({Kind::f32, Kind::bf16});
+  CHECK(to(lowering(), mixed) == Kind::bf16);
+  CHECK(to({.action = Action::widest}, mixed) == Kind::f32);
+  CHECK(to({.action = Action::widest}, inputs_of({Kind::bf16, Kind::f16})) == Kind::f32);
+  CHECK(to({.action = Action::widest}, inputs_of({Kind::f16})) == Kind::f16);
+  CHECK(to({.action = Action::first_input}, inputs_of({Kind::bf16, Kind::f32})) == Kind::bf16);
+  CHECK(to({.action = Action::scalars}, inputs_of({Kind::other, Kind::f16, Kind::f32})) == Kind::f16);
+  Inputs in_place = mixed;
+  in_place.target = Kind::bf16;
+  CHECK(to({.action = Action::in_place}, in_place) == Kind::bf16);
+  in_place.target = Kind::other;
+  CHECK(leaves(plan_of({.action = Action::in_place}, {}, in_place), Way::as_written, Reason::ineligible));
+
+  // A tensor without dimensions does not widen, and is left as it is where torch promotes it itself.
+  Facts with_number;
+  with_number.with_dimensions = inputs_of({Kind::bf16}).present;
+  CHECK(to({.action = Action::widest}, mixed, with_number) == Kind::bf16);
+  CHECK(plan_of({.action = Action::widest}, with_number, mixed).way == Way::with_casts);
+  const Plan promoted = plan_of({.action = Action::widest, .promotes = true}, with_number, mixed);
+  CHECK(promoted.leaves_numbers && promoted.way == Way::as_written);
+
+  // What is never cast.
+  Inputs given = mixed;
+  given.explicit_out = true;
+  CHECK(leaves(plan_of(lowering(), {}, given), Way::as_written, Reason::explicit_out));
+  given = mixed;
+  given.explicit_dtype = true;
+  CHECK(leaves(plan_of(lowering(), {}, given), Way::as_written, Reason::explicit_dtype));
+  CHECK(leaves(plan_of(lowering(), {}, inputs_of({Kind::f32, Kind::wide})), Way::as_written, Reason::ineligible));
+  CHECK(leaves(plan_of(lowering(), {}, inputs_of({Kind::other})), Way::as_written, Reason::ineligible));
+
+  // Nothing to cast: nothing is asked.
+  const Facts unasked;
+  CHECK(plan_of(lowering(), unasked, inputs_of({Kind::bf16})).way == Way::as_written);
+  CHECK(unasked.asked.empty());
+
+  Facts elsewhere;
+  CHECK(plan_of({.action = Action::refused}, elsewhere).way == Way::refuse);
+  elsewhere.another_device = true;
+  CHECK(plan_of({.action = Action::refused}, elsewhere).way == Way::as_written);
+  given = inputs_of({Kind::f32});
+  given.explicit_out = true;
+  CHECK(plan_of({.action = Action::refused}, {}, given).way == Way::as_written);
+}
+
+// Each row, with all rows below it holding too.
+void check_table() {
+  Rule rule = lowering();
+  rule.views_one = rule.only_with_product = rule.may_be_fused = rule.may_be_wrong = rule.may_add_up = true;
+  rule.is_product = true;
+  Facts all;
+  all.decided_elsewhere = all.exact_caller = all.another_device = all.one_tensor = all.in_a_transform = true;
+  all.at_place = Reason::worker;
+  all.product = Answer::failed;
+  all.fused = all.wrong = all.sums = all.slower = Answer::failed;
+  all.sparse_tensor = true;
+  all.products_can_be_lowered = false;
+  const Inputs inputs = inputs_of({Kind::f32, Kind::bf16});
+
+  CHECK(plan_of(rule, all, inputs).way == Way::leave_to_outer);
+  all.decided_elsewhere = false;
+  CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::worker));
+  all.at_place.reset();
+  CHECK(leaves(plan_of(rule, all, inputs), Way::silent_rule, Reason::library));
+  Rule widens = rule;
+  widens.action = Action::widest;
+  widens.reason = Reason::widest;
+  CHECK(plan_of(widens, all, inputs).decision.reason == Reason::other_device);  // only a list lowers in such code
+  all.exact_caller = false;
+  CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::other_device));
+  all.another_device = false;
+  CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::view));
+  all.one_tensor = false;
+  CHECK(plan_of(rule, all, inputs).way == Way::failed);
+  all.product = Answer::no;
+  const Plan without_product = plan_of(rule, all, inputs);
+  CHECK(without_product.to == Kind::f32 && without_product.decision.reason == Reason::no_product);
+  CHECK(leaves(plan_of(rule, all, inputs_of({Kind::f32})), Way::leave, Reason::no_product));
+  all.product = Answer::yes;
+  CHECK(plan_of(rule, all, inputs).way == Way::failed);
+  all.fused = Answer::no;
+  rule.products_inside = true;
+  CHECK(plan_of(rule, all, inputs).way == Way::silent_rule);
+  all.products_can_be_lowered = true;
+  CHECK(plan_of(rule, all, inputs).way == Way::failed);  // is_wrong
+  all.wrong = Answer::yes;
+  CHECK(plan_of(rule, all, inputs).way == Way::without_lowering);
+  Rule to_half = rule;
+  to_half.to = Kind::f16;
+  all.sums = Answer::yes;
+  all.slower = all.wrong = Answer::no;
+  all.sparse_tensor = all.in_a_transform = false;
+  CHECK(plan_of(to_half, all, inputs).way == Way::with_casts);
+  all.wrong = Answer::yes;
+  CHECK(plan_of(to_half, all, inputs).way == Way::with_casts);  // asked of bfloat16 only
+  all.wrong = Answer::no;
+  all.sums = Answer::failed;
+  CHECK(plan_of(rule, all, inputs).way == Way::failed);
+  all.sums = Answer::yes;
+  const Plan summed = plan_of(rule, all, inputs);
+  CHECK(summed.way == Way::with_casts && summed.computed_in == Kind::f32 && summed.to == Kind::bf16);
+  CHECK(summed.decision.reason == Reason::sums && summed.decision.precision == Precision::fp32 && summed.is_inside);
+  CHECK(plan_of(rule, all, inputs_of({Kind::bf16})).computed_in == Kind::f32);  // what is lower already adds up too
+  all.sums = Answer::no;
+  CHECK(leaves(plan_of(rule, all, inputs_of({Kind::bf16})), Way::leave, Reason::list));
+  all.slower = Answer::failed;
+  CHECK(plan_of(rule, all, inputs).way == Way::failed);
+  all.slower = Answer::yes;
+  CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::slower));
+  all.slower = Answer::no;
+  all.sparse_tensor = true;
+  CHECK(plan_of(rule, all, inputs).way == Way::without_lowering);
+  all.sparse_tensor = false;
+  all.in_a_transform = true;
+  CHECK(plan_of(rule, all, inputs).way == Way::without_lowering);
+  all.in_a_transform = false;
+  all.fused = Answer::yes;
+  const Plan plan = plan_of(rule, all, inputs);
+  CHECK(plan.way == Way::with_casts && plan.is_fused && !plan.is_inside && plan.computed_in == Kind::bf16);
+  CHECK(all.asked.find('t') != std::string::npos);
+
+  // A number that is out of range is looked at where no tensor is to be cast.
+  Rule numbers = lowering();
+  numbers.saturates = true;
+  Facts beyond;
+  CHECK(plan_of(numbers, beyond, inputs_of({Kind::bf16})).way == Way::as_written);
+  beyond.number_beyond = true;
+  CHECK(plan_of(numbers, beyond, inputs_of({Kind::bf16})).way == Way::with_casts);
+  // And products of what is lower already, if it is sparse.
+  Rule product = lowering();
+  product.is_product = true;
+  Facts sparse;
+  sparse.sparse_tensor = true;
+  CHECK(plan_of(product, sparse, inputs_of({Kind::bf16})).way == Way::without_lowering);
+}
+
+void check_protected() {
+  Rule rule{.action = Action::first_input, .reason = Reason::first_input};
+  Inputs mixed = inputs_of({Kind::bf16, Kind::f32});
+  const Facts facts;
+  CHECK(draft_protected(rule, mixed, facts).to == Kind::f32);
+  Inputs all_float32 = inputs_of({Kind::f32});
+  CHECK(draft_protected(rule, all_float32, facts).to == Kind::other);
+  rule.is_product = true;
+  const Plan plan = decide_protected(rule, mixed, facts);
+  CHECK(plan.way == Way::with_casts && plan.computed_in == Kind::f32);
+  CHECK(decide_protected(rule, inputs_of({Kind::bf16}), facts).way == Way::as_written);
+}
+
+void check_speakers() {
+  Facts facts;
+  CHECK(who_speaks({}, facts) == Speaker::lists);
+  CHECK(who_speaks({.casts_are_disabled = true, .has_lists = true}, facts) == Speaker::nobody);
+  CHECK(who_speaks({.casts_are_disabled = true, .disabled_by_region = true}, facts) == Speaker::nobody);
+  CHECK(who_speaks({.casts_are_disabled = true, .disabled_by_region = true, .has_lists = true}, facts) ==
+        Speaker::protection);
+  CHECK(who_speaks({.is_silent = true}, facts) == Speaker::silence);
+  CHECK(who_speaks({.is_silent = true, .until_recording = true}, facts) == Speaker::silence);
+  facts.records = true;
+  CHECK(who_speaks({.is_silent = true}, facts) == Speaker::silence);
+  CHECK(who_speaks({.is_silent = true, .until_recording = true}, facts) == Speaker::lists);
+  facts.python_function = true;
+  CHECK(who_speaks({.is_silent = true}, facts) == Speaker::lists);
+}
+
+void check_ladder() {
+  Facts facts;
+  const Rule rule = lowering();
+  const Rule in_place{.action = Action::in_place};
+  Rule once = rule;
+  once.may_repeat = false;
+  const auto next = [&](const Rule& one, const Failure& failure) { return next_try(one, failure, facts); };
+
+  CHECK(next(rule, {.step = Try::with_casts}) == Try::in_float32);
+  CHECK(next(once, {.step = Try::with_casts}) == Try::give_up);
+  CHECK(next(once, {.step = Try::with_casts, .casts_were_made = false}) == Try::in_float32);  // nothing was called
+  CHECK(next(in_place, {.step = Try::with_casts}) == Try::as_written);
+  CHECK(next(in_place, {.step = Try::with_casts, .was_as_written = true}) == Try::give_up);
+  CHECK(next(rule, {.step = Try::in_float32}) == Try::as_written);
+  CHECK(next(rule, {.step = Try::in_float32, .was_as_written = true}) == Try::give_up_former);
+  CHECK(next(rule, {.step = Try::in_float32, .changed_anything = false}) == Try::give_up);
+  CHECK(next(rule, {.step = Try::as_written}) == Try::give_up);
+  facts.lower_state = true;
+  CHECK(next(rule, {.step = Try::as_written}) == Try::in_precision_of_state);
+  CHECK(next(rule, {.step = Try::in_precision_of_state}) == Try::give_up_former);
+  CHECK(next(rule, {.step = Try::give_up}) == Try::give_up);
+  CHECK(next_try_of_plain(rule, true, facts) == Try::in_float32);
+  CHECK(next_try_of_plain(rule, false, facts) == Try::give_up);
+  CHECK(next_try_of_plain(in_place, true, facts) == Try::give_up);
+  CHECK(next_try_of_plain(once, true, facts) == Try::give_up);
+  facts.at_place = Reason::construction;
+  CHECK(next_try_of_plain(rule, true, facts) == Try::give_up);
+  facts.at_place.reset();
+
+  facts.python_function = true;
+  CHECK(next(rule, {.step = Try::with_casts}) == Try::give_up);
+  facts.python_function = false;
+  facts.by_torch = false;
+  CHECK(next(rule, {.step = Try::with_casts}) == Try::give_up);
+  CHECK(next(rule, {.step = Try::in_float32}) == Try::give_up);
+  CHECK(next(rule, {.step = Try::as_written}) == Try::give_up);
+  CHECK(next(rule, {.step = Try::in_precision_of_state}) == Try::give_up);
+  CHECK(next_try_of_plain(rule, true, facts) == Try::give_up);
+  facts.by_cast = false;
+  CHECK(next(rule, {.step = Try::with_casts, .casts_were_made = false}) == Try::give_up);
+  CHECK(next(rule, {.step = Try::in_float32, .casts_were_made = false}) == Try::give_up);
+}
+
+// One line of numbers, in the order of test_decisions.py; the plan, and the letters of what was asked.
+void answer(const std::string& line) {
+  std::istringstream in(line);
+  const auto number = [&in] {
+    int value = 0;
+    in >> value;
+    return value;
+  };
+  const auto yes = [&] { return number() != 0; };
+  const auto answer_of = [&] { return static_cast<Answer>(number()); };
+  Rule rule;
+  rule.action = static_cast<Action>(number());
+  rule.to = static_cast<Kind>(number());
+  rule.reason = static_cast<Reason>(number());
+  for (bool Rule::*trait :
+       {&Rule::promotes, &Rule::saturates, &Rule::views_one, &Rule::is_product, &Rule::only_with_product,
+        &Rule::products_inside, &Rule::may_be_fused, &Rule::may_be_wrong, &Rule::may_add_up}) {
+    rule.*trait = yes();
+  }
+  Inputs inputs;
+  for (int count = number(); count > 0; --count) inputs.present.note(static_cast<Kind>(number()));
+  inputs.target = static_cast<Kind>(number());
+  inputs.explicit_out = yes();
+  inputs.explicit_dtype = yes();
+  Facts facts;
+  for (bool Facts::*fact :
+       {&Facts::decided_elsewhere, &Facts::exact_caller, &Facts::another_device, &Facts::one_tensor,
+        &Facts::sparse_tensor, &Facts::number_beyond, &Facts::products_can_be_lowered, &Facts::in_a_transform}) {
+    facts.*fact = yes();
+  }
+  for (Answer Facts::*fact : {&Facts::product, &Facts::fused, &Facts::wrong, &Facts::sums, &Facts::slower}) {
+    facts.*fact = answer_of();
+  }
+  if (const int place = number(); place >= 0) facts.at_place = static_cast<Reason>(place);
+  const Plan plan = decide(rule, inputs, facts);
+  std::cout << static_cast<int>(plan.way) << ' ' << static_cast<int>(plan.to) << ' '
+            << static_cast<int>(plan.computed_in) << ' ' << static_cast<int>(plan.decision.precision) << ' '
+            << word(plan.decision.reason) << ' ' << plan.is_fused << ' ' << plan.is_inside << " <" << facts.asked
+            << ">\n"
+            << std::flush;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc > 1 && std::strcmp(argv[1], "serve") == 0) {
+    for (std::string line; std::getline(std::cin, line);) answer(line);
+    return EXIT_SUCCESS;
+  }
+  check_drafts();
+  check_table();
+  check_protected();
+  check_speakers();
+  check_ladder();
+  return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}

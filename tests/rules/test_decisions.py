@@ -1,0 +1,229 @@
+"""The decision about one call as a function of facts: row by row in C++, and beside a second writing of it here.
+
+Both run in a program of their own, which is compiled without Python and torch.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import IO
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+SOURCES = Path(__file__).parents[2] / "src"
+
+
+class Kind(IntEnum):
+    OTHER, F32, BF16, F16, WIDE = range(5)
+
+
+class Action(IntEnum):
+    NONE, PRECISION, WIDEST, IN_PLACE, FIRST_INPUT, SCALARS, REFUSED = range(7)
+
+
+class Way(IntEnum):
+    AS_WRITTEN, LEAVE, LEAVE_TO_OUTER, WITH_CASTS, WITHOUT_LOWERING, SILENT_RULE, REFUSE, FAILED = range(8)
+
+
+class Answer(IntEnum):
+    NO, YES, FAILED = range(3)
+
+
+FLOATING = {Kind.F32, Kind.BF16, Kind.F16}
+LOWER = {Kind.BF16, Kind.F16}
+PRECISIONS = {Kind.BF16: 0, Kind.F16: 1, Kind.F32: 2}
+UNCHANGED = 3
+#: As the program is given it: its number, and what it is told as.
+REASONS = {"list": 0, "widest": 1, "in_place": 2, "first_input": 3, "worker": 13, "parts": 19}
+
+
+@dataclass
+class Rule:
+    """In the order in which the program reads it, as all of these."""
+
+    action: Action
+    to: Kind
+    reason: str
+    promotes: bool
+    saturates: bool
+    views_one: bool
+    is_product: bool
+    only_with_product: bool
+    products_inside: bool
+    may_be_fused: bool
+    may_be_wrong: bool
+    may_add_up: bool
+
+
+@dataclass
+class Facts:
+    decided_elsewhere: bool
+    exact_caller: bool
+    another_device: bool
+    one_tensor: bool
+    sparse_tensor: bool
+    number_beyond: bool
+    products_can_be_lowered: bool
+    in_a_transform: bool
+    product: Answer
+    fused: Answer
+    wrong: Answer
+    sums: Answer
+    slower: Answer
+    at_worker: bool
+
+
+@dataclass
+class Call:
+    rule: Rule
+    kinds: list[Kind]
+    target: Kind
+    explicit_out: bool
+    explicit_dtype: bool
+    facts: Facts
+
+    def line(self) -> str:
+        rule, facts = list(astuple(self.rule)), list(astuple(self.facts))
+        rule[2] = REASONS[self.rule.reason]
+        facts[-1] = REASONS["worker"] if self.facts.at_worker else -1
+        inputs = [len(self.kinds), *self.kinds, self.target, self.explicit_out, self.explicit_dtype]
+        return " ".join(str(int(one)) for one in (*rule, *inputs, *facts)) + "\n"
+
+
+def wanted(call: Call) -> tuple[Way, Kind, int, str]:
+    """The way, the precision that the inputs are cast to if they are, and what is told."""
+    rule, facts = call.rule, call.facts
+    floating = [kind for kind in call.kinds if kind in FLOATING]
+    widest = floating[0] if len(set(floating)) == 1 else Kind.F32
+
+    # What the rule says.
+    reason = rule.reason
+    if call.explicit_out:
+        return Way.AS_WRITTEN, Kind.OTHER, UNCHANGED, "explicit_out"
+    if call.explicit_dtype:
+        return Way.AS_WRITTEN, Kind.OTHER, UNCHANGED, "explicit_dtype"
+    if not floating or Kind.WIDE in call.kinds:
+        return Way.AS_WRITTEN, Kind.OTHER, UNCHANGED, "ineligible"
+    if rule.action in (Action.NONE, Action.REFUSED):
+        refused = rule.action is Action.REFUSED and not facts.another_device
+        return Way.REFUSE if refused else Way.AS_WRITTEN, Kind.OTHER, UNCHANGED, reason
+    if rule.action is Action.IN_PLACE and call.target not in FLOATING:
+        return Way.AS_WRITTEN, Kind.OTHER, UNCHANGED, "ineligible"
+    to = {
+        Action.PRECISION: rule.to,
+        Action.WIDEST: widest,
+        Action.IN_PLACE: call.target,
+        Action.FIRST_INPUT: floating[0],
+        Action.SCALARS: floating[0],
+    }[rule.action]
+
+    # Is there anything to do?
+    if set(floating) == {to}:
+        sums = to in LOWER and rule.may_add_up
+        sparse = to in LOWER and rule.is_product and facts.sparse_tensor
+        number = to in LOWER and rule.saturates and facts.number_beyond
+        if not (sums or sparse or number):
+            return Way.AS_WRITTEN, to, PRECISIONS[to], reason
+
+    # What stands against it.
+    if facts.decided_elsewhere:
+        return Way.LEAVE_TO_OUTER, to, PRECISIONS[to], reason
+    if facts.at_worker:
+        return Way.LEAVE, to, UNCHANGED, "worker"
+    if reason == "list" and to in LOWER and facts.exact_caller:
+        return Way.SILENT_RULE, to, UNCHANGED, "library"
+    if facts.another_device:
+        return Way.LEAVE, to, UNCHANGED, "other_device"
+    if rule.views_one and facts.one_tensor:
+        return Way.LEAVE, to, UNCHANGED, "view"
+    if rule.only_with_product and facts.product is not Answer.YES:
+        if facts.product is Answer.FAILED:
+            return Way.FAILED, to, PRECISIONS[to], reason
+        to, reason = widest, "no_product"
+        if set(floating) == {to}:
+            return Way.LEAVE, to, PRECISIONS[to], reason
+    told = PRECISIONS[to]
+    is_lower = to in LOWER
+    fused = facts.fused if rule.may_be_fused and is_lower else Answer.NO
+    if fused is Answer.FAILED:
+        return Way.FAILED, to, told, reason
+    inside = rule.products_inside and is_lower and fused is Answer.NO
+    if inside and not facts.products_can_be_lowered:
+        return Way.SILENT_RULE, to, told, reason
+    if rule.may_be_wrong and to is Kind.BF16 and facts.wrong is not Answer.NO:
+        return Way.WITHOUT_LOWERING if facts.wrong is Answer.YES else Way.FAILED, to, told, reason
+    if rule.may_add_up and is_lower:
+        if facts.sums is Answer.FAILED:
+            return Way.FAILED, to, told, reason
+        if facts.sums is Answer.YES:
+            told, reason = PRECISIONS[Kind.F32], "sums"
+        elif set(floating) == {to}:
+            return Way.LEAVE, to, told, reason
+    if facts.slower is not Answer.NO:
+        left = facts.slower is Answer.YES
+        return (Way.LEAVE, to, UNCHANGED, "slower") if left else (Way.FAILED, to, told, reason)
+    if is_lower and ((rule.is_product and facts.sparse_tensor) or facts.in_a_transform):
+        return Way.WITHOUT_LOWERING, to, told, reason
+    return Way.WITH_CASTS, to, told, reason
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Compiled with nothing but the sources of that room to include."""
+    made = str(tmp_path_factory.mktemp("decisions") / "decisions")
+    compiler = [os.environ.get("CXX", "c++"), "-std=c++20", "-Wall", "-Wextra", "-Werror"]
+    sources = [str(Path(__file__).with_name("decisions.cpp")), str(SOURCES / "rules" / "decision.cpp")]
+    subprocess.run([*compiler, "-I", str(SOURCES), *sources, "-o", made], check=True)
+    return made
+
+
+@pytest.fixture(scope="module")
+def serving(program: str) -> Iterator[tuple[IO[str], IO[str]]]:
+    with subprocess.Popen([program, "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        yield process.stdin, process.stdout
+        process.stdin.close()
+
+
+def test_each_row_of_the_table_decides_above_those_below_it(program: str) -> None:
+    done = subprocess.run([program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_rules_know_neither_python_nor_torch_nor_another_room() -> None:
+    for source in (SOURCES / "rules").glob("*.?pp"):
+        for line in source.read_text(encoding="utf-8").splitlines():
+            included = line.removeprefix("#include ").strip()
+            if line.startswith("#include"):
+                assert included.startswith('"rules/') or included.strip("<>").isalpha(), line
+
+
+calls = st.builds(
+    Call,
+    rule=st.builds(Rule, to=st.sampled_from(sorted(FLOATING)), reason=st.sampled_from(["list", "widest", "parts"])),
+    kinds=st.lists(st.sampled_from(Kind), max_size=4),
+)
+
+
+@settings(max_examples=2000, deadline=None)
+@given(call=calls)
+def test_every_decision_is_that_of_the_second_writing(call: Call, serving: tuple[IO[str], IO[str]]) -> None:
+    asking, answering = serving
+    asking.write(call.line())
+    asking.flush()
+    way, to, computed_in, precision, reason, _, _, asked = answering.readline().split()
+    expected = wanted(call)
+    assert (Way(int(way)), Kind(int(to)), int(precision), reason) == expected
+    if expected[0] is Way.WITH_CASTS:
+        assert Kind(int(computed_in)) is (Kind.F32 if reason == "sums" else expected[1])
+    # A question that may fail, or costs much, is asked once at most; and none where nothing is to be cast.
+    assert all(asked.count(letter) <= 1 for letter in "mFwult")
+    assert not (expected[0] is Way.AS_WRITTEN and set(asked) & set("dpemFwult"))
