@@ -208,7 +208,7 @@ def number_of_modules() -> int:
 def set_function_twins(twins: dict[Any, Any]) -> None:
     """Functions that are called instead of methods that are covered, where these are called with two plain tensors."""
 
-def install_probes(
+def watch_builtins(
     autocast_set_enabled: Any,
     autocast_set_dtype: Any,
     autocast_increment_nesting: Any,

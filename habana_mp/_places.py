@@ -86,7 +86,7 @@ class Places:
         if self._handles:
             return
         regions = _disabled_regions()  # before what it asks is watched
-        _core.install_probes(
+        _core.watch_builtins(
             torch.set_autocast_enabled,
             torch.set_autocast_dtype,
             torch.autocast_increment_nesting,

@@ -1,19 +1,11 @@
 // The arguments of one call, and room for what goes with each.
 #pragma once
 
-#include <Python.h>
+#include "host/callables.hpp"
 
 namespace habana_mp::engine {
 
-// The arguments of one call, as vectorcall hands them over. For a method the first one is the tensor itself.
-struct Arguments {
-  PyObject* const* values;
-  Py_ssize_t positional;
-  PyObject* keywords;  // tuple of names, or null
-
-  Py_ssize_t keyword_count() const { return keywords == nullptr ? 0 : PyTuple_GET_SIZE(keywords); }
-  Py_ssize_t count() const { return positional + keyword_count(); }
-};
+using host::Arguments;
 
 // Most calls have no more arguments than this; longer ones use the heap.
 inline constexpr Py_ssize_t inline_arguments = 24;

@@ -4,8 +4,8 @@
 
 #include "engine/originals.hpp"
 #include "errors.hpp"
+#include "host/casts_inside.hpp"
 #include "tensor/buffers.hpp"
-#include "tensor/casts_inside.hpp"
 #include "tensor/image_order.hpp"
 #include "weights/cache.hpp"
 #include "weights/packed.hpp"
@@ -39,7 +39,7 @@ PackedPlaces places_of(weights::Packs what) {
 
 // The weight with whose transposed view a call is written. A new reference; null where it is none.
 PyObject* weight_behind(PyObject* given) {
-  return tensor::is_plain_tensor(given) && weights::may_be_part(given) ? weights::transposed_weight(given) : nullptr;
+  return host::is_plain_tensor(given) && weights::may_be_part(given) ? weights::transposed_weight(given) : nullptr;
 }
 
 // Answers a call whose input and bias, of these kinds, are still to be cast. As answer_from_packed.
@@ -47,7 +47,7 @@ PyObject* cast_and_answer(const Rule& rule, weights::PackedCall& call, Kind inpu
                           Tally& tally) {
   // What the weight of a product tells costs less than the rest; a convolution's depends on how its input lies.
   if (call.is_product() && !weights::may_be_packed(call, to)) return nullptr;
-  if (tensor::is_traced()) return nullptr;
+  if (host::is_traced()) return nullptr;
   if (!call.is_product()) {
     call.reorders = tensor::is_channels_first(call.input);
     if (!call.reorders && !tensor::is_channels_last(call.input)) return nullptr;
@@ -88,16 +88,16 @@ PyObject* answer_from_packed(const Call& call, Kind to, Tally& tally) {
   PyObject* input = values[places.input];
   PyObject* given = values[places.weight];
   PyObject* bias = places.bias < count ? values[places.bias] : Py_None;
-  if (reading.kinds[places.weight] != Kind::f32 || !tensor::is_plain_tensor(input) ||
+  if (reading.kinds[places.weight] != Kind::f32 || !host::is_plain_tensor(input) ||
       !is_floating(reading.kinds[places.input])) {
     return nullptr;
   }
   weights::PackedCall packed{.what = packs, .input = input, .bias = bias};
-  packed.transposed = Py_TYPE(given) != tensor::api.parameter;
+  packed.transposed = Py_TYPE(given) != host::api.parameter;
   if (!weights::may_pack(packed)) return nullptr;
   if (bias == Py_None && packs == weights::Packs::addmm) return nullptr;  // torch refuses it
   const Kind bias_kind = bias == Py_None ? Kind::other : reading.kinds[places.bias];
-  if (bias != Py_None && (!tensor::is_plain_tensor(bias) || !is_floating(bias_kind))) return nullptr;
+  if (bias != Py_None && (!host::is_plain_tensor(bias) || !is_floating(bias_kind))) return nullptr;
   if (!packed.is_product()) {
     for (Py_ssize_t i = 3; i < 6; ++i) {
       if (!PyTuple_Check(values[i])) return nullptr;
@@ -118,16 +118,16 @@ PyObject* answer_from_packed(const Call& call, Kind to, Tally& tally) {
 bool may_leave_casts(const Call& call) {
   const auto& [target, rule, arguments, reading] = call;
   if (!rule.means.casts_inside || rule.action != Action::precision || rule.to == Kind::f32) return false;
-  if (target.shape != Target::Shape::function && target.shape != Target::Shape::method) return false;
+  if (target.shape != host::Shape::function && target.shape != host::Shape::method) return false;
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
     if (reading.kinds[i] == Kind::sequence) return false;
-    if (is_floating(reading.kinds[i]) && !tensor::can_be_cast_inside(arguments.values[i])) return false;
+    if (is_floating(reading.kinds[i]) && !host::can_be_cast_inside(arguments.values[i])) return false;
   }
-  return tensor::may_cast_inside() && !tensor::is_intercepted();
+  return host::may_cast_inside() && !host::is_intercepted();
 }
 
 PyObject* call_and_cast_inside(Target& target, const Arguments& arguments, Kind to) {
-  const tensor::CastsInside on(to);
+  const host::CastsInside on(to);
   return call_unseen(target, arguments);
 }
 
@@ -141,7 +141,7 @@ Py_ssize_t place_of_weights(const Call& call) {
 // Are all tensors of this list plain?
 bool are_plain(PyObject* list) {
   return std::all_of(PySequence_Fast_ITEMS(list), PySequence_Fast_ITEMS(list) + PySequence_Fast_GET_SIZE(list),
-                     [](PyObject* item) { return tensor::is_plain_tensor(item); });
+                     [](PyObject* item) { return host::is_plain_tensor(item); });
 }
 
 // Where nothing is recorded a cast wants no gradient, and then torch makes the products of sequences that lie one after
@@ -151,7 +151,7 @@ bool fold_products(PyObject* made) {
   static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad_");
   PyObject** const items = PySequence_Fast_ITEMS(made);
   for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(made); ++i) {
-    if (Py_TYPE(items[i]) != tensor::api.tensor || tensor::requires_grad(items[i])) continue;
+    if (Py_TYPE(items[i]) != host::api.tensor || host::requires_grad(items[i])) continue;
     PyObject* const other = PyObject_CallMethodNoArgs(items[i], detach);
     PyObject* const same = other == nullptr ? nullptr : PyObject_CallMethodNoArgs(other, requires_grad);
     Py_XDECREF(other);
@@ -175,9 +175,9 @@ bool make_casts(const Call& call, Kind to, bool records, CastArguments& cast, At
 PyObject* attempt_products_inside(const Call& call, Kind to, Attempt& attempt) {
   const Arguments& arguments = call.arguments;
   const Py_ssize_t place = place_of_weights(call);
-  if (place < 0 || tensor::is_traced() || !are_plain(arguments.values[place])) {
+  if (place < 0 || host::is_traced() || !are_plain(arguments.values[place])) {
     for (Py_ssize_t i = 0; place >= 0 && i < PySequence_Fast_GET_SIZE(arguments.values[place]); ++i) {
-      if (tensor::kind_of(PySequence_Fast_GET_ITEM(arguments.values[place], i)) == Kind::f32) ++attempt.tally.casts;
+      if (host::kind_of(PySequence_Fast_GET_ITEM(arguments.values[place], i)) == Kind::f32) ++attempt.tally.casts;
     }
     return call_and_cast_inside(call.target, arguments, to);
   }
@@ -185,7 +185,7 @@ PyObject* attempt_products_inside(const Call& call, Kind to, Attempt& attempt) {
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) weights.kinds[i] = i == place ? Kind::sequence : Kind::other;
   CastArguments cast(arguments);
   const Call of_weights{call.target, call.rule, arguments, weights};
-  attempt.made = make_casts(of_weights, to, tensor::grad_is_enabled(), cast, attempt);
+  attempt.made = make_casts(of_weights, to, host::grad_is_enabled(), cast, attempt);
   return attempt.made ? call_and_cast_inside(call.target, cast.arguments(), to) : nullptr;
 }
 
@@ -198,7 +198,7 @@ PyObject* attempt_as_they_lie(const Call& call, Kind to, bool records, Attempt& 
     if (attempt.interrupted) return nullptr;
   }
   // Where something is recorded the graph holds what was cast.
-  tally.may_reuse_memory = !records && rule.takes_weights_once() && call.target.shape != Target::Shape::python;
+  tally.may_reuse_memory = !records && rule.takes_weights_once() && call.target.shape != host::Shape::python;
   tally.leaves_casts = records && may_leave_casts(call);
   CastArguments cast(call.arguments);
   attempt.made = make_casts(call, to, records, cast, attempt);
@@ -216,11 +216,11 @@ bool is_of_uneven_rows(const Arguments& arguments, const Reading& reading) {
   if (arguments.keywords != nullptr || arguments.positional < 2 || arguments.positional > 3) return false;
   const Py_ssize_t tensors = has_bias(arguments) ? 3 : 2;
   for (Py_ssize_t i = 0; i < tensors; ++i) {
-    if (!is_floating(reading.kinds[i]) || !tensor::is_plain_tensor(arguments.values[i])) return false;
+    if (!is_floating(reading.kinds[i]) || !host::is_plain_tensor(arguments.values[i])) return false;
   }
   DLTensor matrix;
   return tensor::has_uneven_rows(arguments.values[0], !has_bias(arguments)) &&
-         tensor::view_on_cpu(arguments.values[1], matrix) && matrix.ndim == 2;
+         host::view_on_cpu(arguments.values[1], matrix) && matrix.ndim == 2;
 }
 
 // Torch makes such a product first, and then adds the bias to what was rounded.
@@ -276,10 +276,10 @@ PyObject* attempt_in_rows(const Call& call, Kind to, Attempt& attempt) {
 }  // namespace
 
 bool may_lower_products(const Call& call, Kind to) {
-  if (!tensor::may_cast_inside() || tensor::is_recorded_by_torch()) return false;
+  if (!host::may_cast_inside() || host::is_recorded_by_torch()) return false;
   const auto is_known = [to](PyObject* value) {
-    const Kind kind = tensor::kind_of(value);
-    return !is_floating(kind) || ((kind == Kind::f32 || kind == to) && !tensor::is_off_cpu(value));
+    const Kind kind = host::kind_of(value);
+    return !is_floating(kind) || ((kind == Kind::f32 || kind == to) && !host::is_off_cpu(value));
   };
   for (Py_ssize_t i = 0; i < call.arguments.count(); ++i) {
     PyObject* const value = call.arguments.values[i];
@@ -300,10 +300,10 @@ bool may_lower_products(const Call& call, Kind to) {
 PyObject* attempt_with_casts(const Call& call, Kind to, Attempt& attempt) {
   const Arguments& arguments = call.arguments;
   if (attempt.is_inside) return attempt_products_inside(call, to, attempt);
-  const bool records = tensor::grad_is_enabled();
+  const bool records = host::grad_is_enabled();
   if (call.rule.means.in_rows != nullptr && !records && to != Kind::f32) {
     if (is_of_uneven_rows(arguments, call.reading)) return attempt_in_rows(call, to, attempt);
-    if (arguments.positional > 1 && tensor::holds_subclass(arguments.values, 1) && tensor::is_intercepted()) {
+    if (arguments.positional > 1 && host::holds_subclass(arguments.values, 1) && host::is_intercepted()) {
       return attempt_in_traced_rows(call, to, attempt);
     }
   }

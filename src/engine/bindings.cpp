@@ -1,6 +1,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <stdexcept>
@@ -17,15 +18,19 @@
 #include "engine/region.hpp"
 #include "engine/slots.hpp"
 #include "engine/state.hpp"
+#include "engine/watched.hpp"
 #include "errors.hpp"
-#include "tensor/aten.hpp"
+#include "host/aten.hpp"
+#include "host/casts_inside.hpp"
+#include "host/inside.hpp"
+#include "host/ledger.hpp"
+#include "host/modes.hpp"
+#include "host/symbols.hpp"
+#include "host/team.hpp"
+#include "host/torch_api.hpp"
 #include "tensor/blocks.hpp"
 #include "tensor/buffers.hpp"
 #include "tensor/cast.hpp"
-#include "tensor/casts_inside.hpp"
-#include "tensor/inside.hpp"
-#include "tensor/team.hpp"
-#include "tensor/torch_api.hpp"
 #include "weights/cache.hpp"
 #include "weights/escapes.hpp"
 
@@ -232,14 +237,14 @@ void leave_region(const py::object& owner) {
   }
 }
 
-void install_probes(const py::object& set_enabled, const py::object& set_dtype, const py::object& increment,
+void watch_builtins(const py::object& set_enabled, const py::object& set_dtype, const py::object& increment,
                     const py::object& decrement, const py::object& module_constructed, const py::object& make_subclass,
                     const py::object& is_autocast_enabled, const py::object& to_dlpack,
                     const py::object& to_dlpack_versioned, const py::object& set_version_counter,
                     const py::tuple& writers) {
   std::vector<PyObject*> held;
   for (const auto& writer : writers) held.push_back(writer.ptr());
-  or_throw(engine::install_probes({set_enabled.ptr(), set_dtype.ptr(), increment.ptr(), decrement.ptr(),
+  or_throw(engine::watch_builtins({set_enabled.ptr(), set_dtype.ptr(), increment.ptr(), decrement.ptr(),
                                    module_constructed.ptr(), make_subclass.ptr(), is_autocast_enabled.ptr(),
                                    to_dlpack.ptr(), to_dlpack_versioned.ptr(), set_version_counter.ptr(), held}));
 }
@@ -282,19 +287,32 @@ void reset_counts() {
   engine::for_each_target([](Target& target) { target.counts = {}; });
 }
 
-// A builtin function like this one that nobody answers for: same C function, an object of its own.
 py::object untouched_twin(const py::object& builtin) {
   if (!PyCFunction_CheckExact(builtin.ptr())) throw py::type_error("untouched_twin needs a builtin function");
-  auto* function = reinterpret_cast<PyCFunctionObject*>(builtin.ptr());
-  const Target* target = engine::find_target(builtin.ptr());
-  PyMethodDef* definition = target != nullptr && target->definition != nullptr ? target->definition : function->m_ml;
-  PyObject* twin = PyCFunction_NewEx(definition, function->m_self, function->m_module);
+  PyObject* twin = host::untouched_twin(builtin.ptr(), engine::find_target(builtin.ptr()));
   if (twin == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(twin);
 }
 
+std::vector<std::array<const char*, 5>> assumptions() {
+  std::vector<std::array<const char*, 5>> rows;
+  for (const host::Assumption* one : host::ledger()) {
+    const char* state = one->state() == host::Assumption::State::holds   ? "holds"
+                        : one->state() == host::Assumption::State::fails ? "does not hold"
+                                                                         : "not asked";
+    rows.push_back({one->name(), one->assumed(), one->check(), one->otherwise(), state});
+  }
+  return rows;
+}
+
+std::vector<std::pair<const char*, bool>> symbols() {
+  std::vector<std::pair<const char*, bool>> rows;
+  for (const host::Symbol& one : host::known_symbols()) rows.emplace_back(one.name, host::is_declared(one));
+  return rows;
+}
+
 py::object cast_in_block(const py::object& tensor, const py::object& dtype) {
-  const Kind to = tensor::kind_of_dtype(dtype.ptr());
+  const Kind to = host::kind_of_dtype(dtype.ptr());
   PyObject* made = is_floating(to) ? tensor::cast_in_block(tensor.ptr(), to) : nullptr;
   return made == nullptr ? py::none() : py::reinterpret_steal<py::object>(made);
 }
@@ -320,7 +338,7 @@ py::object answer(Target& target, const py::tuple& arguments, const py::dict& ke
 class Composite {
  public:
   Composite(const py::object& function, const py::object& called, const std::string& operation)
-      : target_(engine::target_for(function.ptr(), Target::Shape::python, operation.c_str(), function.ptr())) {
+      : target_(engine::target_for(function.ptr(), host::Shape::python, operation.c_str(), function.ptr())) {
     if (target_ == nullptr) throw py::error_already_set();
     PyObject* former = std::exchange(target_->called, called.inc_ref().ptr());
     Py_DECREF(former);
@@ -376,26 +394,32 @@ void register_engine(py::module_& module) {
   module.def("bind_torch", [] {
     static bool bound = false;
     if (bound) return;
-    or_throw(tensor::bind_torch());
-    or_throw(tensor::bind_reader());
+    or_throw(host::bind_torch());
+    host::bind_exchange();
+    or_throw(host::bind_reader());
+    host::bind_modes();
     or_throw(engine::bind_flag());
     engine::bind_below_autograd();
-    tensor::bind_inside();
-    tensor::bind_aten();
-    tensor::bind_casts_inside();
-    tensor::bind_team();
+    host::bind_inside();
+    host::bind_aten();
+    host::bind_casts_inside();
+    host::bind_team();
     bound = true;
   });
   module.def(
-      "reader", [] { return tensor::name(tensor::way); }, "How tensors are read: layout, dlpack or attribute.");
+      "reader", [] { return host::name(host::way); }, "How tensors are read: layout, dlpack or attribute.");
   module.def("reads_flags_in_place",
              [] { return engine::flag_of_torch.is_read_in_place() && engine::below_autograd.is_read_in_place(); });
-  module.def("looks_inside", &tensor::can_look_inside);
+  module.def("looks_inside", &host::can_look_inside);
+  module.def("assumptions", &assumptions,
+             "The ledger: name, what is assumed, how it is checked, what happens otherwise, state.");
+  module.def("symbols", &symbols,
+             "Functions of torch's libraries by name, and whether torch's headers declare them so.");
   module.def("install", &install, py::arg("plan"), py::kw_only(), py::arg("within_modules"));
   module.def("set_function_twins", [](const py::dict& twins) {
     for (const auto& [method, function] : twins) engine::set_function_twin(method.ptr(), function.ptr());
   });
-  module.def("install_probes", &install_probes);
+  module.def("watch_builtins", &watch_builtins);
   module.def("set_places", &set_places);
   module.def("set_hook", [](const py::dict& dictionary, const py::object& key, const py::object& hook,
                             const py::object& caller, const py::str& called) {
@@ -457,7 +481,7 @@ void register_engine(py::module_& module) {
     return counted.cast<int>() - 1;
   });
   module.def("call_without_casts_inside", [](const py::object& function, const py::object& argument) {
-    const tensor::NoCastsInside off;
+    const host::NoCastsInside off;
     return function(argument);
   });
   module.def("call_silently", [](const py::object& function, const py::object& argument) {
@@ -523,7 +547,7 @@ void register_engine(py::module_& module) {
     engine::set_mark({device_type.ptr(), device, dtypes.ptr(), set_autocast_enabled.ptr(), set_autocast_dtype.ptr()});
   });
   module.def("set_in_child_process", [] { engine::in_child_process = true; });
-  module.def("can_cover", [](const py::object& object) { return engine::can_cover(object.ptr()); });
+  module.def("can_cover", [](const py::object& object) { return host::can_cover(object.ptr()); });
 }
 
 }  // namespace habana_mp

@@ -121,7 +121,7 @@ PyObject* rounded(PyObject* result, Kind to, Tally& tally) {
     Py_DECREF(result);
     return all;
   }
-  if (tensor::kind_of(result) != Kind::f32) return result;
+  if (host::kind_of(result) != Kind::f32) return result;
   PyObject* made = tensor::cast(result, Kind::f32, to, tally.made);
   Py_DECREF(result);
   return made;
@@ -197,7 +197,7 @@ PyObject* answer_otherwise(const Facts& facts, const Plan& plan) {
       continue;
     }
     if (plan.way != Way::as_written) return answer_otherwise(facts, plan);
-    const bool is_seen = target.twin == nullptr || tensor::function_mode_is_on();
+    const bool is_seen = target.twin == nullptr || host::function_mode_is_on();
     PyObject* result = is_seen ? call_original(target, arguments) : call_unseen(target, arguments);
     if (result == nullptr) [[unlikely]]
       return try_plain_again(is_lower(plan.to), facts);
@@ -250,8 +250,8 @@ rules::Speaker who_speaks(const Target& target) {
   const ThreadState& state = thread_state;
   struct {
     const Target& target;
-    [[nodiscard]] bool is_python_function() const { return target.shape == Target::Shape::python; }
-    [[nodiscard]] bool records_gradients() const { return tensor::grad_is_enabled(); }
+    [[nodiscard]] bool is_python_function() const { return target.shape == host::Shape::python; }
+    [[nodiscard]] bool records_gradients() const { return host::grad_is_enabled(); }
   } const facts{target};
   return rules::who_speaks({.casts_are_disabled = casts_are_disabled(),
                             .disabled_by_region = state.disabled_by_region,
@@ -270,7 +270,7 @@ PyObject* answer_by_lists(Target& target, const Arguments& arguments) {
   if (rule->action == Action::none) {
     if (rule->of_lower == nullptr || !holds_lower_tensor(arguments)) {
       // A function of torch's that other lists cover: here the lists speak of what it calls.
-      return target.shape == Target::Shape::python ? call_python(target, arguments) : call_original(target, arguments);
+      return target.shape == host::Shape::python ? call_python(target, arguments) : call_original(target, arguments);
     }
     rule = rule->of_lower;
   }
@@ -295,10 +295,10 @@ int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject*
   if (value == nullptr || casts_are_disabled() || rule.action == Action::none) {
     return original(tensor, key, value);
   }
-  const Kind to = tensor::kind_of(tensor);
+  const Kind to = host::kind_of(tensor);
   if (!is_floating(to)) return original(tensor, key, value);
   const bool number = is_number(value);
-  const Kind from = number ? Kind::other : tensor::kind_of(value);
+  const Kind from = number ? Kind::other : host::kind_of(value);
   if (!number && (!is_floating(from) || from == to)) return original(tensor, key, value);
   Tally tally;
   PyObject* made = nullptr;
@@ -337,9 +337,9 @@ static bool may_pick_twice(PyObject* key) {
 
 PyObject* answer_subscript(Target& target, PyObject* tensor, PyObject* key, binaryfunc original) {
   if (!may_pick_twice(key) || casts_are_disabled()) return original(tensor, key);
-  const Kind kind = tensor::kind_of(tensor);
+  const Kind kind = host::kind_of(tensor);
   const Rule& rule = rule_beside_lower(target);
-  const bool is_recorded = is_lower(kind) && tensor::grad_is_enabled() && tensor::requires_grad(tensor);
+  const bool is_recorded = is_lower(kind) && host::grad_is_enabled() && host::requires_grad(tensor);
   if (!is_recorded || rule.questions.adds_up == nullptr) return original(tensor, key);
   PyObject* const values[] = {tensor, key};
   const bool is_left = is_left_alone({values, 1, nullptr});

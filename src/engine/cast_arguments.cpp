@@ -11,15 +11,15 @@ namespace {
 
 // A tensor without dimensions stands for a number where the rule brings numbers into range.
 bool is_number_tensor(const Rule& rule, PyObject* item, Kind to) {
-  return rule.means.saturates_tensors && to != Kind::f32 && tensor::count_elements(item) == 1 &&
-         tensor::has_no_dimensions(item);
+  return rule.means.saturates_tensors && to != Kind::f32 && host::count_elements(item) == 1 &&
+         host::has_no_dimensions(item);
 }
 
 // Of a weight, or of a view of one. Null, without an exception but an interrupt's, where no cast of it is kept.
 PyObject* kept_cast(PyObject* weight, bool is_view, Kind to, Tally& tally) {
   if (!tally.looked_around) {
     tally.looked_around = true;
-    tally.records = tensor::grad_is_enabled();
+    tally.records = host::grad_is_enabled();
     tally.may_keep = weights::may_be_kept();
   }
   if (!tally.may_keep) return nullptr;
@@ -32,7 +32,7 @@ PyObject* kept_cast(PyObject* weight, bool is_view, Kind to, Tally& tally) {
   ++tally.casts;
   if (elements == 0) ++tally.kept;
   tally.made.bytes += tensor::bytes_as(to, elements);
-  if (tally.records && !tally.made.recorded) tally.made.recorded = tensor::requires_grad(weight);
+  if (tally.records && !tally.made.recorded) tally.made.recorded = host::requires_grad(weight);
   return kept;
 }
 
@@ -42,8 +42,8 @@ PyObject* cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally&
   tally.for_now = false;
   if (!is_floating(kind) || kind == to) return Py_NewRef(item);
   if (rule.means.keeps_weights && kind == Kind::f32) {
-    const bool is_weight = Py_TYPE(item) == tensor::api.parameter;
-    if (is_weight || (tensor::is_plain_tensor(item) && weights::may_be_part(item))) {
+    const bool is_weight = Py_TYPE(item) == host::api.parameter;
+    if (is_weight || (host::is_plain_tensor(item) && weights::may_be_part(item))) {
       if (PyObject* kept = kept_cast(item, !is_weight, to, tally)) return kept;
       if (PyErr_Occurred() != nullptr) return nullptr;
     }
@@ -51,17 +51,17 @@ PyObject* cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally&
   if (tally.of_steps && kind == Kind::f32) {
     if (PyObject* made = weights::cast_for_many(item, to)) {
       ++tally.casts;
-      tally.made.bytes += tensor::bytes_as(to, tensor::count_elements(item));
+      tally.made.bytes += tensor::bytes_as(to, host::count_elements(item));
       tally.made.recorded = true;
       return made;
     }
   }
-  const std::int64_t count = tally.leaves_casts ? tensor::count_elements(item) : 0;
+  const std::int64_t count = tally.leaves_casts ? host::count_elements(item) : 0;
   if (tally.leaves_casts && !tensor::is_cast_to_block(count)) {
     tally.left_casts = true;
     ++tally.casts;
     tally.made.bytes += tensor::bytes_as(to, count);
-    if (!tally.made.recorded) tally.made.recorded = tensor::requires_grad(item);
+    if (!tally.made.recorded) tally.made.recorded = host::requires_grad(item);
     return Py_NewRef(item);
   }
   const bool saturates = is_number_tensor(rule, item, to);
@@ -97,7 +97,7 @@ PyObject* cast_sequence(const Rule& rule, PyObject* sequence, Kind to, Tally& ta
   bool is_another = false;
   for (Py_ssize_t i = 0; made != nullptr && i < size; ++i) {
     PyObject* item = PyTuple_GET_ITEM(items, i);
-    const Kind kind = tensor::kind_of(item);
+    const Kind kind = host::kind_of(item);
     PyObject* value = kind == Kind::sequence && depth < deepest_sequence && may_exchange(rule, item)
                           ? cast_sequence(rule, item, to, tally, depth + 1)
                           : cast_item(rule, item, kind, to, tally);
@@ -135,7 +135,7 @@ bool may_stay_in_float32(const Rule& rule, const Arguments& arguments, Py_ssize_
     raised_only = holds(rule.castable.raised_keywords, name);
     off_cpu = holds(rule.castable.off_cpu_keywords, name);
   }
-  return raised_only || (off_cpu && !tensor::is_off_cpu(arguments.values[i]));
+  return raised_only || (off_cpu && !host::is_off_cpu(arguments.values[i]));
 }
 
 }  // namespace
@@ -169,10 +169,10 @@ bool one_stays_in_float32(const Rule& rule, const Arguments& arguments, const Re
 bool CastArguments::make(const Rule& rule, const Reading& reading, Kind to, Tally& tally) {
   // Beside an input without dimensions a tensor without them is promoted like any other.
   if (rule.action == Action::scalars && given_.positional > 0 && is_floating(reading.kinds[0]) &&
-      tensor::has_no_dimensions(given_.values[0])) {
+      host::has_no_dimensions(given_.values[0])) {
     return keep_all();
   }
-  tally.made.by_sparse = tensor::grad_is_enabled() && holds_sparse_tensor(given_, reading);
+  tally.made.by_sparse = host::grad_is_enabled() && holds_sparse_tensor(given_, reading);
   const bool keeps_float32 = to != Kind::f32 && one_stays_in_float32(rule, given_, reading);
   for (Py_ssize_t i = 0; i < given_.count(); ++i) {
     PyObject* value = given_.values[i];

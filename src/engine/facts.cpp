@@ -4,9 +4,9 @@
 #include "engine/cast_arguments.hpp"
 #include "engine/measured.hpp"
 #include "errors.hpp"
-#include "frames.hpp"
+#include "host/casts_inside.hpp"
+#include "host/frames.hpp"
 #include "tensor/cast.hpp"
-#include "tensor/casts_inside.hpp"
 
 namespace habana_mp::engine {
 
@@ -17,7 +17,7 @@ namespace {
 template <typename Test>
 bool is_any_tensor(PyObject* const* values, Py_ssize_t count, const Test& test, int depth = 0) {
   for (Py_ssize_t i = 0; i < count; ++i) {
-    const Kind kind = tensor::kind_of(values[i]);
+    const Kind kind = host::kind_of(values[i]);
     if (kind == Kind::sequence && depth < deepest_sequence) {
       // Of a copy: a subclass is asked in Python for its dtype and its device, and may change the list.
       PyObject* const items = PyTuple_Check(values[i]) ? Py_NewRef(values[i]) : PyList_AsTuple(values[i]);
@@ -40,7 +40,7 @@ bool holds_tensor_on(RuleSet::Device device, const Arguments& arguments) {
   return is_any_tensor(arguments.values, arguments.count(), [=](PyObject* value, Kind kind) {
     if (!is_floating(kind)) return false;
     // A plain tensor on the CPU is told at a glance.
-    const bool off_cpu = !tensor::can_be_cast_inside(value) && tensor::is_off_cpu(value);
+    const bool off_cpu = !host::can_be_cast_inside(value) && host::is_off_cpu(value);
     return off_cpu == (device == RuleSet::Device::accelerator);
   });
 }
@@ -78,7 +78,7 @@ long number_of_opcode(const char* name) {
 bool was_recorded_by_jit() {
   HeldError held;
   bool found = false;
-  for (FrameWalk walk; walk && !found; walk.outwards()) {
+  for (host::FrameWalk walk; walk && !found; walk.outwards()) {
     PyObject* name = walk.module_name();
     found = name != nullptr && PyUnicode_CompareWithASCIIString(name, "torch.jit._trace") == 0;
     Py_XDECREF(name);
@@ -98,10 +98,10 @@ bool was_raised_by_others() {
   bool by_others = false;
   if (entry != nullptr && !held.has_context()) {
     while (entry->tb_next != nullptr) entry = entry->tb_next;
-    const FrameWalk innermost(entry->tb_frame);
+    const host::FrameWalk innermost(entry->tb_frame);
     PyObject* module = innermost.module_name();
-    const bool is_torchs = module != nullptr &&
-                           (begins_with_one_of(module, own) || PyUnicode_CompareWithASCIIString(module, "torch") == 0);
+    const bool is_torchs = module != nullptr && (host::begins_with_one_of(module, own) ||
+                                                 PyUnicode_CompareWithASCIIString(module, "torch") == 0);
     if (!is_torchs) {
       PyObject* bytes = PyObject_GetAttrString(innermost.code(), "co_code");
       by_others = bytes != nullptr && entry->tb_lasti >= 0 && entry->tb_lasti < PyBytes_GET_SIZE(bytes) &&
@@ -121,9 +121,9 @@ bool was_raised_by_others() {
 // below the dispatcher, and where a tracer asks what an operation consists of. And what is intercepted calls torch
 // again.
 bool is_decided_elsewhere(const Arguments& arguments) {
-  if (is_below_dispatcher() || tensor::function_mode_is_on()) return true;
-  if (!tensor::holds_subclass(arguments.values, arguments.count())) return false;
-  return tensor::has_torch_function(arguments.values, arguments.count()) || caller_is_inside_of_an_operation();
+  if (is_below_dispatcher() || host::function_mode_is_on()) return true;
+  if (!host::holds_subclass(arguments.values, arguments.count())) return false;
+  return host::has_torch_function(arguments.values, arguments.count()) || caller_is_inside_of_an_operation();
 }
 
 bool is_for_another_device(const RuleSet* region, const Arguments& arguments) {
@@ -163,13 +163,13 @@ Kind lower_state_of(const Call& call) {
         i < arguments.positional
             ? !call.rule.may_cast(i)
             : holds(call.rule.castable.kept_keywords, PyTuple_GET_ITEM(arguments.keywords, i - arguments.positional));
-    const Kind kind = is_kept ? tensor::kind_of(arguments.values[i]) : Kind::other;
+    const Kind kind = is_kept ? host::kind_of(arguments.values[i]) : Kind::other;
     if (is_lower(kind)) return kind;
   }
   return Kind::other;
 }
 
-bool Facts::records_gradients() const { return tensor::grad_is_enabled(); }
+bool Facts::records_gradients() const { return host::grad_is_enabled(); }
 
 // Nobody intercepts a user's own function, and where it is called from is his choice.
 bool Facts::is_decided_elsewhere() const { return !is_python_function() && engine::is_decided_elsewhere(arguments); }
@@ -214,8 +214,8 @@ rules::Answer Facts::is_slower_lowered(Kind to) const {
 // The kernels take a float32 weight beside a lower input; the formulas that gradients are worked out by in a transform
 // of torch.func, or in forward-mode AD, do not.
 bool Facts::mixes_in_a_transform() const {
-  return (rule.castable.off_cpu_positions | rule.castable.raised_positions) != 0 && tensor::is_transformed() &&
-         tensor::grad_is_enabled() && one_stays_in_float32(*this);
+  return (rule.castable.off_cpu_positions | rule.castable.raised_positions) != 0 && host::is_transformed() &&
+         host::grad_is_enabled() && one_stays_in_float32(*this);
 }
 
 // An exception of any other class comes from Python code inside the call (a hook that stops a recomputation, say) and

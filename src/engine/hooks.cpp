@@ -1,6 +1,6 @@
 #include "engine/hooks.hpp"
 
-#include "frames.hpp"
+#include "host/frames.hpp"
 
 namespace habana_mp::engine {
 
@@ -8,7 +8,7 @@ namespace {
 
 bool goes_through_hooks(PyObject* innermost, PyObject* caller, PyObject* called) {
   PyObject* inner = nullptr;  // the code of what the frame called
-  for (FrameWalk frame(reinterpret_cast<PyFrameObject*>(innermost)); frame; frame.outwards()) {
+  for (host::FrameWalk frame(reinterpret_cast<PyFrameObject*>(innermost)); frame; frame.outwards()) {
     PyObject* const code = frame.code();
     if (code == caller) {
       PyObject* function = frame.variable(called);

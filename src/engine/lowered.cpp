@@ -20,7 +20,7 @@ std::size_t next = 0;
 }  // namespace
 
 void remember_lowered(PyObject* result) {
-  if (!tensor::is_plain_tensor(result) || tensor::requires_grad(result)) return;
+  if (!host::is_plain_tensor(result) || host::requires_grad(result)) return;
   PyObject*& place = references[next++ % references.size()];
   PyObject* reference = PyWeakref_NewRef(result, nullptr);
   if (reference == nullptr) PyErr_Clear();
@@ -41,7 +41,7 @@ bool was_lowered(PyObject* tensor) noexcept {
 }
 
 bool may_be_lowered_in_graph(PyObject* tensor) noexcept {
-  return is_lower(tensor::kind_of(tensor)) && tensor::requires_grad(tensor) && casts_are_made_here();
+  return is_lower(host::kind_of(tensor)) && host::requires_grad(tensor) && casts_are_made_here();
 }
 
 }  // namespace habana_mp::engine

@@ -40,12 +40,12 @@ struct Hash {
 
 bool add_tensor(Hash& hash, PyObject* tensor) {
   DLTensor view;
-  if (!tensor::is_plain_tensor(tensor) || !tensor::view_on_cpu(tensor, view)) return false;
+  if (!host::is_plain_tensor(tensor) || !host::view_on_cpu(tensor, view)) return false;
   hash.add(static_cast<std::uint64_t>(view.ndim));
-  if (Py_TYPE(tensor) == tensor::api.parameter) {
+  if (Py_TYPE(tensor) == host::api.parameter) {
     for (std::int32_t i = 0; i < view.ndim; ++i) hash.add(static_cast<std::uint64_t>(view.shape[i]));
   } else {
-    hash.add(static_cast<std::uint64_t>(std::bit_width(static_cast<std::uint64_t>(tensor::count_elements(tensor)))));
+    hash.add(static_cast<std::uint64_t>(std::bit_width(static_cast<std::uint64_t>(host::count_elements(tensor)))));
     hash.add(static_cast<std::uint64_t>(view.ndim == 0 ? 0 : view.shape[view.ndim - 1]));
   }
   // In which order its dimensions lie.
@@ -77,7 +77,7 @@ std::uint64_t shape_of(const Target& target, Kind to, const Arguments& arguments
   hash.add(static_cast<std::uint64_t>(to));
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
     PyObject* value = arguments.values[i];
-    switch (tensor::kind_of(value)) {
+    switch (host::kind_of(value)) {
       case Kind::f32:
         if (!add_tensor(hash, value)) return 0;
         break;
@@ -116,8 +116,8 @@ bool may_be_skipped(const Call& call) {
   const auto& [target, rule, _, reading] = call;
   return rule.action == Action::precision && rule.to != Kind::f32 && rule.takes_weights_once() &&
          (reading.present.kinds & floating) == bit(Kind::f32) &&
-         (target.shape == Target::Shape::function || target.shape == Target::Shape::method) &&
-         !tensor::grad_is_enabled() && !tensor::is_traced();
+         (target.shape == host::Shape::function || target.shape == host::Shape::method) && !host::grad_is_enabled() &&
+         !host::is_traced();
 }
 
 // The shortest calls decide, of some made in turn. An interrupt leaves its exception.

@@ -6,24 +6,24 @@
 #include "engine/region.hpp"
 #include "engine/state.hpp"
 #include "errors.hpp"
+#include "host/watching.hpp"
 
 namespace habana_mp::engine {
 
 namespace {
 
-PyFunctionObject* watched = nullptr;  // owned
-vectorcallfunc original = nullptr;
+host::WatchedFunction watched;
 bool any_module = false;
 std::vector<PyObject*> modules;  // sorted
 
 PyObject* call_impl_stub(PyObject* function, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   if (PyVectorcall_NARGS(flagged_count) == 0 || !begins_to_speak(values[0])) {
-    return original(function, values, flagged_count, keywords);
+    return watched.call(function, values, flagged_count, keywords);
   }
   CastState wanted = current_state();
   wanted.region = rule_set_of_modules();
   enter_state(&watched, wanted);
-  PyObject* result = original(function, values, flagged_count, keywords);
+  PyObject* result = watched.call(function, values, flagged_count, keywords);
   if (result != nullptr) {
     leave_region(&watched);
   } else {
@@ -34,43 +34,17 @@ PyObject* call_impl_stub(PyObject* function, PyObject* const* values, std::size_
   return result;
 }
 
-// Calls that the interpreter has specialized for the function go past the slot unless they are told.
-void set_slot(PyFunctionObject* function, vectorcallfunc slot) {
-#if PY_VERSION_HEX >= 0x030C0000
-  PyFunction_SetVectorcall(function, slot);
-#else
-  function->vectorcall = slot;
-#if PY_VERSION_HEX >= 0x030B0000
-  function->func_version = 0;
-#endif
-#endif
-}
-
-// What CPython stores in every Python function's slot.
-vectorcallfunc slot_of_functions() {
-  PyObject* module = PyImport_ImportModule("inspect");
-  PyObject* function = module == nullptr ? nullptr : PyObject_GetAttrString(module, "isfunction");
-  const vectorcallfunc slot = function == nullptr || !PyFunction_Check(function)
-                                  ? nullptr
-                                  : reinterpret_cast<PyFunctionObject*>(function)->vectorcall;
-  Py_XDECREF(function);
-  Py_XDECREF(module);
-  return slot;
-}
-
 }  // namespace
 
 bool begins_to_speak(PyObject* module) noexcept {
   const ThreadState& state = thread_state;
-  if (watched == nullptr || state.region != nullptr || state.silent) return false;
+  if (!watched.is_watched() || state.region != nullptr || state.silent) return false;
   return any_module || std::binary_search(modules.begin(), modules.end(), module);
 }
 
 bool may_watch_modules(PyObject* call_impl) {
-  if (watched != nullptr) return true;
-  const vectorcallfunc expected = slot_of_functions();
-  const bool is_as_expected = expected != nullptr && PyFunction_Check(call_impl) &&
-                              reinterpret_cast<PyFunctionObject*>(call_impl)->vectorcall == expected;
+  if (watched.is_watched()) return true;
+  const bool is_as_expected = host::WatchedFunction::check(call_impl);
   if (is_as_expected) return rule_set_of_modules() != nullptr;
   if (PyErr_Occurred() == nullptr) {
     PyErr_SetString(PyExc_RuntimeError,
@@ -82,11 +56,7 @@ bool may_watch_modules(PyObject* call_impl) {
 
 bool watch_modules(PyObject* call_impl, std::optional<std::vector<PyObject*>> among) {
   if (!may_watch_modules(call_impl)) return false;
-  if (watched == nullptr) {
-    watched = reinterpret_cast<PyFunctionObject*>(Py_NewRef(call_impl));
-    original = watched->vectorcall;
-    set_slot(watched, &call_impl_stub);
-  }
+  if (!watched.is_watched()) watched.watch(call_impl, &call_impl_stub);
   any_module = !among.has_value();
   modules = std::move(among).value_or(std::vector<PyObject*>());
   std::sort(modules.begin(), modules.end());
@@ -94,9 +64,7 @@ bool watch_modules(PyObject* call_impl, std::optional<std::vector<PyObject*>> am
 }
 
 void stop_watching_modules() noexcept {
-  if (watched == nullptr) return;
-  set_slot(watched, original);
-  Py_CLEAR(watched);
+  watched.stop();
   modules.clear();
 }
 

@@ -9,43 +9,6 @@
 
 namespace habana_mp::engine {
 
-namespace {
-
-// The original of a function or method with METH_VARARGS | METH_KEYWORDS; the arguments in the form that it takes.
-PyObject* call_with_tuple(PyCFunction original, PyObject* self, const Arguments& arguments, Py_ssize_t skip) {
-  PyObject* tuple = PyTuple_New(arguments.positional - skip);
-  if (tuple == nullptr) return nullptr;
-  for (Py_ssize_t i = skip; i < arguments.positional; ++i) {
-    PyTuple_SET_ITEM(tuple, i - skip, Py_NewRef(arguments.values[i]));
-  }
-  PyObject* dictionary = nullptr;
-  const Py_ssize_t keyword_count = arguments.keyword_count();
-  if (keyword_count != 0) {
-    dictionary = PyDict_New();
-    for (Py_ssize_t i = 0; dictionary != nullptr && i < keyword_count; ++i) {
-      if (PyDict_SetItem(dictionary, PyTuple_GET_ITEM(arguments.keywords, i),
-                         arguments.values[arguments.positional + i]) < 0) {
-        Py_CLEAR(dictionary);
-      }
-    }
-    if (dictionary == nullptr) {
-      Py_DECREF(tuple);
-      return nullptr;
-    }
-  }
-  PyObject* result =
-      reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(original))(self, tuple, dictionary);
-  Py_DECREF(tuple);
-  Py_XDECREF(dictionary);
-  return result;
-}
-
-}  // namespace
-
-PyObject* call_with_values(PyCFunction function, PyObject* self, const Arguments& arguments) {
-  return call_with_tuple(function, self, arguments, 0);
-}
-
 // What is called may be exchanged meanwhile, by an installation.
 PyObject* call_python(Target& target, const Arguments& arguments) {
   PyObject* called = Py_NewRef(target.called);
@@ -76,8 +39,8 @@ static PyObject* call_deciding(Target& target, const Arguments& arguments) {
 }
 
 PyObject* call_operator(Target& target, const Arguments& arguments) {
-  if (target.shape == Target::Shape::slow_operator) {
-    return call_with_tuple(target.original, PyCFunction_GET_SELF(target.object), arguments, 0);
+  if (target.shape == host::Shape::slow_operator) {
+    return host::call_with_tuple(target.original, PyCFunction_GET_SELF(target.object), arguments);
   }
   return target.original_slot(target.object, arguments.values, static_cast<std::size_t>(arguments.positional),
                               arguments.keywords);
@@ -85,19 +48,19 @@ PyObject* call_operator(Target& target, const Arguments& arguments) {
 
 PyObject* call_original(Target& target, const Arguments& arguments) {
   switch (target.shape) {
-    case Target::Shape::function:
-      return call_with_tuple(target.original, PyCFunction_GET_SELF(target.object), arguments, 0);
-    case Target::Shape::slow_operator:
-    case Target::Shape::fast_operator: {
+    case host::Shape::function:
+      return host::call_with_tuple(target.original, PyCFunction_GET_SELF(target.object), arguments);
+    case host::Shape::slow_operator:
+    case host::Shape::fast_operator: {
       ThreadState& state = thread_state;
       const Target* outer = std::exchange(state.running_operator, &target);
       PyObject* result = call_operator(target, arguments);
       state.running_operator = outer;
       return result;
     }
-    case Target::Shape::method:
-      return call_with_tuple(target.original, arguments.values[0], arguments, 1);
-    case Target::Shape::method_no_arguments:
+    case host::Shape::method:
+      return host::call_with_tuple(target.original, arguments.values[0], arguments, 1);
+    case host::Shape::method_no_arguments:
       return target.original(arguments.values[0], nullptr);
     default:
       return call_deciding(target, arguments);
@@ -106,9 +69,9 @@ PyObject* call_original(Target& target, const Arguments& arguments) {
 
 PyObject* call_unseen(Target& target, const Arguments& arguments) {
   const bool has_twin = target.twin != nullptr && arguments.positional == 2 && arguments.keywords == nullptr &&
-                        tensor::is_plain_tensor(arguments.values[0]) && tensor::is_plain_tensor(arguments.values[1]);
+                        host::is_plain_tensor(arguments.values[0]) && host::is_plain_tensor(arguments.values[1]);
   if (!has_twin) return call_original(target, arguments);
-  return call_with_values(PyCFunction_GET_FUNCTION(target.twin), PyCFunction_GET_SELF(target.twin), arguments);
+  return host::call_with_tuple(PyCFunction_GET_FUNCTION(target.twin), PyCFunction_GET_SELF(target.twin), arguments);
 }
 
 PyObject* call_undecided(Target& target, const Arguments& arguments) {

@@ -22,7 +22,4 @@ PyObject* call_undecided(Target& target, const Arguments& arguments);
 // A Python function as it is.
 PyObject* call_python(Target& target, const Arguments& arguments);
 
-// A C function that takes METH_VARARGS | METH_KEYWORDS.
-PyObject* call_with_values(PyCFunction function, PyObject* self, const Arguments& arguments);
-
 }  // namespace habana_mp::engine

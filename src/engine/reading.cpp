@@ -30,7 +30,7 @@ Kinds read_sequence(const Rule& rule, PyObject* sequence, Reading& reading, int 
     PyObject* item = is_tuple ? PyTuple_GET_ITEM(sequence, i) : PyList_GET_ITEM(sequence, i);
     if (PyLong_CheckExact(item) || PyFloat_CheckExact(item)) return seen;
     Py_INCREF(item);
-    const Kind kind = tensor::kind_of(item);
+    const Kind kind = host::kind_of(item);
     if (kind == Kind::sequence) {
       if (depth < deepest_sequence) seen |= read_sequence(rule, item, reading, depth + 1);
     } else if (kind != Kind::dtype) {
@@ -56,7 +56,7 @@ void read(const Rule& rule, const Arguments& arguments, Reading& reading) {
   for (Py_ssize_t i = 0; i < arguments.positional; ++i) {
     Kind kind = Kind::other;
     if (rule.may_cast(i)) [[likely]] {
-      kind = tensor::kind_of(arguments.values[i]);
+      kind = host::kind_of(arguments.values[i]);
       if (kind == Kind::sequence) {
         if ((read_sequence(rule, arguments.values[i], reading, 0) & floating) == 0) kind = Kind::other;
       } else if (kind == Kind::dtype) {
@@ -80,7 +80,7 @@ void read(const Rule& rule, const Arguments& arguments, Reading& reading) {
       } else if (same_name(name, names().dtype)) {
         reading.explicit_dtype = true;
       } else {
-        kind = tensor::kind_of(value);
+        kind = host::kind_of(value);
         if (kind == Kind::sequence) {
           if ((read_sequence(rule, value, reading, 0) & floating) == 0) kind = Kind::other;
         } else if (kind == Kind::dtype) {
@@ -104,7 +104,7 @@ void read(const Rule& rule, const Arguments& arguments, Reading& reading) {
 namespace {
 
 bool has_no_dimensions(const Arguments& arguments, const Reading& reading, Py_ssize_t i) {
-  return is_floating(reading.kinds[i]) && tensor::has_no_dimensions(arguments.values[i]);
+  return is_floating(reading.kinds[i]) && host::has_no_dimensions(arguments.values[i]);
 }
 
 }  // namespace
@@ -145,7 +145,7 @@ bool holds_one_tensor(const Arguments& arguments, const Reading& reading) {
 
 bool holds_sparse_tensor(const Arguments& arguments, const Reading& reading) {
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
-    if (is_floating(reading.kinds[i]) && tensor::is_sparse(arguments.values[i])) return true;
+    if (is_floating(reading.kinds[i]) && host::is_sparse(arguments.values[i])) return true;
   }
   return false;
 }

@@ -7,8 +7,8 @@
 #include <deque>
 #include <utility>
 
+#include "host/thread_flag.hpp"
 #include "log/log.hpp"
-#include "tensor/thread_flag.hpp"
 
 namespace habana_mp::engine {
 
@@ -46,8 +46,8 @@ std::vector<Told>& all_told() {
 
 Mark mark{};
 // The same below Python, where torch lets us.
-tensor::DeviceFlag mark_flag;
-tensor::AutocastDtype mark_dtype;
+host::DeviceFlag mark_flag;
+host::AutocastDtype mark_dtype;
 std::vector<std::int8_t> dtype_numbers;  // of the mark's dtypes; empty where they are not known
 // Set while the mark is written by ourselves.
 thread_local bool marking = false;
@@ -62,8 +62,8 @@ void call_with_device(PyObject* function, PyObject* value) noexcept {
 // Tries the functions below Python: they must do what Python's do.
 void find_functions_of_mark() noexcept {
   if (mark.device < 0) return;
-  const tensor::DeviceFlag flag = tensor::autocast_flag(mark.device);
-  const tensor::AutocastDtype dtype = tensor::autocast_dtype();
+  const host::DeviceFlag flag = host::autocast_flag(mark.device);
+  const host::AutocastDtype dtype = host::autocast_dtype();
   if (!flag.is_known() || !dtype.is_known()) return;
   const bool was_on = flag.is_on();
   const std::int8_t before = dtype.ask(mark.device);

@@ -32,27 +32,8 @@ RuleSet* make_rule_set(const std::vector<Entry>& entries, RuleSet::Device device
 // Puts in again what uninstall has taken out.
 bool put_in(RuleSet& set);
 
-// Is the object's calling convention one that we can answer? Nothing else is checked.
-bool can_cover(PyObject* object) noexcept;
-
 // Puts every slot and definition back.
 void uninstall() noexcept;
-
-// Builtins that tell something about where the program is; watched while a policy is installed.
-struct Probes {
-  PyObject* autocast_set_enabled;        // torch.set_autocast_enabled
-  PyObject* autocast_set_dtype;          // torch.set_autocast_dtype
-  PyObject* autocast_increment_nesting;  // torch.autocast_increment_nesting
-  PyObject* autocast_decrement_nesting;  // torch.autocast_decrement_nesting
-  PyObject* module_constructed;          // torch._C._log_api_usage_once, the first thing nn.Module.__init__ calls
-  PyObject* make_subclass;               // Tensor._make_subclass, of which nn.Parameter is made
-  PyObject* is_autocast_enabled;         // torch.is_autocast_enabled
-  PyObject* to_dlpack;                   // torch._C._to_dlpack
-  PyObject* to_dlpack_versioned;         // torch._C._to_dlpack_versioned; None before torch 2.9
-  PyObject* set_version_counter;         // torch._C._autograd._unsafe_set_version_counter
-  std::vector<PyObject*> writers;        // that write into their tensors without counting the versions up
-};
-bool install_probes(const Probes& probes);
 
 // How many objects are answered by us right now.
 std::size_t installed_count() noexcept;

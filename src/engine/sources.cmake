@@ -14,4 +14,5 @@ target_sources(_core PRIVATE
   src/engine/slots.cpp
   src/engine/state.cpp
   src/engine/target.cpp
+  src/engine/watched.cpp
 )

@@ -11,7 +11,7 @@
 
 #include "engine/region.hpp"
 #include "errors.hpp"
-#include "frames.hpp"
+#include "host/frames.hpp"
 #include "log/log.hpp"
 #include "weakrefs.hpp"
 
@@ -29,8 +29,8 @@ bool in_child_process = false;
 bool distributed_is_imported = false;
 PyObject* exact_files = nullptr;
 bool policy_is_installed = false;
-tensor::DeviceFlag flag_of_torch;
-tensor::KeyFlag below_autograd;
+host::DeviceFlag flag_of_torch;
+host::KeyFlag below_autograd;
 
 namespace {
 
@@ -98,7 +98,7 @@ PyObject* init_codes(PyTypeObject* type) {
 bool is_running(const Construction& construction) {
   PyObject* module = referent_of(construction.module);
   if (module == nullptr) return false;
-  for (FrameWalk walk; walk; walk.outwards()) {
+  for (host::FrameWalk walk; walk; walk.outwards()) {
     PyObject* pair = pair_of(construction.codes, walk.code());
     if (pair == nullptr) continue;
     // A decorator may wrap other methods with the same code. And asking a frame for its variables would undo what a
@@ -132,7 +132,7 @@ bool is_constructing(ThreadState& state) {
 
 // Was the code read from a file whose name begins with one of these?
 bool is_of_file(PyObject* code, PyObject* beginnings) {
-  return begins_with_one_of(reinterpret_cast<PyCodeObject*>(code)->co_filename, beginnings);
+  return host::begins_with_one_of(reinterpret_cast<PyCodeObject*>(code)->co_filename, beginnings);
 }
 
 // Whose code is in a file: a library's that is exact, torch's that computes for its caller, or anybody's.
@@ -159,7 +159,7 @@ Whose whose_is(PyObject* code) {
 }
 
 bool is_stepping() {
-  for (FrameWalk walk; walk; walk.outwards()) {
+  for (host::FrameWalk walk; walk; walk.outwards()) {
     if (is_among(walk.code(), known_places.steps)) return true;
   }
   return false;
@@ -176,7 +176,7 @@ bool is_worker() {
 // Is the innermost Python code that of torch.distributed? What it computes are parameters and gradients; a model's code
 // is never there.
 bool caller_is_distributed() {
-  const FrameWalk caller;
+  const host::FrameWalk caller;
   if (!caller) return false;
   PyObject* name = caller.module_name();
   const char* text = name != nullptr ? PyUnicode_AsUTF8(name) : nullptr;
@@ -197,7 +197,7 @@ bool bind_flag() noexcept {
     return false;
   }
   thread_state.disabled = before == Py_True;
-  tensor::DeviceFlag found = tensor::autocast_flag(disabled_flag_number);
+  host::DeviceFlag found = host::autocast_flag(disabled_flag_number);
   for (PyObject* value : {Py_True, Py_False, before}) {
     PyObject* done = PyObject_CallMethod(torch, "set_autocast_enabled", "sO", disabled_flag, value);
     if (done == nullptr) {
@@ -223,7 +223,7 @@ void bind_below_autograd() noexcept {
   Py_XDECREF(key);
   Py_XDECREF(c);
   PyErr_Clear();
-  if (value >= 0) below_autograd = tensor::excluded_key(static_cast<std::uint16_t>(value));
+  if (value >= 0) below_autograd = host::excluded_key(static_cast<std::uint16_t>(value));
 }
 
 void set_flag(bool disabled) noexcept {
@@ -314,7 +314,7 @@ void construction_begins() noexcept {
   ThreadState& state = thread_state;
   if (is_constructing(state)) return;  // a module inside the module
   // The innermost frame is nn.Module.__init__, or a function that stands in for it.
-  const FrameWalk innermost;
+  const host::FrameWalk innermost;
   PyObject* module = innermost ? innermost.first_parameter() : nullptr;
   if (module == nullptr) return;
   PyObject* reference = PyWeakref_NewRef(module, nullptr);
@@ -359,14 +359,14 @@ const Places& places() noexcept { return known_places; }
 
 bool caller_is_inside_of_an_operation() noexcept {
   if (known_places.inside == nullptr) return false;
-  FrameWalk walk;
+  host::FrameWalk walk;
   while (walk && is_of_file(walk.code(), known_places.between)) walk.outwards();
   return walk && is_of_file(walk.code(), known_places.inside);
 }
 
 bool caller_is_exact() noexcept {
   if (exact_files == nullptr || known_places.through == nullptr) return false;
-  FrameWalk walk;
+  host::FrameWalk walk;
   while (walk && whose_is(walk.code()) == Whose::torchs) walk.outwards();
   return walk && whose_is(walk.code()) == Whose::exact;
 }
@@ -381,7 +381,7 @@ void set_exact_files(PyObject* files) noexcept {
 }
 
 bool caller_is_custom_fwd() noexcept {
-  const FrameWalk caller;
+  const host::FrameWalk caller;
   return caller && known_places.custom_fwd != nullptr && caller.code() == known_places.custom_fwd;
 }
 
@@ -399,7 +399,7 @@ Region region_of_torchs_own() noexcept {
 }
 
 bool region_is_torchs_own() noexcept {
-  FrameWalk walk;  // begins in autocast.__enter__
+  host::FrameWalk walk;  // begins in autocast.__enter__
   if (walk) walk.outwards();
   return walk && known_places.codes_of_regions != nullptr && is_among(walk.code(), known_places.codes_of_regions);
 }

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <optional>
 
+#include "host/thread_flag.hpp"
 #include "rules/decision.hpp"
-#include "tensor/thread_flag.hpp"
 
 struct _object;
 using PyObject = _object;
@@ -56,14 +56,14 @@ extern thread_local ThreadState thread_state;
 // would have to be taught.
 inline constexpr const char* disabled_flag = "ipu";
 inline constexpr std::int8_t disabled_flag_number = 18;  // c10::DeviceType::IPU
-extern tensor::DeviceFlag flag_of_torch;
+extern host::DeviceFlag flag_of_torch;
 
 inline bool casts_are_disabled() { return flag_of_torch.is_on(thread_state.disabled); }
 
 // Is this code that torch's dispatcher called: a decomposition, the meaning of an operation for a tensor subclass?
 // There the operation was decided on above, as torch.autocast does. torch excludes the key ADInplaceOrView from there
 // on.
-extern tensor::KeyFlag below_autograd;
+extern host::KeyFlag below_autograd;
 inline bool is_below_dispatcher() { return below_autograd.is_on(); }
 
 // Finds below_autograd; without it nothing counts as below the dispatcher.

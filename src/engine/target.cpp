@@ -70,7 +70,7 @@ Target* find_target(PyObject* object) noexcept {
 
 void set_function_twin(PyObject* method, PyObject* function) noexcept {
   Target* const target = find_target(method);
-  if (target == nullptr || target->shape != Target::Shape::method || target->twin != nullptr) return;
+  if (target == nullptr || target->shape != host::Shape::method || target->twin != nullptr) return;
   constexpr int convention = METH_VARARGS | METH_KEYWORDS | METH_FASTCALL;
   if (!PyCFunction_CheckExact(function) ||
       (PyCFunction_GET_FLAGS(function) & convention) != (METH_VARARGS | METH_KEYWORDS)) {
@@ -79,7 +79,7 @@ void set_function_twin(PyObject* method, PyObject* function) noexcept {
   target->twin = Py_NewRef(function);
 }
 
-Target* target_for(PyObject* object, Target::Shape shape, const char* operation, PyObject* shown) {
+Target* target_for(PyObject* object, host::Shape shape, const char* operation, PyObject* shown) {
   if (Target* known = find_target(object)) return known;
   if (target_count == target_capacity) {
     PyErr_Format(PyExc_RuntimeError, "habana_mp: more than %zu functions are covered", target_capacity);
@@ -97,7 +97,7 @@ Target* target_for(PyObject* object, Target::Shape shape, const char* operation,
 Target* make_function_target(PyObject* function, PyObject* shown, const char* operation) {
   Target* target = make(function, shown, operation);
   if (target == nullptr) return nullptr;
-  target->shape = Target::Shape::python;
+  target->shape = host::Shape::python;
   functions().push_back(target);
   return target;
 }

@@ -15,8 +15,8 @@
 #include <iterator>
 #include <utility>
 
-#include "frames.hpp"
 #include "gil.hpp"
+#include "host/frames.hpp"
 
 namespace py = pybind11;
 
@@ -124,9 +124,9 @@ class ConsoleSink final : public PythonSink {
 int own_frames() {
   static PyObject* const package = py::make_tuple("habana_mp.").release().ptr();
   int frames = 0;
-  for (FrameWalk walk; walk; walk.outwards(), ++frames) {
+  for (host::FrameWalk walk; walk; walk.outwards(), ++frames) {
     const auto name = py::reinterpret_steal<py::object>(walk.module_name());
-    if (!name || !begins_with_one_of(name.ptr(), package)) break;
+    if (!name || !host::begins_with_one_of(name.ptr(), package)) break;
   }
   return frames;
 }

@@ -8,9 +8,9 @@
 #include <span>
 
 #include "gil.hpp"
+#include "host/inside.hpp"
+#include "host/torch_api.hpp"
 #include "tensor/cast.hpp"
-#include "tensor/inside.hpp"
-#include "tensor/torch_api.hpp"
 
 namespace py = pybind11;
 
@@ -34,11 +34,11 @@ class View {
   // Nothing where the tensor's memory is not what it seems: a negative view, one of torch.func's wrappers, a subclass,
   // another device, no memory at all.
   static std::optional<View> of(py::handle tensor) {
-    if (!tensor::is_plain_tensor(tensor.ptr()) || is_negative(tensor) || is_of_inference_mode(tensor)) {
+    if (!host::is_plain_tensor(tensor.ptr()) || is_negative(tensor) || is_of_inference_mode(tensor)) {
       return std::nullopt;
     }
     View view;
-    if (!tensor::view_of(tensor.ptr(), view.tensor_)) return std::nullopt;
+    if (!host::view_of(tensor.ptr(), view.tensor_)) return std::nullopt;
     const DLTensor& seen = view.tensor_;
     if (seen.device.device_type != kDLCPU || seen.dtype.lanes != 1 || seen.ndim > most_dimensions) {
       return std::nullopt;
@@ -88,12 +88,12 @@ class View {
 
  private:
   static bool is_negative(py::handle tensor) {
-    return tensor::can_look_inside() ? tensor::is_negative(tensor.ptr()) : is_true(tensor::api.is_neg, tensor);
+    return host::can_look_inside() ? host::is_negative(tensor.ptr()) : is_true(host::api.is_neg, tensor);
   }
   // Such a tensor has no version.
   static bool is_of_inference_mode(py::handle tensor) {
-    return tensor::can_look_inside() ? tensor::look_at(tensor.ptr()).counter == nullptr
-                                     : is_true(tensor::api.is_inference, tensor);
+    return host::can_look_inside() ? host::look_at(tensor.ptr()).counter == nullptr
+                                   : is_true(host::api.is_inference, tensor);
   }
   static bool is_true(PyCFunction method, py::handle tensor) {
     PyObject* answer = method(tensor.ptr(), nullptr);
@@ -112,7 +112,7 @@ class View {
   std::size_t count_ = 1;
 };
 
-bool is_any_tensor(py::handle object) { return PyType_IsSubtype(Py_TYPE(object.ptr()), tensor::api.tensor) != 0; }
+bool is_any_tensor(py::handle object) { return PyType_IsSubtype(Py_TYPE(object.ptr()), host::api.tensor) != 0; }
 
 // Does a stretch that is written overlap another one?
 bool any_overlap(std::vector<Extent>& extents) {
@@ -135,7 +135,7 @@ void run(const std::vector<Taken>& taken, const Numbers& numbers) {
   for (const Taken& one : taken) {
     weights.push_back({numbers(one), one.arrays, one.count, one.lower, one.lower_type});
   }
-  const unsigned threads = tensor::torch_threads();
+  const unsigned threads = host::torch_threads();
   without_gil([&] { kernels::step(weights, threads); });
 }
 
@@ -156,11 +156,11 @@ Plan::Plan(const py::list& params, const py::list& grads, const py::list& states
 
   std::vector<Extent> extents;
   std::vector<const char*> unseen;  // storages of what cannot be viewed
-  const bool closed = !tensor::can_view() || tensor::is_traced();
+  const bool closed = !host::can_view() || host::is_traced();
   const auto view_of = [&](py::handle tensor) {
     std::optional<View> view = closed ? std::nullopt : View::of(tensor);
-    if (!view && !closed && is_any_tensor(tensor) && tensor::can_look_inside()) {
-      if (const char* storage = tensor::storage_of(tensor.ptr())) unseen.push_back(storage);
+    if (!view && !closed && is_any_tensor(tensor) && host::can_look_inside()) {
+      if (const char* storage = host::storage_of(tensor.ptr())) unseen.push_back(storage);
     }
     return view;
   };
@@ -206,7 +206,7 @@ Plan::Plan(const py::list& params, const py::list& grads, const py::list& states
   }
   std::sort(unseen.begin(), unseen.end());
   const auto is_unseen = [&](py::handle tensor) {
-    return is_any_tensor(tensor) && std::binary_search(unseen.begin(), unseen.end(), tensor::storage_of(tensor.ptr()));
+    return is_any_tensor(tensor) && std::binary_search(unseen.begin(), unseen.end(), host::storage_of(tensor.ptr()));
   };
   const auto shares_with_unseen = [&](const Taken& one) {
     return std::any_of(kept_.begin(), kept_.end(),

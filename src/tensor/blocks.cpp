@@ -125,7 +125,7 @@ void keep_blocks(std::uint64_t from, std::uint64_t most_waiting) noexcept {
   for (const Block& one : gone) std::free(one.memory);
 }
 
-PyObject* tensor_in_block(const Geometry& like, Kind kind, void*& values) noexcept {
+PyObject* tensor_in_block(const host::Geometry& like, Kind kind, void*& values) noexcept {
   std::int64_t count = 1;
   for (const std::int64_t size : like.sizes) count *= size;
   const std::uint64_t bytes = bytes_as(kind, count);
@@ -141,7 +141,7 @@ PyObject* tensor_in_block(const Geometry& like, Kind kind, void*& values) noexce
   lent->managed.dl_tensor = {memory,
                              {kDLCPU, 0},
                              static_cast<std::int32_t>(like.sizes.size()),
-                             dlpack_type(kind),
+                             host::dlpack_type(kind),
                              lent->sizes.data(),
                              lent->strides.data(),
                              0};
@@ -155,7 +155,7 @@ PyObject* tensor_in_block(const Geometry& like, Kind kind, void*& values) noexce
   }
   lent.release();  // NOLINT(bugprone-unused-return-value): the capsule's now
   values = memory;
-  PyObject* made = PyObject_CallOneArg(api.from_dlpack, capsule);
+  PyObject* made = PyObject_CallOneArg(host::api.from_dlpack, capsule);
   Py_DECREF(capsule);
   PyErr_Clear();
   return made;

@@ -5,7 +5,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "tensor/inside.hpp"
+#include "host/inside.hpp"
 
 namespace habana_mp::tensor {
 
@@ -22,7 +22,7 @@ inline bool is_block(std::uint64_t bytes) noexcept {
 }
 
 // A new tensor that lies like this, in such a block. Null, without an exception, where there is none to be had.
-PyObject* tensor_in_block(const Geometry& like, Kind kind, void*& values) noexcept;
+PyObject* tensor_in_block(const host::Geometry& like, Kind kind, void*& values) noexcept;
 
 std::uint64_t bytes_waiting() noexcept;
 

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "gil.hpp"
+#include "host/inside.hpp"
 #include "kernels/cast.hpp"
-#include "tensor/inside.hpp"
 
 namespace habana_mp::tensor {
 
@@ -21,7 +21,7 @@ struct Buffer {
   PyObject* holder = nullptr;  // owned
   Kind kind = Kind::other;
   bool lent = false;
-  Geometry geometry;
+  host::Geometry geometry;
 
   [[nodiscard]] std::int64_t bytes() const {
     std::int64_t count = 1;
@@ -38,7 +38,7 @@ std::size_t next_to_go = 0;
 // Shapes that were asked for and not found, by their hash: only what is asked for again is worth a buffer.
 std::array<std::size_t, 64> missed{};
 
-std::size_t hash_of(const Geometry& geometry, Kind kind) {
+std::size_t hash_of(const host::Geometry& geometry, Kind kind) {
   std::size_t hash = static_cast<std::size_t>(kind) + 1;
   for (const std::int64_t size : geometry.sizes) hash = hash * 1000003 + static_cast<std::size_t>(size);
   return hash;
@@ -72,16 +72,16 @@ bool make_room(std::int64_t bytes) {
 void adopt(PyObject* cast) {
   Buffer made;
   made.tensor = cast;
-  made.kind = kind_of_tensor(cast);
-  const bool fits = Py_TYPE(cast) == api.tensor && is_held_once(cast, false) && read_geometry(cast, made.geometry) &&
-                    made.geometry.is_dense();
+  made.kind = host::kind_of_tensor(cast);
+  const bool fits = Py_TYPE(cast) == host::api.tensor && host::is_held_once(cast, false) &&
+                    host::read_geometry(cast, made.geometry) && made.geometry.is_dense();
   const std::size_t hash = fits ? hash_of(made.geometry, made.kind) : 0;
   if (!fits || std::exchange(missed[hash % missed.size()], hash) != hash || !make_room(made.bytes())) {
     Py_DECREF(cast);
     return;
   }
-  made.holder = make_holder(cast);  // others may run
-  if (made.holder == nullptr || !is_held_once(cast, true) || buffers.size() >= most_buffers) {
+  made.holder = host::make_holder(cast);  // others may run
+  if (made.holder == nullptr || !host::is_held_once(cast, true) || buffers.size() >= most_buffers) {
     Py_XDECREF(made.holder);
     Py_DECREF(cast);
     return;
@@ -94,23 +94,24 @@ void adopt(PyObject* cast) {
 
 PyObject* cast_for_now(PyObject* tensor, Kind from, Kind to, CastResult& seen, bool& for_now) {
   DLTensor source;
-  if (!can_look_inside() || !is_plain_tensor(tensor) || is_watched(tensor, seen) || !view_on_cpu(tensor, source)) {
+  if (!host::can_look_inside() || !host::is_plain_tensor(tensor) || is_watched(tensor, seen) ||
+      !host::view_on_cpu(tensor, source)) {
     return cast(tensor, from, to, seen);
   }
   for_now = true;
   PyObject* const lent = borrow_buffer(source, to);
   if (lent == nullptr) return cast(tensor, from, to, seen);
-  const std::int64_t count = count_elements(tensor);
+  const std::int64_t count = host::count_elements(tensor);
   seen.bytes += bytes_as(to, count);
   // Others may run meanwhile; what is lent stays what it is.
-  convert(static_cast<const char*>(source.data) + source.byte_offset, from, const_cast<char*>(look_at(lent).data), to,
-          count);
+  convert(static_cast<const char*>(source.data) + source.byte_offset, from, const_cast<char*>(host::look_at(lent).data),
+          to, count);
   return lent;
 }
 
 bool has_uneven_rows(PyObject* tensor, bool heeds_single_elements) noexcept {
   DLTensor view;
-  if (!view_on_cpu(tensor, view) || view.ndim < 3 || view.strides == nullptr) return false;
+  if (!host::view_on_cpu(tensor, view) || view.ndim < 3 || view.strides == nullptr) return false;
   std::int64_t expected = -1;
   for (std::int32_t i = view.ndim - 2; i >= 0; --i) {
     if (view.shape[i] == 1 && !heeds_single_elements) continue;
@@ -122,10 +123,10 @@ bool has_uneven_rows(PyObject* tensor, bool heeds_single_elements) noexcept {
 
 PyObject* cast_in_rows(PyObject* tensor, Kind from, Kind to, CastResult& seen) noexcept {
   DLTensor source;
-  Geometry geometry;
-  if (!can_look_inside() || is_watched(tensor, seen) || !view_on_cpu(tensor, source)) return nullptr;
+  host::Geometry geometry;
+  if (!host::can_look_inside() || is_watched(tensor, seen) || !host::view_on_cpu(tensor, source)) return nullptr;
   // A cast of what has gaps has none, and its rows may lie evenly.
-  if (from != to && (!read_geometry(tensor, geometry) || !geometry.is_dense())) return nullptr;
+  if (from != to && (!host::read_geometry(tensor, geometry) || !geometry.is_dense())) return nullptr;
   const auto size = static_cast<std::ptrdiff_t>(kernels::size_of(float_of(from)));
   const auto target_size = static_cast<std::ptrdiff_t>(kernels::size_of(float_of(to)));
   std::vector<kernels::Axis> axes;
@@ -142,14 +143,14 @@ PyObject* cast_in_rows(PyObject* tensor, Kind from, Kind to, CastResult& seen) n
   PyObject* made = borrow_buffer(wanted, to);
   void* values = nullptr;
   if (made != nullptr) {
-    values = const_cast<char*>(look_at(made).data);
+    values = const_cast<char*>(host::look_at(made).data);
   } else {
-    made = allocate_like(source, to, values);
+    made = host::allocate_like(source, to, values);
     if (made == nullptr) return nullptr;
   }
   kernels::Job job(static_cast<const char*>(source.data) + source.byte_offset, float_of(from), values, float_of(to),
                    std::move(axes));
-  const unsigned threads = torch_threads();
+  const unsigned threads = host::torch_threads();
   without_gil([&] { kernels::cast_many({&job, 1}, threads); });
   seen.bytes += bytes_as(to, count);
   return made;
@@ -158,7 +159,8 @@ PyObject* cast_in_rows(PyObject* tensor, Kind from, Kind to, CastResult& seen) n
 PyObject* borrow_buffer(const DLTensor& wanted, Kind kind) noexcept {
   // The same strides: how a convolution's result lies depends on those of dimensions of one element too.
   const auto found = std::find_if(buffers.rbegin(), buffers.rend(), [&](const Buffer& one) {
-    return !one.lent && one.kind == kind && lies_alike(wanted, one.geometry, true) && is_held_once(one.tensor, true);
+    return !one.lent && one.kind == kind && host::lies_alike(wanted, one.geometry, true) &&
+           host::is_held_once(one.tensor, true);
   });
   if (found == buffers.rend()) return nullptr;
   found->lent = true;
@@ -173,7 +175,7 @@ void give_back(PyObject* cast) noexcept {
     Py_DECREF(cast);
     return;
   }
-  if (is_held_once(cast, true)) {
+  if (host::is_held_once(cast, true)) {
     found->lent = false;
     return;
   }

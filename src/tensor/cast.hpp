@@ -3,9 +3,10 @@
 
 #include <cstdint>
 
+#include "host/modes.hpp"
+#include "host/view.hpp"
 #include "kernels/types.hpp"
 #include "tensor/blocks.hpp"
-#include "tensor/view.hpp"
 
 namespace habana_mp::tensor {
 
@@ -42,38 +43,11 @@ bool is_watched(PyObject* tensor, CastResult& seen);
 // Casts values in memory. Many of them by torch's number of threads and without the GIL.
 void convert(const void* source, Kind from, void* target, Kind to, std::int64_t count);
 
-// Does torch record operations, or ask what they give, by nobody's modes but its own? It may record one as a whole, and
-// what was decided about the products inside is lost.
-bool is_recorded_by_torch() noexcept;
-
-// Is somebody at work in this thread who sees each operation: a tracer, a dispatch mode, a transform of torch.func?
-bool is_intercepted() noexcept;
-
-// Or forward-mode AD? Then a cast must not be made past torch.
-bool is_traced() noexcept;
-
-// Does torch.func or forward-mode AD work out gradients by formulas of their own?
-bool is_transformed() noexcept;
-
-bool grad_is_enabled() noexcept;
-
-// For kernels that work for long: how many threads torch uses.
-unsigned torch_threads() noexcept;
-
 // The type as the kernels name it.
 kernels::Float float_of(Kind kind) noexcept;
 
 // What so many values of a kind take in memory.
 std::uint64_t bytes_as(Kind kind, std::int64_t count) noexcept;
-
-// Is a function mode at work in this thread?
-bool function_mode_is_on() noexcept;
-
-// Is there a tensor of a class of its own among the arguments?
-bool holds_subclass(PyObject* const* values, Py_ssize_t count) noexcept;
-
-// Will a subclass's __torch_function__ get a call with these arguments in torch's stead?
-bool has_torch_function(PyObject* const* values, Py_ssize_t count) noexcept;
 
 // As cast, but finite values beyond the range of `to` become its largest finite value instead of an infinity (rule 9).
 PyObject* cast_saturated(PyObject* tensor, Kind from, Kind to, CastResult& seen);
@@ -81,15 +55,7 @@ PyObject* cast_saturated(PyObject* tensor, Kind from, Kind to, CastResult& seen)
 // Tensor.add_ of two plain tensors. False with a Python exception set.
 bool add_in_place(PyObject* tensor, PyObject* other) noexcept;
 
-bool has_no_dimensions(PyObject* tensor) noexcept;
-
-// Of a plain tensor.
-bool requires_grad(PyObject* tensor) noexcept;
-
 // The largest finite value of a precision.
 double largest(Kind kind) noexcept;
-
-// Is the tensor on another device than the CPU? False where that cannot be read.
-bool is_off_cpu(PyObject* tensor) noexcept;
 
 }  // namespace habana_mp::tensor

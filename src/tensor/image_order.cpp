@@ -7,10 +7,10 @@
 
 #include "errors.hpp"
 #include "gil.hpp"
+#include "host/inside.hpp"
 #include "kernels/cast.hpp"
 #include "tensor/buffers.hpp"
 #include "tensor/cast.hpp"
-#include "tensor/inside.hpp"
 
 namespace habana_mp::tensor {
 
@@ -26,7 +26,7 @@ Strides strides_of_channels_last(const std::int64_t* sizes) {
   return {sizes[1] * sizes[2] * sizes[3], 1, sizes[1] * sizes[3], sizes[1]};
 }
 
-bool are_images(PyObject* tensor, DLTensor& view) { return view_on_cpu(tensor, view) && view.ndim == dimensions; }
+bool are_images(PyObject* tensor, DLTensor& view) { return host::view_on_cpu(tensor, view) && view.ndim == dimensions; }
 
 void reorder(const DLTensor& from, void* target, const Strides& strides, Kind kind) {
   const auto bytes = static_cast<std::ptrdiff_t>(bytes_as(kind, 1));
@@ -38,7 +38,7 @@ void reorder(const DLTensor& from, void* target, const Strides& strides, Kind ki
   }
   kernels::Job job(static_cast<const char*>(from.data) + from.byte_offset, float_of(kind), target, float_of(kind),
                    std::move(axes));
-  const unsigned threads = torch_threads();
+  const unsigned threads = host::torch_threads();
   // Torch's operation on these images uses its threads.
   without_gil([&] { kernels::cast_many_beside_team({&job, 1}, threads); });
 }
@@ -46,11 +46,11 @@ void reorder(const DLTensor& from, void* target, const Strides& strides, Kind ki
 // Memory like the images' in channels-last order.
 PyObject* make_channels_last(PyObject* images, Kind kind, const DLTensor& wanted) {
   static PyObject* const keywords = PyTuple_Pack(1, PyUnicode_InternFromString("memory_format"));
-  PyObject* const values[] = {images, api.channels_last_order};
-  PyObject* made = PyObject_Vectorcall(api.empty_like, values, 1, keywords);
-  Geometry geometry;
-  const bool fits = made != nullptr && Py_TYPE(made) == api.tensor && kind_of_tensor(made) == kind &&
-                    read_geometry(made, geometry) && lies_alike(wanted, geometry, true);
+  PyObject* const values[] = {images, host::api.channels_last_order};
+  PyObject* made = PyObject_Vectorcall(host::api.empty_like, values, 1, keywords);
+  host::Geometry geometry;
+  const bool fits = made != nullptr && Py_TYPE(made) == host::api.tensor && host::kind_of_tensor(made) == kind &&
+                    host::read_geometry(made, geometry) && host::lies_alike(wanted, geometry, true);
   if (made != nullptr && !fits) Py_CLEAR(made);
   return made;
 }
@@ -67,12 +67,12 @@ bool is_channels_last(PyObject* tensor) noexcept {
 
 bool is_channels_first(PyObject* tensor) noexcept {
   DLTensor view;
-  return are_images(tensor, view) && is_contiguous(view);
+  return are_images(tensor, view) && host::is_contiguous(view);
 }
 
 PyObject* channels_last_for_now(PyObject* images, Kind kind) {
   DLTensor view;
-  if (!can_look_inside() || !are_images(images, view) || view.strides == nullptr) return nullptr;
+  if (!host::can_look_inside() || !are_images(images, view) || view.strides == nullptr) return nullptr;
   std::array<std::int64_t, dimensions> sizes{};
   std::copy_n(view.shape, dimensions, sizes.begin());
   Strides strides = strides_of_channels_last(sizes.data());
@@ -87,7 +87,7 @@ PyObject* channels_last_for_now(PyObject* images, Kind kind) {
     give_back(made);
     return nullptr;
   }
-  reorder(view, const_cast<char*>(look_at(made).data), strides, kind);
+  reorder(view, const_cast<char*>(host::look_at(made).data), strides, kind);
   return made;
 }
 
@@ -95,7 +95,7 @@ PyObject* channels_first(PyObject* images, Kind kind) {
   DLTensor view;
   if (!are_images(images, view) || view.strides == nullptr) return nullptr;
   void* target = nullptr;
-  PyObject* made = allocate_like(view, kind, target);
+  PyObject* made = host::allocate_like(view, kind, target);
   if (made != nullptr) reorder(view, target, strides_of_channels_first(view.shape), kind);
   return made;
 }

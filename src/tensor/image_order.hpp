@@ -2,7 +2,7 @@
 // one to the other, where nothing is recorded.
 #pragma once
 
-#include "tensor/reader.hpp"
+#include "host/reader.hpp"
 
 namespace habana_mp::tensor {
 

@@ -7,7 +7,7 @@
 
 #include "errors.hpp"
 #include "gil.hpp"
-#include "tensor/aten.hpp"
+#include "host/aten.hpp"
 #include "weights/entry.hpp"
 
 namespace habana_mp::weights {
@@ -21,14 +21,14 @@ Cache& cache() {
   return *the_cache;
 }
 
-bool may_be_kept() noexcept { return settings.on && !tensor::is_traced(); }
+bool may_be_kept() noexcept { return settings.on && !host::is_traced(); }
 
 namespace {
 
 constexpr Kind precisions[] = {Kind::bf16, Kind::f16};
 
 void forget_place(const Entry& entry) {
-  tensor::forget_files();
+  host::forget_files();
   const auto place = cache().weights.find(entry.sight.storage);
   if (place != cache().weights.end() && place->second == entry.weight) cache().weights.erase(place);
 }
@@ -71,9 +71,9 @@ void distrust(PyObject* weight) {
 class OutsideOfInferenceMode {
  public:
   OutsideOfInferenceMode() {
-    PyObject* on = PyObject_CallNoArgs(tensor::api.is_inference_mode);
+    PyObject* on = PyObject_CallNoArgs(host::api.is_inference_mode);
     if (on == Py_True) {
-      guard_ = PyObject_CallOneArg(tensor::api.inference_mode, Py_False);
+      guard_ = PyObject_CallOneArg(host::api.inference_mode, Py_False);
       PyObject* done = guard_ == nullptr ? nullptr : PyObject_CallMethod(guard_, "__enter__", nullptr);
       if (done == nullptr) Py_CLEAR(guard_);
       Py_XDECREF(done);
@@ -105,12 +105,12 @@ bool denies(PyCFunction method, PyObject* tensor) {
 // where not.
 PyObject* make_cast(const Entry& entry, PyObject* weight) {
   const OutsideOfInferenceMode guard;
-  PyObject* plain = tensor::api.detach(weight, nullptr);
+  PyObject* plain = host::api.detach(weight, nullptr);
   tensor::CastResult ignored;
   PyObject* made = plain == nullptr ? nullptr : tensor::cast(plain, Kind::f32, entry.to, ignored);
   Py_XDECREF(plain);
-  if (made != nullptr && (!tensor::is_plain_tensor(made) || tensor::look_at(made).counter == nullptr ||
-                          !tensor::has_geometry(made, entry.geometry, false))) {
+  if (made != nullptr && (!host::is_plain_tensor(made) || host::look_at(made).counter == nullptr ||
+                          !host::has_geometry(made, entry.geometry, false))) {
     Py_CLEAR(made);
   }
   PyErr_Clear();
@@ -119,11 +119,11 @@ PyObject* make_cast(const Entry& entry, PyObject* weight) {
 
 // Where the weight's values lie. False where it has none here, or they do not lie one after the other.
 bool find_values(Entry& entry, PyObject* weight) {
-  tensor::Geometry geometry;
-  const std::int64_t elements = tensor::count_elements(weight);
-  if (elements == 0 || !tensor::read_geometry(weight, geometry) || !geometry.is_dense()) return false;
-  PyObject* size = tensor::as_tuple(geometry.sizes);  // may let others run
-  if (size == nullptr || !tensor::has_geometry(weight, geometry, true)) {
+  host::Geometry geometry;
+  const std::int64_t elements = host::count_elements(weight);
+  if (elements == 0 || !host::read_geometry(weight, geometry) || !geometry.is_dense()) return false;
+  PyObject* size = host::as_tuple(geometry.sizes);  // may let others run
+  if (size == nullptr || !host::has_geometry(weight, geometry, true)) {
     Py_XDECREF(size);
     return false;
   }
@@ -142,7 +142,7 @@ bool find_values(Entry& entry, PyObject* weight) {
 // Keeps the weight's memory while others run, whatever they do to the weight.
 class HeldMemory {
  public:
-  explicit HeldMemory(PyObject* weight) : alias_(tensor::api.detach(weight, nullptr)) { PyErr_Clear(); }
+  explicit HeldMemory(PyObject* weight) : alias_(host::api.detach(weight, nullptr)) { PyErr_Clear(); }
   ~HeldMemory() { Py_XDECREF(alias_); }
   HeldMemory(HeldMemory&& other) noexcept : alias_(std::exchange(other.alias_, nullptr)) {}
   HeldMemory(const HeldMemory&) = delete;
@@ -150,14 +150,14 @@ class HeldMemory {
   HeldMemory& operator=(HeldMemory&&) = delete;
 
   [[nodiscard]] bool is_of(const Sight& sight) const {
-    return alias_ != nullptr && tensor::storage_of(alias_) == sight.storage;
+    return alias_ != nullptr && host::storage_of(alias_) == sight.storage;
   }
 
  private:
   PyObject* alias_;
 };
 
-void* target_of(const Entry& entry) { return const_cast<char*>(tensor::look_at(entry.cast).data); }
+void* target_of(const Entry& entry) { return const_cast<char*>(host::look_at(entry.cast).data); }
 
 // Casts a weight that is held into a cast that is held once.
 void write_cast(Entry& entry) {
@@ -181,7 +181,7 @@ constexpr std::size_t most_remembered = 1 << 20;
 bool is_among(std::unordered_map<const char*, const char*>& storages, const char* storage) {
   const auto found = storages.find(storage);
   if (found == storages.end()) return false;
-  if (found->second == tensor::memory_of(storage)) return true;
+  if (found->second == host::memory_of(storage)) return true;
   storages.erase(found);
   return false;
 }
@@ -189,33 +189,33 @@ bool is_among(std::unordered_map<const char*, const char*>& storages, const char
 void remember_pointer(const char* storage) {
   if (cache().pointed_to.size() + cache().pointed_into.size() >= most_remembered) cache().too_many_pointers = true;
   if (cache().too_many_pointers) return;
-  cache().pointed_to[storage] = tensor::memory_of(storage);
+  cache().pointed_to[storage] = host::memory_of(storage);
   const char* whole = storage;
-  while ((whole = tensor::storage_behind(whole)) != nullptr) cache().pointed_into[whole] = tensor::memory_of(whole);
+  while ((whole = host::storage_behind(whole)) != nullptr) cache().pointed_into[whole] = host::memory_of(whole);
 }
 
 // A pointer to another slice of what this one is a slice of is none to this one.
 bool is_pointed_to(const char* storage) {
   if (cache().too_many_pointers || is_among(cache().pointed_into, storage)) return true;
   const char* one = storage;
-  while (one != nullptr && !is_among(cache().pointed_to, one)) one = tensor::storage_behind(one);
+  while (one != nullptr && !is_among(cache().pointed_to, one)) one = host::storage_behind(one);
   return one != nullptr;
 }
 
 // Who but torch holds this weight's memory, or a pointer to it?
 std::optional<Refusal> find_other_hands(PyObject* weight, const char* storage, std::uint32_t views) {
   if (is_pointed_to(storage)) return Refusal::pointer;
-  if (!tensor::is_known_memory(storage, is_among(cache().lent, storage))) {
-    return tensor::is_of_torch(storage) ? Refusal::numpy : Refusal::memory;
+  if (!host::is_known_memory(storage, is_among(cache().lent, storage))) {
+    return host::is_of_torch(storage) ? Refusal::numpy : Refusal::memory;
   }
-  if (!tensor::holds_its_memory_alone(weight, views)) return Refusal::held;
+  if (!host::holds_its_memory_alone(weight, views)) return Refusal::held;
   return std::nullopt;
 }
 
 std::optional<Refusal> reason_to_doubt(PyObject* weight, const Sight& now, std::uint32_t views) {
   if (now.storage == nullptr || now.counter == nullptr) return Refusal::version;
   if (const auto refusal = find_other_hands(weight, now.storage, views)) return refusal;
-  const bool is_counted = denies(tensor::api.is_inference, weight) && denies(tensor::api.is_neg, weight);
+  const bool is_counted = denies(host::api.is_inference, weight) && denies(host::api.is_neg, weight);
   return is_counted ? std::nullopt : std::optional(Refusal::version);
 }
 
@@ -262,7 +262,7 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
     return false;
   }
   const HeldMemory memory(weight);
-  const bool lies_as_before = entry.geometry.values != nullptr && tensor::has_geometry(weight, entry.geometry, true);
+  const bool lies_as_before = entry.geometry.values != nullptr && host::has_geometry(weight, entry.geometry, true);
   if (!lies_as_before) {
     entry.geometry = {};
     entry.drop();
@@ -295,7 +295,7 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
   entry.busy = true;
   entry.drop();
   PyObject* made = limit_allows(entry.bytes()) ? make_cast(entry, weight) : nullptr;
-  PyObject* holder = made == nullptr ? nullptr : tensor::make_holder(made);
+  PyObject* holder = made == nullptr ? nullptr : host::make_holder(made);
   entry.busy = false;
   if (made != nullptr) {
     entry.refusals = 0;
@@ -322,7 +322,7 @@ std::shared_ptr<Entry> make_entry(PyObject* weight, Kind to) {
   entry->weight = weight;
   entry->reference = reference;
   entry->to = to;
-  entry->sight = tensor::look_at(weight);
+  entry->sight = host::look_at(weight);
   place = entry;
   return entry;
 }
@@ -344,7 +344,7 @@ std::shared_ptr<Entry> entry_for(PyObject* weight, Kind to) {
 PyObject* as_part_of_graph(PyObject* weight, std::span<const std::int64_t> sizes, PyObject* size, PyObject* cast,
                            Use use) {
   constexpr std::int64_t large = std::int64_t{1} << 22;
-  if (tensor::count_elements(weight) >= large && use != Use::recorded_often && settings.recorded != nullptr) {
+  if (host::count_elements(weight) >= large && use != Use::recorded_often && settings.recorded != nullptr) {
     PyObject* const function = Py_NewRef(settings.recorded);
     PyObject* const arguments[] = {weight, cast};
     PyObject* made = PyObject_Vectorcall(function, arguments, 2, nullptr);
@@ -352,17 +352,17 @@ PyObject* as_part_of_graph(PyObject* weight, std::span<const std::int64_t> sizes
     drop_error();
     return made;
   }
-  PyObject* made = tensor::unsafe_view(weight, sizes);
+  PyObject* made = host::unsafe_view(weight, sizes);
   if (made == nullptr && settings.view != nullptr) {
     // Other threads may run meanwhile, and take away what is held here.
     PyObject* const view = Py_NewRef(settings.view);
-    PyObject* const held_size = size == nullptr ? tensor::as_tuple(sizes) : Py_NewRef(size);
+    PyObject* const held_size = size == nullptr ? host::as_tuple(sizes) : Py_NewRef(size);
     PyObject* const arguments[] = {weight, held_size};
     made = held_size == nullptr ? nullptr : PyObject_Vectorcall(view, arguments, 2, nullptr);
     Py_XDECREF(held_size);
     Py_DECREF(view);
   }
-  if (made != nullptr && tensor::api.set_data(made, cast, tensor::api.data->closure) != 0) Py_CLEAR(made);
+  if (made != nullptr && host::api.set_data(made, cast, host::api.data->closure) != 0) Py_CLEAR(made);
   PyErr_Clear();
   return made;
 }
@@ -402,7 +402,7 @@ Entry* up_to_date(PyObject* weight, Kind to, bool records, std::uint32_t views, 
 struct Base {
   PyObject* weight;
 
-  explicit Base(PyObject* view) : weight(tensor::api.get_base->get(view, tensor::api.get_base->closure)) {
+  explicit Base(PyObject* view) : weight(host::api.get_base->get(view, host::api.get_base->closure)) {
     PyErr_Clear();
     if (weight != nullptr && !is_whole_of(view)) Py_CLEAR(weight);
   }
@@ -412,9 +412,9 @@ struct Base {
 
  private:
   [[nodiscard]] bool is_whole_of(PyObject* view) const {
-    if (Py_TYPE(weight) != tensor::api.parameter || tensor::kind_of_tensor(weight) != Kind::f32) return false;
-    const Sight part = tensor::look_at(view);
-    const Sight whole = tensor::look_at(weight);
+    if (Py_TYPE(weight) != host::api.parameter || host::kind_of_tensor(weight) != Kind::f32) return false;
+    const Sight part = host::look_at(view);
+    const Sight whole = host::look_at(weight);
     // A view counts its changes with what it is of.
     return part.storage == whole.storage && part.counter != nullptr && part.counter == whole.counter;
   }
@@ -436,18 +436,18 @@ bool is_only_view(Entry& entry, PyObject* weight) {
 bool pays_off(Entry& entry, PyObject* weight, std::int64_t elements) {
   if (entry.has(Form::plain) && is_unchanged(entry, look_beside(weight, 1))) return true;
   entry.cast_apart += elements;
-  if (entry.cast_apart < tensor::count_elements(weight)) return false;
+  if (entry.cast_apart < host::count_elements(weight)) return false;
   entry.cast_apart = 0;
   return true;
 }
 
 // Of a weight's cast, what lies so: a new reference. Null where that reaches beyond the weight.
-PyObject* part_of(const Entry& entry, PyObject* cast, const tensor::Geometry& part) {
+PyObject* part_of(const Entry& entry, PyObject* cast, const host::Geometry& part) {
   const std::int64_t begin = static_cast<const float*>(part.values) - static_cast<const float*>(entry.geometry.values);
   std::int64_t end = begin + 1;
   for (std::size_t i = 0; i < part.sizes.size(); ++i) end += (part.sizes[i] - 1) * part.strides[i];
   if (begin < 0 || end > entry.elements) return nullptr;
-  return tensor::as_strided(cast, part, begin);
+  return host::as_strided(cast, part, begin);
 }
 
 }  // namespace
@@ -458,7 +458,7 @@ void configure(const Settings& wanted) noexcept {
   const Settings former = std::exchange(settings, wanted);
   Py_XDECREF(former.view);
   Py_XDECREF(former.recorded);
-  settings.on = wanted.on && tensor::can_look_inside();
+  settings.on = wanted.on && host::can_look_inside();
   if (!settings.on || counts.bytes > settings.most_bytes) forget_all();
   if (settings.on) return;
   // Nobody watches any more: what was seen says nothing of later.
@@ -475,7 +475,7 @@ PyObject* kept(PyObject* weight, Kind to, Use use, std::int64_t& elements) noexc
   Entry* entry = up_to_date(weight, to, records, 0, held, cast, elements);
   if (entry == nullptr) return nullptr;
   entry->in_parts = false;
-  if (!records || !tensor::requires_grad(weight)) return cast;
+  if (!records || !host::requires_grad(weight)) return cast;
   PyObject* made = as_part_of_graph(weight, entry->geometry.sizes, entry->size, cast, use);
   Py_DECREF(cast);
   return made;
@@ -486,17 +486,16 @@ PyObject* kept_part(PyObject* view, Kind to, Use use, std::int64_t& elements) no
   elements = 0;
   const Base base(view);
   if (base.weight == nullptr || !settings.on) return nullptr;
-  const bool is_recorded = records && tensor::requires_grad(view);
-  const bool is_whole = tensor::count_elements(view) == tensor::count_elements(base.weight);
+  const bool is_recorded = records && host::requires_grad(view);
+  const bool is_whole = host::count_elements(view) == host::count_elements(base.weight);
   // A cast of what has gaps would have none.
-  tensor::Geometry part;
-  if ((is_recorded && !is_whole) || tensor::is_negative(view) || !tensor::read_geometry(view, part) ||
-      !part.is_dense()) {
+  host::Geometry part;
+  if ((is_recorded && !is_whole) || host::is_negative(view) || !host::read_geometry(view, part) || !part.is_dense()) {
     return nullptr;
   }
   std::shared_ptr<Entry> held = entry_for(base.weight, to);
   if (held == nullptr || !is_only_view(*held, base.weight)) return nullptr;
-  if (!is_whole && !pays_off(*held, base.weight, tensor::count_elements(view))) return nullptr;
+  if (!is_whole && !pays_off(*held, base.weight, host::count_elements(view))) return nullptr;
   PyObject* cast = nullptr;
   Entry* entry = up_to_date(base.weight, to, records, 1, held, cast, elements);
   if (entry == nullptr) return nullptr;
@@ -510,9 +509,9 @@ PyObject* kept_part(PyObject* view, Kind to, Use use, std::int64_t& elements) no
 }
 
 PyObject* cast_for_many(PyObject* given, Kind to) noexcept {
-  tensor::Geometry geometry;
-  if (!tensor::is_cast_in_graph(given) || !tensor::read_geometry(given, geometry)) return nullptr;
-  PyObject* const plain = tensor::api.detach(given, nullptr);
+  host::Geometry geometry;
+  if (!tensor::is_cast_in_graph(given) || !host::read_geometry(given, geometry)) return nullptr;
+  PyObject* const plain = host::api.detach(given, nullptr);
   tensor::CastResult ignored;
   PyObject* const cast = plain == nullptr ? nullptr : tensor::cast(plain, Kind::f32, to, ignored);
   PyObject* made =
@@ -527,13 +526,13 @@ PyObject* transposed_weight(PyObject* view) noexcept {
   DLTensor part;
   DLTensor whole;
   // Most of what is asked about is none: that is told at a glance.
-  if (!tensor::view_on_cpu(view, part) || part.ndim != 2 || part.strides == nullptr || part.strides[0] != 1 ||
-      tensor::is_negative(view)) {
+  if (!host::view_on_cpu(view, part) || part.ndim != 2 || part.strides == nullptr || part.strides[0] != 1 ||
+      host::is_negative(view)) {
     return nullptr;
   }
   Base base(view);
-  const bool is_it = base.weight != nullptr && tensor::view_on_cpu(base.weight, whole) && whole.ndim == 2 &&
-                     tensor::is_contiguous(whole) && part.data == whole.data && part.byte_offset == whole.byte_offset &&
+  const bool is_it = base.weight != nullptr && host::view_on_cpu(base.weight, whole) && whole.ndim == 2 &&
+                     host::is_contiguous(whole) && part.data == whole.data && part.byte_offset == whole.byte_offset &&
                      part.shape[0] == whole.shape[1] && part.shape[1] == whole.shape[0] &&
                      part.strides[1] == whole.shape[1];
   return is_it ? std::exchange(base.weight, nullptr) : nullptr;
@@ -542,7 +541,7 @@ PyObject* transposed_weight(PyObject* view) noexcept {
 void memory_escapes(const char* storage, bool unseen) noexcept {
   if (!settings.on || storage == nullptr) return;
   ++cache().escapes;
-  tensor::forget_files();
+  host::forget_files();
   if (unseen) remember_pointer(storage);
   const auto found = cache().weights.find(storage);
   if (found == cache().weights.end()) return;
@@ -553,9 +552,9 @@ void numpy_gets(const char* storage, bool lent) noexcept {
   if (!settings.on || storage == nullptr) return;
   if (!lent) {
     cache().lent.erase(storage);
-    if (!tensor::tells_of_arrays(storage)) remember_pointer(storage);
-  } else if (tensor::is_known_memory(storage, false) && cache().lent.size() < most_remembered) {
-    cache().lent[storage] = tensor::memory_of(storage);
+    if (!host::tells_of_arrays(storage)) remember_pointer(storage);
+  } else if (host::is_known_memory(storage, false) && cache().lent.size() < most_remembered) {
+    cache().lent[storage] = host::memory_of(storage);
   }
 }
 
@@ -579,10 +578,10 @@ void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexce
       entry->trust = Trust::changed;
       if (entry->busy || entry->form != Form::plain || entry->in_parts) continue;
       HeldMemory memory(weight);  // others may run meanwhile
-      Sight now = tensor::look_at(weight);
+      Sight now = host::look_at(weight);
       --now.owners;
       if (silent_writers != 0 || entry->trust != Trust::changed || entry->busy || !now.same_hands(entry->sight) ||
-          !memory.is_of(now) || !tensor::has_geometry(weight, entry->geometry, true) || !entry->has(Form::plain) ||
+          !memory.is_of(now) || !host::has_geometry(weight, entry->geometry, true) || !entry->has(Form::plain) ||
           !entry->is_free()) {
         continue;
       }
@@ -597,7 +596,7 @@ void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexce
     }
   }
   if (jobs.empty()) return;
-  const unsigned threads = tensor::torch_threads();
+  const unsigned threads = host::torch_threads();
   without_gil([&] { kernels::cast_many(jobs, threads); });
   for (const Renewed& one : renewed) {
     one.entry->busy = false;
@@ -613,9 +612,9 @@ PyObject* cast_to_write(PyObject* weight) noexcept {
     if (entry == nullptr || !entry->has(Form::plain) || entry->busy || entry->trust == Trust::open || entry->in_parts) {
       continue;
     }
-    const Sight now = tensor::look_at(weight);
+    const Sight now = host::look_at(weight);
     const bool may_write =
-        now.same_hands(entry->sight) && tensor::has_geometry(weight, entry->geometry, true) && entry->is_free();
+        now.same_hands(entry->sight) && host::has_geometry(weight, entry->geometry, true) && entry->is_free();
     if (!may_write) continue;
     // Whoever needs the weight before it was written sees that its cast is held elsewhere, and makes one of his own.
     entry->trust = Trust::changed;
@@ -629,12 +628,12 @@ void was_written(PyObject* weight, PyObject* cast) noexcept {
   for (const Kind to : precisions) {
     Entry* entry = entry_of(weight, to);
     if (entry == nullptr || entry->cast != cast || entry->trust != Trust::changed) continue;
-    const Sight now = tensor::look_at(weight);
+    const Sight now = host::look_at(weight);
     // The step counts as one write. Another thread's, meanwhile, may be in the weight and not in the cast.
     if (!now.same_hands(entry->sight) || now.version != entry->written_from + 1) continue;
     entry->sight = now;
     entry->samples = entry->look();
-    entry->cast_sight = tensor::look_at(cast);
+    entry->cast_sight = host::look_at(cast);
     entry->trust = Trust::sure;
     entry->is_fresh = true;
     ++counts.refreshes;
@@ -651,7 +650,7 @@ void forget_all() noexcept {
 }
 
 bool is_kept_memory(PyObject* tensor) noexcept {
-  return settings.on && tensor::is_plain_tensor(tensor) && cache().casts.contains(tensor::storage_of(tensor));
+  return settings.on && host::is_plain_tensor(tensor) && cache().casts.contains(host::storage_of(tensor));
 }
 
 Statistics statistics() noexcept { return counts; }

@@ -8,8 +8,8 @@
 #include <array>
 #include <cstdint>
 
+#include "host/inside.hpp"
 #include "tensor/cast.hpp"
-#include "tensor/inside.hpp"
 
 namespace habana_mp::weights {
 
@@ -38,7 +38,7 @@ PyObject* kept(PyObject* weight, Kind to, Use use, std::int64_t& elements) noexc
 
 // Is it worth asking whether this plain tensor is a view of a weight?
 inline bool may_be_part(PyObject* tensor) noexcept {
-  return settings.on && tensor::count_elements(tensor) >= settings.least_part && tensor::look_at(tensor).owners > 1;
+  return settings.on && host::count_elements(tensor) >= settings.least_part && host::look_at(tensor).owners > 1;
 }
 
 // The same of a view of such a weight: the same part of the weight's cast. Where a gradient is recorded, only a view of

@@ -8,14 +8,14 @@
 #include <unordered_set>
 #include <utility>
 
+#include "host/inside.hpp"
 #include "kernels/cast.hpp"
 #include "tensor/cast.hpp"
-#include "tensor/inside.hpp"
 #include "weights/cache.hpp"
 
 namespace habana_mp::weights {
 
-using tensor::Sight;
+using host::Sight;
 
 extern Statistics counts;
 
@@ -59,7 +59,7 @@ struct Entry {
   Sight sight;                     // as it was before the cast was made
   std::uint32_t probed = 0;        // kinds of calls for which a form with another order was tried, to no end perhaps
   PyObject* packed_for = nullptr;  // the options of the convolution that a packed form is for
-  tensor::Geometry geometry;       // as the weight lay then; without values: unknown
+  host::Geometry geometry;         // as the weight lay then; without values: unknown
   PyObject* size = nullptr;        // the weight's sizes, a tuple
   std::int64_t elements = 0;
   std::array<const std::uint32_t*, sample_count> places{};
@@ -83,12 +83,12 @@ struct Entry {
   }
   // Does a plain cast lie where it lay, and was it written by nobody else, as far as its version tells?
   [[nodiscard]] bool is_intact() const {
-    const Sight now = tensor::look_at(cast);
-    return now.same_place(cast_sight) && now.version == cast_sight.version && tensor::count_elements(cast) == elements;
+    const Sight now = host::look_at(cast);
+    return now.same_place(cast_sight) && now.version == cast_sight.version && host::count_elements(cast) == elements;
   }
   // May the cast be written? Not where others work with its former values: a graph that waits for its backward,
   // another thread.
-  [[nodiscard]] bool is_free() const { return tensor::is_held_once(cast, holder != nullptr); }
+  [[nodiscard]] bool is_free() const { return host::is_held_once(cast, holder != nullptr); }
 
   [[nodiscard]] Samples look() const {
     Samples seen{};
@@ -150,7 +150,7 @@ inline void Entry::hold(PyObject* made, PyObject* its_holder, Form its_form, PyO
                               std::exchange(packed_for, options)};
   form = its_form;
   if (cast_sight.storage != nullptr) cache().casts.erase(cast_sight.storage);
-  cast_sight = cast != nullptr && form == Form::plain ? tensor::look_at(cast) : Sight{};
+  cast_sight = cast != nullptr && form == Form::plain ? host::look_at(cast) : Sight{};
   if (cast_sight.storage != nullptr) cache().casts.insert(cast_sight.storage);
   if (cast != nullptr) {
     counts.bytes += bytes();
@@ -177,11 +177,11 @@ inline Entry* entry_of(PyObject* weight, Kind to) {
 inline bool is_unchanged(const Entry& entry, const Sight& now) {
   return entry.trust == Trust::sure && !entry.busy && now == entry.sight && entry.look() == entry.samples;
 }
-inline bool is_unchanged(const Entry& entry, PyObject* weight) { return is_unchanged(entry, tensor::look_at(weight)); }
+inline bool is_unchanged(const Entry& entry, PyObject* weight) { return is_unchanged(entry, host::look_at(weight)); }
 
 // What identifies the weight's values, `views` of which are known.
 inline Sight look_beside(PyObject* weight, std::uint32_t views) {
-  Sight sight = tensor::look_at(weight);
+  Sight sight = host::look_at(weight);
   sight.owners -= views;
   return sight;
 }

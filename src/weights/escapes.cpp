@@ -1,20 +1,19 @@
 #include "weights/escapes.hpp"
 
 #include "atomic_store.hpp"
-#include "frames.hpp"
-#include "tensor/inside.hpp"
-#include "tensor/memory_map.hpp"
+#include "host/frames.hpp"
+#include "host/inside.hpp"
+#include "host/memory_map.hpp"
+#include "host/watching.hpp"
 #include "weights/cache.hpp"
 
 namespace habana_mp::weights {
 
+using host::as_function;
+using host::WatchedMethod;
+
 namespace {
 
-// A method of C whose calls are watched. Every call of it, bound or not, goes through its definition.
-struct WatchedMethod {
-  PyMethodDef* definition = nullptr;
-  PyCFunction original = nullptr;
-};
 WatchedMethod untyped_storage;
 WatchedMethod numpy;
 WatchedMethod data_ptr;
@@ -27,7 +26,7 @@ WatchedMethod resize;
 WatchedMethod resize_as;
 WatchedMethod storage_data_ptr;
 WatchedMethod view;
-getter original_data_getter = nullptr;
+host::WatchedData data;
 bool (*lists_speak_here)() = nullptr;
 
 Callers callers_of_pointers;  // held
@@ -37,40 +36,32 @@ Callers callers_of_arrays;    // held
 bool caller_is_harmless(const Callers& callers) {
   bool harmless = false;
   bool passes_on = true;
-  for (FrameWalk walk; walk && passes_on; walk.outwards()) {
+  for (host::FrameWalk walk; walk && passes_on; walk.outwards()) {
     PyObject* name = walk.module_name();
-    passes_on = name != nullptr && begins_with_one_of(name, callers.passing_on);
-    harmless = name != nullptr && begins_with_one_of(name, callers.harmless);
+    passes_on = name != nullptr && host::begins_with_one_of(name, callers.passing_on);
+    harmless = name != nullptr && host::begins_with_one_of(name, callers.harmless);
     Py_XDECREF(name);
   }
   return harmless;
 }
 
-PyObject* call_with_keywords(const WatchedMethod& method, PyObject* self, PyObject* arguments, PyObject* keywords) {
-  return reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(method.original))(self, arguments, keywords);
-}
-
-PyCFunction as_function(PyCFunctionWithKeywords stub) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(stub));
-}
-
 PyObject* untyped_storage_stub(PyObject* self, PyObject* none) {
   tensor_escapes(self, false);
-  return untyped_storage.original(self, none);
+  return untyped_storage.call(self, none);
 }
 
 // NumPy has no bfloat16, so the method would raise.
 PyObject* numpy_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
   tensor_escapes(self, false);
-  if (tensor::can_look_inside() && callers_of_arrays.harmless != nullptr) {
+  if (host::can_look_inside() && callers_of_arrays.harmless != nullptr) {
     // A weight is held beside what was detached of it to give it to NumPy; most tensors are not, which spares a look.
-    const tensor::Sight sight = tensor::look_at(self);
+    const host::Sight sight = host::look_at(self);
     numpy_gets(sight.storage, sight.owners > 1 && caller_is_harmless(callers_of_arrays));
   }
-  const bool widens = tensor::is_plain_tensor(self) && tensor::kind_of_tensor(self) == Kind::bf16 && lists_speak_here();
-  if (!widens) return call_with_keywords(numpy, self, arguments, keywords);
+  const bool widens = host::is_plain_tensor(self) && host::kind_of_tensor(self) == Kind::bf16 && lists_speak_here();
+  if (!widens) return numpy.call(self, arguments, keywords);
   PyObject* wide = PyObject_CallMethod(self, "float", nullptr);
-  PyObject* result = wide == nullptr ? nullptr : call_with_keywords(numpy, wide, arguments, keywords);
+  PyObject* result = wide == nullptr ? nullptr : numpy.call(wide, arguments, keywords);
   Py_XDECREF(wide);
   return result;
 }
@@ -78,7 +69,7 @@ PyObject* numpy_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
 template <const WatchedMethod& method>
 PyObject* escaping_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
   tensor_escapes(self, false);
-  return call_with_keywords(method, self, arguments, keywords);
+  return method.call(self, arguments, keywords);
 }
 
 // What writes runs Python code itself: nothing that is kept meanwhile holds.
@@ -93,15 +84,15 @@ PyObject* while_open(PyObject* tensor, Call call) {
 }
 
 PyObject* apply_stub(PyObject* self, PyObject* function) {
-  return while_open(self, [&] { return apply.original(self, function); });
+  return while_open(self, [&] { return apply.call(self, function); });
 }
 
 PyObject* map_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
-  return while_open(self, [&] { return call_with_keywords(map, self, arguments, keywords); });
+  return while_open(self, [&] { return map.call(self, arguments, keywords); });
 }
 
 PyObject* map2_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
-  return while_open(self, [&] { return call_with_keywords(map2, self, arguments, keywords); });
+  return while_open(self, [&] { return map2.call(self, arguments, keywords); });
 }
 
 // Tensor.set_: another tensor's memory may be its source, without that one's version.
@@ -110,13 +101,13 @@ PyObject* set_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
   Py_ssize_t position = 0;
   PyObject* value = nullptr;
   while (keywords != nullptr && PyDict_Next(keywords, &position, nullptr, &value) != 0) tensor_escapes(value, false);
-  return call_with_keywords(set, self, arguments, keywords);
+  return set.call(self, arguments, keywords);
 }
 
 template <const WatchedMethod& method>
 PyObject* pointer_stub(PyObject* self, PyObject* none) {
   if (!caller_is_harmless(callers_of_pointers)) tensor_escapes(self, true);
-  return method.original(self, none);
+  return method.call(self, none);
 }
 
 PyObject* storage_data_ptr_stub(PyObject* self, PyObject* none) {
@@ -126,20 +117,20 @@ PyObject* storage_data_ptr_stub(PyObject* self, PyObject* none) {
     Py_XDECREF(address);
     PyErr_Clear();
   }
-  return storage_data_ptr.original(self, none);
+  return storage_data_ptr.call(self, none);
 }
 
 // Where inference mode is on, Tensor.view(dtype) makes a tensor that does not share the version.
 PyObject* view_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
-  const bool to_dtype = PyTuple_GET_SIZE(arguments) == 1 ? Py_TYPE(PyTuple_GET_ITEM(arguments, 0)) == tensor::api.dtype
+  const bool to_dtype = PyTuple_GET_SIZE(arguments) == 1 ? Py_TYPE(PyTuple_GET_ITEM(arguments, 0)) == host::api.dtype
                                                          : keywords != nullptr;
   if (to_dtype) tensor_escapes(self, false);
-  return call_with_keywords(view, self, arguments, keywords);
+  return view.call(self, arguments, keywords);
 }
 
 PyObject* data_getter_stub(PyObject* self, void* closure) {
   tensor_escapes(self, false);
-  return original_data_getter(self, closure);
+  return data.read(self, closure);
 }
 
 // ---- DLPack's exchange of C ---------------------------------------------------------------------------------------
@@ -172,19 +163,6 @@ struct Plan {
   PyCFunction stub;
 };
 
-void watch(const Plan& plan) {
-  if (plan.method->definition != nullptr) return;
-  plan.method->definition = reinterpret_cast<PyMethodDescrObject*>(plan.object)->d_method;
-  plan.method->original = plan.method->definition->ml_meth;
-  store(&plan.method->definition->ml_meth, plan.stub);
-}
-
-void stop_watching(WatchedMethod& method) {
-  if (method.definition == nullptr) return;
-  store(&method.definition->ml_meth, method.original);
-  method.definition = nullptr;  // a call under way still needs the original
-}
-
 void hold(Callers& held, const Callers& callers) {
   Py_XSETREF(held.harmless, Py_NewRef(callers.harmless));
   Py_XSETREF(held.passing_on, Py_NewRef(callers.passing_on));
@@ -192,43 +170,33 @@ void hold(Callers& held, const Callers& callers) {
 
 constexpr int with_keywords = METH_VARARGS | METH_KEYWORDS;
 
-bool check(const Plan& plan, const tensor::MemoryMap& memory) {
-  const bool is_method = plan.object != nullptr && Py_TYPE(plan.object) == &PyMethodDescr_Type;
-  PyMethodDef* definition = is_method ? reinterpret_cast<PyMethodDescrObject*>(plan.object)->d_method : nullptr;
-  if (is_method && definition->ml_flags == plan.flags && memory.may_write(&definition->ml_meth)) return true;
-  PyErr_Format(
-      PyExc_RuntimeError,
-      "habana_mp cannot watch %R: its calling convention is not known, or its definition may not be written to",
-      plan.object);
-  return false;
-}
-
 }  // namespace
 
 void watch_view_and_numpy(bool (*lists_speak)()) noexcept {
   lists_speak_here = lists_speak;
-  if (view.definition != nullptr && numpy.definition != nullptr) return;
-  PyObject* methods = tensor::api.tensor_base->tp_dict;
-  const tensor::MemoryMap memory;
+  if (view.is_watched() && numpy.is_watched()) return;
+  PyObject* methods = host::api.tensor_base->tp_dict;
+  const host::MemoryMap memory;
   const Plan plans[] = {
       {&view, PyDict_GetItemString(methods, "view"), with_keywords, as_function(view_stub)},
       {&numpy, PyDict_GetItemString(methods, "numpy"), with_keywords, as_function(numpy_stub)},
   };
   for (const Plan& plan : plans) {
-    if (plan.object != nullptr && check(plan, memory)) watch(plan);
+    if (plan.object != nullptr && WatchedMethod::check(plan.object, plan.flags, memory))
+      plan.method->watch(plan.object, plan.stub);
   }
   PyErr_Clear();
 }
 
 void stop_watching_view_and_numpy() noexcept {
-  stop_watching(view);
-  stop_watching(numpy);
+  view.stop();
+  numpy.stop();
 }
 
 void watch_exchange() noexcept {
-  DLPackExchangeAPI* table = tensor::exchange_table();
+  DLPackExchangeAPI* table = host::exchange_table();
   if (exchange != nullptr || table == nullptr) return;
-  const tensor::MemoryMap memory;
+  const host::MemoryMap memory;
   if (!memory.is_known() || !memory.may_write(&table->dltensor_from_py_object_no_sync) ||
       !memory.may_write(&table->managed_tensor_from_py_object_no_sync)) {
     return;
@@ -252,12 +220,12 @@ bool watch_escapes(const Hatches& hatches) {
       {&resize_as, hatches.resize_as, with_keywords, as_function(escaping_stub<resize_as>)},
       {&storage_data_ptr, hatches.storage_data_ptr, METH_NOARGS, storage_data_ptr_stub},
   };
-  const tensor::MemoryMap memory;
+  const host::MemoryMap memory;
   for (const Plan& plan : plans) {
     const bool is_missing = plan.object == nullptr && plan.method == &const_data_ptr;
-    if (!is_missing && !check(plan, memory)) return false;
+    if (!is_missing && !WatchedMethod::check(plan.object, plan.flags, memory)) return false;
   }
-  if (view.definition == nullptr || numpy.definition == nullptr) {
+  if (!view.is_watched() || !numpy.is_watched()) {
     PyErr_SetString(PyExc_RuntimeError,
                     "habana_mp cannot watch Tensor.view and Tensor.numpy: their calling convention is not known");
     return false;
@@ -265,31 +233,25 @@ bool watch_escapes(const Hatches& hatches) {
   hold(callers_of_pointers, hatches.of_pointers);
   hold(callers_of_arrays, hatches.of_arrays);
   for (const Plan& plan : plans) {
-    if (plan.object != nullptr) watch(plan);
+    if (plan.object != nullptr) plan.method->watch(plan.object, plan.stub);
   }
   watch_exchange();
-  if (original_data_getter == nullptr) {
-    original_data_getter = tensor::api.data->get;
-    store(&tensor::api.data->get, data_getter_stub);
-  }
+  data.watch_reading(data_getter_stub);
   return true;
 }
 
 void stop_watching_escapes() noexcept {
   for (WatchedMethod* method : {&untyped_storage, &data_ptr, &const_data_ptr, &apply, &map, &map2, &set, &resize,
                                 &resize_as, &storage_data_ptr}) {
-    stop_watching(*method);
+    method->stop();
   }
   stop_watching_exchange();
-  if (original_data_getter != nullptr) {
-    store(&tensor::api.data->get, original_data_getter);
-    original_data_getter = nullptr;
-  }
+  data.stop();
 }
 
 void tensor_escapes(PyObject* tensor, bool unseen) noexcept {
-  if (tensor::can_look_inside() && PyObject_TypeCheck(tensor, tensor::api.tensor_base) != 0) {
-    memory_escapes(tensor::storage_of(tensor), unseen);
+  if (host::can_look_inside() && PyObject_TypeCheck(tensor, host::api.tensor_base) != 0) {
+    memory_escapes(host::storage_of(tensor), unseen);
   }
 }
 

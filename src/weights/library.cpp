@@ -4,11 +4,11 @@
 #include <iterator>
 #include <utility>
 
+#include "host/casts_inside.hpp"
+#include "host/modes.hpp"
+#include "host/torch_api.hpp"
 #include "tensor/buffers.hpp"
-#include "tensor/casts_inside.hpp"
 #include "tensor/image_order.hpp"
-#include "tensor/torch_api.hpp"
-#include "tensor/torch_library.hpp"
 
 namespace habana_mp::weights {
 
@@ -39,32 +39,9 @@ PyObject* call_packed_as_it_lies(const PackedCall& call, PyObject* packed) {
   return call_operator(operators_of(call.what).call, values, count);
 }
 
-// at::globalContext().userEnabledMkldnn()
-struct Switch {
-  void* (*context)() = nullptr;
-  bool (*is_on)(const void*) = nullptr;
-
-  Switch() {
-    const tensor::TorchLibrary torch("libtorch_cpu.so");
-    torch.find("_ZN2at13globalContextEv", context);
-    torch.find("_ZNK2at7Context17userEnabledMkldnnEv", is_on);
-  }
-  [[nodiscard]] bool ask() const {
-    if (context != nullptr && is_on != nullptr) return is_on(context());
-    PyObject* answer = PyObject_CallNoArgs(tensor::api.is_mkldnn_enabled);
-    const bool on = answer == Py_True;
-    Py_XDECREF(answer);
-    PyErr_Clear();
-    return on;
-  }
-};
-
 }  // namespace
 
-bool is_in_use() noexcept {
-  static const Switch found;
-  return tensor::autocast_is_off() && found.ask();
-}
+bool is_in_use() noexcept { return host::autocast_is_off() && host::onednn_is_enabled(); }
 
 void set_packing(Packs what, const PackingOperators& wanted) noexcept {
   for (PyObject* one : {wanted.pack, wanted.call, wanted.plain}) Py_XINCREF(one);

@@ -59,16 +59,16 @@ PyObject* options_of(const PackedCall& call) {
   PyObject* const* options = call.options;
   if (!call.reorders) return PyTuple_Pack(conv_options, options[0], options[1], options[2], options[3]);
   DLTensor view;
-  if (!tensor::view_on_cpu(call.input, view) || view.ndim != 4) return nullptr;
+  if (!host::view_on_cpu(call.input, view) || view.ndim != 4) return nullptr;
   return Py_BuildValue("(OOOOLLLLI)", options[0], options[1], options[2], options[3],
                        static_cast<long long>(view.shape[0]), static_cast<long long>(view.shape[1]),
                        static_cast<long long>(view.shape[2]), static_cast<long long>(view.shape[3]),
-                       tensor::torch_threads());
+                       host::torch_threads());
 }
 
 // What a measurement holds for: the input's size counts by its number of binary digits. A new reference.
 PyObject* case_of(const Entry& entry, const PackedCall& call) {
-  const auto digits = std::bit_width(static_cast<std::uint64_t>(tensor::count_elements(call.input)));
+  const auto digits = std::bit_width(static_cast<std::uint64_t>(host::count_elements(call.input)));
   PyObject* options = options_of(call);
   if (options == nullptr) return nullptr;
   return Py_BuildValue("(ONiO)", entry.size, options, static_cast<int>(digits),
@@ -124,18 +124,18 @@ bool gives_the_same_bits(const PackedCall& call, PyObject* cast) {
   void* values = nullptr;
   void* weights = nullptr;
   DLTensor view;
-  probe.input = tensor::view_on_cpu(call.input, view) ? tensor::allocate_like(view, Kind::bf16, values) : nullptr;
-  PyObject* weight = tensor::view_on_cpu(cast, view) ? tensor::allocate_like(view, Kind::bf16, weights) : nullptr;
-  if (weight != nullptr) fill_with_noise(weights, tensor::count_elements(weight), probes + 1);
+  probe.input = host::view_on_cpu(call.input, view) ? host::allocate_like(view, Kind::bf16, values) : nullptr;
+  PyObject* weight = host::view_on_cpu(cast, view) ? host::allocate_like(view, Kind::bf16, weights) : nullptr;
+  if (weight != nullptr) fill_with_noise(weights, host::count_elements(weight), probes + 1);
   PyObject* packed = weight == nullptr ? nullptr : pack(weight, call);
   bool same = probe.input != nullptr && packed != nullptr;
   std::int64_t compared = 0;
   for (std::uint64_t seed = 1; same && compared < enough && seed <= probes; ++seed) {
-    fill_with_noise(values, tensor::count_elements(probe.input), seed);
+    fill_with_noise(values, host::count_elements(probe.input), seed);
     PyObject* plain = call_plain(probe, weight);
     PyObject* from_packed = plain == nullptr ? nullptr : call_packed(probe, packed);
     same = are_same(plain, from_packed);
-    compared += same ? tensor::count_elements(plain) : 0;
+    compared += same ? host::count_elements(plain) : 0;
     Py_XDECREF(plain);
     Py_XDECREF(from_packed);
   }
@@ -196,7 +196,7 @@ void consider_library(Entry& entry, const PackedCall& call) {
   const bool is_alike = sums_alike(entry, call);
   PyObject* packed = is_alike ? pack(cast, call) : nullptr;
   const bool worth = packed != nullptr && (known == Verdict::pays || pays(call, cast, packed));
-  PyObject* holder = worth ? tensor::make_holder(packed) : nullptr;
+  PyObject* holder = worth ? host::make_holder(packed) : nullptr;
   drop_error();
   const bool interrupted = PyErr_Occurred() != nullptr;
   if (!interrupted && is_alike) PyDict_SetItem(verdicts(), one_case, worth ? Py_True : Py_False);
@@ -238,13 +238,13 @@ bool is_unchanged_for(const PackedCall& call, const Entry& entry) {
 // Is there nothing in this call that those who compute from packed weights do not see? A sign that counts the other way
 // round, another form of bias than a layer's, an input that is laid out so that torch sums it otherwise.
 bool is_plain_call(const PackedCall& call, const Entry& entry) {
-  if (tensor::is_negative(call.input)) return false;
+  if (host::is_negative(call.input)) return false;
   if (call.is_product() && !lies_in_rows(call.input)) return false;
   if (call.bias == Py_None) return true;
   DLTensor bias;
   const std::vector<std::int64_t>& sizes = entry.geometry.sizes;
-  return !tensor::is_negative(call.bias) && tensor::view_on_cpu(call.bias, bias) && bias.ndim == 1 &&
-         tensor::is_contiguous(bias) && !sizes.empty() &&
+  return !host::is_negative(call.bias) && host::view_on_cpu(call.bias, bias) && bias.ndim == 1 &&
+         host::is_contiguous(bias) && !sizes.empty() &&
          bias.shape[0] == (call.is_turned() ? sizes.back() : sizes.front());
 }
 
@@ -315,7 +315,7 @@ PyObject* answer(const PackedCall& call, Kind to) noexcept {
   Entry& entry = *held;
   if (entry.cast == nullptr) return nullptr;
   if (entry.form == Form::plain) {
-    if (tensor::count_elements(call.input) == 0 || !is_unchanged_for(call, entry)) return nullptr;
+    if (host::count_elements(call.input) == 0 || !is_unchanged_for(call, entry)) return nullptr;
     if (call.is_product()) consider_panels(entry, call);
     if (entry.form == Form::plain && PyErr_Occurred() == nullptr) consider_library(entry, call);
     if (PyErr_Occurred() != nullptr) return nullptr;

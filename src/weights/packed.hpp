@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <string>
 
-#include "tensor/reader.hpp"
+#include "host/reader.hpp"
 
 namespace habana_mp::weights {
 

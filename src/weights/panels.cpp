@@ -6,9 +6,9 @@
 
 #include "errors.hpp"
 #include "gil.hpp"
+#include "host/aten.hpp"
 #include "kernels/product.hpp"
 #include "stopwatch.hpp"
-#include "tensor/aten.hpp"
 #include "weights/library.hpp"
 #include "weights/probe.hpp"
 
@@ -143,16 +143,16 @@ void forget_panel_verdicts() noexcept { verdicts().clear(); }
 PyObject* make_panels(PyObject* cast, bool turned) {
   DLTensor view;
   const void* const values = values_of(cast);
-  if (values == nullptr || !tensor::view_on_cpu(cast, view) || view.ndim != 2) return nullptr;
+  if (values == nullptr || !host::view_on_cpu(cast, view) || view.ndim != 2) return nullptr;
   const std::int64_t outer = view.shape[turned ? 1 : 0];
   const std::int64_t inner = view.shape[turned ? 0 : 1];
-  PyObject* made = tensor::new_empty(cast, std::array{outer * inner});
+  PyObject* made = host::new_empty(cast, std::array{outer * inner});
   void* const target = values_of(made);
   if (target == nullptr) {
     Py_XDECREF(made);
     return nullptr;
   }
-  const unsigned threads = tensor::torch_threads();
+  const unsigned threads = host::torch_threads();
   without_gil([&] {
     kernels::arrange(values, static_cast<std::size_t>(outer), static_cast<std::size_t>(inner), turned, target, threads);
   });
@@ -162,13 +162,13 @@ PyObject* make_panels(PyObject* cast, bool turned) {
 PyObject* multiply_panels(const PackedCall& call, PyObject* panels, const Sides& sides, std::size_t block) {
   const auto [outer, inner] = sides;
   DLTensor view;
-  if (!tensor::view_on_cpu(call.input, view)) return nullptr;
+  if (!host::view_on_cpu(call.input, view)) return nullptr;
   const std::optional<Rows> rows = rows_of(view, inner);
   if (!rows || rows->count == 0) return nullptr;
   std::array<std::int64_t, most_dimensions> sizes{};
   std::copy_n(view.shape, view.ndim, sizes.begin());
   sizes[static_cast<std::size_t>(view.ndim) - 1] = outer;
-  Owned result(tensor::new_empty(call.input, std::span(sizes).first(static_cast<std::size_t>(view.ndim))));
+  Owned result(host::new_empty(call.input, std::span(sizes).first(static_cast<std::size_t>(view.ndim))));
   // Others may have run meanwhile, but nobody who changes what this call holds.
   const kernels::Product product{
       .input = static_cast<const char*>(view.data) + view.byte_offset,
@@ -182,8 +182,8 @@ PyObject* multiply_panels(const PackedCall& call, PyObject* panels, const Sides&
       .result = values_of(result.get()),
   };
   if (product.result == nullptr || product.weight == nullptr) return nullptr;
-  if (call.bias != Py_None && (product.bias == nullptr || tensor::count_elements(call.bias) != outer)) return nullptr;
-  const unsigned threads = tensor::torch_threads();
+  if (call.bias != Py_None && (product.bias == nullptr || host::count_elements(call.bias) != outer)) return nullptr;
+  const unsigned threads = host::torch_threads();
   if (product.rows * product.inner * product.outer < gil_kept_below) {
     kernels::multiply(product, threads);
   } else {

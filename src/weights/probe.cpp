@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "host/inside.hpp"
 #include "tensor/cast.hpp"
-#include "tensor/inside.hpp"
 
 namespace habana_mp::weights {
 
@@ -60,14 +60,14 @@ void fill_with_sums_to_nothing(void* bf16_values, std::int64_t rows, std::int64_
 }
 
 bool are_same(PyObject* one, PyObject* other) {
-  tensor::Geometry a;
-  tensor::Geometry b;
-  if (one == nullptr || other == nullptr || !tensor::read_geometry(one, a) || !tensor::read_geometry(other, b)) {
+  host::Geometry a;
+  host::Geometry b;
+  if (one == nullptr || other == nullptr || !host::read_geometry(one, a) || !host::read_geometry(other, b)) {
     return false;
   }
-  const auto bytes = static_cast<std::size_t>(tensor::bytes_as(Kind::bf16, tensor::count_elements(one)));
-  return a.sizes == b.sizes && a.strides == b.strides && a.is_dense() && tensor::kind_of_tensor(one) == Kind::bf16 &&
-         tensor::kind_of_tensor(other) == Kind::bf16 && std::memcmp(a.values, b.values, bytes) == 0;
+  const auto bytes = static_cast<std::size_t>(tensor::bytes_as(Kind::bf16, host::count_elements(one)));
+  return a.sizes == b.sizes && a.strides == b.strides && a.is_dense() && host::kind_of_tensor(one) == Kind::bf16 &&
+         host::kind_of_tensor(other) == Kind::bf16 && std::memcmp(a.values, b.values, bytes) == 0;
 }
 
 }  // namespace habana_mp::weights

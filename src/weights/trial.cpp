@@ -17,18 +17,18 @@ constexpr std::int64_t small_product = 1 << 14;
 
 PyObject* make_input(const PackedCall& like) {
   DLTensor view;
-  if (!tensor::view_on_cpu(like.input, view)) return nullptr;
+  if (!host::view_on_cpu(like.input, view)) return nullptr;
   const std::vector<std::int64_t> sizes(view.shape, view.shape + view.ndim);
-  return tensor::new_empty(like.input, sizes);
+  return host::new_empty(like.input, sizes);
 }
 
 // A view of a contiguous matrix. A new reference, or null.
 PyObject* transposed(PyObject* matrix) {
-  tensor::Geometry geometry;
-  if (matrix == nullptr || !tensor::read_geometry(matrix, geometry)) return nullptr;
+  host::Geometry geometry;
+  if (matrix == nullptr || !host::read_geometry(matrix, geometry)) return nullptr;
   std::ranges::reverse(geometry.sizes);
   std::ranges::reverse(geometry.strides);
-  return tensor::as_strided(matrix, geometry, 0);
+  return host::as_strided(matrix, geometry, 0);
 }
 
 }  // namespace
@@ -60,7 +60,7 @@ std::optional<Rows> rows_of(const DLTensor& view, std::int64_t length) {
 
 std::optional<ProductCase> product_case_of(const Entry& entry, const PackedCall& call) {
   DLTensor view;
-  if (!call.is_product() || entry.geometry.sizes.size() != 2 || !tensor::view_on_cpu(call.input, view)) {
+  if (!call.is_product() || entry.geometry.sizes.size() != 2 || !host::view_on_cpu(call.input, view)) {
     return std::nullopt;
   }
   const auto [outer, inner] = sides_for(call, entry);
@@ -78,7 +78,7 @@ std::optional<ProductCase> product_case_of(const Entry& entry, const PackedCall&
       .outer = outer,
       .inner = inner,
       .rows = kind,
-      .threads = tensor::torch_threads(),
+      .threads = host::torch_threads(),
       .has_bias = call.bias != Py_None,
       .is_matrix = view.ndim == 2,
   };
@@ -86,14 +86,14 @@ std::optional<ProductCase> product_case_of(const Entry& entry, const PackedCall&
 
 bool lies_in_rows(PyObject* input) noexcept {
   DLTensor view;
-  if (!tensor::view_on_cpu(input, view) || view.ndim < 2) return false;
+  if (!host::view_on_cpu(input, view) || view.ndim < 2) return false;
   return rows_of(view, view.shape[view.ndim - 1]).has_value();
 }
 
 void* values_of(PyObject* tensor) {
   DLTensor view;
-  if (tensor == nullptr || !tensor::is_plain_tensor(tensor) || tensor::kind_of_tensor(tensor) != Kind::bf16 ||
-      !tensor::view_on_cpu(tensor, view) || !tensor::is_contiguous(view)) {
+  if (tensor == nullptr || !host::is_plain_tensor(tensor) || host::kind_of_tensor(tensor) != Kind::bf16 ||
+      !host::view_on_cpu(tensor, view) || !host::is_contiguous(view)) {
     return nullptr;
   }
   return static_cast<char*>(view.data) + view.byte_offset;
@@ -101,9 +101,9 @@ void* values_of(PyObject* tensor) {
 
 ProductTrial::ProductTrial(const ProductCase& one, const PackedCall& like)
     : case_(one),
-      bias_(one.has_bias ? tensor::new_empty(like.bias, std::array{one.outer}) : Py_NewRef(Py_None)),
-      weight_(tensor::new_empty(
-          like.input, like.is_turned() ? std::array{one.inner, one.outer} : std::array{one.outer, one.inner})),
+      bias_(one.has_bias ? host::new_empty(like.bias, std::array{one.outer}) : Py_NewRef(Py_None)),
+      weight_(host::new_empty(like.input,
+                              like.is_turned() ? std::array{one.inner, one.outer} : std::array{one.outer, one.inner})),
       given_(one.transposed ? transposed(weight_.get()) : Py_XNewRef(weight_.get())),
       input_(make_input(like)),
       has_values_(values_of(weight_.get()) != nullptr && given_.get() != nullptr &&

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "tensor/aten.hpp"
+#include "host/aten.hpp"
 #include "weights/entry.hpp"
 #include "weights/packed.hpp"
 
@@ -95,7 +95,7 @@ class ProductTrial {
   // The same as the call is written: that or its transposed view.
   [[nodiscard]] PyObject* given() const { return given_.get(); }
   [[nodiscard]] const PackedCall& call() const { return call_; }
-  [[nodiscard]] std::int64_t rows() const { return tensor::count_elements(input_.get()) / case_.inner; }
+  [[nodiscard]] std::int64_t rows() const { return host::count_elements(input_.get()) / case_.inner; }
 
   // Gives the result of torch's function to `compare`, for one input after the other until enough results are seen, and
   // for one of denormals, until it says no. False where it did, or where something failed.

@@ -2,14 +2,18 @@
 // API, and where torch is older than that (before 2.10) through its C functions for compiled models.
 #pragma once
 
-#include "tensor/reader.hpp"
+#include "host/reader.hpp"
 
-namespace habana_mp::tensor {
+namespace habana_mp::host {
 
 namespace detail {
 extern bool has_functions;  // those of an older torch
 bool view_by_functions(PyObject* tensor, DLTensor& view) noexcept;
 }  // namespace detail
+
+// Tries torch's table, and does without where it is not what it should be. To be called after bind_torch, before
+// bind_reader.
+void bind_exchange() noexcept;
 
 // Finds the way of an older torch, where there is no other. To be called when `inside` tells of dispatch keys.
 void bind_views() noexcept;
@@ -43,4 +47,4 @@ PyObject* allocate_like(const DLTensor& like, Kind kind, void*& values);
 // The type as DLPack names it.
 DLDataType dlpack_type(Kind kind) noexcept;
 
-}  // namespace habana_mp::tensor
+}  // namespace habana_mp::host

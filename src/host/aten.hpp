@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <span>
 
-#include "tensor/inside.hpp"
-#include "tensor/reader.hpp"
+#include "host/inside.hpp"
+#include "host/reader.hpp"
 
-namespace habana_mp::tensor {
+namespace habana_mp::host {
 
 // Finds them. To be called after bind_reader.
 void bind_aten() noexcept;
@@ -27,4 +27,4 @@ PyObject* new_empty(PyObject* tensor, std::span<const std::int64_t> sizes) noexc
 // null where it fails, without an exception but an interrupt's.
 PyObject* as_strided(PyObject* tensor, const Geometry& geometry, std::int64_t begin) noexcept;
 
-}  // namespace habana_mp::tensor
+}  // namespace habana_mp::host

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace habana_mp::tensor {
+namespace habana_mp::host {
 
 namespace detail {
 
@@ -105,4 +105,4 @@ struct AutocastDtype {
 };
 AutocastDtype autocast_dtype() noexcept;
 
-}  // namespace habana_mp::tensor
+}  // namespace habana_mp::host

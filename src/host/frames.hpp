@@ -5,7 +5,7 @@
 #include <Python.h>
 #include <frameobject.h>  // PyFrame_GetBack is declared here before 3.11
 
-namespace habana_mp {
+namespace habana_mp::host {
 
 // Does a string begin with one of these, a tuple of strings?
 inline bool begins_with_one_of(PyObject* text, PyObject* beginnings) {
@@ -111,4 +111,4 @@ class FrameWalk {
   PyFrameObject* frame_;
 };
 
-}  // namespace habana_mp
+}  // namespace habana_mp::host

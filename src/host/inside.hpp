@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <vector>
 
-#include "tensor/finding.hpp"
-#include "tensor/reader.hpp"
+#include "host/finding.hpp"
+#include "host/reader.hpp"
 
-namespace habana_mp::tensor {
+namespace habana_mp::host {
 
 // Offsets in bytes, each verified on tensors of all kinds when torch was bound.
 struct Inside {
@@ -137,4 +137,4 @@ PyObject* make_holder(PyObject* tensor) noexcept;
 // never was a part of a graph.
 bool is_held_once(PyObject* tensor, bool has_holder) noexcept;
 
-}  // namespace habana_mp::tensor
+}  // namespace habana_mp::host

@@ -6,10 +6,10 @@
 #include <cstdint>
 #include <cstring>
 
+#include "host/torch_api.hpp"
 #include "rules/kind.hpp"
-#include "tensor/torch_api.hpp"
 
-namespace habana_mp::tensor {
+namespace habana_mp::host {
 
 // How a tensor's dtype and number of elements are read, best first.
 enum class Way : std::uint8_t {
@@ -99,4 +99,4 @@ inline Kind kind_of(PyObject* object) noexcept {
   return PyComplex_Check(object) ? Kind::wide : Kind::other;
 }
 
-}  // namespace habana_mp::tensor
+}  // namespace habana_mp::host

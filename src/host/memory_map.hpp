@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <vector>
 
-namespace habana_mp::tensor {
+namespace habana_mp::host {
 
 struct Mapping {
   std::uintptr_t begin;
@@ -54,4 +54,4 @@ class MemoryMap {
   std::vector<Mapping> mappings_;
 };
 
-}  // namespace habana_mp::tensor
+}  // namespace habana_mp::host

@@ -1,14 +1,22 @@
-#include "tensor/casts_inside.hpp"
+#include "host/casts_inside.hpp"
 
 #include <utility>
 
-#include "tensor/inside.hpp"
-#include "tensor/thread_flag.hpp"
-#include "tensor/torch_library.hpp"
+#include "host/inside.hpp"
+#include "host/ledger.hpp"
+#include "host/symbols.hpp"
+#include "host/thread_flag.hpp"
 
-namespace habana_mp::tensor {
+namespace habana_mp::host {
 
 namespace {
+
+Assumption casts_inside{
+    "torch.autocast-functions",
+    "functions of torch's libraries switch torch.autocast for the CPU, its dtype and its cache in a thread",
+    "what they give back, by torch's headers in releases that are not known; what they say, against torch's Python "
+    "functions; and what they set is what they read",
+    "the core makes all casts itself; where gradients are recorded a call takes longer"};
 
 using ScalarType = std::int8_t;
 constexpr std::int8_t cpu = 0;
@@ -50,15 +58,34 @@ bool agree_with_python() {
   return agree;
 }
 
+// Does each function that sets set what the other one reads?
+bool are_set() {
+  const ScalarType dtype = functions.dtype.ask(cpu);
+  const ScalarType other = dtype == half ? bfloat16 : half;
+  functions.dtype.set(cpu, other);
+  const bool sets_dtype = functions.dtype.ask(cpu) == other;
+  functions.dtype.set(cpu, dtype);
+  const bool cache = functions.is_cache_enabled();
+  functions.set_cache_enabled(!cache);
+  const bool sets_cache = functions.is_cache_enabled() != cache;
+  functions.set_cache_enabled(cache);
+  return sets_dtype && sets_cache && functions.dtype.ask(cpu) == dtype && functions.is_cache_enabled() == cache;
+}
+
 }  // namespace
 
 void bind_casts_inside() noexcept {
-  const TorchLibrary torch("libtorch_cpu.so");
+  constexpr const char* header = "ATen/autocast_mode.h";
   functions.dtype = autocast_dtype();
-  torch.find("_ZN2at8autocast25is_autocast_cache_enabledEv", functions.is_cache_enabled);
-  torch.find("_ZN2at8autocast26set_autocast_cache_enabledEb", functions.set_cache_enabled);
+  find({"libtorch_cpu.so", "_ZN2at8autocast25is_autocast_cache_enabledEv", header, "bool is_autocast_cache_enabled();"},
+       functions.is_cache_enabled);
+  find({"libtorch_cpu.so", "_ZN2at8autocast26set_autocast_cache_enabledEb", header,
+        "void set_autocast_cache_enabled(bool enabled);"},
+       functions.set_cache_enabled);
   enabled = autocast_flag(cpu);
-  is_bound = can_look_inside() && enabled.is_known() && functions.are_complete() && agree_with_python();
+  is_bound = casts_inside.holds_by([] {
+    return can_look_inside() && enabled.is_known() && functions.are_complete() && agree_with_python() && are_set();
+  });
   PyErr_Clear();
 }
 
@@ -97,4 +124,4 @@ NoCastsInside::~NoCastsInside() {
   if (was_on_) enabled.turn(true);
 }
 
-}  // namespace habana_mp::tensor
+}  // namespace habana_mp::host

@@ -1,16 +1,31 @@
-#include "tensor/view.hpp"
+#include "host/view.hpp"
 
 #include <array>
 #include <vector>
 
-#include "tensor/inside.hpp"
-#include "tensor/torch_library.hpp"
+#include "host/finding.hpp"
+#include "host/inside.hpp"
+#include "host/ledger.hpp"
+#include "host/symbols.hpp"
 
-namespace habana_mp::tensor {
+namespace habana_mp::host {
 
 bool detail::has_functions = false;
 
 namespace {
+
+Assumption exchange_api{
+    "torch.dlpack-exchange",
+    "torch's table of DLPack's exchange API (torch >= 2.10) tells where a tensor's values lie, and makes tensors",
+    "its version; where the values of a sample lie, its sizes and strides; a tensor that is made and filled",
+    "an older torch's C functions for compiled models serve"};
+
+Assumption compiled_model_functions{
+    "torch.aoti-functions",
+    "C functions for compiled models (aoti_torch_*) tell the same and make tensors, where torch is older than 2.10",
+    "what they take, by torch's header in releases that are not known; a sample's values, sizes and strides; a tensor "
+    "that is made and filled",
+    "nothing looks at where tensors lie: torch makes all casts, nothing is kept of weights"};
 
 // What generated code of AOTInductor calls: C functions that answer 0 when all went well. A handle is an at::Tensor*.
 using Handle = void*;
@@ -121,20 +136,98 @@ bool detail::view_by_functions(PyObject* tensor, DLTensor& view) noexcept {
   return true;
 }
 
+namespace {
+
+constexpr const char* sample_script =
+    "import torch\n"
+    "def make():\n"
+    "    with torch.inference_mode(False), torch.no_grad():\n"
+    "        base = torch.arange(24, dtype=torch.float32, device='cpu').reshape(4, 6)\n"
+    "        sample = base.t()[1:]\n"
+    "    return [sample, sample.data_ptr(), *sample.shape, *sample.stride()]\n";
+
+// Is a sample seen as it lies, and a tensor made that Python sees as it was filled?
+bool views_are_right() {
+  PyObject* list = made_by(sample_script);
+  if (list == nullptr) return false;
+  const auto number = [list](Py_ssize_t i) { return PyLong_AsLongLong(PyList_GET_ITEM(list, i)); };
+  DLTensor view;
+  bool right = view_of(PyList_GET_ITEM(list, 0), view) && view.ndim == 2 && view.strides != nullptr &&
+               view.device.device_type == kDLCPU && view.dtype.code == kDLFloat && view.dtype.bits == 32 &&
+               static_cast<char*>(view.data) + view.byte_offset == PyLong_AsVoidPtr(PyList_GET_ITEM(list, 1));
+  for (Py_ssize_t i = 0; right && i < 2; ++i)
+    right = view.shape[i] == number(2 + i) && view.strides[i] == number(4 + i);
+  void* values = nullptr;
+  PyObject* made = right ? allocate_like(view, Kind::f32, values) : nullptr;
+  Py_DECREF(list);
+  if (made == nullptr) return false;
+  const std::int64_t count = count_elements(made);
+  right = is_plain_tensor(made) && kind_of_tensor(made) == Kind::f32 && values != nullptr && count == 20;
+  for (std::int64_t i = 0; right && i < count; ++i) static_cast<float*>(values)[i] = static_cast<float>(i);
+  PyObject* sum = right ? PyObject_CallMethod(made, "tolist", nullptr) : nullptr;
+  PyObject* last = sum == nullptr ? nullptr : PySequence_GetItem(sum, -1);
+  PyObject* value = last == nullptr ? nullptr : PySequence_GetItem(last, -1);
+  right = value != nullptr && PyFloat_AsDouble(value) == static_cast<double>(count - 1);
+  Py_XDECREF(value);
+  Py_XDECREF(last);
+  Py_XDECREF(sum);
+  Py_DECREF(made);
+  return right;
+}
+
+template <typename Function>
+void find_for_models(const char* name, const char* declaration, Function*& function) {
+  find({"libtorch_cpu.so", name, "torch/csrc/inductor/aoti_torch/c/shim.h", declaration}, function);
+}
+
+void find_functions() {
+  find_for_models("aoti_torch_get_data_ptr",
+                  "AOTITorchError aoti_torch_get_data_ptr(AtenTensorHandle tensor, void** ret_data_ptr",
+                  functions.get_data_ptr);
+  find_for_models("aoti_torch_get_dim", "AOTITorchError aoti_torch_get_dim(AtenTensorHandle tensor, int64_t* ret_dim);",
+                  functions.get_dim);
+  find_for_models("aoti_torch_get_sizes",
+                  "AOTITorchError aoti_torch_get_sizes(AtenTensorHandle tensor, int64_t** ret_sizes",
+                  functions.get_sizes);
+  find_for_models("aoti_torch_get_strides",
+                  "AOTITorchError aoti_torch_get_strides(AtenTensorHandle tensor, int64_t** ret_strides",
+                  functions.get_strides);
+  find_for_models("aoti_torch_empty_strided",
+                  "AOTITorchError aoti_torch_empty_strided(int64_t ndim, const int64_t* sizes_ptr, const int64_t* "
+                  "strides_ptr, int32_t dtype, int32_t device_type, int32_t device_index, AtenTensorHandle* "
+                  "ret_new_tensor",
+                  functions.empty_strided);
+  find_for_models("aoti_torch_delete_tensor_object",
+                  "AOTITorchError aoti_torch_delete_tensor_object(AtenTensorHandle tensor);", functions.delete_tensor);
+  constexpr const char* header = "torch/csrc/autograd/python_variable.h";
+  find({"libtorch_python.so", "_Z16THPVariable_WrapN2at10TensorBaseE", header,
+        "PyObject* THPVariable_Wrap(at::TensorBase var);"},
+       functions.wrap);
+  if (functions.wrap != nullptr) return;
+  find({"libtorch_python.so", "_Z16THPVariable_WrapRKN2at10TensorBaseE", header,
+        "PyObject* THPVariable_Wrap(const at::TensorBase& var);"},
+       functions.wrap);
+}
+
+}  // namespace
+
+void bind_exchange() noexcept {
+  if (api.exchange != nullptr && exchange_api.holds_by(views_are_right)) return;
+  PyErr_Clear();
+  exchange_api.settle(false);
+  api.exchange = nullptr;
+}
+
 void bind_views() noexcept {
   if (api.exchange != nullptr) return;
-  const TorchLibrary cpu_library("libtorch_cpu.so");
-  cpu_library.find("aoti_torch_get_data_ptr", functions.get_data_ptr);
-  cpu_library.find("aoti_torch_get_dim", functions.get_dim);
-  cpu_library.find("aoti_torch_get_sizes", functions.get_sizes);
-  cpu_library.find("aoti_torch_get_strides", functions.get_strides);
-  cpu_library.find("aoti_torch_empty_strided", functions.empty_strided);
-  cpu_library.find("aoti_torch_delete_tensor_object", functions.delete_tensor);
-  const TorchLibrary python_library("libtorch_python.so");
-  for (const char* name : {"_Z16THPVariable_WrapN2at10TensorBaseE", "_Z16THPVariable_WrapRKN2at10TensorBaseE"}) {
-    if (functions.wrap == nullptr) python_library.find(name, functions.wrap);
+  if (compiled_model_functions.is_broken()) {
+    compiled_model_functions.settle(false);
+    return;
   }
+  find_functions();
   detail::has_functions = functions.are_complete();
+  detail::has_functions = compiled_model_functions.settle(detail::has_functions && views_are_right());
+  PyErr_Clear();
 }
 
 bool is_contiguous(const DLTensor& view) noexcept {
@@ -163,4 +256,4 @@ DLDataType dlpack_type(Kind kind) noexcept {
   }
 }
 
-}  // namespace habana_mp::tensor
+}  // namespace habana_mp::host

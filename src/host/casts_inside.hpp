@@ -2,9 +2,9 @@
 // cast needs no Python object. That is worth it where autograd records; it records the same casts as ours.
 #pragma once
 
-#include "tensor/reader.hpp"
+#include "host/reader.hpp"
 
-namespace habana_mp::tensor {
+namespace habana_mp::host {
 
 // Finds torch's functions for it. To be called after bind_inside.
 void bind_casts_inside() noexcept;
@@ -45,4 +45,4 @@ class NoCastsInside {
   bool was_on_;
 };
 
-}  // namespace habana_mp::tensor
+}  // namespace habana_mp::host

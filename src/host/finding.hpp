@@ -12,7 +12,7 @@
 #include <optional>
 #include <vector>
 
-namespace habana_mp::tensor {
+namespace habana_mp::host {
 
 // Reads memory that may not be there: the kernel answers EFAULT where we would crash.
 class CarefulReader {
@@ -78,4 +78,4 @@ std::optional<std::ptrdiff_t> unique_offset(const std::vector<Sample>& samples,
   });
 }
 
-}  // namespace habana_mp::tensor
+}  // namespace habana_mp::host

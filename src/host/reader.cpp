@@ -1,15 +1,27 @@
-#include "tensor/reader.hpp"
+#include "host/reader.hpp"
 
 #include <cstdlib>
 #include <optional>
 #include <string_view>
 #include <vector>
 
-#include "tensor/finding.hpp"
+#include "host/finding.hpp"
+#include "host/ledger.hpp"
 
-namespace habana_mp::tensor {
+namespace habana_mp::host {
 
 Way way = Way::attribute;
+
+namespace {
+
+Assumption tensor_layout{
+    "torch.tensor-layout",
+    "a tensor's Python object holds the address of its implementation, and that its dtype and its number of elements, "
+    "all at offsets that are the same in every tensor",
+    "some 180 tensors of all kinds agree on each offset, and on no other one",
+    "dtypes are asked for through DLPack or Python; a call takes longer, and no cast of a weight is kept"};
+
+}  // namespace
 
 namespace detail {
 
@@ -156,7 +168,9 @@ bool bind_reader() {
     return false;
   }
   if (wanted.empty() || wanted == "layout") {
-    if (const auto found = find_layout()) {
+    std::optional<detail::Layout> found;
+    tensor_layout.holds_by([&] { return (found = find_layout()).has_value(); });
+    if (found) {
       detail::layout = *found;
       way = Way::layout;
       return true;
@@ -188,4 +202,4 @@ std::int64_t count_elements(PyObject* tensor) noexcept {
   return count < 0 ? 0 : count;
 }
 
-}  // namespace habana_mp::tensor
+}  // namespace habana_mp::host

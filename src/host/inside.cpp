@@ -1,19 +1,28 @@
-#include "tensor/inside.hpp"
+#include "host/inside.hpp"
 
 #include <algorithm>
 #include <bit>
 #include <utility>
 
 #include "errors.hpp"
+#include "host/ledger.hpp"
+#include "host/memory_map.hpp"
+#include "host/view.hpp"
 #include "tensor/cast.hpp"
-#include "tensor/memory_map.hpp"
-#include "tensor/view.hpp"
 
-namespace habana_mp::tensor {
+namespace habana_mp::host {
 
 Inside inside;
 
 namespace {
+
+Assumption tensor_inside{
+    "torch.tensor-inside",
+    "a tensor's implementation and its storage hold at fixed offsets: keys, storage, version, memory, who frees it, "
+    "and "
+    "counts of owners; a tensor that a torch._C.ScriptDict holds has one owner more, and so has an array of NumPy's",
+    "samples of all kinds agree on each offset, and on no other one; owners are counted before and after",
+    "no cast of a weight is kept, nothing is packed, no memory of casts is used again"};
 
 bool found_all = false;
 
@@ -415,12 +424,13 @@ PyObject* make_holder(PyObject* tensor) noexcept {
 
 void bind_inside() noexcept {
   Inside found;
-  if (way == Way::layout && find_functions() && find_inside(found)) {
+  if (way == Way::layout && !tensor_inside.is_broken() && find_functions() && find_inside(found)) {
     found.slice_deleter = find_slice_deleter(found);
     inside = found;
     bind_views();
     found_all = can_view() && find_owners();
   }
+  tensor_inside.settle(found_all);
   PyErr_Clear();
 }
 
@@ -532,4 +542,4 @@ bool is_held_once(PyObject* tensor, bool has_holder) noexcept {
          owners_of_storage(storage) == 1;
 }
 
-}  // namespace habana_mp::tensor
+}  // namespace habana_mp::host

@@ -6,7 +6,9 @@
 #include <Python.h>
 #include <dlpack/dlpack.h>
 
-namespace habana_mp::tensor {
+#include <string>
+
+namespace habana_mp::host {
 
 struct TorchApi {
   PyTypeObject* tensor_base = nullptr;  // torch._C.TensorBase
@@ -63,6 +65,9 @@ struct TorchApi {
   PyObject* is_inference_mode = nullptr;      // torch.is_inference_mode_enabled
   PyObject* forward_ad_namespace = nullptr;   // the dictionary of torch.autograd.forward_ad
 
+  std::string folder;             // where torch lies
+  bool is_known_release = false;  // one in whose sources it was looked up what is private here
+
   // Null where torch is older than 2.10. A copy: others' calls through torch's own table are watched.
   const DLPackExchangeAPI* exchange = nullptr;
 };
@@ -80,4 +85,4 @@ DLPackExchangeAPI* exchange_table() noexcept;
 // Imports torch's objects. False with a Python exception set when something is missing.
 bool bind_torch();
 
-}  // namespace habana_mp::tensor
+}  // namespace habana_mp::host

@@ -1,16 +1,25 @@
-#include "tensor/aten.hpp"
+#include "host/aten.hpp"
 
 #include <array>
 #include <optional>
 
 #include "errors.hpp"
-#include "tensor/finding.hpp"
-#include "tensor/torch_api.hpp"
-#include "tensor/torch_library.hpp"
+#include "host/finding.hpp"
+#include "host/ledger.hpp"
+#include "host/symbols.hpp"
+#include "host/torch_api.hpp"
 
-namespace habana_mp::tensor {
+namespace habana_mp::host {
 
 namespace {
+
+Assumption operators{
+    "torch.operators",
+    "aten::_unsafe_view and aten::new_empty are called in torch's library by the calling convention of C++, and "
+    "THPVariable_Wrap makes a Python object of what they give",
+    "what they give back, by torch's headers in releases that are not known; then what they make of a sample: dtype, "
+    "strides, graph",
+    "torch's Python functions are called; gradients of parts of weights cost more"};
 
 // at::Tensor as it is handed over: one pointer, in a class that is not copied bit by bit. What is in one of ours was
 // moved out of it before it ends.
@@ -89,22 +98,33 @@ bool empty_ones_are_right(PyObject* sample) {
 }  // namespace
 
 void bind_aten() noexcept {
-  if (way != Way::layout) return;
-  TorchLibrary("libtorch_python.so").find("_Z16THPVariable_WrapON2at10TensorBaseE", wrap);
-  const TorchLibrary torch("libtorch_cpu.so");
-  torch.find("_ZN2at4_ops12_unsafe_view4callERKNS_6TensorEN3c108ArrayRefINS5_6SymIntEEE", view);
-  torch.find(
-      "_ZN2at4_ops9new_empty4callERKNS_6TensorEN3c108ArrayRefINS5_6SymIntEEESt8optionalINS5_10ScalarTypeEE"
-      "S9_INS5_6LayoutEES9_INS5_6DeviceEES9_IbE",
-      empty);
-  if (wrap == nullptr) return;
-  PyObject* list = made_by(
-      "import torch\n"
-      "def make():\n"
-      "    with torch.inference_mode(False), torch.enable_grad():\n"
-      "        return [torch.ones(2, 3, device='cpu', requires_grad=True)]\n");
-  if (list == nullptr || !views_are_right(PyList_GET_ITEM(list, 0))) view = nullptr;
-  if (list == nullptr || !empty_ones_are_right(PyList_GET_ITEM(list, 0))) empty = nullptr;
+  if (way != Way::layout || operators.is_broken()) {
+    operators.settle(false);
+    return;
+  }
+  find({"libtorch_python.so", "_Z16THPVariable_WrapON2at10TensorBaseE", "torch/csrc/autograd/python_variable.h",
+        "PyObject* THPVariable_Wrap(at::TensorBase&& var);"},
+       wrap);
+  find({"libtorch_cpu.so", "_ZN2at4_ops12_unsafe_view4callERKNS_6TensorEN3c108ArrayRefINS5_6SymIntEEE",
+        "ATen/ops/_unsafe_view_ops.h", "static at::Tensor call(const at::Tensor & self, c10::SymIntArrayRef size);"},
+       view);
+  find({"libtorch_cpu.so",
+        "_ZN2at4_ops9new_empty4callERKNS_6TensorEN3c108ArrayRefINS5_6SymIntEEESt8optionalINS5_10ScalarTypeEE"
+        "S9_INS5_6LayoutEES9_INS5_6DeviceEES9_IbE",
+        "ATen/ops/new_empty_ops.h",
+        "static at::Tensor call(const at::Tensor & self, c10::SymIntArrayRef size, ::std::optional<at::ScalarType> "
+        "dtype, "
+        "::std::optional<at::Layout> layout, ::std::optional<at::Device> device, ::std::optional<bool> pin_memory);"},
+       empty);
+  PyObject* list = wrap == nullptr ? nullptr
+                                   : made_by(
+                                         "import torch\n"
+                                         "def make():\n"
+                                         "    with torch.inference_mode(False), torch.enable_grad():\n"
+                                         "        return [torch.ones(2, 3, device='cpu', requires_grad=True)]\n");
+  if (list == nullptr || view == nullptr || !views_are_right(PyList_GET_ITEM(list, 0))) view = nullptr;
+  if (list == nullptr || empty == nullptr || !empty_ones_are_right(PyList_GET_ITEM(list, 0))) empty = nullptr;
+  operators.settle(view != nullptr && empty != nullptr);
   Py_XDECREF(list);
   PyErr_Clear();
 }
@@ -150,4 +170,4 @@ PyObject* as_strided(PyObject* tensor, const Geometry& geometry, std::int64_t be
   return made;
 }
 
-}  // namespace habana_mp::tensor
+}  // namespace habana_mp::host

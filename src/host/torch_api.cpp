@@ -1,6 +1,10 @@
-#include "tensor/torch_api.hpp"
+#include "host/torch_api.hpp"
 
-namespace habana_mp::tensor {
+#include <cstdio>
+
+#include "host/ledger.hpp"
+
+namespace habana_mp::host {
 
 TorchApi api;
 
@@ -27,6 +31,30 @@ long number_of(PyObject* member) {
   Py_XDECREF(number);
   if (PyErr_Occurred() != nullptr) PyErr_Clear();
   return value;
+}
+
+// In these releases it was looked up what the functions give back that are found by name.
+constexpr int first_known_minor = 4;
+constexpr int last_known_minor = 13;
+
+bool find_release(PyObject* torch, TorchApi& found) {
+  PyObject* version = attribute(torch, "__version__");
+  PyObject* text = version == nullptr ? nullptr : PyObject_Str(version);
+  PyObject* paths = attribute(torch, "__path__");
+  PyObject* folder = paths == nullptr ? nullptr : PySequence_GetItem(paths, 0);
+  const char* version_utf8 = text == nullptr ? nullptr : PyUnicode_AsUTF8(text);
+  const char* folder_utf8 = folder == nullptr ? nullptr : PyUnicode_AsUTF8(folder);
+  if (folder_utf8 != nullptr) found.folder = folder_utf8;
+  int major = 0;
+  int minor = 0;
+  found.is_known_release = version_utf8 != nullptr && std::sscanf(version_utf8, "%d.%d", &major, &minor) == 2 &&
+                           major == 2 && minor >= first_known_minor && minor <= last_known_minor;
+  const bool is_found = version_utf8 != nullptr && folder_utf8 != nullptr;
+  Py_XDECREF(version);
+  Py_XDECREF(text);
+  Py_XDECREF(paths);
+  Py_XDECREF(folder);
+  return is_found;
 }
 
 }  // namespace
@@ -70,6 +98,7 @@ bool bind_torch() {
   if (c == nullptr || nn == nullptr || forward_ad == nullptr) return false;
 
   TorchApi found;
+  if (!find_release(torch, found)) return false;
   const auto type = [](PyObject* owner, const char* name) {
     return reinterpret_cast<PyTypeObject*>(attribute(owner, name));
   };
@@ -163,4 +192,4 @@ bool bind_torch() {
   return true;
 }
 
-}  // namespace habana_mp::tensor
+}  // namespace habana_mp::host

@@ -1,6 +1,6 @@
-#include "tensor/finding.hpp"
+#include "host/finding.hpp"
 
-namespace habana_mp::tensor {
+namespace habana_mp::host {
 
 PyObject* made_by(const char* script) {
   PyObject* globals = PyDict_New();
@@ -14,4 +14,4 @@ PyObject* made_by(const char* script) {
   return list;
 }
 
-}  // namespace habana_mp::tensor
+}  // namespace habana_mp::host

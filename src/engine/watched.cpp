@@ -1,0 +1,242 @@
+#include "engine/watched.hpp"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "engine/region.hpp"
+#include "engine/state.hpp"
+#include "host/reader.hpp"
+#include "host/watching.hpp"
+#include "weights/escapes.hpp"
+
+namespace habana_mp::engine {
+
+using host::Arguments;
+using host::WatchedBuiltin;
+
+namespace {
+
+WatchedBuiltin autocast_set_enabled;
+WatchedBuiltin autocast_set_dtype;
+WatchedBuiltin autocast_increment;
+WatchedBuiltin autocast_decrement;
+WatchedBuiltin module_constructed;
+WatchedBuiltin make_subclass;
+WatchedBuiltin is_autocast_enabled;
+WatchedBuiltin to_dlpack;
+WatchedBuiltin to_dlpack_versioned;
+WatchedBuiltin set_version_counter;
+std::vector<std::unique_ptr<WatchedBuiltin>> writers;
+
+PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  const Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
+  const bool enabled = keywords == nullptr && count >= 1 && values[count - 1] == Py_True;
+  const bool is_ours = keywords == nullptr && count == 2 && PyUnicode_Check(values[0]) &&
+                       PyUnicode_CompareWithASCIIString(values[0], disabled_flag) == 0;
+  const bool is_mark_of_ours = keywords == nullptr && count == 2 && is_mark(values[0]);
+  const bool casts = !casts_are_disabled() || thread_state.disabled_by_region;
+  if (enabled && casts && !is_ours && !is_mark_of_ours && (policy_is_installed || thread_state.region != nullptr)) {
+    // Before it is enabled: the warning may be an error.
+    PyObject* told = PyObject_CallNoArgs(places().autocast_entered);
+    if (told == nullptr) return nullptr;
+    Py_DECREF(told);
+  }
+  PyObject* result = autocast_set_enabled.call(values, flagged_count, keywords);
+  if (result == nullptr || keywords != nullptr || count < 1) return result;
+  if (is_ours) {
+    flag_was_set(enabled);
+    thread_state.entering = Region::as_outside;
+  } else if (is_mark_of_ours) {
+    thread_state.entering = Region::ours;
+  } else {
+    const bool is_wish = enabled || !region_is_torchs_own();
+    thread_state.entering = !is_wish ? region_of_torchs_own() : enabled ? Region::casts : Region::no_casts;
+    if (PyErr_Occurred() != nullptr) Py_CLEAR(result);  // interrupted
+  }
+  return result;
+}
+
+PyObject* autocast_set_dtype_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  PyObject* result = autocast_set_dtype.call(values, flagged_count, keywords);
+  const bool is_plain = result != nullptr && keywords == nullptr && PyVectorcall_NARGS(flagged_count) == 2;
+  if (is_plain && is_mark(values[0])) mark_was_set(values[1]);
+  return result;
+}
+
+PyObject* autocast_increment_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  PyObject* result = autocast_increment.call(values, flagged_count, keywords);
+  if (result != nullptr) region_is_entered();
+  return result;
+}
+
+PyObject* autocast_decrement_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  PyObject* result = autocast_decrement.call(values, flagged_count, keywords);
+  if (result != nullptr) region_is_left();
+  return result;
+}
+
+PyObject* module_constructed_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  const Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
+  if (count == 1 && PyUnicode_Check(values[0]) &&
+      PyUnicode_CompareWithASCIIString(values[0], "python.nn_module") == 0) {
+    construction_begins();
+  }
+  return module_constructed.call(values, flagged_count, keywords);
+}
+
+// Shows Python the values that are state from now on, if they are in a lower precision, and the float32 tensor whose
+// values they become, or None. What is to be taken in their stead, a new reference: they themselves, or, where they
+// were lowered, in float32. Null with an exception set when the warning was made an error.
+PyObject* values_of_state(PyObject* values, const char* what, PyObject* former) {
+  if (!is_lower(host::kind_of(values))) return Py_NewRef(values);
+  return PyObject_CallFunction(places().made_of_lowered, "sOO", what, values, former);
+}
+
+// A Parameter made of a result that was lowered would be a lowered weight.
+PyObject* make_subclass_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  const Py_ssize_t given = PyVectorcall_NARGS(flagged_count);
+  if (given < 2 || values[0] != reinterpret_cast<PyObject*>(host::api.parameter)) {
+    return make_subclass.call(values, flagged_count, keywords);
+  }
+  PyObject* data = values_of_state(values[1], "a Parameter", Py_None);
+  if (data == nullptr) return nullptr;
+  std::vector<PyObject*> taken(values, values + Arguments{values, given, keywords}.count());
+  taken[1] = data;
+  PyObject* result = make_subclass.call(taken.data(), static_cast<std::size_t>(given), keywords);
+  Py_DECREF(data);
+  return result;
+}
+
+PyObject* is_autocast_enabled_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  PyObject* result = is_autocast_enabled.call(values, flagged_count, keywords);
+  const bool in_region = thread_state.region != nullptr && !is_of_modules(thread_state.region);
+  if (result == Py_False && PyVectorcall_NARGS(flagged_count) == 1 && in_region && caller_is_custom_fwd()) {
+    Py_DECREF(result);
+    return PyObject_CallNoArgs(places().custom_fwd_asks);
+  }
+  return result;
+}
+
+// ---- weights' memory that gets into other hands --------------------------------------------------------------------
+
+// Whoever takes a DLPack capsule holds nothing that torch counts.
+PyObject* to_dlpack_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  if (PyVectorcall_NARGS(flagged_count) >= 1) weights::tensor_escapes(values[0], true);
+  return to_dlpack.call(values, flagged_count, keywords);
+}
+
+PyObject* to_dlpack_versioned_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  if (PyVectorcall_NARGS(flagged_count) >= 1) weights::tensor_escapes(values[0], true);
+  return to_dlpack_versioned.call(values, flagged_count, keywords);
+}
+
+// A version that is set back hides that a tensor was written to.
+PyObject* set_version_counter_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  PyObject* tensors = PyVectorcall_NARGS(flagged_count) >= 1 ? values[0] : Py_None;
+  if (PyTuple_Check(tensors)) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tensors); ++i) {
+      weights::tensor_escapes(PyTuple_GET_ITEM(tensors, i), false);
+    }
+  } else {
+    weights::tensor_escapes(tensors, false);
+  }
+  return set_version_counter.call(values, flagged_count, keywords);
+}
+
+// Of lists too, and of lists in them, as torch takes them: not by iterating.
+void tensors_escape(PyObject* value, int depth = 0) {
+  constexpr int deepest = 2;
+  if (!PyList_Check(value) && !PyTuple_Check(value)) {
+    weights::tensor_escapes(value, false);
+    return;
+  }
+  for (Py_ssize_t i = 0; depth < deepest && i < PySequence_Fast_GET_SIZE(value); ++i) {
+    tensors_escape(PySequence_Fast_GET_ITEM(value, i), depth + 1);
+  }
+}
+
+PyObject* writer_stub(PyObject* callable, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  const Py_ssize_t count = Arguments{values, PyVectorcall_NARGS(flagged_count), keywords}.count();
+  for (Py_ssize_t i = 0; i < count; ++i) tensors_escape(values[i]);
+  const auto found =
+      std::find_if(writers.begin(), writers.end(), [=](const auto& one) { return one->object() == callable; });
+  if (found != writers.end()) {
+    PyObject* result = (*found)->call(values, flagged_count, keywords);
+    if (result != nullptr) {
+      for (Py_ssize_t i = 0; i < count; ++i) tensors_escape(values[i]);
+    }
+    return result;
+  }
+  PyErr_SetString(PyExc_RuntimeError, "habana_mp was restored while this function was being called");
+  return nullptr;
+}
+
+// ---- tensor.data = value -------------------------------------------------------------------------------------------
+
+host::WatchedData data;
+
+// A float32 weight that gets lowered data this way would lose its precision without a cast that anybody wrote.
+int data_setter_stub(PyObject* self, PyObject* value, void* closure) {
+  weights::tensor_escapes(self, false);
+  if (value != nullptr) weights::tensor_escapes(value, false);
+  // Before it is assigned: the warning may be an error, and what the value was computed from may be this tensor.
+  if (value == nullptr || host::kind_of(self) != Kind::f32) return data.assign(self, value, closure);
+  PyObject* taken = values_of_state(value, "a tensor whose `.data` was assigned", self);
+  if (taken == nullptr) return -1;
+  const int result = data.assign(self, taken, closure);
+  Py_DECREF(taken);
+  return result;
+}
+
+struct Watch {
+  WatchedBuiltin* builtin;
+  PyObject* object;
+  vectorcallfunc stub;
+};
+
+}  // namespace
+
+bool watch_builtins(const Builtins& builtins) {
+  std::vector<Watch> all = {
+      {&autocast_set_enabled, builtins.autocast_set_enabled, autocast_set_enabled_stub},
+      {&autocast_set_dtype, builtins.autocast_set_dtype, autocast_set_dtype_stub},
+      {&autocast_increment, builtins.autocast_increment_nesting, autocast_increment_stub},
+      {&autocast_decrement, builtins.autocast_decrement_nesting, autocast_decrement_stub},
+      {&module_constructed, builtins.module_constructed, module_constructed_stub},
+      {&make_subclass, builtins.make_subclass, make_subclass_stub},
+      {&is_autocast_enabled, builtins.is_autocast_enabled, is_autocast_enabled_stub},
+      {&to_dlpack, builtins.to_dlpack, to_dlpack_stub},
+      {&to_dlpack_versioned, builtins.to_dlpack_versioned, to_dlpack_versioned_stub},
+      {&set_version_counter, builtins.set_version_counter, set_version_counter_stub},
+  };
+  std::vector<std::unique_ptr<WatchedBuiltin>> more;
+  for (PyObject* writer : writers.empty() ? builtins.writers : std::vector<PyObject*>()) {
+    const bool is_known = std::any_of(all.begin(), all.end(), [=](const Watch& one) { return one.object == writer; });
+    if (is_known) continue;
+    all.push_back({more.emplace_back(std::make_unique<WatchedBuiltin>()).get(), writer, writer_stub});
+  }
+  for (const Watch& one : all) {
+    if (one.object != Py_None && !WatchedBuiltin::check(one.object)) return false;
+  }
+  if (!host::WatchedData::check(host::MemoryMap())) return false;
+  for (const Watch& one : all) {
+    if (one.object != Py_None && !one.builtin->is_watched()) one.builtin->watch(one.object, one.stub);
+  }
+  if (!more.empty()) writers = std::move(more);
+  data.watch_assigning(data_setter_stub);
+  return true;
+}
+
+void stop_watching_builtins() noexcept {
+  for (WatchedBuiltin* builtin :
+       {&autocast_set_enabled, &autocast_set_dtype, &autocast_increment, &autocast_decrement, &module_constructed,
+        &make_subclass, &is_autocast_enabled, &to_dlpack, &to_dlpack_versioned, &set_version_counter}) {
+    builtin->stop();
+  }
+  for (const auto& writer : writers) writer->forget();
+  writers.clear();
+  data.stop();
+}
+
+}  // namespace habana_mp::engine

@@ -1,0 +1,272 @@
+#include "host/callables.hpp"
+
+#include <string_view>
+
+#include "atomic_store.hpp"
+#include "host/ledger.hpp"
+#include "host/torch_api.hpp"
+
+namespace habana_mp::host {
+
+namespace {
+
+Assumption slots{
+    "cpython.slots",
+    "a builtin or a method descriptor is called by its vectorcall slot, or by the C function of its definition, "
+    "whatever "
+    "way Python code calls it",
+    "each object's type, flags and slot are those that CPython gives to such a one; its definition may be written to",
+    "convert refuses, and nothing has changed"};
+
+// Of a builtin, a method descriptor, or anything else that keeps its vectorcall in itself.
+vectorcallfunc* slot_of(PyObject* object) {
+  return reinterpret_cast<vectorcallfunc*>(reinterpret_cast<char*>(object) + Py_TYPE(object)->tp_vectorcall_offset);
+}
+
+// What CPython itself puts into the slot of a fast function, read off one of its own.
+vectorcallfunc expected_fast_function_slot() {
+  static const vectorcallfunc slot = []() -> vectorcallfunc {
+    PyObject* sample = PyDict_GetItemString(PyEval_GetBuiltins(), "print");
+    const bool is_fast = sample != nullptr && PyCFunction_CheckExact(sample) &&
+                         PyCFunction_GET_FLAGS(sample) == (METH_FASTCALL | METH_KEYWORDS);
+    return is_fast ? *slot_of(sample) : nullptr;
+  }();
+  return slot;
+}
+
+// What CPython itself puts into the slot of a method of this kind, read off a method of its own.
+vectorcallfunc expected_method_slot(int flags) {
+  const auto slot_of_sample = [](PyTypeObject& type, const char* name, int sample_flags) -> vectorcallfunc {
+    PyObject* sample = PyObject_GetAttrString(reinterpret_cast<PyObject*>(&type), name);
+    vectorcallfunc slot = nullptr;
+    if (sample != nullptr && Py_TYPE(sample) == &PyMethodDescr_Type &&
+        reinterpret_cast<PyMethodDescrObject*>(sample)->d_method->ml_flags == sample_flags) {
+      slot = *slot_of(sample);
+    }
+    Py_XDECREF(sample);
+    PyErr_Clear();
+    return slot;
+  };
+  static const vectorcallfunc with_keywords = slot_of_sample(PyDict_Type, "update", METH_VARARGS | METH_KEYWORDS);
+  static const vectorcallfunc without_arguments = slot_of_sample(PyDict_Type, "popitem", METH_NOARGS);
+  return flags == METH_NOARGS ? without_arguments : with_keywords;
+}
+
+bool is_type_slot(PyObject* object) { return Py_TYPE(object) == &PyWrapperDescr_Type; }
+
+// Every class keeps its own copy of the slot; those made later inherit what they find.
+template <auto slot, typename Function>
+void replace_in_classes(PyTypeObject* type, Function from, Function to) {
+  PyMappingMethods* mapping = type->tp_as_mapping;
+  if (mapping != nullptr && mapping->*slot == from) store(&(mapping->*slot), to);
+  PyObject* subclasses = PyObject_CallMethod(reinterpret_cast<PyObject*>(type), "__subclasses__", nullptr);
+  if (subclasses == nullptr) {
+    PyErr_Clear();
+    return;
+  }
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(subclasses); ++i) {
+    replace_in_classes<slot>(reinterpret_cast<PyTypeObject*>(PyList_GET_ITEM(subclasses, i)), from, to);
+  }
+  Py_DECREF(subclasses);
+}
+
+}  // namespace
+
+PyObject* call_with_tuple(PyCFunction function, PyObject* self, const Arguments& arguments, Py_ssize_t skip) {
+  PyObject* tuple = PyTuple_New(arguments.positional - skip);
+  if (tuple == nullptr) return nullptr;
+  for (Py_ssize_t i = skip; i < arguments.positional; ++i) {
+    PyTuple_SET_ITEM(tuple, i - skip, Py_NewRef(arguments.values[i]));
+  }
+  PyObject* dictionary = nullptr;
+  const Py_ssize_t keyword_count = arguments.keyword_count();
+  if (keyword_count != 0) {
+    dictionary = PyDict_New();
+    for (Py_ssize_t i = 0; dictionary != nullptr && i < keyword_count; ++i) {
+      if (PyDict_SetItem(dictionary, PyTuple_GET_ITEM(arguments.keywords, i),
+                         arguments.values[arguments.positional + i]) < 0) {
+        Py_CLEAR(dictionary);
+      }
+    }
+    if (dictionary == nullptr) {
+      Py_DECREF(tuple);
+      return nullptr;
+    }
+  }
+  PyObject* result =
+      reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(function))(self, tuple, dictionary);
+  Py_DECREF(tuple);
+  Py_XDECREF(dictionary);
+  return result;
+}
+
+bool refuse(PyObject* object, const char* why) {
+  slots.settle(false);
+  PyErr_Format(PyExc_RuntimeError,
+               "habana_mp cannot cover %R: %s. Nothing was changed. This Python (%s) or another tool lays builtins out "
+               "in a way that is not known here; please report it with these words.",
+               object, why, Py_GetVersion());
+  return false;
+}
+
+bool find_shape(PyObject* object, const MemoryMap& memory, Shape& shape) {
+  if (slots.is_broken()) return refuse(object, "its slot does not hold CPython's own");
+  slots.settle(true);
+  if (is_type_slot(object)) {
+    auto* descriptor = reinterpret_cast<PyWrapperDescrObject*>(object);
+    if (PyDescr_TYPE(object) != api.tensor_base || (std::string_view(descriptor->d_base->name) != "__setitem__" &&
+                                                    std::string_view(descriptor->d_base->name) != "__getitem__")) {
+      return refuse(object, "only Tensor.__setitem__ and Tensor.__getitem__ are known among the slot wrappers");
+    }
+    const bool assigns = std::string_view(descriptor->d_base->name) == "__setitem__";
+    shape = assigns ? Shape::assignment : Shape::subscript;
+    return true;
+  }
+  if (Py_TYPE(object) == &PyMethodDescr_Type) {
+    PyMethodDef* definition = reinterpret_cast<PyMethodDescrObject*>(object)->d_method;
+    const int flags = definition->ml_flags;
+    if (flags != METH_NOARGS && flags != (METH_VARARGS | METH_KEYWORDS)) {
+      return refuse(object, "its calling convention is not known");
+    }
+    if (*slot_of(object) != expected_method_slot(flags)) return refuse(object, "its slot does not hold CPython's own");
+    if (!memory.may_write(definition)) return refuse(object, "its definition may not be written to");
+    shape = flags == METH_NOARGS ? Shape::method_no_arguments : Shape::method;
+    return true;
+  }
+  if (PyCFunction_CheckExact(object)) {
+    const int flags = PyCFunction_GET_FLAGS(object);
+    if (flags == (METH_FASTCALL | METH_KEYWORDS)) {
+      if (*slot_of(object) == nullptr || *slot_of(object) != expected_fast_function_slot()) {
+        return refuse(object, "its slot does not hold CPython's own");
+      }
+      shape = Shape::fast_operator;
+      return true;
+    }
+    if ((flags & ~METH_STATIC) != (METH_VARARGS | METH_KEYWORDS)) {
+      return refuse(object, "its calling convention is not known");
+    }
+    if (*slot_of(object) != nullptr) return refuse(object, "its slot is already in use");
+    shape = Shape::function;
+    return true;
+  }
+  if (PyFunction_Check(object)) {
+    shape = Shape::python;
+    return true;
+  }
+  // What torch 2.15 has in the place of the builtin where an operator is written in Python.
+  if (std::string_view(Py_TYPE(object)->tp_name).starts_with("torch._C.") && PyVectorcall_Function(object) != nullptr &&
+      Py_TYPE(object)->tp_call == PyVectorcall_Call) {
+    shape = Shape::fast_operator;
+    return true;
+  }
+  PyErr_Format(PyExc_TypeError, "habana_mp can cover torch's builtins, Tensor's methods and Python functions; got %R",
+               object);
+  return false;
+}
+
+bool can_cover(PyObject* object) noexcept {
+  constexpr int with_keywords = METH_VARARGS | METH_KEYWORDS;
+  if (Py_TYPE(object) == &PyMethodDescr_Type) {
+    const int flags = reinterpret_cast<PyMethodDescrObject*>(object)->d_method->ml_flags;
+    return flags == METH_NOARGS || flags == with_keywords;
+  }
+  if (!PyCFunction_CheckExact(object)) return false;
+  const int flags = PyCFunction_GET_FLAGS(object) & ~METH_STATIC;
+  return flags == with_keywords || flags == (METH_FASTCALL | METH_KEYWORDS);
+}
+
+void put_in(Callable& callable, const Stubs& stubs) noexcept {
+  switch (callable.shape) {
+    case Shape::function:
+    case Shape::slow_operator:
+      callable.original = PyCFunction_GET_FUNCTION(callable.object);
+      callable.original_slot = *slot_of(callable.object);
+      store(slot_of(callable.object), stubs.vectorcall);
+      break;
+    case Shape::fast_operator: {
+      // Where the flags say so the interpreter calls the C function itself, past the slot. The function stays the same:
+      // a builtin's hash is made of it.
+      if (PyCFunction_CheckExact(callable.object)) {
+        auto* function = reinterpret_cast<PyCFunctionObject*>(callable.object);
+        callable.definition = function->m_ml;
+        callable.definition_with_slot = *function->m_ml;
+        callable.definition_with_slot.ml_flags = METH_VARARGS | METH_KEYWORDS;
+        store(&function->m_ml, &callable.definition_with_slot);
+      }
+      callable.original_slot = *slot_of(callable.object);
+      store(slot_of(callable.object), stubs.vectorcall);
+      break;
+    }
+    case Shape::method:
+    case Shape::method_no_arguments: {
+      callable.definition = reinterpret_cast<PyMethodDescrObject*>(callable.object)->d_method;
+      callable.original = callable.definition->ml_meth;
+      callable.original_slot = *slot_of(callable.object);
+      // A method's hash is not made of ml_meth (a builtin function's is), so this may change.
+      const PyCFunction stub = callable.shape == Shape::method
+                                   ? reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(stubs.method))
+                                   : stubs.method_no_arguments;
+      store(&callable.definition->ml_meth, stub);
+      store(slot_of(callable.object), stubs.vectorcall);
+      break;
+    }
+    case Shape::assignment:
+      callable.original_assignment = api.tensor_base->tp_as_mapping->mp_ass_subscript;
+      store(&reinterpret_cast<PyWrapperDescrObject*>(callable.object)->d_wrapped,
+            reinterpret_cast<void*>(stubs.assignment));
+      replace_in_classes<&PyMappingMethods::mp_ass_subscript>(api.tensor_base, callable.original_assignment,
+                                                              stubs.assignment);
+      break;
+    case Shape::subscript:
+      callable.original_subscript = api.tensor_base->tp_as_mapping->mp_subscript;
+      store(&reinterpret_cast<PyWrapperDescrObject*>(callable.object)->d_wrapped,
+            reinterpret_cast<void*>(stubs.subscript));
+      replace_in_classes<&PyMappingMethods::mp_subscript>(api.tensor_base, callable.original_subscript,
+                                                          stubs.subscript);
+      break;
+    case Shape::python:
+      break;
+  }
+}
+
+void take_out(Callable& callable, const Stubs& stubs) noexcept {
+  switch (callable.shape) {
+    case Shape::function:
+    case Shape::slow_operator:
+      store(slot_of(callable.object), callable.original_slot);
+      break;
+    case Shape::fast_operator:
+      store(slot_of(callable.object), callable.original_slot);
+      if (PyCFunction_CheckExact(callable.object)) {
+        store(&reinterpret_cast<PyCFunctionObject*>(callable.object)->m_ml, callable.definition);
+      }
+      break;
+    case Shape::method:
+    case Shape::method_no_arguments:
+      store(slot_of(callable.object), callable.original_slot);
+      store(&callable.definition->ml_meth, callable.original);
+      break;
+    case Shape::assignment:
+      store(&reinterpret_cast<PyWrapperDescrObject*>(callable.object)->d_wrapped,
+            reinterpret_cast<void*>(callable.original_assignment));
+      replace_in_classes<&PyMappingMethods::mp_ass_subscript>(api.tensor_base, stubs.assignment,
+                                                              callable.original_assignment);
+      break;
+    case Shape::subscript:
+      store(&reinterpret_cast<PyWrapperDescrObject*>(callable.object)->d_wrapped,
+            reinterpret_cast<void*>(callable.original_subscript));
+      replace_in_classes<&PyMappingMethods::mp_subscript>(api.tensor_base, stubs.subscript,
+                                                          callable.original_subscript);
+      break;
+    case Shape::python:
+      break;
+  }
+}
+
+PyObject* untouched_twin(PyObject* builtin, const Callable* covered) {
+  auto* function = reinterpret_cast<PyCFunctionObject*>(builtin);
+  const bool has_definition = covered != nullptr && covered->definition != nullptr;
+  return PyCFunction_NewEx(has_definition ? covered->definition : function->m_ml, function->m_self, function->m_module);
+}
+
+}  // namespace habana_mp::host

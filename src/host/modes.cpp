@@ -1,0 +1,305 @@
+#include "host/modes.hpp"
+
+#include <algorithm>
+
+#include "host/finding.hpp"
+#include "host/inside.hpp"
+#include "host/ledger.hpp"
+#include "host/symbols.hpp"
+#include "host/thread_flag.hpp"
+#include "host/view.hpp"
+
+namespace habana_mp::host {
+
+namespace {
+
+Assumption thread_functions{
+    "torch.thread-functions",
+    "functions of torch's libraries tell of this thread: are gradients recorded, is a mode, a tracer or a function "
+    "mode "
+    "on, how many threads are there, is oneDNN switched on; and whether a tensor wants a gradient",
+    "what they give back, by torch's headers in releases that are not known; what they say, against torch's Python "
+    "functions, with each mode on and off",
+    "torch's Python functions are asked; a call takes some 100 ns more"};
+
+Assumption forward_level{"torch.forward-ad-level",
+                         "torch.autograd.forward_ad keeps its level in a global of the module, -1 outside of all",
+                         "the global, outside and inside of a level",
+                         "every cast is made as if forward-mode AD were on: by torch, nothing is kept"};
+
+struct Functions {
+  bool (*any_modes_set)(bool) = nullptr;
+  const void* const* (*tracing_state)() = nullptr;
+  bool (*is_grad_enabled)() = nullptr;
+  bool (*requires_grad)(const void*) = nullptr;
+  bool (*function_mode_enabled)() = nullptr;
+  int (*get_num_threads)() = nullptr;
+  void* (*context)() = nullptr;
+  bool (*onednn_is_enabled)(const void*) = nullptr;
+  KeyFlag functorch;
+  KeyFlag functionalize;
+  KeyFlag pre_dispatch;
+};
+Functions functions;
+
+Functions find_functions() {
+  constexpr const char* c10 = "libc10.so";
+  constexpr const char* cpu = "libtorch_cpu.so";
+  Functions found;
+  find({c10, "_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb", "c10/core/impl/TorchDispatchModeTLS.h",
+        "static bool any_modes_set(bool skip_infra_modes = false);"},
+       found.any_modes_set);
+  find({c10, "_ZN3c108GradMode10is_enabledEv", "c10/core/GradMode.h", "static bool is_enabled();"},
+       found.is_grad_enabled);
+  find({c10, "_ZNK3c1010TensorImpl13requires_gradEv", "c10/core/TensorImpl.h", "bool requires_grad() const;"},
+       found.requires_grad);
+  find({cpu, "_ZN5torch3jit6tracer15getTracingStateEv", "torch/csrc/jit/frontend/tracer.h",
+        "const std::shared_ptr<TracingState>& getTracingState();"},
+       found.tracing_state);
+  find({cpu, "_ZN2at4impl27torch_function_mode_enabledEv", "ATen/PythonTorchFunctionTLS.h",
+        "bool torch_function_mode_enabled();"},
+       found.function_mode_enabled);
+  find({cpu, "_ZN2at15get_num_threadsEv", "ATen/Parallel.h", "int get_num_threads();"}, found.get_num_threads);
+  find({cpu, "_ZN2at13globalContextEv", "ATen/Context.h", "Context& globalContext();"}, found.context);
+  find({cpu, "_ZNK2at7Context17userEnabledMkldnnEv", "ATen/Context.h", "bool userEnabledMkldnn() const;"},
+       found.onednn_is_enabled);
+  if (api.functorch_number >= 0) {
+    found.functorch = included_key(static_cast<std::uint16_t>(api.functorch_number));
+    found.functionalize = included_key(static_cast<std::uint16_t>(api.functionalize_number));
+    found.pre_dispatch = included_key(static_cast<std::uint16_t>(api.pre_dispatch_number));
+  }
+  return found;
+}
+
+// Functions of Python that turn something on and off, what tells of it, and tensors that want a gradient and do not.
+// With one of them missing there is nothing to compare.
+constexpr const char* switches =
+    "import torch\n"
+    "from torch.overrides import TorchFunctionMode\n"
+    "from torch.utils._python_dispatch import TorchDispatchMode\n"
+    "class Mode(TorchDispatchMode):\n"
+    "    def __torch_dispatch__(self, function, types, args=(), kwargs=None):\n"
+    "        return function(*args, **(kwargs or {}))\n"
+    "class FunctionMode(TorchFunctionMode):\n"
+    "    pass\n"
+    "def make():\n"
+    "    mode, function_mode = Mode(), FunctionMode()\n"
+    "    with torch.inference_mode(False), torch.no_grad():\n"
+    "        tensors = [torch.empty(3, device='cpu'), torch.empty(3, device='cpu').requires_grad_()]\n"
+    "    return [torch._C._set_grad_enabled, mode.__enter__, lambda: mode.__exit__(None, None, None),\n"
+    "            function_mode.__enter__, lambda: function_mode.__exit__(None, None, None), *tensors]\n";
+
+bool done(PyObject* result) {
+  Py_XDECREF(result);
+  return result != nullptr;
+}
+
+bool is_true(PyObject* answer, bool when_failed);
+
+bool agree_with_python(const Functions& found) {
+  PyObject* list = made_by(switches);
+  if (list == nullptr) return false;
+  const auto item = [list](Py_ssize_t i) { return PyList_GET_ITEM(list, i); };
+  const auto turns = [&](Py_ssize_t on, Py_ssize_t off, const auto& is_on) {
+    const bool was_on = is_on();
+    const bool follows = done(PyObject_CallNoArgs(item(on))) && is_on();
+    return done(PyObject_CallNoArgs(item(off))) && follows && is_on() == was_on;
+  };
+  const bool records = is_true(api.is_grad_enabled(nullptr, nullptr), true);
+  bool agree = true;
+  if (found.is_grad_enabled != nullptr) {
+    for (PyObject* wanted : {Py_True, Py_False, records ? Py_True : Py_False}) {
+      agree = done(PyObject_CallOneArg(item(0), wanted)) && found.is_grad_enabled() == (wanted == Py_True) && agree;
+    }
+  }
+  if (found.any_modes_set != nullptr) {
+    agree = agree && turns(1, 2, [&] { return found.any_modes_set(false); });
+  }
+  if (found.function_mode_enabled != nullptr) agree = agree && turns(3, 4, found.function_mode_enabled);
+  if (found.requires_grad != nullptr && way == Way::layout) {
+    agree = agree && !found.requires_grad(detail::implementation_of(item(5))) &&
+            found.requires_grad(detail::implementation_of(item(6)));
+  }
+  if (found.tracing_state != nullptr) {
+    PyObject* state = PyObject_CallNoArgs(api.tracing_state);
+    agree = agree && state != nullptr && (*found.tracing_state() == nullptr) == (state == Py_None);
+    Py_XDECREF(state);
+  }
+  if (found.get_num_threads != nullptr) {
+    PyObject* threads = PyObject_CallNoArgs(api.get_num_threads);
+    agree = agree && threads != nullptr && PyLong_AsLong(threads) == found.get_num_threads();
+    Py_XDECREF(threads);
+  }
+  if (found.context != nullptr && found.onednn_is_enabled != nullptr) {
+    // It is one for all threads, so it is not switched.
+    const bool is_on = is_true(PyObject_CallNoArgs(api.is_mkldnn_enabled), false);
+    agree = agree && found.onednn_is_enabled(found.context()) == is_on;
+  }
+  Py_DECREF(list);
+  return agree;
+}
+
+bool level_is_known() {
+  PyObject* list = made_by(
+      "import torch.autograd.forward_ad as forward_ad\n"
+      "def make():\n"
+      "    outside = forward_ad._current_level\n"
+      "    if outside != -1:\n"
+      "        return [outside >= 0]\n"
+      "    with forward_ad.dual_level():\n"
+      "        inside = forward_ad._current_level\n"
+      "    return [inside >= 0 and forward_ad._current_level == -1]\n");
+  const bool known = list != nullptr && PyList_GET_ITEM(list, 0) == Py_True;
+  Py_XDECREF(list);
+  return known;
+}
+
+bool is_true(PyObject* answer, bool when_failed) {
+  if (answer == nullptr) {
+    PyErr_Clear();
+    return when_failed;
+  }
+  const int truth = PyObject_IsTrue(answer);
+  Py_DECREF(answer);
+  if (truth < 0) PyErr_Clear();
+  return truth < 0 ? when_failed : truth != 0;
+}
+
+bool in_forward_ad() {
+  if (!forward_level.holds()) return true;
+  static PyObject* const name = PyUnicode_InternFromString("_current_level");
+  static PyObject* const outside = PyLong_FromLong(-1);  // as a rule the only object with this value
+  PyObject* level = PyDict_GetItemWithError(api.forward_ad_namespace, name);
+  if (level == outside) return false;
+  if (level == nullptr) {
+    PyErr_Clear();
+    return true;
+  }
+  const long value = PyLong_AsLong(level);
+  if (value == -1 && PyErr_Occurred() != nullptr) PyErr_Clear();
+  return value != -1;
+}
+
+bool is_included(const KeyFlag& flag, PyObject* key) {
+  return flag.is_known() ? flag.is_on() : is_true(PyObject_CallOneArg(api.is_key_included, key), true);
+}
+
+// Is torch.func at work in this thread?
+bool in_transform() { return is_included(functions.functorch, api.functorch_key); }
+
+// Is functionalization? Under both, memory that is asked for may come wrapped.
+bool in_functionalization() { return is_included(functions.functionalize, api.functionalize_key); }
+
+// Does a tracer record operations as they are called, before they are dispatched? It is no mode for the dispatcher.
+bool is_recorded_as_called() { return is_included(functions.pre_dispatch, api.pre_dispatch_key); }
+
+}  // namespace
+
+void bind_modes() noexcept {
+  const Functions found = find_functions();
+  if (thread_functions.holds_by([&] { return agree_with_python(found); })) functions = found;
+  forward_level.holds_by(level_is_known);
+  PyErr_Clear();
+}
+
+bool is_intercepted() noexcept {
+  const bool modes = functions.any_modes_set != nullptr ? functions.any_modes_set(false)
+                                                        : is_true(PyObject_CallNoArgs(api.dispatch_stack_length), true);
+  if (modes) return true;
+  const bool tracing = functions.tracing_state != nullptr ? *functions.tracing_state() != nullptr
+                                                          : is_true(PyObject_CallNoArgs(api.tracing_state), true);
+  return tracing || in_transform() || in_functionalization() || is_recorded_as_called();
+}
+
+bool is_recorded_by_torch() noexcept {
+  if (functions.any_modes_set == nullptr || functions.tracing_state == nullptr) return is_intercepted();
+  return *functions.tracing_state() != nullptr || is_recorded_as_called() ||
+         (functions.any_modes_set(false) && !functions.any_modes_set(true));
+}
+
+bool is_traced() noexcept { return in_forward_ad() || is_intercepted(); }
+
+bool is_transformed() noexcept { return in_forward_ad() || in_transform(); }
+
+bool grad_is_enabled() noexcept {
+  return functions.is_grad_enabled != nullptr ? functions.is_grad_enabled()
+                                              : is_true(api.is_grad_enabled(nullptr, nullptr), true);
+}
+
+unsigned torch_threads() noexcept {
+  if (functions.get_num_threads != nullptr) return static_cast<unsigned>(std::max(1, functions.get_num_threads()));
+  PyObject* answer = PyObject_CallNoArgs(api.get_num_threads);
+  const long threads = answer == nullptr ? 1 : PyLong_AsLong(answer);
+  Py_XDECREF(answer);
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  return threads < 1 ? 1U : static_cast<unsigned>(threads);
+}
+
+bool function_mode_is_on() noexcept {
+  if (functions.function_mode_enabled != nullptr) return functions.function_mode_enabled();
+  return is_true(PyObject_CallNoArgs(api.is_function_mode_on), false);
+}
+
+bool onednn_is_enabled() noexcept {
+  if (functions.context != nullptr && functions.onednn_is_enabled != nullptr) {
+    return functions.onednn_is_enabled(functions.context());
+  }
+  return is_true(PyObject_CallNoArgs(api.is_mkldnn_enabled), false);
+}
+
+bool holds_subclass(PyObject* const* values, Py_ssize_t count) noexcept {
+  const auto is_subclass = [](PyObject* value) {
+    return !is_plain_tensor(value) && PyObject_TypeCheck(value, api.tensor_base) != 0;
+  };
+  return std::any_of(values, values + count, [&](PyObject* value) {
+    if (PyList_Check(value)) return PyList_GET_SIZE(value) != 0 && is_subclass(PyList_GET_ITEM(value, 0));
+    if (PyTuple_Check(value)) return PyTuple_GET_SIZE(value) != 0 && is_subclass(PyTuple_GET_ITEM(value, 0));
+    return is_subclass(value);
+  });
+}
+
+bool has_torch_function(PyObject* const* values, Py_ssize_t count) noexcept {
+  const auto has = [](PyObject* tensors) {
+    return tensors != nullptr && is_true(PyObject_CallOneArg(api.has_torch_function, tensors), false);
+  };
+  PyObject* all = PyTuple_New(count);
+  for (Py_ssize_t i = 0; all != nullptr && i < count; ++i) PyTuple_SET_ITEM(all, i, Py_NewRef(values[i]));
+  bool found = has(all);
+  Py_XDECREF(all);
+  for (Py_ssize_t i = 0; i < count && !found; ++i) {
+    found = (PyList_Check(values[i]) || PyTuple_Check(values[i])) && has(values[i]);
+  }
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  return found;
+}
+
+bool requires_grad(PyObject* tensor) noexcept {
+  const auto known = functions.requires_grad;
+  const char* implementation = known != nullptr && way == Way::layout ? detail::implementation_of(tensor) : nullptr;
+  if (implementation != nullptr) return known(implementation);
+  return is_true(api.get_requires_grad->get(tensor, api.get_requires_grad->closure), true);
+}
+
+bool has_no_dimensions(PyObject* tensor) noexcept {
+  PyObject* answer = PyObject_CallMethod(tensor, "dim", nullptr);
+  const bool none = answer != nullptr && PyLong_Check(answer) && PyLong_AsLong(answer) == 0;
+  Py_XDECREF(answer);
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  return none;
+}
+
+bool is_off_cpu(PyObject* tensor) noexcept {
+  DLTensor view;
+  if (is_plain_tensor(tensor) && view_of(tensor, view)) return view.device.device_type != kDLCPU;
+  PyObject* on_cpu = PyObject_GetAttrString(tensor, "is_cpu");
+  const bool off = on_cpu == Py_False;
+  Py_XDECREF(on_cpu);
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  return off;
+}
+
+bool counts_as_negated(PyObject* tensor) noexcept {
+  return can_look_inside() ? is_negative(tensor) : is_true(api.is_neg(tensor, nullptr), true);
+}
+
+}  // namespace habana_mp::host

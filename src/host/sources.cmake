@@ -1,0 +1,16 @@
+target_sources(_core PRIVATE
+  src/host/aten.cpp
+  src/host/callables.cpp
+  src/host/casts_inside.cpp
+  src/host/finding.cpp
+  src/host/inside.cpp
+  src/host/ledger.cpp
+  src/host/modes.cpp
+  src/host/reader.cpp
+  src/host/symbols.cpp
+  src/host/team.cpp
+  src/host/thread_flag.cpp
+  src/host/torch_api.cpp
+  src/host/view.cpp
+  src/host/watching.cpp
+)

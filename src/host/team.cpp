@@ -1,0 +1,81 @@
+#include "host/team.hpp"
+
+#include <dlfcn.h>
+
+#include <array>
+#include <string_view>
+
+#include "host/ledger.hpp"
+#include "kernels/threads.hpp"
+
+// It cannot see how OpenMP's runtime keeps its threads in step.
+#if defined(__SANITIZE_THREAD__)
+#define HABANA_MP_UNDER_THREAD_SANITIZER
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define HABANA_MP_UNDER_THREAD_SANITIZER
+#endif
+#endif
+
+namespace habana_mp::host {
+
+namespace {
+
+Assumption openmp_threads{
+    "openmp.threads",
+    "torch's loops run on threads of OpenMP's runtime, by GOMP_parallel, which our kernels can ask too",
+    "its three functions are one library's; a loop of one thread calls what it was given once, with what it was given",
+    "our kernels run on threads of their own"};
+
+void* find_in_torch(const char* name) {
+  void* library = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY);
+  return library == nullptr ? nullptr : dlsym(library, name);
+}
+
+bool are_of_one_library(const std::array<void*, 3>& functions) {
+  const char* path = nullptr;
+  for (void* function : functions) {
+    Dl_info found;
+    if (function == nullptr || dladdr(function, &found) == 0) return false;
+    if (path != nullptr && std::string_view(path) != found.dli_fname) return false;
+    path = found.dli_fname;
+  }
+  return true;
+}
+
+struct Seen {
+  const kernels::Team* team;
+  int calls = 0;
+  int place = -1;
+};
+
+// In this thread alone: no thread is started for it.
+bool calls_once(const kernels::Team& team) {
+  Seen seen{&team};
+  team.run(
+      [](void* context) {
+        auto* given = static_cast<Seen*>(context);
+        ++given->calls;
+        given->place = given->team->place();
+      },
+      &seen, 1, 0);
+  return seen.calls == 1 && seen.place == 0 && team.size() >= 1;
+}
+
+}  // namespace
+
+void bind_team() noexcept {
+#if !defined(HABANA_MP_UNDER_THREAD_SANITIZER)
+  const std::array<void*, 3> functions{find_in_torch("GOMP_parallel"), find_in_torch("omp_get_thread_num"),
+                                       find_in_torch("omp_get_max_threads")};
+  kernels::Team team{};
+  team.run = reinterpret_cast<decltype(team.run)>(functions[0]);
+  team.place = reinterpret_cast<decltype(team.place)>(functions[1]);
+  team.size = reinterpret_cast<decltype(team.size)>(functions[2]);
+  if (openmp_threads.holds_by([&] { return are_of_one_library(functions) && calls_once(team); })) {
+    kernels::use_team(team);
+  }
+#endif
+}
+
+}  // namespace habana_mp::host

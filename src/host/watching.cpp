@@ -1,0 +1,174 @@
+#include "host/watching.hpp"
+
+#include <utility>
+
+#include "atomic_store.hpp"
+#include "host/ledger.hpp"
+#include "host/torch_api.hpp"
+
+namespace habana_mp::host {
+
+namespace {
+
+Assumption definitions{
+    "cpython.definitions",
+    "every call of a method of C goes to the function of its definition, every use of an attribute to the functions of "
+    "its own",
+    "the object's type and flags; its definition may be written to",
+    "convert refuses, and nothing has changed; or, of what tells of weights, no cast of a weight is kept"};
+
+Assumption function_slot{"cpython.function-slot",
+                         "a Python function is called by its vectorcall slot, also where a call was specialized",
+                         "the slot of the function holds what CPython stores in that of every Python function",
+                         "`convert(within=...)` refuses, and nothing has changed"};
+
+// Where a definition's text tells no signature newer Pythons tell one by its flags (3.13), and ours has others. So its
+// text tells the signature, as CPython's own do, and then what the text told before. Empty where there is none to tell.
+std::string text_with_signature(PyObject* function) {
+  const auto ask = [=](const char* name) -> std::string {
+    PyObject* value = PyObject_GetAttrString(function, name);
+    const char* text = value != nullptr && PyUnicode_Check(value) ? PyUnicode_AsUTF8(value) : nullptr;
+    std::string told = text == nullptr ? "" : text;
+    Py_XDECREF(value);
+    PyErr_Clear();
+    return told;
+  };
+  const std::string signature = ask("__text_signature__");
+  return signature.empty() ? "" : ask("__name__") + signature + "\n--\n\n" + ask("__doc__");
+}
+
+// What CPython stores in every Python function's slot.
+vectorcallfunc slot_of_functions() {
+  PyObject* module = PyImport_ImportModule("inspect");
+  PyObject* function = module == nullptr ? nullptr : PyObject_GetAttrString(module, "isfunction");
+  const vectorcallfunc slot = function == nullptr || !PyFunction_Check(function)
+                                  ? nullptr
+                                  : reinterpret_cast<PyFunctionObject*>(function)->vectorcall;
+  Py_XDECREF(function);
+  Py_XDECREF(module);
+  return slot;
+}
+
+// Calls that the interpreter has specialized for the function go past the slot unless they are told.
+void set_slot(PyFunctionObject* function, vectorcallfunc slot) {
+#if PY_VERSION_HEX >= 0x030C0000
+  PyFunction_SetVectorcall(function, slot);
+#else
+  function->vectorcall = slot;
+#if PY_VERSION_HEX >= 0x030B0000
+  function->func_version = 0;
+#endif
+#endif
+}
+
+}  // namespace
+
+bool WatchedBuiltin::check(PyObject* object) {
+  return PyCFunction_CheckExact(object) || refuse(object, "it is not a builtin function");
+}
+
+void WatchedBuiltin::watch(PyObject* builtin, vectorcallfunc stub) {
+  auto* function = reinterpret_cast<PyCFunctionObject*>(builtin);
+  Py_XSETREF(object_, Py_NewRef(builtin));
+  is_watched_ = true;
+  original_slot_ = function->vectorcall;
+  original_definition_ = function->m_ml;
+  if (original_slot_ != nullptr) {
+    definition_ = *function->m_ml;
+    definition_.ml_flags = METH_VARARGS | METH_KEYWORDS;
+    text_ = text_with_signature(builtin);
+    if (!text_.empty()) definition_.ml_doc = text_.c_str();
+    store(&function->m_ml, &definition_);
+  }
+  store(&function->vectorcall, stub);
+}
+
+void WatchedBuiltin::stop() noexcept {
+  if (!std::exchange(is_watched_, false)) return;
+  auto* function = reinterpret_cast<PyCFunctionObject*>(object_);
+  store(&function->vectorcall, original_slot_);
+  store(&function->m_ml, original_definition_);
+}
+
+void WatchedBuiltin::forget() noexcept {
+  stop();
+  Py_CLEAR(object_);
+}
+
+PyObject* WatchedBuiltin::call(PyObject* const* values, std::size_t flagged_count, PyObject* keywords) const {
+  if (original_slot_ != nullptr) return original_slot_(object_, values, flagged_count, keywords);
+  return call_with_tuple(original_definition_->ml_meth, PyCFunction_GET_SELF(object_),
+                         {values, PyVectorcall_NARGS(flagged_count), keywords});
+}
+
+bool WatchedMethod::check(PyObject* method, int flags, const MemoryMap& memory) {
+  const bool is_method = method != nullptr && Py_TYPE(method) == &PyMethodDescr_Type;
+  PyMethodDef* definition = is_method ? reinterpret_cast<PyMethodDescrObject*>(method)->d_method : nullptr;
+  const auto fits = [&] {
+    return is_method && definition->ml_flags == flags && memory.may_write(&definition->ml_meth);
+  };
+  if (definitions.holds_by(fits)) return true;
+  PyErr_Format(
+      PyExc_RuntimeError,
+      "habana_mp cannot watch %R: its calling convention is not known, or its definition may not be written to",
+      method);
+  return false;
+}
+
+void WatchedMethod::watch(PyObject* method, PyCFunction stub) {
+  if (definition_ != nullptr) return;
+  definition_ = reinterpret_cast<PyMethodDescrObject*>(method)->d_method;
+  original_ = definition_->ml_meth;
+  store(&definition_->ml_meth, stub);
+}
+
+void WatchedMethod::stop() noexcept {
+  if (definition_ == nullptr) return;
+  store(&definition_->ml_meth, original_);
+  definition_ = nullptr;
+}
+
+bool WatchedData::check(const MemoryMap& memory) {
+  if (definitions.holds_by([&] { return memory.may_write(&api.data->set); })) return true;
+  PyErr_SetString(PyExc_RuntimeError, "habana_mp cannot watch Tensor.data: its definition may not be written to");
+  return false;
+}
+
+void WatchedData::watch_reading(getter stub) {
+  if (std::exchange(reading_is_watched_, true)) return;
+  getter_ = api.data->get;
+  store(&api.data->get, stub);
+}
+
+void WatchedData::watch_assigning(setter stub) {
+  if (std::exchange(assigning_is_watched_, true)) return;
+  setter_ = api.data->set;
+  store(&api.data->set, stub);
+}
+
+void WatchedData::stop() noexcept {
+  if (std::exchange(reading_is_watched_, false)) store(&api.data->get, getter_);
+  if (std::exchange(assigning_is_watched_, false)) store(&api.data->set, setter_);
+}
+
+bool WatchedFunction::check(PyObject* function) {
+  return function_slot.holds_by([=] {
+    const vectorcallfunc expected = slot_of_functions();
+    return expected != nullptr && PyFunction_Check(function) &&
+           reinterpret_cast<PyFunctionObject*>(function)->vectorcall == expected;
+  });
+}
+
+void WatchedFunction::watch(PyObject* function, vectorcallfunc stub) {
+  function_ = reinterpret_cast<PyFunctionObject*>(Py_NewRef(function));
+  original_ = function_->vectorcall;
+  set_slot(function_, stub);
+}
+
+void WatchedFunction::stop() noexcept {
+  if (function_ == nullptr) return;
+  set_slot(function_, original_);
+  Py_CLEAR(function_);
+}
+
+}  // namespace habana_mp::host
