@@ -22,6 +22,7 @@
 #include "errors.hpp"
 #include "host/aten.hpp"
 #include "host/casts_inside.hpp"
+#include "host/callers.hpp"
 #include "host/inside.hpp"
 #include "host/ledger.hpp"
 #include "host/modes.hpp"
@@ -398,8 +399,8 @@ void register_engine(py::module_& module) {
     host::bind_exchange();
     or_throw(host::bind_reader());
     host::bind_modes();
-    or_throw(engine::bind_flag());
-    engine::bind_below_autograd();
+    or_throw(engine::bind_flags());
+    host::bind_callers();
     host::bind_inside();
     host::bind_aten();
     host::bind_casts_inside();
@@ -462,7 +463,7 @@ void register_engine(py::module_& module) {
   module.def("may_be_lowered_in_graph",
              [](const py::object& tensor) { return engine::may_be_lowered_in_graph(tensor.ptr()); });
 
-  module.attr("disabled_flag") = engine::disabled_flag;
+  module.attr("disabled_flag") = host::disabled_device;
   module.def("untouched_twin", &untouched_twin);
   module.def("is_covered", [](const py::object& object) {
     const Target* target = engine::find_target(object.ptr());

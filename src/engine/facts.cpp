@@ -5,7 +5,7 @@
 #include "engine/measured.hpp"
 #include "errors.hpp"
 #include "host/casts_inside.hpp"
-#include "host/frames.hpp"
+#include "host/callers.hpp"
 #include "tensor/cast.hpp"
 
 namespace habana_mp::engine {
@@ -60,61 +60,6 @@ bool has_unit_stride(const Arguments& arguments) {
 
 std::optional<Reason> place() { return may_be_a_place(thread_state) ? why_not(thread_state) : std::nullopt; }
 
-// As the module `opcode` calls it; -1 where it has no such one.
-long number_of_opcode(const char* name) {
-  PyObject* opcodes = PyImport_ImportModule("opcode");
-  PyObject* map = opcodes == nullptr ? nullptr : PyObject_GetAttrString(opcodes, "opmap");
-  PyObject* number = map == nullptr ? nullptr : PyMapping_GetItemString(map, name);
-  const long found = number == nullptr ? -1 : PyLong_AsLong(number);
-  Py_XDECREF(number);
-  Py_XDECREF(map);
-  Py_XDECREF(opcodes);
-  PyErr_Clear();
-  return found;
-}
-
-// Does torch.jit.trace record the call that has just failed? It crashes at the next operation after such a one. (It
-// records no more by now, so it cannot be asked.)
-bool was_recorded_by_jit() {
-  HeldError held;
-  bool found = false;
-  for (host::FrameWalk walk; walk && !found; walk.outwards()) {
-    PyObject* name = walk.module_name();
-    found = name != nullptr && PyUnicode_CompareWithASCIIString(name, "torch.jit._trace") == 0;
-    Py_XDECREF(name);
-  }
-  held.restore();
-  return found;
-}
-
-// Has somebody's own code inside the call, a hook of saved tensors or a mode, raised the exception by a `raise`, and
-// not to tell of one of torch's? NotImplementedError says that there is no kernel, whoever says it.
-bool was_raised_by_others() {
-  if (PyErr_ExceptionMatches(PyExc_NotImplementedError) != 0) return false;
-  HeldError held;
-  static PyObject* const own = Py_BuildValue("(ss)", "torch.", "habana_mp.");
-  static const long raise = number_of_opcode("RAISE_VARARGS");
-  auto* entry = reinterpret_cast<PyTracebackObject*>(held.traceback());
-  bool by_others = false;
-  if (entry != nullptr && !held.has_context()) {
-    while (entry->tb_next != nullptr) entry = entry->tb_next;
-    const host::FrameWalk innermost(entry->tb_frame);
-    PyObject* module = innermost.module_name();
-    const bool is_torchs = module != nullptr && (host::begins_with_one_of(module, own) ||
-                                                 PyUnicode_CompareWithASCIIString(module, "torch") == 0);
-    if (!is_torchs) {
-      PyObject* bytes = PyObject_GetAttrString(innermost.code(), "co_code");
-      by_others = bytes != nullptr && entry->tb_lasti >= 0 && entry->tb_lasti < PyBytes_GET_SIZE(bytes) &&
-                  static_cast<unsigned char>(PyBytes_AS_STRING(bytes)[entry->tb_lasti]) == raise;
-      Py_XDECREF(bytes);
-    }
-    Py_XDECREF(module);
-  }
-  PyErr_Clear();
-  held.restore();
-  return by_others;
-}
-
 }  // namespace
 
 // Is this call decided on elsewhere? Torch's own Python makes some for another operation, which was decided as a whole:
@@ -154,7 +99,7 @@ rules::Answer ask(PyObject* question, const Arguments& arguments) {
   return is_true ? rules::Answer::yes : rules::Answer::no;
 }
 
-bool cast_refused() { return PyErr_ExceptionMatches(PyExc_Exception) != 0 && !was_recorded_by_jit(); }
+bool cast_refused() { return PyErr_ExceptionMatches(PyExc_Exception) != 0 && !host::was_recorded_by_jit(); }
 
 Kind lower_state_of(const Call& call) {
   const Arguments& arguments = call.arguments;
@@ -224,7 +169,7 @@ bool Facts::torch_raised() const {
   PyObject* type = PyErr_Occurred();
   const bool is_torchs = type == PyExc_RuntimeError || type == PyExc_NotImplementedError || type == PyExc_TypeError ||
                          type == PyExc_ValueError || type == PyExc_IndexError;
-  return is_torchs && !was_recorded_by_jit() && !was_raised_by_others();
+  return is_torchs && !host::was_recorded_by_jit() && !host::was_raised_by_others();
 }
 
 // A layout without such a copy, a subclass that refuses: the call is then made as it was written.

@@ -6,12 +6,11 @@
 
 #include <array>
 #include <new>
-#include <string_view>
 #include <utility>
 
 #include "engine/region.hpp"
 #include "errors.hpp"
-#include "host/frames.hpp"
+#include "host/callers.hpp"
 #include "log/log.hpp"
 #include "weakrefs.hpp"
 
@@ -62,44 +61,11 @@ bool is_among(PyObject* code, PyObject* codes) {
   return false;
 }
 
-// The pair with this code, borrowed, or null.
-PyObject* pair_of(PyObject* codes, PyObject* code) {
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(codes); ++i) {
-    PyObject* pair = PyList_GET_ITEM(codes, i);
-    if (PyTuple_GET_ITEM(pair, 0) == code) return pair;
-  }
-  return nullptr;
-}
-
-// Of every __init__ that constructs an object of this class, decorated or not, the code and what it wraps. Null with an
-// exception set.
-PyObject* init_codes(PyTypeObject* type) {
-  PyObject* codes = PyList_New(0);
-  PyObject* classes = type->tp_mro;
-  for (Py_ssize_t i = 0; codes != nullptr && i < PyTuple_GET_SIZE(classes); ++i) {
-    PyObject* names = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(classes, i))->tp_dict;
-    PyObject* init = names == nullptr ? nullptr : PyDict_GetItemString(names, "__init__");
-    while (init != nullptr && PyFunction_Check(init) && pair_of(codes, PyFunction_GET_CODE(init)) == nullptr) {
-      PyObject* attributes = reinterpret_cast<PyFunctionObject*>(init)->func_dict;
-      PyObject* wrapped = attributes == nullptr ? nullptr : PyDict_GetItemString(attributes, "__wrapped__");
-      PyObject* pair = PyTuple_Pack(2, PyFunction_GET_CODE(init), wrapped == nullptr ? Py_None : wrapped);
-      const bool is_added = pair != nullptr && PyList_Append(codes, pair) == 0;
-      Py_XDECREF(pair);
-      if (!is_added) {
-        Py_CLEAR(codes);
-        break;
-      }
-      init = wrapped;
-    }
-  }
-  return codes;
-}
-
 bool is_running(const Construction& construction) {
   PyObject* module = referent_of(construction.module);
   if (module == nullptr) return false;
   for (host::FrameWalk walk; walk; walk.outwards()) {
-    PyObject* pair = pair_of(construction.codes, walk.code());
+    PyObject* pair = host::pair_of(construction.codes, walk.code());
     if (pair == nullptr) continue;
     // A decorator may wrap other methods with the same code. And asking a frame for its variables would undo what a
     // debugger has changed in it.
@@ -130,11 +96,6 @@ bool is_constructing(ThreadState& state) {
   return running;
 }
 
-// Was the code read from a file whose name begins with one of these?
-bool is_of_file(PyObject* code, PyObject* beginnings) {
-  return host::begins_with_one_of(reinterpret_cast<PyCodeObject*>(code)->co_filename, beginnings);
-}
-
 // Whose code is in a file: a library's that is exact, torch's that computes for its caller, or anybody's.
 enum class Whose : std::uint8_t { anybodys, torchs, exact };
 struct KnownFile {
@@ -145,12 +106,12 @@ struct KnownFile {
 std::array<KnownFile, 256> known_files;
 
 Whose whose_is(PyObject* code) {
-  PyObject* name = reinterpret_cast<PyCodeObject*>(code)->co_filename;
+  PyObject* name = host::file_of(code);
   KnownFile& known = known_files[reinterpret_cast<std::uintptr_t>(name) / 64 % known_files.size()];
   if (known.name != name) {
     Whose whose = Whose::anybodys;
-    if (is_of_file(code, exact_files)) whose = Whose::exact;
-    if (is_of_file(code, known_places.through)) whose = Whose::torchs;
+    if (host::is_of_file(code, exact_files)) whose = Whose::exact;
+    if (host::is_of_file(code, known_places.through)) whose = Whose::torchs;
     PyObject* former = std::exchange(known.name, Py_NewRef(name));
     known.whose = whose;
     Py_XDECREF(former);
@@ -165,65 +126,12 @@ bool is_stepping() {
   return false;
 }
 
-bool is_worker() {
-  if (known_places.worker_namespace == nullptr) return false;
-  static PyObject* const name = PyUnicode_InternFromString("_worker_info");
-  PyObject* info = PyDict_GetItemWithError(known_places.worker_namespace, name);
-  if (info == nullptr) PyErr_Clear();
-  return info != nullptr && info != Py_None;
-}
-
-// Is the innermost Python code that of torch.distributed? What it computes are parameters and gradients; a model's code
-// is never there.
-bool caller_is_distributed() {
-  const host::FrameWalk caller;
-  if (!caller) return false;
-  PyObject* name = caller.module_name();
-  const char* text = name != nullptr ? PyUnicode_AsUTF8(name) : nullptr;
-  const bool is_it = text != nullptr && std::string_view(text).starts_with("torch.distributed.");
-  Py_XDECREF(name);
-  PyErr_Clear();
-  return is_it;
-}
-
 }  // namespace
 
-bool bind_flag() noexcept {
-  PyObject* torch = PyImport_ImportModule("torch");
-  if (torch == nullptr) return false;
-  PyObject* before = PyObject_CallMethod(torch, "is_autocast_enabled", "s", disabled_flag);
-  if (before == nullptr) {
-    Py_DECREF(torch);
-    return false;
-  }
-  thread_state.disabled = before == Py_True;
-  host::DeviceFlag found = host::autocast_flag(disabled_flag_number);
-  for (PyObject* value : {Py_True, Py_False, before}) {
-    PyObject* done = PyObject_CallMethod(torch, "set_autocast_enabled", "sO", disabled_flag, value);
-    if (done == nullptr) {
-      Py_DECREF(before);
-      Py_DECREF(torch);
-      return false;
-    }
-    Py_DECREF(done);
-    if (found.is_known() && found.is_on() != (value == Py_True)) found = {};
-  }
-  Py_DECREF(before);
-  Py_DECREF(torch);
-  flag_of_torch = found;
+bool bind_flags() noexcept {
+  if (!host::find_disabled_flag(flag_of_torch, thread_state.disabled)) return false;
+  below_autograd = host::below_autograd_key();
   return true;
-}
-
-void bind_below_autograd() noexcept {
-  PyObject* c = PyImport_ImportModule("torch._C");
-  PyObject* key = c == nullptr ? nullptr : PyObject_CallMethod(c, "_parse_dispatch_key", "s", "ADInplaceOrView");
-  PyObject* number = key == nullptr ? nullptr : PyNumber_Long(key);
-  const long value = number == nullptr ? -1 : PyLong_AsLong(number);
-  Py_XDECREF(number);
-  Py_XDECREF(key);
-  Py_XDECREF(c);
-  PyErr_Clear();
-  if (value >= 0) below_autograd = host::excluded_key(static_cast<std::uint16_t>(value));
 }
 
 void set_flag(bool disabled) noexcept {
@@ -234,13 +142,7 @@ void set_flag(bool disabled) noexcept {
     flag_of_torch.turn(disabled);
     return;
   }
-  PyObject* torch = PyImport_ImportModule("torch");
-  PyObject* done = torch == nullptr
-                       ? nullptr
-                       : PyObject_CallMethod(torch, "set_autocast_enabled", "si", disabled_flag, disabled ? 1 : 0);
-  Py_XDECREF(done);
-  Py_XDECREF(torch);
-  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  host::set_disabled_flag(disabled);
 }
 
 void flag_was_set(bool disabled) noexcept {
@@ -305,8 +207,8 @@ std::optional<rules::Reason> why_not(ThreadState& state) noexcept {
     if (is_stepping()) return rules::Reason::optimizer_step;
     state.optimizer_steps = 0;  // a step raised, and nobody said that it was over
   }
-  if (in_child_process && is_worker()) return rules::Reason::worker;
-  if (distributed_is_imported && caller_is_distributed()) return rules::Reason::distributed;
+  if (in_child_process && host::is_worker(known_places.worker_namespace)) return rules::Reason::worker;
+  if (distributed_is_imported && host::caller_is_distributed()) return rules::Reason::distributed;
   return std::nullopt;
 }
 
@@ -318,7 +220,7 @@ void construction_begins() noexcept {
   PyObject* module = innermost ? innermost.first_parameter() : nullptr;
   if (module == nullptr) return;
   PyObject* reference = PyWeakref_NewRef(module, nullptr);
-  PyObject* codes = reference == nullptr ? nullptr : init_codes(Py_TYPE(module));
+  PyObject* codes = reference == nullptr ? nullptr : host::init_codes(Py_TYPE(module));
   auto* construction = codes == nullptr ? nullptr : new (std::nothrow) Construction{codes, reference};
   if (construction == nullptr) {
     Py_XDECREF(reference);
@@ -360,8 +262,8 @@ const Places& places() noexcept { return known_places; }
 bool caller_is_inside_of_an_operation() noexcept {
   if (known_places.inside == nullptr) return false;
   host::FrameWalk walk;
-  while (walk && is_of_file(walk.code(), known_places.between)) walk.outwards();
-  return walk && is_of_file(walk.code(), known_places.inside);
+  while (walk && host::is_of_file(walk.code(), known_places.between)) walk.outwards();
+  return walk && host::is_of_file(walk.code(), known_places.inside);
 }
 
 bool caller_is_exact() noexcept {

@@ -51,27 +51,18 @@ __attribute__((tls_model("initial-exec")))
 #endif
 extern thread_local ThreadState thread_state;
 
-// disable_casts is a flag of torch's own: autocast for a device type that no torch has a backend for any more. torch
-// keeps it per thread, hands it to autograd's threads, and torch.compile guards on it, all of which a flag of ours
-// would have to be taught.
-inline constexpr const char* disabled_flag = "ipu";
-inline constexpr std::int8_t disabled_flag_number = 18;  // c10::DeviceType::IPU
+// The flag of disable_casts, where it can be read below Python.
 extern host::DeviceFlag flag_of_torch;
 
 inline bool casts_are_disabled() { return flag_of_torch.is_on(thread_state.disabled); }
 
 // Is this code that torch's dispatcher called: a decomposition, the meaning of an operation for a tensor subclass?
-// There the operation was decided on above, as torch.autocast does. torch excludes the key ADInplaceOrView from there
-// on.
+// There the operation was decided on above, as torch.autocast does. Where the flag is not known nothing counts as such.
 extern host::KeyFlag below_autograd;
 inline bool is_below_dispatcher() { return below_autograd.is_on(); }
 
-// Finds below_autograd; without it nothing counts as below the dispatcher.
-void bind_below_autograd() noexcept;
-
-// Finds flag_of_torch and checks that it is what Python sets. False with a Python exception set when torch has no such
-// flag at all.
-bool bind_flag() noexcept;
+// Finds both flags. False with a Python exception set where torch has no flag for disable_casts at all.
+bool bind_flags() noexcept;
 
 // The flag, set for this thread.
 void set_flag(bool disabled) noexcept;

@@ -33,7 +33,7 @@ PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::siz
   const Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
   const bool enabled = keywords == nullptr && count >= 1 && values[count - 1] == Py_True;
   const bool is_ours = keywords == nullptr && count == 2 && PyUnicode_Check(values[0]) &&
-                       PyUnicode_CompareWithASCIIString(values[0], disabled_flag) == 0;
+                       PyUnicode_CompareWithASCIIString(values[0], host::disabled_device) == 0;
   const bool is_mark_of_ours = keywords == nullptr && count == 2 && is_mark(values[0]);
   const bool casts = !casts_are_disabled() || thread_state.disabled_by_region;
   if (enabled && casts && !is_ours && !is_mark_of_ours && (policy_is_installed || thread_state.region != nullptr)) {

@@ -446,6 +446,14 @@ bool detail::has_sparse_layout(PyObject* tensor) noexcept {
 
 void forget_files() noexcept { answered_file = {}; }
 
+const char* address_of_storage(PyObject* storage) noexcept {
+  PyObject* address = PyObject_GetAttrString(storage, "_cdata");
+  const auto* found = address == nullptr ? nullptr : static_cast<const char*>(PyLong_AsVoidPtr(address));
+  Py_XDECREF(address);
+  PyErr_Clear();
+  return found;
+}
+
 const char* memory_of(const char* storage) noexcept { return load<const char*>(storage, inside.data); }
 
 bool is_of_torch(const char* storage) noexcept {

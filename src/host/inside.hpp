@@ -94,6 +94,8 @@ bool tells_of_arrays(const char* storage) noexcept;
 const char* storage_behind(const char* storage) noexcept;
 // A storage, and the file under it, may be gone, and another one may lie where it lay: files are asked for anew.
 void forget_files() noexcept;
+// Of a torch.UntypedStorage; null where it does not tell.
+const char* address_of_storage(PyObject* storage) noexcept;
 // Where the memory of a storage begins.
 const char* memory_of(const char* storage) noexcept;
 

@@ -1,10 +1,12 @@
 target_sources(_core PRIVATE
   src/host/aten.cpp
   src/host/callables.cpp
+  src/host/callers.cpp
   src/host/casts_inside.cpp
   src/host/finding.cpp
   src/host/inside.cpp
   src/host/ledger.cpp
+  src/host/memory_map.cpp
   src/host/modes.cpp
   src/host/reader.cpp
   src/host/symbols.cpp

@@ -94,6 +94,21 @@ DeviceFlag autocast_flag(std::int8_t device) noexcept;
 KeyFlag included_key(std::uint16_t key) noexcept;
 KeyFlag excluded_key(std::uint16_t key) noexcept;
 
+// disable_casts is a flag of torch's own: autocast for a device type that no torch has a backend for any more. torch
+// keeps it per thread, hands it to autograd's threads, and torch.compile guards on it, all of which a flag of ours would
+// have to be taught.
+inline constexpr const char* disabled_device = "ipu";
+inline constexpr std::int8_t disabled_device_number = 18;  // c10::DeviceType::IPU
+
+// The flag, where it is what Python sets, and is it on? False with a Python exception set where torch has none.
+bool find_disabled_flag(DeviceFlag& flag, bool& is_on) noexcept;
+// Sets it through Python.
+void set_disabled_flag(bool on) noexcept;
+
+// torch excludes this key from where its dispatcher calls a decomposition, or what an operation is for a tensor
+// subclass. Unknown where it cannot be found.
+KeyFlag below_autograd_key() noexcept;
+
 // torch's functions for the autocast dtype (a c10::ScalarType) of a device type in this thread.
 struct AutocastDtype {
   using Ask = std::int8_t (*)(std::int8_t device);

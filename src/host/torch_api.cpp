@@ -2,7 +2,6 @@
 
 #include <cstdio>
 
-#include "host/ledger.hpp"
 
 namespace habana_mp::host {
 
@@ -87,6 +86,8 @@ bool find_method(PyTypeObject* type, const char* name, PyCFunction& function, in
   function = definition->ml_meth;
   return true;
 }
+
+PyObject* method_of_tensor(const char* name) noexcept { return PyDict_GetItemString(api.tensor_base->tp_dict, name); }
 
 bool bind_torch() {
   if (api.tensor != nullptr) return true;

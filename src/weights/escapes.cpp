@@ -112,10 +112,7 @@ PyObject* pointer_stub(PyObject* self, PyObject* none) {
 
 PyObject* storage_data_ptr_stub(PyObject* self, PyObject* none) {
   if (!caller_is_harmless(callers_of_pointers)) {
-    PyObject* address = PyObject_GetAttrString(self, "_cdata");
-    if (address != nullptr) memory_escapes(static_cast<const char*>(PyLong_AsVoidPtr(address)), true);
-    Py_XDECREF(address);
-    PyErr_Clear();
+    if (const char* storage = host::address_of_storage(self)) memory_escapes(storage, true);
   }
   return storage_data_ptr.call(self, none);
 }
@@ -175,11 +172,10 @@ constexpr int with_keywords = METH_VARARGS | METH_KEYWORDS;
 void watch_view_and_numpy(bool (*lists_speak)()) noexcept {
   lists_speak_here = lists_speak;
   if (view.is_watched() && numpy.is_watched()) return;
-  PyObject* methods = host::api.tensor_base->tp_dict;
   const host::MemoryMap memory;
   const Plan plans[] = {
-      {&view, PyDict_GetItemString(methods, "view"), with_keywords, as_function(view_stub)},
-      {&numpy, PyDict_GetItemString(methods, "numpy"), with_keywords, as_function(numpy_stub)},
+      {&view, host::method_of_tensor("view"), with_keywords, as_function(view_stub)},
+      {&numpy, host::method_of_tensor("numpy"), with_keywords, as_function(numpy_stub)},
   };
   for (const Plan& plan : plans) {
     if (plan.object != nullptr && WatchedMethod::check(plan.object, plan.flags, memory))
