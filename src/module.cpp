@@ -1,12 +1,16 @@
 // The binding only: what each room offers to Python is in its own bindings.cpp.
 #include <pybind11/pybind11.h>
 
+#include "module_parts.hpp"
+
+namespace py = pybind11;
+
 namespace habana_mp {
-void register_kernels(pybind11::module_& module);
-void register_log(pybind11::module_& module);
-void register_engine(pybind11::module_& module);
-void register_weights(pybind11::module_& module);
-void register_optim(pybind11::module_& module);
+void register_kernels(py::module_& module);
+void register_log(py::module_& module);
+void register_engine(py::module_& module);
+void register_weights(py::module_& module);
+void register_optim(py::module_& module);
 }  // namespace habana_mp
 
 PYBIND11_MODULE(_core, module) {
@@ -16,4 +20,11 @@ PYBIND11_MODULE(_core, module) {
   habana_mp::register_engine(module);
   habana_mp::register_weights(module);
   habana_mp::register_optim(module);
+  py::list accelerators;
+  for (const habana_mp::ModulePart& part : habana_mp::module_parts()) {
+    part.add_to(module);
+    accelerators.append(part.name);
+  }
+  accelerators.attr("sort")();
+  module.attr("accelerators") = py::tuple(accelerators);
 }

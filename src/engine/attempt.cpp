@@ -2,117 +2,18 @@
 
 #include <algorithm>
 
+#include "engine/accelerators.hpp"
 #include "engine/originals.hpp"
 #include "errors.hpp"
 #include "host/casts_inside.hpp"
-#include "tensor/buffers.hpp"
-#include "tensor/image_order.hpp"
+#include "tensor/cast_memory.hpp"
 #include "weights/cache.hpp"
-#include "weights/packed.hpp"
 
 namespace habana_mp::engine {
 
+Accelerators accelerators;
+
 namespace {
-
-// Where the arguments are that a packed weight is used with, in a call of so many.
-struct PackedPlaces {
-  Py_ssize_t input = 0;
-  Py_ssize_t weight = 1;
-  Py_ssize_t bias = 2;
-  Py_ssize_t least = 2;
-  Py_ssize_t most = 2;
-};
-
-// As modules write them; conv2d with all of its options.
-PackedPlaces places_of(weights::Packs what) {
-  switch (what) {
-    case weights::Packs::linear:
-      return {.most = 3};
-    case weights::Packs::conv2d:
-      return {.least = 7, .most = 7};
-    case weights::Packs::addmm:
-      return {.input = 1, .weight = 2, .bias = 0, .least = 3, .most = 3};
-    default:
-      return {};
-  }
-}
-
-// The weight with whose transposed view a call is written. A new reference; null where it is none.
-PyObject* weight_behind(PyObject* given) {
-  return host::is_plain_tensor(given) && weights::may_be_part(given) ? weights::transposed_weight(given) : nullptr;
-}
-
-// Answers a call whose input and bias, of these kinds, are still to be cast. As answer_from_packed.
-PyObject* cast_and_answer(const Rule& rule, weights::PackedCall& call, Kind input_kind, Kind bias_kind, Kind to,
-                          Tally& tally) {
-  // What the weight of a product tells costs less than the rest; a convolution's depends on how its input lies.
-  if (call.is_product() && !weights::may_be_packed(call, to)) return nullptr;
-  if (host::is_traced()) return nullptr;
-  if (!call.is_product()) {
-    call.reorders = tensor::is_channels_first(call.input);
-    if (!call.reorders && !tensor::is_channels_last(call.input)) return nullptr;
-    if (!weights::may_be_packed(call, to)) return nullptr;
-  }
-  Tally made;
-  made.may_reuse_memory = true;
-  PyObject* const bias = call.bias;
-  call.input = cast_item(rule, call.input, input_kind, to, made);
-  const bool input_for_now = made.for_now;
-  call.bias = call.input == nullptr ? nullptr
-              : bias == Py_None     ? Py_NewRef(Py_None)
-                                    : cast_item(rule, bias, bias_kind, to, made);
-  const bool bias_for_now = made.for_now && bias != Py_None;
-  PyObject* result = call.bias == nullptr ? nullptr : weights::answer(call, to);
-  if (call.input != nullptr) let_go(call.input, input_for_now);
-  if (call.bias != nullptr) let_go(call.bias, bias_for_now);
-  if (result == nullptr) {
-    drop_error();
-    return nullptr;
-  }
-  ++made.casts;
-  ++made.kept;
-  tally = made;
-  return result;
-}
-
-// A product or convolution of a float32 weight where nothing is recorded, from the weight's packed form. Null, without
-// an exception, where the call is to be made the ordinary way.
-PyObject* answer_from_packed(const Call& call, Kind to, Tally& tally) {
-  const Arguments& arguments = call.arguments;
-  const Reading& reading = call.reading;
-  const weights::Packs packs = call.rule.means.packs;
-  const PackedPlaces places = places_of(packs);
-  const Py_ssize_t count = arguments.positional;
-  if (arguments.keywords != nullptr || count < places.least || count > places.most) return nullptr;
-  PyObject* const* values = arguments.values;
-  PyObject* input = values[places.input];
-  PyObject* given = values[places.weight];
-  PyObject* bias = places.bias < count ? values[places.bias] : Py_None;
-  if (reading.kinds[places.weight] != Kind::f32 || !host::is_plain_tensor(input) ||
-      !is_floating(reading.kinds[places.input])) {
-    return nullptr;
-  }
-  weights::PackedCall packed{.what = packs, .input = input, .bias = bias};
-  packed.transposed = Py_TYPE(given) != host::api.parameter;
-  if (!weights::may_pack(packed)) return nullptr;
-  if (bias == Py_None && packs == weights::Packs::addmm) return nullptr;  // torch refuses it
-  const Kind bias_kind = bias == Py_None ? Kind::other : reading.kinds[places.bias];
-  if (bias != Py_None && (!host::is_plain_tensor(bias) || !is_floating(bias_kind))) return nullptr;
-  if (!packed.is_product()) {
-    for (Py_ssize_t i = 3; i < 6; ++i) {
-      if (!PyTuple_Check(values[i])) return nullptr;
-    }
-    packed.options = values + 3;
-  }
-  packed.weight = packed.transposed ? weight_behind(given) : Py_NewRef(given);
-  if (packed.weight == nullptr) return nullptr;
-  // A weight's product with itself needs its plain cast besides.
-  const bool is_by_itself = input == packed.weight || input == given;
-  PyObject* result =
-      is_by_itself ? nullptr : cast_and_answer(call.rule, packed, reading.kinds[places.input], bias_kind, to, tally);
-  Py_DECREF(packed.weight);
-  return result;
-}
 
 // Shall torch itself cast, within its operation? Only where it casts nothing else than we would.
 bool may_leave_casts(const Call& call) {
@@ -193,7 +94,9 @@ PyObject* attempt_as_they_lie(const Call& call, Kind to, bool records, Attempt& 
   Tally& tally = attempt.tally;
   const Rule& rule = call.rule;
   if (rule.means.packs != weights::Packs::nothing && to == Kind::bf16 && !records) {
-    if (PyObject* result = answer_from_packed(call, to, tally)) return result;
+    PyObject* result = nullptr;
+    if (accelerators.answer_from_packed != nullptr) result = accelerators.answer_from_packed(call, to, tally);
+    if (result != nullptr) return result;
     attempt.interrupted = PyErr_Occurred() != nullptr;
     if (attempt.interrupted) return nullptr;
   }
@@ -252,7 +155,7 @@ PyObject* attempt_in_traced_rows(const Call& call, Kind to, Attempt& attempt) {
 PyObject* attempt_in_rows(const Call& call, Kind to, Attempt& attempt) {
   const auto& [target, rule, arguments, reading] = call;
   tensor::CastResult seen;
-  PyObject* const rows = tensor::cast_in_rows(arguments.values[0], reading.kinds[0], to, seen);
+  PyObject* const rows = tensor::cast_memory.cast_in_rows(arguments.values[0], reading.kinds[0], to, seen);
   if (rows == nullptr) return attempt_as_they_lie(call, to, false, attempt);
   PyObject* const values[] = {rows, arguments.values[1]};
   Reading in_rows(2);

@@ -13,7 +13,6 @@
 #include "engine/call.hpp"
 #include "engine/hooks.hpp"
 #include "engine/lowered.hpp"
-#include "engine/measured.hpp"
 #include "engine/modules.hpp"
 #include "engine/region.hpp"
 #include "engine/slots.hpp"
@@ -21,16 +20,14 @@
 #include "engine/watched.hpp"
 #include "errors.hpp"
 #include "host/aten.hpp"
-#include "host/casts_inside.hpp"
 #include "host/callers.hpp"
+#include "host/casts_inside.hpp"
 #include "host/inside.hpp"
 #include "host/ledger.hpp"
 #include "host/modes.hpp"
 #include "host/symbols.hpp"
 #include "host/team.hpp"
 #include "host/torch_api.hpp"
-#include "tensor/blocks.hpp"
-#include "tensor/buffers.hpp"
 #include "tensor/cast.hpp"
 #include "weights/cache.hpp"
 #include "weights/escapes.hpp"
@@ -434,21 +431,10 @@ void register_engine(py::module_& module) {
   module.def("installed_count", &engine::installed_count);
   module.def("change_count", &engine::change_count);
   module.def("counts", &counts);
-  module.def("buffer_count", &tensor::buffer_count);
-  module.def("keep_blocks", [](const std::optional<std::uint64_t>& from, std::uint64_t most_waiting) {
-    tensor::keep_blocks(from.value_or(~std::uint64_t{0}), most_waiting);
-  });
-  module.def("block_bytes_waiting", &tensor::bytes_waiting);
   module.def("set_recorded_cast", [](const py::object& function) {
     tensor::set_recorded_cast(function.is_none() ? nullptr : function.ptr());
   });
   module.def("cast_in_block", &cast_in_block);
-  module.def("set_skips_slower", &engine::set_skips_slower);
-  module.def("assume_that_lowering_pays", [](int answer) {
-    engine::assume_verdict(answer < 0    ? engine::Verdict::unknown
-                           : answer == 0 ? engine::Verdict::as_written
-                                         : engine::Verdict::lower);
-  });
   module.def("reset_counts", &reset_counts);
   py::class_<Function>(module, "Function", "A Python function that is called through the engine.")
       .def(py::init<const py::object&, const py::object&, const std::string&, const Rule&>(), py::arg("function"),

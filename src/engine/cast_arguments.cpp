@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "tensor/buffers.hpp"
+#include "tensor/cast_memory.hpp"
 #include "weights/cache.hpp"
 
 namespace habana_mp::engine {
@@ -66,9 +66,10 @@ PyObject* cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally&
   }
   const bool saturates = is_number_tensor(rule, item, to);
   if (rule.action == Action::scalars && !saturates) return Py_NewRef(item);
-  PyObject* made = saturates                ? tensor::cast_saturated(item, kind, to, tally.made)
-                   : tally.may_reuse_memory ? tensor::cast_for_now(item, kind, to, tally.made, tally.for_now)
-                                            : tensor::cast(item, kind, to, tally.made);
+  const bool reuses_memory = tally.may_reuse_memory && tensor::cast_memory.cast_for_now != nullptr;
+  PyObject* made = saturates       ? tensor::cast_saturated(item, kind, to, tally.made)
+                   : reuses_memory ? tensor::cast_memory.cast_for_now(item, kind, to, tally.made, tally.for_now)
+                                   : tensor::cast(item, kind, to, tally.made);
   if (made != nullptr) ++tally.casts;
   return made;
 }

@@ -1,11 +1,11 @@
 #include "engine/facts.hpp"
 
+#include "engine/accelerators.hpp"
 #include "engine/attempt.hpp"
 #include "engine/cast_arguments.hpp"
-#include "engine/measured.hpp"
 #include "errors.hpp"
-#include "host/casts_inside.hpp"
 #include "host/callers.hpp"
+#include "host/casts_inside.hpp"
 #include "tensor/cast.hpp"
 
 namespace habana_mp::engine {
@@ -149,11 +149,7 @@ rules::Answer Facts::adds_up() const { return ask(rule.questions.adds_up, argume
 bool Facts::may_lower_products(Kind to) const { return engine::may_lower_products(*this, to); }
 
 rules::Answer Facts::is_slower_lowered(Kind to) const {
-  if (!skips_slower()) [[likely]]
-    return rules::Answer::no;
-  const bool is_slower = engine::is_slower_lowered(*this, to);
-  if (PyErr_Occurred() != nullptr) return rules::Answer::failed;
-  return is_slower ? rules::Answer::yes : rules::Answer::no;
+  return accelerators.is_slower_lowered == nullptr ? rules::Answer::no : accelerators.is_slower_lowered(*this, to);
 }
 
 // The kernels take a float32 weight beside a lower input; the formulas that gradients are worked out by in a transform

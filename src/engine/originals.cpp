@@ -6,6 +6,7 @@
 #include "engine/region.hpp"
 #include "engine/state.hpp"
 #include "errors.hpp"
+#include "host/reader.hpp"
 
 namespace habana_mp::engine {
 

@@ -7,7 +7,7 @@
 #include <cstdint>
 
 #include "rules/rule.hpp"
-#include "weights/packed.hpp"
+#include "weights/packs.hpp"
 
 namespace habana_mp::engine {
 

@@ -11,7 +11,7 @@
 #include "engine/state.hpp"
 #include "engine/watched.hpp"
 #include "host/memory_map.hpp"
-#include "tensor/buffers.hpp"
+#include "tensor/cast_memory.hpp"
 #include "weights/escapes.hpp"
 
 #ifdef Py_GIL_DISABLED
@@ -230,7 +230,7 @@ void uninstall() noexcept {
   stop_watching_modules();
   if (RuleSet* of_modules = known_rule_set_of_modules()) of_modules->rules.fill(&no_rule);
   policy_is_installed = false;
-  tensor::forget_buffers();
+  if (tensor::cast_memory.forget != nullptr) tensor::cast_memory.forget();
   for (std::size_t i = 0; i < target_count; ++i) {
     if (targets[i]->installed) unhook(*targets[i]);
   }

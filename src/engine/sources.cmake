@@ -6,7 +6,6 @@ target_sources(_core PRIVATE
   src/engine/facts.cpp
   src/engine/hooks.cpp
   src/engine/lowered.cpp
-  src/engine/measured.cpp
   src/engine/modules.cpp
   src/engine/originals.cpp
   src/engine/reading.cpp

@@ -12,7 +12,8 @@ namespace {
 
 Assumption raise_instruction{
     "cpython.raise-instruction",
-    "the instruction at which a traceback ends tells whether Python code raised by `raise`, or something that it called",
+    "the instruction at which a traceback ends tells whether Python code raised by `raise`, or something that it "
+    "called",
     "two samples: a `raise`, and a call of C that raises",
     "an error that reaches torch's call through any Python code of others is passed on: the call is not made again in "
     "float32"};

@@ -24,8 +24,8 @@ bool is_worker(PyObject* worker_namespace) noexcept;
 // operation after such a one. (It records no more by now, so it cannot be asked.)
 bool was_recorded_by_jit() noexcept;
 
-// Of the exception that is set: has somebody's own code inside the call, a hook of saved tensors or a mode, raised it by
-// a `raise`, and not to tell of one of torch's? NotImplementedError says that there is no kernel, whoever says it.
+// Of the exception that is set: has somebody's own code inside the call, a hook of saved tensors or a mode, raised it
+// by a `raise`, and not to tell of one of torch's? NotImplementedError says that there is no kernel, whoever says it.
 bool was_raised_by_others() noexcept;
 
 // Of every __init__ that constructs an object of this class, decorated or not, the code and what it wraps: a list of

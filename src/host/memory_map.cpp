@@ -11,11 +11,11 @@ namespace habana_mp::host {
 
 namespace {
 
-Assumption mappings{
-    "system.mappings", "/proc/self/maps tells which memory may be written to, and which is a file's",
-    "it is there, and tells that a variable of ours may be written to, and a constant may not",
-    "memory is tried: the kernel writes there what is there, or refuses; slices of files that are mapped are not told, so "
-    "no casts of weights in such are kept"};
+Assumption mappings{"system.mappings", "/proc/self/maps tells which memory may be written to, and which is a file's",
+                    "it is there, and tells that a variable of ours may be written to, and a constant may not",
+                    "memory is tried: the kernel writes there what is there, or refuses; slices of files that are "
+                    "mapped are not told, so "
+                    "no casts of weights in such are kept"};
 
 // The kernel answers EFAULT where we would crash. Nobody else writes there meanwhile: what is tried are definitions of
 // CPython's and torch's, and we hold the GIL.
@@ -54,7 +54,8 @@ MemoryMap::MemoryMap() {
   }
   const Mapping* of_variable = find(&variable);
   const Mapping* of_constant = find(&constant);
-  const bool tells = of_variable != nullptr && of_variable->writable && of_constant != nullptr && !of_constant->writable;
+  const bool tells =
+      of_variable != nullptr && of_variable->writable && of_constant != nullptr && !of_constant->writable;
   if (!mappings.settle(tells)) mappings_.clear();
 }
 

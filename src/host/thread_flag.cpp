@@ -95,7 +95,8 @@ bool find_disabled_flag(DeviceFlag& flag, bool& is_on) noexcept {
   DeviceFlag found = before == nullptr ? DeviceFlag() : autocast_flag(disabled_device_number);
   bool is_settable = before != nullptr;
   for (PyObject* value : {Py_True, Py_False, before}) {
-    PyObject* done = is_settable ? PyObject_CallMethod(torch, "set_autocast_enabled", "sO", disabled_device, value) : nullptr;
+    PyObject* done =
+        is_settable ? PyObject_CallMethod(torch, "set_autocast_enabled", "sO", disabled_device, value) : nullptr;
     is_settable = done != nullptr;
     Py_XDECREF(done);
     if (found.is_known() && !flag_functions.settle(found.is_on() == (value == Py_True))) found = {};

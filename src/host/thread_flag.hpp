@@ -95,8 +95,8 @@ KeyFlag included_key(std::uint16_t key) noexcept;
 KeyFlag excluded_key(std::uint16_t key) noexcept;
 
 // disable_casts is a flag of torch's own: autocast for a device type that no torch has a backend for any more. torch
-// keeps it per thread, hands it to autograd's threads, and torch.compile guards on it, all of which a flag of ours would
-// have to be taught.
+// keeps it per thread, hands it to autograd's threads, and torch.compile guards on it, all of which a flag of ours
+// would have to be taught.
 inline constexpr const char* disabled_device = "ipu";
 inline constexpr std::int8_t disabled_device_number = 18;  // c10::DeviceType::IPU
 

@@ -2,7 +2,6 @@
 
 #include <cstdio>
 
-
 namespace habana_mp::host {
 
 TorchApi api;

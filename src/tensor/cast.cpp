@@ -10,6 +10,8 @@
 
 namespace habana_mp::tensor {
 
+CastMemory cast_memory;
+
 namespace {
 
 // Below this many elements the kernels never use a second thread, so torch need not be asked how many there are.
@@ -89,7 +91,7 @@ PyObject* cast_in_block(PyObject* tensor, Kind to) noexcept {
   if (!is_floating(from) || from == to || !is_block(bytes_as(to, count))) return nullptr;
   if (is_watched(tensor, ignored) || !host::read_geometry(tensor, geometry) || !geometry.is_dense()) return nullptr;
   void* values = nullptr;
-  PyObject* made = tensor_in_block(geometry, to, values);
+  PyObject* made = cast_memory.tensor_in_block(geometry, to, values);
   if (made != nullptr) convert(geometry.values, from, values, to, count);
   return made;
 }

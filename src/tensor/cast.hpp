@@ -6,7 +6,7 @@
 #include "host/modes.hpp"
 #include "host/view.hpp"
 #include "kernels/types.hpp"
-#include "tensor/blocks.hpp"
+#include "tensor/cast_memory.hpp"
 
 namespace habana_mp::tensor {
 

@@ -1,6 +1,3 @@
 target_sources(_core PRIVATE
-  src/tensor/blocks.cpp
-  src/tensor/buffers.cpp
   src/tensor/cast.cpp
-  src/tensor/image_order.cpp
 )

@@ -3,12 +3,10 @@
 
 #include <array>
 #include <cstdint>
-#include <string>
 #include <utility>
 
 #include "weights/cache.hpp"
 #include "weights/escapes.hpp"
-#include "weights/packed.hpp"
 
 namespace py = pybind11;
 
@@ -93,17 +91,6 @@ void register_weights(py::module_& module) {
   });
   module.def("weights_are_kept_in", [](const py::object& tensor) { return weights::is_kept_memory(tensor.ptr()); });
   module.def("weights_forget", [](const py::object& weight) { weights::forget(weight.ptr()); });
-  module.def("weights_set_packing",
-             [](const std::string& what, const py::object& pack, const py::object& call, const py::object& plain) {
-               weights::set_packing(weights::packs_named(what), {or_null(pack), or_null(call), or_null(plain)});
-             });
-  module.def("weights_assume_packing", [](const std::string& what) {
-    weights::assume_packing(what == "nothing"               ? weights::Assumed::nothing
-                            : what == "library"             ? weights::Assumed::library
-                            : what == "panels"              ? weights::Assumed::panels
-                            : what == "panels in any order" ? weights::Assumed::panels_in_any_order
-                                                            : weights::Assumed::measured);
-  });
   module.def("weights_statistics", &statistics);
   module.def("weights_reset_statistics", &weights::reset_statistics);
 }

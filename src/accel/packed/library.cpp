@@ -1,16 +1,16 @@
-#include "weights/library.hpp"
+#include "accel/packed/library.hpp"
 
 #include <array>
 #include <iterator>
 #include <utility>
 
+#include "accel/packed/image_order.hpp"
 #include "host/casts_inside.hpp"
 #include "host/modes.hpp"
 #include "host/torch_api.hpp"
-#include "tensor/buffers.hpp"
-#include "tensor/image_order.hpp"
+#include "tensor/cast_memory.hpp"
 
-namespace habana_mp::weights {
+namespace habana_mp::accel {
 
 namespace {
 
@@ -72,11 +72,11 @@ PyObject* pack(PyObject* cast, const PackedCall& call) {
 PyObject* call_packed(const PackedCall& call, PyObject* packed) {
   if (!call.reorders) return call_packed_as_it_lies(call, packed);
   PackedCall reordered = call;
-  reordered.input = tensor::channels_last_for_now(call.input, Kind::bf16);
+  reordered.input = channels_last_for_now(call.input, Kind::bf16);
   if (reordered.input == nullptr) return nullptr;
   PyObject* made = call_packed_as_it_lies(reordered, packed);
   tensor::give_back(reordered.input);
-  PyObject* result = made == nullptr ? nullptr : tensor::channels_first(made, Kind::bf16);
+  PyObject* result = made == nullptr ? nullptr : channels_first(made, Kind::bf16);
   Py_XDECREF(made);
   return result;
 }
@@ -95,4 +95,4 @@ PyObject* call_plain(const PackedCall& call, PyObject* cast) {
   return call_operator(plain, values, count);
 }
 
-}  // namespace habana_mp::weights
+}  // namespace habana_mp::accel

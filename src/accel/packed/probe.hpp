@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-namespace habana_mp::weights {
+namespace habana_mp::accel {
 
 // Values of both signs and of many sizes: float32 rounds the sums of their products, so these depend on their order.
 void fill_with_noise(void* bf16_values, std::int64_t count, std::uint64_t seed) noexcept;
@@ -25,4 +25,4 @@ inline constexpr std::int64_t different_rows = 61;
 // Do two tensors of bfloat16 lie in the same way and hold the same bits? Either may be null: then no.
 bool are_same(PyObject* one, PyObject* other);
 
-}  // namespace habana_mp::weights
+}  // namespace habana_mp::accel

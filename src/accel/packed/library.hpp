@@ -1,9 +1,9 @@
 // Torch's private operators for weights in its CPU library's layout. For this room only.
 #pragma once
 
-#include "weights/packed.hpp"
+#include "accel/packed/packed.hpp"
 
-namespace habana_mp::weights {
+namespace habana_mp::accel {
 
 inline constexpr Py_ssize_t conv_options = 4;
 
@@ -25,4 +25,4 @@ PyObject* call_packed(const PackedCall& call, PyObject* packed);
 // Torch's own function, with a cast of the weight: as the call was written, of the weight's view where it has one.
 PyObject* call_plain(const PackedCall& call, PyObject* cast);
 
-}  // namespace habana_mp::weights
+}  // namespace habana_mp::accel

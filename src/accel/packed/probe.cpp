@@ -1,4 +1,4 @@
-#include "weights/probe.hpp"
+#include "accel/packed/probe.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -9,7 +9,7 @@
 #include "host/inside.hpp"
 #include "tensor/cast.hpp"
 
-namespace habana_mp::weights {
+namespace habana_mp::accel {
 
 namespace {
 
@@ -70,4 +70,4 @@ bool are_same(PyObject* one, PyObject* other) {
          host::kind_of_tensor(other) == Kind::bf16 && std::memcmp(a.values, b.values, bytes) == 0;
 }
 
-}  // namespace habana_mp::weights
+}  // namespace habana_mp::accel

@@ -1,14 +1,14 @@
-#include "weights/trial.hpp"
+#include "accel/packed/trial.hpp"
 
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <vector>
 
-#include "weights/library.hpp"
-#include "weights/probe.hpp"
+#include "accel/packed/library.hpp"
+#include "accel/packed/probe.hpp"
 
-namespace habana_mp::weights {
+namespace habana_mp::accel {
 
 namespace {
 
@@ -164,4 +164,4 @@ void ProductTrial::fill(std::uint64_t seed, bool denormal) {
   }
 }
 
-}  // namespace habana_mp::weights
+}  // namespace habana_mp::accel

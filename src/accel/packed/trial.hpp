@@ -9,11 +9,13 @@
 #include <utility>
 #include <vector>
 
+#include "accel/packed/packed.hpp"
 #include "host/aten.hpp"
 #include "weights/entry.hpp"
-#include "weights/packed.hpp"
 
-namespace habana_mp::weights {
+namespace habana_mp::accel {
+
+using weights::Entry;
 
 // Calls of one kind: they sum in the same order, and take about as long. The library orders the sums of one row
 // otherwise than those of several, and may order them by the number of its threads; torch has a loop of its own for the
@@ -115,4 +117,4 @@ class ProductTrial {
   PackedCall call_;
 };
 
-}  // namespace habana_mp::weights
+}  // namespace habana_mp::accel

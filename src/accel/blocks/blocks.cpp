@@ -1,22 +1,30 @@
-#include "tensor/blocks.hpp"
+#include "accel/blocks/blocks.hpp"
 
 #include <pthread.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "module_parts.hpp"
 #include "tensor/cast.hpp"
+#include "tensor/cast_memory.hpp"
 
-namespace habana_mp::tensor {
+namespace py = pybind11;
 
-std::atomic<std::uint64_t> detail::block_from{~std::uint64_t{0}};
+namespace habana_mp::accel {
 
 namespace {
+
+std::atomic<std::uint64_t> block_from{~std::uint64_t{0}};
 
 constexpr std::size_t alignment = 64;
 
@@ -112,8 +120,10 @@ void end_capsule(PyObject* capsule) {
 
 }  // namespace
 
+bool is_block(std::uint64_t bytes) noexcept { return bytes >= block_from.load(std::memory_order_relaxed); }
+
 void keep_blocks(std::uint64_t from, std::uint64_t most_waiting) noexcept {
-  detail::block_from.store(from, std::memory_order_relaxed);
+  block_from.store(from, std::memory_order_relaxed);
   Waiting& all = waiting();
   std::vector<Block> gone;
   {
@@ -128,7 +138,7 @@ void keep_blocks(std::uint64_t from, std::uint64_t most_waiting) noexcept {
 PyObject* tensor_in_block(const host::Geometry& like, Kind kind, void*& values) noexcept {
   std::int64_t count = 1;
   for (const std::int64_t size : like.sizes) count *= size;
-  const std::uint64_t bytes = bytes_as(kind, count);
+  const std::uint64_t bytes = tensor::bytes_as(kind, count);
   void* const memory = take(bytes);
   if (memory == nullptr) return nullptr;
   std::unique_ptr<Lent> lent;
@@ -166,4 +176,22 @@ std::uint64_t bytes_waiting() noexcept {
   return waiting().bytes;
 }
 
-}  // namespace habana_mp::tensor
+namespace {
+
+void add_to(py::module_& module) {
+  module.def("keep_blocks", [](const std::optional<std::uint64_t>& from, std::uint64_t most_waiting) {
+    keep_blocks(from.value_or(~std::uint64_t{0}), most_waiting);
+  });
+  module.def("block_bytes_waiting", &bytes_waiting);
+}
+
+[[maybe_unused]] const bool is_plugged_in = [] {
+  tensor::cast_memory.is_block = &is_block;
+  tensor::cast_memory.tensor_in_block = &tensor_in_block;
+  module_parts().push_back({"blocks", &add_to});
+  return true;
+}();
+
+}  // namespace
+
+}  // namespace habana_mp::accel

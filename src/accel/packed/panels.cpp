@@ -1,18 +1,18 @@
-#include "weights/panels.hpp"
+#include "accel/packed/panels.hpp"
 
 #include <algorithm>
 #include <array>
 #include <vector>
 
+#include "accel/packed/library.hpp"
+#include "accel/packed/probe.hpp"
 #include "errors.hpp"
 #include "gil.hpp"
 #include "host/aten.hpp"
 #include "kernels/product.hpp"
 #include "stopwatch.hpp"
-#include "weights/library.hpp"
-#include "weights/probe.hpp"
 
-namespace habana_mp::weights {
+namespace habana_mp::accel {
 
 namespace {
 
@@ -192,4 +192,4 @@ PyObject* multiply_panels(const PackedCall& call, PyObject* panels, const Sides&
   return result.release();
 }
 
-}  // namespace habana_mp::weights
+}  // namespace habana_mp::accel

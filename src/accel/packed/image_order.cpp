@@ -1,4 +1,4 @@
-#include "tensor/image_order.hpp"
+#include "accel/packed/image_order.hpp"
 
 #include <algorithm>
 #include <array>
@@ -9,10 +9,10 @@
 #include "gil.hpp"
 #include "host/inside.hpp"
 #include "kernels/cast.hpp"
-#include "tensor/buffers.hpp"
 #include "tensor/cast.hpp"
+#include "tensor/cast_memory.hpp"
 
-namespace habana_mp::tensor {
+namespace habana_mp::accel {
 
 namespace {
 
@@ -29,15 +29,15 @@ Strides strides_of_channels_last(const std::int64_t* sizes) {
 bool are_images(PyObject* tensor, DLTensor& view) { return host::view_on_cpu(tensor, view) && view.ndim == dimensions; }
 
 void reorder(const DLTensor& from, void* target, const Strides& strides, Kind kind) {
-  const auto bytes = static_cast<std::ptrdiff_t>(bytes_as(kind, 1));
+  const auto bytes = static_cast<std::ptrdiff_t>(tensor::bytes_as(kind, 1));
   std::vector<kernels::Axis> axes;
   axes.reserve(dimensions);
   for (std::int32_t i = 0; i < dimensions; ++i) {
     axes.push_back({static_cast<std::size_t>(from.shape[i]), from.strides[i] * bytes,
                     strides[static_cast<std::size_t>(i)] * bytes});
   }
-  kernels::Job job(static_cast<const char*>(from.data) + from.byte_offset, float_of(kind), target, float_of(kind),
-                   std::move(axes));
+  kernels::Job job(static_cast<const char*>(from.data) + from.byte_offset, tensor::float_of(kind), target,
+                   tensor::float_of(kind), std::move(axes));
   const unsigned threads = host::torch_threads();
   // Torch's operation on these images uses its threads.
   without_gil([&] { kernels::cast_many_beside_team({&job, 1}, threads); });
@@ -79,12 +79,12 @@ PyObject* channels_last_for_now(PyObject* images, Kind kind) {
   DLTensor wanted = view;
   wanted.shape = sizes.data();
   wanted.strides = strides.data();
-  PyObject* made = borrow_buffer(wanted, kind);
+  PyObject* made = tensor::borrow(wanted, kind);
   if (made == nullptr) made = make_channels_last(images, kind, wanted);  // others may run
   drop_error();
   if (made == nullptr) return nullptr;
   if (!are_images(images, view) || !std::equal(sizes.begin(), sizes.end(), view.shape) || view.strides == nullptr) {
-    give_back(made);
+    tensor::give_back(made);
     return nullptr;
   }
   reorder(view, const_cast<char*>(host::look_at(made).data), strides, kind);
@@ -100,4 +100,4 @@ PyObject* channels_first(PyObject* images, Kind kind) {
   return made;
 }
 
-}  // namespace habana_mp::tensor
+}  // namespace habana_mp::accel

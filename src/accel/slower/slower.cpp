@@ -1,16 +1,29 @@
-#include "engine/measured.hpp"
+// Does lowering pay? On a CPU a small GEMM may take longer in bfloat16. Where the user wants it so (`skip_slower`),
+// each shape is measured once and left as it is written if that is faster.
+#include <pybind11/pybind11.h>
 
 #include <algorithm>
 #include <bit>
 #include <unordered_map>
 
+#include "engine/accelerators.hpp"
 #include "engine/attempt.hpp"
 #include "engine/originals.hpp"
 #include "errors.hpp"
+#include "host/modes.hpp"
+#include "module_parts.hpp"
 #include "stopwatch.hpp"
 #include "tensor/cast.hpp"
 
-namespace habana_mp::engine {
+namespace py = pybind11;
+
+namespace habana_mp::accel {
+
+using engine::Arguments;
+using engine::Attempt;
+using engine::Call;
+using engine::Target;
+using rules::Action;
 
 namespace {
 
@@ -18,6 +31,13 @@ namespace {
 constexpr std::uint32_t uses_before = 8;
 // Many more shapes than this are no shapes that come again.
 constexpr std::size_t most_shapes = 4096;
+
+enum class Verdict : std::uint8_t {
+  unknown,  // not used often enough: what is kept of weights is still to come
+  due,      // to be measured now
+  lower,
+  as_written,
+};
 
 struct Measured {
   std::uint32_t uses = 0;
@@ -128,9 +148,9 @@ Verdict measure(const Call& call, Kind to) {
   for (int i = 0; i < 5; ++i) {
     const double one = time_of([&] {
       Attempt attempt;
-      return attempt_with_casts(call, to, attempt);
+      return engine::attempt_with_casts(call, to, attempt);
     });
-    const double other = one < 0 ? -1.0 : time_of([&] { return call_original(call.target, call.arguments); });
+    const double other = one < 0 ? -1.0 : time_of([&] { return engine::call_original(call.target, call.arguments); });
     if (other < 0) {
       // The ordinary call will say what is wrong.
       drop_error();
@@ -144,26 +164,39 @@ Verdict measure(const Call& call, Kind to) {
   return written_time * clearly < lowered_time ? Verdict::as_written : Verdict::lower;
 }
 
-}  // namespace
-
-void set_skips_slower(bool on) noexcept {
-  is_on = on;
-  shapes().clear();
-}
-
-bool skips_slower() noexcept { return is_on; }
-
-bool is_slower_lowered(const Call& call, Kind to) {
+// An interrupt leaves its exception.
+rules::Answer is_slower_lowered(const Call& call, Kind to) {
+  if (!is_on) [[likely]]
+    return rules::Answer::no;
   const std::uint64_t shape = may_be_skipped(call) ? shape_of(call.target, to, call.arguments) : 0;
-  if (shape == 0) return false;
+  if (shape == 0) return rules::Answer::no;
   Verdict verdict = verdict_on(shape);
   if (verdict == Verdict::due) {
     verdict = measure(call, to);
     set_verdict(shape, verdict);
   }
-  return verdict == Verdict::as_written;
+  if (PyErr_Occurred() != nullptr) return rules::Answer::failed;
+  return verdict == Verdict::as_written ? rules::Answer::yes : rules::Answer::no;
 }
 
-void assume_verdict(Verdict verdict) noexcept { assumed = verdict; }
+void add_to(py::module_& module) {
+  // Forgets what was measured.
+  module.def("set_skips_slower", [](bool on) {
+    is_on = on;
+    shapes().clear();
+  });
+  // For tests: what every measurement is to say, without one; below zero for what is measured.
+  module.def("assume_that_lowering_pays", [](int answer) {
+    assumed = answer < 0 ? Verdict::unknown : answer == 0 ? Verdict::as_written : Verdict::lower;
+  });
+}
 
-}  // namespace habana_mp::engine
+[[maybe_unused]] const bool is_plugged_in = [] {
+  engine::accelerators.is_slower_lowered = &is_slower_lowered;
+  module_parts().push_back({"slower", &add_to});
+  return true;
+}();
+
+}  // namespace
+
+}  // namespace habana_mp::accel

@@ -8,11 +8,14 @@
 #include <cstdint>
 #include <optional>
 
+#include "accel/packed/packed.hpp"
+#include "accel/packed/trial.hpp"
 #include "weights/entry.hpp"
-#include "weights/packed.hpp"
-#include "weights/trial.hpp"
 
-namespace habana_mp::weights {
+namespace habana_mp::accel {
+
+using weights::Entry;
+using weights::Form;
 
 // What was found out about calls of a kind.
 struct PanelVerdict {
@@ -44,4 +47,4 @@ PyObject* make_panels(PyObject* cast, bool turned);
 // The product, where input and bias are bfloat16 by now; as above.
 PyObject* multiply_panels(const PackedCall& call, PyObject* panels, const Sides& sides, std::size_t block);
 
-}  // namespace habana_mp::weights
+}  // namespace habana_mp::accel

@@ -7,24 +7,14 @@
 #include <Python.h>
 
 #include <cstdint>
-#include <string>
 
 #include "host/reader.hpp"
+#include "weights/packs.hpp"
 
-namespace habana_mp::weights {
+namespace habana_mp::accel {
 
-// What can be answered from a packed weight.
-enum class Packs : std::uint8_t {
-  nothing,
-  linear,  // F.linear(input, weight, bias)
-  conv2d,  // F.conv2d(input, weight, bias, stride, padding, dilation, groups)
-  addmm,   // torch.addmm(bias, input, weight)
-  mm,      // torch.mm(input, weight)
-  matmul,  // torch.matmul(input, weight)
-};
-inline constexpr std::size_t packs_count = 6;
-// Throws std::invalid_argument where nothing has that name.
-Packs packs_named(const std::string& name);
+using weights::Packs;
+using weights::packs_count;
 
 // Private operators of torch for one of them; null where it has none, or where they are not to be used.
 struct PackingOperators {
@@ -69,4 +59,4 @@ bool may_be_packed(const PackedCall& call, Kind to) noexcept;
 // an exception, where the call is to be made the ordinary way.
 PyObject* answer(const PackedCall& call, Kind to) noexcept;
 
-}  // namespace habana_mp::weights
+}  // namespace habana_mp::accel

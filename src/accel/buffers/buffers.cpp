@@ -1,4 +1,6 @@
-#include "tensor/buffers.hpp"
+#include "accel/buffers/buffers.hpp"
+
+#include <pybind11/pybind11.h>
 
 #include <algorithm>
 #include <array>
@@ -8,8 +10,12 @@
 #include "gil.hpp"
 #include "host/inside.hpp"
 #include "kernels/cast.hpp"
+#include "module_parts.hpp"
+#include "tensor/cast_memory.hpp"
 
-namespace habana_mp::tensor {
+namespace py = pybind11;
+
+namespace habana_mp::accel {
 
 namespace {
 
@@ -26,7 +32,7 @@ struct Buffer {
   [[nodiscard]] std::int64_t bytes() const {
     std::int64_t count = 1;
     for (const std::int64_t size : geometry.sizes) count *= size;
-    return static_cast<std::int64_t>(bytes_as(kind, count));
+    return static_cast<std::int64_t>(tensor::bytes_as(kind, count));
   }
 };
 
@@ -92,20 +98,20 @@ void adopt(PyObject* cast) {
 
 }  // namespace
 
-PyObject* cast_for_now(PyObject* tensor, Kind from, Kind to, CastResult& seen, bool& for_now) {
+PyObject* cast_for_now(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen, bool& for_now) {
   DLTensor source;
-  if (!host::can_look_inside() || !host::is_plain_tensor(tensor) || is_watched(tensor, seen) ||
+  if (!host::can_look_inside() || !host::is_plain_tensor(tensor) || tensor::is_watched(tensor, seen) ||
       !host::view_on_cpu(tensor, source)) {
-    return cast(tensor, from, to, seen);
+    return tensor::cast(tensor, from, to, seen);
   }
   for_now = true;
   PyObject* const lent = borrow_buffer(source, to);
-  if (lent == nullptr) return cast(tensor, from, to, seen);
+  if (lent == nullptr) return tensor::cast(tensor, from, to, seen);
   const std::int64_t count = host::count_elements(tensor);
-  seen.bytes += bytes_as(to, count);
+  seen.bytes += tensor::bytes_as(to, count);
   // Others may run meanwhile; what is lent stays what it is.
-  convert(static_cast<const char*>(source.data) + source.byte_offset, from, const_cast<char*>(host::look_at(lent).data),
-          to, count);
+  tensor::convert(static_cast<const char*>(source.data) + source.byte_offset, from,
+                  const_cast<char*>(host::look_at(lent).data), to, count);
   return lent;
 }
 
@@ -121,14 +127,15 @@ bool has_uneven_rows(PyObject* tensor, bool heeds_single_elements) noexcept {
   return false;
 }
 
-PyObject* cast_in_rows(PyObject* tensor, Kind from, Kind to, CastResult& seen) noexcept {
+PyObject* cast_in_rows(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen) noexcept {
   DLTensor source;
   host::Geometry geometry;
-  if (!host::can_look_inside() || is_watched(tensor, seen) || !host::view_on_cpu(tensor, source)) return nullptr;
+  if (!host::can_look_inside() || tensor::is_watched(tensor, seen) || !host::view_on_cpu(tensor, source))
+    return nullptr;
   // A cast of what has gaps has none, and its rows may lie evenly.
   if (from != to && (!host::read_geometry(tensor, geometry) || !geometry.is_dense())) return nullptr;
-  const auto size = static_cast<std::ptrdiff_t>(kernels::size_of(float_of(from)));
-  const auto target_size = static_cast<std::ptrdiff_t>(kernels::size_of(float_of(to)));
+  const auto size = static_cast<std::ptrdiff_t>(kernels::size_of(tensor::float_of(from)));
+  const auto target_size = static_cast<std::ptrdiff_t>(kernels::size_of(tensor::float_of(to)));
   std::vector<kernels::Axis> axes;
   std::vector<std::int64_t> strides(static_cast<std::size_t>(source.ndim));
   std::int64_t count = 1;
@@ -148,11 +155,11 @@ PyObject* cast_in_rows(PyObject* tensor, Kind from, Kind to, CastResult& seen) n
     made = host::allocate_like(source, to, values);
     if (made == nullptr) return nullptr;
   }
-  kernels::Job job(static_cast<const char*>(source.data) + source.byte_offset, float_of(from), values, float_of(to),
-                   std::move(axes));
+  kernels::Job job(static_cast<const char*>(source.data) + source.byte_offset, tensor::float_of(from), values,
+                   tensor::float_of(to), std::move(axes));
   const unsigned threads = host::torch_threads();
   without_gil([&] { kernels::cast_many({&job, 1}, threads); });
-  seen.bytes += bytes_as(to, count);
+  seen.bytes += tensor::bytes_as(to, count);
   return made;
 }
 
@@ -191,4 +198,22 @@ void forget_buffers() noexcept {
   for (const Buffer& one : gone) release(one);
 }
 
-}  // namespace habana_mp::tensor
+namespace {
+
+void add_to(py::module_& module) { module.def("buffer_count", &buffer_count); }
+
+[[maybe_unused]] const bool is_plugged_in = [] {
+  tensor::CastMemory& memory = tensor::cast_memory;
+  memory.cast_for_now = &cast_for_now;
+  memory.has_uneven_rows = &has_uneven_rows;
+  memory.cast_in_rows = &cast_in_rows;
+  memory.borrow = &borrow_buffer;
+  memory.give_back = &give_back;
+  memory.forget = &forget_buffers;
+  module_parts().push_back({"buffers", &add_to});
+  return true;
+}();
+
+}  // namespace
+
+}  // namespace habana_mp::accel

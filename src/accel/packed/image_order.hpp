@@ -4,7 +4,7 @@
 
 #include "host/reader.hpp"
 
-namespace habana_mp::tensor {
+namespace habana_mp::accel {
 
 // Is this plain tensor a batch of images in channels-last order, and in that order only?
 bool is_channels_last(PyObject* tensor) noexcept;
@@ -17,4 +17,4 @@ bool is_channels_first(PyObject* tensor) noexcept;
 PyObject* channels_last_for_now(PyObject* images, Kind kind);
 PyObject* channels_first(PyObject* images, Kind kind);
 
-}  // namespace habana_mp::tensor
+}  // namespace habana_mp::accel

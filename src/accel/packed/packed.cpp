@@ -1,26 +1,27 @@
-#include "weights/packed.hpp"
+#include "accel/packed/packed.hpp"
 
 #include <algorithm>
 #include <bit>
-#include <iterator>
 #include <optional>
-#include <stdexcept>
-#include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "accel/packed/image_order.hpp"
+#include "accel/packed/library.hpp"
+#include "accel/packed/panels.hpp"
+#include "accel/packed/probe.hpp"
+#include "accel/packed/trial.hpp"
 #include "errors.hpp"
 #include "kernels/product.hpp"
 #include "stopwatch.hpp"
-#include "tensor/image_order.hpp"
 #include "weights/entry.hpp"
-#include "weights/library.hpp"
-#include "weights/panels.hpp"
-#include "weights/probe.hpp"
-#include "weights/trial.hpp"
 
-namespace habana_mp::weights {
+namespace habana_mp::accel {
+
+using weights::cache;
+using weights::counts;
+using weights::entry_of;
+using weights::look_beside;
 
 namespace {
 
@@ -259,16 +260,6 @@ void assume_packing(Assumed wanted) noexcept {
 
 Assumed assumed_packing() noexcept { return assumed; }
 
-Packs packs_named(const std::string& name) {
-  static constexpr std::pair<std::string_view, Packs> names[] = {{"", Packs::nothing},      {"linear", Packs::linear},
-                                                                 {"conv2d", Packs::conv2d}, {"addmm", Packs::addmm},
-                                                                 {"mm", Packs::mm},         {"matmul", Packs::matmul}};
-  static_assert(std::size(names) == packs_count);
-  const auto found = std::ranges::find(names, name, [](const auto& one) { return one.first; });
-  if (found == std::end(names)) throw std::invalid_argument("nothing packs: " + name);
-  return found->second;
-}
-
 bool may_pack(const PackedCall& call) noexcept {
   return operators_of(call.what).plain != nullptr &&
          (library_packs(call) || (call.is_product() && kernels::can_multiply()));
@@ -297,7 +288,7 @@ bool may_be_packed(const PackedCall& call, Kind to) noexcept {
     if (!library_packs(call) || known->elements < worth_packing) return false;
     if (known_to_sum_alike(*known, call) == false) return false;
     // The result of a weight in channels-last order is in that order, whatever the input's is.
-    if (call.reorders && !tensor::is_channels_first(known->cast)) return false;
+    if (call.reorders && !is_channels_first(known->cast)) return false;
   }
   const std::shared_ptr<Entry> entry = cache().entries.at({call.weight, to});  // comparing may let others run
   if (entry->form == Form::library) return is_packed_for(*entry, call) && known_to_sum_alike(*entry, call) != false;
@@ -342,4 +333,4 @@ PyObject* answer(const PackedCall& call, Kind to) noexcept {
   return result;
 }
 
-}  // namespace habana_mp::weights
+}  // namespace habana_mp::accel

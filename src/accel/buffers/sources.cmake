@@ -1,0 +1,3 @@
+target_sources(_core PRIVATE
+  src/accel/buffers/buffers.cpp
+)

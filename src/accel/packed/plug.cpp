@@ -1,0 +1,149 @@
+#include <pybind11/pybind11.h>
+
+#include <string>
+
+#include "accel/packed/image_order.hpp"
+#include "accel/packed/packed.hpp"
+#include "engine/accelerators.hpp"
+#include "errors.hpp"
+#include "module_parts.hpp"
+#include "weights/cache.hpp"
+
+namespace py = pybind11;
+
+namespace habana_mp::accel {
+
+using engine::Arguments;
+using engine::Call;
+using engine::cast_item;
+using engine::let_go;
+using engine::Reading;
+using engine::Rule;
+using engine::Tally;
+
+namespace {
+
+// Where the arguments are that a packed weight is used with, in a call of so many.
+struct PackedPlaces {
+  Py_ssize_t input = 0;
+  Py_ssize_t weight = 1;
+  Py_ssize_t bias = 2;
+  Py_ssize_t least = 2;
+  Py_ssize_t most = 2;
+};
+
+// As modules write them; conv2d with all of its options.
+PackedPlaces places_of(Packs what) {
+  switch (what) {
+    case Packs::linear:
+      return {.most = 3};
+    case Packs::conv2d:
+      return {.least = 7, .most = 7};
+    case Packs::addmm:
+      return {.input = 1, .weight = 2, .bias = 0, .least = 3, .most = 3};
+    default:
+      return {};
+  }
+}
+
+// The weight with whose transposed view a call is written. A new reference; null where it is none.
+PyObject* weight_behind(PyObject* given) {
+  return host::is_plain_tensor(given) && weights::may_be_part(given) ? weights::transposed_weight(given) : nullptr;
+}
+
+// Answers a call whose input and bias, of these kinds, are still to be cast. As answer_from_packed.
+PyObject* cast_and_answer(const Rule& rule, PackedCall& call, Kind input_kind, Kind bias_kind, Kind to, Tally& tally) {
+  // What the weight of a product tells costs less than the rest; a convolution's depends on how its input lies.
+  if (call.is_product() && !may_be_packed(call, to)) return nullptr;
+  if (host::is_traced()) return nullptr;
+  if (!call.is_product()) {
+    call.reorders = is_channels_first(call.input);
+    if (!call.reorders && !is_channels_last(call.input)) return nullptr;
+    if (!may_be_packed(call, to)) return nullptr;
+  }
+  Tally made;
+  made.may_reuse_memory = true;
+  PyObject* const bias = call.bias;
+  call.input = cast_item(rule, call.input, input_kind, to, made);
+  const bool input_for_now = made.for_now;
+  call.bias = call.input == nullptr ? nullptr
+              : bias == Py_None     ? Py_NewRef(Py_None)
+                                    : cast_item(rule, bias, bias_kind, to, made);
+  const bool bias_for_now = made.for_now && bias != Py_None;
+  PyObject* result = call.bias == nullptr ? nullptr : answer(call, to);
+  if (call.input != nullptr) let_go(call.input, input_for_now);
+  if (call.bias != nullptr) let_go(call.bias, bias_for_now);
+  if (result == nullptr) {
+    drop_error();
+    return nullptr;
+  }
+  ++made.casts;
+  ++made.kept;
+  tally = made;
+  return result;
+}
+
+// A product or convolution of a float32 weight where nothing is recorded, from the weight's packed form. Null, without
+// an exception, where the call is to be made the ordinary way.
+PyObject* answer_from_packed(const Call& call, Kind to, Tally& tally) {
+  const Arguments& arguments = call.arguments;
+  const Reading& reading = call.reading;
+  const Packs packs = call.rule.means.packs;
+  const PackedPlaces places = places_of(packs);
+  const Py_ssize_t count = arguments.positional;
+  if (arguments.keywords != nullptr || count < places.least || count > places.most) return nullptr;
+  PyObject* const* values = arguments.values;
+  PyObject* input = values[places.input];
+  PyObject* given = values[places.weight];
+  PyObject* bias = places.bias < count ? values[places.bias] : Py_None;
+  if (reading.kinds[places.weight] != Kind::f32 || !host::is_plain_tensor(input) ||
+      !is_floating(reading.kinds[places.input])) {
+    return nullptr;
+  }
+  PackedCall packed{.what = packs, .input = input, .bias = bias};
+  packed.transposed = Py_TYPE(given) != host::api.parameter;
+  if (!may_pack(packed)) return nullptr;
+  if (bias == Py_None && packs == Packs::addmm) return nullptr;  // torch refuses it
+  const Kind bias_kind = bias == Py_None ? Kind::other : reading.kinds[places.bias];
+  if (bias != Py_None && (!host::is_plain_tensor(bias) || !is_floating(bias_kind))) return nullptr;
+  if (!packed.is_product()) {
+    for (Py_ssize_t i = 3; i < 6; ++i) {
+      if (!PyTuple_Check(values[i])) return nullptr;
+    }
+    packed.options = values + 3;
+  }
+  packed.weight = packed.transposed ? weight_behind(given) : Py_NewRef(given);
+  if (packed.weight == nullptr) return nullptr;
+  // A weight's product with itself needs its plain cast besides.
+  const bool is_by_itself = input == packed.weight || input == given;
+  PyObject* result =
+      is_by_itself ? nullptr : cast_and_answer(call.rule, packed, reading.kinds[places.input], bias_kind, to, tally);
+  Py_DECREF(packed.weight);
+  return result;
+}
+
+PyObject* or_null(const py::object& one) { return one.is_none() ? nullptr : one.ptr(); }
+
+void add_to(py::module_& module) {
+  module.def("weights_set_packing",
+             [](const std::string& what, const py::object& pack, const py::object& call, const py::object& plain) {
+               set_packing(weights::packs_named(what), {or_null(pack), or_null(call), or_null(plain)});
+             });
+  module.def("weights_assume_packing", [](const std::string& what) {
+    assume_packing(what == "nothing"               ? Assumed::nothing
+                   : what == "library"             ? Assumed::library
+                   : what == "panels"              ? Assumed::panels
+                   : what == "panels in any order" ? Assumed::panels_in_any_order
+                                                   : Assumed::measured);
+  });
+}
+
+[[maybe_unused]] const bool is_plugged_in = [] {
+  engine::accelerators.answer_from_packed = &answer_from_packed;
+  module_parts().push_back({"packed", &add_to});
+  return true;
+}();
+
+}  // namespace
+
+}  // namespace habana_mp::accel
