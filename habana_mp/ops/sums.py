@@ -8,13 +8,13 @@ torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from habana_mp import _core
+from habana_mp.ops.operation import Tells
 
 _WITHOUT_FRACTIONS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
@@ -57,58 +57,43 @@ def _is_lower_in_graph(node: Any) -> bool:
     return False
 
 
-def _adds_up(*arguments: Any, **keywords: Any) -> bool:
+def adds_up(*arguments: Any, **keywords: Any) -> bool:
     """Of ``index_add``, with its arguments."""
     return any(map(_made_lower, (*arguments, *keywords.values())))
 
 
-def _adds_up_if_told(*arguments: Any, **keywords: Any) -> bool:
+def adds_up_if_told(*arguments: Any, **keywords: Any) -> bool:
     """Of ``index_put`` and ``put``, with their arguments."""
     accumulates = arguments[3] if len(arguments) > 3 else keywords.get("accumulate", False)
-    return bool(accumulates) and _adds_up(*arguments, **keywords)
+    return bool(accumulates) and adds_up(*arguments, **keywords)
 
 
-def _picks(*arguments: Any, **keywords: Any) -> bool:
+def looks_up(*arguments: Any, **keywords: Any) -> bool:
     """Of what looks values up in its first input, with its arguments: is the gradient of that recorded?"""
     source = arguments[0] if arguments else keywords.get("input")
     return isinstance(source, Tensor) and source.requires_grad and torch.is_grad_enabled() and _made_lower(source)
 
 
-def _picks_densely(position: int) -> Callable[..., bool]:
+def looks_up_unless_sparse(position: int) -> Tells:
     """Of ``embedding`` and its like, with ``sparse=`` at this position: no cast can pass on a sparse gradient.
 
     A float32 weight is looked up as it is, recorded or not: what is rounded then is less than the whole of it.
     """
 
-    def picks(*arguments: Any, **keywords: Any) -> bool:
+    def tells(*arguments: Any, **keywords: Any) -> bool:
         is_sparse = arguments[position] if len(arguments) > position else keywords.get("sparse", False)
         weight = keywords["weight"] if "weight" in keywords else arguments[0]
-        return not is_sparse and (weight.dtype is torch.float32 or _picks(weight))
+        return not is_sparse and (weight.dtype is torch.float32 or looks_up(weight))
 
-    return picks
+    return tells
 
 
-def _picks_by_index(source: Tensor, key: Any) -> bool:
+def looks_up_by_index(source: Tensor, key: Any) -> bool:
     """Of ``source[key]``: masks and single numbers pick no value twice."""
-    return any(map(_is_index, key if isinstance(key, tuple) else (key,))) and _picks(source)
+    return any(map(_is_index, key if isinstance(key, tuple) else (key,))) and looks_up(source)
 
 
 def _is_index(part: Any) -> bool:
     if isinstance(part, Tensor):
         return part.dtype in _WITHOUT_FRACTIONS and part.dim() != 0
     return not isinstance(part, (int, slice)) and part is not None and part is not Ellipsis
-
-
-#: Who tells, with the arguments of a call, whether what our casts made lower is added up.
-SUMS: dict[str, Callable[..., bool]] = {
-    "index_add": _adds_up,
-    "index_put": _adds_up_if_told,
-    "put": _adds_up_if_told,
-    "index_select": _picks,
-    "take": _picks,
-    "repeat_interleave": _picks,
-    "embedding": _picks_densely(4),
-    "embedding_bag": _picks_densely(5),
-    "_embedding_bag": _picks_densely(5),
-    "__getitem__": _picks_by_index,
-}
