@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 import types
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, update_wrapper
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -87,6 +87,7 @@ class CachedByName(Generic[_T]):
     def __init__(self, function: Callable[[str], _T]) -> None:
         self._function = function
         self._cached = cache(function)
+        update_wrapper(self, function)
 
     def __call__(self, name: str) -> _T:
         return self._function(name) if "::" in name else self._cached(name)
