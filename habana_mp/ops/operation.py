@@ -1,6 +1,6 @@
 """What can be said of an operation: the columns of the rows in this package.
 
-They are tuples, since each program that imports the package makes all of them.
+They are named tuples, which are made faster than dataclasses, since each import of the package makes all of them.
 """
 
 from __future__ import annotations
