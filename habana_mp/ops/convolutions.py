@@ -154,16 +154,16 @@ def is_wrong_of_either(
 
 
 _convolution = partial(Operation, unlisted=FIRST_INPUT, keeps_weights=True)
-_of_autocast = partial(_convolution, is_product=True, o2="lower", casts_inside=True)
+_cast_by_autocast = partial(_convolution, is_product=True, o2="lower", casts_inside=True)
 _ALL = "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"
 
 ROWS = (
-    _of_autocast("conv1d", is_wrong=is_wrong, wrong_if_strided=True),
-    _of_autocast("conv2d", is_wrong=is_wrong, wrong_if_strided=True, packs="conv2d"),
-    _of_autocast("conv3d", is_wrong=is_wrong),
-    _of_autocast("conv_transpose1d", is_wrong=is_wrong_transposed, wrong_if_strided=True),
-    _of_autocast("conv_transpose2d", is_wrong=is_wrong_transposed, wrong_if_strided=True),
-    _of_autocast("conv_transpose3d", is_wrong=is_wrong_transposed),
+    _cast_by_autocast("conv1d", is_wrong=is_wrong, wrong_if_strided=True),
+    _cast_by_autocast("conv2d", is_wrong=is_wrong, wrong_if_strided=True, packs="conv2d"),
+    _cast_by_autocast("conv3d", is_wrong=is_wrong),
+    _cast_by_autocast("conv_transpose1d", is_wrong=is_wrong_transposed, wrong_if_strided=True),
+    _cast_by_autocast("conv_transpose2d", is_wrong=is_wrong_transposed, wrong_if_strided=True),
+    _cast_by_autocast("conv_transpose3d", is_wrong=is_wrong_transposed),
     _convolution("convolution", is_wrong=is_wrong_of_either, family=_ALL),
     _convolution("_convolution", is_wrong=is_wrong_of_either, family=f"convolution {_ALL}"),
     _convolution("conv_tbc"),

@@ -45,12 +45,12 @@ def _tensordot_makes_product(
 
 _product = partial(Operation, unlisted=FIRST_INPUT, is_product=True, keeps_weights=True)
 _gemm = partial(_product, o2="lower")
-_gemm_of_autocast = partial(_gemm, casts_inside=True)
+_gemm_cast_by_autocast = partial(_gemm, casts_inside=True)
 _made_of_products = partial(Operation, o2="lower", made_of_products=True, keeps_weights=True)
 
 _GEMM = (
-    _gemm_of_autocast("linear", packs="linear", wants_rows=True),
-    _gemm_of_autocast(
+    _gemm_cast_by_autocast("linear", packs="linear", wants_rows=True),
+    _gemm_cast_by_autocast(
         "matmul",
         spellings="__rmatmul__ rmatmul",
         family="__matmul__ linalg_matmul",
@@ -60,10 +60,10 @@ _GEMM = (
     ),
     _product("__matmul__", casts_inside=True, packs="matmul", twin="matmul", wants_rows=True),
     _product("linalg_matmul", packs="matmul", wants_rows=True),
-    _gemm_of_autocast("mm", packs="mm", twin="mm"),
-    _gemm_of_autocast("bmm", twin="bmm"),
-    _gemm_of_autocast("addmm", packs="addmm"),
-    _gemm_of_autocast("baddbmm addbmm"),
+    _gemm_cast_by_autocast("mm", packs="mm", twin="mm"),
+    _gemm_cast_by_autocast("bmm", twin="bmm"),
+    _gemm_cast_by_autocast("addmm", packs="addmm"),
+    _gemm_cast_by_autocast("baddbmm addbmm"),
     _gemm("mv"),
     _gemm("dot", unlisted=WIDEST),
     _gemm("_grouped_mm", spellings="grouped_mm"),
