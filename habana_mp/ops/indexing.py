@@ -1,33 +1,126 @@
-"""Operations that pick values by index, or that write or add values at places."""
+"""Operations that pick values by index, or that write or add values at places.
+
+Some of them add up in the lower precision, or their gradient does, where torch has no better kernel. Ones that are
+added up in bfloat16 come to 256 and stand still there: in ``index_add``, and in the gradient of a lookup that picks the
+same place often (``e[index]``, ``embedding``). Where our casts made the tensor lower such a call is made in float32,
+and its result is rounded once (rule 8). What is in lower precision by the user's own doing is left to torch.
+"""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
-from habana_mp.ops import sums
+import torch
+from torch import Tensor
+
+from habana_mp import _core
 from habana_mp.ops.find import ASSIGNMENT, SUBSCRIPT
-from habana_mp.ops.operation import FIRST_INPUT, IN_PLACE, Operation
+from habana_mp.ops.operation import FIRST_INPUT, IN_PLACE, Operation, Tells
 
-_bag = partial(Operation, unlisted=FIRST_INPUT, sums=sums.looks_up_unless_sparse(5), sparse_gradient=("sparse", 5))
+_WITHOUT_FRACTIONS = (torch.int64, torch.int32, torch.int16, torch.int8)
+
+
+def _made_lower(value: Any) -> bool:
+    """Did our casts make this tensor lower, or will they for this call?"""
+    if not isinstance(value, Tensor):
+        return False
+    if value.dtype is torch.float32:
+        return True
+    if value.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    return _core.was_lowered(value) or (value.requires_grad and _is_lower_in_graph(value.grad_fn))
+
+
+#: How many nodes of the graph are looked at: a weight stands near what was computed from it.
+_MOST_NODES = 100
+
+
+def _is_lower_in_graph(node: Any) -> bool:
+    """Were the results of this node computed, not just converted, from a leaf in float32?"""
+    from habana_mp._places import SAME_VALUES
+
+    # What we looked up in float32 is rounded; that alone says nothing.
+    while node is not None and (node.name() in SAME_VALUES or node.name() == "ToCopyBackward0"):
+        node = node.next_functions[0][0]
+    if node is None or not node.next_functions:
+        return False
+    waiting = [node]
+    seen: set[Any] = set()
+    while waiting and len(seen) < _MOST_NODES:
+        node = waiting.pop()
+        if not node.next_functions:
+            # While a graph is traced no node of a leaf shows the leaf; all tell what they take.
+            if any(one.dtype is torch.float32 for one in node._input_metadata):
+                return True
+        elif node not in seen:
+            seen.add(node)
+            waiting += [one for one, _ in node.next_functions if one is not None]
+    return False
+
+
+def _adds_up(*arguments: Any, **keywords: Any) -> bool:
+    """Of ``index_add``, with its arguments."""
+    return any(map(_made_lower, (*arguments, *keywords.values())))
+
+
+def _adds_up_if_told(*arguments: Any, **keywords: Any) -> bool:
+    """Of ``index_put`` and ``put``, with their arguments."""
+    accumulates = arguments[3] if len(arguments) > 3 else keywords.get("accumulate", False)
+    return bool(accumulates) and _adds_up(*arguments, **keywords)
+
+
+def _looks_up(*arguments: Any, **keywords: Any) -> bool:
+    """Of what looks values up in its first input, with its arguments: is the gradient of that recorded?"""
+    source = arguments[0] if arguments else keywords.get("input")
+    return isinstance(source, Tensor) and source.requires_grad and torch.is_grad_enabled() and _made_lower(source)
+
+
+def _looks_up_unless_sparse(position: int) -> Tells:
+    """Of ``embedding`` and its like, with ``sparse=`` at this position: no cast can pass on a sparse gradient.
+
+    A float32 weight is looked up as it is, recorded or not: what is rounded then is less than the whole of it.
+    """
+
+    def tells(*arguments: Any, **keywords: Any) -> bool:
+        is_sparse = arguments[position] if len(arguments) > position else keywords.get("sparse", False)
+        weight = keywords["weight"] if "weight" in keywords else arguments[0]
+        return not is_sparse and (weight.dtype is torch.float32 or _looks_up(weight))
+
+    return tells
+
+
+def _looks_up_by_index(source: Tensor, key: Any) -> bool:
+    """Of ``source[key]``: masks and single numbers pick no value twice."""
+    return any(map(_is_index, key if isinstance(key, tuple) else (key,))) and _looks_up(source)
+
+
+def _is_index(part: Any) -> bool:
+    if isinstance(part, Tensor):
+        return part.dtype in _WITHOUT_FRACTIONS and part.dim() != 0
+    return not isinstance(part, (int, slice)) and part is not None and part is not Ellipsis
+
+
+_bag = partial(Operation, unlisted=FIRST_INPUT, sums=_looks_up_unless_sparse(5), sparse_gradient=("sparse", 5))
 
 _PICKING = (
-    Operation(SUBSCRIPT, sums=sums.looks_up_by_index),
-    Operation("index_select take repeat_interleave", sums=sums.looks_up),
+    Operation(SUBSCRIPT, sums=_looks_up_by_index),
+    Operation("index_select take repeat_interleave", sums=_looks_up),
     # O2 leaves them to their input's precision: one picks values only, the other says where they are.
     Operation("gather", o2="input", sparse_gradient=("sparse_grad", 255)),
     Operation("nonzero", o2="input"),
 )
 
 _EMBEDDINGS = (
-    Operation("embedding", sums=sums.looks_up_unless_sparse(4), sparse_gradient=("sparse", 4)),
+    Operation("embedding", sums=_looks_up_unless_sparse(4), sparse_gradient=("sparse", 4)),
     _bag("embedding_bag _embedding_bag"),
 )
 
 _WRITING = (
     Operation(ASSIGNMENT, IN_PLACE),
-    Operation("index_add", FIRST_INPUT, sums=sums.adds_up),
-    Operation("index_put", FIRST_INPUT, sums=sums.adds_up_if_told, saturates="all"),
-    Operation("put", FIRST_INPUT, sums=sums.adds_up_if_told),
+    Operation("index_add", FIRST_INPUT, sums=_adds_up),
+    Operation("index_put", FIRST_INPUT, sums=_adds_up_if_told, saturates="all"),
+    Operation("put", FIRST_INPUT, sums=_adds_up_if_told),
     Operation("scatter", FIRST_INPUT, saturates="all"),
     Operation("index_fill index_fill_ index_put_ scatter_", saturates="all"),
     Operation("scatter_add scatter_reduce index_copy index_reduce masked_scatter", FIRST_INPUT),

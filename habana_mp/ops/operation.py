@@ -1,9 +1,8 @@
 """What can be said of an operation: the columns of the rows in this package.
 
-They are named tuples, which are made faster than dataclasses, since each import of the package makes all of them.
+They are named tuples, which are made faster than dataclasses, since each import of the package makes all of them. For
+the same reason their types are not left as text, which would be compiled, one by one.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final, Literal, NamedTuple
