@@ -1,4 +1,4 @@
-"""Fill the tables of ``docs/rules.md`` and ``docs/lists.md`` from the package's own tables.
+"""Fill the tables of ``docs/rules.md`` and ``docs/lists.md`` from the rows of ``habana_mp/ops``.
 
 ``python docs/make_rules_table.py`` writes them; with ``--check`` it only says whether they are up to date.
 A table stands between ``<!-- NAME table: begin -->`` and ``<!-- NAME table: end -->``.
@@ -14,10 +14,9 @@ from pathlib import Path
 
 import torch
 
-from habana_mp import _operations as ops
+from habana_mp import ops
 from habana_mp._policy import Ruling, ruling_without_list
 from habana_mp._presets import presets, shipped_names
-from habana_mp._sums import SUMS
 
 DOCS = Path(__file__).parent
 
@@ -52,7 +51,7 @@ def _arguments(operation: str) -> str:
     castable = ops.arguments_of(operation)
     if castable is None:
         return "all"
-    if operation not in ops.ARGUMENTS:
+    if ops.row_of(operation).castable is None:
         return "its tensors, but those that it writes into"
     everywhere = [position for position in castable.positions if position not in castable.off_cpu]
     if everywhere != list(range(len(everywhere))):
@@ -64,24 +63,24 @@ def _arguments(operation: str) -> str:
 
 
 def _rule_and_why(operation: str, ruling: Ruling) -> tuple[str, str]:
+    row = ops.row_of(operation)
     rule, why = _RULES[ruling.action]
-    if operation in ops.KERNEL_FOR_SOME:
+    if row.unlisted == ops.KERNEL_FOR_SOME:
         why = "no kernel for one of the lower precisions, or for some arguments: then fp32 (rule 8)"
-    if operation in SUMS and operation not in ops.FIRST_INPUT:
+    if row.sums is not None and row.unlisted != ops.FIRST_INPUT:
         why = "torch follows the first input by itself (rule 4)"
-    if operation in SUMS:
+    if row.sums is not None:
         why += "; adds up what was lowered in float32 (rule 8)"
     if ruling.saturate:
         why += "; numbers are brought into range (rule 9)"
     if ops.gives_view(operation) and ruling.action == "none":
         why = "a view: no list has an effect (rule 6)"
-    castable = ops.ARGUMENTS.get(operation)
-    return rule, why if castable is None else f"{why}; {castable.why}"
+    return rule, why if row.castable is None else f"{why}; {row.castable.why}"
 
 
 def operations_table() -> str:
     """Every operation that has a rule of its own or stands in a shipped list."""
-    named = set(ops.names_with_rules()) | set(ops.ARGUMENTS)
+    named = {*ops.names_with_rules(), *(name for name, row in ops.rows().items() if row.castable is not None)}
     for name in shipped_names():
         resolved = ops.resolve(name)
         named.update(() if resolved is None else resolved.exact + resolved.family)
@@ -100,7 +99,7 @@ def operations_table() -> str:
 def spellings_table() -> str:
     """List names that are another operation's."""
     rows = []
-    for name in sorted(ops.SPELLINGS):
+    for name in sorted(ops.spellings()):
         resolved = ops.resolve(name)
         rows.append((f"`{name}`", "nothing in this torch" if resolved is None else _code(resolved.exact)))
     return _table(("name in a list", "operations"), rows)
@@ -109,7 +108,7 @@ def spellings_table() -> str:
 def families_table() -> str:
     """List names that take other operations along."""
     rows = []
-    for name in sorted(ops.FAMILIES):
+    for name in sorted(name for name, row in ops.rows().items() if row.family):
         resolved = ops.resolve(name)
         if resolved is not None and resolved.family:
             rows.append((f"`{name}`", _code(resolved.family)))
@@ -119,11 +118,11 @@ def families_table() -> str:
 def parts_table() -> str:
     """Operations that torch computes as one, and the parts that lists name."""
     rows = []
-    for whole in sorted(ops.COMPOSED):
-        parts = ops.parts_of(whole)
+    for whole in sorted(name for name, row in ops.rows().items() if row.parts):
+        parts, row = ops.parts_of(whole), ops.row_of(whole)
         if parts and ops.resolve(whole) is not None:
-            about = ops.COMPOSED[whole]
-            rows.append((f"`{whole}`", _code(parts), *("yes" if one else "" for one in (about.are_all, about.follow))))
+            answers = (row.is_only_parts, row.parts_follow)
+            rows.append((f"`{whole}`", _code(parts), *("yes" if one else "" for one in answers)))
     return _table(("operation", "its parts", "it is nothing but these", "they follow it"), rows)
 
 

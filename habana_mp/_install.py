@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from habana_mp import _core, _policy
-from habana_mp import _operations as ops
+from habana_mp import _core, _policy, ops
 from habana_mp._checkpoint import checkpoint_replacement
 from habana_mp._compiled import Compiled, forget_compiled_code
 from habana_mp._composites import Composite, Replacement
@@ -121,8 +120,9 @@ class Installation:
         """Put in what any lists need beside the rules themselves."""
         _core.set_function_twins(
             {
-                getattr(torch._C.TensorBase, m): getattr(torch._C._VariableFunctions, f)
-                for m, f in ops.FUNCTION_TWINS.items()
+                getattr(torch._C.TensorBase, name): getattr(torch._C._VariableFunctions, row.twin)
+                for name, row in ops.rows().items()
+                if row.twin
             }
         )
         self._places.install()

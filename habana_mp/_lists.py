@@ -29,7 +29,7 @@ class Listed:
     source: str
     line: int
     shipped: bool = False
-    #: Only the matrix products of its calls are meant, see :mod:`habana_mp._reached_inside`.
+    #: Only the matrix products of its calls are meant, see :mod:`habana_mp.ops.products`.
     products_only: bool = False
 
     @property

@@ -20,13 +20,13 @@ from torch.optim import Optimizer
 from torch.utils.data._utils import worker
 
 from habana_mp import _core
-from habana_mp import _operations as ops
 from habana_mp._compiled import HooksOutsideOfGraphs
 from habana_mp._disable import disable_casts
 from habana_mp._errors import line_of_user, warn
 from habana_mp._hooks import StepHook, code_around_steps
 from habana_mp._imports import WhenImported
 from habana_mp._steps import UnwrappedSteps, in_step
+from habana_mp.ops.find import SILENT_WRITERS
 
 
 class _Distributed(WhenImported):
@@ -187,7 +187,7 @@ def _silent_writers() -> Iterator[Any]:
             method = getattr(group, name, None)
             if method is not None:
                 yield getattr(method, "__func__", method)
-    for name in ops.SILENT_WRITERS:
+    for name in SILENT_WRITERS:
         if hasattr(torch, name):
             yield getattr(torch, name)
         if hasattr(torch.ops.aten, name):

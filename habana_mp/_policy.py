@@ -6,19 +6,16 @@ import difflib
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
-from habana_mp import _core
-from habana_mp import _operations as ops
+from habana_mp import _core, ops
 from habana_mp._compiled import in_rows
-from habana_mp._convolutions import WRONG
 from habana_mp._errors import ListError, warn
 from habana_mp._lists import Listed
 from habana_mp._presets import Preset, shipped_names
-from habana_mp._reached_inside import MADE_OF_PRODUCTS, MAKES_PRODUCT, MEAN_PRODUCTS, PRODUCTS_INSIDE
-from habana_mp._sums import SUMS
+from habana_mp.ops.find import NO_OPERATION, Builtin, without_overload
 
 Action = Literal["none", "precision", "widest", "in_place", "first_input", "scalars", "refused"]
 
@@ -43,6 +40,7 @@ class Ruling:
 
     def rule(self, operation: str, *, keeps_weights: bool = True) -> _core.Rule:
         """The core's form, with the arguments that may be cast. May casts of weights be kept?"""
+        row = ops.row_of(operation)
         rule = functools.partial(
             _core.Rule,
             action=self.action,
@@ -51,29 +49,28 @@ class Ruling:
             saturate_tensors=self.saturate == "all",
             no_kernel=self.no_kernel,
             by_parts=self.by_parts,
-            keeps_weights=keeps_weights and operation in ops.KEEPS_WEIGHTS,
-            in_rows=in_rows if operation in ops.WANTS_ROWS else None,
-            takes_steps=operation in ops.TAKES_STEPS,
-            casts_inside=operation in ops.CAST_INSIDE,
-            is_product=operation in ops.PRODUCTS,
+            keeps_weights=keeps_weights and row.keeps_weights,
+            in_rows=in_rows if row.wants_rows else None,
+            takes_steps=row.takes_steps,
+            casts_inside=row.casts_inside,
+            is_product=row.is_product,
             target_keywords=ops.target_keywords(operation) if self.action == "in_place" else (),
-            views_one=operation in ops.VIEWS_ONE,
-            makes_product=MAKES_PRODUCT.get(operation) if self.products_only else None,
-            products_inside=self.products_only and operation in PRODUCTS_INSIDE,
-            is_fused=PRODUCTS_INSIDE.get(operation),
+            views_one=row.views_one,
+            makes_product=row.makes_product if self.products_only else None,
+            products_inside=self.products_only and row.products_inside,
+            is_fused=row.is_fused,
             may_repeat=ops.may_be_repeated(operation),
-            promotes=operation in ops.PROMOTES,
-            counts_no_version=operation in ops.COUNT_NO_VERSION,
-            packs=ops.PACKS_WEIGHTS.get(operation, "") if keeps_weights else "",
+            promotes=row.promotes,
+            counts_no_version=row.counts_no_version,
+            packs=row.packs if keeps_weights else "",
         )
-        if operation in ops.SPARSE_GRADIENT:
-            keyword, position = ops.SPARSE_GRADIENT[operation]
-            rule = functools.partial(rule, sparse_keyword=keyword, sparse_position=position)
-        if operation in WRONG:
-            tells, if_strided = WRONG[operation]
-            rule = functools.partial(rule, is_wrong=tells, wrong_if_strided=if_strided)
-        if operation in SUMS:
-            rule = functools.partial(rule, sums=SUMS[operation])
+        if row.sparse_gradient is not None:
+            keyword, position = row.sparse_gradient
+            rule = functools.partial(rule, sparse_keyword=(keyword,), sparse_position=position)
+        if row.is_wrong is not None:
+            rule = functools.partial(rule, is_wrong=row.is_wrong, wrong_if_strided=row.wrong_if_strided)
+        if row.sums is not None:
+            rule = functools.partial(rule, sums=row.sums)
         castable = ops.arguments_of(operation)
         if castable is None:
             return rule()
@@ -91,12 +88,11 @@ def _mask(positions: tuple[int, ...]) -> int:
     return sum(1 << position for position in positions)
 
 
-@dataclass(frozen=True)
-class Covered:
+class Covered(NamedTuple):
     """One object of torch that a policy covers."""
 
     operation: str
-    builtin: ops.Builtin
+    builtin: Builtin
     listed: Ruling
     unlisted: Ruling
 
@@ -120,14 +116,14 @@ class Policy:
 
 def ruling_without_list(operation: str) -> Ruling:
     """Rules 2 to 4, 8 and 9: what holds for an operation that no list names."""
-    saturate = ops.saturates(operation)
+    row, saturate = ops.row_of(operation), ops.saturates(operation)
     if ops.is_in_place(operation):
         return Ruling("in_place", saturate=saturate)
-    if operation in ops.NO_KERNEL:
+    if row.unlisted == ops.NO_KERNEL:
         return Ruling("precision", "fp32", no_kernel=True)
-    if operation in ops.WIDEST:
+    if row.unlisted == ops.WIDEST:
         return Ruling("widest", saturate=saturate)
-    if operation in ops.FIRST_INPUT | ops.KERNEL_FOR_SOME or operation in SUMS:
+    if row.unlisted in (ops.FIRST_INPUT, ops.KERNEL_FOR_SOME) or row.sums is not None:
         return Ruling("first_input", saturate=saturate)
     return Ruling("scalars", saturate=saturate) if saturate else Ruling()
 
@@ -136,9 +132,13 @@ def ruling_in_list(operation: str, precision: str, *, products_only: bool = Fals
     """Rules 1, 3, 5 and 8: what holds for an operation in the list of a precision."""
     if ops.is_in_place(operation):
         return ruling_without_list(operation)
-    if precision != "fp32" and operation in ops.NO_KERNEL:
+    if precision != "fp32" and _has_no_kernel(operation):
         return Ruling("precision", "fp32", no_kernel=True)
     return Ruling("precision", precision, saturate=ops.saturates(operation, precision), products_only=products_only)
+
+
+def _has_no_kernel(operation: str) -> bool:
+    return ops.row_of(operation).unlisted == ops.NO_KERNEL
 
 
 class _Assignment:
@@ -215,7 +215,7 @@ def _resolve(listed: Listed) -> ops.Resolved | None:
         why = ops.EXPLAINED.get(listed.name, f"torch {torch.__version__} has no operation of that name")
         warn(f"{listed.where}: `{listed.name}` has no effect: {why}")
         return None
-    if ops.without_overload(listed.name.removeprefix("aten::")) in ops.NO_OPERATION:
+    if without_overload(listed.name.removeprefix("aten::")) in NO_OPERATION:
         raise ListError(f"{listed.where}: `{listed.name}` is no operation whose precision a list could decide")
     if "::" in listed.name:
         raise ListError(
@@ -295,7 +295,9 @@ def policy_from_lists(
     followed = named if lists.of_autocast else decided | named
     decided |= named
     rulings = {
-        operation: ruling_in_list(operation, kind, products_only=listed.products_only or listed.name in MEAN_PRODUCTS)
+        operation: ruling_in_list(
+            operation, kind, products_only=listed.products_only or ops.row_of(listed.name).means_products
+        )
         for operation, (kind, listed) in decided.items()
     }
     rulings |= {operation: Ruling("refused") for operation in refused - rulings.keys()}
@@ -303,10 +305,10 @@ def policy_from_lists(
     for listed in lists.widest:
         resolved = _resolve(listed)
         for operation in () if resolved is None else resolved.exact + resolved.family:
-            if operation not in rulings and operation not in ops.NO_KERNEL and not ops.is_in_place(operation):
+            if operation not in rulings and not _has_no_kernel(operation) and not ops.is_in_place(operation):
                 rulings[operation] = Ruling("widest", saturate=ops.saturates(operation))
     for operation, precision in _by_parts(decided, followed, lower).items():
-        if operation not in rulings and operation not in ops.NO_KERNEL:
+        if operation not in rulings and not _has_no_kernel(operation):
             rulings[operation] = replace(ruling_in_list(operation, precision), by_parts=True)
     return _policy(rulings, lower)
 
@@ -317,14 +319,16 @@ def _by_parts(
     """The precision of what torch computes as one and lists name in parts, and of the parts of what is ``followed``."""
     lowered: dict[str, str] = {}
     raised: dict[str, str] = {}
-    for whole, about in ops.COMPOSED.items():
+    for whole, row in ops.rows().items():
+        if not row.parts:
+            continue
         parts = ops.parts_of(whole)
         kinds = {decided[part][0] if part in decided else "" for part in parts}
         if "fp32" in kinds:
             raised[whole] = "fp32"
-        elif about.are_all and kinds == {lower}:
+        elif row.is_only_parts and kinds == {lower}:
             lowered[whole] = lower
-        if about.follow and whole in followed and followed[whole][0] == "fp32":
+        if row.parts_follow and whole in followed and followed[whole][0] == "fp32":
             raised.update(dict.fromkeys(parts, "fp32"))
     return lowered | raised
 
@@ -341,16 +345,22 @@ def _assign(lists: Preset, lower: str) -> dict[str, tuple[str, Listed]]:
 def policy_o2(lower: str) -> Policy:
     """O2: GEMM and convolutions in the lower precision, every other known floating operation in float32."""
     rulings = {}
-    floating: set[str] = set(ops.WIDEST | ops.FIRST_INPUT | ops.NO_KERNEL | ops.KERNEL_FOR_SOME | ops.OTHER_FLOATING)
+    # Whatever has a rule for the dtypes of its inputs computes with floating numbers. (In place rule 3 holds anyway.)
+    floating = {
+        operation
+        for operation, row in ops.rows().items()
+        if row.o2 == "float32" or (row.unlisted and row.unlisted != ops.IN_PLACE)
+    }
     for name in shipped_names():
         resolved = ops.resolve(name)
         if resolved is not None:
             floating.update(resolved.exact + resolved.family)
-    for operation in floating - ops.PICKING:
-        rulings[operation] = ruling_in_list(operation, "fp32")
-    for operation in ops.GEMM | MADE_OF_PRODUCTS:
-        for one in (operation, *ops.FAMILIES.get(operation, "").split()):
-            rulings[one] = ruling_in_list(one, lower, products_only=operation in MADE_OF_PRODUCTS)
+    for operation in floating:
+        if ops.row_of(operation).o2 != "input":
+            rulings[operation] = ruling_in_list(operation, "fp32")
+    for operation, row in ops.rows().items():
+        for one in (operation, *row.family.split()) if row.o2 == "lower" else ():
+            rulings[one] = ruling_in_list(one, lower, products_only=row.made_of_products)
     return _policy(rulings, lower)
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from habana_mp import ops
 from habana_mp._lists import DIRECTORY, Listed, read_list
-from habana_mp._reached_inside import MADE_OF_PRODUCTS
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,6 @@ _UNDOCUMENTED: dict[str, tuple[str, str, str]] = {
     ),
 }
 
-#: Operations in which torch.autocast meets the matrix products that torch makes of them; see `_reached_inside.py`. (The
-#: lists of CUDA and XPU name the others themselves.)
-_REACHED_INSIDE = {
-    "torch-cpu": MADE_OF_PRODUCTS | {"gru", "rnn_relu", "rnn_tanh"},
-    "torch-xpu": frozenset({"einsum"}),
-}
-
 #: Folder names that tell nothing about the model.
 _SILENT = {"pytorch", "habana", "benchmarks", "implementations", "training", "config", "hls-gaudi2-pt", "examples"}
 
@@ -77,12 +70,20 @@ def _file(name: str) -> tuple[Listed, ...]:
     )
 
 
+def _reached_inside(name: str) -> set[str]:
+    """Operations in which a preset's torch.autocast meets the matrix products that torch makes of them; see
+    `ops/products.py`. (The lists of CUDA and XPU name the others themselves.)"""
+    if name == "torch-cpu":
+        return {name for name, row in ops.rows().items() if row.made_of_products} | {"gru", "rnn_relu", "rnn_tanh"}
+    return {"einsum"} if name == "torch-xpu" else set()
+
+
 def _shipped(name: str) -> Preset:
     description, *files = _FILES[name]
     lists = [_file(file) for file in files]
     for index, more in enumerate(_UNDOCUMENTED.get(name, ())):
         lists[index] += tuple(Listed(one, f"the preset {name}", 0, shipped=True) for one in more.split())
-    inside = sorted(_REACHED_INSIDE.get(name, ()))
+    inside = sorted(_reached_inside(name))
     lists[0] += tuple(Listed(one, f"the preset {name}", 0, shipped=True, products_only=True) for one in inside)
     lower, fp32, widest = lists
     return Preset(name, description, lower, fp32, widest, of_autocast=name.startswith(("torch-", "hpu-", "xpu-")))

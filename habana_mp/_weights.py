@@ -8,10 +8,10 @@ import torch
 from torch.optim import Optimizer
 
 from habana_mp import _core
-from habana_mp import _operations as ops
 from habana_mp._hooks import StepHook, only_our_hooks_follow_steps
 from habana_mp._imports import WhenImported
 from habana_mp._memory import KeptCast
+from habana_mp.ops.find import HANDS_OUT_MEMORY
 
 #: Modules that take the pointer of a tensor or storage only to tell one from another; what their names begin with.
 #: Whoever else takes one may write through it at any time.
@@ -76,7 +76,7 @@ class Weights:
             self.uninstall()
             return
         # Older releases lack `const_data_ptr`.
-        methods = {name: getattr(torch._C.TensorBase, name, None) for name in ops.HANDS_OUT_MEMORY}
+        methods = {name: getattr(torch._C.TensorBase, name, None) for name in HANDS_OUT_MEMORY}
         methods["storage.data_ptr"] = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]  # torch's stubs lack it
         pointers, arrays = (_COMPARE_POINTERS, _PASS_POINTERS_ON), (_DROP_ARRAYS, _PASS_ARRAYS_ON)
         _core.weights_watch(methods, pointers, arrays)

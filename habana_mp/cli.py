@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 import habana_mp
-from habana_mp import _core, _policy, hmp, kernels
-from habana_mp import _operations as ops
+from habana_mp import _core, _policy, hmp, kernels, ops
 from habana_mp._lists import read_list
 from habana_mp._presets import hint_for, presets
 

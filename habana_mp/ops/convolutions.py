@@ -1,18 +1,21 @@
-"""Convolutions that the CPU's library gets wrong in bfloat16.
+"""Convolutions, and which of them the CPU's library gets wrong in bfloat16.
 
-Seen with oneDNN of torch 2.4 to 2.15 on AVX512_BF16, in plain torch too: the result, or a gradient where one is
-recorded, is memory that nobody wrote, or memory of somebody else's is written. Such a convolution runs in float32
+That was seen with oneDNN of torch 2.4 to 2.15 on AVX512_BF16, in plain torch too: the result, or a gradient where one
+is recorded, is memory that nobody wrote, or memory of somebody else's is written. Such a convolution runs in float32
 (rule 8). ``tests/test_convolutions.py`` looks for others, and sees more of them between guard pages
 (``tests/sanitize/run.sh pages``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from habana_mp.ops.operation import FIRST_INPUT, Operation
 
 _Numbers = int | Sequence[int]
 
@@ -150,14 +153,18 @@ def is_wrong_of_either(
     return is_wrong(input, weight, bias, stride, padding, dilation, groups)
 
 
-#: Who tells whether a call or its gradient would be wrong, and whether only a stride other than 1 can make it so.
-WRONG: dict[str, tuple[Callable[..., bool], bool]] = {
-    "conv1d": (is_wrong, True),
-    "conv2d": (is_wrong, True),
-    "conv3d": (is_wrong, False),
-    "conv_transpose1d": (is_wrong_transposed, True),
-    "conv_transpose2d": (is_wrong_transposed, True),
-    "conv_transpose3d": (is_wrong_transposed, False),
-    "convolution": (is_wrong_of_either, False),
-    "_convolution": (is_wrong_of_either, False),
-}
+_convolution = partial(Operation, unlisted=FIRST_INPUT, keeps_weights=True)
+_cast_by_autocast = partial(_convolution, is_product=True, o2="lower", casts_inside=True)
+_ALL = "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"
+
+ROWS = (
+    _cast_by_autocast("conv1d", is_wrong=is_wrong, wrong_if_strided=True),
+    _cast_by_autocast("conv2d", is_wrong=is_wrong, wrong_if_strided=True, packs="conv2d"),
+    _cast_by_autocast("conv3d", is_wrong=is_wrong),
+    _cast_by_autocast("conv_transpose1d", is_wrong=is_wrong_transposed, wrong_if_strided=True),
+    _cast_by_autocast("conv_transpose2d", is_wrong=is_wrong_transposed, wrong_if_strided=True),
+    _cast_by_autocast("conv_transpose3d", is_wrong=is_wrong_transposed),
+    _convolution("convolution", is_wrong=is_wrong_of_either, family=_ALL),
+    _convolution("_convolution", is_wrong=is_wrong_of_either, family=f"convolution {_ALL}"),
+    _convolution("conv_tbc"),
+)

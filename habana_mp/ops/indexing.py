@@ -1,20 +1,22 @@
-"""Operations that add up in the lower precision, or whose gradient does, where torch has no better kernel.
+"""Operations that pick values by index, or that write or add values at places.
 
-Ones that are added up in bfloat16 come to 256 and stand still there: in ``index_add``, and in the gradient of a lookup
-that picks the same place often (``e[index]``, ``embedding``). Where our casts made the tensor lower such a call is made
-in float32, and its result is rounded once (rule 8). What is in lower precision by the user's own doing is left to
-torch.
+Some of them add up in the lower precision, or their gradient does, where torch has no better kernel. Ones that are
+added up in bfloat16 come to 256 and stand still there: in ``index_add``, and in the gradient of a lookup that picks the
+same place often (``e[index]``, ``embedding``). Where our casts made the tensor lower such a call is made in float32,
+and its result is rounded once (rule 8). What is in lower precision by the user's own doing is left to torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from habana_mp import _core
+from habana_mp.ops.find import ASSIGNMENT, SUBSCRIPT
+from habana_mp.ops.operation import FIRST_INPUT, IN_PLACE, Operation, Tells
 
 _WITHOUT_FRACTIONS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
@@ -68,29 +70,29 @@ def _adds_up_if_told(*arguments: Any, **keywords: Any) -> bool:
     return bool(accumulates) and _adds_up(*arguments, **keywords)
 
 
-def _picks(*arguments: Any, **keywords: Any) -> bool:
+def _looks_up(*arguments: Any, **keywords: Any) -> bool:
     """Of what looks values up in its first input, with its arguments: is the gradient of that recorded?"""
     source = arguments[0] if arguments else keywords.get("input")
     return isinstance(source, Tensor) and source.requires_grad and torch.is_grad_enabled() and _made_lower(source)
 
 
-def _picks_densely(position: int) -> Callable[..., bool]:
+def _looks_up_unless_sparse(position: int) -> Tells:
     """Of ``embedding`` and its like, with ``sparse=`` at this position: no cast can pass on a sparse gradient.
 
     A float32 weight is looked up as it is, recorded or not: what is rounded then is less than the whole of it.
     """
 
-    def picks(*arguments: Any, **keywords: Any) -> bool:
+    def tells(*arguments: Any, **keywords: Any) -> bool:
         is_sparse = arguments[position] if len(arguments) > position else keywords.get("sparse", False)
         weight = keywords["weight"] if "weight" in keywords else arguments[0]
-        return not is_sparse and (weight.dtype is torch.float32 or _picks(weight))
+        return not is_sparse and (weight.dtype is torch.float32 or _looks_up(weight))
 
-    return picks
+    return tells
 
 
-def _picks_by_index(source: Tensor, key: Any) -> bool:
+def _looks_up_by_index(source: Tensor, key: Any) -> bool:
     """Of ``source[key]``: masks and single numbers pick no value twice."""
-    return any(map(_is_index, key if isinstance(key, tuple) else (key,))) and _picks(source)
+    return any(map(_is_index, key if isinstance(key, tuple) else (key,))) and _looks_up(source)
 
 
 def _is_index(part: Any) -> bool:
@@ -99,16 +101,31 @@ def _is_index(part: Any) -> bool:
     return not isinstance(part, (int, slice)) and part is not None and part is not Ellipsis
 
 
-#: Who tells, with the arguments of a call, whether what our casts made lower is added up.
-SUMS: dict[str, Callable[..., bool]] = {
-    "index_add": _adds_up,
-    "index_put": _adds_up_if_told,
-    "put": _adds_up_if_told,
-    "index_select": _picks,
-    "take": _picks,
-    "repeat_interleave": _picks,
-    "embedding": _picks_densely(4),
-    "embedding_bag": _picks_densely(5),
-    "_embedding_bag": _picks_densely(5),
-    "__getitem__": _picks_by_index,
-}
+_bag = partial(Operation, unlisted=FIRST_INPUT, sums=_looks_up_unless_sparse(5), sparse_gradient=("sparse", 5))
+
+_PICKING = (
+    Operation(SUBSCRIPT, sums=_looks_up_by_index),
+    Operation("index_select take repeat_interleave", sums=_looks_up),
+    # O2 leaves them to their input's precision: one picks values only, the other says where they are.
+    Operation("gather", o2="input", sparse_gradient=("sparse_grad", 255)),
+    Operation("nonzero", o2="input"),
+)
+
+_EMBEDDINGS = (
+    Operation("embedding", sums=_looks_up_unless_sparse(4), sparse_gradient=("sparse", 4)),
+    _bag("embedding_bag _embedding_bag"),
+)
+
+_WRITING = (
+    Operation(ASSIGNMENT, IN_PLACE),
+    Operation("index_add", FIRST_INPUT, sums=_adds_up),
+    Operation("index_put", FIRST_INPUT, sums=_adds_up_if_told, saturates="all"),
+    Operation("put", FIRST_INPUT, sums=_adds_up_if_told),
+    Operation("scatter", FIRST_INPUT, saturates="all"),
+    Operation("index_fill index_fill_ index_put_ scatter_", saturates="all"),
+    Operation("scatter_add scatter_reduce index_copy index_reduce masked_scatter", FIRST_INPUT),
+    Operation("select_scatter slice_scatter diagonal_scatter", FIRST_INPUT),
+    Operation("_unsafe_masked_index_put_accumulate", FIRST_INPUT),
+)
+
+ROWS = (*_PICKING, *_EMBEDDINGS, *_WRITING)

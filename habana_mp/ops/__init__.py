@@ -1,0 +1,270 @@
+"""The operations: which of torch's functions a list name stands for, and how each may be treated.
+
+Each operation that has something peculiar to it is declared by one row (:class:`~habana_mp.ops.operation.Operation`) in
+the files of this package, by theme. Most list names are the name of a builtin and need no row. Here are the questions
+that others ask; :mod:`habana_mp._policy` makes rules of the answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+from habana_mp.ops import (
+    convolutions,
+    find,
+    indexing,
+    linear_algebra,
+    losses,
+    normalization,
+    pointwise,
+    pooling,
+    products,
+    quantization,
+    random,
+    recurrent,
+    reductions,
+    shapes,
+    spectral,
+)
+from habana_mp.ops.find import ATEN, CachedByName, builtins_named, composite_named, exists, schemas
+from habana_mp.ops.operation import FIRST_INPUT, IN_PLACE, KERNEL_FOR_SOME, NO_KERNEL, WIDEST, Castable, Operation
+
+#: Every row that is declared.
+ROWS: tuple[Operation, ...] = (
+    *(*pointwise.ROWS, *reductions.ROWS, *products.ROWS, *convolutions.ROWS, *recurrent.ROWS, *normalization.ROWS),
+    *(*losses.ROWS, *pooling.ROWS, *indexing.ROWS, *shapes.ROWS, *linear_algebra.ROWS, *spectral.ROWS),
+    *(*random.ROWS, *quantization.ROWS),
+)
+
+#: Names of lists that are in use although this torch has nothing of that name, and why.
+EXPLAINED: dict[str, str] = {
+    "embedding_bag_sum_fwd": "a kernel of the HPU for DLRM, not an operation of torch",
+    "embedding_bag_sum_bwd": "a kernel of the HPU for DLRM, not an operation of torch",
+}
+
+#: For an operation without a row.
+_NOTHING_PECULIAR = Operation("")
+
+_by_name: dict[str, Operation] = {}
+_by_spelling: dict[str, list[str]] = {}
+
+
+def answer_from(rows: Iterable[Operation]) -> None:
+    """Take the answers from these rows: from all of :data:`ROWS`, and perhaps from more."""
+    by_name: dict[str, Operation] = {}
+    by_spelling: dict[str, list[str]] = {}
+    for row in rows:
+        for name in row.names.split():
+            if name in by_name:
+                raise ValueError(f"there are two rows for `{name}`")
+            by_name[name] = row
+            for spelling in row.spellings.split():
+                by_spelling.setdefault(spelling, []).append(name)
+    _by_name.clear()
+    _by_name.update(by_name)
+    _by_spelling.clear()
+    _by_spelling.update(by_spelling)
+    for question in (arguments_of, resolve, gives_view, computes, names_with_rules, suggestions):
+        question.cache_clear()
+
+
+# ---- about a row ---------------------------------------------------------------------------------------------------
+
+
+def rows() -> Mapping[str, Operation]:
+    """The row of each operation that has one."""
+    return _by_name
+
+
+def row_of(operation: str) -> Operation:
+    """What is peculiar to an operation; where it has no row, a row that says nothing."""
+    return _by_name.get(operation, _NOTHING_PECULIAR)
+
+
+def saturates(operation: str, precision: str = "") -> Literal["", "numbers", "all"]:
+    """Rule 9: is what is beyond the lower precision's range brought into it, numbers or tensors without dimensions too?
+    ``precision`` is that of the list which holds the operation."""
+    said = row_of(operation).saturates
+    if said == "numbers in bf16":
+        return "numbers" if precision == "bf16" else ""
+    return said
+
+
+def parts_of(whole: str) -> tuple[str, ...]:
+    """Those operations of this torch that decide how exact another one is."""
+    return tuple(one for one in row_of(whole).parts.split() if exists(one))
+
+
+# ---- what a name of a list means -----------------------------------------------------------------------------------
+
+
+class Resolved(NamedTuple):
+    """What a list name means: operation names that have builtins, those meant exactly and those taken along."""
+
+    exact: tuple[str, ...]
+    family: tuple[str, ...] = ()
+
+
+@CachedByName
+def resolve(name: str) -> Resolved | None:
+    """What a list name stands for in this torch; None when it stands for nothing."""
+    if not find.has_overload(name) or name == find.SUBSCRIPT:
+        return None
+    if name.startswith(ATEN):
+        plain = resolve(name.removeprefix(ATEN))
+        if plain is not None:
+            return plain
+    base = find.without_overload(name)
+    exact = [one for one in _called(base) if exists(one)]
+    if not exact:
+        return None
+    family = [one for one in row_of(base).family.split() if exists(one) and one not in exact]
+    return Resolved(tuple(exact), tuple(family))
+
+
+def _called(name: str) -> list[str]:
+    """The operations that lists call so. A name that others have as their spelling is an operation's own too only where
+    there is a row for it."""
+    if name not in _by_spelling:
+        return [name]
+    return [*([name] if name in _by_name else ()), *_by_spelling[name]]
+
+
+def spellings() -> Iterable[str]:
+    """Names that lists may use, and that are another operation's."""
+    return _by_spelling.keys()
+
+
+@cache
+def suggestions() -> tuple[str, ...]:
+    """All names that a list may hold, for "did you mean"."""
+    names = {*_by_spelling, *names_with_rules(), *EXPLAINED, *find.public_names()}
+    names.update(name for name, row in rows().items() if row.family or row.o2 == "float32")
+    return tuple(sorted(names))
+
+
+# ---- what an operation does ----------------------------------------------------------------------------------------
+
+
+@CachedByName
+def arguments_of(operation: str) -> Castable | None:
+    """Which arguments of an operation may be cast; None for all of them."""
+    said = row_of(operation).castable
+    if said is not None or "::" not in operation:
+        return said
+    overloads = schemas(operation)
+    if not overloads:
+        return None
+    arguments = [(place, one) for schema in overloads for place, one in enumerate(schema.arguments)]
+    written = [
+        (place, one) for place, one in arguments if _is_written(one) and not (place == 0 and is_in_place(operation))
+    ]
+    # A dtype that is asked for stays readable; any other argument without tensors, in all overloads, says nothing.
+    read = [(place, one) for place, one in arguments if "Tensor" in str(one.type) or one.name == "dtype"]
+    positions = {place for place, _ in read} - {place for place, _ in written}
+    keywords = {one.name for _, one in read} - {one.name for _, one in written}
+    kept = {one.name for _, one in arguments} - keywords
+    if not kept and len(positions) == max(len(schema.arguments) for schema in overloads):
+        return None
+    why = "the others hold no tensor, or are written into"
+    return Castable(tuple(sorted(positions)), why, kept_keywords=tuple(sorted(kept)))
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def is_in_place(operation: str) -> bool:
+    """Does the operation write into its first input?"""
+    if "::" in operation:
+        return any(schema.arguments and _is_written(schema.arguments[0]) for schema in schemas(operation))
+    is_named_so = operation.endswith("_") and not operation.endswith("__")
+    return is_named_so or row_of(operation).unlisted == IN_PLACE
+
+
+def target_keywords(operation: str) -> tuple[str, ...]:
+    """What the first input is called where it is given by keyword: ``input`` in all of torch's functions."""
+    overloads = schemas(operation) if "::" in operation else []
+    return tuple(sorted({schema.arguments[0].name for schema in overloads if schema.arguments})) or ("input",)
+
+
+def may_be_repeated(operation: str) -> bool:
+    """May a call that failed be made again with other casts? Not where it may have written into an argument before it
+    did; torch's own updates of statistics look at dtypes first."""
+    if is_in_place(operation):
+        return False
+    overloads = schemas(operation) if "::" in operation and row_of(operation).castable is None else []
+    return not any(_is_written(one) and not one.is_out for schema in overloads for one in schema.arguments)
+
+
+@CachedByName
+def gives_view(operation: str) -> bool:
+    """May the result be another view of the memory that an input lies in? Who writes into it means that memory; what
+    is written into a view of a cast would be lost."""
+    overloads = schemas(operation if "::" in operation else ATEN + operation)
+    results = [one.alias_info for schema in overloads for one in schema.returns]
+    return row_of(operation).gives_view or any(one is not None and not one.is_write for one in results)
+
+
+@cache
+def computes(operation: str) -> bool:
+    """Does the operation compute something? Some of torch's only tell of a tensor (``storage_offset``), and would tell
+    of a cast. One of somebody else's that gives nothing is there for what it does."""
+    if "::" in operation or row_of(operation).unlisted == WIDEST or is_in_place(operation):
+        return True
+    overloads = schemas(ATEN + operation)
+    return not overloads or any("Tensor" in str(one.type) for schema in overloads for one in schema.returns)
+
+
+def most_tensors(operation: str) -> int:
+    """How many arguments of the operation are tensors, in its longest form; 2 where that is not known."""
+    overloads = schemas(operation if "::" in operation else ATEN + operation)
+    counts = [sum("Tensor" in str(one.type) for one in schema.arguments if one.name != "out") for schema in overloads]
+    return max(counts, default=2)
+
+
+@cache
+def names_with_rules() -> frozenset[str]:
+    """Every operation name that has a rule of its own when no list names it."""
+    names = {name for name, row in rows().items() if row.unlisted or row.saturates or row.sums}
+    # An operation whose inputs have a rule has it in its in-place form too.
+    names |= {
+        name + "_" for name, row in rows().items() if row.unlisted in (WIDEST, FIRST_INPUT) or row.saturates == "all"
+    }
+    return frozenset(name for name in names if builtins_named(name))
+
+
+answer_from(ROWS)
+
+__all__ = [
+    "EXPLAINED",
+    "FIRST_INPUT",
+    "IN_PLACE",
+    "KERNEL_FOR_SOME",
+    "NO_KERNEL",
+    "ROWS",
+    "WIDEST",
+    "Castable",
+    "Operation",
+    "Resolved",
+    "answer_from",
+    "arguments_of",
+    "builtins_named",
+    "composite_named",
+    "computes",
+    "gives_view",
+    "is_in_place",
+    "may_be_repeated",
+    "most_tensors",
+    "names_with_rules",
+    "parts_of",
+    "resolve",
+    "row_of",
+    "rows",
+    "saturates",
+    "spellings",
+    "suggestions",
+    "target_keywords",
+]

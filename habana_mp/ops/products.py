@@ -1,0 +1,114 @@
+"""Products of matrices and vectors, attention, and what torch makes of products.
+
+``torch.autocast`` reaches the ``bmm`` and ``mm`` inside of an operation that torch makes of matrix products. The lists
+of a preset that says what ``torch.autocast`` does name it too, for those of its calls that make such a product. The
+others run in the widest precision among their inputs: angles of a rotary embedding, ``einsum("i,j->ij", positions,
+frequencies)``, are products of numbers, and would lose their positions in bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+from torch import Tensor
+
+from habana_mp.ops.operation import FIRST_INPUT, IN_PLACE, NO_KERNEL, WIDEST, Castable, Operation
+
+
+@lru_cache(maxsize=1024)
+def _sums_products(equation: str) -> bool:
+    """Are products added up: is an index of two operands not one of the result?"""
+    inputs, arrow, result = equation.replace(" ", "").replace("...", ".").partition("->")
+    operands = inputs.split(",")
+    shared = {index for index in inputs if sum(index in operand for operand in operands) > 1}
+    # Without a result written down it has the indices that stand once, and all that the dots are for.
+    return not shared <= set(result if arrow else ".")
+
+
+def _einsum_makes_product(equation: str, *_: Any, **__: Any) -> bool:
+    return _sums_products(equation)
+
+
+def _inner_makes_product(input: Tensor, other: Tensor, **_: Any) -> bool:
+    # Of two vectors it is `dot`.
+    return input.dim() > 1 or other.dim() > 1
+
+
+def _tensordot_makes_product(
+    input: Tensor, other: Tensor, dims_self: Sequence[int], dims_other: Sequence[int], **_: Any
+) -> bool:
+    # A number is the sum of an elementwise product.
+    return len(dims_self) < input.dim() or len(dims_other) < other.dim()
+
+
+_product = partial(Operation, unlisted=FIRST_INPUT, is_product=True, keeps_weights=True)
+_gemm = partial(_product, o2="lower")
+_gemm_cast_by_autocast = partial(_gemm, casts_inside=True)
+_made_of_products = partial(Operation, o2="lower", made_of_products=True, keeps_weights=True)
+
+_GEMM = (
+    _gemm_cast_by_autocast("linear", packs="linear", wants_rows=True),
+    _gemm_cast_by_autocast(
+        "matmul",
+        spellings="__rmatmul__ rmatmul",
+        family="__matmul__ linalg_matmul",
+        packs="matmul",
+        twin="matmul",
+        wants_rows=True,
+    ),
+    _product("__matmul__", casts_inside=True, packs="matmul", twin="matmul", wants_rows=True),
+    _product("linalg_matmul", packs="matmul", wants_rows=True),
+    _gemm_cast_by_autocast("mm", packs="mm", twin="mm"),
+    _gemm_cast_by_autocast("bmm", twin="bmm"),
+    _gemm_cast_by_autocast("addmm", packs="addmm"),
+    _gemm_cast_by_autocast("baddbmm addbmm"),
+    _gemm("mv"),
+    _gemm("dot", unlisted=WIDEST),
+    _gemm("_grouped_mm", spellings="grouped_mm"),
+    _product("addmv"),
+    Operation("_weight_int8pack_mm", FIRST_INPUT),
+    Operation(
+        "fbgemm_linear_fp16_weight fbgemm_linear_fp16_weight_fp32_activation",
+        castable=Castable((0, 1, 2), "the result is written into", kept_keywords=("output",)),
+    ),
+)
+
+_MADE_OF_PRODUCTS = (
+    _made_of_products("chain_matmul", FIRST_INPUT, views_one=True),
+    _made_of_products("linalg_multi_dot", FIRST_INPUT, spellings="multi_dot"),
+    _made_of_products("einsum", FIRST_INPUT, makes_product=_einsum_makes_product, views_one=True),
+    _made_of_products("inner", WIDEST, makes_product=_inner_makes_product),
+    _made_of_products("tensordot", WIDEST, makes_product=_tensordot_makes_product),
+)
+
+_OF_VECTORS = (
+    Operation("cross", WIDEST, family="linalg_cross"),
+    Operation("outer", WIDEST, family="ger"),
+    Operation("kron", WIDEST, counts_no_version=True),
+    Operation("linalg_cross linalg_vecdot ger vdot", WIDEST),
+    Operation("bilinear", WIDEST, keeps_weights=True),
+    Operation("addr_", IN_PLACE),
+)
+
+_SPARSE = (
+    Operation("_sparse_mm _sparse_addmm", FIRST_INPUT, is_product=True),
+    Operation("sparse_sampled_addmm smm hspmm sspaddmm", NO_KERNEL),
+)
+
+_ATTENTION = (
+    # Nothing is said of its parts, `softmax` among them: its kernels are as exact as one rounding lets them be.
+    Operation(
+        "scaled_dot_product_attention",
+        FIRST_INPUT,
+        castable=Castable(
+            (0, 1, 2, 3),
+            "on a CPU the kernel takes a float32 mask, whose finfo.min would be an infinity in lower precision",
+            off_cpu=(3,),
+            off_cpu_keywords=("attn_mask",),
+        ),
+    ),
+)
+
+ROWS = (*_GEMM, *_MADE_OF_PRODUCTS, *_OF_VECTORS, *_SPARSE, *_ATTENTION)

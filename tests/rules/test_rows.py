@@ -1,0 +1,79 @@
+"""Operations are declared by rows: one row is all that a new operation needs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from habana_mp import ListError, hmp, ops
+from habana_mp.ops import operation
+from habana_mp.ops.operation import Operation
+
+PAGE = Path(__file__).parents[2] / "docs" / "contributing.md"
+LEFT, RIGHT = torch.randn(3, 4), torch.randn(5, 4)
+
+
+@pytest.fixture
+def row_of_the_page() -> Iterator[Operation]:
+    """The row that the documentation shows, declared beside all others."""
+    (code,) = re.findall(r"^```python\n(Operation\(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    (row,) = eval(code, dict(vars(operation)))
+    ops.answer_from([*ops.ROWS, row])
+    yield row
+    hmp.restore()
+    ops.answer_from(ops.ROWS)
+
+
+def test_without_its_row_the_operation_of_the_page_is_left_alone(converted: Callable[..., None]) -> None:
+    with pytest.raises(ListError, match="unknown operation `euclidean_dist`"):
+        converted(bf16=["euclidean_dist"])
+    converted(bf16=["mm"])
+    with pytest.raises(RuntimeError, match="same dtype"):
+        torch._euclidean_dist(LEFT.bfloat16(), RIGHT)
+
+
+def test_with_its_row_the_operation_of_the_page_is_cast_by_a_list_that_names_it(
+    row_of_the_page: Operation, converted: Callable[..., None]
+) -> None:
+    by_hand = torch._euclidean_dist(LEFT.bfloat16(), RIGHT.bfloat16())
+    converted(bf16=[row_of_the_page.spellings])
+    result = torch._euclidean_dist(LEFT, RIGHT)
+    assert result.dtype is torch.bfloat16
+    assert torch.equal(result, by_hand)
+
+
+def test_with_its_row_the_operation_of_the_page_takes_mixed_inputs_where_no_list_names_it(
+    row_of_the_page: Operation, converted: Callable[..., None]
+) -> None:
+    by_hand = torch._euclidean_dist(LEFT.bfloat16().float(), RIGHT)
+    converted(bf16=["mm"])
+    assert torch.equal(torch._euclidean_dist(LEFT.bfloat16(), RIGHT), by_hand)
+
+
+def test_the_rows_declared_by_the_package_are_those_that_answer() -> None:
+    names = [name for row in ops.ROWS for name in row.names.split()]
+    assert list(ops.rows()) == names
+    assert ops.row_of("conv2d").packs == "conv2d"
+
+
+def test_two_rows_for_one_operation_are_an_error() -> None:
+    try:
+        with pytest.raises(ValueError, match="two rows for `mm`"):
+            ops.answer_from([*ops.ROWS, Operation("mm")])
+    finally:
+        ops.answer_from(ops.ROWS)
+
+
+def test_what_a_row_says_goes_together() -> None:
+    for row in ops.ROWS:
+        assert row.is_wrong is not None or not row.wrong_if_strided, row.names
+        assert row.parts or not (row.is_only_parts or row.parts_follow), row.names
+        assert row.made_of_products or row.makes_product is None, row.names
+        assert row.products_inside or row.is_fused is None, row.names
+        assert row.keeps_weights or not (row.packs or row.takes_steps or row.made_of_products), row.names
+        assert row.unlisted == "widest" or not row.promotes, row.names
+        assert not (row.keeps_weights and row.gives_view), row.names
