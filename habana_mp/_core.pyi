@@ -125,6 +125,20 @@ class StepPlan:
     ) -> None: ...
 
 # ---- engine ----
+class Castable:
+    """Which arguments of an operation may be cast; sets of positions are bit masks."""
+
+    def __init__(
+        self,
+        *,
+        positions: int,
+        kept_keywords: tuple[str, ...],
+        raised_positions: int,
+        raised_keywords: tuple[str, ...],
+        off_cpu_positions: int,
+        off_cpu_keywords: tuple[str, ...],
+    ) -> None: ...
+
 class Rule:
     """What a policy says of one operation."""
 
@@ -133,34 +147,12 @@ class Rule:
         *,
         action: str,
         precision: str = "",
-        saturate: bool = False,
-        saturate_tensors: bool = False,
-        no_kernel: bool = False,
-        by_parts: bool = False,
-        positions: int = ...,
-        kept_keywords: tuple[str, ...] = (),
+        why: str = "",
+        traits: Sequence[str] = (),
+        castable: Castable | None = None,
         target_keywords: tuple[str, ...] = (),
-        raised_positions: int = 0,
-        raised_keywords: tuple[str, ...] = (),
-        off_cpu_positions: int = 0,
-        off_cpu_keywords: tuple[str, ...] = (),
-        sparse_keyword: tuple[str, ...] = (),
-        sparse_position: int = 0,
-        is_wrong: Callable[..., bool] | None = None,
-        wrong_if_strided: bool = False,
-        sums: Callable[..., bool] | None = None,
-        views_one: bool = False,
-        makes_product: Callable[..., bool] | None = None,
-        products_inside: bool = False,
-        is_fused: Callable[..., bool] | None = None,
-        may_repeat: bool = True,
-        promotes: bool = False,
-        keeps_weights: bool = False,
-        in_rows: Callable[..., Any] | None = None,
-        takes_steps: bool = False,
-        counts_no_version: bool = False,
-        casts_inside: bool = False,
-        is_product: bool = False,
+        sparse_gradient: tuple[str, int] | None = None,
+        questions: dict[str, Callable[..., Any]] = ...,
         packs: str = "",
     ) -> None: ...
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -41,47 +40,51 @@ class Ruling:
     def rule(self, operation: str, *, keeps_weights: bool = True) -> _core.Rule:
         """The core's form, with the arguments that may be cast. May casts of weights be kept?"""
         row = ops.row_of(operation)
-        rule = functools.partial(
-            _core.Rule,
+        traits = {
+            "saturates": self.saturate != "",
+            "saturates_tensors": self.saturate == "all",
+            "promotes": row.promotes,
+            "views_one": row.views_one,
+            "is_product": row.is_product,
+            "products_inside": self.products_only and row.products_inside,
+            "is_not_repeated": not ops.may_be_repeated(operation),
+            "counts_no_version": row.counts_no_version,
+            "keeps_weights": keeps_weights and row.keeps_weights,
+            "takes_steps": row.takes_steps,
+            "casts_inside": row.casts_inside,
+            "wrong_if_strided": row.wrong_if_strided,
+        }
+        questions = {
+            "makes_product": row.makes_product if self.products_only else None,
+            "is_fused": row.is_fused,
+            "is_wrong": row.is_wrong,
+            "sums": row.sums,
+            "in_rows": in_rows if row.wants_rows else None,
+        }
+        return _core.Rule(
             action=self.action,
             precision=self.precision,
-            saturate=self.saturate != "",
-            saturate_tensors=self.saturate == "all",
-            no_kernel=self.no_kernel,
-            by_parts=self.by_parts,
-            keeps_weights=keeps_weights and row.keeps_weights,
-            in_rows=in_rows if row.wants_rows else None,
-            takes_steps=row.takes_steps,
-            casts_inside=row.casts_inside,
-            is_product=row.is_product,
+            why="no_kernel" if self.no_kernel else "parts" if self.by_parts else "",
+            traits=[name for name, has in traits.items() if has],
+            castable=_in_core(ops.arguments_of(operation)),
             target_keywords=ops.target_keywords(operation) if self.action == "in_place" else (),
-            views_one=row.views_one,
-            makes_product=row.makes_product if self.products_only else None,
-            products_inside=self.products_only and row.products_inside,
-            is_fused=row.is_fused,
-            may_repeat=ops.may_be_repeated(operation),
-            promotes=row.promotes,
-            counts_no_version=row.counts_no_version,
+            sparse_gradient=row.sparse_gradient,
+            questions={name: function for name, function in questions.items() if function is not None},
             packs=row.packs if keeps_weights else "",
         )
-        if row.sparse_gradient is not None:
-            keyword, position = row.sparse_gradient
-            rule = functools.partial(rule, sparse_keyword=(keyword,), sparse_position=position)
-        if row.is_wrong is not None:
-            rule = functools.partial(rule, is_wrong=row.is_wrong, wrong_if_strided=row.wrong_if_strided)
-        if row.sums is not None:
-            rule = functools.partial(rule, sums=row.sums)
-        castable = ops.arguments_of(operation)
-        if castable is None:
-            return rule()
-        return rule(
-            positions=_mask(castable.positions),
-            kept_keywords=castable.kept_keywords,
-            raised_positions=_mask(castable.raised),
-            raised_keywords=castable.raised_keywords,
-            off_cpu_positions=_mask(castable.off_cpu),
-            off_cpu_keywords=castable.off_cpu_keywords,
-        )
+
+
+def _in_core(castable: ops.Castable | None) -> _core.Castable | None:
+    if castable is None:
+        return None
+    return _core.Castable(
+        positions=_mask(castable.positions),
+        kept_keywords=castable.kept_keywords,
+        raised_positions=_mask(castable.raised),
+        raised_keywords=castable.raised_keywords,
+        off_cpu_positions=_mask(castable.off_cpu),
+        off_cpu_keywords=castable.off_cpu_keywords,
+    )
 
 
 def _mask(positions: tuple[int, ...]) -> int:

@@ -1,11 +1,14 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -64,9 +67,11 @@ Kind precision_of(const std::string& name) {
   throw std::invalid_argument("unknown precision: " + name);
 }
 
-rules::Reason reason_for(rules::Action action, bool no_kernel, bool by_parts) {
-  if (no_kernel) return rules::Reason::no_kernel;
-  if (by_parts) return rules::Reason::parts;
+// Why there is such a rule, where its action does not say it.
+rules::Reason reason_of(rules::Action action, const std::string& why) {
+  if (why == "no_kernel") return rules::Reason::no_kernel;
+  if (why == "parts") return rules::Reason::parts;
+  if (!why.empty()) throw std::invalid_argument("unknown reason: " + why);
   switch (action) {
     case rules::Action::widest:
       return rules::Reason::widest;
@@ -80,6 +85,31 @@ rules::Reason reason_for(rules::Action action, bool no_kernel, bool by_parts) {
   }
 }
 
+// What can be said of an operation in a word, as `_policy.py` says it.
+constexpr struct {
+  std::string_view name;
+  void (*set)(Rule& rule);
+} traits[] = {
+    {"saturates", [](Rule& rule) { rule.saturates = true; }},
+    {"saturates_tensors", [](Rule& rule) { rule.means.saturates_tensors = true; }},
+    {"promotes", [](Rule& rule) { rule.promotes = true; }},
+    {"views_one", [](Rule& rule) { rule.views_one = true; }},
+    {"is_product", [](Rule& rule) { rule.is_product = true; }},
+    {"products_inside", [](Rule& rule) { rule.products_inside = true; }},
+    {"is_not_repeated", [](Rule& rule) { rule.may_repeat = false; }},
+    {"counts_no_version", [](Rule& rule) { rule.counts_no_version = true; }},
+    {"keeps_weights", [](Rule& rule) { rule.means.keeps_weights = true; }},
+    {"takes_steps", [](Rule& rule) { rule.means.takes_steps = true; }},
+    {"casts_inside", [](Rule& rule) { rule.means.casts_inside = true; }},
+    {"wrong_if_strided", [](Rule& rule) { rule.questions.wrong_if_strided = true; }},
+};
+
+void set_trait(Rule& rule, std::string_view name) {
+  const auto found = std::ranges::find(traits, name, [](const auto& trait) { return trait.name; });
+  if (found == std::end(traits)) throw std::invalid_argument("unknown trait: " + std::string(name));
+  found->set(rule);
+}
+
 // Held for ever, each once: a call under way may still read it after another policy came.
 PyObject* kept(const py::object& names_or_function) {
   static PyObject* const all = PyDict_New();
@@ -91,51 +121,55 @@ PyObject* kept(const py::object& names_or_function) {
 // Null for an empty tuple.
 PyObject* kept(const py::tuple& names) { return names.empty() ? nullptr : kept(py::object(names)); }
 
-// Null for None.
-PyObject* kept_function(const py::object& function) { return function.is_none() ? nullptr : kept(function); }
+// Which arguments may be cast. As engine::Castable.
+engine::Castable make_castable(std::uint64_t positions, const py::tuple& kept_keywords, std::uint64_t raised_positions,
+                               const py::tuple& raised_keywords, std::uint64_t off_cpu_positions,
+                               const py::tuple& off_cpu_keywords) {
+  return {.positions = positions,
+          .kept_keywords = kept(kept_keywords),
+          .raised_positions = raised_positions,
+          .raised_keywords = kept(raised_keywords),
+          .off_cpu_positions = off_cpu_positions,
+          .off_cpu_keywords = kept(off_cpu_keywords)};
+}
 
-Rule make_rule(const std::string& action, const std::string& precision, bool saturate, bool saturate_tensors,
-               bool no_kernel, bool by_parts, std::uint64_t positions, const py::tuple& kept_keywords,
-               const py::tuple& target_keywords, std::uint64_t raised_positions, const py::tuple& raised_keywords,
-               std::uint64_t off_cpu_positions, const py::tuple& off_cpu_keywords, const py::tuple& sparse_keyword,
-               std::uint8_t sparse_position, const py::object& is_wrong, bool wrong_if_strided, const py::object& sums,
-               bool views_one, const py::object& makes_product, bool products_inside, const py::object& is_fused,
-               bool may_repeat, bool promotes, bool keeps_weights, const py::object& in_rows, bool takes_steps,
-               bool counts_no_version, bool casts_inside, bool is_product, const std::string& packs) {
+void set_question(Rule& rule, const std::string& name, const py::object& function) {
+  PyObject* question = kept(function);
+  if (name == "makes_product") {
+    rule.only_with_product = true;
+    rule.questions.makes_product = question;
+  } else if (name == "is_fused") {
+    rule.may_be_fused = true;
+    rule.questions.is_fused = question;
+  } else if (name == "is_wrong") {
+    rule.may_be_wrong = true;
+    rule.questions.is_wrong = question;
+  } else if (name == "sums") {
+    rule.may_add_up = true;
+    rule.questions.adds_up = question;
+  } else if (name == "in_rows") {
+    rule.means.in_rows = question;
+  } else {
+    throw std::invalid_argument("unknown question: " + name);
+  }
+}
+
+Rule make_rule(const std::string& action, const std::string& precision, const std::string& why,
+               const std::vector<std::string_view>& words, const std::optional<engine::Castable>& castable,
+               const py::tuple& target_keywords, const std::optional<std::pair<std::string, std::uint8_t>>& sparse_gradient,
+               const std::map<std::string, py::object>& questions, const std::string& packs) {
   Rule rule;
   rule.action = action_of(action);
   if (rule.action == rules::Action::precision) rule.to = precision_of(precision);
-  rule.reason = reason_for(rule.action, no_kernel, by_parts);
-  rule.saturates = saturate;
-  rule.means.saturates_tensors = saturate_tensors;
-  rule.castable.positions = positions;
-  rule.castable.kept_keywords = kept(kept_keywords);
+  rule.reason = reason_of(rule.action, why);
+  for (const std::string_view word : words) set_trait(rule, word);
+  if (castable) rule.castable = *castable;
   rule.castable.target_keywords = kept(target_keywords);
-  rule.castable.raised_positions = raised_positions;
-  rule.castable.raised_keywords = kept(raised_keywords);
-  rule.castable.off_cpu_positions = off_cpu_positions;
-  rule.castable.off_cpu_keywords = kept(off_cpu_keywords);
-  rule.questions.sparse_keyword = kept(sparse_keyword);
-  rule.questions.sparse_position = sparse_position;
-  rule.may_be_wrong = !is_wrong.is_none();
-  rule.questions.is_wrong = kept_function(is_wrong);
-  rule.questions.wrong_if_strided = wrong_if_strided;
-  rule.may_add_up = !sums.is_none();
-  rule.questions.adds_up = kept_function(sums);
-  rule.views_one = views_one;
-  rule.only_with_product = !makes_product.is_none();
-  rule.questions.makes_product = kept_function(makes_product);
-  rule.products_inside = products_inside;
-  rule.may_be_fused = !is_fused.is_none();
-  rule.questions.is_fused = kept_function(is_fused);
-  rule.may_repeat = may_repeat;
-  rule.promotes = promotes;
-  rule.means.keeps_weights = keeps_weights;
-  rule.means.in_rows = kept_function(in_rows);
-  rule.means.takes_steps = takes_steps;
-  rule.counts_no_version = counts_no_version;
-  rule.means.casts_inside = casts_inside;
-  rule.is_product = is_product;
+  if (sparse_gradient) {
+    rule.questions.sparse_keyword = kept(py::make_tuple(sparse_gradient->first));
+    rule.questions.sparse_position = sparse_gradient->second;
+  }
+  for (const auto& [name, function] : questions) set_question(rule, name, function);
   rule.means.packs = weights::packs_named(packs);
   return rule;
 }
@@ -375,19 +409,15 @@ class Function {
 }  // namespace
 
 void register_engine(py::module_& module) {
+  py::class_<engine::Castable>(module, "Castable", "Which arguments of an operation may be cast.")
+      .def(py::init(&make_castable), py::kw_only(), py::arg("positions"), py::arg("kept_keywords"),
+           py::arg("raised_positions"), py::arg("raised_keywords"), py::arg("off_cpu_positions"),
+           py::arg("off_cpu_keywords"));
   py::class_<Rule>(module, "Rule", "What a policy says of one operation.")
-      .def(py::init(&make_rule), py::kw_only(), py::arg("action"), py::arg("precision") = "",
-           py::arg("saturate") = false, py::arg("saturate_tensors") = false, py::arg("no_kernel") = false,
-           py::arg("by_parts") = false, py::arg("positions") = ~std::uint64_t{0},
-           py::arg("kept_keywords") = py::tuple(), py::arg("target_keywords") = py::tuple(),
-           py::arg("raised_positions") = 0, py::arg("raised_keywords") = py::tuple(), py::arg("off_cpu_positions") = 0,
-           py::arg("off_cpu_keywords") = py::tuple(), py::arg("sparse_keyword") = py::tuple(),
-           py::arg("sparse_position") = 0, py::arg("is_wrong") = py::none(), py::arg("wrong_if_strided") = false,
-           py::arg("sums") = py::none(), py::arg("views_one") = false, py::arg("makes_product") = py::none(),
-           py::arg("products_inside") = false, py::arg("is_fused") = py::none(), py::arg("may_repeat") = true,
-           py::arg("promotes") = false, py::arg("keeps_weights") = false, py::arg("in_rows") = py::none(),
-           py::arg("takes_steps") = false, py::arg("counts_no_version") = false, py::arg("casts_inside") = false,
-           py::arg("is_product") = false, py::arg("packs") = "");
+      .def(py::init(&make_rule), py::kw_only(), py::arg("action"), py::arg("precision") = "", py::arg("why") = "",
+           py::arg("traits") = std::vector<std::string_view>(), py::arg("castable") = std::nullopt,
+           py::arg("target_keywords") = py::tuple(), py::arg("sparse_gradient") = std::nullopt,
+           py::arg("questions") = std::map<std::string, py::object>(), py::arg("packs") = "");
 
   module.def("bind_torch", [] {
     static bool bound = false;
