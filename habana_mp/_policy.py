@@ -12,12 +12,12 @@ import torch
 
 from habana_mp import _core
 from habana_mp import _operations as ops
-from habana_mp._compiled import in_rows
 from habana_mp._convolutions import WRONG
 from habana_mp._errors import ListError, warn
 from habana_mp._lists import Listed
 from habana_mp._presets import Preset, shipped_names
 from habana_mp._reached_inside import MADE_OF_PRODUCTS, MAKES_PRODUCT, MEAN_PRODUCTS, PRODUCTS_INSIDE
+from habana_mp._rows import in_rows
 from habana_mp._sums import SUMS
 
 Action = Literal["none", "precision", "widest", "in_place", "first_input", "scalars", "refused"]

@@ -1,21 +1,31 @@
-"""Operations that torch writes in Python (``F.normalize``, ``F.softmin``, ``Tensor.__rtruediv__``).
+"""Other code for a function of Python.
 
-Such a function keeps its identity too: its code object is exchanged for one with the same parameters that calls the
-core with the function as it was. Aliases taken before obey, and putting the old code back leaves nothing behind.
+The function keeps its identity: its code object is exchanged for one with the same parameters, which hands them to
+whoever is to answer, with the function as it was. Aliases taken before obey, and putting the old code back leaves
+nothing behind.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
-from habana_mp import _core
-from habana_mp._imports import WhenImported
+from habana_mp._ledger import Assumption, UnmetError, holds, require
+from habana_mp.patches.base import Patch, Settings
 
 _PLACEHOLDER = "habana_mp: replaced by the function to call"
+
+_CODE = Assumption(
+    "cpython.exchanged-code",
+    assumed="a function of Python takes another code object with the same free variables, and then runs that",
+    check="it is done to a function of our own, with its arguments of each kind",
+    otherwise="convert refuses",
+)
 
 
 def untouched(function: types.FunctionType) -> types.FunctionType:
@@ -115,38 +125,60 @@ class Replacement:
         self._function.__code__ = self._code
 
 
-class _WholeInGraphs(WhenImported):
-    """Dynamo notes the calls of a function and does not read its code. Of most of torch's it knows that by itself."""
+class ReplacedFunction(Patch):
+    """One function of torch's in whose stead another is called."""
 
-    name = "torch._dynamo.trace_rules"
+    assumption: ClassVar[Assumption]
+    #: How torch names it; ours takes it by its position.
+    first_parameter: ClassVar[str]
+    _replacement: Replacement | None = None
 
-    def __init__(self, function: types.FunctionType) -> None:
-        super().__init__()
-        self._function = function
-        self._is_known = True
+    @staticmethod
+    @abstractmethod
+    def find() -> Any:
+        """The function."""
 
-    def do(self, module: Any) -> None:
-        self._is_known = module.is_callable_allowed(self._function)
-        if not self._is_known:
-            module._allowed_callable_ids.add(id(self._function))
+    @staticmethod
+    @abstractmethod
+    def call(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """What is called instead, with the function as it was."""
 
-    def undo(self, module: Any) -> None:
-        if not self._is_known:
-            module._allowed_callable_ids.remove(id(self._function))
+    def check(self, settings: Settings) -> None:
+        require(_CODE, _exchanges_code)
 
-
-class Composite(Replacement):
-    """One Python function of torch that lists cover."""
-
-    def __init__(self, function: types.FunctionType, operation: str) -> None:
-        engine = _core.Composite(function, untouched(function), operation)
-        super().__init__(function, lambda _, arguments, keywords: engine.call(arguments, keywords))
-        self._in_graphs = _WholeInGraphs(function)
-
-    def install(self) -> None:
-        super().install()
-        self._in_graphs.install()
+    def install(self, settings: Settings) -> None:
+        if self._replacement is None and holds(self.assumption, self._is_as_expected):
+            self._replacement = Replacement(self.find(), self.call)
+            self._replacement.install()
 
     def uninstall(self) -> None:
-        self._in_graphs.uninstall()
-        super().uninstall()
+        if self._replacement is not None:
+            self._replacement.uninstall()
+            self._replacement = None
+
+    def _is_as_expected(self) -> bool:
+        function = self.find()
+        if not isinstance(function, types.FunctionType):
+            raise UnmetError(f"it is {function!r}")
+        return next(iter(inspect.signature(function).parameters)) == self.first_parameter  # also of what it wraps
+
+
+@functools.cache
+def _exchanges_code() -> bool:
+    outer = object()
+
+    def sample(a: Any, /, b: Any = 2, *c: Any, d: Any = 4, **e: Any) -> Any:
+        return outer, a, b, c, d, e
+
+    expected = sample(1), sample(1, 3, 5, d=6, f=7)
+    given = []
+
+    def call(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        given.append(arguments)
+        return original(*arguments, **keywords)
+
+    replacement = Replacement(sample, call)
+    replacement.install()
+    got = sample(1), sample(1, 3, 5, d=6, f=7)
+    replacement.uninstall()
+    return got == expected == (sample(1), sample(1, 3, 5, d=6, f=7)) and given == [(1, 2), (1, 3, 5)]
