@@ -69,8 +69,8 @@ def require(assumption: Assumption, test: Callable[[], object]) -> None:
         raise error
     if reason is not None:
         raise RuntimeError(
-            f"habana_mp cannot be used here: it relies on {assumption.assumed}, which does not hold "
-            f"({assumption.name}: {reason}); please report it"
+            f"habana_mp cannot be used here; what it takes for granted does not hold: {assumption.assumed} "
+            f"({assumption.name}: {reason}). Nothing was changed; please report it"
         ) from error
 
 

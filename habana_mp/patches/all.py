@@ -27,6 +27,7 @@ from habana_mp.patches.optimizer_steps import OptimizerSteps
 from habana_mp.patches.recognised_code import RecognisedCode
 from habana_mp.patches.stored_values import StoredValues
 from habana_mp.patches.unwrapped_steps import UnwrappedSteps
+from habana_mp.patches.when_imported import WhenImported
 
 
 def all_patches() -> tuple[Patch, ...]:
@@ -54,6 +55,12 @@ def all_patches() -> tuple[Patch, ...]:
         Checkpoint(),
         DataParallel(),
     )
+
+
+def modules_of_torch() -> list[str]:
+    """Those for which patches wait."""
+    waiting = [one.name for one in all_patches() if isinstance(one, WhenImported)]
+    return sorted({name for name in waiting if name.startswith("torch.")})
 
 
 class Patches:

@@ -108,6 +108,7 @@ class KeptWeights(Patch):
         if not (settings.weight_cache and holds(_METHODS, _has_methods) and operators_have_builtins()):
             self.uninstall()
             return
+        tells_hooks_of_one()  # asked here once, before the first step
         methods = _methods()
         pointers, arrays = (_COMPARE_POINTERS, _PASS_POINTERS_ON), (_DROP_ARRAYS, _PASS_ARRAYS_ON)
         _core.weights_watch(methods, pointers, arrays)

@@ -69,9 +69,13 @@ def check_capture(stepped: Any) -> None:
     getattr(stepped, newer if hasattr(stepped, newer) else older)()
 
 
+#: Asked here, before anybody waits for a step.
+_DIVIDES_MANY = holds(_DIVISION, lambda: torch._foreach_div_)
+
+
 def divide_(tensors: list[Tensor], divisor: Tensor) -> None:
     """Divide them in place."""
-    if holds(_DIVISION, lambda: torch._foreach_div_):
+    if _DIVIDES_MANY:
         torch._foreach_div_(tensors, divisor)
         return
     for tensor in tensors:
