@@ -27,7 +27,7 @@ class UnmetError(Exception):
     """What a test raises to say why the assumption does not hold."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # each is one of its kind
 class Assumption:
     """One thing that is taken for granted."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import types
 import warnings
 from abc import abstractmethod
@@ -54,35 +55,33 @@ def forwarding_code(
     what ``known_as`` says.
     """
     code = function.__code__
-    parameters, arguments, keywords = [], [], []
+    parameters: list[str] = []
+    arguments: list[str] = []
+    keywords: list[str] = []
     # The defaults stay with the function object; the parameters only need their names and kinds.
-    signature = inspect.signature(untouched(function)).parameters.values()
-    kinds = inspect.Parameter
-    seen_star = False
-    for index, parameter in enumerate(signature):
-        name = parameter.name
-        if parameter.kind is kinds.VAR_POSITIONAL:
-            parameters.append(f"*{name}")
-            arguments.append(f"*{name}")
-            seen_star = True
-        elif parameter.kind is kinds.VAR_KEYWORD:
-            parameters.append(f"**{name}")
-            keywords.append(f"**{name}")
-        elif parameter.kind is kinds.KEYWORD_ONLY:
-            if not seen_star:
-                parameters.append("*")
-                seen_star = True
-            parameters.append(name)
+    names = iter(code.co_varnames)
+    for index, name in enumerate(itertools.islice(names, code.co_argcount)):
+        parameters.append(name)
+        # The core knows what is written into by its name. What comes after it is handed over by name too.
+        if name == "out" or keywords:
             keywords.append(f"{name!r}: {name}")
         else:
-            parameters.append(name)
-            # The core knows what is written into by its name. What comes after it is handed over by name too.
-            if name == "out" or keywords:
-                keywords.append(f"{name!r}: {name}")
-            else:
-                arguments.append(name)
-            if index + 1 == code.co_posonlyargcount:
-                parameters.append("/")
+            arguments.append(name)
+        if index + 1 == code.co_posonlyargcount:
+            parameters.append("/")
+    by_name = list(itertools.islice(names, code.co_kwonlyargcount))
+    if code.co_flags & inspect.CO_VARARGS:
+        several = next(names)
+        parameters.append(f"*{several}")
+        arguments.append(f"*{several}")
+    elif by_name:
+        parameters.append("*")
+    parameters += by_name
+    keywords += [f"{name!r}: {name}" for name in by_name]
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        others = next(names)
+        parameters.append(f"**{others}")
+        keywords.append(f"**{others}")
     # A function only takes code with as many free variables as its own has, so the new code names them too.
     free = "".join(name + ", " for name in code.co_freevars)
     called = f"{call.__name__}({(known_as or full_name(function))!r}, (" if imported else f"{_PLACEHOLDER!r}(("

@@ -17,7 +17,7 @@ from habana_mp.patches.base import Patch, Settings
 _NODES = Assumption(
     "torch.graph-nodes",
     assumed="autograd names the node of a conversion `ToCopyBackward0`, and that of a leaf has it as `variable`",
-    check="it is so for a tensor that is converted",
+    check="torch has these two nodes, the latter with such an attribute",
     otherwise="a buffer or Parameter that is made of a lowered result which autograd recorded keeps its low precision",
 )
 
@@ -37,7 +37,8 @@ class StoredValues(Patch):
 
     def install(self, settings: Settings) -> None:
         if self._handle is None:
-            _tells_buffers()
+            for tells in (_tells_nodes, _tells_buffers):
+                tells()  # asked here, before anything is stored
             look: Any = _look_at_buffer  # torch's annotation forgets that what it returns is taken
             self._handle = register_module_buffer_registration_hook(look)
 
@@ -47,15 +48,13 @@ class StoredValues(Patch):
             self._handle = None
 
 
+def _tells_nodes() -> bool:
+    return holds(_NODES, _names_nodes)
+
+
 def _names_nodes() -> bool:
-    with disable_casts(), torch.inference_mode(False), torch.enable_grad():
-        leaf = torch.zeros(1, dtype=torch.float32, device="cpu", requires_grad=True)
-        node: Any = leaf.to(torch.bfloat16).grad_fn
-    return node.name() == "ToCopyBackward0" and node.next_functions[0][0].variable is leaf
-
-
-#: Asked here, where no mode of a user's sees it.
-_NODES_ARE_KNOWN = holds(_NODES, _names_nodes)
+    nodes: Any = torch._C._functions
+    return hasattr(nodes, "ToCopyBackward0") and hasattr(nodes.AccumulateGrad, "variable")
 
 
 def _tells_buffers() -> bool:
@@ -139,7 +138,7 @@ def _is_lowered(values: torch.Tensor) -> bool:
     """Are they a result that was lowered? Recorded results are not remembered: there the graph has to tell."""
     if _core.was_lowered(values):
         return True
-    return _core.may_be_lowered_in_graph(values) and _NODES_ARE_KNOWN and _comes_from_float32(values.grad_fn)
+    return _core.may_be_lowered_in_graph(values) and _tells_nodes() and _comes_from_float32(values.grad_fn)
 
 
 #: Nodes of autograd's graph that pass values on as they are.

@@ -32,7 +32,6 @@ AT_IMPORT = {
     "torch.device-types",
     "torch.dynamo-guards-on-autocast",
     "torch.foreach-div",
-    "torch.graph-nodes",
     "torch.linear-builtin",
     "torch.optimizer-insides",
     "torch.pytree",
