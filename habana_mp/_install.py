@@ -68,6 +68,7 @@ class Installation:
             _bind()
             composites = self._make_composites(policy)
             plan = _policy.plan(policy, keeps_weights=keeps_weights)
+            self._check_patches()
             number = self._store(
                 lambda: _core.make_region(plan=plan, on_cpu=on_cpu, name=name, after_recorded_cast=after_recorded)
             )
@@ -80,6 +81,7 @@ class Installation:
         with _lock:
             self.check_alone()
             composites = self._make_composites(self._regions[number])
+            self._check_patches()
             self._store(lambda: _core.put_in_region(number))
             self._add_region(number, composites)
 
@@ -108,6 +110,11 @@ class Installation:
             if self.policy is None:
                 self.uninstall()
             raise
+
+    def _check_patches(self) -> None:
+        """Raise where patches that a region needs cannot be put in."""
+        if not self._are_patches_in:
+            self._patches.check(_settings_of(Policy(), None))
 
     def _put_patches_in(self, policy: Policy, within: Within = None) -> None:
         self._patches.install(_settings_of(policy, within))

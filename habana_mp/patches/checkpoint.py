@@ -41,11 +41,10 @@ class Checkpoint(ReplacedFunction):
     assumption = Assumption(
         "torch.checkpoint",
         assumed="`torch.utils.checkpoint._checkpoint_impl`, or else `checkpoint`, is given each block that runs again",
-        check="it is a function of Python whose first parameter is `function`",
+        check="it is a function of Python that takes arguments by their position",
         otherwise="a block runs again without casts: its gradients are those of float32, or torch raises because "
         "what it recomputed has another precision",
     )
-    first_parameter = "function"
 
     @staticmethod
     def find() -> Any:

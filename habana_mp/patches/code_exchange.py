@@ -128,8 +128,6 @@ class ReplacedFunction(Patch):
     """One function of torch's in whose stead another is called."""
 
     assumption: ClassVar[Assumption]
-    #: How torch names it; ours takes it by its position.
-    first_parameter: ClassVar[str]
     _replacement: Replacement | None = None
 
     @staticmethod
@@ -159,7 +157,8 @@ class ReplacedFunction(Patch):
         function = self.find()
         if not isinstance(function, types.FunctionType):
             raise UnmetError(f"it is {function!r}")
-        return next(iter(inspect.signature(function).parameters)) == self.first_parameter  # also of what it wraps
+        code = function.__code__
+        return bool(code.co_argcount or code.co_flags & inspect.CO_VARARGS)
 
 
 @functools.cache

@@ -22,10 +22,9 @@ class DataParallel(ReplacedFunction):
     assumption = Assumption(
         "torch.parallel-apply",
         assumed="`torch.nn.parallel.parallel_apply` is given nn.DataParallel's replicas, and runs each in a thread",
-        check="it is a function of Python whose first parameter is `modules`",
+        check="it is a function of Python that takes arguments by their position",
         otherwise="replicas of nn.DataParallel run without casts",
     )
-    first_parameter = "modules"
 
     @staticmethod
     def find() -> Any:

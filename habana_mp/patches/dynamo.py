@@ -6,6 +6,7 @@ Where Dynamo cannot be told, it compiles nothing while lists are in force: funct
 from __future__ import annotations
 
 import functools
+import importlib
 import types
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -197,7 +198,7 @@ def _guard_on_state(state: int, builder: Any, guard: Any) -> None:
 def _takes_our_guard(module: Any) -> bool:
     if not (callable(module.GlobalStateSource) and callable(module.OutputGraph.init_ambient_guards)):
         return False
-    if torch._dynamo.config.enable_cpp_guard_manager:
+    if importlib.import_module("torch._dynamo.config").enable_cpp_guard_manager:
         guards: Any = torch._C._dynamo.guards
         guards.RootGuardManager().add_lambda_guard(lambda _: True, [""])
     return True

@@ -18,7 +18,7 @@ from habana_mp.patches.when_imported import WhenImported
 _TABLE = Assumption(
     "torch.inductor-kernels",
     assumed="`torch._inductor.select_algorithm.extern_kernels` has, as attributes, the builtins that Inductor calls",
-    check="it is an object of a class of Python, with attributes of its own",
+    check="it is an object of a class of torch's own, and has attributes of its own",
     otherwise="these calls are answered as others, by what holds where the lists are silent",
 )
 
@@ -30,9 +30,7 @@ class KernelTable(WhenImported):
     _originals: Mapping[str, Any] = types.MappingProxyType({})
 
     def do(self, module: Any) -> None:
-        if not holds(
-            _TABLE, lambda: type(module.extern_kernels).__module__.startswith("torch.") and vars(module.extern_kernels)
-        ):
+        if not holds(_TABLE, lambda: _is_as_expected(module.extern_kernels)):
             return
         kernels = module.extern_kernels
         originals: dict[str, Any] = {}
@@ -55,3 +53,7 @@ class KernelTable(WhenImported):
             del type(kernels).__setattr__
         for name, original in self._originals.items():
             setattr(kernels, name, original)
+
+
+def _is_as_expected(kernels: Any) -> bool:
+    return type(kernels).__module__.startswith("torch.") and isinstance(vars(kernels), dict)

@@ -5,6 +5,7 @@ torch goes through its hooks as they are, and what is put in or taken out meanwh
 
 from __future__ import annotations
 
+import inspect
 import time
 import types
 from collections.abc import Callable
@@ -59,7 +60,9 @@ def _hooks_are_there() -> bool:
 
 def tells_hooks_of_one() -> bool:
     """Can it be told who has hooks after the steps of one optimizer?"""
-    return holds(_HOOKS_OF_ONE, lambda: "_optimizer_step_post_hooks" in Optimizer.__init__.__code__.co_names)
+    return holds(
+        _HOOKS_OF_ONE, lambda: "_optimizer_step_post_hooks" in inspect.unwrap(Optimizer.__init__).__code__.co_names
+    )
 
 
 def only_our_hooks_follow(stepped: Optimizer) -> bool:

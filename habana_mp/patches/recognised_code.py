@@ -6,12 +6,13 @@ The core finds out where it is; here it is told what to look for.
 from __future__ import annotations
 
 import multiprocessing
+from multiprocessing import spawn
 from typing import Any
 
 import torch
 
 from habana_mp import _core
-from habana_mp._ledger import Assumption, require
+from habana_mp._ledger import Assumption, holds, require
 from habana_mp.patches import autocast_regions, torch_files
 from habana_mp.patches.base import Patch, Settings
 from habana_mp.patches.optimizer_steps import code_around_steps
@@ -31,6 +32,13 @@ _WORKER = Assumption(
     assumed="`torch.utils.data._utils.worker` has `_worker_info`, which is None but in a worker of a DataLoader",
     check="it is there, and what torch.utils.data.get_worker_info gives",
     otherwise="convert refuses",
+)
+
+_SPAWNED = Assumption(
+    "cpython.spawned-process",
+    assumed="a process that multiprocessing spawns has `_inheriting` while it runs the main script again",
+    check="the code of `multiprocessing.spawn` that does so names that",
+    otherwise="each cast asks whether it is made in a worker of a DataLoader, which takes a little longer",
 )
 
 
@@ -84,7 +92,7 @@ class RecognisedCode(Patch):
             torch_files.through_to_callers(),
         )
         _core.install_in_disabled_regions(regions)
-        if _is_child_process():
+        if _may_be_child_process():
             _core.set_in_child_process()
         self._is_told = True
 
@@ -92,8 +100,9 @@ class RecognisedCode(Patch):
         self._is_told = False  # the core itself takes out what it has put in
 
 
-def _is_child_process() -> bool:
+def _may_be_child_process() -> bool:
     """Did multiprocessing start this process? A forked one is noticed by the core itself."""
     process: Any = multiprocessing.current_process()
     # A spawned process runs the main script again before it learns who its parent is.
-    return multiprocessing.parent_process() is not None or getattr(process, "_inheriting", False)
+    is_child = multiprocessing.parent_process() is not None or getattr(process, "_inheriting", False)
+    return is_child or not holds(_SPAWNED, lambda: "_inheriting" in spawn._main.__code__.co_names)

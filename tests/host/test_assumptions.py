@@ -139,6 +139,16 @@ def test_convert_refuses_without(name: str) -> None:
     hmp.convert()
 
 
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_region_is_refused_without(name: str) -> None:
+    before = changed_things()
+    with _ledger.broken(name), pytest.raises(RuntimeError, match=rf"{name}: broken on purpose"):
+        hmp.autocast("cpu")
+    assert changed_things() == before
+    with hmp.autocast("cpu"):
+        assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is BF16
+
+
 def test_what_was_in_force_stays_where_the_next_convert_is_refused() -> None:
     hmp.convert("O2")
     with _ledger.broken(REFUSED[0]), pytest.raises(RuntimeError, match="broken on purpose"):
