@@ -212,6 +212,9 @@ def _doctor() -> int:
     except (ImportError, RuntimeError) as error:
         print(f"patched       impossible here: {error}")
         status = 1
+    failed = _failed(_assumptions())
+    if failed:
+        print(f"assumptions   {', '.join(failed)}: not as expected; `habana-mp doctor --assumptions` tells more")
     try:
         _print_bf16()
     finally:
@@ -222,9 +225,9 @@ def _doctor() -> int:
 
 def _show_assumptions() -> int:
     error = _check_assumptions()
-    rows = [*_ledger.rows(), *getattr(_core, "assumptions", list)()]
+    rows = _assumptions()
     width = max(len(name) for name, *_ in rows)
-    failed = [row for row in rows if row[-1].startswith(_ledger.DOES_NOT_HOLD)]
+    failed = _failed(rows)
     for name, assumed, check, otherwise, state in rows:
         print(f"{name:<{width}}  {state}")
         if state.startswith(_ledger.DOES_NOT_HOLD):
@@ -235,6 +238,15 @@ def _show_assumptions() -> int:
     if error is not None:
         print(f"convert is impossible here: {error}")
     return 1 if failed or error is not None else 0
+
+
+def _assumptions() -> list[tuple[str, str, str, str, str]]:
+    """All that is taken for granted, in Python and in the core."""
+    return [*_ledger.rows(), *getattr(_core, "assumptions", list)()]
+
+
+def _failed(rows: list[tuple[str, str, str, str, str]]) -> list[str]:
+    return [name for name, *_, state in rows if state.startswith(_ledger.DOES_NOT_HOLD)]
 
 
 def _check_assumptions() -> Exception | None:

@@ -371,6 +371,15 @@ def test_the_doctor_shows_what_is_taken_for_granted(capsys: pytest.CaptureFixtur
     assert not hmp.is_converted()
 
 
+def test_the_doctor_names_what_is_not_as_expected(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "_print_bf16", lambda: None)
+    with _ledger.broken("torch.checkpoint"):
+        cli.main(["doctor"])
+    assert "torch.checkpoint: not as expected; `habana-mp doctor --assumptions`" in capsys.readouterr().out
+
+
 def test_the_doctor_says_what_happens_instead() -> None:
     done = run(
         "from habana_mp.cli import main; raise SystemExit(main(['doctor', '--assumptions']))", "torch.checkpoint"
