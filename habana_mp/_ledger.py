@@ -27,6 +27,13 @@ class UnmetError(Exception):
     """What a test raises to say why the assumption does not hold."""
 
 
+#: What a test raises where something is not as expected. Anything else is somebody else's, such as that of a signal's
+#: handler, and passes on.
+_UNEXPECTED = (
+    *(UnmetError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError),
+)
+
+
 @dataclass(frozen=True, eq=False)  # each is one of its kind
 class Assumption:
     """One thing that is taken for granted."""
@@ -47,7 +54,7 @@ class Assumption:
 
 
 def holds(assumption: Assumption, test: Callable[[], object], part: str = "") -> bool:
-    """Is it so? The test runs once; what it raises counts as no.
+    """Is it so? The test runs once; an error that it raises counts as no.
 
     An assumption of several parts, such as functions that must be there, is asked for each, and holds where all do.
     """
@@ -79,10 +86,8 @@ def _why_not(assumption: Assumption, test: Callable[[], object]) -> tuple[str | 
         return "broken on purpose", None
     try:
         return (None, None) if test() else ("it is not so", None)
-    except UnmetError as unmet:
-        return str(unmet), unmet
-    except Exception as error:  # whatever it is, it is not as expected
-        return f"{type(error).__name__}: {error}", error
+    except _UNEXPECTED as error:
+        return str(error) if isinstance(error, UnmetError) else f"{type(error).__name__}: {error}", error
 
 
 def rows() -> list[tuple[str, str, str, str, str]]:

@@ -67,6 +67,18 @@ def test_what_is_required_is_asked_each_time_and_raised() -> None:
         require(assumption, refuse)
 
 
+def test_what_a_signals_handler_raises_meanwhile_passes_on_and_is_not_remembered() -> None:
+    def interrupted() -> bool:
+        raise TimeoutError
+
+    assumption = an_assumption()
+    for ask in (holds, require):
+        with pytest.raises(TimeoutError):
+            ask(assumption, interrupted)
+    assert _ledger.state_of("a.thing") == "not asked yet"
+    assert holds(assumption, lambda: True)
+
+
 def test_an_assumption_is_broken_for_a_while() -> None:
     assumption = an_assumption()
     assert holds(assumption, lambda: True)
