@@ -168,6 +168,15 @@ class Function:
     def __init__(self, function: Any, shown: Any, operation: str, rule: Rule) -> None: ...
     def call(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any: ...
 
+accelerators: tuple[str, ...]
+"""Those of src/accel that this build has; what belongs to another one is missing here."""
+
+def assumptions() -> list[tuple[str, str, str, str, str]]:
+    """The core's ledger: name, what is assumed, how it is checked, what happens otherwise, state."""
+
+def symbols() -> list[tuple[str, bool]]:
+    """Functions of torch's libraries by name, and whether torch's headers declare them as they are called."""
+
 def bind_torch() -> None: ...
 def reads_flags_in_place() -> bool:
     """Are the flags of torch's dispatcher read in its memory, without calling a function of torch's?"""

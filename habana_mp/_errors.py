@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 import types
 import warnings
 
@@ -17,7 +17,7 @@ class ListError(ValueError):
 
 def line_of_user() -> tuple[str, int]:
     """File and line of the user's own code, however deep inside torch or habana_mp this is called."""
-    frame: types.FrameType | None = sys._getframe(1)
+    frame: types.FrameType | None = inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "habana_mp"):
         frame = frame.f_back
     return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("<unknown>", 0)

@@ -8,18 +8,15 @@ from typing import Any, TypeVar
 
 import torch
 
-from habana_mp import _core, _policy, ops
-from habana_mp._checkpoint import checkpoint_replacement
-from habana_mp._compiled import Compiled, forget_compiled_code
-from habana_mp._composites import Composite, Replacement
-from habana_mp._exchanged import Exchanged
-from habana_mp._marks import MARK, MARK_DTYPES, MARK_NUMBER
-from habana_mp._memory import Memory
-from habana_mp._modules import Modules, Within
-from habana_mp._places import Places, warn_if_in_autocast
+from habana_mp import _core, _policy
 from habana_mp._policy import Policy
-from habana_mp._replicas import parallel_apply_replacement
-from habana_mp._weights import Weights
+from habana_mp.patches.all import Patches, all_patches
+from habana_mp.patches.autocast_regions import warn_if_in_autocast
+from habana_mp.patches.base import Settings, Within
+from habana_mp.patches.compiled_functions import forget_compiled_code
+from habana_mp.patches.composites import Composite
+from habana_mp.patches.function_twins import tell_function_twins
+from habana_mp.patches.region_marks import MARK, MARK_DTYPES, MARK_NUMBER
 
 _lock = threading.RLock()
 _R = TypeVar("_R")
@@ -39,15 +36,9 @@ class Installation:
         self.numbers: dict[tuple[Any, ...], int] = {}
         #: Is what the core has put into torch, if anything, of this module?
         self._is_ours = False
-        self._is_supported = False
-        self._replacements: list[Replacement] = []
+        self._are_patches_in = False
+        self._patches = Patches(all_patches())
         self._composites: dict[Any, Composite] = {}
-        self._places = Places()
-        self._compiled = Compiled()
-        self._exchanged = Exchanged()
-        self._weights = Weights()
-        self._memory = Memory()
-        self._modules = Modules()
 
     def install(self, policy: Policy, within: Within = None) -> None:
         """Replace convert's policy by this one, which lowers within these modules only. When that fails, what was
@@ -58,12 +49,11 @@ class Installation:
             # Whatever can fail is made before anything is changed; the core checks everything before its first store.
             composites = self._make_composites(policy)
             plan = _policy.plan(policy)
-            self._modules.check(within)
+            self._patches.check(_settings_of(policy, within))
             warn_if_in_autocast()
             self._store(lambda: _core.install(plan, within_modules=within is not None), is_whole=True)
             try:
-                self._modules.install(within)
-                self._support(policy, weights_of=policy)
+                self._put_patches_in(policy, within)
                 forget_compiled_code()
                 self.policy = policy
                 self._exchange_composites(composites)
@@ -78,6 +68,7 @@ class Installation:
             _bind()
             composites = self._make_composites(policy)
             plan = _policy.plan(policy, keeps_weights=keeps_weights)
+            self._check_patches()
             number = self._store(
                 lambda: _core.make_region(plan=plan, on_cpu=on_cpu, name=name, after_recorded_cast=after_recorded)
             )
@@ -90,6 +81,7 @@ class Installation:
         with _lock:
             self.check_alone()
             composites = self._make_composites(self._regions[number])
+            self._check_patches()
             self._store(lambda: _core.put_in_region(number))
             self._add_region(number, composites)
 
@@ -98,7 +90,9 @@ class Installation:
         changes, was_ours = _core.change_count(), self._is_ours
         self._is_ours = True
         try:
-            return change()
+            changed = change()
+            tell_function_twins()
+            return changed
         except BaseException:  # a signal's handler may raise after it was changed
             if _core.change_count() == changes:
                 self._is_ours = was_ours
@@ -109,36 +103,23 @@ class Installation:
     def _add_region(self, number: int, composites: dict[Any, Composite]) -> None:
         self._regions_in_torch.add(number)
         try:
-            self._support(self._regions[number], weights_of=None if self._is_supported else Policy())
+            if not self._are_patches_in:
+                self._put_patches_in(Policy())
             self._exchange_composites(composites)
         except BaseException:
             if self.policy is None:
                 self.uninstall()
             raise
 
-    def _support(self, policy: Policy, *, weights_of: Policy | None) -> None:
-        """Put in what any lists need beside the rules themselves."""
-        _core.set_function_twins(
-            {
-                getattr(torch._C.TensorBase, name): getattr(torch._C._VariableFunctions, row.twin)
-                for name, row in ops.rows().items()
-                if row.twin
-            }
-        )
-        self._places.install()
-        self._compiled.install()
-        self._exchanged.install()
-        if weights_of is not None:
-            self._weights.install(
-                on=weights_of.weight_cache, limit=weights_of.weight_cache_limit, packed=weights_of.packed_weights
-            )
-            _core.set_skips_slower(weights_of.skip_slower)
-            self._memory.install(on=weights_of.reuse_memory)
-        if not self._replacements:
-            self._replacements = [checkpoint_replacement(), parallel_apply_replacement()]
-            for replacement in self._replacements:
-                replacement.install()
-        self._is_supported = True
+    def _check_patches(self) -> None:
+        """Raise where patches that a region needs cannot be put in."""
+        if not self._are_patches_in:
+            self._patches.check(_settings_of(Policy(), None))
+
+    def _put_patches_in(self, policy: Policy, within: Within = None) -> None:
+        self._patches.install(_settings_of(policy, within))
+        _set_skips_slower(policy.skip_slower)
+        self._are_patches_in = True
 
     def _policies(self) -> list[Policy]:
         regions = [self._regions[number] for number in self._regions_in_torch]
@@ -172,23 +153,33 @@ class Installation:
     def uninstall(self) -> None:
         """Torch is as it was before the first :meth:`install`, and regions that are open cast nothing."""
         with _lock:
-            self._modules.uninstall()
-            self._places.uninstall()
-            self._compiled.uninstall()
-            self._exchanged.uninstall()
-            self._weights.uninstall()
-            self._memory.uninstall()
-            _core.set_skips_slower(False)
-            for replacement in (*self._replacements, *self._composites.values()):
-                replacement.uninstall()
-            self._replacements = []
+            self._patches.uninstall()
+            forget_compiled_code()
+            _set_skips_slower(False)
+            for composite in self._composites.values():
+                composite.uninstall()
             self._composites = {}
             _core.uninstall()
             self.policy = None
             self._regions_in_torch = set()
             self.numbers.clear()
-            self._is_supported = False
+            self._are_patches_in = False
             self._is_ours = False
+
+
+def _set_skips_slower(on: bool) -> None:
+    if "slower" in _core.accelerators:
+        _core.set_skips_slower(on)
+
+
+def _settings_of(policy: Policy, within: Within) -> Settings:
+    return Settings(
+        within=within,
+        weight_cache=policy.weight_cache,
+        weight_cache_limit=policy.weight_cache_limit,
+        packed_weights=policy.packed_weights,
+        reuse_memory=policy.reuse_memory,
+    )
 
 
 def _bind() -> None:

@@ -10,10 +10,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from habana_mp import _core, ops
-from habana_mp._compiled import in_rows
 from habana_mp._errors import ListError, warn
 from habana_mp._lists import Listed
 from habana_mp._presets import Preset, shipped_names
+from habana_mp._rows import in_rows
 from habana_mp.ops.find import NO_OPERATION, Builtin, without_overload
 
 Action = Literal["none", "precision", "widest", "in_place", "first_input", "scalars", "refused"]

@@ -9,18 +9,19 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from habana_mp import _core
-from habana_mp._compiled import OwnCode
 from habana_mp._disable import CastsOff, disable_casts
 from habana_mp._errors import ListError, warn
 from habana_mp._install import installation
 from habana_mp._lists import Listed, given_list, read_list
-from habana_mp._marks import as_autocast, constant_in_graph
 from habana_mp._policy import PRECISIONS, policy_from_lists
 from habana_mp._presets import preset_named, with_own
 from habana_mp._scopes import Scope
+from habana_mp.patches.compiled_functions import constant_in_graph
+from habana_mp.patches.dynamo import OwnCode
+from habana_mp.patches.pytree import tree_leaves
+from habana_mp.patches.region_marks import as_autocast
 
 _Path = str | os.PathLike[str]
 

@@ -14,11 +14,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from habana_mp.patches.compiled_functions import forget_that_it_was_compiled
+
 _F = TypeVar("_F", bound=Callable[..., Any])
-
-
-#: What torch.compile leaves on a function that it compiled.
-_OF_COMPILED = ("_torchdynamo", "_is_torch_compile", "_isolate_recompiles_id", "get_compiler_config", "aot_compile")
 
 
 def with_face_of(function: Any) -> Callable[[_F], _F]:
@@ -26,8 +24,7 @@ def with_face_of(function: Any) -> Callable[[_F], _F]:
 
     def decorate(wrapper: _F) -> _F:
         functools.update_wrapper(wrapper, function)
-        for name in [one for one in vars(wrapper) if one.startswith(_OF_COMPILED)]:
-            delattr(wrapper, name)
+        forget_that_it_was_compiled(wrapper)
         return wrapper
 
     return decorate

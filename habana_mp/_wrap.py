@@ -8,9 +8,10 @@ from typing import Any, TypeVar, overload
 import torch
 
 from habana_mp import _core
-from habana_mp._marks import constant_in_graph, silence
 from habana_mp._policy import PRECISIONS, Ruling
 from habana_mp._scopes import with_face_of
+from habana_mp.patches.compiled_functions import constant_in_graph
+from habana_mp.patches.region_marks import silence
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

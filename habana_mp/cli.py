@@ -10,15 +10,16 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
 
 import habana_mp
-from habana_mp import _core, _policy, hmp, kernels, ops
+from habana_mp import _core, _ledger, _policy, hmp, kernels, ops
 from habana_mp._lists import read_list
 from habana_mp._presets import hint_for, presets
+from habana_mp.patches.all import modules_of_torch
 
 #: The lists of a preset.
 _PARTS = ("lower", "fp32", "widest")
@@ -60,14 +61,21 @@ def _run(arguments: Sequence[str] | None) -> int:
         "--together", action="store_true", help="the two files are the two lists of one convert: do they contradict?"
     )
     lists.add_argument("--only", choices=_PARTS, help="one list of the preset, as a list file to start your own from")
-    commands.add_parser("doctor", help="what is here: torch, devices, kernels, how fast bf16 is, what is covered")
+    doctor = commands.add_parser(
+        "doctor", help="what is here: torch, devices, kernels, how fast bf16 is, what is covered"
+    )
+    doctor.add_argument(
+        "--assumptions",
+        action="store_true",
+        help="what is taken for granted of the insides of torch, Python and libraries, and whether it holds here",
+    )
     given, rest = parser.parse_known_args(arguments)
     # What follows an option: argparse gives files to one place only.
     strange = [word for word in rest if word.startswith("-") or given.command != "lists"]
     if strange:
         parser.error(f"unrecognized arguments: {' '.join(strange)}")
     if given.command == "doctor":
-        return _doctor()
+        return _show_assumptions() if given.assumptions else _doctor()
     given.files += rest
     if given.name == "check":
         if not given.files:
@@ -203,12 +211,60 @@ def _doctor() -> int:
     except (ImportError, RuntimeError) as error:
         print(f"patched       impossible here: {error}")
         status = 1
+    failed = _failed(_assumptions())
+    if failed:
+        print(f"assumptions   {', '.join(failed)}: not as expected; `habana-mp doctor --assumptions` tells more")
     try:
         _print_bf16()
     finally:
         if not before:
             hmp.restore()
     return status
+
+
+def _show_assumptions() -> int:
+    error = _check_assumptions()
+    rows = _assumptions()
+    width = max(len(name) for name, *_ in rows)
+    failed = _failed(rows)
+    for name, assumed, check, otherwise, state in rows:
+        print(f"{name:<{width}}  {state}")
+        if state.startswith(_ledger.DOES_NOT_HOLD):
+            for title, text in (("assumed", assumed), ("checked", check), ("instead", otherwise)):
+                print(f"{'':<{width}}    {title}: {text}")
+    waiting = sum(state == _ledger.NOT_ASKED for *_, state in rows)
+    print(f"{len(rows) - len(failed) - waiting} hold, {len(failed)} do not hold, {waiting} were not asked yet")
+    if error is not None:
+        print(f"convert is impossible here: {error}")
+    return 1 if failed or error is not None else 0
+
+
+def _assumptions() -> list[tuple[str, str, str, str, str]]:
+    """All that is taken for granted, in Python and in the core."""
+    return [*_ledger.rows(), *_core.assumptions()]
+
+
+def _failed(rows: list[tuple[str, str, str, str, str]]) -> list[str]:
+    return [name for name, *_, state in rows if state.startswith(_ledger.DOES_NOT_HOLD)]
+
+
+def _check_assumptions() -> Exception | None:
+    """Have all be asked that can be: of what is imported, and of torch. What was raised, if anything."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of its older modules
+        for module in ("habana_mp.optim", *modules_of_torch()):
+            with suppress(Exception):  # what is not in this torch, or was built without
+                importlib.import_module(module)
+        before = hmp.is_converted()
+        try:
+            if not before:
+                hmp.convert(within="modules")
+        except (ImportError, RuntimeError) as error:
+            return error
+        finally:
+            if not before:
+                hmp.restore()
+    return None
 
 
 def _print_bf16() -> None:

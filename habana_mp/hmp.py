@@ -19,20 +19,21 @@ from typing import TextIO
 
 import torch
 
-from habana_mp import _core, _places, _policy, _report
-from habana_mp._compiled import refused_in_graphs
+from habana_mp import _core, _policy, _report
 from habana_mp._custom import custom_bwd, custom_fwd
 from habana_mp._disable import disable_casts
 from habana_mp._errors import HmpWarning, ListError, warn
 from habana_mp._install import installation
 from habana_mp._lists import given_list
 from habana_mp._log import close_log, open_log
-from habana_mp._modules import Given, checked
 from habana_mp._policy import PRECISIONS, Policy
 from habana_mp._presets import preset_named, with_own
 from habana_mp._regions import autocast, get_autocast_dtype, is_autocast_available, is_autocast_enabled
 from habana_mp._report import KeptWeights, Report, Row
+from habana_mp._within import Given, checked
 from habana_mp._wrap import op_wrap
+from habana_mp.patches import autocast_regions, stored_values
+from habana_mp.patches.compiled_functions import refused_in_graphs
 
 __all__ = [
     "HmpWarning",
@@ -138,7 +139,8 @@ def convert(
     log_before = _core.log_destination()
     if verbose:
         open_log(log)
-    _places.forget_warnings()
+    autocast_regions.forget_warnings()
+    stored_values.forget_warnings()
     try:
         installation.install(policy, where)
     except BaseException:

@@ -26,10 +26,18 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.optim.adam import adam as _torch_adam
 from torch.optim.adamw import adamw as _torch_adamw
-from torch.optim.optimizer import Optimizer, _use_grad_for_differentiable
+from torch.optim.optimizer import Optimizer
 from torch.optim.sgd import sgd as _torch_sgd
 
 from habana_mp import _core
+from habana_mp.patches.optimizers import (
+    ADAMW_ASKS_FOR_AMSGRAD,
+    INSIDES_ARE_KNOWN,
+    as_torchs_step,
+    check_capture,
+    divide_,
+    gather,
+)
 
 __all__ = ["SGD", "Adam", "AdamW"]
 
@@ -42,34 +50,35 @@ _Closure = Callable[[], Any] | None
 class AdamW(torch.optim.AdamW):
     """:class:`torch.optim.AdamW`, stepped by our kernels. Its arguments are torch's."""
 
-    @_use_grad_for_differentiable
+    @as_torchs_step
     def step(self, closure: _Closure = None) -> Any:
         """Perform a single optimization step, as torch does."""
-        _check_capture(self)
+        check_capture(self)
         return _step(self, closure, _step_adam)
 
 
 class Adam(torch.optim.Adam):
     """:class:`torch.optim.Adam`, stepped by our kernels. Its arguments are torch's."""
 
-    @_use_grad_for_differentiable
+    @as_torchs_step
     def step(self, closure: _Closure = None) -> Any:
         """Perform a single optimization step, as torch does."""
-        _check_capture(self)
+        check_capture(self)
         return _step(self, closure, _step_adam)
 
 
 class SGD(torch.optim.SGD):
     """:class:`torch.optim.SGD`, stepped by our kernels. Its arguments are torch's."""
 
-    @_use_grad_for_differentiable
+    @as_torchs_step
     def step(self, closure: _Closure = None) -> Any:
         """Perform a single optimization step, as torch does."""
         return _step(self, closure, _step_sgd)
 
 
-#: In older releases AdamW is no Adam, and wants to be told of ``amsgrad`` between the gradients and the state.
-_ADAMW_ASKS_FOR_AMSGRAD = "amsgrad" in inspect.signature(torch.optim.AdamW._init_group).parameters
+if not INSIDES_ARE_KNOWN:  # then torch's own steps are inherited
+    for _optimizer in (AdamW, Adam, SGD):
+        del _optimizer.step
 
 #: Later releases count up many versions at once.
 _COUNTS_MANY = "Iterable" in str(inspect.signature(increment_version))
@@ -85,12 +94,6 @@ def _written(params: list[Tensor], lowers: list[Tensor]) -> None:
     _core.weights_were_written(params, lowers)
 
 
-def _check_capture(optimizer: Any) -> None:
-    """Torch's own first check, which has another name in older versions."""
-    name = "_accelerator_graph_capture_health_check"
-    getattr(optimizer, name if hasattr(optimizer, name) else "_cuda_graph_capture_health_check")()
-
-
 def _step(optimizer: Optimizer, closure: _Closure, step_group: Callable[[Any, _Group], None]) -> Any:
     loss = None
     if closure is not None:
@@ -104,8 +107,8 @@ def _step(optimizer: Optimizer, closure: _Closure, step_group: Callable[[Any, _G
 def _step_adam(optimizer: Any, group: _Group) -> None:
     columns: list[list[Tensor]] = [[] for _ in range(6)]
     params, grads, averages, squares, largest, steps = columns
-    told = [group["amsgrad"]] if _ADAMW_ASKS_FOR_AMSGRAD and isinstance(optimizer, AdamW) else []
-    has_complex = optimizer._init_group(group, params, grads, *told, *columns[2:])
+    told = [group["amsgrad"]] if ADAMW_ASKS_FOR_AMSGRAD and isinstance(optimizer, AdamW) else []
+    has_complex = gather(optimizer, group, params, grads, *told, *columns[2:])
     decoupled = group.get("decoupled_weight_decay", isinstance(optimizer, AdamW))
     scaling = _Scaling(optimizer)
     options = {name: group[name] for name in ("lr", "weight_decay", "eps")}
@@ -152,7 +155,7 @@ def _step_sgd(optimizer: Any, group: _Group) -> None:
     params: list[Tensor] = []
     grads: list[Tensor] = []
     momenta: list[Tensor | None] = []
-    is_sparse = optimizer._init_group(group, params, grads, momenta)
+    is_sparse = gather(optimizer, group, params, grads, momenta)
     scaling = _Scaling(optimizer)
     options = {name: group[name] for name in ("lr", "momentum", "dampening", "weight_decay")}
 
@@ -265,7 +268,7 @@ def _leave(by_torch: Callable[..., None], group: _Group, scaling: _Scaling, colu
     if apart and not scaling.skips:
         single = [_picked(column, apart) for column in columns]
         if scaling.grad_scale is not None:
-            torch._foreach_div_(single[1], scaling.grad_scale)
+            divide_(single[1], scaling.grad_scale)
         # The fused step for the CPU asks for nothing of what is capturable.
         plain = {"capturable": False} if "capturable" in group else {}
         by_torch(*single, foreach=False, fused=False, **plain)

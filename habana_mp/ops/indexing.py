@@ -38,7 +38,7 @@ _MOST_NODES = 100
 
 def _is_lower_in_graph(node: Any) -> bool:
     """Were the results of this node computed, not just converted, from a leaf in float32?"""
-    from habana_mp._places import SAME_VALUES
+    from habana_mp.patches.stored_values import SAME_VALUES
 
     # What we looked up in float32 is rounded; that alone says nothing.
     while node is not None and (node.name() in SAME_VALUES or node.name() == "ToCopyBackward0"):

@@ -1,4 +1,4 @@
-"""What is done to a module of torch that may not have been imported yet."""
+"""A patch of a module that may not have been imported yet."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import importlib.util
 import sys
 import threading
 import types
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
+
+from habana_mp.patches.base import Patch, Settings
 
 # Guards who waits for what. Never held while something is imported: an import has locks of its own.
 _lock = threading.RLock()
@@ -69,9 +71,12 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 _finder = _Finder()
 
+#: None of these patches depends on them.
+_ANY = Settings()
 
-class WhenImported(ABC):
-    """Something done to a module of torch while a policy is installed: at once, or as soon as it is imported."""
+
+class WhenImported(Patch):
+    """Something done to a module while lists are in force: at once, or as soon as it is imported."""
 
     name: str
 
@@ -79,7 +84,7 @@ class WhenImported(ABC):
         self._is_waiting = False
         self._module: types.ModuleType | None = None
 
-    def install(self) -> None:
+    def install(self, settings: Settings = _ANY) -> None:
         with _lock:
             if self._is_waiting or self._module is not None:
                 return

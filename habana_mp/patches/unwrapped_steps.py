@@ -10,29 +10,36 @@ from __future__ import annotations
 import inspect
 import itertools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch.optim import Optimizer
 
-from habana_mp._composites import forwarding_code, full_name, untouched
+from habana_mp._ledger import Assumption, holds
+from habana_mp.patches.base import Patch, Settings
+from habana_mp.patches.code_exchange import forwarding_code, full_name, untouched
+from habana_mp.patches.optimizer_steps import after_step, before_step
+
+_WRAPPED = Assumption(
+    "torch.wrapped-steps",
+    assumed="the constructor of torch.optim.Optimizer marks a step that it wraps by the attribute `hooked`",
+    check="the code that wraps it names that",
+    otherwise="a step that torch wraps may be wrapped once more, which changes nothing but takes longer",
+)
 
 _originals: dict[str, types.FunctionType] = {}
 _numbers = itertools.count()
-#: What begins a step, and may give other arguments for it, and what ends one: as hooks of torch.optim.
-_around: list[Callable[..., Any]] = []
 
 
 def in_step(key: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """What the code of such a step is exchanged for. The core looks for this function among those that run."""
-    before, after = _around
-    given = before(arguments[0], arguments, keywords)
+    given = before_step(arguments[0], arguments, keywords)
     if given is not None:
         arguments, keywords = given
     try:
         return _originals[key](*arguments, **keywords)
     finally:
-        after()
+        after_step()
 
 
 def _never_calls_constructor(optimizer: type) -> bool:
@@ -60,16 +67,23 @@ def _subclasses(owner: type) -> Iterator[type]:
         yield from _subclasses(one)
 
 
-class UnwrappedSteps:
+def _is_wrapped(step: types.FunctionType) -> bool:
+    """Has torch done so?"""
+    return holds(_WRAPPED, _torch_marks_steps) and hasattr(step, "hooked")
+
+
+def _torch_marks_steps() -> bool:
+    return _names(Optimizer._patch_step_function.__code__, "hooked")
+
+
+class UnwrappedSteps(Patch):
     """All of them, those of classes that are made later too."""
 
-    def __init__(self, before: Callable[..., Any], after: Callable[..., Any]) -> None:
-        self._around = [before, after]
+    def __init__(self) -> None:
         self._codes: dict[str, tuple[types.FunctionType, types.CodeType]] = {}
         self._watches = False
 
-    def install(self) -> None:
-        _around[:] = self._around
+    def install(self, settings: Settings) -> None:
         for optimizer in set(_subclasses(Optimizer)):
             self._exchange(optimizer)
         if "__init_subclass__" not in vars(Optimizer):
@@ -93,7 +107,7 @@ class UnwrappedSteps:
 
     def _exchange(self, optimizer: type) -> None:
         step = vars(optimizer).get("step")
-        if not isinstance(step, types.FunctionType) or hasattr(step, "hooked"):  # by torch
+        if not isinstance(step, types.FunctionType) or _is_wrapped(step):
             return
         if any(step is function for function, _ in self._codes.values()) or not _never_calls_constructor(optimizer):
             return

@@ -11,15 +11,26 @@ from typing import Any
 
 from torch.nn.parallel import parallel_apply
 
-from habana_mp._checkpoint import AsWhenGiven
-from habana_mp._composites import Replacement
+from habana_mp._ledger import Assumption
+from habana_mp.patches.checkpoint import AsWhenGiven
+from habana_mp.patches.code_exchange import ReplacedFunction
 
 
-def parallel_apply_replacement() -> Replacement:
+class DataParallel(ReplacedFunction):
     """torch.nn.parallel.parallel_apply, with the replicas made to remember."""
 
+    assumption = Assumption(
+        "torch.parallel-apply",
+        assumed="`torch.nn.parallel.parallel_apply` is given nn.DataParallel's replicas, and runs each in a thread",
+        check="it is a function of Python that takes arguments by their position",
+        otherwise="replicas of nn.DataParallel run without casts",
+    )
+
+    @staticmethod
+    def find() -> Any:
+        return parallel_apply
+
+    @staticmethod
     def call(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         replicas: Sequence[Any] = arguments[0]
         return original([AsWhenGiven(one) for one in replicas], *arguments[1:], **keywords)
-
-    return Replacement(parallel_apply, call)

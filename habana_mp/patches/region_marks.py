@@ -7,14 +7,20 @@ Dynamo guards on the autocast dtype of each type for which autocast is on, and k
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 from habana_mp import _core
+from habana_mp._ledger import Assumption, holds
+from habana_mp.patches.compiled_functions import constant_in_graph
 
-_F = TypeVar("_F", bound=Callable[..., Any])
+_DEVICE_TYPES = Assumption(
+    "torch.device-types",
+    assumed="`torch._C._autograd.DeviceType` tells the number of a device type",
+    check="it has that of the type by which torch.compile knows regions, a number of 0 or more",
+    otherwise="the core sets autocast of that type by torch's functions of Python, which takes longer",
+)
 
 
 def _mark() -> str:
@@ -28,8 +34,15 @@ def _mark() -> str:
 
 
 MARK = _mark()
+
+
+def _number_of_mark() -> int:
+    types: Any = torch._C._autograd.DeviceType
+    return int(getattr(types, MARK.upper()))
+
+
 #: The same for torch's C++ functions; -1 where torch does not tell.
-MARK_NUMBER = int(getattr(torch._C._autograd.DeviceType, MARK.upper(), -1))
+MARK_NUMBER = _number_of_mark() if holds(_DEVICE_TYPES, lambda: _number_of_mark() >= 0) else -1
 
 
 def _dtypes() -> tuple[torch.dtype, ...]:
@@ -46,12 +59,6 @@ MARK_DTYPES = _dtypes()
 def as_autocast(number: int) -> torch.autocast:
     """The region of this number as a region of torch's that means it."""
     return torch.autocast(MARK, dtype=MARK_DTYPES[number], enabled=False)
-
-
-def constant_in_graph(function: _F) -> _F:
-    """torch.compile calls this function when it compiles, and takes what it returns for a constant."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # Dynamo looks for it
-    return function
 
 
 @constant_in_graph

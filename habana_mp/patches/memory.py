@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import Any
-
-import torch
-from torch.autograd.function import Function
 
 from habana_mp import _core
+from habana_mp._ledger import Assumption, holds
+from habana_mp.patches.base import Patch, Settings
+from habana_mp.patches.recorded_casts import RecordedCast
+
+_MALLOPT = Assumption(
+    "glibc.mallopt",
+    assumed="the C library has `mallopt`, which sets how much may be free at the heap's end",
+    check="the process has a function of that name",
+    otherwise="the heap is left to itself: steps may take longer, by what the kernel needs to clear memory",
+)
 
 #: From this size on the C library asks the kernel for each block, whatever it learns of a program.
 _LARGE = 32 << 20
@@ -29,18 +35,19 @@ _LEARNT_TRIM_THRESHOLD = 2 * _LARGE
 _SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_")
 
 
-class Memory:
-    """What is kept for later, switched on and off with a configuration."""
+class Memory(Patch):
+    """What is kept for later."""
 
     def __init__(self) -> None:
         self._heap_is_kept = False
 
-    def install(self, *, on: bool) -> None:
+    def install(self, settings: Settings) -> None:
         _core.set_recorded_cast(RecordedCast.apply)
-        if not on:
+        if not settings.reuse_memory:
             self._give_back()
             return
-        _core.keep_blocks(_LARGE, _MOST_WAITING)
+        if "blocks" in _core.accelerators:
+            _core.keep_blocks(_LARGE, _MOST_WAITING)
         if not self._heap_is_kept and not _is_set_by_user():
             self._heap_is_kept = _set_heap(_MOST_WAITING)
 
@@ -49,7 +56,8 @@ class Memory:
         _core.set_recorded_cast(None)
 
     def _give_back(self) -> None:
-        _core.keep_blocks(None, 0)
+        if "blocks" in _core.accelerators:
+            _core.keep_blocks(None, 0)
         if self._heap_is_kept:
             _set_heap(_LEARNT_TRIM_THRESHOLD)
             self._heap_is_kept = False
@@ -61,48 +69,9 @@ def _is_set_by_user() -> bool:
 
 def _set_heap(most_waiting: int) -> bool:
     """How much may be free at the heap's end before the C library gives it back. False where it cannot be told."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
+    process = ctypes.CDLL(None)
+    if not holds(_MALLOPT, lambda: hasattr(process, "mallopt")):
         return False
+    mallopt = process.mallopt
     # Told one of them, it learns the other no more.
     return bool(mallopt(_M_MMAP_THRESHOLD, _LARGE) and mallopt(_M_TRIM_THRESHOLD, most_waiting))
-
-
-class _Cast(Function):
-    """A cast in autograd's graph. The cast of its gradient gets a block that waits for it, where that is large, and
-    keeps the gradient's layout: that of a sparse tensor may be dense."""
-
-    @staticmethod
-    def note(ctx: Any, tensor: torch.Tensor) -> None:
-        ctx.set_materialize_grads(False)
-        ctx.dtype = tensor.dtype
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:
-        return None if gradient is None else _cast(gradient, ctx.dtype), None
-
-
-class RecordedCast(_Cast):
-    """One that gets such a block itself, or has to do with a sparse tensor."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        _Cast.note(ctx, tensor)
-        return _cast(tensor, dtype)
-
-
-class KeptCast(_Cast):
-    """The kept cast of a weight as a part of the graph: without a copy."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: torch.Tensor, cast: torch.Tensor) -> torch.Tensor:
-        _Cast.note(ctx, weight)
-        part: torch.Tensor = torch.ops.aten._unsafe_view(cast, cast.shape)
-        return part
-
-
-def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """As ``tensor.to(dtype)``."""
-    # Where somebody differentiates the gradient, or traces it, torch casts.
-    made = None if torch.compiler.is_compiling() else _core.cast_in_block(tensor, dtype)
-    return tensor.to(dtype) if made is None else made

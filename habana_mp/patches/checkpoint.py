@@ -12,7 +12,8 @@ from typing import Any
 import torch.utils.checkpoint
 
 from habana_mp import _core
-from habana_mp._composites import Replacement
+from habana_mp._ledger import Assumption
+from habana_mp.patches.code_exchange import ReplacedFunction
 
 
 class AsWhenGiven:
@@ -31,18 +32,29 @@ class AsWhenGiven:
             _core.exchange_state(before)
 
 
-def checkpoint_replacement() -> Replacement:
+class Checkpoint(ReplacedFunction):
     """torch.utils.checkpoint.checkpoint, with the block made to remember.
 
     Since torch 2.15 it is a decorator, too; what both ways call is exchanged there.
     """
-    function = getattr(torch.utils.checkpoint, "_checkpoint_impl", torch.utils.checkpoint.checkpoint)
 
+    assumption = Assumption(
+        "torch.checkpoint",
+        assumed="`torch.utils.checkpoint._checkpoint_impl`, or else `checkpoint`, is given each block that runs again",
+        check="it is a function of Python that takes arguments by their position",
+        otherwise="a block runs again without casts: its gradients are those of float32, or torch raises because "
+        "what it recomputed has another precision",
+    )
+
+    @staticmethod
+    def find() -> Any:
+        module = torch.utils.checkpoint
+        return getattr(module, "_checkpoint_impl", None) or module.checkpoint
+
+    @staticmethod
     def call(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         if arguments and callable(arguments[0]):
             arguments = (AsWhenGiven(arguments[0]), *arguments[1:])
         elif callable(keywords.get("function")):
             keywords = {**keywords, "function": AsWhenGiven(keywords["function"])}
         return original(*arguments, **keywords)
-
-    return Replacement(function, call)

@@ -8,10 +8,34 @@ import torch
 from torch.optim import Optimizer
 
 from habana_mp import _core
-from habana_mp._hooks import StepHook, only_our_hooks_follow_steps
-from habana_mp._imports import WhenImported
-from habana_mp._memory import KeptCast
+from habana_mp._ledger import Assumption, UnmetError, holds
 from habana_mp.ops.find import HANDS_OUT_MEMORY
+from habana_mp.patches.base import Patch, Settings
+from habana_mp.patches.optimizer_steps import StepHook, check_step_hooks, only_our_hooks_follow, tells_hooks_of_one
+from habana_mp.patches.recorded_casts import KeptCast
+from habana_mp.patches.silent_writers import operators_have_builtins
+from habana_mp.patches.when_imported import WhenImported
+
+_METHODS = Assumption(
+    "torch.methods-that-hand-out-memory",
+    assumed="`torch._C.TensorBase` and `StorageBase` have the methods by which others get at a weight's memory",
+    check="each is there, but `const_data_ptr`, which older releases lack",
+    otherwise="no casts of weights are kept",
+)
+
+_LINEAR = Assumption(
+    "torch.linear-builtin",
+    assumed="`torch._C._nn.linear` is the builtin that torch.nn.functional has as `linear`",
+    check="it is",
+    otherwise="weights of `linear` are not packed",
+)
+
+_OPERATORS = Assumption(
+    "torch.packing-operators",
+    assumed="torch.ops.mkldnn has operators that pack weights of linear layers and convolutions, and compute with them",
+    check="each is there, with its builtin and the arguments that are given; `_is_mkldnn_bf16_supported` answers",
+    otherwise="weights are not packed for torch's own library, only for our kernels",
+)
 
 #: Modules that take the pointer of a tensor or storage only to tell one from another; what their names begin with.
 #: Whoever else takes one may write through it at any time.
@@ -29,9 +53,14 @@ _DROP_ARRAYS = ("torch.utils.tensorboard", "tensorboardX")
 #: Those that make one for whoever called them.
 _PASS_ARRAYS_ON = ("torch.utils.tensorboard._convert_np", "tensorboardX.x2num", "torch._tensor")
 
+
+def _has_linear() -> bool:
+    return torch._C._nn.linear is torch.nn.functional.linear
+
+
 #: What runs from packed weights: torch's functions.
 _PACKED: dict[str, Any] = {
-    "linear": torch._C._nn.linear,
+    **({"linear": torch._C._nn.linear} if holds(_LINEAR, _has_linear) else {}),
     "conv2d": torch.conv2d,
     "addmm": torch.addmm,
     "mm": torch.mm,
@@ -42,6 +71,13 @@ _PACKED: dict[str, Any] = {
 _PACKING_OPERATORS = {
     "linear": ("_reorder_linear_weight", "_linear_pointwise"),
     "conv2d": ("_reorder_convolution_weight", "_convolution_pointwise"),
+}
+#: What they take: the names of their arguments, in the order in which the core gives them.
+_TAKE = {
+    "_reorder_linear_weight": "self batch_size",
+    "_linear_pointwise": "X W B attr scalars algorithm",
+    "_reorder_convolution_weight": "self padding stride dilation groups input_size",
+    "_convolution_pointwise": "X W B padding stride dilation groups attr scalars algorithm",
 }
 
 #: A view of a weight with fewer elements is cast by itself: to find the weight and the same part of its cast takes as
@@ -64,27 +100,30 @@ class _ExchangeOfC(WhenImported):
         pass  # watched as long as all other ways
 
 
-class Weights:
-    """The cache of casts, switched on and off with a configuration."""
+class KeptWeights(Patch):
+    """The cache of casts."""
 
     def __init__(self) -> None:
         self._hook = StepHook(_renew, before=False)
         self._exchange = None if hasattr(torch.Tensor, "__dlpack_c_exchange_api__") else _ExchangeOfC()
 
-    def install(self, *, on: bool, limit: int | None, packed: bool) -> None:
-        if not on:
+    def check(self, settings: Settings) -> None:
+        check_step_hooks()
+
+    def install(self, settings: Settings) -> None:
+        packed, limit = settings.packed_weights, settings.weight_cache_limit
+        if not (settings.weight_cache and holds(_METHODS, _has_methods) and operators_have_builtins()):
             self.uninstall()
             return
-        # Older releases lack `const_data_ptr`.
-        methods = {name: getattr(torch._C.TensorBase, name, None) for name in HANDS_OUT_MEMORY}
-        methods["storage.data_ptr"] = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]  # torch's stubs lack it
+        tells_hooks_of_one()  # asked here once, before the first step
+        methods = _methods()
         pointers, arrays = (_COMPARE_POINTERS, _PASS_POINTERS_ON), (_DROP_ARRAYS, _PASS_ARRAYS_ON)
         _core.weights_watch(methods, pointers, arrays)
         if self._exchange is not None:
             self._exchange.install()
         self._hook.install()
         operators = packing_operators() if packed else {}
-        for what, function in _PACKED.items():
+        for what, function in _PACKED.items() if "packed" in _core.accelerators else ():
             plain = _core.untouched_twin(function) if packed else None
             _core.weights_set_packing(what, *operators.get(what, (None, None)), plain)
         view = _core.untouched_twin(torch.ops.aten._unsafe_view.default._op)
@@ -101,19 +140,38 @@ class Weights:
         self._hook.uninstall()
 
 
+def _methods() -> dict[str, Any]:
+    methods = {name: getattr(torch._C.TensorBase, name, None) for name in HANDS_OUT_MEMORY}
+    methods["storage.data_ptr"] = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]  # torch's stubs lack it
+    return methods
+
+
+def _has_methods() -> bool:
+    missing = [name for name, method in _methods().items() if method is None and name != "const_data_ptr"]
+    if missing:
+        raise UnmetError(f"{', '.join(missing)} missing")
+    return True
+
+
 def packing_operators() -> dict[str, tuple[Any, Any]]:
     """Private operators of torch that pack weights of linear layers and convolutions, and that run from packed ones.
 
     None where this torch lacks them, or this CPU what they need."""
-    try:
-        if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-            return {}
-        return {
-            what: (getattr(torch.ops.mkldnn, pack).default._op, getattr(torch.ops.mkldnn, call).default._op)
-            for what, (pack, call) in _PACKING_OPERATORS.items()
-        }
-    except (AttributeError, RuntimeError):
+    if not holds(_OPERATORS, _find_operators) or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return {}
+    return _find_operators()
+
+
+def _find_operators() -> dict[str, tuple[Any, Any]]:
+    torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    for name, taken in _TAKE.items():
+        arguments = getattr(torch.ops.mkldnn, name).default._schema.arguments
+        if [one.name for one in arguments] != taken.split():
+            raise UnmetError(f"torch.ops.mkldnn.{name} takes {', '.join(one.name for one in arguments)}")
+    return {
+        what: (getattr(torch.ops.mkldnn, pack).default._op, getattr(torch.ops.mkldnn, call).default._op)
+        for what, (pack, call) in _PACKING_OPERATORS.items()
+    }
 
 
 def _renew(optimizer: Optimizer, *_: Any) -> None:
@@ -122,9 +180,7 @@ def _renew(optimizer: Optimizer, *_: Any) -> None:
         return
     # Ours write the casts along with the weights; a class or a hook of somebody else's may have written more.
     is_ours = (
-        type(optimizer).__module__ == "habana_mp.optim"
-        and not optimizer._optimizer_step_post_hooks
-        and only_our_hooks_follow_steps()
+        type(optimizer).__module__ == "habana_mp.optim" and tells_hooks_of_one() and only_our_hooks_follow(optimizer)
     )
     for group in optimizer.param_groups:
         _core.weights_renew(tuple(group.get("params", ())), is_ours)

@@ -1,63 +1,54 @@
 """``convert(within=...)``: the lists speak only while the forward of a module runs.
 
 The core watches the calls of modules. It sees none in code that torch.compile reads: there a module's call is made a
-region of the core's number (``_marks.py``), so that its beginning and its end are in the graph.
+region of the core's number (``region_marks.py``), so that its beginning and its end are in the graph.
 """
 
 from __future__ import annotations
 
+import types
 import weakref
-from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from habana_mp import _core
-from habana_mp._composites import Replacement
-from habana_mp._imports import WhenImported
-from habana_mp._marks import as_autocast, constant_in_graph
+from habana_mp._ledger import Assumption, UnmetError, holds, require
+from habana_mp.patches.base import Patch, Settings
+from habana_mp.patches.code_exchange import Replacement
+from habana_mp.patches.compiled_functions import constant_in_graph
+from habana_mp.patches.dynamo import compile_nothing
+from habana_mp.patches.region_marks import as_autocast
+from habana_mp.patches.when_imported import WhenImported
 
-#: What ``within`` of ``convert`` may be.
-Given = str | torch.nn.Module | Iterable[torch.nn.Module] | None
-#: What it comes to: None for everywhere, ``"modules"`` for any module, or the modules that are meant.
-Within = Literal["modules"] | list[torch.nn.Module] | None
+_CALLS = Assumption(
+    "torch.module-calls",
+    assumed="`torch.nn.Module._call_impl` runs every call of a module, as a function of Python",
+    check="the core looks at how it is called",
+    otherwise="`convert(within=...)` refuses; without `within` nothing is missing",
+)
 
-
-def checked(within: Given) -> Within:
-    """What ``within`` comes to.
-
-    Raises:
-        ValueError: it is none of what it may be.
-    """
-    if within is None or (isinstance(within, str) and within == "modules"):
-        return within  # type: ignore[return-value]  # that very string
-    if isinstance(within, torch.nn.Module):
-        return [within]
-    try:
-        modules = [] if isinstance(within, str) else list(within)
-    except TypeError:
-        modules = []
-    wrong = next((one for one in modules if not isinstance(one, torch.nn.Module)), within)
-    if not modules or wrong is not within:
-        what = 'None, "modules", a module or a list of modules'
-        raise ValueError(f"`within` must be {what}; got {type(wrong).__name__}: {wrong!r}")
-    return modules
+_CALLS_IN_GRAPHS = Assumption(
+    "torch.dynamo-module-calls",
+    assumed="Dynamo traces a module's call by `call_function` of NNModuleVariable and UnspecializedNNModuleVariable",
+    check="both classes have it, as a function of Python with four parameters",
+    otherwise="torch.compile compiles nothing while `convert(within=...)` is in force",
+)
 
 
-class Modules:
+class ModuleCalls(Patch):
     """The watch over modules' calls."""
 
     def __init__(self) -> None:
         self._references: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._in_graphs = ModulesInGraphs()
 
-    @staticmethod
-    def check(within: Within) -> None:
-        """Raise where :meth:`install` would."""
-        if within is not None:
-            _core.check_modules(torch.nn.Module._call_impl)
+    def check(self, settings: Settings) -> None:
+        if settings.within is not None:
+            require(_CALLS, _can_watch)
 
-    def install(self, within: Within) -> None:
+    def install(self, settings: Settings) -> None:
+        within = settings.within
         if within is None:
             self.uninstall()
             return
@@ -81,6 +72,11 @@ class Modules:
         _core.stop_watching_modules()
 
 
+def _can_watch() -> bool:
+    _core.check_modules(torch.nn.Module._call_impl)
+    return True
+
+
 class ModulesInGraphs(WhenImported):
     """The calls of modules that Dynamo traces."""
 
@@ -97,8 +93,10 @@ class ModulesInGraphs(WhenImported):
             function: Any = _call_as_region
             return UserFunctionVariable(function).call_function(tx, [variable, *args], kwargs)
 
-        kinds = (getattr(module, name) for name in ("NNModuleVariable", "UnspecializedNNModuleVariable"))
-        self._replacements = tuple(Replacement(vars(kind)["call_function"], call) for kind in kinds)
+        if not holds(_CALLS_IN_GRAPHS, lambda: all(map(_is_as_expected, _callers(module)))):
+            compile_nothing()
+            return
+        self._replacements = tuple(Replacement(one, call) for one in _callers(module))
         for replacement in self._replacements:
             replacement.install()
 
@@ -106,6 +104,17 @@ class ModulesInGraphs(WhenImported):
         for replacement in self._replacements:
             replacement.uninstall()
         self._replacements = ()
+
+
+def _callers(module: Any) -> list[Any]:
+    kinds = (getattr(module, name) for name in ("NNModuleVariable", "UnspecializedNNModuleVariable"))
+    return [vars(kind)["call_function"] for kind in kinds]
+
+
+def _is_as_expected(caller: Any) -> bool:
+    if not isinstance(caller, types.FunctionType) or caller.__code__.co_argcount != 4:
+        raise UnmetError(f"`call_function` is {caller!r}")
+    return True
 
 
 def _module_of(variable: Any, tx: Any) -> Any:

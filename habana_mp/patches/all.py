@@ -1,0 +1,99 @@
+"""The one list of all patches, in the order in which they are put in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from habana_mp.patches.aot_autograd import GraphCache, Runtime
+from habana_mp.patches.base import Patch, Settings
+from habana_mp.patches.checkpoint import Checkpoint
+from habana_mp.patches.data_parallel import DataParallel
+from habana_mp.patches.dynamo import (
+    GuardOnState,
+    HooksOutsideOfGraphs,
+    OwnCode,
+    WholeInPlaceOperations,
+    dynamo_guards_on_autocast,
+    nothing_compiled,
+)
+from habana_mp.patches.exchanged_functions import exchanged_functions
+from habana_mp.patches.export import RegionsInExport
+from habana_mp.patches.inductor import KernelTable
+from habana_mp.patches.kept_weights import KeptWeights
+from habana_mp.patches.libraries import DISTRIBUTED, EXACT_LIBRARIES, DistributedCode, ExactLibrary
+from habana_mp.patches.memory import Memory
+from habana_mp.patches.module_calls import ModuleCalls
+from habana_mp.patches.optimizer_steps import OptimizerSteps
+from habana_mp.patches.recognised_code import RecognisedCode
+from habana_mp.patches.stored_values import StoredValues
+from habana_mp.patches.unwrapped_steps import UnwrappedSteps
+from habana_mp.patches.when_imported import WhenImported
+
+
+def all_patches() -> tuple[Patch, ...]:
+    """All of them, those of modules that are imported later too."""
+    return (
+        nothing_compiled,  # what follows may ask for it
+        ModuleCalls(),
+        RecognisedCode(),
+        *map(DistributedCode, DISTRIBUTED),
+        *map(ExactLibrary, EXACT_LIBRARIES),
+        OptimizerSteps(),
+        UnwrappedSteps(),
+        StoredValues(),
+        KernelTable(),
+        GraphCache(),
+        Runtime(),
+        OwnCode(),
+        HooksOutsideOfGraphs(),
+        WholeInPlaceOperations(),
+        RegionsInExport(),
+        *([] if dynamo_guards_on_autocast() else [GuardOnState()]),
+        *exchanged_functions(),
+        KeptWeights(),
+        Memory(),
+        Checkpoint(),
+        DataParallel(),
+    )
+
+
+def modules_of_torch() -> list[str]:
+    """Those for which patches wait."""
+    waiting = [one.name for one in all_patches() if isinstance(one, WhenImported)]
+    return sorted({name for name in waiting if name.startswith("torch.")})
+
+
+class Patches:
+    """What is put in and taken out as one."""
+
+    def __init__(self, patches: Sequence[Patch]) -> None:
+        self._patches = patches
+        #: Those that are in, or may be by half: each is here before it is put in.
+        self._installed: list[Patch] = []
+
+    def check(self, settings: Settings) -> None:
+        """Raise where :meth:`install` could not do without what is missing here."""
+        for patch in self._patches:
+            patch.check(settings)
+
+    def install(self, settings: Settings) -> None:
+        """Put all in, in order; those that are in already follow these settings. When one fails, what this call has put
+        in is taken out again."""
+        before = list(self._installed)
+        try:
+            for patch in self._patches:
+                if patch not in before:
+                    self._installed.append(patch)
+                patch.install(settings)
+        except BaseException:
+            self._take_out(len(before))
+            raise
+
+    def uninstall(self) -> None:
+        """Take all out, the last one first."""
+        self._take_out(0)
+
+    def _take_out(self, kept: int) -> None:
+        while len(self._installed) > kept:
+            self._installed[-1].uninstall()
+            self._installed.pop()

@@ -1,0 +1,21 @@
+"""All named functions that others are called for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from habana_mp.patches import autograd_hooks, checks_of_dtypes, in_float32, without_casts
+from habana_mp.patches.named_functions import Exchange, ExchangedFunctions
+
+EXCHANGES: tuple[Exchange, ...] = (
+    *without_casts.EXCHANGES,
+    *in_float32.EXCHANGES,
+    *autograd_hooks.EXCHANGES,
+    *checks_of_dtypes.EXCHANGES,
+)
+
+
+def exchanged_functions() -> Iterator[ExchangedFunctions]:
+    """The patches of them, one for each module."""
+    for exchange in EXCHANGES:
+        yield from exchange.patches()

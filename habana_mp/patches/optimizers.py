@@ -1,0 +1,82 @@
+"""What habana_mp.optim uses of the insides of torch's optimizers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.optim import optimizer
+
+from habana_mp._ledger import Assumption, UnmetError, holds
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_INSIDES = Assumption(
+    "torch.optimizer-insides",
+    assumed="AdamW, Adam and SGD gather what a step needs by `_init_group`; `_use_grad_for_differentiable` wraps it",
+    check="both are there, `_init_group` with as many parameters as we give, and a check of captured graphs",
+    otherwise="the steps of habana_mp.optim's classes are torch's own",
+)
+
+_DIVISION = Assumption(
+    "torch.foreach-div",
+    assumed="`torch._foreach_div_` divides tensors in place",
+    check="it is there",
+    otherwise="they are divided one after the other",
+)
+
+#: How many lists each fills; AdamW of older releases is told of ``amsgrad`` too.
+_LISTS = {torch.optim.AdamW: (6, 7), torch.optim.Adam: (6,), torch.optim.SGD: (3,)}
+
+#: torch's first check in a step of Adam, and what it is called in older releases.
+_CAPTURE_CHECKS = ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check")
+
+
+def _are_known() -> bool:
+    owner: Any
+    for owner, counts in _LISTS.items():
+        count = len(inspect.signature(owner._init_group).parameters) - 2
+        if count not in counts:
+            raise UnmetError(f"`{owner.__name__}._init_group` takes {count} lists")
+    has_check = any(hasattr(torch.optim.Adam, name) for name in _CAPTURE_CHECKS)
+    return has_check and callable(optimizer._use_grad_for_differentiable)
+
+
+INSIDES_ARE_KNOWN = holds(_INSIDES, _are_known)
+
+#: In older releases AdamW is no Adam, and wants to be told of ``amsgrad`` between the gradients and the state.
+ADAMW_ASKS_FOR_AMSGRAD = INSIDES_ARE_KNOWN and "amsgrad" in inspect.signature(torch.optim.AdamW._init_group).parameters
+
+
+def as_torchs_step(step: _F) -> _F:
+    """A step that records what it does only where its optimizer is ``differentiable``."""
+    wrap: Any = optimizer._use_grad_for_differentiable if INSIDES_ARE_KNOWN else lambda function: function
+    return wrap(step)  # type: ignore[no-any-return]  # of the same form
+
+
+def gather(stepped: Any, group: dict[str, Any], *lists: Any) -> bool:
+    """Fill the lists with the weights that have gradients, and what belongs to them; are some of them complex or, of
+    SGD, some gradients sparse?"""
+    return bool(stepped._init_group(group, *lists))
+
+
+def check_capture(stepped: Any) -> None:
+    """Torch's own first check of a step of Adam."""
+    newer, older = _CAPTURE_CHECKS
+    getattr(stepped, newer if hasattr(stepped, newer) else older)()
+
+
+#: Asked here, before anybody waits for a step.
+_DIVIDES_MANY = holds(_DIVISION, lambda: torch._foreach_div_)
+
+
+def divide_(tensors: list[Tensor], divisor: Tensor) -> None:
+    """Divide them in place."""
+    if _DIVIDES_MANY:
+        torch._foreach_div_(tensors, divisor)
+        return
+    for tensor in tensors:
+        tensor.div_(divisor)

@@ -1,0 +1,108 @@
+"""What the core must recognise (rules 10 and 11): builtins that it watches, code that runs, torch's files.
+
+The core finds out where it is; here it is told what to look for.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from multiprocessing import spawn
+from typing import Any
+
+import torch
+
+from habana_mp import _core
+from habana_mp._ledger import Assumption, holds, require
+from habana_mp.patches import autocast_regions, torch_files
+from habana_mp.patches.base import Patch, Settings
+from habana_mp.patches.optimizer_steps import code_around_steps
+from habana_mp.patches.silent_writers import silent_writers
+from habana_mp.patches.stored_values import look_at_weight
+from habana_mp.patches.unwrapped_steps import in_step
+
+_BUILTINS = Assumption(
+    "torch.watched-builtins",
+    assumed="torch enters autocast, constructs modules and Parameters, and hands out memory by builtins that we know",
+    check="each is there; the core refuses one that is no builtin",
+    otherwise="convert refuses",
+)
+
+_WORKER = Assumption(
+    "torch.data-workers",
+    assumed="`torch.utils.data._utils.worker` has `_worker_info`, which is None but in a worker of a DataLoader",
+    check="it is there, and what torch.utils.data.get_worker_info gives",
+    otherwise="convert refuses",
+)
+
+_SPAWNED = Assumption(
+    "cpython.spawned-process",
+    assumed="a process that multiprocessing spawns has `_inheriting` while it runs the main script again",
+    check="the code of `multiprocessing.spawn` that does so names that",
+    otherwise="each cast asks whether it is made in a worker of a DataLoader, which takes a little longer",
+)
+
+
+def _watched_builtins() -> tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]:
+    return (
+        torch.set_autocast_enabled,
+        torch.set_autocast_dtype,
+        torch.autocast_increment_nesting,
+        torch.autocast_decrement_nesting,
+        torch._C._log_api_usage_once,
+        torch.Tensor._make_subclass,
+        torch.is_autocast_enabled,
+        torch._C._to_dlpack,
+        getattr(torch._C, "_to_dlpack_versioned", None),  # older releases lack it
+        torch._C._autograd._unsafe_set_version_counter,
+    )
+
+
+def _worker_namespace() -> dict[str, Any]:
+    from torch.utils.data._utils import worker
+
+    return vars(worker)
+
+
+class RecognisedCode(Patch):
+    """The core told of all that."""
+
+    def __init__(self) -> None:
+        self._is_told = False
+
+    def check(self, settings: Settings) -> None:
+        require(_BUILTINS, _watched_builtins)
+        require(_WORKER, lambda: _worker_namespace()["_worker_info"] is torch.utils.data.get_worker_info())
+
+    def install(self, settings: Settings) -> None:
+        if self._is_told:
+            return
+        regions = autocast_regions.disabled_regions()  # before what it asks is watched
+        _core.watch_builtins(*_watched_builtins(), tuple(silent_writers()))
+        _core.set_places(
+            (code_around_steps(), in_step.__code__),
+            _worker_namespace(),
+            look_at_weight,
+            autocast_regions.warn_of_autocast,
+            autocast_regions.codes_of_regions(),
+            autocast_regions.code_of_custom_fwd(),
+            autocast_regions.custom_fwd_asks,
+            autocast_regions.custom_bwd_state,
+            torch_files.inside_of_operations(),
+            torch_files.between_operations(),
+            torch_files.through_to_callers(),
+        )
+        _core.install_in_disabled_regions(regions)
+        if _may_be_child_process():
+            _core.set_in_child_process()
+        self._is_told = True
+
+    def uninstall(self) -> None:
+        self._is_told = False  # the core itself takes out what it has put in
+
+
+def _may_be_child_process() -> bool:
+    """Did multiprocessing start this process? A forked one is noticed by the core itself."""
+    process: Any = multiprocessing.current_process()
+    # A spawned process runs the main script again before it learns who its parent is.
+    is_child = multiprocessing.parent_process() is not None or getattr(process, "_inheriting", False)
+    return is_child or not holds(_SPAWNED, lambda: "_inheriting" in spawn._main.__code__.co_names)

@@ -1,0 +1,50 @@
+"""Casts that autograd records, as nodes of its graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import Function
+
+from habana_mp import _core
+
+
+class _Cast(Function):
+    """A cast in autograd's graph. The cast of its gradient gets a block that waits for it, where that is large, and
+    keeps the gradient's layout: that of a sparse tensor may be dense."""
+
+    @staticmethod
+    def note(ctx: Any, tensor: torch.Tensor) -> None:
+        ctx.set_materialize_grads(False)
+        ctx.dtype = tensor.dtype
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:
+        return None if gradient is None else _cast(gradient, ctx.dtype), None
+
+
+class RecordedCast(_Cast):
+    """One that gets such a block itself, or has to do with a sparse tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        _Cast.note(ctx, tensor)
+        return _cast(tensor, dtype)
+
+
+class KeptCast(_Cast):
+    """The kept cast of a weight as a part of the graph: without a copy."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: torch.Tensor, cast: torch.Tensor) -> torch.Tensor:
+        _Cast.note(ctx, weight)
+        part: torch.Tensor = torch.ops.aten._unsafe_view(cast, cast.shape)
+        return part
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """As ``tensor.to(dtype)``."""
+    # Where somebody differentiates the gradient, or traces it, torch casts.
+    made = None if torch.compiler.is_compiling() else _core.cast_in_block(tensor, dtype)
+    return tensor.to(dtype) if made is None else made
