@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Pinned: a range could bring several GB of GPU packages into an environment that only builds and tests.
 TORCH := torch==2.13.0
-# Without what it requires, which is a torch of its own, and in a folder of its own: tests/torchvision_here.py tells why.
+# Without what it requires, which is a torch of its own, and in a folder of its own: tests/helpers/torchvision_here.py tells why.
 TORCHVISION := torchvision==0.28.0
 APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 
