@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+# Of two workers each has one processor: threads that wait for each other in a loop would make both many times slower.
+# A test that is about threads says how many it wants.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch
@@ -26,6 +33,12 @@ _core.bind_torch()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--part", metavar="I/N", help="one test of N, the Ith first")
+
+
+def pytest_collection_finish() -> None:
+    # What was imported until now stays to the end. Many tests collect garbage, and would look at all of it each time.
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

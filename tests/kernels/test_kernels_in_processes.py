@@ -61,7 +61,7 @@ def test_a_child_forked_after_the_threads_were_used_casts_on_threads_of_its_own(
         def ended_well(child):
             return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
-        for attempt in range(20):
+        for attempt in range(10):
             child = os.fork()
             if child == 0:
                 cast_as_a_child(2)

@@ -416,9 +416,9 @@ def use(count, size=10 << 20):
 use(1)
 exec(sys.argv[1])
 before = megabytes()
-use(20)
+use(8)
 kept = megabytes() - before
-print(kept > 150, kept)
+print(kept > 60, kept)
 """
 
 
