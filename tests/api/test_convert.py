@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,11 @@ import torch
 import torch.nn.functional as F
 
 from habana_mp import HmpWarning, ListError, hmp
-from habana_mp._lists import DIRECTORY
 from helpers.lists import Converter, warned_by_convert, write_list
 from helpers.state_of_torch import assert_torch_is_restored
 
 MATRIX = torch.eye(3) + 1
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-MODEL_LISTS = json.loads((DIRECTORY / "gaudi_model_lists.json").read_text("utf-8"))
 
 
 # ---- the call ------------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import itertools
-import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -245,14 +244,6 @@ def test_the_backward_pass_of_a_disabled_block_may_run_outside_of_it() -> None:
         out = checkpoint(module, M.clone().requires_grad_(), use_reentrant=False)
     out.sum().backward()
     assert module.weight.grad is not None
-
-
-@pytest.fixture(autouse=True)
-def interruptible() -> Iterator[None]:
-    """A shell starts what runs in its background with interrupts ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def test_one_instance_of_disable_casts_serves_many_threads() -> None:

@@ -16,7 +16,6 @@ from habana_mp import Report, Row, _core, hmp
 from helpers.lists import Converter
 from helpers.probes import rows_of_report
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
 N = M.t().contiguous()
 

@@ -40,7 +40,7 @@ IN_BOTH = ("llama", "bert", "t5", "resnet")
 def each_with(backend: str, other: str) -> pytest.MarkDecorator:
     """Each model by a backend of torch.compile, and a few by the other one."""
     return pytest.mark.parametrize(
-        ("name", "backend"), [*((name, backend) for name in MODELS), *((name, other) for name in IN_BOTH)]
+        ("backend", "name"), [*((backend, name) for name in MODELS), *((other, name) for name in IN_BOTH)]
     )
 
 

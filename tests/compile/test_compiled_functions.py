@@ -18,15 +18,12 @@ from habana_mp import hmp
 from helpers import processor
 from helpers.comparing import assert_close, assert_same
 from helpers.compiled_functions import B3, FUNCTIONS, IMAGE, LABELS, Convolutions, M, N
-from helpers.compiling import HAS_COMPILER, enable_compiled_autograd
+from helpers.compiling import enable_compiled_autograd
 from helpers.interrupts import interrupted
 from helpers.lists import Converter
 
-BF16, FP32 = torch.bfloat16, torch.float32
-X = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
-
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="Inductor itself needs a C++ compiler")
+X = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
 
 
 pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("compiled_anew", "one_thread")]

@@ -15,7 +15,6 @@ from helpers.comparing import assert_same
 from helpers.compiled_functions import LABELS, M, N
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-BF16, FP32 = torch.bfloat16, torch.float32
 X = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
 
 pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("compiled_anew", "one_thread")]

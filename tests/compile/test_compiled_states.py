@@ -21,7 +21,6 @@ from helpers.compiling import BACKENDS
 from helpers.lists import Converter
 from helpers.models import small_classifier
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 BF16, FP32 = torch.bfloat16, torch.float32
 X = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
 Y = X.t().contiguous() * 0.7

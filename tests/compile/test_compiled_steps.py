@@ -14,10 +14,9 @@ from torch import nn
 from habana_mp import hmp
 from helpers.comparing import assert_same
 from helpers.compiled_functions import M, N
-from helpers.compiling import HAS_COMPILER
+from helpers.compiling import needs_compiler
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="Inductor itself needs a C++ compiler")
+BF16, FP32 = torch.bfloat16, torch.float32
 
 OPTIMIZERS = ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "NAdam", "RAdam", "Rprop", "ASGD", "Adamax"]
 

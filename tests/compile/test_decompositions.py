@@ -15,10 +15,9 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.decomposition import select_decomp_table
 
 from habana_mp import hmp
-from helpers.compiling import HAS_COMPILER
+from helpers.compiling import needs_compiler
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="Inductor itself needs a C++ compiler")
+FP32 = torch.float32
 
 # It traces what Inductor traces, and generates no code. Generated code calls nothing of torch that is written in
 # Python, so nothing is cast while the graph runs: what counts are the casts in the graph.

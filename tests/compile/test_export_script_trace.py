@@ -19,8 +19,7 @@ from helpers.lists import Converter
 from helpers.models import small_classifier
 from helpers.processes import run_script
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-BF16, FP32 = torch.bfloat16, torch.float32
+BF16 = torch.bfloat16
 X = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
 Y = X.t().contiguous() * 0.7
 

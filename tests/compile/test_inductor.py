@@ -17,10 +17,9 @@ from torch import nn
 from habana_mp import hmp
 from helpers.comparing import assert_close
 from helpers.compiled_functions import FUNCTIONS, IMAGE, LABELS, Convolutions, M, N
-from helpers.compiling import HAS_COMPILER
+from helpers.compiling import needs_compiler
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="Inductor itself needs a C++ compiler")
+BF16, FP32 = torch.bfloat16, torch.float32
 
 pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("compiled_anew", "one_thread")]
 

@@ -36,7 +36,6 @@ from helpers.training_on_ranks import (
 )
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-BF16, FP32 = torch.bfloat16, torch.float32
 
 # ---- two ranks -------------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from habana_mp import hmp
 from helpers.comparing import assert_same
 from helpers.training_on_ranks import STEPS, Batch, adamw, backward, batch, network, step, weights
 
-BF16, FP32 = torch.bfloat16, torch.float32
+FP32 = torch.float32
 
 
 def within(seconds: float, process: Any) -> None:

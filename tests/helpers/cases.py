@@ -67,7 +67,6 @@ B3, C3 = rand(2, 4, 4), rand(2, 4, 4)
 I1, I2, I3 = rand(2, 4, 8), rand(2, 4, 8, 8), rand(2, 4, 6, 6, 6)
 P = _positive(4)
 INDEX = torch.tensor([0, 2, 1, 3])
-MASK = torch.tensor([True, False, True, False])
 LABELS = torch.tensor([0, 1, 2, 3])
 SIGNS = torch.tensor([1.0, -1.0, 1.0, -1.0])
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from habana_mp import hmp
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+FP32 = torch.float32
 
 torch.manual_seed(0)
 M, N = torch.rand(4, 4) + 0.1, torch.rand(4, 4) + 0.1

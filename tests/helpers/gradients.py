@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from helpers.cases import Case
 
-BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+BF16, FP32 = torch.bfloat16, torch.float32
 
 
 def leaf(value: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from helpers.comparing import assert_same
 from helpers.weight_changes import MAIN, PREPARED, WAYS
 from helpers.weight_changes.basics import SIZE, Change, layer
 
-BF16, FP16 = torch.bfloat16, torch.float16
+BF16 = torch.bfloat16
 
 MODES: dict[str, Callable[[], Any]] = {
     "grad": torch.enable_grad,

@@ -18,7 +18,7 @@ from habana_mp._presets import Preset
 from helpers.lists import Converter, write_list
 
 MATRIX = torch.eye(3) + 1
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+BF16, FP32 = torch.bfloat16, torch.float32
 
 LABELS = torch.tensor([0, 1, 2])
 

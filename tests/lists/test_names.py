@@ -17,7 +17,7 @@ from helpers.processes import run_script
 from helpers.state_of_torch import assert_torch_is_restored
 
 MATRIX = torch.eye(3) + 1
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+BF16, FP32 = torch.bfloat16, torch.float32
 
 # ---- names ---------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from helpers.lists import write_list
 from helpers.probes import dtype_of_product
 from helpers.processes import run_script
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+BF16, FP32 = torch.bfloat16, torch.float32
 X = torch.linspace(-1, 1, 64).reshape(8, 8)
 
 

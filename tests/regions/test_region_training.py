@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from habana_mp import hmp
 from helpers.comparing import assert_same
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+BF16, FP16 = torch.bfloat16, torch.float16
 pytestmark = [pytest.mark.usefixtures("one_thread")]
 
 Region = Callable[..., Any]
@@ -48,7 +48,6 @@ def convolutions() -> torch.nn.Module:
 
 
 MODELS: dict[str, Callable[[], torch.nn.Module]] = {"mlp": mlp, "convolutions": convolutions, "attention": Attention}
-Optimizers = Callable[..., torch.optim.Optimizer]
 
 
 def batches(count: int = 4) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -17,19 +17,9 @@ from habana_mp import HmpWarning
 from helpers.lists import Converter
 from helpers.probes import is_cast
 
-BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+BF16, FP32 = torch.bfloat16, torch.float32
 M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
 N = M.t().contiguous() * 0.7
-
-pytestmark = pytest.mark.processor
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quietly() -> Iterator[None]:
-    """Torch warns about some of the older operations."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield
 
 
 class Made(nn.Module):
@@ -207,16 +197,6 @@ def test_a_module_whose_construction_is_suspended_does_not_stop_the_casts_outsid
 
     converted(bf16=["mm"])
     assert list(parts()) == [True]
-
-
-@pytest.fixture(autouse=True)
-def alike(one_thread: None) -> Iterator[None]:
-    """The same numbers in each run; none of torch's warnings of old functions."""
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("error", HmpWarning)
-        yield
 
 
 def test_a_decorator_of_constructors_and_other_methods_does_not_make_these_constructors(converted: Converter) -> None:

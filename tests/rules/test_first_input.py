@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,21 +12,11 @@ import torch.nn.functional as F
 from helpers.comparing import assert_same
 from helpers.lists import Converter
 
-BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
 N = M.t().contiguous() * 0.7
-# ---- rule 3: in place ----------------------------------------------------------------------------------------------
-
 _INDEX = torch.tensor([3, 1, 0, 2])
 _SQUARE = _INDEX[None].expand(4, 4)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quietly() -> Iterator[None]:
-    """Torch warns about some of the older operations."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield
 
 
 FIRST: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {

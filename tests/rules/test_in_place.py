@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,17 +16,9 @@ from habana_mp import _operations, hmp
 from helpers.cases import VIEWS, Case
 from helpers.lists import Converter
 
-BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
 N = M.t().contiguous() * 0.7
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quietly() -> Iterator[None]:
-    """Torch warns about some of the older operations."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield
 
 
 _INDEX = torch.tensor([3, 1, 0, 2])

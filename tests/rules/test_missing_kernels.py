@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,8 @@ from helpers.cases import CASES, NO_KERNEL, Case, differing
 from helpers.comparing import assert_same, seeded
 from helpers.lists import Converter
 
-BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quietly() -> Iterator[None]:
-    """Torch warns about some of the older operations."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield
 
 
 WITHOUT_KERNEL_IN_PYTHON: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

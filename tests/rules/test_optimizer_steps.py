@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
-import warnings
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,14 +17,6 @@ from helpers.lists import Converter
 from helpers.probes import is_cast
 
 M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quietly() -> Iterator[None]:
-    """Torch warns about some of the older operations."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield
 
 
 class Probing(torch.optim.SGD):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,10 @@ from torch import nn
 from habana_mp import HmpWarning, hmp
 from helpers.processes import run_script
 
-BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+BF16, FP32 = torch.bfloat16, torch.float32
 M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
 N = M.t().contiguous() * 0.7
-# ---- blocks that protect themselves, and NumPy -----------------------------------------------------------------------
-
 SQUARE = torch.linspace(-1, 1, 16).reshape(4, 4)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quietly() -> Iterator[None]:
-    """Torch warns about some of the older operations."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield
 
 
 def warned(make: Callable[[], Any]) -> list[warnings.WarningMessage]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,18 +16,9 @@ from helpers.lists import Converter
 from helpers.models import small_classifier
 from helpers.probes import is_cast
 
-BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+BF16, FP32 = torch.bfloat16, torch.float32
 M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
 N = M.t().contiguous() * 0.7
-BF16, FP32 = torch.bfloat16, torch.float32
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quietly() -> Iterator[None]:
-    """Torch warns about some of the older operations."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "xpu", "hpu", "meta"])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,20 +9,10 @@ import torch.nn.functional as F
 from habana_mp import hmp
 from helpers.lists import Converter
 
-BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+FP32 = torch.float32
 M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
 N = M.t().contiguous() * 0.7
-# ---- rule 9: scalars -----------------------------------------------------------------------------------------------
-
 SMALLEST, LARGEST = torch.finfo(FP32).min, torch.finfo(FP32).max
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quietly() -> Iterator[None]:
-    """Torch warns about some of the older operations."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield
 
 
 @pytest.mark.parametrize("preset", ["hmp-default", "torch-cuda", "xpu-amp-bf16", "hpu-autocast"])

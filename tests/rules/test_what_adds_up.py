@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,15 +13,7 @@ from habana_mp import hmp
 from helpers.comparing import assert_same
 from helpers.lists import Converter
 
-BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quietly() -> Iterator[None]:
-    """Torch warns about some of the older operations."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield
+BF16, FP16 = torch.bfloat16, torch.float16
 
 
 _FIRST_PLACE = torch.zeros(1000, dtype=torch.long)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import hypothesis.strategies as st
 import pytest
@@ -18,17 +17,9 @@ from helpers.cases import LATE_KERNELS
 from helpers.comparing import assert_same
 from helpers.lists import Converter
 
-BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
 N = M.t().contiguous() * 0.7
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quietly() -> Iterator[None]:
-    """Torch warns about some of the older operations."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield
 
 
 WIDEST: dict[str, Callable[..., torch.Tensor]] = {

@@ -5,29 +5,18 @@ from __future__ import annotations
 import multiprocessing
 import subprocess
 import sys
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from helpers.lists import Converter
 from helpers.probes import is_cast
 
-BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+BF16, FP32 = torch.bfloat16, torch.float32
 M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
 N = M.t().contiguous() * 0.7
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quietly() -> Iterator[None]:
-    """Torch warns about some of the older operations."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield
 
 
 class Products(Dataset[torch.Tensor]):

@@ -15,7 +15,7 @@ from helpers.comparing import assert_same
 from helpers.gradients import leaf
 from helpers.lists import Converter
 
-BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
 N = M.t().contiguous() * 0.7
 

@@ -18,7 +18,7 @@ from helpers.processes import run_script
 
 M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
 N = M.t().contiguous() * 0.7
-BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+FP32 = torch.float32
 Loss = Callable[..., torch.Tensor]
 
 # ---- torch.func and forward mode -----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from helpers.comparing import assert_same
 from helpers.lists import Converter
 from helpers.modules import assert_near, lower, raised, trained, trained_by_hand
 
-BF16, FP32 = torch.bfloat16, torch.float32
+FP32 = torch.float32
 
 pytestmark = pytest.mark.processor
 

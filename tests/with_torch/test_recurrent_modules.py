@@ -23,7 +23,7 @@ from helpers.comparing import assert_same, tensors
 from helpers.lists import Converter
 from helpers.modules import assert_near, lower, trained, trained_by_hand
 
-BF16, FP32 = torch.bfloat16, torch.float32
+BF16 = torch.bfloat16
 
 
 pytestmark = pytest.mark.processor

@@ -19,10 +19,9 @@ from habana_mp import hmp
 from helpers.comparing import assert_same, seeded
 from helpers.lists import Converter
 
-BF16, FP32 = torch.bfloat16, torch.float32
+BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
 N = M.t().contiguous() * 0.7
-BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 LOWER_OR_FULL = (BF16, FP16, FP32)
 FAKE = FakeTensorMode()
 
