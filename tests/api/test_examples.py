@@ -51,7 +51,7 @@ def test_digits_reach_the_accuracy_of_fp32(capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.parametrize("attention", ["sdpa", "softmax"])
 def test_language_model_reaches_the_loss_of_fp32(attention: str) -> None:
-    results = load_main("language_model")(["--steps", "100", "--attention", attention])
+    results = load_main("language_model")(["--steps", "60", "--attention", attention])
     fp32 = results.pop("FP32")
     assert fp32 < 2
     assert set(results) == {"default lists", "ResNet50 preset", "O2"}
