@@ -9,6 +9,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+#: Where a script finds ``helpers``.
+TESTS = Path(__file__).parents[1]
+
 
 def in_threads(work: Callable[[int], None], count: int = 4) -> None:
     """``work`` with each number below ``count``, in a thread each, at once."""
@@ -29,6 +32,6 @@ def run_script(
         text=True,
         timeout=120,
         check=False,
-        cwd=cwd or Path(__file__).parents[1],
+        cwd=cwd or TESTS,
         env={**os.environ, **environment},
     )

@@ -149,7 +149,7 @@ def test_what_comes_after_a_transform_is_cast() -> None:
 def test_transforms_that_were_imported_after_convert_are_known() -> None:
     done = run_script(
         "import torch\nfrom habana_mp import hmp\nhmp.convert()\n"
-        "from torchvision_here import import_torchvision\n"
+        "from helpers.torchvision_here import import_torchvision\n"
         "v2 = import_torchvision('torchvision.transforms.v2')\n"
         "code = v2.RandomRotation.forward.__code__\n"
         "print(v2.RandomRotation(30)(torch.rand(3, 8, 8)).unique().numel() > 9)\n"

@@ -28,6 +28,7 @@ from helpers.optimizers import (
     set_gradients,
     state_of,
 )
+from helpers.processes import TESTS
 
 pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("one_thread")]
 
@@ -171,7 +172,11 @@ torch.save(results, sys.stdout.buffer)
 def results_of(path: str, threads: int) -> list[Tensor]:
     script = PATH_SCRIPT.format(path=path, threads=threads)
     done = subprocess.run(
-        [sys.executable, "-c", script], env=os.environ | {"HABANA_MP_KERNELS": path}, capture_output=True, check=False
+        [sys.executable, "-c", script],
+        cwd=TESTS,
+        env=os.environ | {"HABANA_MP_KERNELS": path},
+        capture_output=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr.decode()
     results: list[Tensor] = torch.load(io.BytesIO(done.stdout))
