@@ -12,6 +12,8 @@ HAS_COMPILER = shutil.which("c++") is not None or shutil.which("g++") is not Non
 #: Of torch.compile; Inductor itself needs a C++ compiler.
 BACKENDS = ["eager", "aot_eager", *(["inductor"] if HAS_COMPILER else [])]
 
+needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="Inductor itself needs a C++ compiler")
+
 
 def enable_compiled_autograd(compiler: Any) -> Any:
     """torch's own, which has another name in older releases."""
