@@ -5,8 +5,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Pinned: a range could bring several GB of GPU packages into an environment that only builds and tests.
 TORCH := torch==2.13.0
-# Without what it requires, which is a torch of its own, and in a folder of its own: tests/torchvision_here.py tells why.
+# Without what it requires, which is a torch of its own, and in a folder of its own, as
+# tests/helpers/torchvision_here.py tells.
 TORCHVISION := torchvision==0.28.0
+# Tests that run at once, each in a process with one thread of OpenMP. What one has left, another takes over.
+WORKERS ?= 2
+AT_ONCE := -n $(WORKERS) --dist worksteal
 APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 
 SOURCES := $(shell find src -name '*.cpp' -o -name '*.hpp' -o -name '*.cmake') CMakeLists.txt pyproject.toml
@@ -20,7 +24,7 @@ demo: $(VENV)/.built
 	$(BIN)/python examples/digits.py
 
 test: $(VENV)/.built
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q $(AT_ONCE) -m "not slow"
 
 # Every kernel over all 2^32 inputs, on every path that this machine has.
 test-slow: $(VENV)/.built
@@ -28,7 +32,7 @@ test-slow: $(VENV)/.built
 
 # The tests that depend on the processor, as lesser processors would run them; one of some of them with SHORT=1.
 test-processors: $(VENV)/.built
-	$(BIN)/python tests/processors.py $(if $(SHORT),--short)
+	$(BIN)/python tests/processors.py --workers $(WORKERS) $(if $(SHORT),--short)
 
 check: $(VENV)/.built $(VENV)/.checkers
 	$(BIN)/ruff format --check .
@@ -101,7 +105,7 @@ $(VENV)/.torch:
 
 $(VENV)/.packages: $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install --quiet "scikit-build-core>=0.10" "pybind11>=3.0" "apache-tvm-ffi>=0.1.6" cmake ninja \
-	  "pytest>=8" "pytest-timeout>=2.3" "hypothesis>=6.100" "ml_dtypes>=0.4" "scikit-learn>=1.3" torchviz \
+	  "pytest>=8" "pytest-timeout>=2.3" "pytest-xdist>=3.6" "hypothesis>=6.100" "ml_dtypes>=0.4" "scikit-learn>=1.3" torchviz \
 	  "pytorch-lightning>=2.6" "accelerate>=1.0" "transformers>=5.0" "peft>=0.17" "expecttest>=0.2" \
 	  "tensorboard>=2.18" "pillow>=10" "gpytorch>=1.12" "botorch>=0.12" "opacus>=1.5" "normflows>=1.7" "zuko>=1.4" \
 	  "torchmetrics>=1.5" "$(TORCH)"

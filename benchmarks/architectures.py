@@ -26,7 +26,7 @@ import torch
 from states import autocast, converted
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from architectures import KINDS, distance, make_batch, make_model, pairs, train_step
+from helpers.architectures import KINDS, distance, make_batch, make_model, pairs, train_step
 
 SECONDS, PARAMETERS, ADDRESS_SPACE = 60, 40_000_000, 16 << 30
 

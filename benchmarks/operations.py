@@ -18,7 +18,7 @@ from typing import Any
 from states import autocast, converted
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from operation_database import SEVERAL_INPUTS, mixtures, name_of
+from helpers.operation_database import SEVERAL_INPUTS, mixtures, name_of
 
 
 def failure(call: Any, function: Any) -> str | None:

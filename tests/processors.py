@@ -39,7 +39,7 @@ PROCESSORS = [
 ]
 
 
-def run(processor: Processor, part: str | None) -> tuple[int, str]:
+def run(processor: Processor, part: str | None, workers: int) -> tuple[int, str]:
     """The exit code, and all that pytest said."""
     settings = {
         "ONEDNN_MAX_CPU_ISA": processor.onednn,
@@ -47,8 +47,10 @@ def run(processor: Processor, part: str | None) -> tuple[int, str]:
         "HABANA_MP_KERNELS": processor.kernels,
     }
     kept = {name: value for name, value in os.environ.items() if name not in settings}
+    at_once = ["-n", str(workers), "--dist", "worksteal"]
+    some = ["-m", "processor and not slow", *(["--part", part] if part else [])]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-m", "processor and not slow", *(["--part", part] if part else [])],
+        [sys.executable, "-m", "pytest", "-q", *at_once, *some],
         env=kept | {name: value for name, value in settings.items() if value},
         cwd=Path(__file__).parent.parent,
         stdout=subprocess.PIPE,
@@ -62,7 +64,8 @@ def run(processor: Processor, part: str | None) -> tuple[int, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--short", action="store_true", help=f"one of {ONE_OF} tests")
-    short = parser.parse_args().short
+    parser.add_argument("--workers", type=int, default=2, help="tests that run at once")
+    options = parser.parse_args()
     failed = False
     line = "{:<18}{:<10}{:<13}{}"
     print(line.format("oneDNN", "torch", "our kernels", "result"))
@@ -71,7 +74,7 @@ def main() -> int:
             result, output = "not on this processor", ""
         else:
             begin = time.monotonic()
-            code, output = run(processor, f"{i * 5}/{ONE_OF}" if short else None)
+            code, output = run(processor, f"{i * 5}/{ONE_OF}" if options.short else None, options.workers)
             summary = output.splitlines()[-1].split(" in ")[0] if output else "nothing"
             result = f"{summary}, {time.monotonic() - begin:.0f} s"
             if code == 0:

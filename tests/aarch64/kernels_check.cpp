@@ -1,5 +1,5 @@
 // Every vector path of this processor against the scalar one, bit by bit, without Python: for processors that are
-// emulated. The scalar path itself is tested against torch in tests/test_kernels.py.
+// emulated. The scalar path itself is tested against torch in tests/kernels/test_casts_of_arrays.py.
 //
 //     kernels_check [EVERY]     every EVERY-th of all 2^32 float32 (251 when not given; 1: all)
 #include <cstdint>

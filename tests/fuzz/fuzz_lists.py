@@ -36,8 +36,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from habana_mp import _composites, _core, _install, _lists, _operations, _policy, _presets, hmp
+from habana_mp import _core, _install, _lists, _policy, _presets, hmp, ops
 from habana_mp._install import installation
+from habana_mp.patches import composites
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KEPT = ROOT / "build" / "fuzz"
@@ -67,7 +68,7 @@ class Torch:
         self._words: list[ctypes.c_void_p] = []
         self._functions: list[types.FunctionType] = []
         seen: set[int] = set()
-        namespaces = [space for _, space in _operations._namespaces()]
+        namespaces = [space for _, space in ops.find.namespaces()]
         for owner in (*namespaces, torch._C.TensorBase, torch, torch._C):
             for name in dir(owner):
                 with contextlib.suppress(AttributeError, RuntimeError), warnings.catch_warnings():
@@ -228,9 +229,9 @@ class Search:
 def names() -> list[str]:
     """Names worth trying: those that lists may hold, those of shipped lists, and whatever else torch holds."""
     others: set[str] = set()
-    for owner in (*(space for _, space in _operations._namespaces()), torch._C.TensorBase, torch, F):
+    for owner in (*(space for _, space in ops.find.namespaces()), torch._C.TensorBase, torch, F):
         others.update(dir(owner))
-    return sorted({*_operations.suggestions(), *_presets.shipped_names(), *others})
+    return sorted({*ops.suggestions(), *_presets.shipped_names(), *others})
 
 
 def seeds() -> Iterator[bytes]:
@@ -251,7 +252,7 @@ def every_name(one: Callable[[bytes], None]) -> None:
 
 def instrument() -> None:
     """Count what the package's functions reach. (An editable install has an importer that atheris cannot look into.)"""
-    modules = (hmp, _lists, _policy, _presets, _operations, _install, _composites)
+    modules = (hmp, _lists, _policy, _presets, ops, ops.find, _install, composites)
     for module in modules:
         owners = [module, *(one for one in vars(module).values() if isinstance(one, type))]
         for owner in owners:

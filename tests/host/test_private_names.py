@@ -14,7 +14,7 @@ import habana_mp
 PACKAGE = Path(habana_mp.__file__).parent
 
 #: Where they may stand besides: what finds torch's builtins.
-FINDERS = {"_operations.py", "ops/find.py"}
+FINDERS = {"ops.py", "ops/find.py"}
 
 _PATH = re.compile(r"torch(\.\w+)+")
 

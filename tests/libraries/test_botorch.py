@@ -20,10 +20,10 @@ from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.optim import optimize_acqf
 from botorch.utils.transforms import t_batch_mode_transform
-from conftest import assert_same
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from habana_mp import hmp
+from helpers.comparing import assert_same
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("quiet_libraries")]
 torch.manual_seed(0)

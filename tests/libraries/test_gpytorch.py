@@ -10,10 +10,10 @@ from typing import Any
 import gpytorch
 import pytest
 import torch
-from conftest import assert_same
 from torch import nn
 
 from habana_mp import hmp
+from helpers.comparing import assert_same
 
 BF16, FP32 = torch.bfloat16, torch.float32
 WITHINS = [None, "modules"]

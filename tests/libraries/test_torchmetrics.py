@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 import torchmetrics
-from conftest import assert_same
 from torch import nn
 
 from habana_mp import hmp
+from helpers.comparing import assert_same
 
-BF16, FP32 = torch.bfloat16, torch.float32
+BF16 = torch.bfloat16
 WITHINS = [None, "modules"]
 
 torch.manual_seed(0)

@@ -1,6 +1,6 @@
 """torchvision's transforms, which are modules, and its models: the former are exact, the latter are lowered.
 
-Needs torchvision. Each transform by itself: ``tests/test_transforms.py``.
+Needs torchvision. Each transform by itself: ``tests/libraries/test_transforms.py``.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import assert_same, seeded
 from torch import nn
-from torchvision_here import import_torchvision
 
 from habana_mp import hmp
+from helpers.comparing import assert_same, seeded
+from helpers.torchvision_here import import_torchvision
 
 v2 = import_torchvision("torchvision.transforms.v2")
 models = import_torchvision("torchvision.models")

@@ -110,8 +110,9 @@ address() {
   then note "address: $(grep -o 'threads: [0-9]* rounds' "$reports/threads.txt")"
   else tail -n 25 "$reports/threads.txt"; fail "address: threads.py"; fi
   local test
-  for test in kernels log rules install; do
-    tests_pass address "test_$test" "tests/test_$test.py"
+  for test in kernels log rules install api/test_disable_casts.py; do
+    # Without torch's database, of which each operation runs many times.
+    tests_pass address "$(basename "$test" .py)" --ignore tests/rules/test_operation_database.py "tests/$test"
   done
   # Leaks: Python and torch keep much to their end; only what was allocated by us, directly, counts.
   settings[1]="ASAN_OPTIONS=detect_leaks=1:log_path=$reports/leaks:allocator_may_return_null=1:exitcode=0:fast_unwind_on_malloc=0:malloc_context_size=12"
@@ -170,11 +171,12 @@ ctypes.memset(torch.ones(100).data_ptr() + 400, 0, 1)' 2> /dev/null; then
     return
   fi
   local test seed
-  for test in kernels optim convolutions products packed_weights uneven_rows casts_inside activation_buffers; do
-    tests_pass pages "test_$test" -s "tests/test_$test.py"  # not captured: what is said of a page
+  for test in kernels optim weights/test_packed_{linear,products,convolutions}.py memory/test_activation_buffers.py \
+      rules/test_{convolutions,uneven_rows,casts_inside}.py; do
+    tests_pass pages "$(basename "$test" .py)" -s "tests/$test"  # not captured: what is said of a page
   done
   for seed in 1 2 3 4 5 6 7 8; do
-    tests_pass pages "test_convolutions-$seed" -s tests/test_convolutions.py -k is_wrong --hypothesis-seed=$seed
+    tests_pass pages "test_convolutions-$seed" -s tests/rules/test_convolutions.py -k is_wrong --hypothesis-seed=$seed
   done
 }
 

@@ -1,0 +1,185 @@
+"""The command line: presets, checks of list files, and a reader that has had enough."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from habana_mp import cli, ops
+from habana_mp._lists import read_list
+from habana_mp._presets import presets
+from helpers.lists import write_list
+from helpers.processes import run_script
+
+
+@pytest.mark.parametrize(
+    ("lines", "problems"),
+    [
+        (
+            ["mm", "sofmax", "linear", "torch.matmul"],
+            [
+                "2: unknown operation `sofmax`; did you mean `softmax`?",
+                "4: unknown operation `torch.matmul`; did you mean `matmul`?",
+            ],
+        ),
+        (
+            ["mm, linear", "relu", "sofmax", "conv2d linear"],
+            [
+                "1: a line must hold one operation name; got `mm, linear`",
+                "4: a line must hold one operation name; got `conv2d linear`",
+                "3: unknown operation `sofmax`; did you mean `softmax`?",
+            ],
+        ),
+    ],
+    ids=["unknown operations", "malformed lines"],
+)
+def test_a_check_names_every_problem(
+    lines: list[str], problems: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_list(tmp_path / "a.txt", lines)
+    assert cli.main(["lists", "check", path]) == 1
+    assert capsys.readouterr().out.splitlines() == [f"{path}:{one}" for one in problems]
+
+
+def test_a_name_without_a_meaning_here_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = next(iter(ops.EXPLAINED))
+    path = write_list(tmp_path / "a.txt", ["mm", name])
+    assert cli.main(["lists", "check", path]) == 0
+    out = capsys.readouterr().out
+    assert out.count(f"{path}:2: `{name}` has no effect") == 1
+    assert f"{path}: 2 names, 1 without effect" in out
+
+
+def test_names_that_nothing_can_be_cast_for_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_list(tmp_path / "a.txt", ["mm", "relu_", "__setitem__", "zeros", "randn", "rand_like"])
+    assert cli.main(["lists", "check", path]) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if "has no effect" in line]
+    assert [line.split("`")[1] for line in told] == ["relu_", "__setitem__", "zeros", "randn"]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("BCELoss", "binary_cross_entropy"),
+        ("Linear", "linear"),
+        ("nn.LayerNorm", "layer_norm"),
+        ("conv", "conv1d"),
+        ("MultiheadAttention", "multi_head_attention_forward"),
+        ("to", ""),
+    ],
+)
+def test_what_was_meant_is_suggested(name: str, meant: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["lists", "check", write_list(tmp_path / "a.txt", [name])]) == 1
+    out = capsys.readouterr().out
+    assert f"did you mean `{meant}`?" in out if meant else "did you mean" not in out
+
+
+def test_a_list_of_a_preset_is_a_list_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["lists", "hmp-default", "--only", "fp32"]) == 0
+    (tmp_path / "own.txt").write_text(capsys.readouterr().out)
+    assert [one.name for one in read_list(tmp_path / "own.txt")] == [one.name for one in presets()["hmp-default"].fp32]
+
+
+def test_a_check_of_several_files_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fine, missing = write_list(tmp_path / "a.txt", ["mm"]), str(tmp_path / "none.txt")
+    assert cli.main(["lists", "check", missing, fine]) == 1
+    out = capsys.readouterr().out
+    assert missing in out
+    assert f"{fine}: 1 name, fine" in out
+
+
+def test_a_check_imports_what_defines_the_operators_of_a_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "defines_twice.py").write_text(
+        "import torch\n"
+        "@torch.library.custom_op('checked::twice', mutates_args=())\n"
+        "def twice(x: torch.Tensor) -> torch.Tensor:\n"
+        "    return x * 2\n"
+    )
+    path = write_list(tmp_path / "a.txt", ["checked::twice"])
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["lists", "check", path]) == 1
+    assert "unknown operator `checked::twice`" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    assert cli.main(["lists", "check", "--import", "defines_twice", path]) == 0
+    assert cli.main(["lists", "check", path, "--import", "defines_twice"]) == 0
+    assert capsys.readouterr().out.count("1 name, fine") == 2
+    (tmp_path / "is_broken.py").write_text("1 +")
+    (tmp_path / "is_a_script.py").write_text("raise SystemExit(3)")
+    for module, error in (
+        ("defines_nothing", "ModuleNotFoundError"),
+        ("is_broken", "SyntaxError"),
+        ("is_a_script", "SystemExit: 3"),
+    ):
+        assert cli.main(["lists", "check", path, "--import", module]) == 1
+        assert f"cannot import `{module}`: {error}" in capsys.readouterr().err
+
+
+def test_two_lists_are_checked_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lower = write_list(tmp_path / "a.txt", ["mm", "cross_entropy"])
+    contradicting = write_list(tmp_path / "b.txt", ["softmax", "cross_entropy_loss"])
+    agreeing = write_list(tmp_path / "c.txt", ["softmax", next(iter(ops.EXPLAINED))])
+    assert cli.main(["lists", "check", lower, contradicting]) == 0
+    assert cli.main(["lists", "check", "--together", lower, contradicting]) == 1
+    assert f"{contradicting}:2: `cross_entropy_loss` is the same operation" in capsys.readouterr().out
+    assert cli.main(["lists", "check", lower, agreeing, "--together"]) == 0
+    out = capsys.readouterr().out
+    assert "they do not contradict each other" in out
+    assert out.count("has no effect") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("lists check", "at least one FILE"),
+        ("lists check --together a.txt", "needs two FILEs"),
+        ("lists hmp-default --together", "belong to `lists check FILE...`"),
+        ("lists --import os", "belong to `lists check FILE...`"),
+        ("lists hmp-default torch-cpu", "one preset's name"),
+        ("lists --only fp32", "needs a preset"),
+        ("lists check a.txt --only fp32", "belongs to `lists PRESET`"),
+        ("lists check a.txt --quick", "unrecognized arguments: --quick"),
+        ("doctor now", "unrecognized arguments: now"),
+    ],
+)
+def test_wrong_usage_says_what_is_wrong(words: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(words.split())
+    assert caught.value.code == 2
+    assert why in capsys.readouterr().err
+
+
+def test_the_doctor_says_what_is_wrong_with_a_reader() -> None:
+    done = run_script("from habana_mp.cli import main\nraise SystemExit(main(['doctor']))", HABANA_MP_READER="magic")
+    assert done.returncode == 1
+    assert "impossible here: the environment variable HABANA_MP_READER" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_a_preset_is_shown_with_what_its_names_stand_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["lists", "torch-cpu"]) == 0
+    assert "torch.matmul, Tensor.matmul" in capsys.readouterr().out
+    assert cli.main(["lists", "none"]) == 2
+
+
+def test_a_file_or_a_near_name_instead_of_a_preset_is_noticed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["lists", "cpu"]) == 2
+    assert "did you mean 'torch-cpu'?" in capsys.readouterr().err
+    assert cli.main(["lists", write_list(tmp_path / "a.txt", ["mm"])]) == 2
+    assert "`habana-mp lists check FILE...` checks files" in capsys.readouterr().err
+
+
+def test_who_reads_a_part_only_sees_no_traceback() -> None:
+    command = [sys.executable, "-m", "habana_mp", "lists", "hmp-default"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1

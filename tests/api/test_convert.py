@@ -1,0 +1,281 @@
+"""A call of convert: levels, parameters, switches, and what a call that fails leaves in force."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from habana_mp import HmpWarning, ListError, hmp
+from helpers.lists import Converter, warned_by_convert, write_list
+from helpers.state_of_torch import assert_torch_is_restored
+
+MATRIX = torch.eye(3) + 1
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+# ---- the call ------------------------------------------------------------------------------------------------------
+
+
+def test_both_imports_give_the_same_functions() -> None:
+    import habana_mp
+
+    for name in hmp.__all__:
+        assert getattr(habana_mp, name) is getattr(hmp, name), name
+
+
+def test_all_four_parameters_work_by_position_and_by_keyword(tmp_path: Path) -> None:
+    lower, upper = write_list(tmp_path / "a.txt", ["exp"]), write_list(tmp_path / "b.txt", ["mm"])
+    hmp.convert("O1", lower, upper, False)
+    assert torch.exp(MATRIX).dtype is BF16
+    hmp.restore()
+    hmp.convert(opt_level="O1", bf16_file_path=lower, fp32_file_path=upper, isVerbose=False)
+    assert torch.exp(MATRIX).dtype is BF16
+    assert torch.mm(MATRIX.bfloat16(), MATRIX.bfloat16()).dtype is FP32
+
+
+@pytest.mark.parametrize("level", ["O3", "o1", "", "1", 1, None, True])
+def test_an_unknown_level_is_refused_with_the_names_of_all(level: object) -> None:
+    with pytest.raises(ValueError, match="opt_level") as caught:
+        hmp.convert(level)  # type: ignore[arg-type]
+    for known in ("O0", "O1", "O2"):
+        assert known in str(caught.value)
+    assert repr(level) in str(caught.value)
+    assert_torch_is_restored()
+
+
+def test_o0_casts_nothing_and_is_a_configuration() -> None:
+    hmp.convert("O0")
+    assert hmp.is_converted()
+    assert torch.mm(MATRIX, MATRIX).dtype is FP32
+    assert torch.softmax(MATRIX.bfloat16(), -1).dtype is BF16
+    with pytest.raises(RuntimeError):
+        torch.mm(MATRIX, MATRIX.bfloat16())
+
+
+def test_o1_follows_the_default_lists() -> None:
+    hmp.convert("O1")
+    for operation in (torch.mm, torch.matmul, F.linear, torch.mul):
+        assert operation(MATRIX, MATRIX).dtype is BF16
+    for operation in (torch.log, torch.log2):
+        assert operation(MATRIX.bfloat16()).dtype is FP32
+    assert torch.exp(MATRIX).dtype is FP32
+    assert torch.exp(MATRIX.bfloat16()).dtype is BF16
+
+
+O2_LOWER = {
+    "conv1d": lambda x: F.conv1d(x[None], x[None]),
+    "conv2d": lambda x: F.conv2d(x[None, None], x[None, None]),
+    "conv3d": lambda x: F.conv3d(x[None, None, None], x[None, None, None]),
+    "conv_transpose1d": lambda x: F.conv_transpose1d(x[None], x[:, None]),
+    "conv_transpose2d": lambda x: F.conv_transpose2d(x[None, None], x[None, None]),
+    "conv_transpose3d": lambda x: F.conv_transpose3d(x[None, None, None], x[None, None, None]),
+    "addmm": lambda x: torch.addmm(x, x, x),
+    "mm": lambda x: torch.mm(x, x),
+    "bmm": lambda x: torch.bmm(x[None], x[None]),
+    "mv": lambda x: torch.mv(x, x[0]),
+    "dot": lambda x: torch.dot(x[0], x[1]),
+    "linear": lambda x: F.linear(x, x, x[0]),
+    "matmul": lambda x: torch.matmul(x, x),
+    "@": lambda x: x @ x,
+    "baddbmm": lambda x: torch.baddbmm(x[None], x[None], x[None]),
+    "addbmm": lambda x: torch.addbmm(x, x[None], x[None]),
+    "nn.Linear": lambda x: torch.nn.functional.linear(x, x),
+}
+if hasattr(F, "grouped_mm"):
+    O2_LOWER["grouped_mm"] = lambda x: F.grouped_mm(
+        x.new_ones(2, 8), x.new_ones(1, 8, 8), offs=torch.tensor([2], dtype=torch.int32)
+    )
+
+
+@pytest.mark.parametrize("name", O2_LOWER)
+def test_o2_runs_gemm_and_convolutions_in_lower_precision(name: str) -> None:
+    hmp.convert("O2")
+    assert O2_LOWER[name](MATRIX).dtype is BF16
+
+
+O2_FP32 = {
+    "fold": lambda m: F.fold(m[None], (1, 5), (1, 3)),
+    "cov": torch.cov,
+    "relu": torch.relu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "softmax": lambda x: F.softmax(x, -1),
+    "log_softmax": lambda x: F.log_softmax(x, -1),
+    "layer_norm": lambda x: F.layer_norm(x, (3,)),
+    "group_norm": lambda x: F.group_norm(x, 1),
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "add": lambda x: x + x,
+    "mul": lambda x: x * x,
+    "div": lambda x: x / 2,
+    "sub": lambda x: 1 - x,
+    "pow": lambda x: x**2,
+    "exp": torch.exp,
+    "log": torch.log,
+    "sqrt": torch.sqrt,
+    "sum": torch.sum,
+    "mean": torch.mean,
+    "cumsum": lambda x: torch.cumsum(x, 0),
+    "cat": lambda x: torch.cat([x, x]),
+    "avg_pool2d": lambda x: F.avg_pool2d(x[None], 2),
+    "max_pool2d": lambda x: F.max_pool2d(x[None], 2),
+    "adaptive_avg_pool2d": lambda x: F.adaptive_avg_pool2d(x[None], 1),
+    "embedding": lambda x: F.embedding(torch.tensor([0]), x),
+    "mse_loss": lambda x: F.mse_loss(x, x),
+    "leaky_relu": F.leaky_relu,
+    "hardtanh": F.hardtanh,
+    "std": torch.std,
+    "var": torch.var,
+    "norm": torch.norm,
+}
+
+
+@pytest.mark.parametrize("name", O2_FP32)
+def test_o2_runs_every_other_floating_operation_in_float32(name: str) -> None:
+    hmp.convert("O2")
+    assert O2_FP32[name](MATRIX.bfloat16()).dtype is FP32
+
+
+def test_o2_leaves_views_alone() -> None:
+    hmp.convert("O2")
+    x = torch.ones(2, 3, dtype=BF16)
+    for viewed in (x.t(), x.view(6), x.reshape(3, 2), x[0], x.transpose(0, 1), x.unsqueeze(0)):
+        assert viewed.dtype is BF16
+
+
+@pytest.mark.parametrize("level", ["O0", "O2"])
+@pytest.mark.parametrize("side", [0, 1, 2], ids=["bf16 file", "fp32 file", "both"])
+def test_list_files_are_ignored_with_one_warning_where_the_level_has_no_lists(
+    tmp_path: Path, level: str, side: int
+) -> None:
+    path = write_list(tmp_path / "a.txt", ["exp"])
+    files = [(path, ""), ("", path), (path, path)][side]
+    assert len(warned_by_convert(level, *files)) == 1
+    assert torch.exp(MATRIX.bfloat16()).dtype is (FP32 if level == "O2" else BF16)
+
+
+def test_the_warning_of_o2_points_at_the_callers_line(tmp_path: Path) -> None:
+    path = write_list(tmp_path / "a.txt", ["exp"])
+    with pytest.warns(HmpWarning) as caught:
+        hmp.convert("O2", path)
+    assert [one.filename for one in caught] == [__file__]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int8, "bf16", None])
+def test_only_the_two_lower_precisions_are_taken(dtype: object) -> None:
+    with pytest.raises(ValueError, match="dtype"):
+        hmp.convert(dtype=dtype)  # type: ignore[arg-type]
+    assert_torch_is_restored()
+
+
+def test_float16_is_the_lower_precision_when_asked_for() -> None:
+    hmp.convert(dtype=FP16)
+    assert torch.mm(MATRIX, MATRIX).dtype is FP16
+    assert F.softmax(MATRIX.half(), -1).dtype is FP32
+
+
+def test_restore_without_convert_does_nothing() -> None:
+    hmp.restore()
+    hmp.restore()
+    assert not hmp.is_converted()
+
+
+@pytest.mark.parametrize("path", [3, ["a.txt"], True])
+def test_a_path_that_is_none_is_refused(path: Any) -> None:
+    with pytest.raises(ListError, match="`bf16_file_path` must be the path of a list file; got "):
+        hmp.convert("O1", path)
+
+
+@pytest.mark.parametrize("given", [0, 1, None])
+def test_the_switch_of_the_log_takes_what_scripts_give_it(given: int | None, capfd: pytest.CaptureFixture[str]) -> None:
+    hmp.convert("O1", "", "", given)
+    torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+    hmp.restore()
+    captured = capfd.readouterr()
+    assert ("casting" in captured.out + captured.err) is bool(given)
+
+
+SWITCHES = ["isVerbose", "weight_cache", "packed_weights", "skip_slower", "reuse_memory"]
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_a_switch_is_true_or_false_and_a_wrong_one_changes_nothing(name: str) -> None:
+    hmp.convert(dtype=torch.float16)
+    options: dict[str, Any] = {name: "no"}
+    with pytest.raises(ValueError, match=f"`{name}` must be True or False; got 'no'"):
+        hmp.convert(**options)
+    assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.float16
+
+
+@pytest.mark.parametrize(("name", "given"), [("isVerbose", 2), *itertools.product(SWITCHES[1:], [0, 1, None])])
+def test_other_switches_take_no_number_and_no_none(name: str, given: int | None) -> None:
+    options: dict[str, Any] = {name: given}
+    with pytest.raises(ValueError, match=f"`{name}` must be True or False; got {given}"):
+        hmp.convert(**options)
+
+
+# ---- replacing -----------------------------------------------------------------------------------------------------
+
+
+def test_convert_twice_replaces_and_does_not_stack(converted: Converter) -> None:
+    converted(bf16=["exp", "normalize"])
+    converted(bf16=["sin", "softmin"])
+    assert torch.exp(MATRIX).dtype is FP32
+    assert F.normalize(MATRIX).dtype is FP32
+    assert torch.sin(MATRIX).dtype is BF16
+    assert F.softmin(MATRIX, 0).dtype is BF16
+    hmp.restore()
+    assert_torch_is_restored()
+    assert F.softmin(MATRIX, 0).dtype is FP32
+
+
+def test_a_replaced_configuration_leaves_no_trace_in_the_counts(converted: Converter, counted: None) -> None:
+    for _ in range(3):
+        converted(bf16=["exp"])
+    torch.exp(MATRIX)
+    assert [(row.operation, row.calls) for row in hmp.report(show=False)] == [("exp", 1)]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda folder: hmp.convert("O9"),
+        lambda folder: hmp.convert("O1", str(folder / "missing.txt")),
+        lambda folder: hmp.convert("O1", "", str(folder / "missing.txt")),
+        lambda folder: hmp.convert("O1", str(folder)),
+        lambda folder: hmp.convert("O1", write_list(folder / "x.txt", ["nonsense"])),
+        lambda folder: hmp.convert("O1", write_list(folder / "x.txt", ["mm"]), write_list(folder / "y.txt", ["mm"])),
+        lambda folder: hmp.convert(preset="nothing"),
+        lambda folder: hmp.convert(dtype=torch.int8),
+        lambda folder: hmp.convert(log=folder / "no" / "such" / "folder" / "x.log"),
+        lambda folder: hmp.convert(log=3),
+    ],
+)
+def test_a_failing_convert_leaves_the_former_configuration_in_force(
+    tmp_path: Path, converted: Converter, broken: object
+) -> None:
+    converted(bf16=["exp", "softmin"], fp32=["normalize"])
+    with pytest.raises((OSError, ValueError, TypeError)):
+        broken(tmp_path)  # type: ignore[operator]
+    assert hmp.is_converted()
+    assert torch.exp(MATRIX).dtype is BF16
+    assert F.softmin(MATRIX, 0).dtype is BF16
+    assert F.normalize(MATRIX.bfloat16()).dtype is FP32
+    assert torch.mm(MATRIX, MATRIX).dtype is FP32
+
+
+def test_a_failing_convert_leaves_the_former_log_open(tmp_path: Path, converted: Converter) -> None:
+    log = tmp_path / "casts.log"
+    converted(bf16=["exp"], log=log)
+    with pytest.raises(ListError):
+        hmp.convert("O1", write_list(tmp_path / "x.txt", ["nonsense"]), log=tmp_path / "other.log")
+    torch.exp(MATRIX)
+    hmp.restore()
+    assert "to_bf16" in log.read_text()
+    assert not (tmp_path / "other.log").exists()

@@ -1,0 +1,263 @@
+"""disable_casts: as a context, as a decorator of every kind of function, in many threads."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from habana_mp import hmp
+from helpers.lists import Converter
+from helpers.probes import dtype_of_product, is_cast
+
+M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+@pytest.fixture
+def casting(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    assert is_cast()
+
+
+@pytest.mark.usefixtures("casting")
+def test_disable_casts_nests_and_can_be_entered_again() -> None:
+    one = hmp.disable_casts()
+    with one:
+        with one, hmp.disable_casts():
+            assert not is_cast()
+        assert not is_cast()
+    assert is_cast()
+    with one:
+        assert not is_cast()
+    assert is_cast()
+
+
+@pytest.mark.usefixtures("casting")
+def test_disable_casts_is_left_by_an_exception() -> None:
+    with pytest.raises(KeyError), hmp.disable_casts(), hmp.disable_casts():
+        raise KeyError
+    assert is_cast()
+
+
+@pytest.mark.usefixtures("casting")
+def test_disable_casts_decorates_with_and_without_parentheses() -> None:
+    @hmp.disable_casts
+    def bare(x: int, *, y: int = 2) -> tuple[bool, int]:
+        """Says so."""
+        return is_cast(), x + y
+
+    @hmp.disable_casts()
+    def called() -> bool:
+        return is_cast()
+
+    class Holder:
+        @hmp.disable_casts
+        def method(self) -> bool:
+            return is_cast()
+
+        @staticmethod
+        @hmp.disable_casts()
+        def static() -> bool:
+            return is_cast()
+
+    assert bare(1, y=3) == (False, 4)
+    assert bare.__name__ == "bare"
+    assert bare.__doc__ == "Says so."
+    assert not called()
+    assert not Holder().method()
+    assert not Holder.static()
+    assert is_cast()
+
+
+@pytest.mark.usefixtures("casting")
+def test_a_decorated_function_may_call_itself() -> None:
+    @hmp.disable_casts
+    def deep(level: int) -> list[bool]:
+        return [is_cast()] + (deep(level - 1) if level else [])
+
+    assert not any(deep(30))
+    assert is_cast()
+
+
+@pytest.mark.usefixtures("casting")
+def test_a_decorated_generator_leaves_its_consumer_alone() -> None:
+    closed = []
+
+    @hmp.disable_casts
+    def numbers() -> Iterator[Any]:
+        try:
+            got = yield is_cast()
+            try:
+                yield got, is_cast()
+            except KeyError:
+                yield "thrown", is_cast()
+            return "done"
+        finally:
+            closed.append(is_cast())
+
+    running = numbers()
+    assert next(running) is False
+    assert is_cast()
+    assert running.send(5) == (5, False)
+    assert running.throw(KeyError()) == ("thrown", False)
+    assert is_cast()
+    with pytest.raises(StopIteration) as stop:
+        next(running)
+    assert stop.value.value == "done"
+    early = numbers()
+    next(early)
+    early.close()
+    assert closed == [False, False]
+    assert is_cast()
+
+
+@pytest.mark.usefixtures("casting")
+def test_a_decorated_coroutine_leaves_other_tasks_alone() -> None:
+    @hmp.disable_casts()
+    async def quiet() -> list[bool]:
+        seen = []
+        for _ in range(3):
+            seen.append(is_cast())
+            await asyncio.sleep(0)
+        return seen
+
+    async def loud() -> list[bool]:
+        seen = []
+        for _ in range(3):
+            seen.append(is_cast())
+            await asyncio.sleep(0)
+        return seen
+
+    async def main() -> list[list[bool]]:
+        return list(await asyncio.gather(quiet(), loud(), quiet()))
+
+    assert asyncio.run(main()) == [[False] * 3, [True] * 3, [False] * 3]
+    assert is_cast()
+
+
+@pytest.mark.usefixtures("casting")
+def test_a_decorated_asynchronous_generator_casts_nothing() -> None:
+    @hmp.disable_casts
+    async def quiet() -> Any:
+        for _ in range(2):
+            yield is_cast()
+            await asyncio.sleep(0)
+
+    async def main() -> list[bool]:
+        seen = []
+        async for one in quiet():
+            seen += [one, is_cast()]
+        return seen
+
+    assert asyncio.run(main()) == [False, True, False, True]
+
+
+@pytest.mark.usefixtures("casting")
+def test_a_decorated_asynchronous_generator_is_closed_within_its_block() -> None:
+    seen = []
+
+    @hmp.disable_casts
+    async def quiet() -> Any:
+        try:
+            yield is_cast()
+        finally:
+            await asyncio.sleep(0)
+            seen.append(is_cast())
+
+    async def main() -> None:
+        running = quiet()
+        assert not await anext(running)
+        await running.aclose()
+        assert is_cast()
+
+    asyncio.run(main())
+    assert seen == [False]
+
+
+@pytest.mark.usefixtures("casting")
+def test_tasks_that_take_turns_within_a_block_are_each_in_theirs() -> None:
+    async def task(turns: int) -> list[bool]:
+        seen = []
+        with hmp.disable_casts():
+            for _ in range(turns):
+                seen.append(is_cast())
+                await asyncio.sleep(0)
+        return seen
+
+    async def main() -> list[list[bool]]:
+        return list(await asyncio.gather(task(2), task(4), task(1)))
+
+    assert not any(itertools.chain(*asyncio.run(main())))
+    assert is_cast()
+    first, second = hmp.disable_casts(), hmp.disable_casts()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__()
+    assert not is_cast()
+    second.__exit__()
+    assert is_cast()
+
+
+@pytest.mark.parametrize("wrong", [3, "text", torch.ones(1)], ids=["number", "text", "tensor"])
+def test_disable_casts_decorates_only_what_can_be_called(wrong: object) -> None:
+    with pytest.raises(TypeError, match="disable_casts"):
+        hmp.disable_casts(wrong)  # type: ignore[call-overload]
+
+
+@pytest.mark.usefixtures("casting")
+def test_threads_have_states_of_their_own() -> None:
+    wrong: list[str] = []
+    barrier = threading.Barrier(4)
+
+    def work(index: int) -> None:
+        barrier.wait()
+        for step in range(150):
+            if (step + index) % 2:
+                with hmp.disable_casts():
+                    if is_cast():
+                        wrong.append(f"{index} cast while disabled")
+            elif not is_cast():
+                wrong.append(f"{index} did not cast")
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.usefixtures("casting")
+def test_the_backward_pass_of_a_disabled_block_may_run_outside_of_it() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    module = torch.nn.Linear(4, 4)
+    hmp.convert()
+    with hmp.disable_casts():
+        out = checkpoint(module, M.clone().requires_grad_(), use_reentrant=False)
+    out.sum().backward()
+    assert module.weight.grad is not None
+
+
+def test_one_instance_of_disable_casts_serves_many_threads() -> None:
+    hmp.convert()
+    shared, start = hmp.disable_casts(), threading.Barrier(4)
+
+    def work(_: int) -> list[torch.dtype]:
+        found = []
+        start.wait()
+        for _ in range(50):
+            with shared, shared:
+                found.append(dtype_of_product())
+            found.append(dtype_of_product())
+        return found
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, range(4))) == [[FP32, BF16] * 50] * 4

@@ -1,0 +1,100 @@
+"""The documentation is true: its Python prints what it says, its tables are up to date, its links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+LIST_OF_DECISIONS = ROOT / "docs" / "decisions" / "README.md"
+HEADINGS_OF_A_DECISION = ["Question", "What was tried", "What won, and why", "Figure", "Reconsider when"]
+#: These show results, as comments or as the block that follows.
+RUN = [
+    "README.md",
+    "docs/reference.md",
+    "docs/regions.md",
+    "docs/lists.md",
+    "docs/rules.md",
+    "docs/log.md",
+    "docs/weights.md",
+]
+
+#: A block of Python, and the block of output right after it where there is one.
+BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:^```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
+
+
+def generator() -> ModuleType:
+    specification = importlib.util.spec_from_file_location("make_rules_table", ROOT / "docs" / "make_rules_table.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def promised(code: str, output: str | None) -> list[str]:
+    """The lines that a block says it prints: ``print(x)  # this``, or the block after it."""
+    if output is not None:
+        return output.splitlines()
+    return re.findall(r"^ *print\(.*\)  # (.*)$", code, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_python_in_the_documentation_prints_what_it_says(name: str, tmp_path: Path) -> None:
+    blocks = BLOCK.findall((ROOT / name).read_text("utf-8"))
+    assert blocks
+    parts, wanted = [], []
+    for number, (code, output) in enumerate(blocks):
+        parts.append(f"print('=== {number}')\n{code}")
+        wanted.append(promised(code, output or None))
+    script = tmp_path / "snippets.py"
+    script.write_text("\n".join(parts), "utf-8")
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    printed = [part.splitlines()[1:] for part in re.split(r"^=== ", done.stdout, flags=re.MULTILINE)[1:]]
+    assert len(printed) == len(wanted)
+    for lines, expected in zip(printed, wanted, strict=True):
+        if expected:  # Where the document says nothing about the output, any will do.
+            assert lines == expected
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the tables are those of torch 2.13")
+def test_tables_are_up_to_date() -> None:
+    stale = [path.name for path in generator().stale()]
+    assert not stale, f"run `python docs/make_rules_table.py`: {stale}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", document.read_text("utf-8")):
+        if "://" not in target:
+            assert (document.parent / target).exists(), target
+
+
+def test_each_decision_has_its_number_its_headings_and_a_place_in_the_list() -> None:
+    listed = re.findall(
+        r"^\| (\d+) \| .+ \| \[(.+)\]\((.+)\) \| (.+) \|$", LIST_OF_DECISIONS.read_text("utf-8"), re.MULTILINE
+    )
+    found = []
+    for number, path in enumerate(DECISIONS, 1):
+        assert path.name.startswith(f"{number:04}-"), path.name
+        text = path.read_text("utf-8")
+        assert re.findall(r"^## (.*)$", text, re.MULTILINE) == HEADINGS_OF_A_DECISION, path.name
+        title = re.match(rf"# {number}\. (.*)\n\nDate: (\d{{4}}-\d\d-\d\d) ", text)
+        assert title, path.name
+        found.append((str(number), title[1], path.name, title[2]))
+    assert sorted(listed, key=lambda row: int(row[0])) == found
+
+
+def test_a_missing_marker_is_an_error() -> None:
+    with pytest.raises(ValueError, match="one pair of markers for the table `x`; found 0"):
+        generator().filled("no markers", {"x": lambda: ""})

@@ -1,0 +1,87 @@
+"""The examples run, and what they show is true. Needs scikit-learn and torchviz."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from habana_mp import hmp
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def load_main(name: str) -> Callable[[list[str]], Any]:
+    specification = importlib.util.spec_from_file_location(f"habana_mp_example_{name}", EXAMPLES / f"{name}.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module  # Dataclasses look their module up.
+    specification.loader.exec_module(module)
+    return module.main
+
+
+@pytest.fixture(autouse=True)
+def _leaves_torch_alone() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    assert not hmp.is_converted()
+    hmp.reset_report()
+
+
+def test_digits_reach_the_accuracy_of_fp32(capsys: pytest.CaptureFixture[str]) -> None:
+    results = load_main("digits")([])
+    fp32 = results.pop("FP32")
+    assert fp32.accuracy > 0.95
+    assert set(results) == {"default lists", "within modules", "own lists", "ResNet50 preset", "O2"}
+    assert results["within modules"] == results["default lists"]  # only modules compute there
+    for name, result in results.items():
+        assert result.accuracy > 0.99 * fp32.accuracy, name
+    shown = capsys.readouterr().out
+    assert "conv2d              bf16" in shown
+    assert "cross_entropy_loss  fp32" in shown
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "softmax"])
+def test_language_model_reaches_the_loss_of_fp32(attention: str) -> None:
+    results = load_main("language_model")(["--steps", "60", "--attention", attention])
+    fp32 = results.pop("FP32")
+    assert fp32 < 2
+    assert set(results) == {"default lists", "ResNet50 preset", "O2"}
+    for name, loss in results.items():
+        assert loss == pytest.approx(fp32, rel=0.01), name
+
+
+def test_custom_lists_move_operations_between_the_precisions() -> None:
+    results = load_main("custom_lists")([])
+    default = results["default lists"]
+    assert (default.softmax, default.layer_norm) == ("fp32", "bf16")
+    assert results["softmax to bf16"].softmax == "bf16"
+    assert results["layer_norm to fp32"].layer_norm == "fp32"
+    assert all(result.own_function == "fp32" for result in results.values())
+    assert results["everything in fp32"].error == 0
+    assert 0 < results["only linear in bf16"].error < results["softmax to bf16"].error < 0.05
+
+
+def test_graph_shows_cast_nodes_only_in_mixed_precision(tmp_path: Path) -> None:
+    result = load_main("graph")(["--output", str(tmp_path / "made" / "graph.v2")])
+    assert result.files[0].name == "graph.v2.dot"
+    # Weight and bias of the convolution and of the linear layer, and the input of softmax.
+    assert result.cast_nodes == 5
+    assert result.cast_nodes_fp32 == 0
+    assert result.files[0].read_text().count("ToCopyBackward0") == 5
+    assert all(file.stat().st_size > 0 for file in result.files)
+
+
+def test_an_example_runs_as_a_script_from_anywhere(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "custom_lists.py"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "softmax to bf16" in done.stdout

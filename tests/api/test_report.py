@@ -1,0 +1,198 @@
+"""The report: what is counted, and how it is printed."""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from habana_mp import Report, Row, _core, hmp
+from helpers.lists import Converter
+from helpers.probes import rows_of_report
+
+M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
+N = M.t().contiguous()
+
+
+pytestmark = pytest.mark.usefixtures("counted")
+
+
+def test_calls_casts_and_bytes_are_counted(converted: Converter) -> None:
+    converted(bf16=["mm"], fp32=["exp"])
+    for _ in range(3):
+        torch.mm(M, N)
+    torch.mm(M.bfloat16(), N)
+    torch.mm(M.bfloat16(), N.bfloat16())
+    torch.exp(M.bfloat16())
+    torch.exp(M)
+    assert rows_of_report() == {("mm", "bf16"): (5, 7, 7 * 32), ("exp", "fp32"): (2, 1, 64)}
+
+
+def test_a_function_its_method_and_its_operator_are_one_operation(converted: Converter) -> None:
+    converted(bf16=["mul"])
+    torch.mul(M, N)
+    M.mul(N)
+    _ = M * N
+    assert rows_of_report() == {("mul", "bf16"): (3, 6, 6 * 32)}
+
+
+def test_an_in_place_operation_is_one_of_its_own(converted: Converter) -> None:
+    converted()
+    M.clone().mul_(N.bfloat16())
+    assert rows_of_report() == {("mul_", "fp32"): (1, 1, 64)}
+
+
+def test_calls_that_were_left_alone_are_counted_as_such(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    torch.mm(M, N, out=torch.empty(4, 4))
+    torch.mm(M.double(), N.double())
+    assert rows_of_report() == {("mm", "unchanged"): (2, 0, 0)}
+
+
+def test_nothing_is_counted_where_casts_are_off_or_nothing_is_converted(converted: Converter) -> None:
+    torch.mm(M, N)
+    converted(bf16=["mm"])
+    with hmp.disable_casts():
+        torch.mm(M, N)
+    with torch.autocast("cpu", enabled=False):
+        torch.mm(M, N)
+    hmp.restore()
+    torch.mm(M, N)
+    assert rows_of_report() == {}
+
+
+def test_a_call_that_raises_is_not_counted(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    with pytest.raises(RuntimeError):
+        torch.mm(M, N[:2])
+    assert rows_of_report() == {}
+
+
+def test_the_report_outlives_restore_and_adds_up_over_configurations(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    torch.mm(M, N)
+    hmp.restore()
+    assert rows_of_report() == {("mm", "bf16"): (1, 2, 64)}
+    converted(bf16=["mm"])
+    torch.mm(M, N)
+    assert rows_of_report() == {("mm", "bf16"): (2, 4, 128)}
+
+
+def test_resetting_counts_from_zero(converted: Converter) -> None:
+    converted(bf16=["mm", "normalize"])
+    torch.mm(M, N)
+    F.normalize(M)
+    hmp.reset_report()
+    assert len(hmp.report(show=False)) == 0
+    torch.mm(M, N)
+    assert rows_of_report()[("mm", "bf16")][0] == 1
+
+
+def test_the_busiest_operation_comes_first(converted: Converter) -> None:
+    converted(bf16=["mm", "exp", "sin"])
+    for count, function in ((2, torch.sin), (5, torch.exp)):
+        for _ in range(count):
+            function(M)
+    torch.mm(M, N)
+    assert [row.operation for row in hmp.report(show=False)] == ["exp", "sin", "mm"]
+
+
+def test_printing_goes_to_standard_output_to_a_file_or_nowhere(
+    converted: Converter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    converted(bf16=["mm"])
+    torch.mm(M, N)
+    shown = hmp.report()
+    assert capsys.readouterr().out == f"{shown}\n"
+    silent = hmp.report(show=False)
+    assert capsys.readouterr().out == ""
+    assert silent == shown
+    file = io.StringIO()
+    hmp.report(file=file)
+    assert file.getvalue() == f"{shown}\n"
+    assert capsys.readouterr().out == ""
+
+
+def test_the_table_has_a_line_for_each_row_and_sums() -> None:
+    report = Report((Row("mm", "bf16", 1234, 2468, 1_500_000), Row("softmax", "fp32", 10, 0, 0)))
+    lines = str(report).splitlines()
+    assert lines[0].split() == ["operation", "precision", "calls", "casts", "MB", "cast"]
+    assert lines[2].split() == ["mm", "bf16", "1234", "2468", "1.500"]
+    assert lines[3].split() == ["softmax", "fp32", "10", "0", "0.000"]
+    assert lines[-1].split() == ["total", "1244", "2468", "1.500"]
+    assert len({len(line) for line in lines}) == 1
+    assert len(lines) == 6
+
+
+def test_an_empty_report_is_a_table_too() -> None:
+    lines = str(Report(())).splitlines()
+    assert lines[-1].split() == ["total", "0", "0", "0.000"]
+    assert list(Report(())) == []
+
+
+def test_the_rows_are_plain_data_on_demand(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    torch.mm(M, N)
+    report = hmp.report(show=False)
+    assert json.loads(json.dumps(report.as_dicts())) == [
+        {"operation": "mm", "precision": "bf16", "calls": 1, "casts": 2, "bytes": 64}
+    ]
+    assert len(report) == 1
+    assert sum(row.calls for row in report) == 1
+
+
+def test_a_report_is_a_snapshot(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    before = hmp.report(show=False)
+    torch.mm(M, N)
+    assert len(before) == 0
+
+
+def test_calls_of_many_threads_are_all_counted(converted: Converter) -> None:
+    converted(bf16=["exp"])
+    threads = [threading.Thread(target=lambda: [torch.exp(M) for _ in range(200)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert rows_of_report() == {("exp", "bf16"): (800, 800, 800 * 32)}
+
+
+def test_a_file_that_is_no_stream_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"`file` must be a stream .*; got str: 'report\.txt'"):
+        hmp.report(file="report.txt")  # type: ignore[arg-type]  # that is the point
+
+
+def test_functions_that_are_freed_while_the_report_is_made_are_counted(converted: Converter) -> None:
+    def wrapped(number: int) -> Any:
+        def operation(x: torch.Tensor) -> torch.Tensor:
+            return x.mm(x)
+
+        operation.__name__ = f"operation_{number}"
+        return hmp.op_wrap(operation, to="bf16")
+
+    converted(bf16=["mm"])
+    before = gc.isenabled(), gc.get_threshold()
+    try:
+        for allocations in range(1, 60, 3):
+            hmp.reset_report()
+            gc.disable()
+            for number in range(40):
+                one = wrapped(number)
+                one(M)
+                one.__dict__["itself"] = [one] if number > 10 else None
+            del one
+            gc.set_threshold(gc.get_count()[0] + allocations, 1000, 1000)
+            gc.enable()
+            counts = _core.counts()
+            gc.disable()
+            assert sum(calls for name, _, _, calls, *_ in counts if "operation_" in name) == 40
+    finally:
+        gc.set_threshold(*before[1])
+        (gc.enable if before[0] else gc.disable)()

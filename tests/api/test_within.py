@@ -1,0 +1,555 @@
+"""``convert(within=...)``: operations are lowered only while the forward of a module runs, of any or of those given."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from habana_mp import hmp
+from helpers.cases import CASES, VIEWS, Case, cast
+from helpers.comparing import assert_same, tensors
+from helpers.compiling import BACKENDS, skip_where_no_region_is_exported
+from helpers.lists import Converter
+
+BF16, FP32 = torch.bfloat16, torch.float32
+X = torch.linspace(-1, 1, 32).reshape(4, 8)
+COMPUTING = [one for one in CASES if one not in VIEWS]
+
+
+class Layer(nn.Module):
+    """A product of a weight, and one of functions alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) @ x.t()
+
+
+class Calls(nn.Module):
+    """Whatever it is given."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+def dtypes(value: Any) -> list[torch.dtype]:
+    return [one.dtype for one in tensors(value)]
+
+
+def step(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    """Arithmetic of a script's own before and after its model."""
+    result = model(x * x)
+    return [x @ x.t(), result, torch.softmax(result, -1), result * result, result + torch.ones(4, 4)]
+
+
+STEP = [FP32, BF16, FP32, BF16, FP32]
+
+
+# ---- where it casts --------------------------------------------------------------------------------------------------
+
+
+def test_a_script_lowers_in_its_model_and_nothing_around_it() -> None:
+    hmp.convert(within="modules")
+    assert dtypes(step(Layer(), X)) == STEP
+    hmp.convert(within=None)
+    assert dtypes(step(Layer(), X))[0] is BF16
+
+
+@pytest.mark.parametrize("case", [one for one in COMPUTING if one.form != "module"], ids=str)
+def test_outside_of_modules_every_operation_gives_what_plain_torch_gives(case: Case) -> None:
+    plain = case.run()
+    hmp.convert(within="modules")
+    hmp.reset_report()
+    results = case.run()
+    assert_same(results, plain, close=case.name == "linalg_lstsq")
+    assert not hmp.report(show=False).rows
+
+
+@pytest.mark.parametrize("case", COMPUTING, ids=str)
+def test_within_a_module_every_operation_gives_what_convert_gives(case: Case) -> None:
+    hmp.convert()
+    expected = case.run()
+    hmp.convert(within="modules")
+    torch.manual_seed(3)
+    result = Calls(case.call)(*case.inputs)
+    assert_same(result, expected, close=case.name == "linalg_lstsq")
+
+
+def test_what_is_lower_already_obeys_the_float32_list_outside_of_modules() -> None:
+    labels = torch.tensor([0, 1, 2, 3])
+    logits = torch.randn(4, 4).bfloat16()
+    hmp.convert(within="modules")
+    assert F.cross_entropy(logits, labels).dtype is FP32
+    assert torch.equal(F.cross_entropy(logits, labels), F.cross_entropy(logits.float(), labels))
+    assert torch.softmax(logits, -1).dtype is FP32
+
+
+def test_what_is_lower_already_meets_float32_outside_of_modules(converted: Converter) -> None:
+    lower, wide = X.bfloat16(), X + 1
+    converted(bf16=["mm"], fp32=["exp"], within="modules")
+    assert torch.cat([lower, wide]).dtype is FP32  # rule 2
+    assert (lower.clone().add_(wide)).dtype is BF16  # rule 3
+    assert (lower @ wide.t()).dtype is BF16  # rule 4
+    assert torch.fft.rfft(lower).dtype is torch.complex64  # rule 8
+    filled = lower.masked_fill(lower > 0, torch.finfo(FP32).min)  # rule 9
+    assert filled.dtype is BF16
+    assert filled.min() == torch.finfo(BF16).min
+    assigned = lower.clone()
+    assigned[0] = wide[0]
+    assert assigned.dtype is BF16
+
+
+def test_gradients_of_what_a_module_lowered_add_up_in_float32_outside_of_it() -> None:
+    hmp.convert(within="modules")
+    layer = nn.Linear(1, 1, bias=False)
+    result = layer(torch.ones(1, 1))
+    assert result.dtype is BF16
+    result[torch.zeros(1000, dtype=torch.long)].float().sum().backward()
+    assert layer.weight.grad.item() == 1000
+
+
+def test_what_a_module_calls_counts_and_what_calls_it_does_not() -> None:
+    hmp.convert(within="modules")
+    inner = Calls(torch.mm)
+    seen = []
+
+    def between(x: torch.Tensor) -> torch.Tensor:
+        seen.append((x * x).dtype)
+        result = inner(x, x.t())
+        seen.append((x * x).dtype)
+        return result
+
+    between(X)
+    Calls(between)(X)
+    assert seen == [FP32, FP32, BF16, BF16]
+
+
+def test_a_forward_that_is_called_past_the_module_is_a_function_as_any() -> None:
+    hmp.convert(within="modules")
+    layer = Layer()
+    assert layer(X).dtype is BF16
+    seen: list[torch.dtype] = []
+    layer.linear.register_forward_hook(lambda *_: seen.append((X * X).dtype))
+    layer.forward(X)
+    assert seen == [BF16]  # the module within runs as such
+    assert Calls(lambda x: x * x).forward(X).dtype is FP32
+
+
+def test_hooks_of_a_module_belong_to_its_call() -> None:
+    hmp.convert(within="modules")
+    layer, seen = Layer(), []
+    layer.register_forward_pre_hook(lambda *_: seen.append((X * X).dtype))
+    layer.register_forward_hook(lambda *_: seen.append((X * X).dtype))
+    layer(X)
+    assert seen == [BF16, BF16]
+
+
+def test_an_exception_leaves_the_module() -> None:
+    hmp.convert(within="modules")
+
+    def fail(x: torch.Tensor) -> torch.Tensor:
+        raise KeyError(str((x @ x.t()).dtype))
+
+    with pytest.raises(KeyError, match="bfloat16"):
+        Calls(fail)(X)
+    assert (X @ X.t()).dtype is FP32
+
+
+def test_each_thread_is_in_modules_of_its_own() -> None:
+    hmp.convert(within="modules")
+    inside, go_on = threading.Event(), threading.Event()
+    seen: list[torch.dtype] = []
+
+    def wait(x: torch.Tensor) -> torch.Tensor:
+        inside.set()
+        assert go_on.wait(30)
+        return x @ x.t()
+
+    thread = threading.Thread(target=lambda: seen.append(Calls(wait)(X).dtype))
+    thread.start()
+    assert inside.wait(30)
+    assert (X @ X.t()).dtype is FP32
+    go_on.set()
+    thread.join()
+    assert seen == [BF16]
+
+
+def test_disabled_casts_stay_disabled_in_a_module() -> None:
+    hmp.convert(within="modules")
+    with hmp.disable_casts():
+        assert Layer()(X).dtype is FP32
+    with torch.autocast("cpu", enabled=False):
+        assert Layer()(X).dtype is FP32
+
+    def part(x: torch.Tensor) -> list[torch.Tensor]:
+        with hmp.disable_casts():
+            exact = x @ x.t()
+        return [exact, x @ x.t()]
+
+    assert dtypes(Calls(part)(X)) == [FP32, BF16]
+
+
+def test_a_region_speaks_wherever_it_is() -> None:
+    hmp.convert(within="modules")
+    with hmp.autocast("cpu", torch.float16, preset="torch-cuda"):
+        assert (X @ X.t()).dtype is torch.float16
+        assert Layer()(X).dtype is torch.float16
+    assert (X @ X.t()).dtype is FP32
+    assert not Calls(hmp.is_autocast_enabled)()
+
+
+def test_a_function_with_a_precision_of_its_own_has_it_everywhere() -> None:
+    hmp.convert(within="modules")
+    product = hmp.op_wrap(torch.mm, to="bf16")
+    assert product(X, X.t()).dtype is BF16
+
+
+def test_the_backward_of_a_python_function_is_outside() -> None:
+    seen = []
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            seen.append((X @ X.t()).dtype)
+            return gradient * 2
+
+    weight = torch.ones(4, 8, requires_grad=True)
+    hmp.convert(within="modules")
+    Calls(Doubled.apply)(weight).sum().backward()
+    assert seen == [FP32]
+
+
+# ---- these modules only ----------------------------------------------------------------------------------------------
+
+
+def test_one_module_is_lowered_and_another_is_not() -> None:
+    mine, other = Layer(), Layer()
+    hmp.convert(within=mine)
+    assert mine(X).dtype is BF16
+    assert other(X).dtype is FP32
+    assert Calls(mine)(X).dtype is BF16
+    assert Calls(lambda x: (x * x, mine(x)))(X)[0].dtype is FP32
+
+
+def test_a_list_of_modules_is_lowered_and_their_parts_with_them() -> None:
+    first, second, third = Layer(), Layer(), Layer()
+    hmp.convert(within=[first.linear, second])
+    assert dtypes([first.linear(X), second(X), second.linear(X), third.linear(X)]) == [BF16, BF16, FP32, FP32]
+    hmp.convert(within=iter((third,)))
+    assert third.linear(X).dtype is FP32
+    assert third(X).dtype is BF16
+
+
+def test_a_copy_of_a_module_is_another_one() -> None:
+    layer = Layer()
+    hmp.convert(within=layer)
+    assert copy.deepcopy(layer)(X).dtype is FP32
+    assert pickle.loads(pickle.dumps(layer))(X).dtype is FP32
+    hmp.convert(within="modules")
+    assert copy.deepcopy(layer)(X).dtype is BF16
+    assert pickle.loads(pickle.dumps(layer))(X).dtype is BF16
+
+
+def test_a_module_that_has_gone_leaves_its_place_to_nobody() -> None:
+    kept = Layer()
+    layers = [Layer() for _ in range(20)]
+    hmp.convert(within=[kept, *layers])
+    del layers
+    gc.collect()
+    assert all(Layer()(X).dtype is FP32 for _ in range(40))
+    assert kept(X).dtype is BF16
+
+
+def test_modules_are_not_kept_alive() -> None:
+    layer = Layer()
+    gone = []
+    reference = weakref.ref(layer, lambda _: gone.append(True))
+    hmp.convert(within=layer)
+    del layer
+    gc.collect()
+    assert gone
+    assert reference() is None
+
+
+@pytest.mark.parametrize("wrong", ["module", "", [], (), {}, 3, [nn.ReLU(), 3], nn.ReLU], ids=str)
+def test_what_is_no_module_is_refused_and_nothing_changes(wrong: Any) -> None:
+    with pytest.raises(ValueError, match=r'`within` must be None, "modules", a module or a list of modules; got'):
+        hmp.convert(within=wrong)
+    assert not hmp.is_converted()
+    hmp.convert(within="modules")
+    with pytest.raises(ValueError, match="`within`"):
+        hmp.convert(within=wrong)
+    assert dtypes(step(Layer(), X)) == STEP
+
+
+# ---- convert and restore ---------------------------------------------------------------------------------------------
+
+
+def test_convert_again_replaces_where_it_casts() -> None:
+    layer = Layer()
+    for within, expected in (("modules", STEP), (layer, STEP), (None, [BF16, BF16, FP32, BF16, BF16])):
+        hmp.convert(within=within)
+        result = step(layer, X)
+        assert dtypes(result[:3]) == expected[:3]
+    hmp.convert("O0", within="modules")
+    assert layer(X).dtype is FP32
+    hmp.convert("O2", within="modules")
+    assert dtypes([layer(X), X @ X.t()]) == [BF16, FP32]
+    hmp.restore()
+    assert layer(X).dtype is FP32
+
+
+def test_restore_within_a_module_ends_its_casts() -> None:
+    def part(x: torch.Tensor) -> list[torch.Tensor]:
+        before = x @ x.t()
+        hmp.restore()
+        return [before, x @ x.t()]
+
+    hmp.convert(within="modules")
+    assert dtypes(Calls(part)(X)) == [BF16, FP32]
+    assert Layer()(X).dtype is FP32
+    hmp.convert(within="modules")
+    assert dtypes(step(Layer(), X)) == STEP
+
+
+def test_convert_within_a_module_changes_its_lists(converted: Converter) -> None:
+    def part(x: torch.Tensor) -> list[torch.Tensor]:
+        before = [x @ x.t(), x.exp()]
+        converted(bf16=["exp"], within="modules")
+        return [*before, x @ x.t(), x.exp()]
+
+    converted(bf16=["__matmul__"], within="modules")
+    assert dtypes(Calls(part)(X)) == [BF16, FP32, FP32, BF16]
+
+
+def test_where_calls_of_modules_cannot_be_watched_convert_says_so_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hmp.convert(preset="torch-cpu")
+    monkeypatch.setattr(nn.Module, "_call_impl", len)
+    with pytest.raises(RuntimeError, match=r"_call_impl is not a Python function .* `within=None`"):
+        hmp.convert(within="modules")
+    assert (X @ X.t()).dtype is BF16
+    assert (X * X).dtype is FP32  # the former lists
+
+
+def test_modules_look_as_they_did() -> None:
+    function = nn.Module._call_impl
+    code, called = function.__code__, nn.Module.__call__
+    layer = Layer()
+    hmp.convert(within=layer)
+    layer(X)
+    assert nn.Module._call_impl is function
+    assert nn.Module.__call__ is called
+    assert function.__code__ is code
+    assert "habana" not in repr(vars(layer))
+
+
+# ---- with the rest of torch ------------------------------------------------------------------------------------------
+
+
+class Overriding(nn.Module):
+    """Its call is its own."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return super().__call__(x) + 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ x.t()
+
+
+def hooked() -> nn.Module:
+    module = nn.Linear(8, 8)
+    module.register_forward_hook(lambda *given: given[2] * 2)
+    return module
+
+
+MODULES: dict[str, Callable[[], nn.Module]] = {
+    "torch's": lambda: nn.Linear(8, 8),
+    "a container": lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU()),
+    "of a list": lambda: nn.ModuleList([nn.Linear(8, 8)])[0],
+    "with a hook": hooked,
+    "lazy": lambda: nn.LazyLinear(4),
+    "parametrized": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)),
+    "a graph": lambda: torch.fx.symbolic_trace(nn.Sequential(nn.Linear(8, 8))),
+    "with a call of its own": Overriding,
+}
+
+
+@pytest.mark.usefixtures("compiled_anew", "one_thread")
+@pytest.mark.parametrize("backend", BACKENDS)
+class TestCompiled:
+    def test_a_function_that_calls_modules_casts_in_them(self, backend: str) -> None:
+        hmp.convert(within="modules")
+        layer = Layer()
+        expected = step(layer, X)
+        compiled = torch.compile(step, backend=backend, fullgraph=True)(layer, X)
+        assert dtypes(compiled) == STEP
+        for one, other in zip(compiled, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=3e-2, atol=1e-2)
+
+    @pytest.mark.parametrize("kind", MODULES)
+    def test_modules_of_every_kind_are_seen_in_a_function(self, backend: str, kind: str) -> None:
+        module = MODULES[kind]()
+        hmp.convert(within="modules")
+        compiled = torch.compile(lambda x: [module(x), x @ x.t()], backend=backend)
+        assert dtypes(compiled(X)) == [BF16, FP32]
+
+    def test_a_whole_model_casts_in_all_of_it(self, backend: str) -> None:
+        hmp.convert(within="modules")
+        layer = Layer()
+        compiled = torch.compile(layer, backend=backend, fullgraph=True)
+        torch.testing.assert_close(compiled(X), layer(X), rtol=3e-2, atol=1e-2)
+        assert dtypes(step(compiled, X)) == STEP
+        layer.compile(backend=backend)
+        assert layer(X).dtype is BF16
+
+    def test_a_function_is_compiled_for_each_side(self, backend: str) -> None:
+        hmp.convert(within="modules")
+        product = torch.compile(lambda x: x @ x.t(), backend=backend)
+        inside = Calls(product)
+        assert dtypes([inside(X), product(X), inside(X), product(X)]) == [BF16, FP32, BF16, FP32]
+
+    def test_a_graph_break_within_a_module_stays_within_it(self, backend: str) -> None:
+        hmp.convert(within="modules")
+
+        def broken(x: torch.Tensor) -> list[torch.Tensor]:
+            first = x @ x.t()
+            torch._dynamo.graph_break()
+            return [first, x @ x.t()]
+
+        inner = Calls(broken)
+        compiled = torch.compile(lambda x: [*inner(x), x @ x.t()], backend=backend)
+        assert dtypes(compiled(X)) == [BF16, BF16, FP32]
+
+    def test_only_the_modules_given_are_cast_in(self, backend: str) -> None:
+        mine, other = Layer(), Layer()
+        early = torch.compile(mine, backend=backend)
+        hmp.convert(within=mine)
+        both = torch.compile(lambda x: [mine(x), other(x)], backend=backend, fullgraph=True)
+        assert dtypes(both(X)) == [BF16, FP32]
+        assert early(X).dtype is BF16
+        assert torch.compile(other, backend=backend)(X).dtype is FP32
+
+    def test_gradients_are_those_of_eager_code(self, backend: str) -> None:
+        hmp.convert(within="modules")
+        layer, labels = Layer(), torch.tensor([0, 1, 2, 3])
+
+        def loss(x: torch.Tensor) -> torch.Tensor:
+            return F.cross_entropy(layer(x), labels)
+
+        loss(X).backward()
+        expected = [one.grad.clone() for one in layer.parameters()]
+        layer.zero_grad()
+        torch.compile(loss, backend=backend, fullgraph=True)(X).backward()
+        for one, other in zip(layer.parameters(), expected, strict=True):
+            assert one.grad.dtype is FP32
+            torch.testing.assert_close(one.grad, other, rtol=3e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "plain"])
+def test_an_exported_module_is_lowered_as_it_is_called(strict: bool) -> None:
+    skip_where_no_region_is_exported(strict)
+    layer = Layer()
+    hmp.convert(within="modules")
+    expected = layer(X)
+    exported = torch.export.export(layer, (X,), strict=strict).module()
+    hmp.restore()
+    assert_same(exported(X), expected)
+
+
+def test_a_traced_module_is_lowered_as_it_is_called() -> None:
+    layer = Layer()
+    hmp.convert(within="modules")
+    expected = layer(X)
+    traced = torch.jit.trace(layer, (X,), check_trace=False)
+    hmp.restore()
+    assert_same(traced(X), expected)
+
+
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "plain"])
+@pytest.mark.parametrize("outside", [True, False], ids=["of the model", "in the model"])
+def test_a_block_that_is_run_again_casts_as_in_the_first_run(reentrant: bool, outside: bool) -> None:
+    def gradients(run: Callable[[torch.Tensor], torch.Tensor], layer: Layer) -> list[torch.Tensor]:
+        x = X.clone().requires_grad_()
+        layer.zero_grad()
+        run(x).float().square().sum().backward()
+        return [x.grad, *[one.grad for one in layer.parameters()]]
+
+    layer = Layer()
+    hmp.convert(within="modules")
+    expected = gradients(layer, layer)
+
+    def again(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(layer if outside else layer.forward, x, use_reentrant=reentrant)
+
+    assert_same(gradients(again if outside else Calls(again), layer), expected)
+
+
+def test_functional_calls_and_transforms_are_within() -> None:
+    from torch.func import functional_call, grad, vmap
+
+    hmp.convert(within="modules")
+    layer = Layer()
+    weights = dict(layer.named_parameters())
+    assert functional_call(layer, weights, (X,)).dtype is BF16
+    assert vmap(Calls(lambda x: x * x))(X).dtype is BF16
+    assert vmap(lambda x: x * x)(X).dtype is FP32
+    assert layer(X).dtype is BF16
+    gradient = grad(lambda given: functional_call(layer, given, (X,)).float().sum())(weights)
+    layer(X).float().sum().backward()
+    assert_same(gradient, {name: one.grad for name, one in layer.named_parameters()})
+
+
+def test_a_symbolic_trace_runs_within_modules() -> None:
+    hmp.convert(within="modules")
+    layer = Layer()
+    assert_same(torch.fx.symbolic_trace(layer)(X), layer(X))
+
+
+def test_training_equals_that_of_convert_where_only_modules_compute() -> None:
+    def train() -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 4))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        for _ in range(5):
+            loss = F.cross_entropy(model(X), torch.tensor([0, 1, 2, 3]))
+            optimizer.zero_grad()
+            loss.backward()
+            with hmp.disable_casts():
+                optimizer.step()
+        return [loss.detach(), *[one.detach() for one in model.parameters()]]
+
+    hmp.convert()
+    expected = train()
+    hmp.convert(within="modules")
+    assert_same(train(), expected)
+
+
+def test_a_model_in_lower_precision_is_left_to_torch() -> None:
+    layer = cast(Layer(), BF16)
+    plain = layer(X.bfloat16())
+    hmp.convert(within="modules")
+    assert_same(layer(X.bfloat16()), plain)

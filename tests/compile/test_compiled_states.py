@@ -1,0 +1,336 @@
+"""Compiled code follows the state: convert, restore, disable_casts, other lists; each is compiled once."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.testing
+import torch._inductor.config
+import torch.nn.functional as F
+from torch import nn
+
+from habana_mp import hmp
+from helpers.comparing import assert_same
+from helpers.compiled_functions import FUNCTIONS, M, N
+from helpers.compiling import BACKENDS
+from helpers.lists import Converter
+from helpers.models import small_classifier
+
+BF16, FP32 = torch.bfloat16, torch.float32
+X = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
+Y = X.t().contiguous() * 0.7
+
+pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("compiled_anew", "one_thread")]
+
+
+# ---- states and recompilation ----------------------------------------------------------------------------------------
+
+
+def states() -> list[tuple[Callable[[], Any], torch.dtype]]:
+    return [
+        (lambda: torch.set_grad_enabled(True), BF16),
+        (hmp.disable_casts, FP32),
+        (lambda: torch.autocast("cpu", enabled=False), FP32),
+    ]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 2), (2, 0)], ids=str)
+def test_each_state_is_compiled_once_however_often_it_changes(order: tuple[int, int]) -> None:
+    hmp.convert()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(FUNCTIONS["functions"], backend=counter)
+    seen = []
+    for index in order * 4:
+        context, _ = states()[index]
+        with context():
+            seen.append(compiled(M, N).dtype)
+            assert_same(compiled(M, N), FUNCTIONS["functions"](M, N))
+    assert counter.frame_count == 2
+    assert seen == [FUNCTIONS["functions"](M, N).dtype] * 8
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+def test_a_product_follows_each_state_with_the_code_of_that_state(order: tuple[int, ...]) -> None:
+    hmp.convert()
+    counter = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(torch.mm, backend=counter)
+    for index in order * 3:
+        context, expected = states()[index]
+        with context():
+            assert compiled(M, N).dtype is expected
+    assert counter.frame_count <= 3
+
+
+@pytest.mark.parametrize("is_converted", [False, True], ids=["before convert", "converted"])
+@pytest.mark.parametrize("is_first", [False, True], ids=["in the middle", "first"])
+@pytest.mark.parametrize("name", ["convert", "restore"])
+def test_convert_and_restore_in_a_compiled_function_raise_one_clear_error(
+    name: str, is_first: bool, is_converted: bool
+) -> None:
+    def changing(x: torch.Tensor) -> torch.Tensor:
+        y = x if is_first else x @ x
+        getattr(hmp, name)()
+        return y + x
+
+    if is_converted:
+        hmp.convert()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeError, match=rf"`hmp\.{name}` was called in a function that torch\.compile compiles"):
+            torch.compile(changing, backend="eager")(M)
+        torch._dynamo.reset()
+        with pytest.raises(torch._dynamo.exc.Unsupported):
+            torch.compile(changing, backend="eager", fullgraph=True)(M)
+    assert hmp.is_converted() is is_converted
+
+
+def test_convert_is_called_from_compiled_code_where_the_compiler_is_told_to_stay_out() -> None:
+    @torch.compiler.disable
+    def outside() -> None:
+        hmp.convert()
+
+    def calling(x: torch.Tensor) -> torch.Tensor:
+        y = x + x
+        outside()
+        return y
+
+    torch.compile(calling, backend="eager")(M)
+    assert hmp.is_converted()
+
+
+def test_a_new_policy_is_compiled_once_and_restore_forgets_it() -> None:
+    counter = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(lambda x, y: torch.mm(x, y), backend=counter)
+    found = []
+    for step in range(1, 7):
+        (hmp.convert if step % 2 else hmp.restore)()
+        found.append([compiled(M, N).dtype for _ in range(3)])
+        assert counter.frame_count == step
+    assert found == [[BF16] * 3, [FP32] * 3] * 3
+
+
+@pytest.mark.parametrize("how", ["dynamic", "marked", "automatic"])
+def test_sizes_are_recompiled_as_often_as_in_plain_torch(how: str) -> None:
+    def frames() -> tuple[int, list[torch.Tensor]]:
+        torch._dynamo.reset()
+        counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+        compiled = torch.compile(
+            lambda x, y: F.normalize(torch.softmax(x @ y, -1) + x[:1, :1]),
+            backend=counter,
+            dynamic=True if how == "dynamic" else None,
+        )
+        found = []
+        for size in (5, 3, 7, 12, 2, 64):
+            x = torch.linspace(0, 1, size * 4).reshape(size, 4)
+            if how == "marked":
+                torch._dynamo.mark_dynamic(x, 0)
+            found += [compiled(x, N), compiled(x, N)]
+        return counter.frame_count, found
+
+    plain, _ = frames()
+    hmp.convert()
+    got, results = frames()
+    assert got == plain
+    for size, one in zip((5, 3, 7, 12, 2, 64), results[::2], strict=True):
+        x = torch.linspace(0, 1, size * 4).reshape(size, 4)
+        assert_same(one, F.normalize(torch.softmax(x @ N, -1) + x[:1, :1]))
+
+
+def test_inputs_in_another_precision_are_recompiled_as_in_plain_torch() -> None:
+    hmp.convert()
+    counter = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(FUNCTIONS["mixed"], backend=counter)
+    for _ in range(2):
+        for x, y in ((M, N), (M.bfloat16(), N), (M.double(), N.double())):
+            assert_same(compiled(x, y), FUNCTIONS["mixed"](x, y))
+    assert counter.frame_count == 3
+
+
+def test_a_thread_of_another_state_runs_the_code_of_that_state() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    hmp.convert()
+    compiled = torch.compile(FUNCTIONS["functions"], backend="aot_eager")
+    compiled(M, N)
+    with ThreadPoolExecutor(1) as pool, hmp.disable_casts():
+        there = pool.submit(torch.compile(lambda x, y: torch.mm(x, y), backend="aot_eager"), M, N)
+        assert torch.compile(lambda x, y: torch.mm(x, y), backend="aot_eager")(M, N).dtype is FP32
+        assert there.result().dtype is BF16
+
+
+# ---- breaks inside of regions, parts left out ------------------------------------------------------------------------
+
+
+def broken(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    first = torch.mm(x, y)
+    with hmp.disable_casts():
+        second = torch.mm(x, y)
+        torch._dynamo.graph_break()
+        third = torch.mm(x, y)
+        with torch.autocast("cpu", enabled=False):
+            torch._dynamo.graph_break()
+            fourth = torch.mm(x, y)
+    torch._dynamo.graph_break()
+    return [first, second, third, fourth, torch.mm(x, y)]
+
+
+@torch.compiler.disable
+def left_out(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.mm(x, y)
+
+
+def partly_left_out(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    with hmp.disable_casts():
+        quiet = left_out(x, y)
+    return [torch.relu(left_out(x, y)), quiet, torch.mm(x, y)]
+
+
+def reads_a_number(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    with hmp.disable_casts():
+        scale = torch.mm(x, y).sum().item()
+        return torch.mm(x, y) * scale
+
+
+def breaks(function: Callable[..., Any], *inputs: Any) -> int:
+    return int(torch._dynamo.explain(function)(*inputs).graph_break_count)
+
+
+@pytest.mark.parametrize("function", [broken, partly_left_out, reads_a_number])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_graph_break_changes_nothing(function: Callable[..., Any], backend: str) -> None:
+    plain = breaks(function, M, N)
+    torch._dynamo.reset()
+    hmp.convert()
+    compiled = torch.compile(function, backend=backend)
+    for _ in range(2):
+        assert_same(compiled(M, N), function(M, N))
+        with hmp.disable_casts():
+            assert_same(compiled(M, N), function(M, N))
+    assert torch.mm(M, N).dtype is BF16
+    torch._dynamo.reset()
+    assert breaks(function, M, N) == plain
+
+
+def test_an_exception_inside_of_a_compiled_region_leaves_it() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with hmp.disable_casts():
+            torch.mm(x, y)
+            torch._dynamo.graph_break()
+            raise KeyError("inside")
+
+    hmp.convert()
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            torch.compile(function, backend="aot_eager")(M, N)
+        assert torch.mm(M, N).dtype is BF16
+
+
+def test_a_module_may_compile_itself_and_a_part_of_itself() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Sequential(nn.ReLU(), nn.Linear(8, 3)))
+    hmp.convert()
+    expected = model(M)
+    model[1].compile(backend="aot_eager")
+    assert_same(model(M), expected)
+    model.compile(backend="aot_eager")
+    assert_same(model(M), expected)
+    hmp.restore()
+    assert model(M).dtype is FP32
+
+
+def chain(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(torch.relu(torch.mm(x, y)) + 1, -1)
+
+
+def product_only(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.mm(x, y)
+
+
+# ---- torch.compile -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_function_compiled_after_convert_casts_as_the_plain_one(backend: str) -> None:
+    hmp.convert()
+    compiled = torch.compile(product_only, backend=backend, fullgraph=True)
+    expected = product_only(X, Y)
+    result = compiled(X, Y)
+    assert result.dtype is BF16
+    torch.testing.assert_close(result, expected)
+    # Inductor keeps float32 between operations that it fuses.
+    fused = torch.compile(chain, backend=backend, fullgraph=True)(X, Y)
+    torch.testing.assert_close(fused, chain(X, Y), rtol=2e-2, atol=2e-3)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_graph_compiled_before_convert_obeys_and_stops_obeying(backend: str) -> None:
+    compiled = torch.compile(product_only, backend=backend, fullgraph=True)
+    assert compiled(X, Y).dtype is FP32
+    for _ in range(2):
+        hmp.convert()
+        assert compiled(X, Y).dtype is BF16
+        hmp.restore()
+        assert compiled(X, Y).dtype is FP32
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_compiled_function_follows_a_new_configuration(converted: Converter, backend: str) -> None:
+    compiled = torch.compile(lambda x: (torch.exp(x), torch.sin(x)), backend=backend, fullgraph=True)
+    converted(bf16=["exp"])
+    assert [one.dtype for one in compiled(X)] == [BF16, FP32]
+    converted(bf16=["sin"])
+    assert [one.dtype for one in compiled(X)] == [FP32, BF16]
+    hmp.convert(dtype=torch.float16)
+    assert torch.compile(product_only, backend=backend)(X, Y).dtype is torch.float16
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_disable_casts_works_around_and_inside_of_a_compiled_function(backend: str) -> None:
+    def inside(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with hmp.disable_casts():
+            first = torch.mm(x, y)
+        return first, torch.mm(x, y)
+
+    hmp.convert()
+    compiled = torch.compile(product_only, backend=backend)
+    assert compiled(X, Y).dtype is BF16
+    with hmp.disable_casts():
+        assert compiled(X, Y).dtype is FP32
+    assert compiled(X, Y).dtype is BF16
+    assert [one.dtype for one in torch.compile(inside, backend=backend)(X, Y)] == [FP32, BF16]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_autocast_disabled_is_obeyed_in_a_compiled_function(backend: str) -> None:
+    def inside(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.autocast("cpu", enabled=False):
+            first = torch.mm(x, y)
+        return first, torch.mm(x, y)
+
+    hmp.convert()
+    assert [one.dtype for one in torch.compile(inside, backend=backend)(X, Y)] == [FP32, BF16]
+    compiled = torch.compile(product_only, backend=backend)
+    with torch.autocast("cpu", enabled=False):
+        assert compiled(X, Y).dtype is FP32
+    assert compiled(X, Y).dtype is BF16
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_compiled_model_trains_like_the_plain_one(backend: str) -> None:
+    plain, model = small_classifier(), small_classifier()
+    hmp.convert()
+    labels = torch.tensor([0, 1, 2, 0])
+    for module, call in ((plain, plain), (model, torch.compile(model, backend=backend))):
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+        for _ in range(2):
+            optimizer.zero_grad()
+            F.nll_loss(call(X), labels).backward()
+            optimizer.step()
+    for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+        assert other.dtype is FP32
+        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-3)

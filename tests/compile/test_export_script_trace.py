@@ -1,0 +1,209 @@
+"""torch.export, scripts, traces and make_fx: programs keep the casts that they were made with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch._dynamo.testing
+import torch._inductor.config
+import torch.nn.functional as F
+from torch import nn
+
+from habana_mp import hmp
+from helpers.comparing import assert_same
+from helpers.compiled_functions import M, N
+from helpers.compiling import skip_where_no_region_is_exported
+from helpers.lists import Converter
+from helpers.models import small_classifier
+from helpers.processes import run_script
+
+BF16 = torch.bfloat16
+X = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
+Y = X.t().contiguous() * 0.7
+
+pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("compiled_anew", "one_thread")]
+
+
+# ---- export, scripts, traces -----------------------------------------------------------------------------------------
+
+
+class Exported(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.dense, self.out = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.register_buffer("n", N)  # older releases export no tensor that is a global
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.dense(x))
+        with hmp.disable_casts():
+            hidden = torch.mm(hidden.float(), self.n)
+        with torch.autocast("cpu", enabled=False):
+            hidden = torch.mm(hidden, self.n)
+        return torch.softmax(self.out(F.normalize(hidden)), -1)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_an_exported_program_keeps_its_casts_and_its_regions(strict: bool, dynamic: bool) -> None:
+    skip_where_no_region_is_exported(strict)
+    model = Exported()
+    shapes = ({0: torch.export.Dim("batch", min=2, max=64)},) if dynamic else None
+    hmp.convert()
+    expected = model(N)
+    program = torch.export.export(model, (M,), dynamic_shapes=shapes, strict=strict)
+    more = model(torch.cat([M, N])) if dynamic else None
+    assert_same(program.module()(N), expected)
+    hmp.restore()
+    assert_same(program.module()(N), expected)
+    assert_same(program.run_decompositions().module()(N), expected)
+    if more is not None:
+        assert_same(program.module()(torch.cat([M, N])), more)
+
+
+def test_an_export_that_fails_inside_of_a_region_leaves_it() -> None:
+    class Failing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with hmp.disable_casts():
+                return torch.mm(x, x).reshape(3, 5)
+
+    hmp.convert()
+    for strict in (True, False):
+        with pytest.raises(Exception):  # noqa: B017, PT011  whatever torch raises of it
+            torch.export.export(Failing(), (M,), strict=strict)
+        assert torch.mm(M, N).dtype is BF16
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_program_exported_without_casts_has_none(strict: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    expected = model(N)
+    hmp.convert()
+    with hmp.disable_casts():
+        program = torch.export.export(model, (M,), strict=strict)
+    assert "bfloat16" not in str(program.graph)
+    hmp.restore()
+    assert_same(program.module()(N), expected)
+
+
+def test_an_exported_program_is_saved_with_its_casts(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    hmp.convert()
+    expected = model(N)
+    torch.export.save(torch.export.export(model, (M,)), tmp_path / "program.pt2")
+    hmp.restore()
+    assert_same(torch.export.load(tmp_path / "program.pt2").module()(N), expected)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_script_is_not_covered_and_gives_the_same_before_and_after() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.mm(x, y)).softmax(-1)
+
+    scripted = torch.jit.script(function)
+    expected = scripted(M, N)
+    hmp.convert()
+    assert_same(scripted(M, N), expected)
+    assert_same(torch.jit.script(function)(M, N), expected)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("how", ["convert", "region"])
+def test_what_a_trace_cannot_hold_raises_as_in_torch(how: str) -> None:
+    # It would crash at the next operation after one that raised.
+    script = (
+        "import torch, contextlib\n"
+        "from habana_mp import hmp\n"
+        "layer = torch.nn.Linear(4, 4)\n"
+        f"converted = {how == 'convert'}\n"
+        "if converted: hmp.convert()\n"
+        "for function in (lambda x: layer(x), lambda x: x @ layer.weight):\n"
+        "    with contextlib.nullcontext() if converted else hmp.autocast('cpu'):\n"
+        "        try: torch.jit.trace(function, (torch.ones(2, 4),))\n"
+        "        except RuntimeError as error: print(str(error)[:22])\n"
+    )
+    done = run_script(script)
+    assert done.stdout.splitlines() == ["Cannot insert a Tensor"] * 2, done.stderr
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("disabled", [True, False])
+def test_a_trace_keeps_the_state_it_was_made_in(disabled: bool) -> None:
+    model = Exported()
+    hmp.convert()
+    with hmp.disable_casts() if disabled else torch.enable_grad():
+        expected = model(N)
+        traced = torch.jit.trace(model, M)
+    hmp.restore()
+    assert_same(traced(N), expected)
+
+
+def product_only(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.mm(x, y)
+
+
+# ---- trace, script, export -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_trace_contains_the_casts(grad: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    hmp.convert()
+    with torch.set_grad_enabled(grad):
+        traced = torch.jit.trace(model, X)
+    expected = model(Y)
+    hmp.restore()
+    result = traced(Y)
+    assert result.dtype is BF16
+    assert torch.equal(result, expected)
+
+
+def test_a_trace_of_large_tensors_contains_the_casts() -> None:
+    model = nn.Linear(300, 300)
+    example = torch.randn(300, 300)
+    hmp.convert()
+    with torch.no_grad():
+        traced = torch.jit.trace(model, example)
+        other = torch.randn(300, 300)
+        expected = model(other)
+    hmp.restore()
+    assert torch.equal(traced(other), expected)
+
+
+def test_scripting_works_before_and_after_convert(converted: Converter) -> None:
+    before = torch.jit.script(small_classifier())
+    expected = before(X)
+    converted(bf16=["mm", "normalize", "softmin", "linear", "relu"])
+    after = torch.jit.script(small_classifier())
+    assert after(X).shape == before(X).shape == expected.shape
+    assert torch.jit.script(F.normalize)(X).shape == (4, 4)
+    hmp.restore()
+    torch.testing.assert_close(after(X), expected)
+
+
+def test_an_exported_program_contains_the_casts() -> None:
+    model = small_classifier()
+    hmp.convert()
+    program = torch.export.export(model, (X,))
+    expected = model(Y)
+    hmp.restore()
+    result = program.module()(Y)
+    assert torch.equal(result, expected)
+    assert any("bfloat16" in str(node.args) + str(node.kwargs) for node in program.graph.nodes)
+
+
+def test_a_symbolic_trace_is_not_disturbed() -> None:
+    hmp.convert()
+    graph = torch.fx.symbolic_trace(small_classifier())
+    assert torch.equal(graph(X), small_classifier()(X))
+
+
+def test_make_fx_records_the_casts() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    hmp.convert()
+    graph = make_fx(product_only)(X, Y)
+    hmp.restore()
+    assert graph(X, Y).dtype is BF16

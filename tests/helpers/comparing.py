@@ -1,0 +1,42 @@
+"""Are two results the same?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+
+def seeded(call: Callable[[], Any]) -> Any:
+    """The result of ``call`` with the same random numbers each time."""
+    torch.manual_seed(0)
+    return call()
+
+
+def tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors in a nest of lists, tuples and dictionaries."""
+    return [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
+
+
+def assert_same(result: Any, expected: Any, *, close: bool = False, nans: bool = False) -> None:
+    """Equal dtypes, shapes and values; ``close`` where LAPACK's own result depends on where the memory lies, ``nans``
+    where both may have some."""
+    got, wanted = tensors(result), tensors(expected)
+    assert len(got) == len(wanted) > 0
+    for one, other in zip(got, wanted, strict=True):
+        assert one.dtype is other.dtype
+        if close:
+            torch.testing.assert_close(one, other)
+        elif nans:
+            assert torch.equal(one.nan_to_num(), other.nan_to_num())
+        else:
+            assert torch.equal(one, other)
+
+
+def assert_close(result: Any, expected: Any) -> None:
+    """Equal dtypes, and values as near as bfloat16 has them: Inductor keeps float32 between what it fuses."""
+    for one, other in zip(tree_leaves(result), tree_leaves(expected), strict=True):
+        assert one.dtype is other.dtype
+        torch.testing.assert_close(one, other, rtol=3e-2, atol=1e-2)

@@ -1,0 +1,25 @@
+"""List files made of names, and what convert says of them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from habana_mp import HmpWarning, hmp
+
+#: Of the fixture ``converted``.
+Converter = Callable[..., None]
+
+
+def write_list(path: Path, names: Iterable[str]) -> str:
+    """A list file with these names; its path."""
+    path.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    return str(path)
+
+
+def warned_by_convert(*args: object, **options: object) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        hmp.convert(*args, **options)  # type: ignore[arg-type]
+    return [str(one.message) for one in caught if issubclass(one.category, HmpWarning)]

@@ -1,0 +1,88 @@
+"""Lines for the log, and what came of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from habana_mp import _core
+
+MUL = "<method '__mul__' of 'torch._C.TensorBase' objects>"
+# In the order of Precision and Reason in src/engine/decision.hpp.
+PRECISIONS = ["bf16", "fp16", "fp32", "unchanged"]
+REASONS = {
+    "list": "in the list",
+    "widest": "widest input",
+    "in_place": "in-place target keeps its precision",
+    "first_input": "first input",
+    "no_kernel": "no kernel for the lower precision",
+    "scalar": "scalar brought into the lower precision's range",
+    "ineligible": "inputs are never cast",
+    "explicit_out": "out= was given",
+    "explicit_dtype": "dtype= was given",
+    "view": "the result may be a view of the input",
+    "no_product": "it makes no matrix product",
+    "construction": "a module is being constructed",
+    "optimizer_step": "inside an optimizer's step",
+    "worker": "in a DataLoader worker",
+    "distributed": "in the code of torch.distributed",
+    "library": "in the code of a library that computes in float32",
+    "slower": "slower in the lower precision",
+    "other_device": "the region is for another device",
+    "op_wrap": "wrapped by op_wrap",
+    "parts": "listed by its parts, or as a part",
+    "sums": "added up in float32, the result rounded",
+}
+
+
+def emit(
+    representation: str = MUL, operation: str = "mul", precision: str = "bf16", reason: str = "list", casts: int = 2
+) -> None:
+    _core._log_operation(representation, operation, PRECISIONS.index(precision), list(REASONS).index(reason), casts)
+
+
+def line_of(representation: str, precision: str = "bf16") -> str:
+    return f"casting  {representation}  to  to_{precision}"
+
+
+def read(path: Path) -> str:
+    _core.log_flush()
+    return path.read_text(encoding="utf-8")
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in read(path).split("\n")[:-1]]
+
+
+class Collector(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+        self.during: Callable[[], object] = lambda: None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+        self.during()
+
+    @property
+    def lines(self) -> list[str]:
+        return [record.getMessage() for record in self.records]
+
+
+# The core alone: importing the package imports torch, which takes a second or two for each of these scripts.
+LOAD_CORE = f"""
+import importlib.util
+_spec = importlib.util.spec_from_file_location("_core", {_core.__file__!r})
+_core = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_core)
+"""
+
+
+def script(source: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", LOAD_CORE + source, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

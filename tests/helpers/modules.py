@@ -1,0 +1,48 @@
+"""Modules of torch.nn: what they give and their gradients, beside casts by hand."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from helpers.comparing import tensors
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+def lower(value: Any) -> Any:
+    return tree_map(lambda one: one.bfloat16() if isinstance(one, torch.Tensor) and one.dtype is FP32 else one, value)
+
+
+def assert_near(result: Any, expected: Any, tolerance: float = 0.03) -> None:
+    """Equal but for the digits that bfloat16 lacks."""
+    got, wanted = tensors(result), tensors(expected)
+    assert len(got) == len(wanted) > 0
+    for one, other in zip(got, wanted, strict=True):
+        assert one.shape == other.shape
+        assert (one.float() - other.float()).norm() <= tolerance * (other.float().norm() + 1)
+
+
+def trained(module: nn.Module, *inputs: Any, **keywords: Any) -> tuple[Any, list[torch.Tensor | None]]:
+    """What a module gives, and the gradients of its parameters."""
+    module.zero_grad()
+    result = module(*inputs, **keywords)
+    leaves = [one for one in tensors(result) if one.requires_grad]
+    torch.stack([one.float().pow(3).sum() for one in leaves]).sum().backward()
+    return tree_map(lambda one: one.detach() if isinstance(one, torch.Tensor) else one, result), [
+        parameter.grad for parameter in module.parameters()
+    ]
+
+
+def trained_by_hand(module: nn.Module, *inputs: Any, **keywords: Any) -> tuple[Any, list[torch.Tensor]]:
+    """The same with weights and inputs cast by hand; the gradients in float32, as those of the module's weights are."""
+    result, gradients = trained(copy.deepcopy(module).bfloat16(), *lower(inputs), **keywords)
+    return result, [one.float() for one in gradients if one is not None]
+
+
+def raised(value: Any) -> Any:
+    return tree_map(lambda one: one.float() if isinstance(one, torch.Tensor) and one.dtype is BF16 else one, value)

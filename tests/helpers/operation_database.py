@@ -1,0 +1,200 @@
+"""torch's own database of operations, and what the rules say about each of its samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+
+from habana_mp import ops
+from habana_mp._policy import ruling_without_list
+
+BF16, FP32 = torch.bfloat16, torch.float32
+#: How many of an entry's samples are looked at; some have hundreds.
+SAMPLES = 40
+
+
+def name_of(op: Any) -> str:
+    """The database's name of an entry."""
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one call: the input, the other positional ones, and those by keyword."""
+
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+    def mapped(self, change: Callable[[torch.Tensor, int | str], torch.Tensor]) -> Call:
+        """The call with each float32 or bfloat16 tensor changed; ``change`` is told position or keyword too."""
+
+        def walk(value: Any, where: int | str) -> Any:
+            if isinstance(value, torch.Tensor):
+                return change(value, where) if value.dtype in (FP32, BF16) else value
+            if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+                return type(value)(walk(item, where) for item in value)
+            return value
+
+        arguments = tuple(walk(value, position) for position, value in enumerate(self.arguments))
+        return Call(arguments, {name: walk(value, name) for name, value in self.keywords.items()})
+
+    def tensors(self) -> list[tuple[torch.Tensor, int | str]]:
+        """Its float32 and bfloat16 tensors in order, each with its position or keyword."""
+        found: list[tuple[torch.Tensor, int | str]] = []
+
+        def note(tensor: torch.Tensor, where: int | str) -> torch.Tensor:
+            found.append((tensor, where))
+            return tensor
+
+        self.mapped(note)
+        return found
+
+    def copied(self) -> Call:
+        """With tensors of its own, so that a call may write into them."""
+        return self.mapped(lambda tensor, _: tensor.detach().clone())
+
+    def run(self, function: Callable[..., Any]) -> Any:
+        """The function's result; random numbers are the same ones each time."""
+        torch.manual_seed(0)
+        return function(*self.arguments, **self.keywords)
+
+
+def calls_of(op: Any, limit: int, requires_grad: bool = False) -> Iterator[Call]:
+    """The first samples of an entry."""
+    torch.manual_seed(0)
+    # Not sample_inputs: that looks through the whole stack each time, to tell where a test failed.
+    for sample in islice(op.sample_inputs_func(op, torch.device("cpu"), FP32, requires_grad), limit):
+        yield Call((sample.input, *sample.args), dict(sample.kwargs))
+
+
+def supports(op: Any, *dtypes: torch.dtype) -> bool:
+    return all(dtype in op.dtypes for dtype in dtypes)
+
+
+def several_inputs(op: Any) -> bool:
+    """Is it an operation of two or more float tensors that has kernels for float32 and bfloat16?"""
+    return supports(op, FP32, BF16) and any(len(call.tensors()) > 1 for call in calls_of(op, SAMPLES))
+
+
+# What jiterator makes runs on a GPU only.
+ON_CPU = [op for op in op_db if not op.name.startswith("jiterator")]
+SEVERAL_INPUTS = [op for op in ON_CPU if several_inputs(op)]
+FLOATING = [op for op in ON_CPU if supports(op, FP32)]
+
+
+def operation_of(op: Any) -> str | None:
+    """The operation of ours that stands for the entry; None for one that torch writes in Python of several, or whose
+    inputs change places."""
+    if op.name.startswith(("__r", "masked.")):
+        return None
+    last = op.name.rpartition(".")[2]
+    for name in (op.name.replace(".", "_"), last, f"aten::{last}"):
+        resolved = ops.resolve(name)
+        if resolved is not None and ops.builtins_named(resolved.exact[0]):
+            return resolved.exact[0]
+    return None
+
+
+def castable_of(op: Any) -> ops.Castable | None:
+    """Which of the entry's arguments may be cast."""
+    castable = ops.arguments_of(operation_of(op) or "")
+    if castable is not None and op.name in ("nn.functional.batch_norm", "nn.functional.instance_norm"):
+        # These take the statistics before the weights.
+        castable = castable._replace(positions=(0, 3, 4), raised=(3, 4))
+    return castable
+
+
+def mixtures(op: Any, limit: int) -> Iterator[tuple[Call, Call]]:
+    """Calls in float32, and the same with its inputs in bfloat16 and float32 by turns, either one first.
+
+    What an operation keeps (running statistics) stays float32, as a model has it.
+    """
+    castable = castable_of(op)
+    for call in calls_of(op, SAMPLES):
+        changed = [where for _, where in call.tensors() if castable is None or _may_be_cast(castable, where)]
+        if len(changed) < 2:
+            continue
+        for first in (0, 1):
+            count = 0
+
+            def lower(tensor: torch.Tensor, where: int | str, first: int = first) -> torch.Tensor:
+                nonlocal count
+                if castable is not None and not _may_be_cast(castable, where):
+                    return tensor.detach().clone()
+                count += 1
+                return tensor.detach().to(BF16 if count % 2 == first else FP32, copy=True)
+
+            yield call, call.mapped(lower)
+        limit -= 1
+        if limit == 0:
+            return
+
+
+def _may_be_cast(castable: ops.Castable, where: int | str) -> bool:
+    return where in castable.positions if isinstance(where, int) else where not in castable.kept_keywords
+
+
+def _may_stay_float32(castable: ops.Castable, where: int | str) -> bool:
+    return where in (*castable.raised, *castable.off_cpu, *castable.raised_keywords, *castable.off_cpu_keywords)
+
+
+def _is_sparse(tensor: torch.Tensor) -> bool:
+    return tensor.layout is not torch.strided
+
+
+def cast_by_hand(op: Any, call: Call) -> Call:
+    """What the rules make of a call that no list decides."""
+    operation = operation_of(op)
+    assert operation is not None
+    ruling = ruling_without_list(operation)
+    castable = castable_of(op)
+    eligible = [
+        (tensor, where) for tensor, where in call.tensors() if castable is None or _may_be_cast(castable, where)
+    ]
+    dtypes = [tensor.dtype for tensor, _ in eligible]
+    if not dtypes or ruling.action in ("none", "scalars"):
+        return call
+    # A tensor without dimensions widens none that has some; one in a list counts as any.
+    lists = any(isinstance(one, (list, tuple)) for one in (*call.arguments, *call.keywords.values()))
+    in_lists = lists or operation == "meshgrid"  # which torch makes a list of
+    kinds = {tensor.dtype for tensor, _ in eligible if in_lists or tensor.dim()} or set(dtypes)
+    leaves_numbers = ruling.action == "widest" and ops.row_of(operation).promotes and len(kinds) == 1 and not in_lists
+    if ruling.action == "widest":
+        target = FP32 if FP32 in kinds else BF16
+    elif ruling.action == "precision" or (
+        ops.row_of(operation).is_product and any(_is_sparse(one) for one, _ in eligible)
+    ):
+        target = FP32
+    else:
+        target = dtypes[0]
+    keeps = [where for _, where in eligible if castable is not None and _may_stay_float32(castable, where)]
+    deciding = [tensor for tensor, where in eligible if where in keeps]
+    if castable is not None and castable.off_cpu:
+        # On a CPU a norm's weight decides for its bias too.
+        deciding = [
+            tensor for tensor, where in eligible if where in (castable.off_cpu[0], castable.off_cpu_keywords[0])
+        ]
+    one_keeps = target is BF16 and any(tensor.dtype is FP32 for tensor in deciding)
+
+    def cast(tensor: torch.Tensor, where: int | str) -> torch.Tensor:
+        if castable is not None and not _may_be_cast(castable, where):
+            return tensor
+        if leaves_numbers and any(one.dim() for one, _ in eligible) and not tensor.dim():
+            return tensor
+        return tensor.to(FP32 if one_keeps and where in keeps else target)
+
+    return call.mapped(cast)
+
+
+def floating_results(result: Any) -> list[torch.Tensor]:
+    """The tensors of a result, however it is nested."""
+    if isinstance(result, torch.Tensor):
+        return [result]
+    if isinstance(result, (list, tuple)):
+        return [tensor for item in result for tensor in floating_results(item)]
+    return []

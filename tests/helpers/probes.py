@@ -1,0 +1,23 @@
+"""What holds at the moment."""
+
+from __future__ import annotations
+
+import torch
+
+from habana_mp import hmp
+
+M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
+
+
+def dtype_of_product() -> torch.dtype:
+    return torch.mm(M, M).dtype
+
+
+def is_cast() -> bool:
+    """Is a product of float32 matrices made in bfloat16?"""
+    return dtype_of_product() is torch.bfloat16
+
+
+def rows_of_report() -> dict[tuple[str, str], tuple[int, int, int]]:
+    """Calls, casts and bytes of each operation in each precision."""
+    return {(row.operation, row.precision): (row.calls, row.casts, row.bytes) for row in hmp.report(show=False)}

@@ -1,0 +1,232 @@
+"""What the processor at hand can do, and what plain torch does on it: found out by trying, never by its name.
+
+Nothing of this goes through the core's own trials of packed weights: what they decide is what the tests are about.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from habana_mp import _core, hmp
+from habana_mp.patches.kept_weights import packing_operators
+from helpers.comparing import tensors
+
+#: Of rows, a weight and a bias, which may be None where it is not added.
+Call = Callable[[torch.Tensor, torch.Tensor, Any], torch.Tensor]
+
+#: What linear layers are packed for: torch's CPU library, our own kernels where these give torch's bits, or even where
+#: they do not.
+Form = Literal["library", "panels", "panels in any order"]
+
+#: Sums in one block of 16, each of every 16th pair.
+_BY_LANES = 0
+_BLOCKS = (_BY_LANES, 256, 512, 1024, 2048)
+
+_SEEDS = 4
+
+#: Of a weight with fewer elements torch's library is not asked.
+_FEWEST_OF_LIBRARY = 1 << 14
+
+_assumed: list[Form] = []
+
+_found_out: dict[Any, bool] = {}
+
+
+def assume_packing(form: Form) -> None:
+    """Weights are packed for this wherever it gives the right bits, whatever a measurement would say."""
+    _assumed[:] = [form]
+    _core.weights_assume_packing(form)
+
+
+def measure_packing() -> None:
+    _assumed.clear()
+    _core.weights_assume_packing("measured")
+
+
+def packs(call: Call, like: torch.Tensor, shape: tuple[int, int], *, turned: bool, bias: bool) -> bool:
+    """Must such calls, with a weight of that shape as (outer, inner), run from a packed one here, as assumed?"""
+    (form,) = _assumed
+    if form == "panels in any order":
+        return _core.kernels_can_multiply()
+    if form == "panels":
+        return kernels_sum_as(call, like, shape[0], turned=turned, bias=bias)
+    is_linear = call is F.linear and shape[0] * shape[1] >= _FEWEST_OF_LIBRARY
+    return is_linear and library_sums_as_linear(like, shape[0], bias=bias)
+
+
+def _bits(values: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint16]]:
+    return values.contiguous().view(torch.int16).numpy().view(np.uint16)
+
+
+def kernels_product(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, block: int | None = None
+) -> torch.Tensor:
+    """What our kernels make of bfloat16 rows, a weight [outer][inner] and a bias; summed in one block if nothing is
+    said."""
+    rows = x.reshape(-1, x.shape[-1])
+    result = np.empty((rows.shape[0], weight.shape[0]), np.uint16)
+    _core.kernels_multiply(
+        _bits(rows),
+        _core.kernels_arrange(_bits(weight), 1),
+        None if bias is None else _bits(bias),
+        result,
+        weight.shape[1] if block is None else block,
+        1,
+    )
+    made = torch.from_numpy(result.view(np.int16)).view(torch.bfloat16)
+    return made.view(*x.shape[:-1], weight.shape[0])
+
+
+def _noise(generator: torch.Generator, *shape: int) -> torch.Tensor:
+    exponents = torch.randint(-8, 0, shape, generator=generator)
+    return (torch.empty(shape).normal_(generator=generator) * 2.0**exponents).bfloat16()
+
+
+def _sums_of_rounding(x: torch.Tensor, outer: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Values for rows that lie as these do, a weight and a bias. Each sum takes back what it has brought, in another
+    order: what is left is what rounding left, and tells the order. The bias is as small."""
+    generator = torch.Generator().manual_seed(seed)
+    inner = x.shape[-1]
+    half = inner // 2
+    order = torch.randperm(half, generator=generator)
+    rows = torch.zeros(*x.shape[:-1], inner, dtype=torch.bfloat16)
+    weight = torch.zeros(outer, inner, dtype=torch.bfloat16)
+    rows[..., :half] = _noise(generator, *x.shape[:-1], half)
+    weight[:, :half] = _noise(generator, outer, half)
+    rows[..., half : 2 * half] = -rows[..., order]
+    weight[:, half : 2 * half] = weight[:, order]
+    bias = (_noise(generator, outer).float() * 2.0**-20).bfloat16()
+    return torch.empty_like(x, dtype=torch.bfloat16).copy_(rows), weight, bias
+
+
+def _denormals(x: torch.Tensor) -> torch.Tensor:
+    """Without signs, so that they do not add up to nothing."""
+    return (x.view(torch.int16) & 0x7F).view(torch.bfloat16)
+
+
+def _alike(call: Call, made: Call, like: torch.Tensor, outer: int, *, turned: bool, bias: bool) -> bool:
+    """Does the one give the bits of the other, for whatever tells orders of sums from each other?"""
+    with hmp.disable_casts(), torch.no_grad():
+        for seed in range(_SEEDS):
+            x, weight, small = _sums_of_rounding(like, outer, seed)
+            given = weight.t().contiguous() if turned else weight
+            # As a layer's: of a weight that wants no gradient torch makes some products another way.
+            given.requires_grad_()
+            for rows, added in ((x, small), (_denormals(x), torch.zeros_like(small))):
+                b = added if bias else None
+                if not np.array_equal(_bits(made(rows, weight, b)), _bits(call(rows, given, b).detach())):
+                    return False
+    return True
+
+
+def kernels_sum_as(call: Call, like: torch.Tensor, outer: int, *, turned: bool = False, bias: bool = True) -> bool:
+    """Can our kernels run here, and do they give the bits of torch's function for such rows and such a weight?
+
+    ``call`` takes a weight that lies [inner][outer] if it is ``turned``."""
+    if not _core.kernels_can_multiply():
+        return False
+    blocks = {like.shape[-1], *(block for block in _BLOCKS if block < like.shape[-1])}
+    return _found_out_once(
+        "kernels",
+        call,
+        like,
+        outer,
+        turned,
+        bias,
+        lambda: any(
+            _alike(call, functools.partial(kernels_product, block=block), like, outer, turned=turned, bias=bias)
+            for block in sorted(blocks)
+        ),
+    )
+
+
+def library_sums_as_linear(like: torch.Tensor, outer: int, *, bias: bool = True) -> bool:
+    """Does torch's CPU library pack weights here, and give the bits of the plain layer from them?"""
+    operators = packing_operators()
+    if not operators:
+        return False
+    pack, run = operators["linear"]
+
+    def from_packed(x: torch.Tensor, weight: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+        return run(x, pack(weight, None), b, "none", [], "")  # type: ignore[no-any-return]  # a tensor
+
+    return _found_out_once(
+        "library",
+        F.linear,
+        like,
+        outer,
+        False,
+        bias,
+        lambda: _alike(F.linear, from_packed, like, outer, turned=False, bias=bias),
+    )
+
+
+def _found_out_once(
+    who: str, call: Call, like: torch.Tensor, outer: int, turned: bool, bias: bool, find: Callable[[], bool]
+) -> bool:
+    # A function of torch may be the wrapper of one, each time another.
+    name = call.__code__ if call.__name__ == "<lambda>" else call.__name__
+    key = (who, name, like.shape, like.stride(), outer, turned, bias, torch.get_num_threads())
+    if key not in _found_out:
+        _found_out[key] = find()
+    return _found_out[key]
+
+
+def library_packs_convolutions() -> bool:
+    return bool(packing_operators())
+
+
+def library_sums_as_convolution(layer: torch.nn.Conv2d, like: torch.Tensor) -> bool:
+    """The same of a convolution of images in channels-first order, which its packed form has in channels-last order."""
+    operators = packing_operators()
+    if not operators:
+        return False
+    pack, run = operators["conv2d"]
+    stride, padding, dilation, groups = layer.stride, layer.padding, layer.dilation, layer.groups
+    with hmp.disable_casts(), torch.no_grad():
+        for seed in range(_SEEDS):
+            generator = torch.Generator().manual_seed(seed)
+            x, weight = _noise(generator, *like.shape), _noise(generator, *layer.weight.shape)
+            bias = None if layer.bias is None else _noise(generator, *layer.bias.shape)
+            packed = pack(weight, padding, stride, dilation, groups, list(x.shape))
+            last = x.contiguous(memory_format=torch.channels_last)
+            made = run(last, packed, bias, padding, stride, dilation, groups, "none", [], "")
+            if not torch.equal(made, F.conv2d(x, weight, bias, stride, padding, dilation, groups)):
+                return False
+    return True
+
+
+def aot_eager_gives_the_bits_of_eager(function: Callable[..., Any], *arguments: Any) -> bool:
+    """Those of plain torch."""
+    with hmp.disable_casts():
+        expected = tensors(function(*arguments))
+        compiled = tensors(torch.compile(function, backend="aot_eager", fullgraph=True)(*arguments))
+    return all(map(torch.equal, compiled, expected))
+
+
+def can_run(call: Callable[[], object]) -> bool:
+    """Has plain torch a kernel for all of it here?"""
+    try:
+        call()
+    except RuntimeError as error:
+        if "primitive descriptor" not in str(error):
+            raise
+        return False
+    return True
+
+
+def has_lstm(dtype: torch.dtype) -> bool:
+    """Has torch's CPU library an LSTM in that precision for this processor?"""
+    module, x = torch.nn.LSTM(8, 6), torch.zeros(4, 4, 8)
+
+    def call() -> None:
+        with torch.autocast("cpu", dtype):
+            module(x)
+
+    return can_run(call)

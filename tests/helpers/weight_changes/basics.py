@@ -1,0 +1,53 @@
+"""The layer whose weight changes, and how one writes into memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import tvm_ffi
+from torch import nn
+
+SIZE = 48
+# Not among a few evenly spread elements.
+ROW, COLUMN = 5, 6
+
+Change = Callable[[int], Any]
+Way = Callable[[nn.Linear], Change]
+
+# Names that somebody took before `convert`.
+DATA, GRADLESS_DATA = torch.Tensor.data, torch._C.TensorBase.data
+GET_DATA, SET_DATA = DATA.__get__, DATA.__set__
+NUMPY, STORAGE, DATA_PTR = torch.Tensor.numpy, torch.Tensor.untyped_storage, torch.Tensor.data_ptr
+
+
+def layer() -> nn.Linear:
+    return nn.Linear(SIZE, SIZE)
+
+
+def noise(*shape: int) -> torch.Tensor:
+    return torch.empty(shape or (SIZE, SIZE)).uniform_(0.1, 1.0)
+
+
+def floats_at(address: int) -> Any:
+    """An array over raw memory, which owns nothing."""
+    return np.ctypeslib.as_array((ctypes.c_float * (SIZE * SIZE)).from_address(address))
+
+
+@tvm_ffi.convert
+def foreign(weight: Any, n: int) -> None:
+    """A function of another language, which is lent the memory of its arguments."""
+    write(torch.from_dlpack(weight), n)
+
+
+def write(alias: Any, n: int) -> None:
+    """Through an alias that is indexed as an array: all elements, or one."""
+    with torch.no_grad():
+        alias[... if n == 1 else np.unravel_index(ROW * SIZE + COLUMN, alias.shape)] += 1
+
+
+def write_at(address: int, n: int) -> None:
+    floats_at(address)[ROW * SIZE + COLUMN] += n

@@ -1,0 +1,176 @@
+"""Changes of a weight in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from helpers.weight_changes.basics import COLUMN, ROW, SIZE, foreign, noise, write_at
+
+ONE_ELEMENT = torch.zeros(SIZE, SIZE)
+ONE_ELEMENT[ROW, COLUMN] = 1
+CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+ROWS = torch.tensor([1, 3, 3 + ROW])
+INDEX = torch.arange(SIZE * SIZE).reshape(SIZE, SIZE) % SIZE
+
+
+def _set_all(w: torch.Tensor, n: int) -> None:
+    w[...] = noise()
+
+
+def _set_masked(w: torch.Tensor, n: int) -> None:
+    w[w > 0] = n
+
+
+def set_one(w: torch.Tensor, n: int) -> None:
+    w[ROW, COLUMN] = n
+
+
+def _augmented(w: torch.Tensor, n: int) -> None:
+    w += n
+
+
+def _below_autograd(w: torch.Tensor, n: int) -> None:
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        w.add_(noise())
+
+
+def _pointer(w: torch.Tensor) -> int:
+    return w.data_ptr()
+
+
+def _flip_a_bit(w: torch.Tensor, n: int) -> None:
+    with torch.inference_mode():
+        w.view(dtype=torch.int32)[ROW, COLUMN] ^= 1 << 22 + n
+
+
+def _through_complex_numbers(w: torch.Tensor, n: int) -> None:
+    with torch.inference_mode():
+        torch.view_as_real(w.view(torch.complex64))[ROW, COLUMN // 2] += n
+
+
+# These tell no version counter.
+
+
+def fused_sgd(w: torch.Tensor, gradient: torch.Tensor) -> None:
+    options: dict[str, Any] = {"dampening": 0.0, "nesterov": False, "maximize": False, "is_first_step": True}
+    torch._fused_sgd_([w], [gradient], [], weight_decay=0.0, momentum=0.0, lr=0.5, **options)
+
+
+def fused_adamw(w: torch.Tensor, gradient: torch.Tensor, decay: float, step: Any = torch._fused_adamw_) -> None:
+    options: dict[str, Any] = {"weight_decay": decay, "eps": 1e-8, "amsgrad": False, "maximize": False}
+    state = [[torch.zeros_like(w)], [torch.zeros_like(w)], [], [torch.tensor(1.0)]]
+    step([w], [gradient], *state, lr=0.5, beta1=0.9, beta2=0.99, **options)
+
+
+def unscale(w: torch.Tensor) -> None:
+    torch._amp_foreach_non_finite_check_and_unscale_([w], torch.zeros(1), torch.tensor(3.0))
+
+
+IN_PLACE: dict[str, Callable[[torch.Tensor, int], Any]] = {
+    "add_": lambda w, n: w.add_(n),
+    "sub_": lambda w, n: w.sub_(noise()),
+    "mul_": lambda w, n: w.mul_(n + 1),
+    "div_": lambda w, n: w.div_(n + 1),
+    "+=": _augmented,
+    "copy_": lambda w, n: w.copy_(noise()),
+    "copy_ of float64": lambda w, n: w.copy_(noise().double(), non_blocking=True),
+    "fill_": lambda w, n: w.fill_(n),
+    "zero_": lambda w, n: w.normal_().div_(n) if n == 1 else w.zero_(),
+    "uniform_": lambda w, n: w.uniform_(),
+    "normal_": lambda w, n: w.normal_(),
+    "bernoulli_": lambda w, n: w.bernoulli_(),
+    "exponential_": lambda w, n: w.exponential_(),
+    "random_": lambda w, n: w.random_(0, 9),
+    "neg_": lambda w, n: w.neg_(),
+    "tanh_": lambda w, n: w.tanh_(),
+    "exp_": lambda w, n: w.exp_(),
+    "relu_ and more": lambda w, n: w.relu_().sub_(n),
+    "pow_": lambda w, n: w.add_(2).pow_(2),
+    "clamp_": lambda w, n: w.clamp_(min=0.1 * n),
+    "lerp_": lambda w, n: w.lerp_(noise(), 0.5),
+    "addcmul_": lambda w, n: w.addcmul_(noise(), noise(), value=0.5),
+    "addcdiv_": lambda w, n: w.addcdiv_(noise(), noise(), value=0.5),
+    "addmm_": lambda w, n: w.addmm_(noise(), noise()),
+    "addr_": lambda w, n: w.addr_(noise(SIZE), noise(SIZE)),
+    "masked_fill_": lambda w, n: w.masked_fill_(torch.eye(SIZE, dtype=torch.bool), n),
+    "masked_scatter_": lambda w, n: w.masked_scatter_(torch.eye(SIZE, dtype=torch.bool), noise()),
+    "fill_diagonal_": lambda w, n: w.fill_diagonal_(n),
+    "index_add_": lambda w, n: w.index_add_(0, ROWS, noise(3, SIZE)),
+    "index_copy_": lambda w, n: w.index_copy_(0, ROWS, noise(3, SIZE)),
+    "index_fill_": lambda w, n: w.index_fill_(1, ROWS, n),
+    "index_put_": lambda w, n: w.index_put_((torch.tensor([ROW]), torch.tensor([COLUMN])), torch.tensor([1.0 * n])),
+    "put_": lambda w, n: w.put_(torch.tensor([ROW * SIZE + COLUMN]), torch.tensor([1.0 * n])),
+    "scatter_": lambda w, n: w.scatter_(0, INDEX, noise()),
+    "scatter_add_": lambda w, n: w.scatter_add_(0, INDEX, noise()),
+    "scatter_reduce_": lambda w, n: w.scatter_reduce_(1, INDEX, noise(), "prod"),
+    "renorm_": lambda w, n: w.renorm_(2, 0, 0.5 / n),
+    "tril_": lambda w, n: w.add_(n).tril_(),
+    "t_": lambda w, n: w.t_(),
+    "swapaxes_ and more": lambda w, n: w.swapaxes_(0, 1).mul_(n + 1),
+    "as_strided_": lambda w, n: w.as_strided_((SIZE, SIZE), (1, SIZE))
+    if n == 1
+    else w.as_strided_((SIZE, SIZE), (SIZE, 1)),
+    "w[...] = x": _set_all,
+    "w[mask] = x": _set_masked,
+    "w[i, j] = x": set_one,
+    "out=": lambda w, n: torch.add(w, n, out=w),
+    "randn(out=)": lambda w, n: torch.randn(SIZE, SIZE, out=w.detach()),
+    "mm(out=)": lambda w, n: torch.mm(noise(), noise(), out=w),
+    "cat(out=)": lambda w, n: torch.cat([noise(8, SIZE), noise(SIZE - 8, SIZE)], out=w),
+    "relu(inplace=True)": lambda w, n: F.relu(w.sub_(0.1), inplace=True),
+    "dropout(inplace=True)": lambda w, n: F.dropout(w, inplace=True),
+    "normalize(out=)": lambda w, n: F.normalize(w, p=n + 1, out=w),
+    "embedding(max_norm=)": lambda w, n: F.embedding(torch.arange(8), w, max_norm=0.5 / n),
+    "aten.add_": lambda w, n: torch.ops.aten.add_.Tensor(w, noise()),
+    "aten.copy_": lambda w, n: torch.ops.aten.copy_.default(w, noise()),
+    "aten._foreach_mul_": lambda w, n: torch.ops.aten._foreach_mul_.Scalar([w], n + 1),
+    "_foreach_add_": lambda w, n: torch._foreach_add_([w], 1.0),
+    "_foreach_copy_": lambda w, n: torch._foreach_copy_([w], [noise()]),
+    "_foreach_lerp_": lambda w, n: torch._foreach_lerp_([w], [noise()], 0.5),
+    "_foreach_addcdiv_": lambda w, n: torch._foreach_addcdiv_([w], [noise()], [noise()], 0.5),
+    "_fused_sgd_": lambda w, n: fused_sgd(w, noise()),
+    "_fused_sgd_, one element": lambda w, n: fused_sgd(w, ONE_ELEMENT),
+    "_fused_adamw_": lambda w, n: fused_adamw(w, noise(), 0.1),
+    "_fused_adamw_, one element": lambda w, n: fused_adamw(w, ONE_ELEMENT, 0.0),
+    "aten._fused_adamw_, one element": lambda w, n: fused_adamw(w, ONE_ELEMENT, 0.0, torch.ops.aten._fused_adamw_),
+    "_amp_foreach_..._unscale_": lambda w, n: unscale(w),
+    "_amp_foreach_..._unscale_, one element": lambda w, n: w.copy_(ONE_ELEMENT) if n == 1 else unscale(w),
+    "below autograd": _below_autograd,
+    "redispatched": lambda w, n: torch.ops.aten.add_.Tensor.redispatch(CPU, w, noise()),
+    "foreign function": lambda w, n: foreign(w, n),
+    "a bit, in inference mode": _flip_a_bit,
+    "complex numbers, in inference mode": _through_complex_numbers,
+    "kron, out": lambda w, n: torch.kron(torch.ones(1, 1), w.detach() + n * ONE_ELEMENT, out=w),
+    **(
+        {"data as Dynamo has it": lambda w, n: torch._C._autograd._get_data_attr(w)[ROW, COLUMN].add_(n)}
+        if hasattr(torch._C._autograd, "_get_data_attr")
+        else {}
+    ),
+    "turned sign": lambda w, n: torch._C._set_neg(w, not w.is_neg()),
+    "pointer of many": lambda w, n: write_at(tree_map(torch.Tensor.data_ptr, [w])[0], n),
+    "pointer to constants": lambda w, n: write_at(getattr(w, "const_data_ptr", w.data_ptr)(), n),
+    "pointer by a decorated method": lambda w, n: write_at(torch.no_grad()(torch.Tensor.data_ptr)(w), n),
+    "pointer by a method not compiled": lambda w, n: write_at(torch.compiler.disable(torch.Tensor.data_ptr)(w), n),
+    "pointer by a graph": lambda w, n: write_at(torch.fx.Interpreter(torch.fx.symbolic_trace(_pointer)).run(w), n),
+    "init.uniform_": lambda w, n: nn.init.uniform_(w),
+    "init.normal_": lambda w, n: nn.init.normal_(w),
+    "init.trunc_normal_": lambda w, n: nn.init.trunc_normal_(w),
+    "init.constant_": lambda w, n: nn.init.constant_(w, n),
+    "init.ones_": lambda w, n: nn.init.ones_(w.mul_(n)) if n == 1 else nn.init.zeros_(w),
+    "init.eye_": lambda w, n: nn.init.eye_(w) if n == 1 else nn.init.dirac_(w.view(SIZE, SIZE, 1)).mul_(2),
+    "init.xavier_uniform_": lambda w, n: nn.init.xavier_uniform_(w),
+    "init.xavier_normal_": lambda w, n: nn.init.xavier_normal_(w),
+    "init.kaiming_uniform_": lambda w, n: nn.init.kaiming_uniform_(w),
+    "init.kaiming_normal_": lambda w, n: nn.init.kaiming_normal_(w),
+    "init.orthogonal_": lambda w, n: nn.init.orthogonal_(w),
+    "init.sparse_": lambda w, n: nn.init.sparse_(w, 0.5),
+    "set_": lambda w, n: w.set_(noise()),
+    "set_ of a storage": lambda w, n: w.set_(noise().untyped_storage(), 0, (SIZE, SIZE), (SIZE, 1)),
+    "set_ to another offset": lambda w, n: w.set_(noise(SIZE + 1, SIZE).untyped_storage(), n, (SIZE, SIZE), (SIZE, 1)),
+}

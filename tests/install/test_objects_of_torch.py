@@ -1,0 +1,405 @@
+"""What convert does to torch's objects: they stay what they are, obey wherever they are held, and are given back."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import functools
+import gc
+import inspect
+import pickle
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from habana_mp import hmp
+from helpers.lists import Converter
+
+BF16, FP32 = torch.bfloat16, torch.float32
+M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
+N = M.t().contiguous()
+SPACES: dict[str, Any] = {
+    "torch": torch,
+    "torch._C._VariableFunctions": torch._C._VariableFunctions,  # an instance, whose methods are made anew each time
+    "torch.nn.functional": F,
+    "torch.Tensor": torch.Tensor,
+    "torch._C.TensorBase": torch._C.TensorBase,
+    "torch._C._nn": torch._C._nn,
+    "torch._C._linalg": torch._C._linalg,  # type: ignore[attr-defined]
+    "torch._C._fft": torch._C._fft,  # type: ignore[attr-defined]
+    "torch._C._special": torch._C._special,  # type: ignore[attr-defined]
+    "torch._VF": torch._VF,
+    "torch.special": torch.special,
+    "torch.linalg": torch.linalg,
+    "torch.fft": torch.fft,
+    "torch._C": torch._C,  # what is watched there
+    "torch._C._autograd": torch._C._autograd,
+}
+CALLABLES = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.FunctionType)
+
+
+def functions() -> Iterator[tuple[str, Any]]:
+    for space, owner in SPACES.items():
+        for name in dir(owner):
+            value = inspect.getattr_static(owner, name, None)
+            value = getattr(owner, name, None) if not isinstance(value, CALLABLES) else value
+            if isinstance(value, CALLABLES) and not name.endswith("class__") and "hook__" not in name:
+                yield f"{space}.{name}", value
+
+
+def signature(function: Any) -> str:
+    try:
+        return str(inspect.signature(function))
+    except (ValueError, TypeError):
+        return "none"
+
+
+def pickled(function: Any) -> bytes:
+    try:
+        return pickle.dumps(function)
+    except Exception as error:
+        return type(error).__name__.encode()
+
+
+def face(function: Any) -> tuple[Any, ...]:
+    """All that a program can tell of a function without calling it."""
+    return (
+        id(function),
+        hash(function),
+        repr(function),
+        type(function),
+        getattr(function, "__name__", ""),
+        getattr(function, "__qualname__", ""),
+        getattr(function, "__module__", ""),
+        getattr(function, "__doc__", ""),
+        getattr(function, "__text_signature__", ""),
+        getattr(function, "__defaults__", ()),
+        getattr(function, "__kwdefaults__", ()),
+        getattr(function, "__annotations__", ()),
+        signature(function),
+        pickled(function),
+    )
+
+
+# The head of PyCFunctionObject: refcount, type, m_ml, m_self, m_module, m_weakreflist, vectorcall; and of
+# PyMethodDescrObject: refcount, type, d_type, d_name, d_qualname, d_method, vectorcall.
+_WORD = ctypes.sizeof(ctypes.c_void_p)
+
+
+def word(address: int, index: int) -> int:
+    return ctypes.c_size_t.from_address(address + index * _WORD).value
+
+
+def slots(function: Any) -> tuple[int, ...]:
+    """The vectorcall slot, the address of the definition and its four words."""
+    if isinstance(function, types.BuiltinFunctionType):
+        definition, slot = word(id(function), 2), word(id(function), 6)
+    elif isinstance(function, types.MethodDescriptorType):
+        definition, slot = word(id(function), 5), word(id(function), 6)
+    elif isinstance(function, types.WrapperDescriptorType):
+        return (word(id(function), 5), word(id(function), 6))
+    else:
+        return (id(function.__code__),)
+    return (slot, definition, *(word(definition, index) for index in range(4)))
+
+
+ALL_PATHS = ["mm", "exp", "abs", "add", "matmul", "normalize", "softmin", "clamp", "iadd", "fft_fft", "__rtruediv__"]
+
+
+@pytest.fixture(params=["default", "O2", "many"])
+def anyhow(request: pytest.FixtureRequest, converted: Converter) -> Callable[[], None]:
+    """Several ways to convert."""
+    ways: dict[str, Callable[[], None]] = {
+        "default": hmp.convert,
+        "O2": lambda: hmp.convert("O2"),
+        "many": lambda: converted(bf16=ALL_PATHS),
+    }
+    return ways[request.param]
+
+
+def test_functions_stay_the_same_objects_with_the_same_face(anyhow: Callable[[], None]) -> None:
+    before = [(place, function, face(function)) for place, function in functions()]
+    assert len(before) > 2500
+    anyhow()
+    after = dict(functions())
+    changed = [place for place, function, shown in before if face(function) != shown or after[place] is not function]
+    assert changed == []
+    hmp.restore()
+    assert [place for place, function, shown in before if face(function) != shown] == []
+
+
+def test_slots_and_definitions_hold_what_they_held_after_restore(anyhow: Callable[[], None]) -> None:
+    everything = list(functions()) + [
+        (name, getattr(torch._C, name)) for name in dir(torch._C) if isinstance(getattr(torch._C, name), CALLABLES)
+    ]
+    everything.append(("_make_subclass", torch.Tensor._make_subclass))
+    held = [function for _, function in everything]
+    before = [slots(function) for function in held]
+    anyhow()
+    assert [slots(function) for function in held] != before
+    anyhow()
+    hmp.restore()
+    changed = [place for (place, function), was in zip(everything, before, strict=True) if slots(function) != was]
+    assert changed == []
+
+
+def test_the_assignment_slot_is_given_back_on_every_class(converted: Converter) -> None:
+    class Mine(torch.Tensor):
+        pass
+
+    def held() -> list[int]:
+        kinds = [torch._C.TensorBase, torch.Tensor, torch.nn.Parameter, Mine]
+        return [word(word(id(kind), 14), 2) for kind in kinds]  # tp_as_mapping->mp_ass_subscript
+
+    before = held()
+    converted(bf16=["mm"])
+    changed = held()
+
+    class Later(torch.Tensor):
+        pass
+
+    hmp.restore()
+    assert changed[0] != before[0]
+    assert held() == before
+    x = M.clone().as_subclass(Later)
+    x[0] = 1.0
+    assert x[0].sum() == 4
+
+
+def test_what_is_pickled_while_converted_is_the_function_afterwards(anyhow: Callable[[], None]) -> None:
+    anyhow()
+    texts = [pickle.dumps(one) for one in (torch.mm, F.relu, F.normalize, F.softmin, torch.Tensor.exp, F.gelu)]
+    hmp.restore()
+    loaded = [pickle.loads(text) for text in texts]
+    for one, other in zip(loaded, (torch.mm, F.relu, F.normalize, F.softmin, torch.Tensor.exp, F.gelu), strict=True):
+        assert one is other
+    assert copy.deepcopy(torch.mm) is torch.mm
+
+
+# ---- aliases -------------------------------------------------------------------------------------------------------
+
+from_torch = torch.mm
+from_functional = F.normalize
+method = torch.Tensor.exp
+table = {"gelu": F.gelu, "softmin": F.softmin}
+partial = functools.partial(F.softmax, dim=-1)
+bound = M.matmul
+bound_without_arguments = M.abs
+bound_keyword = functools.partial(M.softmax, dim=0)
+ALIASES: dict[str, Callable[[], torch.Tensor]] = {
+    "a function": lambda: from_torch(M, N),
+    "a Python function": lambda: from_functional(M),
+    "a method": lambda: method(M),
+    "a dict's value": lambda: table["gelu"](M),
+    "a Python function in a dict": lambda: table["softmin"](M, -1),
+    "a partial": lambda: partial(M),
+    "a bound method": lambda: bound(N),
+    "a bound method without arguments": bound_without_arguments,
+    "a bound method in a partial": bound_keyword,
+    "a map": lambda: next(map(torch.exp, [M])),
+    "a call with a star": lambda: torch.mm(*(M, N)),
+    "a call with two stars": lambda: torch.mm(**{"input": M, "mat2": N}),
+    "getattr": lambda: getattr(torch, "mm")(M, N),  # noqa: B009
+    "functools.reduce": lambda: functools.reduce(torch.mm, [M, N, M]),
+    "the descriptor protocol": torch.Tensor.exp.__get__(M),
+    "torch._C": lambda: torch._C._VariableFunctions.mm(M, N),
+    "torch._VF": lambda: torch._VF.mm(M, N),
+    "a subclass": lambda: M.as_subclass(torch.nn.Buffer if hasattr(torch.nn, "Buffer") else torch.Tensor).exp(),
+}
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_an_alias_taken_before_obeys_and_stops_obeying(converted: Converter, name: str) -> None:
+    names = ["mm", "normalize", "exp", "gelu", "softmin", "softmax", "matmul", "abs"]
+    assert ALIASES[name]().dtype is FP32
+    for _ in range(2):
+        converted(bf16=names)
+        assert ALIASES[name]().dtype is BF16
+        with hmp.disable_casts():
+            assert ALIASES[name]().dtype is FP32
+        hmp.restore()
+        assert ALIASES[name]().dtype is FP32
+
+
+def test_a_bound_method_taken_while_converted_stops_obeying(converted: Converter) -> None:
+    converted(bf16=["matmul", "abs"])
+    taken, without = M.matmul, M.abs
+    assert taken(N).dtype is BF16
+    hmp.restore()
+    assert taken(N).dtype is FP32
+    assert without().dtype is FP32
+
+
+def hot(count: int) -> set[torch.dtype]:
+    seen = set()
+    for _ in range(count):
+        seen |= {torch.mm(M, N).dtype, M.exp().dtype, M.abs().dtype, (M @ N).dtype, (M * 2).dtype, F.relu(M).dtype}
+    return seen
+
+
+def test_loops_that_the_interpreter_specialised_obey_and_stop_obeying(converted: Converter) -> None:
+    assert hot(200) == {FP32}
+    for _ in range(3):
+        converted(bf16=["mm", "exp", "abs", "matmul", "mul", "relu"])
+        assert hot(200) == {BF16}
+        hmp.restore()
+        assert hot(200) == {FP32}
+
+
+def test_a_loop_that_is_running_obeys_at_once(converted: Converter) -> None:
+    seen = []
+    for step in range(300):
+        if step == 100:
+            converted(bf16=["exp"])
+        if step == 200:
+            hmp.restore()
+        seen.append(M.exp().dtype)
+    assert seen == [FP32] * 100 + [BF16] * 100 + [FP32] * 100
+
+
+@pytest.mark.parametrize("name", ["normalize", "softmin", "gumbel_softmax", "tanhshrink", "softsign"])
+def test_a_function_that_torch_writes_in_python_keeps_its_identity(converted: Converter, name: str) -> None:
+    function = getattr(F, name)
+    before, code = face(function), function.__code__
+    expected = {"normalize": lambda: function(M), "softmin": lambda: function(M, -1)}.get(name, lambda: function(M))
+    converted(bf16=[name])
+    assert getattr(F, name) is function
+    assert face(function) == before
+    assert expected().dtype is BF16
+    assert function(input=M).dtype is BF16 if name == "normalize" else True
+    hmp.restore()
+    assert function.__code__ is code
+    assert expected().dtype is FP32
+
+
+def test_inside_of_a_python_function_the_lists_are_silent(converted: Converter) -> None:
+    expected = F.normalize(M.float())
+    converted(fp32=["normalize"], bf16=["div", "norm", "expand", "clamp_min", "linalg_vector_norm"])
+    assert torch.equal(F.normalize(M), expected)
+
+
+# ---- leaks ---------------------------------------------------------------------------------------------------------
+
+
+def test_converting_and_restoring_for_ever_leaks_nothing(converted: Converter) -> None:
+    def cycle() -> None:
+        converted(bf16=["mm", "normalize", "exp"], fp32=["softmin", "layer_norm"])
+        torch.mm(M, N)
+        F.normalize(M)
+        hmp.convert()
+        hmp.restore()
+
+    sample = [torch.mm, torch.Tensor.exp, F.linear, F.normalize, torch.Tensor.__setitem__, torch.set_autocast_enabled]
+    sample += [_rows.in_rows, torch._C._distributed_c10d.ProcessGroup.allreduce.__call__.__self__]
+    for _ in range(5):
+        cycle()
+    gc.collect()
+    objects, counts = len(gc.get_objects()), [sys.getrefcount(one) for one in sample]
+    for _ in range(80):
+        cycle()
+    gc.collect()
+    assert [sys.getrefcount(one) for one in sample] == counts
+    assert len(gc.get_objects()) - objects < 40
+
+
+PATHS: dict[str, Callable[[Any, Any], Any]] = {
+    "function": torch.mm,
+    "method": lambda a, b: a.mm(b),
+    "operator": lambda a, b: a @ b,
+    "keywords": lambda a, b: torch.mm(input=a, mat2=b),
+    "bound method": lambda a, b: getattr(a, "mm")(b),  # noqa: B009
+    "no arguments": lambda a, _: a.abs(),
+    "sequence": lambda a, b: torch.cat([a, b]),
+    "tuple": lambda a, b: torch.cat((a, b), dim=0),
+    "keyword sequence": lambda a, b: torch.cat(tensors=(a, b), dim=0),
+    "nested sequence": lambda a, b: torch.cartesian_prod(a[0], b[0]),
+    "no cast": lambda a, b: torch.mm(a.bfloat16(), b.bfloat16()),
+    "widest": lambda a, b: torch.mul(a, b.bfloat16()),
+    "in place": lambda a, b: a.clone().add_(b.bfloat16()),
+    "assignment": lambda a, b: a.clone().__setitem__(torch.tensor([0]), b[:1].bfloat16()),
+    "scalar": lambda a, b: a.bfloat16().masked_fill(a > 0, -3.4e38),
+    "out": lambda a, b: torch.mm(a, b, out=torch.empty(4, 4)),
+    "Python function": lambda a, b: F.normalize(a),
+    "wrapped": lambda a, b: WRAPPED(a, y=b),
+    "no kernel": lambda a, b: torch.fft.fft(a.bfloat16()),
+    "disabled": hmp.disable_casts()(torch.mm),
+    "error": lambda a, b: torch.mm(a, b[:2]),
+    "type error": lambda a, b: torch.mm(a, "x"),  # type: ignore[arg-type]
+    "method error": lambda a, b: a.mm(b[:2]),
+    "sequence error": lambda a, b: torch.cat([a, "x"]),  # type: ignore[list-item]
+    "gradient": lambda a, b: torch.mm(a.detach().requires_grad_(), b).float().sum().backward(),
+}
+WRAPPED = hmp.op_wrap(lambda x, y: x + y, to="bf16")
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_calls_keep_every_reference_count(converted: Converter, name: str) -> None:
+    converted(bf16=["mm", "matmul", "abs", "cat", "normalize", "cartesian_prod"])
+    a, b, two, zero = M.clone(), N.clone(), (M.clone(), N.clone()), "out"
+
+    def call() -> None:
+        try:
+            PATHS[name](a, b)
+        except (RuntimeError, TypeError):
+            assert "error" in name
+
+    for _ in range(20):
+        call()
+    gc.collect()
+    counted = (a, b, two, zero, torch.mm, torch.Tensor.mm, torch.cat, None, BF16, FP32, "dtype", "mat2")
+    before = [sys.getrefcount(one) for one in counted]
+    objects = len(gc.get_objects())
+    for _ in range(400):
+        call()
+    gc.collect()
+    after = [sys.getrefcount(one) for one in counted]
+    assert all(abs(new - old) < 50 for new, old in zip(after, before, strict=True)), (before, after)
+    assert len(gc.get_objects()) - objects < 50
+
+
+def test_calls_release_the_memory_of_their_casts(converted: Converter) -> None:
+    import resource
+
+    converted(bf16=["mm", "relu"])
+    big = torch.ones(512, 512)
+    for _ in range(20):
+        torch.relu(torch.mm(big, big))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(150):
+        torch.relu(torch.mm(big, big))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000, "KiB"
+
+
+@pytest.mark.parametrize("name", ["matmul", "__matmul__", "mm", "bmm"])
+def test_a_method_with_a_function_for_a_twin_is_still_that_method(converted: Converter, name: str) -> None:
+    shape = (2, 3, 4) if name == "bmm" else (3, 4)
+    x, y = torch.randn(shape), torch.randn(shape).transpose(-1, -2)
+    method = getattr(torch.Tensor, name)
+    plain = method(x.bfloat16(), y.bfloat16())
+    with pytest.raises(RuntimeError) as without:
+        method(x, x)
+    converted(bf16=[name])
+    assert torch.equal(method(x, y), plain)
+    assert torch.equal(method(x.bfloat16(), y.bfloat16()), plain)
+    with pytest.raises(RuntimeError) as error:
+        method(x, x)
+    assert str(error.value) == str(without.value)
+    called = []
+
+    class Watching(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            called.append(function)
+            return function(*args, **(kwargs or {}))
+
+    low, other = x.bfloat16(), y.bfloat16()
+    with Watching():
+        result = method(low, other)
+    assert called == [torch.Tensor.matmul if name == "__matmul__" else method]  # as without us
+    assert torch.equal(result, plain)
+    if name == "__matmul__":
+        assert method(x, 1) is NotImplemented

@@ -1,0 +1,157 @@
+"""Casts of arrays with strides, and of many arrays at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from habana_mp import _core, kernels
+from helpers.arrays import (
+    BITS,
+    CASTS,
+    DTYPES,
+    PATHS,
+    Array,
+    assert_same_bits,
+    every_cast,
+    every_path,
+    random_bits,
+    streamed_or_not,
+    torch_bits,
+)
+
+pytestmark = pytest.mark.processor
+
+
+def assert_strided_cast(array: Array, out: Array, source: str, target: str, path: str, threads: int = 1) -> None:
+    """`array` and `out` are bits, in their strides."""
+    expected = torch_bits(np.ascontiguousarray(array), source, target)
+    given = array.view(DTYPES[source]), DTYPES[target], out.view(DTYPES[target])
+    for stream in (False, True):
+        out[...] = 0xA5A5
+        _core.kernels_cast_with(*given, threads, path, stream)
+        assert_same_bits(np.ascontiguousarray(out).ravel(), expected.ravel(), target)
+
+
+LAYOUTS: dict[str, tuple[tuple[int, ...], Callable[[Array], Array], Callable[[Array], Array]]] = {
+    "rows": ((37, 300), lambda x: x[:, 7:280], lambda y: y[:, 1:274]),
+    "short rows": ((500, 11), lambda x: x[:, :3], lambda y: y[:, 5:8]),
+    "long rows": ((3, 20_000), lambda x: x[:, 1:], lambda y: y[:, :-1]),
+    "transposed": ((130, 203), lambda x: x.T, lambda y: y.reshape(203, 130)),
+    "transposed into rows": ((130, 203), lambda x: x.T[:190, :100], lambda y: y.reshape(203, 130)[9:199, :100]),
+    "out transposed": ((130, 203), lambda x: x, lambda y: y.reshape(203, 130).T),
+    "few columns": ((3, 5000), lambda x: x.T, lambda y: y.reshape(5000, 3)),
+    "few rows": ((5000, 3), lambda x: x.T, lambda y: y.reshape(3, 5000)),
+    "channels last": ((2, 9, 17, 70), lambda x: x.transpose(0, 3, 1, 2), lambda y: y.reshape(2, 70, 9, 17)),
+    "to channels last": ((2, 70, 9, 17), lambda x: x, lambda y: y.reshape(2, 9, 17, 70).transpose(0, 3, 1, 2)),
+    "both channels last": ((2, 9, 17, 70), lambda x: x.transpose(0, 3, 1, 2), lambda y: y.transpose(0, 3, 1, 2)),
+    "backwards": ((50, 60), lambda x: x[::-1, ::-1], lambda y: y),
+    "out backwards": ((50, 60), lambda x: x, lambda y: y[::-1, ::-1]),
+    "both backwards": ((50, 60), lambda x: x[::-1, ::-1], lambda y: y[::-1, ::-1]),
+    "every other": ((50, 1200), lambda x: x[::2, ::2], lambda y: y[1::2, 1::2]),
+    "broadcast": ((40, 60), lambda x: np.broadcast_to(x[0], (40, 60)), lambda y: y),
+    "broadcast columns": ((40, 60), lambda x: np.broadcast_to(x[:, :1], (40, 60)), lambda y: y),
+    "six axes": ((3, 4, 5, 6, 7, 2), lambda x: x.transpose(5, 1, 3, 0, 2, 4), lambda y: y.reshape(2, 4, 6, 3, 5, 7)),
+}  # fmt: skip
+
+
+@every_path
+@every_cast
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_arrays_of_any_strides_become_what_torch_makes_of_them(
+    path: str, source: str, target: str, layout: str
+) -> None:
+    shape, view, out_view = LAYOUTS[layout]
+    array = view(random_bits(shape, source))
+    memory = np.zeros(shape, BITS[target])
+    assert_strided_cast(array, out_view(memory), source, target, path)
+    assert_strided_cast(array, out_view(memory), source, target, path, threads=3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_strided_copy_keeps_every_bit(dtype: str, layout: str) -> None:
+    shape, view, out_view = LAYOUTS[layout]
+    array, out = view(random_bits(shape, dtype)), out_view(np.zeros(shape, BITS[dtype]))
+    _core.kernels_cast_with(array.view(DTYPES[dtype]), DTYPES[dtype], out.view(DTYPES[dtype]), 2, PATHS[-1], False)
+    assert np.array_equal(out, array)
+
+
+@given(data=st.data())
+def test_random_views_are_cast_and_nothing_beside_them_is_touched(data: st.DataObject) -> None:
+    source, target = data.draw(st.sampled_from(CASTS))
+    path = data.draw(st.sampled_from(PATHS))
+    shape = tuple(data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=5)))
+    rank = len(shape)
+
+    def strided(dtype: str) -> tuple[Array, Callable[[Array], Array]]:
+        """Memory, and how to see an array of that shape in it: in any order of axes, with steps and backwards."""
+        order = data.draw(st.permutations(range(rank)))
+        steps = data.draw(st.lists(st.sampled_from([1, 1, 2, -1, -3]), min_size=rank, max_size=rank))
+        memory = random_bits(tuple(shape[axis] * abs(steps[axis]) for axis in order), dtype)
+        return memory, lambda x: x.transpose(np.argsort(order))[tuple(slice(None, None, step) for step in steps)]
+
+    memory, view = strided(source)
+    out_memory, out_view = strided(target)
+    array, expected = view(memory), out_memory.copy()
+    out_view(expected)[...] = torch_bits(np.ascontiguousarray(array), source, target)
+    _core.kernels_cast_with(
+        array.view(DTYPES[source]), DTYPES[target], out_view(out_memory).view(DTYPES[target]), 2, path, True
+    )
+    assert_same_bits(out_memory.ravel(), expected.ravel(), target)
+
+
+def test_large_transposed_arrays_are_cast_on_threads() -> None:
+    array = np.random.default_rng(10).standard_normal((3000, 2000), dtype=np.float32)
+    expected = torch.from_numpy(array).to(torch.bfloat16).T.contiguous().view(torch.int16).numpy()
+    for threads in (1, 2, 3):
+        assert np.array_equal(kernels.to_bfloat16(array.T, threads=threads).view(np.int16), expected)
+
+
+@every_path
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@streamed_or_not
+def test_many_arrays_at_once_become_what_each_would_alone(path: str, threads: int, stream: bool) -> None:
+    random = np.random.default_rng(11)
+    names = list(DTYPES)
+    lengths = [0, 1, 31, 70_000, 5, 0, 100_001, 1 << 17, *random.integers(0, 3000, 60).tolist()]
+    sources, outs, expected = [], [], []
+    for number, length in enumerate(lengths):
+        source, target = names[number % 3], names[number // 3 % 3]
+        bits = random_bits((length,), source, seed=number)
+        out = np.zeros(length, BITS[target])
+        if number % 5 == 4:  # some of them transposed
+            bits, out = np.resize(bits, (7, length)).T, np.zeros((length, 7), BITS[target])
+        sources.append(bits.view(DTYPES[source]))
+        outs.append(out.view(DTYPES[target]))
+        expected.append((torch_bits(np.ascontiguousarray(bits), source, target), target))
+    _core.kernels_cast_many_with(sources, outs, threads, path, stream)
+    for out, (bits, target) in zip(outs, expected, strict=True):
+        assert_same_bits(np.ascontiguousarray(out).view(BITS[target]).ravel(), bits.ravel(), target)
+
+
+def test_cast_many_takes_lists_and_tuples_and_none_at_all() -> None:
+    arrays = [np.full((3, size), size, np.float32) for size in range(1, 200)]
+    outs = [np.empty((3, size), np.float16) for size in range(1, 200)]
+    kernels.cast_many(arrays, tuple(outs), threads=2)
+    assert all((out == size).all() for size, out in enumerate(outs, 1))
+    kernels.cast_many([], [])
+
+
+def test_cast_many_casts_a_large_model_on_threads() -> None:
+    arrays = [
+        np.random.default_rng(size).standard_normal(size, dtype=np.float32) for size in (1 << 22, 7, 1 << 23, 999)
+    ]
+    outs = [np.empty(array.size, ml_dtypes.bfloat16) for array in arrays]
+    for threads in (1, 2, None):
+        for out in outs:
+            out[...] = 0
+        kernels.cast_many(arrays, outs, threads)
+        for array, out in zip(arrays, outs, strict=True):
+            assert_same_bits(out.view(np.uint16), torch_bits(array.view(np.uint32), "float32", "bfloat16"), "bfloat16")

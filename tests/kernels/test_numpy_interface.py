@@ -1,0 +1,278 @@
+"""The public functions that cast NumPy's arrays, and their errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from habana_mp import kernels
+from helpers.arrays import BITS, DTYPES, FACES, PATHS, assert_same_bits, every_cast, run_python, torch_bits
+from helpers.processes import run_script
+
+pytestmark = pytest.mark.processor
+
+
+# --- the NumPy face ---------------------------------------------------------------------------------------------------
+
+
+def test_path_is_one_of_those_the_processor_can_run() -> None:
+    assert kernels.path() in PATHS
+    assert PATHS[0] == "scalar"
+
+
+@every_cast
+def test_the_public_functions_give_what_torch_gives(source: str, target: str) -> None:
+    bits = np.random.default_rng(9).integers(0, 1 << 32, 5000, np.uint32).astype(BITS[source])
+    ours = FACES[target](bits.view(DTYPES[source]))
+    assert ours.dtype == DTYPES[target]
+    assert_same_bits(ours.view(BITS[target]), torch_bits(bits, source, target), target, bits)
+
+
+def test_uint16_counts_as_the_bits_of_bfloat16() -> None:
+    bits = np.array([0x3F80, 0xC000, 0x7F80], np.uint16)
+    assert kernels.to_float32(bits).tolist() == [1.0, -2.0, np.inf]
+    out = np.empty(3, np.uint16)
+    assert kernels.to_bfloat16(np.array([1.0, -2.0, np.inf], np.float32), out) is out
+    assert out.tolist() == bits.tolist()
+
+
+def test_without_ml_dtypes_bfloat16_is_given_as_its_bits() -> None:
+    program = """
+        import sys
+        sys.modules["ml_dtypes"] = None
+        import numpy as np
+        from habana_mp import kernels
+        bits = kernels.to_bfloat16(np.array([1.0, -2.0], np.float32))
+        print(bits.dtype, bits.tolist(), kernels.to_float32(bits).tolist())
+    """
+    done = run_python(program)
+    assert done.stdout.strip() == "uint16 [16256, 49152] [1.0, -2.0]", done.stderr
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (2, 3, 5)])
+@every_cast
+def test_every_shape_is_kept(shape: tuple[int, ...], source: str, target: str) -> None:
+    array = np.ones(shape, np.float32).astype(DTYPES[source])
+    ours = FACES[target](array)
+    assert isinstance(ours, np.ndarray)
+    assert ours.shape == shape
+    assert (ours.astype(np.float32) == 1).all()
+    out = np.zeros(shape, DTYPES[target])
+    assert FACES[target](array, out=out) is out
+    assert (out.astype(np.float32) == 1).all()
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda array: array.T,
+        lambda array: array[::2, 1::3],
+        lambda array: array[::-1, ::-1],
+        lambda array: np.broadcast_to(array[0], (4, 12)),
+        np.asfortranarray,
+    ],
+    ids=["transposed", "strided", "reversed", "broadcast", "fortran"],
+)
+@every_cast
+def test_an_array_of_any_strides_is_cast(view: Any, source: str, target: str) -> None:
+    array = view(np.arange(120, dtype=np.float32).reshape(10, 12).astype(DTYPES[source]))
+    ours = FACES[target](array)
+    assert ours.flags.c_contiguous
+    assert np.array_equal(ours.astype(np.float32), array.astype(np.float32))
+    out = np.zeros(array.shape, DTYPES[target])
+    FACES[target](array, out)
+    assert np.array_equal(out.astype(np.float32), array.astype(np.float32))
+
+
+def test_a_read_only_array_is_cast() -> None:
+    array = np.ones(10, np.float32)
+    array.flags.writeable = False
+    assert kernels.to_float16(array).tolist() == [1.0] * 10
+
+
+@pytest.mark.parametrize("threads", [None, 1, 2, np.int64(2), 10**30])
+def test_any_number_of_threads_may_be_asked_for(threads: Any) -> None:
+    assert kernels.to_float16(np.ones(1 << 20, np.float32), threads=threads).sum(dtype=np.float64) == 1 << 20
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+F32 = np.ones((2, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        ([1.0], "`array` must be a NumPy array of float32, float16 or bfloat16 .*, got list"),
+        (None, "`array` must be a NumPy array .*, got NoneType"),
+        (np.float32(1), "`array` must be a NumPy array .*, got float32"),
+        (np.ones(3), "`array` must be of float32, float16 or bfloat16 .*, got an array of float64"),
+        (np.ones(3, np.int32), "`array` must be of .*, got an array of int32"),
+        (np.ones(3, np.int16), "`array` must be of .*, got an array of int16"),
+        (np.ones(3, object), "`array` must be of .*, got an array of object"),
+        (np.ones(3, "V2"), r"`array` must be of .*, got an array of \|V2"),
+        (np.ones(3, np.dtype(np.float32).newbyteorder()), "native byte order, got an array of [<>]f4"),
+        (np.ones(3, np.dtype(np.float16).newbyteorder()), "native byte order, got an array of [<>]f2"),
+    ],
+)
+def test_an_array_of_another_kind_is_an_error_that_says_what_came(array: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        kernels.to_bfloat16(array)
+
+
+@pytest.mark.parametrize(
+    ("out", "error", "message"),
+    [
+        ([1.0], TypeError, "`out` must be a NumPy array of float16 or None, got list"),
+        (
+            np.ones((2, 3), np.float32),
+            TypeError,
+            "`out` must be an array of float16 in native byte order, got an array of float32",
+        ),
+        (
+            np.ones((2, 3), np.uint16),
+            TypeError,
+            "`out` must be an array of float16 in native byte order, got an array of uint16",
+        ),
+        (np.ones((2, 3), np.dtype(np.float16).newbyteorder()), TypeError, "native byte order, got an array of [<>]f2"),
+        (
+            np.ones((3, 2), np.float16),
+            ValueError,
+            r"`out` must have the shape of `array`, \(2, 3\), got \(3, 2\)",
+        ),
+        (np.ones(6, np.float16), ValueError, r"`out` must have the shape of `array`, \(2, 3\), got \(6,\)"),
+        (
+            np.lib.stride_tricks.as_strided(np.ones(3, np.float16), (2, 3), (0, 2)),
+            ValueError,
+            r"`out` must not overlap itself, got an array of shape \(2, 3\) with strides \(0, 2\)",
+        ),
+        (np.broadcast_to(np.float16(1), (2, 3)), ValueError, "`out` must be writeable, got a read-only"),
+        (np.frombuffer(bytes(12), np.float16).reshape(2, 3), ValueError, "`out` must be writeable, got a read-only"),
+    ],
+)
+def test_an_unfit_out_is_an_error_that_says_what_came(out: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        kernels.to_float16(F32, out)
+
+
+def test_an_out_of_the_wrong_type_for_bfloat16_is_an_error_that_names_both_right_ones() -> None:
+    with pytest.raises(TypeError, match=r"bfloat16 \(ml_dtypes.bfloat16, or its bits as uint16\) in .* of float16"):
+        kernels.to_bfloat16(F32, np.ones((2, 3), np.float16))
+
+
+def test_an_out_that_overlaps_the_array_is_an_error() -> None:
+    memory = np.zeros(100, np.float32)
+    halves = memory.view(np.float16)
+    for array, out in [
+        (memory, halves[:100]),
+        (memory, halves[100:]),
+        (memory[50:], halves[1:51]),
+        (memory[::-1], halves[:100]),
+        (memory[10:60:2], halves[100:125]),
+    ]:
+        if array.size == out.size and np.may_share_memory(array, out):
+            with pytest.raises(ValueError, match="`out` must not overlap `array`, got arrays that share memory"):
+                kernels.to_float16(array, out)
+    with pytest.raises(ValueError, match="must not overlap"):
+        kernels.to_float32(memory, memory)
+
+
+def test_an_out_beside_the_array_in_the_same_memory_is_no_overlap() -> None:
+    memory = np.ones(150, np.float32)
+    out = memory[100:].view(np.float16)
+    assert kernels.to_float16(memory[:100], out) is out
+    assert (out == 1).all()
+    assert kernels.to_float16(memory[:0], memory.view(np.float16)[:0]).size == 0
+
+
+@pytest.mark.parametrize(
+    ("array", "seed", "error", "message"),
+    [
+        (F32, -1, ValueError, r"`seed` must be from 0 to 2\*\*64 - 1, got -1"),
+        (F32, 2**64, ValueError, r"`seed` must be from 0 to 2\*\*64 - 1, got 18446744073709551616"),
+        (F32, 1.5, TypeError, "`seed` must be an int or None, got float"),
+        (F32, True, TypeError, "`seed` must be an int or None, got bool"),
+        (F32.astype(np.float16), 1, TypeError, "`array` must be of float32 where a `seed` is given, got .* float16"),
+    ],
+)
+def test_what_cannot_be_rounded_stochastically_is_an_error(
+    array: Any, seed: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        kernels.to_bfloat16(array, seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("sources", "outs", "error", "message"),
+    [
+        (F32, [F32], TypeError, "`sources` must be a list or a tuple of NumPy arrays, got ndarray"),
+        ([F32], None, TypeError, "`outs` must be a list or a tuple of NumPy arrays, got NoneType"),
+        ([F32], [], ValueError, "`outs` must have as many arrays as `sources`, 1, got 0"),
+        ([F32, 1.0], [F32, F32], TypeError, r"`sources\[1\]` must be a NumPy array .*, got float"),
+        ([F32], [np.ones((2, 3))], TypeError, r"`outs\[0\]` must be of float32.*, got an array of float64"),
+        (
+            [F32],
+            [np.ones((3, 2), np.float16)],
+            ValueError,
+            r"`outs\[0\]` must have the shape of `sources\[0\]`, \(2, 3\)",
+        ),
+        ([F32], [F32], ValueError, r"`outs\[0\]` must not overlap `sources\[0\]`"),
+        (
+            [F32, F32],
+            [F32.astype(np.float16), np.broadcast_to(np.float16(1), (2, 3))],
+            ValueError,
+            r"`outs\[1\]` must be writeable, got a read-only array",
+        ),
+    ],
+)
+def test_unfit_lists_of_arrays_are_an_error_that_says_which_one(
+    sources: Any, outs: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        kernels.cast_many(sources, outs)
+
+
+def test_an_out_among_many_that_overlaps_any_other_array_is_an_error() -> None:
+    memory = np.zeros(100, np.float32)
+    half = memory.view(np.float16)
+    other = np.ones(10, np.float32)
+    with pytest.raises(ValueError, match=r"`outs\[1\]` must not overlap `sources\[0\]`, got arrays that share memory"):
+        kernels.cast_many([memory[:10], other], [np.empty(10, np.float16), half[15:25]])
+    with pytest.raises(ValueError, match=r"`outs\[.\]` must not overlap `outs\[.\]`"):
+        kernels.cast_many([other, other], [half[:10], half[9:19]])
+    kernels.cast_many([other, other, memory[50:60]], [half[:10], half[10:20], half[20:30]])
+    assert half[:30].tolist() == [1.0] * 20 + [0.0] * 10
+
+
+@pytest.mark.parametrize(
+    ("threads", "error", "message"),
+    [
+        (0, ValueError, "`threads` must be at least 1, got 0"),
+        (-1, ValueError, "`threads` must be at least 1, got -1"),
+        (-(10**30), ValueError, "`threads` must be at least 1, got -1000"),
+        (1.5, TypeError, "`threads` must be an int or None, got float"),
+        ("2", TypeError, "`threads` must be an int or None, got str"),
+        (True, TypeError, "`threads` must be an int or None, got bool"),
+    ],
+)
+def test_an_impossible_number_of_threads_is_an_error(threads: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        kernels.to_float16(F32, threads=threads)
+
+
+def test_an_end_of_memory_is_called_so() -> None:
+    done = run_script("""
+import resource, numpy
+from habana_mp import kernels
+uneven = numpy.empty(2**26, numpy.float32)[::2]  # wants a copy
+out = numpy.empty(2**25, numpy.uint16)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**24, used + 2**24))
+try:
+    kernels.to_bfloat16(uneven, out=out, seed=1)
+except MemoryError:
+    print("MemoryError")
+""")
+    assert done.stdout.strip() == "MemoryError", done.stderr

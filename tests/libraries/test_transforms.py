@@ -1,0 +1,180 @@
+"""torchvision's transforms prepare data: nothing is cast in them (rule 11). Needs torchvision."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from habana_mp import hmp
+from helpers.comparing import assert_same, seeded
+from helpers.processes import run_script
+from helpers.torchvision_here import import_torchvision
+
+v1 = import_torchvision("torchvision.transforms")
+v2 = import_torchvision("torchvision.transforms.v2")
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """torchvision warns of its own older ways."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+_PIXELS = torch.rand(3, 24, 20, generator=torch.Generator().manual_seed(1))
+_BYTES = (255 * _PIXELS).to(torch.uint8)
+_MATRIX, _MEAN = torch.eye(1440) + 0.01, torch.full((1440,), 0.1)
+
+
+def image(dtype: torch.dtype = FP32) -> torch.Tensor:
+    return (_PIXELS if dtype is FP32 else _BYTES).clone()
+
+
+#: Of both versions, by the same name.
+TRANSFORMS: dict[str, Callable[[Any], Any]] = {
+    "RandomRotation": lambda t: t.RandomRotation(30),
+    "filled RandomRotation": lambda t: t.RandomRotation(30, fill=0.3, interpolation=t.InterpolationMode.BILINEAR),
+    "RandomAffine": lambda t: t.RandomAffine(30, translate=(0.1, 0.1), scale=(0.8, 1.2), shear=5),
+    "RandomPerspective": lambda t: t.RandomPerspective(0.5, p=1.0),
+    "ElasticTransform": lambda t: t.ElasticTransform(20.0, sigma=1.0),
+    "RandomResizedCrop": lambda t: t.RandomResizedCrop(12),
+    "Resize": lambda t: t.Resize(9),
+    "ColorJitter": lambda t: t.ColorJitter(0.5, 0.5, 0.5, 0.3),
+    "Grayscale": lambda t: t.Grayscale(3),
+    "GaussianBlur": lambda t: t.GaussianBlur(3),
+    "RandomAdjustSharpness": lambda t: t.RandomAdjustSharpness(2.0, p=1.0),
+    "RandomAutocontrast": lambda t: t.RandomAutocontrast(p=1.0),
+    "RandomErasing": lambda t: t.RandomErasing(p=1.0, value="random"),
+    "Normalize": lambda t: t.Normalize([0.4, 0.5, 0.6], [0.2, 0.3, 0.4]),
+    "LinearTransformation": lambda t: t.LinearTransformation(_MATRIX, _MEAN),
+    "Compose": lambda t: t.Compose([t.Lambda(lambda x: x * 0.1 + x), t.RandomRotation(30), t.CenterCrop(8)]),
+    "RandomApply": lambda t: t.RandomApply([t.ColorJitter(0.4), t.Pad(3)], p=1.0),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"preset": "gaudi/nlp/bert"}, {"opt_level": "O2"}], ids=str)
+@pytest.mark.parametrize("version", [v1, v2], ids=["v1", "v2"])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_transform_gives_the_image_that_plain_torch_gives(name: str, version: Any, options: dict[str, str]) -> None:
+    transform = TRANSFORMS[name](version)
+    expected = seeded(lambda: transform(image()))
+    hmp.convert(**options)
+    assert_same(seeded(lambda: transform(image())), expected)
+    # made after it was converted too
+    again = TRANSFORMS[name](version)
+    assert_same(seeded(lambda: again(image())), expected)
+
+
+OF_INTEGERS: dict[str, Callable[[], Any]] = {
+    "RandomRotation": lambda: v2.RandomRotation(30, interpolation=v2.InterpolationMode.BILINEAR),
+    "ToDtype": lambda: v2.ToDtype(FP32, scale=True),
+    "AutoAugment": v2.AutoAugment,
+    "RandAugment": v1.RandAugment,
+    "AugMix": v2.AugMix,
+    "RandomPhotometricDistort": lambda: v2.RandomPhotometricDistort(p=1.0),
+}
+
+
+@pytest.mark.parametrize("name", OF_INTEGERS)
+def test_a_transform_of_whole_numbers_gives_what_plain_torch_gives(name: str) -> None:
+    transform = OF_INTEGERS[name]()
+    expected = seeded(lambda: transform(image(torch.uint8)))
+    hmp.convert()
+    assert_same(seeded(lambda: transform(image(torch.uint8))), expected)
+
+
+CORNERS = [[0, 0], [19, 0], [19, 23], [0, 23]]
+FUNCTIONS: dict[str, Callable[[Any], torch.Tensor]] = {
+    "rotate": lambda f: f.rotate(image(), 20.0, v2.InterpolationMode.BILINEAR),
+    "affine": lambda f: f.affine(image(), 20.0, [1, 2], 1.1, [3.0]),
+    "perspective": lambda f: f.perspective(image(), CORNERS, [[2, 1], [18, 0], [17, 23], [1, 20]]),
+    "gaussian_blur": lambda f: f.gaussian_blur(image(), [3, 3]),
+    "adjust_hue": lambda f: f.adjust_hue(image(), 0.2),
+    "to_tensor": lambda f: f.to_tensor(np.full((4, 4, 3), 100, np.uint8)),
+}
+
+
+@pytest.mark.parametrize("version", [v1, v2], ids=["v1", "v2"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_of_images_gives_what_plain_torch_gives(name: str, version: Any) -> None:
+    expected = seeded(lambda: FUNCTIONS[name](version.functional))
+    hmp.convert()
+    assert_same(seeded(lambda: FUNCTIONS[name](version.functional)), expected)
+
+
+@pytest.mark.parametrize("name", ["MixUp", "CutMix"])
+def test_mixed_images_and_labels_are_those_of_plain_torch(name: str) -> None:
+    transform = getattr(v2, name)(num_classes=5)
+    images, labels = torch.rand(4, 3, 8, 8), torch.arange(4)
+    expected = seeded(lambda: transform(images, labels))
+    hmp.convert()
+    assert_same(seeded(lambda: transform(images, labels)), expected)
+
+
+def test_boxes_turn_with_their_image_as_in_plain_torch() -> None:
+    tv_tensors = import_torchvision("torchvision.tv_tensors")
+    boxes = tv_tensors.BoundingBoxes([[2.0, 3.0, 9.0, 12.0]], format="XYXY", canvas_size=(24, 20))
+    expected = seeded(lambda: v2.RandomRotation(30)(tv_tensors.Image(image()), boxes))
+    hmp.convert()
+    assert_same(seeded(lambda: v2.RandomRotation(30)(tv_tensors.Image(image()), boxes)), expected)
+
+
+def test_a_transform_of_ones_own_is_in_float32_where_torchvision_calls_it() -> None:
+    class Halved(v2.Transform):  # type: ignore[misc, name-defined]  # imported by name
+        def transform(self, value: torch.Tensor, params: dict[str, Any]) -> torch.Tensor:
+            return value * 0.5
+
+    hmp.convert()
+    assert Halved()(image()).dtype is FP32
+    assert (image() * 0.5).dtype is BF16
+
+
+def test_what_comes_after_a_transform_is_cast() -> None:
+    hmp.convert()
+    turned = v2.RandomRotation(30)(image())
+    assert (turned @ torch.ones(20, 2)).dtype is BF16
+    with pytest.raises(ValueError, match="zero"):
+        v2.functional.normalize(image(), [0.0] * 3, [0.0] * 3)
+    assert (image() * 0.5).dtype is BF16
+
+
+def test_transforms_that_were_imported_after_convert_are_known() -> None:
+    done = run_script(
+        "import torch\nfrom habana_mp import hmp\nhmp.convert()\n"
+        "from helpers.torchvision_here import import_torchvision\n"
+        "v2 = import_torchvision('torchvision.transforms.v2')\n"
+        "code = v2.RandomRotation.forward.__code__\n"
+        "print(v2.RandomRotation(30)(torch.rand(3, 8, 8)).unique().numel() > 9)\n"
+        "hmp.restore()\nprint(code is v2.RandomRotation.forward.__code__)\n"
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["True", "False"]), done.stderr
+
+
+def test_a_transform_can_be_scripted_and_pickled() -> None:
+    transform = v1.RandomAffine(30)
+    expected = seeded(lambda: transform(image()))
+    hmp.convert()
+    scripted, pickled = torch.jit.script(transform), pickle.loads(pickle.dumps(transform))
+    assert_same(seeded(lambda: pickled(image())), expected)
+    assert seeded(lambda: scripted(image())).shape == expected.shape
+
+
+def test_a_transform_is_exact_in_compiled_code() -> None:
+    def prepared(x: torch.Tensor) -> torch.Tensor:
+        return v2.functional.normalize(v2.functional.rotate(x, 20.0), [0.4] * 3, [0.3] * 3) * 0.5
+
+    expected = v2.functional.normalize(v2.functional.rotate(image(), 20.0), [0.4] * 3, [0.3] * 3)
+    hmp.convert()
+    torch._dynamo.reset()
+    result = torch.compile(prepared, backend="aot_eager")(image())
+    torch._dynamo.reset()
+    assert result.dtype is BF16  # the product after it is cast
+    assert torch.equal(result, expected.bfloat16() * 0.5)

@@ -1,0 +1,267 @@
+"""List files: everything that users' files look like, and errors that name the file and the line."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from habana_mp import ListError, hmp
+from habana_mp._lists import DIRECTORY, LARGEST_FILE, parse_list, read_list
+from helpers.lists import write_list
+from helpers.state_of_torch import assert_torch_is_restored
+
+MATRIX = torch.ones(2, 2)
+
+
+def names_in(path: Path) -> list[tuple[str, int]]:
+    return [(one.name, one.line) for one in read_list(path)]
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> str:
+    return write_list(tmp_path / "empty.txt", [])
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        pytest.param(b"mm\nrelu\n", [("mm", 1), ("relu", 2)], id="plain"),
+        pytest.param(b"", [], id="nothing at all"),
+        pytest.param(b"\n\n\n", [], id="only blank lines"),
+        pytest.param(b"# a comment\n#another", [], id="only comments"),
+        pytest.param(b"mm\nrelu", [("mm", 1), ("relu", 2)], id="no final newline"),
+        pytest.param(b"\n  \nmm\n\n\trelu \n", [("mm", 3), ("relu", 5)], id="blank lines and spaces"),
+        pytest.param(b"mm # GEMM\n  # remark\nrelu#x\n", [("mm", 1), ("relu", 3)], id="comments behind names"),
+        pytest.param(b"mm\r\nrelu\r\n", [("mm", 1), ("relu", 2)], id="CRLF"),
+        pytest.param(b"mm\r\nrelu\r\n\r\n# x\r\nlog", [("mm", 1), ("relu", 2), ("log", 5)], id="CRLF and comments"),
+        pytest.param(b"\xef\xbb\xbfmm\nrelu\n", [("mm", 1), ("relu", 2)], id="byte order mark"),
+        pytest.param(b"\xef\xbb\xbf", [], id="only a byte order mark"),
+        pytest.param(b"\xef\xbb\xbf\r\nmm\r\n", [("mm", 2)], id="byte order mark and CRLF"),
+        pytest.param(b"# caf\xc3\xa9\nmm\n", [("mm", 2)], id="a comment in another language"),
+    ],
+)
+def test_a_list_is_read_as_users_write_it(tmp_path: Path, content: bytes, expected: list[tuple[str, int]]) -> None:
+    path = tmp_path / "ops.txt"
+    path.write_bytes(content)
+    assert names_in(path) == expected
+
+
+def test_a_list_that_looks_odd_decides_as_a_plain_one_does(tmp_path: Path, empty: str) -> None:
+    path = tmp_path / "ops.txt"
+    path.write_bytes(b"\xef\xbb\xbf# GEMM\r\n\r\n  mm  # this one\r\n\trelu")
+    hmp.convert("O1", str(path), empty)
+    assert torch.mm(MATRIX, MATRIX).dtype is torch.bfloat16
+    assert torch.relu(MATRIX).dtype is torch.bfloat16
+    assert torch.exp(MATRIX).dtype is torch.float32
+
+
+def test_an_empty_list_on_both_sides_casts_nothing(empty: str) -> None:
+    hmp.convert("O1", empty, empty)
+    assert hmp.is_converted()
+    assert torch.mm(MATRIX, MATRIX).dtype is torch.float32
+
+
+@pytest.mark.parametrize("side", [0, 1], ids=["bf16 file", "fp32 file"])
+def test_a_missing_file_is_named_and_torch_is_untouched(tmp_path: Path, side: int) -> None:
+    missing = str(tmp_path / "nowhere.txt")
+    files = ["", ""]
+    files[side] = missing
+    with pytest.raises(FileNotFoundError, match=re.escape(missing)) as caught:
+        hmp.convert("O1", *files)
+    assert str(Path.cwd()) in str(caught.value), "the message tells where the file was looked for"
+    assert_torch_is_restored()
+
+
+def test_a_directory_is_refused_by_name_and_torch_is_untouched(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError, match=re.escape(str(tmp_path))):
+        hmp.convert("O1", str(tmp_path))
+    assert_torch_is_restored()
+
+
+def test_a_file_that_cannot_be_opened_is_named_and_torch_is_untouched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_list(tmp_path / "secret.txt", ["mm"])
+    if os.geteuid() == 0:
+        # Root may read everything, so the refusal is made here.
+        def refuse(file: object, *_: object, **__: object) -> None:
+            raise PermissionError(13, "Permission denied", str(file))
+
+        monkeypatch.setattr("builtins.open", refuse)
+    else:
+        Path(path).chmod(0)
+    with pytest.raises(PermissionError, match=re.escape(path)):
+        hmp.convert("O1", path)
+    monkeypatch.undo()
+    assert_torch_is_restored()
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        pytest.param(b"\xff\xfem\x00m\x00\n\x00", 1, id="UTF-16"),
+        pytest.param(b"mm\nrelu\nd\xe9j\xe0\n", 3, id="Latin-1"),
+        pytest.param(b"mm\n\x00\x01\x02\n", 2, id="zero bytes"),
+        pytest.param(bytes(range(256)), 11, id="binary"),
+    ],
+)
+def test_what_is_no_text_is_refused_with_its_line(tmp_path: Path, content: bytes, line: int) -> None:
+    path = tmp_path / "ops.bin"
+    path.write_bytes(content)
+    with pytest.raises(ListError, match=re.escape(str(path))) as caught:
+        hmp.convert("O1", str(path))
+    if content != bytes(range(256)):
+        assert f"{path}:{line}:" in str(caught.value)
+    assert_torch_is_restored()
+
+
+def test_a_file_beyond_the_largest_size_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.bin"
+    path.write_bytes(b"mm\n" * (LARGEST_FILE // 3 + 1))
+    with pytest.raises(ListError, match=re.escape(str(path))) as caught:
+        hmp.convert("O1", str(path))
+    assert "1 MiB" in str(caught.value)
+    assert_torch_is_restored()
+
+
+def test_a_file_of_exactly_the_largest_size_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "long.txt"
+    path.write_bytes(b"#" * (LARGEST_FILE - 3) + b"\nmm")
+    assert names_in(path) == [("mm", 2)]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "got"),
+    [
+        ("mm\nrelu softmax\n", 2, "relu softmax"),
+        ("mm, relu\n", 1, "mm, relu"),
+        ("mm,relu\n", 1, "mm,relu"),
+        ("mm\n\n\nmm,\n", 4, "mm,"),
+        ("mm\trelu\n", 1, "mm\trelu"),
+    ],
+)
+def test_several_words_on_a_line_are_refused_with_file_and_line(tmp_path: Path, text: str, line: int, got: str) -> None:
+    path = tmp_path / "ops.txt"
+    path.write_text(text)
+    with pytest.raises(ListError) as caught:
+        hmp.convert("O1", str(path))
+    assert str(caught.value).startswith(f"{path}:{line}: ")
+    assert f"`{got}`" in str(caught.value)
+    assert_torch_is_restored()
+
+
+def test_a_very_long_line_is_shortened_in_the_error(tmp_path: Path) -> None:
+    path = tmp_path / "ops.txt"
+    path.write_text("mm " * 20_000)
+    with pytest.raises(ListError) as caught:
+        hmp.convert("O1", str(path))
+    assert len(str(caught.value)) < 300 + len(str(path))
+
+
+def test_files_may_be_deleted_right_after_convert(tmp_path: Path) -> None:
+    lower, upper = write_list(tmp_path / "a.txt", ["mm"]), write_list(tmp_path / "b.txt", ["relu"])
+    hmp.convert("O1", lower, upper)
+    Path(lower).unlink()
+    Path(upper).unlink()
+    assert torch.mm(MATRIX, MATRIX).dtype is torch.bfloat16
+    assert torch.relu(MATRIX.bfloat16()).dtype is torch.float32
+
+
+def test_relative_paths_are_relative_to_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lists").mkdir()
+    write_list(tmp_path / "lists" / "lower.txt", ["exp"])
+    write_list(tmp_path / "upper.txt", [])
+    monkeypatch.chdir(tmp_path)
+    hmp.convert("O1", "lists/lower.txt", "./upper.txt")
+    assert torch.exp(MATRIX).dtype is torch.bfloat16
+
+
+def test_a_path_object_is_a_path(tmp_path: Path, empty: str) -> None:
+    write_list(tmp_path / "lower.txt", ["exp"])
+    hmp.convert("O1", tmp_path / "lower.txt", Path(empty))
+    assert torch.exp(MATRIX).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("nothing", ["", None])
+def test_no_path_means_the_default_list_of_its_side(tmp_path: Path, nothing: str | None) -> None:
+    hmp.convert("O1", nothing, nothing)
+    assert torch.mm(MATRIX, MATRIX).dtype is torch.bfloat16
+    assert torch.softmax(MATRIX.bfloat16(), -1).dtype is torch.float32
+    hmp.convert(opt_level="O1", bf16_file_path=write_list(tmp_path / "a.txt", ["exp"]), fp32_file_path=nothing)
+    assert torch.exp(MATRIX).dtype is torch.bfloat16
+    assert torch.mm(MATRIX, MATRIX).dtype is torch.float32, "a file replaces the default list of its side"
+    assert torch.softmax(MATRIX.bfloat16(), -1).dtype is torch.float32
+
+
+def test_the_files_are_read_once(tmp_path: Path, empty: str) -> None:
+    path = write_list(tmp_path / "a.txt", ["exp"])
+    hmp.convert("O1", path, empty)
+    write_list(tmp_path / "a.txt", ["mm"])
+    assert torch.exp(MATRIX).dtype is torch.bfloat16
+    assert torch.mm(MATRIX, MATRIX).dtype is torch.float32
+
+
+def test_an_unknown_name_far_down_is_found_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "ops.txt"
+    path.write_bytes(b"\xef\xbb\xbf# head\r\n\r\nmm\r\nsoftmacs  # typo\r\n")
+    with pytest.raises(ListError) as caught:
+        hmp.convert("O1", str(path))
+    assert str(caught.value).startswith(f"{path}:4: ")
+    assert "`softmacs`" in str(caught.value)
+    assert "did you mean `softmax`?" in str(caught.value)
+    assert_torch_is_restored()
+
+
+def test_every_shipped_text_list_can_be_read() -> None:
+    files = sorted(DIRECTORY.glob("*.txt"))
+    assert len(files) >= 20
+    for file in files:
+        listed = read_list(file)
+        assert len({one.name for one in listed}) == len(listed), f"{file.name} names something twice"
+
+
+NAMES = st.text("abcdefghijklmnopqrstuvwxyz_0123456789.", min_size=1, max_size=20)
+
+
+@given(
+    st.lists(st.one_of(NAMES, st.just("")), max_size=30),
+    st.sampled_from(["\n", "\r\n"]),
+    st.sampled_from(["", " ", "\t", "  \t "]),
+    st.sampled_from(["", "# remark", " # a b, c"]),
+    st.booleans(),
+    st.booleans(),
+)
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_names_survive_any_decoration(
+    tmp_path: Path, names: list[str], newline: str, space: str, comment: str, mark: bool, last: bool
+) -> None:
+    text = newline.join(space + name + space + comment for name in names) + (newline if last else "")
+    path = tmp_path / "decorated.txt"
+    path.write_bytes((b"\xef\xbb\xbf" if mark else b"") + text.encode())
+    assert names_in(path) == [(name, line) for line, name in enumerate(names, start=1) if name]
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_bytes_are_a_list_or_an_error_that_names_the_file(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "any.txt"
+    path.write_bytes(content)
+    message, listed = str(path), ()
+    try:
+        listed = read_list(path)
+    except ListError as error:
+        message = str(error)
+    assert message.startswith(str(path))
+    assert all(one.name == one.name.strip() and one.name for one in listed)
+
+
+def test_lines_are_counted_as_editors_count_them() -> None:
+    # A form feed or a Unicode line separator in a comment is no new line.
+    listed = parse_list("# one\x0c still one\nmm\n# three\u2028 still three\nrelu\n", "f")
+    assert [(one.name, one.line) for one in listed] == [("mm", 2), ("relu", 4)]

@@ -1,0 +1,84 @@
+"""The lists and presets that are shipped: each can be read, and each name leads somewhere."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+
+from habana_mp import HmpWarning, _presets, hmp, ops
+from habana_mp._lists import DIRECTORY, read_list
+from helpers.lists import warned_by_convert, write_list
+from helpers.state_of_torch import assert_torch_is_restored
+
+MODEL_LISTS = json.loads((DIRECTORY / "gaudi_model_lists.json").read_text("utf-8"))
+
+
+def test_the_model_lists_are_all_there() -> None:
+    assert len(MODEL_LISTS) == 92
+    assert len({name for entry in MODEL_LISTS for name in entry["ops"]}) == 123
+
+
+@pytest.mark.parametrize("index", range(92))
+def test_each_list_of_a_model_can_be_given_as_a_file(tmp_path: Path, index: int) -> None:
+    entry = MODEL_LISTS[index]
+    path, empty = write_list(tmp_path / "ops.txt", entry["ops"]), write_list(tmp_path / "empty.txt", [])
+    absent = [name for name in entry["ops"] if ops.resolve(name) is None]
+    given = (path, empty) if entry["kind"] == "bf16" else (empty, path)
+    assert len(warned_by_convert("O1", *given)) == len(set(absent))
+    assert hmp.is_converted()
+
+
+@pytest.mark.parametrize("index", range(92))
+def test_each_list_of_a_model_can_be_given_beside_the_default_of_the_other_side(tmp_path: Path, index: int) -> None:
+    entry = MODEL_LISTS[index]
+    path = write_list(tmp_path / "ops.txt", entry["ops"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HmpWarning)
+        hmp.convert("O1", *((path, "") if entry["kind"] == "bf16" else ("", path)))
+    assert hmp.is_converted()
+
+
+@pytest.mark.parametrize("name", sorted(_presets.presets()))
+def test_every_preset_loads(name: str) -> None:
+    preset = _presets.presets()[name]
+    assert preset.description
+    assert preset.lower or preset.fp32
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HmpWarning)
+        hmp.convert(preset=name)
+    assert hmp.is_converted()
+
+
+def test_every_model_list_is_in_a_preset() -> None:
+    in_presets = {
+        (side, tuple(one.name for one in listed))
+        for preset in _presets.presets().values()
+        for side, listed in (("bf16", preset.lower), ("fp32", preset.fp32))
+    }
+    missing = [entry["model"] for entry in MODEL_LISTS if (entry["kind"], tuple(entry["ops"])) not in in_presets]
+    assert missing == []
+
+
+def test_an_unknown_preset_is_refused_with_the_known_names() -> None:
+    with pytest.raises(ValueError, match="hmp-default"):
+        hmp.convert(preset="nothing")
+    assert_torch_is_restored()
+
+
+def test_every_shipped_name_leads_to_torch_or_is_explained() -> None:
+    names = {one.name for file in DIRECTORY.glob("*.txt") for one in read_list(file)}
+    names |= {name for entry in MODEL_LISTS for name in entry["ops"]}
+    assert names <= _presets.shipped_names() | names
+    unexplained = []
+    for name in sorted(names):
+        resolved = ops.resolve(name)
+        if resolved is None:
+            if name not in {*ops.EXPLAINED, "cholesky", "qr"}:  # the two are gone from torch 2.15
+                unexplained.append(name)
+        else:
+            for one in resolved.exact:
+                assert ops.builtins_named(one) or ops.composite_named(one), name
+    assert unexplained == []

@@ -1,0 +1,237 @@
+"""Where the cast log goes: the console, a file, Python's logging."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from habana_mp import _core, hmp
+from habana_mp._log import close_log, open_log
+from helpers import log_lines
+from helpers.lists import Converter
+from helpers.log_lines import MUL, emit, line_of, read
+
+# The console
+
+
+def test_the_console_is_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+    open_log()
+    emit()
+    assert capsys.readouterr().out == line_of(MUL) + "\n"
+
+
+@pytest.mark.parametrize("how", ["console", "stdout"])
+def test_the_console_has_three_names(capsys: pytest.CaptureFixture[str], how: str) -> None:
+    open_log(sys.stdout if how == "stdout" else how)
+    emit()
+    assert capsys.readouterr().out == line_of(MUL) + "\n"
+
+
+def test_the_console_is_whatever_stdout_is_when_the_line_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    open_log()
+    inner = io.StringIO()
+    emit("before")
+    with contextlib.redirect_stdout(inner):
+        emit("inside")
+    emit("after")
+    assert inner.getvalue() == line_of("inside") + "\n"
+    assert capsys.readouterr().out.splitlines() == [line_of("before"), line_of("after")]
+
+
+def test_console_lines_and_printed_lines_keep_their_order(capsys: pytest.CaptureFixture[str]) -> None:
+    open_log()
+    print("one")
+    emit("two")
+    print("three")
+    assert capsys.readouterr().out.splitlines() == ["one", line_of("two"), "three"]
+
+
+def test_the_console_gets_one_write_for_each_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    writes: list[str] = []
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=writes.append))
+    open_log("console")
+    emit("f")
+    emit("g")
+    assert writes == [line_of("f") + "\n", line_of("g") + "\n"]
+
+
+def test_a_process_without_a_console_loses_the_lines_quietly(
+    monkeypatch: pytest.MonkeyPatch, unraisable: list[BaseException]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    open_log("console")
+    emit()
+    monkeypatch.delattr(sys, "stdout")
+    emit()
+    assert unraisable == []
+
+
+def test_a_console_that_cannot_show_a_character_gets_it_spelled_out(
+    monkeypatch: pytest.MonkeyPatch, unraisable: list[BaseException]
+) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii", errors="strict", newline="\n"))
+    open_log("console")
+    emit("größe")
+    sys.stdout.flush()
+    assert raw.getvalue() == line_of(r"gr\xf6\xdfe").encode() + b"\n"
+    assert unraisable == []
+
+
+# A file
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+def test_a_path_may_be_text_or_a_path_object(tmp_path: Path, as_text: bool) -> None:
+    path = tmp_path / "casts.log"
+    open_log(str(path) if as_text else path)
+    emit()
+    assert read(path) == line_of(MUL) + "\n"
+
+
+def test_a_relative_path_is_resolved_when_the_log_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    open_log("casts.log")
+    monkeypatch.chdir("/")
+    emit()
+    assert read(tmp_path / "casts.log") == line_of(MUL) + "\n"
+
+
+@pytest.mark.parametrize("name", ["größe.log", "日本.jsonl", "a b.log", os.fsdecode(b"\xff.log")])
+def test_a_file_may_have_any_name(tmp_path: Path, name: str) -> None:
+    open_log(tmp_path / name)
+    emit()
+    assert MUL in read(tmp_path / name)
+
+
+def test_a_file_is_emptied_when_it_is_opened(tmp_path: Path) -> None:
+    path = tmp_path / "casts.log"
+    path.write_text("old\n")
+    open_log(path)
+    assert path.read_text() == ""
+
+
+@pytest.mark.parametrize("name", ["casts.log", "casts.jsonl"])
+def test_a_file_that_is_appended_to_keeps_what_it_has(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text("old\n")
+    open_log(path, append=True)
+    emit()
+    lines = read(path).splitlines()
+    assert lines[0] == "old"
+    assert len(lines) == 2
+    assert MUL in lines[1]
+
+
+def test_opening_the_same_file_again_starts_it_anew(tmp_path: Path) -> None:
+    path = tmp_path / "casts.log"
+    open_log(path)
+    emit("first")
+    open_log(path)
+    emit("second")
+    close_log()
+    assert path.read_text() == line_of("second") + "\n"
+
+
+def test_closing_the_log_completes_the_file_and_ends_it(tmp_path: Path) -> None:
+    path = tmp_path / "casts.log"
+    open_log(path)
+    emit("kept")
+    close_log()
+    emit("dropped")
+    _core._log_event("dropped")
+    close_log()
+    assert path.read_text() == line_of("kept") + "\n"
+
+
+@pytest.mark.parametrize("after", ["console", "file", "json", "logger"])
+def test_switching_to_another_destination_leaves_the_old_file_complete(
+    tmp_path: Path, after: str, collected: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = tmp_path / "old.log"
+    open_log(old)
+    for i in range(1000):
+        emit(f"f{i}")
+    other = {"file": tmp_path / "new.log", "json": tmp_path / "new.jsonl", "logger": collected.logger}.get(after)
+    open_log(other)
+    emit("elsewhere")
+    assert old.read_text().splitlines() == [line_of(f"f{i}") for i in range(1000)]
+
+
+@pytest.mark.parametrize("length", [60_000, 65_500, 65_536, 70_000, 1_000_000])
+def test_lines_longer_than_the_buffer_are_whole(tmp_path: Path, length: int) -> None:
+    open_log(tmp_path / "casts.log")
+    emit("before")
+    emit("x" * length)
+    emit("after")
+    assert read(tmp_path / "casts.log").splitlines() == [line_of(r) for r in ("before", "x" * length, "after")]
+
+
+# Python's logging
+
+
+def test_a_logger_gets_each_line_as_a_record_at_info(collected: SimpleNamespace) -> None:
+    open_log(collected.logger)
+    emit()
+    _core._log_event("100% off %s")
+    assert collected.handler.lines == [line_of(MUL), "100% off %s"]
+    assert {(r.name, r.levelno) for r in collected.handler.records} == {("tests.casts", logging.INFO)}
+
+
+def test_a_record_names_the_code_of_the_call_and_not_ours(converted: Converter, collected: SimpleNamespace) -> None:
+    wrapped = hmp.op_wrap(lambda x: x)
+    converted(bf16=["softmin", "mm"], isVerbose=True, log=collected.logger)
+    collected.handler.records.clear()
+    x = torch.ones(2, 2)
+    torch.mm(x, x)
+    wrapped(x)
+    F.softmin(x, dim=0)
+    assert [(r.filename, r.funcName) for r in collected.handler.records] == [
+        ("test_log_destinations.py", "test_a_record_names_the_code_of_the_call_and_not_ours"),
+        ("test_log_destinations.py", "test_a_record_names_the_code_of_the_call_and_not_ours"),
+        ("functional.py", "softmin"),
+    ]
+
+
+def test_a_record_points_at_the_line_that_called_the_operation(collected: SimpleNamespace) -> None:
+    open_log(collected.logger)
+    emit()
+    (record,) = collected.handler.records
+    assert (record.pathname, record.funcName) == (log_lines.__file__, "emit")
+
+
+def test_a_logger_whose_level_is_above_info_is_asked_but_given_nothing(collected: SimpleNamespace) -> None:
+    open_log(collected.logger)
+    collected.logger.setLevel(logging.WARNING)
+    emit("quiet")
+    collected.logger.setLevel(logging.DEBUG)
+    emit("heard")
+    assert collected.handler.lines == [line_of("heard")]
+
+
+# What `log` may be
+
+
+@pytest.mark.parametrize("wrong", [3, b"casts.log", 1.5, ["casts.log"], True, sys.__stderr__])
+def test_anything_else_is_a_type_error_that_says_what_came(wrong: Any) -> None:
+    with pytest.raises(TypeError) as caught:
+        open_log(wrong)
+    assert str(caught.value) == (
+        f'`log` must be None, "console", sys.stdout, a path, or a logging.Logger; got {type(wrong).__name__}: {wrong!r}'
+    )
+
+
+def test_the_core_refuses_a_kind_that_it_does_not_know() -> None:
+    kind: Any = "syslog"
+    with pytest.raises(ValueError, match='`kind` must be "console", "file", "json" or "python"; got "syslog"'):
+        _core.log_to(kind)

@@ -1,0 +1,178 @@
+"""A log that cannot be written never harms the call that it reports."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from habana_mp import _core
+from habana_mp._log import close_log, open_log
+from helpers.log_lines import MUL, emit, line_of, read
+
+# Destinations that fail
+
+
+@pytest.mark.parametrize("suffix", [".log", ".jsonl"])
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        ("missing/casts", FileNotFoundError),
+        ("folder", IsADirectoryError),
+        ("a-file/casts", NotADirectoryError),
+        ("x" * 300, OSError),
+    ],
+)
+def test_a_path_that_cannot_be_opened_raises_and_leaves_the_previous_destination(
+    tmp_path: Path, where: str, error: type[OSError], suffix: str
+) -> None:
+    (tmp_path / f"folder{suffix}").mkdir()
+    (tmp_path / "a-file").touch()
+    path = tmp_path / f"{where}{suffix}"
+    open_log(tmp_path / "good.log")
+    emit("before")
+    with pytest.raises(error) as caught:
+        open_log(path)
+    emit("after")
+    assert caught.value.filename == str(path)
+    assert str(path) in str(caught.value)
+    assert not (tmp_path / "missing").exists()
+    assert read(tmp_path / "good.log").splitlines() == [line_of("before"), line_of("after")]
+
+
+def test_a_file_that_may_not_be_written_raises_permission_error(tmp_path: Path) -> None:
+    path = tmp_path / "casts.log"
+    path.touch(mode=0o400)
+    user = os.geteuid()
+    if user == 0:
+        # Root may write anywhere: be nobody for a moment.
+        os.seteuid(65534)
+    try:
+        with pytest.raises(PermissionError) as caught:
+            open_log(path)
+    finally:
+        os.seteuid(user)
+    assert caught.value.filename == str(path)
+
+
+def test_a_path_with_a_null_character_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="null"):
+        open_log(f"{tmp_path}/a\0b")
+
+
+def test_a_wrong_type_leaves_the_previous_destination(tmp_path: Path) -> None:
+    wrong: Any = 3
+    open_log(tmp_path / "good.log")
+    with pytest.raises(TypeError):
+        open_log(wrong)
+    emit()
+    assert read(tmp_path / "good.log") == line_of(MUL) + "\n"
+
+
+def test_a_failing_console_never_fails_the_call_and_is_reported_once_until_it_works_again(
+    monkeypatch: pytest.MonkeyPatch, unraisable: list[BaseException]
+) -> None:
+    open_log("console")
+    closed = io.StringIO()
+    closed.close()
+    working = io.StringIO()
+    for stream in (closed, working, closed):
+        monkeypatch.setattr(sys, "stdout", stream)
+        for _ in range(3):
+            emit()
+    assert [type(e) for e in unraisable] == [ValueError, ValueError]
+    assert working.getvalue() == (line_of(MUL) + "\n") * 3
+
+
+def test_a_failing_logger_never_fails_the_call_and_is_reported(
+    collected: SimpleNamespace, unraisable: list[BaseException]
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("no room")
+
+    open_log(collected.logger)
+    collected.handler.during = fail
+    emit("lost")
+    collected.handler.during = lambda: None
+    emit("kept")
+    assert [str(e) for e in unraisable] == ["no room"]
+    assert collected.handler.lines[-1] == line_of("kept")
+
+
+def test_a_logger_that_cannot_say_its_level_is_reported(
+    collected: SimpleNamespace, unraisable: list[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_log(collected.logger)
+    monkeypatch.setattr(collected.logger, "isEnabledFor", lambda _level: 1 / 0)
+    emit()
+    assert [type(e) for e in unraisable] == [ZeroDivisionError]
+    assert collected.handler.lines == []
+
+
+@pytest.mark.parametrize("kind", ["file", "json"])
+def test_a_full_disk_is_reported_and_never_fails_the_call(kind: Any, unraisable: list[BaseException]) -> None:
+    _core.log_to(kind, "/dev/full")
+    for _ in range(5000):
+        emit()
+    close_log()
+    assert [type(e) for e in unraisable] == [OSError]
+    assert "/dev/full" in str(unraisable[0])
+    assert "No space left" in str(unraisable[0])
+
+
+def test_an_interrupt_inside_a_line_still_reaches_the_script(
+    monkeypatch: pytest.MonkeyPatch, unraisable: list[BaseException]
+) -> None:
+    def interrupted(_text: str) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    def loop() -> None:
+        emit()
+        for _ in range(1000):
+            time.sleep(0)
+
+    open_log("console")
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(write=interrupted, flush=lambda: None))
+    # a shell starts what runs in its background with this signal ignored
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            loop()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert unraisable == []
+
+
+# Lines within lines
+
+
+def test_a_line_caused_by_a_sink_is_dropped(collected: SimpleNamespace) -> None:
+    def compute() -> None:
+        emit("nested")
+        _core._log_event("nested")
+
+    open_log(collected.logger)
+    collected.handler.during = compute
+    emit("outer")
+    emit("next")
+    assert collected.handler.lines == [line_of("outer"), line_of("next")]
+
+
+def test_a_sink_may_close_or_replace_the_log(collected: SimpleNamespace, tmp_path: Path) -> None:
+    open_log(collected.logger)
+    collected.handler.during = lambda: open_log(tmp_path / "casts.log")
+    emit("one")
+    emit("two")
+    open_log(collected.logger)
+    collected.handler.during = close_log
+    emit("three")
+    emit("four")
+    assert collected.handler.lines == [line_of("one"), line_of("three")]
+    assert (tmp_path / "casts.log").read_text() == line_of("two") + "\n"

@@ -1,0 +1,442 @@
+"""Memory that waits for the next large cast, and the C library's that is kept: no result, no gradient depends on it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from habana_mp import _core, hmp
+from helpers.compiling import enable_compiled_autograd
+from helpers.lists import Converter
+from helpers.processes import in_threads
+
+#: Large enough for a block, in these tests.
+SMALL = 1024
+LIMIT = 1 << 20
+
+
+@pytest.fixture
+def blocks(converted: Converter) -> Iterator[Converter]:
+    """As ``converted``, with blocks for casts of a kilobyte."""
+
+    def convert(**lists: Any) -> None:
+        converted(**lists)
+        _core.keep_blocks(SMALL, LIMIT)
+
+    yield convert
+    hmp.restore()
+    assert _core.block_bytes_waiting() == 0
+
+
+@contextmanager
+def small_blocks(most: int = 1 << 30, **options: Any) -> Iterator[None]:
+    """As ``blocks``, with autocast's lists, for a part of a test."""
+    hmp.convert(preset="torch-cpu", **options)
+    try:
+        _core.keep_blocks(SMALL, most)
+        yield
+    finally:
+        hmp.restore()
+
+
+def values(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def leaf(*shape: int, seed: int = 0) -> torch.Tensor:
+    return values(*shape, seed=seed).requires_grad_()
+
+
+# ---- a cast in a graph -----------------------------------------------------------------------------------------------
+
+
+def test_the_next_cast_of_that_size_gets_the_memory(blocks: Converter) -> None:
+    blocks(bf16=["relu"])
+    x = leaf(32, 32)
+    made = torch.relu(x).grad_fn.next_functions[0][0]
+    assert type(made).__name__ == "RecordedCastBackward"
+    assert _core.block_bytes_waiting() == 2048
+    torch.relu(x)
+    assert _core.block_bytes_waiting() == 2048
+
+
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "contiguous": lambda x: x,
+    "transposed": lambda x: x.t(),
+    "rows": lambda x: x[::2],
+    "columns": lambda x: x[:, ::2],
+    "expanded": lambda x: x[:1].expand(32, 32),
+    "four dimensions": lambda x: x.view(2, 16, 8, 4),
+    "channels last": lambda x: x.view(2, 16, 8, 4).contiguous(memory_format=torch.channels_last),
+    "one of a dimension": lambda x: x.view(32, 1, 32).transpose(0, 1),
+}
+
+
+@pytest.mark.parametrize("lay", LAYOUTS.values(), ids=LAYOUTS.keys())
+@pytest.mark.parametrize(("given", "to"), [("float32", "bf16"), ("bfloat16", "fp32"), ("float16", "fp32")])
+def test_values_strides_and_gradients_are_those_of_a_cast_by_hand(
+    blocks: Converter, lay: Callable[[torch.Tensor], torch.Tensor], given: str, to: str
+) -> None:
+    dtype = torch.bfloat16 if to == "bf16" else torch.float32
+    ours, by_hand = (values(32, 32).to(getattr(torch, given)).requires_grad_() for _ in range(2))
+    expected = torch.relu(lay(by_hand).to(dtype))
+    expected.backward(values(*expected.shape, seed=1).to(dtype))
+    blocks(**{to: ["relu"]})
+    for _ in range(3):
+        ours.grad = None
+        result = torch.relu(lay(ours))
+        result.backward(values(*result.shape, seed=1).to(dtype))
+        assert result.dtype == dtype
+        assert torch.equal(result, expected)
+        assert result.stride() == expected.stride()
+        assert ours.grad is not None
+        assert by_hand.grad is not None
+        assert ours.grad.dtype == ours.dtype
+        assert torch.equal(ours.grad, by_hand.grad)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([16, 24, 32, 48]), st.booleans()), min_size=4, max_size=25))
+def test_what_somebody_holds_is_not_written_over(uses: list[tuple[int, bool]]) -> None:
+    with small_blocks(8192):
+        held = []
+        for i, (rows, hold) in enumerate(uses):
+            x = leaf(rows, 32, seed=i)
+            result = torch.ops.aten.alias(F.mse_loss(x.bfloat16(), values(rows, 32).bfloat16(), reduction="none"))
+            if hold:
+                held.append((result, result.clone(), x, i))
+        for result, copy, x, i in held:
+            assert torch.equal(result, copy)
+            result.sum().backward()
+            assert x.grad is not None
+            by_hand = leaf(len(x), 32, seed=i)
+            F.mse_loss(by_hand.bfloat16().float(), values(len(x), 32).bfloat16().float(), reduction="sum").backward()
+            assert by_hand.grad is not None
+            assert torch.equal(x.grad, by_hand.grad)
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda cast: cast,
+        lambda cast: cast[3:5],
+        lambda cast: cast.detach(),
+        lambda cast: cast.untyped_storage(),
+        lambda cast: cast.detach().numpy(),
+        lambda cast: torch.from_dlpack(cast.detach()),
+        lambda cast: nn.Parameter(cast.detach()),
+    ],
+)
+def test_a_cast_stays_what_it_is_in_whatever_hands(blocks: Converter, hold: Callable[[torch.Tensor], Any]) -> None:
+    blocks(fp32=["dropout"])
+    x = values(32, 32).bfloat16().requires_grad_()
+    cast = F.dropout(x, training=False)
+    assert cast.dtype is torch.float32
+    copy, held = cast.detach().clone(), hold(cast)
+    del cast
+    for i in range(4):
+        other = values(32, 32, seed=i + 1).bfloat16().requires_grad_()
+        F.dropout(other, training=False)
+    raw = held if isinstance(held, torch.UntypedStorage) else None
+    now = torch.empty(0).set_(raw)[: copy.numel()] if raw is not None else torch.as_tensor(held)
+    assert torch.equal(now.flatten(), copy.flatten() if now.numel() == copy.numel() else copy[3:5].flatten())
+
+
+def test_memory_that_is_shared_with_processes_is_not_used_again(blocks: Converter) -> None:
+    blocks(fp32=["dropout"])
+    x = values(32, 32).bfloat16().requires_grad_()
+    shared = F.dropout(x, training=False).detach().share_memory_()
+    assert shared.is_shared()
+    assert _core.block_bytes_waiting() == 4096, "torch moved the values, and let the block go"
+    y = values(32, 32, seed=1).bfloat16().requires_grad_()
+    F.dropout(y, training=False)
+    assert torch.equal(shared, x.detach().float())
+
+
+def test_a_gradient_of_a_gradient(blocks: Converter) -> None:
+    def second(tanh: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        x = leaf(32, 32)
+        (first,) = torch.autograd.grad((tanh(x).float() ** 2).sum(), x, create_graph=True)
+        assert first.requires_grad
+        (gradient,) = torch.autograd.grad((first**2).sum(), x)
+        return gradient
+
+    expected = second(lambda x: torch.tanh(x.bfloat16()))
+    blocks(bf16=["tanh"])
+    assert torch.equal(second(torch.tanh), expected)
+
+
+def test_an_input_of_which_no_gradient_is_wanted(blocks: Converter) -> None:
+    blocks(bf16=["add"])
+    x, y = leaf(32, 32), values(32, 32, seed=1)
+    result = torch.add(x, y)
+    result.sum().backward()
+    assert torch.equal(result, x.detach().bfloat16() + y.bfloat16())
+    assert torch.equal(x.grad, torch.ones(32, 32))
+
+
+# ---- weights ---------------------------------------------------------------------------------------------------------
+
+
+class Tied(nn.Module):
+    """As decoders have it: the table of words is the last layer too. Large enough for a node of our own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(1 << 15, 1 << 7)
+        nn.init.normal_(self.table.weight, std=0.02, generator=torch.Generator().manual_seed(3))
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return F.linear(self.table(words), self.table.weight)
+
+
+def trained(model: Tied, steps: int, *, loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> list[Any]:
+    words = torch.arange(24).view(2, 12) * 7
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    gradients = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss_of(model(words), words).backward()
+        assert model.table.weight.grad is not None
+        gradients.append(model.table.weight.grad.clone())
+        with hmp.disable_casts():
+            optimizer.step()
+    return [*gradients, model.table.weight.detach().clone()]
+
+
+def cross_entropy(scores: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(scores.flatten(0, 1), words.flatten())
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_large_weight_that_is_used_twice_trains_as_by_hand(cache: bool) -> None:
+    def by_hand() -> list[Any]:
+        model = Tied()
+        model.forward = lambda words: F.linear(model.table(words).bfloat16(), model.table.weight.bfloat16())
+        return trained(model, 3, loss_of=lambda scores, words: cross_entropy(scores.float(), words))
+
+    expected = by_hand()
+    with small_blocks(weight_cache=cache):
+        ours = trained(Tied(), 3, loss_of=cross_entropy)
+        assert _core.block_bytes_waiting() > 0
+    assert all(map(torch.equal, ours, expected))
+
+
+def test_a_gradient_that_is_kept_is_not_written_over() -> None:
+    with small_blocks():
+        model, words = Tied(), torch.arange(24).view(2, 12)
+        kept = []
+        for i in range(4):
+            model.zero_grad()
+            cross_entropy(model(words + i), words).backward()
+            gradient = model.table.weight.grad
+            assert gradient is not None
+            kept.append((gradient, gradient.clone()))
+        assert all(torch.equal(one, copy) for one, copy in kept)
+        assert len({one.data_ptr() for one, _ in kept}) == 4
+
+
+def test_gradients_that_add_up() -> None:
+    """Over micro-steps, and where a gradient stays from step to step."""
+    model, other, words = Tied(), Tied(), torch.arange(24).view(2, 12)
+    for i in range(3):
+        scores = F.linear(other.table(words + i).bfloat16(), other.table.weight.bfloat16())
+        cross_entropy(scores.float(), words).backward()
+    with small_blocks():
+        for i in range(3):
+            cross_entropy(model(words + i), words).backward()
+    assert torch.equal(model.table.weight.grad, other.table.weight.grad)
+
+
+def test_hooks_see_a_weights_own_gradient() -> None:
+    seen = []
+    with small_blocks():
+        weight = nn.Parameter(values(1 << 11, 1 << 11))
+        weight.register_hook(lambda gradient: seen.append((gradient.dtype, gradient.shape)))
+        F.linear(values(3, 1 << 11), weight).sum().backward()
+    assert seen == [(torch.float32, weight.shape)]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_an_interrupt_ends_the_call_and_an_error_only_this_way_of_casting(error: type[BaseException]) -> None:
+    def fails(weight: torch.Tensor, cast: torch.Tensor) -> torch.Tensor:
+        raise error
+
+    x, weight = values(3, 1 << 11), nn.Parameter(values(1 << 11, 1 << 11))
+    expected = F.linear(x.bfloat16(), weight.bfloat16())
+    with small_blocks():
+        _core.weights_configure(on=True, view=None, recorded=fails, most_bytes=1 << 30, least_part=1 << 14)
+        if error is KeyboardInterrupt:
+            with pytest.raises(KeyboardInterrupt):
+                F.linear(x, weight)
+        else:
+            assert torch.equal(F.linear(x, weight), expected)
+
+
+def test_compiled_autograd_reads_both_casts() -> None:
+    def gradients(x: torch.Tensor, weight: nn.Parameter, lower: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        result = torch.tanh(F.linear(lower(x), lower(weight)).float()).sum()
+        with enable_compiled_autograd(torch.compile(backend="eager")):
+            return torch.autograd.grad(result, (x, weight))
+
+    x, weight = leaf(32, 1 << 11), nn.Parameter(values(1 << 11, 1 << 11))
+    expected = gradients(x, weight, lambda one: one.bfloat16())
+    with small_blocks():
+        for _ in range(2):
+            assert all(map(torch.equal, gradients(x, weight, lambda one: one), expected))
+        torch.compiler.reset()
+
+
+# ---- what waits ------------------------------------------------------------------------------------------------------
+
+
+def test_no_more_waits_than_may(blocks: Converter) -> None:
+    blocks(bf16=["relu"])
+    held = [torch.relu(leaf(64, 512 + i)) for i in range(40)]
+    del held
+    assert LIMIT / 2 < _core.block_bytes_waiting() <= LIMIT
+
+
+def test_what_is_larger_than_all_that_may_wait_goes(blocks: Converter) -> None:
+    blocks(bf16=["relu"])
+    torch.relu(leaf(1024, 1024))
+    assert _core.block_bytes_waiting() == 0
+
+
+def test_restore_gives_back_and_leaves_what_is_in_use(blocks: Converter) -> None:
+    blocks(bf16=["relu", "tanh"])
+    x = leaf(32, 32)
+    torch.relu(x)
+    result = torch.tanh(x)
+    assert _core.block_bytes_waiting() > 0
+    hmp.restore()
+    assert _core.block_bytes_waiting() == 0
+    result.sum().backward()
+    assert torch.equal(result, torch.tanh(x.detach().bfloat16()))
+    del result
+    assert _core.block_bytes_waiting() == 0
+
+
+def test_switched_off(blocks: Converter) -> None:
+    blocks(bf16=["relu"])
+    hmp.convert(reuse_memory=False)
+    node = F.linear(leaf(4, 8), values(1 << 13, 8)).grad_fn
+    assert "RecordedCast" not in str(node.next_functions)
+    assert _core.cast_in_block(values(1 << 12, 1 << 12), torch.bfloat16) is None
+    assert _core.block_bytes_waiting() == 0
+
+
+@pytest.mark.parametrize("what", ["subclass", "negative", "complex", "recorded", "small", "on no device", "traced"])
+def test_what_gets_no_block(blocks: Converter, what: str) -> None:
+    class Own(torch.Tensor):
+        pass
+
+    blocks()
+    x = values(32, 32)
+    if what == "traced":
+        made = []
+        torch.jit.trace(lambda one: (made.append(_core.cast_in_block(x, torch.bfloat16)), one)[1], x, check_trace=False)
+        assert made == [None]
+        return
+    given = {
+        "subclass": x.as_subclass(Own),
+        "negative": torch._neg_view(x),
+        "complex": x.to(torch.complex64),
+        "recorded": leaf(32, 32),
+        "small": x[:4],
+        "on no device": x.to("meta"),
+    }[what]
+    assert _core.cast_in_block(given, torch.bfloat16) is None
+    assert _core.cast_in_block(x, torch.float64) is None
+    assert torch.equal(_core.cast_in_block(x, torch.bfloat16), x.bfloat16())
+
+
+def test_threads_have_blocks_of_their_own(blocks: Converter) -> None:
+    blocks(bf16=["relu"])
+    wrong = []
+
+    def work(seed: int) -> None:
+        x = leaf(40, 40, seed=seed)
+        expected = torch.relu(x.detach().bfloat16())
+        for _ in range(300):
+            result = torch.relu(x)
+            if not torch.equal(result, expected):
+                wrong.append(seed)
+            result.backward(torch.ones_like(result))
+
+    in_threads(work)
+    assert not wrong
+
+
+def test_a_forked_child_casts_too(blocks: Converter) -> None:
+    blocks(bf16=["relu"])
+    x = leaf(32, 32)
+    torch.relu(x)
+    child = os.fork()
+    if child == 0:
+        right = torch.equal(torch.relu(x), torch.relu(x.detach().bfloat16()))
+        os._exit(0 if right and _core.block_bytes_waiting() > 0 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# ---- the C library's heap --------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import ctypes
+import sys
+from habana_mp import hmp
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+
+def megabytes():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS")) / 1024
+
+def use(count, size=10 << 20):
+    blocks = [libc.malloc(size) for _ in range(count)]
+    for block in blocks:
+        libc.memset(block, 1, size)
+    for block in reversed(blocks):
+        libc.free(block)
+
+use(1)
+exec(sys.argv[1])
+before = megabytes()
+use(8)
+kept = megabytes() - before
+print(kept > 60, kept)
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "environment", "kept"),
+    [
+        ("hmp.convert()", {}, True),
+        ("hmp.convert(reuse_memory=False)", {}, False),
+        ("hmp.convert(); hmp.convert(reuse_memory=False)", {}, False),
+        ("hmp.convert(); hmp.restore()", {}, False),
+        ("hmp.autocast('cpu').__enter__()", {}, True),
+        ("hmp.convert()", {"MALLOC_TRIM_THRESHOLD_": "1000000"}, False),
+        ("hmp.convert()", {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=1000000"}, False),
+    ],
+)
+def test_the_c_library_keeps_its_heap_unless_told_otherwise(
+    first: str, environment: dict[str, str], kept: bool
+) -> None:
+    command = [sys.executable, "-c", PROGRAM, first]
+    output = subprocess.run(command, env={**os.environ, **environment}, check=True, stdout=subprocess.PIPE).stdout
+    assert output.split()[0] == str(kept).encode(), output

@@ -1,0 +1,244 @@
+"""The devices that a region may be for, their lists, and what they refuse."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from habana_mp import hmp
+from helpers.probes import dtype_of_product
+from helpers.processes import run_script
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+X = torch.linspace(-1, 1, 64).reshape(8, 8)
+
+# ---- the devices and their lists -----------------------------------------------------------------------------------
+
+
+def test_the_lists_follow_the_device_name_that_is_given_as_preset() -> None:
+    with hmp.autocast("cpu", preset="hpu"):
+        assert (dtype_of_product(), torch.mul(X, X).dtype, torch.exp(X.bfloat16()).dtype) == (BF16, BF16, FP32)
+    with hmp.autocast("cpu", preset="xpu"):
+        assert F.conv_transpose2d(X[None, None], X[None, None]).dtype is BF16
+    with hmp.autocast("cpu", FP16, preset="cuda"):
+        assert (dtype_of_product(), torch.exp(X.half()).dtype) == (FP16, FP32)
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", BF16), ("cuda", FP16), ("xpu", BF16), ("hpu", BF16)])
+def test_the_default_precision_follows_the_device(device: str, dtype: torch.dtype) -> None:
+    assert hmp.get_autocast_dtype(device) is dtype
+
+
+@pytest.mark.parametrize("device", ["cuda", "xpu", "hpu"])
+def test_a_device_that_is_not_there_gives_a_warning_and_no_effect(device: str) -> None:
+    if getattr(getattr(torch, device, None), "is_available", lambda: False)():
+        pytest.skip("the device is there")
+    with pytest.warns(hmp.HmpWarning, match=f"{device.upper()} is not available"):
+        region = hmp.autocast(device)
+    with hmp.autocast("cpu"), region:
+        assert dtype_of_product() is BF16
+    with region:
+        assert dtype_of_product() is FP32
+
+
+@pytest.mark.parametrize(
+    ("device", "arguments", "what"),
+    [
+        ("hpu", {"dtype": FP16}, r"`dtype` must be torch\.bfloat16"),
+        ("cuda", {"dtype": "bfloat16"}, "`dtype` must be"),
+        ("xpu", {"preset": "torch-xpuu"}, "did you mean 'torch-xpu'?"),
+    ],
+)
+def test_wrong_arguments_are_refused_for_a_device_that_is_not_there_too(
+    device: str, arguments: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(ValueError, match=what):
+        hmp.autocast(device, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ({"preset": ["torch-cpu"]}, r"`preset` must be one of .*; got \['torch-cpu'\]"),
+        ({"cache_enabled": "False"}, "`cache_enabled` must be True, False or None; got 'False'"),
+        ({"dtype": ["bfloat16"]}, "`dtype` must be"),
+    ],
+)
+def test_an_argument_of_another_kind_is_refused(arguments: dict[str, Any], what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        hmp.autocast("cpu", **arguments)
+
+
+def test_a_zero_for_cache_enabled_is_false_whatever_was_asked_before() -> None:
+    zero: Any = 0
+    weight = torch.nn.Parameter(torch.randn(64, 64))
+    for region in (hmp.autocast("cpu", cache_enabled=zero), hmp.autocast("cpu", cache_enabled=False)):
+        before = hmp.report(show=False).weights.hits
+        with region, torch.no_grad():
+            for _ in range(4):
+                F.linear(X[:, :1].expand(8, 64), weight)
+        assert hmp.report(show=False).weights.hits == before
+
+
+def test_a_list_that_changes_while_its_tensors_are_asked_for_their_device() -> None:
+    # In a process of its own: it would end it.
+    done = run_script("""
+import torch
+from habana_mp import hmp
+given = []
+class Own(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), keywords=None):
+        if getattr(getattr(function, "__self__", None), "__name__", "") == "is_cpu":
+            given.clear()
+            for _ in range(2000):
+                bytearray(b"A" * 8 * 500)
+            return False
+        return super().__torch_function__(function, types, arguments, keywords or {})
+count = hmp.op_wrap(lambda tensors: len(tensors), to="bf16")
+with hmp.autocast("cpu"):
+    for _ in range(50):
+        given[:] = [torch.ones(2).as_subclass(Own), *(object() for _ in range(500))]
+        count(given)
+print("done")
+""")
+    assert done.stdout.strip() == "done", done.stderr
+
+
+@pytest.mark.parametrize("question", [hmp.get_autocast_dtype, hmp.is_autocast_enabled, hmp.autocast])
+def test_a_device_type_that_is_no_string_is_refused(question: Callable[[Any], object]) -> None:
+    with pytest.raises(ValueError, match="`device_type` must be a string; got int: 5"):
+        question(5)
+
+
+def test_a_device_that_torch_does_not_know_is_torchs_error() -> None:
+    with pytest.raises(RuntimeError):
+        torch.autocast("abacus")
+    with pytest.raises(RuntimeError, match="abacus"):
+        hmp.autocast("abacus")
+
+
+def test_the_index_of_a_device_does_not_matter() -> None:
+    with hmp.autocast("cpu:0", dtype=torch.float16):
+        for device_type in ("cpu", "cpu:0"):
+            assert hmp.is_autocast_enabled(device_type)
+            assert hmp.get_autocast_dtype(device_type) is torch.float16
+        assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.float16
+
+
+def test_a_device_type_must_be_a_string() -> None:
+    device: Any = torch.device("cpu")
+    with pytest.raises(ValueError, match="`device_type` must be a string"):
+        hmp.autocast(device)
+
+
+def test_a_device_without_lists_needs_a_preset() -> None:
+    device = next(filter(torch.amp.is_autocast_available, ("mtia", "xla")))  # older releases do not name the first
+    with pytest.raises(ValueError, match=f"`preset` must be given for '{device}'"):
+        hmp.autocast(device, BF16)
+
+
+def test_another_lower_precision_is_warned_about_and_nothing_is_cast() -> None:
+    with pytest.warns(hmp.HmpWarning, match=r"not to torch\.float32"):
+        region = hmp.autocast("cpu", FP32)
+    with hmp.autocast("cpu"), region:
+        assert dtype_of_product() is FP32
+
+
+def test_a_dtype_must_be_one() -> None:
+    wrong: Any = "bf16"
+    with pytest.raises(ValueError, match=r"`dtype` must be torch\.bfloat16 or torch\.float16; got 'bf16'"):
+        hmp.autocast("cpu", wrong)
+
+
+def test_an_unknown_preset_is_an_error() -> None:
+    with pytest.raises(ValueError, match="`preset` must be one of"):
+        hmp.autocast("cpu", preset="abacus")
+
+
+@pytest.mark.parametrize("device", ["meta"])
+def test_a_tensor_of_another_device_is_left_alone(device: str) -> None:
+    other = X.to(device)
+    with hmp.autocast("cpu"):
+        assert torch.mm(other, other).dtype is FP32
+        assert torch.cat([other, other.bfloat16()]).dtype is FP32
+
+
+@pytest.mark.parametrize(
+    "preset",
+    ["torch-cpu", "torch-cuda", "torch-xpu", "xpu-amp-bf16", "hpu-autocast", "hmp-default", "hmp-guide-o1", "resnet50"],
+)
+def test_every_preset_is_a_region_and_a_conversion_with_the_same_results(preset: str) -> None:
+    calls: list[Callable[[], torch.Tensor]] = [
+        lambda: torch.mm(X, X),
+        lambda: F.linear(X, X),
+        lambda: torch.exp(X.bfloat16()),
+        lambda: F.layer_norm(X.bfloat16(), (8,)),
+        lambda: F.mse_loss(X.bfloat16(), X.bfloat16()),
+        lambda: torch.cat([X, X.bfloat16()]),
+    ]
+    with hmp.autocast("cpu", preset=preset):
+        inside = [call() for call in calls]
+    hmp.convert(preset=preset)
+    for one, call in zip(inside, calls, strict=True):
+        expected = call()
+        assert one.dtype is expected.dtype
+        assert torch.equal(one, expected)
+
+
+# ---- what is refused -----------------------------------------------------------------------------------------------
+
+
+def test_binary_cross_entropy_is_refused_in_float16_with_the_way_out() -> None:
+    p = torch.sigmoid(X)
+    with hmp.autocast("cpu", FP16, preset="torch-cuda"):
+        with pytest.raises(RuntimeError, match="binary_cross_entropy_with_logits"):
+            F.binary_cross_entropy(p, p)
+        with pytest.raises(RuntimeError, match="BCEWithLogitsLoss"):
+            torch.nn.BCELoss()(p, p)
+        assert F.binary_cross_entropy_with_logits(X, p).dtype is FP32
+        with hmp.disable_casts():
+            assert F.binary_cross_entropy(p, p).dtype is FP32
+        assert F.binary_cross_entropy(p.double(), p.double()).dtype is torch.float64
+    assert F.binary_cross_entropy(p, p).dtype is FP32
+
+
+def test_binary_cross_entropy_runs_in_float32_where_a_list_says_so() -> None:
+    p = torch.sigmoid(X).half()
+    with hmp.autocast("cpu", FP16):
+        assert F.binary_cross_entropy(p, p).dtype is FP32
+
+
+def test_float16_on_xpu_is_for_inference_only() -> None:
+    layer = torch.nn.Linear(8, 8)
+    with hmp.autocast("cpu", FP16, preset="xpu"):
+        with torch.no_grad():
+            assert layer(X).dtype is FP16
+        result = layer(X)  # as the documentation's example, without no_grad
+    with pytest.raises(RuntimeError, match="float16 with the lists of xpu is for inference only"):
+        result.sum().backward()
+
+
+def test_bfloat16_on_xpu_trains() -> None:
+    layer = torch.nn.Linear(8, 8)
+    with hmp.autocast("cpu", preset="xpu"):
+        layer(X).sum().backward()
+    assert layer.weight.grad is not None
+
+
+def test_float16_on_hpu_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"`dtype` must be torch\.bfloat16 with the lists of hpu"):
+        hmp.autocast("cpu", FP16, preset="hpu")
+
+
+def test_cache_enabled_is_reported_as_without_effect_for_hpu() -> None:
+    with pytest.warns(hmp.HmpWarning, match="`cache_enabled` has no effect with the lists of hpu"):
+        region = hmp.autocast("cpu", cache_enabled=False, preset="hpu-autocast")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert region._number == hmp.autocast("cpu", preset="hpu-autocast")._number

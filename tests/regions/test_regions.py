@@ -1,0 +1,346 @@
+"""hmp.autocast: one region, regions in each other, as decorators, and what they answer when they are asked."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+import threading
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from habana_mp import hmp
+from helpers.lists import Converter, write_list
+from helpers.probes import dtype_of_product
+from helpers.processes import run_script
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+X = torch.linspace(-1, 1, 64).reshape(8, 8)
+
+
+# ---- one region ----------------------------------------------------------------------------------------------------
+
+
+def test_a_region_casts_inside_and_nothing_outside() -> None:
+    assert dtype_of_product() is FP32
+    with hmp.autocast("cpu"):
+        assert dtype_of_product() is BF16
+    assert dtype_of_product() is FP32
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+def test_the_dtype_is_the_lower_precision(dtype: torch.dtype) -> None:
+    with hmp.autocast("cpu", dtype):
+        assert dtype_of_product() is dtype
+
+
+def test_all_ways_to_call_an_operation_obey() -> None:
+    bound, alias = X.matmul, torch.matmul
+    with hmp.autocast("cpu"):
+        assert {one.dtype for one in (X @ X, bound(X), alias(X, X), X.matmul(X), F.linear(X, X))} == {BF16}
+
+
+def test_a_fp32_operation_raises_lower_inputs() -> None:
+    low = X.bfloat16()
+    with hmp.autocast("cpu"):
+        assert torch.equal(F.mse_loss(low, low * 2), F.mse_loss(low.float(), (low * 2).float()))
+
+
+def test_the_result_is_that_of_casting_by_hand() -> None:
+    with hmp.autocast("cpu"):
+        assert torch.equal(F.linear(X, X, X[0]), F.linear(X.bfloat16(), X.bfloat16(), X[0].bfloat16()))
+
+
+def test_a_composite_function_obeys_only_where_a_region_names_it() -> None:
+    low = X.bfloat16()
+    plain = F.softmin(low, -1)
+    with hmp.autocast("cpu", preset="torch-cuda"):
+        assert F.softmin(low, -1).dtype is FP32
+        with hmp.autocast("cpu"):
+            assert torch.equal(F.softmin(low, -1), plain)
+    assert torch.equal(F.softmin(low, -1), plain)
+
+
+def test_inside_a_composite_that_no_list_names_the_lists_speak(converted: Converter) -> None:
+    converted(fp32=["softmax", "exp"])
+    low = X.bfloat16()
+    expected = F.softmin(low, -1)
+    assert expected.dtype is FP32
+    with hmp.autocast("cpu", preset="torch-cuda"):
+        pass
+    assert torch.equal(F.softmin(low, -1), expected)
+
+
+def test_assignment_follows_the_in_place_rule() -> None:
+    target = torch.zeros(8, dtype=BF16)
+    with hmp.autocast("cpu"):
+        target[:] = X[0]
+        target += X[0]
+    assert target.dtype is BF16
+
+
+def test_what_no_list_names_runs_in_the_type_of_its_inputs() -> None:
+    with hmp.autocast("cpu"):
+        assert torch.relu(X).dtype is FP32
+        assert torch.relu(X.bfloat16()).dtype is BF16
+        assert (X + X.bfloat16()).dtype is FP32
+
+
+# ---- eligibility ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.complex64])
+def test_other_dtypes_are_not_cast(dtype: torch.dtype) -> None:
+    matrix = torch.ones(2, 2, dtype=dtype)
+    with hmp.autocast("cpu"):
+        assert torch.mm(matrix, matrix).dtype is dtype
+
+
+def test_in_place_and_out_are_not_cast() -> None:
+    out, target = torch.empty(8, 8), X.clone()
+    with hmp.autocast("cpu"):
+        torch.mm(X, X, out=out)
+        assert X.addmm(X, X).dtype is BF16
+        target.addmm_(X, X)
+    assert torch.equal(out, torch.mm(X, X))
+    assert torch.equal(target, X.addmm(X, X))
+
+
+def test_an_explicit_dtype_is_obeyed() -> None:
+    low = X.bfloat16()
+    with hmp.autocast("cpu", preset="torch-cuda"):
+        assert torch.softmax(low, -1).dtype is FP32
+        assert torch.softmax(low, -1, dtype=torch.float64).dtype is torch.float64
+        assert torch.sum(low, dim=0, dtype=BF16).dtype is BF16
+
+
+@pytest.mark.parametrize(("preset", "operation"), [("torch-cpu", torch.cat), ("xpu-amp-bf16", torch.stack)])
+def test_promoted_operations_go_to_the_widest_input(preset: str, operation: Callable[..., torch.Tensor]) -> None:
+    with hmp.autocast("cpu", preset=preset):
+        assert operation([X, X.bfloat16()]).dtype is FP32
+        assert operation([X.bfloat16(), X.bfloat16()]).dtype is BF16
+
+
+# ---- nesting -------------------------------------------------------------------------------------------------------
+
+
+def test_the_innermost_region_wins() -> None:
+    with hmp.autocast("cpu", FP16):
+        with hmp.autocast("cpu", BF16):
+            assert dtype_of_product() is BF16
+        assert dtype_of_product() is FP16
+
+
+def test_a_disabled_region_is_an_island() -> None:
+    with hmp.autocast("cpu"):
+        with hmp.autocast("cpu", enabled=False):
+            assert dtype_of_product() is FP32
+            with hmp.autocast("cpu", FP16):
+                assert dtype_of_product() is FP16
+            assert dtype_of_product() is FP32
+        assert dtype_of_product() is BF16
+
+
+def test_a_region_casts_inside_disable_casts_and_the_other_way_round() -> None:
+    with hmp.disable_casts(), hmp.autocast("cpu"):
+        assert dtype_of_product() is BF16
+        with hmp.disable_casts():
+            assert dtype_of_product() is FP32
+        assert dtype_of_product() is BF16
+
+
+def test_a_region_casts_inside_a_disabled_region_of_torchs_and_the_other_way_round() -> None:
+    with hmp.autocast("cpu"):
+        with torch.autocast("cpu", enabled=False):
+            assert dtype_of_product() is FP32
+            with hmp.autocast("cpu", FP16):
+                assert dtype_of_product() is FP16
+                with torch.autocast("cpu", enabled=False):
+                    assert dtype_of_product() is FP32
+                assert dtype_of_product() is FP16
+            assert dtype_of_product() is FP32
+        assert dtype_of_product() is BF16
+    assert dtype_of_product() is FP32
+
+
+def test_one_region_can_be_entered_again_inside_itself() -> None:
+    region = hmp.autocast("cpu")
+    with region, hmp.disable_casts(), region:
+        assert dtype_of_product() is BF16
+    assert dtype_of_product() is FP32
+
+
+def test_an_exception_leaves_what_was_before() -> None:
+    with hmp.autocast("cpu", FP16):
+        with pytest.raises(ZeroDivisionError), hmp.autocast("cpu"):
+            raise ZeroDivisionError
+        assert dtype_of_product() is FP16
+
+
+def test_a_region_that_was_not_entered_cannot_be_left() -> None:
+    with pytest.raises(RuntimeError, match="not entered"):
+        hmp.autocast("cpu").__exit__(None, None, None)
+
+
+def test_each_thread_has_its_own_regions() -> None:
+    region = hmp.autocast("cpu")
+    inside, outside = threading.Barrier(2, timeout=30), threading.Barrier(2, timeout=30)
+    found: list[torch.dtype] = []
+
+    def other() -> None:
+        found.append(dtype_of_product())
+        with region:
+            found.append(dtype_of_product())
+            inside.wait()
+            outside.wait()
+            found.append(dtype_of_product())
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    inside.wait()
+    assert dtype_of_product() is FP32
+    with region, hmp.autocast("cpu", FP16):
+        outside.wait()
+        thread.join()
+        assert dtype_of_product() is FP16
+    assert found == [FP32, BF16, BF16]
+
+
+# ---- as a decorator ------------------------------------------------------------------------------------------------
+
+
+def test_a_decorated_function_runs_in_the_region_and_may_call_itself() -> None:
+    @hmp.autocast("cpu")
+    def calls(depth: int) -> list[torch.dtype]:
+        """Doc."""
+        return [dtype_of_product(), *(calls(depth - 1) if depth else [])]
+
+    assert calls(2) == [BF16] * 3
+    assert calls.__name__ == "calls"
+    assert calls.__doc__ == "Doc."
+    assert dtype_of_product() is FP32
+
+
+def test_a_decorated_generator_runs_in_the_region_and_its_driver_does_not() -> None:
+    @hmp.autocast("cpu")
+    def generator() -> Iterator[torch.dtype]:
+        yield dtype_of_product()
+        yield dtype_of_product()
+
+    for dtype in generator():
+        assert dtype is BF16
+        assert dtype_of_product() is FP32
+
+
+def test_decorated_coroutines_keep_their_regions_apart() -> None:
+    @hmp.autocast("cpu", BF16)
+    async def one() -> list[torch.dtype]:
+        found = [dtype_of_product()]
+        await asyncio.sleep(0.01)
+        return [*found, dtype_of_product()]
+
+    @hmp.autocast("cpu", FP16)
+    async def other() -> list[torch.dtype]:
+        found = [dtype_of_product()]
+        await asyncio.sleep(0.005)
+        return [*found, dtype_of_product()]
+
+    async def both() -> Any:
+        return await asyncio.gather(one(), other())
+
+    assert asyncio.run(both()) == [[BF16, BF16], [FP16, FP16]]
+
+
+def test_a_decorated_asynchronous_generator_runs_in_the_region() -> None:
+    @hmp.autocast("cpu")
+    async def generator() -> AsyncIterator[torch.dtype]:
+        yield dtype_of_product()
+        await asyncio.sleep(0)
+        yield dtype_of_product()
+
+    async def drive() -> list[torch.dtype]:
+        found = []
+        async for dtype in generator():
+            found += [dtype, dtype_of_product()]
+        return found
+
+    assert asyncio.run(drive()) == [BF16, FP32, BF16, FP32]
+
+
+@pytest.mark.parametrize("wrong", [3, torch.nn.Linear, torch.nn.Linear(2, 2)], ids=["number", "class", "module"])
+def test_only_functions_can_be_decorated(wrong: Any) -> None:
+    decorate: Any = hmp.autocast("cpu")
+    words = (
+        f"`autocast` decorates a function, or stands in a `with` statement around a block; got {type(wrong).__name__}:"
+    )
+    with pytest.raises(TypeError, match=words):
+        decorate(wrong)
+
+
+def test_a_region_is_pickled_as_what_it_is_for(tmp_path: Path) -> None:
+    region = hmp.autocast("cpu", torch.float16, bf16_file_path=write_list(tmp_path / "own.txt", ["mm"]))
+    code = (
+        "import pickle, sys, torch\n"
+        "from habana_mp import hmp\n"
+        "hmp.autocast('cpu', preset='cuda')\n"
+        "with pickle.loads(bytes.fromhex(sys.argv[1])):\n"
+        "    print(torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype)\n"
+        "with pickle.loads(bytes.fromhex(sys.argv[2])):\n"
+        "    print(torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype)\n"
+    )
+    pickles = [pickle.dumps(one).hex() for one in (region, hmp.autocast("cpu", enabled=False))]
+    done = run_script(code, *pickles)
+    assert done.stdout.split() == ["torch.float16", "torch.float32"], done.stderr
+
+
+def test_a_region_that_restore_has_emptied_says_that_it_does_not_cast() -> None:
+    with hmp.autocast("cpu"):
+        assert hmp.is_autocast_enabled("cpu")
+        hmp.restore()
+        assert (hmp.is_autocast_enabled("cpu"), dtype_of_product()) == (False, FP32)
+
+
+def test_torchs_autocast_inside_of_disabled_casts_is_no_reason_for_a_warning(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with hmp.disable_casts(), torch.autocast("cpu"):
+            pass
+    told = pytest.warns(hmp.HmpWarning, match="torch.autocast is enabled")
+    with told, torch.autocast("cpu", enabled=False), torch.autocast("cpu"):
+        pass
+
+
+# ---- questions -----------------------------------------------------------------------------------------------------
+
+
+def test_questions_are_answered_from_the_innermost_region() -> None:
+    assert not hmp.is_autocast_enabled()
+    with hmp.autocast("cpu", FP16):
+        assert hmp.is_autocast_enabled()
+        assert hmp.is_autocast_enabled("cpu")
+        assert not hmp.is_autocast_enabled("cuda")
+        assert hmp.get_autocast_dtype("cpu") is FP16
+        assert hmp.get_autocast_dtype("cuda") is FP16
+        with hmp.disable_casts():
+            assert not hmp.is_autocast_enabled("cpu")
+            assert hmp.get_autocast_dtype("cpu") is BF16
+    assert hmp.get_autocast_dtype("cpu") is BF16
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "xpu", "hpu", "mps", "meta"])
+def test_autocast_is_available_where_torchs_is(device: str) -> None:
+    assert hmp.is_autocast_available(device) == torch.amp.is_autocast_available(device)
+
+
+def test_a_module_that_is_copied_in_a_region_keeps_its_weights() -> None:
+    layer = torch.nn.Linear(8, 8)
+    with hmp.autocast("cpu"):
+        layer(X)
+        assert copy.deepcopy(layer).weight.dtype is FP32

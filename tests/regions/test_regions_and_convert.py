@@ -1,0 +1,154 @@
+"""Regions beside convert, restore and disable_casts."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from habana_mp import _core, hmp
+from helpers.lists import Converter
+from helpers.probes import dtype_of_product
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+X = torch.linspace(-1, 1, 64).reshape(8, 8)
+
+
+def test_in_a_region_its_lists_hold_and_outside_converts(converted: Converter) -> None:
+    converted(bf16=["exp"])
+    assert (dtype_of_product(), torch.exp(X).dtype) == (FP32, BF16)
+    with hmp.autocast("cpu"):
+        assert (dtype_of_product(), torch.exp(X).dtype) == (BF16, FP32)
+    assert (dtype_of_product(), torch.exp(X).dtype) == (FP32, BF16)
+
+
+def test_an_operation_that_only_a_region_names_is_left_alone_outside(converted: Converter) -> None:
+    with hmp.autocast("cpu"):
+        assert dtype_of_product() is BF16
+    converted(bf16=["exp"])
+    assert dtype_of_product() is FP32
+    with hmp.autocast("cpu"):
+        assert dtype_of_product() is BF16
+
+
+def test_converting_inside_a_region_leaves_the_region(converted: Converter) -> None:
+    with hmp.autocast("cpu"):
+        converted(bf16=["exp"])
+        assert (dtype_of_product(), torch.exp(X).dtype) == (BF16, FP32)
+    assert (dtype_of_product(), torch.exp(X).dtype) == (FP32, BF16)
+
+
+def test_o0_and_a_region() -> None:
+    hmp.convert("O0")
+    assert dtype_of_product() is FP32
+    with hmp.autocast("cpu"):
+        assert dtype_of_product() is BF16
+
+
+def test_a_region_is_no_conversion() -> None:
+    with hmp.autocast("cpu"):
+        assert not hmp.is_converted()
+
+
+def test_restore_takes_out_what_regions_need_and_an_open_one_casts_nothing() -> None:
+    with hmp.autocast("cpu"):
+        hmp.restore()
+        assert _core.installed_count() == 0
+        assert dtype_of_product() is FP32
+    assert dtype_of_product() is FP32
+
+
+def test_restore_inside_a_region_inside_a_disabled_region_of_torchs() -> None:
+    with torch.autocast("cpu", enabled=False), hmp.autocast("cpu"):
+        hmp.restore()
+    with hmp.autocast("cpu"):
+        assert dtype_of_product() is BF16
+
+
+def test_a_region_can_be_entered_again_after_restore() -> None:
+    region = hmp.autocast("cpu", preset="torch-cuda")
+    with region:
+        assert dtype_of_product() is BF16
+    hmp.restore()
+    with region:
+        assert (dtype_of_product(), F.softmin(X.bfloat16(), -1).dtype) == (BF16, FP32)
+
+
+_KINDS = {
+    "region": (lambda: hmp.autocast("cpu", FP16), FP16),
+    "disable_casts": (hmp.disable_casts, FP32),
+    "torch": (lambda: torch.autocast("cpu", enabled=False), FP32),
+}
+
+
+@pytest.mark.parametrize("earlier", _KINDS)
+@pytest.mark.parametrize("later", _KINDS)
+def test_regions_that_are_left_in_another_order_end_when_they_are_left(
+    earlier: str, later: str, converted: Converter
+) -> None:
+    converted(bf16=["mm"])
+    (begin_first, _), (begin_then, dtype) = _KINDS[earlier], _KINDS[later]
+    first, then = begin_first(), begin_then()
+    first.__enter__()
+    then.__enter__()
+    first.__exit__(None, None, None)
+    assert dtype_of_product() is dtype
+    then.__exit__(None, None, None)
+    assert dtype_of_product() is BF16
+
+
+def test_a_region_of_torchs_that_another_thread_converts_again_in_ends_when_it_is_left(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    is_open, is_converted = threading.Event(), threading.Event()
+    found = []
+
+    def work() -> None:
+        with torch.autocast("cpu", enabled=False):
+            is_open.set()
+            is_converted.wait()
+        found.append(dtype_of_product())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    is_open.wait()
+    hmp.restore()
+    converted(bf16=["mm"])
+    is_converted.set()
+    thread.join()
+    assert found == [BF16]
+
+
+def test_outside_of_regions_torchs_modules_are_not_told_of_casts() -> None:
+    with hmp.autocast("cpu"):
+        pass
+    # What torch says of it depends on its release.
+    with pytest.raises((ValueError, RuntimeError), match=r"weight dtype|must have the type torch\.float32"):
+        torch.nn.LSTM(8, 8)(X.bfloat16()[None])
+    with hmp.autocast("cpu"):
+        torch.nn.LSTM(8, 8)(X.bfloat16()[None])
+
+
+def test_construction_and_optimizer_steps_stay_in_float32() -> None:
+    class Made(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.mm(X, X))
+
+    with hmp.autocast("cpu"):
+        model = Made()
+        (model.weight**2).sum().backward()
+        torch.optim.AdamW(model.parameters()).step()
+    assert model.weight.dtype is FP32
+    assert model.weight.grad is not None
+    assert model.weight.grad.dtype is FP32
+
+
+def test_a_region_takes_no_part_in_the_report_outside(counted: None) -> None:
+    with hmp.autocast("cpu"):
+        dtype_of_product()
+    dtype_of_product()
+    rows = {(row.operation, row.precision): row.calls for row in hmp.report(show=False).rows}
+    assert rows[("mm", "bf16")] == 1
+    assert ("mm", "fp32") not in rows

@@ -1,0 +1,235 @@
+"""Nothing is cast while a module is constructed (rule 11)."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from habana_mp import HmpWarning
+from helpers.lists import Converter
+from helpers.probes import is_cast
+
+BF16, FP32 = torch.bfloat16, torch.float32
+M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
+N = M.t().contiguous() * 0.7
+
+
+class Made(nn.Module):
+    """Computes its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.mm(M, N))
+
+
+class Derived(Made):
+    """A chain of classes, with more to compute at each end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.mm(M, N)[0])
+        self.child = Made()
+        self.register_buffer("table", torch.mm(N, M))
+
+
+class Nested(nn.Module):
+    """Computes between and after its children."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Derived()
+        self.between = nn.Parameter(torch.mm(M, N))
+        self.rest = nn.ModuleList([Made(), nn.Linear(2, 2)])
+        self.after = nn.Parameter(torch.mm(M, N))
+        self.forwarded = nn.Parameter(self.rest[1](torch.ones(1, 2)).detach())
+
+
+class Capturing(nn.Module):
+    """Has its self in a cell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.me = lambda: self
+        self.weight = nn.Parameter(torch.mm(M, N))
+
+
+class OldStyle(nn.Module):
+    """Names its base class and its first parameter in its own way."""
+
+    def __init__(this, size: int = 4) -> None:  # noqa: N805
+        nn.Module.__init__(this)
+        this.weight = nn.Parameter(torch.mm(M, N)[:size])
+
+
+class ByKeyword(nn.Module):
+    """Takes anything."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.mm(M, N))
+
+
+def remembering(init: Callable[..., None]) -> Callable[..., None]:
+    """A decorator as transformers and Lightning put around ``__init__``; it computes afterwards too."""
+
+    @functools.wraps(init)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        self.added = nn.Parameter(torch.mm(M, N))
+
+    return wrapper
+
+
+class Decorated(nn.Module):
+    """Its ``__init__`` is a wrapper around the one written here."""
+
+    @remembering
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.mm(M, N))
+
+
+class Tupled(nn.Module):
+    """Uses the wrapper of a decorator whose parameters are all packed."""
+
+    def _plain(*args: Any) -> None:
+        nn.Module.__init__(args[0])
+        args[0].weight = nn.Parameter(torch.mm(M, N))
+
+    __init__ = _plain
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [Made, Derived, Nested, Capturing, OldStyle, ByKeyword, Decorated, Tupled],
+    ids=lambda kind: kind.__name__,
+)
+def test_nothing_is_cast_while_a_module_is_constructed(converted: Converter, kind: type[nn.Module]) -> None:
+    converted(bf16=["mm", "linear"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HmpWarning)
+        module = kind()
+    lowered = [name for name, value in module.state_dict().items() if value.dtype is not FP32]
+    assert lowered == []
+    assert is_cast()
+
+
+def test_a_method_called_by_init_casts_nothing(converted: Converter) -> None:
+    class Resetting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.reset()
+
+        def reset(self) -> None:
+            self.weight = nn.Parameter(torch.mm(M, N))
+
+    converted(bf16=["mm"])
+    module = Resetting()
+    assert module.weight.dtype is FP32
+
+
+def test_casts_are_back_after_a_construction_that_raised(converted: Converter) -> None:
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.child = Made()
+            assert not is_cast()
+            raise KeyError
+
+    converted(bf16=["mm"])
+    for _ in range(3):
+        with pytest.raises(KeyError):
+            Broken()
+        assert is_cast()
+        assert Made().weight.dtype is FP32
+        assert is_cast()
+
+
+def test_a_module_made_inside_of_forward_does_not_stop_the_casts_around_it(converted: Converter) -> None:
+    class Lazy(nn.Module):
+        def forward(self, x: torch.Tensor) -> list[torch.dtype]:
+            seen = [torch.mm(x, x).dtype]
+            nn.Softmax(-1)
+            Made()
+            seen.append(torch.mm(x, x).dtype)
+            return seen
+
+    converted(bf16=["mm"])
+    assert Lazy()(M) == [BF16, BF16]
+
+
+def test_construction_in_one_thread_does_not_stop_the_casts_of_another(converted: Converter) -> None:
+    inside, done, seen = threading.Event(), threading.Event(), []
+
+    class Slow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            inside.set()
+            done.wait(10)
+            seen.append(is_cast())
+
+    converted(bf16=["mm"])
+    thread = threading.Thread(target=Slow)
+    thread.start()
+    inside.wait(10)
+    assert is_cast()
+    done.set()
+    thread.join()
+    assert seen == [False]
+
+
+def test_a_module_whose_construction_is_suspended_does_not_stop_the_casts_outside(converted: Converter) -> None:
+    def parts() -> Iterator[bool]:
+        class Part(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+
+        Part()
+        yield is_cast()
+
+    converted(bf16=["mm"])
+    assert list(parts()) == [True]
+
+
+def test_a_decorator_of_constructors_and_other_methods_does_not_make_these_constructors(converted: Converter) -> None:
+    def decorated(function: Any) -> Any:
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            if isinstance(args[0], nn.Module) and function.__name__ == "__init__":
+                args[0].after = nn.Parameter(torch.mm(torch.eye(4), torch.eye(4)))
+            return result
+
+        return wrapper
+
+    class Module(nn.Module):
+        @decorated
+        def __init__(self) -> None:
+            super().__init__()
+
+        @decorated
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.mm(x, x)
+
+    def tracing(*_: Any) -> Any:
+        return tracing
+
+    converted(bf16=["mm"])
+    module = Module()
+    assert module.after.dtype is torch.float32
+    assert module(torch.eye(4)).dtype is torch.bfloat16
+    before = sys.gettrace()
+    sys.settrace(tracing)
+    try:
+        traced = module(torch.eye(4)).dtype
+    finally:
+        sys.settrace(before)
+    assert traced is torch.bfloat16

@@ -1,0 +1,118 @@
+"""Operations whose other inputs follow the first one (rule 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from helpers.comparing import assert_same
+from helpers.lists import Converter
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
+N = M.t().contiguous() * 0.7
+_INDEX = torch.tensor([3, 1, 0, 2])
+_SQUARE = _INDEX[None].expand(4, 4)
+
+
+FIRST: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "F.linear": F.linear,
+    "F.linear with bias": lambda x, y: F.linear(x, y, y[0]),
+    "F.linear by keyword": lambda x, y: torch._C._nn.linear(weight=y, input=x),
+    "torch.mm": torch.mm,
+    "torch.mm by keyword": lambda x, y: torch.mm(mat2=y, input=x),
+    "@": lambda x, y: x @ y,
+    "torch.matmul": torch.matmul,
+    "torch.bmm": lambda x, y: torch.bmm(x[None], y[None]),
+    "torch.bmm by keyword": lambda x, y: torch.bmm(mat2=y[None], input=x[None]),
+    "torch.mv": lambda x, y: torch.mv(x, y[0]),
+    "torch.addmm": lambda x, y: torch.addmm(x, y, y),
+    "torch.baddbmm": lambda x, y: torch.baddbmm(x[None], y[None], y[None]),
+    "torch.einsum": lambda x, y: torch.einsum("ij,jk->ik", x, y),
+    "F.conv1d": lambda x, y: F.conv1d(x[None], y[:, :, None]),
+    "F.conv2d": lambda x, y: F.conv2d(x[None, None], y[None, None]),
+    "F.conv_transpose2d": lambda x, y: F.conv_transpose2d(x[None, None], y[None, None]),
+    "F.layer_norm": lambda x, y: F.layer_norm(x, (4,), y[0], y[1]),
+    "F.rms_norm": lambda x, y: F.rms_norm(x, (4,), y[0]),
+    "F.prelu": lambda x, y: F.prelu(x, y[0, :1]),
+    "F.scaled_dot_product_attention": lambda x, y: F.scaled_dot_product_attention(x[None], y[None], y[None]),
+    "torch.index_add": lambda x, y: torch.index_add(x, 0, _INDEX, y),
+    "torch.index_copy": lambda x, y: torch.index_copy(x, 0, _INDEX, y),
+    "torch.index_put": lambda x, y: torch.index_put(x, (_INDEX,), y),
+    "torch.scatter": lambda x, y: torch.scatter(x, 0, _SQUARE, y),
+    "torch.scatter_add": lambda x, y: torch.scatter_add(x, 0, _SQUARE, y),
+    "torch.scatter_add by keyword": lambda x, y: torch.scatter_add(src=y, index=_SQUARE, dim=0, input=x),
+    "torch.scatter_reduce": lambda x, y: torch.scatter_reduce(x, 0, _SQUARE, y, "sum"),
+    "torch.masked_scatter": lambda x, y: torch.masked_scatter(x, _SQUARE > 1, y),
+    "torch.slice_scatter": lambda x, y: torch.slice_scatter(x, y[:2], 0, 0, 2),
+    "nn.LSTM": lambda x, y: torch._VF.lstm(
+        x[None],
+        (y[None, :1, :2].contiguous(), y[None, :1, :2].contiguous()),
+        _lstm(y),
+        True,
+        1,
+        0.0,
+        False,
+        False,
+        True,
+    )[0],
+}
+
+
+def _lstm(y: torch.Tensor) -> list[torch.Tensor]:
+    return [torch.full((8, 4), 0.125, dtype=y.dtype), torch.full((8, 2), 0.25, dtype=y.dtype)] + [
+        torch.zeros(8, dtype=y.dtype) for _ in range(2)
+    ]
+
+
+@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize("kinds", [(BF16, FP32), (FP32, BF16), (FP16, FP32)], ids=str)
+def test_the_other_inputs_follow_the_first(
+    converted: Converter, name: str, kinds: tuple[torch.dtype, torch.dtype]
+) -> None:
+    x, y = M.to(kinds[0]), N.to(kinds[1])
+    kept = name == "F.layer_norm" and kinds[0] is not FP32  # a CPU's kernel takes these in float32
+    expected = FIRST[name](x, y if kept else y.to(kinds[0]))
+    if name == "torch.index_add":
+        expected = FIRST[name](x.float(), y.float()).to(kinds[0])
+    converted()
+    assert_same(FIRST[name](x, y), expected)
+
+
+ACCEPTED: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "torch.clamp": lambda x, y: torch.clamp(x, min=y),
+    "torch.clamp_min": torch.clamp_min,
+    "torch.clamp_max": torch.clamp_max,
+    "torch.addr": lambda x, y: torch.addr(x, y[0], y[1]),
+    "torch.eq": torch.eq,
+    "torch.lt": torch.lt,
+    "torch.logical_and": torch.logical_and,
+    "Tensor.copy_": lambda x, y: x.clone().copy_(y),
+    "Tensor.type_as": lambda x, y: x.type_as(y),
+    "Tensor.to": lambda x, y: x.to(y),
+    "torch.searchsorted": lambda x, y: torch.searchsorted(y[0].sort()[0], x.to(y.dtype)),
+    "F.embedding": lambda x, y: F.embedding(_INDEX, x),
+}
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+@pytest.mark.parametrize("kinds", [(BF16, FP32), (FP32, BF16)], ids=str)
+def test_a_mixture_that_torch_accepts_is_left_alone(
+    converted: Converter, name: str, kinds: tuple[torch.dtype, torch.dtype]
+) -> None:
+    x, y = M.to(kinds[0]), N.to(kinds[1])
+    expected = ACCEPTED[name](x, y)
+    converted()
+    assert_same(ACCEPTED[name](x, y), expected)
+
+
+def test_batch_norm_of_a_float32_input_takes_lower_weights_along(converted: Converter) -> None:
+    x = torch.randn(2, 4, 5)
+    expected = F.batch_norm(x, torch.zeros(4), torch.ones(4), N[0].bfloat16().float(), N[1].bfloat16().float())
+    converted()
+    result = F.batch_norm(x, torch.zeros(4), torch.ones(4), N[0].bfloat16(), N[1].bfloat16())
+    assert_same(result, expected)

@@ -1,0 +1,278 @@
+"""What an operation writes into stays what it is, and keeps its memory (rule 3)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from habana_mp import hmp, ops
+from helpers.cases import VIEWS, Case
+from helpers.lists import Converter
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
+N = M.t().contiguous() * 0.7
+
+
+_INDEX = torch.tensor([3, 1, 0, 2])
+_SQUARE = _INDEX[None].expand(4, 4)
+IN_PLACE: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "add_": lambda x, y: x.add_(y),
+    "sub_": lambda x, y: x.sub_(y),
+    "mul_": lambda x, y: x.mul_(y),
+    "div_": lambda x, y: x.div_(y),
+    "pow_": lambda x, y: x.pow_(y),
+    "remainder_": lambda x, y: x.remainder_(y),
+    "atan2_": lambda x, y: x.atan2_(y),
+    "copysign_": lambda x, y: x.copysign_(y),
+    "lerp_": lambda x, y: x.lerp_(y, 0.25),
+    "addcmul_": lambda x, y: x.addcmul_(y, y),
+    "addcdiv_": lambda x, y: x.addcdiv_(y, y),
+    "addmm_": lambda x, y: x.addmm_(y, y),
+    "addbmm_": lambda x, y: x.addbmm_(y[None], y[None]),
+    "addr_": lambda x, y: x.addr_(y[0], y[1]),
+    "index_add_": lambda x, y: x.index_add_(0, _INDEX, y),
+    "index_copy_": lambda x, y: x.index_copy_(0, _INDEX, y),
+    "index_put_": lambda x, y: x.index_put_((_INDEX,), y),
+    "index_fill_": lambda x, y: x.index_fill_(0, _INDEX[:2], y[0, 0]),
+    "index_reduce_": lambda x, y: x.index_reduce_(0, _INDEX, y, "prod"),
+    "scatter_": lambda x, y: x.scatter_(0, _SQUARE, y),
+    "scatter_add_": lambda x, y: x.scatter_add_(0, _SQUARE, y),
+    "scatter_reduce_": lambda x, y: x.scatter_reduce_(0, _SQUARE, y, "sum"),
+    "masked_scatter_": lambda x, y: x.masked_scatter_(_SQUARE > 1, y),
+    "masked_fill_": lambda x, y: x.masked_fill_(_SQUARE > 1, y[0, 0]),
+    "put_": lambda x, y: x.put_(_INDEX, y[0]),
+    "fill_": lambda x, y: x.fill_(y[0, 0]),
+    "clamp_": lambda x, y: x.clamp_(min=y),
+    "xlogy_": lambda x, y: x.xlogy_(y),
+    "hypot_": lambda x, y: x.hypot_(y),
+    "+=": lambda x, y: x.__iadd__(y),
+    "-=": lambda x, y: x.__isub__(y),
+    "*=": lambda x, y: x.__imul__(y),
+    "/=": lambda x, y: x.__itruediv__(y),
+    "**=": lambda x, y: x.__ipow__(y),
+    "//=": lambda x, y: x.__ifloordiv__(y),
+    "%=": lambda x, y: x.__imod__(y),
+    "x[1:] =": lambda x, y: x.__setitem__(slice(1, 3), y[:2]),
+    "x[index] =": lambda x, y: x.__setitem__(_INDEX, y),
+    "x[mask] =": lambda x, y: x.__setitem__(_SQUARE > 1, y[:2].flatten()),
+    "x[...] =": lambda x, y: x.__setitem__(Ellipsis, y),
+    "torch.relu_": lambda x, y: torch.relu_(x),
+    "F.relu(inplace)": lambda x, y: F.relu(x, inplace=True),
+    "F.leaky_relu(inplace)": lambda x, y: F.leaky_relu(x, inplace=True),
+    "F.silu(inplace)": lambda x, y: F.silu(x, inplace=True),
+    "F.elu(inplace)": lambda x, y: F.elu(x, inplace=True),
+    "F.hardtanh(inplace)": lambda x, y: F.hardtanh(x, 0.2, 0.5, inplace=True),
+    "F.relu6(inplace)": lambda x, y: F.relu6(x, inplace=True),
+    "F.threshold(inplace)": lambda x, y: F.threshold(x, 0.5, 0.1, inplace=True),
+    "F.dropout(inplace)": lambda x, y: F.dropout(x, 0.5, inplace=True),
+    "F.dropout2d(inplace)": lambda x, y: F.dropout2d(x[None], 0.5, inplace=True),
+    "nn.ReLU(inplace)": lambda x, y: nn.ReLU(inplace=True)(x),
+    "nn.Dropout(inplace)": lambda x, y: nn.Dropout(0.5, inplace=True)(x),
+}
+LISTED_IN_PLACE = [
+    "iadd",
+    "isub",
+    "imul",
+    "itruediv",
+    "relu",
+    "leaky_relu",
+    "silu",
+    "elu",
+    "hardtanh",
+    "relu6",
+    "threshold",
+    "dropout",
+    "dropout2d",
+    "add",
+    "mul",
+    "sub",
+    "div",
+    "pow",
+    "addmm",
+    "addcmul",
+    "addcdiv",
+    "index_add",
+    "index_copy",
+    "index_put",
+    "index_fill",
+    "scatter",
+    "scatter_add",
+    "scatter_reduce",
+    "masked_fill",
+    "lerp",
+    "masked_scatter",
+    "add_",
+    "mul_",
+    "relu_",
+    "dropout_",
+    "addbmm",
+    "addr",
+    "__setitem__",
+    "remainder",
+    "atan2",
+    "put",
+    "fill_",
+    "xlogy",
+    "hypot",
+]
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+@pytest.mark.parametrize("kinds", [(FP32, BF16), (BF16, FP32), (FP32, FP32)], ids=str)
+@pytest.mark.parametrize("listed", ["", "bf16", "fp32"])
+@pytest.mark.filterwarnings("ignore:.*has no effect")
+def test_an_in_place_operation_keeps_dtype_identity_and_storage(
+    converted: Converter, name: str, kinds: tuple[torch.dtype, torch.dtype], listed: str
+) -> None:
+    x, y = M.to(kinds[0]), N.to(kinds[1])
+    expected = x.clone()
+    torch.manual_seed(5)
+    IN_PLACE[name](expected, y.to(kinds[0]))
+    target = x.clone()
+    address = target.data_ptr()
+    converted(**({listed: LISTED_IN_PLACE} if listed else {}))
+    torch.manual_seed(5)
+    result = IN_PLACE[name](target, y)
+    assert target.dtype is kinds[0]
+    assert target.data_ptr() == address
+    assert torch.equal(target, expected)
+    if result is not None:
+        assert result is target or result.data_ptr() == address
+        assert result.dtype is kinds[0]
+
+
+def test_augmented_assignment_keeps_the_object(converted: Converter) -> None:
+    converted(bf16=["iadd", "add", "mul", "truediv"])
+    x = before = M.clone()
+    x += N.bfloat16()
+    x *= N.bfloat16()
+    x /= N.bfloat16()
+    x -= N.bfloat16()
+    assert x is before
+    assert x.dtype is FP32
+
+
+def test_a_gradient_flows_through_an_assignment_of_another_precision(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    w = N.clone().requires_grad_()
+    x = torch.zeros(4, 4)
+    x[_INDEX] = torch.mm(M, w)
+    x.sum().backward()
+    assert w.grad is not None
+    assert w.grad.dtype is FP32
+
+
+def test_an_integer_target_is_left_to_torch(converted: Converter) -> None:
+    converted(bf16=["iadd", "mul"])
+    x = torch.arange(4)
+    x[1:3] = torch.tensor([7.0, 8.0])
+    assert x.tolist() == [0, 7, 8, 3]
+    with pytest.raises(RuntimeError, match="result type"):
+        x += torch.ones(4)
+
+
+LOWER = ["mm", "mul", "add", "sum", "cat", "t", "exp", "matmul", "linear", "softmax", "embedding"]
+
+
+@pytest.mark.filterwarnings("ignore:.*has no effect")
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("case", VIEWS, ids=str)
+def test_what_is_written_into_a_view_reaches_the_tensor(converted: Converter, case: Case, precision: str) -> None:
+    converted(**{precision: [case.name]})
+    for dtype in (FP32, BF16, FP16):
+        x = case.cast(dtype)[0].clone()
+        shape, strides = x.shape, x.stride()
+        for view in tree_leaves(case.call(x)):
+            assert view.dtype is dtype
+            view.zero_()
+        assert (x.shape, x.stride()) == (shape, strides)
+        assert not x.any()
+
+
+def test_what_is_written_into_a_view_in_complex_numbers_reaches_the_tensor(converted: Converter) -> None:
+    converted()
+    for dtype, of_view in ((FP32, torch.complex64), (FP16, torch.complex32), (BF16, torch.complex64)):
+        x = torch.ones(4, 2, dtype=dtype)
+        view = torch.view_as_complex(x)
+        assert view.dtype is of_view
+        view.zero_()
+        assert x.any() == (dtype is BF16)  # that has no view
+
+
+IN_PLACE_BY_KEYWORD: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "addmv_": lambda x, y: torch.addmv_(mat=y.expand(4, 4), vec=y, input=x),
+    "clamp_": lambda x, y: torch.clamp_(min=y, input=x),
+    "index_put_": lambda x, y: torch.index_put_(values=y, input=x, indices=(_INDEX,)),
+    "dropout_": lambda x, y: torch.dropout_(train=False, p=0.5, input=x),
+}
+
+
+@pytest.mark.parametrize("dtypes", [(FP32, BF16), (BF16, FP32), (FP32, FP16)], ids=str)
+@pytest.mark.parametrize("name", IN_PLACE_BY_KEYWORD)
+def test_what_is_written_into_is_found_wherever_it_stands(
+    converted: Converter, name: str, dtypes: tuple[torch.dtype, torch.dtype]
+) -> None:
+    converted()
+    target, other = torch.zeros(4, dtype=dtypes[0]), torch.ones(4, dtype=dtypes[1])
+    result = IN_PLACE_BY_KEYWORD[name](target, other)
+    assert result is target
+    expected = IN_PLACE_BY_KEYWORD[name](torch.zeros(4), torch.ones(4))
+    assert torch.equal(target, expected.to(dtypes[0]))
+
+
+def test_a_weight_is_loaded_and_set_through_its_transposed_view() -> None:
+    weight, new = nn.Parameter(torch.randn(4, 3)), torch.randn(3, 4)
+    hmp.convert()
+    with torch.no_grad():
+        weight.t().copy_(new)
+        assert torch.equal(weight, new.T)
+        nn.init.eye_(weight.t())
+        assert torch.equal(weight, torch.eye(4, 3))
+    (torch.ones(2, 3) @ weight.t()).float().sum().backward()
+    assert weight.grad is not None
+    weight.grad.t()[0] += 1
+    assert torch.equal(weight.grad, torch.tensor([[3.0, 2, 2]] * 4))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_result_that_a_function_in_python_is_given_is_filled(converted: Converter, precision: str) -> None:
+    calls: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
+        lambda x, out: F.normalize(x, out=out),
+        lambda x, out: F.normalize(x, 2.0, 1, 1e-12, out),
+    ]
+    converted(**{precision: ["normalize"]})
+    for dtype, call in itertools.product((FP32, BF16), calls):
+        x, out = M.to(dtype), torch.zeros(4, 4, dtype=dtype)
+        assert call(x, out) is out
+        with hmp.disable_casts():
+            assert torch.equal(out, F.normalize(x))
+
+
+def test_the_names_of_the_tables_exist_in_this_torch() -> None:
+    missing = [name for name, row in ops.rows().items() if row.o2 == "lower" and not ops.builtins_named(name)]
+    assert missing == []
+
+
+def test_what_an_operation_writes_into_beside_its_first_input_is_never_cast() -> None:
+    written = {
+        (name, position, argument.name)
+        for schema in torch._C._jit_get_all_schemas()
+        for name in [schema.name.removeprefix("aten::")]
+        for position, argument in enumerate(schema.arguments)
+        if position > 0 and argument.alias_info is not None and argument.alias_info.is_write and not argument.is_out
+        if ops.builtins_named(name)
+    }
+    assert ("_native_batch_norm_legit", 3, "running_mean") in written
+    for name, position, keyword in sorted(written - {("_amp_update_scale_", 1, "growth_tracker")}):  # an integer
+        castable = ops.arguments_of(name)
+        assert castable is not None, name
+        assert position not in castable.positions
+        assert keyword in castable.kept_keywords

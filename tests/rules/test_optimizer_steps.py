@@ -1,0 +1,282 @@
+"""Nothing is cast in an optimizer's step, but in the closure that it calls (rule 11)."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from habana_mp import hmp
+from helpers.comparing import assert_same
+from helpers.lists import Converter
+from helpers.probes import is_cast
+
+M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
+
+
+class Probing(torch.optim.SGD):
+    """Tells whether casts are on inside its step."""
+
+    def __init__(self, parameters: Any, fail: bool = False) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.seen: list[bool] = []
+        self.fail = fail
+
+    def step(self, closure: Any = None) -> Any:
+        self.seen.append(is_cast())
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
+        self.seen.append(is_cast())
+        if self.fail:
+            raise KeyError
+        return None
+
+
+def parameter() -> nn.Parameter:
+    made = nn.Parameter(torch.ones(4, 4))
+    made.grad = torch.full((4, 4), 0.5)
+    return made
+
+
+def test_nothing_is_cast_inside_a_step(converted: Converter) -> None:
+    before = Probing([parameter()])
+    converted(bf16=["mm"])
+    for optimizer in (before, Probing([parameter()])):
+        optimizer.step()
+        assert optimizer.seen == [False, False]
+        assert is_cast()
+
+
+@pytest.mark.parametrize("keyword", [False, True])
+def test_a_closure_is_the_models_and_is_cast(converted: Converter, keyword: bool) -> None:
+    converted(bf16=["mm"])
+    optimizer = Probing([parameter()])
+    inside: list[bool] = []
+
+    def closure() -> None:
+        inside.append(is_cast())
+
+    if keyword:
+        optimizer.step(closure=closure)
+    else:
+        optimizer.step(closure)
+    assert inside == [True]
+    assert optimizer.seen == [False, False]
+    assert is_cast()
+
+
+def test_a_closure_that_raises_leaves_the_state_right(converted: Converter) -> None:
+    converted(bf16=["mm"])
+
+    def closure() -> None:
+        raise KeyError
+
+    optimizer = Probing([parameter()])
+    with pytest.raises(KeyError):
+        optimizer.step(closure)
+    assert is_cast()
+    optimizer.seen.clear()
+    optimizer.step()
+    assert optimizer.seen == [False, False]
+
+
+def test_a_step_that_raises_leaves_casts_on(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    for _ in range(2):
+        optimizer = Probing([parameter()], fail=True)
+        with pytest.raises(KeyError):
+            optimizer.step()
+        assert optimizer.seen == [False, False]
+        assert is_cast()
+
+
+def test_a_step_that_calls_another_optimizers_step_stays_without_casts(converted: Converter) -> None:
+    class Outer(Probing):
+        def step(self, closure: Any = None) -> Any:
+            self.seen.append(is_cast())
+            inner.step()
+            self.seen.append(is_cast())
+
+    converted(bf16=["mm"])
+    inner = Probing([parameter()])
+    outer = Outer([parameter()])
+    outer.step()
+    assert inner.seen == [False, False]
+    assert outer.seen == [False, False]
+    assert is_cast()
+
+
+def class_in_front() -> Any:
+    """Of optimizers that stand in front of another one, and do not call torch's constructor."""
+
+    class InFront(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            self.inner = inner
+            self.seen: list[bool] = []
+
+        @property
+        def param_groups(self) -> Any:
+            return self.inner.param_groups
+
+        def step(self, closure: Any = None) -> Any:
+            self.seen.append(is_cast())
+            for group in self.param_groups:
+                for one in group["params"]:
+                    one.grad = one.grad * (1.3 / (one.grad.norm(2) + 1e-6)) + 0.001
+            loss = self.inner.step(closure)
+            self.seen.append(is_cast())
+            return loss
+
+    return InFront
+
+
+def derived_class_in_front() -> Any:
+    class Derived(class_in_front()):  # type: ignore[misc]  # made anew
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            super().__init__(inner)
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> Any:
+            self.seen.append(is_cast())
+            return super().step(closure)
+
+    return Derived
+
+
+IN_FRONT = {"of its own": class_in_front, "derived and decorated": derived_class_in_front}
+
+
+@pytest.mark.parametrize("name", IN_FRONT)
+@pytest.mark.parametrize("when", ["before convert", "after convert"])
+@pytest.mark.parametrize("closed", ["no closure", "a closure", "a closure by its name"])
+def test_the_step_of_an_optimizer_that_torchs_constructor_never_saw_is_one(name: str, when: str, closed: str) -> None:
+    def stepped(make: Any) -> torch.Tensor:
+        weight = parameter()
+        optimizer = make(torch.optim.SGD([weight], lr=0.1))
+        for _ in range(3):
+            given = () if closed == "no closure" else (closure,)
+            named = {"closure": given[0]} if closed == "a closure by its name" else {}
+            optimizer.step(*(() if named else given), **named)
+        assert not any(optimizer.seen)
+        assert len(optimizer.seen) > 5
+        return weight.detach()
+
+    def closure() -> float:
+        inside.append(is_cast())
+        return 1.0
+
+    inside: list[bool] = []
+    expected = stepped(IN_FRONT[name]())
+    make = IN_FRONT[name]() if when == "before convert" else None
+    inside.clear()
+    hmp.convert()
+    result = stepped(make or IN_FRONT[name]())
+    assert torch.equal(result, expected)
+    assert all(inside)
+    assert len(inside) == (0 if closed == "no closure" else 3)
+    assert is_cast()
+
+
+def test_such_a_step_that_raises_leaves_casts_on() -> None:
+    class Failing(class_in_front()):  # type: ignore[misc]  # made anew
+        def step(self, closure: Any = None) -> Any:
+            super().step()
+            raise KeyError
+
+    hmp.convert()
+    optimizer = Failing(torch.optim.SGD([parameter()], lr=0.1))
+    with pytest.raises(KeyError):
+        optimizer.step()
+    assert optimizer.seen == [False, False]
+    assert is_cast()
+
+
+def test_restore_leaves_nothing_of_ours_in_such_optimizers() -> None:
+    made = class_in_front()
+    code = made.step.__code__
+    hmp.convert()
+    assert made.step.__code__ is not code
+    later = class_in_front()
+    hmp.restore()
+    assert made.step.__code__ is code
+    assert later.step.__code__ is code
+    assert "__init_subclass__" not in vars(torch.optim.Optimizer)
+    alive = [weakref.ref(made), weakref.ref(later)]
+    del made, later
+    gc.collect()
+    assert [one() for one in alive] == [None, None]
+
+
+def test_an_optimizer_that_torch_constructs_is_left_to_torchs_own_wrapper() -> None:
+    class WithOptions(torch.optim.SGD):
+        def __init_subclass__(cls, **options: Any) -> None:
+            super().__init_subclass__()
+            cls.options = options
+
+    hmp.convert()
+
+    class Mine(WithOptions, speed=3):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, lr=0.1)
+
+        def step(self, closure: Any = None) -> Any:
+            return is_cast()
+
+    assert Mine.options == {"speed": 3}
+    assert "return is_cast()" in inspect.getsource(Mine.step)
+    assert "habana_mp.patches.unwrapped_steps" not in Mine.step.__code__.co_names
+    assert Mine([parameter()]).step() is False
+    with pytest.raises(TypeError, match="takes no keyword arguments"):
+        type("Wrong", (torch.optim.SGD,), {}, speed=3)
+
+
+OPTIMIZERS = ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "NAdam", "RAdam", "Rprop", "ASGD", "Adamax"]
+
+
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "LBFGS"])
+def test_an_optimizer_steps_in_float32_bit_by_bit(name: str) -> None:
+    def train(closure_too: bool) -> list[torch.Tensor]:
+        weight = nn.Parameter(M.clone())
+        optimizer = getattr(torch.optim, name)([weight])
+
+        def closure() -> torch.Tensor:
+            weight.grad = torch.cos(weight.detach())
+            return torch.tensor(1.0)
+
+        for _ in range(3):
+            closure()
+            optimizer.step(closure) if closure_too else optimizer.step()
+        state = optimizer.state[weight]
+        return [weight.detach(), *(one for one in state.values() if isinstance(one, torch.Tensor))]
+
+    expected = train(name == "LBFGS")
+    hmp.convert()
+    assert_same(train(name == "LBFGS"), expected)
+
+
+def test_disable_casts_around_a_step_stays_valid() -> None:
+    hmp.convert()
+    optimizer = Probing([parameter()])
+    with hmp.disable_casts():
+        optimizer.step()
+    assert optimizer.seen == [False, False]
+    assert is_cast()
+
+
+def test_a_scheduler_and_a_scaler_around_the_step_change_nothing(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    optimizer = Probing([parameter()])
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    scaler = torch.amp.GradScaler("cpu", enabled=True)
+    scaler.scale(torch.tensor(1.0))
+    scaler.step(optimizer)
+    scaler.update()
+    scheduler.step()
+    assert optimizer.seen == [False, False]
+    assert is_cast()

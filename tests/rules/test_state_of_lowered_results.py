@@ -1,0 +1,357 @@
+"""Weights and buffers that are made of lowered results stay float32, and somebody is told (rule 11)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from habana_mp import HmpWarning, hmp
+from helpers.processes import run_script
+
+BF16, FP32 = torch.bfloat16, torch.float32
+M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
+N = M.t().contiguous() * 0.7
+SQUARE = torch.linspace(-1, 1, 16).reshape(4, 4)
+
+
+def warned(make: Callable[[], Any]) -> list[warnings.WarningMessage]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make()
+    return [one for one in caught if issubclass(one.category, HmpWarning)]
+
+
+def product() -> torch.Tensor:
+    return torch.mm(M, N)
+
+
+LOWERED: dict[str, Callable[[], torch.Tensor]] = {
+    "product": product,
+    "operator": lambda: M @ N,
+    "linear": lambda: F.linear(M, N),
+}
+
+
+@pytest.mark.parametrize("source", LOWERED)
+@pytest.mark.parametrize("kind", ["parameter", "buffer", "assigned buffer", "registered parameter"])
+def test_state_made_of_a_lowered_result_is_warned_about_once_with_the_line(source: str, kind: str) -> None:
+    hmp.convert()
+    module = nn.Linear(2, 2)
+    module.register_buffer("table", None)
+
+    def make() -> None:
+        value = LOWERED[source]()
+        if kind == "parameter":
+            module.weight = nn.Parameter(value)
+        elif kind == "buffer":
+            module.register_buffer("other", value)
+        elif kind == "assigned buffer":
+            module.table = value
+        else:
+            module.register_parameter("another", nn.Parameter(value))
+
+    caught = warned(lambda: [make(), make()])
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    lines = Path(__file__).read_text().splitlines()
+    assert "module." in lines[caught[0].lineno - 1]
+    assert "disable_casts" in str(caught[0].message)
+
+
+def test_each_line_that_makes_state_of_lowered_results_is_warned_about() -> None:
+    hmp.convert()
+
+    def two_lines() -> None:
+        nn.Parameter(product())
+        nn.Module().register_buffer("table", product())
+
+    assert len(warned(lambda: [two_lines(), two_lines()])) == 2
+
+
+RECORDED: dict[str, Callable[[nn.Parameter], Any]] = {
+    "scaled": lambda weight: nn.Parameter(weight * 2),
+    "product": lambda weight: nn.Parameter(M @ weight),
+    "data": lambda weight: setattr(weight, "data", weight * 0.5),
+    "buffer": lambda weight: nn.Module().register_buffer("table", weight * 2),
+}
+
+
+@pytest.mark.parametrize("size", [4, 3000])
+@pytest.mark.parametrize("made", RECORDED.values(), ids=RECORDED)
+def test_weights_made_of_a_recorded_result_are_warned_about(made: Callable[[nn.Parameter], Any], size: int) -> None:
+    hmp.convert()
+    weight = nn.Parameter(torch.ones(4, size))
+    (caught,) = warned(lambda: made(weight))
+    assert caught.filename == __file__
+
+
+MEANT: dict[str, Callable[[], Any]] = {
+    "converted": lambda: nn.Parameter(nn.Parameter(torch.ones(4)).bfloat16()),
+    "view of the converted": lambda: nn.Parameter(nn.Parameter(torch.ones(4, 2)).bfloat16().t()[:1].clone()),
+    "lower already": lambda: nn.Parameter(nn.Parameter(torch.ones(4, dtype=BF16)) * 2),
+    "raised again": lambda: nn.Parameter((nn.Parameter(torch.ones(4)) * 2).float()),
+}
+
+
+@pytest.mark.parametrize("made", MEANT.values(), ids=MEANT)
+def test_weights_that_are_meant_so_are_not_warned_about(made: Callable[[], Any]) -> None:
+    hmp.convert()
+    assert warned(made) == []
+    with hmp.disable_casts():
+        assert warned(lambda: nn.Parameter(nn.Parameter(torch.ones(4)).bfloat16() * 2)) == []
+
+
+def test_a_constructor_that_computes_in_lower_precision_is_not_warned_about() -> None:
+    class Scaled(nn.Module):
+        def __init__(self, base: nn.Parameter) -> None:
+            super().__init__()
+            self.scaled = nn.Parameter(base.bfloat16() * 2)
+
+    hmp.convert()
+    assert warned(lambda: Scaled(nn.Parameter(torch.ones(4)))) == []
+
+
+def test_a_bare_parameter_made_of_a_lowered_result_is_warned_about() -> None:
+    hmp.convert()
+    assert len(warned(lambda: nn.Parameter(torch.mm(M, N)))) == 1
+
+
+def test_a_float32_buffer_that_is_assigned_a_lower_value_is_warned_about() -> None:
+    class Averaging(nn.Module):
+        running: torch.Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("running", torch.ones(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.running = 0.9 * self.running + 0.1 * x.mean(0)
+            return x
+
+    module = Averaging()
+    hmp.convert()
+    (caught,) = warned(lambda: [module(M), module(M)])
+    assert str(caught.message).startswith("the buffer `running` of Averaging is assigned a tensor in lower precision")
+
+
+def test_a_float32_parameter_that_gets_computed_lower_data_is_warned_about() -> None:
+    parameter = nn.Parameter(torch.ones(4))
+    hmp.convert()
+
+    def average() -> None:
+        parameter.data = parameter.data * 0.9 + 0.1 * torch.zeros(4)
+
+    (caught,) = warned(lambda: [average(), average()])
+    assert str(caught.message).startswith("the `.data` of a float32 Parameter is assigned a tensor in lower precision")
+    with hmp.disable_casts():
+        parameter.data = torch.ones(4)
+    assert warned(average) == []  # the line was told
+
+
+def made_state(kind: str, value: torch.Tensor) -> torch.Tensor:
+    module = nn.Linear(4, 4)
+    module.register_buffer("table", None)
+    if kind == "parameter":
+        module.weight = nn.Parameter(value, requires_grad=True)
+    elif kind == "data":
+        module.weight.data = value
+    elif kind == "data of a tensor":
+        tensor = torch.zeros(4, 4)
+        tensor.data = value
+        return tensor
+    elif kind == "buffer":
+        module.register_buffer("table", value)
+        return module._buffers["table"]
+    else:
+        module.table = value
+        return module._buffers["table"]
+    return module.weight
+
+
+STATE = ["parameter", "data", "data of a tensor", "buffer", "assigned buffer"]
+
+
+@pytest.mark.parametrize("place", ["outside", "constructor", "without casts"])
+@pytest.mark.parametrize("kind", STATE)
+def test_state_made_of_a_lowered_result_stays_float32(kind: str, place: str) -> None:
+    class Made(nn.Module):
+        def __init__(self, value: torch.Tensor) -> None:
+            super().__init__()
+            self.made = [made_state(kind, value)]
+
+    def make() -> None:
+        value = product()
+        if place == "outside":
+            made.append(made_state(kind, value))
+        elif place == "constructor":
+            made.append(Made(value).made[0])
+        else:
+            with hmp.disable_casts():
+                made.append(made_state(kind, value))
+
+    made: list[torch.Tensor] = []
+    hmp.convert()
+    expected = product()
+    assert len(warned(lambda: [make(), make()])) == 1
+    for one in made:
+        assert one.dtype is FP32
+        assert torch.equal(one.detach(), expected.float())
+        assert one.is_leaf
+    hmp.restore()
+    if kind in ("parameter", "data"):
+        (made[0] @ M).sum().backward()
+        assert made[0].grad is not None
+        assert made[0].grad.dtype is FP32
+
+
+@pytest.mark.parametrize("kind", STATE)
+def test_state_made_of_a_recorded_result_stays_float32(kind: str) -> None:
+    weight = nn.Parameter(torch.full((4, 4), 0.7))
+    hmp.convert()
+    made: list[torch.Tensor] = []
+    assert len(warned(lambda: made.append(made_state(kind, weight * 0.3)))) == 1
+    assert made[0].dtype is FP32
+    assert torch.equal(made[0].detach(), (weight.detach() * 0.3).float())
+    # A buffer is a part of the graph that it came from, as in plain torch.
+    assert made[0].requires_grad is (kind != "data of a tensor")
+    if "buffer" in kind:
+        made[0].sum().backward()
+        assert weight.grad is not None
+        assert weight.grad.dtype is FP32
+
+
+@pytest.mark.parametrize("kind", STATE)
+def test_state_that_somebody_makes_lower_is_as_he_made_it(kind: str) -> None:
+    hmp.convert()
+    made: list[torch.Tensor] = []
+    values = nn.Linear(4, 4).weight.data.bfloat16()
+    with hmp.disable_casts():
+        assert warned(lambda: made.append(made_state(kind, values))) == []
+    assert made[0].dtype is BF16
+
+
+def test_weights_that_their_first_batch_sets_stay_float32() -> None:
+    class Normalising(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.shift = nn.Parameter(torch.ones(1, 4)), nn.Parameter(torch.ones(1, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scale = -torch.log(x.std(dim=0, keepdim=True) + 1e-6)
+            self.scale.data = scale.data
+            self.shift.data = (-x.mean(dim=0, keepdim=True) * torch.exp(self.scale)).data
+            return x * torch.exp(self.scale) + self.shift
+
+    module = Normalising()
+    optimizer = torch.optim.Adam(module.parameters())
+    hmp.convert()
+    assert warned(lambda: module(N + M).float().sum().backward())
+    optimizer.step()
+    for one in module.parameters():
+        assert one.dtype is FP32
+        assert one.grad is not None
+        assert one.grad.dtype is FP32
+        assert optimizer.state[one]["exp_avg"].dtype is FP32
+
+
+def test_weights_that_get_the_parts_of_a_computed_vector_stay_float32() -> None:
+    model = nn.Linear(4, 4)
+    hmp.convert()
+    vector = nn.utils.parameters_to_vector(model.parameters()).detach()
+    assert warned(lambda: nn.utils.vector_to_parameters(vector * 0.9 + 0.01, model.parameters()))
+    assert [one.dtype for one in model.parameters()] == [FP32, FP32]
+
+
+@pytest.mark.parametrize("kind", STATE)
+def test_a_warning_of_state_that_is_made_an_error_leaves_what_was_there(kind: str) -> None:
+    hmp.convert()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            hmp.convert()
+            with pytest.raises(HmpWarning):
+                made_state(kind, product())
+    assert made_state("parameter", torch.ones(2)).dtype is FP32
+
+
+def test_memory_that_was_freed_is_not_read_as_data_is_assigned() -> None:
+    done = run_script(
+        "import torch\n"
+        "from habana_mp import hmp\n"
+        "hmp.convert()\n"
+        "for shape in ((), (4, 4)):\n"
+        "    former, lower = torch.nn.Parameter(torch.ones(shape)), torch.ones(shape, dtype=torch.bfloat16)\n"
+        "    former.untyped_storage().resize_(0)\n"
+        "    former.data = lower\n"
+        "    other, freed = torch.nn.Parameter(torch.ones(shape)), torch.ones(shape, dtype=torch.bfloat16)\n"
+        "    freed.untyped_storage().resize_(0)\n"
+        "    other.data = freed\n"
+        "    print(other.dtype)\n"
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["torch.bfloat16"] * 2), done.stderr
+
+
+def test_state_that_is_meant_to_be_lower_is_not_warned_about() -> None:
+    hmp.convert()
+
+    def make() -> None:
+        module = nn.Linear(4, 4)
+        for _ in range(200):
+            result = torch.mm(M, N)
+            del result
+            module.register_buffer("table", torch.zeros(4, dtype=BF16))
+        module.bfloat16()
+        other = nn.Linear(4, 4)
+        other.weight.data = other.weight.data.bfloat16()
+        other.to("meta").bfloat16()
+        other.weight.data[0] = torch.nan
+        other.bfloat16()
+        module.weight = nn.Parameter(torch.ones(4, 4, dtype=BF16))
+        module.weight = nn.Parameter(torch.mm(M, N).float())
+
+    assert warned(make) == []
+
+
+def test_a_new_convert_warns_again() -> None:
+    module = nn.Linear(2, 2)
+
+    def make() -> None:
+        module.register_buffer("table", torch.mm(M, N))
+
+    for _ in range(2):
+        hmp.convert()
+        assert len(warned(make)) == 1
+
+
+def test_numpy_gets_float32_of_what_was_lowered() -> None:
+    hmp.convert()
+    with torch.no_grad():
+        cost = SQUARE @ SQUARE
+    assert cost.dtype is torch.bfloat16
+    assert np.array_equal(np.asarray(cost), cost.float().numpy())
+    assert np.array_equal(np.outer(cost, cost), np.outer(cost.float().numpy(), cost.float().numpy()))
+    assert np.asarray(SQUARE.half()).dtype == np.float16
+    assert np.array_equal(cost.numpy(), cost.float().numpy())
+    assert np.array_equal(torch.Tensor.numpy(cost, force=True), cost.float().numpy())
+    assert SQUARE.numpy().ctypes.data == SQUARE.data_ptr()
+    recorded = SQUARE.clone().requires_grad_() @ SQUARE
+    with pytest.raises(RuntimeError, match="requires grad"):
+        recorded.numpy()
+    assert recorded.numpy(force=True).dtype == np.float32
+    for array in (np.asarray, torch.Tensor.numpy):
+        with hmp.disable_casts(), pytest.raises(TypeError):
+            array(cost)
+    hmp.restore()
+    with pytest.raises(TypeError):
+        cost.numpy()
+    hmp.restore()
+    with pytest.raises(TypeError):
+        np.asarray(cost)

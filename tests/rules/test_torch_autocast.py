@@ -1,0 +1,207 @@
+"""torch.autocast beside convert: where it is disabled nothing is cast (rule 10), where it is enabled we warn."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from habana_mp import hmp
+from helpers.lists import Converter
+from helpers.models import small_classifier
+from helpers.probes import is_cast
+
+BF16, FP32 = torch.bfloat16, torch.float32
+M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
+N = M.t().contiguous() * 0.7
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "xpu", "hpu", "meta"])
+def test_nothing_is_cast_where_autocast_is_disabled(converted: Converter, device: str) -> None:
+    converted(bf16=["mm", "normalize"], fp32=["exp"])
+    try:
+        region = torch.autocast(device, enabled=False)
+    except RuntimeError:
+        assert device == "meta", "torch knows no autocast for this device"
+        region = torch.autocast("cpu", enabled=False)
+    with region:
+        assert not is_cast()
+        assert F.normalize(M).dtype is FP32
+        assert torch.exp(M.bfloat16()).dtype is BF16
+    assert is_cast()
+
+
+@pytest.mark.filterwarnings("ignore:torch.autocast is enabled")
+def test_autocast_regions_nest(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    with torch.autocast("cpu", enabled=False):
+        with torch.autocast("cpu", enabled=True, dtype=BF16):
+            assert is_cast()
+            with torch.autocast("cpu", enabled=False):
+                assert not is_cast()
+            assert is_cast()
+        assert not is_cast()
+        with torch.autocast("cpu", enabled=False):
+            assert not is_cast()
+        assert not is_cast()
+    assert is_cast()
+
+
+def test_an_exception_leaves_the_autocast_region(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    with pytest.raises(KeyError), torch.autocast("cpu", enabled=False), torch.autocast("cpu", enabled=False):
+        raise KeyError
+    assert is_cast()
+
+
+def test_autocast_disabled_works_as_a_decorator(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    decorated = torch.autocast("cpu", enabled=False)(is_cast)
+    assert not decorated()
+    assert is_cast()
+
+
+def test_autocast_disabled_holds_for_its_thread_only(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    seen = []
+    with torch.autocast("cpu", enabled=False):
+        thread = threading.Thread(target=lambda: seen.append(is_cast()))
+        thread.start()
+        thread.join()
+        assert not is_cast()
+    assert seen == [True]
+
+
+def test_convert_inside_a_disabled_region_obeys_it(converted: Converter) -> None:
+    with torch.autocast("cpu", enabled=False):
+        converted(bf16=["mm"])
+        assert not is_cast()
+    assert is_cast()
+
+
+def test_restore_inside_a_disabled_region_leaves_nothing_behind(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    with torch.autocast("cpu", enabled=False):
+        hmp.restore()
+    converted(bf16=["mm"])
+    assert is_cast()
+
+
+def test_convert_inside_a_disabled_region_replaces_without_forgetting_it(converted: Converter) -> None:
+    converted(bf16=["exp"])
+    with torch.autocast("cpu", enabled=False):
+        converted(bf16=["mm"])
+        assert not is_cast()
+    assert is_cast()
+
+
+@pytest.mark.filterwarnings("ignore:torch.autocast is enabled")
+def test_many_regions_in_each_other_are_left_as_they_were_entered(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    with torch.autocast("cpu", enabled=False):
+        with contextlib.ExitStack() as regions:
+            for _ in range(80):
+                regions.enter_context(torch.autocast("cpu", dtype=BF16))
+        assert not is_cast()
+    assert is_cast()
+
+
+PROTECTED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "product": lambda x, y: x @ y,
+    "layer": F.linear,
+    "batch": lambda x, y: torch.bmm(x[None], y[None]),
+    "convolution": lambda x, y: F.conv2d(x[None, None], y[None, None]),
+    "attention": lambda x, y: F.scaled_dot_product_attention(x[None], y[None], y[None]),
+    "sum of products": lambda x, y: torch.einsum("ij,jk->ik", x, y),
+    "no kernel": lambda x, _: torch.fft.rfft(x).abs(),
+}
+
+
+@pytest.mark.parametrize("backend", [None, "eager", "aot_eager"])
+@pytest.mark.parametrize("name", PROTECTED)
+def test_a_block_that_protects_itself_takes_what_was_lowered_outside(name: str, backend: str | None) -> None:
+    def protected(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return PROTECTED[name](x, N)
+
+    x = M.bfloat16().requires_grad_()
+    expected = PROTECTED[name](x.float(), N)
+    (gradient,) = torch.autograd.grad(expected.sum(), x)
+    hmp.convert()
+    result = (protected if backend is None else torch.compile(protected, backend=backend))(x)
+    assert torch.equal(result, expected)
+    assert torch.equal(torch.autograd.grad(result.sum(), x)[0], gradient)
+
+
+def test_without_lists_in_force_a_block_that_protects_itself_is_torchs_own() -> None:
+    with hmp.autocast("cpu"):
+        torch.mm(M, N)
+    with torch.autocast("cpu", enabled=False), pytest.raises(RuntimeError, match="BFloat16"):
+        torch.mm(M.bfloat16(), N)
+
+
+def test_a_compiled_block_without_casts_leaves_one_that_protects_itself_as_it_was() -> None:
+    @torch.compile(backend="eager")
+    def without(x: torch.Tensor) -> torch.Tensor:
+        with hmp.disable_casts():
+            y = torch.mm(x, x)
+            torch._dynamo.graph_break()
+            return torch.mm(y, x)
+
+    hmp.convert()
+    with torch.autocast("cpu", enabled=False):
+        assert without(M).dtype is FP32
+        assert torch.mm(M.bfloat16(), N).dtype is FP32
+    assert is_cast()
+
+
+def test_what_torch_refuses_for_another_reason_stays_its_error_in_a_block_that_protects_itself() -> None:
+    x = M.bfloat16()
+    hmp.convert()
+    with torch.autocast("cpu", enabled=False):
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            torch.mm(x, torch.ones(3, 3))
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            torch.mm(M, torch.ones(3, 3))
+        with pytest.raises(RuntimeError, match="BFloat16"):
+            torch.mm(x, N, out=torch.empty(4, 4))
+    with hmp.disable_casts(), pytest.raises(RuntimeError, match="BFloat16"):
+        torch.mm(x, N)
+
+
+def test_torch_autocast_beside_ours_is_warned_about_once_and_has_the_last_word(converted: Converter) -> None:
+    converted(bf16=["exp"], fp32=["mm"])
+
+    @torch.autocast("cpu", dtype=BF16)
+    def under_autocast() -> list[torch.dtype]:
+        small_classifier()(M).sum().backward()
+        return [torch.mm(M, N).dtype, torch.exp(M).dtype]
+
+    with pytest.warns(hmp.HmpWarning, match="autocast acts after the lists") as warned:
+        dtypes = under_autocast()
+    assert dtypes == [BF16, BF16]
+    assert [Path(one.filename).name for one in warned] == [Path(__file__).name]
+    with torch.autocast("cpu", dtype=BF16):
+        assert torch.mm(M, N).dtype is BF16
+    assert torch.mm(M, N).dtype is FP32
+    with torch.autocast("cpu", dtype=BF16), pytest.warns(hmp.HmpWarning, match="autocast acts after the lists"):
+        hmp.convert()
+
+
+@pytest.mark.filterwarnings("error::habana_mp.HmpWarning")
+def test_an_autocast_warning_that_is_an_error_leaves_autocast_off() -> None:
+    hmp.convert()
+    with pytest.raises(hmp.HmpWarning), torch.autocast("cpu", dtype=BF16):
+        pytest.fail("was entered")
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_autocast_that_disables_is_not_warned_about() -> None:
+    hmp.convert()
+    with torch.autocast("cpu", enabled=False), hmp.disable_casts():
+        assert torch.mm(M, N).dtype is FP32

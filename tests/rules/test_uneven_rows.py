@@ -1,0 +1,217 @@
+"""Products of inputs whose rows do not lie evenly, as attention has them: made of a copy, with the bits of a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from functorch.compile import make_boxed_func
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch.profiler import profile
+
+from habana_mp import hmp
+from helpers.compiling import BACKENDS
+from helpers.lists import Converter
+from helpers.processes import in_threads
+
+pytestmark = pytest.mark.processor
+
+PRODUCTS: dict[str, Callable[..., torch.Tensor]] = {
+    "linear": F.linear,
+    "matmul": lambda x, weight, bias: torch.matmul(x, weight.t()),
+    "@": lambda x, weight, bias: x @ weight.t(),
+}
+
+
+def sequence_first(dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(4, 6, 64, generator=torch.Generator().manual_seed(seed)).to(dtype).transpose(0, 1)
+
+
+def by_hand(
+    product: str,
+    x: torch.Tensor,
+    layer: nn.Linear,
+    dtype: torch.dtype = torch.bfloat16,
+    *,
+    column_by_itself: bool = False,
+) -> torch.Tensor:
+    """As a layer in lower precision has it, whose weight wants a gradient."""
+    bias = None if layer.bias is None else layer.bias.detach().to(dtype)
+    weight = layer.weight.detach().clone().to(dtype)
+    if column_by_itself:
+        weight = weight.as_strided(weight.shape, (1, 1))
+    with torch.no_grad():
+        return PRODUCTS[product](x.to(dtype), weight.requires_grad_(), bias)
+
+
+@st.composite
+def inputs(draw: st.DrawFn) -> torch.Tensor:
+    sizes = [*draw(st.lists(st.sampled_from([1, 2, 3, 5]), min_size=1, max_size=4)), draw(st.sampled_from([4, 16, 64]))]
+    order = draw(st.permutations(range(len(sizes))))
+    gaps = [draw(st.sampled_from([1, 1, 1, 2])) for _ in sizes]
+    whole = torch.randn([sizes[i] * gaps[i] for i in order]).permute([order.index(i) for i in range(len(sizes))])
+    x = whole[tuple(slice(None, None, gap) for gap in gaps)]
+    if draw(st.booleans()) and len(sizes) > 1:
+        x = x.narrow(0, 0, 1).expand(sizes)
+    return x.bfloat16() if draw(st.booleans()) else x
+
+
+@settings(max_examples=300, deadline=None)
+@given(inputs(), st.sampled_from([1, 8, 48]), st.booleans(), st.booleans(), st.sampled_from(list(PRODUCTS)))
+def test_bits_and_strides_are_those_of_a_layer_in_lower_precision(
+    x: torch.Tensor, width: int, bias: bool, frozen: bool, product: str
+) -> None:
+    layer = nn.Linear(x.shape[-1], width, bias=bias).requires_grad_(not frozen)
+    expected = by_hand(product, x, layer)
+    # Torch's sums may depend on the strides of a dimension of one, which say nothing: a cast need not keep them.
+    as_well = by_hand(product, x, layer, column_by_itself=True) if width == 1 else expected
+    hmp.convert(preset="torch-cpu")
+    try:
+        with torch.no_grad():
+            for _ in range(6):  # often enough to be packed
+                result = PRODUCTS[product](x, layer.weight, layer.bias)
+                assert torch.equal(result, expected) or torch.equal(result, as_well)
+                assert result.stride() == expected.stride()
+    finally:
+        hmp.restore()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("given", [torch.float32, None])
+def test_in_every_lower_precision(converted: Converter, dtype: torch.dtype, given: torch.dtype | None) -> None:
+    layer, x = nn.Linear(64, 32), sequence_first(given or dtype)
+    expected = by_hand("linear", x, layer, dtype)
+    converted(bf16=["linear"], dtype=dtype)
+    with torch.inference_mode():
+        assert torch.equal(layer(x), expected)
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_torch_is_asked_for_one_product(converted: Converter, product: str) -> None:
+    layer, x = nn.Linear(64, 32).requires_grad_(False), sequence_first()
+
+    def operations() -> set[str]:
+        with torch.no_grad(), profile() as watched:
+            PRODUCTS[product](x, layer.weight, layer.bias)
+        return {event.name for event in watched.events()}
+
+    converted(bf16=["linear", "matmul"], packed_weights=False)
+    assert "aten::bmm" not in operations()
+    hmp.restore()
+    layer.bfloat16()
+    x = x.bfloat16()
+    assert "aten::bmm" in operations()  # what it is about: torch alone multiplies one by one
+
+
+@pytest.mark.usefixtures("counted")
+def test_the_report_counts_every_cast(converted: Converter) -> None:
+    layer, x, lower = nn.Linear(64, 32), sequence_first(), sequence_first(torch.bfloat16)
+    converted(bf16=["linear"])
+    with torch.no_grad():
+        layer(x)
+        layer(lower)
+    (row,) = hmp.report(show=False).rows
+    assert (row.operation, row.calls, row.casts) == ("linear", 2, 3)  # the layer's are kept
+    assert row.bytes == 2 * (24 * 64 + 32 * 64 + 32)
+
+
+def test_memory_that_is_used_again_is_nobody_elses(converted: Converter) -> None:
+    layer, given = nn.Linear(64, 32), [sequence_first(seed=i) for i in range(12)]
+    expected = [by_hand("linear", x, layer) for x in given]
+    copies = [x.clone() for x in given]
+    converted(bf16=["linear"])
+    with torch.no_grad():
+        results = [layer(x) for x in given]
+    assert all(map(torch.equal, results, expected))
+    assert all(map(torch.equal, given, copies))
+
+
+def test_in_many_threads(converted: Converter) -> None:
+    layer = nn.Linear(64, 32)
+    given = [sequence_first(seed=i) for i in range(4)]
+    expected = [by_hand("linear", x, layer) for x in given]
+    converted(bf16=["linear"])
+    wrong = []
+
+    def work(i: int) -> None:
+        with torch.no_grad():
+            wrong.extend(i for _ in range(200) if not torch.equal(layer(given[i]), expected[i]))
+
+    in_threads(work)
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (lambda x: (x, torch.randn(32, 63)), "Expected size for first two dimensions"),
+        (lambda x: (x, torch.randn(32, 64), torch.randn(31)), "must match the size"),
+    ],
+)
+def test_what_torch_refuses_is_refused(
+    converted: Converter, arguments: Callable[[torch.Tensor], tuple[Any, ...]], message: str
+) -> None:
+    converted(bf16=["linear"])
+    with torch.no_grad(), pytest.raises(RuntimeError, match=message):
+        F.linear(*arguments(sequence_first()))
+
+
+def test_attention_is_that_of_autocast(converted: Converter) -> None:
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(64, 4, batch_first=True)  # in training mode torch has no operation for all of it
+    x = torch.randn(4, 6, 64)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = layer(x, x, x)
+    hmp.convert(preset="torch-cpu")
+    with torch.no_grad():
+        for _ in range(8):
+            assert all(map(torch.equal, layer(x, x, x), expected))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_compiled_code_asks_for_one_product_too(converted: Converter, product: str, dynamic: bool) -> None:
+    graphs: list[set[str]] = []
+
+    def note(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append({str(node.target) for node in graph.graph.nodes})
+        return make_boxed_func(graph.forward)
+
+    layer = nn.Linear(64, 32)
+    converted(bf16=["linear", "matmul"])
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x: PRODUCTS[product](x, layer.weight, layer.bias),
+        backend=aot_autograd(fw_compiler=note),
+        fullgraph=True,
+        dynamic=dynamic,
+    )
+    with torch.no_grad():
+        for rows in (6, 7):
+            for x in (torch.randn(rows, 5, 64).transpose(0, 1), torch.randn(5, rows, 64)):
+                expected = PRODUCTS[product](x, layer.weight, layer.bias)
+                # A graph adds the bias before it rounds.
+                torch.testing.assert_close(compiled(x), expected, atol=0.01, rtol=0.02)
+    assert len(graphs) == (2 if dynamic else 4)
+    assert not any("aten.bmm.default" in graph for graph in graphs)
+    # What lies in rows is not copied.
+    assert ["aten.clone.default" in graph for graph in graphs] == [True, False] * (len(graphs) // 2)
+
+
+def test_how_many_rows_there_are_may_depend_on_the_data(converted: Converter) -> None:
+    layer, x, chosen = nn.Linear(64, 8), torch.randn(6, 4, 64), torch.tensor([1, 0, 1, 1, 0, 1], dtype=torch.bool)
+
+    def compute(x: torch.Tensor, chosen: torch.Tensor) -> Any:
+        return layer(x[chosen.nonzero().squeeze(1)].transpose(0, 1))
+
+    converted(bf16=["linear"])
+    torch._dynamo.reset()
+    with torch.no_grad(), torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        result = torch.compile(compute, fullgraph=True, backend=BACKENDS[-1])(x, chosen)
+        torch.testing.assert_close(result, compute(x, chosen), atol=0.01, rtol=0.02)

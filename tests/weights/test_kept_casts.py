@@ -1,0 +1,485 @@
+"""Kept casts of weights: that they are kept, what they cost, and that gradients do not know of them."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from habana_mp import hmp
+from helpers.lists import Converter
+from helpers.weights import MODES, casts, kept, weight
+
+X = torch.linspace(-1.0, 1.0, 4 * 32).reshape(4, 32).bfloat16()
+
+
+pytestmark = pytest.mark.usefixtures("counted")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_weight_is_cast_once(mode: str) -> None:
+    hmp.convert()
+    w = weight(16, 32)
+    with MODES[mode]():
+        for _ in range(5):
+            assert torch.equal(F.linear(X, w), F.linear(X, w.detach().bfloat16()))
+    assert casts() == 1
+    assert (kept().hits, kept().weights, kept().refused) == (4, 1, 0)
+
+
+LARGE = torch.linspace(-1.0, 1.0, 4 * 128).reshape(4, 128).bfloat16()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_view_of_a_weight_uses_the_weights_cast(mode: str) -> None:
+    hmp.convert(preset="torch-cpu", packed_weights=False)
+    w = weight(128, 128)
+    with MODES[mode]():
+        for _ in range(3):
+            assert torch.equal(LARGE @ w.t(), LARGE @ w.detach().bfloat16().t())
+            assert torch.equal(F.linear(LARGE, w.view(128, 128)), F.linear(LARGE, w.detach().bfloat16()))
+            assert torch.equal(torch.bmm(LARGE[None], w[None]), torch.bmm(LARGE[None], w.detach().bfloat16()[None]))
+            assert torch.equal(F.linear(LARGE, w), F.linear(LARGE, w.detach().bfloat16()))
+    assert (kept().weights, kept().hits, kept().refused) == (1, 11, 0)
+    assert sum(row.bytes for row in hmp.report(show=False)) == 2 * w.numel()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_experts_in_one_weight_are_cast_once_where_they_do_not_train(mode: str) -> None:
+    hmp.convert(preset="torch-cpu")
+    experts = weight(4, 128, 128, requires_grad=mode == "grad")
+    with MODES[mode]():
+        for _ in range(4):
+            for index in (torch.tensor(1), torch.tensor(3)):
+                assert torch.equal(F.linear(LARGE, experts[index]), F.linear(LARGE, experts.detach()[index].bfloat16()))
+    # The whole is cast when as much was cast in parts. Where each step changes all experts, the few that are used are
+    # cast by themselves.
+    assert (kept().weights, kept().hits) == ((0, 0) if mode == "grad" else (1, 4))
+
+
+def test_a_small_part_of_a_weight_that_changes_is_cast_by_itself() -> None:
+    hmp.convert(preset="torch-cpu")
+    w = weight(1024, 128)
+    with torch.no_grad():
+        for _ in range(7):
+            w[0].add_(1)
+            assert torch.equal(F.linear(LARGE, w[:128]), F.linear(LARGE, w.detach()[:128].bfloat16()))
+    assert (kept().weights, kept().refreshes) == (0, 0)
+    assert sum(row.bytes for row in hmp.report(show=False) if row.operation == "linear") == 2 * 7 * 128 * 128
+
+
+def test_a_step_leaves_the_casts_of_parts_for_their_next_use() -> None:
+    hmp.convert(preset="torch-cpu")
+    experts = weight(4, 128, 128)
+    optimizer = torch.optim.SGD([experts], lr=0.1)
+    for _ in range(3):
+        for index in (0, 1, 2, 3, 0, 1):
+            with torch.no_grad():
+                wanted = F.linear(LARGE, experts.detach()[index].bfloat16())
+                assert torch.equal(F.linear(LARGE, experts[index]), wanted)
+        refreshed = kept().refreshes
+        F.linear(LARGE, experts[2]).sum().backward()
+        optimizer.step()
+        assert kept().refreshes == refreshed
+    assert refreshed == 2
+
+
+def test_views_that_live_side_by_side_leave_the_weights_own_cast_alone() -> None:
+    hmp.convert(preset="torch-cpu", packed_weights=False)
+    w = weight(256, 128)
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.equal(F.linear(LARGE, w), F.linear(LARGE, w.detach().bfloat16()))
+            one, other = w.chunk(2)
+            assert torch.equal(F.linear(LARGE, one), F.linear(LARGE, one.bfloat16()))
+            assert torch.equal(F.linear(LARGE, other), F.linear(LARGE, other.bfloat16()))
+            del one, other
+    assert (kept().weights, kept().hits, kept().refused) == (1, 2, 0)
+
+
+def test_the_gradient_through_a_view_is_that_of_a_cast_by_hand() -> None:
+    w, by_hand = weight(128, 128), weight(128, 128)
+    seed = torch.linspace(-1.0, 1.0, 4 * 128).reshape(4, 128)
+    (LARGE @ by_hand.t().to(torch.bfloat16)).backward(seed.bfloat16())
+    hmp.convert(preset="torch-cpu")
+    for _ in range(2):
+        (LARGE @ w.t()).backward(seed.bfloat16())
+    assert kept().hits == 1
+    assert w.grad is not None
+    assert by_hand.grad is not None
+    assert torch.equal(w.grad, 2 * by_hand.grad)
+
+
+def test_views_that_a_cast_does_not_lie_like_are_cast_by_themselves() -> None:
+    hmp.convert(preset="torch-cpu")
+    w = weight(256, 256)
+    views: dict[str, Callable[[], torch.Tensor]] = {
+        "with gaps": lambda: w[:, :128],
+        "negated": lambda: torch._neg_view(w[:128, :].view(256, 128)),
+        "small": lambda: w[:8].view(16, 128),
+        "of values of another type": lambda: w[:128].view(256, 128).view(torch.int32).view(torch.float32),
+        "detached": lambda: w.detach()[:128].view(256, 128),
+        "of a tensor that is no weight": lambda: w.detach().clone()[:128].view(256, 128),
+    }
+    for name, view in views.items():
+        with torch.no_grad():
+            assert torch.equal(F.linear(LARGE, view()), F.linear(LARGE, view().bfloat16())), name
+    x = w.detach()[:4, :128]
+    with torch.no_grad():  # two views at a time: whether both count their changes with the weight is not known
+        one, other = w.view(512, 128).chunk(2)
+        assert torch.equal(F.linear(x, one), F.linear(x.bfloat16(), one.bfloat16()))
+        del other
+        assert torch.equal(F.linear(x, one), F.linear(x.bfloat16(), one.bfloat16()))
+
+
+def test_one_cast_serves_all_modes() -> None:
+    hmp.convert()
+    w = weight(16, 32)
+    for mode in (*MODES, *reversed(MODES)):
+        with MODES[mode]():
+            F.linear(X, w)
+    assert casts() == 1
+
+
+CALLS: dict[str, tuple[Callable[[Any], torch.Tensor], tuple[int, ...]]] = {
+    "matmul": (lambda w: torch.matmul(X, w), (32, 8)),
+    "@": (lambda w: X @ w, (32, 8)),
+    "w @ x": (lambda w: w @ X.t(), (8, 32)),
+    "Tensor.mm": (lambda w: X.mm(w), (32, 8)),
+    "addmm": (lambda w: torch.addmm(X[0, :8], X, w), (32, 8)),
+    "bmm": (lambda w: torch.bmm(X[None], w), (1, 32, 8)),
+    "mv": (lambda w: torch.mv(X, w), (32,)),
+    "F.linear by keyword": (lambda w: F.linear(input=X, weight=w), (8, 32)),
+    "F.conv1d": (lambda w: F.conv1d(X[None], w), (6, 4, 3)),
+    "F.conv2d": (lambda w: F.conv2d(X[None, None], w, stride=2), (6, 1, 3, 3)),
+    "F.conv_transpose2d": (lambda w: F.conv_transpose2d(X[None, None], w), (1, 6, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_results_and_gradients_are_those_of_a_cast_by_hand(
+    converted: Converter, name: str, requires_grad: bool
+) -> None:
+    call, shape = CALLS[name]
+    w = weight(*shape, requires_grad=requires_grad)
+    expected = call(w.bfloat16())
+    if requires_grad:
+        expected.square().sum().backward()
+        gradient, w.grad = w.grad, None
+    converted(bf16=["linear", "matmul", "mm", "addmm", "bmm", "mv", "conv1d", "conv2d", "conv_transpose2d"])
+    for _ in range(2):
+        result = call(w)
+        assert torch.equal(result, expected)
+        assert result.requires_grad is requires_grad
+        if requires_grad:
+            w.grad = None
+            result.square().sum().backward()
+            assert torch.equal(w.grad, gradient)
+            assert w.grad.dtype is torch.float32
+    assert kept().hits >= 1
+
+
+RECURRENT: dict[str, Callable[[], nn.RNNBase]] = {
+    "lstm": lambda: nn.LSTM(32, 8, num_layers=2),
+    "gru": lambda: nn.GRU(32, 8, bidirectional=True),
+    "rnn_tanh": lambda: nn.RNN(32, 8),
+    "rnn_relu": lambda: nn.RNN(32, 8, nonlinearity="relu"),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_recurrent_layer_keeps_casts(converted: Converter, name: str) -> None:
+    torch.manual_seed(0)
+    model = RECURRENT[name]()
+    steps = torch.randn(5, 3, 32)
+
+    def by_hand() -> Any:
+        return copy.deepcopy(model).bfloat16()(steps.bfloat16())
+
+    def assert_right(result: Any) -> None:
+        assert all(map(torch.equal, tree_leaves(result), tree_leaves(expected)))
+
+    expected = by_hand()
+    count = len(list(model.parameters()))
+    converted(bf16=[name])
+    with torch.no_grad():
+        for _ in range(3):
+            assert_right(model(steps))
+    assert (kept().weights, kept().hits, kept().refused) == (count, 2 * count, 0)
+    with torch.no_grad():
+        for one in model.parameters():
+            one.mul_(0.5)
+    with hmp.disable_casts():
+        expected = by_hand()
+    with torch.inference_mode():
+        assert_right(model(steps))
+    hits = kept().hits
+    assert_right(model(steps))
+    assert kept().hits == hits + count
+
+
+def test_a_channels_last_weight_is_kept_as_it_lies() -> None:
+    w = nn.Parameter(torch.randn(8, 4, 3, 3).to(memory_format=torch.channels_last))
+    x = torch.randn(2, 4, 9, 9)
+    hmp.convert()
+    for _ in range(2):
+        assert torch.equal(F.conv2d(x, w), F.conv2d(x.bfloat16(), w.bfloat16()))
+        with torch.no_grad():
+            w.mul_(1.5)
+    assert kept().refreshes == 1
+
+
+def test_gradients_of_accumulated_steps_add_up() -> None:
+    w = weight(16, 32)
+    for _ in range(3):
+        F.linear(X, w.bfloat16()).square().sum().backward()
+    expected, w.grad = w.grad, None
+    hmp.convert()
+    for _ in range(3):
+        F.linear(X, w).square().sum().backward()
+    assert torch.equal(w.grad, expected)
+    assert casts() == 1
+
+
+def test_a_second_derivative_is_that_of_a_cast_by_hand() -> None:
+    w = weight(16, 32)
+    x = X.float().requires_grad_()
+
+    def second(cast: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        loss = F.linear(x.bfloat16(), cast(w)).float().pow(3).sum()
+        (first,) = torch.autograd.grad(loss, w, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), w)[0]
+
+    expected = second(torch.Tensor.bfloat16)
+    hmp.convert(preset="hmp-guide-o1")
+    result = second(lambda one: one)
+    assert torch.allclose(result, expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("length", [512, 2**18], ids=["small", "large"])
+def test_a_weight_that_is_table_and_last_layer_gets_both_gradients(length: int) -> None:
+    w = weight(length, 16)
+    words = torch.tensor([[1, 2, 2, length - 1]])
+
+    def gradients(cast: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        x = F.embedding(words, w).bfloat16()
+        scores = F.linear(F.linear(x, cast(w)[:16]), cast(w))
+        (first,) = torch.autograd.grad(scores.float().square().mean(), w, create_graph=True)
+        return [first, torch.autograd.grad(first.square().sum(), w)[0]]
+
+    expected = gradients(torch.Tensor.bfloat16)
+    hmp.convert()
+    for _ in range(2):
+        for one, other in zip(gradients(lambda one: one), expected, strict=True):
+            assert one.dtype is torch.float32
+            torch.testing.assert_close(one, other, rtol=0.02, atol=0.02 * float(other.detach().abs().max()))
+
+
+def test_the_gradient_of_a_large_weight_can_be_summed_in_place() -> None:
+    hmp.convert()
+    w = weight(2**17, 32)
+    arrived: list[bool] = []
+    accumulates = w.view_as(w).grad_fn.next_functions[0][0]
+    accumulates.register_prehook(lambda gradients: arrived.append(gradients[0]._is_view()))
+    F.linear(X, w).sum().backward()
+    assert arrived == [False]
+    assert torch.equal(w.grad, X.float().sum(0).bfloat16().float().expand_as(w))
+
+
+def test_a_hook_of_the_weight_sees_a_float32_gradient() -> None:
+    hmp.convert()
+    w = weight(16, 32)
+    seen: list[torch.Tensor] = []
+    w.register_hook(seen.append)
+    F.linear(X, w).sum().backward()
+    assert [one.dtype for one in seen] == [torch.float32]
+    assert seen[0].shape == w.shape
+
+
+WRITES: dict[str, Callable[[nn.Parameter], object]] = {
+    "add_": lambda w: w.add_(1),
+    "data": lambda w: w.data.add_(1),
+    "set data": lambda w: setattr(w, "data", torch.zeros_like(w)),
+}
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+@pytest.mark.parametrize("write", WRITES)
+def test_a_backward_after_a_write_uses_the_values_of_its_forward(write: str, requires_grad: bool) -> None:
+    w = weight(16, 32, requires_grad=requires_grad)
+    x = X.detach().clone().requires_grad_()
+    (expected,) = torch.autograd.grad(F.linear(x, w.detach().bfloat16()).square().sum(), x)
+    hmp.convert()
+    for _ in range(2):
+        F.linear(X, w)
+    loss = F.linear(x, w).square().sum()
+    with torch.no_grad():
+        WRITES[write](w)
+    # cast anew, while the first cast waits for its backward
+    assert torch.equal(F.linear(X, w), F.linear(X, w.detach().bfloat16()))
+    assert torch.equal(torch.autograd.grad(loss, x)[0], expected)
+
+
+def test_a_step_of_the_optimizer_refreshes_all_casts_at_once() -> None:
+    hmp.convert()
+    model = nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(X).sum().backward()
+    before = casts()
+    with hmp.disable_casts():
+        optimizer.step()
+    assert kept().refreshes == 4
+    model(X)
+    assert casts() == before  # the input is in bf16 already
+    expected = F.linear(
+        torch.relu(F.linear(X, *(p.bfloat16() for p in model[0].parameters()))),
+        *(p.bfloat16() for p in model[2].parameters()),
+    )
+    assert torch.equal(model(X), expected)
+
+
+def test_casts_take_half_of_the_weights() -> None:
+    hmp.convert()
+    model = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 64), nn.Conv1d(4, 8, 3))
+    for module, x in zip(model, (X, torch.ones(2, 64), torch.ones(1, 4, 9)), strict=True):
+        module(x)
+    assert kept().bytes == sum(p.numel() for p in model.parameters()) * 2
+
+
+def test_a_cast_goes_with_its_weight() -> None:
+    hmp.convert()
+    model = nn.Linear(32, 16)
+    model(X).sum().backward()
+    alive = weakref.ref(model.weight)
+    assert kept().weights == 2
+    gc.disable()
+    try:
+        del model
+        assert alive() is None
+        assert (kept().weights, kept().bytes) == (0, 0)
+    finally:
+        gc.enable()
+
+
+def test_nothing_grows_over_models_that_come_and_go() -> None:
+    hmp.convert()
+    for _ in range(1000):
+        nn.Linear(32, 16)(X)
+        assert kept().weights <= 2
+    assert (kept().weights, kept().bytes) == (0, 0)
+
+
+def test_nothing_grows_over_many_steps() -> None:
+    hmp.convert()
+    model = nn.Linear(32, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(2000):
+        optimizer.zero_grad()
+        model(X).sum().backward()
+        optimizer.step()
+    assert (kept().weights, kept().bytes) == (2, 2 * (32 * 4 + 4))
+
+
+def test_restore_drops_all() -> None:
+    hmp.convert()
+    w = weight(16, 32)
+    F.linear(X, w)
+    assert kept().bytes == 2 * w.numel()
+    hmp.restore()
+    assert (kept().weights, kept().bytes) == (0, 0)
+    assert weakref.getweakrefcount(w) == 0
+
+
+def test_switched_off_nothing_is_kept() -> None:
+    hmp.convert(weight_cache=False)
+    w = weight(16, 32)
+    for _ in range(3):
+        F.linear(X, w)
+    assert casts() == 3
+    assert kept() == hmp.KeptWeights()
+
+
+def test_a_convert_that_switches_it_off_drops_what_is_kept() -> None:
+    hmp.convert()
+    w = weight(16, 32)
+    F.linear(X, w)
+    hmp.convert(weight_cache=False)
+    assert kept().weights == 0
+
+
+def test_the_limit_is_kept() -> None:
+    hmp.convert(weight_cache_limit=2 * 16 * 32)
+    first, second = weight(16, 32), weight(16, 32)
+    for _ in range(2):
+        for w in (first, second):
+            assert torch.equal(F.linear(X, w), F.linear(X, w.detach().bfloat16()))
+    assert (kept().weights, kept().bytes) == (1, 2 * 16 * 32)
+    assert kept().refused == 2
+    del first
+    F.linear(X, second)
+    assert kept().weights == 1
+
+
+@pytest.mark.parametrize("limit", [-1, 0.5, "1", True])
+def test_a_limit_that_is_no_number_of_bytes_is_refused(limit: Any) -> None:
+    with pytest.raises(ValueError, match="weight_cache_limit"):
+        hmp.convert(weight_cache_limit=limit)
+    assert not hmp.is_converted()
+
+
+def test_a_limit_beyond_all_memory_is_none() -> None:
+    hmp.convert(weight_cache_limit=10**30)
+    w = weight(16, 32)
+    F.linear(X, w)
+    assert kept().weights == 1
+
+
+def _made_in_inference_mode() -> nn.Parameter:
+    with torch.inference_mode():
+        return weight(16, 32)
+
+
+@pytest.mark.parametrize(
+    ("reason", "make", "options"),
+    [
+        ("others hold its memory", lambda: (w := weight(16, 32), w.detach()), {}),
+        ("a pointer to it was taken", lambda: (w := weight(16, 32), w.data_ptr()), {}),
+        ("a pointer to it was taken", lambda: (w := weight(16, 32), w.detach().__dlpack__()), {}),
+        ("its memory is not torch's own", lambda: (nn.Parameter(torch.from_numpy(np.ones((16, 32), np.float32))),), {}),
+        ("nothing counts its changes", lambda: (_made_in_inference_mode(),), {}),
+        ("its values have gaps", lambda: (nn.Parameter(torch.ones(1, 32).expand(16, 32)),), {}),
+        ("the limit was reached", lambda: (weight(16, 32),), {"weight_cache_limit": 100}),
+    ],
+)
+def test_the_report_tells_why_a_weight_is_not_kept(
+    reason: str, make: Callable[[], tuple[Any, ...]], options: dict[str, int]
+) -> None:
+    hmp.convert(**options)
+    w, *_held = make()
+    with torch.no_grad():
+        for _ in range(3):
+            F.linear(X, w)
+    assert kept().reasons == {reason: 3}
+    assert str(hmp.report(show=False)).endswith(f"not kept 3 times ({reason}: 3)")
+    hmp.reset_report()
+    assert kept().reasons == {}
+
+
+def test_the_report_tells_of_kept_casts() -> None:
+    hmp.convert()
+    w = weight(16, 32)
+    for _ in range(3):
+        F.linear(X, w)
+    assert "kept casts of weights: 1 (0.001 MB, 0 packed), used 2 times" in str(hmp.report(show=False))
+    hmp.reset_report()
+    assert kept() == hmp.KeptWeights(weights=1, bytes=2 * w.numel())

@@ -1,0 +1,492 @@
+"""Weights whose memory others hold, lend or exchange: when their casts are kept, and when not."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import types
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard._convert_np import make_np
+
+from habana_mp import hmp, ops
+from helpers.interrupts import interrupted
+from helpers.lists import Converter
+from helpers.processes import run_script
+from helpers.weights import MODES, all_bfloat16_tensors, kept, weight
+
+X = torch.linspace(-1.0, 1.0, 4 * 32).reshape(4, 32).bfloat16()
+
+pytestmark = pytest.mark.usefixtures("counted")
+
+
+def test_a_weight_whose_memory_others_hold_is_not_kept_until_they_let_go() -> None:
+    hmp.convert()
+    w = weight(16, 32)
+    held = w.detach()
+    F.linear(X, w)
+    assert (kept().weights, kept().refused) == (0, 1)
+    del held
+    for _ in range(3):
+        F.linear(X, w)
+    assert kept().weights == 1
+
+
+def test_a_weight_that_moved_to_memory_of_others_is_read_where_it_lies_when_they_let_go() -> None:
+    hmp.convert()
+    w = weight(16, 32)
+    F.linear(X, w)
+    others = torch.randn(16, 32)
+    w.data = others
+    F.linear(X, w)
+    assert kept().weights == 0
+    del others
+    for _ in range(5):
+        assert torch.equal(F.linear(X, w), F.linear(X, w.detach().clone().bfloat16()))
+    assert kept().weights == 1
+
+
+def data_of_script(w: torch.Tensor) -> torch.Tensor:
+    return torch.jit.script(_data)(w)  # type: ignore[no-any-return]
+
+
+def _data(w: torch.Tensor) -> torch.Tensor:
+    return w.data
+
+
+def assigned(w: torch.Tensor) -> torch.Tensor:
+    alias = torch.empty(0)
+    alias.data = w
+    return alias
+
+
+#: Other tensors of the same memory, whose versions are their own.
+ALIASES: dict[str, Callable[[Any], torch.Tensor]] = {
+    "an assigned data": assigned,
+    "set_": lambda w: torch.empty(0).set_(w.detach()),
+    "aten.data": lambda w: torch.ops.aten.data(w),
+    "data in a script": data_of_script,
+    "unsafe_chunk": lambda w: w.unsafe_chunk(1)[0],
+    "_unsafe_view": lambda w: torch.ops.aten._unsafe_view(w, w.shape),
+    "values of a sparse tensor": lambda w: torch.sparse_coo_tensor(
+        torch.arange(len(w))[None], w, check_invariants=False
+    )._values(),
+}
+
+
+@pytest.mark.parametrize("name", ALIASES)
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_while_another_tensor_holds_the_memory_a_weight_is_cast_in_each_call(name: str) -> None:
+    hmp.convert()
+    w = weight(16, 32, requires_grad=False)
+    for _ in range(3):
+        F.linear(X, w)
+    alias = ALIASES[name](w)
+    for value in (100.0, 200.0):
+        alias.view(-1)[5] = value
+        assert torch.equal(F.linear(X, w), F.linear(X, w.detach().clone().bfloat16()))
+
+
+def test_a_pointer_is_not_forgotten_when_the_memory_changes_hands() -> None:
+    hmp.convert()
+    w = weight(16, 32, requires_grad=False)
+    F.linear(X, w)
+    element = ctypes.c_float.from_address(w.data_ptr() + 20)
+    former = w.data
+    w.data = torch.randn(16, 32)
+    F.linear(X, w)
+    w.data = former
+    del former
+    second = nn.Parameter(w.detach(), requires_grad=False)
+    del w
+    for value in (1.0, 100.0):
+        element.value = value
+        assert torch.equal(F.linear(X, second), F.linear(X, second.detach().clone().bfloat16()))
+
+
+SAVING: dict[str, tuple[Callable[..., torch.Tensor], tuple[int, ...], tuple[int, ...]]] = {
+    "linear": (F.linear, (4, 32), (16, 32)),
+    "matmul": (torch.matmul, (4, 32), (32, 16)),
+    "conv2d": (F.conv2d, (1, 4, 8, 8), (8, 4, 3, 3)),
+}
+#: Other uses that an offloader has for the memory of what it has packed.
+REUSED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "emptied": lambda packed: setattr(packed, "data", packed.new_empty(0)),
+    "exchanged": lambda packed: setattr(packed, "data", torch.zeros_like(packed)),
+    "overwritten": lambda packed: packed.data.zero_(),
+    "freed": lambda packed: packed.untyped_storage().resize_(0),
+}
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+@pytest.mark.parametrize("reuse", REUSED)
+@pytest.mark.parametrize("name", SAVING)
+def test_what_a_hook_of_saved_tensors_packs_may_be_given_another_use(
+    name: str, reuse: str, requires_grad: bool
+) -> None:
+    call, of_input, of_weight = SAVING[name]
+    w = weight(*of_weight, requires_grad=requires_grad)
+    x = torch.randn(of_input, requires_grad=True)
+    hmp.convert()
+    packed: list[torch.Tensor] = []
+
+    def pack(saved: torch.Tensor) -> Any:
+        if isinstance(saved, nn.Parameter) or saved.shape == x.shape:
+            return saved, None
+        packed.append(saved)
+        return None, saved.clone()
+
+    for step in range(4):
+        wanted = call(x.detach().bfloat16(), w.detach().bfloat16())
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept[1] if kept[0] is None else kept[0]):
+            result = call(x, w)
+        assert packed
+        while packed:
+            REUSED[reuse](packed.pop())
+        assert torch.equal(result, wanted)
+        (given,) = torch.autograd.grad(result.float().sum(), x)
+        (by_hand,) = torch.autograd.grad(call(x.bfloat16(), w.detach().bfloat16()).float().sum(), x)
+        assert torch.equal(given, by_hand)
+        if step == 1:
+            with torch.no_grad():
+                w.add_(1.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda saved: setattr(saved, "data", torch.zeros_like(saved)),
+        lambda saved: setattr(saved, "data", saved.new_empty(0)),
+        lambda saved: setattr(saved, "data", saved.new_zeros(())),
+        lambda saved: saved.resize_(0),
+        lambda saved: saved.zero_(),
+    ],
+)
+def test_what_a_graph_saved_is_not_used_again_when_it_was_changed(change: Callable[[torch.Tensor], Any]) -> None:
+    hmp.convert()
+    w = weight(8, 4, 3, 3, requires_grad=False)
+    x = torch.randn(1, 4, 8, 8, requires_grad=True)
+    for _ in range(2):
+        result: Any = F.conv2d(x, w)
+        change(result.grad_fn._saved_weight)
+        assert torch.equal(F.conv2d(x, w), F.conv2d(x.bfloat16(), w.bfloat16()))
+        w.add_(1.0)
+        assert torch.equal(F.conv2d(x, w), F.conv2d(x.bfloat16(), w.bfloat16()))
+
+
+def test_what_writes_in_python_may_use_the_weight_meanwhile() -> None:
+    hmp.convert()
+    w = weight(16, 32, requires_grad=False)
+
+    def written(value: float) -> float:
+        F.linear(X, w)
+        return value + 1
+
+    w.apply_(written)
+    assert torch.equal(F.linear(X, w), F.linear(X, w.detach().clone().bfloat16()))
+
+
+@pytest.mark.parametrize("w", [torch.zeros(1).expand(512, 512), torch.randn(600).as_strided((512, 64), (1, 1))])
+def test_a_weight_with_gaps_or_overlaps_is_not_kept(w: torch.Tensor) -> None:
+    hmp.convert()
+    parameter = nn.Parameter(w)
+    x = torch.randn(2, w.shape[1])
+    for _ in range(3):
+        assert torch.equal(F.linear(x, parameter), F.linear(x.bfloat16(), w.bfloat16()))
+    assert kept().weights == 0
+
+
+@pytest.mark.parametrize("name", [*ops.find.HANDS_OUT_MEMORY, *ops.find.SILENT_WRITERS, "aten::_fused_adam_"])
+def test_what_is_watched_is_no_operation_for_a_list(converted: Converter, name: str) -> None:
+    for _ in range(2):
+        with pytest.raises(hmp.ListError, match="no operation whose precision"):
+            converted(bf16=[name])
+        hmp.convert()
+    hmp.restore()
+
+
+def test_an_optimizer_whose_group_is_a_tuple_steps_as_before() -> None:
+    hmp.convert()
+    w = weight(16, 32)
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    optimizer.param_groups[0]["params"] = (w,)
+    F.linear(X, w).sum().backward()
+    optimizer.step()
+    assert torch.equal(F.linear(X, w), F.linear(X, w.detach().bfloat16()))
+
+
+@pytest.mark.parametrize("shape", [(0, 32), (16, 0)])
+def test_an_empty_weight_is_cast_as_before(shape: tuple[int, int]) -> None:
+    hmp.convert()
+    w = weight(*shape)
+    for _ in range(5):
+        assert F.linear(torch.ones(3, shape[1]), w).shape == (3, shape[0])
+
+
+def _loaded(folder: Path, **options: bool) -> nn.Parameter:
+    torch.save(weight(16, 32), folder / "weight.pt")
+    loaded: nn.Parameter = torch.load(folder / "weight.pt", **options)
+    return loaded
+
+
+#: How a weight comes by its memory.
+MADE: dict[str, Callable[[Path], nn.Parameter]] = {
+    "by torch": lambda _: weight(16, 32),
+    "by torch.load": _loaded,
+    "by torch.load, mapped": lambda folder: _loaded(folder, mmap=True),
+}
+
+
+def test_what_numpy_made_is_not_kept() -> None:
+    array = np.ones((16, 32), np.float32)
+    hmp.convert()
+    w = nn.Parameter(torch.from_numpy(array))
+    first = F.linear(X, w)
+    array[3, 5] = 100
+    assert not torch.equal(F.linear(X, w), first)
+    assert kept().weights == 0
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_a_weight_that_numpy_had_is_not_kept_again(made: str, tmp_path: Path) -> None:
+    hmp.convert()
+    w = MADE[made](tmp_path)
+    F.linear(X, w)
+    assert kept().weights == 1
+    w.detach().numpy().sum()
+    for _ in range(9):
+        F.linear(X, w)
+    assert (kept().refused, kept().weights) == (9, 0)
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_drawing_a_weight_costs_one_refresh(made: str, tmp_path: Path) -> None:
+    hmp.convert()
+    w = MADE[made](tmp_path)
+    with SummaryWriter(str(tmp_path)) as writer:
+        writer.add_histogram("before the first use", w)
+        F.linear(X, w)
+        for step in range(3):
+            writer.add_histogram("weight", w, step)
+            F.linear(X, w)
+    assert (kept().refreshes, kept().refused, kept().weights) == (3, 0, 1)
+    make_np(w)
+    F.linear(X, w)
+    assert (kept().refused, kept().weights) == (1, 0)
+
+
+@pytest.mark.parametrize("made", MADE)
+def test_a_pointer_to_a_slice_of_the_storage_is_one_to_the_weight(made: str, tmp_path: Path) -> None:
+    hmp.convert()
+    w = MADE[made](tmp_path)
+    w.untyped_storage()[:8].data_ptr()
+    F.linear(X, w)
+    assert kept().reasons == {"a pointer to it was taken": 1}
+
+
+def test_a_pointer_to_a_file_is_one_to_the_weights_in_it_but_not_that_to_another_weight(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_bytes(bytes(3 * 2048))
+    file = torch.UntypedStorage.from_file(str(tmp_path / "weights"), False, 3 * 2048)
+    w, other = (nn.Parameter(torch.empty(0).set_(file[i : i + 2048], 0, (16, 32))) for i in (0, 2048))
+    hmp.convert()
+    other.data_ptr()
+    F.linear(X, w)
+    assert (kept().refused, kept().weights) == (0, 1)
+    file.data_ptr()
+    w = nn.Parameter(torch.empty(0).set_(file[4096:], 0, (16, 32)))
+    F.linear(X, w)
+    assert kept().reasons == {"a pointer to it was taken": 1}
+
+
+def test_saving_a_checkpoint_costs_one_refresh(tmp_path: Any) -> None:
+    hmp.convert()
+    model = nn.Linear(32, 16)
+    for _ in range(3):
+        model(X)
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    for _ in range(3):
+        model(X)
+    assert (kept().refreshes, kept().refused, kept().weights) == (2, 0, 2)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_model_out_of_a_pickle_has_its_weights_kept(mapped: bool, tmp_path: Any) -> None:
+    torch.save(nn.Linear(32, 16), tmp_path / "model.pt")
+    model = torch.load(tmp_path / "model.pt", mmap=mapped, weights_only=False)
+    hmp.convert()
+    for _ in range(3):
+        model(X)
+    assert (kept().refused, kept().weights) == (0, 2)
+
+
+def test_weights_loaded_from_a_file_are_kept(tmp_path: Any) -> None:
+    save_file({"weight": torch.randn(16, 32)}, tmp_path / "model.safetensors")
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        w = nn.Parameter(file.get_tensor("weight"))
+    hmp.convert()
+    for _ in range(3):
+        assert torch.equal(F.linear(X, w), F.linear(X, w.detach().bfloat16()))
+    assert kept().weights in (0, 1)
+    with torch.no_grad():
+        w.add_(1)
+    assert torch.equal(F.linear(X, w), F.linear(X, w.detach().bfloat16()))
+
+
+def test_two_precisions_of_one_weight_are_kept_apart() -> None:
+    w = weight(16, 32)
+    hmp.convert()
+    F.linear(X, w)
+    hmp.convert(dtype=torch.float16)
+    assert torch.equal(F.linear(X.half(), w), F.linear(X.half(), w.detach().half()))
+    assert kept().weights == 2
+    with torch.no_grad():
+        w.add_(1)
+    assert torch.equal(F.linear(X.half(), w), F.linear(X.half(), w.detach().half()))
+    hmp.convert()
+    assert torch.equal(F.linear(X, w), F.linear(X, w.detach().bfloat16()))
+
+
+def test_results_can_be_swapped_right_after_they_were_made(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    with torch.no_grad():
+        result, other = torch.mm(torch.eye(4), torch.eye(4)), torch.zeros(4, 4)
+    torch.utils.swap_tensors(result, other)
+    assert other.dtype is torch.bfloat16
+
+
+def test_a_weight_is_kept_where_a_tensor_lay_to_which_somebody_took_a_pointer(converted: Converter) -> None:
+    converted(bf16=["linear"])
+
+    def kept_of(layers: list[nn.Linear]) -> int:
+        before = kept().weights
+        with torch.no_grad():
+            for layer in layers:
+                layer(torch.ones(1, 64))
+        return kept().weights - before
+
+    for _ in range(20):
+        activations = [torch.empty(64, 64) for _ in range(200)]
+        for one in activations:
+            one.data_ptr()
+        del one, activations
+    assert kept_of([nn.Linear(64, 64) for _ in range(50)]) > 80
+
+
+def test_an_interrupt_while_a_weight_is_looked_at_arrives(
+    converted: Converter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    converted(bf16=["linear"])
+    layer, x = nn.Linear(8, 8), torch.ones(2, 8)
+    waiting = layer(x)  # its graph is the weight's second owner
+    layer.weight.data  # noqa: B018  whose owners are counted again at the next use
+
+    def is_looking(frame: types.FrameType, event: str) -> bool:
+        return event == "call" and frame.f_code.co_name == "get_gradient_edge"
+
+    with interrupted(is_looking), pytest.raises(KeyboardInterrupt):
+        layer(x)
+    waiting.float().sum().backward()
+    assert layer(x).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("how", ["resize_", "resize_as_", "torch.resize_as_", "aten.set_data"])
+def test_a_weight_whose_order_in_memory_is_changed_is_cast_again(converted: Converter, mode: str, how: str) -> None:
+    converted(bf16=["conv2d"])
+    channels_last = torch.channels_last
+    change = {
+        "resize_": lambda w: w.resize_(w.shape, memory_format=channels_last),
+        "resize_as_": lambda w: w.resize_as_(w, memory_format=channels_last),
+        "torch.resize_as_": lambda w: torch.resize_as_(w, w, memory_format=channels_last),
+        "aten.set_data": lambda w: torch.ops.aten.set_data(w, w.detach().transpose(0, 1)),
+    }[how]
+    weight, image = nn.Parameter(torch.randn(8, 8, 3, 3), requires_grad=False), torch.randn(1, 8, 6, 6)
+    with MODES[mode]():
+        for _ in range(6):
+            F.conv2d(image, weight)
+        assert kept().weights == 1
+        change(weight)
+        assert torch.equal(F.conv2d(image, weight), F.conv2d(image, weight.clone()))
+
+
+def test_to_keep_a_cast_runs_no_python_code() -> None:
+    """In which the handler of a signal could raise, or no frame be left."""
+    hmp.convert()
+    x = torch.ones(2, 48)
+    called: list[str] = []
+
+    def use(weight: nn.Parameter) -> None:
+        sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+        try:
+            F.linear(x, weight)
+        finally:
+            sys.setprofile(None)
+
+    weight = nn.Parameter(torch.ones(48, 48))
+    use(weight)
+    assert kept().weights == 1
+    assert called == []
+
+
+ENDLESS = """
+import sys
+import torch
+from habana_mp import hmp
+hmp.convert()
+x, kept = torch.ones(2, 48), []
+sys.setrecursionlimit(300)
+def down():
+    kept.append(torch.nn.Parameter(torch.ones(48, 48)))
+    torch.nn.functional.linear(x, kept[-1])
+    down()
+with torch.set_grad_enabled(sys.argv[1] == "True"):
+    try:
+        down()
+    except RecursionError:
+        pass
+    del kept[:]
+    print(torch.nn.functional.linear(x, torch.nn.Parameter(torch.ones(48, 48))).dtype)
+print(hmp.report(show=False).weights.weights)
+"""
+
+
+@pytest.mark.parametrize("records", [False, True])
+def test_an_endless_recursion_ends_as_in_plain_torch(records: bool) -> None:
+    done = run_script(ENDLESS, str(records))
+    assert (done.returncode, done.stdout.split()) == (0, ["torch.bfloat16", "0"]), done.stderr
+
+
+def test_whoever_is_told_that_a_cast_goes_may_keep_another() -> None:
+    hmp.convert()
+    x = torch.ones(2, 8)
+    others: list[nn.Parameter] = []
+
+    def keep_others(_: Any) -> None:
+        for _ in range(40):
+            others.append(nn.Parameter(torch.ones(8, 8)))
+            F.linear(x, others[-1])
+
+    weights = [nn.Parameter(torch.ones(8, 8)) for _ in range(20)]
+    before = all_bfloat16_tensors()
+    for of in weights:
+        F.linear(x, of)
+    are_others = {id(one) for one in before}
+    told = [weakref.ref(one, keep_others) for one in all_bfloat16_tensors() if id(one) not in are_others]
+    assert len(told) == 20
+    del of
+    weights.clear()
+    assert len(others) == 800
+    assert kept().weights == 800
+    others.clear()
+    assert kept().weights == 0

@@ -1,0 +1,320 @@
+"""However a weight changes, the next call sees it: results and gradients are those of casting by hand."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from habana_mp import _core, hmp
+from habana_mp.patches import kept_weights
+from helpers.comparing import assert_same
+from helpers.processor import kernels_product
+from helpers.seeing_changes import (
+    MODES,
+    Use,
+    X,
+    as_by_hand,
+    assert_seen,
+    assert_seen_in_all_modes,
+    backward,
+    every_mode,
+    main_ways,
+    used,
+)
+from helpers.weight_changes import AT_ONCE, MAIN, POINTERS, PREPARED, WAYS
+from helpers.weight_changes.basics import SIZE, Change, layer, write
+from helpers.weights import packed
+
+BF16, FP16 = torch.bfloat16, torch.float16
+
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings(
+        "ignore:torch.autocast is enabled", "ignore:TypedStorage is deprecated", "ignore:`torch.jit.script"
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def alike() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("way", AT_ONCE)
+def test_a_change_is_seen(way: str) -> None:
+    hmp.convert()
+    assert_seen_in_all_modes(way)
+
+
+ORDERS = list(itertools.product(MODES, ((1, 2), (2, 1))))  # all elements first, or a single one
+
+
+@pytest.mark.parametrize("way", PREPARED)
+def test_a_change_prepared_before_convert_is_seen(way: str) -> None:
+    layers = [layer() for _ in ORDERS]
+    changes = [WAYS[way](of) for of in layers]
+    hmp.convert()
+    for of, change, (mode, order) in zip(layers, changes, ORDERS, strict=True):
+        for n in (1, 1) if way in POINTERS else order:
+            assert_seen(of, change, mode, n)
+
+
+@pytest.mark.parametrize("way", PREPARED)
+def test_a_change_prepared_before_or_after_the_first_calls_is_seen(way: str) -> None:
+    hmp.convert()
+    for before, (mode, order) in itertools.product((0, 3), ORDERS):
+        of = layer()
+        for _ in range(before):
+            used(of, mode)
+        change = WAYS[way](of)
+        for n in order:
+            assert_seen(of, change, mode, n)
+
+
+#: Torch resizes no storage that it loaded.
+LOADABLE = [one for one in WAYS if one not in ("storage emptied", "storage grown")]
+
+
+@pytest.fixture(params=["torch.load", "torch.load, mapped"])
+def loaded(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], nn.Linear]:
+    """Makes a layer whose weights are the tensors out of a file."""
+    torch.save(layer().state_dict(), tmp_path / "layer.pt")
+
+    def load() -> nn.Linear:
+        of = layer()
+        of.load_state_dict(torch.load(tmp_path / "layer.pt", mmap="mapped" in request.param), assign=True)
+        return of
+
+    return load
+
+
+@pytest.mark.parametrize("way", LOADABLE)
+def test_a_change_of_a_loaded_weight_is_seen(way: str, loaded: Callable[[], nn.Linear]) -> None:
+    hmp.convert()
+    assert_seen_in_all_modes(way, loaded)
+
+
+@pytest.mark.parametrize("way", PREPARED)
+def test_a_change_of_a_loaded_weight_prepared_before_convert_is_seen(way: str, loaded: Callable[[], nn.Linear]) -> None:
+    layers = [loaded() for _ in ORDERS]
+    changes = [WAYS[way](of) for of in layers]
+    hmp.convert()
+    for of, change, (mode, order) in zip(layers, changes, ORDERS, strict=True):
+        for n in (1, 1) if way in POINTERS or way == "alias: __array_interface__" else order:
+            assert_seen(of, change, mode, n)
+
+
+VIEWED: dict[str, Use] = {
+    "all of it": lambda x, w, b: F.linear(x, w.view_as(w), b),
+    "transposed": lambda x, w, b: torch.addmm(b, x, w.T),
+    "a part": lambda x, w, b: F.linear(x, w[: SIZE // 2], b[: SIZE // 2]),
+}
+
+
+@pytest.fixture
+def parts_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_weights, "LEAST_PART", 1)
+
+
+#: These act when the module is called, which a use of its weight is not.
+IN_CALLS = ("pruned", "forward pre-hook")
+
+
+@pytest.mark.usefixtures("parts_of_any_size")
+@pytest.mark.parametrize("way", [one for one in AT_ONCE if one not in IN_CALLS])
+def test_a_change_is_seen_by_views(way: str) -> None:
+    hmp.convert()
+    for name, use in VIEWED.items():
+        assert_seen_in_all_modes(way, use=use, in_part=name == "a part")
+
+
+@pytest.mark.usefixtures("parts_of_any_size")
+@pytest.mark.parametrize("way", [one for one in PREPARED if one not in IN_CALLS])
+def test_a_prepared_change_is_seen_by_views(way: str) -> None:
+    hmp.convert()
+    for (name, use), before, (mode, order) in itertools.product(VIEWED.items(), (0, 3), ORDERS):
+        of = layer()
+        for _ in range(before):
+            used(of, mode, use)
+        change = WAYS[way](of)
+        for n in order:
+            assert_seen(of, change, mode, n, use=use, in_part=name == "a part")
+
+
+# ---- packed ----------------------------------------------------------------------------------------------------------
+
+#: What runs from a packed weight, in the two ways in which it may lie and by its transposed view, and as our kernels
+#: make it.
+PACKED: dict[str, tuple[Use, Use]] = {
+    "linear": (F.linear, kernels_product),
+    "addmm": (lambda x, w, b: torch.addmm(b, x, w), lambda x, w, b: kernels_product(x, w.T, b)),
+    "@ of a view": (lambda x, w, b: x @ w.T, lambda x, w, b: kernels_product(x, w, None)),
+}
+if not _core.kernels_can_multiply():  # then nothing is packed, and all is as torch makes it
+    PACKED = {name: (use, use) for name, (use, _) in PACKED.items()}
+#: So often a weight is used before it is packed, and once more.
+OFTEN = 8
+
+
+@pytest.fixture
+def packs_whatever_it_can() -> Iterator[None]:
+    """With our kernels wherever they run: what is about changes does not depend on the order of their sums."""
+    _core.weights_assume_packing("panels in any order")
+    yield
+    _core.weights_assume_packing("measured")
+
+
+@pytest.mark.processor
+@pytest.mark.usefixtures("parts_of_any_size", "packs_whatever_it_can")
+@pytest.mark.parametrize("way", [one for one in AT_ONCE if one not in IN_CALLS])
+def test_a_change_of_a_packed_weight_is_seen(way: str) -> None:
+    hmp.convert()
+    layers = []  # a new weight where a pointer led to an old one is none that is packed
+    for (use, kernels), mode in itertools.product(PACKED.values(), ("no_grad", "inference")):
+        of = layer()
+        layers.append(of)
+        before = packed()
+        for _ in range(OFTEN):
+            used(of, mode, use)
+        assert packed() == before + _core.kernels_can_multiply()
+        change = WAYS[way](of)
+        for n in (1, 2):
+            assert_seen(of, change, mode, n, use=use, times=OFTEN, kernels=kernels)
+
+
+@pytest.mark.processor
+@pytest.mark.usefixtures("parts_of_any_size", "packs_whatever_it_can")
+@pytest.mark.parametrize("way", [one for one in PREPARED if one not in IN_CALLS])
+def test_a_prepared_change_of_a_packed_weight_is_seen(way: str) -> None:
+    hmp.convert()
+    for (use, kernels), mode, before in itertools.product(PACKED.values(), ("no_grad", "inference"), (0, OFTEN)):
+        of = layer()
+        for _ in range(before):
+            used(of, mode, use)
+        change = WAYS[way](of)
+        for n in (1, 1) if way in POINTERS else (2, 1):
+            assert_seen(of, change, mode, n, use=use, times=OFTEN, kernels=kernels)
+
+
+# ---- wherever, whenever ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", [one for one in MAIN if not one.startswith(("step", "by a thread"))])
+def test_a_change_within_a_region_is_seen_outside(way: str) -> None:
+    hmp.convert()
+    regions: list[Callable[[], Any]] = [
+        torch.no_grad,
+        torch.inference_mode,
+        hmp.disable_casts,
+        lambda: torch.autocast("cpu", dtype=BF16),
+        lambda: torch.autocast("cpu", enabled=False),
+    ]
+    for region, mode in itertools.product(regions, MODES):
+        of = layer()
+        change = WAYS[way](of)
+
+        def inside(n: int, region: Any = region, change: Change = change) -> None:
+            with region():
+                change(n)
+
+        for n in (2, 1):
+            assert_seen(of, inside, mode, n)
+
+
+@main_ways
+def test_a_change_is_seen_in_the_other_modes(way: str) -> None:
+    hmp.convert()
+    of = layer()
+    change = WAYS[way](of)
+    for n, (mode, then) in enumerate(itertools.permutations(MODES, 2)):
+        used(of, then)
+        assert_seen(of, change, mode, 1 + n % 2, then=then)
+        as_by_hand(of, mode)
+
+
+@main_ways
+def test_a_change_is_seen_in_a_region_held_open(way: str) -> None:
+    hmp.convert()
+    with torch.autocast("cpu", dtype=BF16):
+        assert_seen_in_all_modes(way)
+
+
+@pytest.mark.parametrize("policy", [{"opt_level": "O2"}, {"dtype": FP16}], ids=["O2", "float16"])
+@main_ways
+def test_a_change_is_seen_under_another_policy(way: str, policy: dict[str, Any]) -> None:
+    hmp.convert(**policy)
+    assert_seen_in_all_modes(way, dtype=policy.get("dtype", BF16))
+
+
+@main_ways
+def test_a_change_between_two_policies_is_seen(way: str) -> None:
+    of = layer()
+    change = WAYS[way](of)
+    for dtype in (BF16, FP16, BF16):
+        hmp.convert(dtype=dtype)
+        assert_seen(of, change, "grad", dtype=dtype)
+        hmp.restore()
+        change(2)
+
+
+@every_mode
+def test_a_thread_sees_the_change_of_another(mode: str) -> None:
+    hmp.convert()
+    of = layer()
+    seen: list[torch.Tensor] = []
+
+    def run() -> None:
+        torch.set_num_threads(1)
+        seen.append(as_by_hand(of, mode))
+
+    for n in (1, 2, 1):
+        write(of.weight, n)
+        as_by_hand(of, mode)
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    assert len(seen) == 3
+    assert not torch.equal(seen[0], seen[2])
+
+
+@pytest.mark.parametrize("again", ["not used again", *MODES])
+@main_ways
+def test_a_pending_backward_is_of_the_old_weight(way: str, again: str) -> None:
+    """Or raises, but only where it does without casts."""
+
+    def gradient() -> tuple[torch.Tensor, torch.Tensor] | None:
+        of = layer()
+        change = WAYS[way](of)
+        for _ in range(3):
+            used(of, "grad")
+        x = X.clone().requires_grad_()
+        result = of(x)
+        old = of.weight.detach().clone()
+        try:
+            change(2)
+            if again in MODES:
+                with MODES[again]():
+                    of(X)
+            backward(result)
+        except RuntimeError:
+            return None
+        return x.grad, old
+
+    plain = gradient()
+    hmp.convert()
+    ours = gradient()
+    if ours is None:
+        assert plain is None
+    else:
+        mine = X.clone().requires_grad_()
+        backward(F.linear(mine.bfloat16(), ours[1].bfloat16()))
+        assert_same(ours[0], mine.grad)

@@ -1,0 +1,526 @@
+"""Activation checkpointing: the second run of a block sees exactly the casts of the first, whatever is on by then."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils import checkpoint as checkpointing
+from torch.utils.checkpoint import (
+    checkpoint,  # taken before convert
+    checkpoint_sequential,
+    set_checkpoint_debug_enabled,
+    set_checkpoint_early_stop,
+)
+
+from habana_mp import hmp
+from helpers.comparing import assert_same
+from helpers.lists import Converter
+from helpers.models import small_classifier
+
+M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
+BF16, FP32 = torch.bfloat16, torch.float32
+N = M.t().contiguous() * 0.7
+KINDS = {"reentrant": True, "plain": False}
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.autocast is enabled")
+
+
+def test_checkpointing_recomputes_with_the_same_casts() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    def gradients(call: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        model = small_classifier()
+        call(model, M.clone().requires_grad_()).sum().backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    hmp.convert()
+    expected = gradients(lambda model, x: model(x))
+    for reentrant in (True, False):
+        for one, other in zip(gradients(functools.partial(checkpoint, use_reentrant=reentrant)), expected, strict=True):
+            assert torch.equal(one, other)
+
+
+Block = Callable[[torch.Tensor], torch.Tensor]
+Context = Callable[[], Any]
+STATES: dict[str, Context] = {
+    "casts": contextlib.nullcontext,
+    "disabled": hmp.disable_casts,
+    "autocast off": lambda: torch.autocast("cpu", enabled=False),
+    "autocast": lambda: torch.autocast("cpu", dtype=BF16),
+}
+
+
+class Mixed(nn.Module):
+    """Listed and unlisted operations, and a part under a state of its own."""
+
+    def __init__(self, inner: str = "casts") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = inner
+        self.dense, self.norm, self.out = nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 4)
+        self.weight = nn.Parameter(N.clone())
+        self.seen: list[torch.dtype] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with STATES[self.inner]():
+            part = torch.relu(torch.mm(x.float(), self.weight).float())  # torch.autocast leaves relu alone
+        self.seen.append(part.dtype)
+        hidden = F.gelu(self.norm(self.dense(part.float())))
+        self.seen.append(hidden.dtype)
+        return torch.softmax(self.out(hidden.float()), -1).float() + x.float()
+
+
+def gradients(model: nn.Module, call: Callable[..., torch.Tensor], before: str = "casts", after: str = "casts") -> Any:
+    """The result and all gradients, of a forward and a backward in the named states."""
+    x = M.clone().requires_grad_()
+    torch.manual_seed(1)
+    with STATES[before]():
+        out = call(model, x)
+    with STATES[after]():
+        out.float().pow(2).sum().backward()
+    return out.dtype, [x.grad, *(one.grad for one in model.parameters())]
+
+
+def plainly(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x)
+
+
+def assert_same_runs(got: Any, wanted: Any) -> None:
+    assert got[0] is wanted[0]
+    assert_same(got[1], wanted[1])
+
+
+@pytest.fixture(autouse=True)
+def default_policy(one_thread: None) -> None:
+    hmp.convert()
+
+
+# ---- one block -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("inner", STATES)
+@pytest.mark.parametrize("before", STATES)
+@pytest.mark.parametrize("after", STATES)
+def test_gradients_are_those_without_checkpointing_in_every_state(
+    before: str, after: str, inner: str, kind: str
+) -> None:
+    expected = gradients(Mixed(inner), plainly, before, after)
+    model = Mixed(inner)
+    again = functools.partial(checkpoint, use_reentrant=KINDS[kind])
+    assert_same_runs(gradients(model, again, before, after), expected)
+    assert len(model.seen) == 4
+    assert model.seen[:2] == model.seen[2:]
+
+
+IS_DECORATOR = inspect.signature(checkpoint).parameters["function"].default is None
+
+
+@pytest.mark.skipif(not IS_DECORATOR, reason="a decorator since torch 2.15")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("before", STATES)
+@pytest.mark.parametrize("after", STATES)
+def test_gradients_of_a_decorated_block_are_those_without_checkpointing(before: str, after: str, kind: str) -> None:
+    decorate: Any = functools.partial(checkpoint, use_reentrant=KINDS[kind])
+    expected = gradients(Mixed(), plainly, before, after)
+    model = Mixed()
+    assert_same_runs(gradients(model, lambda block, x: decorate()(block)(x), before, after), expected)
+    assert model.seen[:2] == model.seen[2:]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("outer", ["casts", "disabled", "autocast"])
+@pytest.mark.parametrize("inner", STATES)
+def test_gradients_are_the_same_in_regions_inside_of_regions(outer: str, inner: str, kind: str) -> None:
+    def within(call: Callable[..., torch.Tensor], model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        with STATES[outer](), STATES[inner]():
+            return call(model, x)
+
+    expected = gradients(Mixed(), functools.partial(within, plainly))
+    call = functools.partial(within, functools.partial(checkpoint, use_reentrant=KINDS[kind]))
+    assert_same_runs(gradients(Mixed(), call), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("state", STATES)
+def test_after_a_checkpoint_the_state_is_what_it_was(state: str, kind: str) -> None:
+    def dtypes() -> list[torch.dtype]:
+        found = [torch.relu(M).dtype]
+        for one in STATES.values():
+            with one():
+                found.append(torch.relu(M).dtype)
+        return found
+
+    with STATES[state]():
+        expected = dtypes()
+        out = checkpoint(Mixed(), M.clone().requires_grad_(), use_reentrant=KINDS[kind])
+        assert dtypes() == expected
+        out.sum().backward()
+        assert dtypes() == expected
+
+
+@pytest.mark.parametrize("decorate", [hmp.disable_casts, lambda: torch.autocast("cpu", enabled=False)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_decorated_block_is_run_again_without_casts(decorate: Callable[[], Any], kind: str) -> None:
+    class Quiet(Mixed):
+        @decorate()
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x)
+
+    model = Quiet()
+    expected = gradients(Quiet(), plainly)
+    assert_same_runs(gradients(model, functools.partial(checkpoint, use_reentrant=KINDS[kind])), expected)
+    assert model.seen == [FP32] * 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_float32_model_gets_the_gradients_of_plain_torch(kind: str) -> None:
+    got = gradients(Mixed(), functools.partial(checkpoint, use_reentrant=KINDS[kind]), before="disabled")
+    hmp.restore()
+    assert_same_runs(got, gradients(Mixed(), plainly))
+
+
+def test_the_block_may_be_given_by_keyword_and_take_keywords() -> None:
+    def scaled(model: nn.Module, x: torch.Tensor, *, scale: float) -> torch.Tensor:
+        return model(x) * scale
+
+    expected = gradients(Mixed(), functools.partial(scaled, scale=0.5))
+    got = gradients(Mixed(), lambda model, x: checkpoint(scaled, model, x, use_reentrant=False, scale=0.5))
+    assert_same_runs(got, expected)
+    by_keyword = lambda model, x: checkpoint(function=functools.partial(model, x), use_reentrant=False)  # noqa: E731
+    assert_same_runs(gradients(Mixed(), by_keyword), gradients(Mixed(), plainly))
+
+
+def test_checkpoint_is_the_same_function_and_what_is_wrong_is_said_by_torch() -> None:
+    assert torch.utils.checkpoint.checkpoint is checkpoint
+    with pytest.raises(TypeError):
+        checkpoint(3, M.clone().requires_grad_(), use_reentrant=False)
+    with pytest.raises(ValueError, match="Unexpected keyword"):
+        checkpoint(Mixed(), M, use_reentrant=True, nonsense=1)
+
+
+# ---- random numbers, early stop, errors ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("preserve", [True, False])
+def test_dropout_draws_the_same_numbers_again_if_asked_to(kind: str, preserve: bool) -> None:
+    masks: list[torch.Tensor] = []
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        dropped = F.dropout(torch.mm(x, N), 0.5)
+        masks.append(dropped.detach() == 0)
+        return torch.exp(dropped)
+
+    torch.manual_seed(0)
+    out = checkpoint(block, torch.ones(4, 4).requires_grad_(), use_reentrant=KINDS[kind], preserve_rng_state=preserve)
+    assert out.dtype is BF16
+    out.sum().backward()
+    assert torch.equal(*masks) is preserve
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_stopping_early_inside_of_a_region_leaves_it(early: bool) -> None:
+    runs: list[str] = []
+
+    def block(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        with hmp.disable_casts():
+            y = torch.exp(torch.mm(x, w))
+            runs.append("inside")
+            z = torch.relu(y).sum()
+        runs.append("after")
+        return z
+
+    x, w = M.clone().requires_grad_(), N.clone().requires_grad_()
+    expected = torch.autograd.grad(block(x, w), (x, w))
+    runs.clear()
+    with set_checkpoint_early_stop(early):
+        out = checkpoint(block, x, w, use_reentrant=False)
+    got = torch.autograd.grad(out, (x, w))
+    assert all(torch.equal(one, other) for one, other in zip(got, expected, strict=True))
+    assert runs == ["inside", "after", "inside", *([] if early else ["after"])]
+    assert torch.mm(M, N).dtype is BF16
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("state", ["casts", "disabled"])
+def test_a_block_that_raises_in_either_run_leaves_the_state_right(kind: str, state: str) -> None:
+    fails = [True]
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        out = torch.mm(x, N)
+        if fails[0]:
+            raise KeyError("the block")
+        return torch.exp(out) * out
+
+    x = M.clone().requires_grad_()
+    with STATES[state](), pytest.raises(KeyError, match="the block"):
+        checkpoint(block, x, use_reentrant=KINDS[kind])
+    assert torch.mm(M, N).dtype is BF16
+    fails[0] = False
+    with STATES[state]():
+        out = checkpoint(block, x, use_reentrant=KINDS[kind])
+    fails[0] = True
+    with pytest.raises(KeyError, match="the block"):
+        out.sum().backward()
+    assert torch.mm(M, N).dtype is BF16
+    with hmp.disable_casts():
+        assert torch.mm(M, N).dtype is FP32
+
+
+def test_a_second_run_under_no_policy_is_an_error_and_no_wrong_gradient() -> None:
+    out = checkpoint(Mixed(), M.clone().requires_grad_(), use_reentrant=False)
+    hmp.restore()
+    with pytest.raises(torch.utils.checkpoint.CheckpointError, match="different metadata"):
+        out.sum().backward()
+
+
+def test_the_debug_mode_sees_the_same_operations_in_both_runs() -> None:
+    expected = gradients(Mixed(), plainly)
+    with set_checkpoint_debug_enabled(True):
+        assert_same_runs(gradients(Mixed(), functools.partial(checkpoint, use_reentrant=False)), expected)
+
+
+# ---- several blocks --------------------------------------------------------------------------------------------------
+
+
+class Nested(nn.Module):
+    """A checkpointed block inside a checkpointed block, each in a state of its own."""
+
+    def __init__(self, kinds: tuple[bool, bool] | None, states: tuple[str, str]) -> None:
+        super().__init__()
+        self.kinds, self.states = kinds, states
+        self.first, self.second = Mixed("disabled"), Mixed()
+
+    def run(self, depth: int, block: Block, x: torch.Tensor) -> torch.Tensor:
+        with STATES[self.states[depth]]():
+            return block(x) if self.kinds is None else checkpoint(block, x, use_reentrant=self.kinds[depth])
+
+    def inner(self, x: torch.Tensor) -> torch.Tensor:
+        return self.run(1, self.first, torch.mm(x, N)) + self.second(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.run(0, self.inner, x))
+
+
+@pytest.mark.parametrize("kinds", [(a, b) for a in (True, False) for b in (True, False)])
+@pytest.mark.parametrize("states", [("casts", "disabled"), ("disabled", "casts"), ("autocast", "autocast off")])
+@pytest.mark.parametrize("after", ["casts", "disabled"])
+def test_checkpoints_nest_in_both_kinds(kinds: tuple[bool, bool], states: tuple[str, str], after: str) -> None:
+    expected = gradients(Nested(None, states), plainly, after=after)
+    assert_same_runs(gradients(Nested(kinds, states), plainly, after=after), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("before", "after"), [("casts", "disabled"), ("disabled", "casts"), ("casts", "autocast off")])
+def test_a_sequence_in_segments_gives_the_same_gradients(kind: str, before: str, after: str) -> None:
+    def stack() -> nn.Sequential:
+        return nn.Sequential(*(Mixed(inner) for inner in ("casts", "disabled", "autocast off", "casts")))
+
+    expected = gradients(stack(), plainly, before, after)
+    call = lambda model, x: checkpoint_sequential(model, 3, x, use_reentrant=KINDS[kind])  # noqa: E731
+    assert_same_runs(gradients(stack(), call, before, after), expected)
+
+
+@pytest.mark.skipif(not hasattr(checkpointing, "CheckpointPolicy"), reason="this torch checkpoints whole blocks only")
+@pytest.mark.parametrize(("before", "after"), [("casts", "disabled"), ("disabled", "casts"), ("casts", "casts")])
+@pytest.mark.parametrize("policy", ["products", "everything", "nothing"])
+def test_selective_checkpointing_gives_the_same_gradients(policy: str, before: str, after: str) -> None:
+    kept: list[Any] = []
+
+    def decide(_: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
+        product = operation in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        kept.append((operation, [one.dtype for one in args if isinstance(one, torch.Tensor)]))
+        save = policy == "everything" or (product and policy == "products")
+        policies = checkpointing.CheckpointPolicy
+        return policies.MUST_SAVE if save else policies.PREFER_RECOMPUTE
+
+    contexts = functools.partial(checkpointing.create_selective_checkpoint_contexts, decide)
+    expected = gradients(Mixed(), plainly, before, after)
+    call = functools.partial(checkpoint, use_reentrant=False, context_fn=contexts)
+    assert_same_runs(gradients(Mixed(), call, before, after), expected)
+    kind = FP32 if before == "disabled" else BF16
+    assert (torch.ops.aten.mm.default, [kind, kind]) in kept
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_training_of_several_steps_is_bit_by_bit_the_unchecked_one(kind: str) -> None:
+    def train(call: Callable[..., torch.Tensor]) -> list[torch.Tensor]:
+        model = nn.Sequential(Mixed(), Mixed("disabled"))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        for _ in range(4):
+            optimizer.zero_grad()
+            x = M.clone().requires_grad_()
+            for block in model:
+                x = call(block, x)
+            F.cross_entropy(x, torch.arange(4)).backward()
+            optimizer.step()
+        return [one.detach() for one in model.parameters()]
+
+    checked = train(functools.partial(checkpoint, use_reentrant=KINDS[kind]))
+    assert all(torch.equal(one, other) for one, other in zip(checked, train(plainly), strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_closure_of_an_optimizer_may_checkpoint(kind: str) -> None:
+    def train(call: Callable[..., torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.dtype]]:
+        model = Mixed()
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = call(model, M.clone().requires_grad_()).pow(2).sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        return [one.detach() for one in model.parameters()], model.seen
+
+    weights, seen = train(functools.partial(checkpoint, use_reentrant=KINDS[kind]))
+    expected, _ = train(plainly)
+    assert all(torch.equal(one, other) for one, other in zip(weights, expected, strict=True))
+    assert set(seen) == {BF16}
+
+
+# ---- threads, torch.compile, other partners --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("before", ["casts", "disabled"])
+@pytest.mark.parametrize("there", ["casts", "disabled"])
+def test_a_backward_in_another_thread_and_state_gives_the_same_gradients(kind: str, before: str, there: str) -> None:
+    expected = gradients(Mixed(), plainly, before)
+    model, x = Mixed(), M.clone().requires_grad_()
+    with STATES[before]():
+        out = checkpoint(model, x, use_reentrant=KINDS[kind])
+    after: list[torch.dtype] = []
+
+    def work() -> None:
+        with STATES[there]():
+            out.float().pow(2).sum().backward()
+        after.append(torch.mm(M, N).dtype)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert_same_runs((out.dtype, [x.grad, *(one.grad for one in model.parameters())]), expected)
+    assert after == [BF16]
+
+
+@pytest.mark.usefixtures("compiled_anew")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("before", ["casts", "disabled"])
+def test_a_compiled_checkpointed_block_gives_the_gradients_of_the_plain_one(backend: str, before: str) -> None:
+    def call(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(model.product, x, model.weight, use_reentrant=False)
+
+    class Simple(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(N.clone())
+
+        def product(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return torch.softmax(torch.relu(torch.mm(x, weight)), -1)
+
+    expected = gradients(Simple(), call, before, "casts")
+    for after in ("casts", "disabled"):
+        got = gradients(Simple(), torch.compile(call, backend=backend, fullgraph=True), before, after)
+        assert_same_runs(got, expected)
+
+
+@pytest.mark.usefixtures("compiled_anew")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_compiled_module_may_be_checkpointed(kind: str) -> None:
+    expected = gradients(Mixed(), plainly)
+    compiled = lambda model, x: checkpoint(  # noqa: E731
+        torch.compile(model, backend="aot_eager"), x, use_reentrant=KINDS[kind]
+    )
+    for after in ("casts", "disabled"):
+        got = gradients(Mixed(), compiled, after=after)
+        assert got[0] is expected[0]
+        for one, other in zip(got[1], expected[1], strict=True):
+            torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_recurrent_layer_and_an_encoder_layer_may_be_checkpointed(kind: str) -> None:
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.encoder = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.1, batch_first=True)
+            self.lstm = nn.LSTM(4, 4, batch_first=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.lstm(self.encoder(x[None]))[0]
+
+    expected = gradients(Layers(), plainly)
+    assert_same_runs(gradients(Layers(), functools.partial(checkpoint, use_reentrant=KINDS[kind])), expected)
+
+
+def test_a_wrapped_function_may_be_inside_of_a_block(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    wrapped = hmp.op_wrap(lambda x: torch.exp(torch.mm(x, N)), to="fp32")
+    x, y = M.clone().requires_grad_(), M.clone().requires_grad_()
+    wrapped(x).sum().backward()
+    checkpoint(wrapped, y, use_reentrant=False).sum().backward()
+    assert x.grad is not None
+    assert y.grad is not None
+    assert torch.equal(x.grad, y.grad)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("to", ["fp32", "bf16"])
+def test_a_block_inside_of_a_wrapped_function_is_run_again_with_silent_lists(kind: str, to: str) -> None:
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(torch.exp(torch.mm(x, N.to(x.dtype))), -1)
+
+    checked = hmp.op_wrap(functools.partial(checkpoint, block, use_reentrant=KINDS[kind]), to=to)
+    grads = []
+    for function in (hmp.op_wrap(block, to=to), checked):
+        x = M.clone().requires_grad_()
+        out = function(x)
+        assert out.dtype is (FP32 if to == "fp32" else BF16)
+        out.backward(N.to(out.dtype))
+        grads.append(x.grad)
+    assert torch.equal(*grads)
+
+
+def leave_casts() -> None:
+    with hmp.disable_casts():
+        pass
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        leave_casts,
+        lambda: checkpoint(torch.sin, M.clone().requires_grad_(), use_reentrant=False),
+        lambda: checkpoint(torch.sin, M.clone().requires_grad_(), use_reentrant=True).sum().backward(),
+    ],
+    ids=["disable_casts", "plain", "reentrant"],
+)
+def test_within_autocast_that_is_off_casts_begin_again_where_it_is_on_whatever_came_before(
+    what: Callable[[], Any],
+) -> None:
+    def inside() -> torch.dtype:
+        with torch.autocast("cpu", dtype=BF16):
+            return torch.relu(M).dtype  # torch.autocast leaves relu alone
+
+    with torch.autocast("cpu", enabled=False):
+        assert inside() is BF16
+        what()
+        assert torch.relu(M).dtype is FP32
+        assert inside() is BF16
+        with hmp.disable_casts():
+            assert inside() is FP32
+        assert inside() is BF16

@@ -1,0 +1,427 @@
+"""What torch keeps: weights made of weights, statistics of observers, learning rates. They are those of plain torch.
+
+Needs what the tables of ``exchanged_functions.py`` name: botorch, gpytorch, opacus, peft, torchmetrics, torchvision,
+transformers, zuko.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import itertools
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.ao import quantization
+from torch.ao.pruning import WeightNormSparsifier
+from torch.ao.quantization._equalize import equalize
+from torch.nn.utils import parametrizations, parametrize, prune
+from torch.nn.utils.rnn import pack_padded_sequence
+from torch.optim import lr_scheduler, swa_utils
+
+from habana_mp import HmpWarning, hmp
+from habana_mp.patches import exchanged_functions, named_functions
+from helpers.comparing import assert_same, seeded, tensors
+from helpers.lists import Converter
+from helpers.processes import run_script
+from helpers.torchvision_here import import_torchvision
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+@pytest.fixture(autouse=True)
+def alike() -> Iterator[None]:
+    """The same numbers in each run. Torch warns of its older functions; a warning of ours is an error."""
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", HmpWarning)
+        yield
+
+
+def averaged(**options: Any) -> list[torch.Tensor]:
+    model = nn.Linear(8, 8)
+    average = swa_utils.AveragedModel(model, **options)
+    for _ in range(3):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn(parameter.shape))
+        average.update_parameters(model)
+    return list(average.module.parameters())
+
+
+def fused_convolution() -> list[torch.Tensor]:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
+    with torch.no_grad():
+        for one in (*model[1].parameters(), *model[1].buffers()):
+            if one.is_floating_point():
+                one.uniform_(0.5, 2)
+    fused = torch.nn.utils.fuse_conv_bn_eval(*model)
+    return [*fused.parameters(), *quantization.fuse_modules(model, [["0", "1"]])[0].parameters()]
+
+
+def fused_linear() -> list[torch.Tensor]:
+    linear, norm = nn.Linear(3, 4).eval(), nn.BatchNorm1d(4).eval()
+    with torch.no_grad():
+        for one in (*norm.parameters(), norm.running_mean, norm.running_var):
+            one.uniform_(0.5, 2)
+    return list(torch.nn.utils.fuse_linear_bn_eval(linear, norm).parameters())
+
+
+def equalized() -> list[torch.Tensor]:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    return list(equalize(model, [["0", "1"]], 1e-4, inplace=False).parameters())
+
+
+def pruned(method: Callable[[nn.Module], Any]) -> list[torch.Tensor]:
+    module = nn.Linear(8, 8)
+    method(module)
+    module(torch.randn(2, 8))
+    kept = [module.weight_mask.clone(), module.weight_orig.detach().clone()]
+    prune.remove(module, "weight")
+    return [*kept, module.weight]
+
+
+def sparsified() -> list[torch.Tensor]:
+    model = nn.Sequential(nn.Linear(64, 64))
+    sparsifier = WeightNormSparsifier(sparsity_level=0.5, sparse_block_shape=(1, 4), zeros_per_block=4)
+    sparsifier.prepare(model, [{"tensor_fqn": "0.weight"}])
+    sparsifier.step()
+    return [model[0].parametrizations.weight[0].mask.clone()]
+
+
+class Twice(nn.Module):
+    """A parametrization that would be lowered."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    def right_inverse(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 0.5
+
+
+def parametrized() -> list[torch.Tensor]:
+    module = nn.Linear(8, 8)
+    parametrize.register_parametrization(module, "weight", Twice())
+    module.weight = torch.randn(8, 8)
+    made = [module.parametrizations.weight.original.detach().clone()]
+    parametrize.remove_parametrizations(module, "weight")
+    return [*made, module.weight]
+
+
+def normalised(method: Callable[[nn.Module], nn.Module], remove: Callable[[nn.Module, str], Any]) -> list[torch.Tensor]:
+    module = method(nn.Linear(8, 8))
+    for _ in range(3):
+        module(torch.randn(3, 8))
+    state = [value.clone() for value in module.state_dict().values()]
+    remove(module, "weight")
+    return [*state, module.weight]
+
+
+def assigned_orthogonal() -> list[torch.Tensor]:
+    module = parametrizations.orthogonal(nn.Linear(8, 8))
+    module.weight = torch.linalg.qr(torch.randn(8, 8))[0]
+    return list(module.state_dict().values())
+
+
+def scheduled(make: Callable[[torch.optim.Optimizer], Any]) -> list[torch.Tensor]:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=torch.tensor(1e-3))
+    scheduler = make(optimizer)
+    for _ in range(5):
+        optimizer.step()
+        scheduler.step()
+    return [optimizer.param_groups[0]["lr"]]
+
+
+def clipped(**options: Any) -> list[torch.Tensor]:
+    parameters = list(nn.Linear(8, 8).parameters())
+    for parameter in parameters:
+        parameter.grad = torch.randn(parameter.shape)
+    total = nn.utils.clip_grad_norm_(parameters, 1.0, **options)
+    totals = [total]
+    if hasattr(nn.utils, "get_total_norm"):  # one of the two halves of the above, in newer releases
+        totals.append(nn.utils.get_total_norm([parameter.grad for parameter in parameters]))
+        nn.utils.clip_grads_with_norm_(parameters, 0.5, totals[1].mul_(3))
+    nn.utils.clip_grad_value_(parameters, 0.1)
+    return [*totals, *(parameter.grad for parameter in parameters)]
+
+
+def scaled() -> list[torch.Tensor]:
+    scaler, weight = torch.amp.GradScaler("cpu", init_scale=3000.0), nn.Parameter(torch.randn(3))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    loss = scaler.scale(weight.pow(2).sum())
+    loss.backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    return [loss, weight.grad, weight]
+
+
+def scaled_in_one_kernel() -> list[torch.Tensor]:
+    scaler, weight = torch.amp.GradScaler("cpu", init_scale=3000.0), nn.Parameter(torch.randn(3))
+    optimizer = torch.optim.AdamW([weight], lr=0.1, fused=True)
+    scaler.scale(weight.pow(2).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    return [weight]
+
+
+def as_one_vector() -> list[torch.Tensor]:
+    parameters = list(nn.Linear(8, 8).parameters())
+    vector = nn.utils.parameters_to_vector(parameters)
+    nn.utils.vector_to_parameters(vector.detach().neg(), parameters)
+    return [vector, *parameters]
+
+
+def initialised() -> list[torch.Tensor]:
+    def initialise(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            with torch.no_grad():
+                module.weight.copy_(torch.randn(8, 8) * 0.02)
+
+    return list(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).apply(initialise).parameters())
+
+
+def transferred() -> list[torch.Tensor]:
+    class Halved(nn.Module):
+        def forward(self, weight: torch.Tensor) -> torch.Tensor:
+            return weight * 0.3
+
+    source = nn.Linear(8, 8)
+    parametrize.register_parametrization(source, "weight", Halved())
+    for target in (made := [nn.Linear(8, 8), nn.Identity()]):
+        parametrize.transfer_parametrizations_and_params(source, target, "weight")
+    return [parameter for one in made for parameter in one.parameters()]
+
+
+EXACT: dict[str, Callable[[], Any]] = {
+    "average": averaged,
+    "average by a function": lambda: averaged(avg_fn=swa_utils.get_ema_avg_fn(0.9)),
+    "average of many": lambda: averaged(multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.9)),
+    "fused convolution": fused_convolution,
+    "fused linear": fused_linear,
+    "equalized": equalized,
+    "pruned by size": lambda: pruned(lambda one: prune.l1_unstructured(one, "weight", 0.5)),
+    "pruned by rows": lambda: pruned(lambda one: prune.ln_structured(one, "weight", 0.5, 2, 0)),
+    "pruned by a mask": lambda: pruned(lambda one: prune.custom_from_mask(one, "weight", torch.eye(8))),
+    "sparsified": sparsified,
+    "parametrized": parametrized,
+    "weight norm": lambda: normalised(parametrizations.weight_norm, parametrize.remove_parametrizations),
+    "spectral norm": lambda: normalised(parametrizations.spectral_norm, parametrize.remove_parametrizations),
+    "orthogonal": lambda: normalised(parametrizations.orthogonal, parametrize.remove_parametrizations),
+    "transferred": transferred,
+    "assigned orthogonal": assigned_orthogonal,
+    "old weight norm": lambda: normalised(nn.utils.weight_norm, nn.utils.remove_weight_norm),
+    "old spectral norm": lambda: normalised(nn.utils.spectral_norm, nn.utils.remove_spectral_norm),
+    "exponential schedule": lambda: scheduled(lambda one: lr_scheduler.ExponentialLR(one, 0.999)),
+    "linear schedule": lambda: scheduled(lambda one: lr_scheduler.LinearLR(one, 0.3)),
+    "clipped": clipped,
+    "clipped one by one": lambda: clipped(foreach=False, norm_type=1.0),
+    "scaled": scaled,
+    "scaled in one kernel": scaled_in_one_kernel,
+    "one vector": as_one_vector,
+    "initialised": initialised,
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("options", [{}, {"preset": "gaudi/nlp/bert"}, {"opt_level": "O2"}], ids=str)
+def test_what_makes_weights_of_weights_is_exact(name: str, options: dict[str, str]) -> None:
+    expected = seeded(EXACT[name])
+    hmp.convert(**options)
+    assert_same(seeded(EXACT[name]), expected)
+
+
+#: What clip_grad_norm_ consists of in newer releases; transformers has maybe_autocast since its release 5.
+HALVES = ("_clip_grads_with_norm_", "_get_total_norm")
+
+
+def test_the_functions_that_make_state_exist_in_this_torch() -> None:
+    for name, functions in itertools.chain(*(one.table.items() for one in exchanged_functions.EXCHANGES)):
+        # All modules of torchvision are asked for the same, and none has all of it.
+        if name.startswith("torchvision."):
+            assert list(named_functions.functions_of(import_torchvision(name), functions)), name
+            continue
+        module = importlib.import_module(name)
+        for one in functions:
+            if one in (*HALVES, "maybe_autocast") and not hasattr(module, one):
+                continue
+            assert list(named_functions.functions_of(module, (one,))), f"{name}.{one}"
+
+
+def test_functions_of_a_module_imported_later_keep_their_code_after_restore() -> None:
+    script = (
+        "import sys, torch\nfrom habana_mp import hmp\n"
+        "assert 'torch.nn.utils.prune' not in sys.modules\n"
+        "hmp.convert()\nimport torch.nn.utils.prune as prune\n"
+        "code = prune.BasePruningMethod.remove.__code__\nhmp.restore()\n"
+        "print(code is prune.BasePruningMethod.remove.__code__)"
+    )
+    done = run_script(script)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
+def test_spectral_norm_can_be_compiled_whole() -> None:
+    module = parametrizations.spectral_norm(nn.Linear(8, 8))
+    plain, x = copy.deepcopy(module), torch.randn(3, 8)
+    hmp.convert()
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), plain(x))
+    for one, other in zip(module.buffers(), plain.buffers(), strict=True):
+        torch.testing.assert_close(one, other)
+    torch._dynamo.reset()
+
+
+# ---- quantization --------------------------------------------------------------------------------------------------
+
+OBSERVERS = [
+    "MinMaxObserver",
+    "MovingAverageMinMaxObserver",
+    "PerChannelMinMaxObserver",
+    "MovingAveragePerChannelMinMaxObserver",
+    "HistogramObserver",
+    "FusedMovingAvgObsFakeQuantize",
+    "default_fake_quant",
+    "default_per_channel_weight_fake_quant",
+]
+
+
+@pytest.mark.parametrize("name", OBSERVERS)
+@pytest.mark.parametrize("given", [FP32, BF16], ids=["float32", "lowered"])
+def test_what_an_observer_has_seen_is_exact(name: str, given: torch.dtype) -> None:
+    def run(dtype: torch.dtype) -> list[Any]:
+        observer = getattr(quantization, name)()
+        for _ in range(3):
+            observer(torch.randn(4, 6).to(given).to(dtype))
+        return [value for value in observer.state_dict().values() if value is not None] + [observer.calculate_qparams()]
+
+    # The fused one has a kernel for float32 only.
+    expected = seeded(lambda: run(FP32 if name.startswith("Fused") else given))
+    hmp.convert()
+    assert_same(seeded(lambda: run(given)), expected)
+
+
+def test_an_observer_can_be_scripted() -> None:
+    x = torch.randn(4, 6)
+    plain = quantization.MinMaxObserver()
+    plain(x)
+    hmp.convert()
+    scripted = torch.jit.script(quantization.MinMaxObserver())
+    scripted(x)
+    assert_same(scripted.calculate_qparams(), plain.calculate_qparams())
+
+
+class Small(nn.Module):
+    """What can be quantized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = quantization.QuantStub(), quantization.DeQuantStub()
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.leave(self.body(self.enter(x)))
+
+
+def aware_of_quantization(fused: bool) -> tuple[list[Any], torch.Tensor]:
+    model = Small()
+    if fused:
+        quantization.fuse_modules_qat(model, [["body.0", "body.1", "body.2"]], inplace=True)
+    model.qconfig = quantization.get_default_qat_qconfig("fbgemm")
+    quantization.prepare_qat(model, inplace=True)
+    for _ in range(2):
+        model(torch.randn(2, 3, 8, 8)).float().pow(2).sum().backward()
+    state = [*model.state_dict().values(), *(one.grad for one in model.parameters())]
+    return state, quantization.convert(model.eval())(torch.randn(2, 3, 8, 8))
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+def test_training_aware_of_quantization_works(fused: bool) -> None:
+    state, result = seeded(lambda: aware_of_quantization(fused))
+    hmp.convert()
+    ours, our_result = seeded(lambda: aware_of_quantization(fused))
+    for one, other in zip(ours, state, strict=True):
+        assert one.dtype is other.dtype
+        assert (one.float() - other.float()).norm() <= 0.05 * (other.float().norm() + 1)
+    assert (our_result - result).norm() <= 0.1 * result.norm()
+
+
+def test_weights_quantized_after_training_are_exact() -> None:
+    def run() -> list[torch.Tensor]:
+        model = quantization.fuse_modules(Small().eval(), [["body.0", "body.1", "body.2"]])
+        model.qconfig = quantization.get_default_qconfig("fbgemm")
+        quantization.prepare(model, inplace=True)
+        model(torch.randn(2, 3, 8, 8))
+        quantization.convert(model, inplace=True)
+        model(torch.randn(2, 3, 8, 8))
+        return [model.body[0].weight().dequantize(), model.body[4].weight().dequantize()]
+
+    expected = seeded(run)
+    hmp.convert()
+    assert_same(seeded(run), expected)
+
+
+DYNAMIC: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "linear": (lambda: nn.Linear(8, 8), (3, 8)),
+    "LSTM": (lambda: nn.LSTM(8, 8), (2, 3, 8)),
+    "GRU": (lambda: nn.GRU(8, 8), (2, 3, 8)),
+    "LSTM cell": (lambda: nn.LSTMCell(8, 8), (3, 8)),
+}
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_a_dynamically_quantized_model_takes_what_was_lowered(name: str) -> None:
+    make, shape = DYNAMIC[name]
+    inner = make()
+    model = quantization.quantize_dynamic(nn.Sequential(nn.ReLU(), inner), {type(inner)})
+    x = torch.randn(shape)
+    expected = model(x)
+    hmp.convert()
+    for one, other in zip(tensors(model(x)), tensors(expected), strict=True):
+        assert (one.float() - other).norm() <= 0.02 * (other.norm() + 1)
+    with hmp.disable_casts():
+        assert_same(model(x), expected)
+
+
+def test_a_dynamically_quantized_module_takes_lowered_sequences() -> None:
+    model = quantization.quantize_dynamic(nn.Sequential(nn.GRU(8, 8)), {nn.GRU})
+    packed = pack_padded_sequence(torch.randn(3, 2, 8).bfloat16(), torch.tensor([3, 2]))
+    expected = model(packed.float())
+    hmp.convert()
+    assert_same(model(packed), expected)
+
+
+def test_a_dynamically_quantized_model_can_be_compiled() -> None:
+    model = quantization.quantize_dynamic(nn.Sequential(nn.ReLU(), nn.Linear(8, 8)), {nn.Linear})
+    hmp.convert()
+    assert_same(torch.compile(model, backend="eager")(torch.ones(2, 8)), model(torch.ones(2, 8)))
+    torch._dynamo.reset()
+
+
+def test_a_scaler_that_is_off_leaves_a_closure_its_casts(converted: Converter) -> None:
+    weight, seen = nn.Parameter(torch.ones(4, 4)), []
+
+    def closure() -> torch.Tensor:
+        result = torch.mm(weight, weight)
+        seen.append(result.dtype)
+        return result.float().sum()
+
+    converted(bf16=["mm"])
+    torch.amp.GradScaler("cpu", enabled=False).step(torch.optim.SGD([weight], lr=0.1), closure)
+    assert seen == [torch.bfloat16]
+
+
+def test_a_traceback_shows_the_first_line_of_an_exchanged_function() -> None:
+    def fail(_: nn.Module) -> None:
+        raise ArithmeticError
+
+    hmp.convert()
+    with pytest.raises(ArithmeticError) as raised:
+        nn.Linear(2, 2).apply(fail)
+    shown = [frame.line for frame in traceback.extract_tb(raised.tb) if frame.name == "apply"]
+    assert [str(line).startswith("def apply(") for line in shown] == [True, False]

@@ -1,0 +1,212 @@
+"""torch.func, torch.autograd.functional and forward mode go through the casts as through casts by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fwd
+import torch.nn.functional as F
+from torch import nn
+
+from habana_mp import hmp
+from helpers.gradients import leaf, low, small_layers
+from helpers.lists import Converter
+from helpers.processes import run_script
+
+M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
+N = M.t().contiguous() * 0.7
+FP32 = torch.float32
+Loss = Callable[..., torch.Tensor]
+
+# ---- torch.func and forward mode -----------------------------------------------------------------------------------
+
+
+def test_vmap_equals_a_loop() -> None:
+    batch = torch.randn(3, 4, 4)
+    hmp.convert()
+    for function in (
+        lambda x: torch.mm(x, N),
+        lambda x: F.linear(x, N),
+        lambda x: x @ N * 2,
+        lambda x: torch.cat([x, N]),
+    ):
+        expected = torch.stack([function(one) for one in batch])
+        result = torch.func.vmap(function)(batch)
+        assert result.dtype is expected.dtype
+        torch.testing.assert_close(result, expected)
+
+
+def loss(w: torch.Tensor) -> torch.Tensor:
+    return torch.mm(M, w).float().pow(2).sum()
+
+
+def loss_by_hand(w: torch.Tensor) -> torch.Tensor:
+    return torch.mm(M.bfloat16(), w.bfloat16()).float().pow(2).sum()
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f: torch.func.grad(f)(N),
+        lambda f: torch.func.grad_and_value(f)(N),
+        lambda f: torch.func.vmap(torch.func.grad(f))(torch.stack([N, M])),
+        lambda f: torch.func.vjp(f, N)[1](torch.tensor(1.0)),
+        lambda f: torch.func.jvp(f, (N,), (M,)),
+        lambda f: torch.func.jacrev(f)(N),
+        lambda f: torch.func.jacfwd(f)(N),
+        lambda f: torch.func.linearize(f, N)[1](M),
+        lambda f: torch.func.hessian(f)(N[:, :2].contiguous()),
+        lambda f: torch.func.grad(lambda x: torch.func.grad(f)(x).sum())(N),
+        lambda f: torch.autograd.functional.jacobian(f, N),
+    ],
+)
+def test_transforms_go_through_the_casts_as_through_those_by_hand(
+    converted: Converter, transform: Callable[[Any], Any]
+) -> None:
+    expected = transform(loss_by_hand)
+    converted(bf16=["mm"])
+    torch.testing.assert_close(transform(loss), expected)
+
+
+FUNCTIONALIZED = """
+import torch
+from habana_mp import hmp
+x, y = torch.linspace(0.1, 0.9, 16).reshape(4, 4), torch.linspace(0.9, 0.1, 16).reshape(4, 4)
+hmp.convert()
+for grad in (False, True):
+    for function in (lambda x: torch.mm(x, y), torch.relu, lambda x: torch.cat([x.bfloat16(), y]), torch.log):
+        for _ in range(3):
+            with torch.set_grad_enabled(grad):
+                assert torch.equal(torch.func.functionalize(function)(x), function(x))
+print("same")
+"""
+
+
+def test_functionalization_goes_through_the_casts() -> None:
+    # In a process of its own: what is wrapped has no memory, and reading it ends the process.
+    done = run_script(FUNCTIONALIZED)
+    assert (done.returncode, done.stdout) == (0, "same\n"), done.stderr
+
+
+def test_forward_mode_gradients_go_through_the_casts(converted: Converter) -> None:
+    tangent = torch.randn(4, 4)
+    expected = torch.mm(M.bfloat16(), tangent.bfloat16())
+    converted(bf16=["mm"])
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad), fwd.dual_level():
+            out = fwd.unpack_dual(torch.mm(M, fwd.make_dual(N, tangent)))
+            assert out.tangent is not None
+            assert torch.equal(out.tangent, expected)
+
+
+def test_second_gradients_go_through_the_casts(converted: Converter) -> None:
+    def second(f: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        w = N.clone().requires_grad_()
+        (first,) = torch.autograd.grad(f(w), w, create_graph=True)
+        return torch.autograd.grad(first.sum(), w)[0]
+
+    expected = second(loss_by_hand)
+    converted(bf16=["mm"])
+    assert torch.equal(second(loss), expected)
+
+
+# ---- torch.func, torch.autograd.functional, forward mode -------------------------------------------------------------
+
+
+def test_per_sample_gradients_are_those_of_each_sample_alone() -> None:
+    samples, labels = torch.randn(3, 4), torch.tensor([0, 1, 3])
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
+    weights = dict(model.named_parameters())
+
+    def loss(weights: dict[str, torch.Tensor], x: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        out = torch.func.functional_call(model, weights, (x[None],))
+        return F.cross_entropy(out, label[None])
+
+    hmp.convert()
+    grad = torch.func.grad(loss)
+    got = torch.func.vmap(grad, in_dims=(None, 0, 0))(weights, samples, labels)
+    each = [grad(weights, x, label) for x, label in zip(samples, labels, strict=True)]
+    for name, stacked in got.items():
+        assert stacked.dtype is FP32
+        torch.testing.assert_close(stacked, torch.stack([one[name] for one in each]), rtol=2e-2, atol=2e-3)
+
+
+NORMS = {
+    "layer": lambda: nn.LayerNorm(6),
+    "group": lambda: nn.GroupNorm(2, 6),
+    "batch": lambda: nn.BatchNorm1d(6).eval(),
+    "instance": lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), nn.InstanceNorm1d(2, affine=True), nn.Flatten()),
+    "encoder": lambda: nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0),
+}
+
+
+@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS.keys())
+def test_transforms_go_through_norms_of_lowered_activations(norm: Callable[[], nn.Module]) -> None:
+    # The formulas of torch's transforms do not take a float32 weight beside a lower input, as the kernels do.
+    model = nn.Sequential(nn.Linear(4, 6), norm(), nn.Linear(6, 2))
+    weights, samples = dict(model.named_parameters()), torch.randn(3, 4)
+
+    def loss(weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(model, weights, (x[None],)).exp().sum()
+
+    # A linear layer's bias before an instance norm has no gradient but rounding.
+    told = [name for name in weights if name != "0.bias"]
+    plain = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, samples)
+    hmp.convert()
+    per_sample = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(weights, samples)
+    jacobian = torch.func.jacrev(loss)(weights, samples[0])
+    for name in told:
+        for got, expected in ((per_sample[name], plain[name]), (jacobian[name], plain[name][0])):
+            assert got.dtype is FP32
+            torch.testing.assert_close(got, expected, rtol=0.1, atol=0.05 * expected.abs().max().item() + 1e-3)
+    if not isinstance(model[1], nn.TransformerEncoderLayer):  # torch's attention has no forward mode
+        tangent = torch.func.jvp(lambda x: loss(weights, x), (samples[0],), (samples[1],))[1]
+        expected = torch.func.grad(lambda x: loss(weights, x))(samples[0]) @ samples[1]
+        torch.testing.assert_close(tangent.float(), expected.float(), rtol=0.1, atol=0.1)
+
+
+def model_loss(x: torch.Tensor) -> torch.Tensor:
+    return torch.log_softmax(torch.mm(x, N), -1).pow(2).sum()
+
+
+def model_loss_by_hand(x: torch.Tensor) -> torch.Tensor:
+    return torch.log_softmax(torch.mm(low(x), low(N)).float(), -1).pow(2).sum()
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f: torch.func.jacrev(torch.func.jacfwd(f))(M),
+        lambda f: torch.func.jacfwd(torch.func.jacrev(f))(M),
+        lambda f: torch.func.jvp(torch.func.grad(f), (M,), (N,)),
+        lambda f: torch.autograd.functional.hessian(f, M),
+        lambda f: torch.autograd.functional.hvp(f, M, N),
+        lambda f: torch.autograd.functional.vhp(f, M, N),
+        lambda f: torch.autograd.functional.vjp(f, M),
+        lambda f: torch.autograd.functional.jvp(f, M, N),
+        lambda f: torch.autograd.functional.jacobian(f, M, vectorize=True),
+        lambda f: torch.autograd.functional.jacobian(f, M, vectorize=True, strategy="forward-mode"),
+    ],
+    ids=["rev-fwd", "fwd-rev", "jvp-grad", "hessian", "hvp", "vhp", "vjp", "jvp", "jacobian", "jacobian-forward"],
+)
+def test_transforms_of_a_mixed_function_are_those_of_casts_by_hand(
+    converted: Converter, transform: Callable[[Loss], Any]
+) -> None:
+    expected = transform(model_loss_by_hand)
+    converted(bf16=["mm"], fp32=["log_softmax"])
+    torch.testing.assert_close(transform(model_loss), expected)
+
+
+def test_forward_mode_through_a_whole_model_is_that_of_reverse_mode() -> None:
+    model, tangent = small_layers(), torch.randn(4, 4)
+    hmp.convert()
+    with fwd.dual_level():
+        out = fwd.unpack_dual(model(fwd.make_dual(M, tangent)))
+    x = leaf(M)
+    (reverse,) = torch.autograd.grad(model(x).float().sum(), x)
+    hmp.restore()
+    assert out.tangent is not None
+    torch.testing.assert_close(out.tangent.float().sum(), (reverse * tangent).sum(), rtol=3e-2, atol=3e-2)

@@ -1,0 +1,301 @@
+"""Gradients of every kind through the casts: as through casts by hand, and each in its leaf's own dtype."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from habana_mp import hmp, ops
+from helpers.cases import ADDED_UP, CASES, LATE_KERNELS, NO_KERNEL, Case, cast
+from helpers.comparing import assert_same
+from helpers.gradients import gradients, leaf, low, small_layers
+from helpers.lists import Converter
+from helpers.models import small_classifier
+
+M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
+N = M.t().contiguous() * 0.7
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+IMAGE = torch.linspace(-1, 1, 2 * 3 * 6 * 6).reshape(2, 3, 6, 6)
+
+
+def test_inference_mode_works() -> None:
+    model = small_classifier()
+    hmp.convert()
+    expected = model(M)
+    with torch.inference_mode():
+        result = model(M)
+        assert torch.mm(M, N).is_inference()
+    assert torch.equal(result, expected)
+
+
+Loss = Callable[..., torch.Tensor]
+#: No gradient at all, or (lstsq) one whose last bits depend on where the memory lies.
+LEFT_OUT = {"geqrf", "linalg_matrix_rank", "linalg_lstsq", "_addmm_activation"}
+ONE_FORM = list({case.name: case for case in CASES if case.name not in LEFT_OUT}.values())
+
+
+def differing(converted: Converter, cases: list[tuple[Case, Any]], **lists: Any) -> list[str]:
+    """The cases whose gradients, under a list of their name alone, are not those expected."""
+    wrong = []
+    for case, expected in cases:
+        converted(**{side: [case.name] for side in ("bf16", "fp32") if side in lists}, dtype=lists.get("dtype", BF16))
+        got = gradients(case)
+        hmp.restore()
+        same = [
+            one is other is None
+            or (one is not None and other is not None and torch.equal(one.nan_to_num(), other.nan_to_num()))
+            for one, other in zip(got, expected, strict=True)
+        ]
+        if not all(same) or not same:
+            wrong.append(f"{case}: {same}")
+    return wrong
+
+
+@pytest.mark.parametrize(("dtype", "cases"), [(BF16, ONE_FORM), (FP16, ONE_FORM[::3])], ids=["bf16", "fp16"])
+def test_gradients_of_lowered_operations_are_those_of_casts_by_hand(
+    converted: Converter, dtype: torch.dtype, cases: list[Case]
+) -> None:
+    def by_hand(case: Case) -> list[torch.Tensor | None]:
+        if case.name in ADDED_UP:
+            return gradients(replace(case, call=lambda *inputs: cast(case.call(*inputs), dtype)))
+        try:
+            return gradients(case, None if case.name in NO_KERNEL else dtype)
+        except RuntimeError:
+            assert case.name in LATE_KERNELS
+            return gradients(case)
+
+    # Those of a recurrent layer's weights are summed over the steps in float32: test_modules.py
+    expected = [(case, by_hand(case)) for case in cases if not ops.row_of(case.name).takes_steps]
+    assert differing(converted, expected, bf16=True, dtype=dtype) == []
+
+
+def test_gradients_of_operations_kept_in_float32_are_those_of_casts_by_hand(converted: Converter) -> None:
+    lowered = [Case(one.name, one.form, one.call, one.cast(BF16), one.kept) for one in ONE_FORM]
+    expected = [(case, gradients(case, FP32)) for case in lowered[::2] if case.name != "batch_norm"]
+    assert differing(converted, expected, fp32=True) == []
+
+
+TWICE: dict[str, tuple[Loss, Loss, list[str], list[str]]] = {
+    "matmul": (lambda x: x @ x, lambda x: low(x) @ low(x), ["matmul"], []),
+    "conv2d": (
+        lambda x: F.conv2d(IMAGE, x.reshape(1, 1, 4, 4).expand(2, 3, 4, 4)),
+        lambda x: F.conv2d(low(IMAGE), low(x.reshape(1, 1, 4, 4).expand(2, 3, 4, 4))),
+        ["conv2d"],
+        [],
+    ),
+    "softmax": (lambda x: torch.softmax(low(x), -1), lambda x: torch.softmax(low(x).float(), -1), [], ["softmax"]),
+    "layer_norm": (lambda x: F.layer_norm(x, (4,)), lambda x: F.layer_norm(low(x), (4,)), ["layer_norm"], []),
+    "norm": (lambda x: torch.norm(low(x)), lambda x: torch.norm(low(x).float()), [], ["norm"]),
+    "normalize": (F.normalize, lambda x: F.normalize(low(x)), ["normalize"], []),
+    "cross_entropy": (
+        lambda x: F.cross_entropy(low(x), torch.arange(4)),
+        lambda x: F.cross_entropy(low(x).float(), torch.arange(4)),
+        [],
+        ["cross_entropy"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_second_and_third_gradients_are_those_of_casts_by_hand(converted: Converter, name: str) -> None:
+    function, by_hand, bf16, fp32 = TWICE[name]
+
+    def derivatives(f: Loss) -> list[torch.Tensor]:
+        x = leaf(M)
+        loss, found = f(x).float().pow(3).sum(), []
+        for _ in range(3):
+            (loss,) = torch.autograd.grad(loss, x, create_graph=True)
+            found.append(loss.detach())
+            loss = loss.pow(2).sum()
+        return found
+
+    expected = derivatives(by_hand)
+    converted(bf16=bf16, fp32=fp32)
+    got = derivatives(function)
+    assert_same(got, expected)
+    assert {one.dtype for one in got} == {FP32}
+
+
+def test_a_gradient_penalty_trains_in_float32() -> None:
+    model, x = small_layers(), leaf(M)
+    hmp.convert()
+    (grad,) = torch.autograd.grad(model(x).float().sum(), x, create_graph=True)
+    with hmp.disable_casts():
+        penalty = (grad.norm(2, dim=1) - 1).pow(2).mean()
+    penalty.backward()
+    weights = [one for name, one in model.named_parameters() if name != "3.bias"]
+    assert {one.grad.dtype for one in weights if one.grad is not None} == {FP32}
+    assert all(one.grad is not None and one.grad.isfinite().all() for one in weights)
+
+
+def test_float64_passes_gradcheck_untouched() -> None:
+    model = small_layers().double()
+    x, y = leaf(M.double()), leaf(N.double())
+    hmp.convert()
+    assert torch.autograd.gradcheck(model, x)
+    assert torch.autograd.gradgradcheck(torch.mm, (x, y))
+    assert torch.autograd.gradcheck(
+        lambda x: F.cross_entropy(F.softmax(x, -1), torch.arange(4)), x, check_forward_ad=True
+    )
+
+
+# ---- the graph and its hooks -----------------------------------------------------------------------------------------
+
+
+def test_a_graph_that_is_kept_gives_the_same_gradient_again(converted: Converter) -> None:
+    x = leaf(M)
+    converted(bf16=["mm"], fp32=["softmax"])
+    loss = torch.softmax(torch.mm(x, N), -1).pow(2).sum()
+    (first,) = torch.autograd.grad(loss, x, retain_graph=True)
+    hmp.restore()
+    (again,) = torch.autograd.grad(loss, x)
+    assert first.dtype is FP32
+    assert torch.equal(first, again)
+
+
+def test_accumulated_gradients_are_the_float32_sum_of_each(converted: Converter) -> None:
+    batches = [torch.randn(4, 4) for _ in range(5)]
+    converted(bf16=["mm"])
+    each = [torch.autograd.grad(torch.mm(batch, w := leaf(N)).float().sum(), w)[0] for batch in batches]
+    total = leaf(N)
+    for batch in batches:
+        torch.mm(batch, total).float().sum().backward()
+    hmp.restore()
+    expected = each[0]
+    for one in each[1:]:
+        expected = expected + one
+    assert_same(total.grad, expected)
+
+
+def test_a_lowered_result_that_keeps_its_gradient_keeps_it_in_its_own_precision(converted: Converter) -> None:
+    x = leaf(M)
+    converted(bf16=["mm"])
+    hidden = torch.mm(x, N)
+    hidden.retain_grad()
+    hidden.float().pow(2).sum().backward()
+    assert hidden.grad is not None
+    assert hidden.grad.dtype is BF16
+    assert torch.equal(hidden.grad, 2 * hidden.detach().float().bfloat16())
+    assert x.grad is not None
+    assert x.grad.dtype is FP32
+
+
+# ---- in place, views, inference --------------------------------------------------------------------------------------
+
+
+def test_writing_into_a_view_passes_the_gradient_of_both(converted: Converter) -> None:
+    def run(product: Callable[..., torch.Tensor]) -> list[torch.Tensor | None]:
+        x, y = leaf(M), leaf(N)
+        base = x.clone()
+        base[1:3] = product(y, y)[1:3]
+        base.t()[0].mul_(2)
+        base.view(-1)[3:5].add_(product(x, y).view(-1)[:2])
+        base.pow(2).sum().backward()
+        return [x.grad, y.grad]
+
+    expected = run(lambda a, b: (low(a) @ low(b)).float())
+    converted(bf16=["mm"])
+    assert_same(run(torch.mm), expected)
+
+
+def test_changing_what_was_saved_in_its_own_precision_is_still_an_error(converted: Converter) -> None:
+    x = leaf(M)
+    converted(bf16=["mm", "exp"])
+    out = torch.exp(x)
+    out.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_changing_a_float32_input_after_its_cast_leaves_the_gradient_right(converted: Converter) -> None:
+    x, other = leaf(M), N.clone()
+    converted(bf16=["mm"])
+    out = torch.mm(x, other)
+    other.zero_()
+    out.sum().backward()
+    hmp.restore()
+    assert_same(x.grad, (torch.ones(4, 4).bfloat16() @ N.bfloat16().t()).float())
+
+
+def test_a_detached_lowered_result_shares_its_memory(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    out = torch.mm(leaf(M), N)
+    out.detach().zero_()
+    assert out.eq(0).all()
+
+
+def test_inference_tensors_are_refused_by_the_backward_as_in_torch(converted: Converter) -> None:
+    with torch.inference_mode():
+        fixed = torch.ones(4, 4)
+    converted(bf16=["relu"], fp32=["exp"])
+    x = leaf(M)
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved"):
+        x * fixed
+    with torch.inference_mode():
+        assert torch.relu(fixed).is_inference()
+        assert torch.exp(torch.relu(fixed)).dtype is FP32
+
+
+def test_no_grad_and_enable_grad_decide_what_is_recorded(converted: Converter) -> None:
+    x = leaf(M)
+    converted(bf16=["mm"])
+    with torch.no_grad():
+        assert not torch.mm(x, N).requires_grad
+        with torch.enable_grad():
+            assert torch.mm(x, N).requires_grad
+    assert torch.mm(x.detach(), N).grad_fn is None
+
+
+# ---- threads ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as threads:
+        yield threads
+
+
+def test_a_backward_in_another_thread_gives_the_same_gradients(pool: ThreadPoolExecutor) -> None:
+    here, there = small_layers(), small_layers()
+    hmp.convert()
+    here(M).float().pow(2).sum().backward()
+    loss = there(M).float().pow(2).sum()
+    pool.submit(loss.backward).result()
+    assert_same([one.grad for one in there.parameters()], [one.grad for one in here.parameters()])
+
+
+def test_backwards_of_many_threads_add_up_in_shared_weights(pool: ThreadPoolExecutor) -> None:
+    model, x = small_layers(), M
+    hmp.convert()
+    model(x).float().pow(2).sum().backward()
+    single = [one.grad for one in model.parameters()]
+    model.zero_grad()
+    start = threading.Barrier(4)
+
+    def work(_: int) -> None:
+        start.wait()
+        for _ in range(4):
+            model(x).float().pow(2).sum().backward()
+
+    list(pool.map(work, range(4)))
+    hmp.restore()
+    for weight, one in zip(model.parameters(), single, strict=True):
+        assert weight.grad is not None
+        assert one is not None
+        torch.testing.assert_close(weight.grad, 16 * one)
+
+
+def test_one_graph_may_be_walked_by_two_threads(pool: ThreadPoolExecutor, converted: Converter) -> None:
+    x = leaf(M)
+    converted(bf16=["mm"])
+    shared = torch.mm(x, N)
+    losses = [shared.float().sum(), shared.float().pow(2).sum()]
+    got = list(pool.map(lambda loss: torch.autograd.grad(loss, x, retain_graph=True)[0], losses))
+    assert_same(got, [torch.autograd.grad(loss, x, retain_graph=True)[0] for loss in losses])

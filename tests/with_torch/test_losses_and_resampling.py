@@ -1,0 +1,163 @@
+"""Losses of lowered scores, and modules that resample images."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from habana_mp import HmpWarning, hmp
+from helpers.comparing import assert_same
+from helpers.lists import Converter
+from helpers.modules import assert_near, lower, raised, trained, trained_by_hand
+
+FP32 = torch.float32
+
+pytestmark = pytest.mark.processor
+
+
+@pytest.fixture(autouse=True)
+def alike(one_thread: None) -> Iterator[None]:
+    """The same numbers in each run; none of torch's warnings of old functions."""
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", HmpWarning)
+        yield
+
+
+G = torch.Generator().manual_seed(1)
+SCORES, TARGETS = torch.randn(4, 6, generator=G), torch.rand(4, 6, generator=G)
+LABELS, SIGNS = torch.tensor([0, 1, 2, 3]), torch.tensor([1.0, -1.0, 1.0, -1.0])
+# The loss, its inputs, and which of them are lowered: results of a model. The others are targets.
+LOSSES: dict[str, tuple[nn.Module, tuple[Any, ...], int]] = {
+    "L1Loss": (nn.L1Loss(), (SCORES, TARGETS), 1),
+    "MSELoss": (nn.MSELoss(), (SCORES, TARGETS), 1),
+    "SmoothL1Loss": (nn.SmoothL1Loss(), (SCORES, TARGETS), 1),
+    "HuberLoss": (nn.HuberLoss(), (SCORES, TARGETS), 1),
+    "BCELoss": (nn.BCELoss(TARGETS), (SCORES.sigmoid(), TARGETS), 1),
+    "BCEWithLogitsLoss": (nn.BCEWithLogitsLoss(pos_weight=TARGETS[0]), (SCORES, TARGETS), 1),
+    "SoftMarginLoss": (nn.SoftMarginLoss(), (SCORES, TARGETS), 1),
+    "PoissonNLLLoss": (nn.PoissonNLLLoss(), (SCORES, TARGETS), 1),
+    "KLDivLoss": (nn.KLDivLoss(reduction="batchmean"), (SCORES, TARGETS), 1),
+    "HingeEmbeddingLoss": (nn.HingeEmbeddingLoss(), (SCORES[:, 0], SIGNS), 1),
+    "CosineEmbeddingLoss": (nn.CosineEmbeddingLoss(), (SCORES, TARGETS, SIGNS), 2),
+    "MarginRankingLoss": (nn.MarginRankingLoss(), (SCORES[:, 0], TARGETS[:, 0], SIGNS), 2),
+    "TripletMarginLoss": (nn.TripletMarginLoss(), (SCORES, TARGETS, -TARGETS), 1),
+    "TripletMarginWithDistanceLoss": (nn.TripletMarginWithDistanceLoss(), (SCORES, TARGETS, -TARGETS), 1),
+    "MultiMarginLoss": (nn.MultiMarginLoss(weight=TARGETS[0]), (SCORES, LABELS), 1),
+    "MultiLabelMarginLoss": (nn.MultiLabelMarginLoss(), (SCORES, torch.tensor([[0, 3, -1, 0, 0, 0]] * 4)), 1),
+    "MultiLabelSoftMarginLoss": (nn.MultiLabelSoftMarginLoss(), (SCORES, TARGETS.round()), 1),
+    "GaussianNLLLoss": (nn.GaussianNLLLoss(), (SCORES, TARGETS, TARGETS + 1), 1),
+    "NLLLoss": (nn.NLLLoss(weight=TARGETS[0]), (SCORES, LABELS), 1),
+    "NLLLoss of images": (nn.NLLLoss(), (SCORES[..., None, None], LABELS[:, None, None]), 1),
+    "CrossEntropyLoss": (nn.CrossEntropyLoss(weight=TARGETS[0], label_smoothing=0.1), (SCORES, LABELS), 1),
+    "CrossEntropyLoss of probabilities": (nn.CrossEntropyLoss(), (SCORES, TARGETS), 1),
+    "CTCLoss": (
+        nn.CTCLoss(),
+        (SCORES[:, None].log_softmax(-1), LABELS[None, 1:], torch.tensor([4]), torch.tensor([3])),
+        1,
+    ),
+}
+#: They multiply in Python; `mul` is in the lower list.
+MULTIPLYING = {"GaussianNLLLoss", "MultiLabelSoftMarginLoss"}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_of_lowered_scores_is_computed_in_float32(name: str) -> None:
+    module, given, results = LOSSES[name]
+    lowered = tuple(lower(one) if index < results else one for index, one in enumerate(given))
+
+    def run(inputs: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = inputs[0].detach().clone().requires_grad_()
+        loss = module(scores, *inputs[1:])
+        loss.backward()
+        assert scores.grad is not None
+        assert scores.grad.dtype is scores.dtype
+        return loss.detach(), scores.grad
+
+    expected_full, expected = run(given), run(raised(lowered))
+    hmp.convert()
+    loss, gradient = run(lowered)
+    if name in MULTIPLYING:
+        assert_near((loss, gradient), expected)
+        return
+    assert loss.dtype is FP32
+    assert_near(loss, expected[0], 1e-4)
+    assert_near(gradient, expected[1], 0.01)
+    assert_same(run(given), expected_full)
+
+
+def test_an_adaptive_softmax_trains() -> None:
+    module, x, labels = nn.AdaptiveLogSoftmaxWithLoss(16, 20, [4, 10]), torch.randn(12, 16), torch.arange(12)
+    expected = trained(module, x, labels), module.log_prob(x)
+    hmp.convert()
+    for given in (x, x.bfloat16()):
+        assert_near((trained(module, given, labels), module.log_prob(given)), expected)
+        assert module.predict(given).shape == (12,)
+
+
+IMAGES = torch.randn(1, 2, 4, 6, generator=G)
+GRID = torch.rand(1, 3, 5, 2, generator=G) * 2 - 1
+RESAMPLING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "Fold": lambda x: nn.Fold((4, 3), 2)(x.reshape(1, 8, 6)),
+    "Unfold": nn.Unfold(2),
+    "PixelShuffle": lambda x: nn.PixelShuffle(2)(x.reshape(1, 4, 3, 4)),
+    "PixelUnshuffle": nn.PixelUnshuffle(2),
+    "nearest": nn.Upsample(scale_factor=2, mode="nearest"),
+    "nearest-exact": nn.Upsample(scale_factor=2, mode="nearest-exact"),
+    "bilinear": nn.Upsample(scale_factor=2, mode="bilinear"),
+    "bicubic": nn.Upsample(scale_factor=1.5, mode="bicubic"),
+    "area": nn.Upsample(size=(2, 3), mode="area"),
+    "linear": lambda x: nn.Upsample(scale_factor=2, mode="linear")(x[0]),
+    "trilinear": lambda x: nn.Upsample(scale_factor=2, mode="trilinear")(x[None]),
+    "antialiased": lambda x: F.interpolate(x, (2, 3), mode="bilinear", antialias=True),
+    "ZeroPad2d": nn.ZeroPad2d(1),
+    "ReflectionPad2d": nn.ReflectionPad2d(1),
+}
+
+
+@pytest.mark.parametrize("name", RESAMPLING)
+def test_resampling_follows_its_input_and_obeys_a_list(converted: Converter, name: str) -> None:
+    run = RESAMPLING[name]
+    antialiased = name == "antialiased"  # has no kernel for bfloat16 on a CPU
+    full, lowered = run(IMAGES), run(IMAGES.bfloat16().float() if antialiased else IMAGES.bfloat16())
+    hmp.convert()
+    assert_same(run(IMAGES), full)
+    assert_same(run(IMAGES.bfloat16()), lowered)
+    # Pixels are only moved, and the functions behind Fold have names of their own.
+    listed = {
+        "Fold": "col2im",
+        "Unfold": "im2col",
+        "PixelShuffle": "pixel_shuffle",
+        "PixelUnshuffle": "pixel_unshuffle",
+    }
+    converted(bf16=["interpolate", "pad", "adaptive_avg_pool2d", *({listed[name]} if name in listed else ())])
+    assert_same(run(IMAGES), full if antialiased else lowered)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+def test_sampling_on_a_grid_runs_in_float32(converted: Converter, mode: str) -> None:
+    def run(image: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+        return F.grid_sample(image, grid, mode=mode, align_corners=False)
+
+    full, of_lowered = run(IMAGES, GRID), run(IMAGES.bfloat16().float(), GRID)
+    hmp.convert()
+    assert_same(run(IMAGES, GRID), full)
+    assert_same(run(IMAGES.bfloat16(), GRID), of_lowered)
+    converted(bf16=["grid_sample"])
+    assert_same(run(IMAGES, GRID), full)
+
+
+def test_bilinear_goes_to_the_widest_input(converted: Converter) -> None:
+    module, x, y = nn.Bilinear(3, 4, 5), torch.randn(2, 3), torch.randn(2, 4)
+    expected, lowered = trained(module, x.bfloat16().float(), y), trained_by_hand(module, x, y)
+    hmp.convert()
+    assert_same(trained(module, x.bfloat16(), y), expected)
+    converted(bf16=["bilinear"])
+    assert_same(trained(module, x, y), lowered)

@@ -1,0 +1,353 @@
+"""Operators of torch.ops, torch's own and the users', listed by their qualified name or wrapped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from habana_mp import hmp
+from helpers.compiling import BACKENDS, HAS_COMPILER
+from helpers.lists import Converter, write_list
+
+BF16, FP32 = torch.bfloat16, torch.float32
+M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
+N = M.t().contiguous() * 0.7
+NAME = "hmp_test::product"
+pytestmark = pytest.mark.usefixtures("compiled_anew")
+
+
+# Schemas are written out: older releases do not read annotations that are strings.
+@torch.library.custom_op(NAME, mutates_args=(), schema="(Tensor x, Tensor y, float scale=1.0) -> Tensor")
+def product(x: torch.Tensor, y: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    return x.matmul(y) * scale
+
+
+@product.register_fake
+def _(x: torch.Tensor, y: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    return x.new_empty(x.shape[0], y.shape[1])
+
+
+def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
+
+
+def _gradients(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    x, y = ctx.saved_tensors
+    return grad.matmul(y.t()), x.t().matmul(grad), None
+
+
+product.register_autograd(_gradients, setup_context=_keep_inputs)
+
+
+@torch.library.custom_op("hmp_test::scale_", mutates_args={"x"}, schema="(Tensor(a!) x, Tensor y) -> ()")
+def scale_(x: torch.Tensor, y: torch.Tensor) -> None:
+    x.mul_(y)
+
+
+@torch.library.custom_op("hmp_test::store", mutates_args={"total"}, schema="(Tensor x, Tensor(a!) total) -> Tensor")
+def store(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    total += x.sum().to(total.dtype)
+    return x * 2
+
+
+@torch.library.custom_op(
+    "hmp_test::store_float32", mutates_args={"total"}, schema="(Tensor x, Tensor(a!) total) -> Tensor"
+)
+def store_float32(x: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    total += 1
+    if x.dtype is not FP32:
+        raise NotImplementedError("for float32 only")
+    return x * 2
+
+
+WAYS: dict[str, Callable[..., torch.Tensor]] = {
+    "function": product,
+    "packet": torch.ops.hmp_test.product,
+    "overload": torch.ops.hmp_test.product.default,
+}
+BY_HAND = M.bfloat16().matmul(N.bfloat16())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_listed_operator_is_cast_however_it_is_called(converted: Converter, way: str) -> None:
+    call = WAYS[way]
+    before = (hash(call), repr(call))
+    converted(bf16=[NAME])
+    for result in (call(M, N), call(M, N.bfloat16()), call(M, y=N), call(x=M, y=N)):
+        assert torch.equal(result, BY_HAND)
+    assert [call(M, N).dtype for _ in range(50)] == [BF16] * 50  # also when the interpreter has specialised the call
+    assert (hash(call), repr(call)) == before
+    hmp.restore()
+    assert call(M, N).dtype is FP32
+
+
+def test_an_operator_in_the_float32_list_gets_float32(converted: Converter) -> None:
+    converted(fp32=[NAME])
+    assert torch.equal(product(M.bfloat16(), N), M.bfloat16().float().matmul(N))
+
+
+def test_an_operator_in_no_list_is_left_alone(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    assert product(M, N).dtype is FP32
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_of_an_operator_equal_those_of_casts_by_hand(converted: Converter, way: str) -> None:
+    def gradients(call: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        leaves = [M.clone().requires_grad_(), N.clone().requires_grad_()]
+        call(*leaves).float().square().sum().backward()
+        return tuple(leaf.grad for leaf in leaves)
+
+    expected = gradients(lambda x, y: product(x.bfloat16(), y.bfloat16()))
+    converted(bf16=[NAME])
+    for mine, theirs in zip(gradients(WAYS[way]), expected, strict=True):
+        assert mine.dtype is FP32
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.usefixtures("counted")
+def test_the_report_and_the_log_name_the_operator(converted: Converter, tmp_path: Path) -> None:
+    log = tmp_path / "casts.log"
+    converted(bf16=[NAME], log=log)
+    product(M, N)
+    (row,) = (row for row in hmp.report(show=False).rows if row.operation == NAME)
+    assert (row.precision, row.calls, row.casts) == ("bf16", 1, 2)
+    hmp.restore()
+    assert "casting  <OpOverload(op='hmp_test.product', overload='default')>  to  to_bf16" in log.read_text()
+
+
+def test_casts_of_an_operator_can_be_disabled(converted: Converter) -> None:
+    converted(bf16=[NAME])
+    with hmp.disable_casts():
+        assert product(M, N).dtype is FP32
+    with torch.autocast("cpu", enabled=False):
+        assert product(M, N).dtype is FP32
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+def test_an_operator_that_writes_into_its_first_input_keeps_it(converted: Converter, dtype: torch.dtype) -> None:
+    converted(bf16=["hmp_test::scale_"])
+    target = M.clone().to(dtype)
+    address = target.data_ptr()
+    scale_(target, N)
+    assert (target.dtype, target.data_ptr()) == (dtype, address)
+    assert torch.equal(target, M.to(dtype) * N.to(dtype))
+
+
+def test_what_an_operator_writes_into_is_not_cast(converted: Converter) -> None:
+    converted(bf16=["hmp_test::store"])
+    total = torch.zeros(())
+    assert store(M, total).dtype is BF16
+    assert store(M, total=total).dtype is BF16
+    assert total.dtype is FP32
+    assert torch.equal(total, 2 * M.bfloat16().sum().float())
+
+
+def test_an_input_that_is_a_number_in_another_overload_is_cast(converted: Converter) -> None:
+    library = torch.library.Library("hmp_test_overloads", "DEF")
+    for overload, kind in (("Tensor", "Tensor"), ("Scalar", "float")):
+        library.define(f"scale.{overload}(Tensor x, {kind} by) -> Tensor")
+        library.impl(f"scale.{overload}", lambda x, by: x.clone().mul_(by), "CompositeExplicitAutograd")
+    converted(bf16=["hmp_test_overloads::scale"])
+    scale = torch.ops.hmp_test_overloads.scale
+    assert torch.equal(scale(M, N), M.bfloat16() * N.bfloat16())
+    assert torch.equal(scale(M, by=N), M.bfloat16() * N.bfloat16())
+    assert torch.equal(scale(M, 0.5), M.bfloat16() * 0.5)
+
+
+def test_an_operator_writes_into_its_first_input_by_keyword(converted: Converter) -> None:
+    converted(bf16=["hmp_test::scale_"])
+    target = M.clone()
+    scale_(y=N.bfloat16(), x=target)
+    with hmp.disable_casts():
+        assert torch.equal(target, M * N.bfloat16().float())
+
+
+def test_an_operator_that_writes_into_another_input_is_called_once(converted: Converter) -> None:
+    converted(bf16=["hmp_test::store_float32"])
+    total = torch.zeros(())
+    with pytest.raises(NotImplementedError, match="for float32 only"):
+        store_float32(M, total)
+    with pytest.raises(NotImplementedError, match="for float32 only"):
+        store_float32(M.bfloat16(), total)
+    assert total == 2
+    with hmp.disable_casts():
+        assert torch.equal(store_float32(M, total), M * 2)
+
+
+@pytest.mark.parametrize("name", ["hmp_test::absent", "absent::product", f"{NAME}.absent", "::", "a::"])
+def test_an_operator_that_is_not_there_is_an_error_with_its_line(tmp_path: Path, name: str) -> None:
+    path = write_list(tmp_path / "own.txt", ["mm", name])
+    with pytest.raises(hmp.ListError, match=r"own\.txt:2: unknown operator"):
+        hmp.convert("O1", path, "")
+    assert not hmp.is_converted()
+
+
+def test_an_overload_stands_for_its_operator(converted: Converter) -> None:
+    converted(bf16=[f"{NAME}.default"])
+    assert product(M, N).dtype is BF16
+
+
+def test_a_name_of_aten_is_the_function_of_that_name(converted: Converter) -> None:
+    converted(bf16=["aten::mm", "aten::exp.default"], fp32=["aten::softmax"])
+    assert torch.mm(M, N).dtype is BF16
+    assert M.exp().dtype is BF16
+    assert torch.softmax(M.bfloat16(), -1).dtype is FP32
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_compiled_operator_is_cast_as_the_plain_one(converted: Converter, backend: str, way: str) -> None:
+    call = WAYS[way]
+    compiled = torch.compile(lambda x, y: call(x, y) + 1, backend=backend, fullgraph=True)
+    assert compiled(M, N).dtype is FP32
+    converted(bf16=[NAME])
+    assert torch.equal(compiled(M, N), call(M, N) + 1)
+    assert compiled(M, N).dtype is BF16
+    hmp.restore()
+    assert compiled(M, N).dtype is FP32
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiled_code_does_not_cast_an_operator_again(converted: Converter, backend: str) -> None:
+    def regions(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with hmp.disable_casts():
+            first = product(x, y)
+        # What is generated for the sums must know in which precision the products are.
+        return first + 1, product(x, y) + 1
+
+    expected = M.matmul(N) + 1
+    converted(bf16=[NAME])
+    first, second = torch.compile(regions, backend=backend, fullgraph=True)(M, N)
+    assert (first.dtype, second.dtype) == (FP32, BF16)
+    torch.testing.assert_close(first, expected)
+    assert torch.equal(second, BY_HAND + 1)
+
+
+@pytest.mark.parametrize("way", ["convert", "region"])
+@pytest.mark.parametrize("backend", ["aot_eager", *BACKENDS[2:]])
+def test_what_a_compiled_operator_consists_of_is_not_cast(converted: Converter, backend: str, way: str) -> None:
+    def train(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with hmp.autocast("cpu", preset="torch-cpu") if way == "region" else contextlib.nullcontext():
+            result = compiled(x, y) + 1
+            result.sum().backward()
+        assert x.grad is not None
+        return result, x.grad
+
+    compiled = torch.compile(lambda x, y: product(x, y) + 1, backend=backend, fullgraph=True)
+    expected = train(M.clone().requires_grad_(), N)
+    if way == "convert":
+        converted(bf16=["matmul"])
+    # The code around it takes its result for float32 memory, in the first run and in later ones.
+    for _ in range(3):
+        result, gradient = train(M.clone().requires_grad_(), N)
+        assert result.dtype is gradient.dtype is FP32
+        torch.testing.assert_close(result, expected[0])
+        torch.testing.assert_close(gradient, expected[1], rtol=1e-2, atol=0)  # its formula is a part of the graph
+    if way == "convert":
+        assert torch.matmul(M, N).dtype is BF16
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", *BACKENDS[2:]])
+def test_casts_are_on_again_after_a_compiled_operator_that_raised(converted: Converter, backend: str) -> None:
+    @torch.library.custom_op("hmp_test::fails", mutates_args=(), schema="(Tensor x) -> Tensor")
+    def fails(x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("as it should")
+
+    fails.register_fake(torch.empty_like)
+    converted(bf16=["mm"])
+    compiled = torch.compile(lambda x: fails(x) + 1, backend=backend)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="as it should"):
+            compiled(M)
+        assert torch.mm(M, M).dtype is BF16
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", *BACKENDS[2:]])
+def test_a_compiled_operator_trains_as_the_plain_one(converted: Converter, backend: str) -> None:
+    def gradient(call: Callable[..., torch.Tensor]) -> torch.Tensor:
+        leaf = M.clone().requires_grad_()
+        call(leaf, N).sum().backward()
+        assert leaf.grad is not None
+        return leaf.grad
+
+    converted(bf16=[NAME])
+    compiled = torch.compile(product, backend=backend, fullgraph=True)
+    assert torch.equal(gradient(compiled), gradient(product))
+
+
+def test_an_exported_program_holds_the_operators_casts(converted: Converter) -> None:
+    class Calling(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return product(x, y)
+
+    converted(bf16=[NAME])
+    program = torch.export.export(Calling(), (M, N))
+    hmp.restore()
+    assert torch.equal(program.module()(M, N), BY_HAND)
+
+
+@pytest.mark.skipif(not hasattr(product, "register_autocast"), reason="this torch's operators have no autocast rules")
+@pytest.mark.filterwarnings("ignore:torch.autocast is enabled")
+def test_an_operator_with_an_autocast_rule_obeys_the_lists_and_autocast(converted: Converter) -> None:
+    @torch.library.custom_op("hmp_test::with_autocast", mutates_args=(), schema="(Tensor x) -> Tensor")
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    doubled.register_autocast("cpu", torch.float16)
+    converted(bf16=["hmp_test::with_autocast"])
+    assert doubled(M).dtype is BF16
+    with torch.autocast("cpu", dtype=BF16):
+        assert doubled(M).dtype is torch.float16  # autocast acts last
+    hmp.restore()
+    assert doubled(M).dtype is FP32
+
+
+@pytest.mark.parametrize("backend", [None, *BACKENDS])
+@pytest.mark.parametrize("way", WAYS)
+def test_an_operator_can_be_wrapped(converted: Converter, way: str, backend: str | None) -> None:
+    wrapped = hmp.op_wrap(WAYS[way], to="bf16")
+    call = wrapped if backend is None else torch.compile(wrapped, backend=backend, fullgraph=True)
+    converted()
+    assert torch.equal(call(M, N), BY_HAND)
+    assert product(M, N).dtype is FP32
+
+
+#: Without torch/extension.h, which takes a compiler four times as long.
+EXTENSION = """
+#include <ATen/ops/add.h>
+#include <ATen/ops/mm.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/library.h>
+at::Tensor twice(const at::Tensor& x, const at::Tensor& y) {
+  const at::Tensor product = at::mm(x, y);
+  return at::add(product, product);
+}
+TORCH_LIBRARY(hmp_test_extension, m) { m.def("twice(Tensor x, Tensor y) -> Tensor", &twice); }
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) { m.def("twice", &twice); }
+"""
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="torch builds extensions with a C++ compiler")
+def test_functions_of_a_cpp_extension_can_be_listed_or_wrapped(
+    converted: Converter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.utils.cpp_extension import load
+
+    # torch calls ninja by its name, and pip puts it beside Python
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    source = tmp_path / "extension.cpp"
+    source.write_text(EXTENSION)
+    extension = load("hmp_test_extension", str(source), build_directory=str(tmp_path), extra_cflags=["-O0"])
+    wrapped = hmp.op_wrap(extension.twice, to="bf16")
+    converted(bf16=["hmp_test_extension::twice"])
+    assert torch.equal(torch.ops.hmp_test_extension.twice(M, N), BY_HAND * 2)
+    assert torch.equal(wrapped(M, N), BY_HAND * 2)
+    assert extension.twice(M, N).dtype is FP32

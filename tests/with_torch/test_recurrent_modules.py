@@ -1,0 +1,435 @@
+"""Recurrent modules: trained as by hand, and their products where a preset means these alone."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from habana_mp import HmpWarning, hmp
+from helpers import processor
+from helpers.comparing import assert_same, tensors
+from helpers.lists import Converter
+from helpers.modules import assert_near, lower, trained, trained_by_hand
+
+BF16 = torch.bfloat16
+
+
+pytestmark = pytest.mark.processor
+
+
+@pytest.fixture(autouse=True)
+def alike(one_thread: None) -> Iterator[None]:
+    """The same numbers in each run; none of torch's warnings of old functions."""
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", HmpWarning)
+        yield
+
+
+RECURRENT: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
+    "LSTM": (nn.LSTM, {}),
+    "LSTM bidirectional": (nn.LSTM, {"bidirectional": True}),
+    "LSTM of two layers": (nn.LSTM, {"num_layers": 2}),
+    "LSTM batch first": (nn.LSTM, {"batch_first": True}),
+    "LSTM with a projection": (nn.LSTM, {"proj_size": 3}),
+    "LSTM without bias": (nn.LSTM, {"bias": False}),
+    "GRU": (nn.GRU, {}),
+    "GRU bidirectional of two layers": (nn.GRU, {"bidirectional": True, "num_layers": 2}),
+    "GRU batch first": (nn.GRU, {"batch_first": True}),
+    "RNN": (nn.RNN, {}),
+    "RNN with relu": (nn.RNN, {"nonlinearity": "relu", "bidirectional": True}),
+}
+RECURRENT_NAMES = ["lstm", "gru", "rnn_tanh", "rnn_relu"]
+
+
+def recurrent(name: str) -> tuple[nn.Module, torch.Tensor, Any]:
+    """A module, its input and its first state."""
+    kind, options = RECURRENT[name]
+    torch.manual_seed(0)
+    module, x = kind(8, 6, **options), torch.randn(4, 4, 8)
+    layers = (2 if options.get("bidirectional") else 1) * options.get("num_layers", 1)
+    state = torch.randn(layers, 4, options.get("proj_size", 6))
+    return module, x, (state, torch.randn(layers, 4, 6)) if kind is nn.LSTM else state
+
+
+def assert_trained(given: Any, by_hand: Any) -> None:
+    """The same results. A module that was cast by hand sums the gradients of its weights over the steps in its own
+    precision: these are near."""
+    assert_same(given[0], by_hand[0])
+    assert_near(given[1], by_hand[1])
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("state", [False, True], ids=["no state", "state"])
+def test_a_listed_recurrent_module_trains_as_by_hand(converted: Converter, name: str, state: bool) -> None:
+    module, x, first = recurrent(name)
+    inputs = (x, first) if state else (x,)
+    expected = trained_by_hand(module, *inputs)
+    converted(bf16=RECURRENT_NAMES)
+    assert_trained(trained(module, *inputs), expected)
+    assert_trained(trained(module, x.bfloat16(), *inputs[1:]), expected)
+
+
+@pytest.mark.parametrize("name", [one for one in RECURRENT if one.startswith("LSTM") and "projection" not in one])
+def test_an_lstm_trains_as_by_hand_where_the_list_names_its_kernel(name: str) -> None:
+    module, x, first = recurrent(name)
+    has_kernel = processor.has_lstm(BF16)
+    expected = trained_by_hand(module, x, first)
+    hmp.convert(preset="torch-cpu")
+    result, gradients = trained(module, x, first)
+    if not has_kernel:
+        assert_trained((result, gradients), expected)
+        return
+    # The kernel gives them in float32, and the cast of a weight by hand rounds them.
+    assert_same((result, [one.bfloat16().float() for one in gradients if one is not None]), expected)
+    with torch.no_grad():
+        assert module(x)[0].dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_a_recurrent_module_in_no_list_follows_its_input(converted: Converter, name: str, training: bool) -> None:
+    module, x, first = recurrent(name)
+    module.train(training)
+    full, lowered = trained(module, x, first), trained_by_hand(module, x, first)
+    converted(bf16=["mm"])
+    assert_same(trained(module, x, first), full)
+    assert_trained(trained(module, x.bfloat16(), first), lowered)
+
+
+@pytest.mark.parametrize("how", ["list", "preset", "region", "region without a cache", "weights that are no leaves"])
+@pytest.mark.parametrize("name", ["LSTM with a projection", "GRU", "RNN"])
+def test_gradients_over_many_steps_are_summed_in_float32(converted: Converter, name: str, how: str) -> None:
+    module, _, _ = recurrent(name)
+    if "leaves" in how:
+        module = nn.utils.parametrizations.weight_norm(module, "weight_hh_l0")
+    x = torch.randn(1500, 4, 8)
+
+    def gradients() -> list[torch.Tensor]:
+        module.zero_grad()
+        module(x)[0].float().mean().backward()
+        return [one.grad for one in module.parameters() if one.grad is not None]
+
+    exact = gradients()
+    if how == "list":
+        converted(bf16=RECURRENT_NAMES)
+    elif how == "preset":
+        hmp.convert(preset="torch-cpu")
+    with contextlib.ExitStack() as region:
+        if how not in ("list", "preset"):
+            region.enter_context(hmp.autocast("cpu", cache_enabled="without" not in how))
+        for _ in range(2):
+            for given, wanted in zip(gradients(), exact, strict=True):
+                assert (given - wanted).norm() < 0.02 * wanted.norm()
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_packed_sequences_go_through_recurrent_modules(converted: Converter, name: str) -> None:
+    module, x, first = recurrent(name)
+    batch_first = bool(RECURRENT[name][1].get("batch_first"))
+
+    def run(one: nn.Module, x: torch.Tensor, *state: Any) -> Any:
+        result, last = one(pack_padded_sequence(x, torch.tensor([4, 3, 3, 1]), batch_first=batch_first), *state)
+        return pad_packed_sequence(result)[0], last
+
+    expected = run(copy.deepcopy(module).bfloat16(), x.bfloat16(), lower(first))
+    unlisted = run(module, x, first)
+    converted(bf16=RECURRENT_NAMES)
+    assert_same(run(module, x, first), expected)
+    assert_same(run(module, x.bfloat16(), first), expected)
+    hmp.convert()
+    assert_same(run(module, x, first), unlisted)
+    assert_same(run(module, x.bfloat16(), first), expected)
+
+
+def run_recurrent(name: str, module: nn.Module, packed: bool) -> Callable[..., Any]:
+    """A call of it, of packed sequences or not."""
+
+    def run(x: torch.Tensor, *state: Any) -> Any:
+        if not packed:
+            return module(x, *state)
+        batch_first = bool(RECURRENT[name][1].get("batch_first"))
+        result, last = module(pack_padded_sequence(x, torch.tensor([4, 3, 3, 1]), batch_first=batch_first), *state)
+        return result.data, last
+
+    return run
+
+
+def assert_runs_as_by_hand_where_autocast_raises(module: nn.Module, x: torch.Tensor, first: Any) -> None:
+    """Of a layer for which the library has no kernel in bfloat16, and torch has other ways only in a layer of it."""
+    with torch.autocast("cpu", BF16), pytest.raises(RuntimeError, match="primitive descriptor"):
+        module(x, first)
+    expected = trained_by_hand(module, x, first)
+    hmp.convert(preset="torch-cpu")
+    for _ in range(2):
+        module.zero_grad()
+        assert_trained(trained(module, x, first), expected)
+        for without in (torch.no_grad(), torch.inference_mode()):
+            with without:
+                assert_same(module(x, first), expected[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("name", RECURRENT)
+def test_the_preset_lowers_the_products_of_a_recurrent_module_as_torchs_autocast_does(
+    name: str, packed: bool, dtype: torch.dtype
+) -> None:
+    if "LSTM" in name and not packed and dtype is torch.float16:
+        dtype = torch.bfloat16  # processors have the kernel for both, or for this alone
+    module, x, first = recurrent(name)
+    run = run_recurrent(name, module, packed)
+    is_fused = "LSTM" in name and not packed and "projection" not in name
+    if is_fused and not processor.has_lstm(dtype):
+        assert_runs_as_by_hand_where_autocast_raises(module, x, first)
+        return
+
+    def step(*inputs: Any) -> Any:
+        module.zero_grad()
+        result = run(*inputs)
+        # Not of squares, whose gradient float16 may not hold.
+        torch.stack([one.float().sum() for one in tree_leaves(result)]).sum().backward()
+        return tree_map(torch.Tensor.detach, result), [one.grad for one in module.parameters()]
+
+    for inputs in ((x,), (x, first), (x.to(dtype),)):
+        # With its cache torch sums the gradients of most weights over the steps in the lower precision.
+        with torch.autocast("cpu", dtype, cache_enabled=False):
+            expected = step(*inputs)
+        hmp.convert(preset="torch-cpu", dtype=dtype)
+        for _ in range(2):
+            result, gradients = step(*inputs)
+            assert_same(result, expected[0])
+            if is_fused:  # whose kernel gives gradients in float32, which torch's cast rounds
+                gradients = tree_map(lambda one: one.to(dtype).float(), gradients)
+            assert_same(gradients, expected[1])
+            for without in (torch.no_grad(), torch.inference_mode()):
+                with without:
+                    assert_same(run(*inputs), expected[0])
+        hmp.restore()
+        with torch.no_grad():
+            for one in module.parameters():
+                one.mul_(0.5)
+
+
+def test_kept_casts_serve_the_products_of_a_recurrent_module_and_follow_its_weights() -> None:
+    hmp.reset_report()
+    module = nn.GRU(32, 16, num_layers=2)
+    x, count = torch.randn(5, 3, 32), len(list(module.parameters()))
+    for _ in range(2):
+        with torch.no_grad():
+            with torch.autocast("cpu"):
+                expected = module(x)
+            with hmp.autocast("cpu"):
+                hits = hmp.report(show=False).weights.hits
+                for _ in range(3):
+                    assert_same(module(x), expected)
+                assert hmp.report(show=False).weights.hits >= hits + 2 * count
+            for one in module.parameters():
+                one.data += 0.25
+    row = next(row for row in hmp.report(show=False) if row.operation == "gru")
+    assert (row.precision, row.calls) == ("bf16", 6)
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+def test_a_users_hook_of_saved_tensors_computes_outside_of_the_products_of_a_recurrent_module(
+    kind: type[nn.RNNBase],
+) -> None:
+    seen = set()
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        with hmp.disable_casts():
+            seen.add(
+                (torch.mm(tensor.new_ones(2, 2).float(), torch.ones(2, 2)).dtype, torch.is_autocast_enabled("cpu"))
+            )
+        return tensor
+
+    hmp.convert(preset="torch-cpu")
+    x = pack_padded_sequence(torch.randn(4, 4, 8), torch.tensor([4, 3, 3, 1]))
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        assert kind(8, 6)(x)[0].data.dtype is torch.float32
+    assert seen == {(torch.float32, False)}
+
+
+def test_a_list_of_ones_own_means_the_whole_of_a_recurrent_module(converted: Converter) -> None:
+    module, x, _ = recurrent("LSTM with a projection")
+    converted(bf16=["GRU"], fp32=[])
+    assert nn.GRU(8, 6)(x)[0].dtype is torch.bfloat16
+    for name, of_state in (("LSTM", torch.bfloat16), ("mkldnn_rnn_layer", torch.float32)):
+        converted(bf16=[name], fp32=[])
+        assert module(x)[1][1].dtype is of_state
+    hmp.convert("O2")
+    assert nn.GRU(8, 6)(x)[0].dtype is torch.float32
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+@pytest.mark.parametrize("kind", [nn.GRU, nn.RNN])
+def test_the_products_of_a_recurrent_module_stay_in_float32_where_torch_records_it(
+    kind: type[nn.RNNBase], packed: bool
+) -> None:
+    module, x = kind(8, 6).requires_grad_(False), torch.randn(4, 4, 8)
+    run = run_recurrent(kind.__name__, module, packed)
+    expected = run(x)[0]
+    hmp.convert(preset="torch-cpu")
+    assert_same(torch.jit.trace(run, x)(x)[0], expected)
+    if not packed:  # no tracer but jit's knows packed sequences
+        assert_same(make_fx(lambda one: run(one)[0])(x)(x), expected)
+        assert_same(torch.export.export(module, (x,)).module()(x)[0], expected)
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, nn.LSTM])
+def test_a_graph_of_operations_as_they_were_called_casts_as_eager_code(kind: type[nn.Module]) -> None:
+    module, x = kind(8, 6), torch.randn(4, 4, 8)
+    stays = kind is nn.LSTM and not processor.has_lstm(BF16)  # a graph holds the library's kernel, in float32 then
+    exact = tensors(module(x))[0]
+    hmp.convert(preset="torch-cpu")
+    for _ in range(2):  # with a kept cast there is
+        expected = tensors(module(x))[0]
+    graph = make_fx(lambda one: tensors(module(one))[0], pre_dispatch=True)(x)
+    hmp.restore()
+    expected = exact if stays else expected
+    assert_same(graph(x), expected)
+    with torch.no_grad():
+        for one in module.parameters():
+            one.mul_(2.0)
+    assert not torch.equal(graph(x), expected)
+
+
+class Watching(TorchDispatchMode):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+def with_tangent(run: Callable[..., Any], x: torch.Tensor) -> Any:
+    with forward_ad.dual_level():
+        result = forward_ad.unpack_dual(run(forward_ad.make_dual(x, torch.ones_like(x)))[0])
+        return result.primal, result.tangent
+
+
+def while_watched(run: Callable[..., Any], x: torch.Tensor) -> Any:
+    with Watching():
+        return run(x)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda run, x: torch.func.grad(lambda one: run(one)[0].float().sum())(x),
+        lambda run, x: torch.func.vjp(run, x)[0],
+        with_tangent,
+        while_watched,
+        lambda run, x: tree_map(lambda one: one.as_subclass(torch.Tensor), run(x.as_subclass(Subclass))),
+    ],
+)
+@pytest.mark.parametrize("name", ["LSTM with a projection", "GRU", "RNN"])
+def test_the_products_of_a_recurrent_module_are_lowered_where_somebody_watches(
+    name: str, way: Callable[..., Any]
+) -> None:
+    module, x, _ = recurrent(name)
+    with torch.autocast("cpu", cache_enabled=False):
+        expected = way(module, x)
+    hmp.convert(preset="torch-cpu")
+    assert_same(way(module, x), expected)
+
+
+@pytest.mark.parametrize("lowered", ["x", "state", "both"])
+@pytest.mark.parametrize("name", ["LSTM with a projection", "GRU", "RNN"])
+def test_the_state_of_a_recurrent_module_stays_in_the_precision_that_it_comes_in(name: str, lowered: str) -> None:
+    module, x, first = recurrent(name)
+    x, first = lower(x) if lowered != "state" else x, lower(first) if lowered != "x" else first
+    with torch.autocast("cpu", cache_enabled=False):
+        expected = module(x, first)
+        again = module(x, expected[1])
+    hmp.convert(preset="torch-cpu")
+    result = module(x, first)
+    assert_same(result, expected)
+    assert_same(module(x, result[1]), again)
+
+
+def test_an_lstm_of_no_sequences_stays_in_float32() -> None:
+    hmp.convert(preset="torch-cpu")
+    assert nn.LSTM(8, 6)(torch.empty(4, 0, 8))[0].dtype is torch.float32
+
+
+@pytest.mark.skipif(not hasattr(torch.compiler, "is_exporting"), reason="this torch does not say that it exports")
+def test_an_exported_lstm_runs_lowered_as_in_eager_code() -> None:
+    module, x = nn.LSTM(8, 6), torch.randn(4, 4, 8)
+    hmp.convert(preset="torch-cpu")
+    expected = module(x)[0]
+    given = torch.export.export(module, (x,)).module()(x)[0]
+    assert given.dtype is expected.dtype is torch.bfloat16
+    assert_near(given, expected)
+
+
+@pytest.mark.parametrize("name", ["LSTM with a projection", "GRU"])
+def test_where_no_gradient_is_wanted_sequences_side_by_side_are_one_product(name: str) -> None:
+    kind, options = RECURRENT[name]
+    module, x = kind(8, 6, **{**options, "batch_first": True}).requires_grad_(False), torch.randn(3, 5, 8)
+    hmp.convert(preset="torch-cpu")
+    with torch.no_grad(), torch.profiler.profile() as profile:
+        module(x)
+    assert "aten::bmm" not in {event.name for event in profile.events()}
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_compiled_code_makes_the_products_of_a_recurrent_module_as_eager_code_where_it_leaves_them_to_it(
+    traced: bool,
+) -> None:
+    if traced and not hasattr(torch._dynamo.config, "allow_rnn"):
+        pytest.skip("this torch goes into recurrent modules unasked")
+    module, x = nn.GRU(8, 6), torch.randn(4, 4, 8)
+    with torch._dynamo.config.patch({"allow_rnn": True} if traced else {}):
+        # Traced it stays in float32; torch's own compiled code need not give the bits of its eager code.
+        exact = module(x)
+        if traced:
+            compiled = torch.compile(module, backend="aot_eager", fullgraph=True)(x)
+            torch.testing.assert_close(compiled, exact)
+            exact = compiled
+        torch._dynamo.reset()
+    hmp.convert(preset="torch-cpu")
+    expected = exact if traced else module(x)
+    with torch._dynamo.config.patch({"allow_rnn": True} if traced else {}):
+        assert_same(torch.compile(module, backend="aot_eager", fullgraph=traced)(x), expected)
+
+
+def test_torchs_own_autocast_has_the_last_word_on_a_recurrent_module() -> None:
+    module, x = nn.GRU(8, 6), torch.randn(4, 4, 8)
+    with torch.autocast("cpu", torch.float16):
+        expected = module(x)
+    hmp.convert(preset="torch-cpu")
+    with pytest.warns(hmp.HmpWarning, match="torch.autocast"), torch.autocast("cpu", torch.float16):
+        assert_same(module(x), expected)
+    with torch.autocast("cpu", enabled=False):
+        assert module(x)[0].dtype is torch.float32
+
+
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_cells_work_in_a_list_and_in_none(converted: Converter, kind: type[nn.Module]) -> None:
+    module, x, state = kind(4, 5), torch.randn(2, 4), torch.randn(2, 5)
+    first = (state, state * 2) if kind is nn.LSTMCell else state
+    full, lowered = trained(module, x, first), trained_by_hand(module, x, first)
+    converted(bf16=["LSTMCell", "GRUCell", "RNNCell"])
+    assert_same(trained(module, x, first), lowered)
+    converted(fp32=["LSTMCell", "GRUCell", "RNNCell"])
+    assert_same(trained(module, x, lower(lower(first))), trained(module, x, tree_map(torch.Tensor.float, lower(first))))
+    converted()
+    assert_same(trained(module, x, first), full)
+    assert_same(trained(module, x.bfloat16(), first), lowered)

@@ -1,0 +1,81 @@
+"""nn.DataParallel: replicas are cast as the thread that calls them."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import parallel_apply
+from torch.utils.data import DataLoader, TensorDataset
+
+from habana_mp import hmp
+
+BF16, FP32 = torch.bfloat16, torch.float32
+STEPS, RATE, LIMIT = 3, 1e-2, 0.1
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
+]
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 8))
+
+
+def loader(steps: int = STEPS) -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(8 * steps, 16, generator=generator), torch.randint(0, 8, (8 * steps,), generator=generator)
+    return DataLoader(TensorDataset(x, y), batch_size=8)
+
+
+def test_data_parallel_without_devices_is_its_module() -> None:
+    hmp.convert()
+    model = network()
+    x, _ = next(iter(loader()))
+    assert torch.equal(nn.DataParallel(model)(x), model(x))
+
+
+@pytest.fixture
+def accelerator_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What parallel_apply asks of an accelerator, answered for the CPU; the threads and their autocast are torch's."""
+    answers = {
+        "is_available": lambda: True,
+        "current_accelerator": lambda: torch.device("cpu"),
+        "current_stream": lambda _: contextlib.nullcontext(),
+        "device_index": lambda _: contextlib.nullcontext(),
+    }
+    if not hasattr(torch, "accelerator"):
+        pytest.skip("parallel_apply of this torch asks CUDA alone")
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.accelerator, name, answer)
+
+
+def in_threads() -> list[torch.dtype]:
+    x, _ = next(iter(loader()))
+    return [one.dtype for one in parallel_apply([network(), network()], [x, x], devices=[0, 0])]
+
+
+@pytest.mark.usefixtures("accelerator_stand_in")
+def test_replicas_run_in_the_region_of_the_thread_that_calls_them() -> None:
+    with hmp.autocast("cpu", torch.float16):
+        assert in_threads() == [torch.float16] * 2
+    assert in_threads() == [torch.float32] * 2
+
+
+@pytest.mark.usefixtures("accelerator_stand_in")
+def test_replicas_are_cast_as_the_thread_that_calls_them() -> None:
+    assert in_threads() == [FP32] * 2
+    hmp.convert()
+    assert in_threads() == [BF16] * 2
+    with hmp.disable_casts():
+        assert in_threads() == [FP32] * 2
+    with torch.autocast("cpu", enabled=False):
+        assert in_threads() == [FP32] * 2
+    assert in_threads() == [BF16] * 2
+    hmp.restore()
+    assert in_threads() == [FP32] * 2

@@ -1,0 +1,576 @@
+"""Kinds of tensors: whatever a tensor is, an operation gives what it gives for one that was cast by hand."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.masked import MaskedTensor, masked_tensor
+from torch.overrides import TorchFunctionMode
+
+from habana_mp import hmp
+from helpers.comparing import assert_same, seeded
+from helpers.lists import Converter
+
+BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
+N = M.t().contiguous() * 0.7
+LOWER_OR_FULL = (BF16, FP16, FP32)
+FAKE = FakeTensorMode()
+
+
+def test_a_dispatch_mode_sees_the_casts(converted: Converter) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen: list[str] = []
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    converted(bf16=["mm"])
+    with Watching():
+        torch.mm(M, N)
+    assert seen == ["aten._to_copy.default", "aten._to_copy.default", "aten.mm.default"]
+
+
+def test_a_function_mode_and_a_subclass_see_one_call(converted: Converter) -> None:
+    from torch.overrides import TorchFunctionMode
+
+    seen = []
+
+    class Watching(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    converted(bf16=["mm"])
+    with Watching():
+        assert torch.mm(M, N).dtype is BF16
+    assert seen.count(torch.mm) == 1
+
+
+@pytest.fixture(autouse=True)
+def alike(one_thread: None) -> Iterator[None]:
+    """The same numbers in each run; none of torch's warnings of what is new."""
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
+
+
+class Plain(torch.Tensor):
+    """A subclass that only has a name of its own."""
+
+
+def inference(x: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        return x.clone()
+
+
+def read_only(x: torch.Tensor) -> torch.Tensor:
+    array = x.numpy().copy()
+    array.flags.writeable = False
+    return torch.from_numpy(array)
+
+
+KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "float32": lambda x: x,
+    "bfloat16": lambda x: x.bfloat16(),
+    "float16": lambda x: x.half(),
+    "float64": lambda x: x.double(),
+    "complex": lambda x: x.to(torch.complex64),
+    "integer": lambda x: (x * 5).int(),
+    "unsigned": lambda x: (x * x).to(torch.uint16),
+    "bool": lambda x: x > 0,
+    "float8 e4m3": lambda x: x.to(torch.float8_e4m3fn),
+    "float8 e5m2": lambda x: x.to(torch.float8_e5m2),
+    **({"float8 e8m0": lambda x: x.to(torch.float8_e8m0fnu)} if hasattr(torch, "float8_e8m0fnu") else {}),
+    "quantized": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+    "conjugated": lambda x: torch.complex(x, x).conj(),
+    "negated": lambda x: torch.complex(x, x).conj().imag,
+    "subclass": lambda x: x.as_subclass(Plain),
+    "parameter": nn.Parameter,
+    **({"buffer": nn.Buffer} if hasattr(nn, "Buffer") else {}),  # newer releases have it
+    "requires grad": lambda x: x.requires_grad_(),
+    "not a leaf": lambda x: x.requires_grad_() * 1,
+    "of inference": inference,
+    "fake": FAKE.from_tensor,
+    "meta": lambda x: x.to("meta"),
+    "nested jagged": lambda x: torch.nested.nested_tensor([x, x[:2]], layout=torch.jagged),
+    "nested strided": lambda x: torch.nested.nested_tensor([x, x[:2]]),
+    "sparse COO": lambda x: x.relu().to_sparse(),
+    "sparse CSR": lambda x: x.relu().to_sparse_csr(),
+    "sparse CSC": lambda x: x.relu().to_sparse_csc(),
+    "sparse BSR": lambda x: x.to_sparse_bsr((2, 2)),
+    "masked": lambda x: masked_tensor(x, x > 0),
+    "of oneDNN": lambda x: x.to_mkldnn(),
+    "zero tensor": lambda x: torch._efficientzerotensor((4, 4)),
+    "no elements": lambda x: x[:0],
+    "no columns": lambda x: x[:, :0],
+    "no dimensions": lambda x: x[1, 2].clone(),
+    "transposed": lambda x: x.t(),
+    "strided": lambda x: x.repeat(2, 2)[::2, ::2],
+    "flipped": lambda x: x.flip(0),
+    "expanded": lambda x: x[:1].expand(4, 4),
+    "overlapping": lambda x: x.flatten().as_strided((4, 4), (1, 1)),
+    "with an offset": lambda x: x.repeat(2, 1)[3:7],
+    "permuted": lambda x: x.repeat(3, 1, 1).permute(2, 0, 1),
+    "channels last": lambda x: x.repeat(2, 3, 1, 1).to(memory_format=torch.channels_last),
+    "channels last of three": lambda x: x.repeat(2, 3, 2, 1, 1).to(memory_format=torch.channels_last_3d),
+    "of 30 dimensions": lambda x: x.reshape([1] * 28 + [4, 4]),
+    "of 64 dimensions": lambda x: x[0, 0].reshape([1] * 64),
+    "shared": lambda x: x.share_memory_(),
+    "of NumPy": lambda x: torch.from_numpy(x.numpy().copy()),
+    "of NumPy, read-only": read_only,
+    "of NumPy by DLPack": lambda x: torch.from_dlpack(x.numpy().copy()),
+    "of a buffer": lambda x: torch.frombuffer(bytearray(x.numpy().tobytes()), dtype=FP32).view(4, 4),
+}
+LOWER, FULL = ["relu", "neg", "mul", "mm", "sum", "linear", "addmm"], ["exp", "softmax", "cumsum"]
+# Each with the precision that the lists give it; None where they are silent or it works in place.
+OPERATIONS: dict[str, tuple[Callable[[Any], Any], torch.dtype | None]] = {
+    "relu": (torch.relu, BF16),
+    "neg as a method": (lambda x: x.neg(), BF16),
+    "*": (lambda x: x * x, BF16),
+    "mm": (lambda x: torch.mm(x, x), BF16),
+    "sum": (lambda x: x.sum(-1), BF16),
+    "linear": (lambda x: F.linear(x, x), BF16),
+    "addmm": (lambda x: torch.addmm(x, x, x), BF16),
+    "exp": (torch.exp, FP32),
+    "softmax": (lambda x: torch.softmax(x, -1), FP32),
+    "cumsum": (lambda x: x.cumsum(0), FP32),
+    "+": (lambda x: x + x, None),
+    "cat": (lambda x: torch.cat([x, x]), None),
+    "stack": (lambda x: torch.stack([x, x]), None),
+    "clamp": (lambda x: x.clamp(-1, 1), None),
+    "sigmoid": (torch.sigmoid, None),
+}
+IN_PLACE: dict[str, Callable[[Any], Any]] = {
+    "add_": lambda x: x.add_(x),
+    "mul_ by another precision": lambda x: x.mul_(torch.full((1,), 2, dtype=BF16)),
+    "relu_": torch.relu_,
+    "setitem": lambda x: x.__setitem__(0, torch.ones((), dtype=BF16)),
+}
+
+
+def made(kind: str) -> torch.Tensor:
+    return seeded(lambda: KINDS[kind](torch.randn(4, 4)))
+
+
+def cast(x: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    return x if dtype is None or x.dtype not in LOWER_OR_FULL else x.to(dtype)
+
+
+def attempt(call: Callable[..., Any], *inputs: Any) -> Any:
+    try:
+        return call(*inputs)
+    except Exception as error:  # whatever torch raises is to be raised
+        return error
+
+
+def described(value: Any) -> Any:
+    """All that a tensor is but its values."""
+    if not isinstance(value, torch.Tensor):
+        return type(value)
+    strided = value.layout is torch.strided and not value.is_nested
+    return (
+        type(value),
+        value.dtype,
+        value.layout,
+        value.requires_grad,
+        value.is_inference(),
+        None if value.is_nested else tuple(value.shape),
+        value.stride() if strided else None,
+    )
+
+
+def values(value: Any) -> list[torch.Tensor]:
+    """The values, as float64 without strangeness."""
+    if not isinstance(value, torch.Tensor) or value.is_meta or isinstance(value, FakeTensor):
+        return []
+    if isinstance(value, MaskedTensor):
+        return [value.get_mask(), value.get_data().masked_fill(~value.get_mask(), 0)]
+    if value.is_nested:
+        return list(value.detach().unbind())
+    if value.layout is not torch.strided:
+        value = value.to_dense()
+    if value.is_quantized:
+        value = value.dequantize()
+    return [value.detach().resolve_conj() if value.is_complex() else value.detach().double()]
+
+
+def difference(result: Any, expected: Any) -> str:
+    """What is not the same, or nothing."""
+    if described(result) != described(expected):
+        return f"{described(result)} {result!r:.80} for {described(expected)}"
+    got, wanted = values(result), values(expected)
+    same = len(got) == len(wanted) and all(map(torch.equal, got, wanted))
+    return "" if same else "other values"
+
+
+def by_hand(kind: str, call: Callable[[Any], Any], precision: torch.dtype | None) -> Any:
+    """What the operation gives for a tensor that was cast; where it has no kernel for that, what plain torch gives."""
+    result = attempt(lambda: call(cast(made(kind), precision)))
+    return attempt(call, made(kind)) if isinstance(result, Exception) else result
+
+
+@pytest.mark.filterwarnings("ignore:.*has no effect")
+@pytest.mark.parametrize("kind", KINDS)
+def test_operations_on_a_kind_of_tensor_are_those_of_casting_by_hand(converted: Converter, kind: str) -> None:
+    expected = {name: by_hand(kind, call, precision) for name, (call, precision) in OPERATIONS.items()}
+    inputs = {name: made(kind) for name in (*OPERATIONS, *IN_PLACE)}
+    for name, call in IN_PLACE.items():
+        target = made(kind)
+        with torch.no_grad(), torch.inference_mode(target.is_inference()):
+            expected[name] = attempt(call, target)
+            expected[f"the input of {name}"] = target
+    assert "float8" in kind or any(isinstance(one, torch.Tensor) for one in expected.values())
+
+    converted(bf16=[*LOWER, "mul_", "add_"], fp32=FULL)
+    results = {name: attempt(call, inputs[name]) for name, (call, _) in OPERATIONS.items()}
+    for name, call in IN_PLACE.items():
+        with torch.no_grad(), torch.inference_mode(inputs[name].is_inference()):
+            results[name] = attempt(call, inputs[name])
+            results[f"the input of {name}"] = inputs[name]
+    hmp.restore()
+
+    results |= {f"the input of {name}": inputs[name] for name in OPERATIONS}
+    expected |= {f"the input of {name}": made(kind) for name in OPERATIONS}
+    differences = {name: difference(results[name], expected[name]) for name in expected}
+    assert {name: what for name, what in differences.items() if what} == {}
+    for name in IN_PLACE:
+        assert results[name] is inputs[name] or not isinstance(results[name], torch.Tensor)
+
+
+# ---- subclasses and modes ------------------------------------------------------------------------------------------
+
+
+class Watching(torch.Tensor):
+    """Notes what it is asked for."""
+
+    seen: ClassVar[list[Any]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(func)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [("mm", torch.mm), ("softmax", torch.softmax), ("add", torch.add), ("add_", torch.Tensor.add_)],
+)
+def test_a_subclass_sees_the_original_function_once(converted: Converter, name: str, function: Any) -> None:
+    x = torch.ones(4, 4).as_subclass(Watching)
+    other = -1 if name == "softmax" else torch.ones(4, 4, dtype=BF16)
+    converted(bf16=["mm"], fp32=["softmax"])
+    Watching.seen.clear()
+    result = function(x, other)
+    hmp.restore()
+    assert [func for func in Watching.seen if func is function] == [function]
+    assert type(result) is Watching
+    assert result.dtype is (BF16 if name == "mm" else FP32)
+
+
+class Unwrapping(torch.Tensor):
+    """Gives plain tensors."""
+
+    seen: ClassVar[list[Any]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(func)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def test_a_subclass_that_unwraps_sees_the_operation_once_and_no_cast(converted: Converter) -> None:
+    x = torch.ones(4, 4).as_subclass(Unwrapping)
+    converted(bf16=["mm"])
+    Unwrapping.seen.clear()
+    result = torch.mm(x, x)
+    assert Unwrapping.seen == [torch.mm]
+    assert type(result) is torch.Tensor
+    assert result.dtype is BF16
+
+
+class WatchingMode(TorchFunctionMode):
+    """Notes what is called, and the dtypes of the tensors that it is called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append((func, [one.dtype for one in args if isinstance(one, torch.Tensor)]))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("counted")
+@pytest.mark.parametrize("function", [torch.mm, torch.Tensor.mm, torch.matmul, torch.add], ids=lambda one: one.__name__)
+def test_a_function_mode_sees_the_original_call_once_and_the_report_counts_one(
+    converted: Converter, function: Any
+) -> None:
+    converted(bf16=["mm", "matmul", "add"])
+    x = torch.ones(4, 4)
+    with WatchingMode() as mode:
+        assert function(x, x.bfloat16()).dtype is BF16
+    assert [one for one in mode.seen if one[0] is function] == [(function, [FP32, BF16])]
+    assert not any(one[0] is torch.Tensor.bfloat16 for one in mode.seen[1:])
+    assert [(row.operation, row.calls, row.casts) for row in hmp.report(show=False)] == [(function.__name__, 1, 1)]
+
+
+class Refusing(torch.Tensor):
+    """Takes part in one operation only."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return "mine" if func is torch.mm else NotImplemented
+
+
+def test_a_subclass_that_refuses_casts_is_asked_as_it_is(converted: Converter) -> None:
+    x = torch.Tensor._make_subclass(Refusing, torch.ones(4, 4))
+    converted(bf16=["mm", "relu"])
+    assert torch.mm(x, x) == "mine"
+    with pytest.raises(TypeError, match=r"no implementation|Multiple dispatch"):
+        torch.relu(x)
+
+
+def test_fake_tensors_have_the_dtypes_and_strides_of_real_ones(converted: Converter) -> None:
+    real = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    weight = torch.randn(5, 3, 3, 3)
+    converted(bf16=["conv2d", "relu"], fp32=["softmax"])
+    with FakeTensorMode() as mode:
+        x, w = mode.from_tensor(real), mode.from_tensor(weight)
+        fake = [F.conv2d(x, w), torch.relu(x), torch.softmax(F.conv2d(x, w), 1), x + x.bfloat16()]
+    expected = [F.conv2d(real, weight), torch.relu(real), torch.softmax(F.conv2d(real, weight), 1), real]
+    for one, other in zip(fake, expected, strict=True):
+        assert isinstance(one, FakeTensor)
+        assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+
+
+# ---- models of one precision ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [FP64, BF16, FP16], ids=str)
+def test_a_model_in_another_precision_gives_what_it_gives_in_torch(converted: Converter, dtype: torch.dtype) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.GELU(), nn.Flatten(), nn.Linear(16, 5)).to(dtype)
+    x, labels = torch.randn(2, 3, 4, 4).to(dtype), torch.tensor([0, 3])
+
+    def run() -> Any:
+        model.zero_grad()
+        loss = F.nll_loss(model(x), labels)
+        loss.backward()
+        return loss.detach(), [parameter.grad for parameter in model.parameters()]
+
+    expected = run()
+    listed = ["conv2d", "linear", "gelu", "group_norm"]
+    converted(**({"fp32": listed} if dtype is FP64 else {"bf16": listed, "dtype": dtype}))
+    assert_same(run(), expected)
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+
+
+# ---- memory --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["recorded", "not recorded"])
+def test_casts_keep_the_format_of_memory(converted: Converter, grad: bool) -> None:
+    x = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last).requires_grad_(grad)
+    conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last).requires_grad_(grad)
+    half = copy.deepcopy(conv).bfloat16()
+    expected = half(x.bfloat16()), F.max_pool2d(torch.relu(x.bfloat16()), 2), torch.exp(x.bfloat16().float())
+    converted(bf16=["conv2d", "relu", "max_pool2d"], fp32=["exp"])
+    results = conv(x), F.max_pool2d(torch.relu(x), 2), torch.exp(x.bfloat16())
+    for one, other in zip(results, expected, strict=True):
+        assert torch.equal(one, other)
+        assert one.stride() == other.stride()
+
+
+@pytest.mark.parametrize("kind", ["shared", "of NumPy", "of NumPy, read-only", "of NumPy by DLPack", "of a buffer"])
+def test_memory_of_others_is_only_written_in_place(converted: Converter, kind: str) -> None:
+    x = made(kind)
+    before, added, address = x.clone(), x + 1, x.data_ptr()
+    converted(bf16=["relu_", "mul", "mm", "add"], fp32=["exp"])
+    results = [torch.mm(x, x), x * x, torch.exp(x), x + x.bfloat16()]
+    assert torch.equal(x, before)
+    assert all(one.data_ptr() != address for one in results)
+    if "read-only" not in kind:
+        alias = x.numpy()
+        x.add_(torch.ones(4, 4, dtype=BF16))
+        assert x.data_ptr() == address
+        assert (alias == added.numpy()).all()
+        assert x.is_shared() == (kind == "shared")
+
+
+def test_a_call_in_place_that_raises_after_writing_has_written_once(converted: Converter) -> None:
+    factor = torch.full((1,), 2, dtype=BF16)
+    results = []
+    for convert in (lambda: None, converted):
+        x = inference(torch.ones(3))
+        convert()
+        with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+            x.mul_(factor)
+        results.append(x)
+    assert_same(*results)
+
+
+# ---- gradients -----------------------------------------------------------------------------------------------------
+
+
+def test_a_hook_of_a_tensor_sees_one_gradient_in_its_dtype(converted: Converter) -> None:
+    seen: list[torch.dtype] = []
+    x = torch.randn(4, 4, requires_grad=True)
+    x.register_hook(lambda gradient: seen.append(gradient.dtype))
+    between = x * 1
+    between.retain_grad()
+    converted(bf16=["mm"])
+    torch.mm(between, between).float().sum().backward()
+    assert seen == [FP32]
+    assert between.grad is not None
+    assert between.grad.dtype is FP32
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr], ids=str)
+@pytest.mark.parametrize("dense", [FP32, BF16], ids=str)
+def test_sparse_products_train(converted: Converter, layout: torch.layout, dense: torch.dtype) -> None:
+    matrix = torch.eye(4).add(torch.ones(4, 4).tril()).to_sparse(layout=layout)
+    values = torch.linspace(0.1, 0.9, 16).reshape(4, 4).to(dense)
+
+    def run(dtype: torch.dtype | None) -> Any:
+        other = values.clone().requires_grad_()
+        left, right = (matrix, other) if dtype is None else (matrix.to(dtype), other.to(dtype))
+        result = torch.mm(left, right), torch.sparse.mm(left, right), torch.addmm(right, left, right)
+        torch.stack([one.float().sum() for one in result]).sum().backward()
+        return [one.detach() for one in result], other.grad
+
+    expected = run(FP32)  # CSR has no kernel for bfloat16 on a CPU, COO one that adds up in it
+    converted(bf16=["mm", "_sparse_mm", "addmm"])
+    assert_same(run(None), expected)
+
+
+def test_sums_over_many_neighbours_are_exact(converted: Converter) -> None:
+    graph = torch.ones(2, 2000).to_sparse()
+    features = torch.ones(2000, 3)
+    hmp.convert()
+    for one, other in ((graph, features), (graph.bfloat16(), features), (graph.bfloat16(), features.bfloat16())):
+        for sums in (one @ other, torch.mm(one, other), torch.mv(one, other[:, 0])):
+            assert torch.equal(sums, torch.full_like(sums, 2000.0, dtype=FP32))
+
+
+def test_a_product_of_what_was_lowered_before_it_was_made_sparse_runs_in_float32(converted: Converter) -> None:
+    x = torch.randn(4, 4)
+    kept = x.relu().bfloat16().float().to_sparse()
+    expected = torch.mm(kept, kept)
+    converted(bf16=["relu", "mm"])
+    lowered = x.relu().to_sparse()
+    assert lowered.dtype is BF16
+    assert_same(torch.mm(lowered, lowered).to_dense(), expected.to_dense())
+
+
+def _coo(values: torch.Tensor) -> torch.Tensor:
+    return torch.sparse_coo_tensor(torch.tensor([[0, 1], [1, 2]]), values, (4, 4))
+
+
+def _csr(values: torch.Tensor) -> torch.Tensor:
+    return torch.sparse_csr_tensor(torch.tensor([0, 1, 2, 2, 2]), torch.tensor([1, 2]), values, (4, 4))
+
+
+#: Of the values of a sparse matrix and of a dense one, both with gradients. ``values * 2`` is lowered before.
+WITH_SPARSE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "dense + sparse": lambda values, dense: dense.detach() + _coo(values * 2),
+    "dense - sparse": lambda values, dense: dense - _coo(values * 2),
+    "in place": lambda values, dense: dense.clone().add_(_coo(values * 2)),
+    "dense + CSR": lambda values, dense: dense + _csr(values * 2),
+    "mv": lambda values, dense: torch.mv(_coo(values * 2), dense[0]),
+    "sparse @ dense": lambda values, dense: _coo(values * 2) @ dense,
+    "transposed @ dense": lambda values, dense: _coo(values * 2).t() @ dense,
+    "CSR @ dense": lambda values, dense: _csr(values * 2) @ dense,
+    "addmm": lambda values, dense: torch.addmm(dense, _csr(values * 2), dense),
+    "linear": lambda values, dense: F.linear(dense * 2, _csr(values * 2)),
+    "made sparse": lambda values, dense: (dense * 2).to_sparse() @ dense,
+    "sparse * dense": lambda values, dense: (_coo(values) * dense).to_dense(),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"reuse_memory": False}, {"preset": "torch-cpu"}], ids=str)
+@pytest.mark.parametrize("name", WITH_SPARSE)
+def test_gradients_beside_a_sparse_tensor_may_have_another_layout(name: str, options: dict[str, Any]) -> None:
+    def gradients() -> list[torch.Tensor]:
+        values = torch.tensor([1.5, 2.0], requires_grad=True)
+        dense = torch.linspace(1, 2, 16).reshape(4, 4).requires_grad_()
+        WITH_SPARSE[name](values, dense).float().sum().backward()
+        return [one.grad.to_dense() for one in (values, dense) if one.grad is not None]
+
+    expected = gradients()
+    hmp.convert(**options)
+    for got, wanted in zip(gradients(), expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0.02, atol=0)
+
+
+@pytest.mark.parametrize("function", [torch.mm, torch.add, torch.matmul], ids=lambda one: one.__name__)
+def test_wrapped_tensors_of_torch_func_are_cast_as_by_hand(converted: Converter, function: Any) -> None:
+    x, y = torch.randn(3, 4, 4), torch.randn(4, 4)
+
+    def gradient(cast: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        return torch.func.vmap(torch.func.grad(lambda one: function(cast(one), cast(y)).float().pow(2).sum()))(x)
+
+    expected = gradient(torch.Tensor.bfloat16)
+    converted(bf16=["mm", "add", "matmul"])
+    assert_same(gradient(lambda one: one), expected)
+
+
+def test_nested_tensors_go_through_a_model() -> None:
+    parts = [torch.randn(3, 8), torch.randn(5, 8)]
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    hmp.convert()
+    expected = [model(part) for part in parts]
+    for layout in (torch.jagged, torch.strided):
+        result = model(torch.nested.nested_tensor(parts, layout=layout))
+        assert result.dtype is BF16
+        for one, other in zip(result.unbind(), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0.02, atol=0.01)
+        result.to_padded_tensor(0.0).float().sum().backward()
+    assert model[0].weight.grad is not None
+    assert model[0].weight.grad.dtype is FP32
+
+
+ATTENTION: dict[str, Callable[[], nn.Module]] = {
+    "attention": lambda: nn.MultiheadAttention(8, 2, batch_first=True),
+    "encoder layer": lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+    "encoder": lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("options", [{}, {"opt_level": "O2"}, {"preset": "torch-cpu"}], ids=str)
+@pytest.mark.parametrize("lowered", [False, True], ids=["as given", "lowered"])
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_takes_nested_tensors_by_its_fused_kernel(name: str, lowered: bool, options: dict[str, str]) -> None:
+    module, before = ATTENTION[name]().eval(), nn.Linear(8, 8)
+    parts = [torch.randn(3, 8), torch.randn(5, 8)]
+
+    def run() -> torch.Tensor:
+        given = torch.nested.nested_tensor(parts)
+        if lowered:
+            given = before(given)
+        result = module(given, key=given, value=given, need_weights=False) if name == "attention" else module(given)
+        return (result[0] if name == "attention" else result).to_padded_tensor(0.0)
+
+    with torch.no_grad():
+        expected = run()
+        hmp.convert(**options)
+        result = run()
+    if not lowered:
+        assert torch.equal(result, expected)
+    torch.testing.assert_close(result, expected, rtol=0.05, atol=0.02)
+    module.train()
+    with pytest.raises(AssertionError, match="training is enabled"):
+        run()

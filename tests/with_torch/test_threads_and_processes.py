@@ -1,0 +1,426 @@
+"""Threads, forks and other children, the end of the interpreter, a second import, interrupts."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import importlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.optim import optimizer as torch_optimizer
+
+import habana_mp
+from habana_mp import hmp
+from habana_mp.patches.when_imported import WhenImported
+from helpers.probes import dtype_of_product
+from helpers.processes import run_script
+
+BF16, FP32 = torch.bfloat16, torch.float32
+M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """A shell starts what runs in its background with interrupts ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def assert_quiet(done: subprocess.CompletedProcess[str], output: str) -> None:
+    assert (done.returncode, done.stderr, done.stdout.strip()) == (0, "", output)
+
+
+# ---- threads ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("region", [hmp.disable_casts, lambda: torch.autocast("cpu", enabled=False)])
+def test_a_region_holds_for_the_thread_that_enters_it(region: Callable[[], Any]) -> None:
+    hmp.convert()
+    inside, done = threading.Event(), threading.Event()
+    there: list[torch.dtype] = []
+
+    def work() -> None:
+        with region():
+            there.append(dtype_of_product())
+            inside.set()
+            done.wait(30)
+            there.append(dtype_of_product())
+        there.append(dtype_of_product())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert inside.wait(30)
+    assert dtype_of_product() is BF16
+    with hmp.disable_casts():
+        assert dtype_of_product() is FP32
+    done.set()
+    thread.join()
+    assert there == [FP32, FP32, BF16]
+
+
+def test_a_thread_that_is_started_in_a_region_starts_outside_of_it() -> None:
+    hmp.convert()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, hmp.disable_casts():
+        assert pool.submit(dtype_of_product).result() is BF16
+        assert dtype_of_product() is FP32
+
+
+def test_tasks_of_a_pool_leave_no_state_to_the_next() -> None:
+    hmp.convert()
+
+    def task(number: int) -> torch.dtype:
+        if number % 3 == 0:
+            with hmp.disable_casts():
+                return dtype_of_product()
+        if number % 3 == 1:
+            with pytest.raises(KeyError), hmp.disable_casts():
+                raise KeyError(number)
+        return dtype_of_product()
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(task, range(120)))
+    assert found == [FP32 if number % 3 == 0 else BF16 for number in range(120)]
+
+
+def test_models_train_side_by_side_each_as_if_alone() -> None:
+    hmp.convert()
+
+    def train(seed: int) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        weight = torch.nn.Parameter(torch.rand(4, 4, generator=generator))
+        optimizer = torch.optim.Adam([weight], lr=0.1)
+        for step in range(10):
+            optimizer.zero_grad()
+            with hmp.disable_casts() if (step + seed) % 2 else torch.enable_grad():
+                loss = F.softmax(torch.mm(M, weight).relu(), -1).float().pow(2).sum()
+            loss.backward()
+            optimizer.step()
+        return [weight.detach()]
+
+    alone = [train(seed) for seed in range(6)]
+    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(train, range(6)))
+    for one, other in zip(together, alone, strict=True):
+        assert torch.equal(one[0], other[0])
+
+
+def test_threads_that_convert_and_restore_at_once_leave_torch_whole() -> None:
+    def work(number: int) -> None:
+        for _ in range(5):
+            (hmp.convert if number % 2 else hmp.restore)()
+            assert dtype_of_product() in (BF16, FP32)
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    hmp.convert()
+    assert dtype_of_product() is BF16
+    hmp.restore()
+    assert dtype_of_product() is FP32
+
+
+# ---- the end of the interpreter --------------------------------------------------------------------------------------
+
+BEGIN = """
+import atexit, os, sys, threading, time
+import torch
+from habana_mp import hmp
+from habana_mp.patches.when_imported import WhenImported
+M = torch.rand(4, 4)
+hmp.convert(log=sys.argv[1] if len(sys.argv) > 1 else None)
+weight = torch.nn.Parameter(torch.rand(4, 4))
+def work():
+    (torch.mm(M, weight) @ M).relu().float().sum().backward()
+    return torch.mm(M, M).dtype
+work()
+"""
+ENDINGS = {
+    "nothing": "",
+    "inside of a region": "off = hmp.disable_casts(); off.__enter__()",
+    "restore at exit": "atexit.register(hmp.restore)",
+    "covered calls at exit": "atexit.register(lambda: print(work(), flush=True))",
+    "restore, then calls at exit": "atexit.register(work); atexit.register(hmp.restore)",
+    "a thread of casts": "threading.Thread(target=lambda: [work() for _ in range(50)]).start()",
+    "a tensor in a cycle": "cycle = [torch.mm(M, M)]; cycle.append(cycle); torch.kept = cycle",
+    "a destructor": "class Late:\n    def __del__(self): torch.mm(M, M); hmp.restore()\nlate = Late()",
+    "os._exit": "sys.stdout.flush(); os._exit(0)",
+    "sys.exit": "sys.exit(0)",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_process_ends_in_peace_with_casts_and_the_log_on(ending: str, tmp_path: Path) -> None:
+    done = run_script(BEGIN + ENDINGS[ending], str(tmp_path / "log.txt"))
+    assert_quiet(done, "torch.bfloat16" if ending == "covered calls at exit" else "")
+    if ending != "os._exit":
+        assert "casting" in (tmp_path / "log.txt").read_text()
+
+
+def test_an_error_ends_a_process_with_that_error_only() -> None:
+    done = run_script(BEGIN + "raise SystemExit(3)", os.devnull)
+    assert (done.returncode, done.stderr) == (3, "")
+    done = run_script(BEGIN + "raise KeyError('mine')", os.devnull)
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("KeyError: 'mine'")
+    assert done.stderr.count("Traceback") == 1
+
+
+# ---- children --------------------------------------------------------------------------------------------------------
+
+FORKS = """
+import warnings
+# Python warns of a fork beside other threads (from 3.12 on), which is what is tried here
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+stop = threading.Event()
+def busy():
+    # without a backward: what torch locks for one of them would stay locked in the child for ever
+    while not stop.is_set(): (torch.mm(M, weight) @ M).relu()
+torch.set_num_threads(1)
+threads = [threading.Thread(target=busy) for _ in range(2)]
+for thread in threads: thread.start()
+for _ in range(8):
+    pid = os.fork()
+    if pid == 0:
+        # torch's node of the old one may be locked for ever, by a thread that is not here
+        weight = torch.nn.Parameter(torch.rand(4, 4))
+        kind = work()
+        with hmp.disable_casts(): quiet = torch.mm(M, M).dtype
+        hmp.restore()
+        good = (kind, quiet, torch.mm(M, M).dtype) == (torch.bfloat16, torch.float32, torch.float32)
+        os._exit(0 if good else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+stop.set()
+for thread in threads: thread.join()
+print(work())
+"""
+
+
+def test_a_fork_under_busy_threads_and_the_log_neither_hangs_nor_forgets(tmp_path: Path) -> None:
+    assert_quiet(run_script(BEGIN + FORKS, str(tmp_path / "log.txt")), "torch.bfloat16")
+
+
+def test_a_fork_inside_of_a_region_is_inside_of_it() -> None:
+    hmp.convert()
+    with hmp.disable_casts():
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if dtype_of_product() is FP32 else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+    assert dtype_of_product() is BF16
+
+
+def report_kinds(queue: Any, convert: bool) -> None:
+    """What a child process does (module level: spawned children find it by name)."""
+    torch.set_num_threads(1)
+    before = hmp.is_converted(), dtype_of_product()
+    if convert:
+        hmp.convert()
+    queue.put((before, dtype_of_product(), [one.dtype for one in (torch.relu(M), F.softmax(M.bfloat16(), -1))]))
+
+
+@pytest.mark.parametrize(("method", "inherits"), [("fork", True), ("spawn", False), ("forkserver", False)])
+def test_a_child_process_inherits_only_by_fork_and_may_convert(method: str, inherits: bool) -> None:
+    context = multiprocessing.get_context(method)
+    hmp.convert()
+    queue = context.SimpleQueue()
+    child = context.Process(target=report_kinds, args=(queue, True))
+    child.start()
+    before, after, others = queue.get()
+    child.join()
+    assert child.exitcode == 0
+    assert before == ((True, BF16) if inherits else (False, FP32))
+    assert (after, others) == (BF16, [BF16, FP32])
+
+
+def test_a_lowered_result_goes_from_process_to_process() -> None:
+    hmp.convert()
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        result = pool.submit(torch.add, torch.mm(M, M), 1).result(timeout=120)
+    assert result.dtype is BF16
+    assert torch.equal(result, torch.mm(M, M) + 1)
+
+
+# ---- a second import -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["habana_mp", "habana_mp.hmp"])
+def test_reloading_the_public_modules_keeps_the_state(name: str) -> None:
+    hmp.convert()
+    before = dict(vars(sys.modules[name]))
+    try:
+        module = importlib.reload(sys.modules[name])
+        assert module.is_converted()
+        assert dtype_of_product() is BF16
+        module.restore()
+        assert dtype_of_product() is FP32
+        assert not habana_mp.is_converted()
+    finally:  # other tests, and the package, hold the functions that were there before
+        vars(sys.modules[name]).update(before)
+
+
+AGAIN = """
+import sys
+def forget():
+    for name in [name for name in sys.modules if name.split(".")[0] == "habana_mp"]: del sys.modules[name]
+old = hmp
+forget()
+from habana_mp import hmp
+from habana_mp.patches.when_imported import WhenImported
+assert hmp is not old
+for call in (hmp.convert, hmp.restore):
+    try: call()
+    except RuntimeError as error: print("imported a second time" in str(error))
+print(old.is_converted(), torch.mm(M, M).dtype)
+old.restore()
+print(torch.mm(M, M).dtype, torch.nn.functional.normalize.__code__.co_consts[-1])
+hmp.convert()
+print(torch.mm(M, M).dtype)
+with old.disable_casts(): print(torch.mm(M, M).dtype)
+hmp.restore()
+print(torch.mm(M, M).dtype)
+"""
+
+
+def test_a_second_import_while_converted_is_a_clear_error_and_the_first_one_restores() -> None:
+    plain = F.normalize.__code__.co_consts[-1]
+    expected = ["True", "True", "True torch.bfloat16", f"torch.float32 {plain}"]
+    expected += ["torch.bfloat16", "torch.float32", "torch.float32"]
+    assert_quiet(run_script(BEGIN + AGAIN, os.devnull), "\n".join(expected))
+
+
+# ---- interrupts ------------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupt_inside_of_a_region_leaves_it() -> None:
+    hmp.convert()
+    with pytest.raises(KeyboardInterrupt), hmp.disable_casts():
+        signal.raise_signal(signal.SIGINT)
+    assert dtype_of_product() is BF16
+
+
+def cast_for_ever() -> None:
+    while True:
+        torch.softmax(torch.mm(M, M).relu() + M, -1)
+
+
+def test_an_interrupt_while_operations_are_cast_leaves_everything_in_order() -> None:
+    hmp.convert()
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        for delay in range(1, 30):
+            signal.setitimer(signal.ITIMER_REAL, delay * 0.0007)
+            with pytest.raises(KeyboardInterrupt):
+                cast_for_ever()
+            assert dtype_of_product() is BF16
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    hmp.restore()
+    assert dtype_of_product() is FP32
+
+
+def test_an_interrupt_in_a_backward_and_in_a_step_leaves_casts_on() -> None:
+    weight = torch.nn.Parameter(M.clone())
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    hmp.convert()
+    weight.register_hook(lambda _: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        torch.mm(M, weight).sum().backward()
+    assert dtype_of_product() is BF16
+    optimizer.register_step_post_hook(lambda *_: signal.raise_signal(signal.SIGINT))
+    weight.grad = M.clone()
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    assert dtype_of_product() is BF16
+
+
+# ---- imports of other threads ----------------------------------------------------------------------------------------
+
+
+def test_a_module_that_another_thread_is_importing_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hmp_test_slow.py").write_text("import time\ntime.sleep(0.5)\nwhole = True\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    class Part(WhenImported):
+        name = "hmp_test_slow"
+        seen: ClassVar[list[bool]] = []
+
+        def do(self, module: Any) -> None:
+            self.seen.append(module.whole)
+
+        def undo(self, module: Any) -> None:
+            self.seen.append(False)
+
+    finders = list(sys.meta_path)
+    part = Part()
+    importing = threading.Thread(target=importlib.import_module, args=("hmp_test_slow",))
+    importing.start()
+    while "hmp_test_slow" not in sys.modules:
+        time.sleep(0.001)
+    part.install()
+    importing.join()
+    assert Part.seen == [True]
+    part.uninstall()
+    assert Part.seen == [True, False]
+    assert sys.meta_path == finders
+
+
+def test_converting_and_restoring_disturb_no_step_of_another_thread() -> None:
+    """torch goes through its hooks of steps as they are: what is put in or taken out meanwhile makes that raise."""
+    weights = [torch.nn.Parameter(torch.ones(4)) for _ in range(100)]
+    optimizer = torch.optim.SGD(weights, lr=0.0)
+    for weight in weights:
+        weight.grad = torch.ones(4)
+    slow = torch_optimizer.register_optimizer_step_post_hook(lambda *_: time.sleep(1e-4))
+    raised: list[Exception] = []
+    over = threading.Event()
+
+    def steps() -> None:
+        while not over.is_set():
+            try:
+                optimizer.step()
+            except RuntimeError as error:
+                raised.append(error)
+                return
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=steps)
+    thread.start()
+    try:
+        for _ in range(60):
+            hmp.convert()
+            hmp.restore()
+    finally:
+        over.set()
+        sys.setswitchinterval(interval)
+    thread.join()
+    slow.remove()
+    assert not raised
+    assert not torch_optimizer._global_optimizer_pre_hooks
+    assert not torch_optimizer._global_optimizer_post_hooks
+
+
+def test_a_hook_of_a_step_may_convert_and_restore() -> None:
+    """It is torch's own rule that what it goes through then must not change: the step says so, and nothing hangs."""
+    weight = torch.nn.Parameter(torch.ones(4))
+    weight.grad = torch.ones(4)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    optimizer.register_step_post_hook(lambda *_: hmp.convert())
+    optimizer.step()
+    assert hmp.is_converted()
+    hmp.restore()
+    assert torch.equal(weight.detach(), torch.zeros(4))
