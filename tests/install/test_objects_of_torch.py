@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from habana_mp import hmp
+from habana_mp import _rows, hmp
 from helpers.lists import Converter
 
 BF16, FP32 = torch.bfloat16, torch.float32
