@@ -224,6 +224,7 @@ def watch_builtins(
 ) -> None:
     """`writers` write into their tensors without counting the versions up."""
 
+def construction_begins(module: Any) -> None: ...
 def set_places(
     steps: tuple[types.CodeType, ...],
     worker_namespace: dict[str, Any],

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from habana_mp.patches.aot_autograd import GraphCache, Runtime
 from habana_mp.patches.base import Patch, Settings
 from habana_mp.patches.checkpoint import Checkpoint
+from habana_mp.patches.constructors import Constructors
 from habana_mp.patches.data_parallel import DataParallel
 from habana_mp.patches.dynamo import (
     GuardOnState,
@@ -36,6 +37,7 @@ def all_patches() -> tuple[Patch, ...]:
         nothing_compiled,  # what follows may ask for it
         ModuleCalls(),
         RecognisedCode(),
+        Constructors(),
         *map(DistributedCode, DISTRIBUTED),
         *map(ExactLibrary, EXACT_LIBRARIES),
         OptimizerSteps(),

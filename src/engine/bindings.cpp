@@ -449,6 +449,7 @@ void register_engine(py::module_& module) {
   });
   module.def("watch_builtins", &watch_builtins);
   module.def("set_places", &set_places);
+  module.def("construction_begins", [](const py::object& module_) { engine::construction_begins(module_.ptr()); });
   module.def("set_hook", [](const py::dict& dictionary, const py::object& key, const py::object& hook,
                             const py::object& caller, const py::str& called) {
     const int done = engine::set_hook(dictionary.ptr(), key.ptr(), hook.is_none() ? nullptr : hook.ptr(), caller.ptr(),

@@ -212,13 +212,15 @@ std::optional<rules::Reason> why_not(ThreadState& state) noexcept {
   return std::nullopt;
 }
 
-void construction_begins() noexcept {
-  ThreadState& state = thread_state;
-  if (is_constructing(state)) return;  // a module inside the module
+PyObject* constructed_by_caller() noexcept {
   // The innermost frame is nn.Module.__init__, or a function that stands in for it.
   const host::FrameWalk innermost;
-  PyObject* module = innermost ? innermost.first_parameter() : nullptr;
-  if (module == nullptr) return;
+  return innermost ? innermost.first_parameter() : nullptr;
+}
+
+void construction_begins(PyObject* module) noexcept {
+  ThreadState& state = thread_state;
+  if (module == nullptr || is_constructing(state)) return;  // a module inside the module
   PyObject* reference = PyWeakref_NewRef(module, nullptr);
   PyObject* codes = reference == nullptr ? nullptr : host::init_codes(Py_TYPE(module));
   auto* construction = codes == nullptr ? nullptr : new (std::nothrow) Construction{codes, reference};

@@ -114,7 +114,9 @@ void set_exact_files(PyObject* files) noexcept;
 inline bool casts_are_made_here() { return lists_speak_here() && !why_not(thread_state).has_value(); }
 
 // nn.Module.__init__ was entered in this thread; the frames above it tell who is being constructed.
-void construction_begins() noexcept;
+void construction_begins(PyObject* module) noexcept;
+// The module whose __init__ the innermost Python code is, borrowed; null where it is none.
+PyObject* constructed_by_caller() noexcept;
 
 // What is to be recognised; all of it is kept from then on.
 struct Places {

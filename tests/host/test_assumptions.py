@@ -128,6 +128,25 @@ def test_a_training_is_right_and_torch_is_as_it_was_without(name: str, expected:
     assert state in ("not asked yet", "does not hold: broken on purpose")
 
 
+def test_nothing_is_cast_in_a_constructor_that_does_not_log_itself() -> None:
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 3)
+            self.weight = nn.Parameter(torch.mm(torch.full((2, 2), 1.001), torch.eye(2)))
+
+    constructor = nn.Module.__init__.__code__
+    with _ledger.broken("torch.constructor-logs-itself"):
+        hmp.convert()
+        assert nn.Module.__init__.__code__ is not constructor
+        made = Product()
+        assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is BF16
+        hmp.restore()
+    assert nn.Module.__init__.__code__ is constructor
+    assert made.weight.dtype is FP32
+    assert torch.equal(made.weight, torch.full((2, 2), 1.001))
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_convert_refuses_without(name: str) -> None:
     before = changed_things()

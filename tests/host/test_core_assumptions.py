@@ -1,0 +1,206 @@
+"""What the core takes for granted: each is broken on purpose, in a process that begins so."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from habana_mp import _core, _ledger, hmp
+
+SOURCES = Path(__file__).parents[2] / "src"
+
+#: Those of the core, and what else goes where one is broken, since it stands on that.
+CORE: dict[str, set[str]] = {
+    "cpython.definitions": set(),
+    "cpython.function-slot": set(),
+    "cpython.raise-instruction": set(),
+    "cpython.slots": set(),
+    "openmp.threads": set(),
+    "system.mappings": set(),
+    "torch.aoti-functions": set(),
+    "torch.autocast-functions": set(),
+    "torch.dlpack-exchange": set(),
+    "torch.flag-functions": {"torch.autocast-functions"},
+    "torch.flags-in-place": set(),
+    "torch.forward-ad-level": set(),
+    "torch.operators": set(),
+    "torch.tensor-inside": {"torch.autocast-functions"},
+    "torch.tensor-layout": {
+        *("torch.tensor-inside", "torch.autocast-functions", "torch.flags-in-place", "torch.operators"),
+    },
+    "torch.thread-functions": set(),
+}
+REFUSED = {"cpython.definitions": "cannot watch", "cpython.slots": "its slot does not hold CPython's own"}
+
+#: For each entry a child of this process, which has imported torch: that takes a moment, not a second.
+PROGRAM = """
+import json, os, sys
+import torch
+torch.set_num_threads(1)
+
+def tell():
+    from habana_mp import _core, hmp
+    told = {"error": "", "within": ""}
+    try:
+        hmp.convert("O1", weight_cache=True)
+    except RuntimeError as error:
+        told["error"] = str(error)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(16, 32)
+    for _ in range(3):
+        loss = model(x).float().pow(2).mean()
+        loss.backward()
+        with hmp.disable_casts():
+            optimizer.step()
+            optimizer.zero_grad()
+    weights = torch.cat([one.detach().flatten() for one in model.parameters()])
+    told["weights"] = weights.view(torch.int32).tolist()
+    with torch.no_grad():
+        for _ in range(8):
+            result = model(x)
+        # Forward-mode AD sees each cast.
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+            tangent = torch.autograd.forward_ad.unpack_dual(model(dual)).tangent
+    told["result"], told["dtype"] = result.float().tolist(), str(result.dtype)
+    told["tangent"] = tangent.float().tolist()
+    told["kept"] = hmp.report(show=False).weights.weights
+    hmp.restore()
+    told["restored"] = str(torch.mm(torch.eye(2), torch.eye(2)).dtype)
+    told["installed"] = _core.installed_count()
+    try:
+        hmp.convert("O1", within="modules")
+    except RuntimeError as error:
+        told["within"] = str(error)
+    hmp.restore()
+    told["failed"] = [row[0] for row in _core.assumptions() if row[4] == "does not hold"]
+    return told
+
+for broken in sys.argv[1:]:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.environ["HABANA_MP_BREAK"] = broken
+        told = {"failed to tell": True}
+        try:
+            told = tell()
+        finally:
+            with os.fdopen(writing, "w") as out:
+                json.dump(told, out)
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        print(json.dumps({broken: json.load(told)}))
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, dict[str, Any]]:
+    """By what was broken, what came of it; by "" where nothing was."""
+    names = ["nothing", *CORE, "torch.dlpack-exchange,torch.aoti-functions"]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, *names],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=500,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    rows: dict[str, dict[str, Any]] = {}
+    for line in done.stdout.splitlines():
+        rows |= json.loads(line)
+    assert list(rows) == names
+    return rows
+
+
+def test_every_entry_of_the_core_is_broken_here() -> None:
+    assert {row[0] for row in _core.assumptions()} == CORE.keys()
+    assert not CORE.keys() & {row[0] for row in _ledger.rows()}
+
+
+@pytest.mark.parametrize("name", sorted(CORE.keys() - REFUSED.keys()))
+def test_a_training_is_right_without(name: str, told: dict[str, dict[str, Any]]) -> None:
+    found, expected = told[name], told["nothing"]
+    assert found["error"] == ""
+    for what in ("weights", "result", "tangent", "dtype"):
+        assert found[what] == expected[what], what
+    assert (found["restored"], found["installed"]) == ("torch.float32", 0)
+    not_asked = name == "torch.aoti-functions" and hasattr(torch._C, "_dlpack_exchange_api")
+    assert set(found["failed"]) == CORE[name] | (set() if not_asked else {name})
+
+
+def test_without_any_way_to_look_at_tensors_casts_are_torchs(told: dict[str, dict[str, Any]]) -> None:
+    found, expected = told["torch.dlpack-exchange,torch.aoti-functions"], told["nothing"]
+    assert (found["weights"], found["result"]) == (expected["weights"], expected["result"])
+    assert (found["kept"], expected["kept"]) == (0, 4)
+    assert "torch.tensor-inside" in found["failed"]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_convert_refuses_and_changes_nothing_without(name: str, told: dict[str, dict[str, Any]]) -> None:
+    found = told[name]
+    assert REFUSED[name] in found["error"]
+    assert (found["dtype"], found["restored"], found["installed"]) == ("torch.float32", "torch.float32", 0)
+
+
+def test_no_cast_of_a_weight_is_kept_where_nothing_tells_of_its_changes(told: dict[str, dict[str, Any]]) -> None:
+    assert told["nothing"]["kept"] == 4
+    assert told["torch.tensor-inside"]["kept"] == told["torch.tensor-layout"]["kept"] == 0
+
+
+def test_within_refuses_where_calls_of_modules_cannot_be_watched(told: dict[str, dict[str, Any]]) -> None:
+    assert "cannot tell where modules run" in told["cpython.function-slot"]["within"]
+    assert told["nothing"]["within"] == ""
+
+
+def test_torchs_headers_declare_what_is_found_by_name() -> None:
+    hmp.convert()
+    symbols = _core.symbols()
+    assert len(symbols) > 20
+    assert [name for name, is_declared in symbols if not is_declared] == []
+
+
+#: What shows in C++ that a file knows something private: mangled names, what CPython's objects consist of, private
+#: names of torch in strings, libraries that are searched, the system's files.
+PRIVATE = re.compile(
+    r'"_Z|"/proc|"torch\._|"_(parse_|worker|cdata|current_level)'
+    r"|\b(dlsym|dlopen|m_ml|d_method|d_getset|d_wrapped|d_base|tp_as_mapping|tp_vectorcall_offset|tp_dict|tp_mro)\b"
+    r"|\b(func_dict|func_version|co_filename|tb_lasti|process_vm_readv)\b|->vectorcall\b"
+)
+
+
+def test_private_names_in_the_core_stand_in_the_host_only() -> None:
+    found = [
+        f"{path.relative_to(SOURCES)}:{number}: {line.strip()}"
+        for path in sorted(SOURCES.rglob("*.?pp"))
+        if path.parent.name != "host"
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if PRIVATE.search(line)
+    ]
+    assert not found, "move what needs these into src/host, with an entry in the ledger:\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_private"),
+    [
+        ('find({cpu, "_ZN2at15get_num_threadsEv"}, f);', True),
+        ("definition = reinterpret_cast<PyMethodDescrObject*>(method)->d_method;", True),
+        ("PyObject* find_method_stub(PyObject* self);", False),
+        ('PyImport_ImportModule("torch._C");', True),
+        ('"torch.nn.BCELoss), which is safe"', False),
+    ],
+)
+def test_a_private_name_in_the_core_is_noticed(line: str, is_private: bool) -> None:
+    assert (PRIVATE.search(line) is not None) is is_private
