@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -25,68 +26,46 @@ class Preset:
     """Does it do what torch.autocast does, for which the name of a loss does not mean the loss's parts?"""
 
 
-#: name: (description, lower, fp32, widest); the files of ``lists/`` without ``.txt``.
-_FILES: dict[str, tuple[str, str, str, str]] = {
-    "hmp-default": ("the default lists of HMP", "hmp_default_bf16", "hmp_default_fp32", ""),
-    "hmp-guide-o1": ("the shorter O1 lists of HMP's first guide", "hmp_guide_o1_bf16", "hmp_guide_o1_fp32", ""),
-    "hmp-guide-o2": ("the operations that HMP's first guide runs in bf16 under O2", "hmp_guide_o2_bf16", "", ""),
-    "resnet50": ("the lists for ResNet50 in HMP's guide", "hmp_guide_resnet50_bf16", "hmp_guide_resnet50_fp32", ""),
-    "hpu-autocast": (
-        "what torch.autocast does on an HPU",
-        "hpu_autocast_lower",
-        "hpu_autocast_fp32",
-        "hpu_autocast_promote",
-    ),
-    "torch-cpu": ("what torch.autocast does on a CPU", "torch_cpu_lower", "torch_cpu_fp32", "torch_cpu_promote"),
-    "torch-cuda": ("what torch.autocast does on CUDA", "torch_cuda_lower", "torch_cuda_fp32", "torch_cuda_promote"),
-    "torch-xpu": ("what torch.autocast does on an XPU", "torch_xpu_lower", "torch_xpu_fp32", "torch_xpu_promote"),
-    "xpu-amp-bf16": ("AMP on XPU in bfloat16", "xpu_amp_bf16", "xpu_amp_fp32", "xpu_amp_promote"),
-    "xpu-amp-fp16": ("AMP on XPU in float16", "xpu_amp_fp16", "xpu_amp_fp32", "xpu_amp_promote"),
-}
-
-#: What torch.autocast does in torch 2.13 beyond its documentation, from which the files are: (lower, fp32, widest).
-_UNDOCUMENTED: dict[str, tuple[str, str, str]] = {
-    "torch-cpu": ("_addmm_activation", "smooth_l1_loss", ""),
-    "torch-cuda": (
-        "_convolution conv_tbc convolution einsum linalg_vecdot scaled_dot_product_attention",
-        """
-            rms_norm huber_loss logsumexp upsample_nearest1d upsample_nearest2d upsample_nearest3d
-            _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d upsample_linear1d
-            upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa
-        """,
-        "vdot",
-    ),
-}
-
 #: Folder names that tell nothing about the model.
 _SILENT = {"pytorch", "habana", "benchmarks", "implementations", "training", "config", "hls-gaudi2-pt", "examples"}
 
 
-def _file(name: str) -> tuple[Listed, ...]:
-    if not name:
-        return ()
-    return tuple(
-        Listed(one.name, f"{name}.txt", one.line, shipped=True) for one in read_list(DIRECTORY / f"{name}.txt")
-    )
+#: What each list of a preset's file is called there; see docs/contributing.md.
+_PARTS = ("lower", "fp32", "widest")
+
+#: Stands, among ``products_inside``, for whatever torch makes of matrix products.
+_WHATEVER_HOLDS_PRODUCTS = "*"
 
 
-def _reached_inside(name: str) -> set[str]:
+def _listed(item: str, preset: str) -> tuple[Listed, ...]:
+    """The names of a list file, or one name."""
+    if not item.endswith(".txt"):
+        return (Listed(item, f"the preset {preset}", 0, shipped=True),)
+    return tuple(Listed(one.name, item, one.line, shipped=True) for one in read_list(DIRECTORY / item))
+
+
+def _products_inside(items: Iterable[str]) -> list[str]:
     """Operations in which a preset's torch.autocast meets the matrix products that torch makes of them; see
-    `ops/products.py`. (The lists of CUDA and XPU name the others themselves.)"""
-    if name == "torch-cpu":
-        return {name for name, row in ops.rows().items() if row.made_of_products} | {"gru", "rnn_relu", "rnn_tanh"}
-    return {"einsum"} if name == "torch-xpu" else set()
+    `ops/products.py`. (The lists of CUDA and XPU name others themselves.)"""
+    names = set(items)
+    if _WHATEVER_HOLDS_PRODUCTS in names:
+        names |= {name for name, row in ops.rows().items() if row.made_of_products}
+    return sorted(names - {_WHATEVER_HOLDS_PRODUCTS})
 
 
-def _shipped(name: str) -> Preset:
-    description, *files = _FILES[name]
-    lists = [_file(file) for file in files]
-    for index, more in enumerate(_UNDOCUMENTED.get(name, ())):
-        lists[index] += tuple(Listed(one, f"the preset {name}", 0, shipped=True) for one in more.split())
-    inside = sorted(_reached_inside(name))
-    lists[0] += tuple(Listed(one, f"the preset {name}", 0, shipped=True, products_only=True) for one in inside)
-    lower, fp32, widest = lists
-    return Preset(name, description, lower, fp32, widest, of_autocast=name.startswith(("torch-", "hpu-", "xpu-")))
+def _shipped(name: str, content: dict[str, Any]) -> Preset:
+    lists = {part: tuple(one for item in content.get(part, ()) for one in _listed(item, name)) for part in _PARTS}
+    inside = _products_inside(content.get("products_inside", ()))
+    lists["lower"] += tuple(Listed(one, f"the preset {name}", 0, shipped=True, products_only=True) for one in inside)
+    return Preset(name, content["description"], **lists, of_autocast=content.get("of_autocast", False))
+
+
+def _shipped_presets() -> dict[str, Preset]:
+    """Of each file in ``lists/presets``, in their order."""
+    files = sorted((DIRECTORY / "presets").glob("*.json"))
+    contents = {file.stem: json.loads(file.read_text("utf-8")) for file in files}
+    names = sorted(contents, key=lambda name: contents[name].get("order", len(contents)))
+    return {name: _shipped(name, contents[name]) for name in names}
 
 
 @dataclass(frozen=True)
@@ -154,7 +133,7 @@ def _model_presets() -> dict[str, Preset]:
 @cache
 def presets() -> dict[str, Preset]:
     """All presets by name."""
-    return {**{name: _shipped(name) for name in _FILES}, **_model_presets()}
+    return {**_shipped_presets(), **_model_presets()}
 
 
 def preset_named(name: str) -> Preset:
