@@ -39,7 +39,13 @@ class Ruling:
 
     def rule(self, operation: str, *, keeps_weights: bool = True) -> _core.Rule:
         """The core's form, with the arguments that may be cast. May casts of weights be kept?"""
-        row = ops.row_of(operation)
+        row, key = ops.row_of(operation), (self, operation, keeps_weights)
+        known = _rules.get(key)
+        if known is None or known[0] is not row:
+            known = _rules[key] = row, self._made(operation, row, keeps_weights)
+        return known[1]
+
+    def _made(self, operation: str, row: ops.Operation, keeps_weights: bool) -> _core.Rule:
         traits = {
             "saturates": self.saturate != "",
             "saturates_tensors": self.saturate == "all",
@@ -72,6 +78,10 @@ class Ruling:
             questions={name: function for name, function in questions.items() if function is not None},
             packs=row.packs if keeps_weights else "",
         )
+
+
+#: The rules that were made, each with the row that it was made of.
+_rules: dict[tuple[Ruling, str, bool], tuple[ops.Operation, _core.Rule]] = {}
 
 
 def _in_core(castable: ops.Castable | None) -> _core.Castable | None:

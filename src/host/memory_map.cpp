@@ -2,8 +2,13 @@
 
 #include <unistd.h>
 
-#include <cinttypes>
+#include <algorithm>
+#include <array>
+#include <charconv>
 #include <cstdio>
+#include <optional>
+#include <string>
+#include <string_view>
 
 #include "host/ledger.hpp"
 
@@ -30,6 +35,46 @@ bool can_be_rewritten(const void* address) {
   return done;
 }
 
+std::string read_all(const char* path) {
+  std::string text;
+  std::FILE* file = std::fopen(path, "r");
+  if (file == nullptr) return text;
+  std::array<char, 1 << 14> part;
+  for (std::size_t count = part.size(); count != 0;) {
+    count = std::fread(part.data(), 1, part.size(), file);
+    text.append(part.data(), count);
+  }
+  std::fclose(file);
+  return text;
+}
+
+// Of a line `7f12...-7f13... rw-p 00000000 103:02 4711   /path`: addresses, mode, offset, device, the file's number.
+std::optional<Mapping> mapping_of(std::string_view line) {
+  const auto number = [&line](std::uint64_t& value, int base) {
+    const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), value, base);
+    if (error != std::errc()) return false;
+    line.remove_prefix(static_cast<std::size_t>(end - line.data()));
+    return true;
+  };
+  const auto skip = [&line](std::size_t count) { line.remove_prefix(std::min(count, line.size())); };
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t node = 0;
+  if (!number(begin, 16)) return std::nullopt;
+  skip(1);
+  if (!number(end, 16) || line.size() < 6) return std::nullopt;
+  const std::string_view mode = line.substr(1, 4);
+  skip(6);
+  if (!number(offset, 16)) return std::nullopt;
+  skip(1);
+  const std::size_t after_device = line.find(' ');
+  if (after_device == std::string_view::npos) return std::nullopt;
+  skip(after_device + 1);
+  if (!number(node, 10)) return std::nullopt;
+  return Mapping{begin, end, mode[1] == 'w', mode[3] == 's', node != 0};
+}
+
 const void* const constant = nullptr;
 const void* variable = nullptr;
 
@@ -40,17 +85,11 @@ MemoryMap::MemoryMap() {
     mappings.settle(false);
     return;
   }
-  if (std::FILE* maps = std::fopen("/proc/self/maps", "r")) {
-    std::uintptr_t begin = 0;
-    std::uintptr_t end = 0;
-    char mode[5] = {};
-    std::uint64_t node = 0;
-    char rest[4096];
-    while (std::fscanf(maps, "%" SCNxPTR "-%" SCNxPTR " %4s %*s %*s %" SCNu64, &begin, &end, mode, &node) == 4) {
-      mappings_.push_back({begin, end, mode[1] == 'w', mode[3] == 's', node != 0});
-      if (std::fgets(rest, sizeof rest, maps) == nullptr) break;
-    }
-    std::fclose(maps);
+  const std::string text = read_all("/proc/self/maps");
+  for (std::string_view rest = text; !rest.empty();) {
+    const std::size_t end = rest.find('\n');
+    if (const auto mapping = mapping_of(rest.substr(0, end))) mappings_.push_back(*mapping);
+    rest = end == std::string_view::npos ? std::string_view() : rest.substr(end + 1);
   }
   const Mapping* of_variable = find(&variable);
   const Mapping* of_constant = find(&constant);

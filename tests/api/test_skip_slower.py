@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import _core, hmp
+from helpers.accelerators import needs_accelerator
 
-pytestmark = pytest.mark.processor
+pytestmark = [pytest.mark.processor, needs_accelerator("slower")]
 
 
 @pytest.fixture(autouse=True)

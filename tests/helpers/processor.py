@@ -46,7 +46,8 @@ def assume_packing(form: Form) -> None:
 
 def measure_packing() -> None:
     _assumed.clear()
-    _core.weights_assume_packing("measured")
+    if "packed" in _core.accelerators:
+        _core.weights_assume_packing("measured")
 
 
 def packs(call: Call, like: torch.Tensor, shape: tuple[int, int], *, turned: bool, bias: bool) -> bool:

@@ -1,4 +1,4 @@
-"""An accelerator is one folder: that of docs/contributing.md compiles, and does what the page says where it is there."""
+"""An accelerator is one folder: that of docs/contributing.md compiles, and does what the page says."""
 
 from __future__ import annotations
 

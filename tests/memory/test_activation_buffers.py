@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from habana_mp import _core, hmp, ops
+from helpers.accelerators import needs_accelerator
 from helpers.lists import Converter
 from helpers.weights import all_bfloat16_tensors
 
-pytestmark = pytest.mark.processor
+pytestmark = [pytest.mark.processor, needs_accelerator("buffers")]
 
 WITHOUT_GRAD: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "no_grad": torch.no_grad,

@@ -397,6 +397,9 @@ import ctypes
 import sys
 from habana_mp import hmp
 
+pytestmark = needs_accelerator("blocks")
+
+
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 libc.free.argtypes = [ctypes.c_void_p]

@@ -12,6 +12,7 @@ from torch import nn
 
 from habana_mp import hmp
 from helpers import processor
+from helpers.accelerators import needs_accelerator
 from helpers.packed import BIASES
 from helpers.weights import packed
 
@@ -26,7 +27,7 @@ CONVOLUTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("counted", "measured_again")]
+pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("counted", "measured_again"), needs_accelerator("packed")]
 
 
 def convolution(**options: Any) -> nn.Conv2d:

@@ -12,6 +12,7 @@ from torch import nn
 
 from habana_mp import _core, hmp
 from helpers import processor
+from helpers.accelerators import needs_accelerator
 from helpers.packed import (
     BIASES,
     INPUTS,
@@ -25,7 +26,7 @@ from helpers.packed import (
 )
 from helpers.weights import packed
 
-pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("counted", "measured_again")]
+pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("counted", "measured_again"), needs_accelerator("packed")]
 
 
 @pytest.mark.parametrize("name", INPUTS)

@@ -15,6 +15,7 @@ from torch import nn
 
 from habana_mp import hmp
 from helpers import processor
+from helpers.accelerators import needs_accelerator
 from helpers.packed import (
     INPUTS,
     PRODUCTS,
@@ -32,7 +33,7 @@ from helpers.weights import all_bfloat16_tensors, packed
 
 SHAPES = [(64, 64), (30, 94), (130, 768), (768, 512), (100, 1026), (64, 3000), (1, 2048), (2100, 2048)]
 
-pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("counted", "measured_again")]
+pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("counted", "measured_again"), needs_accelerator("packed")]
 
 
 @pytest.fixture(params=PRODUCTS)
