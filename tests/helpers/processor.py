@@ -41,7 +41,8 @@ _found_out: dict[Any, bool] = {}
 def assume_packing(form: Form) -> None:
     """Weights are packed for this wherever it gives the right bits, whatever a measurement would say."""
     _assumed[:] = [form]
-    _core.weights_assume_packing(form)
+    if "packed" in _core.accelerators:
+        _core.weights_assume_packing(form)
 
 
 def measure_packing() -> None:

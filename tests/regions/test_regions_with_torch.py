@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from habana_mp import _core, hmp
+from habana_mp import hmp
 from habana_mp.patches import autocast_regions, stored_values
+from helpers import processor
 from helpers.comparing import assert_same
 from helpers.models import small_network
 from helpers.probes import dtype_of_product
@@ -79,7 +80,7 @@ def test_kept_casts_follow_their_weight_through_regions_of_both_precisions() -> 
 def test_layers_run_from_packed_weights_in_a_region(dtype: torch.dtype, form: Any) -> None:
     torch.manual_seed(0)
     layer, x = torch.nn.Linear(144, 160), torch.randn(2, 144)
-    _core.weights_assume_packing(form)
+    processor.assume_packing(form)
     try:
         with torch.no_grad():
             for _ in range(10):
@@ -87,7 +88,7 @@ def test_layers_run_from_packed_weights_in_a_region(dtype: torch.dtype, form: An
                     result = layer(x)
                 assert torch.equal(result, F.linear(x.to(dtype), layer.weight.to(dtype), layer.bias.to(dtype)))
     finally:
-        _core.weights_assume_packing("measured")
+        processor.measure_packing()
 
 
 def test_transforms_of_torch_func_go_through_a_region() -> None:

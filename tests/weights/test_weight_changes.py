@@ -15,6 +15,7 @@ from torch import nn
 
 from habana_mp import _core, hmp
 from habana_mp.patches import kept_weights
+from helpers import processor
 from helpers.comparing import assert_same
 from helpers.processor import kernels_product
 from helpers.seeing_changes import (
@@ -168,9 +169,9 @@ OFTEN = 8
 @pytest.fixture
 def packs_whatever_it_can() -> Iterator[None]:
     """With our kernels wherever they run: what is about changes does not depend on the order of their sums."""
-    _core.weights_assume_packing("panels in any order")
+    processor.assume_packing("panels in any order")
     yield
-    _core.weights_assume_packing("measured")
+    processor.measure_packing()
 
 
 @pytest.mark.processor
