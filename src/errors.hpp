@@ -1,9 +1,7 @@
 // Python's exceptions, where a failure is no more than a reason to go another way.
 #pragma once
 
-#include <Python.h>
-
-#include <utility>
+#include "owned.hpp"
 
 namespace habana_mp {
 
@@ -12,54 +10,53 @@ class HeldError {
  public:
 #if PY_VERSION_HEX >= 0x030C0000
   HeldError() : raised_(PyErr_GetRaisedException()) {}
-  ~HeldError() { Py_XDECREF(raised_); }
 
  private:
-  PyObject* raised_;
+  Owned raised_;
 #else
-  HeldError() { PyErr_Fetch(&type_, &value_, &traceback_); }
-  ~HeldError() {
-    Py_XDECREF(type_);
-    Py_XDECREF(value_);
-    Py_XDECREF(traceback_);
+  HeldError() {
+    PyObject* type = nullptr;
+    PyObject* value = nullptr;
+    PyObject* traceback = nullptr;
+    PyErr_Fetch(&type, &value, &traceback);
+    type_ = Owned(type);
+    value_ = Owned(value);
+    traceback_ = Owned(traceback);
   }
 
  private:
-  PyObject* type_ = nullptr;
-  PyObject* value_ = nullptr;
-  PyObject* traceback_ = nullptr;
+  Owned traceback_;
+  Owned value_;
+  Owned type_;
 #endif
 
  public:
   // Of the exception, borrowed; null where it passed no Python code.
   [[nodiscard]] PyObject* traceback() const {
 #if PY_VERSION_HEX >= 0x030C0000
-    PyObject* traceback = raised_ == nullptr ? nullptr : PyException_GetTraceback(raised_);
-    Py_XDECREF(traceback);  // the exception holds it
-    return traceback;
+    const Owned traceback(raised_ ? PyException_GetTraceback(raised_.get()) : nullptr);
+    return traceback.get();  // the exception holds it
 #else
-    return traceback_;
+    return traceback_.get();
 #endif
   }
   // Was it raised while another one was dealt with?
   [[nodiscard]] bool has_context() const {
 #if PY_VERSION_HEX >= 0x030C0000
-    PyObject* const raised = raised_;
+    PyObject* const raised = raised_.get();
 #else
-    PyObject* const raised = value_;
+    PyObject* const raised = value_.get();
 #endif
     if (raised == nullptr || !PyExceptionInstance_Check(raised)) return false;
-    PyObject* context = PyException_GetContext(raised);
-    Py_XDECREF(context);
-    return context != nullptr;
+    return static_cast<bool>(Owned(PyException_GetContext(raised)));
   }
 
   // The exception is set again, and no longer held.
   void restore() {
 #if PY_VERSION_HEX >= 0x030C0000
-    PyErr_SetRaisedException(std::exchange(raised_, nullptr));
+    PyErr_SetRaisedException(raised_.release());
 #else
-    PyErr_Restore(std::exchange(type_, nullptr), std::exchange(value_, nullptr), std::exchange(traceback_, nullptr));
+    PyErr_Restore(type_.release(), value_.release(), traceback_.release());
 #endif
   }
 };

@@ -1,9 +1,9 @@
 // How long a call takes.
 #pragma once
 
-#include <Python.h>
-
 #include <chrono>
+
+#include "owned.hpp"
 
 namespace habana_mp {
 
@@ -12,11 +12,9 @@ template <typename Call>
 double time_of(Call call) {
   using Clock = std::chrono::steady_clock;
   const auto begin = Clock::now();
-  PyObject* result = call();
+  const Owned result(call());
   const std::chrono::duration<double> taken = Clock::now() - begin;
-  if (result == nullptr) return -1.0;
-  Py_DECREF(result);
-  return taken.count();
+  return result ? taken.count() : -1.0;
 }
 
 }  // namespace habana_mp

@@ -1,7 +1,7 @@
 // Python's weak references, which 3.13 reads by another function.
 #pragma once
 
-#include <Python.h>
+#include "owned.hpp"
 
 namespace habana_mp {
 
@@ -10,7 +10,7 @@ inline PyObject* referent_of(PyObject* reference) noexcept {
 #if PY_VERSION_HEX >= 0x030D0000
   PyObject* found = nullptr;
   if (PyWeakref_GetRef(reference, &found) < 0) PyErr_Clear();
-  Py_XDECREF(found);
+  const Owned held(found);
   return found;
 #else
   PyObject* found = PyWeakref_GetObject(reference);

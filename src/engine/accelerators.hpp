@@ -9,7 +9,7 @@ namespace habana_mp::engine {
 struct Accelerators {
   // Answers a call that records nothing from a weight in another layout (accel/packed). Null, without an exception but
   // an interrupt's, where the call is to be made the ordinary way.
-  PyObject* (*answer_from_packed)(const Call& call, Kind to, Tally& tally) = nullptr;
+  Owned (*answer_from_packed)(const Call& call, Kind to, Tally& tally) = nullptr;
   // Is the call faster as it is written (accel/slower)?
   rules::Answer (*is_slower_lowered)(const Call& call, Kind to) = nullptr;
 };

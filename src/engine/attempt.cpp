@@ -1,6 +1,7 @@
 #include "engine/attempt.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "engine/accelerators.hpp"
 #include "engine/originals.hpp"
@@ -27,9 +28,9 @@ bool may_leave_casts(const Call& call) {
   return host::may_cast_inside() && !host::is_intercepted();
 }
 
-PyObject* call_and_cast_inside(Target& target, const Arguments& arguments, Kind to) {
+Owned call_and_cast_inside(Target& target, const Arguments& arguments, Kind to) {
   const host::CastsInside on(to);
-  return call_unseen(target, arguments);
+  return Owned(call_unseen(target, arguments));
 }
 
 // The place of the last list among the arguments, which holds the weights of a recurrent layer; -1 where there is none.
@@ -46,18 +47,19 @@ bool are_plain(PyObject* list) {
 }
 
 // Where nothing is recorded a cast wants no gradient, and then torch makes the products of sequences that lie one after
-// another one by one. So these get another tensor of the same memory, which says that it wants one. `made` is ours.
+// another one by one. So these get another tensor of the same memory, which says that it wants one. `made` is a list or
+// tuple of ours.
 bool fold_products(PyObject* made) {
   static PyObject* const detach = PyUnicode_InternFromString("detach");
   static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad_");
   PyObject** const items = PySequence_Fast_ITEMS(made);
   for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(made); ++i) {
     if (Py_TYPE(items[i]) != host::api.tensor || host::requires_grad(items[i])) continue;
-    PyObject* const other = PyObject_CallMethodNoArgs(items[i], detach);
-    PyObject* const same = other == nullptr ? nullptr : PyObject_CallMethodNoArgs(other, requires_grad);
-    Py_XDECREF(other);
-    if (same == nullptr) return false;
-    Py_SETREF(items[i], same);
+    Owned other(PyObject_CallMethodNoArgs(items[i], detach));
+    Owned same(other ? PyObject_CallMethodNoArgs(other.get(), requires_grad) : nullptr);
+    other.reset();
+    if (!same) return false;
+    const Owned former(std::exchange(items[i], same.release()));
   }
   return true;
 }
@@ -73,7 +75,7 @@ bool make_casts(const Call& call, Kind to, bool records, CastArguments& cast, At
 
 // Torch's autocast lowers what goes into each product. The weights are cast before, since every step takes them; where
 // somebody watches, or they are no plain tensors, torch does it.
-PyObject* attempt_products_inside(const Call& call, Kind to, Attempt& attempt) {
+Owned attempt_products_inside(const Call& call, Kind to, Attempt& attempt) {
   const Arguments& arguments = call.arguments;
   const Py_ssize_t place = place_of_weights(call);
   if (place < 0 || host::is_traced() || !are_plain(arguments.values[place])) {
@@ -90,13 +92,13 @@ PyObject* attempt_products_inside(const Call& call, Kind to, Attempt& attempt) {
   return attempt.made ? call_and_cast_inside(call.target, cast.arguments(), to) : nullptr;
 }
 
-PyObject* attempt_as_they_lie(const Call& call, Kind to, bool records, Attempt& attempt) {
+Owned attempt_as_they_lie(const Call& call, Kind to, bool records, Attempt& attempt) {
   Tally& tally = attempt.tally;
   const Rule& rule = call.rule;
   if (rule.means.packs != weights::Packs::nothing && to == Kind::bf16 && !records) {
-    PyObject* result = nullptr;
-    if (accelerators.answer_from_packed != nullptr) result = accelerators.answer_from_packed(call, to, tally);
-    if (result != nullptr) return result;
+    if (accelerators.answer_from_packed != nullptr) {
+      if (Owned result = accelerators.answer_from_packed(call, to, tally)) return result;
+    }
     attempt.interrupted = PyErr_Occurred() != nullptr;
     if (attempt.interrupted) return nullptr;
   }
@@ -108,7 +110,7 @@ PyObject* attempt_as_they_lie(const Call& call, Kind to, bool records, Attempt& 
   attempt.scalar_changed = cast.scalar_changed();
   if (!attempt.made) return nullptr;
   return tally.left_casts ? call_and_cast_inside(call.target, cast.arguments(), to)
-                          : call_unseen(call.target, cast.arguments());
+                          : Owned(call_unseen(call.target, cast.arguments()));
 }
 
 // Is there a bias to be added to a product?
@@ -128,50 +130,48 @@ bool is_of_uneven_rows(const Arguments& arguments, const Reading& reading) {
 
 // Torch makes such a product first, and then adds the bias to what was rounded.
 bool add_bias(const Rule& rule, PyObject* result, PyObject* bias, Kind kind, Kind to, Tally& tally) {
-  PyObject* cast = cast_item(rule, bias, kind, to, tally);
-  if (cast == nullptr) return false;
-  const bool added = tensor::add_in_place(result, cast);
-  let_go(cast, tally.for_now);
+  Owned cast = cast_item(rule, bias, kind, to, tally);
+  if (!cast) return false;
+  const bool added = tensor::add_in_place(result, cast.get());
+  let_go(std::move(cast), tally.for_now);
   return added;
 }
 
 // The same for a tracer's tensor, which has no memory yet: the copy becomes a part of what is traced.
-PyObject* attempt_in_traced_rows(const Call& call, Kind to, Attempt& attempt) {
+Owned attempt_in_traced_rows(const Call& call, Kind to, Attempt& attempt) {
   const Arguments& arguments = call.arguments;
-  PyObject* rows =
-      PyObject_CallFunctionObjArgs(call.rule.means.in_rows, arguments.values[0], arguments.values[1], nullptr);
-  attempt.interrupted = rows == nullptr && PyErr_ExceptionMatches(PyExc_Exception) == 0;
+  const Owned rows(
+      PyObject_CallFunctionObjArgs(call.rule.means.in_rows, arguments.values[0], arguments.values[1], nullptr));
+  attempt.interrupted = !rows && PyErr_ExceptionMatches(PyExc_Exception) == 0;
   if (attempt.interrupted) return nullptr;
   PyErr_Clear();
   SmallBuffer<PyObject*> values(arguments.count());
   std::copy_n(arguments.values, arguments.count(), values.data());
-  if (rows != nullptr) values[0] = rows;
+  if (rows) values[0] = rows.get();
   const Arguments given{values.data(), arguments.positional, arguments.keywords};
-  PyObject* result = attempt_as_they_lie({call.target, call.rule, given, call.reading}, to, false, attempt);
-  Py_XDECREF(rows);
-  return result;
+  return attempt_as_they_lie({call.target, call.rule, given, call.reading}, to, false, attempt);
 }
 
-PyObject* attempt_in_rows(const Call& call, Kind to, Attempt& attempt) {
+Owned attempt_in_rows(const Call& call, Kind to, Attempt& attempt) {
   const auto& [target, rule, arguments, reading] = call;
   tensor::CastResult seen;
-  PyObject* const rows = tensor::cast_memory.cast_in_rows(arguments.values[0], reading.kinds[0], to, seen);
-  if (rows == nullptr) return attempt_as_they_lie(call, to, false, attempt);
-  PyObject* const values[] = {rows, arguments.values[1]};
+  Owned rows = tensor::cast_memory.cast_in_rows(arguments.values[0], reading.kinds[0], to, seen);
+  if (!rows) return attempt_as_they_lie(call, to, false, attempt);
+  PyObject* const values[] = {rows.get(), arguments.values[1]};
   Reading in_rows(2);
   in_rows.present = reading.present;
   in_rows.kinds[0] = to;
   in_rows.kinds[1] = reading.kinds[1];
   const Arguments given{values, 2, nullptr};
-  PyObject* result = attempt_as_they_lie({target, rule, given, in_rows}, to, false, attempt);
-  tensor::give_back(rows);
+  Owned result = attempt_as_they_lie({target, rule, given, in_rows}, to, false, attempt);
+  tensor::give_back(rows.release());
   if (reading.kinds[0] != to) {
     ++attempt.tally.casts;
     attempt.tally.made.bytes += seen.bytes;
   }
-  if (result != nullptr && has_bias(arguments) &&
-      !add_bias(rule, result, arguments.values[2], reading.kinds[2], to, attempt.tally)) {
-    Py_CLEAR(result);
+  if (result && has_bias(arguments) &&
+      !add_bias(rule, result.get(), arguments.values[2], reading.kinds[2], to, attempt.tally)) {
+    result.reset();
   }
   return result;
 }
@@ -191,16 +191,16 @@ bool may_lower_products(const Call& call, Kind to) {
       continue;
     }
     // Of a copy: a subclass is asked in Python for its device, and may change the list.
-    PyObject* const items = PyTuple_Check(value) ? Py_NewRef(value) : PyList_AsTuple(value);
-    bool known = items != nullptr;
-    for (Py_ssize_t j = 0; known && j < PyTuple_GET_SIZE(items); ++j) known = is_known(PyTuple_GET_ITEM(items, j));
-    Py_XDECREF(items);
-    if (!known) return false;
+    const Owned items = PyTuple_Check(value) ? Owned::borrowed(value) : Owned(PyList_AsTuple(value));
+    if (!items) return false;
+    for (Py_ssize_t j = 0; j < PyTuple_GET_SIZE(items.get()); ++j) {
+      if (!is_known(PyTuple_GET_ITEM(items.get(), j))) return false;
+    }
   }
   return true;
 }
 
-PyObject* attempt_with_casts(const Call& call, Kind to, Attempt& attempt) {
+Owned attempt_with_casts(const Call& call, Kind to, Attempt& attempt) {
   const Arguments& arguments = call.arguments;
   if (attempt.is_inside) return attempt_products_inside(call, to, attempt);
   const bool records = host::grad_is_enabled();

@@ -20,7 +20,7 @@ struct Attempt {
 // on the CPU, where all is in float32 or in this precision already, and where torch records no operations.
 bool may_lower_products(const Call& call, Kind to);
 
-// A new reference, or null with the exception of a cast or of the call; `attempt` tells which.
-PyObject* attempt_with_casts(const Call& call, Kind to, Attempt& attempt);
+// The result, or null with the exception of a cast or of the call; `attempt` tells which.
+Owned attempt_with_casts(const Call& call, Kind to, Attempt& attempt);
 
 }  // namespace habana_mp::engine

@@ -156,7 +156,8 @@ void set_question(Rule& rule, const std::string& name, const py::object& functio
 
 Rule make_rule(const std::string& action, const std::string& precision, const std::string& why,
                const std::vector<std::string_view>& words, const std::optional<engine::Castable>& castable,
-               const py::tuple& target_keywords, const std::optional<std::pair<std::string, std::uint8_t>>& sparse_gradient,
+               const py::tuple& target_keywords,
+               const std::optional<std::pair<std::string, std::uint8_t>>& sparse_gradient,
                const std::map<std::string, py::object>& questions, const std::string& packs) {
   Rule rule;
   rule.action = action_of(action);
@@ -285,9 +286,10 @@ void set_places(const py::tuple& steps, const py::dict& worker_namespace, const 
                 const py::object& autocast_entered, const py::tuple& codes_of_regions, const py::object& custom_fwd,
                 const py::object& custom_fwd_asks, const py::object& custom_bwd_state, const py::tuple& inside,
                 const py::tuple& between, const py::tuple& through) {
-  engine::set_places({steps.ptr(), worker_namespace.ptr(), made_of_lowered.ptr(), autocast_entered.ptr(),
-                      codes_of_regions.ptr(), custom_fwd.ptr(), custom_fwd_asks.ptr(), custom_bwd_state.ptr(),
-                      inside.ptr(), between.ptr(), through.ptr()});
+  const auto held = [](const py::object& one) { return Owned::borrowed(one.ptr()); };
+  engine::set_places({held(steps), held(worker_namespace), held(made_of_lowered), held(autocast_entered),
+                      held(codes_of_regions), held(custom_fwd), held(custom_fwd_asks), held(custom_bwd_state),
+                      held(inside), held(between), held(through)});
 }
 
 // (operation, representation, precision, calls, casts, bytes) for whatever was called
@@ -321,9 +323,9 @@ void reset_counts() {
 
 py::object untouched_twin(const py::object& builtin) {
   if (!PyCFunction_CheckExact(builtin.ptr())) throw py::type_error("untouched_twin needs a builtin function");
-  PyObject* twin = host::untouched_twin(builtin.ptr(), engine::find_target(builtin.ptr()));
-  if (twin == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(twin);
+  Owned twin = host::untouched_twin(builtin.ptr(), engine::find_target(builtin.ptr()));
+  or_throw(static_cast<bool>(twin));
+  return py::reinterpret_steal<py::object>(twin.release());
 }
 
 std::vector<std::array<const char*, 5>> assumptions() {
@@ -345,8 +347,8 @@ std::vector<std::pair<const char*, bool>> symbols() {
 
 py::object cast_in_block(const py::object& tensor, const py::object& dtype) {
   const Kind to = host::kind_of_dtype(dtype.ptr());
-  PyObject* made = is_floating(to) ? tensor::cast_in_block(tensor.ptr(), to) : nullptr;
-  return made == nullptr ? py::none() : py::reinterpret_steal<py::object>(made);
+  Owned made = is_floating(to) ? tensor::cast_in_block(tensor.ptr(), to) : nullptr;
+  return made ? py::reinterpret_steal<py::object>(made.release()) : py::none();
 }
 
 py::object answer(Target& target, const py::tuple& arguments, const py::dict& keywords) {
@@ -372,8 +374,7 @@ class Composite {
   Composite(const py::object& function, const py::object& called, const std::string& operation)
       : target_(engine::target_for(function.ptr(), host::Shape::python, operation.c_str(), function.ptr())) {
     if (target_ == nullptr) throw py::error_already_set();
-    PyObject* former = std::exchange(target_->called, called.inc_ref().ptr());
-    Py_DECREF(former);
+    target_->called = Owned::borrowed(called.ptr());
   }
   py::object call(const py::tuple& arguments, const py::dict& keywords) {
     return answer(*target_, arguments, keywords);

@@ -105,49 +105,38 @@ PyObject* refuse(const Target& target) {
   return nullptr;
 }
 
-// A result in float32, rounded, or several; takes it.
-PyObject* rounded(PyObject* result, Kind to, Tally& tally) {
-  if (result == nullptr) return result;
+// A result in float32, rounded, or several.
+Owned rounded(PyObject* result, Kind to, Tally& tally) {
   if (PyTuple_CheckExact(result)) {
-    PyObject* all = PyTuple_New(PyTuple_GET_SIZE(result));
-    for (Py_ssize_t i = 0; all != nullptr && i < PyTuple_GET_SIZE(result); ++i) {
-      PyObject* made = rounded(Py_NewRef(PyTuple_GET_ITEM(result, i)), to, tally);
-      if (made != nullptr) {
-        PyTuple_SET_ITEM(all, i, made);
-      } else {
-        Py_CLEAR(all);
-      }
+    Owned all(PyTuple_New(PyTuple_GET_SIZE(result)));
+    for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(result); ++i) {
+      Owned made = rounded(PyTuple_GET_ITEM(result, i), to, tally);
+      if (!made) return nullptr;
+      PyTuple_SET_ITEM(all.get(), i, made.release());
     }
-    Py_DECREF(result);
     return all;
   }
-  if (host::kind_of(result) != Kind::f32) return result;
-  PyObject* made = tensor::cast(result, Kind::f32, to, tally.made);
-  Py_DECREF(result);
-  return made;
+  return host::kind_of(result) == Kind::f32 ? tensor::cast(result, Kind::f32, to, tally.made) : Owned::borrowed(result);
 }
 
-// What is made of lowered inputs is remembered, or told to the region. The result; null where the region's function
-// raised.
-PyObject* noted_as_lowered(PyObject* result, bool is_recorded) {
+// What is made of lowered inputs is remembered, or told to the region. False where the region's function raised.
+bool note_as_lowered(PyObject* result, bool is_recorded) {
   const RuleSet* region = thread_state.region;
   if (!is_recorded) {
     remember_lowered(result);
   } else if (region != nullptr && region->after_recorded_cast != nullptr) {
-    PyObject* done = PyObject_CallOneArg(region->after_recorded_cast, result);
-    if (done == nullptr) Py_CLEAR(result);
-    Py_XDECREF(done);
+    return static_cast<bool>(Owned(PyObject_CallOneArg(region->after_recorded_cast, result)));
   }
-  return result;
+  return true;
 }
 
 PyObject* answer_with_casts(const Facts& facts, Plan plan) {
   Attempt attempt;
   attempt.is_fused = plan.is_fused;
   attempt.is_inside = plan.is_inside;
-  PyObject* result = attempt_with_casts(facts, plan.computed_in, attempt);
-  if (plan.computed_in != plan.to) result = rounded(result, plan.to, attempt.tally);
-  if (result == nullptr) {
+  Owned result = attempt_with_casts(facts, plan.computed_in, attempt);
+  if (result && plan.computed_in != plan.to) result = rounded(result.get(), plan.to, attempt.tally);
+  if (!result) {
     if (attempt.interrupted) return nullptr;
     const bool changed_anything = attempt.tally.casts != 0 || attempt.scalar_changed;
     const rules::Failure failure{.step = Try::with_casts,
@@ -160,7 +149,8 @@ PyObject* answer_with_casts(const Facts& facts, Plan plan) {
   if (attempt.scalar_changed) plan.decision.reason = Reason::scalar;
   report(facts.target, plan.decision, attempt.tally);
   const bool lowered = plan.to != Kind::f32 && attempt.tally.casts != 0;
-  return lowered ? noted_as_lowered(result, attempt.tally.made.recorded) : result;
+  if (lowered && !note_as_lowered(result.get(), attempt.tally.made.recorded)) return nullptr;
+  return result.release();
 }
 
 // What is not cast, or not just so.
@@ -197,7 +187,7 @@ PyObject* answer_otherwise(const Facts& facts, const Plan& plan) {
       continue;
     }
     if (plan.way != Way::as_written) return answer_otherwise(facts, plan);
-    const bool is_seen = target.twin == nullptr || host::function_mode_is_on();
+    const bool is_seen = !target.twin || host::function_mode_is_on();
     PyObject* result = is_seen ? call_original(target, arguments) : call_unseen(target, arguments);
     if (result == nullptr) [[unlikely]]
       return try_plain_again(is_lower(plan.to), facts);
@@ -301,10 +291,10 @@ int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject*
   const Kind from = number ? Kind::other : host::kind_of(value);
   if (!number && (!is_floating(from) || from == to)) return original(tensor, key, value);
   Tally tally;
-  PyObject* made = nullptr;
+  Owned made;
   if (number) {
-    made = to == Kind::f32 ? nullptr : saturated(value, to);
-    if (made == nullptr) return original(tensor, key, value);
+    if (to != Kind::f32) made = saturated(value, to);
+    if (!made) return original(tensor, key, value);
   } else {
     if (is_decided_elsewhere({&tensor, 1, nullptr})) return original(tensor, key, value);
     if (const auto reason = why_not(thread_state)) {
@@ -313,15 +303,15 @@ int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject*
     }
     if (is_for_another_device(thread_state.region, {&tensor, 1, nullptr})) return original(tensor, key, value);
     made = tensor::cast(value, from, to, tally.made);
-    if (made == nullptr) {
+    if (!made) {
       if (!cast_refused()) return -1;
       PyErr_Clear();
       return original(tensor, key, value);
     }
     ++tally.casts;
   }
-  const int result = original(tensor, key, made);
-  Py_DECREF(made);
+  const int result = original(tensor, key, made.get());
+  made.reset();
   if (result == 0) report(target, {rules::precision_of(to), number ? Reason::scalar : rule.reason}, tally);
   return result;
 }
@@ -347,18 +337,18 @@ PyObject* answer_subscript(Target& target, PyObject* tensor, PyObject* key, bina
   if (adds_up == rules::Answer::failed) return nullptr;
   if (adds_up == rules::Answer::no) return original(tensor, key);
   Tally tally;
-  PyObject* made = tensor::cast(tensor, kind, Kind::f32, tally.made);
-  if (made == nullptr) {
+  Owned made = tensor::cast(tensor, kind, Kind::f32, tally.made);
+  if (!made) {
     if (!cast_refused()) return nullptr;
     PyErr_Clear();
     return original(tensor, key);
   }
   ++tally.casts;
-  PyObject* picked = original(made, key);
-  Py_DECREF(made);
-  PyObject* result = rounded(picked, kind, tally);
-  if (result != nullptr) report(target, {Precision::fp32, Reason::sums}, tally);
-  return result;
+  const Owned picked(original(made.get(), key));
+  made.reset();
+  Owned result = picked ? rounded(picked.get(), kind, tally) : nullptr;
+  if (result) report(target, {Precision::fp32, Reason::sums}, tally);
+  return result.release();
 }
 
 }  // namespace habana_mp::engine

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "tensor/cast_memory.hpp"
 #include "weights/cache.hpp"
 
 namespace habana_mp::engine {
@@ -16,7 +15,7 @@ bool is_number_tensor(const Rule& rule, PyObject* item, Kind to) {
 }
 
 // Of a weight, or of a view of one. Null, without an exception but an interrupt's, where no cast of it is kept.
-PyObject* kept_cast(PyObject* weight, bool is_view, Kind to, Tally& tally) {
+Owned kept_cast(PyObject* weight, bool is_view, Kind to, Tally& tally) {
   if (!tally.looked_around) {
     tally.looked_around = true;
     tally.records = host::grad_is_enabled();
@@ -27,8 +26,8 @@ PyObject* kept_cast(PyObject* weight, bool is_view, Kind to, Tally& tally) {
   const weights::Use use = !tally.records   ? weights::Use::unrecorded
                            : tally.of_steps ? weights::Use::recorded_often
                                             : weights::Use::recorded;
-  PyObject* kept = is_view ? weights::kept_part(weight, to, use, elements) : weights::kept(weight, to, use, elements);
-  if (kept == nullptr) return nullptr;
+  Owned kept = is_view ? weights::kept_part(weight, to, use, elements) : weights::kept(weight, to, use, elements);
+  if (!kept) return nullptr;
   ++tally.casts;
   if (elements == 0) ++tally.kept;
   tally.made.bytes += tensor::bytes_as(to, elements);
@@ -38,18 +37,18 @@ PyObject* kept_cast(PyObject* weight, bool is_view, Kind to, Tally& tally) {
 
 }  // namespace
 
-PyObject* cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tally) {
+Owned cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tally) {
   tally.for_now = false;
-  if (!is_floating(kind) || kind == to) return Py_NewRef(item);
+  if (!is_floating(kind) || kind == to) return Owned::borrowed(item);
   if (rule.means.keeps_weights && kind == Kind::f32) {
     const bool is_weight = Py_TYPE(item) == host::api.parameter;
     if (is_weight || (host::is_plain_tensor(item) && weights::may_be_part(item))) {
-      if (PyObject* kept = kept_cast(item, !is_weight, to, tally)) return kept;
+      if (Owned kept = kept_cast(item, !is_weight, to, tally)) return kept;
       if (PyErr_Occurred() != nullptr) return nullptr;
     }
   }
   if (tally.of_steps && kind == Kind::f32) {
-    if (PyObject* made = weights::cast_for_many(item, to)) {
+    if (Owned made = weights::cast_for_many(item, to)) {
       ++tally.casts;
       tally.made.bytes += tensor::bytes_as(to, host::count_elements(item));
       tally.made.recorded = true;
@@ -62,61 +61,51 @@ PyObject* cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally&
     ++tally.casts;
     tally.made.bytes += tensor::bytes_as(to, count);
     if (!tally.made.recorded) tally.made.recorded = host::requires_grad(item);
-    return Py_NewRef(item);
+    return Owned::borrowed(item);
   }
   const bool saturates = is_number_tensor(rule, item, to);
-  if (rule.action == Action::scalars && !saturates) return Py_NewRef(item);
+  if (rule.action == Action::scalars && !saturates) return Owned::borrowed(item);
   const bool reuses_memory = tally.may_reuse_memory && tensor::cast_memory.cast_for_now != nullptr;
-  PyObject* made = saturates       ? tensor::cast_saturated(item, kind, to, tally.made)
-                   : reuses_memory ? tensor::cast_memory.cast_for_now(item, kind, to, tally.made, tally.for_now)
-                                   : tensor::cast(item, kind, to, tally.made);
-  if (made != nullptr) ++tally.casts;
+  Owned made = saturates       ? tensor::cast_saturated(item, kind, to, tally.made)
+               : reuses_memory ? tensor::cast_memory.cast_for_now(item, kind, to, tally.made, tally.for_now)
+                               : tensor::cast(item, kind, to, tally.made);
+  if (made) ++tally.casts;
   return made;
-}
-
-void let_go(PyObject* value, bool for_now) {
-  if (for_now) {
-    tensor::give_back(value);
-  } else {
-    Py_DECREF(value);
-  }
 }
 
 namespace {
 
 // A new list or tuple with its tensors cast, where there is anything to cast; another one's class (a named tuple, say)
 // is not kept, no operation asks.
-PyObject* cast_sequence(const Rule& rule, PyObject* sequence, Kind to, Tally& tally, int depth) {
+Owned cast_sequence(const Rule& rule, PyObject* sequence, Kind to, Tally& tally, int depth) {
   // Not by iterating: torch does not either, and a subclass may do anything there.
-  PyObject* items =
-      PyTuple_Check(sequence) ? PyTuple_GetSlice(sequence, 0, PyTuple_GET_SIZE(sequence)) : PyList_AsTuple(sequence);
-  if (items == nullptr) return nullptr;
+  Owned items(PyTuple_Check(sequence) ? PyTuple_GetSlice(sequence, 0, PyTuple_GET_SIZE(sequence))
+                                      : PyList_AsTuple(sequence));
+  if (!items) return nullptr;
   const bool may_reuse_memory = std::exchange(tally.may_reuse_memory, false);  // the list holds what it is given
   tally.of_steps = rule.means.takes_steps && is_lower(to);
-  const Py_ssize_t size = PyTuple_GET_SIZE(items);
-  PyObject* made = PyTuple_Check(sequence) ? PyTuple_New(size) : PyList_New(size);
+  const Py_ssize_t size = PyTuple_GET_SIZE(items.get());
+  Owned made(PyTuple_Check(sequence) ? PyTuple_New(size) : PyList_New(size));
   bool is_another = false;
-  for (Py_ssize_t i = 0; made != nullptr && i < size; ++i) {
-    PyObject* item = PyTuple_GET_ITEM(items, i);
+  for (Py_ssize_t i = 0; made && i < size; ++i) {
+    PyObject* item = PyTuple_GET_ITEM(items.get(), i);
     const Kind kind = host::kind_of(item);
-    PyObject* value = kind == Kind::sequence && depth < deepest_sequence && may_exchange(rule, item)
-                          ? cast_sequence(rule, item, to, tally, depth + 1)
-                          : cast_item(rule, item, kind, to, tally);
-    is_another = is_another || value != item;
-    if (value == nullptr) {
-      Py_CLEAR(made);
-    } else if (PyTuple_Check(made)) {
-      PyTuple_SET_ITEM(made, i, value);
+    Owned value = kind == Kind::sequence && depth < deepest_sequence && may_exchange(rule, item)
+                      ? cast_sequence(rule, item, to, tally, depth + 1)
+                      : cast_item(rule, item, kind, to, tally);
+    is_another = is_another || value.get() != item;
+    if (!value) {
+      made.reset();
+    } else if (PyTuple_Check(made.get())) {
+      PyTuple_SET_ITEM(made.get(), i, value.release());
     } else {
-      PyList_SET_ITEM(made, i, value);
+      PyList_SET_ITEM(made.get(), i, value.release());
     }
   }
   tally.may_reuse_memory = may_reuse_memory;
   tally.of_steps = false;
-  Py_DECREF(items);
-  if (made == nullptr || is_another) return made;
-  Py_DECREF(made);
-  return Py_NewRef(sequence);
+  items.reset();
+  return !made || is_another ? std::move(made) : Owned::borrowed(sequence);
 }
 
 bool is_called_bias(const Arguments& arguments, Py_ssize_t i) {
@@ -141,7 +130,7 @@ bool may_stay_in_float32(const Rule& rule, const Arguments& arguments, Py_ssize_
 
 }  // namespace
 
-PyObject* saturated(PyObject* number, Kind precision) {
+Owned saturated(PyObject* number, Kind precision) {
   const double value = PyFloat_CheckExact(number) ? PyFloat_AS_DOUBLE(number) : PyLong_AsDouble(number);
   if (value == -1.0 && PyErr_Occurred() != nullptr) {
     PyErr_Clear();
@@ -149,8 +138,8 @@ PyObject* saturated(PyObject* number, Kind precision) {
   }
   const double limit = tensor::largest(precision);
   const double representable = tensor::largest(Kind::f32);
-  if (value > limit && value <= representable) return PyFloat_FromDouble(limit);
-  if (value < -limit && value >= -representable) return PyFloat_FromDouble(-limit);
+  if (value > limit && value <= representable) return Owned(PyFloat_FromDouble(limit));
+  if (value < -limit && value >= -representable) return Owned(PyFloat_FromDouble(-limit));
   return nullptr;
 }
 
@@ -167,6 +156,21 @@ bool one_stays_in_float32(const Rule& rule, const Arguments& arguments, const Re
   return false;
 }
 
+inline Owned CastArguments::cast_one(const Rule& rule, const Reading& reading, Py_ssize_t i, Kind to,
+                                     bool keeps_float32, Tally& tally) {
+  PyObject* const value = given_.values[i];
+  const Kind kind = reading.kinds[i];
+  if (keeps_float32 && is_floating(kind) && may_stay_in_float32(rule, given_, i)) {
+    return cast_item(rule, value, kind, Kind::f32, tally);
+  }
+  if (kind == Kind::sequence) return cast_sequence(rule, value, to, tally, 0);
+  if (!rule.saturates || to == Kind::f32 || !is_number(value)) return cast_item(rule, value, kind, to, tally);
+  Owned changed = saturated(value, to);
+  if (!changed) return Owned::borrowed(value);
+  scalar_changed_ = true;
+  return changed;
+}
+
 bool CastArguments::make(const Rule& rule, const Reading& reading, Kind to, Tally& tally) {
   // Beside an input without dimensions a tensor without them is promoted like any other.
   if (rule.action == Action::scalars && given_.positional > 0 && is_floating(reading.kinds[0]) &&
@@ -176,26 +180,10 @@ bool CastArguments::make(const Rule& rule, const Reading& reading, Kind to, Tall
   tally.made.by_sparse = host::grad_is_enabled() && holds_sparse_tensor(given_, reading);
   const bool keeps_float32 = to != Kind::f32 && one_stays_in_float32(rule, given_, reading);
   for (Py_ssize_t i = 0; i < given_.count(); ++i) {
-    PyObject* value = given_.values[i];
-    const Kind kind = reading.kinds[i];
-    PyObject* made = nullptr;
-    if (keeps_float32 && is_floating(kind) && may_stay_in_float32(rule, given_, i)) {
-      made = cast_item(rule, value, kind, Kind::f32, tally);
-    } else if (kind == Kind::sequence) {
-      made = cast_sequence(rule, value, to, tally, 0);
-    } else if (rule.saturates && to != Kind::f32 && is_number(value)) {
-      made = saturated(value, to);
-      if (made != nullptr) {
-        scalar_changed_ = true;
-      } else {
-        made = Py_NewRef(value);
-      }
-    } else {
-      made = cast_item(rule, value, kind, to, tally);
-    }
-    if (made == nullptr) return false;
+    Owned made = cast_one(rule, reading, i, to, keeps_float32, tally);
+    if (!made) return false;
     for_now_[i] = std::exchange(tally.for_now, false);
-    values_[i] = made;
+    values_[i] = made.release();
     ++made_;
   }
   return true;
@@ -203,7 +191,7 @@ bool CastArguments::make(const Rule& rule, const Reading& reading, Kind to, Tall
 
 bool CastArguments::keep_all() {
   for (; made_ < given_.count(); ++made_) {
-    values_[made_] = Py_NewRef(given_.values[made_]);
+    values_[made_] = Owned::borrowed(given_.values[made_]).release();
     for_now_[made_] = false;
   }
   return true;

@@ -2,7 +2,9 @@
 #pragma once
 
 #include "engine/reading.hpp"
+#include "owned.hpp"
 #include "tensor/cast.hpp"
+#include "tensor/cast_memory.hpp"
 
 namespace habana_mp::engine {
 
@@ -22,14 +24,16 @@ struct Tally {
   tensor::CastResult made;
 };
 
-// One tensor: a new reference, to itself where there is nothing to cast. Null with a Python exception when it failed.
-PyObject* cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tally);
+// One tensor, or itself where there is nothing to cast. Null with a Python exception when it failed.
+Owned cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tally);
 
 // Of what cast_item made; `for_now` as the tally said then.
-void let_go(PyObject* value, bool for_now);
+inline void let_go(Owned value, bool for_now) {
+  if (for_now) tensor::give_back(value.release());
+}
 
 // Rule 9: a Python number that float32 holds and the lower precision does not, brought into its range; null for others.
-PyObject* saturated(PyObject* number, Kind precision);
+Owned saturated(PyObject* number, Kind precision);
 
 // Does one of the arguments stay in float32 beside a lower input, since the kernel takes it so?
 bool one_stays_in_float32(const Rule& rule, const Arguments& arguments, const Reading& reading);
@@ -42,7 +46,7 @@ class CastArguments {
  public:
   explicit CastArguments(const Arguments& given) : given_(given), values_(given.count()), for_now_(given.count()) {}
   ~CastArguments() {
-    for (Py_ssize_t i = 0; i < made_; ++i) let_go(values_[i], for_now_[i]);
+    for (Py_ssize_t i = 0; i < made_; ++i) let_go(Owned(values_[i]), for_now_[i]);
   }
   CastArguments(const CastArguments&) = delete;
   CastArguments& operator=(const CastArguments&) = delete;
@@ -54,10 +58,12 @@ class CastArguments {
   Arguments arguments() { return {values_.data(), given_.positional, given_.keywords}; }
 
  private:
+  // The one at this place.
+  Owned cast_one(const Rule& rule, const Reading& reading, Py_ssize_t i, Kind to, bool keeps_float32, Tally& tally);
   bool keep_all();
 
   const Arguments& given_;
-  SmallBuffer<PyObject*> values_;
+  SmallBuffer<PyObject*> values_;  // of which so many are owned
   Py_ssize_t made_ = 0;
   SmallBuffer<bool> for_now_;
   bool scalar_changed_ = false;

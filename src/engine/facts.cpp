@@ -20,14 +20,13 @@ bool is_any_tensor(PyObject* const* values, Py_ssize_t count, const Test& test, 
     const Kind kind = host::kind_of(values[i]);
     if (kind == Kind::sequence && depth < deepest_sequence) {
       // Of a copy: a subclass is asked in Python for its dtype and its device, and may change the list.
-      PyObject* const items = PyTuple_Check(values[i]) ? Py_NewRef(values[i]) : PyList_AsTuple(values[i]);
-      if (items == nullptr) {
+      const Owned items = PyTuple_Check(values[i]) ? Owned::borrowed(values[i]) : Owned(PyList_AsTuple(values[i]));
+      if (!items) {
         drop_error();
         continue;
       }
-      const bool found = is_any_tensor(PySequence_Fast_ITEMS(items), PyTuple_GET_SIZE(items), test, depth + 1);
-      Py_DECREF(items);
-      if (found) return true;
+      if (is_any_tensor(PySequence_Fast_ITEMS(items.get()), PyTuple_GET_SIZE(items.get()), test, depth + 1))
+        return true;
     } else if (test(values[i], kind)) {
       return true;
     }
@@ -89,14 +88,12 @@ bool has_sparse_gradient(const Rule& rule, const Arguments& arguments) {
 }
 
 rules::Answer ask(PyObject* question, const Arguments& arguments) {
-  PyObject* answer = PyObject_Vectorcall(question, arguments.values, static_cast<std::size_t>(arguments.positional),
-                                         arguments.keywords);
-  const bool is_true = answer == Py_True;
-  Py_XDECREF(answer);
+  const Owned answer(PyObject_Vectorcall(question, arguments.values, static_cast<std::size_t>(arguments.positional),
+                                         arguments.keywords));
   // Arguments that do not fit are torch's to refuse.
-  if (answer == nullptr) drop_error();
+  if (!answer) drop_error();
   if (PyErr_Occurred() != nullptr) return rules::Answer::failed;
-  return is_true ? rules::Answer::yes : rules::Answer::no;
+  return answer.get() == Py_True ? rules::Answer::yes : rules::Answer::no;
 }
 
 bool cast_refused() { return PyErr_ExceptionMatches(PyExc_Exception) != 0 && !host::was_recorded_by_jit(); }

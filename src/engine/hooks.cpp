@@ -11,11 +11,10 @@ bool goes_through_hooks(PyObject* innermost, PyObject* caller, PyObject* called)
   for (host::FrameWalk frame(reinterpret_cast<PyFrameObject*>(innermost)); frame; frame.outwards()) {
     PyObject* const code = frame.code();
     if (code == caller) {
-      PyObject* function = frame.variable(called);
+      const Owned function = frame.variable(called);
       PyErr_Clear();
       const bool is_inside =
-          function != nullptr && PyFunction_Check(function) && PyFunction_GET_CODE(function) == inner;
-      Py_XDECREF(function);
+          function && PyFunction_Check(function.get()) && PyFunction_GET_CODE(function.get()) == inner;
       if (!is_inside) return true;
     }
     inner = code;
@@ -28,8 +27,8 @@ bool goes_through_hooks(PyObject* innermost, PyObject* caller, PyObject* called)
 // Without anything between the look and the change that would let other threads run, as finalizers might.
 int set_hook(PyObject* dictionary, PyObject* key, PyObject* hook, PyObject* caller, PyObject* called) noexcept {
   PyObject* const current_frames = PySys_GetObject("_current_frames");
-  PyObject* frames = current_frames == nullptr ? nullptr : PyObject_CallNoArgs(current_frames);
-  if (frames == nullptr) {
+  const Owned frames(current_frames == nullptr ? nullptr : PyObject_CallNoArgs(current_frames));
+  if (!frames) {
     if (PyErr_Occurred() == nullptr) PyErr_SetString(PyExc_RuntimeError, "sys._current_frames is missing");
     return -1;
   }
@@ -38,7 +37,7 @@ int set_hook(PyObject* dictionary, PyObject* key, PyObject* hook, PyObject* call
   bool is_busy = false;
   PyObject* thread = nullptr;
   PyObject* frame = nullptr;
-  for (Py_ssize_t place = 0; !is_busy && PyDict_Next(frames, &place, &thread, &frame) != 0;) {
+  for (Py_ssize_t place = 0; !is_busy && PyDict_Next(frames.get(), &place, &thread, &frame) != 0;) {
     is_busy = PyLong_AsUnsignedLong(thread) != mine && goes_through_hooks(frame, caller, called);
   }
   int done = is_busy ? 0 : 1;
@@ -51,7 +50,6 @@ int set_hook(PyObject* dictionary, PyObject* key, PyObject* hook, PyObject* call
     if (failed != 0) done = -1;
   }
   if (collects) PyGC_Enable();
-  Py_DECREF(frames);
   return done;
 }
 

@@ -14,28 +14,28 @@ namespace {
 
 // The last results of calls whose inputs were lowered, held weakly. What autograd records is passed over: it would cost
 // every call of a training step, and the graph tells.
-std::array<PyObject*, 8> references{};
+NeverDestroyed<std::array<Owned, 8>> references;
 std::size_t next = 0;
 
 }  // namespace
 
 void remember_lowered(PyObject* result) {
   if (!host::is_plain_tensor(result) || host::requires_grad(result)) return;
-  PyObject*& place = references[next++ % references.size()];
-  PyObject* reference = PyWeakref_NewRef(result, nullptr);
-  if (reference == nullptr) PyErr_Clear();
-  Py_XDECREF(std::exchange(place, reference));
+  Owned& place = (*references)[next++ % references->size()];
+  Owned reference(PyWeakref_NewRef(result, nullptr));
+  if (!reference) PyErr_Clear();
+  place = std::move(reference);
 }
 
 void forget_lowered(PyObject* tensor) noexcept {
-  for (PyObject*& reference : references) {
-    if (reference != nullptr && referent_of(reference) == tensor) Py_CLEAR(reference);
+  for (Owned& reference : *references) {
+    if (reference && referent_of(reference.get()) == tensor) reference.reset();
   }
 }
 
 bool was_lowered(PyObject* tensor) noexcept {
-  for (PyObject* reference : references) {
-    if (reference != nullptr && referent_of(reference) == tensor) return true;
+  for (const Owned& reference : *references) {
+    if (reference && referent_of(reference.get()) == tensor) return true;
   }
   return false;
 }

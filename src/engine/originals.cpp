@@ -12,11 +12,9 @@ namespace habana_mp::engine {
 
 // What is called may be exchanged meanwhile, by an installation.
 PyObject* call_python(Target& target, const Arguments& arguments) {
-  PyObject* called = Py_NewRef(target.called);
-  PyObject* result =
-      PyObject_Vectorcall(called, arguments.values, static_cast<std::size_t>(arguments.positional), arguments.keywords);
-  Py_DECREF(called);
-  return result;
+  const Owned called = Owned::borrowed(target.called.get());
+  return PyObject_Vectorcall(called.get(), arguments.values, static_cast<std::size_t>(arguments.positional),
+                             arguments.keywords);
 }
 
 // A function that decides its own precision: inside of it the lists are silent. torch.compile has to know where that is
@@ -41,16 +39,16 @@ static PyObject* call_deciding(Target& target, const Arguments& arguments) {
 
 PyObject* call_operator(Target& target, const Arguments& arguments) {
   if (target.shape == host::Shape::slow_operator) {
-    return host::call_with_tuple(target.original, PyCFunction_GET_SELF(target.object), arguments);
+    return host::call_with_tuple(target.original, PyCFunction_GET_SELF(target.object.get()), arguments);
   }
-  return target.original_slot(target.object, arguments.values, static_cast<std::size_t>(arguments.positional),
+  return target.original_slot(target.object.get(), arguments.values, static_cast<std::size_t>(arguments.positional),
                               arguments.keywords);
 }
 
 PyObject* call_original(Target& target, const Arguments& arguments) {
   switch (target.shape) {
     case host::Shape::function:
-      return host::call_with_tuple(target.original, PyCFunction_GET_SELF(target.object), arguments);
+      return host::call_with_tuple(target.original, PyCFunction_GET_SELF(target.object.get()), arguments);
     case host::Shape::slow_operator:
     case host::Shape::fast_operator: {
       ThreadState& state = thread_state;
@@ -69,10 +67,11 @@ PyObject* call_original(Target& target, const Arguments& arguments) {
 }
 
 PyObject* call_unseen(Target& target, const Arguments& arguments) {
-  const bool has_twin = target.twin != nullptr && arguments.positional == 2 && arguments.keywords == nullptr &&
+  const bool has_twin = target.twin && arguments.positional == 2 && arguments.keywords == nullptr &&
                         host::is_plain_tensor(arguments.values[0]) && host::is_plain_tensor(arguments.values[1]);
   if (!has_twin) return call_original(target, arguments);
-  return host::call_with_tuple(PyCFunction_GET_FUNCTION(target.twin), PyCFunction_GET_SELF(target.twin), arguments);
+  return host::call_with_tuple(PyCFunction_GET_FUNCTION(target.twin.get()), PyCFunction_GET_SELF(target.twin.get()),
+                               arguments);
 }
 
 PyObject* call_undecided(Target& target, const Arguments& arguments) {

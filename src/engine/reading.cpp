@@ -27,17 +27,16 @@ Kinds read_sequence(const Rule& rule, PyObject* sequence, Reading& reading, int 
   const auto size = [&] { return is_tuple ? PyTuple_GET_SIZE(sequence) : PyList_GET_SIZE(sequence); };
   // Reading a subclass's dtype can run Python code, so the size is asked again each time and the item is held.
   for (Py_ssize_t i = 0; i < size(); ++i) {
-    PyObject* item = is_tuple ? PyTuple_GET_ITEM(sequence, i) : PyList_GET_ITEM(sequence, i);
-    if (PyLong_CheckExact(item) || PyFloat_CheckExact(item)) return seen;
-    Py_INCREF(item);
-    const Kind kind = host::kind_of(item);
+    PyObject* const next = is_tuple ? PyTuple_GET_ITEM(sequence, i) : PyList_GET_ITEM(sequence, i);
+    if (PyLong_CheckExact(next) || PyFloat_CheckExact(next)) return seen;
+    const Owned item = Owned::borrowed(next);
+    const Kind kind = host::kind_of(item.get());
     if (kind == Kind::sequence) {
-      if (depth < deepest_sequence) seen |= read_sequence(rule, item, reading, depth + 1);
+      if (depth < deepest_sequence) seen |= read_sequence(rule, item.get(), reading, depth + 1);
     } else if (kind != Kind::dtype) {
       seen |= bit(kind);
       reading.present.note(kind);
     }
-    Py_DECREF(item);
   }
   return seen;
 }

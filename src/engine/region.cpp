@@ -54,9 +54,8 @@ thread_local bool marking = false;
 
 void call_with_device(PyObject* function, PyObject* value) noexcept {
   PyObject* arguments[] = {mark.device_type, value};
-  PyObject* done = PyObject_Vectorcall(function, arguments, 2, nullptr);
-  if (done == nullptr) PyErr_WriteUnraisable(function);
-  Py_XDECREF(done);
+  const Owned done(PyObject_Vectorcall(function, arguments, 2, nullptr));
+  if (!done) PyErr_WriteUnraisable(function);
 }
 
 // Tries the functions below Python: they must do what Python's do.
@@ -146,7 +145,7 @@ RuleSet* intern_rule_set(RuleSet&& content) {
   if (!may_tell_more()) return nullptr;
   content.number = static_cast<std::uint16_t>(all_told().size());
   RuleSet* made = &sets().emplace_back(std::move(content));
-  Py_XINCREF(made->after_recorded_cast);  // kept, as the set is
+  if (made->after_recorded_cast != nullptr) kept_for_good(made->after_recorded_cast);  // as the set is
   all_told().push_back({made});
   return made;
 }
@@ -269,11 +268,8 @@ bool leave_region(const void* owner) noexcept {
 
 void set_mark(const Mark& given) {
   if (mark.dtypes != nullptr) return;
-  Py_INCREF(given.device_type);
-  Py_INCREF(given.dtypes);
-  Py_INCREF(given.set_autocast_enabled);
-  Py_INCREF(given.set_autocast_dtype);
-  mark = given;
+  mark = {kept_for_good(given.device_type), given.device, kept_for_good(given.dtypes),
+          kept_for_good(given.set_autocast_enabled), kept_for_good(given.set_autocast_dtype)};
   marking = true;
   const Region entering = thread_state.entering;
   find_functions_of_mark();

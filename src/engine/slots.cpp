@@ -1,7 +1,6 @@
 #include "engine/slots.hpp"
 
 #include <algorithm>
-#include <memory>
 #include <unordered_set>
 #include <utility>
 
@@ -45,24 +44,21 @@ PyObject* answer_vectorcall(Target& target, PyObject* callable, PyObject* const*
 PyObject* answer_method(Target& target, PyObject* self, PyObject* tuple, PyObject* dictionary) {
   const Py_ssize_t given = tuple == nullptr ? 0 : PyTuple_GET_SIZE(tuple);
   const Py_ssize_t named = dictionary == nullptr ? 0 : PyDict_GET_SIZE(dictionary);
-  PyObject* names = named == 0 ? nullptr : PyTuple_New(named);
-  if (named != 0 && names == nullptr) return nullptr;
-  const auto values = std::make_unique<PyObject*[]>(static_cast<std::size_t>(1 + given + named));
-  values[0] = Py_NewRef(self);
-  for (Py_ssize_t i = 0; i < given; ++i) values[1 + i] = Py_NewRef(PyTuple_GET_ITEM(tuple, i));
+  const Owned names(named == 0 ? nullptr : PyTuple_New(named));
+  if (named != 0 && !names) return nullptr;
+  OwnedArray values(1 + given + named);
+  values.add_borrowed(self);
+  for (Py_ssize_t i = 0; i < given; ++i) values.add_borrowed(PyTuple_GET_ITEM(tuple, i));
   Py_ssize_t position = 0;
   Py_ssize_t i = 0;
   PyObject* name = nullptr;
   PyObject* value = nullptr;
   while (named != 0 && PyDict_Next(dictionary, &position, &name, &value) != 0) {
-    PyTuple_SET_ITEM(names, i, Py_NewRef(name));
-    values[1 + given + i] = Py_NewRef(value);
+    PyTuple_SET_ITEM(names.get(), i, Owned::borrowed(name).release());
+    values.add_borrowed(value);
     ++i;
   }
-  PyObject* result = answer(target, {values.get(), 1 + given, names});
-  for (Py_ssize_t k = 0; k < 1 + given + named; ++k) Py_DECREF(values[k]);
-  Py_XDECREF(names);
-  return result;
+  return answer(target, {values.data(), 1 + given, names.get()});
 }
 
 template <std::size_t index>
@@ -187,7 +183,7 @@ static bool may_put_in(const RuleSet& set) {
   const host::MemoryMap memory;
   host::Shape shape = host::Shape::function;
   return std::all_of(set.covered.begin(), set.covered.end(), [&](const RuleSet::Covered& one) {
-    return one.target->installed || host::find_shape(one.target->object, memory, shape);
+    return one.target->installed || host::find_shape(one.target->object.get(), memory, shape);
   });
 }
 

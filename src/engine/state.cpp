@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include <array>
+#include <memory>
 #include <new>
 #include <utility>
 
@@ -19,21 +20,21 @@ namespace habana_mp::engine {
 // A module that is being constructed. It is held weakly: a mark that outlives the construction must not keep a model
 // alive.
 struct Construction {
-  PyObject* codes;   // a list: of each __init__ of its classes the code, and the function that it wraps or None
-  PyObject* module;  // a weak reference
+  Owned codes;   // a list: of each __init__ of its classes the code, and the function that it wraps or None
+  Owned module;  // a weak reference
 };
 
 thread_local ThreadState thread_state;
 bool in_child_process = false;
 bool distributed_is_imported = false;
-PyObject* exact_files = nullptr;
+NeverDestroyed<Owned> exact_files;
 bool policy_is_installed = false;
 host::DeviceFlag flag_of_torch;
 host::KeyFlag below_autograd;
 
 namespace {
 
-Places known_places{};
+NeverDestroyed<Places> known_places;
 
 // Regions that were entered under another installation are not this one's to leave.
 std::uint32_t current_installation = 1;
@@ -62,10 +63,10 @@ bool is_among(PyObject* code, PyObject* codes) {
 }
 
 bool is_running(const Construction& construction) {
-  PyObject* module = referent_of(construction.module);
+  PyObject* module = referent_of(construction.module.get());
   if (module == nullptr) return false;
   for (host::FrameWalk walk; walk; walk.outwards()) {
-    PyObject* pair = host::pair_of(construction.codes, walk.code());
+    PyObject* pair = host::pair_of(construction.codes.get(), walk.code());
     if (pair == nullptr) continue;
     // A decorator may wrap other methods with the same code. And asking a frame for its variables would undo what a
     // debugger has changed in it.
@@ -78,11 +79,7 @@ bool is_running(const Construction& construction) {
 
 // The mark, or null, takes the place of the one that is there.
 void set_construction(ThreadState& state, Construction* mark) {
-  Construction* former = std::exchange(state.construction, mark);
-  if (former == nullptr) return;
-  Py_DECREF(former->codes);
-  Py_DECREF(former->module);
-  delete former;
+  const std::unique_ptr<Construction> former(std::exchange(state.construction, mark));
 }
 
 // Is the module that the mark tells of still being constructed? Where it is not, the mark goes. Nobody else has it
@@ -99,29 +96,27 @@ bool is_constructing(ThreadState& state) {
 // Whose code is in a file: a library's that is exact, torch's that computes for its caller, or anybody's.
 enum class Whose : std::uint8_t { anybodys, torchs, exact };
 struct KnownFile {
-  PyObject* name = nullptr;  // owned: no other string is found under its address
+  Owned name;  // held, so that no other string is found under its address
   Whose whose = Whose::anybodys;
 };
 // The functions of a file share its name, so the string itself tells the file.
-std::array<KnownFile, 256> known_files;
+NeverDestroyed<std::array<KnownFile, 256>> known_files;
 
 Whose whose_is(PyObject* code) {
   PyObject* name = host::file_of(code);
-  KnownFile& known = known_files[reinterpret_cast<std::uintptr_t>(name) / 64 % known_files.size()];
-  if (known.name != name) {
+  KnownFile& known = (*known_files)[reinterpret_cast<std::uintptr_t>(name) / 64 % known_files->size()];
+  if (known.name.get() != name) {
     Whose whose = Whose::anybodys;
-    if (host::is_of_file(code, exact_files)) whose = Whose::exact;
-    if (host::is_of_file(code, known_places.through)) whose = Whose::torchs;
-    PyObject* former = std::exchange(known.name, Py_NewRef(name));
-    known.whose = whose;
-    Py_XDECREF(former);
+    if (host::is_of_file(code, exact_files->get())) whose = Whose::exact;
+    if (host::is_of_file(code, known_places->through.get())) whose = Whose::torchs;
+    known = {Owned::borrowed(name), whose};
   }
   return known.whose;
 }
 
 bool is_stepping() {
   for (host::FrameWalk walk; walk; walk.outwards()) {
-    if (is_among(walk.code(), known_places.steps)) return true;
+    if (is_among(walk.code(), known_places->steps.get())) return true;
   }
   return false;
 }
@@ -207,7 +202,7 @@ std::optional<rules::Reason> why_not(ThreadState& state) noexcept {
     if (is_stepping()) return rules::Reason::optimizer_step;
     state.optimizer_steps = 0;  // a step raised, and nobody said that it was over
   }
-  if (in_child_process && host::is_worker(known_places.worker_namespace)) return rules::Reason::worker;
+  if (in_child_process && host::is_worker(known_places->worker_namespace.get())) return rules::Reason::worker;
   if (distributed_is_imported && host::caller_is_distributed()) return rules::Reason::distributed;
   return std::nullopt;
 }
@@ -221,79 +216,49 @@ PyObject* constructed_by_caller() noexcept {
 void construction_begins(PyObject* module) noexcept {
   ThreadState& state = thread_state;
   if (module == nullptr || is_constructing(state)) return;  // a module inside the module
-  PyObject* reference = PyWeakref_NewRef(module, nullptr);
-  PyObject* codes = reference == nullptr ? nullptr : host::init_codes(Py_TYPE(module));
-  auto* construction = codes == nullptr ? nullptr : new (std::nothrow) Construction{codes, reference};
+  Owned reference(PyWeakref_NewRef(module, nullptr));
+  Owned codes = reference ? host::init_codes(Py_TYPE(module)) : nullptr;
+  auto* construction = codes ? new (std::nothrow) Construction{std::move(codes), std::move(reference)} : nullptr;
   if (construction == nullptr) {
-    Py_XDECREF(reference);
-    Py_XDECREF(codes);
     PyErr_Clear();
     return;
   }
   set_construction(state, construction);
 }
 
-void set_places(const Places& given) noexcept {
-  Py_INCREF(given.steps);
-  Py_INCREF(given.worker_namespace);
-  Py_INCREF(given.made_of_lowered);
-  Py_INCREF(given.autocast_entered);
-  Py_INCREF(given.codes_of_regions);
-  Py_INCREF(given.custom_fwd);
-  Py_INCREF(given.custom_fwd_asks);
-  Py_INCREF(given.custom_bwd_state);
-  Py_INCREF(given.inside);
-  Py_INCREF(given.between);
-  Py_INCREF(given.through);
-  const Places former = std::exchange(known_places, given);
-  Py_XDECREF(former.steps);
-  Py_XDECREF(former.worker_namespace);
-  Py_XDECREF(former.made_of_lowered);
-  Py_XDECREF(former.autocast_entered);
-  Py_XDECREF(former.codes_of_regions);
-  Py_XDECREF(former.custom_fwd);
-  Py_XDECREF(former.custom_fwd_asks);
-  Py_XDECREF(former.custom_bwd_state);
-  Py_XDECREF(former.inside);
-  Py_XDECREF(former.between);
-  Py_XDECREF(former.through);
-}
+void set_places(Places given) noexcept { const Places former = std::exchange(*known_places, std::move(given)); }
 
-const Places& places() noexcept { return known_places; }
+const Places& places() noexcept { return *known_places; }
 
 bool caller_is_inside_of_an_operation() noexcept {
-  if (known_places.inside == nullptr) return false;
+  if (!known_places->inside) return false;
   host::FrameWalk walk;
-  while (walk && host::is_of_file(walk.code(), known_places.between)) walk.outwards();
-  return walk && host::is_of_file(walk.code(), known_places.inside);
+  while (walk && host::is_of_file(walk.code(), known_places->between.get())) walk.outwards();
+  return walk && host::is_of_file(walk.code(), known_places->inside.get());
 }
 
 bool caller_is_exact() noexcept {
-  if (exact_files == nullptr || known_places.through == nullptr) return false;
+  if (!*exact_files || !known_places->through) return false;
   host::FrameWalk walk;
   while (walk && whose_is(walk.code()) == Whose::torchs) walk.outwards();
   return walk && whose_is(walk.code()) == Whose::exact;
 }
 
 void set_exact_files(PyObject* files) noexcept {
-  PyObject* former = std::exchange(exact_files, files == Py_None ? nullptr : Py_NewRef(files));
-  Py_XDECREF(former);
-  for (KnownFile& known : known_files) {
-    Py_XDECREF(known.name);
-    known = {};
-  }
+  *exact_files = Owned::borrowed_or_null(files == Py_None ? nullptr : files);
+  *known_files = {};
 }
 
 bool caller_is_custom_fwd() noexcept {
   const host::FrameWalk caller;
-  return caller && known_places.custom_fwd != nullptr && caller.code() == known_places.custom_fwd;
+  return caller && known_places->custom_fwd && caller.code() == known_places->custom_fwd.get();
 }
 
 Region region_of_torchs_own() noexcept {
-  PyObject* packed = PyObject_CallNoArgs(known_places.custom_bwd_state);
-  const bool is_known = packed != nullptr && packed != Py_None;
-  const std::uint64_t value = is_known ? PyLong_AsUnsignedLongLong(packed) : 0;
-  Py_XDECREF(packed);
+  Owned packed(PyObject_CallNoArgs(known_places->custom_bwd_state.get()));
+  const bool is_known = packed && packed.get() != Py_None;
+  const std::uint64_t value = is_known ? PyLong_AsUnsignedLongLong(packed.get()) : 0;
+  packed.reset();
   if (PyErr_Occurred() != nullptr) {
     drop_error();
     return Region::as_outside;
@@ -305,7 +270,7 @@ Region region_of_torchs_own() noexcept {
 bool region_is_torchs_own() noexcept {
   host::FrameWalk walk;  // begins in autocast.__enter__
   if (walk) walk.outwards();
-  return walk && known_places.codes_of_regions != nullptr && is_among(walk.code(), known_places.codes_of_regions);
+  return walk && known_places->codes_of_regions && is_among(walk.code(), known_places->codes_of_regions.get());
 }
 
 }  // namespace habana_mp::engine

@@ -5,10 +5,8 @@
 #include <optional>
 
 #include "host/thread_flag.hpp"
+#include "owned.hpp"
 #include "rules/decision.hpp"
-
-struct _object;
-using PyObject = _object;
 
 namespace habana_mp::engine {
 
@@ -93,12 +91,12 @@ extern bool distributed_is_imported;
 
 // Where the files lie of libraries whose own arithmetic is not lowered, a tuple of what their names begin with; null
 // where none of them is imported.
-extern PyObject* exact_files;
+extern NeverDestroyed<Owned> exact_files;
 
 // Is there anything to be looked up before a cast is made?
 inline bool may_be_a_place(const ThreadState& state) {
   return state.construction != nullptr || state.optimizer_steps != 0 || in_child_process || distributed_is_imported ||
-         exact_files != nullptr;
+         *exact_files;
 }
 
 // Why nothing may be cast here, if so. Called when a cast is about to be made, not before.
@@ -118,22 +116,22 @@ void construction_begins(PyObject* module) noexcept;
 // The module whose __init__ the innermost Python code is, borrowed; null where it is none.
 PyObject* constructed_by_caller() noexcept;
 
-// What is to be recognised; all of it is kept from then on.
+// What is to be recognised.
 struct Places {
-  PyObject* steps;             // a tuple: the code of torch.optim's wrapper around steps, and of ours around others
-  PyObject* worker_namespace;  // of torch.utils.data._utils.worker, whose _worker_info tells a worker
-  PyObject* made_of_lowered;   // called with words for what gets lower values, these, and what had others or None;
-                               // gives the values that it is to get
-  PyObject* autocast_entered;  // called when torch.autocast is enabled beside us
-  PyObject* codes_of_regions;  // a tuple: code of torch that enters autocast as it was, which is nobody's wish
-  PyObject* custom_fwd;        // the code of torch.amp.custom_fwd's wrapper
-  PyObject* custom_fwd_asks;   // called where that asks whether autocast is on; what it is told
-  PyObject* custom_bwd_state;  // called where custom_bwd enters autocast; the state that its forward ran in, or None
-  PyObject* inside;            // a tuple: what the files begin with that say in Python what an operation consists of
-  PyObject* between;           // a tuple: files of torch through which such code calls other operations
-  PyObject* through;           // a tuple: those through which a library does
+  Owned steps;             // a tuple: the code of torch.optim's wrapper around steps, and of ours around others
+  Owned worker_namespace;  // of torch.utils.data._utils.worker, whose _worker_info tells a worker
+  Owned made_of_lowered;   // called with words for what gets lower values, these, and what had others or None;
+                           // gives the values that it is to get
+  Owned autocast_entered;  // called when torch.autocast is enabled beside us
+  Owned codes_of_regions;  // a tuple: code of torch that enters autocast as it was, which is nobody's wish
+  Owned custom_fwd;        // the code of torch.amp.custom_fwd's wrapper
+  Owned custom_fwd_asks;   // called where that asks whether autocast is on; what it is told
+  Owned custom_bwd_state;  // called where custom_bwd enters autocast; the state that its forward ran in, or None
+  Owned inside;            // a tuple: what the files begin with that say in Python what an operation consists of
+  Owned between;           // a tuple: files of torch through which such code calls other operations
+  Owned through;           // a tuple: those through which a library does
 };
-void set_places(const Places& places) noexcept;
+void set_places(Places given) noexcept;
 const Places& places() noexcept;
 
 // Is the caller torch itself, which does in Python what another operation consists of? Asked for tensors of tracers.

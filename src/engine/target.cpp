@@ -4,6 +4,7 @@
 #include <deque>
 #include <map>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace habana_mp::engine {
@@ -28,19 +29,14 @@ std::map<std::string, Target>& dropped() {
 }
 
 Target* make(PyObject* object, PyObject* shown, const char* operation) {
-  PyObject* text = PyObject_Repr(shown);
-  if (text == nullptr) return nullptr;
-  const char* utf8 = PyUnicode_AsUTF8(text);
-  if (utf8 == nullptr) {
-    Py_DECREF(text);
-    return nullptr;
-  }
+  const Owned text(PyObject_Repr(shown));
+  const char* utf8 = text ? PyUnicode_AsUTF8(text.get()) : nullptr;
+  if (utf8 == nullptr) return nullptr;
   auto* target = new Target;
-  target->object = Py_NewRef(object);
-  target->called = Py_NewRef(object);
+  target->object = Owned::borrowed(object);
+  target->called = Owned::borrowed(object);
   target->operation = operation;
   target->representation = utf8;
-  Py_DECREF(text);
   return target;
 }
 
@@ -70,13 +66,13 @@ Target* find_target(PyObject* object) noexcept {
 
 void set_function_twin(PyObject* method, PyObject* function) noexcept {
   Target* const target = find_target(method);
-  if (target == nullptr || target->shape != host::Shape::method || target->twin != nullptr) return;
+  if (target == nullptr || target->shape != host::Shape::method || target->twin) return;
   constexpr int convention = METH_VARARGS | METH_KEYWORDS | METH_FASTCALL;
   if (!PyCFunction_CheckExact(function) ||
       (PyCFunction_GET_FLAGS(function) & convention) != (METH_VARARGS | METH_KEYWORDS)) {
     return;
   }
-  target->twin = Py_NewRef(function);
+  target->twin = Owned::borrowed(function);
 }
 
 Target* target_for(PyObject* object, host::Shape shape, const char* operation, PyObject* shown) {
@@ -114,8 +110,9 @@ void drop_function_target(Target* target) noexcept {
     kept.counts[i].casts += target->counts[i].casts;
     kept.counts[i].bytes += target->counts[i].bytes;
   }
-  Py_DECREF(target->object);
-  Py_DECREF(target->called);
+  // What it held goes last: others may run then.
+  const Owned called = std::move(target->called);
+  const Owned object = std::move(target->object);
   delete target;
 }
 

@@ -33,8 +33,8 @@ struct Target : host::Callable {
   std::size_t index = no_index;
 
   // Read when something is out of the ordinary.
-  PyObject* called = nullptr;  // of a Python function: what is called for it, owned
-  PyObject* twin = nullptr;    // a method's: the function that does the same with two tensors, owned
+  Owned called;                // of a Python function: what is called for it
+  Owned twin;                  // a method's: the function that does the same with two tensors
   std::string operation;       // the name that the lists and the report use
   std::string representation;  // repr(object), for the log
   bool installed = false;

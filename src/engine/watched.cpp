@@ -38,12 +38,11 @@ PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::siz
   const bool casts = !casts_are_disabled() || thread_state.disabled_by_region;
   if (enabled && casts && !is_ours && !is_mark_of_ours && (policy_is_installed || thread_state.region != nullptr)) {
     // Before it is enabled: the warning may be an error.
-    PyObject* told = PyObject_CallNoArgs(places().autocast_entered);
-    if (told == nullptr) return nullptr;
-    Py_DECREF(told);
+    const Owned told(PyObject_CallNoArgs(places().autocast_entered.get()));
+    if (!told) return nullptr;
   }
-  PyObject* result = autocast_set_enabled.call(values, flagged_count, keywords);
-  if (result == nullptr || keywords != nullptr || count < 1) return result;
+  Owned result(autocast_set_enabled.call(values, flagged_count, keywords));
+  if (!result || keywords != nullptr || count < 1) return result.release();
   if (is_ours) {
     flag_was_set(enabled);
     thread_state.entering = Region::as_outside;
@@ -52,9 +51,9 @@ PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::siz
   } else {
     const bool is_wish = enabled || !region_is_torchs_own();
     thread_state.entering = !is_wish ? region_of_torchs_own() : enabled ? Region::casts : Region::no_casts;
-    if (PyErr_Occurred() != nullptr) Py_CLEAR(result);  // interrupted
+    if (PyErr_Occurred() != nullptr) result.reset();  // interrupted
   }
-  return result;
+  return result.release();
 }
 
 PyObject* autocast_set_dtype_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
@@ -86,11 +85,11 @@ PyObject* module_constructed_stub(PyObject*, PyObject* const* values, std::size_
 }
 
 // Shows Python the values that are state from now on, if they are in a lower precision, and the float32 tensor whose
-// values they become, or None. What is to be taken in their stead, a new reference: they themselves, or, where they
-// were lowered, in float32. Null with an exception set when the warning was made an error.
-PyObject* values_of_state(PyObject* values, const char* what, PyObject* former) {
-  if (!is_lower(host::kind_of(values))) return Py_NewRef(values);
-  return PyObject_CallFunction(places().made_of_lowered, "sOO", what, values, former);
+// values they become, or None. What is to be taken in their stead: they themselves, or, where they were lowered, in
+// float32. Null with an exception set when the warning was made an error.
+Owned values_of_state(PyObject* values, const char* what, PyObject* former) {
+  if (!is_lower(host::kind_of(values))) return Owned::borrowed(values);
+  return Owned(PyObject_CallFunction(places().made_of_lowered.get(), "sOO", what, values, former));
 }
 
 // A Parameter made of a result that was lowered would be a lowered weight.
@@ -99,23 +98,20 @@ PyObject* make_subclass_stub(PyObject*, PyObject* const* values, std::size_t fla
   if (given < 2 || values[0] != reinterpret_cast<PyObject*>(host::api.parameter)) {
     return make_subclass.call(values, flagged_count, keywords);
   }
-  PyObject* data = values_of_state(values[1], "a Parameter", Py_None);
-  if (data == nullptr) return nullptr;
+  const Owned parameter_data = values_of_state(values[1], "a Parameter", Py_None);
+  if (!parameter_data) return nullptr;
   std::vector<PyObject*> taken(values, values + Arguments{values, given, keywords}.count());
-  taken[1] = data;
-  PyObject* result = make_subclass.call(taken.data(), static_cast<std::size_t>(given), keywords);
-  Py_DECREF(data);
-  return result;
+  taken[1] = parameter_data.get();
+  return make_subclass.call(taken.data(), static_cast<std::size_t>(given), keywords);
 }
 
 PyObject* is_autocast_enabled_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
-  PyObject* result = is_autocast_enabled.call(values, flagged_count, keywords);
+  Owned result(is_autocast_enabled.call(values, flagged_count, keywords));
   const bool in_region = thread_state.region != nullptr && !is_of_modules(thread_state.region);
-  if (result == Py_False && PyVectorcall_NARGS(flagged_count) == 1 && in_region && caller_is_custom_fwd()) {
-    Py_DECREF(result);
-    return PyObject_CallNoArgs(places().custom_fwd_asks);
+  if (result.get() == Py_False && PyVectorcall_NARGS(flagged_count) == 1 && in_region && caller_is_custom_fwd()) {
+    return PyObject_CallNoArgs(places().custom_fwd_asks.get());
   }
-  return result;
+  return result.release();
 }
 
 // ---- weights' memory that gets into other hands --------------------------------------------------------------------
@@ -182,11 +178,8 @@ int data_setter_stub(PyObject* self, PyObject* value, void* closure) {
   if (value != nullptr) weights::tensor_escapes(value, false);
   // Before it is assigned: the warning may be an error, and what the value was computed from may be this tensor.
   if (value == nullptr || host::kind_of(self) != Kind::f32) return data.assign(self, value, closure);
-  PyObject* taken = values_of_state(value, "a tensor whose `.data` was assigned", self);
-  if (taken == nullptr) return -1;
-  const int result = data.assign(self, taken, closure);
-  Py_DECREF(taken);
-  return result;
+  const Owned taken = values_of_state(value, "a tensor whose `.data` was assigned", self);
+  return taken ? data.assign(self, taken.get(), closure) : -1;
 }
 
 struct Watch {

@@ -54,7 +54,7 @@ const Handle* handle_of(PyObject* tensor) {
 
 // Null where the operator fails with an error of torch's.
 template <class Operator>
-PyObject* wrapped(const Operator& run) noexcept {
+Owned wrapped(const Operator& run) noexcept {
   PyObject* made = nullptr;
   try {
     made = wrap(run());
@@ -62,37 +62,28 @@ PyObject* wrapped(const Operator& run) noexcept {
     made = nullptr;
   }
   PyErr_Clear();
-  return made;
+  return Owned(made);
 }
 
-bool is_plain_float32(PyObject* made, std::int64_t elements) {
-  return made != nullptr && is_plain_tensor(made) && kind_of_tensor(made) == Kind::f32 &&
-         count_elements(made) == elements;
+bool is_plain_float32(const Owned& made, std::int64_t elements) {
+  return made && is_plain_tensor(made.get()) && kind_of_tensor(made.get()) == Kind::f32 &&
+         count_elements(made.get()) == elements;
 }
 
 bool views_are_right(PyObject* sample) {
-  PyObject* made = unsafe_view(sample, std::array<std::int64_t, 2>{3, 2});
-  PyObject* node = made == nullptr ? nullptr : PyObject_GetAttrString(made, "grad_fn");
-  PyObject* base = made == nullptr ? nullptr : PyObject_GetAttrString(made, "_base");
-  const bool right = is_plain_float32(made, 6) && node != nullptr && node != Py_None && base == Py_None;
-  Py_XDECREF(node);
-  Py_XDECREF(base);
-  Py_XDECREF(made);
-  return right;
+  const Owned made = unsafe_view(sample, std::array<std::int64_t, 2>{3, 2});
+  const Owned base(made ? PyObject_GetAttrString(made.get(), "_base") : nullptr);
+  const Owned node(made ? PyObject_GetAttrString(made.get(), "grad_fn") : nullptr);
+  return is_plain_float32(made, 6) && node && node.get() != Py_None && base.get() == Py_None;
 }
 
 bool empty_ones_are_right(PyObject* sample) {
-  PyObject* made = new_empty(sample, std::array<std::int64_t, 3>{4, 1, 5});
-  PyObject* node = made == nullptr ? nullptr : PyObject_GetAttrString(made, "grad_fn");
-  PyObject* stride = made == nullptr ? nullptr : PyObject_CallMethod(made, "stride", nullptr);
-  PyObject* expected = Py_BuildValue("(iii)", 5, 5, 1);
-  const bool right = is_plain_float32(made, 20) && node == Py_None && stride != nullptr && expected != nullptr &&
-                     PyObject_RichCompareBool(stride, expected, Py_EQ) == 1;
-  Py_XDECREF(expected);
-  Py_XDECREF(stride);
-  Py_XDECREF(node);
-  Py_XDECREF(made);
-  return right;
+  const Owned made = new_empty(sample, std::array<std::int64_t, 3>{4, 1, 5});
+  const Owned node(made ? PyObject_GetAttrString(made.get(), "grad_fn") : nullptr);
+  const Owned stride(made ? PyObject_CallMethod(made.get(), "stride", nullptr) : nullptr);
+  const Owned expected(Py_BuildValue("(iii)", 5, 5, 1));
+  return is_plain_float32(made, 20) && node.get() == Py_None && stride && expected &&
+         PyObject_RichCompareBool(stride.get(), expected.get(), Py_EQ) == 1;
 }
 
 }  // namespace
@@ -116,56 +107,53 @@ void bind_aten() noexcept {
         "dtype, "
         "::std::optional<at::Layout> layout, ::std::optional<at::Device> device, ::std::optional<bool> pin_memory);"},
        empty);
-  PyObject* list = wrap == nullptr ? nullptr
-                                   : made_by(
-                                         "import torch\n"
-                                         "def make():\n"
-                                         "    with torch.inference_mode(False), torch.enable_grad():\n"
-                                         "        return [torch.ones(2, 3, device='cpu', requires_grad=True)]\n");
-  if (list == nullptr || view == nullptr || !views_are_right(PyList_GET_ITEM(list, 0))) view = nullptr;
-  if (list == nullptr || empty == nullptr || !empty_ones_are_right(PyList_GET_ITEM(list, 0))) empty = nullptr;
+  constexpr const char* script =
+      "import torch\n"
+      "def make():\n"
+      "    with torch.inference_mode(False), torch.enable_grad():\n"
+      "        return [torch.ones(2, 3, device='cpu', requires_grad=True)]\n";
+  const Owned list = wrap == nullptr ? nullptr : made_by(script);
+  if (!list || view == nullptr || !views_are_right(PyList_GET_ITEM(list.get(), 0))) view = nullptr;
+  if (!list || empty == nullptr || !empty_ones_are_right(PyList_GET_ITEM(list.get(), 0))) empty = nullptr;
   operators.settle(view != nullptr && empty != nullptr);
-  Py_XDECREF(list);
   PyErr_Clear();
 }
 
-PyObject* unsafe_view(PyObject* tensor, std::span<const std::int64_t> sizes) noexcept {
+Owned unsafe_view(PyObject* tensor, std::span<const std::int64_t> sizes) noexcept {
   const Handle* const given = view == nullptr ? nullptr : handle_of(tensor);
   if (given == nullptr) return nullptr;
   return wrapped([&] { return view(*given, {sizes.data(), sizes.size()}); });
 }
 
-PyObject* as_tuple(std::span<const std::int64_t> sizes) noexcept {
-  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(sizes.size()));
-  for (std::size_t i = 0; tuple != nullptr && i < sizes.size(); ++i) {
+Owned as_tuple(std::span<const std::int64_t> sizes) noexcept {
+  Owned tuple(PyTuple_New(static_cast<Py_ssize_t>(sizes.size())));
+  for (std::size_t i = 0; tuple && i < sizes.size(); ++i) {
     PyObject* number = PyLong_FromLongLong(sizes[i]);
     if (number == nullptr) {
-      Py_CLEAR(tuple);
+      tuple.reset();
     } else {
-      PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(i), number);
+      PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(i), number);
     }
   }
   PyErr_Clear();
   return tuple;
 }
 
-PyObject* new_empty(PyObject* tensor, std::span<const std::int64_t> sizes) noexcept {
+Owned new_empty(PyObject* tensor, std::span<const std::int64_t> sizes) noexcept {
   if (const Handle* const given = empty == nullptr ? nullptr : handle_of(tensor)) {
     return wrapped([&] { return empty(*given, {sizes.data(), sizes.size()}, {}, {}, {}, {}); });
   }
-  PyObject* size = as_tuple(sizes);
-  PyObject* made = size == nullptr ? nullptr : PyObject_CallMethod(tensor, "new_empty", "(O)", size);
-  Py_XDECREF(size);
+  const Owned size = as_tuple(sizes);
+  Owned made(size ? PyObject_CallMethod(tensor, "new_empty", "(O)", size.get()) : nullptr);
   drop_error();
   return made;
 }
 
-PyObject* as_strided(PyObject* tensor, const Geometry& geometry, std::int64_t begin) noexcept {
+Owned as_strided(PyObject* tensor, const Geometry& geometry, std::int64_t begin) noexcept {
   const auto method = reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(api.as_strided));
-  PyObject* arguments =
-      Py_BuildValue("(NNL)", as_tuple(geometry.sizes), as_tuple(geometry.strides), static_cast<long long>(begin));
-  PyObject* made = arguments == nullptr ? nullptr : method(tensor, arguments, nullptr);
-  Py_XDECREF(arguments);
+  const Owned arguments(Py_BuildValue("(NNL)", as_tuple(geometry.sizes).release(), as_tuple(geometry.strides).release(),
+                                      static_cast<long long>(begin)));
+  Owned made(arguments ? method(tensor, arguments.get(), nullptr) : nullptr);
   drop_error();
   return made;
 }

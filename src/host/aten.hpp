@@ -12,19 +12,19 @@ namespace habana_mp::host {
 // Finds them. To be called after bind_reader.
 void bind_aten() noexcept;
 
-// aten::_unsafe_view: a tensor that autograd takes for a new one, made of this plain tensor without a copy. A new
-// reference; null without an exception where the operator was not found or fails.
-PyObject* unsafe_view(PyObject* tensor, std::span<const std::int64_t> sizes) noexcept;
+// aten::_unsafe_view: a tensor that autograd takes for a new one, made of this plain tensor without a copy. Null
+// without an exception where the operator was not found or fails.
+Owned unsafe_view(PyObject* tensor, std::span<const std::int64_t> sizes) noexcept;
 
-// Sizes as Python has them, a new reference. Null where there is no memory, without an exception.
-PyObject* as_tuple(std::span<const std::int64_t> sizes) noexcept;
+// Sizes as Python has them. Null where there is no memory, without an exception.
+Owned as_tuple(std::span<const std::int64_t> sizes) noexcept;
 
-// aten::new_empty: a new contiguous tensor, of this plain tensor's dtype and device. A new reference; through Python
-// where the operator was not found. Null where it fails, without an exception but an interrupt's.
-PyObject* new_empty(PyObject* tensor, std::span<const std::int64_t> sizes) noexcept;
+// aten::new_empty: a new contiguous tensor, of this plain tensor's dtype and device; through Python where the
+// operator was not found. Null where it fails, without an exception but an interrupt's.
+Owned new_empty(PyObject* tensor, std::span<const std::int64_t> sizes) noexcept;
 
-// Tensor.as_strided: a view of this plain tensor, so many elements behind its storage's beginning. A new reference;
-// null where it fails, without an exception but an interrupt's.
-PyObject* as_strided(PyObject* tensor, const Geometry& geometry, std::int64_t begin) noexcept;
+// Tensor.as_strided: a view of this plain tensor, so many elements behind its storage's beginning. Null where it
+// fails, without an exception but an interrupt's.
+Owned as_strided(PyObject* tensor, const Geometry& geometry, std::int64_t begin) noexcept;
 
 }  // namespace habana_mp::host

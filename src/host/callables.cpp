@@ -37,13 +37,12 @@ vectorcallfunc expected_fast_function_slot() {
 // What CPython itself puts into the slot of a method of this kind, read off a method of its own.
 vectorcallfunc expected_method_slot(int flags) {
   const auto slot_of_sample = [](PyTypeObject& type, const char* name, int sample_flags) -> vectorcallfunc {
-    PyObject* sample = PyObject_GetAttrString(reinterpret_cast<PyObject*>(&type), name);
+    const Owned sample(PyObject_GetAttrString(reinterpret_cast<PyObject*>(&type), name));
     vectorcallfunc slot = nullptr;
-    if (sample != nullptr && Py_TYPE(sample) == &PyMethodDescr_Type &&
-        reinterpret_cast<PyMethodDescrObject*>(sample)->d_method->ml_flags == sample_flags) {
-      slot = *slot_of(sample);
+    if (sample && Py_TYPE(sample.get()) == &PyMethodDescr_Type &&
+        reinterpret_cast<PyMethodDescrObject*>(sample.get())->d_method->ml_flags == sample_flags) {
+      slot = *slot_of(sample.get());
     }
-    Py_XDECREF(sample);
     PyErr_Clear();
     return slot;
   };
@@ -59,45 +58,38 @@ template <auto slot, typename Function>
 void replace_in_classes(PyTypeObject* type, Function from, Function to) {
   PyMappingMethods* mapping = type->tp_as_mapping;
   if (mapping != nullptr && mapping->*slot == from) store(&(mapping->*slot), to);
-  PyObject* subclasses = PyObject_CallMethod(reinterpret_cast<PyObject*>(type), "__subclasses__", nullptr);
-  if (subclasses == nullptr) {
+  const Owned subclasses(PyObject_CallMethod(reinterpret_cast<PyObject*>(type), "__subclasses__", nullptr));
+  if (!subclasses) {
     PyErr_Clear();
     return;
   }
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(subclasses); ++i) {
-    replace_in_classes<slot>(reinterpret_cast<PyTypeObject*>(PyList_GET_ITEM(subclasses, i)), from, to);
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(subclasses.get()); ++i) {
+    replace_in_classes<slot>(reinterpret_cast<PyTypeObject*>(PyList_GET_ITEM(subclasses.get(), i)), from, to);
   }
-  Py_DECREF(subclasses);
 }
 
 }  // namespace
 
 PyObject* call_with_tuple(PyCFunction function, PyObject* self, const Arguments& arguments, Py_ssize_t skip) {
-  PyObject* tuple = PyTuple_New(arguments.positional - skip);
-  if (tuple == nullptr) return nullptr;
+  Owned dictionary;
+  const Owned tuple(PyTuple_New(arguments.positional - skip));
+  if (!tuple) return nullptr;
   for (Py_ssize_t i = skip; i < arguments.positional; ++i) {
-    PyTuple_SET_ITEM(tuple, i - skip, Py_NewRef(arguments.values[i]));
+    PyTuple_SET_ITEM(tuple.get(), i - skip, Owned::borrowed(arguments.values[i]).release());
   }
-  PyObject* dictionary = nullptr;
   const Py_ssize_t keyword_count = arguments.keyword_count();
   if (keyword_count != 0) {
-    dictionary = PyDict_New();
-    for (Py_ssize_t i = 0; dictionary != nullptr && i < keyword_count; ++i) {
-      if (PyDict_SetItem(dictionary, PyTuple_GET_ITEM(arguments.keywords, i),
+    dictionary = Owned(PyDict_New());
+    if (!dictionary) return nullptr;
+    for (Py_ssize_t i = 0; i < keyword_count; ++i) {
+      if (PyDict_SetItem(dictionary.get(), PyTuple_GET_ITEM(arguments.keywords, i),
                          arguments.values[arguments.positional + i]) < 0) {
-        Py_CLEAR(dictionary);
+        return nullptr;
       }
     }
-    if (dictionary == nullptr) {
-      Py_DECREF(tuple);
-      return nullptr;
-    }
   }
-  PyObject* result =
-      reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(function))(self, tuple, dictionary);
-  Py_DECREF(tuple);
-  Py_XDECREF(dictionary);
-  return result;
+  return reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(function))(self, tuple.get(),
+                                                                                      dictionary.get());
 }
 
 bool refuse(PyObject* object, const char* why) {
@@ -179,47 +171,47 @@ void put_in(Callable& callable, const Stubs& stubs) noexcept {
   switch (callable.shape) {
     case Shape::function:
     case Shape::slow_operator:
-      callable.original = PyCFunction_GET_FUNCTION(callable.object);
-      callable.original_slot = *slot_of(callable.object);
-      store(slot_of(callable.object), stubs.vectorcall);
+      callable.original = PyCFunction_GET_FUNCTION(callable.object.get());
+      callable.original_slot = *slot_of(callable.object.get());
+      store(slot_of(callable.object.get()), stubs.vectorcall);
       break;
     case Shape::fast_operator: {
       // Where the flags say so the interpreter calls the C function itself, past the slot. The function stays the same:
       // a builtin's hash is made of it.
-      if (PyCFunction_CheckExact(callable.object)) {
-        auto* function = reinterpret_cast<PyCFunctionObject*>(callable.object);
+      if (PyCFunction_CheckExact(callable.object.get())) {
+        auto* function = reinterpret_cast<PyCFunctionObject*>(callable.object.get());
         callable.definition = function->m_ml;
         callable.definition_with_slot = *function->m_ml;
         callable.definition_with_slot.ml_flags = METH_VARARGS | METH_KEYWORDS;
         store(&function->m_ml, &callable.definition_with_slot);
       }
-      callable.original_slot = *slot_of(callable.object);
-      store(slot_of(callable.object), stubs.vectorcall);
+      callable.original_slot = *slot_of(callable.object.get());
+      store(slot_of(callable.object.get()), stubs.vectorcall);
       break;
     }
     case Shape::method:
     case Shape::method_no_arguments: {
-      callable.definition = reinterpret_cast<PyMethodDescrObject*>(callable.object)->d_method;
+      callable.definition = reinterpret_cast<PyMethodDescrObject*>(callable.object.get())->d_method;
       callable.original = callable.definition->ml_meth;
-      callable.original_slot = *slot_of(callable.object);
+      callable.original_slot = *slot_of(callable.object.get());
       // A method's hash is not made of ml_meth (a builtin function's is), so this may change.
       const PyCFunction stub = callable.shape == Shape::method
                                    ? reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(stubs.method))
                                    : stubs.method_no_arguments;
       store(&callable.definition->ml_meth, stub);
-      store(slot_of(callable.object), stubs.vectorcall);
+      store(slot_of(callable.object.get()), stubs.vectorcall);
       break;
     }
     case Shape::assignment:
       callable.original_assignment = api.tensor_base->tp_as_mapping->mp_ass_subscript;
-      store(&reinterpret_cast<PyWrapperDescrObject*>(callable.object)->d_wrapped,
+      store(&reinterpret_cast<PyWrapperDescrObject*>(callable.object.get())->d_wrapped,
             reinterpret_cast<void*>(stubs.assignment));
       replace_in_classes<&PyMappingMethods::mp_ass_subscript>(api.tensor_base, callable.original_assignment,
                                                               stubs.assignment);
       break;
     case Shape::subscript:
       callable.original_subscript = api.tensor_base->tp_as_mapping->mp_subscript;
-      store(&reinterpret_cast<PyWrapperDescrObject*>(callable.object)->d_wrapped,
+      store(&reinterpret_cast<PyWrapperDescrObject*>(callable.object.get())->d_wrapped,
             reinterpret_cast<void*>(stubs.subscript));
       replace_in_classes<&PyMappingMethods::mp_subscript>(api.tensor_base, callable.original_subscript,
                                                           stubs.subscript);
@@ -233,27 +225,27 @@ void take_out(Callable& callable, const Stubs& stubs) noexcept {
   switch (callable.shape) {
     case Shape::function:
     case Shape::slow_operator:
-      store(slot_of(callable.object), callable.original_slot);
+      store(slot_of(callable.object.get()), callable.original_slot);
       break;
     case Shape::fast_operator:
-      store(slot_of(callable.object), callable.original_slot);
-      if (PyCFunction_CheckExact(callable.object)) {
-        store(&reinterpret_cast<PyCFunctionObject*>(callable.object)->m_ml, callable.definition);
+      store(slot_of(callable.object.get()), callable.original_slot);
+      if (PyCFunction_CheckExact(callable.object.get())) {
+        store(&reinterpret_cast<PyCFunctionObject*>(callable.object.get())->m_ml, callable.definition);
       }
       break;
     case Shape::method:
     case Shape::method_no_arguments:
-      store(slot_of(callable.object), callable.original_slot);
+      store(slot_of(callable.object.get()), callable.original_slot);
       store(&callable.definition->ml_meth, callable.original);
       break;
     case Shape::assignment:
-      store(&reinterpret_cast<PyWrapperDescrObject*>(callable.object)->d_wrapped,
+      store(&reinterpret_cast<PyWrapperDescrObject*>(callable.object.get())->d_wrapped,
             reinterpret_cast<void*>(callable.original_assignment));
       replace_in_classes<&PyMappingMethods::mp_ass_subscript>(api.tensor_base, stubs.assignment,
                                                               callable.original_assignment);
       break;
     case Shape::subscript:
-      store(&reinterpret_cast<PyWrapperDescrObject*>(callable.object)->d_wrapped,
+      store(&reinterpret_cast<PyWrapperDescrObject*>(callable.object.get())->d_wrapped,
             reinterpret_cast<void*>(callable.original_subscript));
       replace_in_classes<&PyMappingMethods::mp_subscript>(api.tensor_base, stubs.subscript,
                                                           callable.original_subscript);
@@ -263,10 +255,11 @@ void take_out(Callable& callable, const Stubs& stubs) noexcept {
   }
 }
 
-PyObject* untouched_twin(PyObject* builtin, const Callable* covered) {
+Owned untouched_twin(PyObject* builtin, const Callable* covered) {
   auto* function = reinterpret_cast<PyCFunctionObject*>(builtin);
   const bool has_definition = covered != nullptr && covered->definition != nullptr;
-  return PyCFunction_NewEx(has_definition ? covered->definition : function->m_ml, function->m_self, function->m_module);
+  return Owned(
+      PyCFunction_NewEx(has_definition ? covered->definition : function->m_ml, function->m_self, function->m_module));
 }
 
 }  // namespace habana_mp::host

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "host/memory_map.hpp"
+#include "owned.hpp"
 
 namespace habana_mp::host {
 
@@ -22,7 +23,7 @@ struct Arguments {
   Py_ssize_t count() const { return positional + keyword_count(); }
 };
 
-// Calls a C function that takes METH_VARARGS | METH_KEYWORDS; the first `skip` arguments are left out.
+// Calls a C function that takes METH_VARARGS | METH_KEYWORDS; the first `skip` arguments are left out. Its result.
 PyObject* call_with_tuple(PyCFunction function, PyObject* self, const Arguments& arguments, Py_ssize_t skip = 0);
 
 enum class Shape : std::uint8_t {
@@ -48,7 +49,7 @@ struct Stubs {
 struct Callable {
   Shape shape = Shape::function;
   PyCFunction original = nullptr;
-  PyObject* object = nullptr;  // the builtin, descriptor or Python function; owned for the life of the process
+  Owned object;  // the builtin, descriptor or Python function
   vectorcallfunc original_slot = nullptr;
   objobjargproc original_assignment = nullptr;
   binaryfunc original_subscript = nullptr;
@@ -71,8 +72,8 @@ void put_in(Callable& callable, const Stubs& stubs) noexcept;
 void take_out(Callable& callable, const Stubs& stubs) noexcept;
 
 // A builtin function like this one that nobody answers for: same C function, an object of its own. `covered` is what
-// stands for it if it is covered, or null. A new reference, null with an exception set.
-PyObject* untouched_twin(PyObject* builtin, const Callable* covered);
+// stands for it if it is covered, or null. Null with an exception set.
+Owned untouched_twin(PyObject* builtin, const Callable* covered);
 
 // Refuses an object, with an exception that asks to report it. False.
 bool refuse(PyObject* object, const char* why);

@@ -20,13 +20,10 @@ Assumption raise_instruction{
 
 // As the module `opcode` calls it; -1 where it has no such one.
 long number_of_opcode(const char* name) {
-  PyObject* opcodes = PyImport_ImportModule("opcode");
-  PyObject* map = opcodes == nullptr ? nullptr : PyObject_GetAttrString(opcodes, "opmap");
-  PyObject* number = map == nullptr ? nullptr : PyMapping_GetItemString(map, name);
-  const long found = number == nullptr ? -1 : PyLong_AsLong(number);
-  Py_XDECREF(number);
-  Py_XDECREF(map);
-  Py_XDECREF(opcodes);
+  const Owned opcodes(PyImport_ImportModule("opcode"));
+  const Owned map(opcodes ? PyObject_GetAttrString(opcodes.get(), "opmap") : nullptr);
+  const Owned number(map ? PyMapping_GetItemString(map.get(), name) : nullptr);
+  const long found = number ? PyLong_AsLong(number.get()) : -1;
   PyErr_Clear();
   return found;
 }
@@ -40,16 +37,15 @@ PyTracebackObject* innermost_of(PyObject* traceback) {
 bool ends_in_raise(const PyTracebackObject* entry) {
   static const long raise = number_of_opcode("RAISE_VARARGS");
   const FrameWalk frame(entry->tb_frame);
-  PyObject* bytes = PyObject_GetAttrString(frame.code(), "co_code");
-  const bool ends = bytes != nullptr && entry->tb_lasti >= 0 && entry->tb_lasti < PyBytes_GET_SIZE(bytes) &&
-                    static_cast<unsigned char>(PyBytes_AS_STRING(bytes)[entry->tb_lasti]) == raise;
-  Py_XDECREF(bytes);
+  const Owned bytes(PyObject_GetAttrString(frame.code(), "co_code"));
+  const bool ends = bytes && entry->tb_lasti >= 0 && entry->tb_lasti < PyBytes_GET_SIZE(bytes.get()) &&
+                    static_cast<unsigned char>(PyBytes_AS_STRING(bytes.get())[entry->tb_lasti]) == raise;
   PyErr_Clear();
   return ends;
 }
 
 bool raise_is_told() {
-  PyObject* list = made_by(
+  const Owned list = made_by(
       "def by_raise():\n"
       "    raise ValueError\n"
       "def by_call():\n"
@@ -61,16 +57,14 @@ bool raise_is_told() {
       "        return error.__traceback__\n"
       "def make():\n"
       "    return [traceback_of(by_raise), traceback_of(by_call)]\n");
-  const bool told = list != nullptr && ends_in_raise(innermost_of(PyList_GET_ITEM(list, 0))) &&
-                    !ends_in_raise(innermost_of(PyList_GET_ITEM(list, 1)));
-  Py_XDECREF(list);
-  return told;
+  return list && ends_in_raise(innermost_of(PyList_GET_ITEM(list.get(), 0))) &&
+         !ends_in_raise(innermost_of(PyList_GET_ITEM(list.get(), 1)));
 }
 
 bool instruction_tells = false;
 
-// The innermost Python code's module, a new reference.
-PyObject* module_of_caller() {
+// The innermost Python code's module.
+Owned module_of_caller() {
   const FrameWalk caller;
   return caller ? caller.module_name() : nullptr;
 }
@@ -88,10 +82,9 @@ bool is_of_file(PyObject* code, PyObject* beginnings) noexcept { return begins_w
 
 // What it computes are parameters and gradients; a model's code is never there.
 bool caller_is_distributed() noexcept {
-  PyObject* name = module_of_caller();
-  const char* text = name != nullptr ? PyUnicode_AsUTF8(name) : nullptr;
+  const Owned name = module_of_caller();
+  const char* text = name ? PyUnicode_AsUTF8(name.get()) : nullptr;
   const bool is_it = text != nullptr && std::string_view(text).starts_with("torch.distributed.");
-  Py_XDECREF(name);
   PyErr_Clear();
   return is_it;
 }
@@ -108,9 +101,8 @@ bool was_recorded_by_jit() noexcept {
   HeldError held;
   bool found = false;
   for (FrameWalk walk; walk && !found; walk.outwards()) {
-    PyObject* name = walk.module_name();
-    found = name != nullptr && PyUnicode_CompareWithASCIIString(name, "torch.jit._trace") == 0;
-    Py_XDECREF(name);
+    const Owned name = walk.module_name();
+    found = name && PyUnicode_CompareWithASCIIString(name.get(), "torch.jit._trace") == 0;
   }
   held.restore();
   return found;
@@ -123,11 +115,10 @@ bool was_raised_by_others() noexcept {
   const PyTracebackObject* entry = innermost_of(held.traceback());
   bool by_others = false;
   if (entry != nullptr && !held.has_context()) {
-    PyObject* module = FrameWalk(entry->tb_frame).module_name();
-    const bool is_torchs = module != nullptr &&
-                           (begins_with_one_of(module, own) || PyUnicode_CompareWithASCIIString(module, "torch") == 0);
+    const Owned module = FrameWalk(entry->tb_frame).module_name();
+    const bool is_torchs = module && (begins_with_one_of(module.get(), own) ||
+                                      PyUnicode_CompareWithASCIIString(module.get(), "torch") == 0);
     by_others = !is_torchs && (!instruction_tells || ends_in_raise(entry));
-    Py_XDECREF(module);
   }
   PyErr_Clear();
   held.restore();
@@ -142,20 +133,18 @@ PyObject* pair_of(PyObject* codes, PyObject* code) {
   return nullptr;
 }
 
-PyObject* init_codes(PyTypeObject* type) {
-  PyObject* codes = PyList_New(0);
+Owned init_codes(PyTypeObject* type) {
+  Owned codes(PyList_New(0));
   PyObject* classes = type->tp_mro;
-  for (Py_ssize_t i = 0; codes != nullptr && i < PyTuple_GET_SIZE(classes); ++i) {
+  for (Py_ssize_t i = 0; codes && i < PyTuple_GET_SIZE(classes); ++i) {
     PyObject* names = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(classes, i))->tp_dict;
     PyObject* init = names == nullptr ? nullptr : PyDict_GetItemString(names, "__init__");
-    while (init != nullptr && PyFunction_Check(init) && pair_of(codes, PyFunction_GET_CODE(init)) == nullptr) {
+    while (init != nullptr && PyFunction_Check(init) && pair_of(codes.get(), PyFunction_GET_CODE(init)) == nullptr) {
       PyObject* attributes = reinterpret_cast<PyFunctionObject*>(init)->func_dict;
       PyObject* wrapped = attributes == nullptr ? nullptr : PyDict_GetItemString(attributes, "__wrapped__");
-      PyObject* pair = PyTuple_Pack(2, PyFunction_GET_CODE(init), wrapped == nullptr ? Py_None : wrapped);
-      const bool is_added = pair != nullptr && PyList_Append(codes, pair) == 0;
-      Py_XDECREF(pair);
-      if (!is_added) {
-        Py_CLEAR(codes);
+      const Owned pair(PyTuple_Pack(2, PyFunction_GET_CODE(init), wrapped == nullptr ? Py_None : wrapped));
+      if (!pair || PyList_Append(codes.get(), pair.get()) != 0) {
+        codes.reset();
         break;
       }
       init = wrapped;

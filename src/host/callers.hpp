@@ -30,7 +30,7 @@ bool was_raised_by_others() noexcept;
 
 // Of every __init__ that constructs an object of this class, decorated or not, the code and what it wraps: a list of
 // pairs. Null with an exception set.
-PyObject* init_codes(PyTypeObject* type);
+Owned init_codes(PyTypeObject* type);
 // The pair with this code, borrowed, or null.
 PyObject* pair_of(PyObject* codes, PyObject* code);
 

@@ -43,19 +43,17 @@ thread_local bool is_at_work = false;
 
 // Do torch's Python functions see what these set?
 bool agree_with_python() {
-  PyObject* list = made_by(
+  const Owned list = made_by(
       "import torch\n"
       "def make():\n"
       "    return [torch.is_autocast_enabled('cpu'), torch.get_autocast_dtype('cpu'),\n"
       "            torch.is_autocast_cache_enabled()]\n");
-  if (list == nullptr) return false;
+  if (!list) return false;
   const ScalarType dtype = functions.dtype.ask(cpu);
-  PyObject* const seen = PyList_GET_ITEM(list, 1);
-  const bool agree = enabled.is_on() == (PyList_GET_ITEM(list, 0) == Py_True) &&
-                     functions.is_cache_enabled() == (PyList_GET_ITEM(list, 2) == Py_True) &&
-                     (dtype == bfloat16) == (seen == api.bfloat16) && (dtype == half) == (seen == api.float16);
-  Py_DECREF(list);
-  return agree;
+  PyObject* const seen = PyList_GET_ITEM(list.get(), 1);
+  return enabled.is_on() == (PyList_GET_ITEM(list.get(), 0) == Py_True) &&
+         functions.is_cache_enabled() == (PyList_GET_ITEM(list.get(), 2) == Py_True) &&
+         (dtype == bfloat16) == (seen == api.bfloat16) && (dtype == half) == (seen == api.float16);
 }
 
 // Does each function that sets set what the other one reads?

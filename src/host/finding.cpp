@@ -2,16 +2,13 @@
 
 namespace habana_mp::host {
 
-PyObject* made_by(const char* script) {
-  PyObject* globals = PyDict_New();
-  if (globals == nullptr) return nullptr;
-  PyObject* done = PyDict_SetItemString(globals, "__builtins__", PyEval_GetBuiltins()) < 0
+Owned made_by(const char* script) {
+  const Owned globals(PyDict_New());
+  if (!globals) return nullptr;
+  const Owned done(PyDict_SetItemString(globals.get(), "__builtins__", PyEval_GetBuiltins()) < 0
                        ? nullptr
-                       : PyRun_String(script, Py_file_input, globals, globals);
-  PyObject* list = done == nullptr ? nullptr : PyObject_CallNoArgs(PyDict_GetItemString(globals, "make"));
-  Py_XDECREF(done);
-  Py_DECREF(globals);
-  return list;
+                       : PyRun_String(script, Py_file_input, globals.get(), globals.get()));
+  return Owned(done ? PyObject_CallNoArgs(PyDict_GetItemString(globals.get(), "make")) : nullptr);
 }
 
 }  // namespace habana_mp::host

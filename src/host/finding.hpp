@@ -12,6 +12,8 @@
 #include <optional>
 #include <vector>
 
+#include "owned.hpp"
+
 namespace habana_mp::host {
 
 // Reads memory that may not be there: the kernel answers EFAULT where we would crash.
@@ -40,8 +42,8 @@ class CarefulReader {
   int ends_[2] = {-1, -1};
 };
 
-// The list that the function `make` of a Python script returns, a new reference; null with an exception set.
-PyObject* made_by(const char* script);
+// The list that the function `make` of a Python script returns; null with an exception set.
+Owned made_by(const char* script);
 
 // The value at an offset from an address.
 template <typename T>

@@ -5,6 +5,8 @@
 #include <Python.h>
 #include <frameobject.h>  // PyFrame_GetBack is declared here before 3.11
 
+#include "owned.hpp"
+
 namespace habana_mp::host {
 
 // Does a string begin with one of these, a tuple of strings?
@@ -19,40 +21,30 @@ inline bool begins_with_one_of(PyObject* text, PyObject* beginnings) {
 class FrameWalk {
  public:
   FrameWalk() : FrameWalk(PyEval_GetFrame()) {}
-  explicit FrameWalk(PyFrameObject* innermost) : frame_(innermost) { Py_XINCREF(frame_); }
-  ~FrameWalk() { Py_XDECREF(frame_); }
-  FrameWalk(const FrameWalk&) = delete;
-  FrameWalk& operator=(const FrameWalk&) = delete;
+  explicit FrameWalk(PyFrameObject* innermost)
+      : frame_(Owned::borrowed_or_null(reinterpret_cast<PyObject*>(innermost))) {}
 
-  explicit operator bool() const { return frame_ != nullptr; }
-  void outwards() {
-    PyFrameObject* back = PyFrame_GetBack(frame_);
-    Py_DECREF(frame_);
-    frame_ = back;
-  }
+  explicit operator bool() const { return static_cast<bool>(frame_); }
+  void outwards() { frame_ = Owned(reinterpret_cast<PyObject*>(PyFrame_GetBack(frame()))); }
   // Borrowed from the frame, which is running.
   PyObject* code() const {
-    PyCodeObject* code = PyFrame_GetCode(frame_);
-    Py_DECREF(code);
-    return reinterpret_cast<PyObject*>(code);
+    const Owned code(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame())));
+    return code.get();
   }
-  // The name of the module whose code it is, a new reference; null where there is none.
-  PyObject* module_name() const {
-    PyObject* globals = PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame_), "f_globals");
-    const bool is_known = globals != nullptr && PyDict_Check(globals);
-    PyObject* name = is_known ? Py_XNewRef(PyDict_GetItemString(globals, "__name__")) : nullptr;
-    Py_XDECREF(globals);
+  // The name of the module whose code it is; null where there is none.
+  Owned module_name() const {
+    const Owned globals(PyObject_GetAttrString(frame_.get(), "f_globals"));
+    const bool is_known = globals && PyDict_Check(globals.get());
+    Owned name = Owned::borrowed_or_null(is_known ? PyDict_GetItemString(globals.get(), "__name__") : nullptr);
     PyErr_Clear();
-    if (name != nullptr && !PyUnicode_Check(name)) Py_CLEAR(name);
+    if (name && !PyUnicode_Check(name.get())) name.reset();
     return name;
   }
   // Has a debugger a function of its own there?
   bool is_traced() const {
-    PyObject* tracing = PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame_), "f_trace");
-    const bool is_it = tracing != nullptr && tracing != Py_None;
-    Py_XDECREF(tracing);
+    const Owned tracing(PyObject_GetAttrString(frame_.get(), "f_trace"));
     PyErr_Clear();
-    return is_it;
+    return tracing && tracing.get() != Py_None;
   }
   // The value of the code's first parameter (or the first of its *args), borrowed; null where it has none.
   PyObject* first_parameter() const {
@@ -60,55 +52,48 @@ class FrameWalk {
     const bool starred = code->co_argcount == 0;
     if (starred && (code->co_flags & CO_VARARGS) == 0) return nullptr;
 #if PY_VERSION_HEX >= 0x030B0000
-    PyObject* names = PyCode_GetVarnames(code);
+    const Owned names(PyCode_GetVarnames(code));
 #else
-    PyObject* names = Py_NewRef(code->co_varnames);
+    const Owned names = Owned::borrowed(code->co_varnames);
 #endif
     // Keyword-only parameters stand between the positional ones and *args.
-    PyObject* value =
-        names == nullptr ? nullptr : variable(PyTuple_GET_ITEM(names, starred ? code->co_kwonlyargcount : 0));
-    Py_XDECREF(names);
+    const Owned held = names ? variable(PyTuple_GET_ITEM(names.get(), starred ? code->co_kwonlyargcount : 0)) : nullptr;
     PyErr_Clear();
-    if (value == nullptr) return nullptr;
-    PyObject* first = value;
-    if (starred) first = PyTuple_Check(value) && PyTuple_GET_SIZE(value) > 0 ? PyTuple_GET_ITEM(value, 0) : nullptr;
-    Py_DECREF(value);  // the frame keeps it
-    return first;
+    PyObject* const value = held.get();  // the frame keeps it
+    if (value == nullptr || !starred) return value;
+    return PyTuple_Check(value) && PyTuple_GET_SIZE(value) > 0 ? PyTuple_GET_ITEM(value, 0) : nullptr;
   }
 
   // Is this one of the variables that the code's function took from around it? Also where there are none to tell.
   bool encloses(PyObject* object) const {
     auto* code = reinterpret_cast<PyCodeObject*>(this->code());
 #if PY_VERSION_HEX >= 0x030B0000
-    PyObject* names = PyCode_GetFreevars(code);
+    const Owned names(PyCode_GetFreevars(code));
 #else
-    PyObject* names = Py_NewRef(code->co_freevars);
+    const Owned names = Owned::borrowed(code->co_freevars);
 #endif
-    bool found = names != nullptr && PyTuple_GET_SIZE(names) == 0;
-    for (Py_ssize_t i = 0; names != nullptr && !found && i < PyTuple_GET_SIZE(names); ++i) {
-      PyObject* value = variable(PyTuple_GET_ITEM(names, i));
-      found = value == object;
-      Py_XDECREF(value);
+    bool found = names && PyTuple_GET_SIZE(names.get()) == 0;
+    for (Py_ssize_t i = 0; names && !found && i < PyTuple_GET_SIZE(names.get()); ++i) {
+      found = variable(PyTuple_GET_ITEM(names.get(), i)).get() == object;
     }
-    Py_XDECREF(names);
     PyErr_Clear();
     return found;
   }
 
-  // A variable of the code, a new reference; null, with an exception set, where it has no value.
-  PyObject* variable(PyObject* name) const {
+  // A variable of the code; null, with an exception set, where it has no value.
+  Owned variable(PyObject* name) const {
 #if PY_VERSION_HEX >= 0x030C0000
-    return PyFrame_GetVar(frame_, name);
+    return Owned(PyFrame_GetVar(frame(), name));
 #else
-    PyObject* locals = PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame_), "f_locals");
-    PyObject* value = locals == nullptr ? nullptr : PyObject_GetItem(locals, name);
-    Py_XDECREF(locals);
-    return value;
+    const Owned locals(PyObject_GetAttrString(frame_.get(), "f_locals"));
+    return Owned(locals ? PyObject_GetItem(locals.get(), name) : nullptr);
 #endif
   }
 
  private:
-  PyFrameObject* frame_;
+  PyFrameObject* frame() const { return reinterpret_cast<PyFrameObject*>(frame_.get()); }
+
+  Owned frame_;
 };
 
 }  // namespace habana_mp::host

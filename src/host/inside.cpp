@@ -28,7 +28,7 @@ bool found_all = false;
 
 // Functions of torch that tell of owners.
 PyCFunction storage_object = nullptr;  // Tensor.untyped_storage
-PyObject* gradient_edge = nullptr;     // torch.autograd.graph.get_gradient_edge
+PyObject* gradient_edge = nullptr;     // torch.autograd.graph.get_gradient_edge; kept for good, as the next
 PyObject* held_in_cpp = nullptr;       // a torch._C.ScriptDict: by number, tensors that have a holder
 
 constexpr std::size_t implementation_size = 192;
@@ -36,7 +36,7 @@ constexpr std::size_t storage_size = 96;
 constexpr std::size_t counter_size = 40;
 
 struct Sample {
-  PyObject* tensor;  // owned
+  Owned tensor;
   const void* storage;
   const void* data;
   std::uint32_t version;
@@ -47,8 +47,8 @@ struct Sample {
 };
 
 // Plain tensors and views with different versions, some whose memory is NumPy's, and some that NumPy had.
-std::optional<std::vector<Sample>> make_samples(PyObject*& aliases) {
-  PyObject* list = made_by(
+std::optional<std::vector<Sample>> make_samples(Owned& aliases) {
+  Owned list = made_by(
       "import torch\n"
       "import numpy\n"
       "def make():\n"
@@ -74,11 +74,11 @@ std::optional<std::vector<Sample>> make_samples(PyObject*& aliases) {
       "            del storage\n"
       "            rows[-1] += (torch._C._storage_Use_Count(rows[-1][1]), aliases)\n"
       "    return rows\n");
-  if (list == nullptr) return std::nullopt;
+  if (!list) return std::nullopt;
   std::vector<Sample> samples;
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
-    PyObject* row = PyList_GET_ITEM(list, i);
-    samples.push_back({Py_NewRef(PyTuple_GET_ITEM(row, 0)), PyLong_AsVoidPtr(PyTuple_GET_ITEM(row, 1)),
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list.get()); ++i) {
+    PyObject* row = PyList_GET_ITEM(list.get(), i);
+    samples.push_back({Owned::borrowed(PyTuple_GET_ITEM(row, 0)), PyLong_AsVoidPtr(PyTuple_GET_ITEM(row, 1)),
                        PyLong_AsVoidPtr(PyTuple_GET_ITEM(row, 2)),
                        static_cast<std::uint32_t>(PyLong_AsUnsignedLong(PyTuple_GET_ITEM(row, 3))),
                        static_cast<std::uint32_t>(PyLong_AsUnsignedLong(PyTuple_GET_ITEM(row, 6))),
@@ -87,7 +87,7 @@ std::optional<std::vector<Sample>> make_samples(PyObject*& aliases) {
                        static_cast<std::uint8_t>(PyTuple_GET_ITEM(row, 5) == Py_True)});
   }
   // The aliases stay until the counts have been looked at.
-  aliases = list;
+  aliases = std::move(list);
   return samples;
 }
 
@@ -119,7 +119,7 @@ bool find_version(const CarefulReader& reader, const std::vector<Sample>& sample
 // in negated views of them, and less bits in a tensor of inference mode.
 bool find_keys(const CarefulReader& reader, Inside& found) {
   constexpr Py_ssize_t plain = 3;
-  PyObject* list = made_by(
+  Owned list = made_by(
       "import torch\n"
       "def make():\n"
       "    with torch.inference_mode(False), torch.no_grad():\n"
@@ -128,14 +128,14 @@ bool find_keys(const CarefulReader& reader, Inside& found) {
       "        negated = [torch._neg_view(tensor) for tensor in plain]\n"
       "    with torch.inference_mode():\n"
       "        return plain + negated + [torch.empty(3, 5, device='cpu')]\n");
-  if (list == nullptr) return false;
-  Memory<implementation_size> memory(static_cast<std::size_t>(PyList_GET_SIZE(list)));
+  if (!list) return false;
+  Memory<implementation_size> memory(static_cast<std::size_t>(PyList_GET_SIZE(list.get())));
   bool readable = memory.size() == 2 * plain + 1;
   for (std::size_t i = 0; readable && i < memory.size(); ++i) {
-    const void* implementation = detail::implementation_of(PyList_GET_ITEM(list, static_cast<Py_ssize_t>(i)));
+    const void* implementation = detail::implementation_of(PyList_GET_ITEM(list.get(), static_cast<Py_ssize_t>(i)));
     readable = reader.read(implementation, memory[i].data(), implementation_size);
   }
-  Py_DECREF(list);
+  list.reset();
   int places = 0;
   for (std::ptrdiff_t offset = 0; readable && offset + 8 <= static_cast<std::ptrdiff_t>(implementation_size);
        offset += 8) {
@@ -204,47 +204,44 @@ bool find_memory(const CarefulReader& reader, const std::vector<Sample>& samples
 
 // What frees a slice of a storage: safetensors and torch.load(mmap=True) hand out such slices of a whole file.
 const void* find_slice_deleter(const Inside& found) {
-  PyObject* list = made_by(
+  const Owned list = made_by(
       "import torch\n"
       "def make():\n"
       "    slice = torch.empty(64, dtype=torch.uint8, device='cpu').untyped_storage()[16:32]\n"
       "    return [slice, slice._cdata]\n");
-  if (list == nullptr) {
+  if (!list) {
     PyErr_Clear();
     return nullptr;
   }
-  const auto* storage = static_cast<const char*>(PyLong_AsVoidPtr(PyList_GET_ITEM(list, 1)));
-  const void* deleter = load<const void*>(storage, found.deleter);
-  Py_DECREF(list);
-  return deleter;
+  const auto* storage = static_cast<const char*>(PyLong_AsVoidPtr(PyList_GET_ITEM(list.get(), 1)));
+  return load<const void*>(storage, found.deleter);
 }
 
 bool find_functions() {
-  PyObject* graph = PyImport_ImportModule("torch.autograd.graph");
-  if (graph == nullptr) return false;
-  gradient_edge = PyObject_GetAttrString(graph, "get_gradient_edge");
-  Py_DECREF(graph);
-  PyObject* made = made_by(
+  const Owned graph(PyImport_ImportModule("torch.autograd.graph"));
+  if (!graph) return false;
+  gradient_edge = PyObject_GetAttrString(graph.get(), "get_gradient_edge");
+  const Owned made = made_by(
       "import torch\n"
       "def make():\n"
       "    held = torch._C.ScriptDict({0: torch.empty(0, device='cpu')})\n"
       "    del held[0]\n"
       "    return [held]\n");
-  held_in_cpp = made == nullptr ? nullptr : Py_NewRef(PyList_GET_ITEM(made, 0));
-  Py_XDECREF(made);
+  held_in_cpp = made ? kept_for_good(PyList_GET_ITEM(made.get(), 0)) : nullptr;
   return find_method(api.tensor_base, "untyped_storage", storage_object) && gradient_edge != nullptr &&
          held_in_cpp != nullptr;
 }
 
 bool find_inside(Inside& found) {
-  PyObject* aliases = nullptr;
+  Owned aliases;
   const std::optional<std::vector<Sample>> samples = make_samples(aliases);
   if (!samples) return false;
   const CarefulReader reader;
   Memory<implementation_size> implementations(samples->size());
   bool done = true;
   for (std::size_t i = 0; done && i < samples->size(); ++i) {
-    done = reader.read(detail::implementation_of((*samples)[i].tensor), implementations[i].data(), implementation_size);
+    done = reader.read(detail::implementation_of((*samples)[i].tensor.get()), implementations[i].data(),
+                       implementation_size);
   }
   if (done) {
     const auto storage =
@@ -258,8 +255,6 @@ bool find_inside(Inside& found) {
       found.holders = *holders;
     }
   }
-  for (const Sample& sample : *samples) Py_DECREF(sample.tensor);
-  Py_DECREF(aliases);
   return done;
 }
 
@@ -272,15 +267,13 @@ std::uint32_t owners_of_storage(const char* storage) noexcept { return load<std:
 // The node that accumulates a weight's gradient holds the weight too. It is the one owner that may be there besides.
 bool other_owner_accumulates(PyObject* tensor, std::uint32_t views) noexcept {
   if (!requires_grad(tensor)) return false;
-  PyObject* edge = PyObject_CallOneArg(gradient_edge, tensor);
-  if (edge == nullptr) {
+  const Owned edge(PyObject_CallOneArg(gradient_edge, tensor));
+  if (!edge) {
     drop_error();
     return false;
   }
   // Where there was none, asking has made one.
-  const bool is_it = owners_of_tensor(tensor) == 2 + views;
-  Py_DECREF(edge);
-  return is_it;
+  return owners_of_tensor(tensor) == 2 + views;
 }
 
 // The answer of last time: the weights of a model are slices of one or a few files.
@@ -322,10 +315,9 @@ Holds count_holds(PyObject* tensor, PyObject* object) noexcept {
 
 bool find_single_holds(PyObject* tensor) noexcept {
   for (int i = 0; i < 2; ++i) {
-    PyObject* object = storage_object(tensor, nullptr);
-    if (object == nullptr) break;
-    const Holds holds = count_holds(tensor, object);
-    Py_DECREF(object);
+    const Owned object(storage_object(tensor, nullptr));
+    if (!object) break;
+    const Holds holds = count_holds(tensor, object.get());
     if (i == 1 && holds != single_holds) single_holds = {};
     if (i == 0) single_holds = holds;
   }
@@ -344,35 +336,28 @@ Counts counts_of(PyObject* tensor) noexcept { return {owners_of_tensor(tensor), 
 
 bool find_counts(PyObject* tensor) noexcept {
   held_once = counts_of(tensor);
-  PyObject* holder = make_holder(tensor);
-  if (holder != nullptr) held_beside = counts_of(tensor);
-  const bool found =
-      holder != nullptr && held_once.holders == 1 && held_once.references == 1 && held_beside.holders == 2;
-  Py_XDECREF(holder);
-  return found;
+  const Owned holder = make_holder(tensor);
+  if (holder) held_beside = counts_of(tensor);
+  return holder && held_once.holders == 1 && held_once.references == 1 && held_beside.holders == 2;
 }
 
 // An array of NumPy holds an alias of the tensor that it was made of, which is one owner more.
 bool counts_arrays(PyObject* tensor) noexcept {
   const std::uint32_t before = owners_of_storage(storage_of(tensor));
-  PyObject* array = PyObject_CallMethod(tensor, "numpy", nullptr);
-  const bool counts = array != nullptr && owners_of_storage(storage_of(tensor)) > before;
-  Py_XDECREF(array);
-  return counts;
+  const Owned array(PyObject_CallMethod(tensor, "numpy", nullptr));
+  return array && owners_of_storage(storage_of(tensor)) > before;
 }
 
 // What is counted of a tensor that nobody else holds.
 bool find_owners() noexcept {
-  PyObject* list = made_by(
+  const Owned list = made_by(
       "import torch\n"
       "def make():\n"
       "    with torch.inference_mode(False):\n"
       "        return [torch.empty(8, device='cpu')]\n");
-  if (list == nullptr) return false;
-  PyObject* tensor = PyList_GET_ITEM(list, 0);
-  const bool found = find_counts(tensor) && find_single_holds(tensor) && counts_arrays(tensor);
-  Py_DECREF(list);
-  return found;
+  if (!list) return false;
+  PyObject* tensor = PyList_GET_ITEM(list.get(), 0);
+  return find_counts(tensor) && find_single_holds(tensor) && counts_arrays(tensor);
 }
 
 // Of holders that have gone while nothing could be called: no frame was left.
@@ -382,13 +367,11 @@ std::vector<std::size_t>& still_held() {
 }
 
 bool forget_held(std::size_t number) {
-  PyObject* key = PyLong_FromSize_t(number);
+  const Owned key(PyLong_FromSize_t(number));
   // It must not die while the dictionary is being changed: whoever is told of that may make another holder.
-  PyObject* tensor = key == nullptr ? nullptr : PyObject_GetItem(held_in_cpp, key);
-  const bool done = tensor != nullptr && PyObject_DelItem(held_in_cpp, key) == 0;
+  const Owned tensor(key ? PyObject_GetItem(held_in_cpp, key.get()) : nullptr);
+  const bool done = tensor && PyObject_DelItem(held_in_cpp, key.get()) == 0;
   PyErr_Clear();
-  Py_XDECREF(key);
-  Py_XDECREF(tensor);
   return done;
 }
 
@@ -403,7 +386,7 @@ void holder_goes(PyObject* capsule) {
 
 // No list of C++'s own for each: to make one runs Python code that finds out the type of its items, and torch crashes
 // where a signal's handler raises in there, or where no frame is left for it.
-PyObject* make_holder(PyObject* tensor) noexcept {
+Owned make_holder(PyObject* tensor) noexcept {
   static std::size_t last = 0;
   if (!still_held().empty()) {
     for (const std::size_t number : std::exchange(still_held(), {})) {  // others may run
@@ -411,13 +394,12 @@ PyObject* make_holder(PyObject* tensor) noexcept {
     }
   }
   const std::size_t number = ++last;
-  PyObject* key = PyLong_FromSize_t(number);
-  const bool done = key != nullptr && PyObject_SetItem(held_in_cpp, key, tensor) == 0;
+  const Owned key(PyLong_FromSize_t(number));
+  const bool done = key && PyObject_SetItem(held_in_cpp, key.get(), tensor) == 0;
   // NOLINTNEXTLINE(performance-no-int-to-ptr): nothing lies there, it is the number itself
   void* const as_pointer = reinterpret_cast<void*>(number);
-  PyObject* holder = done ? PyCapsule_New(as_pointer, nullptr, holder_goes) : nullptr;
-  if (done && holder == nullptr) forget_held(number);
-  Py_XDECREF(key);
+  Owned holder(done ? PyCapsule_New(as_pointer, nullptr, holder_goes) : nullptr);
+  if (done && !holder) forget_held(number);
   PyErr_Clear();
   return holder;
 }
@@ -437,19 +419,16 @@ void bind_inside() noexcept {
 bool can_look_inside() noexcept { return found_all; }
 
 bool detail::has_sparse_layout(PyObject* tensor) noexcept {
-  PyObject* order = PyObject_GetAttrString(tensor, "layout");
-  const bool is_it = order != nullptr && order != api.strided && order != api.jagged;
-  Py_XDECREF(order);
+  const Owned order(PyObject_GetAttrString(tensor, "layout"));
   drop_error();
-  return is_it;
+  return order && order.get() != api.strided && order.get() != api.jagged;
 }
 
 void forget_files() noexcept { answered_file = {}; }
 
 const char* address_of_storage(PyObject* storage) noexcept {
-  PyObject* address = PyObject_GetAttrString(storage, "_cdata");
-  const auto* found = address == nullptr ? nullptr : static_cast<const char*>(PyLong_AsVoidPtr(address));
-  Py_XDECREF(address);
+  const Owned address(PyObject_GetAttrString(storage, "_cdata"));
+  const auto* found = address ? static_cast<const char*>(PyLong_AsVoidPtr(address.get())) : nullptr;
   PyErr_Clear();
   return found;
 }
@@ -481,11 +460,11 @@ bool is_known_memory(const char* storage, bool knows_arrays) noexcept {
 
 bool holds_its_memory_alone(PyObject* tensor, std::uint32_t views) noexcept {
   const char* storage = storage_of(tensor);
-  PyObject* object = storage == nullptr ? nullptr : storage_object(tensor, nullptr);
+  Owned object(storage == nullptr ? nullptr : storage_object(tensor, nullptr));
   Holds expected = single_holds;
   expected.of_storage += views;
-  const bool is_alone = object != nullptr && count_holds(tensor, object) == expected;
-  Py_XDECREF(object);
+  const bool is_alone = object && count_holds(tensor, object.get()) == expected;
+  object.reset();
   drop_error();
   if (!is_alone) return false;
   // A view holds the tensor that it is of, too.

@@ -6,6 +6,7 @@
 
 #include "host/finding.hpp"
 #include "host/reader.hpp"
+#include "owned.hpp"
 
 namespace habana_mp::host {
 
@@ -130,10 +131,10 @@ inline bool is_negative(PyObject* tensor) noexcept {
   return keys == 0 || (keys & inside.negative) != 0;
 }
 
-// Something that holds a tensor beside Python, as long as it lives: a new reference, null without an exception where
-// there is none to be had. Torch keeps the Python object of a tensor alive while anybody in C++ holds the tensor: one
+// Something that holds a tensor beside Python, as long as it lives; null without an exception where there is none to be
+// had. Torch keeps the Python object of a tensor alive while anybody in C++ holds the tensor: one
 // that only Python holds asks for the GIL each time an operation takes it and lets go of it, several times in a call.
-PyObject* make_holder(PyObject* tensor) noexcept;
+Owned make_holder(PyObject* tensor) noexcept;
 
 // Does nothing else hold this tensor or its memory than one reference and perhaps a holder? For a plain tensor that
 // never was a part of a graph.

@@ -8,6 +8,7 @@
 #include "host/symbols.hpp"
 #include "host/thread_flag.hpp"
 #include "host/view.hpp"
+#include "owned.hpp"
 
 namespace habana_mp::host {
 
@@ -89,27 +90,30 @@ constexpr const char* switches =
     "    return [torch._C._set_grad_enabled, mode.__enter__, lambda: mode.__exit__(None, None, None),\n"
     "            function_mode.__enter__, lambda: function_mode.__exit__(None, None, None), *tensors]\n";
 
-bool done(PyObject* result) {
-  Py_XDECREF(result);
-  return result != nullptr;
+// Of what CPython's functions give back, null where they failed: a new reference, which is let go.
+bool is_done(PyObject* result) { return static_cast<bool>(Owned(result)); }
+
+bool is_true(PyObject* new_reference, bool when_failed) {
+  const Owned answer(new_reference);
+  const int truth = answer ? PyObject_IsTrue(answer.get()) : -1;
+  if (truth < 0) PyErr_Clear();
+  return truth < 0 ? when_failed : truth != 0;
 }
 
-bool is_true(PyObject* answer, bool when_failed);
-
 bool agree_with_python(const Functions& found) {
-  PyObject* list = made_by(switches);
-  if (list == nullptr) return false;
-  const auto item = [list](Py_ssize_t i) { return PyList_GET_ITEM(list, i); };
+  const Owned list = made_by(switches);
+  if (!list) return false;
+  const auto item = [&list](Py_ssize_t i) { return PyList_GET_ITEM(list.get(), i); };
   const auto turns = [&](Py_ssize_t on, Py_ssize_t off, const auto& is_on) {
     const bool was_on = is_on();
-    const bool follows = done(PyObject_CallNoArgs(item(on))) && is_on();
-    return done(PyObject_CallNoArgs(item(off))) && follows && is_on() == was_on;
+    const bool follows = is_done(PyObject_CallNoArgs(item(on))) && is_on();
+    return is_done(PyObject_CallNoArgs(item(off))) && follows && is_on() == was_on;
   };
   const bool records = is_true(api.is_grad_enabled(nullptr, nullptr), true);
   bool agree = true;
   if (found.is_grad_enabled != nullptr) {
     for (PyObject* wanted : {Py_True, Py_False, records ? Py_True : Py_False}) {
-      agree = done(PyObject_CallOneArg(item(0), wanted)) && found.is_grad_enabled() == (wanted == Py_True) && agree;
+      agree = is_done(PyObject_CallOneArg(item(0), wanted)) && found.is_grad_enabled() == (wanted == Py_True) && agree;
     }
   }
   if (found.any_modes_set != nullptr) {
@@ -121,26 +125,23 @@ bool agree_with_python(const Functions& found) {
             found.requires_grad(detail::implementation_of(item(6)));
   }
   if (found.tracing_state != nullptr) {
-    PyObject* state = PyObject_CallNoArgs(api.tracing_state);
-    agree = agree && state != nullptr && (*found.tracing_state() == nullptr) == (state == Py_None);
-    Py_XDECREF(state);
+    const Owned state(PyObject_CallNoArgs(api.tracing_state));
+    agree = agree && state && (*found.tracing_state() == nullptr) == (state.get() == Py_None);
   }
   if (found.get_num_threads != nullptr) {
-    PyObject* threads = PyObject_CallNoArgs(api.get_num_threads);
-    agree = agree && threads != nullptr && PyLong_AsLong(threads) == found.get_num_threads();
-    Py_XDECREF(threads);
+    const Owned threads(PyObject_CallNoArgs(api.get_num_threads));
+    agree = agree && threads && PyLong_AsLong(threads.get()) == found.get_num_threads();
   }
   if (found.context != nullptr && found.onednn_is_enabled != nullptr) {
     // It is one for all threads, so it is not switched.
     const bool is_on = is_true(PyObject_CallNoArgs(api.is_mkldnn_enabled), false);
     agree = agree && found.onednn_is_enabled(found.context()) == is_on;
   }
-  Py_DECREF(list);
   return agree;
 }
 
 bool level_is_known() {
-  PyObject* list = made_by(
+  const Owned list = made_by(
       "import torch.autograd.forward_ad as forward_ad\n"
       "def make():\n"
       "    outside = forward_ad._current_level\n"
@@ -149,20 +150,7 @@ bool level_is_known() {
       "    with forward_ad.dual_level():\n"
       "        inside = forward_ad._current_level\n"
       "    return [inside >= 0 and forward_ad._current_level == -1]\n");
-  const bool known = list != nullptr && PyList_GET_ITEM(list, 0) == Py_True;
-  Py_XDECREF(list);
-  return known;
-}
-
-bool is_true(PyObject* answer, bool when_failed) {
-  if (answer == nullptr) {
-    PyErr_Clear();
-    return when_failed;
-  }
-  const int truth = PyObject_IsTrue(answer);
-  Py_DECREF(answer);
-  if (truth < 0) PyErr_Clear();
-  return truth < 0 ? when_failed : truth != 0;
+  return list && PyList_GET_ITEM(list.get(), 0) == Py_True;
 }
 
 bool in_forward_ad() {
@@ -228,9 +216,8 @@ bool grad_is_enabled() noexcept {
 
 unsigned torch_threads() noexcept {
   if (functions.get_num_threads != nullptr) return static_cast<unsigned>(std::max(1, functions.get_num_threads()));
-  PyObject* answer = PyObject_CallNoArgs(api.get_num_threads);
-  const long threads = answer == nullptr ? 1 : PyLong_AsLong(answer);
-  Py_XDECREF(answer);
+  const Owned answer(PyObject_CallNoArgs(api.get_num_threads));
+  const long threads = answer ? PyLong_AsLong(answer.get()) : 1;
   if (PyErr_Occurred() != nullptr) PyErr_Clear();
   return threads < 1 ? 1U : static_cast<unsigned>(threads);
 }
@@ -262,10 +249,11 @@ bool has_torch_function(PyObject* const* values, Py_ssize_t count) noexcept {
   const auto has = [](PyObject* tensors) {
     return tensors != nullptr && is_true(PyObject_CallOneArg(api.has_torch_function, tensors), false);
   };
-  PyObject* all = PyTuple_New(count);
-  for (Py_ssize_t i = 0; all != nullptr && i < count; ++i) PyTuple_SET_ITEM(all, i, Py_NewRef(values[i]));
-  bool found = has(all);
-  Py_XDECREF(all);
+  const Owned all(PyTuple_New(count));
+  for (Py_ssize_t i = 0; all && i < count; ++i) {
+    PyTuple_SET_ITEM(all.get(), i, Owned::borrowed(values[i]).release());
+  }
+  bool found = has(all.get());
   for (Py_ssize_t i = 0; i < count && !found; ++i) {
     found = (PyList_Check(values[i]) || PyTuple_Check(values[i])) && has(values[i]);
   }
@@ -281,9 +269,8 @@ bool requires_grad(PyObject* tensor) noexcept {
 }
 
 bool has_no_dimensions(PyObject* tensor) noexcept {
-  PyObject* answer = PyObject_CallMethod(tensor, "dim", nullptr);
-  const bool none = answer != nullptr && PyLong_Check(answer) && PyLong_AsLong(answer) == 0;
-  Py_XDECREF(answer);
+  const Owned answer(PyObject_CallMethod(tensor, "dim", nullptr));
+  const bool none = answer && PyLong_Check(answer.get()) && PyLong_AsLong(answer.get()) == 0;
   if (PyErr_Occurred() != nullptr) PyErr_Clear();
   return none;
 }
@@ -291,11 +278,9 @@ bool has_no_dimensions(PyObject* tensor) noexcept {
 bool is_off_cpu(PyObject* tensor) noexcept {
   DLTensor view;
   if (is_plain_tensor(tensor) && view_of(tensor, view)) return view.device.device_type != kDLCPU;
-  PyObject* on_cpu = PyObject_GetAttrString(tensor, "is_cpu");
-  const bool off = on_cpu == Py_False;
-  Py_XDECREF(on_cpu);
+  const Owned on_cpu(PyObject_GetAttrString(tensor, "is_cpu"));
   if (PyErr_Occurred() != nullptr) PyErr_Clear();
-  return off;
+  return on_cpu.get() == Py_False;
 }
 
 bool counts_as_negated(PyObject* tensor) noexcept {

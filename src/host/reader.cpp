@@ -45,15 +45,13 @@ const std::array<Kind, scalar_types> kind_of_scalar_type = make_kinds();
 
 Kind kind_by_attribute(PyObject* tensor) noexcept {
   // A plain tensor's getter is called directly; a subclass may answer `dtype` itself.
-  PyObject* dtype = is_plain_tensor(tensor) ? api.get_dtype->get(tensor, api.get_dtype->closure)
-                                            : PyObject_GetAttrString(tensor, "dtype");
-  if (dtype == nullptr) {
+  const Owned dtype(is_plain_tensor(tensor) ? api.get_dtype->get(tensor, api.get_dtype->closure)
+                                            : PyObject_GetAttrString(tensor, "dtype"));
+  if (!dtype) {
     PyErr_Clear();
     return Kind::other;
   }
-  const Kind kind = kind_of_dtype(dtype);
-  Py_DECREF(dtype);
-  return kind;
+  return kind_of_dtype(dtype.get());
 }
 
 }  // namespace detail
@@ -73,7 +71,7 @@ namespace {
 constexpr std::size_t implementation_size = 192;
 
 struct Sample {
-  PyObject* tensor;  // owned
+  Owned tensor;
   std::uint16_t scalar_type;
   std::int64_t elements;
 };
@@ -101,16 +99,15 @@ std::optional<std::vector<Sample>> make_samples() {
       "                    tensors.append(leaf.view(15))\n"
       "            made += [(tensor, number, tensor.numel()) for tensor in tensors]\n"
       "    return made\n";
-  PyObject* list = made_by(script);
-  if (list == nullptr) return std::nullopt;
+  const Owned list = made_by(script);
+  if (!list) return std::nullopt;
   std::vector<Sample> samples;
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
-    PyObject* row = PyList_GET_ITEM(list, i);
-    samples.push_back({Py_NewRef(PyTuple_GET_ITEM(row, 0)),
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list.get()); ++i) {
+    PyObject* row = PyList_GET_ITEM(list.get(), i);
+    samples.push_back({Owned::borrowed(PyTuple_GET_ITEM(row, 0)),
                        static_cast<std::uint16_t>(PyLong_AsLong(PyTuple_GET_ITEM(row, 1))),
                        static_cast<std::int64_t>(PyLong_AsLongLong(PyTuple_GET_ITEM(row, 2)))});
   }
-  Py_DECREF(list);
   return samples;
 }
 
@@ -132,7 +129,8 @@ std::optional<detail::Layout> find_layout() {
     bool readable = true;
     for (std::size_t i = 0; readable && i < samples->size(); ++i) {
       const void* implementation = nullptr;
-      std::memcpy(&implementation, reinterpret_cast<const char*>((*samples)[i].tensor) + place, sizeof implementation);
+      std::memcpy(&implementation, reinterpret_cast<const char*>((*samples)[i].tensor.get()) + place,
+                  sizeof implementation);
       readable = implementation != nullptr && reader.read(implementation, memory[i].data(), implementation_size);
     }
     if (!readable) continue;
@@ -140,7 +138,6 @@ std::optional<detail::Layout> find_layout() {
     const auto elements = unique_offset<std::int64_t>(*samples, memory, [](const Sample& s) { return s.elements; });
     if (dtype && elements) found = detail::Layout{place, *dtype, *elements};
   }
-  for (const Sample& sample : *samples) Py_DECREF(sample.tensor);
   return found;
 }
 
@@ -195,9 +192,8 @@ std::int64_t count_elements(PyObject* tensor) noexcept {
     if (implementation != nullptr) std::memcpy(&count, implementation + detail::layout.elements, sizeof count);
     return count < 0 ? 0 : count;
   }
-  PyObject* size = PyObject_CallMethod(tensor, "numel", nullptr);
-  const long long count = size == nullptr || !PyLong_Check(size) ? 0 : PyLong_AsLongLong(size);
-  Py_XDECREF(size);
+  const Owned size(PyObject_CallMethod(tensor, "numel", nullptr));
+  const long long count = size && PyLong_Check(size.get()) ? PyLong_AsLongLong(size.get()) : 0;
   if (PyErr_Occurred() != nullptr) PyErr_Clear();
   return count < 0 ? 0 : count;
 }

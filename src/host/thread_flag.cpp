@@ -5,6 +5,7 @@
 #include "host/ledger.hpp"
 #include "host/reader.hpp"
 #include "host/symbols.hpp"
+#include "owned.hpp"
 
 namespace habana_mp::host {
 
@@ -89,43 +90,33 @@ AutocastDtype autocast_dtype() noexcept {
 }
 
 bool find_disabled_flag(DeviceFlag& flag, bool& is_on) noexcept {
-  PyObject* torch = PyImport_ImportModule("torch");
-  PyObject* before =
-      torch == nullptr ? nullptr : PyObject_CallMethod(torch, "is_autocast_enabled", "s", disabled_device);
-  DeviceFlag found = before == nullptr ? DeviceFlag() : autocast_flag(disabled_device_number);
-  bool is_settable = before != nullptr;
-  for (PyObject* value : {Py_True, Py_False, before}) {
-    PyObject* done =
-        is_settable ? PyObject_CallMethod(torch, "set_autocast_enabled", "sO", disabled_device, value) : nullptr;
-    is_settable = done != nullptr;
-    Py_XDECREF(done);
+  const Owned torch(PyImport_ImportModule("torch"));
+  const Owned before(torch ? PyObject_CallMethod(torch.get(), "is_autocast_enabled", "s", disabled_device) : nullptr);
+  DeviceFlag found = before ? autocast_flag(disabled_device_number) : DeviceFlag();
+  bool is_settable = static_cast<bool>(before);
+  for (PyObject* value : {Py_True, Py_False, before.get()}) {
+    const Owned done(
+        is_settable ? PyObject_CallMethod(torch.get(), "set_autocast_enabled", "sO", disabled_device, value) : nullptr);
+    is_settable = static_cast<bool>(done);
     if (found.is_known() && !flag_functions.settle(found.is_on() == (value == Py_True))) found = {};
   }
-  is_on = before == Py_True;
+  is_on = before.get() == Py_True;
   flag = found;
-  Py_XDECREF(before);
-  Py_XDECREF(torch);
   return is_settable;
 }
 
 void set_disabled_flag(bool on) noexcept {
-  PyObject* torch = PyImport_ImportModule("torch");
-  PyObject* done = torch == nullptr
-                       ? nullptr
-                       : PyObject_CallMethod(torch, "set_autocast_enabled", "si", disabled_device, on ? 1 : 0);
-  Py_XDECREF(done);
-  Py_XDECREF(torch);
+  const Owned torch(PyImport_ImportModule("torch"));
+  const Owned done(torch ? PyObject_CallMethod(torch.get(), "set_autocast_enabled", "si", disabled_device, on ? 1 : 0)
+                         : nullptr);
   if (PyErr_Occurred() != nullptr) PyErr_Clear();
 }
 
 KeyFlag below_autograd_key() noexcept {
-  PyObject* c = PyImport_ImportModule("torch._C");
-  PyObject* key = c == nullptr ? nullptr : PyObject_CallMethod(c, "_parse_dispatch_key", "s", "ADInplaceOrView");
-  PyObject* number = key == nullptr ? nullptr : PyNumber_Long(key);
-  const long value = number == nullptr ? -1 : PyLong_AsLong(number);
-  Py_XDECREF(number);
-  Py_XDECREF(key);
-  Py_XDECREF(c);
+  const Owned c(PyImport_ImportModule("torch._C"));
+  const Owned key(c ? PyObject_CallMethod(c.get(), "_parse_dispatch_key", "s", "ADInplaceOrView") : nullptr);
+  const Owned number(key ? PyNumber_Long(key.get()) : nullptr);
+  const long value = number ? PyLong_AsLong(number.get()) : -1;
   PyErr_Clear();
   return value >= 0 ? excluded_key(static_cast<std::uint16_t>(value)) : KeyFlag();
 }

@@ -2,6 +2,8 @@
 
 #include <cstdio>
 
+#include "owned.hpp"
+
 namespace habana_mp::host {
 
 TorchApi api;
@@ -24,9 +26,8 @@ bool getter(PyTypeObject* type, const char* name, PyGetSetDef*& definition) {
 
 // The number behind a member of one of torch's enumerations; -1 where it has none.
 long number_of(PyObject* member) {
-  PyObject* number = PyNumber_Long(member);
-  const long value = number == nullptr ? -1 : PyLong_AsLong(number);
-  Py_XDECREF(number);
+  const Owned number(PyNumber_Long(member));
+  const long value = number ? PyLong_AsLong(number.get()) : -1;
   if (PyErr_Occurred() != nullptr) PyErr_Clear();
   return value;
 }
@@ -36,33 +37,27 @@ constexpr int first_known_minor = 4;
 constexpr int last_known_minor = 13;
 
 bool find_release(PyObject* torch, TorchApi& found) {
-  PyObject* version = attribute(torch, "__version__");
-  PyObject* text = version == nullptr ? nullptr : PyObject_Str(version);
-  PyObject* paths = attribute(torch, "__path__");
-  PyObject* folder = paths == nullptr ? nullptr : PySequence_GetItem(paths, 0);
-  const char* version_utf8 = text == nullptr ? nullptr : PyUnicode_AsUTF8(text);
-  const char* folder_utf8 = folder == nullptr ? nullptr : PyUnicode_AsUTF8(folder);
+  const Owned version(attribute(torch, "__version__"));
+  const Owned text(version ? PyObject_Str(version.get()) : nullptr);
+  const Owned paths(attribute(torch, "__path__"));
+  const Owned folder(paths ? PySequence_GetItem(paths.get(), 0) : nullptr);
+  const char* version_utf8 = text ? PyUnicode_AsUTF8(text.get()) : nullptr;
+  const char* folder_utf8 = folder ? PyUnicode_AsUTF8(folder.get()) : nullptr;
   if (folder_utf8 != nullptr) found.folder = folder_utf8;
   int major = 0;
   int minor = 0;
   found.is_known_release = version_utf8 != nullptr && std::sscanf(version_utf8, "%d.%d", &major, &minor) == 2 &&
                            major == 2 && minor >= first_known_minor && minor <= last_known_minor;
-  const bool is_found = version_utf8 != nullptr && folder_utf8 != nullptr;
-  Py_XDECREF(version);
-  Py_XDECREF(text);
-  Py_XDECREF(paths);
-  Py_XDECREF(folder);
-  return is_found;
+  return version_utf8 != nullptr && folder_utf8 != nullptr;
 }
 
 }  // namespace
 
 DLPackExchangeAPI* exchange_table() noexcept {
-  PyObject* capsule = PyObject_GetAttrString(reinterpret_cast<PyObject*>(api.tensor), "__dlpack_c_exchange_api__");
-  auto* header = capsule == nullptr
-                     ? nullptr
-                     : static_cast<DLPackExchangeAPIHeader*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
-  Py_XDECREF(capsule);
+  const Owned capsule(PyObject_GetAttrString(reinterpret_cast<PyObject*>(api.tensor), "__dlpack_c_exchange_api__"));
+  auto* header = capsule
+                     ? static_cast<DLPackExchangeAPIHeader*>(PyCapsule_GetPointer(capsule.get(), "dlpack_exchange_api"))
+                     : nullptr;
   PyErr_Clear();
   while (header != nullptr && header->version.major != DLPACK_MAJOR_VERSION) header = header->prev_api;
   auto* table = reinterpret_cast<DLPackExchangeAPI*>(header);
@@ -142,19 +137,18 @@ bool bind_torch() {
   found.is_inference_mode = attribute(torch, "is_inference_mode_enabled");
   if (found.inference_mode == nullptr || found.is_inference_mode == nullptr) return false;
   found.is_key_included = attribute(c, "_dispatch_tls_is_dispatch_key_included");
-  PyObject* keys = attribute(c, "DispatchKey");
-  if (found.is_key_included == nullptr || keys == nullptr) return false;
-  found.functorch_key = attribute(keys, "FuncTorchDynamicLayerFrontMode");
-  found.functionalize_key = attribute(keys, "Functionalize");
-  found.pre_dispatch_key = attribute(keys, "PreDispatch");
-  Py_DECREF(keys);
+  const Owned keys(attribute(c, "DispatchKey"));
+  if (found.is_key_included == nullptr || !keys) return false;
+  found.functorch_key = attribute(keys.get(), "FuncTorchDynamicLayerFrontMode");
+  found.functionalize_key = attribute(keys.get(), "Functionalize");
+  found.pre_dispatch_key = attribute(keys.get(), "PreDispatch");
   if (found.functorch_key == nullptr || found.functionalize_key == nullptr || found.pre_dispatch_key == nullptr) {
     return false;
   }
   found.functorch_number = number_of(found.functorch_key);
   found.functionalize_number = number_of(found.functionalize_key);
   found.pre_dispatch_number = number_of(found.pre_dispatch_key);
-  found.forward_ad_namespace = Py_NewRef(PyModule_GetDict(forward_ad));
+  found.forward_ad_namespace = kept_for_good(PyModule_GetDict(forward_ad));
 
   PyObject* grad_enabled = attribute(c, "is_grad_enabled");
   if (grad_enabled == nullptr) return false;

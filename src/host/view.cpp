@@ -80,7 +80,7 @@ std::int32_t scalar_type_of(Kind kind) noexcept {
   return -1;
 }
 
-PyObject* allocate_by_functions(const DLTensor& like, Kind kind, void*& values) {
+Owned allocate_by_functions(const DLTensor& like, Kind kind, void*& values) {
   std::vector<std::int64_t> strides(static_cast<std::size_t>(like.ndim));
   std::int64_t stride = 1;
   for (std::size_t i = strides.size(); i-- > 0;) {
@@ -91,15 +91,15 @@ PyObject* allocate_by_functions(const DLTensor& like, Kind kind, void*& values) 
   if (functions.empty_strided(like.ndim, like.shape, strides.data(), scalar_type_of(kind), cpu, 0, &made) != 0) {
     return nullptr;
   }
-  PyObject* result = functions.get_data_ptr(made, &values) == 0 ? functions.wrap(made) : nullptr;
+  Owned result(functions.get_data_ptr(made, &values) == 0 ? functions.wrap(made) : nullptr);
   functions.delete_tensor(made);
-  if (result == nullptr) PyErr_Clear();
+  if (!result) PyErr_Clear();
   return result;
 }
 
 void ignore_error(void*, const char*, const char*) {}
 
-PyObject* allocate_by_exchange(const DLTensor& like, Kind kind, void*& values) {
+Owned allocate_by_exchange(const DLTensor& like, Kind kind, void*& values) {
   DLTensor prototype = like;
   prototype.data = nullptr;
   prototype.dtype = dlpack_type(kind);
@@ -113,7 +113,7 @@ PyObject* allocate_by_exchange(const DLTensor& like, Kind kind, void*& values) {
   }
   values = static_cast<char*>(made->dl_tensor.data) + made->dl_tensor.byte_offset;
   if (api.exchange->managed_tensor_to_py_object_no_sync(made, &result) != 0) PyErr_Clear();
-  return static_cast<PyObject*>(result);
+  return Owned(static_cast<PyObject*>(result));
 }
 
 }  // namespace
@@ -148,31 +148,26 @@ constexpr const char* sample_script =
 
 // Is a sample seen as it lies, and a tensor made that Python sees as it was filled?
 bool views_are_right() {
-  PyObject* list = made_by(sample_script);
-  if (list == nullptr) return false;
-  const auto number = [list](Py_ssize_t i) { return PyLong_AsLongLong(PyList_GET_ITEM(list, i)); };
+  Owned list = made_by(sample_script);
+  if (!list) return false;
+  const auto number = [&list](Py_ssize_t i) { return PyLong_AsLongLong(PyList_GET_ITEM(list.get(), i)); };
   DLTensor view;
-  bool right = view_of(PyList_GET_ITEM(list, 0), view) && view.ndim == 2 && view.strides != nullptr &&
+  bool right = view_of(PyList_GET_ITEM(list.get(), 0), view) && view.ndim == 2 && view.strides != nullptr &&
                view.device.device_type == kDLCPU && view.dtype.code == kDLFloat && view.dtype.bits == 32 &&
-               static_cast<char*>(view.data) + view.byte_offset == PyLong_AsVoidPtr(PyList_GET_ITEM(list, 1));
+               static_cast<char*>(view.data) + view.byte_offset == PyLong_AsVoidPtr(PyList_GET_ITEM(list.get(), 1));
   for (Py_ssize_t i = 0; right && i < 2; ++i)
     right = view.shape[i] == number(2 + i) && view.strides[i] == number(4 + i);
   void* values = nullptr;
-  PyObject* made = right ? allocate_like(view, Kind::f32, values) : nullptr;
-  Py_DECREF(list);
-  if (made == nullptr) return false;
-  const std::int64_t count = count_elements(made);
-  right = is_plain_tensor(made) && kind_of_tensor(made) == Kind::f32 && values != nullptr && count == 20;
+  const Owned made = right ? allocate_like(view, Kind::f32, values) : nullptr;
+  list.reset();
+  if (!made) return false;
+  const std::int64_t count = count_elements(made.get());
+  right = is_plain_tensor(made.get()) && kind_of_tensor(made.get()) == Kind::f32 && values != nullptr && count == 20;
   for (std::int64_t i = 0; right && i < count; ++i) static_cast<float*>(values)[i] = static_cast<float>(i);
-  PyObject* sum = right ? PyObject_CallMethod(made, "tolist", nullptr) : nullptr;
-  PyObject* last = sum == nullptr ? nullptr : PySequence_GetItem(sum, -1);
-  PyObject* value = last == nullptr ? nullptr : PySequence_GetItem(last, -1);
-  right = value != nullptr && PyFloat_AsDouble(value) == static_cast<double>(count - 1);
-  Py_XDECREF(value);
-  Py_XDECREF(last);
-  Py_XDECREF(sum);
-  Py_DECREF(made);
-  return right;
+  const Owned sum(right ? PyObject_CallMethod(made.get(), "tolist", nullptr) : nullptr);
+  const Owned last(sum ? PySequence_GetItem(sum.get(), -1) : nullptr);
+  const Owned value(last ? PySequence_GetItem(last.get(), -1) : nullptr);
+  return value && PyFloat_AsDouble(value.get()) == static_cast<double>(count - 1);
 }
 
 template <typename Function>
@@ -240,7 +235,7 @@ bool is_contiguous(const DLTensor& view) noexcept {
   return true;
 }
 
-PyObject* allocate_like(const DLTensor& like, Kind kind, void*& values) {
+Owned allocate_like(const DLTensor& like, Kind kind, void*& values) {
   if (!can_view()) return nullptr;
   return api.exchange != nullptr ? allocate_by_exchange(like, kind, values) : allocate_by_functions(like, kind, values);
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "host/reader.hpp"
+#include "owned.hpp"
 
 namespace habana_mp::host {
 
@@ -42,7 +43,7 @@ bool is_contiguous(const DLTensor& view) noexcept;
 
 // A new contiguous tensor of this kind, with the sizes of another one on the CPU, and where its values go. Null,
 // without an exception, where that is not possible.
-PyObject* allocate_like(const DLTensor& like, Kind kind, void*& values);
+Owned allocate_like(const DLTensor& like, Kind kind, void*& values);
 
 // The type as DLPack names it.
 DLDataType dlpack_type(Kind kind) noexcept;

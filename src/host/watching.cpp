@@ -26,10 +26,9 @@ Assumption function_slot{"cpython.function-slot",
 // text tells the signature, as CPython's own do, and then what the text told before. Empty where there is none to tell.
 std::string text_with_signature(PyObject* function) {
   const auto ask = [=](const char* name) -> std::string {
-    PyObject* value = PyObject_GetAttrString(function, name);
-    const char* text = value != nullptr && PyUnicode_Check(value) ? PyUnicode_AsUTF8(value) : nullptr;
+    const Owned value(PyObject_GetAttrString(function, name));
+    const char* text = value && PyUnicode_Check(value.get()) ? PyUnicode_AsUTF8(value.get()) : nullptr;
     std::string told = text == nullptr ? "" : text;
-    Py_XDECREF(value);
     PyErr_Clear();
     return told;
   };
@@ -39,14 +38,10 @@ std::string text_with_signature(PyObject* function) {
 
 // What CPython stores in every Python function's slot.
 vectorcallfunc slot_of_functions() {
-  PyObject* module = PyImport_ImportModule("inspect");
-  PyObject* function = module == nullptr ? nullptr : PyObject_GetAttrString(module, "isfunction");
-  const vectorcallfunc slot = function == nullptr || !PyFunction_Check(function)
-                                  ? nullptr
-                                  : reinterpret_cast<PyFunctionObject*>(function)->vectorcall;
-  Py_XDECREF(function);
-  Py_XDECREF(module);
-  return slot;
+  const Owned module(PyImport_ImportModule("inspect"));
+  const Owned function(module ? PyObject_GetAttrString(module.get(), "isfunction") : nullptr);
+  return function && PyFunction_Check(function.get()) ? reinterpret_cast<PyFunctionObject*>(function.get())->vectorcall
+                                                      : nullptr;
 }
 
 // Calls that the interpreter has specialized for the function go past the slot unless they are told.
@@ -69,7 +64,7 @@ bool WatchedBuiltin::check(PyObject* object) {
 
 void WatchedBuiltin::watch(PyObject* builtin, vectorcallfunc stub) {
   auto* function = reinterpret_cast<PyCFunctionObject*>(builtin);
-  Py_XSETREF(object_, Py_NewRef(builtin));
+  *object_ = Owned::borrowed(builtin);
   is_watched_ = true;
   original_slot_ = function->vectorcall;
   original_definition_ = function->m_ml;
@@ -85,19 +80,19 @@ void WatchedBuiltin::watch(PyObject* builtin, vectorcallfunc stub) {
 
 void WatchedBuiltin::stop() noexcept {
   if (!std::exchange(is_watched_, false)) return;
-  auto* function = reinterpret_cast<PyCFunctionObject*>(object_);
+  auto* function = reinterpret_cast<PyCFunctionObject*>(object());
   store(&function->vectorcall, original_slot_);
   store(&function->m_ml, original_definition_);
 }
 
 void WatchedBuiltin::forget() noexcept {
   stop();
-  Py_CLEAR(object_);
+  object_->reset();
 }
 
 PyObject* WatchedBuiltin::call(PyObject* const* values, std::size_t flagged_count, PyObject* keywords) const {
-  if (original_slot_ != nullptr) return original_slot_(object_, values, flagged_count, keywords);
-  return call_with_tuple(original_definition_->ml_meth, PyCFunction_GET_SELF(object_),
+  if (original_slot_ != nullptr) return original_slot_(object(), values, flagged_count, keywords);
+  return call_with_tuple(original_definition_->ml_meth, PyCFunction_GET_SELF(object()),
                          {values, PyVectorcall_NARGS(flagged_count), keywords});
 }
 
@@ -160,15 +155,16 @@ bool WatchedFunction::check(PyObject* function) {
 }
 
 void WatchedFunction::watch(PyObject* function, vectorcallfunc stub) {
-  function_ = reinterpret_cast<PyFunctionObject*>(Py_NewRef(function));
-  original_ = function_->vectorcall;
-  set_slot(function_, stub);
+  *function_ = Owned::borrowed(function);
+  auto* const as_function_object = reinterpret_cast<PyFunctionObject*>(function);
+  original_ = as_function_object->vectorcall;
+  set_slot(as_function_object, stub);
 }
 
 void WatchedFunction::stop() noexcept {
-  if (function_ == nullptr) return;
-  set_slot(function_, original_);
-  Py_CLEAR(function_);
+  if (!is_watched()) return;
+  set_slot(reinterpret_cast<PyFunctionObject*>(function_->get()), original_);
+  function_->reset();
 }
 
 }  // namespace habana_mp::host

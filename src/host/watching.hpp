@@ -20,11 +20,11 @@ class WatchedBuiltin {
   void forget() noexcept;
 
   [[nodiscard]] bool is_watched() const { return is_watched_; }
-  [[nodiscard]] PyObject* object() const { return object_; }
+  [[nodiscard]] PyObject* object() const { return object_->get(); }
   PyObject* call(PyObject* const* values, std::size_t flagged_count, PyObject* keywords) const;
 
  private:
-  PyObject* object_ = nullptr;
+  NeverDestroyed<Owned> object_;  // `forget` alone lets it go
   vectorcallfunc original_slot_ = nullptr;
   PyMethodDef* original_definition_ = nullptr;
   PyMethodDef definition_{};
@@ -84,13 +84,13 @@ class WatchedFunction {
   void watch(PyObject* function, vectorcallfunc stub);
   void stop() noexcept;
 
-  [[nodiscard]] bool is_watched() const { return function_ != nullptr; }
+  [[nodiscard]] bool is_watched() const { return static_cast<bool>(*function_); }
   PyObject* call(PyObject* function, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) const {
     return original_(function, values, flagged_count, keywords);
   }
 
  private:
-  PyFunctionObject* function_ = nullptr;  // owned
+  NeverDestroyed<Owned> function_;  // `stop` alone lets it go
   vectorcallfunc original_ = nullptr;
 };
 

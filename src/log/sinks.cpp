@@ -125,8 +125,8 @@ int own_frames() {
   static PyObject* const package = py::make_tuple("habana_mp.").release().ptr();
   int frames = 0;
   for (host::FrameWalk walk; walk; walk.outwards(), ++frames) {
-    const auto name = py::reinterpret_steal<py::object>(walk.module_name());
-    if (!name || !host::begins_with_one_of(name.ptr(), package)) break;
+    const Owned name = walk.module_name();
+    if (!name || !host::begins_with_one_of(name.get(), package)) break;
   }
   return frames;
 }

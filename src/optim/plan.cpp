@@ -96,10 +96,9 @@ class View {
                                    : is_true(host::api.is_inference, tensor);
   }
   static bool is_true(PyCFunction method, py::handle tensor) {
-    PyObject* answer = method(tensor.ptr(), nullptr);
-    if (answer == nullptr) PyErr_Clear();
-    Py_XDECREF(answer);
-    return answer != Py_False;
+    const Owned answer(method(tensor.ptr(), nullptr));
+    if (!answer) PyErr_Clear();
+    return answer.get() != Py_False;
   }
 
   [[nodiscard]] std::int64_t stride(std::int32_t axis) const {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
 
 #include "gil.hpp"
 #include "host/inside.hpp"
@@ -17,21 +16,23 @@ namespace {
 // Below this many elements the kernels never use a second thread, so torch need not be asked how many there are.
 constexpr std::int64_t parallel_from = 1 << 16;
 
-PyObject* recorded_cast = nullptr;  // owned
+NeverDestroyed<Owned> recorded_cast;
 
 PyObject* dtype_of(Kind kind) {
   return kind == Kind::bf16 ? host::api.bfloat16 : (kind == Kind::f16 ? host::api.float16 : host::api.float32);
 }
 
-PyObject* cast_by_torch(PyObject* tensor, Kind to) {
+Owned cast_by_torch(PyObject* tensor, Kind to) {
   if (host::is_plain_tensor(tensor)) {
     PyCFunction function =
         to == Kind::bf16 ? host::api.to_bfloat16 : (to == Kind::f16 ? host::api.to_float16 : host::api.to_float32);
     static PyObject* const no_arguments = PyTuple_New(0);
-    return reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(function))(tensor, no_arguments, nullptr);
+    const auto method = reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(function));
+    return Owned(method(tensor, no_arguments, nullptr));
   }
   // A subclass may have its own.
-  return PyObject_CallMethod(tensor, to == Kind::bf16 ? "bfloat16" : (to == Kind::f16 ? "half" : "float"), nullptr);
+  return Owned(
+      PyObject_CallMethod(tensor, to == Kind::bf16 ? "bfloat16" : (to == Kind::f16 ? "half" : "float"), nullptr));
 }
 
 // Might the gradient of a recorded cast have another layout than the tensor? The backward of torch's cast refuses it.
@@ -41,12 +42,12 @@ bool may_change_layout(PyObject* tensor, const CastResult& seen) {
 
 // A cast that nobody but the caller has to see: allocated past torch's dispatcher, filled by our kernel. Null without
 // an exception where this way is closed.
-PyObject* cast_by_kernel(PyObject* tensor, Kind from, Kind to, std::int64_t count) {
+Owned cast_by_kernel(PyObject* tensor, Kind from, Kind to, std::int64_t count) {
   DLTensor source;
   if (!host::view_on_cpu(tensor, source) || !host::is_contiguous(source)) return nullptr;
   void* values = nullptr;
-  PyObject* made = host::allocate_like(source, to, values);
-  if (made != nullptr) convert(static_cast<const char*>(source.data) + source.byte_offset, from, values, to, count);
+  Owned made = host::allocate_like(source, to, values);
+  if (made) convert(static_cast<const char*>(source.data) + source.byte_offset, from, values, to, count);
   return made;
 }
 
@@ -77,12 +78,9 @@ void convert(const void* source, Kind from, void* target, Kind to, std::int64_t 
   without_gil([&] { kernels::cast(source, float_of(from), target, float_of(to), values, threads); });
 }
 
-void set_recorded_cast(PyObject* function) noexcept {
-  PyObject* const former = std::exchange(recorded_cast, Py_XNewRef(function));
-  Py_XDECREF(former);
-}
+void set_recorded_cast(PyObject* function) noexcept { *recorded_cast = Owned::borrowed_or_null(function); }
 
-PyObject* cast_in_block(PyObject* tensor, Kind to) noexcept {
+Owned cast_in_block(PyObject* tensor, Kind to) noexcept {
   host::Geometry geometry;
   CastResult ignored;
   if (!host::can_look_inside() || !host::is_plain_tensor(tensor)) return nullptr;
@@ -91,8 +89,8 @@ PyObject* cast_in_block(PyObject* tensor, Kind to) noexcept {
   if (!is_floating(from) || from == to || !is_block(bytes_as(to, count))) return nullptr;
   if (is_watched(tensor, ignored) || !host::read_geometry(tensor, geometry) || !geometry.is_dense()) return nullptr;
   void* values = nullptr;
-  PyObject* made = cast_memory.tensor_in_block(geometry, to, values);
-  if (made != nullptr) convert(geometry.values, from, values, to, count);
+  Owned made = cast_memory.tensor_in_block(geometry, to, values);
+  if (made) convert(geometry.values, from, values, to, count);
   return made;
 }
 
@@ -111,21 +109,19 @@ std::uint64_t bytes_as(Kind kind, std::int64_t count) noexcept {
   return static_cast<std::uint64_t>(count) * kernels::size_of(float_of(kind));
 }
 
-PyObject* cast(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
+Owned cast(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
   const std::int64_t count = host::count_elements(tensor);
   seen.bytes += bytes_as(to, count);
   if (host::can_view() && host::is_plain_tensor(tensor)) {
     if (!is_watched(tensor, seen)) {
-      PyObject* made = is_block(bytes_as(to, count)) ? cast_in_block(tensor, to) : nullptr;
-      if (made == nullptr) made = cast_by_kernel(tensor, from, to, count);
-      if (made != nullptr) return made;
-    } else if (recorded_cast != nullptr &&
+      Owned made = is_block(bytes_as(to, count)) ? cast_in_block(tensor, to) : nullptr;
+      if (!made) made = cast_by_kernel(tensor, from, to, count);
+      if (made) return made;
+    } else if (*recorded_cast &&
                (may_change_layout(tensor, seen) || (is_cast_to_block(count) && is_cast_in_graph(tensor)))) {
-      PyObject* const function = Py_NewRef(recorded_cast);
+      const Owned function = Owned::borrowed(recorded_cast->get());
       PyObject* const arguments[] = {tensor, dtype_of(to)};
-      PyObject* made = PyObject_Vectorcall(function, arguments, 2, nullptr);
-      Py_DECREF(function);
-      return made;
+      return Owned(PyObject_Vectorcall(function.get(), arguments, 2, nullptr));
     }
   } else if (!seen.recorded) {
     seen.recorded = host::grad_is_enabled() && host::requires_grad(tensor);
@@ -133,28 +129,23 @@ PyObject* cast(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
   return cast_by_torch(tensor, to);
 }
 
-PyObject* cast_saturated(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
+Owned cast_saturated(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
   // Only a finite value out of range is changed, and only where it can be read.
-  PyObject* item = PyObject_CallMethod(tensor, "item", nullptr);
-  const double value = item == nullptr ? 0.0 : PyFloat_AsDouble(item);
-  Py_XDECREF(item);
+  Owned item(PyObject_CallMethod(tensor, "item", nullptr));
+  const double value = item ? PyFloat_AsDouble(item.get()) : 0.0;
+  item.reset();
   if (PyErr_Occurred() != nullptr) PyErr_Clear();
   const double limit = largest(to);
   if (!std::isfinite(value) || (value <= limit && value >= -limit)) return cast(tensor, from, to, seen);
-  PyObject* edge = PyObject_CallMethod(tensor, "new_tensor", "d", value > 0 ? limit : -limit);
-  PyObject* made = edge == nullptr ? nullptr : cast(edge, from, to, seen);
-  Py_XDECREF(edge);
-  return made;
+  const Owned edge(PyObject_CallMethod(tensor, "new_tensor", "d", value > 0 ? limit : -limit));
+  return edge ? cast(edge.get(), from, to, seen) : nullptr;
 }
 
 bool add_in_place(PyObject* tensor, PyObject* other) noexcept {
-  PyObject* arguments = PyTuple_Pack(1, other);
-  if (arguments == nullptr) return false;
+  const Owned arguments(PyTuple_Pack(1, other));
+  if (!arguments) return false;
   const auto add = reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(host::api.add_in_place));
-  PyObject* result = add(tensor, arguments, nullptr);
-  Py_DECREF(arguments);
-  Py_XDECREF(result);
-  return result != nullptr;
+  return static_cast<bool>(Owned(add(tensor, arguments.get(), nullptr)));
 }
 
 double largest(Kind kind) noexcept {

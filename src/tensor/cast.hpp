@@ -17,9 +17,9 @@ struct CastResult {
   bool by_sparse = false;   // given: they are made for a call with a sparse tensor, where gradients may change layouts
 };
 
-// A new reference to `tensor` in the precision `to` (f32, bf16 or f16), or null with a Python exception set. Autograd,
-// tracing and dispatch modes see the cast; only where none of them is at work is it made by our own kernels.
-PyObject* cast(PyObject* tensor, Kind from, Kind to, CastResult& seen);
+// `tensor` in the precision `to` (f32, bf16 or f16), or null with a Python exception set. Autograd, tracing and
+// dispatch modes see the cast; only where none of them is at work is it made by our own kernels.
+Owned cast(PyObject* tensor, Kind from, Kind to, CastResult& seen);
 
 // What makes a cast in autograd's graph whose memory is large, or whose gradient may have another layout: called with
 // the tensor and a dtype. Held; null for none.
@@ -30,9 +30,9 @@ inline bool is_cast_to_block(std::int64_t count) noexcept {
   return is_block(static_cast<std::uint64_t>(count) * sizeof(float));
 }
 
-// A cast of a plain tensor that nobody has to see, in such a block: a new reference. Null, without an exception, where
-// that is not possible.
-PyObject* cast_in_block(PyObject* tensor, Kind to) noexcept;
+// A cast of a plain tensor that nobody has to see, in such a block. Null, without an exception, where that is not
+// possible.
+Owned cast_in_block(PyObject* tensor, Kind to) noexcept;
 
 // Is a cast of this tensor recorded, and there is nothing about it but the graph?
 bool is_cast_in_graph(PyObject* tensor) noexcept;
@@ -50,7 +50,7 @@ kernels::Float float_of(Kind kind) noexcept;
 std::uint64_t bytes_as(Kind kind, std::int64_t count) noexcept;
 
 // As cast, but finite values beyond the range of `to` become its largest finite value instead of an infinity (rule 9).
-PyObject* cast_saturated(PyObject* tensor, Kind from, Kind to, CastResult& seen);
+Owned cast_saturated(PyObject* tensor, Kind from, Kind to, CastResult& seen);
 
 // Tensor.add_ of two plain tensors. False with a Python exception set.
 bool add_in_place(PyObject* tensor, PyObject* other) noexcept;

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "host/inside.hpp"
+#include "owned.hpp"
 
 namespace habana_mp::tensor {
 
@@ -12,15 +13,15 @@ struct CastResult;
 
 struct CastMemory {
   // Memory that is used again by the next call (accel/buffers).
-  PyObject* (*cast_for_now)(PyObject* tensor, Kind from, Kind to, CastResult& seen, bool& for_now) = nullptr;
+  Owned (*cast_for_now)(PyObject* tensor, Kind from, Kind to, CastResult& seen, bool& for_now) = nullptr;
   bool (*has_uneven_rows)(PyObject* tensor, bool heeds_single_elements) noexcept = nullptr;
-  PyObject* (*cast_in_rows)(PyObject* tensor, Kind from, Kind to, CastResult& seen) noexcept = nullptr;
-  PyObject* (*borrow)(const DLTensor& wanted, Kind kind) noexcept = nullptr;
+  Owned (*cast_in_rows)(PyObject* tensor, Kind from, Kind to, CastResult& seen) noexcept = nullptr;
+  Owned (*borrow)(const DLTensor& wanted, Kind kind) noexcept = nullptr;
   void (*give_back)(PyObject* cast) noexcept = nullptr;
   void (*forget)() noexcept = nullptr;
   // Large blocks (accel/blocks).
   bool (*is_block)(std::uint64_t bytes) noexcept = nullptr;
-  PyObject* (*tensor_in_block)(const host::Geometry& like, Kind kind, void*& values) noexcept = nullptr;
+  Owned (*tensor_in_block)(const host::Geometry& like, Kind kind, void*& values) noexcept = nullptr;
 };
 extern CastMemory cast_memory;
 
@@ -37,14 +38,14 @@ inline bool has_uneven_rows(PyObject* tensor, bool heeds_single_elements) noexce
 }
 
 // Memory for now of this kind that lies as this view: it goes to `give_back`. Null where there is none.
-inline PyObject* borrow(const DLTensor& wanted, Kind kind) noexcept {
+inline Owned borrow(const DLTensor& wanted, Kind kind) noexcept {
   return cast_memory.borrow == nullptr ? nullptr : cast_memory.borrow(wanted, kind);
 }
 
 // Takes the reference of what was made for now. The tensor is used again if nobody else holds it or its memory.
 inline void give_back(PyObject* cast) noexcept {
   if (cast_memory.give_back == nullptr) {
-    Py_DECREF(cast);
+    const Owned gone(cast);
   } else {
     cast_memory.give_back(cast);
   }

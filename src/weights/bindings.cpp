@@ -18,21 +18,27 @@ using Callers = std::pair<py::tuple, py::tuple>;
 
 PyObject* or_null(const py::object& one) { return one.is_none() ? nullptr : one.ptr(); }
 
+Owned held_or_null(const py::object& one) { return Owned::borrowed_or_null(or_null(one)); }
+
+weights::Callers callers_of(const Callers& tuples) {
+  return {Owned::borrowed(tuples.first.ptr()), Owned::borrowed(tuples.second.ptr())};
+}
+
 void watch(const py::dict& methods, const Callers& of_pointers, const Callers& of_arrays) {
   const auto method = [&methods](const char* name) { return or_null(methods[name]); };
-  const weights::Hatches hatches{method("untyped_storage"),
-                                 method("data_ptr"),
-                                 method("const_data_ptr"),
-                                 method("apply_"),
-                                 method("map_"),
-                                 method("map2_"),
-                                 method("set_"),
-                                 method("resize_"),
-                                 method("resize_as_"),
-                                 method("storage.data_ptr"),
-                                 {of_pointers.first.ptr(), of_pointers.second.ptr()},
-                                 {of_arrays.first.ptr(), of_arrays.second.ptr()}};
-  if (!weights::watch_escapes(hatches)) throw py::error_already_set();
+  weights::Hatches hatches{method("untyped_storage"),
+                           method("data_ptr"),
+                           method("const_data_ptr"),
+                           method("apply_"),
+                           method("map_"),
+                           method("map2_"),
+                           method("set_"),
+                           method("resize_"),
+                           method("resize_as_"),
+                           method("storage.data_ptr"),
+                           callers_of(of_pointers),
+                           callers_of(of_arrays)};
+  if (!weights::watch_escapes(std::move(hatches))) throw py::error_already_set();
 }
 
 py::dict statistics() {
@@ -67,7 +73,7 @@ void register_weights(py::module_& module) {
       "weights_configure",
       [](bool on, const py::object& view, const py::object& recorded, std::uint64_t most_bytes,
          std::int64_t least_part) {
-        weights::configure({on, or_null(view), or_null(recorded), most_bytes, least_part});
+        weights::configure({on, held_or_null(view), held_or_null(recorded), most_bytes, least_part});
       },
       py::arg("on"), py::arg("view"), py::arg("recorded"), py::arg("most_bytes"), py::arg("least_part"));
   module.def("weights_watch", &watch);

@@ -12,7 +12,7 @@
 
 namespace habana_mp::weights {
 
-Settings settings;
+NeverDestroyed<Settings> settings;
 Statistics counts;
 std::uint32_t silent_writers = 0;
 
@@ -21,7 +21,7 @@ Cache& cache() {
   return *the_cache;
 }
 
-bool may_be_kept() noexcept { return settings.on && !host::is_traced(); }
+bool may_be_kept() noexcept { return settings->on && !host::is_traced(); }
 
 namespace {
 
@@ -52,13 +52,10 @@ PyObject* weight_died(PyObject* address, PyObject*) {
 
 PyMethodDef weight_died_definition{"weight_died", weight_died, METH_O, nullptr};
 
-PyObject* weak_reference_to(PyObject* weight) {
-  PyObject* address = PyLong_FromVoidPtr(weight);
-  PyObject* callback = address == nullptr ? nullptr : PyCFunction_New(&weight_died_definition, address);
-  PyObject* reference = callback == nullptr ? nullptr : PyWeakref_NewRef(weight, callback);
-  Py_XDECREF(address);
-  Py_XDECREF(callback);
-  return reference;
+Owned weak_reference_to(PyObject* weight) {
+  const Owned address(PyLong_FromVoidPtr(weight));
+  const Owned callback(address ? PyCFunction_New(&weight_died_definition, address.get()) : nullptr);
+  return Owned(callback ? PyWeakref_NewRef(weight, callback.get()) : nullptr);
 }
 
 void distrust(PyObject* weight) {
@@ -71,47 +68,41 @@ void distrust(PyObject* weight) {
 class OutsideOfInferenceMode {
  public:
   OutsideOfInferenceMode() {
-    PyObject* on = PyObject_CallNoArgs(host::api.is_inference_mode);
-    if (on == Py_True) {
-      guard_ = PyObject_CallOneArg(host::api.inference_mode, Py_False);
-      PyObject* done = guard_ == nullptr ? nullptr : PyObject_CallMethod(guard_, "__enter__", nullptr);
-      if (done == nullptr) Py_CLEAR(guard_);
-      Py_XDECREF(done);
-    }
-    Py_XDECREF(on);
+    const Owned on(PyObject_CallNoArgs(host::api.is_inference_mode));
+    if (on.get() != Py_True) return;
+    guard_ = Owned(PyObject_CallOneArg(host::api.inference_mode, Py_False));
+    const Owned done(guard_ ? PyObject_CallMethod(guard_.get(), "__enter__", nullptr) : nullptr);
+    if (!done) guard_.reset();
   }
   ~OutsideOfInferenceMode() {
-    if (guard_ == nullptr) return;
-    PyObject* done = PyObject_CallMethod(guard_, "__exit__", "OOO", Py_None, Py_None, Py_None);
-    Py_XDECREF(done);
-    Py_DECREF(guard_);
+    if (!guard_) return;
+    const Owned done(PyObject_CallMethod(guard_.get(), "__exit__", "OOO", Py_None, Py_None, Py_None));
   }
   OutsideOfInferenceMode(const OutsideOfInferenceMode&) = delete;
   OutsideOfInferenceMode& operator=(const OutsideOfInferenceMode&) = delete;
 
  private:
-  PyObject* guard_ = nullptr;
+  Owned guard_;
 };
 
 // Does a method without arguments answer "no"?
 bool denies(PyCFunction method, PyObject* tensor) {
-  PyObject* answer = method(tensor, nullptr);
-  Py_XDECREF(answer);
+  const Owned answer(method(tensor, nullptr));
   PyErr_Clear();
-  return answer == Py_False;
+  return answer.get() == Py_False;
 }
 
 // The cast as torch makes it, where it lies in memory as the weight does: then it can be made again in place. Null
 // where not.
-PyObject* make_cast(const Entry& entry, PyObject* weight) {
+Owned make_cast(const Entry& entry, PyObject* weight) {
   const OutsideOfInferenceMode guard;
-  PyObject* plain = host::api.detach(weight, nullptr);
+  Owned plain(host::api.detach(weight, nullptr));
   tensor::CastResult ignored;
-  PyObject* made = plain == nullptr ? nullptr : tensor::cast(plain, Kind::f32, entry.to, ignored);
-  Py_XDECREF(plain);
-  if (made != nullptr && (!host::is_plain_tensor(made) || host::look_at(made).counter == nullptr ||
-                          !host::has_geometry(made, entry.geometry, false))) {
-    Py_CLEAR(made);
+  Owned made = plain ? tensor::cast(plain.get(), Kind::f32, entry.to, ignored) : nullptr;
+  plain.reset();
+  if (made && (!host::is_plain_tensor(made.get()) || host::look_at(made.get()).counter == nullptr ||
+               !host::has_geometry(made.get(), entry.geometry, false))) {
+    made.reset();
   }
   PyErr_Clear();
   return made;
@@ -122,12 +113,9 @@ bool find_values(Entry& entry, PyObject* weight) {
   host::Geometry geometry;
   const std::int64_t elements = host::count_elements(weight);
   if (elements == 0 || !host::read_geometry(weight, geometry) || !geometry.is_dense()) return false;
-  PyObject* size = host::as_tuple(geometry.sizes);  // may let others run
-  if (size == nullptr || !host::has_geometry(weight, geometry, true)) {
-    Py_XDECREF(size);
-    return false;
-  }
-  Py_XDECREF(std::exchange(entry.size, size));
+  Owned size = host::as_tuple(geometry.sizes);  // may let others run
+  if (!size || !host::has_geometry(weight, geometry, true)) return false;
+  entry.size = std::move(size);
   entry.elements = elements;
   const auto last = static_cast<std::int64_t>(sample_count - 1);
   for (std::size_t i = 0; i < sample_count; ++i) {
@@ -143,36 +131,30 @@ bool find_values(Entry& entry, PyObject* weight) {
 class HeldMemory {
  public:
   explicit HeldMemory(PyObject* weight) : alias_(host::api.detach(weight, nullptr)) { PyErr_Clear(); }
-  ~HeldMemory() { Py_XDECREF(alias_); }
-  HeldMemory(HeldMemory&& other) noexcept : alias_(std::exchange(other.alias_, nullptr)) {}
-  HeldMemory(const HeldMemory&) = delete;
-  HeldMemory& operator=(const HeldMemory&) = delete;
-  HeldMemory& operator=(HeldMemory&&) = delete;
 
   [[nodiscard]] bool is_of(const Sight& sight) const {
-    return alias_ != nullptr && host::storage_of(alias_) == sight.storage;
+    return alias_ && host::storage_of(alias_.get()) == sight.storage;
   }
 
  private:
-  PyObject* alias_;
+  Owned alias_;
 };
 
-void* target_of(const Entry& entry) { return const_cast<char*>(host::look_at(entry.cast).data); }
+void* target_of(const Entry& entry) { return const_cast<char*>(host::look_at(entry.cast.get()).data); }
 
 // Casts a weight that is held into a cast that is held once.
 void write_cast(Entry& entry) {
-  PyObject* cast = Py_NewRef(entry.cast);
+  const Owned cast = Owned::borrowed(entry.cast.get());
   entry.busy = true;
   tensor::convert(entry.geometry.values, Kind::f32, target_of(entry), entry.to, entry.elements);
   entry.busy = false;
-  Py_DECREF(cast);
 }
 
 // Is this the time to look again at a weight of which nothing could be kept? Less and less often.
 bool is_time_to_try(std::uint32_t refusals) { return (refusals & (refusals - 1)) == 0; }
 
 bool limit_allows(std::uint64_t bytes) {
-  return bytes <= settings.most_bytes && counts.bytes <= settings.most_bytes - bytes;
+  return bytes <= settings->most_bytes && counts.bytes <= settings->most_bytes - bytes;
 }
 
 constexpr std::size_t most_remembered = 1 << 20;
@@ -254,7 +236,7 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
     return false;
   }
   const Sight now = look_beside(weight, views);
-  const bool had_cast = entry.cast != nullptr;
+  const bool had_cast = static_cast<bool>(entry.cast);
   const std::uint64_t escapes = cache().escapes;
   if (!earn_trust(entry, weight, now, views)) {
     ++entry.refusals;
@@ -294,33 +276,29 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
   }
   entry.busy = true;
   entry.drop();
-  PyObject* made = limit_allows(entry.bytes()) ? make_cast(entry, weight) : nullptr;
-  PyObject* holder = made == nullptr ? nullptr : host::make_holder(made);
+  Owned made = limit_allows(entry.bytes()) ? make_cast(entry, weight) : nullptr;
+  Owned holder = made ? host::make_holder(made.get()) : nullptr;
   entry.busy = false;
-  if (made != nullptr) {
+  if (made) {
     entry.refusals = 0;
-    entry.hold(made, holder);
+    entry.hold(std::move(made), std::move(holder));
     return true;
   }
   return refuse(Refusal::limit);
 }
 
 std::shared_ptr<Entry> make_entry(PyObject* weight, Kind to) {
-  PyObject* reference = weak_reference_to(weight);
-  if (reference == nullptr) {
+  Owned reference = weak_reference_to(weight);
+  if (!reference) {
     PyErr_Clear();
     return nullptr;
   }
   // Making it may have let others run.
   std::shared_ptr<Entry>& place = cache().entries[{weight, to}];
-  if (place != nullptr) {
-    std::shared_ptr<Entry> known = place;
-    Py_DECREF(reference);
-    return known;
-  }
+  if (place != nullptr) return place;
   auto entry = std::make_shared<Entry>();
   entry->weight = weight;
-  entry->reference = reference;
+  entry->reference = std::move(reference);
   entry->to = to;
   entry->sight = host::look_at(weight);
   place = entry;
@@ -341,43 +319,43 @@ std::shared_ptr<Entry> entry_for(PyObject* weight, Kind to) {
 //
 // A large one gets a node of our own, since memory for its gradient would be new, and the kernel clears each page of
 // it. Not one that is used often: to that node the cast is what it is, and torch sums gradients in its precision.
-PyObject* as_part_of_graph(PyObject* weight, std::span<const std::int64_t> sizes, PyObject* size, PyObject* cast,
-                           Use use) {
+Owned as_part_of_graph(PyObject* weight, std::span<const std::int64_t> sizes, PyObject* size, PyObject* cast, Use use) {
   constexpr std::int64_t large = std::int64_t{1} << 22;
-  if (host::count_elements(weight) >= large && use != Use::recorded_often && settings.recorded != nullptr) {
-    PyObject* const function = Py_NewRef(settings.recorded);
+  if (host::count_elements(weight) >= large && use != Use::recorded_often && settings->recorded) {
+    const Owned function = Owned::borrowed(settings->recorded.get());
     PyObject* const arguments[] = {weight, cast};
-    PyObject* made = PyObject_Vectorcall(function, arguments, 2, nullptr);
-    Py_DECREF(function);
+    Owned made(PyObject_Vectorcall(function.get(), arguments, 2, nullptr));
     drop_error();
     return made;
   }
-  PyObject* made = host::unsafe_view(weight, sizes);
-  if (made == nullptr && settings.view != nullptr) {
+  Owned made = host::unsafe_view(weight, sizes);
+  if (!made && settings->view) {
     // Other threads may run meanwhile, and take away what is held here.
-    PyObject* const view = Py_NewRef(settings.view);
-    PyObject* const held_size = size == nullptr ? host::as_tuple(sizes) : Py_NewRef(size);
-    PyObject* const arguments[] = {weight, held_size};
-    made = held_size == nullptr ? nullptr : PyObject_Vectorcall(view, arguments, 2, nullptr);
-    Py_XDECREF(held_size);
-    Py_DECREF(view);
+    const Owned view = Owned::borrowed(settings->view.get());
+    const Owned held_size = size == nullptr ? host::as_tuple(sizes) : Owned::borrowed(size);
+    PyObject* const arguments[] = {weight, held_size.get()};
+    if (held_size) made = Owned(PyObject_Vectorcall(view.get(), arguments, 2, nullptr));
   }
-  if (made != nullptr && host::api.set_data(made, cast, host::api.data->closure) != 0) Py_CLEAR(made);
+  if (made && host::api.set_data(made.get(), cast, host::api.data->closure) != 0) made.reset();
   PyErr_Clear();
   return made;
 }
 
-// A weight's entry whose cast is up to date, or was brought there, as long as `held` is; and the cast, a new reference.
-// Null, without an exception but an interrupt's, where nothing is kept.
-Entry* up_to_date(PyObject* weight, Kind to, bool records, std::uint32_t views, std::shared_ptr<Entry>& held,
-                  PyObject*& cast, std::int64_t& elements) {
+// A weight's entry whose cast is up to date, or was brought there, as long as `held` is; and the cast. Null, without an
+// exception but an interrupt's, where nothing is kept.
+struct UpToDate {
+  Entry* entry = nullptr;
+  Owned cast;
+};
+UpToDate up_to_date(PyObject* weight, Kind to, bool records, std::uint32_t views, std::shared_ptr<Entry>& held,
+                    std::int64_t& elements) {
   elements = 0;
   Entry* entry = entry_of(weight, to);
   if (entry == nullptr || !entry->has(Form::plain) || !is_unchanged(*entry, look_beside(weight, views))) {
-    if (!settings.on) return nullptr;  // switched off since the call began
+    if (!settings->on) return {};  // switched off since the call began
     // Others may run, and forget the entry.
     held = entry_for(weight, to);
-    const bool is_packed = held != nullptr && held->cast != nullptr && held->form != Form::plain;
+    const bool is_packed = held != nullptr && held->cast && held->form != Form::plain;
     if (is_packed && !records) {
       Sight now = look_beside(weight, views);
       now.owners = held->sight.owners;  // another view of it may be alive
@@ -385,39 +363,38 @@ Entry* up_to_date(PyObject* weight, Kind to, bool records, std::uint32_t views, 
     }
     if (held == nullptr || !bring_up_to_date(*held, weight, views)) {
       ++counts.refused[static_cast<std::size_t>(held == nullptr ? Refusal::limit : held->refusal)];
-      return nullptr;
+      return {};
     }
     entry = held.get();
     elements = entry->elements;
-    if (!entry->has(Form::plain)) return nullptr;  // taken away meanwhile
+    if (!entry->has(Form::plain)) return {};  // taken away meanwhile
   } else {
     ++counts.hits;
   }
-  cast = Py_NewRef(entry->cast);
   entry->quiet_uses = records ? 0 : entry->quiet_uses + 1;
-  return entry;
+  return {entry, Owned::borrowed(entry->cast.get())};
 }
 
 // The weight that a plain tensor is a view of, held; null where it is of none, or not in its memory any more.
-struct Base {
-  PyObject* weight;
-
-  explicit Base(PyObject* view) : weight(host::api.get_base->get(view, host::api.get_base->closure)) {
+class Base {
+ public:
+  explicit Base(PyObject* view) : held_(host::api.get_base->get(view, host::api.get_base->closure)) {
     PyErr_Clear();
-    if (weight != nullptr && !is_whole_of(view)) Py_CLEAR(weight);
+    if (held_ && !is_whole_of(view)) held_.reset();
   }
-  ~Base() { Py_XDECREF(weight); }
-  Base(const Base&) = delete;
-  Base& operator=(const Base&) = delete;
+  [[nodiscard]] PyObject* weight() const { return held_.get(); }
+  [[nodiscard]] Owned take() { return std::move(held_); }
 
  private:
   [[nodiscard]] bool is_whole_of(PyObject* view) const {
-    if (Py_TYPE(weight) != host::api.parameter || host::kind_of_tensor(weight) != Kind::f32) return false;
+    if (Py_TYPE(weight()) != host::api.parameter || host::kind_of_tensor(weight()) != Kind::f32) return false;
     const Sight part = host::look_at(view);
-    const Sight whole = host::look_at(weight);
+    const Sight whole = host::look_at(weight());
     // A view counts its changes with what it is of.
     return part.storage == whole.storage && part.counter != nullptr && part.counter == whole.counter;
   }
+
+  Owned held_;
 };
 
 // Is this view the only one? Another one takes nothing from the weight's own cast: neither that nor the trust in it.
@@ -441,8 +418,8 @@ bool pays_off(Entry& entry, PyObject* weight, std::int64_t elements) {
   return true;
 }
 
-// Of a weight's cast, what lies so: a new reference. Null where that reaches beyond the weight.
-PyObject* part_of(const Entry& entry, PyObject* cast, const host::Geometry& part) {
+// Of a weight's cast, what lies so. Null where that reaches beyond the weight.
+Owned part_of(const Entry& entry, PyObject* cast, const host::Geometry& part) {
   const std::int64_t begin = static_cast<const float*>(part.values) - static_cast<const float*>(entry.geometry.values);
   std::int64_t end = begin + 1;
   for (std::size_t i = 0; i < part.sizes.size(); ++i) end += (part.sizes[i] - 1) * part.strides[i];
@@ -452,15 +429,11 @@ PyObject* part_of(const Entry& entry, PyObject* cast, const host::Geometry& part
 
 }  // namespace
 
-void configure(const Settings& wanted) noexcept {
-  Py_XINCREF(wanted.view);
-  Py_XINCREF(wanted.recorded);
-  const Settings former = std::exchange(settings, wanted);
-  Py_XDECREF(former.view);
-  Py_XDECREF(former.recorded);
-  settings.on = wanted.on && host::can_look_inside();
-  if (!settings.on || counts.bytes > settings.most_bytes) forget_all();
-  if (settings.on) return;
+void configure(Settings wanted) noexcept {
+  wanted.on = wanted.on && host::can_look_inside();
+  const Settings former = std::exchange(*settings, std::move(wanted));
+  if (!settings->on || counts.bytes > settings->most_bytes) forget_all();
+  if (settings->on) return;
   // Nobody watches any more: what was seen says nothing of later.
   cache().pointed_to.clear();
   cache().pointed_into.clear();
@@ -468,61 +441,52 @@ void configure(const Settings& wanted) noexcept {
   cache().too_many_pointers = false;
 }
 
-PyObject* kept(PyObject* weight, Kind to, Use use, std::int64_t& elements) noexcept {
+Owned kept(PyObject* weight, Kind to, Use use, std::int64_t& elements) noexcept {
   const bool records = use != Use::unrecorded;
-  PyObject* cast = nullptr;
   std::shared_ptr<Entry> held;
-  Entry* entry = up_to_date(weight, to, records, 0, held, cast, elements);
+  auto [entry, cast] = up_to_date(weight, to, records, 0, held, elements);
   if (entry == nullptr) return nullptr;
   entry->in_parts = false;
-  if (!records || !host::requires_grad(weight)) return cast;
-  PyObject* made = as_part_of_graph(weight, entry->geometry.sizes, entry->size, cast, use);
-  Py_DECREF(cast);
-  return made;
+  if (!records || !host::requires_grad(weight)) return std::move(cast);
+  return as_part_of_graph(weight, entry->geometry.sizes, entry->size.get(), cast.get(), use);
 }
 
-PyObject* kept_part(PyObject* view, Kind to, Use use, std::int64_t& elements) noexcept {
+Owned kept_part(PyObject* view, Kind to, Use use, std::int64_t& elements) noexcept {
   const bool records = use != Use::unrecorded;
   elements = 0;
   const Base base(view);
-  if (base.weight == nullptr || !settings.on) return nullptr;
+  if (base.weight() == nullptr || !settings->on) return nullptr;
   const bool is_recorded = records && host::requires_grad(view);
-  const bool is_whole = host::count_elements(view) == host::count_elements(base.weight);
+  const bool is_whole = host::count_elements(view) == host::count_elements(base.weight());
   // A cast of what has gaps would have none.
   host::Geometry part;
   if ((is_recorded && !is_whole) || host::is_negative(view) || !host::read_geometry(view, part) || !part.is_dense()) {
     return nullptr;
   }
-  std::shared_ptr<Entry> held = entry_for(base.weight, to);
-  if (held == nullptr || !is_only_view(*held, base.weight)) return nullptr;
-  if (!is_whole && !pays_off(*held, base.weight, host::count_elements(view))) return nullptr;
-  PyObject* cast = nullptr;
-  Entry* entry = up_to_date(base.weight, to, records, 1, held, cast, elements);
+  std::shared_ptr<Entry> held = entry_for(base.weight(), to);
+  if (held == nullptr || !is_only_view(*held, base.weight())) return nullptr;
+  if (!is_whole && !pays_off(*held, base.weight(), host::count_elements(view))) return nullptr;
+  auto [entry, cast] = up_to_date(base.weight(), to, records, 1, held, elements);
   if (entry == nullptr) return nullptr;
   entry->in_parts = !is_whole;
-  PyObject* made = part_of(*entry, cast, part);
-  Py_DECREF(cast);
-  if (made == nullptr || !is_recorded) return made;
-  PyObject* recorded = as_part_of_graph(view, part.sizes, nullptr, made, use);
-  Py_DECREF(made);
-  return recorded;
+  Owned made = part_of(*entry, cast.get(), part);
+  cast.reset();
+  if (!made || !is_recorded) return made;
+  return as_part_of_graph(view, part.sizes, nullptr, made.get(), use);
 }
 
-PyObject* cast_for_many(PyObject* given, Kind to) noexcept {
+Owned cast_for_many(PyObject* given, Kind to) noexcept {
   host::Geometry geometry;
   if (!tensor::is_cast_in_graph(given) || !host::read_geometry(given, geometry)) return nullptr;
-  PyObject* const plain = host::api.detach(given, nullptr);
+  const Owned plain(host::api.detach(given, nullptr));
   tensor::CastResult ignored;
-  PyObject* const cast = plain == nullptr ? nullptr : tensor::cast(plain, Kind::f32, to, ignored);
-  PyObject* made =
-      cast == nullptr ? nullptr : as_part_of_graph(given, geometry.sizes, nullptr, cast, Use::recorded_often);
-  Py_XDECREF(plain);
-  Py_XDECREF(cast);
+  const Owned cast = plain ? tensor::cast(plain.get(), Kind::f32, to, ignored) : nullptr;
+  Owned made = cast ? as_part_of_graph(given, geometry.sizes, nullptr, cast.get(), Use::recorded_often) : nullptr;
   PyErr_Clear();
   return made;
 }
 
-PyObject* transposed_weight(PyObject* view) noexcept {
+Owned transposed_weight(PyObject* view) noexcept {
   DLTensor part;
   DLTensor whole;
   // Most of what is asked about is none: that is told at a glance.
@@ -531,15 +495,15 @@ PyObject* transposed_weight(PyObject* view) noexcept {
     return nullptr;
   }
   Base base(view);
-  const bool is_it = base.weight != nullptr && host::view_on_cpu(base.weight, whole) && whole.ndim == 2 &&
+  const bool is_it = base.weight() != nullptr && host::view_on_cpu(base.weight(), whole) && whole.ndim == 2 &&
                      host::is_contiguous(whole) && part.data == whole.data && part.byte_offset == whole.byte_offset &&
                      part.shape[0] == whole.shape[1] && part.shape[1] == whole.shape[0] &&
                      part.strides[1] == whole.shape[1];
-  return is_it ? std::exchange(base.weight, nullptr) : nullptr;
+  return is_it ? base.take() : nullptr;
 }
 
 void memory_escapes(const char* storage, bool unseen) noexcept {
-  if (!settings.on || storage == nullptr) return;
+  if (!settings->on || storage == nullptr) return;
   ++cache().escapes;
   host::forget_files();
   if (unseen) remember_pointer(storage);
@@ -549,7 +513,7 @@ void memory_escapes(const char* storage, bool unseen) noexcept {
 }
 
 void numpy_gets(const char* storage, bool lent) noexcept {
-  if (!settings.on || storage == nullptr) return;
+  if (!settings->on || storage == nullptr) return;
   if (!lent) {
     cache().lent.erase(storage);
     if (!host::tells_of_arrays(storage)) remember_pointer(storage);
@@ -559,10 +523,10 @@ void numpy_gets(const char* storage, bool lent) noexcept {
 }
 
 void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexcept {
-  if (!settings.on || cache().entries.empty()) return;
+  if (!settings->on || cache().entries.empty()) return;
   struct Renewed {
     std::shared_ptr<Entry> entry;
-    PyObject* cast;
+    Owned cast;
     HeldMemory memory;
   };
   std::vector<Renewed> renewed;
@@ -574,7 +538,7 @@ void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexce
       if (found == cache().entries.end()) continue;
       const std::shared_ptr<Entry> entry = found->second;
       const bool is_fresh = std::exchange(entry->is_fresh, false) && may_be_fresh && is_unchanged(*entry, weight);
-      if (entry->cast == nullptr || entry->trust == Trust::open || is_fresh) continue;
+      if (!entry->cast || entry->trust == Trust::open || is_fresh) continue;
       entry->trust = Trust::changed;
       if (entry->busy || entry->form != Form::plain || entry->in_parts) continue;
       HeldMemory memory(weight);  // others may run meanwhile
@@ -592,21 +556,18 @@ void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexce
       entry->quiet_uses = 0;
       jobs.emplace_back(entry->geometry.values, kernels::Float::f32, target_of(*entry), tensor::float_of(to),
                         static_cast<std::size_t>(entry->elements));
-      renewed.push_back({entry, Py_NewRef(entry->cast), std::move(memory)});
+      renewed.push_back({entry, Owned::borrowed(entry->cast.get()), std::move(memory)});
     }
   }
   if (jobs.empty()) return;
   const unsigned threads = host::torch_threads();
   without_gil([&] { kernels::cast_many(jobs, threads); });
-  for (const Renewed& one : renewed) {
-    one.entry->busy = false;
-    Py_DECREF(one.cast);
-  }
+  for (const Renewed& one : renewed) one.entry->busy = false;
   counts.refreshes += renewed.size();
 }
 
 PyObject* cast_to_write(PyObject* weight) noexcept {
-  if (!settings.on || silent_writers != 0) return nullptr;
+  if (!settings->on || silent_writers != 0) return nullptr;
   for (const Kind to : precisions) {
     Entry* entry = entry_of(weight, to);
     if (entry == nullptr || !entry->has(Form::plain) || entry->busy || entry->trust == Trust::open || entry->in_parts) {
@@ -619,7 +580,7 @@ PyObject* cast_to_write(PyObject* weight) noexcept {
     // Whoever needs the weight before it was written sees that its cast is held elsewhere, and makes one of his own.
     entry->trust = Trust::changed;
     entry->written_from = now.version;
-    return entry->cast;
+    return entry->cast.get();
   }
   return nullptr;
 }
@@ -627,7 +588,7 @@ PyObject* cast_to_write(PyObject* weight) noexcept {
 void was_written(PyObject* weight, PyObject* cast) noexcept {
   for (const Kind to : precisions) {
     Entry* entry = entry_of(weight, to);
-    if (entry == nullptr || entry->cast != cast || entry->trust != Trust::changed) continue;
+    if (entry == nullptr || entry->cast.get() != cast || entry->trust != Trust::changed) continue;
     const Sight now = host::look_at(weight);
     // The step counts as one write. Another thread's, meanwhile, may be in the weight and not in the cast.
     if (!now.same_hands(entry->sight) || now.version != entry->written_from + 1) continue;
@@ -650,7 +611,7 @@ void forget_all() noexcept {
 }
 
 bool is_kept_memory(PyObject* tensor) noexcept {
-  return settings.on && host::is_plain_tensor(tensor) && cache().casts.contains(host::storage_of(tensor));
+  return settings->on && host::is_plain_tensor(tensor) && cache().casts.contains(host::storage_of(tensor));
 }
 
 Statistics statistics() noexcept { return counts; }

@@ -9,20 +9,21 @@
 #include <cstdint>
 
 #include "host/inside.hpp"
+#include "owned.hpp"
 #include "tensor/cast.hpp"
 
 namespace habana_mp::weights {
 
 struct Settings {
   bool on = false;
-  PyObject* view = nullptr;      // torch.ops' aten::_unsafe_view, untouched; held
-  PyObject* recorded = nullptr;  // makes a kept cast a part of autograd's graph, given the weight and the cast; held
+  Owned view;      // torch.ops' aten::_unsafe_view, untouched; or null
+  Owned recorded;  // makes a kept cast a part of autograd's graph, given the weight and the cast; or null
   std::uint64_t most_bytes = ~std::uint64_t{0};  // beyond this no further weight is kept
   std::int64_t least_part = 0;                   // a view of a weight with fewer elements is cast by itself
 };
-extern Settings settings;
+extern NeverDestroyed<Settings> settings;
 // Switching it off drops what is kept.
-void configure(const Settings& settings) noexcept;
+void configure(Settings wanted) noexcept;
 
 // Are casts kept, and may one be handed out in this thread as things are?
 bool may_be_kept() noexcept;
@@ -31,27 +32,27 @@ bool may_be_kept() noexcept;
 // gradients are summed in the precision that it has in the graph: float32.
 enum class Use : std::uint8_t { unrecorded, recorded, recorded_often };
 
-// The weight, a torch.nn.Parameter in float32, in the lower precision `to`: a new reference. Null, without an
-// exception but an interrupt's, where nothing is kept. `elements` tells how many had to be cast for this. To be called
-// where casts may be kept.
-PyObject* kept(PyObject* weight, Kind to, Use use, std::int64_t& elements) noexcept;
+// The weight, a torch.nn.Parameter in float32, in the lower precision `to`. Null, without an exception but an
+// interrupt's, where nothing is kept. `elements` tells how many had to be cast for this. To be called where casts may
+// be kept.
+Owned kept(PyObject* weight, Kind to, Use use, std::int64_t& elements) noexcept;
 
 // Is it worth asking whether this plain tensor is a view of a weight?
 inline bool may_be_part(PyObject* tensor) noexcept {
-  return settings.on && host::count_elements(tensor) >= settings.least_part && host::look_at(tensor).owners > 1;
+  return settings->on && host::count_elements(tensor) >= settings->least_part && host::look_at(tensor).owners > 1;
 }
 
 // The same of a view of such a weight: the same part of the weight's cast. Where a gradient is recorded, only a view of
 // all of it: of a part the whole would be cast again after each step.
-PyObject* kept_part(PyObject* view, Kind to, Use use, std::int64_t& elements) noexcept;
+Owned kept_part(PyObject* view, Kind to, Use use, std::int64_t& elements) noexcept;
 
-// A cast of this float32 tensor, which is none to be kept, for many products that are recorded: a new reference. Null,
-// without an exception, where one like any other is to be made.
-PyObject* cast_for_many(PyObject* tensor, Kind to) noexcept;
+// A cast of this float32 tensor, which is none to be kept, for many products that are recorded. Null, without an
+// exception, where one like any other is to be made.
+Owned cast_for_many(PyObject* tensor, Kind to) noexcept;
 
-// The weight, a matrix, of which this plain tensor is the transposed view: a new reference. Null, without an exception,
-// where it is none.
-PyObject* transposed_weight(PyObject* view) noexcept;
+// The weight, a matrix, of which this plain tensor is the transposed view. Null, without an exception, where it is
+// none.
+Owned transposed_weight(PyObject* view) noexcept;
 
 // Somebody may get hold of this storage's memory in a way that tells nobody when he writes to it. While he holds a
 // tensor or storage of torch that is seen; a mere pointer is not (`unseen`).

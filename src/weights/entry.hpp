@@ -38,11 +38,11 @@ enum class Form : std::uint8_t {
 };
 
 struct Entry {
-  PyObject* weight = nullptr;     // not held
-  PyObject* reference = nullptr;  // a weak one, whose callback drops the entry
-  PyObject* cast = nullptr;       // null where nothing is kept at the moment
-  Sight cast_sight;               // of a plain cast, as we left it: a graph gives it to whoever asks what it saved
-  PyObject* holder = nullptr;     // holds the cast besides, or null
+  PyObject* weight = nullptr;  // not held
+  Owned reference;             // a weak one, whose callback drops the entry
+  Owned cast;                  // null where nothing is kept at the moment
+  Sight cast_sight;            // of a plain cast, as we left it: a graph gives it to whoever asks what it saved
+  Owned holder;                // holds the cast besides, or null
   Form form = Form::plain;
   Kind to = Kind::bf16;
   Trust trust = Trust::open;
@@ -58,9 +58,9 @@ struct Entry {
   std::uint32_t unpacked = 0;      // how often a packed form could not serve, where nothing was recorded either
   Sight sight;                     // as it was before the cast was made
   std::uint32_t probed = 0;        // kinds of calls for which a form with another order was tried, to no end perhaps
-  PyObject* packed_for = nullptr;  // the options of the convolution that a packed form is for
+  Owned packed_for;                // the options of the convolution that a packed form is for
   host::Geometry geometry;         // as the weight lay then; without values: unknown
-  PyObject* size = nullptr;        // the weight's sizes, a tuple
+  Owned size;                      // the weight's sizes, a tuple
   std::int64_t elements = 0;
   std::array<const std::uint32_t*, sample_count> places{};
   Samples samples{};
@@ -68,27 +68,22 @@ struct Entry {
   Entry() = default;
   Entry(const Entry&) = delete;
   Entry& operator=(const Entry&) = delete;
-  ~Entry() {
-    drop();
-    Py_XDECREF(reference);
-    Py_XDECREF(size);
-  }
+  ~Entry() { drop(); }
 
   [[nodiscard]] std::uint64_t bytes() const { return tensor::bytes_as(to, elements); }
-  // Takes the references. What was held goes last: others may run then.
-  void hold(PyObject* made, PyObject* its_holder, Form its_form = Form::plain, PyObject* options = nullptr);
+  // What was held goes last: others may run then.
+  void hold(Owned made, Owned its_holder, Form its_form = Form::plain, Owned options = nullptr);
   void drop() { hold(nullptr, nullptr); }
-  [[nodiscard]] bool has(Form wanted) const {
-    return cast != nullptr && form == wanted && (form != Form::plain || is_intact());
-  }
+  [[nodiscard]] bool has(Form wanted) const { return cast && form == wanted && (form != Form::plain || is_intact()); }
   // Does a plain cast lie where it lay, and was it written by nobody else, as far as its version tells?
   [[nodiscard]] bool is_intact() const {
-    const Sight now = host::look_at(cast);
-    return now.same_place(cast_sight) && now.version == cast_sight.version && host::count_elements(cast) == elements;
+    const Sight now = host::look_at(cast.get());
+    return now.same_place(cast_sight) && now.version == cast_sight.version &&
+           host::count_elements(cast.get()) == elements;
   }
   // May the cast be written? Not where others work with its former values: a graph that waits for its backward,
   // another thread.
-  [[nodiscard]] bool is_free() const { return host::is_held_once(cast, holder != nullptr); }
+  [[nodiscard]] bool is_free() const { return host::is_held_once(cast.get(), static_cast<bool>(holder)); }
 
   [[nodiscard]] Samples look() const {
     Samples seen{};
@@ -139,25 +134,25 @@ struct Cache {
 // There is one, and it is never destroyed: weights may outlive the interpreter's modules.
 Cache& cache();
 
-inline void Entry::hold(PyObject* made, PyObject* its_holder, Form its_form, PyObject* options) {
+inline void Entry::hold(Owned made, Owned its_holder, Form its_form, Owned options) {
   quiet_uses = 0;
-  if (cast != nullptr) {
+  if (cast) {
     counts.bytes -= bytes();
     --counts.weights;
     if (form != Form::plain) --counts.packed;
   }
-  PyObject* const former[] = {std::exchange(holder, its_holder), std::exchange(cast, made),
-                              std::exchange(packed_for, options)};
+  const Owned former_options = std::exchange(packed_for, std::move(options));
+  const Owned former_cast = std::exchange(cast, std::move(made));
+  const Owned former_holder = std::exchange(holder, std::move(its_holder));
   form = its_form;
   if (cast_sight.storage != nullptr) cache().casts.erase(cast_sight.storage);
-  cast_sight = cast != nullptr && form == Form::plain ? host::look_at(cast) : Sight{};
+  cast_sight = cast && form == Form::plain ? host::look_at(cast.get()) : Sight{};
   if (cast_sight.storage != nullptr) cache().casts.insert(cast_sight.storage);
-  if (cast != nullptr) {
+  if (cast) {
     counts.bytes += bytes();
     ++counts.weights;
     if (form != Form::plain) ++counts.packed;
   }
-  for (PyObject* one : former) Py_XDECREF(one);
 }
 
 inline Recent& recent_for(PyObject* weight, Kind to) {

@@ -1,5 +1,7 @@
 #include "weights/escapes.hpp"
 
+#include <utility>
+
 #include "atomic_store.hpp"
 #include "host/frames.hpp"
 #include "host/inside.hpp"
@@ -29,18 +31,17 @@ WatchedMethod view;
 host::WatchedData data;
 bool (*lists_speak_here)() = nullptr;
 
-Callers callers_of_pointers;  // held
-Callers callers_of_arrays;    // held
+NeverDestroyed<Callers> callers_of_pointers;
+NeverDestroyed<Callers> callers_of_arrays;
 
 // Is the Python code that calls harmless? Code that hands on what it asked for is passed by: what counts is who called.
 bool caller_is_harmless(const Callers& callers) {
   bool harmless = false;
   bool passes_on = true;
   for (host::FrameWalk walk; walk && passes_on; walk.outwards()) {
-    PyObject* name = walk.module_name();
-    passes_on = name != nullptr && host::begins_with_one_of(name, callers.passing_on);
-    harmless = name != nullptr && host::begins_with_one_of(name, callers.harmless);
-    Py_XDECREF(name);
+    const Owned name = walk.module_name();
+    passes_on = name && host::begins_with_one_of(name.get(), callers.passing_on.get());
+    harmless = name && host::begins_with_one_of(name.get(), callers.harmless.get());
   }
   return harmless;
 }
@@ -53,17 +54,15 @@ PyObject* untyped_storage_stub(PyObject* self, PyObject* none) {
 // NumPy has no bfloat16, so the method would raise.
 PyObject* numpy_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
   tensor_escapes(self, false);
-  if (host::can_look_inside() && callers_of_arrays.harmless != nullptr) {
+  if (host::can_look_inside() && callers_of_arrays->harmless) {
     // A weight is held beside what was detached of it to give it to NumPy; most tensors are not, which spares a look.
     const host::Sight sight = host::look_at(self);
-    numpy_gets(sight.storage, sight.owners > 1 && caller_is_harmless(callers_of_arrays));
+    numpy_gets(sight.storage, sight.owners > 1 && caller_is_harmless(*callers_of_arrays));
   }
   const bool widens = host::is_plain_tensor(self) && host::kind_of_tensor(self) == Kind::bf16 && lists_speak_here();
   if (!widens) return numpy.call(self, arguments, keywords);
-  PyObject* wide = PyObject_CallMethod(self, "float", nullptr);
-  PyObject* result = wide == nullptr ? nullptr : numpy.call(wide, arguments, keywords);
-  Py_XDECREF(wide);
-  return result;
+  const Owned wide(PyObject_CallMethod(self, "float", nullptr));
+  return wide ? numpy.call(wide.get(), arguments, keywords) : nullptr;
 }
 
 template <const WatchedMethod& method>
@@ -75,11 +74,10 @@ PyObject* escaping_stub(PyObject* self, PyObject* arguments, PyObject* keywords)
 // What writes runs Python code itself: nothing that is kept meanwhile holds.
 template <typename Call>
 PyObject* while_open(PyObject* tensor, Call call) {
-  Py_INCREF(tensor);
+  const Owned held = Owned::borrowed(tensor);
   tensor_escapes(tensor, false);
   PyObject* result = call();
   tensor_escapes(tensor, false);
-  Py_DECREF(tensor);
   return result;
 }
 
@@ -106,12 +104,12 @@ PyObject* set_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
 
 template <const WatchedMethod& method>
 PyObject* pointer_stub(PyObject* self, PyObject* none) {
-  if (!caller_is_harmless(callers_of_pointers)) tensor_escapes(self, true);
+  if (!caller_is_harmless(*callers_of_pointers)) tensor_escapes(self, true);
   return method.call(self, none);
 }
 
 PyObject* storage_data_ptr_stub(PyObject* self, PyObject* none) {
-  if (!caller_is_harmless(callers_of_pointers)) {
+  if (!caller_is_harmless(*callers_of_pointers)) {
     if (const char* storage = host::address_of_storage(self)) memory_escapes(storage, true);
   }
   return storage_data_ptr.call(self, none);
@@ -160,11 +158,6 @@ struct Plan {
   PyCFunction stub;
 };
 
-void hold(Callers& held, const Callers& callers) {
-  Py_XSETREF(held.harmless, Py_NewRef(callers.harmless));
-  Py_XSETREF(held.passing_on, Py_NewRef(callers.passing_on));
-}
-
 constexpr int with_keywords = METH_VARARGS | METH_KEYWORDS;
 
 }  // namespace
@@ -203,7 +196,7 @@ void watch_exchange() noexcept {
   store(&table->managed_tensor_from_py_object_no_sync, &share_stub);
 }
 
-bool watch_escapes(const Hatches& hatches) {
+bool watch_escapes(Hatches hatches) {
   const Plan plans[] = {
       {&untyped_storage, hatches.untyped_storage, METH_NOARGS, untyped_storage_stub},
       {&data_ptr, hatches.data_ptr, METH_NOARGS, pointer_stub<data_ptr>},
@@ -226,8 +219,8 @@ bool watch_escapes(const Hatches& hatches) {
                     "habana_mp cannot watch Tensor.view and Tensor.numpy: their calling convention is not known");
     return false;
   }
-  hold(callers_of_pointers, hatches.of_pointers);
-  hold(callers_of_arrays, hatches.of_arrays);
+  *callers_of_pointers = std::move(hatches.of_pointers);
+  *callers_of_arrays = std::move(hatches.of_arrays);
   for (const Plan& plan : plans) {
     if (plan.object != nullptr) plan.method->watch(plan.object, plan.stub);
   }

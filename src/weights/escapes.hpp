@@ -1,19 +1,18 @@
 // Watching the ways by which a weight's memory gets into hands of which torch tells nobody.
 #pragma once
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "owned.hpp"
 
 namespace habana_mp::weights {
 
 // Tuples of what the names of modules begin with: those that do no harm with what they ask for, and those that ask for
 // whoever called them.
 struct Callers {
-  PyObject* harmless = nullptr;
-  PyObject* passing_on = nullptr;
+  Owned harmless;
+  Owned passing_on;
 };
 
-// Objects of torch; borrowed. The tuples of the callers are held.
+// Objects of torch, borrowed, and who may call them.
 struct Hatches {
   PyObject* untyped_storage;   // methods of Tensor
   PyObject* data_ptr;          //
@@ -38,7 +37,7 @@ void stop_watching_view_and_numpy() noexcept;
 void watch_exchange() noexcept;
 
 // False with a Python exception set when one of them is not what it should be; nothing has changed then.
-bool watch_escapes(const Hatches& hatches);
+bool watch_escapes(Hatches hatches);
 void stop_watching_escapes() noexcept;
 
 // A tensor's memory may be written to from now on, unseen or not (see memory_escapes).

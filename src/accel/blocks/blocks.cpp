@@ -135,7 +135,7 @@ void keep_blocks(std::uint64_t from, std::uint64_t most_waiting) noexcept {
   for (const Block& one : gone) std::free(one.memory);
 }
 
-PyObject* tensor_in_block(const host::Geometry& like, Kind kind, void*& values) noexcept {
+Owned tensor_in_block(const host::Geometry& like, Kind kind, void*& values) noexcept {
   std::int64_t count = 1;
   for (const std::int64_t size : like.sizes) count *= size;
   const std::uint64_t bytes = tensor::bytes_as(kind, count);
@@ -157,16 +157,15 @@ PyObject* tensor_in_block(const host::Geometry& like, Kind kind, void*& values) 
                              0};
   lent->managed.manager_ctx = lent.get();
   lent->managed.deleter = end_lent;
-  PyObject* capsule = PyCapsule_New(&lent->managed, "dltensor", end_capsule);
-  if (capsule == nullptr) {
+  const Owned capsule(PyCapsule_New(&lent->managed, "dltensor", end_capsule));
+  if (!capsule) {
     give_back(memory, bytes);
     PyErr_Clear();
     return nullptr;
   }
   lent.release();  // NOLINT(bugprone-unused-return-value): the capsule's now
   values = memory;
-  PyObject* made = PyObject_CallOneArg(host::api.from_dlpack, capsule);
-  Py_DECREF(capsule);
+  Owned made(PyObject_CallOneArg(host::api.from_dlpack, capsule.get()));
   PyErr_Clear();
   return made;
 }

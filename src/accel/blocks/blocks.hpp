@@ -15,7 +15,7 @@ void keep_blocks(std::uint64_t from, std::uint64_t most_waiting) noexcept;
 bool is_block(std::uint64_t bytes) noexcept;
 
 // A new tensor that lies like this, in such a block. Null, without an exception, where there is none to be had.
-PyObject* tensor_in_block(const host::Geometry& like, Kind kind, void*& values) noexcept;
+Owned tensor_in_block(const host::Geometry& like, Kind kind, void*& values) noexcept;
 
 std::uint64_t bytes_waiting() noexcept;
 

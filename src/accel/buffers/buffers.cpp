@@ -23,12 +23,13 @@ constexpr std::size_t most_buffers = 16;
 constexpr std::int64_t most_bytes = std::int64_t{32} << 20;
 
 struct Buffer {
-  PyObject* tensor = nullptr;  // owned, but not while it is lent
-  PyObject* holder = nullptr;  // owned
+  PyObject* tensor = nullptr;  // which it is
+  Owned waiting;               // the same; null while it is lent
+  Owned holder;                // goes first
   Kind kind = Kind::other;
-  bool lent = false;
   host::Geometry geometry;
 
+  [[nodiscard]] bool is_lent() const { return !waiting; }
   [[nodiscard]] std::int64_t bytes() const {
     std::int64_t count = 1;
     for (const std::int64_t size : geometry.sizes) count *= size;
@@ -37,7 +38,7 @@ struct Buffer {
 };
 
 // Under the GIL, as everything here.
-std::vector<Buffer> buffers;
+NeverDestroyed<std::vector<Buffer>> buffers;
 std::int64_t bytes_held = 0;
 std::size_t next_to_go = 0;
 
@@ -51,67 +52,57 @@ std::size_t hash_of(const host::Geometry& geometry, Kind kind) {
 }
 
 // Others may run as it goes.
-void release(const Buffer& buffer) {
-  Py_XDECREF(buffer.holder);
-  if (!buffer.lent) Py_DECREF(buffer.tensor);
-}
-
 void drop(Buffer& place) {
   bytes_held -= place.bytes();
-  const Buffer gone = std::exchange(place, std::move(buffers.back()));
-  buffers.pop_back();
-  release(gone);
+  const Buffer gone = std::exchange(place, std::move(buffers->back()));
+  buffers->pop_back();
 }
 
 // Is there room for so many bytes? What was not lent for some time goes.
 bool make_room(std::int64_t bytes) {
   if (bytes > most_bytes / 2) return false;
-  for (std::size_t tried = 0; buffers.size() >= most_buffers || bytes_held + bytes > most_bytes; ++tried) {
+  for (std::size_t tried = 0; buffers->size() >= most_buffers || bytes_held + bytes > most_bytes; ++tried) {
     if (tried == most_buffers) return false;
-    const std::size_t place = next_to_go++ % buffers.size();
-    if (!buffers[place].lent) drop(buffers[place]);
+    const std::size_t place = next_to_go++ % buffers->size();
+    if (!(*buffers)[place].is_lent()) drop((*buffers)[place]);
   }
   return true;
 }
 
-// A cast that an operation is done with becomes a buffer. Takes the reference.
-void adopt(PyObject* cast) {
+// A cast that an operation is done with becomes a buffer.
+void adopt(Owned cast) {
   Buffer made;
-  made.tensor = cast;
-  made.kind = host::kind_of_tensor(cast);
-  const bool fits = Py_TYPE(cast) == host::api.tensor && host::is_held_once(cast, false) &&
-                    host::read_geometry(cast, made.geometry) && made.geometry.is_dense();
+  made.waiting = std::move(cast);
+  made.tensor = made.waiting.get();
+  made.kind = host::kind_of_tensor(made.tensor);
+  const bool fits = Py_TYPE(made.tensor) == host::api.tensor && host::is_held_once(made.tensor, false) &&
+                    host::read_geometry(made.tensor, made.geometry) && made.geometry.is_dense();
   const std::size_t hash = fits ? hash_of(made.geometry, made.kind) : 0;
   if (!fits || std::exchange(missed[hash % missed.size()], hash) != hash || !make_room(made.bytes())) {
-    Py_DECREF(cast);
     return;
   }
-  made.holder = host::make_holder(cast);  // others may run
-  if (made.holder == nullptr || !host::is_held_once(cast, true) || buffers.size() >= most_buffers) {
-    Py_XDECREF(made.holder);
-    Py_DECREF(cast);
-    return;
-  }
+  made.holder = host::make_holder(made.tensor);  // others may run
+  if (!made.holder || !host::is_held_once(made.tensor, true) || buffers->size() >= most_buffers) return;
   bytes_held += made.bytes();
-  buffers.push_back(std::move(made));
+  buffers->push_back(std::move(made));
 }
 
 }  // namespace
 
-PyObject* cast_for_now(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen, bool& for_now) {
+Owned cast_for_now(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen, bool& for_now) {
   DLTensor source;
   if (!host::can_look_inside() || !host::is_plain_tensor(tensor) || tensor::is_watched(tensor, seen) ||
       !host::view_on_cpu(tensor, source)) {
     return tensor::cast(tensor, from, to, seen);
   }
   for_now = true;
-  PyObject* const lent = borrow_buffer(source, to);
-  if (lent == nullptr) return tensor::cast(tensor, from, to, seen);
+  Owned lent = borrow_buffer(source, to);
+  if (!lent) return tensor::cast(tensor, from, to, seen);
   const std::int64_t count = host::count_elements(tensor);
   seen.bytes += tensor::bytes_as(to, count);
   // Others may run meanwhile; what is lent stays what it is.
   tensor::convert(static_cast<const char*>(source.data) + source.byte_offset, from,
-                  const_cast<char*>(host::look_at(lent).data), to, count);
+                  const_cast<char*>(host::look_at(lent.get()).data), to, count);
   return lent;
 }
 
@@ -127,7 +118,7 @@ bool has_uneven_rows(PyObject* tensor, bool heeds_single_elements) noexcept {
   return false;
 }
 
-PyObject* cast_in_rows(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen) noexcept {
+Owned cast_in_rows(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen) noexcept {
   DLTensor source;
   host::Geometry geometry;
   if (!host::can_look_inside() || tensor::is_watched(tensor, seen) || !host::view_on_cpu(tensor, source))
@@ -147,13 +138,13 @@ PyObject* cast_in_rows(PyObject* tensor, Kind from, Kind to, tensor::CastResult&
   if (count == 0) return nullptr;
   DLTensor wanted = source;
   wanted.strides = strides.data();
-  PyObject* made = borrow_buffer(wanted, to);
+  Owned made = borrow_buffer(wanted, to);
   void* values = nullptr;
-  if (made != nullptr) {
-    values = const_cast<char*>(host::look_at(made).data);
+  if (made) {
+    values = const_cast<char*>(host::look_at(made.get()).data);
   } else {
     made = host::allocate_like(source, to, values);
-    if (made == nullptr) return nullptr;
+    if (!made) return nullptr;
   }
   kernels::Job job(static_cast<const char*>(source.data) + source.byte_offset, tensor::float_of(from), values,
                    tensor::float_of(to), std::move(axes));
@@ -163,39 +154,34 @@ PyObject* cast_in_rows(PyObject* tensor, Kind from, Kind to, tensor::CastResult&
   return made;
 }
 
-PyObject* borrow_buffer(const DLTensor& wanted, Kind kind) noexcept {
+Owned borrow_buffer(const DLTensor& wanted, Kind kind) noexcept {
   // The same strides: how a convolution's result lies depends on those of dimensions of one element too.
-  const auto found = std::find_if(buffers.rbegin(), buffers.rend(), [&](const Buffer& one) {
-    return !one.lent && one.kind == kind && host::lies_alike(wanted, one.geometry, true) &&
+  const auto found = std::find_if(buffers->rbegin(), buffers->rend(), [&](const Buffer& one) {
+    return !one.is_lent() && one.kind == kind && host::lies_alike(wanted, one.geometry, true) &&
            host::is_held_once(one.tensor, true);
   });
-  if (found == buffers.rend()) return nullptr;
-  found->lent = true;
-  return found->tensor;
+  return found == buffers->rend() ? nullptr : std::move(found->waiting);
 }
 
 void give_back(PyObject* cast) noexcept {
-  const auto found = std::find_if(buffers.begin(), buffers.end(),
-                                  [cast](const Buffer& one) { return one.lent && one.tensor == cast; });
-  if (found == buffers.end()) {
-    if (PyErr_Occurred() == nullptr) return adopt(cast);  // not with the exception of an operation that failed
-    Py_DECREF(cast);
-    return;
+  Owned given(cast);
+  const auto found = std::find_if(buffers->begin(), buffers->end(),
+                                  [cast](const Buffer& one) { return one.is_lent() && one.tensor == cast; });
+  if (found == buffers->end()) {
+    // Not with the exception of an operation that failed.
+    if (PyErr_Occurred() == nullptr) adopt(std::move(given));
+  } else if (host::is_held_once(cast, true)) {
+    found->waiting = std::move(given);
+  } else {
+    drop(*found);
   }
-  if (host::is_held_once(cast, true)) {
-    found->lent = false;
-    return;
-  }
-  drop(*found);
-  Py_DECREF(cast);
 }
 
-std::size_t buffer_count() noexcept { return buffers.size(); }
+std::size_t buffer_count() noexcept { return buffers->size(); }
 
 void forget_buffers() noexcept {
-  const std::vector<Buffer> gone = std::exchange(buffers, {});
+  const std::vector<Buffer> gone = std::exchange(*buffers, {});
   bytes_held = 0;
-  for (const Buffer& one : gone) release(one);
 }
 
 namespace {

@@ -8,7 +8,7 @@ namespace habana_mp::accel {
 
 // As `cast`, for an input of an operation whose results share no memory with it. Where `for_now` is set, what it
 // returns goes to `give_back` when the operation is over.
-PyObject* cast_for_now(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen, bool& for_now);
+Owned cast_for_now(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen, bool& for_now);
 
 // Do the rows of this tensor of more than two dimensions on the CPU not lie at one distance from each other? Torch
 // heeds the strides of dimensions of one element where it multiplies, but not where it adds a bias in the same
@@ -17,10 +17,10 @@ bool has_uneven_rows(PyObject* tensor, bool heeds_single_elements) noexcept;
 
 // A cast or a copy of such a tensor, contiguous, where nobody has to see it: goes to `give_back`. Null, without an
 // exception, where that is not possible.
-PyObject* cast_in_rows(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen) noexcept;
+Owned cast_in_rows(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen) noexcept;
 
 // A buffer of this kind that lies as this view: it goes to `give_back`, too. Null where there is none.
-PyObject* borrow_buffer(const DLTensor& wanted, Kind kind) noexcept;
+Owned borrow_buffer(const DLTensor& wanted, Kind kind) noexcept;
 
 // Takes the reference. The tensor is used again if nobody else holds it or its memory.
 void give_back(PyObject* cast) noexcept;

@@ -44,14 +44,14 @@ void reorder(const DLTensor& from, void* target, const Strides& strides, Kind ki
 }
 
 // Memory like the images' in channels-last order.
-PyObject* make_channels_last(PyObject* images, Kind kind, const DLTensor& wanted) {
+Owned make_channels_last(PyObject* images, Kind kind, const DLTensor& wanted) {
   static PyObject* const keywords = PyTuple_Pack(1, PyUnicode_InternFromString("memory_format"));
   PyObject* const values[] = {images, host::api.channels_last_order};
-  PyObject* made = PyObject_Vectorcall(host::api.empty_like, values, 1, keywords);
+  Owned made(PyObject_Vectorcall(host::api.empty_like, values, 1, keywords));
   host::Geometry geometry;
-  const bool fits = made != nullptr && Py_TYPE(made) == host::api.tensor && host::kind_of_tensor(made) == kind &&
-                    host::read_geometry(made, geometry) && host::lies_alike(wanted, geometry, true);
-  if (made != nullptr && !fits) Py_CLEAR(made);
+  const bool fits = made && Py_TYPE(made.get()) == host::api.tensor && host::kind_of_tensor(made.get()) == kind &&
+                    host::read_geometry(made.get(), geometry) && host::lies_alike(wanted, geometry, true);
+  if (!fits) made.reset();
   return made;
 }
 
@@ -70,7 +70,7 @@ bool is_channels_first(PyObject* tensor) noexcept {
   return are_images(tensor, view) && host::is_contiguous(view);
 }
 
-PyObject* channels_last_for_now(PyObject* images, Kind kind) {
+Owned channels_last_for_now(PyObject* images, Kind kind) {
   DLTensor view;
   if (!host::can_look_inside() || !are_images(images, view) || view.strides == nullptr) return nullptr;
   std::array<std::int64_t, dimensions> sizes{};
@@ -79,24 +79,24 @@ PyObject* channels_last_for_now(PyObject* images, Kind kind) {
   DLTensor wanted = view;
   wanted.shape = sizes.data();
   wanted.strides = strides.data();
-  PyObject* made = tensor::borrow(wanted, kind);
-  if (made == nullptr) made = make_channels_last(images, kind, wanted);  // others may run
+  Owned made = tensor::borrow(wanted, kind);
+  if (!made) made = make_channels_last(images, kind, wanted);  // others may run
   drop_error();
-  if (made == nullptr) return nullptr;
+  if (!made) return nullptr;
   if (!are_images(images, view) || !std::equal(sizes.begin(), sizes.end(), view.shape) || view.strides == nullptr) {
-    tensor::give_back(made);
+    tensor::give_back(made.release());
     return nullptr;
   }
-  reorder(view, const_cast<char*>(host::look_at(made).data), strides, kind);
+  reorder(view, const_cast<char*>(host::look_at(made.get()).data), strides, kind);
   return made;
 }
 
-PyObject* channels_first(PyObject* images, Kind kind) {
+Owned channels_first(PyObject* images, Kind kind) {
   DLTensor view;
   if (!are_images(images, view) || view.strides == nullptr) return nullptr;
   void* target = nullptr;
-  PyObject* made = host::allocate_like(view, kind, target);
-  if (made != nullptr) reorder(view, target, strides_of_channels_first(view.shape), kind);
+  Owned made = host::allocate_like(view, kind, target);
+  if (made) reorder(view, target, strides_of_channels_first(view.shape), kind);
   return made;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "host/reader.hpp"
+#include "owned.hpp"
 
 namespace habana_mp::accel {
 
@@ -12,9 +13,9 @@ bool is_channels_last(PyObject* tensor) noexcept;
 // Is it one in channels-first order, with the strides that torch gives to a new one?
 bool is_channels_first(PyObject* tensor) noexcept;
 
-// The same images in the other order, a new reference; null, without an exception but an interrupt's, where that cannot
-// be had. What is made for a while, for an operation's input, goes to `give_back`.
-PyObject* channels_last_for_now(PyObject* images, Kind kind);
-PyObject* channels_first(PyObject* images, Kind kind);
+// The same images in the other order; null, without an exception but an interrupt's, where that cannot be had. What is
+// made for a while, for an operation's input, goes to `give_back`.
+Owned channels_last_for_now(PyObject* images, Kind kind);
+Owned channels_first(PyObject* images, Kind kind);
 
 }  // namespace habana_mp::accel

@@ -14,17 +14,16 @@ namespace habana_mp::accel {
 
 namespace {
 
-std::array<PackingOperators, packs_count> operators;
+NeverDestroyed<std::array<PackingOperators, packs_count>> operators;
 
-PyObject* call_operator(PyObject* one, PyObject* const* values, std::size_t count) {
-  if (one == nullptr) return nullptr;
-  Py_INCREF(one);
-  PyObject* result = PyObject_Vectorcall(one, values, count, nullptr);
-  Py_DECREF(one);
-  return result;
+// It is held meanwhile: others may run, and exchange the operators.
+Owned call_operator(const Owned& one, PyObject* const* values, std::size_t count) {
+  if (!one) return nullptr;
+  const Owned held = Owned::borrowed(one.get());
+  return Owned(PyObject_Vectorcall(held.get(), values, count, nullptr));
 }
 
-PyObject* call_packed_as_it_lies(const PackedCall& call, PyObject* packed) {
+Owned call_packed_as_it_lies(const PackedCall& call, PyObject* packed) {
   static PyObject* const none = PyUnicode_InternFromString("none");
   static PyObject* const no_scalars = PyTuple_New(0);
   static PyObject* const no_algorithm = PyUnicode_InternFromString("");
@@ -43,46 +42,39 @@ PyObject* call_packed_as_it_lies(const PackedCall& call, PyObject* packed) {
 
 bool is_in_use() noexcept { return host::autocast_is_off() && host::onednn_is_enabled(); }
 
-void set_packing(Packs what, const PackingOperators& wanted) noexcept {
-  for (PyObject* one : {wanted.pack, wanted.call, wanted.plain}) Py_XINCREF(one);
-  const PackingOperators former = std::exchange(operators[static_cast<std::size_t>(what)], wanted);
-  for (PyObject* one : {former.pack, former.call, former.plain}) Py_XDECREF(one);
+void set_packing(Packs what, PackingOperators wanted) noexcept {
+  const PackingOperators former = std::exchange((*operators)[static_cast<std::size_t>(what)], std::move(wanted));
 }
 
-const PackingOperators& operators_of(Packs what) noexcept { return operators[static_cast<std::size_t>(what)]; }
+const PackingOperators& operators_of(Packs what) noexcept { return (*operators)[static_cast<std::size_t>(what)]; }
 
-bool library_packs(const PackedCall& call) noexcept {
-  return operators_of(call.what).call != nullptr && !call.transposed;
-}
+bool library_packs(const PackedCall& call) noexcept { return operators_of(call.what).call && !call.transposed; }
 
-PyObject* pack(PyObject* cast, const PackedCall& call) {
-  PyObject* const pack_it = operators_of(call.what).pack;
+Owned pack(PyObject* cast, const PackedCall& call) {
+  const Owned& pack_it = operators_of(call.what).pack;
   if (call.what == Packs::linear) {
     PyObject* const values[] = {cast, Py_None};
     return call_operator(pack_it, values, 2);
   }
-  PyObject* sizes = PyObject_CallMethod(call.input, "size", nullptr);
-  if (sizes == nullptr) return nullptr;
-  PyObject* const values[] = {cast, call.options[1], call.options[0], call.options[2], call.options[3], sizes};
-  PyObject* packed = call_operator(pack_it, values, 6);
-  Py_DECREF(sizes);
-  return packed;
+  const Owned sizes(PyObject_CallMethod(call.input, "size", nullptr));
+  if (!sizes) return nullptr;
+  PyObject* const values[] = {cast, call.options[1], call.options[0], call.options[2], call.options[3], sizes.get()};
+  return call_operator(pack_it, values, 6);
 }
 
-PyObject* call_packed(const PackedCall& call, PyObject* packed) {
+Owned call_packed(const PackedCall& call, PyObject* packed) {
   if (!call.reorders) return call_packed_as_it_lies(call, packed);
+  Owned input = channels_last_for_now(call.input, Kind::bf16);
+  if (!input) return nullptr;
   PackedCall reordered = call;
-  reordered.input = channels_last_for_now(call.input, Kind::bf16);
-  if (reordered.input == nullptr) return nullptr;
-  PyObject* made = call_packed_as_it_lies(reordered, packed);
-  tensor::give_back(reordered.input);
-  PyObject* result = made == nullptr ? nullptr : channels_first(made, Kind::bf16);
-  Py_XDECREF(made);
-  return result;
+  reordered.input = input.get();
+  const Owned made = call_packed_as_it_lies(reordered, packed);
+  tensor::give_back(input.release());
+  return made ? channels_first(made.get(), Kind::bf16) : nullptr;
 }
 
-PyObject* call_plain(const PackedCall& call, PyObject* cast) {
-  PyObject* const plain = operators_of(call.what).plain;
+Owned call_plain(const PackedCall& call, PyObject* cast) {
+  const Owned& plain = operators_of(call.what).plain;
   if (call.what == Packs::addmm) {
     PyObject* const values[] = {call.bias, call.input, cast};
     return call_operator(plain, values, std::size(values));

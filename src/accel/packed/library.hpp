@@ -16,13 +16,12 @@ bool library_packs(const PackedCall& call) noexcept;
 // gives? Neither is the library switched off nor torch's autocast on.
 bool is_in_use() noexcept;
 
-// All of them return a new reference; null where the operator fails, with its exception, or was taken away meanwhile,
-// without one.
+// All of them return null where the operator fails, with its exception, or was taken away meanwhile, without one.
 
 // The packed form of a cast for such calls.
-PyObject* pack(PyObject* cast, const PackedCall& call);
-PyObject* call_packed(const PackedCall& call, PyObject* packed);
+Owned pack(PyObject* cast, const PackedCall& call);
+Owned call_packed(const PackedCall& call, PyObject* packed);
 // Torch's own function, with a cast of the weight: as the call was written, of the weight's view where it has one.
-PyObject* call_plain(const PackedCall& call, PyObject* cast);
+Owned call_plain(const PackedCall& call, PyObject* cast);
 
 }  // namespace habana_mp::accel

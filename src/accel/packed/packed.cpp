@@ -54,26 +54,26 @@ PyObject* verdicts() {
 }
 
 // What a packed form is for: nothing, or (stride, padding, dilation, groups), and with them the input's sizes and the
-// number of threads where the order of sums, which both have a part in, was found to be the same. A new reference.
-PyObject* options_of(const PackedCall& call) {
-  if (call.is_product()) return PyTuple_New(0);
+// number of threads where the order of sums, which both have a part in, was found to be the same.
+Owned options_of(const PackedCall& call) {
+  if (call.is_product()) return Owned(PyTuple_New(0));
   PyObject* const* options = call.options;
-  if (!call.reorders) return PyTuple_Pack(conv_options, options[0], options[1], options[2], options[3]);
+  if (!call.reorders) return Owned(PyTuple_Pack(conv_options, options[0], options[1], options[2], options[3]));
   DLTensor view;
   if (!host::view_on_cpu(call.input, view) || view.ndim != 4) return nullptr;
-  return Py_BuildValue("(OOOOLLLLI)", options[0], options[1], options[2], options[3],
-                       static_cast<long long>(view.shape[0]), static_cast<long long>(view.shape[1]),
-                       static_cast<long long>(view.shape[2]), static_cast<long long>(view.shape[3]),
-                       host::torch_threads());
+  return Owned(Py_BuildValue("(OOOOLLLLI)", options[0], options[1], options[2], options[3],
+                             static_cast<long long>(view.shape[0]), static_cast<long long>(view.shape[1]),
+                             static_cast<long long>(view.shape[2]), static_cast<long long>(view.shape[3]),
+                             host::torch_threads()));
 }
 
-// What a measurement holds for: the input's size counts by its number of binary digits. A new reference.
-PyObject* case_of(const Entry& entry, const PackedCall& call) {
+// What a measurement holds for: the input's size counts by its number of binary digits.
+Owned case_of(const Entry& entry, const PackedCall& call) {
   const auto digits = std::bit_width(static_cast<std::uint64_t>(host::count_elements(call.input)));
-  PyObject* options = options_of(call);
-  if (options == nullptr) return nullptr;
-  return Py_BuildValue("(ONiO)", entry.size, options, static_cast<int>(digits),
-                       call.bias == Py_None ? Py_False : Py_True);
+  const Owned options = options_of(call);
+  if (!options) return nullptr;
+  return Owned(Py_BuildValue("(OOiO)", entry.size.get(), options.get(), static_cast<int>(digits),
+                             call.bias == Py_None ? Py_False : Py_True));
 }
 
 // Does the library order the sums of such linear layers alike whether their weight is packed or not? (Convolutions that
@@ -97,9 +97,9 @@ bool sums_alike(const Entry& entry, const PackedCall& call) {
   if (const std::optional<bool> known = known_to_sum_alike(entry, call)) return *known;
   const std::optional<ProductCase> one = product_case_of(entry, call);
   ProductTrial trial(*one, call);
-  const Owned packed(trial.weight() == nullptr ? nullptr : pack(trial.weight(), trial.call()));
-  const bool alike = packed.get() != nullptr && trial.show([&](PyObject* expected) {
-    const Owned made(call_packed(trial.call(), packed.get()));
+  const Owned packed = trial.weight() == nullptr ? nullptr : pack(trial.weight(), trial.call());
+  const bool alike = packed && trial.show([&](PyObject* expected) {
+    const Owned made = call_packed(trial.call(), packed.get());
     return are_same(made.get(), expected);
   });
   drop_error();
@@ -109,8 +109,8 @@ bool sums_alike(const Entry& entry, const PackedCall& call) {
 
 enum class Verdict : std::uint8_t { none, pays, does_not };
 
-Verdict verdict_on(PyObject* one_case) {
-  PyObject* known = one_case == nullptr ? nullptr : PyDict_GetItemWithError(verdicts(), one_case);
+Verdict verdict_on(const Owned& one_case) {
+  PyObject* known = one_case ? PyDict_GetItemWithError(verdicts(), one_case.get()) : nullptr;
   PyErr_Clear();  // options that cannot be hashed are none that a layer has
   if (known == nullptr) return Verdict::none;
   return known == Py_True ? Verdict::pays : Verdict::does_not;
@@ -125,24 +125,20 @@ bool gives_the_same_bits(const PackedCall& call, PyObject* cast) {
   void* values = nullptr;
   void* weights = nullptr;
   DLTensor view;
-  probe.input = host::view_on_cpu(call.input, view) ? host::allocate_like(view, Kind::bf16, values) : nullptr;
-  PyObject* weight = host::view_on_cpu(cast, view) ? host::allocate_like(view, Kind::bf16, weights) : nullptr;
-  if (weight != nullptr) fill_with_noise(weights, host::count_elements(weight), probes + 1);
-  PyObject* packed = weight == nullptr ? nullptr : pack(weight, call);
-  bool same = probe.input != nullptr && packed != nullptr;
+  const Owned input = host::view_on_cpu(call.input, view) ? host::allocate_like(view, Kind::bf16, values) : nullptr;
+  probe.input = input.get();
+  const Owned weight = host::view_on_cpu(cast, view) ? host::allocate_like(view, Kind::bf16, weights) : nullptr;
+  if (weight) fill_with_noise(weights, host::count_elements(weight.get()), probes + 1);
+  const Owned packed = weight ? pack(weight.get(), call) : nullptr;
+  bool same = input && packed;
   std::int64_t compared = 0;
   for (std::uint64_t seed = 1; same && compared < enough && seed <= probes; ++seed) {
     fill_with_noise(values, host::count_elements(probe.input), seed);
-    PyObject* plain = call_plain(probe, weight);
-    PyObject* from_packed = plain == nullptr ? nullptr : call_packed(probe, packed);
-    same = are_same(plain, from_packed);
-    compared += same ? host::count_elements(plain) : 0;
-    Py_XDECREF(plain);
-    Py_XDECREF(from_packed);
+    const Owned plain = call_plain(probe, weight.get());
+    const Owned from_packed = plain ? call_packed(probe, packed.get()) : nullptr;
+    same = are_same(plain.get(), from_packed.get());
+    compared += same ? host::count_elements(plain.get()) : 0;
   }
-  Py_XDECREF(packed);
-  Py_XDECREF(weight);
-  Py_XDECREF(probe.input);
   return same && compared >= enough;
 }
 
@@ -171,65 +167,55 @@ void consider_panels(Entry& entry, const PackedCall& call) {
   std::optional<PanelVerdict> verdict = known_verdict(entry, call);
   if (!is_plain_and_idle(entry)) return;
   entry.busy = true;
-  PyObject* cast = Py_NewRef(entry.cast);
+  const Owned cast = Owned::borrowed(entry.cast.get());
   if (!verdict) verdict = try_panels(entry, call);
-  PyObject* panels = verdict && verdict->pays ? make_panels(cast, call.is_turned()) : nullptr;
+  Owned panels = verdict && verdict->pays ? make_panels(cast.get(), call.is_turned()) : nullptr;
   entry.busy = false;
   // Not where somebody took the weight away meanwhile. Nobody runs between the two.
-  if (panels != nullptr && entry.cast == cast) entry.hold(Py_NewRef(panels), nullptr, panels_for(call));
-  Py_DECREF(cast);
-  Py_XDECREF(panels);
+  if (panels && entry.cast.get() == cast.get()) entry.hold(std::move(panels), nullptr, panels_for(call));
 }
 
 // Packs the weight with torch's operators if that pays for this call.
 void consider_library(Entry& entry, const PackedCall& call) {
   if (!library_packs(call) || entry.elements < worth_packing) return;
-  PyObject* one_case = case_of(entry, call);
+  Owned one_case = case_of(entry, call);
   const Verdict known = verdict_on(one_case);
-  if (one_case == nullptr || known == Verdict::does_not || !is_plain_and_idle(entry)) {
-    Py_XDECREF(one_case);
+  if (!one_case || known == Verdict::does_not || !is_plain_and_idle(entry)) {
     PyErr_Clear();
     return;
   }
   if (call.reorders && known == Verdict::none) ++entry.probed;
   entry.busy = true;
-  PyObject* cast = Py_NewRef(entry.cast);
+  const Owned cast = Owned::borrowed(entry.cast.get());
   const bool is_alike = sums_alike(entry, call);
-  PyObject* packed = is_alike ? pack(cast, call) : nullptr;
-  const bool worth = packed != nullptr && (known == Verdict::pays || pays(call, cast, packed));
-  PyObject* holder = worth ? host::make_holder(packed) : nullptr;
+  Owned packed = is_alike ? pack(cast.get(), call) : nullptr;
+  const bool worth = packed && (known == Verdict::pays || pays(call, cast.get(), packed.get()));
+  Owned holder = worth ? host::make_holder(packed.get()) : nullptr;
   drop_error();
   const bool interrupted = PyErr_Occurred() != nullptr;
-  if (!interrupted && is_alike) PyDict_SetItem(verdicts(), one_case, worth ? Py_True : Py_False);
+  if (!interrupted && is_alike) PyDict_SetItem(verdicts(), one_case.get(), worth ? Py_True : Py_False);
   drop_error();
-  Py_DECREF(one_case);
-  PyObject* options = worth && !interrupted ? options_of(call) : nullptr;
+  one_case.reset();
+  Owned options = worth && !interrupted ? options_of(call) : nullptr;
   entry.busy = false;
   // As above.
-  if (options != nullptr && entry.cast == cast) {
-    entry.hold(Py_NewRef(packed), Py_XNewRef(holder), Form::library, Py_NewRef(options));
+  if (options && entry.cast.get() == cast.get()) {
+    entry.hold(std::move(packed), std::move(holder), Form::library, std::move(options));
   }
-  Py_DECREF(cast);
-  Py_XDECREF(options);
-  Py_XDECREF(holder);
-  Py_XDECREF(packed);
 }
 
 bool are_its_options(PyObject* packed_for, const PackedCall& call) {
   if (call.is_product()) return PyTuple_GET_SIZE(packed_for) == 0;
-  PyObject* options = options_of(call);
-  const int equal = options == nullptr ? 0 : PyObject_RichCompareBool(packed_for, options, Py_EQ);
-  Py_XDECREF(options);
+  const Owned options = options_of(call);
+  const int equal = options ? PyObject_RichCompareBool(packed_for, options.get(), Py_EQ) : 0;
   PyErr_Clear();
   return equal == 1;
 }
 
 bool is_packed_for(const Entry& entry, const PackedCall& call) {
   if (!entry.has(Form::library) || !library_packs(call)) return false;
-  PyObject* packed_for = Py_NewRef(entry.packed_for);
-  const bool is_it = are_its_options(packed_for, call);
-  Py_DECREF(packed_for);
-  return is_it;
+  const Owned packed_for = Owned::borrowed(entry.packed_for.get());
+  return are_its_options(packed_for.get(), call);
 }
 
 bool is_unchanged_for(const PackedCall& call, const Entry& entry) {
@@ -261,14 +247,13 @@ void assume_packing(Assumed wanted) noexcept {
 Assumed assumed_packing() noexcept { return assumed; }
 
 bool may_pack(const PackedCall& call) noexcept {
-  return operators_of(call.what).plain != nullptr &&
-         (library_packs(call) || (call.is_product() && kernels::can_multiply()));
+  return operators_of(call.what).plain && (library_packs(call) || (call.is_product() && kernels::can_multiply()));
 }
 
 bool may_be_packed(const PackedCall& call, Kind to) noexcept {
   if (to != Kind::bf16) return false;
   const Entry* known = entry_of(call.weight, to);
-  if (known == nullptr || known->cast == nullptr || known->busy) return false;
+  if (known == nullptr || !known->cast || known->busy) return false;
   if (known->form != Form::plain && !is_unchanged_for(call, *known)) return false;
   if (known->form == Form::plain &&
       (known->elements < worth_trying || known->quiet_uses < quiet_uses_before_packing(*known))) {
@@ -288,23 +273,21 @@ bool may_be_packed(const PackedCall& call, Kind to) noexcept {
     if (!library_packs(call) || known->elements < worth_packing) return false;
     if (known_to_sum_alike(*known, call) == false) return false;
     // The result of a weight in channels-last order is in that order, whatever the input's is.
-    if (call.reorders && !is_channels_first(known->cast)) return false;
+    if (call.reorders && !is_channels_first(known->cast.get())) return false;
   }
   const std::shared_ptr<Entry> entry = cache().entries.at({call.weight, to});  // comparing may let others run
   if (entry->form == Form::library) return is_packed_for(*entry, call) && known_to_sum_alike(*entry, call) != false;
-  PyObject* one_case = case_of(*entry, call);
-  const Verdict verdict = verdict_on(one_case);
-  Py_XDECREF(one_case);
+  const Verdict verdict = verdict_on(case_of(*entry, call));
   if (call.reorders && verdict == Verdict::none && entry->probed >= most_probed) return false;
   return verdict != Verdict::does_not;
 }
 
-PyObject* answer(const PackedCall& call, Kind to) noexcept {
+Owned answer(const PackedCall& call, Kind to) noexcept {
   const auto found = cache().entries.find({call.weight, to});
   if (found == cache().entries.end()) return nullptr;
   const std::shared_ptr<Entry> held = found->second;
   Entry& entry = *held;
-  if (entry.cast == nullptr) return nullptr;
+  if (!entry.cast) return nullptr;
   if (entry.form == Form::plain) {
     if (host::count_elements(call.input) == 0 || !is_unchanged_for(call, entry)) return nullptr;
     if (call.is_product()) consider_panels(entry, call);
@@ -320,11 +303,10 @@ PyObject* answer(const PackedCall& call, Kind to) noexcept {
     return nullptr;
   }
   if (!is_unchanged_for(call, entry)) return nullptr;
-  PyObject* packed = Py_NewRef(entry.cast);
-  PyObject* result =
-      verdict ? multiply_panels(call, packed, sides_for(call, entry), verdict->block) : call_packed(call, packed);
-  Py_DECREF(packed);
-  if (result == nullptr) {
+  const Owned packed = Owned::borrowed(entry.cast.get());
+  Owned result = verdict ? multiply_panels(call, packed.get(), sides_for(call, entry), verdict->block)
+                         : call_packed(call, packed.get());
+  if (!result) {
     // The ordinary call will say what is wrong.
     drop_error();
     return nullptr;

@@ -3,12 +3,10 @@
 // (panels.hpp). Such a weight serves where nothing is recorded; the results are the same bits.
 #pragma once
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-
 #include <cstdint>
 
 #include "host/reader.hpp"
+#include "owned.hpp"
 #include "weights/packs.hpp"
 
 namespace habana_mp::accel {
@@ -18,12 +16,12 @@ using weights::packs_count;
 
 // Private operators of torch for one of them; null where it has none, or where they are not to be used.
 struct PackingOperators {
-  PyObject* pack = nullptr;   // of linear (weight, None); of conv2d (weight, padding, stride, dilation, groups, sizes)
-  PyObject* call = nullptr;   // (input, packed weight, bias, [padding, stride, dilation, groups,] "none", [], "")
-  PyObject* plain = nullptr;  // torch's own function, untouched
+  Owned pack;   // of linear (weight, None); of conv2d (weight, padding, stride, dilation, groups, sizes)
+  Owned call;   // (input, packed weight, bias, [padding, stride, dilation, groups,] "none", [], "")
+  Owned plain;  // torch's own function, untouched
 };
-// Keeps references. What is packed by then stays packed.
-void set_packing(Packs what, const PackingOperators& operators) noexcept;
+// What is packed by then stays packed.
+void set_packing(Packs what, PackingOperators wanted) noexcept;
 
 // For tests: what is taken for the fastest, whatever it takes. The last one takes our kernels even where they give
 // other bits than torch's function: so all else about their weights can be tried on every processor that runs them.
@@ -55,8 +53,8 @@ bool may_pack(const PackedCall& call) noexcept;
 // Is it worth to prepare this call: is its weight packed for it, or may it pay to pack it?
 bool may_be_packed(const PackedCall& call, Kind to) noexcept;
 
-// The result from the packed weight, where input and bias are in its precision by now. A new reference; null, without
-// an exception, where the call is to be made the ordinary way.
-PyObject* answer(const PackedCall& call, Kind to) noexcept;
+// The result from the packed weight, where input and bias are in its precision by now. Null, without an exception,
+// where the call is to be made the ordinary way.
+Owned answer(const PackedCall& call, Kind to) noexcept;
 
 }  // namespace habana_mp::accel

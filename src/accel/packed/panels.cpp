@@ -41,7 +41,7 @@ class Trial {
 
   // Nothing where something failed: then nothing is known.
   std::optional<PanelVerdict> run() {
-    if (panels_.get() == nullptr) return std::nullopt;
+    if (!panels_) return std::nullopt;
     std::vector<std::size_t> blocks = blocks_to_try();
     const bool all_seen =
         values_.show([&](PyObject* expected) { return compare(expected, blocks) && !blocks.empty(); });
@@ -67,8 +67,8 @@ class Trial {
   // Takes out the blocks with which our kernels give other bits than torch's function. False where something failed.
   bool compare(PyObject* expected, std::vector<std::size_t>& blocks) {
     for (std::size_t i = blocks.size(); i-- > 0;) {
-      const Owned made(multiply(blocks[i]));
-      if (made.get() == nullptr) return false;
+      const Owned made = multiply(blocks[i]);
+      if (!made) return false;
       if (!are_same(made.get(), expected)) blocks.erase(blocks.begin() + static_cast<std::ptrdiff_t>(i));
     }
     return true;
@@ -78,8 +78,8 @@ class Trial {
   // some made in turn. Nothing where one fails.
   std::optional<bool> pays(std::size_t block) {
     const bool has_packed = library_packs(values_.call());
-    const Owned packed(has_packed ? pack(values_.weight(), values_.call()) : nullptr);
-    if (has_packed && packed.get() == nullptr) return std::nullopt;
+    const Owned packed = has_packed ? pack(values_.weight(), values_.call()) : nullptr;
+    if (has_packed && !packed) return std::nullopt;
     constexpr int most_rounds = 7;
     constexpr int fewest_rounds = 3;
     constexpr double long_enough = 0.03;  // seconds: of long calls fewer tell as much
@@ -103,7 +103,7 @@ class Trial {
     return from_panels * clearly < plain && from_panels < from_packed;
   }
 
-  PyObject* multiply(std::size_t block) {
+  Owned multiply(std::size_t block) {
     return multiply_panels(values_.call(), panels_.get(), {case_.outer, case_.inner}, block);
   }
 
@@ -140,18 +140,15 @@ std::optional<PanelVerdict> try_panels(Entry& entry, const PackedCall& call) {
 
 void forget_panel_verdicts() noexcept { verdicts().clear(); }
 
-PyObject* make_panels(PyObject* cast, bool turned) {
+Owned make_panels(PyObject* cast, bool turned) {
   DLTensor view;
   const void* const values = values_of(cast);
   if (values == nullptr || !host::view_on_cpu(cast, view) || view.ndim != 2) return nullptr;
   const std::int64_t outer = view.shape[turned ? 1 : 0];
   const std::int64_t inner = view.shape[turned ? 0 : 1];
-  PyObject* made = host::new_empty(cast, std::array{outer * inner});
-  void* const target = values_of(made);
-  if (target == nullptr) {
-    Py_XDECREF(made);
-    return nullptr;
-  }
+  Owned made = host::new_empty(cast, std::array{outer * inner});
+  void* const target = values_of(made.get());
+  if (target == nullptr) return nullptr;
   const unsigned threads = host::torch_threads();
   without_gil([&] {
     kernels::arrange(values, static_cast<std::size_t>(outer), static_cast<std::size_t>(inner), turned, target, threads);
@@ -159,7 +156,7 @@ PyObject* make_panels(PyObject* cast, bool turned) {
   return made;
 }
 
-PyObject* multiply_panels(const PackedCall& call, PyObject* panels, const Sides& sides, std::size_t block) {
+Owned multiply_panels(const PackedCall& call, PyObject* panels, const Sides& sides, std::size_t block) {
   const auto [outer, inner] = sides;
   DLTensor view;
   if (!host::view_on_cpu(call.input, view)) return nullptr;
@@ -168,7 +165,7 @@ PyObject* multiply_panels(const PackedCall& call, PyObject* panels, const Sides&
   std::array<std::int64_t, most_dimensions> sizes{};
   std::copy_n(view.shape, view.ndim, sizes.begin());
   sizes[static_cast<std::size_t>(view.ndim) - 1] = outer;
-  Owned result(host::new_empty(call.input, std::span(sizes).first(static_cast<std::size_t>(view.ndim))));
+  Owned result = host::new_empty(call.input, std::span(sizes).first(static_cast<std::size_t>(view.ndim)));
   // Others may have run meanwhile, but nobody who changes what this call holds.
   const kernels::Product product{
       .input = static_cast<const char*>(view.data) + view.byte_offset,
@@ -189,7 +186,7 @@ PyObject* multiply_panels(const PackedCall& call, PyObject* panels, const Sides&
   } else {
     without_gil([&] { kernels::multiply(product, threads); });
   }
-  return result.release();
+  return result;
 }
 
 }  // namespace habana_mp::accel

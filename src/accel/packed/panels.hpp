@@ -40,11 +40,11 @@ inline constexpr std::int64_t worth_trying = 1 << 10;
 
 inline Form panels_for(const PackedCall& call) { return call.is_turned() ? Form::turned : Form::panels; }
 
-// The weight's kept cast in the kernels' order, a new reference; null, without an exception but an interrupt's, where
-// it cannot be made. `turned` tells that the cast is [inner][outer].
-PyObject* make_panels(PyObject* cast, bool turned);
+// The weight's kept cast in the kernels' order; null, without an exception but an interrupt's, where it cannot be made.
+// `turned` tells that the cast is [inner][outer].
+Owned make_panels(PyObject* cast, bool turned);
 
 // The product, where input and bias are bfloat16 by now; as above.
-PyObject* multiply_panels(const PackedCall& call, PyObject* panels, const Sides& sides, std::size_t block);
+Owned multiply_panels(const PackedCall& call, PyObject* panels, const Sides& sides, std::size_t block);
 
 }  // namespace habana_mp::accel

@@ -1,6 +1,7 @@
 #include <pybind11/pybind11.h>
 
 #include <string>
+#include <utility>
 
 #include "accel/packed/image_order.hpp"
 #include "accel/packed/packed.hpp"
@@ -46,13 +47,13 @@ PackedPlaces places_of(Packs what) {
   }
 }
 
-// The weight with whose transposed view a call is written. A new reference; null where it is none.
-PyObject* weight_behind(PyObject* given) {
+// The weight with whose transposed view a call is written; null where it is none.
+Owned weight_behind(PyObject* given) {
   return host::is_plain_tensor(given) && weights::may_be_part(given) ? weights::transposed_weight(given) : nullptr;
 }
 
 // Answers a call whose input and bias, of these kinds, are still to be cast. As answer_from_packed.
-PyObject* cast_and_answer(const Rule& rule, PackedCall& call, Kind input_kind, Kind bias_kind, Kind to, Tally& tally) {
+Owned cast_and_answer(const Rule& rule, PackedCall& call, Kind input_kind, Kind bias_kind, Kind to, Tally& tally) {
   // What the weight of a product tells costs less than the rest; a convolution's depends on how its input lies.
   if (call.is_product() && !may_be_packed(call, to)) return nullptr;
   if (host::is_traced()) return nullptr;
@@ -63,17 +64,18 @@ PyObject* cast_and_answer(const Rule& rule, PackedCall& call, Kind input_kind, K
   }
   Tally made;
   made.may_reuse_memory = true;
-  PyObject* const bias = call.bias;
-  call.input = cast_item(rule, call.input, input_kind, to, made);
+  const bool has_bias = call.bias != Py_None;
+  Owned input = cast_item(rule, call.input, input_kind, to, made);
   const bool input_for_now = made.for_now;
-  call.bias = call.input == nullptr ? nullptr
-              : bias == Py_None     ? Py_NewRef(Py_None)
-                                    : cast_item(rule, bias, bias_kind, to, made);
-  const bool bias_for_now = made.for_now && bias != Py_None;
-  PyObject* result = call.bias == nullptr ? nullptr : answer(call, to);
-  if (call.input != nullptr) let_go(call.input, input_for_now);
-  if (call.bias != nullptr) let_go(call.bias, bias_for_now);
-  if (result == nullptr) {
+  Owned bias;
+  if (input) bias = has_bias ? cast_item(rule, call.bias, bias_kind, to, made) : Owned::borrowed(Py_None);
+  const bool bias_for_now = made.for_now && has_bias;
+  call.input = input.get();
+  call.bias = bias.get();
+  Owned result = bias ? answer(call, to) : nullptr;
+  if (input) let_go(std::move(input), input_for_now);
+  if (bias) let_go(std::move(bias), bias_for_now);
+  if (!result) {
     drop_error();
     return nullptr;
   }
@@ -85,7 +87,7 @@ PyObject* cast_and_answer(const Rule& rule, PackedCall& call, Kind input_kind, K
 
 // A product or convolution of a float32 weight where nothing is recorded, from the weight's packed form. Null, without
 // an exception, where the call is to be made the ordinary way.
-PyObject* answer_from_packed(const Call& call, Kind to, Tally& tally) {
+Owned answer_from_packed(const Call& call, Kind to, Tally& tally) {
   const Arguments& arguments = call.arguments;
   const Reading& reading = call.reading;
   const Packs packs = call.rule.means.packs;
@@ -112,22 +114,20 @@ PyObject* answer_from_packed(const Call& call, Kind to, Tally& tally) {
     }
     packed.options = values + 3;
   }
-  packed.weight = packed.transposed ? weight_behind(given) : Py_NewRef(given);
-  if (packed.weight == nullptr) return nullptr;
+  const Owned weight = packed.transposed ? weight_behind(given) : Owned::borrowed(given);
+  if (!weight) return nullptr;
+  packed.weight = weight.get();
   // A weight's product with itself needs its plain cast besides.
   const bool is_by_itself = input == packed.weight || input == given;
-  PyObject* result =
-      is_by_itself ? nullptr : cast_and_answer(call.rule, packed, reading.kinds[places.input], bias_kind, to, tally);
-  Py_DECREF(packed.weight);
-  return result;
+  return is_by_itself ? nullptr : cast_and_answer(call.rule, packed, reading.kinds[places.input], bias_kind, to, tally);
 }
 
-PyObject* or_null(const py::object& one) { return one.is_none() ? nullptr : one.ptr(); }
+Owned held_or_null(const py::object& one) { return Owned::borrowed_or_null(one.is_none() ? nullptr : one.ptr()); }
 
 void add_to(py::module_& module) {
   module.def("weights_set_packing",
              [](const std::string& what, const py::object& pack, const py::object& call, const py::object& plain) {
-               set_packing(weights::packs_named(what), {or_null(pack), or_null(call), or_null(plain)});
+               set_packing(weights::packs_named(what), {held_or_null(pack), held_or_null(call), held_or_null(plain)});
              });
   module.def("weights_assume_packing", [](const std::string& what) {
     assume_packing(what == "nothing"               ? Assumed::nothing

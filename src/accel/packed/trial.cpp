@@ -15,15 +15,15 @@ namespace {
 // Torch calls its library from 4096 products of two numbers on; some other version may from more.
 constexpr std::int64_t small_product = 1 << 14;
 
-PyObject* make_input(const PackedCall& like) {
+Owned make_input(const PackedCall& like) {
   DLTensor view;
   if (!host::view_on_cpu(like.input, view)) return nullptr;
   const std::vector<std::int64_t> sizes(view.shape, view.shape + view.ndim);
   return host::new_empty(like.input, sizes);
 }
 
-// A view of a contiguous matrix. A new reference, or null.
-PyObject* transposed(PyObject* matrix) {
+// A view of a contiguous matrix, or null.
+Owned transposed(PyObject* matrix) {
   host::Geometry geometry;
   if (matrix == nullptr || !host::read_geometry(matrix, geometry)) return nullptr;
   std::ranges::reverse(geometry.sizes);
@@ -101,13 +101,13 @@ void* values_of(PyObject* tensor) {
 
 ProductTrial::ProductTrial(const ProductCase& one, const PackedCall& like)
     : case_(one),
-      bias_(one.has_bias ? host::new_empty(like.bias, std::array{one.outer}) : Py_NewRef(Py_None)),
+      bias_(one.has_bias ? host::new_empty(like.bias, std::array{one.outer}) : Owned::borrowed(Py_None)),
       weight_(host::new_empty(like.input,
                               like.is_turned() ? std::array{one.inner, one.outer} : std::array{one.outer, one.inner})),
-      given_(one.transposed ? transposed(weight_.get()) : Py_XNewRef(weight_.get())),
+      given_(one.transposed ? transposed(weight_.get()) : Owned::borrowed_or_null(weight_.get())),
       input_(make_input(like)),
-      has_values_(values_of(weight_.get()) != nullptr && given_.get() != nullptr &&
-                  values_of(input_.get()) != nullptr && (!one.has_bias || values_of(bias_.get()) != nullptr)),
+      has_values_(values_of(weight_.get()) != nullptr && given_ && values_of(input_.get()) != nullptr &&
+                  (!one.has_bias || values_of(bias_.get()) != nullptr)),
       call_{one.what, input_.get(), weight_.get(), bias_.get(), nullptr, one.transposed} {
   if (has_values_) fill_weight();
 }
@@ -142,8 +142,8 @@ bool ProductTrial::show(const std::function<bool(PyObject* expected)>& compare) 
 
 bool ProductTrial::show_one(std::uint64_t seed, bool denormal, const std::function<bool(PyObject* expected)>& compare) {
   fill(seed, denormal);
-  const Owned expected(call_plain(call_, given_.get()));
-  return expected.get() != nullptr && compare(expected.get());
+  const Owned expected = call_plain(call_, given_.get());
+  return expected && compare(expected.get());
 }
 
 // With denormals, which some kernels take for zero, or with a bias as small as the sums.

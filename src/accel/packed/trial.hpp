@@ -6,11 +6,11 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "accel/packed/packed.hpp"
 #include "host/aten.hpp"
+#include "owned.hpp"
 #include "weights/entry.hpp"
 
 namespace habana_mp::accel {
@@ -69,20 +69,6 @@ std::optional<Rows> rows_of(const DLTensor& view, std::int64_t length);
 // Do an input's rows lie in memory so that torch's function takes the way for which packed weights give the same bits?
 // From others it sums in another order, or adds a bias after rounding.
 bool lies_in_rows(PyObject* input) noexcept;
-
-// A tensor that is dropped at the end.
-class Owned {
- public:
-  explicit Owned(PyObject* tensor) : tensor_(tensor) {}
-  ~Owned() { Py_XDECREF(tensor_); }
-  Owned(const Owned&) = delete;
-  Owned& operator=(const Owned&) = delete;
-  [[nodiscard]] PyObject* get() const { return tensor_; }
-  [[nodiscard]] PyObject* release() { return std::exchange(tensor_, nullptr); }
-
- private:
-  PyObject* tensor_;
-};
 
 // Where the values of a contiguous bfloat16 tensor on the CPU are; null where it is none.
 void* values_of(PyObject* tensor);
