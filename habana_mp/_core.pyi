@@ -225,7 +225,7 @@ def watch_builtins(
     """`writers` write into their tensors without counting the versions up."""
 
 def construction_begins(module: Any) -> None: ...
-def set_places(
+def set_recognised(
     steps: tuple[types.CodeType, ...],
     worker_namespace: dict[str, Any],
     made_of_lowered: Callable[[str, Any, Any], Any],

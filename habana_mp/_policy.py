@@ -63,7 +63,7 @@ class Ruling:
         questions = {
             "makes_product": row.makes_product if self.products_only else None,
             "is_fused": row.is_fused,
-            "is_wrong": row.is_wrong,
+            "wrong_in_bf16": row.wrong_in_bf16,
             "sums": row.sums,
             "in_rows": in_rows if row.wants_rows else None,
         }

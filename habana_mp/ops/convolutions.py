@@ -90,7 +90,7 @@ def _for_each(value: _Numbers, weight: Tensor) -> Sequence[int]:
     return [value] * count
 
 
-def is_wrong(
+def wrong_in_bf16(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -150,7 +150,7 @@ def is_wrong_of_either(
     """Of ``torch.convolution``, with its arguments."""
     if transposed:
         return is_wrong_transposed(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    return is_wrong(input, weight, bias, stride, padding, dilation, groups)
+    return wrong_in_bf16(input, weight, bias, stride, padding, dilation, groups)
 
 
 _convolution = partial(Operation, unlisted=FIRST_INPUT, keeps_weights=True)
@@ -158,13 +158,13 @@ _cast_by_autocast = partial(_convolution, is_product=True, o2="lower", casts_ins
 _ALL = "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"
 
 ROWS = (
-    _cast_by_autocast("conv1d", is_wrong=is_wrong, wrong_if_strided=True),
-    _cast_by_autocast("conv2d", is_wrong=is_wrong, wrong_if_strided=True, packs="conv2d"),
-    _cast_by_autocast("conv3d", is_wrong=is_wrong),
-    _cast_by_autocast("conv_transpose1d", is_wrong=is_wrong_transposed, wrong_if_strided=True),
-    _cast_by_autocast("conv_transpose2d", is_wrong=is_wrong_transposed, wrong_if_strided=True),
-    _cast_by_autocast("conv_transpose3d", is_wrong=is_wrong_transposed),
-    _convolution("convolution", is_wrong=is_wrong_of_either, family=_ALL),
-    _convolution("_convolution", is_wrong=is_wrong_of_either, family=f"convolution {_ALL}"),
+    _cast_by_autocast("conv1d", wrong_in_bf16=wrong_in_bf16, wrong_if_strided=True),
+    _cast_by_autocast("conv2d", wrong_in_bf16=wrong_in_bf16, wrong_if_strided=True, packs="conv2d"),
+    _cast_by_autocast("conv3d", wrong_in_bf16=wrong_in_bf16),
+    _cast_by_autocast("conv_transpose1d", wrong_in_bf16=is_wrong_transposed, wrong_if_strided=True),
+    _cast_by_autocast("conv_transpose2d", wrong_in_bf16=is_wrong_transposed, wrong_if_strided=True),
+    _cast_by_autocast("conv_transpose3d", wrong_in_bf16=is_wrong_transposed),
+    _convolution("convolution", wrong_in_bf16=is_wrong_of_either, family=_ALL),
+    _convolution("_convolution", wrong_in_bf16=is_wrong_of_either, family=f"convolution {_ALL}"),
     _convolution("conv_tbc"),
 )

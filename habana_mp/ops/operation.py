@@ -91,7 +91,7 @@ class Operation(NamedTuple):
     sums: Tells | None = None
     """Does this call, or its gradient, add up what our casts made lower? Then it runs in float32 (rule 8)."""
 
-    is_wrong: Tells | None = None
+    wrong_in_bf16: Tells | None = None
     """Does torch compute this call, or its gradient, wrong in bfloat16? Then it runs in float32 (rule 8)."""
 
     wrong_if_strided: bool = False

@@ -78,7 +78,7 @@ class RecognisedCode(Patch):
             return
         regions = autocast_regions.disabled_regions()  # before what it asks is watched
         _core.watch_builtins(*_watched_builtins(), tuple(silent_writers()))
-        _core.set_places(
+        _core.set_recognised(
             (code_around_steps(), in_step.__code__),
             _worker_namespace(),
             look_at_weight,

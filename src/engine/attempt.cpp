@@ -34,7 +34,7 @@ Owned call_and_cast_inside(Target& target, const Arguments& arguments, Kind to) 
 }
 
 // The place of the last list among the arguments, which holds the weights of a recurrent layer; -1 where there is none.
-Py_ssize_t place_of_weights(const Call& call) {
+Py_ssize_t position_of_weights(const Call& call) {
   Py_ssize_t place = call.arguments.count() - 1;
   while (place >= 0 && call.reading.kinds[place] != Kind::sequence) --place;
   return place;
@@ -68,7 +68,7 @@ bool fold_products(PyObject* made) {
 bool make_casts(const Call& call, Kind to, bool records, CastArguments& cast, Attempt& attempt) {
   if (!cast.make(call.rule, call.reading, to, attempt.tally)) return false;
   if (!call.rule.means.takes_steps || attempt.is_fused || records || to == Kind::f32) return true;
-  const Py_ssize_t place = place_of_weights(call);
+  const Py_ssize_t place = position_of_weights(call);
   PyObject* const made = place < 0 ? nullptr : cast.arguments().values[place];
   return made == nullptr || made == call.arguments.values[place] || fold_products(made);
 }
@@ -77,7 +77,7 @@ bool make_casts(const Call& call, Kind to, bool records, CastArguments& cast, At
 // somebody watches, or they are no plain tensors, torch does it.
 Owned attempt_products_inside(const Call& call, Kind to, Attempt& attempt) {
   const Arguments& arguments = call.arguments;
-  const Py_ssize_t place = place_of_weights(call);
+  const Py_ssize_t place = position_of_weights(call);
   if (place < 0 || host::is_traced() || !are_plain(arguments.values[place])) {
     for (Py_ssize_t i = 0; place >= 0 && i < PySequence_Fast_GET_SIZE(arguments.values[place]); ++i) {
       if (host::kind_of(PySequence_Fast_GET_ITEM(arguments.values[place], i)) == Kind::f32) ++attempt.tally.casts;
@@ -133,7 +133,7 @@ bool add_bias(const Rule& rule, PyObject* result, PyObject* bias, Kind kind, Kin
   Owned cast = cast_item(rule, bias, kind, to, tally);
   if (!cast) return false;
   const bool added = tensor::add_in_place(result, cast.get());
-  let_go(std::move(cast), tally.for_now);
+  let_go(std::move(cast), tally.transient);
   return added;
 }
 

@@ -141,9 +141,9 @@ void set_question(Rule& rule, const std::string& name, const py::object& functio
   } else if (name == "is_fused") {
     rule.may_be_fused = true;
     rule.questions.is_fused = question;
-  } else if (name == "is_wrong") {
+  } else if (name == "wrong_in_bf16") {
     rule.may_be_wrong = true;
-    rule.questions.is_wrong = question;
+    rule.questions.wrong_in_bf16 = question;
   } else if (name == "sums") {
     rule.may_add_up = true;
     rule.questions.adds_up = question;
@@ -219,8 +219,8 @@ py::object call_backward(const py::object& function, const py::tuple& arguments,
 // (object, what the log shows for it, operation, rule of the lists, rule where the lists are silent)
 using PlannedTarget = std::tuple<py::object, py::object, std::string, Rule, Rule>;
 
-std::vector<engine::Entry> entries_of(const std::vector<PlannedTarget>& plan) {
-  std::vector<engine::Entry> entries;
+std::vector<engine::CoveredObject> entries_of(const std::vector<PlannedTarget>& plan) {
+  std::vector<engine::CoveredObject> entries;
   entries.reserve(plan.size());
   for (const auto& [object, shown, operation, listed, unlisted] : plan) {
     entries.push_back({object.ptr(), shown.ptr(), operation, listed, unlisted});
@@ -282,14 +282,14 @@ void watch_builtins(const py::object& set_enabled, const py::object& set_dtype, 
                                    to_dlpack.ptr(), to_dlpack_versioned.ptr(), set_version_counter.ptr(), held}));
 }
 
-void set_places(const py::tuple& steps, const py::dict& worker_namespace, const py::object& made_of_lowered,
-                const py::object& autocast_entered, const py::tuple& codes_of_regions, const py::object& custom_fwd,
-                const py::object& custom_fwd_asks, const py::object& custom_bwd_state, const py::tuple& inside,
-                const py::tuple& between, const py::tuple& through) {
+void set_recognised(const py::tuple& steps, const py::dict& worker_namespace, const py::object& made_of_lowered,
+                    const py::object& autocast_entered, const py::tuple& codes_of_regions, const py::object& custom_fwd,
+                    const py::object& custom_fwd_asks, const py::object& custom_bwd_state, const py::tuple& inside,
+                    const py::tuple& between, const py::tuple& through) {
   const auto held = [](const py::object& one) { return Owned::borrowed(one.ptr()); };
-  engine::set_places({held(steps), held(worker_namespace), held(made_of_lowered), held(autocast_entered),
-                      held(codes_of_regions), held(custom_fwd), held(custom_fwd_asks), held(custom_bwd_state),
-                      held(inside), held(between), held(through)});
+  engine::set_recognised({held(steps), held(worker_namespace), held(made_of_lowered), held(autocast_entered),
+                          held(codes_of_regions), held(custom_fwd), held(custom_fwd_asks), held(custom_bwd_state),
+                          held(inside), held(between), held(through)});
 }
 
 // (operation, representation, precision, calls, casts, bytes) for whatever was called
@@ -449,7 +449,7 @@ void register_engine(py::module_& module) {
     for (const auto& [method, function] : twins) engine::set_function_twin(method.ptr(), function.ptr());
   });
   module.def("watch_builtins", &watch_builtins);
-  module.def("set_places", &set_places);
+  module.def("set_recognised", &set_recognised);
   module.def("construction_begins", [](const py::object& module_) { engine::construction_begins(module_.ptr()); });
   module.def("set_hook", [](const py::dict& dictionary, const py::object& key, const py::object& hook,
                             const py::object& caller, const py::str& called) {

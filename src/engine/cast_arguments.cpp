@@ -38,7 +38,7 @@ Owned kept_cast(PyObject* weight, bool is_view, Kind to, Tally& tally) {
 }  // namespace
 
 Owned cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tally) {
-  tally.for_now = false;
+  tally.transient = false;
   if (!is_floating(kind) || kind == to) return Owned::borrowed(item);
   if (rule.means.keeps_weights && kind == Kind::f32) {
     const bool is_weight = Py_TYPE(item) == host::api.parameter;
@@ -65,9 +65,9 @@ Owned cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tal
   }
   const bool saturates = is_number_tensor(rule, item, to);
   if (rule.action == Action::scalars && !saturates) return Owned::borrowed(item);
-  const bool reuses_memory = tally.may_reuse_memory && tensor::cast_memory.cast_for_now != nullptr;
+  const bool reuses_memory = tally.may_reuse_memory && tensor::cast_memory.cast_transient != nullptr;
   Owned made = saturates       ? tensor::cast_saturated(item, kind, to, tally.made)
-               : reuses_memory ? tensor::cast_memory.cast_for_now(item, kind, to, tally.made, tally.for_now)
+               : reuses_memory ? tensor::cast_memory.cast_transient(item, kind, to, tally.made, tally.transient)
                                : tensor::cast(item, kind, to, tally.made);
   if (made) ++tally.casts;
   return made;
@@ -182,7 +182,7 @@ bool CastArguments::make(const Rule& rule, const Reading& reading, Kind to, Tall
   for (Py_ssize_t i = 0; i < given_.count(); ++i) {
     Owned made = cast_one(rule, reading, i, to, keeps_float32, tally);
     if (!made) return false;
-    for_now_[i] = std::exchange(tally.for_now, false);
+    transient_[i] = std::exchange(tally.transient, false);
     values_[i] = made.release();
     ++made_;
   }
@@ -192,7 +192,7 @@ bool CastArguments::make(const Rule& rule, const Reading& reading, Kind to, Tall
 bool CastArguments::keep_all() {
   for (; made_ < given_.count(); ++made_) {
     values_[made_] = Owned::borrowed(given_.values[made_]).release();
-    for_now_[made_] = false;
+    transient_[made_] = false;
   }
   return true;
 }

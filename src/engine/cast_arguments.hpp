@@ -11,7 +11,7 @@ namespace habana_mp::engine {
 // What was cast for a call, and how it may be.
 struct Tally {
   bool may_reuse_memory = false;  // nobody but this call sees what is cast of an activation
-  bool for_now = false;           // was the last cast such a one?
+  bool transient = false;         // was the last cast such a one?
   bool leaves_casts = false;      // what no cast is kept of is left for torch to cast
   bool left_casts = false;        // and there was something
   unsigned casts = 0;             // arguments that were exchanged
@@ -27,9 +27,9 @@ struct Tally {
 // One tensor, or itself where there is nothing to cast. Null with a Python exception when it failed.
 Owned cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tally);
 
-// Of what cast_item made; `for_now` as the tally said then.
-inline void let_go(Owned value, bool for_now) {
-  if (for_now) tensor::give_back(value.release());
+// Of what cast_item made; `transient` as the tally said then.
+inline void let_go(Owned value, bool transient) {
+  if (transient) tensor::give_back(value.release());
 }
 
 // Rule 9: a Python number that float32 holds and the lower precision does not, brought into its range; null for others.
@@ -44,9 +44,9 @@ inline bool one_stays_in_float32(const Call& call) {
 // New arguments with everything cast that the plan wants. Owns what it holds.
 class CastArguments {
  public:
-  explicit CastArguments(const Arguments& given) : given_(given), values_(given.count()), for_now_(given.count()) {}
+  explicit CastArguments(const Arguments& given) : given_(given), values_(given.count()), transient_(given.count()) {}
   ~CastArguments() {
-    for (Py_ssize_t i = 0; i < made_; ++i) let_go(Owned(values_[i]), for_now_[i]);
+    for (Py_ssize_t i = 0; i < made_; ++i) let_go(Owned(values_[i]), transient_[i]);
   }
   CastArguments(const CastArguments&) = delete;
   CastArguments& operator=(const CastArguments&) = delete;
@@ -65,7 +65,7 @@ class CastArguments {
   const Arguments& given_;
   SmallBuffer<PyObject*> values_;  // of which so many are owned
   Py_ssize_t made_ = 0;
-  SmallBuffer<bool> for_now_;
+  SmallBuffer<bool> transient_;
   bool scalar_changed_ = false;
 };
 

@@ -136,9 +136,9 @@ rules::Answer Facts::makes_product() const { return ask(rule.questions.makes_pro
 
 rules::Answer Facts::is_fused() const { return ask(rule.questions.is_fused, arguments); }
 
-rules::Answer Facts::is_wrong() const {
+rules::Answer Facts::wrong_in_bf16() const {
   if (rule.questions.wrong_if_strided && has_unit_stride(arguments)) return rules::Answer::no;
-  return ask(rule.questions.is_wrong, arguments);
+  return ask(rule.questions.wrong_in_bf16, arguments);
 }
 
 rules::Answer Facts::adds_up() const { return ask(rule.questions.adds_up, arguments); }

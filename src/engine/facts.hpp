@@ -24,7 +24,7 @@ struct Facts : Call {
   [[nodiscard]] bool has_number_beyond(Kind precision) const;
   [[nodiscard]] rules::Answer makes_product() const;
   [[nodiscard]] rules::Answer is_fused() const;
-  [[nodiscard]] rules::Answer is_wrong() const;
+  [[nodiscard]] rules::Answer wrong_in_bf16() const;
   [[nodiscard]] rules::Answer adds_up() const;
 
   // What it costs, and what torch can do.

@@ -33,18 +33,18 @@ std::vector<Entrance>& entrances() {
 }
 
 // What the mark's dtype can tell: the lists of a region, or with null convert's, and whether they are silent.
-struct Told {
+struct MarkMeaning {
   const RuleSet* set = nullptr;
   bool silent = false;
   bool until_recording = false;
 };
 // By number, the first of which is for convert's lists that speak.
-std::vector<Told>& all_told() {
-  static std::vector<Told> all(1);
+std::vector<MarkMeaning>& mark_meanings() {
+  static std::vector<MarkMeaning> all(1);
   return all;
 }
 
-Mark mark{};
+RegionMark mark{};
 // The same below Python, where torch lets us.
 host::DeviceFlag mark_flag;
 host::AutocastDtype mark_dtype;
@@ -101,7 +101,7 @@ void write_mark(std::uint64_t from, std::uint64_t to) noexcept {
     return;
   }
   marking = true;
-  const Region entering = thread_state.entering;  // the calls are watched
+  const AutocastRegion entering = thread_state.entering;  // the calls are watched
   if ((from != 0) != (to != 0)) switch_mark(to != 0);
   call_with_device(mark.set_autocast_dtype, PyTuple_GET_ITEM(mark.dtypes, static_cast<Py_ssize_t>(to)));
   thread_state.entering = entering;
@@ -112,9 +112,9 @@ std::uint64_t number_of(const RuleSet* set) { return set == nullptr ? 0 : set->n
 
 // The set's own number where silence was never asked for: then the mark cannot tell of it.
 std::uint64_t number_of(const RuleSet* set, bool silent, bool until_recording) noexcept {
-  const std::vector<Told>& all = all_told();
+  const std::vector<MarkMeaning>& all = mark_meanings();
   for (std::size_t number = 0; silent && number < all.size(); ++number) {
-    const Told& told = all[number];
+    const MarkMeaning& told = all[number];
     if (told.silent && told.until_recording == until_recording && told.set == set) return number;
   }
   return number_of(set);
@@ -122,14 +122,14 @@ std::uint64_t number_of(const RuleSet* set, bool silent, bool until_recording) n
 
 // Is there a number left? If not, a Python exception is set.
 bool may_tell_more() {
-  if (mark.dtypes == nullptr || all_told().size() < static_cast<std::size_t>(PyTuple_GET_SIZE(mark.dtypes)))
+  if (mark.dtypes == nullptr || mark_meanings().size() < static_cast<std::size_t>(PyTuple_GET_SIZE(mark.dtypes)))
     return true;
   PyErr_Format(
       PyExc_RuntimeError,
       "habana_mp: a process can have %zu different regions of `hmp.autocast`, and has them. Those with the same "
       "lists, precision and device type count once, so use fewer lists. (Code that torch.compile or "
       "`hmp.op_wrap` runs with the lists silent is one more in each region that it is called in.)",
-      all_told().size() - 1);
+      mark_meanings().size() - 1);
   return false;
 }
 
@@ -143,10 +143,10 @@ RuleSet* intern_rule_set(RuleSet&& content) {
     }
   }
   if (!may_tell_more()) return nullptr;
-  content.number = static_cast<std::uint16_t>(all_told().size());
+  content.number = static_cast<std::uint16_t>(mark_meanings().size());
   RuleSet* made = &sets().emplace_back(std::move(content));
   if (made->after_recorded_cast != nullptr) kept_for_good(made->after_recorded_cast);  // as the set is
-  all_told().push_back({made});
+  mark_meanings().push_back({made});
   return made;
 }
 
@@ -155,8 +155,8 @@ RuleSet* rule_set_of_modules() {
   of_modules = &sets().emplace_back();
   of_modules->rules.fill(&no_rule);
   of_modules->device = RuleSet::Device::any;
-  of_modules->number = static_cast<std::uint16_t>(all_told().size());
-  all_told().push_back({of_modules});
+  of_modules->number = static_cast<std::uint16_t>(mark_meanings().size());
+  mark_meanings().push_back({of_modules});
   return of_modules;
 }
 
@@ -175,8 +175,8 @@ std::optional<std::uint64_t> number_of_silence(bool until_recording) {
   const std::uint64_t known = number_of(set, true, until_recording);
   if (known != number_of(set)) return known;
   if (!may_tell_more()) return std::nullopt;
-  all_told().push_back({set, true, until_recording});
-  return all_told().size() - 1;
+  mark_meanings().push_back({set, true, until_recording});
+  return mark_meanings().size() - 1;
 }
 
 std::optional<std::size_t> begin_silence() {
@@ -266,12 +266,12 @@ bool leave_region(const void* owner) noexcept {
   return true;
 }
 
-void set_mark(const Mark& given) {
+void set_mark(const RegionMark& given) {
   if (mark.dtypes != nullptr) return;
   mark = {kept_for_good(given.device_type), given.device, kept_for_good(given.dtypes),
           kept_for_good(given.set_autocast_enabled), kept_for_good(given.set_autocast_dtype)};
   marking = true;
-  const Region entering = thread_state.entering;
+  const AutocastRegion entering = thread_state.entering;
   find_functions_of_mark();
   thread_state.entering = entering;
   marking = false;
@@ -286,8 +286,8 @@ void mark_was_set(PyObject* dtype) noexcept {
   if (marking) return;
   for (Py_ssize_t number = 0; number < PyTuple_GET_SIZE(mark.dtypes); ++number) {
     if (PyTuple_GET_ITEM(mark.dtypes, number) != dtype) continue;
-    const bool is_told = static_cast<std::size_t>(number) < all_told().size();
-    const Told told = is_told ? all_told()[static_cast<std::size_t>(number)] : Told{};
+    const bool is_told = static_cast<std::size_t>(number) < mark_meanings().size();
+    const MarkMeaning told = is_told ? mark_meanings()[static_cast<std::size_t>(number)] : MarkMeaning{};
     thread_state.region = told.set;
     thread_state.silent = told.silent;
     thread_state.silent_until_recording = told.until_recording;

@@ -81,7 +81,7 @@ bool has_begun_region(const void* owner) noexcept;
 // on. So autocast is on for one that no torch has a backend for, and its dtype, one of `dtypes`, tells the region's
 // number; the first of these, torch's own, goes with no region. In compiled code a region is torch.autocast for this
 // type with its dtype, not enabled: Dynamo knows how to leave that and enter it again around a graph break.
-struct Mark {
+struct RegionMark {
   PyObject* device_type = nullptr;
   std::int8_t device = -1;                   // its c10::DeviceType, or -1
   PyObject* dtypes = nullptr;                // a tuple
@@ -89,7 +89,7 @@ struct Mark {
   PyObject* set_autocast_dtype = nullptr;
 };
 // Once for the process; all of it is kept.
-void set_mark(const Mark& mark);
+void set_mark(const RegionMark& mark);
 bool is_mark(PyObject* device_type) noexcept;
 // The mark's dtype was set from outside, by such a region.
 void mark_was_set(PyObject* dtype) noexcept;

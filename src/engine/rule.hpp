@@ -39,7 +39,7 @@ struct Questions {
   PyObject* makes_product = nullptr;
   PyObject* is_fused = nullptr;
   PyObject* adds_up = nullptr;
-  PyObject* is_wrong = nullptr;
+  PyObject* wrong_in_bf16 = nullptr;
   bool wrong_if_strided = false;  // asked only where the stride, the fourth argument, is another than 1
   // The argument that, where it is true, makes the gradient of the first input sparse: its keyword (a tuple of that one
   // string, or null) and its position. A cast cannot pass on such a gradient, so the lists are silent for that call.

@@ -127,10 +127,10 @@ void unhook(Target& target) {
 std::uint64_t changes = 0;
 
 // A target for each entry. False with a Python exception set where one of them cannot be covered.
-bool find_targets(const std::vector<Entry>& entries, std::vector<Target*>& found) {
+bool find_targets(const std::vector<CoveredObject>& entries, std::vector<Target*>& found) {
   const host::MemoryMap memory;
   found.reserve(entries.size());
-  for (const Entry& entry : entries) {
+  for (const CoveredObject& entry : entries) {
     host::Shape shape = host::Shape::function;
     Target* target = find_target(entry.object);
     if (target == nullptr || !target->installed) {
@@ -147,7 +147,7 @@ bool find_targets(const std::vector<Entry>& entries, std::vector<Target*>& found
 
 }  // namespace
 
-bool install(const std::vector<Entry>& entries, bool within_modules) {
+bool install(const std::vector<CoveredObject>& entries, bool within_modules) {
   std::vector<Target*> found;
   if (!find_targets(entries, found)) return false;
   RuleSet* of_modules = within_modules ? rule_set_of_modules() : known_rule_set_of_modules();
@@ -187,7 +187,7 @@ static bool may_put_in(const RuleSet& set) {
   });
 }
 
-RuleSet* make_rule_set(const std::vector<Entry>& entries, RuleSet::Device device, PyObject* after_recorded_cast,
+RuleSet* make_rule_set(const std::vector<CoveredObject>& entries, RuleSet::Device device, PyObject* after_recorded_cast,
                        const std::string& name) {
   std::vector<Target*> found;
   if (!find_targets(entries, found)) return nullptr;

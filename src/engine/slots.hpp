@@ -10,7 +10,7 @@
 
 namespace habana_mp::engine {
 
-struct Entry {
+struct CoveredObject {
   PyObject* object;  // borrowed
   PyObject* shown;   // borrowed: what the log shows; most often the object itself
   std::string operation;
@@ -21,12 +21,12 @@ struct Entry {
 // Replaces whatever is installed by these entries. Everything is checked before the first store, so that a failure
 // (false, with a Python exception set) leaves torch as it was. With `within_modules` the lists lower nothing but where
 // the rule set of modules is in force.
-bool install(const std::vector<Entry>& entries, bool within_modules);
+bool install(const std::vector<CoveredObject>& entries, bool within_modules);
 
 // The rules of a region's lists: `listed` for each entry, where the object's own rule for silent lists is `unlisted`.
 // What is not answered yet is put in, without a rule of convert's. Null with a Python exception set on failure, and
 // then nothing has changed.
-RuleSet* make_rule_set(const std::vector<Entry>& entries, RuleSet::Device device, PyObject* after_recorded_cast,
+RuleSet* make_rule_set(const std::vector<CoveredObject>& entries, RuleSet::Device device, PyObject* after_recorded_cast,
                        const std::string& name);
 
 // Puts in again what uninstall has taken out.

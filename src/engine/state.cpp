@@ -34,7 +34,7 @@ host::KeyFlag below_autograd;
 
 namespace {
 
-NeverDestroyed<Places> known_places;
+NeverDestroyed<Recognised> known_things;
 
 // Regions that were entered under another installation are not this one's to leave.
 std::uint32_t current_installation = 1;
@@ -55,7 +55,7 @@ void leave_regions_of_former_installations(ThreadState& state) noexcept {
 
 [[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, [] { in_child_process = true; });
 
-bool is_among(PyObject* code, PyObject* codes) {
+bool is_one_of(PyObject* code, PyObject* codes) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(codes); ++i) {
     if (PyTuple_GET_ITEM(codes, i) == code) return true;
   }
@@ -108,7 +108,7 @@ Whose whose_is(PyObject* code) {
   if (known.name.get() != name) {
     Whose whose = Whose::anybodys;
     if (host::is_of_file(code, exact_files->get())) whose = Whose::exact;
-    if (host::is_of_file(code, known_places->through.get())) whose = Whose::torchs;
+    if (host::is_of_file(code, known_things->through.get())) whose = Whose::torchs;
     known = {Owned::borrowed(name), whose};
   }
   return known.whose;
@@ -116,7 +116,7 @@ Whose whose_is(PyObject* code) {
 
 bool is_stepping() {
   for (host::FrameWalk walk; walk; walk.outwards()) {
-    if (is_among(walk.code(), known_places->steps.get())) return true;
+    if (is_one_of(walk.code(), known_things->steps.get())) return true;
   }
   return false;
 }
@@ -148,31 +148,31 @@ void flag_was_set(bool disabled) noexcept {
   state.disabled_by_region = false;
 }
 
-void region_is_entered() noexcept {
+void autocast_region_is_entered() noexcept {
   ThreadState& state = thread_state;
   leave_regions_of_former_installations(state);
   CastState wanted = current_state();
   switch (state.entering) {
-    case Region::casts:
+    case AutocastRegion::casts:
       if (wanted.by_region) wanted.disabled = wanted.by_region = false;
       break;
-    case Region::no_casts:
+    case AutocastRegion::no_casts:
       if (!wanted.disabled) wanted.disabled = wanted.by_region = true;
       break;
-    case Region::as_outside:  // in a backward too, which torch.amp.custom_bwd wants to run as its forward
+    case AutocastRegion::as_outside:  // in a backward too, which torch.amp.custom_bwd wants to run as its forward
       if (wanted.silent_until_recording) wanted.silent = wanted.silent_until_recording = false;
       break;
-    case Region::as_forward:
+    case AutocastRegion::as_forward:
       wanted = unpack(state.entering_state);
       break;
-    case Region::ours:  // the mark's dtype has told its lists
+    case AutocastRegion::ours:  // the mark's dtype has told its lists
       wanted.disabled = wanted.by_region = false;
       break;
   }
   enter_state(&torch_autocast, wanted);
 }
 
-void region_is_left() noexcept {
+void autocast_region_is_left() noexcept {
   ThreadState& state = thread_state;
   leave_regions_of_former_installations(state);
   leave_region(&torch_autocast);
@@ -183,8 +183,8 @@ void install_in_disabled_regions(std::uint32_t regions) noexcept {
   leave_regions_of_former_installations(state);
   if (has_begun_region(&torch_autocast)) return;  // they were watched
   for (std::uint32_t i = 0; i < regions; ++i) {
-    state.entering = Region::no_casts;
-    region_is_entered();
+    state.entering = AutocastRegion::no_casts;
+    autocast_region_is_entered();
   }
 }
 
@@ -202,7 +202,7 @@ std::optional<rules::Reason> why_not(ThreadState& state) noexcept {
     if (is_stepping()) return rules::Reason::optimizer_step;
     state.optimizer_steps = 0;  // a step raised, and nobody said that it was over
   }
-  if (in_child_process && host::is_worker(known_places->worker_namespace.get())) return rules::Reason::worker;
+  if (in_child_process && host::is_worker(known_things->worker_namespace.get())) return rules::Reason::worker;
   if (distributed_is_imported && host::caller_is_distributed()) return rules::Reason::distributed;
   return std::nullopt;
 }
@@ -226,19 +226,21 @@ void construction_begins(PyObject* module) noexcept {
   set_construction(state, construction);
 }
 
-void set_places(Places given) noexcept { const Places former = std::exchange(*known_places, std::move(given)); }
+void set_recognised(Recognised given) noexcept {
+  const Recognised former = std::exchange(*known_things, std::move(given));
+}
 
-const Places& places() noexcept { return *known_places; }
+const Recognised& recognised() noexcept { return *known_things; }
 
 bool caller_is_inside_of_an_operation() noexcept {
-  if (!known_places->inside) return false;
+  if (!known_things->inside) return false;
   host::FrameWalk walk;
-  while (walk && host::is_of_file(walk.code(), known_places->between.get())) walk.outwards();
-  return walk && host::is_of_file(walk.code(), known_places->inside.get());
+  while (walk && host::is_of_file(walk.code(), known_things->between.get())) walk.outwards();
+  return walk && host::is_of_file(walk.code(), known_things->inside.get());
 }
 
 bool caller_is_exact() noexcept {
-  if (!*exact_files || !known_places->through) return false;
+  if (!*exact_files || !known_things->through) return false;
   host::FrameWalk walk;
   while (walk && whose_is(walk.code()) == Whose::torchs) walk.outwards();
   return walk && whose_is(walk.code()) == Whose::exact;
@@ -251,26 +253,26 @@ void set_exact_files(PyObject* files) noexcept {
 
 bool caller_is_custom_fwd() noexcept {
   const host::FrameWalk caller;
-  return caller && known_places->custom_fwd && caller.code() == known_places->custom_fwd.get();
+  return caller && known_things->custom_fwd && caller.code() == known_things->custom_fwd.get();
 }
 
-Region region_of_torchs_own() noexcept {
-  Owned packed(PyObject_CallNoArgs(known_places->custom_bwd_state.get()));
+AutocastRegion region_of_torchs_own() noexcept {
+  Owned packed(PyObject_CallNoArgs(known_things->custom_bwd_state.get()));
   const bool is_known = packed && packed.get() != Py_None;
   const std::uint64_t value = is_known ? PyLong_AsUnsignedLongLong(packed.get()) : 0;
   packed.reset();
   if (PyErr_Occurred() != nullptr) {
     drop_error();
-    return Region::as_outside;
+    return AutocastRegion::as_outside;
   }
   if (is_known) thread_state.entering_state = value;
-  return is_known ? Region::as_forward : Region::as_outside;
+  return is_known ? AutocastRegion::as_forward : AutocastRegion::as_outside;
 }
 
 bool region_is_torchs_own() noexcept {
   host::FrameWalk walk;  // begins in autocast.__enter__
   if (walk) walk.outwards();
-  return walk && known_places->codes_of_regions && is_among(walk.code(), known_places->codes_of_regions.get());
+  return walk && known_things->codes_of_regions && is_one_of(walk.code(), known_things->codes_of_regions.get());
 }
 
 }  // namespace habana_mp::engine

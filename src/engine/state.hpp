@@ -11,7 +11,7 @@
 namespace habana_mp::engine {
 
 // What a region of torch.autocast does that is being entered.
-enum class Region : std::uint8_t { casts, no_casts, as_outside, as_forward, ours };
+enum class AutocastRegion : std::uint8_t { casts, no_casts, as_outside, as_forward, ours };
 
 struct ThreadState {
   // A copy of torch's flag for disable_casts, for the log and for where the flag itself cannot be read.
@@ -19,8 +19,8 @@ struct ThreadState {
   // Was it a region of torch.autocast(enabled=False) that set the flag?
   bool disabled_by_region = false;
   // The region of torch.autocast that is being entered.
-  Region entering = Region::casts;
-  std::uint64_t entering_state = 0;  // for Region::as_forward, packed
+  AutocastRegion entering = AutocastRegion::casts;
+  std::uint64_t entering_state = 0;  // for AutocastRegion::as_forward, packed
   // Inside of functions that decide for themselves (hmp.op_wrap, composites) the lists are silent, rules 2 to 4 speak.
   bool silent = false;
   // So it is in the backward of a function written in Python: but what records there is a forward, made a second time.
@@ -70,8 +70,8 @@ void flag_was_set(bool disabled) noexcept;
 
 // torch.autocast's regions (rule 10): one with enabled=False disables casts like disable_casts does, and one with
 // enabled=True inside of it takes that back.
-void region_is_entered() noexcept;
-void region_is_left() noexcept;
+void autocast_region_is_entered() noexcept;
+void autocast_region_is_left() noexcept;
 
 // A policy is installed while this thread is in so many regions of torch.autocast, none of which is enabled.
 void install_in_disabled_regions(std::uint32_t regions) noexcept;
@@ -117,7 +117,7 @@ void construction_begins(PyObject* module) noexcept;
 PyObject* constructed_by_caller() noexcept;
 
 // What is to be recognised.
-struct Places {
+struct Recognised {
   Owned steps;             // a tuple: the code of torch.optim's wrapper around steps, and of ours around others
   Owned worker_namespace;  // of torch.utils.data._utils.worker, whose _worker_info tells a worker
   Owned made_of_lowered;   // called with words for what gets lower values, these, and what had others or None;
@@ -131,15 +131,15 @@ struct Places {
   Owned between;           // a tuple: files of torch through which such code calls other operations
   Owned through;           // a tuple: those through which a library does
 };
-void set_places(Places given) noexcept;
-const Places& places() noexcept;
+void set_recognised(Recognised given) noexcept;
+const Recognised& recognised() noexcept;
 
 // Is the caller torch itself, which does in Python what another operation consists of? Asked for tensors of tracers.
 bool caller_is_inside_of_an_operation() noexcept;
 
 // Is the region of torch.autocast that is being entered one of torch's own making? Then what it is to do here.
 bool region_is_torchs_own() noexcept;
-Region region_of_torchs_own() noexcept;
+AutocastRegion region_of_torchs_own() noexcept;
 
 // Is the calling Python function the wrapper of torch.amp.custom_fwd?
 bool caller_is_custom_fwd() noexcept;

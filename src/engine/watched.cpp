@@ -38,19 +38,21 @@ PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::siz
   const bool casts = !casts_are_disabled() || thread_state.disabled_by_region;
   if (enabled && casts && !is_ours && !is_mark_of_ours && (policy_is_installed || thread_state.region != nullptr)) {
     // Before it is enabled: the warning may be an error.
-    const Owned told(PyObject_CallNoArgs(places().autocast_entered.get()));
+    const Owned told(PyObject_CallNoArgs(recognised().autocast_entered.get()));
     if (!told) return nullptr;
   }
   Owned result(autocast_set_enabled.call(values, flagged_count, keywords));
   if (!result || keywords != nullptr || count < 1) return result.release();
   if (is_ours) {
     flag_was_set(enabled);
-    thread_state.entering = Region::as_outside;
+    thread_state.entering = AutocastRegion::as_outside;
   } else if (is_mark_of_ours) {
-    thread_state.entering = Region::ours;
+    thread_state.entering = AutocastRegion::ours;
   } else {
     const bool is_wish = enabled || !region_is_torchs_own();
-    thread_state.entering = !is_wish ? region_of_torchs_own() : enabled ? Region::casts : Region::no_casts;
+    thread_state.entering = !is_wish  ? region_of_torchs_own()
+                            : enabled ? AutocastRegion::casts
+                                      : AutocastRegion::no_casts;
     if (PyErr_Occurred() != nullptr) result.reset();  // interrupted
   }
   return result.release();
@@ -65,13 +67,13 @@ PyObject* autocast_set_dtype_stub(PyObject*, PyObject* const* values, std::size_
 
 PyObject* autocast_increment_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   PyObject* result = autocast_increment.call(values, flagged_count, keywords);
-  if (result != nullptr) region_is_entered();
+  if (result != nullptr) autocast_region_is_entered();
   return result;
 }
 
 PyObject* autocast_decrement_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   PyObject* result = autocast_decrement.call(values, flagged_count, keywords);
-  if (result != nullptr) region_is_left();
+  if (result != nullptr) autocast_region_is_left();
   return result;
 }
 
@@ -89,7 +91,7 @@ PyObject* module_constructed_stub(PyObject*, PyObject* const* values, std::size_
 // float32. Null with an exception set when the warning was made an error.
 Owned values_of_state(PyObject* values, const char* what, PyObject* former) {
   if (!is_lower(host::kind_of(values))) return Owned::borrowed(values);
-  return Owned(PyObject_CallFunction(places().made_of_lowered.get(), "sOO", what, values, former));
+  return Owned(PyObject_CallFunction(recognised().made_of_lowered.get(), "sOO", what, values, former));
 }
 
 // A Parameter made of a result that was lowered would be a lowered weight.
@@ -109,7 +111,7 @@ PyObject* is_autocast_enabled_stub(PyObject*, PyObject* const* values, std::size
   Owned result(is_autocast_enabled.call(values, flagged_count, keywords));
   const bool in_region = thread_state.region != nullptr && !is_of_modules(thread_state.region);
   if (result.get() == Py_False && PyVectorcall_NARGS(flagged_count) == 1 && in_region && caller_is_custom_fwd()) {
-    return PyObject_CallNoArgs(places().custom_fwd_asks.get());
+    return PyObject_CallNoArgs(recognised().custom_fwd_asks.get());
   }
   return result.release();
 }

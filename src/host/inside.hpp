@@ -35,8 +35,8 @@ extern Inside inside;
 void bind_inside() noexcept;
 bool can_look_inside() noexcept;
 
-// What identifies a tensor's values. Two equal sights of one tensor: nobody who tells torch has written in between.
-struct Sight {
+// What identifies a tensor's values. Two equal snapshots of one tensor: nobody who tells torch has written in between.
+struct Snapshot {
   const char* implementation = nullptr;
   const char* storage = nullptr;
   const char* data = nullptr;
@@ -44,14 +44,14 @@ struct Sight {
   std::uint32_t version = 0;
   std::uint32_t owners = 0;  // of the storage
 
-  bool operator==(const Sight&) const = default;
+  bool operator==(const Snapshot&) const = default;
   // The same memory, whatever is in it.
-  bool same_place(const Sight& other) const {
+  bool same_memory(const Snapshot& other) const {
     return implementation == other.implementation && storage == other.storage && data == other.data &&
            counter == other.counter;
   }
   // And in the same hands.
-  bool same_hands(const Sight& other) const { return same_place(other) && owners == other.owners; }
+  bool same_owners(const Snapshot& other) const { return same_memory(other) && owners == other.owners; }
 };
 
 inline const char* storage_of(PyObject* tensor) noexcept {
@@ -67,18 +67,18 @@ inline bool is_sparse(PyObject* tensor) noexcept {
   return (inside.storage == 0 || storage_of(tensor) == nullptr) && detail::has_sparse_layout(tensor);
 }
 
-inline Sight look_at(PyObject* tensor) noexcept {
-  Sight sight;
-  sight.implementation = detail::implementation_of(tensor);
-  if (sight.implementation == nullptr) return sight;
-  sight.storage = load<const char*>(sight.implementation, inside.storage);
-  sight.counter = load<const char*>(sight.implementation, inside.counter);
-  if (sight.storage != nullptr) {
-    sight.data = load<const char*>(sight.storage, inside.data);
-    sight.owners = load<std::uint32_t>(sight.storage, inside.owners);
+inline Snapshot snapshot_of(PyObject* tensor) noexcept {
+  Snapshot snapshot;
+  snapshot.implementation = detail::implementation_of(tensor);
+  if (snapshot.implementation == nullptr) return snapshot;
+  snapshot.storage = load<const char*>(snapshot.implementation, inside.storage);
+  snapshot.counter = load<const char*>(snapshot.implementation, inside.counter);
+  if (snapshot.storage != nullptr) {
+    snapshot.data = load<const char*>(snapshot.storage, inside.data);
+    snapshot.owners = load<std::uint32_t>(snapshot.storage, inside.owners);
   }
-  if (sight.counter != nullptr) sight.version = load<std::uint32_t>(sight.counter, inside.version);
-  return sight;
+  if (snapshot.counter != nullptr) snapshot.version = load<std::uint32_t>(snapshot.counter, inside.version);
+  return snapshot;
 }
 
 // Does nobody else hold the tensor's memory: no other tensor, storage or array of NumPy? `views` of it are known to the

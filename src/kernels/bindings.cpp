@@ -427,14 +427,14 @@ void check(bool right, const char* what) {
   if (!right) throw py::value_error(what);
 }
 
-Bits kernels_arrange(const Bits& weight, unsigned threads, bool turned) {
+Bits kernels_arrange(const Bits& weight, unsigned threads, bool inner_first) {
   check(kernels::can_multiply(), "this processor has no such kernels");
   check(weight.ndim() == 2, "`weight` must have two dimensions");
-  const auto outer = static_cast<std::size_t>(weight.shape(turned ? 1 : 0));
-  const auto inner = static_cast<std::size_t>(weight.shape(turned ? 0 : 1));
+  const auto outer = static_cast<std::size_t>(weight.shape(inner_first ? 1 : 0));
+  const auto inner = static_cast<std::size_t>(weight.shape(inner_first ? 0 : 1));
   check(inner % 2 == 0, "the inner dimension of `weight` must be even");
   Bits arranged(weight.size());
-  kernels::arrange(weight.data(), outer, inner, turned, arranged.mutable_data(), threads);
+  kernels::arrange(weight.data(), outer, inner, inner_first, arranged.mutable_data(), threads);
   return arranged;
 }
 
@@ -481,7 +481,8 @@ void register_kernels(py::module_& module) {
              py::arg("seed"), py::arg("out") = py::none(), py::arg("threads") = py::none(),
              py::arg("path") = py::none(), "Casts float32 to bfloat16, rounding up or down, the likelier the nearer.");
   module.def("kernels_can_multiply", &kernels::can_multiply);
-  module.def("kernels_arrange", &kernels_arrange, py::arg("weight"), py::arg("threads"), py::arg("turned") = false);
+  module.def("kernels_arrange", &kernels_arrange, py::arg("weight"), py::arg("threads"),
+             py::arg("inner_first") = false);
   module.def("kernels_multiply", &kernels_multiply, py::arg("input"), py::arg("arranged"), py::arg("bias"),
              py::arg("result").noconvert(), py::arg("block"), py::arg("threads"));
   module.def("kernels_path", &kernels::path, "The instruction set that was chosen.");

@@ -36,7 +36,7 @@ void arrange_panels(const void* context, std::size_t begin, std::size_t end) noe
 }
 
 // A pair of rows gives all of its values at once.
-void arrange_turned_panels(const void* context, std::size_t begin, std::size_t end) noexcept {
+void arrange_inner_first(const void* context, std::size_t begin, std::size_t end) noexcept {
   const auto& work = *static_cast<const Arranging*>(context);
   for (std::size_t i = begin; i < end; ++i) {
     const std::size_t first = i * panel_rows;
@@ -88,7 +88,7 @@ void multiply_pieces(const void* context, std::size_t begin, std::size_t end) no
 
 bool can_multiply() noexcept { return chosen().products != nullptr; }
 
-void arrange(const void* weight, std::size_t outer, std::size_t inner, bool turned, void* arranged,
+void arrange(const void* weight, std::size_t outer, std::size_t inner, bool inner_first, void* arranged,
              unsigned threads) noexcept {
   const Arranging work{
       .kernels = chosen().products,
@@ -97,7 +97,7 @@ void arrange(const void* weight, std::size_t outer, std::size_t inner, bool turn
       .outer = outer,
       .inner = inner,
   };
-  const Body arrange_some = turned ? arrange_turned_panels : arrange_panels;
+  const Body arrange_some = inner_first ? arrange_inner_first : arrange_panels;
   const std::size_t panels = panels_of(outer);
   if (threads > 1 && outer * inner >= arranged_threads_from) {
     parallel_for(panels, 1, threads, arrange_some, &work);

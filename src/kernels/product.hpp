@@ -27,9 +27,9 @@ struct Product {
 // Are there such kernels for this processor? Without them nothing else here may be called.
 bool can_multiply() noexcept;
 
-// Brings a contiguous weight [outer][inner], or [inner][outer] if it is `turned`, into the order in which the product
-// reads it. The same size, to memory that does not overlap it.
-void arrange(const void* weight, std::size_t outer, std::size_t inner, bool turned, void* arranged,
+// Brings a contiguous weight [outer][inner], or [inner][outer] if it is `inner_first`, into the order in which the
+// product reads it. The same size, to memory that does not overlap it.
+void arrange(const void* weight, std::size_t outer, std::size_t inner, bool inner_first, void* arranged,
              unsigned threads) noexcept;
 
 // On `threads` threads at most; small products stay on the calling one. The bits are the same on any number of them.

@@ -10,17 +10,17 @@ namespace py = pybind11;
 namespace habana_mp {
 
 void register_optim(py::module_& module) {
-  using optim::Plan;
-  py::class_<Plan>(module, "StepPlan", "Which weights of an optimizer's group the core can step.")
+  using optim::StepPlan;
+  py::class_<StepPlan>(module, "StepPlan", "Which weights of an optimizer's group the core can step.")
       .def(py::init<const py::list&, const py::list&, const py::list&, const py::list&, const py::list&, bool>(),
            py::kw_only(), py::arg("params"), py::arg("grads"), py::arg("states"), py::arg("steps"), py::arg("lowers"),
            py::arg("writes_grads"))
-      .def_property_readonly("left_out", &Plan::left_out)
-      .def_property_readonly("lowered", &Plan::lowered)
+      .def_property_readonly("left_out", &StepPlan::left_out)
+      .def_property_readonly("lowered", &StepPlan::lowered)
       .def(
           "adam",
-          [](const Plan& plan, double lr, double beta1, double beta2, double eps, double weight_decay, bool decoupled,
-             bool maximize, std::optional<double> grad_scale) {
+          [](const StepPlan& plan, double lr, double beta1, double beta2, double eps, double weight_decay,
+             bool decoupled, bool maximize, std::optional<double> grad_scale) {
             plan.step(kernels::Adam{.lr = lr,
                                     .beta1 = beta1,
                                     .beta2 = beta2,
@@ -35,7 +35,7 @@ void register_optim(py::module_& module) {
           py::arg("decoupled"), py::arg("maximize"), py::arg("grad_scale"))
       .def(
           "sgd",
-          [](const Plan& plan, double lr, double momentum, double dampening, double weight_decay, bool nesterov,
+          [](const StepPlan& plan, double lr, double momentum, double dampening, double weight_decay, bool nesterov,
              bool maximize, std::optional<double> grad_scale, const py::list& begins) {
             plan.step(kernels::Sgd{.lr = lr,
                                    .momentum = momentum,

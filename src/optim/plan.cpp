@@ -92,7 +92,7 @@ class View {
   }
   // Such a tensor has no version.
   static bool is_of_inference_mode(py::handle tensor) {
-    return host::can_look_inside() ? host::look_at(tensor.ptr()).counter == nullptr
+    return host::can_look_inside() ? host::snapshot_of(tensor.ptr()).counter == nullptr
                                    : is_true(host::api.is_inference, tensor);
   }
   static bool is_true(PyCFunction method, py::handle tensor) {
@@ -140,14 +140,14 @@ void run(const std::vector<Taken>& taken, const Numbers& numbers) {
 
 }  // namespace
 
-Plan::Plan(const py::list& params, const py::list& grads, const py::list& states, const py::list& steps,
-           const py::list& lowers, bool writes_grads) {
+StepPlan::StepPlan(const py::list& params, const py::list& grads, const py::list& states, const py::list& steps,
+                   const py::list& lowers, bool writes_grads) {
   const std::size_t count = params.size();
   std::vector<py::tuple> columns;
   for (const py::handle column : states) columns.emplace_back(py::reinterpret_borrow<py::list>(column));
-  const auto is_wrong = [count](const auto& column) { return column.size() != count; };
-  if (is_wrong(grads) || is_wrong(lowers) || columns.size() > most_states ||
-      std::any_of(columns.begin(), columns.end(), is_wrong) || (!steps.empty() && is_wrong(steps))) {
+  const auto wrong_in_bf16 = [count](const auto& column) { return column.size() != count; };
+  if (wrong_in_bf16(grads) || wrong_in_bf16(lowers) || columns.size() > most_states ||
+      std::any_of(columns.begin(), columns.end(), wrong_in_bf16) || (!steps.empty() && wrong_in_bf16(steps))) {
     throw py::value_error("the lists of a step must be as long as that of the parameters");
   }
   kept_ = {py::tuple(params), py::tuple(grads), py::tuple(steps), py::tuple(lowers)};
@@ -220,14 +220,14 @@ Plan::Plan(const py::list& params, const py::list& grads, const py::list& states
   }
 }
 
-void Plan::step(const kernels::Adam& adam) const {
+void StepPlan::step(const kernels::Adam& adam) const {
   run(taken_, [&](const Taken& one) {
     *one.step += 1.0F;
     return adam.numbers(*one.step);
   });
 }
 
-void Plan::step(const kernels::Sgd& sgd, const py::list& begins) const {
+void StepPlan::step(const kernels::Sgd& sgd, const py::list& begins) const {
   run(taken_, [&](const Taken& one) { return sgd.numbers(begins[one.place].cast<bool>()); });
 }
 

@@ -14,12 +14,12 @@ namespace habana_mp::optim {
 // A weight is taken where its gradient and states are float32 on the CPU, lie in memory as it does and without gaps,
 // and share memory with nothing else that takes part. All of that is found out before anything is written. A plan is
 // for right away: it keeps the tensors alive, but not where their memory is.
-class Plan {
+class StepPlan {
  public:
   // `states` holds up to three lists: what kernels::StepArrays calls first, second and largest. `steps` is empty or
   // holds scalars that count the steps. `lowers` holds tensors to be written beside the weights, or None.
-  Plan(const pybind11::list& params, const pybind11::list& grads, const pybind11::list& states,
-       const pybind11::list& steps, const pybind11::list& lowers, bool writes_grads);
+  StepPlan(const pybind11::list& params, const pybind11::list& grads, const pybind11::list& states,
+           const pybind11::list& steps, const pybind11::list& lowers, bool writes_grads);
 
   // The places in the lists of the weights that are not taken, and of those whose lower tensor is.
   [[nodiscard]] const std::vector<std::size_t>& left_out() const { return left_out_; }

@@ -182,8 +182,8 @@ template <typename Facts>
   plan.is_inside = rule.products_inside && is_lower(plan.to) && !plan.is_fused;
   if (plan.is_inside && !facts.may_lower_products(plan.to)) return by(Way::silent_rule);
   if (rule.may_be_wrong && plan.to == Kind::bf16) {
-    const Answer is_wrong = facts.is_wrong();
-    if (is_wrong != Answer::no) return by(is_wrong == Answer::yes ? Way::without_lowering : Way::failed);
+    const Answer wrong_in_bf16 = facts.wrong_in_bf16();
+    if (wrong_in_bf16 != Answer::no) return by(wrong_in_bf16 == Answer::yes ? Way::without_lowering : Way::failed);
   }
   plan.computed_in = plan.to;
   if (rule.may_add_up && is_lower(plan.to)) {

@@ -58,7 +58,7 @@ bool is_cast_in_graph(PyObject* tensor) noexcept {
          host::requires_grad(tensor) && host::grad_is_enabled() && !host::is_traced() && !host::is_negative(tensor);
 }
 
-bool is_watched(PyObject* tensor, CastResult& seen) {
+bool must_be_seen(PyObject* tensor, CastResult& seen) {
   if (host::grad_is_enabled() && host::requires_grad(tensor)) {
     seen.recorded = true;
     return true;
@@ -87,7 +87,7 @@ Owned cast_in_block(PyObject* tensor, Kind to) noexcept {
   const Kind from = host::kind_of_tensor(tensor);
   const std::int64_t count = host::count_elements(tensor);
   if (!is_floating(from) || from == to || !is_block(bytes_as(to, count))) return nullptr;
-  if (is_watched(tensor, ignored) || !host::read_geometry(tensor, geometry) || !geometry.is_dense()) return nullptr;
+  if (must_be_seen(tensor, ignored) || !host::read_geometry(tensor, geometry) || !geometry.is_dense()) return nullptr;
   void* values = nullptr;
   Owned made = cast_memory.tensor_in_block(geometry, to, values);
   if (made) convert(geometry.values, from, values, to, count);
@@ -113,7 +113,7 @@ Owned cast(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
   const std::int64_t count = host::count_elements(tensor);
   seen.bytes += bytes_as(to, count);
   if (host::can_view() && host::is_plain_tensor(tensor)) {
-    if (!is_watched(tensor, seen)) {
+    if (!must_be_seen(tensor, seen)) {
       Owned made = is_block(bytes_as(to, count)) ? cast_in_block(tensor, to) : nullptr;
       if (!made) made = cast_by_kernel(tensor, from, to, count);
       if (made) return made;

@@ -38,7 +38,7 @@ Owned cast_in_block(PyObject* tensor, Kind to) noexcept;
 bool is_cast_in_graph(PyObject* tensor) noexcept;
 
 // Would anybody but the caller have to see a cast of this tensor?
-bool is_watched(PyObject* tensor, CastResult& seen);
+bool must_be_seen(PyObject* tensor, CastResult& seen);
 
 // Casts values in memory. Many of them by torch's number of threads and without the GIL.
 void convert(const void* source, Kind from, void* target, Kind to, std::int64_t count);

@@ -13,7 +13,7 @@ struct CastResult;
 
 struct CastMemory {
   // Memory that is used again by the next call (accel/buffers).
-  Owned (*cast_for_now)(PyObject* tensor, Kind from, Kind to, CastResult& seen, bool& for_now) = nullptr;
+  Owned (*cast_transient)(PyObject* tensor, Kind from, Kind to, CastResult& seen, bool& transient) = nullptr;
   bool (*has_uneven_rows)(PyObject* tensor, bool heeds_single_elements) noexcept = nullptr;
   Owned (*cast_in_rows)(PyObject* tensor, Kind from, Kind to, CastResult& seen) noexcept = nullptr;
   Owned (*borrow)(const DLTensor& wanted, Kind kind) noexcept = nullptr;

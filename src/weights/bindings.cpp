@@ -26,19 +26,19 @@ weights::Callers callers_of(const Callers& tuples) {
 
 void watch(const py::dict& methods, const Callers& of_pointers, const Callers& of_arrays) {
   const auto method = [&methods](const char* name) { return or_null(methods[name]); };
-  weights::Hatches hatches{method("untyped_storage"),
-                           method("data_ptr"),
-                           method("const_data_ptr"),
-                           method("apply_"),
-                           method("map_"),
-                           method("map2_"),
-                           method("set_"),
-                           method("resize_"),
-                           method("resize_as_"),
-                           method("storage.data_ptr"),
-                           callers_of(of_pointers),
-                           callers_of(of_arrays)};
-  if (!weights::watch_escapes(std::move(hatches))) throw py::error_already_set();
+  weights::MemoryMethods watched{method("untyped_storage"),
+                                 method("data_ptr"),
+                                 method("const_data_ptr"),
+                                 method("apply_"),
+                                 method("map_"),
+                                 method("map2_"),
+                                 method("set_"),
+                                 method("resize_"),
+                                 method("resize_as_"),
+                                 method("storage.data_ptr"),
+                                 callers_of(of_pointers),
+                                 callers_of(of_arrays)};
+  if (!weights::watch_escapes(std::move(watched))) throw py::error_already_set();
 }
 
 py::dict statistics() {

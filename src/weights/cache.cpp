@@ -29,7 +29,7 @@ constexpr Kind precisions[] = {Kind::bf16, Kind::f16};
 
 void forget_place(const Entry& entry) {
   host::forget_files();
-  const auto place = cache().weights.find(entry.sight.storage);
+  const auto place = cache().weights.find(entry.snapshot.storage);
   if (place != cache().weights.end() && place->second == entry.weight) cache().weights.erase(place);
 }
 
@@ -60,7 +60,7 @@ Owned weak_reference_to(PyObject* weight) {
 
 void distrust(PyObject* weight) {
   for (const Kind to : precisions) {
-    if (Entry* entry = entry_of(weight, to)) entry->trust = Trust::open;
+    if (Entry* entry = entry_of(weight, to)) entry->trust = Trust::exposed;
   }
 }
 
@@ -100,7 +100,7 @@ Owned make_cast(const Entry& entry, PyObject* weight) {
   tensor::CastResult ignored;
   Owned made = plain ? tensor::cast(plain.get(), Kind::f32, entry.to, ignored) : nullptr;
   plain.reset();
-  if (made && (!host::is_plain_tensor(made.get()) || host::look_at(made.get()).counter == nullptr ||
+  if (made && (!host::is_plain_tensor(made.get()) || host::snapshot_of(made.get()).counter == nullptr ||
                !host::has_geometry(made.get(), entry.geometry, false))) {
     made.reset();
   }
@@ -121,7 +121,7 @@ bool find_values(Entry& entry, PyObject* weight) {
   for (std::size_t i = 0; i < sample_count; ++i) {
     const std::int64_t place = (elements - 1) / last * static_cast<std::int64_t>(i) +
                                (elements - 1) % last * static_cast<std::int64_t>(i) / last;
-    entry.places[i] = static_cast<const std::uint32_t*>(geometry.values) + place;
+    entry.sampled[i] = static_cast<const std::uint32_t*>(geometry.values) + place;
   }
   entry.geometry = std::move(geometry);
   return true;
@@ -132,15 +132,15 @@ class HeldMemory {
  public:
   explicit HeldMemory(PyObject* weight) : alias_(host::api.detach(weight, nullptr)) { PyErr_Clear(); }
 
-  [[nodiscard]] bool is_of(const Sight& sight) const {
-    return alias_ && host::storage_of(alias_.get()) == sight.storage;
+  [[nodiscard]] bool is_of(const Snapshot& snapshot) const {
+    return alias_ && host::storage_of(alias_.get()) == snapshot.storage;
   }
 
  private:
   Owned alias_;
 };
 
-void* target_of(const Entry& entry) { return const_cast<char*>(host::look_at(entry.cast.get()).data); }
+void* target_of(const Entry& entry) { return const_cast<char*>(host::snapshot_of(entry.cast.get()).data); }
 
 // Casts a weight that is held into a cast that is held once.
 void write_cast(Entry& entry) {
@@ -160,7 +160,7 @@ bool limit_allows(std::uint64_t bytes) {
 constexpr std::size_t most_remembered = 1 << 20;
 
 // Is it among these storages, with the memory that it had then?
-bool is_among(std::unordered_map<const char*, const char*>& storages, const char* storage) {
+bool is_known_in(std::unordered_map<const char*, const char*>& storages, const char* storage) {
   const auto found = storages.find(storage);
   if (found == storages.end()) return false;
   if (found->second == host::memory_of(storage)) return true;
@@ -178,23 +178,23 @@ void remember_pointer(const char* storage) {
 
 // A pointer to another slice of what this one is a slice of is none to this one.
 bool is_pointed_to(const char* storage) {
-  if (cache().too_many_pointers || is_among(cache().pointed_into, storage)) return true;
+  if (cache().too_many_pointers || is_known_in(cache().pointed_into, storage)) return true;
   const char* one = storage;
-  while (one != nullptr && !is_among(cache().pointed_to, one)) one = host::storage_behind(one);
+  while (one != nullptr && !is_known_in(cache().pointed_to, one)) one = host::storage_behind(one);
   return one != nullptr;
 }
 
 // Who but torch holds this weight's memory, or a pointer to it?
 std::optional<Refusal> find_other_hands(PyObject* weight, const char* storage, std::uint32_t views) {
   if (is_pointed_to(storage)) return Refusal::pointer;
-  if (!host::is_known_memory(storage, is_among(cache().lent, storage))) {
+  if (!host::is_known_memory(storage, is_known_in(cache().lent, storage))) {
     return host::is_of_torch(storage) ? Refusal::numpy : Refusal::memory;
   }
   if (!host::holds_its_memory_alone(weight, views)) return Refusal::held;
   return std::nullopt;
 }
 
-std::optional<Refusal> reason_to_doubt(PyObject* weight, const Sight& now, std::uint32_t views) {
+std::optional<Refusal> reason_to_doubt(PyObject* weight, const Snapshot& now, std::uint32_t views) {
   if (now.storage == nullptr || now.counter == nullptr) return Refusal::version;
   if (const auto refusal = find_other_hands(weight, now.storage, views)) return refusal;
   const bool is_counted = denies(host::api.is_inference, weight) && denies(host::api.is_neg, weight);
@@ -202,16 +202,16 @@ std::optional<Refusal> reason_to_doubt(PyObject* weight, const Sight& now, std::
 }
 
 // May a cast of this weight be kept, as things are? Others may run meanwhile.
-bool earn_trust(Entry& entry, PyObject* weight, const Sight& now, std::uint32_t views) {
-  if (!now.same_hands(entry.sight) && entry.trust != Trust::open) entry.trust = Trust::open;
-  if (!now.same_place(entry.sight)) {
+bool earn_trust(Entry& entry, PyObject* weight, const Snapshot& now, std::uint32_t views) {
+  if (!now.same_owners(entry.snapshot) && entry.trust != Trust::exposed) entry.trust = Trust::exposed;
+  if (!now.same_memory(entry.snapshot)) {
     forget_place(entry);
     entry.refusals = 0;
     entry.geometry = {};
-    entry.sight = now;
+    entry.snapshot = now;
     entry.drop();
   }
-  if (entry.trust != Trust::open) return true;
+  if (entry.trust != Trust::exposed) return true;
   if (!is_time_to_try(entry.refusals)) return false;
   const std::optional<Refusal> refusal = reason_to_doubt(weight, now, views);
   if (refusal) entry.refusal = *refusal;
@@ -226,7 +226,7 @@ bool is_kept(const Entry& entry) {
 // Brings an entry to the weight's values of now. False where nothing of it can be kept: the entry tells why.
 bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
   const auto refuse = [&entry](Refusal why) {
-    entry.trust = Trust::open;
+    entry.trust = Trust::exposed;
     entry.refusal = why;
     ++entry.refusals;
     return false;
@@ -235,7 +235,7 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
     entry.refusal = Refusal::changing;
     return false;
   }
-  const Sight now = look_beside(weight, views);
+  const Snapshot now = snapshot_beside(weight, views);
   const bool had_cast = static_cast<bool>(entry.cast);
   const std::uint64_t escapes = cache().escapes;
   if (!earn_trust(entry, weight, now, views)) {
@@ -251,16 +251,16 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
     if (!find_values(entry, weight)) return refuse(Refusal::layout);
   }
   // Others may have run till here; from here to the cast they do not.
-  const Sight held = look_beside(weight, views);
-  if (!held.same_place(now) || held.version != now.version || cache().escapes != escapes || entry.busy ||
+  const Snapshot held = snapshot_beside(weight, views);
+  if (!held.same_memory(now) || held.version != now.version || cache().escapes != escapes || entry.busy ||
       !memory.is_of(held) || !is_kept(entry) || entry.geometry.values == nullptr) {
-    entry.trust = Trust::open;
+    entry.trust = Trust::exposed;
     entry.refusal = Refusal::changing;
     return false;
   }
-  // Whatever happens to the weight now makes the sight another one, or takes the trust away.
-  entry.sight = held;
-  --entry.sight.owners;  // ours goes
+  // Whatever happens to the weight now makes the snapshot another one, or takes the trust away.
+  entry.snapshot = held;
+  --entry.snapshot.owners;  // ours goes
   entry.samples = entry.look();
   entry.trust = silent_writers == 0 ? Trust::sure : Trust::changed;
   entry.quiet_uses = 0;
@@ -300,7 +300,7 @@ std::shared_ptr<Entry> make_entry(PyObject* weight, Kind to) {
   entry->weight = weight;
   entry->reference = std::move(reference);
   entry->to = to;
-  entry->sight = host::look_at(weight);
+  entry->snapshot = host::snapshot_of(weight);
   place = entry;
   return entry;
 }
@@ -351,14 +351,14 @@ UpToDate up_to_date(PyObject* weight, Kind to, bool records, std::uint32_t views
                     std::int64_t& elements) {
   elements = 0;
   Entry* entry = entry_of(weight, to);
-  if (entry == nullptr || !entry->has(Form::plain) || !is_unchanged(*entry, look_beside(weight, views))) {
+  if (entry == nullptr || !entry->has(Form::plain) || !is_unchanged(*entry, snapshot_beside(weight, views))) {
     if (!settings->on) return {};  // switched off since the call began
     // Others may run, and forget the entry.
     held = entry_for(weight, to);
     const bool is_packed = held != nullptr && held->cast && held->form != Form::plain;
     if (is_packed && !records) {
-      Sight now = look_beside(weight, views);
-      now.owners = held->sight.owners;  // another view of it may be alive
+      Snapshot now = snapshot_beside(weight, views);
+      now.owners = held->snapshot.owners;  // another view of it may be alive
       if (is_unchanged(*held, now)) ++held->unpacked;
     }
     if (held == nullptr || !bring_up_to_date(*held, weight, views)) {
@@ -388,8 +388,8 @@ class Base {
  private:
   [[nodiscard]] bool is_whole_of(PyObject* view) const {
     if (Py_TYPE(weight()) != host::api.parameter || host::kind_of_tensor(weight()) != Kind::f32) return false;
-    const Sight part = host::look_at(view);
-    const Sight whole = host::look_at(weight());
+    const Snapshot part = host::snapshot_of(view);
+    const Snapshot whole = host::snapshot_of(weight());
     // A view counts its changes with what it is of.
     return part.storage == whole.storage && part.counter != nullptr && part.counter == whole.counter;
   }
@@ -400,18 +400,19 @@ class Base {
 // Is this view the only one? Another one takes nothing from the weight's own cast: neither that nor the trust in it.
 // Others may run meanwhile.
 bool is_only_view(Entry& entry, PyObject* weight) {
-  const Sight now = look_beside(weight, 1);
-  if (entry.trust != Trust::open && now.same_place(entry.sight)) return now.owners == entry.sight.owners;
+  const Snapshot now = snapshot_beside(weight, 1);
+  if (entry.trust != Trust::exposed && now.same_memory(entry.snapshot)) return now.owners == entry.snapshot.owners;
   constexpr std::uint32_t longest_wait = 64;
-  const bool is_alone = is_time_to_try(entry.crowds % longest_wait) && !find_other_hands(weight, now.storage, 1);
-  entry.crowds = is_alone ? 0 : entry.crowds + 1;
+  const bool is_alone =
+      is_time_to_try(entry.views_in_doubt % longest_wait) && !find_other_hands(weight, now.storage, 1);
+  entry.views_in_doubt = is_alone ? 0 : entry.views_in_doubt + 1;
   return is_alone;
 }
 
 // Is a part of a weight to be served from the cast of the whole? That is made only after as much was cast for parts
 // that were cast by themselves.
 bool pays_off(Entry& entry, PyObject* weight, std::int64_t elements) {
-  if (entry.has(Form::plain) && is_unchanged(entry, look_beside(weight, 1))) return true;
+  if (entry.has(Form::plain) && is_unchanged(entry, snapshot_beside(weight, 1))) return true;
   entry.cast_apart += elements;
   if (entry.cast_apart < host::count_elements(weight)) return false;
   entry.cast_apart = 0;
@@ -538,18 +539,18 @@ void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexce
       if (found == cache().entries.end()) continue;
       const std::shared_ptr<Entry> entry = found->second;
       const bool is_fresh = std::exchange(entry->is_fresh, false) && may_be_fresh && is_unchanged(*entry, weight);
-      if (!entry->cast || entry->trust == Trust::open || is_fresh) continue;
+      if (!entry->cast || entry->trust == Trust::exposed || is_fresh) continue;
       entry->trust = Trust::changed;
       if (entry->busy || entry->form != Form::plain || entry->in_parts) continue;
       HeldMemory memory(weight);  // others may run meanwhile
-      Sight now = host::look_at(weight);
+      Snapshot now = host::snapshot_of(weight);
       --now.owners;
-      if (silent_writers != 0 || entry->trust != Trust::changed || entry->busy || !now.same_hands(entry->sight) ||
+      if (silent_writers != 0 || entry->trust != Trust::changed || entry->busy || !now.same_owners(entry->snapshot) ||
           !memory.is_of(now) || !host::has_geometry(weight, entry->geometry, true) || !entry->has(Form::plain) ||
           !entry->is_free()) {
         continue;
       }
-      entry->sight = now;
+      entry->snapshot = now;
       entry->samples = entry->look();
       entry->trust = Trust::sure;
       entry->busy = true;
@@ -570,12 +571,13 @@ PyObject* cast_to_write(PyObject* weight) noexcept {
   if (!settings->on || silent_writers != 0) return nullptr;
   for (const Kind to : precisions) {
     Entry* entry = entry_of(weight, to);
-    if (entry == nullptr || !entry->has(Form::plain) || entry->busy || entry->trust == Trust::open || entry->in_parts) {
+    if (entry == nullptr || !entry->has(Form::plain) || entry->busy || entry->trust == Trust::exposed ||
+        entry->in_parts) {
       continue;
     }
-    const Sight now = host::look_at(weight);
+    const Snapshot now = host::snapshot_of(weight);
     const bool may_write =
-        now.same_hands(entry->sight) && host::has_geometry(weight, entry->geometry, true) && entry->is_free();
+        now.same_owners(entry->snapshot) && host::has_geometry(weight, entry->geometry, true) && entry->is_free();
     if (!may_write) continue;
     // Whoever needs the weight before it was written sees that its cast is held elsewhere, and makes one of his own.
     entry->trust = Trust::changed;
@@ -589,12 +591,12 @@ void was_written(PyObject* weight, PyObject* cast) noexcept {
   for (const Kind to : precisions) {
     Entry* entry = entry_of(weight, to);
     if (entry == nullptr || entry->cast.get() != cast || entry->trust != Trust::changed) continue;
-    const Sight now = host::look_at(weight);
+    const Snapshot now = host::snapshot_of(weight);
     // The step counts as one write. Another thread's, meanwhile, may be in the weight and not in the cast.
-    if (!now.same_hands(entry->sight) || now.version != entry->written_from + 1) continue;
-    entry->sight = now;
+    if (!now.same_owners(entry->snapshot) || now.version != entry->written_from + 1) continue;
+    entry->snapshot = now;
     entry->samples = entry->look();
-    entry->cast_sight = host::look_at(cast);
+    entry->cast_snapshot = host::snapshot_of(cast);
     entry->trust = Trust::sure;
     entry->is_fresh = true;
     ++counts.refreshes;

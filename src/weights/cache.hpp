@@ -39,7 +39,7 @@ Owned kept(PyObject* weight, Kind to, Use use, std::int64_t& elements) noexcept;
 
 // Is it worth asking whether this plain tensor is a view of a weight?
 inline bool may_be_part(PyObject* tensor) noexcept {
-  return settings->on && host::count_elements(tensor) >= settings->least_part && host::look_at(tensor).owners > 1;
+  return settings->on && host::count_elements(tensor) >= settings->least_part && host::snapshot_of(tensor).owners > 1;
 }
 
 // The same of a view of such a weight: the same part of the weight's cast. Where a gradient is recorded, only a view of

@@ -15,7 +15,7 @@
 
 namespace habana_mp::weights {
 
-using host::Sight;
+using host::Snapshot;
 
 extern Statistics counts;
 
@@ -27,42 +27,42 @@ using Samples = std::array<std::uint32_t, sample_count>;
 enum class Trust : std::uint8_t {
   sure,     // nobody can write to the weight without its version telling
   changed,  // so too, but its values are to be cast again whatever the version says
-  open,     // somebody may have got hold of its memory: its owners are counted before it is trusted again
+  exposed,  // somebody may have got hold of its memory: its owners are counted before it is trusted again
 };
 
 enum class Form : std::uint8_t {
-  plain,    // a tensor like the weight
-  library,  // in the layout of torch's CPU library, where nothing is recorded
-  panels,   // in that of our own kernels, where nothing is recorded either
-  turned,   // the same, of a weight whose columns are what a linear layer has for rows
+  plain,        // a tensor like the weight
+  library,      // in the layout of torch's CPU library, where nothing is recorded
+  panels,       // in that of our own kernels, where nothing is recorded either
+  inner_first,  // the same, of a weight whose columns are what a linear layer has for rows
 };
 
 struct Entry {
   PyObject* weight = nullptr;  // not held
   Owned reference;             // a weak one, whose callback drops the entry
   Owned cast;                  // null where nothing is kept at the moment
-  Sight cast_sight;            // of a plain cast, as we left it: a graph gives it to whoever asks what it saved
+  Snapshot cast_snapshot;      // of a plain cast, as we left it: a graph gives it to whoever asks what it saved
   Owned holder;                // holds the cast besides, or null
   Form form = Form::plain;
   Kind to = Kind::bf16;
-  Trust trust = Trust::open;
-  bool busy = false;               // being written, by a thread that has let go of the GIL
-  bool is_fresh = false;           // an optimizer wrote the cast along with the weight
-  std::uint32_t written_from = 0;  // the weight's version before it did
-  bool in_parts = false;           // only views of a part of the weight were used of late
-  std::int64_t cast_apart = 0;     // how many values of parts were cast by themselves, before the whole is
-  std::uint32_t crowds = 0;        // in a row: views that were not known to be the only ones
-  std::uint32_t refusals = 0;      // in a row
-  Refusal refusal{};               // why the last one
-  std::uint32_t quiet_uses = 0;    // in a row: hits where nothing was recorded
-  std::uint32_t unpacked = 0;      // how often a packed form could not serve, where nothing was recorded either
-  Sight sight;                     // as it was before the cast was made
-  std::uint32_t probed = 0;        // kinds of calls for which a form with another order was tried, to no end perhaps
-  Owned packed_for;                // the options of the convolution that a packed form is for
-  host::Geometry geometry;         // as the weight lay then; without values: unknown
-  Owned size;                      // the weight's sizes, a tuple
+  Trust trust = Trust::exposed;
+  bool busy = false;                 // being written, by a thread that has let go of the GIL
+  bool is_fresh = false;             // an optimizer wrote the cast along with the weight
+  std::uint32_t written_from = 0;    // the weight's version before it did
+  bool in_parts = false;             // only views of a part of the weight were used of late
+  std::int64_t cast_apart = 0;       // how many values of parts were cast by themselves, before the whole is
+  std::uint32_t views_in_doubt = 0;  // in a row: views that were not known to be the only ones
+  std::uint32_t refusals = 0;        // in a row
+  Refusal refusal{};                 // why the last one
+  std::uint32_t quiet_uses = 0;      // in a row: hits where nothing was recorded
+  std::uint32_t unpacked = 0;        // how often a packed form could not serve, where nothing was recorded either
+  Snapshot snapshot;                 // as it was before the cast was made
+  std::uint32_t probed = 0;          // kinds of calls for which a form with another order was tried, to no end perhaps
+  Owned packed_for;                  // the options of the convolution that a packed form is for
+  host::Geometry geometry;           // as the weight lay then; without values: unknown
+  Owned size;                        // the weight's sizes, a tuple
   std::int64_t elements = 0;
-  std::array<const std::uint32_t*, sample_count> places{};
+  std::array<const std::uint32_t*, sample_count> sampled{};
   Samples samples{};
 
   Entry() = default;
@@ -77,8 +77,8 @@ struct Entry {
   [[nodiscard]] bool has(Form wanted) const { return cast && form == wanted && (form != Form::plain || is_intact()); }
   // Does a plain cast lie where it lay, and was it written by nobody else, as far as its version tells?
   [[nodiscard]] bool is_intact() const {
-    const Sight now = host::look_at(cast.get());
-    return now.same_place(cast_sight) && now.version == cast_sight.version &&
+    const Snapshot now = host::snapshot_of(cast.get());
+    return now.same_memory(cast_snapshot) && now.version == cast_snapshot.version &&
            host::count_elements(cast.get()) == elements;
   }
   // May the cast be written? Not where others work with its former values: a graph that waits for its backward,
@@ -87,7 +87,7 @@ struct Entry {
 
   [[nodiscard]] Samples look() const {
     Samples seen{};
-    for (std::size_t i = 0; i < sample_count; ++i) std::memcpy(&seen[i], places[i], sizeof seen[i]);
+    for (std::size_t i = 0; i < sample_count; ++i) std::memcpy(&seen[i], sampled[i], sizeof seen[i]);
     return seen;
   }
 };
@@ -145,9 +145,9 @@ inline void Entry::hold(Owned made, Owned its_holder, Form its_form, Owned optio
   const Owned former_cast = std::exchange(cast, std::move(made));
   const Owned former_holder = std::exchange(holder, std::move(its_holder));
   form = its_form;
-  if (cast_sight.storage != nullptr) cache().casts.erase(cast_sight.storage);
-  cast_sight = cast && form == Form::plain ? host::look_at(cast.get()) : Sight{};
-  if (cast_sight.storage != nullptr) cache().casts.insert(cast_sight.storage);
+  if (cast_snapshot.storage != nullptr) cache().casts.erase(cast_snapshot.storage);
+  cast_snapshot = cast && form == Form::plain ? host::snapshot_of(cast.get()) : Snapshot{};
+  if (cast_snapshot.storage != nullptr) cache().casts.insert(cast_snapshot.storage);
   if (cast) {
     counts.bytes += bytes();
     ++counts.weights;
@@ -169,16 +169,18 @@ inline Entry* entry_of(PyObject* weight, Kind to) {
 }
 
 // Does the weight hold what it held when its cast was made?
-inline bool is_unchanged(const Entry& entry, const Sight& now) {
-  return entry.trust == Trust::sure && !entry.busy && now == entry.sight && entry.look() == entry.samples;
+inline bool is_unchanged(const Entry& entry, const Snapshot& now) {
+  return entry.trust == Trust::sure && !entry.busy && now == entry.snapshot && entry.look() == entry.samples;
 }
-inline bool is_unchanged(const Entry& entry, PyObject* weight) { return is_unchanged(entry, host::look_at(weight)); }
+inline bool is_unchanged(const Entry& entry, PyObject* weight) {
+  return is_unchanged(entry, host::snapshot_of(weight));
+}
 
 // What identifies the weight's values, `views` of which are known.
-inline Sight look_beside(PyObject* weight, std::uint32_t views) {
-  Sight sight = host::look_at(weight);
-  sight.owners -= views;
-  return sight;
+inline Snapshot snapshot_beside(PyObject* weight, std::uint32_t views) {
+  Snapshot snapshot = host::snapshot_of(weight);
+  snapshot.owners -= views;
+  return snapshot;
 }
 
 }  // namespace habana_mp::weights

@@ -56,8 +56,8 @@ PyObject* numpy_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
   tensor_escapes(self, false);
   if (host::can_look_inside() && callers_of_arrays->harmless) {
     // A weight is held beside what was detached of it to give it to NumPy; most tensors are not, which spares a look.
-    const host::Sight sight = host::look_at(self);
-    numpy_gets(sight.storage, sight.owners > 1 && caller_is_harmless(*callers_of_arrays));
+    const host::Snapshot snapshot = host::snapshot_of(self);
+    numpy_gets(snapshot.storage, snapshot.owners > 1 && caller_is_harmless(*callers_of_arrays));
   }
   const bool widens = host::is_plain_tensor(self) && host::kind_of_tensor(self) == Kind::bf16 && lists_speak_here();
   if (!widens) return numpy.call(self, arguments, keywords);
@@ -196,18 +196,18 @@ void watch_exchange() noexcept {
   store(&table->managed_tensor_from_py_object_no_sync, &share_stub);
 }
 
-bool watch_escapes(Hatches hatches) {
+bool watch_escapes(MemoryMethods methods) {
   const Plan plans[] = {
-      {&untyped_storage, hatches.untyped_storage, METH_NOARGS, untyped_storage_stub},
-      {&data_ptr, hatches.data_ptr, METH_NOARGS, pointer_stub<data_ptr>},
-      {&const_data_ptr, hatches.const_data_ptr, METH_NOARGS, pointer_stub<const_data_ptr>},
-      {&apply, hatches.apply, METH_O, apply_stub},
-      {&map, hatches.map, with_keywords, as_function(map_stub)},
-      {&map2, hatches.map2, with_keywords, as_function(map2_stub)},
-      {&set, hatches.set, with_keywords, as_function(set_stub)},
-      {&resize, hatches.resize, with_keywords, as_function(escaping_stub<resize>)},
-      {&resize_as, hatches.resize_as, with_keywords, as_function(escaping_stub<resize_as>)},
-      {&storage_data_ptr, hatches.storage_data_ptr, METH_NOARGS, storage_data_ptr_stub},
+      {&untyped_storage, methods.untyped_storage, METH_NOARGS, untyped_storage_stub},
+      {&data_ptr, methods.data_ptr, METH_NOARGS, pointer_stub<data_ptr>},
+      {&const_data_ptr, methods.const_data_ptr, METH_NOARGS, pointer_stub<const_data_ptr>},
+      {&apply, methods.apply, METH_O, apply_stub},
+      {&map, methods.map, with_keywords, as_function(map_stub)},
+      {&map2, methods.map2, with_keywords, as_function(map2_stub)},
+      {&set, methods.set, with_keywords, as_function(set_stub)},
+      {&resize, methods.resize, with_keywords, as_function(escaping_stub<resize>)},
+      {&resize_as, methods.resize_as, with_keywords, as_function(escaping_stub<resize_as>)},
+      {&storage_data_ptr, methods.storage_data_ptr, METH_NOARGS, storage_data_ptr_stub},
   };
   const host::MemoryMap memory;
   for (const Plan& plan : plans) {
@@ -219,8 +219,8 @@ bool watch_escapes(Hatches hatches) {
                     "habana_mp cannot watch Tensor.view and Tensor.numpy: their calling convention is not known");
     return false;
   }
-  *callers_of_pointers = std::move(hatches.of_pointers);
-  *callers_of_arrays = std::move(hatches.of_arrays);
+  *callers_of_pointers = std::move(methods.of_pointers);
+  *callers_of_arrays = std::move(methods.of_arrays);
   for (const Plan& plan : plans) {
     if (plan.object != nullptr) plan.method->watch(plan.object, plan.stub);
   }

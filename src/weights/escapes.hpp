@@ -13,7 +13,7 @@ struct Callers {
 };
 
 // Objects of torch, borrowed, and who may call them.
-struct Hatches {
+struct MemoryMethods {
   PyObject* untyped_storage;   // methods of Tensor
   PyObject* data_ptr;          //
   PyObject* const_data_ptr;    // null where this torch lacks it
@@ -37,7 +37,7 @@ void stop_watching_view_and_numpy() noexcept;
 void watch_exchange() noexcept;
 
 // False with a Python exception set when one of them is not what it should be; nothing has changed then.
-bool watch_escapes(Hatches hatches);
+bool watch_escapes(MemoryMethods methods);
 void stop_watching_escapes() noexcept;
 
 // A tensor's memory may be written to from now on, unseen or not (see memory_escapes).

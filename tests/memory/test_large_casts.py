@@ -17,9 +17,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from habana_mp import _core, hmp
+from helpers.accelerators import needs_accelerator
 from helpers.compiling import enable_compiled_autograd
 from helpers.lists import Converter
 from helpers.processes import in_threads
+
+pytestmark = needs_accelerator("blocks")
 
 #: Large enough for a block, in these tests.
 SMALL = 1024
@@ -396,8 +399,6 @@ PROGRAM = """
 import ctypes
 import sys
 from habana_mp import hmp
-
-pytestmark = needs_accelerator("blocks")
 
 
 libc = ctypes.CDLL(None)

@@ -59,7 +59,7 @@ struct Facts {
   bool has_number_beyond(Kind) const { return tell('n', number_beyond); }
   Answer makes_product() const { return tell('m', product); }
   Answer is_fused() const { return tell('F', fused); }
-  Answer is_wrong() const { return tell('w', wrong); }
+  Answer wrong_in_bf16() const { return tell('w', wrong); }
   Answer adds_up() const { return tell('u', sums); }
   bool may_lower_products(Kind) const { return tell('l', products_can_be_lowered); }
   Answer is_slower_lowered(Kind) const { return tell('t', slower); }
@@ -182,7 +182,7 @@ void check_table() {
   rule.products_inside = true;
   CHECK(plan_of(rule, all, inputs).way == Way::silent_rule);
   all.products_can_be_lowered = true;
-  CHECK(plan_of(rule, all, inputs).way == Way::failed);  // is_wrong
+  CHECK(plan_of(rule, all, inputs).way == Way::failed);  // wrong_in_bf16
   all.wrong = Answer::yes;
   CHECK(plan_of(rule, all, inputs).way == Way::without_lowering);
   Rule to_half = rule;

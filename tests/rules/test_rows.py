@@ -70,7 +70,7 @@ def test_two_rows_for_one_operation_are_an_error() -> None:
 
 def test_what_a_row_says_goes_together() -> None:
     for row in ops.ROWS:
-        assert row.is_wrong is not None or not row.wrong_if_strided, row.names
+        assert row.wrong_in_bf16 is not None or not row.wrong_if_strided, row.names
         assert row.parts or not (row.is_only_parts or row.parts_follow), row.names
         assert row.made_of_products or row.makes_product is None, row.names
         assert row.products_inside or row.is_fused is None, row.names

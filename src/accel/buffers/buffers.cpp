@@ -89,20 +89,20 @@ void adopt(Owned cast) {
 
 }  // namespace
 
-Owned cast_for_now(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen, bool& for_now) {
+Owned cast_transient(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen, bool& transient) {
   DLTensor source;
-  if (!host::can_look_inside() || !host::is_plain_tensor(tensor) || tensor::is_watched(tensor, seen) ||
+  if (!host::can_look_inside() || !host::is_plain_tensor(tensor) || tensor::must_be_seen(tensor, seen) ||
       !host::view_on_cpu(tensor, source)) {
     return tensor::cast(tensor, from, to, seen);
   }
-  for_now = true;
+  transient = true;
   Owned lent = borrow_buffer(source, to);
   if (!lent) return tensor::cast(tensor, from, to, seen);
   const std::int64_t count = host::count_elements(tensor);
   seen.bytes += tensor::bytes_as(to, count);
   // Others may run meanwhile; what is lent stays what it is.
   tensor::convert(static_cast<const char*>(source.data) + source.byte_offset, from,
-                  const_cast<char*>(host::look_at(lent.get()).data), to, count);
+                  const_cast<char*>(host::snapshot_of(lent.get()).data), to, count);
   return lent;
 }
 
@@ -121,7 +121,7 @@ bool has_uneven_rows(PyObject* tensor, bool heeds_single_elements) noexcept {
 Owned cast_in_rows(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen) noexcept {
   DLTensor source;
   host::Geometry geometry;
-  if (!host::can_look_inside() || tensor::is_watched(tensor, seen) || !host::view_on_cpu(tensor, source))
+  if (!host::can_look_inside() || tensor::must_be_seen(tensor, seen) || !host::view_on_cpu(tensor, source))
     return nullptr;
   // A cast of what has gaps has none, and its rows may lie evenly.
   if (from != to && (!host::read_geometry(tensor, geometry) || !geometry.is_dense())) return nullptr;
@@ -141,7 +141,7 @@ Owned cast_in_rows(PyObject* tensor, Kind from, Kind to, tensor::CastResult& see
   Owned made = borrow_buffer(wanted, to);
   void* values = nullptr;
   if (made) {
-    values = const_cast<char*>(host::look_at(made.get()).data);
+    values = const_cast<char*>(host::snapshot_of(made.get()).data);
   } else {
     made = host::allocate_like(source, to, values);
     if (!made) return nullptr;
@@ -190,7 +190,7 @@ void add_to(py::module_& module) { module.def("buffer_count", &buffer_count); }
 
 [[maybe_unused]] const bool is_plugged_in = [] {
   tensor::CastMemory& memory = tensor::cast_memory;
-  memory.cast_for_now = &cast_for_now;
+  memory.cast_transient = &cast_transient;
   memory.has_uneven_rows = &has_uneven_rows;
   memory.cast_in_rows = &cast_in_rows;
   memory.borrow = &borrow_buffer;

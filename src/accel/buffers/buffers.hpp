@@ -6,9 +6,9 @@
 
 namespace habana_mp::accel {
 
-// As `cast`, for an input of an operation whose results share no memory with it. Where `for_now` is set, what it
+// As `cast`, for an input of an operation whose results share no memory with it. Where `transient` is set, what it
 // returns goes to `give_back` when the operation is over.
-Owned cast_for_now(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen, bool& for_now);
+Owned cast_transient(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen, bool& transient);
 
 // Do the rows of this tensor of more than two dimensions on the CPU not lie at one distance from each other? Torch
 // heeds the strides of dimensions of one element where it multiplies, but not where it adds a bias in the same

@@ -70,7 +70,7 @@ bool is_channels_first(PyObject* tensor) noexcept {
   return are_images(tensor, view) && host::is_contiguous(view);
 }
 
-Owned channels_last_for_now(PyObject* images, Kind kind) {
+Owned channels_last_transient(PyObject* images, Kind kind) {
   DLTensor view;
   if (!host::can_look_inside() || !are_images(images, view) || view.strides == nullptr) return nullptr;
   std::array<std::int64_t, dimensions> sizes{};
@@ -87,7 +87,7 @@ Owned channels_last_for_now(PyObject* images, Kind kind) {
     tensor::give_back(made.release());
     return nullptr;
   }
-  reorder(view, const_cast<char*>(host::look_at(made.get()).data), strides, kind);
+  reorder(view, const_cast<char*>(host::snapshot_of(made.get()).data), strides, kind);
   return made;
 }
 

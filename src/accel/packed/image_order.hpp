@@ -15,7 +15,7 @@ bool is_channels_first(PyObject* tensor) noexcept;
 
 // The same images in the other order; null, without an exception but an interrupt's, where that cannot be had. What is
 // made for a while, for an operation's input, goes to `give_back`.
-Owned channels_last_for_now(PyObject* images, Kind kind);
+Owned channels_last_transient(PyObject* images, Kind kind);
 Owned channels_first(PyObject* images, Kind kind);
 
 }  // namespace habana_mp::accel

@@ -64,7 +64,7 @@ Owned pack(PyObject* cast, const PackedCall& call) {
 
 Owned call_packed(const PackedCall& call, PyObject* packed) {
   if (!call.reorders) return call_packed_as_it_lies(call, packed);
-  Owned input = channels_last_for_now(call.input, Kind::bf16);
+  Owned input = channels_last_transient(call.input, Kind::bf16);
   if (!input) return nullptr;
   PackedCall reordered = call;
   reordered.input = input.get();

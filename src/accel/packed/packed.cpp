@@ -21,7 +21,7 @@ namespace habana_mp::accel {
 using weights::cache;
 using weights::counts;
 using weights::entry_of;
-using weights::look_beside;
+using weights::snapshot_beside;
 
 namespace {
 
@@ -169,7 +169,7 @@ void consider_panels(Entry& entry, const PackedCall& call) {
   entry.busy = true;
   const Owned cast = Owned::borrowed(entry.cast.get());
   if (!verdict) verdict = try_panels(entry, call);
-  Owned panels = verdict && verdict->pays ? make_panels(cast.get(), call.is_turned()) : nullptr;
+  Owned panels = verdict && verdict->pays ? make_panels(cast.get(), call.is_inner_first()) : nullptr;
   entry.busy = false;
   // Not where somebody took the weight away meanwhile. Nobody runs between the two.
   if (panels && entry.cast.get() == cast.get()) entry.hold(std::move(panels), nullptr, panels_for(call));
@@ -219,7 +219,7 @@ bool is_packed_for(const Entry& entry, const PackedCall& call) {
 }
 
 bool is_unchanged_for(const PackedCall& call, const Entry& entry) {
-  return is_unchanged(entry, look_beside(call.weight, call.transposed ? 1 : 0));
+  return is_unchanged(entry, snapshot_beside(call.weight, call.transposed ? 1 : 0));
 }
 
 // Is there nothing in this call that those who compute from packed weights do not see? A sign that counts the other way
@@ -232,7 +232,7 @@ bool is_plain_call(const PackedCall& call, const Entry& entry) {
   const std::vector<std::int64_t>& sizes = entry.geometry.sizes;
   return !host::is_negative(call.bias) && host::view_on_cpu(call.bias, bias) && bias.ndim == 1 &&
          host::is_contiguous(bias) && !sizes.empty() &&
-         bias.shape[0] == (call.is_turned() ? sizes.back() : sizes.front());
+         bias.shape[0] == (call.is_inner_first() ? sizes.back() : sizes.front());
 }
 
 }  // namespace
@@ -260,7 +260,7 @@ bool may_be_packed(const PackedCall& call, Kind to) noexcept {
     return false;
   }
   if (!is_in_use() || !is_plain_call(call, *known)) return false;
-  if (known->form == Form::panels || known->form == Form::turned) {
+  if (known->form == Form::panels || known->form == Form::inner_first) {
     if (known->form != panels_for(call)) return false;
     const std::optional<PanelVerdict> verdict = known_verdict(*known, call);
     return verdict ? verdict->pays : may_try_panels(*known, call);

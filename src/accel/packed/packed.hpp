@@ -44,7 +44,7 @@ struct PackedCall {
 
   [[nodiscard]] bool is_product() const { return what != Packs::conv2d; }
   // Is it a product of which the weight is [inner][outer], and not [outer][inner] as a linear layer's?
-  [[nodiscard]] bool is_turned() const { return is_product() && (what != Packs::linear) != transposed; }
+  [[nodiscard]] bool is_inner_first() const { return is_product() && (what != Packs::linear) != transposed; }
 };
 
 // Are calls of this kind ever answered from packed weights here? Their weight and the rest does not matter.

@@ -37,7 +37,7 @@ class Trial {
   Trial(const ProductCase& one, const PackedCall& like)
       : case_(one),
         values_(one, like),
-        panels_(values_.weight() == nullptr ? nullptr : make_panels(values_.weight(), like.is_turned())) {}
+        panels_(values_.weight() == nullptr ? nullptr : make_panels(values_.weight(), like.is_inner_first())) {}
 
   // Nothing where something failed: then nothing is known.
   std::optional<PanelVerdict> run() {
@@ -140,18 +140,19 @@ std::optional<PanelVerdict> try_panels(Entry& entry, const PackedCall& call) {
 
 void forget_panel_verdicts() noexcept { verdicts().clear(); }
 
-Owned make_panels(PyObject* cast, bool turned) {
+Owned make_panels(PyObject* cast, bool inner_first) {
   DLTensor view;
   const void* const values = values_of(cast);
   if (values == nullptr || !host::view_on_cpu(cast, view) || view.ndim != 2) return nullptr;
-  const std::int64_t outer = view.shape[turned ? 1 : 0];
-  const std::int64_t inner = view.shape[turned ? 0 : 1];
+  const std::int64_t outer = view.shape[inner_first ? 1 : 0];
+  const std::int64_t inner = view.shape[inner_first ? 0 : 1];
   Owned made = host::new_empty(cast, std::array{outer * inner});
   void* const target = values_of(made.get());
   if (target == nullptr) return nullptr;
   const unsigned threads = host::torch_threads();
   without_gil([&] {
-    kernels::arrange(values, static_cast<std::size_t>(outer), static_cast<std::size_t>(inner), turned, target, threads);
+    kernels::arrange(values, static_cast<std::size_t>(outer), static_cast<std::size_t>(inner), inner_first, target,
+                     threads);
   });
   return made;
 }

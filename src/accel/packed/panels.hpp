@@ -38,11 +38,11 @@ void forget_panel_verdicts() noexcept;
 // Fewer values are not worth a measurement.
 inline constexpr std::int64_t worth_trying = 1 << 10;
 
-inline Form panels_for(const PackedCall& call) { return call.is_turned() ? Form::turned : Form::panels; }
+inline Form panels_for(const PackedCall& call) { return call.is_inner_first() ? Form::inner_first : Form::panels; }
 
 // The weight's kept cast in the kernels' order; null, without an exception but an interrupt's, where it cannot be made.
-// `turned` tells that the cast is [inner][outer].
-Owned make_panels(PyObject* cast, bool turned);
+// `inner_first` tells that the cast is [inner][outer].
+Owned make_panels(PyObject* cast, bool inner_first);
 
 // The product, where input and bias are bfloat16 by now; as above.
 Owned multiply_panels(const PackedCall& call, PyObject* panels, const Sides& sides, std::size_t block);

@@ -25,7 +25,7 @@ using engine::Tally;
 namespace {
 
 // Where the arguments are that a packed weight is used with, in a call of so many.
-struct PackedPlaces {
+struct ArgumentPositions {
   Py_ssize_t input = 0;
   Py_ssize_t weight = 1;
   Py_ssize_t bias = 2;
@@ -34,7 +34,7 @@ struct PackedPlaces {
 };
 
 // As modules write them; conv2d with all of its options.
-PackedPlaces places_of(Packs what) {
+ArgumentPositions positions_of(Packs what) {
   switch (what) {
     case Packs::linear:
       return {.most = 3};
@@ -66,15 +66,15 @@ Owned cast_and_answer(const Rule& rule, PackedCall& call, Kind input_kind, Kind 
   made.may_reuse_memory = true;
   const bool has_bias = call.bias != Py_None;
   Owned input = cast_item(rule, call.input, input_kind, to, made);
-  const bool input_for_now = made.for_now;
+  const bool input_is_transient = made.transient;
   Owned bias;
   if (input) bias = has_bias ? cast_item(rule, call.bias, bias_kind, to, made) : Owned::borrowed(Py_None);
-  const bool bias_for_now = made.for_now && has_bias;
+  const bool bias_is_transient = made.transient && has_bias;
   call.input = input.get();
   call.bias = bias.get();
   Owned result = bias ? answer(call, to) : nullptr;
-  if (input) let_go(std::move(input), input_for_now);
-  if (bias) let_go(std::move(bias), bias_for_now);
+  if (input) let_go(std::move(input), input_is_transient);
+  if (bias) let_go(std::move(bias), bias_is_transient);
   if (!result) {
     drop_error();
     return nullptr;
@@ -91,22 +91,22 @@ Owned answer_from_packed(const Call& call, Kind to, Tally& tally) {
   const Arguments& arguments = call.arguments;
   const Reading& reading = call.reading;
   const Packs packs = call.rule.means.packs;
-  const PackedPlaces places = places_of(packs);
+  const ArgumentPositions positions = positions_of(packs);
   const Py_ssize_t count = arguments.positional;
-  if (arguments.keywords != nullptr || count < places.least || count > places.most) return nullptr;
+  if (arguments.keywords != nullptr || count < positions.least || count > positions.most) return nullptr;
   PyObject* const* values = arguments.values;
-  PyObject* input = values[places.input];
-  PyObject* given = values[places.weight];
-  PyObject* bias = places.bias < count ? values[places.bias] : Py_None;
-  if (reading.kinds[places.weight] != Kind::f32 || !host::is_plain_tensor(input) ||
-      !is_floating(reading.kinds[places.input])) {
+  PyObject* input = values[positions.input];
+  PyObject* given = values[positions.weight];
+  PyObject* bias = positions.bias < count ? values[positions.bias] : Py_None;
+  if (reading.kinds[positions.weight] != Kind::f32 || !host::is_plain_tensor(input) ||
+      !is_floating(reading.kinds[positions.input])) {
     return nullptr;
   }
   PackedCall packed{.what = packs, .input = input, .bias = bias};
   packed.transposed = Py_TYPE(given) != host::api.parameter;
   if (!may_pack(packed)) return nullptr;
   if (bias == Py_None && packs == Packs::addmm) return nullptr;  // torch refuses it
-  const Kind bias_kind = bias == Py_None ? Kind::other : reading.kinds[places.bias];
+  const Kind bias_kind = bias == Py_None ? Kind::other : reading.kinds[positions.bias];
   if (bias != Py_None && (!host::is_plain_tensor(bias) || !is_floating(bias_kind))) return nullptr;
   if (!packed.is_product()) {
     for (Py_ssize_t i = 3; i < 6; ++i) {
@@ -119,7 +119,8 @@ Owned answer_from_packed(const Call& call, Kind to, Tally& tally) {
   packed.weight = weight.get();
   // A weight's product with itself needs its plain cast besides.
   const bool is_by_itself = input == packed.weight || input == given;
-  return is_by_itself ? nullptr : cast_and_answer(call.rule, packed, reading.kinds[places.input], bias_kind, to, tally);
+  return is_by_itself ? nullptr
+                      : cast_and_answer(call.rule, packed, reading.kinds[positions.input], bias_kind, to, tally);
 }
 
 Owned held_or_null(const py::object& one) { return Owned::borrowed_or_null(one.is_none() ? nullptr : one.ptr()); }

@@ -102,8 +102,8 @@ void* values_of(PyObject* tensor) {
 ProductTrial::ProductTrial(const ProductCase& one, const PackedCall& like)
     : case_(one),
       bias_(one.has_bias ? host::new_empty(like.bias, std::array{one.outer}) : Owned::borrowed(Py_None)),
-      weight_(host::new_empty(like.input,
-                              like.is_turned() ? std::array{one.inner, one.outer} : std::array{one.outer, one.inner})),
+      weight_(host::new_empty(
+          like.input, like.is_inner_first() ? std::array{one.inner, one.outer} : std::array{one.outer, one.inner})),
       given_(one.transposed ? transposed(weight_.get()) : Owned::borrowed_or_null(weight_.get())),
       input_(make_input(like)),
       has_values_(values_of(weight_.get()) != nullptr && given_ && values_of(input_.get()) != nullptr &&
@@ -114,7 +114,7 @@ ProductTrial::ProductTrial(const ProductCase& one, const PackedCall& like)
 
 void ProductTrial::fill_weight() {
   auto* const values = static_cast<std::uint16_t*>(values_of(weight_.get()));
-  if (!call_.is_turned()) {
+  if (!call_.is_inner_first()) {
     fill_with_sums_to_nothing(values, case_.outer, case_.inner, false, 0);
     return;
   }

@@ -49,7 +49,7 @@ struct Sides {
 // How the weight, a matrix, counts in such a call.
 inline Sides sides_for(const PackedCall& call, const Entry& entry) {
   const std::vector<std::int64_t>& sizes = entry.geometry.sizes;
-  return call.is_turned() ? Sides{sizes[1], sizes[0]} : Sides{sizes[0], sizes[1]};
+  return call.is_inner_first() ? Sides{sizes[1], sizes[0]} : Sides{sizes[0], sizes[1]};
 }
 
 // Nothing where it is no product, or the input's rows are none, or lie so that torch sums them otherwise.
