@@ -13,7 +13,7 @@ from typing import Any
 from habana_mp import _core
 
 MUL = "<method '__mul__' of 'torch._C.TensorBase' objects>"
-# In the order of Precision and Reason in src/engine/decision.hpp.
+# In the order of Precision and Reason in src/rules/decision.hpp.
 PRECISIONS = ["bf16", "fp16", "fp32", "unchanged"]
 REASONS = {
     "list": "in the list",
