@@ -1,10 +1,10 @@
 // References of Python objects, counted by types: no other file counts them by hand (tests/host/test_references.py).
 //
 // - A parameter that is borrowed is a PyObject*; so is a result that is.
-// - A result that is a new reference is an Owned. CPython fixes what its slots and ours in their place give back
-//   (stubs, methods): these end in `release`. So do the functions that a call passes through on its way to the original
-//   and back (engine/call.hpp, engine/originals.hpp): what they give back comes from CPython and goes to CPython.
-// - A global that holds references is a NeverDestroyed: when the program ends the interpreter is gone.
+// - A result that is a new reference is an Owned. What CPython calls (stubs, slots, methods) gives back a PyObject* and
+//   ends in `release`. So does what a call passes on its way (engine/call.hpp, engine/originals.hpp): its result comes
+//   from CPython and goes there.
+// - A global that holds references is a NeverDestroyed: when the program ends, the interpreter is gone.
 // - What is held until the process ends, and by nobody in particular, is `kept_for_good`.
 //
 // A pointer to a struct of CPython's, such as PyFrameObject*, is held as the object that it is, and cast at its use.
