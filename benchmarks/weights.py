@@ -1,7 +1,7 @@
 """What kept casts of weights cost: a use of one beside a new cast, over more and more weights, many small layers in a
 row, and a refresh of many.
 
-python benchmarks/weights.py [--quick]
+python benchmarks/weights.py [--quick] [--layers]
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from itertools import cycle
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -78,6 +79,7 @@ def contenders(model: nn.Module, x: torch.Tensor) -> list[Contender]:
     return [
         Contender("autocast", in_a_region),
         Contender("hmp", lambda: model(x), converted),
+        Contender("not packed", lambda: model(x), lambda: converted(packed_weights=False)),
         Contender("skip_slower", lambda: model(x), lambda: converted(skip_slower=True)),
         Contender("bf16 model", lambda: lower(lower_x)),
         Contender("FP32", lambda: model(x)),
@@ -87,9 +89,19 @@ def contenders(model: nn.Module, x: torch.Tensor) -> list[Contender]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer, shorter rounds")
-    quick = parser.parse_args().quick
+    parser.add_argument("--layers", action="store_true", help="the many small layers alone")
+    given = parser.parse_args()
+    quick = given.quick
     options = {"rounds": 7 if quick else 21, "target_seconds": 0.05 if quick else 0.2}
     torch.set_num_threads(1)
+    if not given.layers:
+        measure_uses(**options)
+    measure_layers(**options)
+    if not given.layers:
+        measure_refresh(7 if quick else 15)
+
+
+def measure_uses(**options: Any) -> None:
     x = torch.randn(4, 16).bfloat16()
 
     print(
@@ -117,6 +129,8 @@ def main() -> None:
             row += [_extra(kept, base), _extra(cast, again)]
         print(f"{count:>10}" + "".join(f"{value:>16.0f}" for value in row))
 
+
+def measure_layers(**options: Any) -> None:
     for what, make in (
         ("50 linear layers in a row, 4 rows", small_layers),
         ("50 times torch.addmm(bias, x, weight) in a row, 4 rows", partial(small_products, added)),
@@ -124,16 +138,21 @@ def main() -> None:
         ("nn.TransformerEncoderLayer, 4x32", attention),
     ):
         print(f"\n{what}, no gradients: times as fast as autocast with one region a pass")
-        print(f"{'width':>10}{'autocast, us':>16}{'hmp':>10}{'skip_slower':>16}{'bf16 model':>16}{'FP32':>10}")
+        print(
+            f"{'width':>10}{'autocast, us':>16}"
+            f"{'hmp':>10}{'not packed':>16}{'skip_slower':>16}{'bf16 model':>16}{'FP32':>10}"
+        )
         for width in (64, 128, 256, 512):
             peer, *others = contenders(*make(width))
             with torch.no_grad():
                 run([peer, *others], settle_seconds=0.05, **options)
             ratios = [peer.ratio_to(one)[0] for one in others]
-            widths = (10, 16, 16, 10)
+            widths = (10, 16, 16, 16, 10)
             cells = "".join(f"{ratio:>{wide}.2f}" for ratio, wide in zip(ratios, widths, strict=True))
             print(f"{width:>10}{peer.median * 1e6:>16.0f}" + cells)
 
+
+def measure_refresh(rounds: int) -> None:
     print("\nrefresh of the casts of 110 M values in 110 weights, after a step")
     model = nn.ModuleList([nn.Linear(1000, 1000, bias=False) for _ in range(110)])
     weights = list(model.parameters())
@@ -145,7 +164,7 @@ def main() -> None:
         print(f"kept: {share:.3f} of the weights' size")
         ours = Contender("renew", lambda: _core.weights_renew(tuple(weights), False))
         peer = Contender("_foreach_copy_", lambda: torch._foreach_copy_(targets, [w.detach() for w in weights]))
-        run([peer, ours], rounds=7 if quick else 15, target_seconds=0.2)
+        run([peer, ours], rounds=rounds, target_seconds=0.2)
         ratio, low, high = peer.ratio_to(ours)
         print(f"{ours.median * 1e3:.1f} ms, {ratio:.2f} ({low:.2f}..{high:.2f}) times as fast as torch._foreach_copy_")
 

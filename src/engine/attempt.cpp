@@ -137,7 +137,8 @@ bool add_bias(const Rule& rule, PyObject* result, PyObject* bias, Kind kind, Kin
   return added;
 }
 
-// The same for a tracer's tensor, which has no memory yet: the copy becomes a part of what is traced.
+// A try with the rows of a tracer's tensor made even. It has no memory yet, so the copy becomes a part of what is
+// traced.
 Owned attempt_in_traced_rows(const Call& call, Kind to, Attempt& attempt) {
   const Arguments& arguments = call.arguments;
   const Owned rows(

@@ -230,7 +230,7 @@ const Rule& rule_of_lists(const Target& target) {
   return *region->rules[target.index];
 }
 
-// The same for a call that is given a lower tensor.
+// What the lists say of a call of the target that is given a lower tensor.
 const Rule& rule_beside_lower(const Target& target) {
   const Rule& rule = rule_of_lists(target);
   return rule.of_lower == nullptr ? rule : *rule.of_lower;

@@ -45,7 +45,7 @@ std::vector<MarkMeaning>& mark_meanings() {
 }
 
 RegionMark mark{};
-// The same below Python, where torch lets us.
+// What reads and sets the mark below Python, where torch lets us.
 host::DeviceFlag mark_flag;
 host::AutocastDtype mark_dtype;
 std::vector<std::int8_t> dtype_numbers;  // of the mark's dtypes; empty where they are not known

@@ -40,13 +40,13 @@ RuleSet* rule_set(std::uint64_t number) noexcept;  // null where there is none
 // The set that stands for convert's lists where these speak within modules only (modules.hpp); there is one, whose
 // content is exchanged. Null with a Python exception set where there are too many sets.
 RuleSet* rule_set_of_modules();
-// The same if it was ever asked for; else null.
+// That set, if it was ever asked for; else null.
 RuleSet* known_rule_set_of_modules() noexcept;
 // Is it this one? Then no region of a user's is open.
 bool is_of_modules(const RuleSet* set) noexcept;
 
-// By which the mark (below) tells that the lists that speak here are silent. None with a Python exception set where
-// there are too many.
+// The number by which the mark of regions (RegionMark, below) tells torch.compile that the lists that speak here are
+// silent. None with a Python exception set where there are no numbers left.
 std::optional<std::uint64_t> number_of_silence(bool until_recording = false);
 // In this thread the lists fall silent; how many regions are open. None with a Python exception set, and nothing done,
 // where there is no number for it. In the end the lists speak again, in regions too that were entered meanwhile.
@@ -64,7 +64,7 @@ struct CastState {
 CastState current_state() noexcept;
 CastState exchange_state(const CastState& state) noexcept;
 
-// The same as one number, for Python.
+// A state as one number, for Python.
 std::uint64_t pack(const CastState& state) noexcept;
 CastState unpack(std::uint64_t packed) noexcept;
 

@@ -61,8 +61,8 @@ Try next_try(const Rule& rule, const Failure& failure, const Facts& facts) {
   }
 }
 
-// The same after a call as it is written, of which nothing was to be cast. What is lower already may have no kernel
-// either.
+// What is tried after a call as it is written, of which nothing was to be cast. What is lower already may have no
+// kernel either.
 template <typename Facts>
 Try next_try_of_plain(const Rule& rule, bool holds_lower, const Facts& facts) {
   const bool may_widen = holds_lower && rule.action != Action::in_place && may_repeat(rule, facts);

@@ -42,8 +42,8 @@ inline bool may_be_part(PyObject* tensor) noexcept {
   return settings->on && host::count_elements(tensor) >= settings->least_part && host::snapshot_of(tensor).owners > 1;
 }
 
-// The same of a view of such a weight: the same part of the weight's cast. Where a gradient is recorded, only a view of
-// all of it: of a part the whole would be cast again after each step.
+// As `kept`, of a view of such a weight: the same part of the weight's cast. Where a gradient is recorded, only a view
+// of all of it: of a part the whole would be cast again after each step.
 Owned kept_part(PyObject* view, Kind to, Use use, std::int64_t& elements) noexcept;
 
 // A cast of this float32 tensor, which is none to be kept, for many products that are recorded. Null, without an

@@ -222,8 +222,8 @@ bool is_unchanged_for(const PackedCall& call, const Entry& entry) {
   return is_unchanged(entry, snapshot_beside(call.weight, call.transposed ? 1 : 0));
 }
 
-// Is there nothing in this call that those who compute from packed weights do not see? A sign that counts the other way
-// round, another form of bias than a layer's, an input that is laid out so that torch sums it otherwise.
+// Can this call be computed from a packed weight as it is? Not with an input whose values count as negated, with a bias
+// of another form than a layer's, or with an input that lies so that torch sums it in another order.
 bool is_plain_call(const PackedCall& call, const Entry& entry) {
   if (host::is_negative(call.input)) return false;
   if (call.is_product() && !lies_in_rows(call.input)) return false;
