@@ -36,8 +36,9 @@ build() {
     return 1
   fi
   rm -rf "$folder/site" "$folder/reports"
-  mkdir -p "$folder/site/habana_mp" "$folder/reports"
-  cp habana_mp/*.py "$folder"/_core*.so "$folder/site/habana_mp/"
+  mkdir -p "$folder/site" "$folder/reports"
+  cp -r habana_mp "$folder/site/habana_mp"
+  cp "$folder"/_core*.so "$folder/site/habana_mp/"
   cp -r lists "$folder/site/habana_mp/lists"
   # Before an editable install's importer, and before a checkout's folder in the working directory.
   cat > "$folder/site/sitecustomize.py" <<'PYTHON'
