@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from habana_mp import _core, _policy
 from habana_mp._policy import Policy
-from habana_mp.patches.all import Patches, all_patches
 from habana_mp.patches.autocast_regions import warn_if_in_autocast
 from habana_mp.patches.base import Settings, Within
 from habana_mp.patches.compiled_functions import forget_compiled_code
 from habana_mp.patches.composites import Composite
 from habana_mp.patches.function_twins import tell_function_twins
 from habana_mp.patches.region_marks import MARK, MARK_DTYPES, MARK_NUMBER
+
+if TYPE_CHECKING:
+    from habana_mp.patches.all import Patches
 
 _lock = threading.RLock()
 _R = TypeVar("_R")
@@ -37,8 +40,15 @@ class Installation:
         #: Is what the core has put into torch, if anything, of this module?
         self._is_ours = False
         self._are_patches_in = False
-        self._patches = Patches(all_patches())
         self._composites: dict[Any, Composite] = {}
+
+    @cached_property
+    def _patches(self) -> Patches:
+        """Made, and their modules imported, when they are first needed: a program may import this package and use its
+        kernels only."""
+        from habana_mp.patches.all import Patches, all_patches
+
+        return Patches(all_patches())
 
     def install(self, policy: Policy, within: Within = None) -> None:
         """Replace convert's policy by this one, which lowers within these modules only. When that fails, what was
@@ -153,7 +163,8 @@ class Installation:
     def uninstall(self) -> None:
         """Torch is as it was before the first :meth:`install`, and regions that are open cast nothing."""
         with _lock:
-            self._patches.uninstall()
+            if "_patches" in vars(self):
+                self._patches.uninstall()
             forget_compiled_code()
             _set_skips_slower(False)
             for composite in self._composites.values():

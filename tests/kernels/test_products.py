@@ -150,7 +150,7 @@ def test_an_arranged_weight_holds_each_value_once(outer: int, threads: int) -> N
     ]
     assert np.array_equal(_core.kernels_arrange(weight, threads), np.concatenate(expected))
     turned = np.ascontiguousarray(weight.T)
-    assert np.array_equal(_core.kernels_arrange(turned, threads, turned=True), np.concatenate(expected))
+    assert np.array_equal(_core.kernels_arrange(turned, threads, inner_first=True), np.concatenate(expected))
 
 
 def test_arrays_that_do_not_fit_together_are_refused() -> None:
@@ -169,4 +169,4 @@ def test_arrays_that_do_not_fit_together_are_refused() -> None:
     with pytest.raises(ValueError, match="even"):
         _core.kernels_arrange(np.zeros((2, 3), np.uint16), 1)
     with pytest.raises(ValueError, match="even"):
-        _core.kernels_arrange(np.zeros((3, 2), np.uint16), 1, turned=True)
+        _core.kernels_arrange(np.zeros((3, 2), np.uint16), 1, inner_first=True)
