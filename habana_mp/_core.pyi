@@ -44,8 +44,8 @@ def kernels_can_multiply() -> bool:
     """Are there kernels here for products with weights?"""
 
 def kernels_arrange(weight: NDArray[np.uint16], threads: int, inner_first: bool = False) -> NDArray[np.uint16]:
-    """For tests, as the next one: the bits of a bfloat16 weight in these kernels' order. Of an `inner_first` one the columns
-    are what a linear layer has for rows."""
+    """For tests, as the next one: the bits of a bfloat16 weight in these kernels' order. Of an `inner_first` one the
+    columns are what a linear layer has for rows."""
 
 def kernels_multiply(
     input: NDArray[np.uint16],
