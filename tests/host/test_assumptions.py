@@ -28,7 +28,7 @@ OTHERWISE = {name: otherwise for name, _, _, otherwise, _ in _ledger.rows()}
 REFUSED = [name for name, otherwise in OTHERWISE.items() if otherwise == "convert refuses"]
 GO_ON = [name for name in OTHERWISE if name not in REFUSED]
 
-#: Asked when the package is imported, or its patches, by the first convert: these are broken in a process of their own.
+#: Asked when the package is imported, or its patches are made by the first convert: these are broken in a process of their own.
 AT_IMPORT = {
     "torch.device-types",
     "torch.dynamo-guards-on-autocast",
@@ -177,12 +177,13 @@ def test_what_was_in_force_stays_where_the_next_convert_is_refused() -> None:
     assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is BF16
 
 
-def test_these_are_asked_when_the_package_and_its_patches_are_imported() -> None:
+def test_these_are_asked_when_the_package_is_imported_and_its_patches_are_made() -> None:
     asked = printed(
         """
         import habana_mp.optim
-        import habana_mp.patches.all
         from habana_mp import _ledger
+        from habana_mp.patches.all import all_patches
+        all_patches()
         print(*(name for name, *_, state in _ledger.rows() if state != "not asked yet"), sep="\\n")
         """
     )
