@@ -16,6 +16,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.profiler import profile
 
 from habana_mp import hmp
+from helpers.accelerators import needs_accelerator
 from helpers.compiling import BACKENDS
 from helpers.lists import Converter
 from helpers.processes import in_threads
@@ -92,6 +93,7 @@ def test_in_every_lower_precision(converted: Converter, dtype: torch.dtype, give
         assert torch.equal(layer(x), expected)
 
 
+@needs_accelerator("buffers")
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_torch_is_asked_for_one_product(converted: Converter, product: str) -> None:
     layer, x = nn.Linear(64, 32).requires_grad_(False), sequence_first()

@@ -16,6 +16,7 @@ from torch import nn
 from habana_mp import _core, hmp
 from habana_mp.patches import kept_weights
 from helpers import processor
+from helpers.accelerators import needs_accelerator
 from helpers.comparing import assert_same
 from helpers.processor import kernels_product
 from helpers.seeing_changes import (
@@ -174,6 +175,7 @@ def packs_whatever_it_can() -> Iterator[None]:
     processor.measure_packing()
 
 
+@needs_accelerator("packed")
 @pytest.mark.processor
 @pytest.mark.usefixtures("parts_of_any_size", "packs_whatever_it_can")
 @pytest.mark.parametrize("way", [one for one in AT_ONCE if one not in IN_CALLS])
