@@ -28,7 +28,8 @@ OTHERWISE = {name: otherwise for name, _, _, otherwise, _ in _ledger.rows()}
 REFUSED = [name for name, otherwise in OTHERWISE.items() if otherwise == "convert refuses"]
 GO_ON = [name for name in OTHERWISE if name not in REFUSED]
 
-#: Asked when the package is imported, or its patches are made by the first convert: these are broken in a process of their own.
+#: Asked when the package is imported, or its patches are made by the first convert. These are broken in a process of
+#: their own.
 AT_IMPORT = {
     "torch.device-types",
     "torch.dynamo-guards-on-autocast",
