@@ -111,8 +111,6 @@ Kind lower_state_of(const Call& call) {
   return Kind::other;
 }
 
-bool Facts::records_gradients() const { return host::grad_is_enabled(); }
-
 // Nobody intercepts a user's own function, and where it is called from is his choice.
 bool Facts::is_decided_elsewhere() const { return !is_python_function() && engine::is_decided_elsewhere(arguments); }
 

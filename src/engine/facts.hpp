@@ -11,7 +11,6 @@ namespace habana_mp::engine {
 struct Facts : Call {
   // Where it is made.
   [[nodiscard]] bool is_python_function() const { return target.shape == host::Shape::python; }
-  [[nodiscard]] bool records_gradients() const;
   [[nodiscard]] bool is_decided_elsewhere() const;
   [[nodiscard]] std::optional<Reason> place() const;
   [[nodiscard]] bool caller_is_exact() const;

@@ -207,15 +207,15 @@ std::optional<rules::Reason> why_not(ThreadState& state) noexcept {
   return std::nullopt;
 }
 
-PyObject* constructed_by_caller() noexcept {
-  // The innermost frame is nn.Module.__init__, or a function that stands in for it.
-  const host::FrameWalk innermost;
-  return innermost ? innermost.first_parameter() : nullptr;
-}
-
 void construction_begins(PyObject* module) noexcept {
   ThreadState& state = thread_state;
-  if (module == nullptr || is_constructing(state)) return;  // a module inside the module
+  if (is_constructing(state)) return;  // a module inside the module
+  if (module == nullptr) {
+    // The innermost frame is nn.Module.__init__, or a function that stands in for it.
+    const host::FrameWalk innermost;
+    module = innermost ? innermost.first_parameter() : nullptr;
+  }
+  if (module == nullptr) return;
   Owned reference(PyWeakref_NewRef(module, nullptr));
   Owned codes = reference ? host::init_codes(Py_TYPE(module)) : nullptr;
   auto* construction = codes ? new (std::nothrow) Construction{std::move(codes), std::move(reference)} : nullptr;

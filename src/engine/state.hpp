@@ -111,10 +111,9 @@ void set_exact_files(PyObject* files) noexcept;
 // Are casts made here?
 inline bool casts_are_made_here() { return lists_speak_here() && !why_not(thread_state).has_value(); }
 
-// nn.Module.__init__ was entered in this thread; the frames above it tell who is being constructed.
+// nn.Module.__init__ was entered in this thread; the frames above it tell who is being constructed. Null for the module
+// whose __init__ the innermost Python code is.
 void construction_begins(PyObject* module) noexcept;
-// The module whose __init__ the innermost Python code is, borrowed; null where it is none.
-PyObject* constructed_by_caller() noexcept;
 
 // What is to be recognised.
 struct Recognised {

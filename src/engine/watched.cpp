@@ -81,7 +81,7 @@ PyObject* module_constructed_stub(PyObject*, PyObject* const* values, std::size_
   const Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
   if (count == 1 && PyUnicode_Check(values[0]) &&
       PyUnicode_CompareWithASCIIString(values[0], "python.nn_module") == 0) {
-    construction_begins(constructed_by_caller());
+    construction_begins(nullptr);
   }
   return module_constructed.call(values, flagged_count, keywords);
 }

@@ -13,8 +13,7 @@ namespace {
 Assumption slots{
     "cpython.slots",
     "a builtin or a method descriptor is called by its vectorcall slot, or by the C function of its definition, "
-    "whatever "
-    "way Python code calls it",
+    "whatever way Python code calls it",
     "each object's type, flags and slot are those that CPython gives to such a one; its definition may be written to",
     "convert refuses, and nothing has changed"};
 

@@ -18,9 +18,9 @@ namespace {
 
 Assumption tensor_inside{
     "torch.tensor-inside",
-    "a tensor's implementation and its storage hold at fixed offsets: keys, storage, version, memory, who frees it, "
-    "and "
-    "counts of owners; a tensor that a torch._C.ScriptDict holds has one owner more, and so has an array of NumPy's",
+    "a tensor's implementation and its storage hold at fixed offsets: keys, storage, version, memory, who frees "
+    "it, and counts of owners; a tensor that a torch._C.ScriptDict holds has one owner more, and so has an array "
+    "of NumPy's",
     "samples of all kinds agree on each offset, and on no other one; owners are counted before and after",
     "no cast of a weight is kept, nothing is packed, no memory of casts is used again"};
 

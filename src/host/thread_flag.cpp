@@ -25,12 +25,10 @@ Assumption flags_in_place{
 Assumption flag_functions{
     "torch.flag-functions",
     "functions of torch's libraries read and set autocast's flags and the dispatcher's keys in a thread",
-    "what they give back, by torch's headers in releases that are not known; the flag that they set is the one that "
-    "they "
-    "read, and for disable_casts that of torch's Python function",
-    "torch's Python functions are called for disable_casts and for regions; nothing counts as below the dispatcher; "
-    "the "
-    "CPU's casts are all made by us"};
+    "what they give back, by torch's headers in releases that are not known; the flag that they set is the one "
+    "that they read, and for disable_casts that of torch's Python function",
+    "torch's Python functions are called for disable_casts and for regions; nothing counts as below the "
+    "dispatcher; the CPU's casts are all made by us"};
 
 template <typename Subject>
 ThreadFlag<Subject> flag(const Symbol& asking, const Symbol& setting, Subject subject) noexcept {

@@ -18,9 +18,9 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from habana_mp import hmp
+from helpers.training import loader, network
 
 BF16, FP32 = torch.bfloat16, torch.float32
 STEPS, RATE, LIMIT = 3, 1e-2, 0.1
@@ -30,17 +30,6 @@ pytestmark = [
     pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
-
-
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 8))
-
-
-def loader(steps: int = STEPS) -> DataLoader[Any]:
-    generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(8 * steps, 16, generator=generator), torch.randint(0, 8, (8 * steps,), generator=generator)
-    return DataLoader(TensorDataset(x, y), batch_size=8)
 
 
 def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

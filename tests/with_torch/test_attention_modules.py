@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,24 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from habana_mp import HmpWarning, hmp
+from habana_mp import hmp
 from helpers.comparing import assert_same, tensors
 from helpers.lists import Converter
 from helpers.modules import assert_near, lower, trained, trained_by_hand
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
-pytestmark = pytest.mark.processor
-
-
-@pytest.fixture(autouse=True)
-def alike(one_thread: None) -> Iterator[None]:
-    """The same numbers in each run; none of torch's warnings of old functions."""
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("error", HmpWarning)
-        yield
+pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("alike")]
 
 
 ATTENTION: dict[str, dict[str, Any]] = {

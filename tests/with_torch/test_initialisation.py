@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import copy
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from habana_mp import HmpWarning, hmp
+from habana_mp import hmp
 from helpers.comparing import assert_same, seeded
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
-pytestmark = pytest.mark.processor
-
-
-@pytest.fixture(autouse=True)
-def alike(one_thread: None) -> Iterator[None]:
-    """The same numbers in each run; none of torch's warnings of old functions."""
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("error", HmpWarning)
-        yield
+pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("alike")]
 
 
 INITIALISERS: dict[str, Callable[[torch.Tensor], Any]] = {

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,24 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from habana_mp import HmpWarning, hmp
+from habana_mp import hmp
 from helpers.comparing import assert_same
 from helpers.lists import Converter
 from helpers.modules import assert_near, lower, raised, trained, trained_by_hand
 
 FP32 = torch.float32
 
-pytestmark = pytest.mark.processor
-
-
-@pytest.fixture(autouse=True)
-def alike(one_thread: None) -> Iterator[None]:
-    """The same numbers in each run; none of torch's warnings of old functions."""
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("error", HmpWarning)
-        yield
+pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("alike")]
 
 
 G = torch.Generator().manual_seed(1)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim import swa_utils
 
-from habana_mp import HmpWarning, hmp
+from habana_mp import hmp
 from helpers.comparing import assert_same
 from helpers.lists import Converter
 from helpers.modules import lower, trained
@@ -24,7 +22,7 @@ from helpers.processes import run_script
 BF16, FP32 = torch.bfloat16, torch.float32
 M = torch.linspace(0.1, 0.9, 16).reshape(4, 4)
 
-pytestmark = pytest.mark.processor
+pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("alike")]
 
 
 class Holding(nn.Module):
@@ -75,16 +73,6 @@ def test_a_state_dict_saved_while_converted_is_float32(converted: Converter, tmp
     torch.save(model.state_dict(), tmp_path / "state.pt")
     hmp.restore()
     assert {value.dtype for value in torch.load(tmp_path / "state.pt").values()} == {FP32}
-
-
-@pytest.fixture(autouse=True)
-def alike(one_thread: None) -> Iterator[None]:
-    """The same numbers in each run; none of torch's warnings of old functions."""
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("error", HmpWarning)
-        yield
 
 
 def test_synchronised_batch_norm_keeps_state_and_runs_in_eval() -> None:

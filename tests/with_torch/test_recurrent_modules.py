@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from habana_mp import HmpWarning, hmp
+from habana_mp import hmp
 from helpers import processor
 from helpers.comparing import assert_same, tensors
 from helpers.lists import Converter
@@ -26,17 +25,7 @@ from helpers.modules import assert_near, lower, trained, trained_by_hand
 BF16 = torch.bfloat16
 
 
-pytestmark = pytest.mark.processor
-
-
-@pytest.fixture(autouse=True)
-def alike(one_thread: None) -> Iterator[None]:
-    """The same numbers in each run; none of torch's warnings of old functions."""
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("error", HmpWarning)
-        yield
+pytestmark = [pytest.mark.processor, pytest.mark.usefixtures("alike")]
 
 
 RECURRENT: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
