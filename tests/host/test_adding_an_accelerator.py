@@ -67,6 +67,7 @@ def test_the_accelerator_of_the_page_leaves_small_products_as_they_are(tmp_path:
         capture_output=True,
         text=True,
         check=False,
+        cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
     )
     assert done.returncode == 0, done.stderr
