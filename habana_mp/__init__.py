@@ -23,6 +23,7 @@ from habana_mp.hmp import (
     report,
     reset_report,
     restore,
+    watch,
 )
 
 __all__ = [
@@ -45,5 +46,6 @@ __all__ = [
     "report",
     "reset_report",
     "restore",
+    "watch",
 ]
 __version__ = "0.1.0"

@@ -70,6 +70,10 @@ class LogDestination:
 def log_destination() -> LogDestination | None: ...
 def log_back_to(destination: LogDestination | None) -> None: ...
 def log_flush() -> None: ...
+
+#: Words of reasons, and what they mean.
+reasons: dict[str, str]
+
 def _log_operation(representation: str, operation: str, precision: int, reason: int, casts: int) -> None:
     """For tests."""
 
@@ -200,6 +204,41 @@ def watch_modules(call_impl: Any, modules: list[Any] | None) -> None:
     whoever gives them says so when one has gone."""
 
 def stop_watching_modules() -> None: ...
+def follow_modules(call_impl: Any, followed: bool, /) -> None:
+    """Is the watch to be told which module's forward runs?"""
+
+def watch_calls(watched: bool, /) -> None:
+    """Is the watch to see calls begin and end?"""
+
+def set_watch(
+    passed_over: tuple[str, ...],
+    compilers: tuple[str, ...],
+    call_impl_code: types.CodeType,
+    names: Callable[[Any, list[Any]], tuple[int, str, str]],
+    traced_place: Callable[[], tuple[str, str, int, str | None] | None],
+    /,
+) -> None:
+    """What begins the names of files that are passed over, and of those that trace; the code of a module's call; how
+    modules are called, and where what is traced comes from. To be called once."""
+
+def begin_watch(lines: bool, /) -> None: ...
+def stop_watch() -> None: ...
+def reset_watch() -> None: ...
+def watched_calls() -> list[dict[str, Any]]:
+    """In order of first call: the fields of a row of the report, with the module's number for its path; ``nanoseconds``
+    and ``cast_nanoseconds``; ``from``, [(number of the record that made an input, calls, casts)]."""
+
+def watched_modules() -> list[tuple[str, str, int | None, int, int]]:
+    """(path, class, parent's number, calls, nanoseconds)"""
+
+def watched_events() -> list[tuple[int, int, int, int, int]]:
+    """(record or -1, module or -1, begin, end, thread) of the last calls; times in nanoseconds since 1970"""
+
+def running_module() -> int:
+    """The number of the module whose forward runs here, or -1: for code that is given away to run later."""
+
+def enter_module(number: int, /) -> None: ...
+def leave_module() -> None: ...
 def begins_to_speak(module: Any) -> bool:
     """Would a call of this module, made here, be one in which the lists begin to speak?"""
 
@@ -246,8 +285,8 @@ def installed_count() -> int: ...
 def change_count() -> int:
     """How often rules have been put into torch: of a call that raised it tells whether it had changed anything."""
 
-def counts() -> list[tuple[str, str, str, int, int, int]]:
-    """(operation, representation, precision, calls, casts, bytes)"""
+def counts() -> list[tuple[str, str, str, str, int, int, int]]:
+    """(operation, representation, precision, reason, calls, casts, bytes)"""
 
 def reset_counts() -> None: ...
 def buffer_count() -> int:

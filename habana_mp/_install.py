@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from habana_mp import _core, _policy
+from habana_mp import _core, _policy, _report
 from habana_mp._policy import Policy
 from habana_mp.patches.autocast_regions import warn_if_in_autocast
 from habana_mp.patches.base import Settings, Within
@@ -32,6 +32,8 @@ class Installation:
     def __init__(self) -> None:
         #: convert's
         self.policy: Policy | None = None
+        #: What it was called with, for the report.
+        self.described: dict[str, Any] | None = None
         #: By number, what each region needs; and the numbers of those that are in torch.
         self._regions: dict[int, Policy] = {}
         self._regions_in_torch: set[int] = set()
@@ -50,7 +52,7 @@ class Installation:
 
         return Patches(all_patches())
 
-    def install(self, policy: Policy, within: Within = None) -> None:
+    def install(self, policy: Policy, within: Within = None, described: dict[str, Any] | None = None) -> None:
         """Replace convert's policy by this one, which lowers within these modules only. When that fails, what was
         installed before stays."""
         with _lock:
@@ -65,7 +67,8 @@ class Installation:
             try:
                 self._put_patches_in(policy, within)
                 forget_compiled_code()
-                self.policy = policy
+                self.policy, self.described = policy, described
+                _report.remember(policy)
                 self._exchange_composites(composites)
             except BaseException:
                 self.uninstall()
@@ -171,7 +174,7 @@ class Installation:
                 composite.uninstall()
             self._composites = {}
             _core.uninstall()
-            self.policy = None
+            self.policy = self.described = None
             self._regions_in_torch = set()
             self.numbers.clear()
             self._are_patches_in = False

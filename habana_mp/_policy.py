@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -125,6 +125,8 @@ class Policy:
     skip_slower: bool = False
     #: Is memory of large casts, and at the heap's end, kept for later?
     reuse_memory: bool = True
+    #: By operation, the precision that a list gives it, and where that list says so.
+    named: Mapping[str, tuple[str, str]] = field(default_factory=dict, compare=False)
 
 
 def ruling_without_list(operation: str) -> Ruling:
@@ -323,7 +325,8 @@ def policy_from_lists(
     for operation, precision in _by_parts(decided, followed, lower).items():
         if operation not in rulings and not _has_no_kernel(operation):
             rulings[operation] = replace(ruling_in_list(operation, precision), by_parts=True)
-    return _policy(rulings, lower)
+    wheres = {operation: (kind, listed.where) for operation, (kind, listed) in decided.items()}
+    return replace(_policy(rulings, lower), named=wheres)
 
 
 def _by_parts(
@@ -374,7 +377,8 @@ def policy_o2(lower: str) -> Policy:
     for operation, row in ops.rows().items():
         for one in (operation, *row.family.split()) if row.o2 == "lower" else ():
             rulings[one] = ruling_in_list(one, lower, products_only=row.made_of_products)
-    return _policy(rulings, lower)
+    of_o2 = {operation: (ruling.precision, "O2") for operation, ruling in rulings.items()}
+    return replace(_policy(rulings, lower), named=of_o2)
 
 
 def _policy(decided: Mapping[str, Ruling], lower: str) -> Policy:

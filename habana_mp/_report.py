@@ -1,22 +1,99 @@
-"""What ran in which precision so far."""
+"""What ran in which precision so far: where, why, at what cost."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+import json
+import os
+import platform
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from habana_mp import _core
+import torch
+
+import habana_mp
+from habana_mp import _core, _findings, _pictures
+
+if TYPE_CHECKING:
+    from habana_mp._policy import Policy
+
+Detail = Literal["operations", "modules", "lines"]
+DETAILS: tuple[Detail, ...] = ("operations", "modules", "lines")
+
+_FORMAT, _VERSION = "habana-mp report", 1
+_Path = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One operation in one precision; ``unchanged`` stands for calls that were left alone."""
+    """The calls of one operation with one outcome: in one precision, for one reason, and at one place where the report
+    tells of places. ``unchanged`` stands for calls that were left alone."""
 
     operation: str
     precision: str
     calls: int
     casts: int
     bytes: int
+    reason: str = ""
+    #: The list and line, or the rule, that the reason stands for.
+    rule: str | None = None
+    module: str | None = None
+    file: str | None = None
+    line: int | None = None
+    function: str | None = None
+    #: ``forward``, ``backward``, or ``traced`` for what a compiler traced.
+    phase: str = "forward"
+    #: How often a kept cast of a weight served.
+    hits: int = 0
+    #: Of the calls, without covered calls inside of them; and what their casts took of it.
+    seconds: float | None = None
+    cast_seconds: float | None = None
+    #: In which order the rows were met.
+    order: int = 0
+    #: Why how many weights had no kept cast.
+    refused: Mapping[str, int] = field(default_factory=dict, hash=False)
+
+    @property
+    def why(self) -> str:
+        """The reason in words."""
+        return REASONS.get(self.reason, self.reason)
+
+    @property
+    def casts_up(self) -> int:
+        return self.casts if self.precision == "fp32" else 0
+
+    @property
+    def casts_down(self) -> int:
+        return self.casts - self.casts_up
+
+    @property
+    def is_lower(self) -> bool:
+        return self.precision in ("bf16", "fp16")
+
+    @property
+    def place(self) -> str:
+        """File and line, as an editor opens them; empty where none is known."""
+        return "" if self.file is None else f"{_shown(self.file)}:{self.line}"
+
+    def to_dict(self) -> dict[str, Any]:
+        found = {**asdict(self), "refused": dict(self.refused)}
+        return {**found, "why": self.why, "casts_up": self.casts_up, "casts_down": self.casts_down}
+
+
+#: What each reason means, as the log words it.
+REASONS: dict[str, str] = dict(_core.reasons)
+
+
+def _shown(file: str) -> str:
+    """Relative to the working directory where it lies there."""
+    try:
+        return str(Path(file).relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return file
 
 
 @dataclass(frozen=True)
@@ -45,11 +122,40 @@ class KeptWeights:
 
 
 @dataclass(frozen=True)
+class ModuleRow:
+    """A module that ran: its calls, and the time from their beginnings to their ends."""
+
+    path: str
+    kind: str
+    calls: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Results of one row's calls that went into another one's; ``casts``: how often they had to be cast for that."""
+
+    source: int
+    target: int
+    calls: int
+    casts: int
+
+
+@dataclass(frozen=True)
 class Report:
-    """The rows of a report, the busiest operation first. Printing it gives a table."""
+    """The rows of a report, the busiest first. Printing it gives the first lines in words, then a table."""
 
     rows: tuple[Row, ...]
     weights: KeptWeights = KeptWeights()
+    detail: Detail = "operations"
+    modules: tuple[ModuleRow, ...] = ()
+    edges: tuple[Edge, ...] = ()
+    #: Of convert, None where it is not in force; and where all of this ran.
+    configuration: Mapping[str, Any] | None = field(default=None, hash=False)
+    environment: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    ranks: int = 1
+    #: Was it made in this process, of what ran here?
+    is_live: bool = field(default=False, compare=False)
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
@@ -57,42 +163,354 @@ class Report:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def as_dicts(self) -> list[dict[str, str | int]]:
-        """The rows as plain data, for JSON or a data frame."""
-        return [asdict(row) for row in self.rows]
+    @cached_property
+    def findings(self) -> tuple[_findings.Finding, ...]:
+        """What is worth a look, the dearest first."""
+        return _findings.of(self)
+
+    @cached_property
+    def words(self) -> tuple[str, ...]:
+        """The first lines: what ran lower, what did not and why, where casts cost most."""
+        return _findings.in_words(self)
+
+    def total(self, name: str) -> Any:
+        """The sum over the rows; of times None where no row has one."""
+        values = [getattr(row, name) for row in self.rows if getattr(row, name) is not None]
+        return sum(values) if values or not name.endswith("seconds") else None
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        """The rows as plain data."""
+        return [row.to_dict() for row in self.rows]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain data; :meth:`from_dict` reads it."""
+        by_precision: dict[str, dict[str, Any]] = {}
+        for precision in dict.fromkeys(row.precision for row in self.rows):
+            part = replace(self, rows=tuple(row for row in self.rows if row.precision == precision))
+            by_precision[precision] = {"calls": part.total("calls"), "seconds": part.total("seconds")}
+        return {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "detail": self.detail,
+            "environment": dict(self.environment),
+            "configuration": None if self.configuration is None else dict(self.configuration),
+            "ranks": self.ranks,
+            "words": list(self.words),
+            "totals": {
+                **{name: self.total(name) for name in ("calls", "casts", "bytes", "hits", "seconds", "cast_seconds")},
+                "by_precision": by_precision,
+            },
+            "rows": self.as_dicts(),
+            "modules": [
+                {"path": one.path, "class": one.kind, "calls": one.calls, "seconds": one.seconds}
+                for one in self.modules
+            ],
+            "edges": [
+                {"from": one.source, "to": one.target, "calls": one.calls, "casts": one.casts} for one in self.edges
+            ],
+            "findings": [one.to_dict() for one in self.findings],
+            "weights": asdict(self.weights),
+        }
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Report:
+        """What :meth:`to_dict` gave.
+
+        Raises:
+            ValueError: it is no report, or one of a later version of the format.
+        """
+        if not isinstance(content, Mapping) or content.get("format") != _FORMAT:
+            raise ValueError(f'it is no report: a report has "format": "{_FORMAT}"')
+        if content.get("version") != _VERSION:
+            raise ValueError(
+                f"it is a report of version {content.get('version')} of the format; this package reads {_VERSION}"
+            )
+        names = {one.name for one in fields(Row)}
+        return cls(
+            rows=tuple(Row(**{name: value for name, value in row.items() if name in names}) for row in content["rows"]),
+            weights=KeptWeights(**content["weights"]),
+            detail=content["detail"],
+            modules=tuple(
+                ModuleRow(one["path"], one["class"], one["calls"], one["seconds"]) for one in content["modules"]
+            ),
+            edges=tuple(Edge(one["from"], one["to"], one["calls"], one["casts"]) for one in content["edges"]),
+            configuration=content["configuration"],
+            environment=content["environment"],
+            ranks=content["ranks"],
+        )
+
+    @classmethod
+    def from_json(cls, path: _Path) -> Report:
+        """What :meth:`to_json` wrote."""
+        try:
+            return cls.from_dict(json.loads(Path(path).read_text("utf-8")))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{os.fspath(path)}: {error}") from None
+
+    def to_json(self, path: _Path) -> None:
+        """Write it as JSON."""
+        _write(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False))
+
+    def to_html(self, path: _Path) -> None:
+        """Write a page for a browser, in one file that asks for no other."""
+        from habana_mp._page import page
+
+        _write(path, page(self.to_dict()))
+
+    def to_dot(self, path: _Path) -> None:
+        """Write the operations, and what went from one to another, for Graphviz."""
+        _write(path, _pictures.dot(self))
+
+    def to_chrome_trace(self, path: _Path, *, beside: _Path | None = None) -> None:
+        """Write the last calls in time, for Perfetto or chrome://tracing.
+
+        Args:
+            path: The file that is written.
+            beside: A trace of ``torch.profiler`` (``export_chrome_trace``) whose events are to be in the file too.
+        """
+        if not self.is_live:
+            raise ValueError("a report that was read or merged has no calls in time; write the trace where it was made")
+        _write(path, json.dumps(_pictures.chrome_trace(beside)))
+
+    def to_dataframe(self) -> Any:
+        """The rows as a ``pandas.DataFrame``."""
+        import pandas  # type: ignore[import-untyped]
+
+        return pandas.DataFrame(self.as_dicts())
 
     def __str__(self) -> str:
-        header = ("operation", "precision", "calls", "casts", "MB cast")
-        table = [
-            (row.operation, row.precision, f"{row.calls}", f"{row.casts}", f"{row.bytes / 1e6:.3f}")
-            for row in self.rows
-        ]
-        total = sum(row.bytes for row in self.rows) / 1e6
-        calls, casts = sum(row.calls for row in self.rows), sum(row.casts for row in self.rows)
-        table.append(("total", "", f"{calls}", f"{casts}", f"{total:.3f}"))
-        widths = [max(len(line[i]) for line in (header, *table)) for i in range(len(header))]
-
-        def line(cells: tuple[str, ...]) -> str:
-            left = [cell.ljust(width) for cell, width in zip(cells[:2], widths[:2], strict=True)]
-            right = [cell.rjust(width) for cell, width in zip(cells[2:], widths[2:], strict=True)]
-            return "  ".join(left + right).rstrip()
-
-        rule = "  ".join("-" * width for width in widths)
-        lines = [line(header), rule, *map(line, table[:-1]), rule, line(table[-1])]
+        lines = [*self.words, *([""] if self.words else []), *_pictures.table(self)]
         if self.weights != KeptWeights():
             lines.append(str(self.weights))
         return "\n".join(lines)
 
+    def __rich__(self) -> Any:
+        """What `rich.print` shows."""
+        return _pictures.rich_table(self)
 
-def current() -> Report:
-    """The counters of the core, one row for each operation and precision."""
-    sums: dict[tuple[str, str], list[int]] = {}
-    for operation, _, precision, calls, casts, size in _core.counts():
-        # `*` is listed as mul and reported as mul; mul_ is another operation.
-        shown = operation.strip("_") if operation.startswith("__") else operation
-        row = sums.setdefault((shown, precision), [0, 0, 0])
-        for i, value in enumerate((calls, casts, size)):
-            row[i] += value
-    rows = [Row(operation, precision, *counts) for (operation, precision), counts in sums.items()]
-    rows.sort(key=lambda row: (-row.calls, row.operation, row.precision))
-    return Report(tuple(rows), KeptWeights(**_core.weights_statistics()))
+
+def _write(path: _Path, text: str) -> None:
+    # Surrogates: names of files that are no text.
+    Path(path).write_bytes(text.encode("utf-8", "backslashreplace"))
+
+
+def merged(reports: Iterable[Report]) -> Report:
+    """One report of several processes that ran the same: rows of the same place and outcome are one."""
+    reports = list(reports)
+    first = reports[0]
+    rows: dict[tuple[Any, ...], Row] = {}
+    edges: dict[tuple[Any, Any], list[int]] = {}
+    modules: dict[str, ModuleRow] = {}
+    for report in reports:
+        keys = [_key(row) for row in report.rows]
+        for key, row in zip(keys, report.rows, strict=True):
+            rows[key] = _sum(rows[key], row) if key in rows else replace(row, order=len(rows))
+        for edge in report.edges:
+            counts = edges.setdefault((keys[edge.source], keys[edge.target]), [0, 0])
+            counts[0] += edge.calls
+            counts[1] += edge.casts
+        for one in report.modules:
+            known = modules.get(one.path, replace(one, calls=0, seconds=0.0))
+            modules[one.path] = replace(known, calls=known.calls + one.calls, seconds=known.seconds + one.seconds)
+    places = {key: number for number, key in enumerate(rows)}
+    return replace(
+        first,
+        rows=tuple(rows.values()),
+        weights=_sum_of_weights([report.weights for report in reports]),
+        edges=tuple(Edge(places[a], places[b], *counts) for (a, b), counts in edges.items()),
+        modules=tuple(modules.values()),
+        ranks=sum(report.ranks for report in reports),
+        is_live=False,
+    )
+
+
+_COUNTED = ("calls", "casts", "bytes", "hits", "seconds", "cast_seconds")
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return tuple(getattr(row, one.name) for one in fields(row) if one.name not in (*_COUNTED, "order", "refused"))
+
+
+def _sum(a: Row, b: Row) -> Row:
+    counts = {name: _added(getattr(a, name), getattr(b, name)) for name in _COUNTED}
+    return replace(a, **counts, refused=_added_up([a.refused, b.refused]))
+
+
+def _added(a: Any, b: Any) -> Any:
+    return b if a is None else a if b is None else a + b
+
+
+def _added_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    sums: dict[str, int] = defaultdict(int)
+    for one in counts:
+        for name, count in one.items():
+            sums[name] += count
+    return dict(sums)
+
+
+def _sum_of_weights(all_kept: list[KeptWeights]) -> KeptWeights:
+    counts = {name: sum(getattr(one, name) for one in all_kept) for name in _COUNTS_OF_WEIGHTS}
+    return KeptWeights(**counts, reasons=_added_up(one.reasons for one in all_kept))
+
+
+_COUNTS_OF_WEIGHTS = ("hits", "refreshes", "refused", "weights", "packed", "bytes")
+
+#: Which of the numbered rules a reason stands for, where no list does.
+_RULES = {
+    **{"widest": "rule 2", "in_place": "rule 3", "first_input": "rule 4", "parts": "rule 5"},
+    **dict.fromkeys(("ineligible", "explicit_out", "explicit_dtype", "view"), "rule 6"),
+    **dict.fromkeys(("no_kernel", "sums"), "rule 8"),
+    **{"scalar": "rule 9", "autocast_off": "rule 10"},
+    **dict.fromkeys(("construction", "optimizer_step", "worker", "distributed", "library"), "rule 11"),
+    **{"op_wrap": "op_wrap", "slower": "skip_slower", "disabled": "disable_casts"},
+}
+
+#: Policies that were in force since the counts began.
+_policies: list[Policy] = []
+
+
+def remember(policy: Policy) -> None:
+    """Of what is counted from now on this policy, or one before it, decides."""
+    if policy not in _policies:
+        _policies.append(policy)
+
+
+def _rule_of(operation: str, precision: str, reason: str) -> str | None:
+    if reason not in ("list", "no_product"):
+        return _RULES.get(reason)
+    named = (policy.named.get(operation) for policy in _policies)
+    wheres = dict.fromkeys(one[1] for one in named if one is not None and (reason != "list" or one[0] == precision))
+    return " or ".join(wheres) or None
+
+
+def _plain_name(operation: str) -> str:
+    """`*` is listed as mul and reported as mul; mul_ is another operation."""
+    return operation.strip("_") if operation.startswith("__") else operation
+
+
+def current(configuration: Mapping[str, Any] | None) -> Report:
+    """What the core counted, one row for each operation, precision, reason, and place."""
+    records, modules = _core.watched_calls(), _core.watched_modules()
+    counted = _counted()
+    watched = [_row_of(number, record, modules, counted) for number, record in enumerate(records)]
+    for row in watched:
+        counted[row.operation, row.precision, row.reason].take_away(row)
+    rows, places = _one_each(watched)
+    rows += [one.row(key, order=len(records) + number) for number, (key, one) in enumerate(counted.items()) if one]
+    edges: dict[tuple[int, int], list[int]] = {}
+    for number, record in enumerate(records):
+        for source, calls, casts in record["from"]:
+            sums = edges.setdefault((places[source], places[number]), [0, 0])
+            sums[0] += calls
+            sums[1] += casts
+    ranked = sorted(range(len(rows)), key=lambda number: _rank(rows[number]))
+    ranks = {number: rank for rank, number in enumerate(ranked)}
+    return Report(
+        rows=tuple(rows[number] for number in ranked),
+        weights=KeptWeights(**_core.weights_statistics()),
+        detail="lines" if any(row.file is not None for row in rows) else "modules" if records else "operations",
+        modules=tuple(ModuleRow(path, kind, calls, whole / 1e9) for path, kind, _, calls, whole in modules if calls),
+        edges=tuple(Edge(ranks[a], ranks[b], *counts) for (a, b), counts in edges.items()),
+        configuration=configuration,
+        environment=_environment(),
+        is_live=True,
+    )
+
+
+@dataclass
+class _Counts:
+    """What the counters say of one operation, precision and reason, and the rule that it was by."""
+
+    rule: str | None = None
+    calls: int = 0
+    casts: int = 0
+    bytes: int = 0
+
+    def __bool__(self) -> bool:
+        return (self.calls, self.casts, self.bytes) != (0, 0, 0)
+
+    def take_away(self, row: Row) -> None:
+        self.calls -= row.calls
+        self.casts -= row.casts
+        self.bytes -= row.bytes
+
+    def row(self, key: tuple[str, str, str], order: int) -> Row:
+        operation, precision, reason = key
+        return Row(operation, precision, self.calls, self.casts, self.bytes, reason, self.rule, order=order)
+
+
+def _counted() -> dict[tuple[str, str, str], _Counts]:
+    counted: dict[tuple[str, str, str], _Counts] = defaultdict(_Counts)
+    for name, _, precision, reason, calls, casts, size in _core.counts():
+        one = counted[_plain_name(name), precision, reason]
+        one.rule = one.rule or _rule_of(name, precision, reason)
+        one.calls += calls
+        one.casts += casts
+        one.bytes += size
+    return counted
+
+
+def _row_of(
+    number: int, record: dict[str, Any], modules: list[Any], counted: Mapping[tuple[str, str, str], _Counts]
+) -> Row:
+    key = _plain_name(record["operation"]), record["precision"], record["reason"]
+    module = record["module"]
+    same = ("calls", "casts", "bytes", "reason", "phase", "file", "line", "function", "hits", "refused")
+    return Row(
+        operation=key[0],
+        precision=key[1],
+        rule=counted[key].rule,
+        module=None if module is None else modules[module][0],
+        seconds=record["nanoseconds"] / 1e9,
+        cast_seconds=record["cast_nanoseconds"] / 1e9,
+        order=number,
+        **{name: record[name] for name in same},
+    )
+
+
+def _one_each(rows: list[Row]) -> tuple[list[Row], list[int]]:
+    """Rows of several instructions of one line are one. And for each the number of what it became."""
+    joined: dict[tuple[Any, ...], int] = {}
+    made: list[Row] = []
+    places = []
+    for row in rows:
+        place = joined.setdefault(_key(row), len(made))
+        if place == len(made):
+            made.append(row)
+        else:
+            made[place] = _sum(made[place], row)
+        places.append(place)
+    return made, places
+
+
+def _rank(row: Row) -> tuple[Any, ...]:
+    return (-(row.seconds or 0.0), -row.calls, row.operation, row.precision, row.reason, row.order)
+
+
+def _environment() -> dict[str, Any]:
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    return {
+        "habana_mp": habana_mp.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "processor": _processor(),
+        "script": None if main is None else _shown(main),
+    }
+
+
+def _processor() -> str:
+    """As Linux calls it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text("utf-8", "replace")
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def reset() -> None:
+    """Count from zero again."""
+    _core.reset_counts()
+    _core.reset_watch()
+    _core.weights_reset_statistics()
+    del _policies[:-1]

@@ -29,7 +29,8 @@ from habana_mp._log import close_log, open_log
 from habana_mp._policy import PRECISIONS, Policy
 from habana_mp._presets import preset_named, with_own
 from habana_mp._regions import autocast, get_autocast_dtype, is_autocast_available, is_autocast_enabled
-from habana_mp._report import KeptWeights, Report, Row
+from habana_mp._report import Detail, KeptWeights, Report, Row
+from habana_mp._watch import checked_detail, watch, watching
 from habana_mp._within import Given, checked
 from habana_mp._wrap import op_wrap
 from habana_mp.patches import autocast_regions, stored_values
@@ -54,6 +55,7 @@ __all__ = [
     "report",
     "reset_report",
     "restore",
+    "watch",
 ]
 
 _Path = str | os.PathLike[str]
@@ -75,6 +77,7 @@ def convert(
     preset: str | None = None,
     dtype: torch.dtype = torch.bfloat16,
     within: Given = None,
+    report: Detail = "operations",
     log: _Path | TextIO | logging.Logger | None = None,
     weight_cache: bool = True,
     weight_cache_limit: int | None = None,
@@ -98,6 +101,8 @@ def convert(
         within: Where operations are lowered. None: wherever Python code calls torch. ``"modules"``: only while the
             forward of some ``nn.Module`` runs. A module or a list of modules: only while theirs runs. Elsewhere
             nothing is lowered; what is lower already obeys the float32 list and rules 2 to 4.
+        report: How finely the report tells: by ``"operations"``, which is counted always, by ``"modules"``, or by
+            ``"lines"`` of the code that calls.
         log: Where the log goes: None for the console, a path for a file (``.jsonl`` for JSON lines), or a
             ``logging.Logger``. Giving it turns the log on.
         weight_cache: Keep the casts of weights from call to call, and make one again when its weight changed.
@@ -125,6 +130,7 @@ def convert(
         reuse_memory=reuse_memory,
     )
     _check_limit(weight_cache_limit)
+    detail = checked_detail("report", report)
     where = checked(within)
     policy = replace(
         _make_policy(opt_level, bf16_file_path, fp32_file_path, preset, dtype),
@@ -134,6 +140,14 @@ def convert(
         skip_slower=skip_slower,
         reuse_memory=reuse_memory,
     )
+    described = {
+        "opt_level": opt_level,
+        "lower": policy.lower,
+        "preset": preset or ("hmp-default" if opt_level == "O1" else None),
+        "bf16_list": os.fsdecode(bf16_file_path) if bf16_file_path else None,
+        "fp32_list": os.fsdecode(fp32_file_path) if fp32_file_path else None,
+        "within": within if within is None or isinstance(within, str) else "modules given",
+    }
     installation.check_alone()
     verbose = isVerbose or log is not None
     log_before = _core.log_destination()
@@ -142,13 +156,14 @@ def convert(
     autocast_regions.forget_warnings()
     stored_values.forget_warnings()
     try:
-        installation.install(policy, where)
+        installation.install(policy, where, described)
     except BaseException:
         # Of whatever stays in force.
         _core.log_back_to(log_before if is_converted() else None)
         raise
     if not verbose:
         close_log()
+    watching.of_convert(detail)
 
 
 def _check_switches(**switches: object) -> None:
@@ -190,6 +205,7 @@ def restore() -> None:
     installation.check_alone()
     installation.uninstall()
     close_log()
+    watching.of_convert("operations")
 
 
 def is_converted() -> bool:
@@ -198,7 +214,9 @@ def is_converted() -> bool:
 
 
 def report(*, file: TextIO | None = None, show: bool = True) -> Report:
-    """Print what ran in which precision so far, and give the same as data.
+    """Print what ran in which precision so far, where and why, and give the same as data.
+
+    The finest detail that was asked for decides what is told of places: ``convert(report=...)``, :func:`watch`.
 
     Args:
         file: Where to print; ``sys.stdout`` when None.
@@ -209,7 +227,7 @@ def report(*, file: TextIO | None = None, show: bool = True) -> Report:
     """
     if file is not None and not hasattr(file, "write"):
         raise TypeError(f"`file` must be a stream to write text to, or None; got {type(file).__name__}: {file!r}")
-    current = _report.current()
+    current = _report.current(installation.described)
     if show:
         print(current, file=file)
     return current
@@ -217,5 +235,4 @@ def report(*, file: TextIO | None = None, show: bool = True) -> Report:
 
 def reset_report() -> None:
     """Count from zero again."""
-    _core.reset_counts()
-    _core.weights_reset_statistics()
+    _report.reset()

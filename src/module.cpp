@@ -9,6 +9,7 @@ namespace habana_mp {
 void register_kernels(py::module_& module);
 void register_log(py::module_& module);
 void register_engine(py::module_& module);
+void register_watch(py::module_& module);
 void register_weights(py::module_& module);
 void register_optim(py::module_& module);
 }  // namespace habana_mp
@@ -18,6 +19,7 @@ PYBIND11_MODULE(_core, module) {
   habana_mp::register_kernels(module);
   habana_mp::register_log(module);
   habana_mp::register_engine(module);
+  habana_mp::register_watch(module);
   habana_mp::register_weights(module);
   habana_mp::register_optim(module);
   py::list accelerators;

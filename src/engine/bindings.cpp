@@ -292,27 +292,30 @@ void set_recognised(const py::tuple& steps, const py::dict& worker_namespace, co
                           held(inside), held(between), held(through)});
 }
 
-// (operation, representation, precision, calls, casts, bytes) for whatever was called
+// (operation, representation, precision, reason, calls, casts, bytes) for whatever was called
 py::list counts() {
   struct Row {
     std::string operation;
     std::string representation;
-    const char* precision;
+    rules::Decision decision;
     engine::Count count;
   };
   // No Python object is made meanwhile: a collection of garbage may free functions with rules of their own.
   std::vector<Row> found;
   engine::for_each_target([&found](const Target& target) {
-    for (int p = 0; p < rules::precision_count; ++p) {
-      const engine::Count& count = target.counts[static_cast<std::size_t>(p)];
-      if (count.calls == 0) continue;
-      found.push_back({target.operation, target.representation, rules::name(static_cast<rules::Precision>(p)), count});
+    for (std::size_t p = 0; p < rules::precision_count; ++p) {
+      for (std::size_t r = 0; r < rules::reason_count; ++r) {
+        const engine::Count& count = target.counts[p][r];
+        if (count.calls == 0) continue;
+        const rules::Decision decision{static_cast<rules::Precision>(p), static_cast<rules::Reason>(r)};
+        found.push_back({target.operation, target.representation, decision, count});
+      }
     }
   });
   py::list rows;
   for (const Row& row : found) {
-    rows.append(py::make_tuple(row.operation, row.representation, row.precision, row.count.calls, row.count.casts,
-                               row.count.bytes));
+    rows.append(py::make_tuple(row.operation, row.representation, rules::name(row.decision.precision),
+                               rules::word(row.decision.reason), row.count.calls, row.count.casts, row.count.bytes));
   }
   return rows;
 }
@@ -546,6 +549,10 @@ void register_engine(py::module_& module) {
   module.def("check_modules",
              [](const py::object& call_impl) { or_throw(engine::may_watch_modules(call_impl.ptr())); });
   module.def("watch_modules", &watch_modules);
+  module.def("watch_calls", &engine::watch_calls);
+  module.def("follow_modules", [](const py::object& call_impl, bool followed) {
+    or_throw(engine::follow_modules(call_impl.ptr(), followed));
+  });
   module.def("stop_watching_modules", &engine::stop_watching_modules);
   module.def("begins_to_speak", [](const py::object& called) { return engine::begins_to_speak(called.ptr()); });
   module.def("number_of_modules", [] {

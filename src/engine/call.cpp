@@ -12,6 +12,8 @@
 #include "rules/decide.hpp"
 #include "rules/retry.hpp"
 #include "rules/speak.hpp"
+#include "watch/calls.hpp"
+#include "weights/cache.hpp"
 #include "weights/escapes.hpp"
 
 namespace habana_mp::engine {
@@ -22,16 +24,26 @@ using rules::Way;
 
 namespace {
 
-void count(Target& target, Precision precision, const Tally& tally) {
-  Count& counter = target.counts[static_cast<std::size_t>(precision)];
+void count(Target& target, Decision decision, const Tally& tally) {
+  Count& counter =
+      target.counts[static_cast<std::size_t>(decision.precision)][static_cast<std::size_t>(decision.reason)];
   ++counter.calls;
   counter.casts += tally.casts - tally.kept;
   counter.bytes += tally.made.bytes;
 }
 
+[[gnu::noinline]] void tell(Target& target, Decision decision, const Tally& tally) {
+  const unsigned casts = tally.casts - tally.kept;
+  if (listens(Listener::watch)) {
+    watch::decided(&target, target.operation, decision, {casts, tally.kept, tally.made.bytes}, tally.left_casts);
+  }
+  if (log::is_active()) log::operation(target.representation, target.operation, decision, casts);
+}
+
 void report(Target& target, Decision decision, const Tally& tally) {
-  count(target, decision.precision, tally);
-  if (log::is_active()) log::operation(target.representation, target.operation, decision, tally.casts - tally.kept);
+  count(target, decision, tally);
+  if (anybody_listens()) [[unlikely]]
+    tell(target, decision, tally);
 }
 
 // ---- after a call that failed ---------------------------------------------------------------------------------------
@@ -198,13 +210,21 @@ PyObject* answer_otherwise(const Facts& facts, const Plan& plan) {
   }
 }
 
+// Counted, but not logged: the model's wish is obeyed as disable_casts is.
+constexpr Decision protected_call{Precision::unchanged, Reason::autocast_off};
+
+PyObject* counted_as_protected(Target& target, PyObject* result) {
+  if (result != nullptr) count(target, protected_call, {});
+  return result;
+}
+
 // In a region of torch.autocast(enabled=False).
 [[gnu::noinline]] PyObject* answer_protected(Target& target, const Arguments& arguments) {
   const Rule& rule = *target.unlisted;
-  if (rule.action == Action::none) return call_original(target, arguments);
+  if (rule.action == Action::none) return counted_as_protected(target, call_original(target, arguments));
   Reading reading(arguments.count());
   const Facts facts{{target, rule, arguments, reading}};
-  if (!rules::may_repeat(rule, facts)) return call_original(target, arguments);
+  if (!rules::may_repeat(rule, facts)) return counted_as_protected(target, call_original(target, arguments));
   if (rule.is_product) {
     read(rule, arguments, reading);
     const Plan plan = rules::decide_protected(rule, reading, facts);
@@ -212,7 +232,7 @@ PyObject* answer_otherwise(const Facts& facts, const Plan& plan) {
     if (plan.way != Way::as_written) return answer_otherwise(facts, plan);
   }
   PyObject* result = call_original(target, arguments);
-  if (result != nullptr) return result;
+  if (result != nullptr) return counted_as_protected(target, result);
   HeldError held;
   Reading again(arguments.count());
   read(rule, arguments, again);
@@ -221,6 +241,53 @@ PyObject* answer_otherwise(const Facts& facts, const Plan& plan) {
   held.restore();
   return try_plain_again(holds_lower, facts_again);
 }
+
+// ---- who answers ----------------------------------------------------------------------------------------------------
+
+// As the two above, and the watch sees the call begin and end.
+PyObject* answer_by_rule_watched(Target& target, const Rule& speaking, const Arguments& arguments) {
+  watch::Call call(&target);
+  const auto refused = weights::refusals_so_far();
+  PyObject* result = answer_by_rule(target, speaking, arguments);
+  for (std::size_t why = 0; why < refused.size(); ++why) {
+    if (weights::refusals_so_far()[why] != refused[why]) call.weight_was_refused(static_cast<std::uint8_t>(why));
+  }
+  call.ends(arguments.values, arguments.count(), result);
+  return result;
+}
+
+PyObject* answer_protected_watched(Target& target, const Arguments& arguments) {
+  watch::Call call(&target);
+  PyObject* result = answer_protected(target, arguments);
+  if (result != nullptr && !call.is_recorded()) {
+    watch::decided(&target, target.operation, protected_call, {}, false);
+  }
+  call.ends(arguments.values, arguments.count(), result);
+  return result;
+}
+
+// Under disable_casts nobody counts otherwise: it costs such a call nothing.
+PyObject* answer_disabled_watched(Target& target, const Arguments& arguments) {
+  if (!policy_is_installed && thread_state.region == nullptr) return call_original(target, arguments);
+  watch::Call call(&target);
+  PyObject* result = call_original(target, arguments);
+  if (result != nullptr) {
+    constexpr Decision disabled{Precision::unchanged, Reason::disabled};
+    count(target, disabled, {});
+    watch::decided(&target, target.operation, disabled, {}, false);
+  }
+  call.ends(arguments.values, arguments.count(), result);
+  return result;
+}
+
+// Exchanged while calls are watched, so that nothing has to be asked in a call.
+struct Answers {
+  PyObject* (*by_rule)(Target&, const Rule&, const Arguments&);
+  PyObject* (*in_protected_region)(Target&, const Arguments&);
+  PyObject* (*under_disable_casts)(Target&, const Arguments&);
+};
+constexpr Answers unwatched{&answer_by_rule, &answer_protected, &call_original};
+Answers answers = unwatched;
 
 // What the lists say of a target: the innermost region's, or convert's. A user's own function has its own rule.
 const Rule& rule_of_lists(const Target& target) {
@@ -253,8 +320,8 @@ rules::Speaker who_speaks(const Target& target) {
 
 PyObject* answer_by_lists(Target& target, const Arguments& arguments) {
   const rules::Speaker speaker = who_speaks(target);
-  if (speaker == rules::Speaker::nobody) return call_original(target, arguments);
-  if (speaker == rules::Speaker::protection) return answer_protected(target, arguments);
+  if (speaker == rules::Speaker::nobody) return answers.under_disable_casts(target, arguments);
+  if (speaker == rules::Speaker::protection) return answers.in_protected_region(target, arguments);
   // Read once: another policy may be installed while the arguments are looked at.
   const Rule* rule = speaker == rules::Speaker::lists ? &rule_of_lists(target) : target.unlisted;
   if (rule->action == Action::none) {
@@ -268,10 +335,25 @@ PyObject* answer_by_lists(Target& target, const Arguments& arguments) {
     rule = target.unlisted;
     if (rule->action == Action::none) return call_original(target, arguments);
   }
-  return answer_by_rule(target, *rule, arguments);
+  return answers.by_rule(target, *rule, arguments);
+}
+
+Owned cast_timed(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen) {
+  const watch::CastTime time;
+  return tensor::untimed_makers.cast(tensor, from, to, seen);
+}
+
+void convert_timed(const void* source, Kind from, void* target, Kind to, std::int64_t count) {
+  const watch::CastTime time;
+  tensor::untimed_makers.convert(source, from, target, to, count);
 }
 
 }  // namespace
+
+void watch_calls(bool watched) noexcept {
+  answers = watched ? Answers{&answer_by_rule_watched, &answer_protected_watched, &answer_disabled_watched} : unwatched;
+  tensor::makers = watched ? tensor::Makers{&cast_timed, &convert_timed} : tensor::untimed_makers;
+}
 
 PyObject* answer(Target& target, const Arguments& arguments) {
   PyObject* result = answer_by_lists(target, arguments);

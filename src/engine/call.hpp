@@ -10,6 +10,9 @@ namespace habana_mp::engine {
 // Answers a call of a target. A new reference, or null with the Python exception that the original would raise.
 PyObject* answer(Target& target, const Arguments& arguments);
 
+// Is the watch to see calls begin and end, and the time of casts?
+void watch_calls(bool watched) noexcept;
+
 // Was it decided already what this operator of torch.ops casts: when the code was compiled, or when it was called from
 // outside of itself?
 inline bool is_decided(const Target& target) {

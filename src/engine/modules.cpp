@@ -7,6 +7,7 @@
 #include "engine/state.hpp"
 #include "errors.hpp"
 #include "host/watching.hpp"
+#include "watch/modules.hpp"
 
 namespace habana_mp::engine {
 
@@ -15,6 +16,9 @@ namespace {
 host::WatchedFunction watched;
 bool any_module = false;
 std::vector<PyObject*> modules;  // sorted
+// What the stub is for.
+bool lists_wait_for_modules = false;
+bool is_followed = false;
 
 PyObject* call_impl_stub(PyObject* function, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   if (PyVectorcall_NARGS(flagged_count) == 0 || !begins_to_speak(values[0])) {
@@ -34,29 +38,61 @@ PyObject* call_impl_stub(PyObject* function, PyObject* const* values, std::size_
   return result;
 }
 
+// As the one above, and the watch is told which module runs.
+PyObject* followed_call_impl_stub(PyObject* function, PyObject* const* values, std::size_t flagged_count,
+                                  PyObject* keywords) {
+  if (PyVectorcall_NARGS(flagged_count) == 0) return watched.call(function, values, flagged_count, keywords);
+  watch::ModuleCall call;
+  watch::module_begins(call, values[0]);
+  PyObject* result = call_impl_stub(function, values, flagged_count, keywords);
+  watch::module_ends(call);
+  return result;
+}
+
+void put_stub_in(PyObject* call_impl) {
+  const Owned held = Owned::borrowed(call_impl);
+  watched.stop();
+  if (is_followed || lists_wait_for_modules) {
+    watched.watch(call_impl, is_followed ? &followed_call_impl_stub : &call_impl_stub);
+  }
+}
+
 }  // namespace
 
 bool begins_to_speak(PyObject* module) noexcept {
   const ThreadState& state = thread_state;
-  if (!watched.is_watched() || state.region != nullptr || state.silent) return false;
+  if (!lists_wait_for_modules || state.region != nullptr || state.silent) return false;
   return any_module || std::binary_search(modules.begin(), modules.end(), module);
 }
 
 bool may_watch_modules(PyObject* call_impl) {
-  if (watched.is_watched()) return true;
-  const bool is_as_expected = host::WatchedFunction::check(call_impl);
-  if (is_as_expected) return rule_set_of_modules() != nullptr;
+  return can_follow_modules(call_impl) && rule_set_of_modules() != nullptr;
+}
+
+bool can_follow_modules(PyObject* call_impl) {
+  if (watched.is_watched() || host::WatchedFunction::check(call_impl)) return true;
   if (PyErr_Occurred() == nullptr) {
     PyErr_SetString(PyExc_RuntimeError,
                     "habana_mp cannot tell where modules run: torch.nn.Module._call_impl is not a Python function that "
-                    "is called as others are. Use `within=None`");
+                    "is called as others are. Use `within=None`, and the report of operations");
   }
   return false;
 }
 
+bool follow_modules(PyObject* call_impl, bool followed) {
+  if (followed && !can_follow_modules(call_impl)) return false;
+  if (followed == is_followed) return true;
+  is_followed = followed;
+  put_stub_in(call_impl);
+  return true;
+}
+
 bool watch_modules(PyObject* call_impl, std::optional<std::vector<PyObject*>> among) {
   if (!may_watch_modules(call_impl)) return false;
-  if (!watched.is_watched()) watched.watch(call_impl, &call_impl_stub);
+  if (!lists_wait_for_modules) {
+    lists_wait_for_modules = true;
+    put_stub_in(call_impl);
+  }
   any_module = !among.has_value();
   modules = std::move(among).value_or(std::vector<PyObject*>());
   std::sort(modules.begin(), modules.end());
@@ -64,7 +100,8 @@ bool watch_modules(PyObject* call_impl, std::optional<std::vector<PyObject*>> am
 }
 
 void stop_watching_modules() noexcept {
-  watched.stop();
+  lists_wait_for_modules = any_module = false;
+  if (!is_followed) watched.stop();
   modules.clear();
 }
 

@@ -20,6 +20,11 @@ bool may_watch_modules(PyObject* call_impl);
 bool watch_modules(PyObject* call_impl, std::optional<std::vector<PyObject*>> modules);
 void stop_watching_modules() noexcept;
 
+// Can the watch be told which module runs? If not, a Python exception says why.
+bool can_follow_modules(PyObject* call_impl);
+// It is told, from now on or no more. False with a Python exception set where it cannot be.
+bool follow_modules(PyObject* call_impl, bool followed);
+
 // Would a call of this module, made here, be one where the lists begin to speak?
 bool begins_to_speak(PyObject* module) noexcept;
 

@@ -105,10 +105,10 @@ void drop_function_target(Target* target) noexcept {
   Target& kept = old[target->operation];
   kept.operation = target->operation;
   kept.representation = target->representation;
-  for (std::size_t i = 0; i < target->counts.size(); ++i) {
-    kept.counts[i].calls += target->counts[i].calls;
-    kept.counts[i].casts += target->counts[i].casts;
-    kept.counts[i].bytes += target->counts[i].bytes;
+  for (std::size_t precision = 0; precision < kept.counts.size(); ++precision) {
+    for (std::size_t reason = 0; reason < kept.counts[precision].size(); ++reason) {
+      kept.counts[precision][reason] += target->counts[precision][reason];
+    }
   }
   // What it held goes last: others may run then.
   const Owned called = std::move(target->called);

@@ -16,6 +16,13 @@ struct Count {
   std::uint64_t calls = 0;
   std::uint64_t casts = 0;
   std::uint64_t bytes = 0;
+
+  Count& operator+=(const Count& other) noexcept {
+    calls += other.calls;
+    casts += other.casts;
+    bytes += other.bytes;
+    return *this;
+  }
 };
 
 inline constexpr std::size_t target_capacity = 2048;
@@ -27,7 +34,7 @@ struct Target : host::Callable {
   const Rule* listed = &no_rule;    // what convert's policy says
   const Rule* unlisted = &no_rule;  // what holds where the lists are silent (rules 2 to 4)
   bool counts_no_version = false;   // of what it writes into
-  std::array<Count, rules::precision_count> counts{};
+  std::array<std::array<Count, rules::reason_count>, rules::precision_count> counts{};
 
   // Read in regions: the place of its rule in theirs.
   std::size_t index = no_index;

@@ -78,6 +78,12 @@ void bind_callers() noexcept {
 
 PyObject* file_of(PyObject* code) noexcept { return reinterpret_cast<PyCodeObject*>(code)->co_filename; }
 
+const char* name_of(PyObject* code) noexcept {
+  const char* const text = PyUnicode_AsUTF8(reinterpret_cast<PyCodeObject*>(code)->co_name);
+  if (text == nullptr) PyErr_Clear();
+  return text == nullptr ? "" : text;
+}
+
 bool is_of_file(PyObject* code, PyObject* beginnings) noexcept { return begins_with_one_of(file_of(code), beginnings); }
 
 // What it computes are parameters and gradients; a model's code is never there.

@@ -40,6 +40,15 @@ class FrameWalk {
     if (name && !PyUnicode_Check(name.get())) name.reset();
     return name;
   }
+  // Where in the code it is: a number that differs from line to line.
+  int position() const {
+#if PY_VERSION_HEX >= 0x030B0000
+    return PyFrame_GetLasti(frame());
+#else
+    return PyFrame_GetLineNumber(frame());
+#endif
+  }
+  int line() const { return PyFrame_GetLineNumber(frame()); }
   // Has a debugger a function of its own there?
   bool is_traced() const {
     const Owned tracing(PyObject_GetAttrString(frame_.get(), "f_trace"));

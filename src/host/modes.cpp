@@ -214,6 +214,14 @@ bool grad_is_enabled() noexcept {
                                               : is_true(api.is_grad_enabled(nullptr, nullptr), true);
 }
 
+bool gradients_are_worked_out() noexcept {
+  if (api.current_graph_task == nullptr) return false;
+  const Owned number(PyObject_CallNoArgs(api.current_graph_task));
+  const long task = number ? PyLong_AsLong(number.get()) : -1;
+  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  return task >= 0;
+}
+
 unsigned torch_threads() noexcept {
   if (functions.get_num_threads != nullptr) return static_cast<unsigned>(std::max(1, functions.get_num_threads()));
   const Owned answer(PyObject_CallNoArgs(api.get_num_threads));

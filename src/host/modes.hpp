@@ -32,6 +32,9 @@ bool onednn_is_enabled() noexcept;
 // For kernels that work for long: how many threads torch uses.
 unsigned torch_threads() noexcept;
 
+// Does this thread work out gradients? False where torch does not tell.
+bool gradients_are_worked_out() noexcept;
+
 // Is there a tensor of a class of its own among the arguments?
 bool holds_subclass(PyObject* const* values, Py_ssize_t count) noexcept;
 

@@ -61,6 +61,7 @@ struct TorchApi {
   PyObject* dispatch_stack_length = nullptr;  // torch._C._len_torch_dispatch_stack
   PyObject* has_torch_function = nullptr;     // torch._C._has_torch_function
   PyObject* is_function_mode_on = nullptr;    // torch._C._is_torch_function_mode_enabled
+  PyObject* current_graph_task = nullptr;     // torch._C._current_graph_task_id; null where there is none
   PyObject* inference_mode = nullptr;         // torch._C._InferenceMode
   PyObject* is_inference_mode = nullptr;      // torch.is_inference_mode_enabled
   PyObject* forward_ad_namespace = nullptr;   // the dictionary of torch.autograd.forward_ad

@@ -58,6 +58,13 @@ void register_log(py::module_& module) {
       "log_off", [] { log::send_to(nullptr); }, "Turns the cast log off; a file is complete when this returns.");
   module.def("log_flush", &log::flush, "Writes out what the log's file still buffers.");
 
+  py::dict reasons;
+  for (int reason = 0; reason < rules::reason_count; ++reason) {
+    const auto one = static_cast<rules::Reason>(reason);
+    reasons[rules::word(one)] = rules::describe(one);
+  }
+  module.attr("reasons") = reasons;
+
   // For the tests of the log alone, which must not depend on the engine: nothing in the package calls these two.
   module.def("_log_operation", &log_operation, py::arg("representation"), py::arg("operation"), py::arg("precision"),
              py::arg("reason"), py::arg("casts"));

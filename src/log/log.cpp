@@ -20,10 +20,6 @@ namespace py = pybind11;
 
 namespace habana_mp::log {
 
-namespace detail {
-std::atomic<bool> active{false};
-}
-
 namespace {
 
 // Guarded by the GIL. Never destroyed: a static's destructor would run after Python is gone, and sinks own Python
@@ -220,7 +216,7 @@ void flush() {
 std::shared_ptr<Destination> destination() { return in_force(); }
 
 void send_to(std::shared_ptr<Destination> destination) {
-  detail::active.store(destination != nullptr, std::memory_order_relaxed);
+  set_listening(Listener::log, destination != nullptr);
   const std::shared_ptr<Destination> previous = std::exchange(in_force(), std::move(destination));
   // Closing the file would flush it too, but say nothing of a full disk.
   if (previous) previous->flush();

@@ -36,6 +36,8 @@ constexpr std::array words{
     Words{"op_wrap", "wrapped by op_wrap"},
     Words{"parts", "listed by its parts, or as a part"},
     Words{"sums", "added up in float32, the result rounded"},
+    Words{"disabled", "under disable_casts"},
+    Words{"autocast_off", "inside of torch.autocast(enabled=False)"},
 };
 static_assert(words.size() == reason_count);
 

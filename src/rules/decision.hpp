@@ -33,8 +33,10 @@ enum class Reason : std::uint8_t {
   op_wrap,         // hmp.op_wrap gave the function its precision
   parts,           // a list names what the operation is computed of, or is a part of
   sums,            // rule 8: it adds up what was lowered, or its gradient does
+  disabled,        // under disable_casts, and somebody watches
+  autocast_off,    // rule 10: in a region of torch.autocast(enabled=False)
 };
-inline constexpr int reason_count = 21;
+inline constexpr int reason_count = 23;
 
 // For a program: "list", "widest", ...
 const char* word(Reason reason) noexcept;

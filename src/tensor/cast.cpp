@@ -68,7 +68,7 @@ bool must_be_seen(PyObject* tensor, CastResult& seen) {
   return host::counts_as_negated(tensor);
 }
 
-void convert(const void* source, Kind from, void* target, Kind to, std::int64_t count) {
+static void convert_values(const void* source, Kind from, void* target, Kind to, std::int64_t count) {
   const auto values = static_cast<std::size_t>(count);
   if (count < parallel_from) {
     kernels::cast(source, float_of(from), target, float_of(to), values, 1);
@@ -109,7 +109,7 @@ std::uint64_t bytes_as(Kind kind, std::int64_t count) noexcept {
   return static_cast<std::uint64_t>(count) * kernels::size_of(float_of(kind));
 }
 
-Owned cast(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
+static Owned make_cast(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
   const std::int64_t count = host::count_elements(tensor);
   seen.bytes += bytes_as(to, count);
   if (host::can_view() && host::is_plain_tensor(tensor)) {
@@ -128,6 +128,9 @@ Owned cast(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
   }
   return cast_by_torch(tensor, to);
 }
+
+const Makers untimed_makers{&make_cast, &convert_values};
+Makers makers = untimed_makers;
 
 Owned cast_saturated(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
   // Only a finite value out of range is changed, and only where it can be read.

@@ -19,7 +19,7 @@ struct CastResult {
 
 // `tensor` in the precision `to` (f32, bf16 or f16), or null with a Python exception set. Autograd, tracing and
 // dispatch modes see the cast; only where none of them is at work is it made by our own kernels.
-Owned cast(PyObject* tensor, Kind from, Kind to, CastResult& seen);
+inline Owned cast(PyObject* tensor, Kind from, Kind to, CastResult& seen);
 
 // What makes a cast in autograd's graph whose memory is large, or whose gradient may have another layout: called with
 // the tensor and a dtype. Held; null for none.
@@ -41,7 +41,21 @@ bool is_cast_in_graph(PyObject* tensor) noexcept;
 bool must_be_seen(PyObject* tensor, CastResult& seen);
 
 // Casts values in memory. Many of them by torch's number of threads and without the GIL.
-void convert(const void* source, Kind from, void* target, Kind to, std::int64_t count);
+inline void convert(const void* source, Kind from, void* target, Kind to, std::int64_t count);
+
+// What makes them. The watch takes the time of each.
+struct Makers {
+  Owned (*cast)(PyObject* tensor, Kind from, Kind to, CastResult& seen);
+  void (*convert)(const void* source, Kind from, void* target, Kind to, std::int64_t count);
+};
+extern const Makers untimed_makers;
+extern Makers makers;
+inline Owned cast(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
+  return makers.cast(tensor, from, to, seen);
+}
+inline void convert(const void* source, Kind from, void* target, Kind to, std::int64_t count) {
+  makers.convert(source, from, target, to, count);
+}
 
 // The type as the kernels name it.
 kernels::Float float_of(Kind kind) noexcept;

@@ -46,16 +46,10 @@ py::dict statistics() {
   py::dict result;
   result["hits"] = now.hits;
   result["refreshes"] = now.refreshes;
-  static constexpr std::array why = {
-      "others hold its memory",        "a pointer to it was taken",  "NumPy had its memory",
-      "its memory is not torch's own", "nothing counts its changes", "its values have gaps",
-      "the limit was reached",         "it was being changed",
-  };
-  static_assert(why.size() == weights::refusals);
   py::dict reasons;
   std::uint64_t refused = 0;
   for (std::size_t i = 0; i < weights::refusals; ++i) {
-    if (now.refused[i] != 0) reasons[why[i]] = now.refused[i];
+    if (now.refused[i] != 0) reasons[weights::describe(static_cast<weights::Refusal>(i))] = now.refused[i];
     refused += now.refused[i];
   }
   result["refused"] = refused;

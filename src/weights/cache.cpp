@@ -616,7 +616,19 @@ bool is_kept_memory(PyObject* tensor) noexcept {
   return settings->on && host::is_plain_tensor(tensor) && cache().casts.contains(host::storage_of(tensor));
 }
 
+const char* describe(Refusal refusal) noexcept {
+  static constexpr std::array words = {
+      "others hold its memory",        "a pointer to it was taken",  "NumPy had its memory",
+      "its memory is not torch's own", "nothing counts its changes", "its values have gaps",
+      "the limit was reached",         "it was being changed",
+  };
+  static_assert(words.size() == refusals);
+  return words[static_cast<std::size_t>(refusal)];
+}
+
 Statistics statistics() noexcept { return counts; }
+
+const std::array<std::uint64_t, refusals>& refusals_so_far() noexcept { return counts.refused; }
 
 void reset_statistics() noexcept {
   counts.hits = counts.refreshes = 0;

@@ -92,6 +92,8 @@ enum class Refusal : std::uint8_t {
   changing,  // another thread, or what runs within, changes it
 };
 constexpr auto refusals = static_cast<std::size_t>(Refusal::changing) + 1;
+// In words for a person.
+const char* describe(Refusal refusal) noexcept;
 
 struct Statistics {
   std::uint64_t hits = 0;                         // casts handed out again
@@ -102,6 +104,8 @@ struct Statistics {
   std::uint64_t bytes = 0;                        // their size
 };
 Statistics statistics() noexcept;
+// Of the statistics, those that were refused.
+const std::array<std::uint64_t, refusals>& refusals_so_far() noexcept;
 void reset_statistics() noexcept;
 
 }  // namespace habana_mp::weights

@@ -60,11 +60,35 @@ def test_nothing_is_counted_where_casts_are_off_or_nothing_is_converted(converte
     converted(bf16=["mm"])
     with hmp.disable_casts():
         torch.mm(M, N)
-    with torch.autocast("cpu", enabled=False):
-        torch.mm(M, N)
     hmp.restore()
     torch.mm(M, N)
     assert rows_of_report() == {}
+
+
+def test_calls_that_torch_autocast_protects_are_counted_as_left_alone(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    with torch.autocast("cpu", enabled=False):
+        torch.mm(M, N)
+        with pytest.raises(RuntimeError):
+            torch.mm(M, N[:2])
+    (row,) = hmp.report(show=False)
+    assert (row.operation, row.precision, row.reason, row.calls, row.casts) == ("mm", "unchanged", "autocast_off", 1, 0)
+    assert (row.why, row.rule) == ("inside of torch.autocast(enabled=False)", "rule 10")
+
+
+def test_each_reason_has_a_row_and_the_rule_that_it_is_by(converted: Converter) -> None:
+    converted(bf16=["mm"], fp32=["exp"])
+    torch.mm(M, N)
+    torch.mm(M, N, out=torch.empty(4, 4))
+    torch.exp(M.bfloat16())
+    torch.add(M.bfloat16(), M)
+    found = {(row.operation, row.reason): (row.precision, row.rule) for row in hmp.report(show=False)}
+    assert found[("mm", "explicit_out")] == ("unchanged", "rule 6")
+    assert found[("add", "widest")] == ("fp32", "rule 2")
+    (lower, where), (upper, elsewhere) = found[("mm", "list")], found[("exp", "list")]
+    assert (lower, upper) == ("bf16", "fp32")
+    assert where is not None and where.endswith("bf16.txt:1")
+    assert elsewhere is not None and elsewhere.endswith("fp32.txt:1")
 
 
 def test_a_call_that_raises_is_not_counted(converted: Converter) -> None:
@@ -120,14 +144,16 @@ def test_printing_goes_to_standard_output_to_a_file_or_nowhere(
 
 
 def test_the_table_has_a_line_for_each_row_and_sums() -> None:
-    report = Report((Row("mm", "bf16", 1234, 2468, 1_500_000), Row("softmax", "fp32", 10, 0, 0)))
-    lines = str(report).splitlines()
-    assert lines[0].split() == ["operation", "precision", "calls", "casts", "MB", "cast"]
-    assert lines[2].split() == ["mm", "bf16", "1234", "2468", "1.500"]
-    assert lines[3].split() == ["softmax", "fp32", "10", "0", "0.000"]
-    assert lines[-1].split() == ["total", "1244", "2468", "1.500"]
-    assert len({len(line) for line in lines}) == 1
-    assert len(lines) == 6
+    listed = Row("mm", "bf16", 1234, 2468, 1_500_000, "list", "mine.txt:3")
+    report = Report((listed, Row("softmax", "fp32", 10, 0, 0, "widest", "rule 2")))
+    *words, lines = str(report).split("\n\n")
+    assert words == ["\n".join(report.words)]
+    header, _, first, second, _, total = lines.splitlines()
+    assert header.split() == ["operation", "precision", "why", "calls", "casts", "MB", "cast"]
+    assert first.split() == ["mm", "bf16", "listed,", "mine.txt:3", "1234", "2468", "1.500"]
+    assert second.split() == ["softmax", "fp32", "widest", "input", "10", "0", "0.000"]
+    assert total.split() == ["total", "1244", "2468", "1.500"]
+    assert len({len(line) for line in lines.splitlines()}) == 1
 
 
 def test_an_empty_report_is_a_table_too() -> None:
@@ -140,9 +166,10 @@ def test_the_rows_are_plain_data_on_demand(converted: Converter) -> None:
     converted(bf16=["mm"])
     torch.mm(M, N)
     report = hmp.report(show=False)
-    assert json.loads(json.dumps(report.as_dicts())) == [
-        {"operation": "mm", "precision": "bf16", "calls": 1, "casts": 2, "bytes": 64}
-    ]
+    (row,) = json.loads(json.dumps(report.as_dicts()))
+    counted = {"operation": "mm", "precision": "bf16", "reason": "list", "calls": 1, "casts": 2, "bytes": 64}
+    assert row.items() >= counted.items()
+    assert {row[name] for name in ("module", "file", "line", "function", "seconds", "cast_seconds")} == {None}
     assert len(report) == 1
     assert sum(row.calls for row in report) == 1
 
@@ -192,7 +219,7 @@ def test_functions_that_are_freed_while_the_report_is_made_are_counted(converted
             gc.enable()
             counts = _core.counts()
             gc.disable()
-            assert sum(calls for name, _, _, calls, *_ in counts if "operation_" in name) == 40
+            assert sum(calls for name, _, _, _, calls, *_ in counts if "operation_" in name) == 40
     finally:
         gc.set_threshold(*before[1])
         (gc.enable if before[0] else gc.disable)()

@@ -37,6 +37,8 @@ REASONS = {
     "op_wrap": "wrapped by op_wrap",
     "parts": "listed by its parts, or as a part",
     "sums": "added up in float32, the result rounded",
+    "disabled": "under disable_casts",
+    "autocast_off": "inside of torch.autocast(enabled=False)",
 }
 
 

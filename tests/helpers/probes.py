@@ -20,4 +20,8 @@ def is_cast() -> bool:
 
 def rows_of_report() -> dict[tuple[str, str], tuple[int, int, int]]:
     """Calls, casts and bytes of each operation in each precision."""
-    return {(row.operation, row.precision): (row.calls, row.casts, row.bytes) for row in hmp.report(show=False)}
+    sums: dict[tuple[str, str], tuple[int, int, int]] = {}
+    for row in hmp.report(show=False):
+        calls, casts, size = sums.get((row.operation, row.precision), (0, 0, 0))
+        sums[row.operation, row.precision] = calls + row.calls, casts + row.casts, size + row.bytes
+    return sums

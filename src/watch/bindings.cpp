@@ -1,0 +1,103 @@
+#include <pybind11/pybind11.h>
+
+#include "watch/calls.hpp"
+#include "watch/events.hpp"
+#include "weights/cache.hpp"
+
+namespace py = pybind11;
+
+namespace habana_mp {
+
+namespace {
+
+py::object number_or_none(const watch::Module* module) {
+  return module == nullptr ? py::object(py::none()) : py::int_(module->number);
+}
+
+py::dict shown(const watch::Record& record) {
+  const watch::Key& key = record.key;
+  py::dict row;
+  row["operation"] = *key.operation;
+  row["precision"] = rules::name(key.decision.precision);
+  row["reason"] = rules::word(key.decision.reason);
+  row["phase"] = watch::name(key.phase);
+  row["file"] =
+      key.place == nullptr ? py::object(py::none()) : py::reinterpret_borrow<py::object>(key.place->file.get());
+  row["line"] = key.place == nullptr ? py::object(py::none()) : py::int_(key.place->line);
+  row["function"] = key.place == nullptr ? py::object(py::none()) : py::str(key.place->function);
+  row["module"] = number_or_none(key.module);
+  row["calls"] = record.calls;
+  row["casts"] = record.amounts.casts;
+  row["bytes"] = record.amounts.bytes;
+  row["hits"] = record.amounts.kept;
+  row["nanoseconds"] = record.nanoseconds;
+  row["cast_nanoseconds"] = record.cast_nanoseconds;
+  py::dict refused;
+  for (std::size_t why = 0; why < weights::refusals; ++why) {
+    if (record.refused[why] != 0) refused[weights::describe(static_cast<weights::Refusal>(why))] = record.refused[why];
+  }
+  row["refused"] = refused;
+  py::list from;
+  for (const watch::Record::From& one : record.from) {
+    from.append(py::make_tuple(one.record->number, one.calls, one.casts));
+  }
+  row["from"] = from;
+  return row;
+}
+
+py::list watched_calls() {
+  // Making objects may run other code, which may count from zero.
+  const std::uint64_t generation = watch::record_generation();
+  py::list rows;
+  for (std::size_t i = 0; watch::record_generation() == generation && i < watch::all_records().size(); ++i) {
+    rows.append(shown(watch::all_records()[i]));
+  }
+  return rows;
+}
+
+// (path, class name, parent, calls, nanoseconds)
+py::list watched_modules() {
+  py::list rows;
+  for (const watch::Module* module : watch::all_modules()) {
+    rows.append(py::make_tuple(module->path, module->class_name, number_or_none(module->parent), module->calls,
+                               module->nanoseconds));
+  }
+  return rows;
+}
+
+// (record, module, begin, end, thread); begin and end in nanoseconds since 1970
+py::list watched_events() {
+  const std::int64_t shift = watch::nanoseconds_to_calendar();
+  py::list rows;
+  for (const watch::Event& event : watch::events()) {
+    rows.append(py::make_tuple(event.record, event.module, static_cast<std::int64_t>(event.begin) + shift,
+                               static_cast<std::int64_t>(event.end) + shift, event.thread));
+  }
+  return rows;
+}
+
+}  // namespace
+
+void register_watch(py::module_& module) {
+  module.def("set_watch", [](const py::tuple& passed_over, const py::tuple& compilers, const py::object& call_impl_code,
+                             const py::object& names, const py::object& traced_place) {
+    watch::set_passed_over(passed_over.ptr(), compilers.ptr(), call_impl_code.ptr());
+    watch::set_module_names(names.ptr());
+    watch::set_traced_place(traced_place.ptr());
+  });
+  module.def("begin_watch", [](bool lines) { watch::begin(lines ? watch::Detail::lines : watch::Detail::modules); });
+  module.def("stop_watch", &watch::stop);
+  module.def("watched_calls", &watched_calls);
+  module.def("watched_modules", &watched_modules);
+  module.def("watched_events", &watched_events);
+  module.def("reset_watch", [] {
+    watch::forget_records();
+    watch::forget_module_calls();
+    watch::forget_events();
+  });
+  module.def("running_module", &watch::running_module);
+  module.def("enter_module", &watch::enter_module);
+  module.def("leave_module", &watch::leave_module);
+}
+
+}  // namespace habana_mp

@@ -1,0 +1,178 @@
+#include "watch/calls.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "errors.hpp"
+#include "host/modes.hpp"
+#include "host/reader.hpp"
+#include "kernels/cast.hpp"
+#include "watch/events.hpp"
+
+namespace habana_mp::watch {
+
+namespace {
+
+thread_local Call* innermost = nullptr;
+Detail detail = Detail::modules;
+NeverDestroyed<Owned> traced_place;
+// How long a value takes that torch casts within its operation, where nobody can take the time: as one of ours does.
+double nanoseconds_a_byte = 0;
+
+double measured_nanoseconds_a_byte() {
+  constexpr std::size_t count = 1 << 16;
+  const std::vector<float> source(count, 1.0F);
+  std::vector<std::uint16_t> target(count);
+  std::uint64_t best = ~std::uint64_t{0};
+  for (int round = 0; round < 5; ++round) {
+    const std::uint64_t begin = nanoseconds();
+    kernels::cast(source.data(), kernels::Float::f32, target.data(), kernels::Float::bf16, count, 1);
+    best = std::min(best, nanoseconds() - begin);
+  }
+  return static_cast<double>(best) / static_cast<double>(count * sizeof(std::uint16_t));
+}
+
+// Of what a compiler traces: its place and module in the code that is traced.
+bool find_traced(Key& key) {
+  if (!*traced_place) return false;
+  const Owned function = Owned::borrowed(traced_place->get());
+  const Owned told(PyObject_CallNoArgs(function.get()));
+  PyObject* file = nullptr;
+  const char* name = nullptr;
+  int line = 0;
+  const char* module = nullptr;
+  const bool is_told =
+      told && told.get() != Py_None && PyArg_ParseTuple(told.get(), "Usiz", &file, &name, &line, &module) != 0;
+  if (is_told) {
+    key.place = detail == Detail::lines ? place_named(file, name, line) : nullptr;
+    key.module = module == nullptr ? nullptr : module_named(module);
+  }
+  PyErr_Clear();
+  return is_told;
+}
+
+void find_place(Key& key) {
+  ModuleCall* const around = innermost_module_call();
+  key.module = around == nullptr ? nullptr : around->module;
+  const bool in_backward = around == nullptr ? host::gradients_are_worked_out() : around->is_in_backward;
+  key.phase = in_backward ? Phase::backward : Phase::forward;
+  const bool is_intercepted = host::is_intercepted();
+  if (detail != Detail::lines && !is_intercepted) return;
+  key.place = place_of_call(around);
+  if (!is_intercepted || key.place == nullptr || !key.place->is_compiler) return;
+  key.phase = Phase::traced;
+  if (!find_traced(key)) key.place = nullptr;
+}
+
+Record* record_call(const std::string& operation, rules::Decision decision, const Amounts& amounts) {
+  HeldError held;
+  Key key{.operation = operation_named(operation), .decision = decision};
+  find_place(key);
+  Record& record = record_of(key);
+  ++record.calls;
+  record.amounts.casts += amounts.casts;
+  record.amounts.kept += amounts.kept;
+  record.amounts.bytes += amounts.bytes;
+  held.restore();
+  return &record;
+}
+
+Kind kind_of(rules::Precision precision) {
+  switch (precision) {
+    case rules::Precision::bf16:
+      return Kind::bf16;
+    case rules::Precision::fp16:
+      return Kind::f16;
+    case rules::Precision::fp32:
+      return Kind::f32;
+    default:
+      return Kind::other;
+  }
+}
+
+// Tensors among the values, and in lists and tuples among them.
+template <typename Visit>
+void for_each_tensor(PyObject* const* values, Py_ssize_t count, const Visit& visit, bool may_nest = true) {
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    if (Py_TYPE(values[i]) == host::api.tensor) {  // a weight comes from no call
+      visit(values[i]);
+    } else if (may_nest && (PyTuple_Check(values[i]) || PyList_Check(values[i]))) {
+      for_each_tensor(PySequence_Fast_ITEMS(values[i]), PySequence_Fast_GET_SIZE(values[i]), visit, false);
+    }
+  }
+}
+
+void note_input(Record& record, PyObject* tensor, Kind wanted) {
+  const Record* const maker = maker_of(tensor);
+  if (maker == nullptr) return;
+  const Kind kind = host::kind_of(tensor);
+  const std::uint64_t casts = wanted != Kind::other && is_floating(kind) && kind != wanted ? 1 : 0;
+  for (Record::From& from : record.from) {
+    if (from.record != maker) continue;
+    ++from.calls;
+    from.casts += casts;
+    return;
+  }
+  record.from.push_back({maker, 1, casts});
+}
+
+}  // namespace
+
+Call::Call(const void* target) noexcept : outer_(innermost), target_(target), begin_(nanoseconds()) {
+  innermost = this;
+}
+
+bool Call::is_recorded() const noexcept { return record_ != nullptr && generation_ == record_generation(); }
+
+Call::~Call() {
+  innermost = outer_;
+  const std::uint64_t end = nanoseconds();
+  const std::uint64_t whole = end - begin_;
+  if (outer_ != nullptr) outer_->inside_ += whole;
+  if (!is_recorded()) return;
+  record_->nanoseconds += whole - std::min(whole, inside_);
+  record_->cast_nanoseconds += casting_;
+  note_event(
+      {.record = static_cast<std::int64_t>(record_->number), .begin = begin_, .end = end, .thread = thread_number()});
+}
+
+void Call::weight_was_refused(std::uint8_t why) noexcept {
+  if (is_recorded() && why < record_->refused.size()) ++record_->refused[why];
+}
+
+void Call::ends(PyObject* const* arguments, Py_ssize_t count, PyObject* result) noexcept {
+  if (!is_recorded() || detail != Detail::lines) return;
+  const Kind wanted = kind_of(record_->key.decision.precision);
+  for_each_tensor(arguments, count, [&](PyObject* tensor) { note_input(*record_, tensor, wanted); });
+  if (result == nullptr) return;
+  for_each_tensor(&result, 1, [&](PyObject* tensor) { remember_result(tensor, *record_); });
+}
+
+void decided(const void* target, const std::string& operation, rules::Decision decision, const Amounts& amounts,
+             bool some_by_torch) noexcept {
+  Record* const record = record_call(operation, decision, amounts);
+  if (innermost == nullptr || innermost->target_ != target) return;
+  innermost->record_ = record;
+  innermost->generation_ = record_generation();
+  if (some_by_torch) {
+    innermost->casting_ += static_cast<std::uint64_t>(static_cast<double>(amounts.bytes) * nanoseconds_a_byte);
+  }
+}
+
+CastTime::CastTime() noexcept : begin_(innermost == nullptr ? 0 : nanoseconds()) {}
+
+CastTime::~CastTime() {
+  if (innermost != nullptr && begin_ != 0) innermost->casting_ += nanoseconds() - begin_;
+}
+
+void set_traced_place(PyObject* function) noexcept { *traced_place = Owned::borrowed_or_null(function); }
+
+void begin(Detail wanted) {
+  detail = wanted;
+  if (nanoseconds_a_byte == 0) nanoseconds_a_byte = measured_nanoseconds_a_byte();
+  set_listening(Listener::watch, true);
+}
+
+void stop() noexcept { set_listening(Listener::watch, false); }
+
+}  // namespace habana_mp::watch

@@ -1,0 +1,57 @@
+#include "watch/events.hpp"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace habana_mp::watch {
+
+namespace {
+
+std::vector<Event>& ring() {
+  static auto* all = new std::vector<Event>;
+  return *all;
+}
+std::size_t oldest = 0;  // where the ring is full
+
+template <typename Clock>
+std::int64_t now() noexcept {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+void note_event(const Event& event) {
+  if (ring().size() < most_events) {
+    ring().push_back(event);
+    return;
+  }
+  ring()[oldest] = event;
+  oldest = (oldest + 1) % most_events;
+}
+
+std::vector<Event> events() {
+  std::vector<Event> all = ring();
+  std::rotate(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(oldest), all.end());
+  return all;
+}
+
+void forget_events() noexcept {
+  ring().clear();
+  oldest = 0;
+}
+
+std::uint64_t nanoseconds() noexcept { return static_cast<std::uint64_t>(now<std::chrono::steady_clock>()); }
+
+std::int64_t nanoseconds_to_calendar() noexcept {
+  return now<std::chrono::system_clock>() - now<std::chrono::steady_clock>();
+}
+
+std::uint64_t thread_number() noexcept {
+  static thread_local const auto number = static_cast<std::uint64_t>(syscall(SYS_gettid));
+  return number;
+}
+
+}  // namespace habana_mp::watch

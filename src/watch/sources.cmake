@@ -1,0 +1,8 @@
+target_sources(_core PRIVATE
+  src/watch/bindings.cpp
+  src/watch/calls.cpp
+  src/watch/events.cpp
+  src/watch/modules.cpp
+  src/watch/places.cpp
+  src/watch/records.cpp
+)
