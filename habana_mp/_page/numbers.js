@@ -1,0 +1,36 @@
+// Numbers as a reader wants them.
+
+const COUNTS = new Intl.NumberFormat("en-US");
+
+function count(number) {
+  return COUNTS.format(number);
+}
+
+/** "3 casts", "1 cast" */
+function counted(number, word) {
+  return `${count(number)} ${word}${number === 1 ? "" : "s"}`;
+}
+
+/** Seconds with the unit that suits them. */
+function duration(seconds) {
+  if (seconds >= 100) return `${count(Math.round(seconds))} s`;
+  if (seconds >= 1) return `${seconds.toPrecision(3)} s`;
+  if (seconds >= 1e-3) return `${(seconds * 1e3).toPrecision(3)} ms`;
+  return seconds === 0 ? "0 s" : `${(seconds * 1e6).toPrecision(3)} µs`;
+}
+
+function milliseconds(seconds) {
+  return COUNTS_OF_MILLISECONDS.format(seconds * 1e3);
+}
+
+const COUNTS_OF_MILLISECONDS = new Intl.NumberFormat("en-US", { minimumFractionDigits: 3, maximumFractionDigits: 3 });
+
+/** Millions of bytes, as the printed report has them. */
+function megabytes(bytes) {
+  return COUNTS_OF_MILLISECONDS.format(bytes / 1e6);
+}
+
+function percent(share) {
+  if (share > 0 && share < 0.01) return "< 1 %";
+  return `${Math.round(share * 100)} %`;
+}
