@@ -3,20 +3,21 @@
 function detailsOf(report, row) {
   const pairs = [
     ["module", row.module],
-    ["place", row.file === null ? null : `${row.file}:${row.line}${row.function ? `, ${row.function}` : ""}`],
+    ["place", row.file === null ? null : `${row.file}:${row.line}`],
+    ["function", row.function],
     ["reason", `${row.why} (${row.reason})`],
     ["rule", row.rule],
     ["phase", row.phase],
     ["calls", count(row.calls)],
-    ["casts", row.casts === 0 ? "none" : `${count(row.casts)}: ${castsInWords(row)}, ${megabytes(row.bytes)} MB`],
+    ["casts", row.casts === 0 ? "none" : `${count(row.casts)}: ${castsInWords(row)}, ${size(row.bytes)}`],
     ["kept casts used", row.hits === 0 ? null : count(row.hits)],
     ["time", row.seconds === null ? null : duration(row.seconds) + shareOfTime(report, row)],
-    ["of it casts", row.cast_seconds === null ? null : duration(row.cast_seconds)],
-    ...row.findings.map((finding) => [finding.kind, finding.text]),
+    ["time of casts", row.cast_seconds === null ? null : duration(row.cast_seconds)],
+    ...row.findings.map((finding) => [finding.kind, withCode(finding.text)]),
   ];
   const items = pairs
     .filter(([, value]) => value !== null)
-    .map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value)));
+    .map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, ...[value].flat())));
   return [element("h3", {}, row.operation, " ", precisionBadge(row.precision)), element("dl", {}, ...items)];
 }
 

@@ -36,11 +36,17 @@ function precisionClass(precision) {
   return ["bf16", "fp16", "fp32"].includes(precision) ? `is-${precision}` : "is-unchanged";
 }
 
+/** Words of the report, in which names of code stand between backticks. */
+function withCode(words) {
+  return words.split("`").map((part, i) => (i % 2 === 1 ? element("code", {}, part) : part));
+}
+
 /** The parts of a whole by precision, side by side. */
 function stackedBar(mix) {
+  const whole = sum(Object.values(mix), (part) => part);
   const parts = PRECISIONS.filter((precision) => mix[precision] > 0).map((precision) => {
     const part = element("span", { class: precisionClass(precision) });
-    part.style.flexGrow = mix[precision];
+    part.style.flexGrow = (100 * mix[precision]) / whole;
     return part;
   });
   return element("span", { class: "stacked" }, ...parts);

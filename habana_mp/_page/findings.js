@@ -21,7 +21,7 @@ function findingButton(report, store, finding, index) {
     "button",
     { type: "button", class: "finding", onclick: choose },
     element("span", { class: `kind${isPingPong(finding) ? " ping-pong" : ""}` }, isPingPong(finding) ? "⇄ " : "", finding.kind),
-    element("span", { class: "text" }, finding.text),
+    element("span", { class: "text" }, ...withCode(finding.text)),
     element("span", { class: "saves" }, finding.saves === null ? counted(finding.rows.length, "operation") : `saves ${duration(finding.saves)}`),
   );
 }

@@ -14,9 +14,8 @@ function showGraph(report, store) {
     byId("graph-count").textContent = countOfNodes(shown.length, rows.length);
     view.replaceChildren(drawing(report, shown, state.module));
     view.scrollTop = 0;
-    view.scrollLeft = 0;
+    if (shown.length > 0) scrollTo(state.finding === null ? shown[0].index : firstOf(report.findings[state.finding]));
     markChosen(state);
-    if (state.finding !== null) scrollTo(report.findings[state.finding].rows[0]);
   }
 
   function markChosen({ row, finding }) {
@@ -28,24 +27,29 @@ function showGraph(report, store) {
       node.setAttribute("aria-pressed", String(index === row));
     }
     if (row !== null) scrollTo(row);
-    tell(row ?? shown[0]?.index ?? null);
+    tell(row);
   }
 
   function node(index) {
     return view.querySelector(`.node[data-index="${index}"]`);
   }
 
+  function firstOf(finding) {
+    return shown.find((row) => finding.rows.includes(row.index))?.index ?? shown[0].index;
+  }
+
   /** Scrolls the view, and not the page around it. */
   function scrollTo(index) {
     const box = node(index)?.getBoundingClientRect();
     const frame = view.getBoundingClientRect();
-    if (box === undefined || (box.top >= frame.top && box.bottom <= frame.bottom && box.left >= frame.left && box.right <= frame.right)) return;
+    if (box === undefined || isWithin(box, frame)) return;
     view.scrollTop += box.top - frame.top - (frame.height - box.height) / 2;
     view.scrollLeft += box.left - frame.left - (frame.width - box.width) / 2;
   }
 
   function tell(index) {
-    byId("graph-details").replaceChildren(...(index === null ? [] : detailsOf(report, report.rows[index])));
+    const hint = element("p", { class: "quiet" }, "Point at an operation, or go to it by arrow keys, to see more of it.");
+    byId("graph-details").replaceChildren(...(index === null ? [hint] : detailsOf(report, report.rows[index])));
   }
 
   function focus(index) {
@@ -61,7 +65,7 @@ function showGraph(report, store) {
       if (index !== null) tell(index);
     });
   }
-  view.addEventListener("mouseleave", () => tell(store.get().row ?? shown[0]?.index ?? null));
+  view.addEventListener("mouseleave", () => tell(store.get().row));
   view.addEventListener("click", (event) => {
     const index = clickedIndex(event);
     if (index !== null) store.set({ row: index });
@@ -79,6 +83,10 @@ function showGraph(report, store) {
   store.listen(["module", "phase", "finding"], refill);
   store.listen(["row"], markChosen);
   refill(store.get());
+}
+
+function isWithin(box, frame) {
+  return box.top >= frame.top && box.bottom <= frame.bottom && box.left >= frame.left && box.right <= frame.right;
 }
 
 /** The graph follows the module and the phase; the other filters would only tear it apart. */
@@ -115,7 +123,7 @@ function definitions() {
     {},
     drawn(
       "marker",
-      { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 6, markerHeight: 6, orient: "auto" },
+      { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerUnits: "userSpaceOnUse", markerWidth: 8, markerHeight: 8, orient: "auto" },
       drawn("path", { d: "M0 0.5 L8 4 L0 7.5 z", class: "arrow" }),
     ),
     pattern("stripes", { patternTransform: "rotate(45)" }, drawn("rect", { width: 3, height: 6, class: "ink" })),
@@ -186,6 +194,7 @@ function isPingPongEdge(report, { from, to }) {
 function operationNode(report, row, { x, y }, module, isFirst) {
   const isMarked = row.findings.some(isPingPong);
   const precision = precisionClass(row.precision);
+  const cost = costInWords(report, row.cost);
   const left = -NODE.width / 2;
   return drawn(
     "g",
@@ -200,10 +209,10 @@ function operationNode(report, row, { x, y }, module, isFirst) {
     drawn("rect", { class: "body", x: left, width: NODE.width, height: NODE.height, rx: 4 }),
     drawn("rect", { class: "band", x: left + 1, y: 1, width: 8, height: NODE.height - 2, rx: 3 }),
     drawn("rect", { class: "band-pattern", x: left + 1, y: 1, width: 8, height: NODE.height - 2, rx: 3 }),
-    drawn("text", { class: "operation", x: left + 16, y: 16 }, shortened(row.operation, 16)),
+    drawn("text", { class: "operation", x: left + 16, y: 16 }, beginning(row.operation, lettersBeside(row.precision))),
     drawn("text", { class: "precision", x: -left - 8, y: 16, "text-anchor": "end" }, row.precision),
-    drawn("text", { class: "quiet", x: left + 16, y: 30 }, shortened(moduleWithin(row.module, module), 17)),
-    drawn("text", { class: "quiet", x: -left - 8, y: 30, "text-anchor": "end" }, costInWords(report, row.cost)),
+    drawn("text", { class: "quiet", x: left + 16, y: 30 }, ending(moduleWithin(row.module, module), lettersBeside(cost))),
+    drawn("text", { class: "quiet", x: -left - 8, y: 30, "text-anchor": "end" }, cost),
     isMarked ? pingPongMark(-left) : null,
   );
 }
@@ -230,6 +239,15 @@ function moduleWithin(path, module) {
   return path.slice(path.lastIndexOf(".") + 1);
 }
 
-function shortened(text, most) {
+/** How many letters have room in a node's line beside a word at its end. */
+function lettersBeside(word) {
+  return Math.floor((NODE.width - 32) / 6.6) - word.length;
+}
+
+function beginning(text, most) {
+  return text.length <= most ? text : `${text.slice(0, most - 1)}…`;
+}
+
+function ending(text, most) {
   return text.length <= most ? text : `…${text.slice(1 - most)}`;
 }

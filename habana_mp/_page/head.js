@@ -3,7 +3,7 @@
 function showHead(report) {
   byId("script").textContent = fileName(report.environment.script ?? "habana_mp");
   byId("environment").append(...environmentInWords(report).map((part) => element("span", {}, part)));
-  byId("words").append(...report.words.map((line) => element("p", {}, line)));
+  byId("words").append(...report.words.map((line) => element("p", {}, ...withCode(line))));
   byId("precisions").append(...precisionShares(report));
   byId("totals").append(...totals(report).map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
   byId("weights").textContent = weightsInWords(report.weights);
@@ -64,15 +64,14 @@ function costsByPrecision({ totals: { by_precision: shares }, timed }) {
   return Object.fromEntries(costs);
 }
 
-function totals({ totals: all, rows }) {
+function totals({ totals: all }) {
   const shown = [
-    ["operations", count(rows.length)],
     ["calls", count(all.calls)],
     ["casts", count(all.casts)],
-    ["MB cast", megabytes(all.bytes)],
+    ["cast data", size(all.bytes)],
     ["kept casts used", count(all.hits)],
     ["time", all.seconds === null ? null : duration(all.seconds)],
-    ["of it casts", all.cast_seconds === null ? null : duration(all.cast_seconds)],
+    ["time of casts", all.cast_seconds === null ? null : duration(all.cast_seconds)],
   ];
   return shown.filter(([, value]) => value !== null);
 }
@@ -81,7 +80,7 @@ function weightsInWords(weights) {
   if (!weights || weights.weights + weights.hits + weights.refused === 0) return "";
   const reasons = Object.entries(weights.reasons).map(([reason, times]) => `${reason}: ${count(times)}`);
   return (
-    `Casts of ${counted(weights.weights, "weight")} are kept (${megabytes(weights.bytes)} MB, ` +
+    `Casts of ${counted(weights.weights, "weight")} are kept (${size(weights.bytes)}, ` +
     `${count(weights.packed)} packed), used ${counted(weights.hits, "time")}, refreshed ` +
     `${counted(weights.refreshes, "time")}, not kept ${counted(weights.refused, "time")}` +
     (reasons.length > 0 ? ` (${reasons.join(", ")}).` : ".")

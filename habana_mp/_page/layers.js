@@ -1,7 +1,7 @@
 // A layered drawing of a graph, computed: who is above whom, what is beside what, where edges run.
 
 /** Room between layers holds the marks of casts. */
-const NODE = { width: 168, height: 38 };
+const NODE = { width: 184, height: 38 };
 const LAYER_GAP = 40;
 const SIDE_GAP = 20;
 /** The room that an edge takes on its way past a node. */

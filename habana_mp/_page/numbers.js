@@ -1,6 +1,7 @@
 // Numbers as a reader wants them.
 
 const COUNTS = new Intl.NumberFormat("en-US");
+const THREE_DECIMALS = new Intl.NumberFormat("en-US", { minimumFractionDigits: 3, maximumFractionDigits: 3 });
 
 function count(number) {
   return COUNTS.format(number);
@@ -20,14 +21,19 @@ function duration(seconds) {
 }
 
 function milliseconds(seconds) {
-  return COUNTS_OF_MILLISECONDS.format(seconds * 1e3);
+  return THREE_DECIMALS.format(seconds * 1e3);
 }
-
-const COUNTS_OF_MILLISECONDS = new Intl.NumberFormat("en-US", { minimumFractionDigits: 3, maximumFractionDigits: 3 });
 
 /** Millions of bytes, as the printed report has them. */
 function megabytes(bytes) {
-  return COUNTS_OF_MILLISECONDS.format(bytes / 1e6);
+  return THREE_DECIMALS.format(bytes / 1e6);
+}
+
+/** Bytes with the unit that suits them. */
+function size(bytes) {
+  if (bytes >= 1e9) return `${(bytes / 1e9).toPrecision(3)} GB`;
+  if (bytes >= 1e6) return `${(bytes / 1e6).toPrecision(3)} MB`;
+  return `${count(Math.round(bytes / 1e3))} kB`;
 }
 
 function percent(share) {

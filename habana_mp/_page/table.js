@@ -5,16 +5,16 @@ const TABLE_HEAD = 28;
 
 /** `key` is what a row is sorted by, `cell` what it shows; a column without a key in any row is not shown. */
 const COLUMNS = [
-  { name: "order", title: "#", hint: "order of the first call", width: 44, number: true, key: (row) => row.order },
-  { name: "operation", title: "operation", width: 124, key: (row) => row.operation },
-  { name: "precision", title: "precision", width: 78, key: (row) => row.precision, cell: (row) => precisionBadge(row.precision) },
+  { name: "order", title: "#", hint: "order of the first call", width: 52, number: true, key: (row) => row.order, words: String },
+  { name: "operation", title: "operation", width: 140, key: (row) => row.operation },
+  { name: "precision", title: "precision", width: 86, key: (row) => row.precision, cell: (row) => precisionBadge(row.precision) },
+  { name: "module", title: "module", width: 170, key: (row) => row.module, cell: (row) => endOf(row.module ?? "") },
   { name: "seconds", title: "ms", hint: "time in milliseconds", width: 70, number: true, key: (row) => row.seconds, words: milliseconds },
   { name: "calls", title: "calls", width: 58, number: true, key: (row) => row.calls },
   { name: "casts", title: "casts", width: 58, number: true, key: (row) => row.casts },
   { name: "bytes", title: "MB cast", width: 70, number: true, key: (row) => row.bytes, words: megabytes },
   { name: "cast_seconds", title: "cast ms", hint: "time of casts in milliseconds", width: 66, number: true, key: (row) => row.cast_seconds, words: milliseconds },
   { name: "hits", title: "kept", hint: "how often a kept cast of a weight was used", width: 54, number: true, key: (row) => row.hits },
-  { name: "module", title: "module", width: 170, key: (row) => row.module, cell: (row) => endOf(row.module ?? "") },
   { name: "place", title: "place", width: 136, key: (row) => placeKey(row), cell: (row) => endOf(placeInWords(row)) },
   { name: "reason", title: "reason", width: 130, key: (row) => row.why },
   { name: "phase", title: "phase", width: 72, key: (row) => row.phase },
@@ -39,15 +39,16 @@ function endOf(text) {
 
 function showTable(report, store) {
   const view = byId("table-view");
+  const table = byId("table");
   const columns = COLUMNS.filter((column) => report.rows.some((row) => column.key(row) !== null));
   const greatest = Math.max(...report.rows.map((row) => row.cost), 0);
-  byId("table").querySelector("colgroup").append(...columns.map(columnElement));
-  byId("table").style.minWidth = `${sum(columns, (column) => column.width)}px`;
+  table.querySelector("colgroup").append(...columns.map(columnElement));
+  table.style.minWidth = `${sum(columns, (column) => column.width)}px`;
   let rows = [];
 
   const lines = makeWindow({
     viewport: view,
-    body: byId("table").tBodies[0],
+    body: table.tBodies[0],
     height: TABLE_LINE,
     above: TABLE_HEAD,
     line: (row, index) => tableLine(report, columns, row, index, { greatest, chosen: store.get().row }),
@@ -58,7 +59,7 @@ function showTable(report, store) {
     rows = shownRows(report, state);
     byId("operations-count").textContent = countOfRows(report, rows);
     byId("table-none").hidden = rows.length > 0;
-    byId("table").setAttribute("aria-rowcount", rows.length + 1);
+    table.setAttribute("aria-rowcount", rows.length + 1);
     lines.fill(rows);
   }
 
@@ -72,16 +73,16 @@ function showTable(report, store) {
     const index = rows.findIndex((shown) => shown.index === row);
     if (index >= 0) lines.show(index);
     lines.draw();
-    if (index >= 0) view.setAttribute("aria-activedescendant", `row-${row}`);
-    else view.removeAttribute("aria-activedescendant");
+    if (index >= 0) table.setAttribute("aria-activedescendant", `row-${row}`);
+    else table.removeAttribute("aria-activedescendant");
   }
 
-  view.addEventListener("click", (event) => {
+  table.addEventListener("click", (event) => {
     const index = clickedIndex(event);
     if (index !== null) choose(index);
   });
-  view.addEventListener("keydown", (event) => {
-    if (event.target !== view) return;
+  table.addEventListener("keydown", (event) => {
+    if (event.target !== table) return; // a heading's button has keys of its own
     const from = rows.findIndex((row) => row.index === store.get().row);
     const to = movedTo(event.key, from, rows.length, lines.page());
     if (to !== null) {
@@ -153,7 +154,7 @@ function numberInWords(column, key) {
 
 function withShare(cell, share) {
   cell.classList.add("with-share");
-  cell.style.setProperty("--share", `${100 * share}%`);
+  cell.style.setProperty("--share", share);
 }
 
 function countOfRows(report, rows) {
@@ -171,8 +172,8 @@ function countOfRows(report, rows) {
 function showFilters(report, store) {
   byId("search").addEventListener("input", (event) => store.set({ text: event.target.value }));
   byId("filter-precision").append(...precisionButtons(report, store));
-  fillChoice(report, store, "reason", "All reasons");
-  fillChoice(report, store, "phase", "All phases");
+  fillChoice(report, store, "reason", "All reasons", (row) => row.why);
+  fillChoice(report, store, "phase", "All phases", (row) => row.phase);
   store.listen(["text"], ({ text }) => {
     if (byId("search").value !== text) byId("search").value = text;
   });
@@ -200,13 +201,17 @@ function precisionButton(precision, store) {
 }
 
 /** Fills the filter of one field with the values that there are; `all` is the word for no filter. */
-function fillChoice(report, store, field, all) {
+function fillChoice(report, store, field, all, words) {
   const select = byId(`filter-${field}`);
-  const counts = new Map();
-  for (const row of report.rows) counts.set(row[field], (counts.get(row[field]) ?? 0) + 1);
-  const values = [...counts].sort(([, one], [, other]) => other - one);
+  const found = new Map();
+  for (const row of report.rows) {
+    const value = found.get(row[field]) ?? { words: words(row), rows: 0 };
+    value.rows += 1;
+    found.set(row[field], value);
+  }
+  const values = [...found].sort(([, one], [, other]) => other.rows - one.rows);
   select.append(element("option", { value: "" }, all));
-  select.append(...values.map(([value, rows]) => element("option", { value }, `${value} (${count(rows)})`)));
+  select.append(...values.map(([value, of]) => element("option", { value }, `${of.words} (${count(of.rows)})`)));
   select.addEventListener("change", () => store.set({ [field]: select.value || null }));
   store.listen([field], (state) => (select.value = state[field] ?? ""));
 }

@@ -1,9 +1,9 @@
 // The tree of modules: a flat list of lines, of which those below a closed module are left out.
 
 const TREE_LINE = 24;
-const INDENT = 14;
+const INDENT = 12;
 /** So many lines are open at first, the costliest modules first. */
-const FIRST_LINES = 18;
+const FIRST_LINES = 32;
 
 function showTree(report, store) {
   const tree = byId("tree");
@@ -112,7 +112,7 @@ function showTree(report, store) {
   if (store.get().module !== null) reveal(report.nodes.get(store.get().module));
 }
 
-/** The costliest modules, as long as their children still fit. */
+/** The costliest modules, as long as their children still fit, and those that are alone in theirs. */
 function openAtFirst(top) {
   const open = new Set();
   const waiting = [...top];
@@ -120,7 +120,8 @@ function openAtFirst(top) {
   while (waiting.length > 0) {
     waiting.sort((one, other) => other.cost - one.cost);
     const node = waiting.shift();
-    if (lines + node.children.length <= FIRST_LINES || node.depth === 0) {
+    const isAlone = node.parent === null || node.parent.children.length === 1;
+    if (isAlone || lines + node.children.length <= FIRST_LINES) {
       open.add(node);
       lines += node.children.length;
       waiting.push(...node.children);
@@ -172,10 +173,11 @@ function treeLine(report, node, index, { widest, current, isOpen, chosen }) {
   };
   const twisty = element("span", { class: node.children.length > 0 ? "twisty" : "no-twisty", "aria-hidden": "true" });
   const name = element("span", { class: "name" }, node.name, node.className ? element("small", {}, node.className) : null);
+  const mix = element("span", { class: "mix", "aria-hidden": "true" }, stackedBar(node.mix));
   const bar = stackedBar(node.mix);
   bar.style.width = `${widest > 0 ? (100 * node.cost) / widest : 0}%`;
   const cost = element("span", { class: "cost" }, costInWords(report, node.cost));
-  const line = element("div", properties, twisty, name, element("span", { class: "bar" }, bar), cost);
+  const line = element("div", properties, twisty, mix, name, element("span", { class: "bar" }, bar), cost);
   line.style.paddingLeft = `${node.depth * INDENT}px`;
   return line;
 }
@@ -185,5 +187,5 @@ function treeTitle(report, node) {
   const shares = PRECISIONS.filter((precision) => node.mix[precision] > 0).map(
     (precision) => `${percent(node.mix[precision] / all)} ${precision}`,
   );
-  return [node.path || node.name, costInWords(report, node.cost) + (report.timed ? "" : " calls"), ...shares].join("\n");
+  return [node.path || node.name, ...(node.className ? [node.className] : []), costInWords(report, node.cost) + (report.timed ? "" : " calls"), ...shares].join("\n");
 }

@@ -112,14 +112,14 @@ class _Maker:
         casts = self._calls if precisions == {"bf16", "fp32"} else 0
         self.edges.append({"from": start, "to": end, "calls": self._calls, "casts": casts})
 
-    def report(self, findings: list[Data], *, words: list[str]) -> Data:
+    def report(self, findings: list[Data], *, words: list[str] | None = None) -> Data:
         """All that was gathered, the costliest row first."""
         ranks = sorted(range(len(self.rows)), key=lambda i: (-self.rows[i]["seconds"], i))
         new = {old: rank for rank, old in enumerate(ranks)}
         rows = [self.rows[old] for old in ranks]
         edges = [{**edge, "from": new[edge["from"]], "to": new[edge["to"]]} for edge in self.edges]
         findings = [{**finding, "rows": [new[old] for old in finding["rows"]]} for finding in findings]
-        return _report("lines", rows, modules=_modules(self.rows), edges=edges, findings=findings, words=words)
+        return _report("lines", rows, modules=_modules(self.rows), edges=edges, findings=findings, words=words or [])
 
 
 def encoder(layers: int = 12, *, script: str = _SCRIPT, calls: int = 20) -> Data:
@@ -150,9 +150,7 @@ def encoder(layers: int = 12, *, script: str = _SCRIPT, calls: int = 20) -> Data
     return maker.report(
         findings,
         words=[
-            "81 % of the time of covered operations ran in bf16, the rest in float32.",
-            f"Casts took 6 % of it. In {layers} places results go to float32 and back again, for the pow and the tanh "
-            "of the activation.",
+            f"In {layers} places results go to float32 and back again, for the pow and the tanh of the activation.",
             "Of the weights that could be kept in bf16, all are.",
         ],
     )
@@ -187,7 +185,9 @@ def _backward(maker: _Maker, names: dict[str, int], gradient: int) -> int:
 
 
 def _ping_pong(layer: int, rows: list[int], calls: int) -> Data:
-    text = f"In layers.{layer}.intermediate results go from bf16 to float32 and back twice; `pow` and `tanh` ask for it."
+    text = (
+        f"In layers.{layer}.intermediate results go from bf16 to float32 and back twice; `pow` and `tanh` ask for it."
+    )
     return {"kind": "ping-pong", "rows": rows, "text": text, "saves": 0.00032 * calls}
 
 
@@ -197,13 +197,15 @@ def many(rows: int = 10_000) -> Data:
     before: int | None = None
     for number in range(rows):
         path = f"Model.blocks.{number // 200}.units.{number // 10 % 20}"
-        name, operation, *_, precision, reason, line, milliseconds, _inputs = _LAYER[number % len(_LAYER)]
+        _, operation, _, precision, reason, line, milliseconds, _inputs = _LAYER[number % len(_LAYER)]
         row = maker.row(operation, path, precision, reason, line=line + number, milliseconds=milliseconds)
         if before is not None:
             maker.edge(before, row)
         before = row
-    pairs = [{"kind": "ping-pong", "rows": [at, at + 1], "text": "bf16, float32, bf16.", "saves": None} for at in (4, 8)]
-    return maker.report(pairs, words=["55 % of the time of covered operations ran in bf16."])
+    pairs = [
+        {"kind": "ping-pong", "rows": [at, at + 1], "text": "bf16, float32, bf16.", "saves": None} for at in (4, 8)
+    ]
+    return maker.report(pairs)
 
 
 def operations_only() -> Data:
@@ -218,7 +220,7 @@ def operations_only() -> Data:
             continue
         for field in ("calls", "casts", "casts_up", "casts_down", "bytes", "hits"):
             merged[key][field] += row[field]
-    return _report("operations", list(merged.values()), words=["62 % of the calls ran in bf16."])
+    return _report("operations", list(merged.values()), words=[])
 
 
 def _modules(rows: Iterable[Data]) -> list[Data]:
@@ -249,6 +251,7 @@ def _report(
     findings: list[Data] | None = None,
 ) -> Data:
     timed = rows[0]["seconds"] is not None
+    totals = _totals(rows, timed=timed)
     return {
         "format": "habana-mp report",
         "version": 1,
@@ -259,7 +262,7 @@ def _report(
             "python": "3.11.7",
             "processor": "AMD EPYC 9654",
             "device": "cpu",
-            "script": rows_script(rows),
+            "script": _script_of(rows),
         },
         "configuration": {
             "opt_level": "O1",
@@ -271,8 +274,8 @@ def _report(
         },
         "seconds": sum(row["seconds"] for row in rows) * 1.1 if timed else None,
         "ranks": 1,
-        "words": words,
-        "totals": _totals(rows, timed=timed),
+        "words": [_first_words(totals, timed=timed), *words],
+        "totals": totals,
         "rows": rows,
         "modules": modules or [],
         "edges": edges or [],
@@ -289,7 +292,13 @@ def _report(
     }
 
 
-def rows_script(rows: Iterable[Data]) -> str:
+def _first_words(totals: Data, *, timed: bool) -> str:
+    field, words = ("seconds", "the time of covered operations was spent") if timed else ("calls", "the calls ran")
+    share = totals["by_precision"]["bf16"][field] / totals[field]
+    return f"{100 * share:.0f} % of {words} in bf16."
+
+
+def _script_of(rows: Iterable[Data]) -> str:
     """The file of what ran outside of modules."""
     return next((row["file"] for row in rows if row["module"] is None and row["file"] is not None), _SCRIPT)
 
