@@ -10,7 +10,7 @@ function showHead(report) {
 }
 
 function fileName(path) {
-  return path.split(/[/\\]/).pop();
+  return path.slice(path.lastIndexOf("/") + 1);
 }
 
 function environmentInWords({ environment, configuration, ranks, seconds }) {

@@ -42,8 +42,8 @@ function showTable(report, store) {
   const table = byId("table");
   const columns = COLUMNS.filter((column) => report.rows.some((row) => column.key(row) !== null));
   const greatest = Math.max(...report.rows.map((row) => row.cost), 0);
-  table.querySelector("colgroup").append(...columns.map(columnElement));
-  table.style.minWidth = `${sum(columns, (column) => column.width)}px`;
+  table.querySelector("colgroup").append(...columnElements(columns));
+  table.style.minWidth = `${widthOf(columns)}px`;
   let rows = [];
 
   const lines = makeWindow({
@@ -88,6 +88,7 @@ function showTable(report, store) {
     if (to !== null) {
       event.preventDefault();
       choose(to);
+      byId(`row-${rows[to].index}`).scrollIntoView({ block: "nearest" }); // the table may be partly out of the window
     } else if (event.key === "Escape") store.set({ row: null });
   });
 
@@ -102,10 +103,16 @@ function showTable(report, store) {
   refill(store.get());
 }
 
-function columnElement(column) {
-  const made = element("col");
-  made.style.width = `${column.width}px`;
-  return made;
+function widthOf(columns) {
+  return sum(columns, (column) => column.width);
+}
+
+function columnElements(columns) {
+  return columns.map((column) => {
+    const made = element("col");
+    made.style.width = `${(100 * column.width) / widthOf(columns)}%`;
+    return made;
+  });
 }
 
 // ---- headings ------------------------------------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 const TREE_LINE = 24;
 const INDENT = 12;
-/** So many lines are open at first, the costliest modules first. */
-const FIRST_LINES = 32;
+/** At least so many lines are open at first, where there are so many. */
+const FIRST_LINES = 10;
 
 function showTree(report, store) {
   const tree = byId("tree");
@@ -112,20 +112,13 @@ function showTree(report, store) {
   if (store.get().module !== null) reveal(report.nodes.get(store.get().module));
 }
 
-/** The costliest modules, as long as their children still fit, and those that are alone in theirs. */
+/** Whole levels, from the top, until there are lines enough. */
 function openAtFirst(top) {
   const open = new Set();
-  const waiting = [...top];
-  let lines = top.length;
-  while (waiting.length > 0) {
-    waiting.sort((one, other) => other.cost - one.cost);
-    const node = waiting.shift();
-    const isAlone = node.parent === null || node.parent.children.length === 1;
-    if (isAlone || lines + node.children.length <= FIRST_LINES) {
-      open.add(node);
-      lines += node.children.length;
-      waiting.push(...node.children);
-    }
+  let level = top;
+  for (let lines = level.length; lines < FIRST_LINES && level.length > 0; lines += level.length) {
+    for (const node of level) open.add(node);
+    level = level.flatMap((node) => node.children);
   }
   return open;
 }
@@ -164,6 +157,7 @@ function treeLine(report, node, index, { widest, current, isOpen, chosen }) {
     class: node === current ? "tree-line current" : "tree-line",
     role: "treeitem",
     "data-index": index,
+    "data-path": node.path,
     "aria-level": node.depth + 1,
     "aria-setsize": siblings.length,
     "aria-posinset": siblings.indexOf(node) + 1,
