@@ -23,7 +23,7 @@ build: $(VENV)/.built
 demo: $(VENV)/.built
 	$(BIN)/python examples/digits.py
 
-test: $(VENV)/.built
+test: $(VENV)/.built $(VENV)/.browser
 	$(BIN)/python -m pytest -q $(AT_ONCE) -m "not slow"
 
 # Every kernel over all 2^32 inputs, on every path that this machine has.
@@ -108,13 +108,18 @@ $(VENV)/.packages: $(VENV)/.torch pyproject.toml
 	  "pytest>=8" "pytest-timeout>=2.3" "pytest-xdist>=3.6" "hypothesis>=6.100" "ml_dtypes>=0.4" "scikit-learn>=1.3" torchviz \
 	  "pytorch-lightning>=2.6" "accelerate>=1.0" "transformers>=5.0" "peft>=0.17" "expecttest>=0.2" \
 	  "tensorboard>=2.18" "pillow>=10" "gpytorch>=1.12" "botorch>=0.12" "opacus>=1.5" "normflows>=1.7" "zuko>=1.4" \
-	  "torchmetrics>=1.5" "$(TORCH)"
+	  "torchmetrics>=1.5" "playwright>=1.45" "$(TORCH)"
 	$(BIN)/pip install --quiet --no-deps --upgrade --target $(VENV)/torchvision "$(TORCHVISION)"
 	touch $@
 
 $(VENV)/.checkers: $(VENV)/.torch
 	$(BIN)/pip install --quiet "ruff==0.14.*" "mypy==1.18.*"
 	command -v clang-format clang-tidy >/dev/null || { $(APT) update -qq; $(APT) install -y -qq clang-format clang-tidy; }
+	touch $@
+
+# The report's page is tested in a real browser.
+$(VENV)/.browser: $(VENV)/.packages
+	command -v chromium >/dev/null || { $(APT) update -qq; $(APT) install -y -qq chromium; }
 	touch $@
 
 $(VENV)/.fuzzers: $(VENV)/.packages

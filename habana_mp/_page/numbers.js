@@ -1,0 +1,42 @@
+// Numbers as a reader wants them.
+
+const COUNTS = new Intl.NumberFormat("en-US");
+const THREE_DECIMALS = new Intl.NumberFormat("en-US", { minimumFractionDigits: 3, maximumFractionDigits: 3 });
+
+function count(number) {
+  return COUNTS.format(number);
+}
+
+/** "3 casts", "1 cast" */
+function counted(number, word) {
+  return `${count(number)} ${word}${number === 1 ? "" : "s"}`;
+}
+
+/** Seconds with the unit that suits them. */
+function duration(seconds) {
+  if (seconds >= 100) return `${count(Math.round(seconds))} s`;
+  if (seconds >= 1) return `${seconds.toPrecision(3)} s`;
+  if (seconds >= 1e-3) return `${(seconds * 1e3).toPrecision(3)} ms`;
+  return seconds === 0 ? "0 s" : `${(seconds * 1e6).toPrecision(3)} µs`;
+}
+
+function milliseconds(seconds) {
+  return THREE_DECIMALS.format(seconds * 1e3);
+}
+
+/** Millions of bytes, as the printed report has them. */
+function megabytes(bytes) {
+  return THREE_DECIMALS.format(bytes / 1e6);
+}
+
+/** Bytes with the unit that suits them. */
+function size(bytes) {
+  if (bytes >= 1e9) return `${(bytes / 1e9).toPrecision(3)} GB`;
+  if (bytes >= 1e6) return `${(bytes / 1e6).toPrecision(3)} MB`;
+  return `${count(Math.round(bytes / 1e3))} kB`;
+}
+
+function percent(share) {
+  if (share > 0 && share < 0.01) return "< 1 %";
+  return `${Math.round(share * 100)} %`;
+}

@@ -1,0 +1,15 @@
+// The page is put together. Marks tell how long it took: `report-read` and `report-shown`.
+
+const report = readReport();
+performance.mark("report-read");
+const store = makeStore(firstState(report));
+
+showHead(report);
+offerThemes();
+showTree(report, store);
+showFindings(report, store);
+showFilters(report, store);
+showTable(report, store);
+showGraph(report, store);
+keepInAddress(store);
+requestAnimationFrame(() => setTimeout(() => performance.mark("report-shown")));

@@ -1,0 +1,145 @@
+// The data of the page: the report as Python wrote it, and the tree of modules that follows from it.
+
+/** In the order in which bars and filters show them. */
+const PRECISIONS = ["bf16", "fp16", "fp32", "unchanged"];
+
+/** The path that stands for rows without a module. */
+const OUTSIDE = "";
+
+function readReport() {
+  const data = JSON.parse(byId("report-data").textContent);
+  const timed = data.rows.some((row) => row.seconds !== null);
+  data.rows.forEach((row, index) => {
+    row.index = index;
+    row.cost = timed ? row.seconds ?? 0 : row.calls;
+    row.findings = [];
+  });
+  for (const finding of data.findings) {
+    for (const index of finding.rows) data.rows[index].findings.push(finding);
+  }
+  const nodes = moduleTree(data.modules, data.rows, timed);
+  const roots = [...nodes.values()].filter((node) => node.parent === null);
+  return { ...data, timed, nodes, roots };
+}
+
+/** A cost of this report in words: seconds where there are any, or else calls. */
+function costInWords(report, cost) {
+  return report.timed ? duration(cost) : count(cost);
+}
+
+// ---- the tree of modules -------------------------------------------------------------------------------------------
+
+/** All nodes by path, each after the one that it is in. */
+function moduleTree(modules, rows, timed) {
+  const nodes = new Map();
+  for (const { path, class: className, seconds } of modules) {
+    Object.assign(nodeAt(nodes, path), { className, seconds: timed ? seconds : null });
+  }
+  for (const row of rows) nodeAt(nodes, row.module ?? OUTSIDE).rows.push(row);
+  for (const node of [...nodes.values()].reverse()) addUp(node);
+  return nodes;
+}
+
+function nodeAt(nodes, path) {
+  const known = nodes.get(path);
+  if (known !== undefined) return known;
+  const dot = path.lastIndexOf(".");
+  const parent = dot < 0 ? null : nodeAt(nodes, path.slice(0, dot));
+  const node = {
+    path,
+    name: path === OUTSIDE ? "outside of modules" : path.slice(dot + 1),
+    className: null,
+    parent,
+    depth: parent === null ? 0 : parent.depth + 1,
+    children: [],
+    rows: [],
+    seconds: null,
+    cost: 0,
+    mix: {},
+  };
+  nodes.set(path, node);
+  parent?.children.push(node);
+  return node;
+}
+
+/** The node's cost and precisions, with those below, which are known by now. */
+function addUp(node) {
+  for (const row of node.rows) addCost(node, row.precision, row.cost);
+  for (const child of node.children) {
+    for (const [precision, cost] of Object.entries(child.mix)) addCost(node, precision, cost);
+  }
+  node.cost = node.seconds ?? sum(node.rows, (row) => row.cost) + sum(node.children, (child) => child.cost);
+}
+
+function addCost(node, precision, cost) {
+  const shown = PRECISIONS.includes(precision) ? precision : "unchanged";
+  node.mix[shown] = (node.mix[shown] ?? 0) + cost;
+}
+
+function sum(items, value) {
+  return items.reduce((total, item) => total + value(item), 0);
+}
+
+/** The rows of a module and of those below it; all rows for null. */
+function rowsBelow(report, path) {
+  if (path === null) return report.rows;
+  const found = [];
+  const waiting = [report.nodes.get(path)];
+  while (waiting.length > 0) {
+    const node = waiting.pop();
+    found.push(...node.rows);
+    waiting.push(...node.children);
+  }
+  return found;
+}
+
+/** The innermost module that all of these rows are in or below, or null. */
+function commonModule(report, rows) {
+  let path = rows[0]?.module ?? null;
+  const inside = (row) => row.module === path || row.module?.startsWith(`${path}.`);
+  while (path !== null && !rows.every(inside)) path = report.nodes.get(path).parent?.path ?? null;
+  return path;
+}
+
+// ---- what of it is shown -------------------------------------------------------------------------------------------
+
+/** The rows that a state leaves, in its order. */
+function shownRows(report, state) {
+  const text = state.text.trim().toLowerCase();
+  const wanted = state.finding === null ? null : new Set(report.findings[state.finding].rows);
+  const rows = rowsBelow(report, state.module).filter(
+    (row) =>
+      (wanted === null || wanted.has(row.index)) &&
+      (state.precisions.length === 0 || state.precisions.includes(row.precision)) &&
+      (state.reason === null || row.reason === state.reason) &&
+      (state.phase === null || row.phase === state.phase) &&
+      (text === "" || searchText(row).includes(text)),
+  );
+  return sorted(rows, columnNamed(state.sort), state.ascending);
+}
+
+function searchText(row) {
+  row.text ??= [row.operation, row.module, row.file, row.line, row.function, row.reason, row.why, row.rule]
+    .filter((part) => part !== null)
+    .join("\n")
+    .toLowerCase();
+  return row.text;
+}
+
+/** Sorted by a column; rows without a value come last either way, and equal ones in the order of their first calls. */
+function sorted(rows, column, ascending) {
+  const sign = ascending ? 1 : -1;
+  const keyed = rows.map((row) => ({ row, key: column.key(row) }));
+  keyed.sort((one, other) => {
+    if (one.key === null || other.key === null) return (one.key === null) - (other.key === null);
+    return sign * compared(one.key, other.key) || one.row.order - other.row.order;
+  });
+  return keyed.map(({ row }) => row);
+}
+
+function compared(one, other) {
+  return typeof one === "number" ? one - other : COLLATOR.compare(one, other);
+}
+
+/** layer.2 comes before layer.10. */
+const COLLATOR = new Intl.Collator("en", { numeric: true });

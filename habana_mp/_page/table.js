@@ -1,0 +1,242 @@
+// The table of operations.
+
+const TABLE_LINE = 24;
+const TABLE_HEAD = 28;
+
+/** `key` is what a row is sorted by, `cell` what it shows; a column without a key in any row is not shown. */
+const COLUMNS = [
+  { name: "order", title: "#", hint: "order of the first call", width: 52, number: true, key: (row) => row.order, words: String },
+  { name: "operation", title: "operation", width: 140, key: (row) => row.operation },
+  { name: "precision", title: "precision", width: 86, key: (row) => row.precision, cell: (row) => precisionBadge(row.precision) },
+  { name: "module", title: "module", width: 170, key: (row) => row.module, cell: (row) => endOf(row.module ?? "") },
+  { name: "seconds", title: "ms", hint: "time in milliseconds", width: 70, number: true, key: (row) => row.seconds, words: milliseconds },
+  { name: "calls", title: "calls", width: 58, number: true, key: (row) => row.calls },
+  { name: "casts", title: "casts", width: 58, number: true, key: (row) => row.casts },
+  { name: "bytes", title: "MB cast", width: 70, number: true, key: (row) => row.bytes, words: megabytes },
+  { name: "cast_seconds", title: "cast ms", hint: "time of casts in milliseconds", width: 66, number: true, key: (row) => row.cast_seconds, words: milliseconds },
+  { name: "hits", title: "kept", hint: "how often a kept cast of a weight was used", width: 54, number: true, key: (row) => row.hits },
+  { name: "place", title: "place", width: 136, key: (row) => placeKey(row), cell: (row) => endOf(placeInWords(row)) },
+  { name: "reason", title: "reason", width: 130, key: (row) => row.why },
+  { name: "phase", title: "phase", width: 72, key: (row) => row.phase },
+];
+
+function columnNamed(name) {
+  return COLUMNS.find((column) => column.name === name);
+}
+
+function placeKey({ file, line }) {
+  return file === null ? null : `${fileName(file)}:${line}`;
+}
+
+function placeInWords(row) {
+  return placeKey(row) ?? "";
+}
+
+/** A text that loses its beginning, not its end, where the room is short. */
+function endOf(text) {
+  return element("span", { class: "end" }, element("bdi", {}, text));
+}
+
+function showTable(report, store) {
+  const view = byId("table-view");
+  const table = byId("table");
+  const columns = COLUMNS.filter((column) => report.rows.some((row) => column.key(row) !== null));
+  const greatest = Math.max(...report.rows.map((row) => row.cost), 0);
+  table.querySelector("colgroup").append(...columnElements(columns));
+  table.style.minWidth = `${widthOf(columns)}px`;
+  let rows = [];
+
+  const lines = makeWindow({
+    viewport: view,
+    body: table.tBodies[0],
+    height: TABLE_LINE,
+    above: TABLE_HEAD,
+    line: (row, index) => tableLine(report, columns, row, index, { greatest, chosen: store.get().row }),
+    gap: () => element("tr", { class: "gap", "aria-hidden": "true" }),
+  });
+
+  function refill(state) {
+    rows = shownRows(report, state);
+    byId("operations-count").textContent = countOfRows(report, rows);
+    byId("table-none").hidden = rows.length > 0;
+    table.setAttribute("aria-rowcount", rows.length + 1);
+    lines.fill(rows);
+  }
+
+  function choose(index) {
+    store.set({ row: rows[index].index });
+  }
+
+  function showChosen({ row }) {
+    byId("row-details").hidden = row === null;
+    byId("row-details").replaceChildren(...(row === null ? [] : detailsOf(report, report.rows[row])));
+    const index = rows.findIndex((shown) => shown.index === row);
+    if (index >= 0) lines.show(index);
+    lines.draw();
+    if (index >= 0) table.setAttribute("aria-activedescendant", `row-${row}`);
+    else table.removeAttribute("aria-activedescendant");
+  }
+
+  table.addEventListener("click", (event) => {
+    const index = clickedIndex(event);
+    if (index !== null) choose(index);
+  });
+  table.addEventListener("keydown", (event) => {
+    if (event.target !== table) return; // a heading's button has keys of its own
+    const from = rows.findIndex((row) => row.index === store.get().row);
+    const to = movedTo(event.key, from, rows.length, lines.page());
+    if (to !== null) {
+      event.preventDefault();
+      choose(to);
+      byId(`row-${rows[to].index}`).scrollIntoView({ block: "nearest" }); // the table may be partly out of the window
+    } else if (event.key === "Escape") store.set({ row: null });
+  });
+
+  const changes = ["module", "finding", "text", "precisions", "reason", "phase", "sort", "ascending"];
+  store.listen(changes, (state) => {
+    view.scrollTop = 0;
+    refill(state);
+  });
+  store.listen(["sort", "ascending"], (state) => showHeadings(columns, state, store));
+  store.listen(["row"], showChosen);
+  showHeadings(columns, store.get(), store);
+  refill(store.get());
+}
+
+function widthOf(columns) {
+  return sum(columns, (column) => column.width);
+}
+
+function columnElements(columns) {
+  return columns.map((column) => {
+    const made = element("col");
+    made.style.width = `${(100 * column.width) / widthOf(columns)}%`;
+    return made;
+  });
+}
+
+// ---- headings ------------------------------------------------------------------------------------------------------
+
+function showHeadings(columns, state, store) {
+  const head = byId("table").tHead;
+  const focused = document.activeElement?.dataset.column;
+  head.replaceChildren(element("tr", {}, ...columns.map((column) => heading(column, state, store))));
+  if (focused !== undefined) head.querySelector(`[data-column="${focused}"]`)?.focus();
+}
+
+function heading(column, { sort, ascending }, store) {
+  const isSorted = column.name === sort;
+  const sortBy = () => store.set({ sort: column.name, ascending: isSorted ? !ascending : !column.number || column.name === "order" });
+  const order = isSorted ? (ascending ? "ascending" : "descending") : "none";
+  const button = element("button", { type: "button", "data-column": column.name, title: column.hint ?? null, onclick: sortBy }, column.title);
+  return element("th", { scope: "col", class: column.number ? "number" : null, "aria-sort": order }, button);
+}
+
+// ---- lines ---------------------------------------------------------------------------------------------------------
+
+function tableLine(report, columns, row, index, { greatest, chosen }) {
+  const properties = {
+    id: `row-${row.index}`,
+    "data-index": index,
+    "aria-rowindex": index + 2,
+    "aria-selected": String(row.index === chosen),
+    class: row.findings.some(isPingPong) ? "ping-pong" : null,
+  };
+  return element("tr", properties, ...columns.map((column) => tableCell(report, column, row, greatest)));
+}
+
+function tableCell(report, column, row, greatest) {
+  const key = column.key(row);
+  if (column.number) {
+    const cell = element("td", { class: key === 0 ? "number zero" : "number" }, numberInWords(column, key));
+    if (column.name === (report.timed ? "seconds" : "calls")) withShare(cell, row.cost / greatest);
+    return cell;
+  }
+  return element("td", { title: column.name === "place" ? row.file : key }, column.cell?.(row) ?? key ?? "");
+}
+
+function numberInWords(column, key) {
+  return key === null ? "" : (column.words ?? count)(key);
+}
+
+function withShare(cell, share) {
+  cell.classList.add("with-share");
+  cell.style.setProperty("--share", share);
+}
+
+function countOfRows(report, rows) {
+  const parts = [
+    rows.length === report.rows.length ? count(rows.length) : `${count(rows.length)} of ${count(report.rows.length)}`,
+    counted(sum(rows, (row) => row.calls), "call"),
+    counted(sum(rows, (row) => row.casts), "cast"),
+    report.timed ? duration(sum(rows, (row) => row.seconds ?? 0)) : null,
+  ];
+  return parts.filter((part) => part !== null).join(" · ");
+}
+
+// ---- filters -------------------------------------------------------------------------------------------------------
+
+function showFilters(report, store) {
+  byId("search").addEventListener("input", (event) => store.set({ text: event.target.value }));
+  byId("filter-precision").append(...precisionButtons(report, store));
+  fillChoice(report, store, "reason", "All reasons", (row) => row.why);
+  fillChoice(report, store, "phase", "All phases", (row) => row.phase);
+  store.listen(["text"], ({ text }) => {
+    if (byId("search").value !== text) byId("search").value = text;
+  });
+  store.listen(["module", "finding"], () => showRestrictions(report, store));
+  showRestrictions(report, store);
+}
+
+function precisionButtons(report, store) {
+  const present = [...new Set(report.rows.map((row) => row.precision))];
+  const rank = (precision) => PRECISIONS.indexOf(precision);
+  return present.sort((one, other) => rank(one) - rank(other)).map((precision) => precisionButton(precision, store));
+}
+
+/** A pressed one says: only this. */
+function precisionButton(precision, store) {
+  const button = element("button", { type: "button", class: "control choice", "aria-pressed": "false" });
+  button.append(element("i", { class: `swatch ${precisionClass(precision)}` }), precision);
+  button.addEventListener("click", () => {
+    const chosen = store.get().precisions;
+    const without = chosen.filter((one) => one !== precision);
+    store.set({ precisions: without.length < chosen.length ? without : [...chosen, precision] });
+  });
+  store.listen(["precisions"], ({ precisions }) => button.setAttribute("aria-pressed", String(precisions.includes(precision))));
+  return button;
+}
+
+/** Fills the filter of one field with the values that there are; `all` is the word for no filter. */
+function fillChoice(report, store, field, all, words) {
+  const select = byId(`filter-${field}`);
+  const found = new Map();
+  for (const row of report.rows) {
+    const value = found.get(row[field]) ?? { words: words(row), rows: 0 };
+    value.rows += 1;
+    found.set(row[field], value);
+  }
+  const values = [...found].sort(([, one], [, other]) => other.rows - one.rows);
+  select.append(element("option", { value: "" }, all));
+  select.append(...values.map(([value, of]) => element("option", { value }, `${of.words} (${count(of.rows)})`)));
+  select.addEventListener("change", () => store.set({ [field]: select.value || null }));
+  store.listen([field], (state) => (select.value = state[field] ?? ""));
+}
+
+/** The module and the finding that the table is restricted to, each with a button that ends it. */
+function showRestrictions(report, store) {
+  const { module, finding } = store.get();
+  const shown = [];
+  if (module !== null) shown.push(restriction(module || "outside of modules", () => store.set({ module: null, finding: null })));
+  if (finding !== null) shown.push(restriction(`${report.findings[finding].kind} ${finding + 1}`, () => store.set({ finding: null })));
+  byId("restrictions").replaceChildren(...shown);
+}
+
+function restriction(words, end) {
+  return element(
+    "span",
+    { class: "restriction" },
+    endOf(words),
+    element("button", { type: "button", class: "control", "aria-label": `Do not restrict to ${words}`, onclick: end }, "×"),
+  );
+}

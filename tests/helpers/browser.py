@@ -1,0 +1,64 @@
+"""A real browser for the report's page: the system's Chromium, driven by playwright."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
+
+
+def path_of_chromium() -> str:
+    found = shutil.which("chromium")
+    if found is None:
+        raise RuntimeError(
+            "no `chromium` on the PATH: the report's page is tested in a real browser. "
+            "`make test` installs it; by hand it is `apt-get install chromium`"
+        )
+    return found
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    path = path_of_chromium()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextmanager
+def opened(browser: Browser, file: Path, fragment: str = "", **options: Any) -> Iterator[Page]:
+    """A page that was shown. When it is left, it must have asked for nothing but itself, and complained of nothing."""
+    options = {"viewport": {"width": 1280, "height": 900}, **options}
+    page = browser.new_page(**options)
+    page.set_default_timeout(10_000)
+    asked: list[str] = []
+    complaints: list[str] = []
+
+    def hear(message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            complaints.append(message.text)
+
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", hear)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    try:
+        page.goto(file.as_uri() + fragment)
+        page.wait_for_function("performance.getEntriesByName('report-shown').length === 1")
+        yield page
+        assert [url for url in asked if not url.startswith("data:")] == [file.as_uri()]
+        assert complaints == []
+    finally:
+        page.close()
+
+
+def milliseconds_to_open(page: Page) -> float:
+    """From the start of the navigation until the report was drawn."""
+    mark: float = page.evaluate("performance.getEntriesByName('report-shown')[0].startTime")
+    return mark

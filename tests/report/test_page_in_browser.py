@@ -1,0 +1,489 @@
+"""The page of a report in a real browser. Each test also sees that nothing is fetched and no error comes up.
+
+It needs playwright and the system's Chromium, which `make test` installs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from habana_mp import _page
+from helpers import reports
+from helpers.browser import chromium, milliseconds_to_open, opened
+
+ENCODER = reports.encoder()
+ROWS: list[dict[str, Any]] = ENCODER["rows"]
+LAYER = "Encoder.layers.3"
+#: Names of the columns that only a report with places has.
+PLACED = ["module", "ms", "cast ms", "place"]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("report"), ENCODER)
+
+
+@pytest.fixture
+def page(browser: Browser, encoder: Path) -> Iterator[Page]:
+    with opened(browser, encoder) as shown:
+        yield shown
+
+
+def written(folder: Path, report: dict[str, Any]) -> Path:
+    path = folder / "report.html"
+    path.write_text(_page.page(report), "utf-8")
+    return path
+
+
+def below(path: str) -> list[dict[str, Any]]:
+    return [row for row in ROWS if f"{row['module']}.".startswith(f"{path}.")]
+
+
+def lines(page: Page) -> Locator:
+    return page.locator("#table tbody tr:not(.gap)")
+
+
+def column(page: Page, title: str) -> list[str]:
+    """What the lines of the table that are in the document show in a column."""
+    return lines(page).locator(f"td:nth-child({titles(page).index(title) + 1})").all_text_contents()
+
+
+def titles(page: Page) -> list[str]:
+    return page.locator("#table th").all_text_contents()
+
+
+def treeitem(page: Page, path: str) -> Locator:
+    return page.locator(f'[role=treeitem][data-path="{path}"]')
+
+
+def current(page: Page) -> str:
+    """The path of the module where the keyboard is."""
+    path: str = page.evaluate(
+        "document.getElementById(document.querySelector('#tree').getAttribute('aria-activedescendant')).dataset.path"
+    )
+    return path
+
+
+def shows(page: Page, rows: int) -> None:
+    """The table's heading says that so many rows are shown."""
+    words = f"{rows} of {len(ROWS)} ·" if rows < len(ROWS) else f"{rows} ·"
+    expect(page.locator("#operations-count")).to_contain_text(re.compile(f"^{words}"))
+
+
+# ---- opening -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("report", "limit"), [(ENCODER, 3000), (reports.many(), 6000)], ids=["encoder", "many"])
+def test_it_opens_soon(browser: Browser, tmp_path: Path, report: dict[str, Any], limit: int) -> None:
+    file = written(tmp_path, report)
+    took = []
+    for _ in range(3):
+        with opened(browser, file) as shown:
+            took.append(milliseconds_to_open(shown))
+    print(f"{len(report['rows'])} rows: shown after {', '.join(f'{one:.0f}' for one in took)} ms")
+    assert min(took) < limit
+
+
+def test_a_script_with_a_nasty_name_is_shown_by_that_name(browser: Browser, tmp_path: Path) -> None:
+    name = "<img src=x onerror=alert(1)>\u2028\"'`&amp;{{style}}.py"
+    with opened(browser, written(tmp_path, reports.encoder(1, script=f"/home/</script><b>/{name}"))) as shown:
+        assert shown.locator("h1").text_content() == name
+        assert shown.locator("img").count() == 0
+        shown.locator("#search").fill("cross_entropy")
+        assert column(shown, "place")[0] == f"{name}:57"
+
+
+def test_nothing_is_wider_than_the_window(browser: Browser, encoder: Path) -> None:
+    with opened(browser, encoder, viewport={"width": 1000, "height": 800}) as shown:
+        treeitem(shown, LAYER).click()
+        lines(shown).first.click()
+        assert shown.evaluate("document.documentElement.scrollWidth") == 1000
+
+
+def test_the_head_tells_totals_and_their_shares(page: Page) -> None:
+    assert page.locator("#words p").all_inner_texts() == [words.replace("`", "") for words in ENCODER["words"]]
+    expect(page.locator("#environment")).to_contain_text("AMD EPYC")
+    expect(page.locator("#totals")).to_contain_text(f"{ENCODER['totals']['calls']:,}")
+    seconds = {name: of["seconds"] for name, of in ENCODER["totals"]["by_precision"].items()}
+    bar = page.locator(".bar-of-precisions .stacked").bounding_box()
+    part = page.locator(".bar-of-precisions .is-fp32").bounding_box()
+    assert bar is not None
+    assert part is not None
+    assert part["width"] / bar["width"] == pytest.approx(seconds["fp32"] / sum(seconds.values()), abs=0.01)
+
+
+def test_a_report_without_modules_and_times_has_a_table_by_calls(browser: Browser, tmp_path: Path) -> None:
+    report = reports.operations_only()
+    with opened(browser, written(tmp_path, report)) as shown:
+        for hidden in ("#modules", "#findings", "#graph"):
+            expect(shown.locator(hidden)).to_be_hidden()
+        assert not set(titles(shown)) & set(PLACED)
+        assert "operation" in titles(shown)
+        calls = sorted((row["calls"] for row in report["rows"]), reverse=True)
+        assert column(shown, "calls") == [f"{one:,}" for one in calls]
+        expect(shown.locator(".legend")).to_contain_text("of the calls")
+
+
+# ---- the tree ------------------------------------------------------------------------------------------------------
+
+
+def test_a_module_opens_and_closes(page: Page) -> None:
+    inner = treeitem(page, f"{LAYER}.attention")
+    expect(inner).to_have_count(0)
+    treeitem(page, LAYER).locator(".twisty").click()
+    expect(inner).to_be_visible()
+    expect(treeitem(page, LAYER)).to_have_attribute("aria-expanded", "true")
+    treeitem(page, LAYER).locator(".twisty").click()
+    expect(inner).to_have_count(0)
+    expect(treeitem(page, LAYER)).to_have_attribute("aria-expanded", "false")
+    shows(page, len(ROWS))  # opening chooses nothing
+
+
+def test_the_tree_obeys_the_keyboard(page: Page) -> None:
+    page.locator("#tree").focus()
+    keys = [
+        ("ArrowDown", "Encoder.embeddings"),
+        ("ArrowDown", "Encoder.embeddings.word"),
+        ("ArrowUp", "Encoder.embeddings"),
+        ("ArrowLeft", "Encoder.embeddings"),  # closes it
+        ("ArrowDown", "Encoder.layers"),
+        ("ArrowUp", "Encoder.embeddings"),
+        ("ArrowRight", "Encoder.embeddings"),  # opens it
+        ("ArrowRight", "Encoder.embeddings.word"),
+        ("ArrowLeft", "Encoder.embeddings"),  # from a leaf to the module around it
+        ("End", ""),
+        ("Home", "Encoder"),
+    ]
+    for key, path in keys:
+        page.keyboard.press(key)
+        assert current(page) == path, key
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    shows(page, len(below("Encoder.embeddings")))
+    expect(treeitem(page, "Encoder.embeddings")).to_have_attribute("aria-selected", "true")
+    page.keyboard.press("Enter")
+    shows(page, len(ROWS))
+
+
+def test_the_tree_tells_where_each_module_is(page: Page) -> None:
+    item = treeitem(page, LAYER)
+    for name, value in {"aria-level": "3", "aria-posinset": "4", "aria-setsize": "12"}.items():
+        expect(item).to_have_attribute(name, value)
+
+
+def test_bars_are_as_long_as_times_and_parted_by_precision(page: Page) -> None:
+    def width(path: str, part: str = "") -> float:
+        box = treeitem(page, path).locator(f".bar .stacked {part}").bounding_box()
+        assert box is not None
+        return box["width"]
+
+    seconds = {module["path"]: module["seconds"] for module in ENCODER["modules"]}
+    assert width("Encoder.layers") / width("Encoder") == pytest.approx(
+        seconds["Encoder.layers"] / seconds["Encoder"], abs=0.02
+    )
+    fp32 = sum(row["seconds"] for row in below("Encoder") if row["precision"] == "fp32")
+    share = fp32 / sum(row["seconds"] for row in below("Encoder"))
+    assert width("Encoder", ".is-fp32") / width("Encoder") == pytest.approx(share, abs=0.03)
+
+
+def test_the_filter_of_the_tree_keeps_what_has_the_text_and_what_is_around_it(page: Page) -> None:
+    page.locator("#tree-filter").fill("INTERMEDIATE.dense")
+    paths = page.locator("[role=treeitem]").evaluate_all("all => all.map(x => x.dataset.path)")
+    layer = "Encoder.layers.0"
+    assert paths[:5] == ["Encoder", "Encoder.layers", layer, f"{layer}.intermediate", f"{layer}.intermediate.dense"]
+    assert not any("attention" in path for path in paths)
+    page.locator("#tree-filter").fill("nothing like it")
+    expect(page.locator("#tree-none")).to_be_visible()
+    page.locator("#tree-filter").fill("")
+    expect(treeitem(page, "Encoder.embeddings")).to_be_visible()
+
+
+def test_a_module_restricts_table_and_graph_to_what_is_in_it(page: Page) -> None:
+    treeitem(page, LAYER).click()
+    shows(page, len(below(LAYER)))
+    expect(page.locator("#restrictions")).to_contain_text(LAYER)
+    expect(page.locator("#graph .node")).to_have_count(len(below(LAYER)))
+    page.get_by_role("button", name=f"Do not restrict to {LAYER}").click()
+    shows(page, len(ROWS))
+
+
+# ---- the table -----------------------------------------------------------------------------------------------------
+
+
+def test_the_costliest_operation_stands_first(page: Page) -> None:
+    milliseconds = [float(text) for text in column(page, "ms")]
+    assert milliseconds == sorted(milliseconds, reverse=True)
+    assert milliseconds[0] == pytest.approx(1e3 * max(row["seconds"] for row in ROWS), abs=1e-3)
+
+
+@pytest.mark.parametrize("by", ["mouse", "keyboard"])
+def test_a_heading_sorts_and_sorts_the_other_way(page: Page, by: str) -> None:
+    heading = page.get_by_role("columnheader", name="operation")
+    button = heading.get_by_role("button")
+
+    def press() -> None:
+        if by == "mouse":
+            button.click()
+        else:
+            button.focus()
+            page.keyboard.press("Enter")
+
+    expect(heading).to_have_attribute("aria-sort", "none")
+    press()
+    expect(heading).to_have_attribute("aria-sort", "ascending")
+    assert set(column(page, "operation")[:24]) == {"add"}
+    press()
+    expect(heading).to_have_attribute("aria-sort", "descending")
+    assert set(column(page, "operation")[:12]) == {"tanh_backward"}
+    expect(button).to_be_focused(timeout=1000) if by == "keyboard" else None
+
+
+@pytest.mark.parametrize(
+    ("title", "key"),
+    [
+        ("#", "order"),
+        ("ms", "seconds"),
+        ("calls", "calls"),
+        ("casts", "casts"),
+        ("MB cast", "bytes"),
+        ("cast ms", "cast_seconds"),
+        ("kept", "hits"),
+    ],
+)
+def test_every_column_of_numbers_sorts(page: Page, title: str, key: str) -> None:
+    heading = page.get_by_role("columnheader", name=title, exact=True)
+    if title != "ms":  # which is sorted by already
+        heading.get_by_role("button").click()
+    ascending = heading.get_attribute("aria-sort") == "ascending"
+    assert ascending == (title == "#")
+    found = [int(row.removeprefix("row-")) for row in lines(page).evaluate_all("all => all.map(x => x.id)")]
+    wanted = sorted(ROWS, key=lambda row: ((1 if ascending else -1) * row[key], row["order"]))
+    assert [ROWS[index] for index in found] == wanted[: len(found)]
+
+
+@pytest.mark.parametrize("title", ["precision", "module", "place", "reason", "phase"])
+def test_every_column_of_words_sorts(page: Page, title: str) -> None:
+    page.get_by_role("columnheader", name=title, exact=True).get_by_role("button").click()
+
+    def natural(text: str) -> list[tuple[bool, int, str]]:
+        return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", text)]
+
+    shown = column(page, title)
+    assert shown == sorted(shown, key=natural)
+    assert len(shown) > 20
+
+
+@pytest.mark.parametrize("text", ["SOFTMAX_back", "layers.7.attention", "modeling.py", "widest", "hmp_default_fp32"])
+def test_the_search_looks_at_operation_module_file_reason_and_rule(page: Page, text: str) -> None:
+    fields = ("operation", "module", "file", "reason", "why", "rule")
+    wanted = [row for row in ROWS if any(text.lower() in str(row[field]).lower() for field in fields)]
+    assert wanted
+    page.locator("#search").fill(text)
+    shows(page, len(wanted))
+
+
+def test_a_search_that_finds_nothing_says_so(page: Page) -> None:
+    page.locator("#search").fill("no such operation")
+    expect(page.locator("#table-none")).to_be_visible()
+    expect(lines(page)).to_have_count(0)
+
+
+def test_precisions_are_filtered_one_or_several_at_once(page: Page) -> None:
+    counts = {name: sum(row["precision"] == name for row in ROWS) for name in ("bf16", "fp32", "unchanged")}
+    buttons = {name: page.locator("#filter-precision").get_by_role("button", name=name) for name in counts}
+    buttons["fp32"].click()
+    shows(page, counts["fp32"])
+    assert set(column(page, "precision")) == {"fp32"}
+    expect(buttons["fp32"]).to_have_attribute("aria-pressed", "true")
+    buttons["unchanged"].click()
+    shows(page, counts["fp32"] + counts["unchanged"])
+    buttons["fp32"].click()
+    shows(page, counts["unchanged"])
+    buttons["unchanged"].click()
+    shows(page, len(ROWS))
+
+
+@pytest.mark.parametrize(("field", "value"), [("reason", "widest"), ("phase", "backward")])
+def test_reasons_and_phases_are_filtered(page: Page, field: str, value: str) -> None:
+    page.locator(f"#filter-{field}").select_option(value)
+    shows(page, sum(row[field] == value for row in ROWS))
+    page.locator(f"#filter-{field}").select_option("")
+    shows(page, len(ROWS))
+
+
+def test_a_row_is_chosen_by_mouse_and_by_keyboard_and_its_details_are_shown(page: Page) -> None:
+    lines(page).nth(2).click()
+    expect(lines(page).nth(2)).to_have_attribute("aria-selected", "true")
+    row = ROWS[2]
+    for text in (row["module"], f"{row['file']}:{row['line']}", row["why"], row["rule"]):
+        expect(page.locator("#row-details")).to_contain_text(text)
+    page.keyboard.press("ArrowDown")
+    expect(lines(page).nth(3)).to_have_attribute("aria-selected", "true")
+    page.keyboard.press("End")
+    last = page.locator(f"#row-{len(ROWS) - 1}")
+    expect(last).to_be_in_viewport()
+    expect(last).to_have_attribute("aria-selected", "true")
+    expect(page.locator("#table")).to_have_attribute("aria-activedescendant", f"row-{len(ROWS) - 1}")
+    page.keyboard.press("Escape")
+    expect(page.locator("#row-details")).to_be_hidden()
+
+
+SCROLLING = """
+async () => {
+  const view = document.querySelector("#table-view");
+  const frames = [];
+  let before = performance.now();
+  for (let step = 0; step < 60; step++) {
+    view.scrollTop = step * 4000;
+    await new Promise(requestAnimationFrame);
+    frames.push(performance.now() - before);
+    before = performance.now();
+  }
+  return frames.sort((one, other) => one - other)[30];
+}
+"""
+
+
+def test_ten_thousand_rows_scroll_with_few_of_them_in_the_document(browser: Browser, tmp_path: Path) -> None:
+    with opened(browser, written(tmp_path, reports.many())) as shown:
+        frame = shown.evaluate(SCROLLING)
+        print(f"a frame while scrolling took {frame:.1f} ms")
+        assert frame < 100
+        assert lines(shown).count() < 60
+        shown.locator("#table-view").evaluate("view => { view.scrollTop = view.scrollHeight }")
+        expect(shown.locator("#row-9999")).to_be_in_viewport()
+        assert lines(shown).count() < 60
+        expect(shown.locator("#graph-count")).to_contain_text("the first 200 of 10,000 operations")
+        expect(shown.locator("#graph .node")).to_have_count(200)
+
+
+# ---- the graph and the findings ------------------------------------------------------------------------------------
+
+
+def test_the_graph_has_casts_on_the_edges_where_results_were_cast(page: Page) -> None:
+    treeitem(page, LAYER).click()
+    inside = {ROWS.index(row) for row in below(LAYER)}
+    edges = [edge for edge in ENCODER["edges"] if {edge["from"], edge["to"]} <= inside]
+    expect(page.locator("#graph .edge")).to_have_count(len(edges))
+    for direction, target in (("down", "bf16"), ("up", "fp32")):
+        wanted = {(e["from"], e["to"]) for e in edges if e["casts"] > 0 and ROWS[e["to"]]["precision"] == target}
+        nodes = page.locator(f"#graph .cast.cast-{direction}")
+        found = nodes.evaluate_all("all => all.map(x => [Number(x.dataset.from), Number(x.dataset.to)])")
+        assert {tuple(pair) for pair in found} == wanted
+        assert wanted
+
+
+def test_nodes_of_the_graph_do_not_overlap_and_results_flow_downwards(page: Page) -> None:
+    treeitem(page, LAYER).click()
+    boxes = page.locator("#graph .node .body").evaluate_all(
+        "all => all.map(x => [Number(x.parentNode.dataset.index), x.getBoundingClientRect()])"
+    )
+    places = dict(boxes)
+    for one, box in places.items():
+        for other, second in places.items():
+            apart = box["right"] <= second["left"] or second["right"] <= box["left"]
+            assert one == other or apart or box["bottom"] <= second["top"] or second["bottom"] <= box["top"]
+    inside = [edge for edge in ENCODER["edges"] if {edge["from"], edge["to"]} <= set(places)]
+    assert all(places[edge["from"]]["bottom"] < places[edge["to"]]["top"] for edge in inside)
+
+
+def test_ping_pongs_are_marked_in_the_graph(page: Page) -> None:
+    treeitem(page, LAYER).click()
+    (finding,) = [of for of in ENCODER["findings"] if ROWS[of["rows"][0]] in below(LAYER)]
+    marked = page.locator("#graph .node:has(.mark)").evaluate_all("all => all.map(x => Number(x.dataset.index))")
+    assert sorted(marked) == sorted(finding["rows"])
+
+
+def test_a_node_shows_its_details_when_pointed_at_and_when_focused(page: Page) -> None:
+    treeitem(page, LAYER).click()
+    nodes = sorted(below(LAYER), key=lambda row: row["order"])
+    details = page.locator("#graph-details")
+    page.locator(f'#graph .node[data-index="{ROWS.index(nodes[3])}"]').hover()
+    expect(details).to_contain_text(nodes[3]["module"])
+    expect(details).to_contain_text(nodes[3]["operation"])
+    page.locator("#graph .node[tabindex='0']").focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    expect(details).to_contain_text(nodes[2]["module"])
+    page.keyboard.press("Enter")
+    expect(page.locator(f"#row-{ROWS.index(nodes[2])}")).to_have_attribute("aria-selected", "true")
+
+
+def test_a_finding_chooses_its_rows_and_their_module(page: Page) -> None:
+    button = page.locator(".finding").nth(2)
+    page.locator("#search").fill("embedding")
+    button.click()
+    expect(button).to_have_attribute("aria-pressed", "true")
+    wanted = ENCODER["findings"][2]["rows"]
+    found = lines(page).evaluate_all("all => all.map(x => Number(x.id.slice(4)))")
+    assert sorted(found) == sorted(wanted)
+    expect(page.locator("#search")).to_have_value("")
+    expect(treeitem(page, "Encoder.layers.2.intermediate")).to_have_attribute("aria-selected", "true")
+    highlighted = page.locator("#graph .of-finding").evaluate_all("all => all.map(x => Number(x.dataset.index))")
+    assert sorted(highlighted) == sorted(wanted)
+    button.click()
+    shows(page, len(ROWS))
+
+
+def test_the_address_keeps_the_choice(browser: Browser, encoder: Path, page: Page) -> None:
+    page.locator(".finding").nth(1).click()
+    fragment = page.evaluate("location.hash")
+    with opened(browser, encoder, fragment) as again:
+        shows(again, len(ENCODER["findings"][1]["rows"]))
+        expect(again.locator(".finding").nth(1)).to_have_attribute("aria-pressed", "true")
+    with opened(browser, encoder, "#module=Nowhere&finding=999") as elsewhere:
+        shows(elsewhere, len(ROWS))
+
+
+# ---- light, dark, paper --------------------------------------------------------------------------------------------
+
+
+def background(page: Page) -> str:
+    colour: str = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return colour
+
+
+def test_the_theme_follows_the_system_and_the_button(browser: Browser, encoder: Path) -> None:
+    found = {}
+    for scheme in ("light", "dark"):
+        with opened(browser, encoder, color_scheme=scheme) as shown:
+            before = background(shown)
+            button = shown.locator("#theme")
+            expect(button).to_have_text({"light": "Dark", "dark": "Light"}[scheme])
+            button.click()
+            expect(button).to_have_text({"light": "Light", "dark": "Dark"}[scheme])
+            found[scheme] = (before, background(shown))
+            button.click()
+            assert background(shown) == before
+    assert found["light"] == found["dark"][::-1]
+    assert found["light"][0] != found["light"][1]
+
+
+def test_on_paper_all_is_open_and_no_control_is_left(page: Page) -> None:
+    modules = len(ENCODER["modules"]) + 1
+    assert page.locator("[role=treeitem]").count() < modules
+    page.emulate_media(media="print")
+    expect(page.locator("[role=treeitem]")).to_have_count(modules)
+    expect(lines(page)).to_have_count(len(ROWS))
+    for control in page.locator("input, select, button.control").all():
+        expect(control).to_be_hidden()
+    assert page.evaluate(
+        "[...document.querySelectorAll('#tree, #table-view, #findings-list, #graph-view')]"
+        ".every(x => getComputedStyle(x).overflowY === 'visible')"
+    )
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.emulate_media(media="screen")
+    expect(page.locator("[role=treeitem]")).not_to_have_count(modules)
+    assert lines(page).count() < 60
