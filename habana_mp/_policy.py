@@ -23,6 +23,20 @@ _NONE: frozenset[str] = frozenset()
 #: The words for precisions, in lists, logs and reports.
 PRECISIONS: dict[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
+#: What users call the dtypes besides, in small letters.
+_SPELLINGS = {
+    **{"bf16": torch.bfloat16, "bfloat16": torch.bfloat16},
+    **{"fp16": torch.float16, "float16": torch.float16, "half": torch.float16},
+    **{"fp32": torch.float32, "float32": torch.float32, "float": torch.float32},
+}
+
+
+def dtype_meant(given: object) -> torch.dtype | None:
+    """The dtype that was given, by itself or by one of its names; None if it is neither."""
+    if isinstance(given, str):
+        return _SPELLINGS.get(given.lower().removeprefix("torch."))
+    return given if isinstance(given, torch.dtype) else None
+
 
 @dataclass(frozen=True)
 class Ruling:
