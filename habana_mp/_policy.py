@@ -15,6 +15,7 @@ from habana_mp._lists import Listed
 from habana_mp._presets import Preset, shipped_names
 from habana_mp._rows import in_rows
 from habana_mp.ops.find import NO_OPERATION, Builtin, without_overload
+from habana_mp.ops.written import module_named
 
 Action = Literal["none", "precision", "widest", "in_place", "first_input", "scalars", "refused"]
 
@@ -242,9 +243,15 @@ def _resolve(listed: Listed) -> ops.Resolved | None:
         why = ops.EXPLAINED.get(listed.name, f"torch {torch.__version__} has no operation of that name")
         warn(f"{listed.where}: `{listed.name}` has no effect: {why}")
         return None
-    if without_overload(listed.name.removeprefix("aten::")) in NO_OPERATION:
+    plain = ops.plain_name(listed.name)
+    if without_overload(plain.removeprefix("aten::")) in NO_OPERATION:
         raise ListError(f"{listed.where}: `{listed.name}` is no operation whose precision a list could decide")
-    if "::" in listed.name:
+    if module_named(listed.name) is not None:
+        raise ListError(
+            f"{listed.where}: `{listed.name}` is a module that calls no operation of its own; list the operations, or "
+            "the modules, that compute inside of it"
+        )
+    if "::" in plain:
         raise ListError(
             f"{listed.where}: unknown operator `{listed.name}`; import the library that defines it before convert"
         )
@@ -263,15 +270,13 @@ _PARTS_OF_PLACES = frozenset(("", "torch", "tensor", "nn", "functional", "f", "o
 
 
 def _nearest(name: str) -> str | None:
-    """The name that was meant, perhaps with the place of it in torch around: `torch.matmul`, `aten.mm.default`."""
+    """The name that was meant, perhaps with a place around in which torch has no such thing: `torch.gelu`."""
     parts = [part for part in reversed(name.split(".")) if part.lower() not in _PARTS_OF_PLACES]
-    for part in ("_".join(reversed(parts)), *parts):
+    parts = [*dict.fromkeys(("_".join(reversed(parts)), *parts))]
+    for part in parts:
         for spelled in (part, part.lower()):
             if ops.resolve(spelled) is not None:
                 return spelled
-        called = _called_by_module(part)
-        if called is not None:
-            return called
     known = {one.lower(): one for one in ops.suggestions()}
     for part in parts:
         longer = [one for one in known if one.startswith(part.lower())] if len(part) > 2 else []
@@ -279,14 +284,6 @@ def _nearest(name: str) -> str | None:
         if near:
             return known[min(near, key=len)]
     return None
-
-
-def _called_by_module(name: str) -> str | None:
-    """What the module of this name calls: `linear` for `Linear`."""
-    kind = getattr(torch.nn, name, None)
-    code = getattr(getattr(kind, "forward", None), "__code__", None)
-    names = () if code is None else [one for one in code.co_names if not one.startswith("_")]
-    return next((one for one in names if hasattr(torch.nn.functional, one) and ops.resolve(one) is not None), None)
 
 
 def problems_of(listed: Iterable[Listed]) -> list[str]:
@@ -323,7 +320,9 @@ def policy_from_lists(
     decided |= named
     rulings = {
         operation: ruling_in_list(
-            operation, kind, products_only=listed.products_only or ops.row_of(listed.name).means_products
+            operation,
+            kind,
+            products_only=listed.products_only or ops.row_of(ops.plain_name(listed.name)).means_products,
         )
         for operation, (kind, listed) in decided.items()
     }
