@@ -172,29 +172,44 @@ def _has_no_kernel(operation: str) -> bool:
 class _Assignment:
     """Which list decides for which operation. An operation listed by its own name beats one taken along by a family."""
 
-    def __init__(self) -> None:
+    def __init__(self, lists: Preset, lower: str) -> None:
         self._exact: dict[str, tuple[str, Listed]] = {}
         self._family: dict[str, list[tuple[str, Listed]]] = {}
         self._names: dict[str, tuple[str, Listed]] = {}
+        #: What is wrong, a line each, by the lines of the lists that it is about.
+        self._problems: dict[tuple[Listed, ...], str] = {}
+        for listed in lists.lower:
+            self._add(listed, lower)
+        for listed in lists.fp32:
+            self._add(listed, "fp32")
+        self.decided = self._with_families()
 
-    def add(self, listed: Listed, kind: str) -> None:
+    @property
+    def problems(self) -> list[str]:
+        return [*self._problems.values()]
+
+    def _add(self, listed: Listed, kind: str) -> None:
         if listed.name in self._names:
             known_kind, known = self._names[listed.name]
             if known_kind != kind:
-                raise ListError(_conflict(listed.name, known, listed))
+                self._conflict(listed.name, known, listed)
+            return
+        try:
+            resolved = _resolve(listed)
+        except ListError as error:
+            self._problems[listed,] = str(error)
             return
         self._names[listed.name] = (kind, listed)
-        resolved = _resolve(listed)
         if resolved is None:
             return
         for operation in resolved.exact:
             known_kind, known = self._exact.setdefault(operation, (kind, listed))
             if known_kind != kind:
-                raise ListError(_conflict(operation, known, listed))
+                self._conflict(operation, known, listed)
         for operation in resolved.family:
             self._family.setdefault(operation, []).append((kind, listed))
 
-    def result(self) -> dict[str, tuple[str, Listed]]:
+    def _with_families(self) -> dict[str, tuple[str, Listed]]:
         decided = dict(self._exact)
         for operation, claims in self._family.items():
             if operation in decided:
@@ -202,9 +217,13 @@ class _Assignment:
             (kind, first), *others = claims
             for other_kind, other in others:
                 if other_kind != kind:
-                    raise ListError(_conflict(operation, first, other))
+                    self._conflict(operation, first, other)
             decided[operation] = (kind, first)
         return decided
+
+    def _conflict(self, operation: str, first: Listed, second: Listed) -> None:
+        """Two names may have several operations in common: that is one problem."""
+        self._problems.setdefault((first, second), _conflict(operation, first, second))
 
 
 def _conflict(operation: str, first: Listed, second: Listed) -> str:
@@ -221,6 +240,8 @@ def _resolve(listed: Listed) -> ops.Resolved | None:
 
     That is warned about, but not where a preset names an operation that this torch lacks: its releases differ in some,
     and who asked for the preset can do nothing about it."""
+    if listed.problem:
+        raise ListError(f"{listed.where}: {listed.problem}")
     resolved = ops.resolve(listed.name)
     if resolved is not None:
         meant = (*resolved.exact, *resolved.family)
@@ -286,24 +307,9 @@ def _nearest(name: str) -> str | None:
     return None
 
 
-def problems_of(listed: Iterable[Listed]) -> list[str]:
-    """What is wrong with the names of a list, each on its own."""
-    found = []
-    for one in listed:
-        try:
-            _resolve(one)
-        except ListError as error:
-            found.append(str(error))
-    return found
-
-
-def contradiction_of(lower: Iterable[Listed], fp32: Iterable[Listed]) -> str | None:
-    """What is wrong with two lists beside each other: the first operation that both decide."""
-    try:
-        _assign(Preset("", "", tuple(lower), tuple(fp32)), "bf16")
-    except ListError as error:
-        return str(error)
-    return None
+def problems_of(lower: Iterable[Listed], fp32: Iterable[Listed] = ()) -> list[str]:
+    """All that is wrong with the lines of a list, or of two beside each other."""
+    return _Assignment(Preset("", "", tuple(lower), tuple(fp32)), "bf16").problems
 
 
 def policy_from_lists(
@@ -360,12 +366,10 @@ def _by_parts(
 
 
 def _assign(lists: Preset, lower: str) -> dict[str, tuple[str, Listed]]:
-    assignment = _Assignment()
-    for listed in lists.lower:
-        assignment.add(listed, lower)
-    for listed in lists.fp32:
-        assignment.add(listed, "fp32")
-    return assignment.result()
+    assignment = _Assignment(lists, lower)
+    if assignment.problems:
+        raise ListError("\n".join(assignment.problems))
+    return assignment.decided
 
 
 def policy_o2(lower: str) -> Policy:

@@ -144,6 +144,16 @@ def test_an_unknown_preset_is_refused_with_the_nearest(wrong: str) -> None:
         hmp.convert(preset=wrong)
 
 
+def test_an_unknown_preset_is_refused_with_those_that_have_it_in_their_names() -> None:
+    with pytest.raises(ValueError, match="`preset` must be one of") as caught:
+        hmp.convert(preset="bert")
+    hint = str(caught.value).partition("did you mean ")[2]
+    assert hint.startswith("'gaudi/nlp/bert', 'gaudi/nlp/bert/bert_pt', ")
+    assert hint.endswith(" or another of the 18 that `habana-mp lists bert` shows?")
+    with pytest.raises(ValueError, match=r"; did you mean 'xpu-amp-bf16', 'xpu-amp-fp16'\?$"):
+        hmp.convert(preset="XPU-AMP")
+
+
 def test_letters_that_only_look_alike_are_shown_apart(tmp_path: Path) -> None:
     with pytest.raises(ListError, match=r"unknown operation `l\\u0456near`"):
         hmp.convert("O1", write_list(tmp_path / "a.txt", ["l\u0456near"]))
@@ -188,13 +198,14 @@ folder = pathlib.Path(sys.argv[1])
 (folder / "empty.txt").write_text("")
 taken = []
 for name in sorted({*dir(torch._C.TensorBase), *dir(torch._C._VariableFunctions), *dir(torch._C._nn), *dir(torch)}):
-    # The second line is always refused: what comes to it has taken the first one, and nothing is put into torch yet.
+    # The second line is always refused, so that nothing is put into torch.
     (folder / "one.txt").write_text(name + "\\nno.such.name")
     try:
         hmp.convert("O1", folder / "one.txt", folder / "empty.txt")
     except ListError as error:
         assert not hmp.is_converted()
-        if "no.such.name" in str(error):
+        assert "no.such.name" in str(error)
+        if ":1:" not in str(error):
             taken.append(name)
     except Exception as error:
         print(name, type(error).__name__, str(error)[:80])
