@@ -119,6 +119,7 @@ def convert(
     """
     if isVerbose is None or (type(isVerbose) is int and isVerbose in (0, 1)):  # as scripts have it
         isVerbose = bool(isVerbose)  # noqa: N806  as above
+    opt_level = _level_meant(opt_level)
     _check_switches(
         isVerbose=isVerbose,
         weight_cache=weight_cache,
@@ -153,6 +154,14 @@ def convert(
         close_log()
 
 
+def _level_meant(given: str) -> str:
+    level = given.upper() if isinstance(given, str) else ""
+    if level not in _OPT_LEVELS:
+        levels = "; ".join(f'"{name}": {meaning}' for name, meaning in _OPT_LEVELS.items())
+        raise ValueError(f"`opt_level` must be one of {levels}; got {given!r}")
+    return level
+
+
 def _check_switches(**switches: object) -> None:
     for name, value in switches.items():
         if not isinstance(value, bool):
@@ -167,21 +176,17 @@ def _check_limit(limit: int | None) -> None:
 def _make_policy(
     opt_level: str, lower_path: _Path | None, fp32_path: _Path | None, preset: str | None, dtype: torch.dtype | str
 ) -> Policy:
-    level = opt_level.upper() if isinstance(opt_level, str) else ""
-    if level not in _OPT_LEVELS:
-        levels = "; ".join(f'"{name}": {meaning}' for name, meaning in _OPT_LEVELS.items())
-        raise ValueError(f"`opt_level` must be one of {levels}; got {opt_level!r}")
     lower_dtype = dtype_meant(dtype)
     if lower_dtype not in (torch.bfloat16, torch.float16):
         raise ValueError(f"`dtype` must be torch.bfloat16 or torch.float16; got {dtype!r}")
     lower = PRECISIONS[lower_dtype]
-    if level == "O1":
+    if opt_level == "O1":
         lists = preset_named("hmp-default" if preset is None else preset)
         lists, own = with_own(lists, given_list("bf16_file_path", lower_path), given_list("fp32_file_path", fp32_path))
         return _policy.policy_from_lists(lists, lower, own)
     if lower_path or fp32_path or preset:
-        warn(f'the lists are ignored: opt_level="{level}" does not use them')
-    return _policy.policy_o2(lower) if level == "O2" else Policy(lower=lower)
+        warn(f'the lists are ignored: opt_level="{opt_level}" does not use them')
+    return _policy.policy_o2(lower) if opt_level == "O2" else Policy(lower=lower)
 
 
 @refused_in_graphs
