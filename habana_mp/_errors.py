@@ -12,7 +12,7 @@ class HmpWarning(UserWarning):
 
 
 class ListError(ValueError):
-    """An operation list that cannot be used: the message names the file and the line."""
+    """Operation lists that cannot be used: the message names the file and the line, of each problem on a line."""
 
 
 def line_of_user() -> tuple[str, int]:

@@ -31,6 +31,8 @@ class Listed:
     shipped: bool = False
     #: Only the matrix products of its calls are meant, see :mod:`habana_mp.ops.products`.
     products_only: bool = False
+    #: What is wrong with the line itself, whatever the name means.
+    problem: str = ""
 
     @property
     def where(self) -> str:
@@ -38,24 +40,22 @@ class Listed:
         return f"{self.source}:{self.line}" if self.line else self.source
 
 
-def read_list(
-    path: str | os.PathLike[str], *, source: str | None = None, malformed: list[str] | None = None
-) -> tuple[Listed, ...]:
+def read_list(path: str | os.PathLike[str], *, source: str | None = None) -> tuple[Listed, ...]:
     """Read a list file at once.
 
     Blank lines, ``#`` comments, surrounding spaces, CRLF, a byte order mark and a missing final newline are all fine,
-    and so is an empty file. ``source`` is what errors call the file; its path if nothing else is said. What is wrong
-    with a line is added to ``malformed`` where that is given.
+    and so is an empty file. ``source`` is what errors call the file; its path if nothing else is said. A line that
+    holds no single name comes with its ``problem``, so that whoever looks at the names tells of all at once.
 
     Raises:
         OSError: the file is missing, a directory, or may not be read; the message says which and names the path.
-        ListError: the content is no list of names; the message names the line.
+        ListError: the content is no text; the message names the line.
     """
     path = os.fsdecode(path)
     if "\0" in path:
         raise ListError(f"a list file's path must not hold a zero byte; got {path!r}")
     source = path if source is None else source
-    return parse_list(_read(path, source), source, malformed)
+    return parse_list(_read(path, source), source)
 
 
 def given_list(argument: str, path: str | os.PathLike[str] | None) -> tuple[Listed, ...] | None:
@@ -67,7 +67,7 @@ def given_list(argument: str, path: str | os.PathLike[str] | None) -> tuple[List
     return read_list(path)
 
 
-def parse_list(text: str, source: str, malformed: list[str] | None = None) -> tuple[Listed, ...]:
+def parse_list(text: str, source: str) -> tuple[Listed, ...]:
     """The names in the text of a list; as :func:`read_list`."""
     listed = []
     # Not splitlines(): it also breaks at form feeds and other characters that no editor counts.
@@ -75,14 +75,9 @@ def parse_list(text: str, source: str, malformed: list[str] | None = None) -> tu
         name = line.partition("#")[0].strip()
         if not name:
             continue
-        words = name.replace(",", " ").split()
-        if len(words) != 1 or words[0] != name:
-            problem = f"{source}:{number}: a line must hold one operation name; got `{_shorten(name)}`"
-            if malformed is None:
-                raise ListError(problem)
-            malformed.append(problem)
-            continue
-        listed.append(Listed(name, source, number))
+        is_one = name.replace(",", " ").split() == [name]
+        problem = "" if is_one else f"a line must hold one operation name; got `{_shorten(name)}`"
+        listed.append(Listed(name, source, number, problem=problem))
     return tuple(listed)
 
 

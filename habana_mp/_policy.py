@@ -15,6 +15,7 @@ from habana_mp._lists import Listed
 from habana_mp._presets import Preset, shipped_names
 from habana_mp._rows import in_rows
 from habana_mp.ops.find import NO_OPERATION, Builtin, without_overload
+from habana_mp.ops.written import module_named
 
 Action = Literal["none", "precision", "widest", "in_place", "first_input", "scalars", "refused"]
 
@@ -22,6 +23,20 @@ _NONE: frozenset[str] = frozenset()
 
 #: The words for precisions, in lists, logs and reports.
 PRECISIONS: dict[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+#: What users call the dtypes besides, in small letters.
+_SPELLINGS = {
+    **{"bf16": torch.bfloat16, "bfloat16": torch.bfloat16},
+    **{"fp16": torch.float16, "float16": torch.float16, "half": torch.float16},
+    **{"fp32": torch.float32, "float32": torch.float32, "float": torch.float32},
+}
+
+
+def dtype_meant(given: object) -> torch.dtype | None:
+    """The dtype that was given, by itself or by one of its names; None if it is neither."""
+    if isinstance(given, str):
+        return _SPELLINGS.get(given.lower().removeprefix("torch."))
+    return given if isinstance(given, torch.dtype) else None
 
 
 @dataclass(frozen=True)
@@ -159,29 +174,44 @@ def _has_no_kernel(operation: str) -> bool:
 class _Assignment:
     """Which list decides for which operation. An operation listed by its own name beats one taken along by a family."""
 
-    def __init__(self) -> None:
+    def __init__(self, lists: Preset, lower: str) -> None:
         self._exact: dict[str, tuple[str, Listed]] = {}
         self._family: dict[str, list[tuple[str, Listed]]] = {}
         self._names: dict[str, tuple[str, Listed]] = {}
+        #: What is wrong, a line each, by the lines of the lists that it is about.
+        self._problems: dict[tuple[Listed, ...], str] = {}
+        for listed in lists.lower:
+            self._add(listed, lower)
+        for listed in lists.fp32:
+            self._add(listed, "fp32")
+        self.decided = self._with_families()
 
-    def add(self, listed: Listed, kind: str) -> None:
+    @property
+    def problems(self) -> list[str]:
+        return [*self._problems.values()]
+
+    def _add(self, listed: Listed, kind: str) -> None:
         if listed.name in self._names:
             known_kind, known = self._names[listed.name]
             if known_kind != kind:
-                raise ListError(_conflict(listed.name, known, listed))
+                self._conflict(listed.name, known, listed)
+            return
+        try:
+            resolved = _resolve(listed)
+        except ListError as error:
+            self._problems[listed,] = str(error)
             return
         self._names[listed.name] = (kind, listed)
-        resolved = _resolve(listed)
         if resolved is None:
             return
         for operation in resolved.exact:
             known_kind, known = self._exact.setdefault(operation, (kind, listed))
             if known_kind != kind:
-                raise ListError(_conflict(operation, known, listed))
+                self._conflict(operation, known, listed)
         for operation in resolved.family:
             self._family.setdefault(operation, []).append((kind, listed))
 
-    def result(self) -> dict[str, tuple[str, Listed]]:
+    def _with_families(self) -> dict[str, tuple[str, Listed]]:
         decided = dict(self._exact)
         for operation, claims in self._family.items():
             if operation in decided:
@@ -189,9 +219,13 @@ class _Assignment:
             (kind, first), *others = claims
             for other_kind, other in others:
                 if other_kind != kind:
-                    raise ListError(_conflict(operation, first, other))
+                    self._conflict(operation, first, other)
             decided[operation] = (kind, first)
         return decided
+
+    def _conflict(self, operation: str, first: Listed, second: Listed) -> None:
+        """Two names may have several operations in common: that is one problem."""
+        self._problems.setdefault((first, second), _conflict(operation, first, second))
 
 
 def _conflict(operation: str, first: Listed, second: Listed) -> str:
@@ -208,6 +242,8 @@ def _resolve(listed: Listed) -> ops.Resolved | None:
 
     That is warned about, but not where a preset names an operation that this torch lacks: its releases differ in some,
     and who asked for the preset can do nothing about it."""
+    if listed.problem:
+        raise ListError(f"{listed.where}: {listed.problem}")
     resolved = ops.resolve(listed.name)
     if resolved is not None:
         meant = (*resolved.exact, *resolved.family)
@@ -230,9 +266,15 @@ def _resolve(listed: Listed) -> ops.Resolved | None:
         why = ops.EXPLAINED.get(listed.name, f"torch {torch.__version__} has no operation of that name")
         warn(f"{listed.where}: `{listed.name}` has no effect: {why}")
         return None
-    if without_overload(listed.name.removeprefix("aten::")) in NO_OPERATION:
+    plain = ops.plain_name(listed.name)
+    if without_overload(plain.removeprefix("aten::")) in NO_OPERATION:
         raise ListError(f"{listed.where}: `{listed.name}` is no operation whose precision a list could decide")
-    if "::" in listed.name:
+    if module_named(listed.name) is not None:
+        raise ListError(
+            f"{listed.where}: `{listed.name}` is a module that calls no operation of its own; list the operations, or "
+            "the modules, that compute inside of it"
+        )
+    if "::" in plain:
         raise ListError(
             f"{listed.where}: unknown operator `{listed.name}`; import the library that defines it before convert"
         )
@@ -251,15 +293,13 @@ _PARTS_OF_PLACES = frozenset(("", "torch", "tensor", "nn", "functional", "f", "o
 
 
 def _nearest(name: str) -> str | None:
-    """The name that was meant, perhaps with the place of it in torch around: `torch.matmul`, `aten.mm.default`."""
+    """The name that was meant, perhaps with a place around in which torch has no such thing: `torch.gelu`."""
     parts = [part for part in reversed(name.split(".")) if part.lower() not in _PARTS_OF_PLACES]
-    for part in ("_".join(reversed(parts)), *parts):
+    parts = [*dict.fromkeys(("_".join(reversed(parts)), *parts))]
+    for part in parts:
         for spelled in (part, part.lower()):
             if ops.resolve(spelled) is not None:
                 return spelled
-        called = _called_by_module(part)
-        if called is not None:
-            return called
     known = {one.lower(): one for one in ops.suggestions()}
     for part in parts:
         longer = [one for one in known if one.startswith(part.lower())] if len(part) > 2 else []
@@ -269,32 +309,9 @@ def _nearest(name: str) -> str | None:
     return None
 
 
-def _called_by_module(name: str) -> str | None:
-    """What the module of this name calls: `linear` for `Linear`."""
-    kind = getattr(torch.nn, name, None)
-    code = getattr(getattr(kind, "forward", None), "__code__", None)
-    names = () if code is None else [one for one in code.co_names if not one.startswith("_")]
-    return next((one for one in names if hasattr(torch.nn.functional, one) and ops.resolve(one) is not None), None)
-
-
-def problems_of(listed: Iterable[Listed]) -> list[str]:
-    """What is wrong with the names of a list, each on its own."""
-    found = []
-    for one in listed:
-        try:
-            _resolve(one)
-        except ListError as error:
-            found.append(str(error))
-    return found
-
-
-def contradiction_of(lower: Iterable[Listed], fp32: Iterable[Listed]) -> str | None:
-    """What is wrong with two lists beside each other: the first operation that both decide."""
-    try:
-        _assign(Preset("", "", tuple(lower), tuple(fp32)), "bf16")
-    except ListError as error:
-        return str(error)
-    return None
+def problems_of(lower: Iterable[Listed], fp32: Iterable[Listed] = ()) -> list[str]:
+    """All that is wrong with the lines of a list, or of two beside each other."""
+    return _Assignment(Preset("", "", tuple(lower), tuple(fp32)), "bf16").problems
 
 
 def policy_from_lists(
@@ -311,7 +328,9 @@ def policy_from_lists(
     decided |= named
     rulings = {
         operation: ruling_in_list(
-            operation, kind, products_only=listed.products_only or ops.row_of(listed.name).means_products
+            operation,
+            kind,
+            products_only=listed.products_only or ops.row_of(ops.plain_name(listed.name)).means_products,
         )
         for operation, (kind, listed) in decided.items()
     }
@@ -350,12 +369,10 @@ def _by_parts(
 
 
 def _assign(lists: Preset, lower: str) -> dict[str, tuple[str, Listed]]:
-    assignment = _Assignment()
-    for listed in lists.lower:
-        assignment.add(listed, lower)
-    for listed in lists.fp32:
-        assignment.add(listed, "fp32")
-    return assignment.result()
+    assignment = _Assignment(lists, lower)
+    if assignment.problems:
+        raise ListError("\n".join(assignment.problems))
+    return assignment.decided
 
 
 def policy_o2(lower: str) -> Policy:

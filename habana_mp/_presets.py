@@ -33,6 +33,9 @@ _SILENT = {"pytorch", "habana", "benchmarks", "implementations", "training", "co
 #: What each list of a preset's file is called there; see docs/contributing.md.
 _PARTS = ("lower", "fp32", "widest")
 
+#: So many names an error suggests.
+_SHOWN = 5
+
 #: Stands, among ``products_inside``, for whatever torch makes of matrix products.
 _WHATEVER_HOLDS_PRODUCTS = "*"
 
@@ -147,11 +150,23 @@ def preset_named(name: str) -> Preset:
     return known[name]
 
 
+def presets_with(part: str) -> list[Preset]:
+    """The presets in whose names this is, in letters of either size."""
+    return [preset for name, preset in presets().items() if part.lower() in name]
+
+
 def hint_for(name: object) -> str:
-    """The preset that was meant, as the end of an error's text."""
+    """The preset that was meant, or those that may be, as the end of an error's text."""
     known = presets()
-    near = [one for one in known if one == f"torch-{name}"] or difflib.get_close_matches(str(name), known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    near = [one for one in known if one == f"torch-{name}"]
+    if not near and isinstance(name, str) and name:
+        near = sorted((preset.name for preset in presets_with(name)), key=lambda one: "@" in one)  # older ones last
+    near = near or difflib.get_close_matches(str(name), known, n=1)
+    if len(near) <= 1:
+        return f"; did you mean {near[0]!r}?" if near else ""
+    shown = ", ".join(map(repr, near[:_SHOWN]))
+    rest = f" or another of the {len(near)} that `habana-mp lists {name}` shows" if len(near) > _SHOWN else ""
+    return f"; did you mean {shown}{rest}?"
 
 
 def with_own(lists: Preset, lower: tuple[Listed, ...] | None, fp32: tuple[Listed, ...] | None) -> tuple[Preset, Preset]:

@@ -15,7 +15,7 @@ from habana_mp._disable import CastsOff, disable_casts
 from habana_mp._errors import ListError, warn
 from habana_mp._install import installation
 from habana_mp._lists import Listed, given_list, read_list
-from habana_mp._policy import PRECISIONS, policy_from_lists
+from habana_mp._policy import PRECISIONS, dtype_meant, policy_from_lists
 from habana_mp._presets import preset_named, with_own
 from habana_mp._scopes import Scope
 from habana_mp.patches.compiled_functions import constant_in_graph
@@ -79,7 +79,7 @@ _requests: dict[int, _Request] = {}
 
 def autocast(
     device_type: str,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     enabled: bool = True,
     cache_enabled: bool | None = None,
     *,
@@ -96,9 +96,9 @@ def autocast(
     Args:
         device_type: Whose tensors are cast: ``"cpu"``, ``"cuda"``, ``"xpu"``, ``"hpu"``. It gives the defaults of the
             other arguments too. An index (``"cuda:0"``) does not matter.
-        dtype: The lower precision: ``torch.bfloat16`` or ``torch.float16``. None for that of the device that ``preset``
-            names, else of ``device_type``: float16 for ``"cuda"``, bfloat16 for all others. With any other dtype
-            nothing is cast in the region, and a warning says so.
+        dtype: The lower precision: ``torch.bfloat16`` or ``torch.float16``, or its name. None for that of the device
+            that ``preset`` names, else of ``device_type``: float16 for ``"cuda"``, bfloat16 for all others. With any
+            other dtype nothing is cast in the region, and a warning says so.
         enabled: False for a region in which nothing is cast.
         cache_enabled: False to keep no casts of weights in the region. On an HPU it has no effect, as documented there.
         preset: The lists; ``habana-mp lists`` shows their names. A device's name stands for its lists, its precision
@@ -203,7 +203,7 @@ def _ready(number: int) -> int:
 @constant_in_graph
 def _number(
     device_type: str,
-    dtype: torch.dtype | None,
+    dtype: torch.dtype | str | None,
     enabled: bool,
     cache_enabled: bool | None,
     preset: str | None,
@@ -228,7 +228,7 @@ def _number(
 
 def _find_number(
     device_type: str,
-    dtype: torch.dtype | None,
+    dtype: torch.dtype | str | None,
     enabled: bool,
     cache_enabled: bool | None,
     preset: str | None,
@@ -249,10 +249,10 @@ def _find_number(
         raise ValueError(f"`preset` must be given for {device_type!r}: there are no lists of its own for it")
     preset = device_type if preset is None else preset
     system = _SYSTEMS.get(preset)
+    given = (system or _SYSTEMS.get(device_type, _SYSTEMS["cpu"])).dtype if dtype is None else dtype
+    dtype = dtype_meant(given)
     if dtype is None:
-        dtype = (system or _SYSTEMS.get(device_type, _SYSTEMS["cpu"])).dtype
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"`dtype` must be torch.bfloat16 or torch.float16; got {dtype!r}")
+        raise ValueError(f"`dtype` must be torch.bfloat16 or torch.float16; got {given!r}")
     name = preset_named(preset).name if system is None else system.presets.get(dtype, "")
     if name == "hpu-autocast" and dtype is torch.float16:
         raise ValueError("`dtype` must be torch.bfloat16 with the lists of hpu: its autocast has no torch.float16")

@@ -1,12 +1,16 @@
-"""What ``within`` of ``convert`` comes to."""
+"""What ``within`` of ``convert`` comes to, and that a model is given nowhere else."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
 
 from habana_mp.patches.base import Within
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 #: What ``within`` of ``convert`` may be.
 Given = str | torch.nn.Module | Iterable[torch.nn.Module] | None
@@ -31,3 +35,27 @@ def checked(within: Given) -> Within:
         what = 'None, "modules", a module or a list of modules'
         raise ValueError(f"`within` must be {what}; got {type(wrong).__name__}: {wrong!r}")
     return modules
+
+
+def takes_no_model(convert: _F) -> _F:
+    """It says so to whoever gives it one, or an optimizer, as ``apex.amp.initialize`` takes them."""
+
+    @functools.wraps(convert)
+    def checking(*args: Any, **kwargs: Any) -> Any:
+        given = [*args, *(value for name, value in kwargs.items() if name != "within")]
+        found = [type(one).__name__ for value in given for one in _of_a_model(value)]
+        if found:
+            raise TypeError(
+                "`hmp.convert` takes no model and no optimizer: it works on all of torch, whatever the model, and "
+                "returns nothing. Write `hmp.convert()`, or `hmp.convert(within=model)` to lower only while the "
+                f"model's forward runs; got {', '.join(found)}"
+            )
+        return convert(*args, **kwargs)
+
+    return checking  # type: ignore[return-value]  # the same parameters
+
+
+def _of_a_model(value: object) -> list[object]:
+    """The modules and optimizers that a value is, or holds."""
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [one for one in values if isinstance(one, (torch.nn.Module, torch.optim.Optimizer))]

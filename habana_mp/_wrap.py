@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 import torch
 
 from habana_mp import _core
-from habana_mp._policy import PRECISIONS, Ruling
+from habana_mp._policy import PRECISIONS, Ruling, dtype_meant
 from habana_mp._scopes import with_face_of
 from habana_mp.patches.compiled_functions import constant_in_graph
 from habana_mp.patches.region_marks import silence
@@ -37,10 +37,11 @@ def op_wrap(function: Any = None, to: str | torch.dtype = "bf16") -> Any:
 
     Args:
         function: What to wrap.
-        to: ``"bf16"``, ``"fp16"`` or ``"fp32"`` (or the dtype), ``"widest"`` for the widest among the inputs, or
-            ``"first"`` for the first input's.
+        to: ``"bf16"``, ``"fp16"`` or ``"fp32"`` (or the dtype, or its name), ``"widest"`` for the widest among the
+            inputs, or ``"first"`` for the first input's.
     """
-    name = PRECISIONS.get(to) if isinstance(to, torch.dtype) else to
+    dtype = dtype_meant(to)
+    name = to if dtype is None else PRECISIONS.get(dtype)
     if not isinstance(name, str) or name not in _RULINGS:
         raise ValueError(f"`to` must be one of {', '.join(map(repr, _RULINGS))}, or a dtype of these; got {to!r}")
     if function is None:

@@ -9,7 +9,7 @@ import platform
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 import habana_mp
 from habana_mp import _core, _ledger, _policy, hmp, kernels, ops
 from habana_mp._lists import read_list
-from habana_mp._presets import hint_for, presets
+from habana_mp._presets import Preset, hint_for, presets, presets_with
 from habana_mp.patches.all import modules_of_torch
 
 #: The lists of a preset.
@@ -43,11 +43,12 @@ def _run(arguments: Sequence[str] | None) -> int:
     lists = commands.add_parser(
         "lists",
         help="show the presets, or check list files",
-        usage="habana-mp lists [PRESET [--only LIST]]\n"
+        usage="habana-mp lists [PART]\n"
+        "       habana-mp lists PRESET [--only LIST]\n"
         "       habana-mp lists check [--import MODULE] [--together] FILE...",
         epilog="Exit status: 0 all is well, 1 something was found, 2 wrong usage.",
     )
-    lists.add_argument("name", nargs="?", help='a preset to show, or "check"')
+    lists.add_argument("name", nargs="?", help='a preset to show, a part of the names of those to list, or "check"')
     lists.add_argument("files", nargs="*", help="list files to check")
     lists.add_argument(
         "--import",
@@ -60,7 +61,12 @@ def _run(arguments: Sequence[str] | None) -> int:
     lists.add_argument(
         "--together", action="store_true", help="the two files are the two lists of one convert: do they contradict?"
     )
-    lists.add_argument("--only", choices=_PARTS, help="one list of the preset, as a list file to start your own from")
+    lists.add_argument(
+        "--only",
+        type=_part,
+        choices=_PARTS,
+        help="one list of the preset, as a list file to start your own from; a lower precision's name means `lower`",
+    )
     doctor = commands.add_parser(
         "doctor", help="what is here: torch, devices, kernels, how fast bf16 is, what is covered"
     )
@@ -94,8 +100,14 @@ def _run(arguments: Sequence[str] | None) -> int:
     if given.only and not given.name:
         parser.error("--only needs a preset's name")
     if given.name is None:
-        return _show_presets()
+        return _show_presets(presets().values())
     return _show_preset(given.name, given.only)
+
+
+def _part(given: str) -> str:
+    """The list that is meant by its name, or by that of its precision: `bf16`."""
+    dtype = _policy.dtype_meant(given)
+    return given if dtype is None else "fp32" if dtype is torch.float32 else "lower"
 
 
 def _import(modules: Sequence[str]) -> bool:
@@ -111,10 +123,9 @@ def _import(modules: Sequence[str]) -> bool:
     return True
 
 
-def _show_presets() -> int:
-    known = presets()
-    width = max(map(len, known))
-    for preset in known.values():
+def _show_presets(shown: Collection[Preset]) -> int:
+    width = max(len(preset.name) for preset in shown)
+    for preset in shown:
         sizes = f"{len(preset.lower):>3} lower {len(preset.fp32):>3} fp32 {len(preset.widest):>3} widest"
         print(f"{preset.name:<{width}}  {sizes}  {preset.description}")
     return 0
@@ -122,6 +133,8 @@ def _show_presets() -> int:
 
 def _show_preset(name: str, only: str | None) -> int:
     preset = presets().get(name)
+    if preset is None and only is None and presets_with(name):
+        return _show_presets(presets_with(name))
     if preset is None:
         file = "; `habana-mp lists check FILE...` checks files" if os.path.exists(name) else ""
         hint = file or hint_for(name)
@@ -165,10 +178,9 @@ def _check(files: Sequence[str], *, together: bool) -> int:
     for file in files:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            problems: list[str] = []
             try:
-                listed = read_list(file, malformed=problems)
-                problems += _policy.problems_of(listed)
+                listed = read_list(file)
+                problems = _policy.problems_of(listed)
             except (OSError, ValueError) as error:
                 problems = [str(error)]
         if problems:
@@ -185,9 +197,9 @@ def _check(files: Sequence[str], *, together: bool) -> int:
     if together and status == 0:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they were shown, file by file
-            contradiction = _policy.contradiction_of(*fine)
-        print(contradiction or "they do not contradict each other")
-        status = 1 if contradiction else 0
+            problems = _policy.problems_of(*fine)
+        print("\n".join(problems) or "they do not contradict each other")
+        status = 1 if problems else 0
     return status
 
 

@@ -26,12 +26,12 @@ from habana_mp._errors import HmpWarning, ListError, warn
 from habana_mp._install import installation
 from habana_mp._lists import given_list
 from habana_mp._log import close_log, open_log
-from habana_mp._policy import PRECISIONS, Policy
+from habana_mp._policy import PRECISIONS, Policy, dtype_meant
 from habana_mp._presets import preset_named, with_own
 from habana_mp._regions import autocast, get_autocast_dtype, is_autocast_available, is_autocast_enabled
 from habana_mp._report import Detail, KeptWeights, Report, Row
 from habana_mp._watch import checked_detail, watch, watching
-from habana_mp._within import Given, checked
+from habana_mp._within import Given, checked, takes_no_model
 from habana_mp._wrap import op_wrap
 from habana_mp.patches import autocast_regions, stored_values
 from habana_mp.patches.compiled_functions import refused_in_graphs
@@ -68,6 +68,7 @@ _OPT_LEVELS = {
 
 
 @refused_in_graphs
+@takes_no_model
 def convert(
     opt_level: str = "O1",
     bf16_file_path: _Path | None = "",
@@ -75,7 +76,7 @@ def convert(
     isVerbose: bool | int | None = False,  # noqa: N803  the name that scripts use
     *,
     preset: str | None = None,
-    dtype: torch.dtype = torch.bfloat16,
+    dtype: torch.dtype | str = torch.bfloat16,
     within: Given = None,
     report: Detail = "operations",
     log: _Path | TextIO | logging.Logger | None = None,
@@ -91,20 +92,21 @@ def convert(
 
     Args:
         opt_level: ``"O1"``: the two lists decide. ``"O2"``: GEMM and convolutions in the lower precision, every other
-            operation that computes in float32. ``"O0"``: nothing is cast.
+            operation that computes in float32. ``"O0"``: nothing is cast. Small letters will do.
         bf16_file_path: A file with the operations for the lower precision, one name a line; ``""`` or None for the
             preset's. The file is read at once.
         fp32_file_path: The same for float32.
-        isVerbose: Log each call of a covered operation and what was decided. 0 and None mean False, 1 means True.
+        isVerbose: Log each call of a covered operation and what was decided. 0 and None mean False, 1 means True. A
+            ``log`` turns the log on too.
         preset: The lists to start from; ``habana-mp lists`` shows their names. The default is ``"hmp-default"``.
-        dtype: The lower precision: ``torch.bfloat16`` or ``torch.float16``.
+        dtype: The lower precision: ``torch.bfloat16`` or ``torch.float16``, or its name (``"bf16"``, ``"half"``).
         within: Where operations are lowered. None: wherever Python code calls torch. ``"modules"``: only while the
             forward of some ``nn.Module`` runs. A module or a list of modules: only while theirs runs. Elsewhere
             nothing is lowered; what is lower already obeys the float32 list and rules 2 to 4.
         report: How finely the report tells: by ``"operations"``, which is counted always, by ``"modules"``, or by
             ``"lines"`` of the code that calls.
         log: Where the log goes: None for the console, a path for a file (``.jsonl`` for JSON lines), or a
-            ``logging.Logger``. Giving it turns the log on.
+            ``logging.Logger``. Giving it turns the log on, whatever ``isVerbose`` says.
         weight_cache: Keep the casts of weights from call to call, and make one again when its weight changed.
         weight_cache_limit: The most bytes that kept casts may take; None for no limit (half of the weights' size).
         packed_weights: Where no gradient is recorded and a measurement says that it pays, keep the weights of linear
@@ -117,11 +119,12 @@ def convert(
 
     Raises:
         ValueError: an unknown level, preset or dtype, or (:class:`ListError`) a list that cannot be used.
-        TypeError: a destination of the log that is none.
+        TypeError: a destination of the log that is none, or a model: ``convert`` takes none.
         OSError: a list file that cannot be read, or a log file that cannot be written.
     """
     if isVerbose is None or (type(isVerbose) is int and isVerbose in (0, 1)):  # as scripts have it
         isVerbose = bool(isVerbose)  # noqa: N806  as above
+    opt_level = _level_meant(opt_level)
     _check_switches(
         isVerbose=isVerbose,
         weight_cache=weight_cache,
@@ -140,10 +143,11 @@ def convert(
         skip_slower=skip_slower,
         reuse_memory=reuse_memory,
     )
+    level = _level_meant(opt_level)
     described = {
-        "opt_level": opt_level,
+        "opt_level": level,
         "lower": policy.lower,
-        "preset": preset or ("hmp-default" if opt_level == "O1" else None),
+        "preset": preset or ("hmp-default" if level == "O1" else None),
         "bf16_list": os.fsdecode(bf16_file_path) if bf16_file_path else None,
         "fp32_list": os.fsdecode(fp32_file_path) if fp32_file_path else None,
         "within": within if within is None or isinstance(within, str) else "modules given",
@@ -166,6 +170,14 @@ def convert(
     watching.of_convert(detail)
 
 
+def _level_meant(given: str) -> str:
+    level = given.upper() if isinstance(given, str) else ""
+    if level not in _OPT_LEVELS:
+        levels = "; ".join(f'"{name}": {meaning}' for name, meaning in _OPT_LEVELS.items())
+        raise ValueError(f"`opt_level` must be one of {levels}; got {given!r}")
+    return level
+
+
 def _check_switches(**switches: object) -> None:
     for name, value in switches.items():
         if not isinstance(value, bool):
@@ -178,14 +190,12 @@ def _check_limit(limit: int | None) -> None:
 
 
 def _make_policy(
-    opt_level: str, lower_path: _Path | None, fp32_path: _Path | None, preset: str | None, dtype: torch.dtype
+    opt_level: str, lower_path: _Path | None, fp32_path: _Path | None, preset: str | None, dtype: torch.dtype | str
 ) -> Policy:
-    if not isinstance(opt_level, str) or opt_level not in _OPT_LEVELS:
-        levels = "; ".join(f'"{name}": {meaning}' for name, meaning in _OPT_LEVELS.items())
-        raise ValueError(f"`opt_level` must be one of {levels}; got {opt_level!r}")
-    if dtype not in (torch.bfloat16, torch.float16):
+    lower_dtype = dtype_meant(dtype)
+    if lower_dtype not in (torch.bfloat16, torch.float16):
         raise ValueError(f"`dtype` must be torch.bfloat16 or torch.float16; got {dtype!r}")
-    lower = PRECISIONS[dtype]
+    lower = PRECISIONS[lower_dtype]
     if opt_level == "O1":
         lists = preset_named("hmp-default" if preset is None else preset)
         lists, own = with_own(lists, given_list("bf16_file_path", lower_path), given_list("fp32_file_path", fp32_path))

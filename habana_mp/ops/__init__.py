@@ -27,6 +27,7 @@ from habana_mp.ops import (
     reductions,
     shapes,
     spectral,
+    written,
 )
 from habana_mp.ops.find import ATEN, CachedByName, builtins_named, composite_named, exists, schemas
 from habana_mp.ops.operation import FIRST_INPUT, IN_PLACE, KERNEL_FOR_SOME, NO_KERNEL, WIDEST, Castable, Operation
@@ -66,7 +67,7 @@ def answer_from(rows: Iterable[Operation]) -> None:
     _by_name.update(by_name)
     _by_spelling.clear()
     _by_spelling.update(by_spelling)
-    for question in (arguments_of, resolve, gives_view, computes, names_with_rules, suggestions):
+    for question in (arguments_of, _meaning, gives_view, computes, names_with_rules, suggestions):
         question.cache_clear()
 
 
@@ -107,13 +108,26 @@ class Resolved(NamedTuple):
     family: tuple[str, ...] = ()
 
 
-@CachedByName
 def resolve(name: str) -> Resolved | None:
     """What a list name stands for in this torch; None when it stands for nothing."""
+    return _meaning(plain_name(name))
+
+
+def plain_name(name: str) -> str:
+    """What a name is called in lists that code writes otherwise: ``softmax`` for ``F.softmax``, ``linear`` for
+    ``nn.Linear``. A name that means something as it is stays so."""
+    if _meaning(name) is not None:
+        return name
+    plain = written.plain_names(name)
+    return next((one for one in plain if _meaning(one) is not None), plain[0] if plain else name)
+
+
+@CachedByName
+def _meaning(name: str) -> Resolved | None:
     if not find.has_overload(name) or name == find.SUBSCRIPT:
         return None
     if name.startswith(ATEN):
-        plain = resolve(name.removeprefix(ATEN))
+        plain = _meaning(name.removeprefix(ATEN))
         if plain is not None:
             return plain
     base = find.without_overload(name)
@@ -260,6 +274,7 @@ __all__ = [
     "most_tensors",
     "names_with_rules",
     "parts_of",
+    "plain_name",
     "resolve",
     "row_of",
     "rows",

@@ -38,7 +38,7 @@ def test_all_four_parameters_work_by_position_and_by_keyword(tmp_path: Path) -> 
     assert torch.mm(MATRIX.bfloat16(), MATRIX.bfloat16()).dtype is FP32
 
 
-@pytest.mark.parametrize("level", ["O3", "o1", "", "1", 1, None, True])
+@pytest.mark.parametrize("level", ["O3", "o3", "O 1", "", "1", 1, None, True])
 def test_an_unknown_level_is_refused_with_the_names_of_all(level: object) -> None:
     with pytest.raises(ValueError, match="opt_level") as caught:
         hmp.convert(level)  # type: ignore[arg-type]
@@ -167,7 +167,7 @@ def test_the_warning_of_o2_points_at_the_callers_line(tmp_path: Path) -> None:
     assert [one.filename for one in caught] == [__file__]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int8, "bf16", None])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int8, "fp32", "int8", "bf", None])
 def test_only_the_two_lower_precisions_are_taken(dtype: object) -> None:
     with pytest.raises(ValueError, match="dtype"):
         hmp.convert(dtype=dtype)  # type: ignore[arg-type]
@@ -178,6 +178,56 @@ def test_float16_is_the_lower_precision_when_asked_for() -> None:
     hmp.convert(dtype=FP16)
     assert torch.mm(MATRIX, MATRIX).dtype is FP16
     assert F.softmax(MATRIX.half(), -1).dtype is FP32
+
+
+@pytest.mark.parametrize(
+    ("spelling", "meant"),
+    [
+        *[(one, BF16) for one in ("bfloat16", "bf16", "BF16", "torch.bfloat16")],
+        *[(one, FP16) for one in ("float16", "fp16", "half", "torch.half")],
+    ],
+)
+def test_the_lower_precision_may_be_named(spelling: str, meant: torch.dtype) -> None:
+    hmp.convert(dtype=spelling)
+    assert torch.mm(MATRIX, MATRIX).dtype is meant
+    hmp.restore()
+    with hmp.autocast("cpu", dtype=spelling):
+        assert torch.mm(MATRIX, MATRIX).dtype is meant
+    assert hmp.autocast("cpu", spelling)._number == hmp.autocast("cpu", meant)._number
+
+
+@pytest.mark.parametrize(("level", "products", "sums"), [("o0", FP32, FP32), ("o1", BF16, FP32), ("o2", BF16, FP32)])
+def test_a_level_may_be_written_in_small_letters(level: str, products: torch.dtype, sums: torch.dtype) -> None:
+    hmp.convert(level)
+    assert torch.mm(MATRIX, MATRIX).dtype is products
+    assert torch.sum(MATRIX).dtype is sums
+
+
+MODEL = torch.nn.Linear(2, 2)
+OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "got"),
+    [
+        ((MODEL,), {}, "Linear"),
+        ((MODEL, OPTIMIZER), {}, "Linear, SGD"),
+        ((MODEL, OPTIMIZER), {"opt_level": "O1"}, "Linear, SGD"),  # as apex.amp.initialize is called
+        (([MODEL, torch.nn.ReLU()], [OPTIMIZER]), {"opt_level": "O2"}, "Linear, ReLU, SGD"),
+        ((), {"models": MODEL, "optimizers": OPTIMIZER}, "Linear, SGD"),
+        (("O1",), {"preset": MODEL}, "Linear"),
+        ((OPTIMIZER,), {"within": MODEL}, "SGD"),
+    ],
+    ids=["model", "both", "with a level", "lists", "by name", "as an option", "optimizer"],
+)
+def test_a_model_is_refused_with_what_would_be_right(arguments: Any, options: Any, got: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        hmp.convert(*arguments, **options)
+    message = str(caught.value)
+    assert message.startswith("`hmp.convert` takes no model and no optimizer: it works on all of torch")
+    assert "`hmp.convert(within=model)`" in message
+    assert message.endswith(f"; got {got}")
+    assert_torch_is_restored()
 
 
 def test_restore_without_convert_does_nothing() -> None:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
+import copy
+import functools
 import itertools
+import pickle
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
 import torch
 
 from habana_mp import hmp
+from habana_mp._disable import CastsOff
 from helpers.lists import Converter
 from helpers.probes import dtype_of_product, is_cast
 
@@ -74,6 +80,43 @@ def test_disable_casts_decorates_with_and_without_parentheses() -> None:
     assert not Holder().method()
     assert not Holder.static()
     assert is_cast()
+
+
+@pytest.mark.usefixtures("casting")
+def test_a_block_needs_no_parentheses() -> None:
+    with hmp.disable_casts:
+        assert not is_cast()
+        with hmp.disable_casts, hmp.disable_casts(), hmp.disable_casts:
+            assert not is_cast()
+        assert not is_cast()
+    assert is_cast()
+    with pytest.raises(KeyError), hmp.disable_casts:
+        raise KeyError
+    assert is_cast()
+    with hmp.disable_casts, hmp.autocast("cpu"):
+        assert torch.mm(M, M).dtype is BF16
+    assert is_cast()
+
+
+@pytest.mark.usefixtures("casting")
+@pytest.mark.parametrize("is_off", [False, True])
+def test_disable_casts_may_be_passed_on_uncalled(is_off: bool) -> None:
+    make: Callable[[], AbstractContextManager[Any]] = hmp.disable_casts if is_off else contextlib.nullcontext
+    with make():
+        assert is_cast() is not is_off
+    with functools.partial(hmp.disable_casts)() if is_off else contextlib.nullcontext():
+        assert is_cast() is not is_off
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(hmp.disable_casts if is_off else contextlib.nullcontext())
+        assert is_cast() is not is_off
+    assert is_cast()
+
+
+def test_disable_casts_is_one_object_with_a_name() -> None:
+    assert pickle.loads(pickle.dumps(hmp.disable_casts)) is hmp.disable_casts
+    assert copy.deepcopy(hmp.disable_casts) is hmp.disable_casts
+    assert hmp.disable_casts.__name__ == "disable_casts"
+    assert "Casts off in this thread" in str(hmp.disable_casts.__doc__)
 
 
 @pytest.mark.usefixtures("casting")
@@ -182,10 +225,11 @@ def test_a_decorated_asynchronous_generator_is_closed_within_its_block() -> None
 
 
 @pytest.mark.usefixtures("casting")
-def test_tasks_that_take_turns_within_a_block_are_each_in_theirs() -> None:
+@pytest.mark.parametrize("make", [hmp.disable_casts, lambda: hmp.disable_casts], ids=["called", "uncalled"])
+def test_tasks_that_take_turns_within_a_block_are_each_in_theirs(make: Callable[[], CastsOff]) -> None:
     async def task(turns: int) -> list[bool]:
         seen = []
-        with hmp.disable_casts():
+        with make():
             for _ in range(turns):
                 seen.append(is_cast())
                 await asyncio.sleep(0)
@@ -246,9 +290,10 @@ def test_the_backward_pass_of_a_disabled_block_may_run_outside_of_it() -> None:
     assert module.weight.grad is not None
 
 
-def test_one_instance_of_disable_casts_serves_many_threads() -> None:
+@pytest.mark.parametrize("make", [hmp.disable_casts, lambda: hmp.disable_casts], ids=["called", "uncalled"])
+def test_one_instance_of_disable_casts_serves_many_threads(make: Callable[[], CastsOff]) -> None:
     hmp.convert()
-    shared, start = hmp.disable_casts(), threading.Barrier(4)
+    shared, start = make(), threading.Barrier(4)
 
     def work(_: int) -> list[torch.dtype]:
         found = []

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+
+from helpers.processes import run_script
 
 ROOT = Path(__file__).parents[2]
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
@@ -27,6 +27,28 @@ RUN = [
     "docs/log.md",
     "docs/weights.md",
 ]
+
+#: The blocks of this page follow on each other.
+TOGETHER = ["docs/log.md"]
+
+#: Runs each script in a folder and a process of its own. They are forked, so that torch is imported, and rules are
+#: made, once for all.
+EACH_IN_A_PROCESS = """
+import os, runpy, sys
+from habana_mp import hmp
+hmp.convert()
+hmp.restore()
+for script in sys.argv[1:]:
+    child = os.fork()
+    if not child:
+        os.chdir(os.path.dirname(script))
+        os.dup2(os.open("snippet.out", os.O_WRONLY | os.O_CREAT), 1)
+        runpy.run_path(script, run_name="__main__")
+        sys.stdout.flush()
+        os._exit(0)  # at once: to take torch down takes longer than most snippets
+    if os.waitpid(child, 0)[1]:
+        sys.exit(f"this does not run by itself:\\n{open(script).read()}")
+"""
 
 #: A block of Python, and the block of output right after it where there is one.
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:^```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
@@ -49,22 +71,21 @@ def promised(code: str, output: str | None) -> list[str]:
 
 
 @pytest.mark.parametrize("name", RUN)
-def test_python_in_the_documentation_prints_what_it_says(name: str, tmp_path: Path) -> None:
+def test_python_in_the_documentation_runs_by_itself_and_prints_what_it_says(name: str, tmp_path: Path) -> None:
     blocks = BLOCK.findall((ROOT / name).read_text("utf-8"))
+    if name in TOGETHER:
+        blocks = [("".join(code for code, _ in blocks), "")]
     assert blocks
-    parts, wanted = [], []
-    for number, (code, output) in enumerate(blocks):
-        parts.append(f"print('=== {number}')\n{code}")
-        wanted.append(promised(code, output or None))
-    script = tmp_path / "snippets.py"
-    script.write_text("\n".join(parts), "utf-8")
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    scripts = [tmp_path / str(number) / "snippet.py" for number in range(len(blocks))]
+    for script, (code, _) in zip(scripts, blocks, strict=True):
+        script.parent.mkdir()
+        script.write_text(code, "utf-8")
+    done = run_script(EACH_IN_A_PROCESS, *map(str, scripts))
     assert done.returncode == 0, done.stderr
-    printed = [part.splitlines()[1:] for part in re.split(r"^=== ", done.stdout, flags=re.MULTILINE)[1:]]
-    assert len(printed) == len(wanted)
-    for lines, expected in zip(printed, wanted, strict=True):
+    for script, (code, output) in zip(scripts, blocks, strict=True):
+        expected = promised(code, output or None)
         if expected:  # Where the document says nothing about the output, any will do.
-            assert lines == expected
+            assert script.with_suffix(".out").read_text("utf-8").splitlines() == expected
 
 
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the tables are those of torch 2.13")

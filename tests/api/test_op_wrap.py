@@ -38,6 +38,9 @@ def dtypes(*values: object, **named: object) -> list[object]:
         (BF16, BF16),
         (FP16, FP16),
         (FP32, FP32),
+        ("bfloat16", BF16),
+        ("half", FP16),
+        ("Float32", FP32),
         ("widest", FP32),
         ("first", FP16),
     ],
@@ -166,7 +169,7 @@ def test_a_wrapped_function_that_fails_in_its_precision_is_not_run_again_in_anot
         hmp.op_wrap(picky)(M)
 
 
-@pytest.mark.parametrize("to", ["int8", "bfloat16", "", None, 3, torch.float64, torch.int8])
+@pytest.mark.parametrize("to", ["int8", "bfloat61", "", None, 3, torch.float64, torch.int8])
 def test_an_unknown_precision_is_refused_with_the_known(to: object) -> None:
     with pytest.raises(ValueError, match="bf16"):
         hmp.op_wrap(dtypes, to=to)  # type: ignore[call-overload]

@@ -87,8 +87,7 @@ def test_each_reason_has_a_row_and_the_rule_that_it_is_by(converted: Converter) 
     assert found[("add", "widest")] == ("fp32", "rule 2")
     (lower, where), (upper, elsewhere) = found[("mm", "list")], found[("exp", "list")]
     assert (lower, upper) == ("bf16", "fp32")
-    assert where is not None and where.endswith("bf16.txt:1")
-    assert elsewhere is not None and elsewhere.endswith("fp32.txt:1")
+    assert [str(one).rpartition("_")[2] for one in (where, elsewhere)] == ["bf16.txt:1", "fp32.txt:1"]
 
 
 def test_a_call_that_raises_is_not_counted(converted: Converter) -> None:

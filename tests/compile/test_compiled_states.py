@@ -306,6 +306,19 @@ def test_disable_casts_works_around_and_inside_of_a_compiled_function(backend: s
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_disable_casts_without_parentheses_works_in_a_compiled_function(backend: str) -> None:
+    def inside(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with hmp.disable_casts:
+            first = torch.mm(x, y)
+        return first, torch.mm(x, y)
+
+    hmp.convert()
+    assert [one.dtype for one in torch.compile(inside, backend=backend)(X, Y)] == [FP32, BF16]
+    with hmp.disable_casts:
+        assert torch.compile(product_only, backend=backend)(X, Y).dtype is FP32
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_autocast_disabled_is_obeyed_in_a_compiled_function(backend: str) -> None:
     def inside(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.autocast("cpu", enabled=False):

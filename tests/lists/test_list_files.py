@@ -156,6 +156,33 @@ def test_several_words_on_a_line_are_refused_with_file_and_line(tmp_path: Path, 
     assert_torch_is_restored()
 
 
+def test_all_problems_of_both_lists_are_told_at_once(tmp_path: Path) -> None:
+    lower = write_list(tmp_path / "a.txt", ["mm", "sofmax", "mm, relu", "div", "truediv", "nn.Sequential"])
+    upper = write_list(tmp_path / "b.txt", ["sofmax", "mm", "linear relu", "rtruediv", "retain_grad", "exp", "sofmax"])
+    with pytest.raises(ListError) as caught:
+        hmp.convert("O1", lower, upper)
+    lines = str(caught.value).splitlines()
+    assert [line.partition(": ")[0] for line in lines] == [
+        *(f"{lower}:{number}" for number in (2, 3, 6)),
+        *(f"{upper}:{number}" for number in (1, 2, 3, 4, 5, 7)),
+    ]
+    assert lines[0].endswith(": unknown operation `sofmax`; did you mean `softmax`?")
+    assert lines[4].endswith(f": `mm` is in both lists; it is also at {lower}:1: remove one of the two")
+    assert "`rtruediv` is the same operation of torch (__rtruediv__) as `truediv`" in lines[6]
+    assert_torch_is_restored()
+    with pytest.raises(ListError) as of_region:
+        hmp.autocast("cpu", bf16_file_path=lower, fp32_file_path=upper)
+    assert str(of_region.value) == str(caught.value)
+
+
+def test_two_names_that_share_several_operations_are_one_problem(tmp_path: Path) -> None:
+    lower = write_list(tmp_path / "a.txt", ["truediv", "interpolate"])
+    upper = write_list(tmp_path / "b.txt", ["upsample_nearest1d", "F.interpolate"])
+    with pytest.raises(ListError) as caught:
+        hmp.convert("O1", lower, upper)
+    assert [line.partition(": ")[0] for line in str(caught.value).splitlines()] == [f"{upper}:1", f"{upper}:2"]
+
+
 def test_a_very_long_line_is_shortened_in_the_error(tmp_path: Path) -> None:
     path = tmp_path / "ops.txt"
     path.write_text("mm " * 20_000)

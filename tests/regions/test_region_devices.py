@@ -50,7 +50,7 @@ def test_a_device_that_is_not_there_gives_a_warning_and_no_effect(device: str) -
     ("device", "arguments", "what"),
     [
         ("hpu", {"dtype": FP16}, r"`dtype` must be torch\.bfloat16"),
-        ("cuda", {"dtype": "bfloat16"}, "`dtype` must be"),
+        ("cuda", {"dtype": "bfloat"}, "`dtype` must be"),
         ("xpu", {"preset": "torch-xpuu"}, "did you mean 'torch-xpu'?"),
     ],
 )
@@ -151,8 +151,8 @@ def test_another_lower_precision_is_warned_about_and_nothing_is_cast() -> None:
 
 
 def test_a_dtype_must_be_one() -> None:
-    wrong: Any = "bf16"
-    with pytest.raises(ValueError, match=r"`dtype` must be torch\.bfloat16 or torch\.float16; got 'bf16'"):
+    wrong: Any = "bf61"
+    with pytest.raises(ValueError, match=r"`dtype` must be torch\.bfloat16 or torch\.float16; got 'bf61'"):
         hmp.autocast("cpu", wrong)
 
 
