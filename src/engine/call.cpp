@@ -32,10 +32,15 @@ void count(Target& target, Decision decision, const Tally& tally) {
   counter.bytes += tally.made.bytes;
 }
 
+// A user's function may be gone before the report is made.
+const std::string* watched_name(const Target& target) {
+  return target.index == no_index ? watch::operation_named(target.operation) : &target.operation;
+}
+
 [[gnu::noinline]] void tell(Target& target, Decision decision, const Tally& tally) {
   const unsigned casts = tally.casts - tally.kept;
   if (listens(Listener::watch)) {
-    watch::decided(&target, target.operation, decision, {casts, tally.kept, tally.made.bytes}, tally.left_casts);
+    watch::decided(&target, watched_name(target), decision, {casts, tally.kept, tally.made.bytes}, tally.left_casts);
   }
   if (log::is_active()) log::operation(target.representation, target.operation, decision, casts);
 }
@@ -260,7 +265,7 @@ PyObject* answer_protected_watched(Target& target, const Arguments& arguments) {
   watch::Call call(&target);
   PyObject* result = answer_protected(target, arguments);
   if (result != nullptr && !call.is_recorded()) {
-    watch::decided(&target, target.operation, protected_call, {}, false);
+    watch::decided(&target, watched_name(target), protected_call, {}, false);
   }
   call.ends(arguments.values, arguments.count(), result);
   return result;
@@ -274,7 +279,7 @@ PyObject* answer_disabled_watched(Target& target, const Arguments& arguments) {
   if (result != nullptr) {
     constexpr Decision disabled{Precision::unchanged, Reason::disabled};
     count(target, disabled, {});
-    watch::decided(&target, target.operation, disabled, {}, false);
+    watch::decided(&target, watched_name(target), disabled, {}, false);
   }
   call.ends(arguments.values, arguments.count(), result);
   return result;

@@ -47,6 +47,7 @@ const char* describe(Reason reason) noexcept;
 struct Decision {
   Precision precision;
   Reason reason;
+  bool operator==(const Decision&) const = default;
 };
 
 }  // namespace habana_mp::rules

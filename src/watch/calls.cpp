@@ -64,9 +64,9 @@ void find_place(Key& key) {
   if (!find_traced(key)) key.place = nullptr;
 }
 
-Record* record_call(const std::string& operation, rules::Decision decision, const Amounts& amounts) {
+Record* record_call(const std::string* operation, rules::Decision decision, const Amounts& amounts) {
   HeldError held;
-  Key key{.operation = operation_named(operation), .decision = decision};
+  Key key{.operation = operation, .decision = decision};
   find_place(key);
   Record& record = record_of(key);
   ++record.calls;
@@ -148,7 +148,7 @@ void Call::ends(PyObject* const* arguments, Py_ssize_t count, PyObject* result) 
   for_each_tensor(&result, 1, [&](PyObject* tensor) { remember_result(tensor, *record_); });
 }
 
-void decided(const void* target, const std::string& operation, rules::Decision decision, const Amounts& amounts,
+void decided(const void* target, const std::string* operation, rules::Decision decision, const Amounts& amounts,
              bool some_by_torch) noexcept {
   Record* const record = record_call(operation, decision, amounts);
   if (innermost == nullptr || innermost->target_ != target) return;

@@ -26,7 +26,7 @@ class Call {
   [[nodiscard]] bool is_recorded() const noexcept;
 
  private:
-  friend void decided(const void*, const std::string&, rules::Decision, const Amounts&, bool) noexcept;
+  friend void decided(const void*, const std::string*, rules::Decision, const Amounts&, bool) noexcept;
   friend class CastTime;
 
   Call* outer_;
@@ -39,8 +39,9 @@ class Call {
 };
 
 // Something was decided for a call: of the innermost one where the target is its, else of one that is not timed.
+// The operation's name lives as long as the records do.
 // `some_by_torch`: torch made some of the casts, within the operation.
-void decided(const void* target, const std::string& operation, rules::Decision decision, const Amounts& amounts,
+void decided(const void* target, const std::string* operation, rules::Decision decision, const Amounts& amounts,
              bool some_by_torch) noexcept;
 
 // The time from its construction to its end counts as the innermost call's time for casts.

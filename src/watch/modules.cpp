@@ -7,6 +7,7 @@
 #include "errors.hpp"
 #include "host/modes.hpp"
 #include "watch/events.hpp"
+#include "watch/table.hpp"
 #include "weakrefs.hpp"
 
 namespace habana_mp::watch {
@@ -18,14 +19,10 @@ thread_local ModuleCall* innermost = nullptr;
 thread_local std::deque<ModuleCall> blocks;
 
 struct Child {
-  const Module* parent;
-  PyObject* object;
+  const Module* parent = nullptr;
+  PyObject* object = nullptr;
   bool operator==(const Child&) const = default;
-};
-struct HashChild {
-  std::size_t operator()(const Child& child) const noexcept {
-    return std::hash<const void*>()(child.parent) * 31 + std::hash<const void*>()(child.object);
-  }
+  [[nodiscard]] std::size_t hash() const noexcept { return hash_of(parent) * 31 + hash_of(object); }
 };
 struct Known {
   Owned reference;
@@ -36,7 +33,7 @@ struct Tables {
   Owned names;
   std::deque<Module> storage;  // its elements never move
   std::vector<Module*> all;
-  std::unordered_map<Child, Known, HashChild> children;
+  Table<Child, Known> children;
   std::unordered_map<std::string, Module*> by_path;
   std::unordered_map<PyObject*, Known> last;  // where a module was called last beside others
 };
@@ -97,8 +94,9 @@ Module* module_of(Module* around, PyObject* object) {
     if (last != tables->last.end() && is_known(last->second, object)) return last->second.module;
   }
   const Child child{around, object};
-  const auto known = tables->children.find(child);
-  if (known != tables->children.end() && is_known(known->second, object)) return known->second.module;
+  const Known* const known = tables->children.find(child);
+  if (known != nullptr && is_known(*known, object)) [[likely]]
+    return known->module;
   HeldError held;
   Module* const module = find_module(around, object);
   PyErr_Clear();

@@ -1,12 +1,13 @@
 #include "watch/places.hpp"
 
+#include <deque>
 #include <map>
-#include <unordered_map>
 #include <utility>
 
 #include "errors.hpp"
 #include "host/callers.hpp"
 #include "watch/modules.hpp"
+#include "watch/table.hpp"
 
 namespace habana_mp::watch {
 
@@ -14,28 +15,27 @@ namespace {
 
 enum class Whose : std::uint8_t { user, passed_over, compiler, call_impl };
 
+// Kept for good once it was seen, so that no other one gets its address.
 struct Code {
-  Owned held;  // for good, so that no other one gets its address
-  Whose whose = Whose::user;
+  PyObject* object = nullptr;
+  bool operator==(const Code&) const = default;
+  [[nodiscard]] std::size_t hash() const noexcept { return hash_of(object); }
 };
 
 struct Position {
-  PyObject* code;
-  int instruction;
+  PyObject* code = nullptr;
+  int instruction = 0;
   bool operator==(const Position&) const = default;
-};
-struct HashPosition {
-  std::size_t operator()(const Position& position) const noexcept {
-    return std::hash<PyObject*>()(position.code) * 31 + static_cast<std::size_t>(position.instruction);
-  }
+  [[nodiscard]] std::size_t hash() const noexcept { return hash_of(code) * 31 + static_cast<std::size_t>(instruction); }
 };
 
 struct Tables {
   Owned passed_over;
   Owned compilers;
   Owned call_impl;
-  std::unordered_map<PyObject*, Code> codes;
-  std::unordered_map<Position, Place, HashPosition> places;  // its elements never move
+  Table<Code, Whose> codes;
+  Table<Position, const Place*> by_position;
+  std::deque<Place> places;  // its elements never move
   std::map<std::pair<std::string, int>, Place> named;
 };
 NeverDestroyed<Tables> tables;
@@ -48,18 +48,18 @@ Whose whose_code(PyObject* code) {
 }
 
 Whose whose(PyObject* code) {
-  const auto known = tables->codes.find(code);
-  if (known != tables->codes.end()) return known->second.whose;
-  return tables->codes.emplace(code, Code{Owned::borrowed(code), whose_code(code)}).first->second.whose;
+  if (const Whose* known = tables->codes.find({code})) [[likely]]
+    return *known;
+  return tables->codes[{kept_for_good(code)}] = whose_code(code);
 }
 
 const Place* place_at(const host::FrameWalk& frame, PyObject* code, bool is_compiler) {
   const Position position{code, frame.position()};
-  const auto known = tables->places.find(position);
-  if (known != tables->places.end()) return &known->second;
+  if (const Place** known = tables->by_position.find(position)) [[likely]]
+    return *known;
   Place place{.file = Owned::borrowed(host::file_of(code)), .function = host::name_of(code), .line = frame.line()};
   place.is_compiler = is_compiler;
-  return &tables->places.emplace(position, std::move(place)).first->second;
+  return tables->by_position[position] = &tables->places.emplace_back(std::move(place));
 }
 
 const Place* place_outwards(host::FrameWalk& frame, ModuleCall* call) {

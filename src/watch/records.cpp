@@ -1,40 +1,31 @@
 #include "watch/records.hpp"
 
 #include <array>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "host/inside.hpp"
 #include "host/reader.hpp"
+#include "watch/table.hpp"
 
 namespace habana_mp::watch {
 
 namespace {
 
-struct HashKey {
-  std::size_t operator()(const Key& key) const noexcept {
-    std::size_t hash = std::hash<const void*>()(key.operation);
-    hash = hash * 31 + std::hash<const void*>()(key.place);
-    hash = hash * 31 + std::hash<const void*>()(key.module);
-    return hash * 31 + (static_cast<std::size_t>(key.decision.precision) << 16U |
-                        static_cast<std::size_t>(key.decision.reason) << 8U | static_cast<std::size_t>(key.phase));
-  }
-};
-
-// Memory is used again by others: an entry counts while all of this is the same.
+// Memory is used again by others: an entry counts while all of this is the same. Small, since most of what a call is
+// given was made just before: a few lines of memory are looked through, the last one first.
 struct Made {
-  const void* storage = nullptr;
   const void* memory = nullptr;
-  Kind kind = Kind::other;
-  const Record* by = nullptr;
+  std::uint32_t by = 0;    // the record's number
+  std::uint32_t rest = 0;  // of the storage's address, and the kind
 };
-constexpr std::size_t remembered = 4096;
+constexpr std::size_t remembered = 32;
 
 struct Tables {
   std::unordered_set<std::string> names;
-  std::unordered_map<Key, Record*, HashKey> by_key;
+  Table<Key, Record*> by_key;
   std::deque<Record> all;  // its elements never move
   std::array<Made, remembered> made{};
+  std::size_t next = 0;
   std::uint64_t generation = 0;
 };
 Tables& tables() {
@@ -43,16 +34,10 @@ Tables& tables() {
 }
 
 Made identity_of(PyObject* tensor) noexcept {
-  Made made{.kind = host::kind_of(tensor)};
-  if (host::can_look_inside()) made.storage = host::storage_of(tensor);
-  made.memory = made.storage == nullptr ? static_cast<const void*>(tensor)
-                                        : host::memory_of(static_cast<const char*>(made.storage));
-  return made;
-}
-
-Made& slot_of(const Made& made) noexcept {
-  const std::size_t hash = std::hash<const void*>()(made.memory);
-  return tables().made[(hash >> 4U ^ hash >> 16U) % remembered];
+  const char* const storage = host::can_look_inside() ? host::storage_of(tensor) : nullptr;
+  const auto address = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(storage));
+  return {.memory = storage == nullptr ? static_cast<const void*>(tensor) : host::memory_of(storage),
+          .rest = address << 4U | static_cast<std::uint32_t>(host::kind_of(tensor))};
 }
 
 }  // namespace
@@ -66,6 +51,14 @@ const char* name(Phase phase) noexcept {
     default:
       return "forward";
   }
+}
+
+std::size_t Key::hash() const noexcept {
+  std::size_t hash = hash_of(operation);
+  hash = hash * 31 + hash_of(place);
+  hash = hash * 31 + hash_of(module);
+  return hash * 31 + (static_cast<std::size_t>(decision.precision) << 16U |
+                      static_cast<std::size_t>(decision.reason) << 8U | static_cast<std::size_t>(phase));
 }
 
 const std::string* operation_named(const std::string& operation) { return &*tables().names.insert(operation).first; }
@@ -93,15 +86,19 @@ void forget_records() noexcept {
 
 void remember_result(PyObject* tensor, const Record& made_by) {
   Made made = identity_of(tensor);
-  made.by = &made_by;
-  slot_of(made) = made;
+  made.by = static_cast<std::uint32_t>(made_by.number);
+  tables().made[tables().next++ % remembered] = made;
 }
 
 const Record* maker_of(PyObject* tensor) noexcept {
   const Made wanted = identity_of(tensor);
-  const Made& known = slot_of(wanted);
-  const bool is_it = known.memory == wanted.memory && known.storage == wanted.storage && known.kind == wanted.kind;
-  return is_it ? known.by : nullptr;
+  Tables& all = tables();
+  for (std::size_t back = 1; back <= remembered; ++back) {
+    const Made& known = all.made[(all.next - back) % remembered];
+    if (known.memory != wanted.memory) continue;
+    return known.rest == wanted.rest && wanted.memory != nullptr ? &all.all[known.by] : nullptr;
+  }
+  return nullptr;
 }
 
 }  // namespace habana_mp::watch

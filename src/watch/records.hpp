@@ -16,15 +16,13 @@ enum class Phase : std::uint8_t { forward, backward, traced };
 const char* name(Phase phase) noexcept;
 
 struct Key {
-  const std::string* operation = nullptr;  // as `operation_named` gives it
+  const std::string* operation = nullptr;  // which lives as long as the records do
   const Place* place = nullptr;
   const Module* module = nullptr;
   rules::Decision decision{};
   Phase phase = Phase::forward;
-  bool operator==(const Key& other) const noexcept {
-    return operation == other.operation && place == other.place && module == other.module && phase == other.phase &&
-           decision.precision == other.decision.precision && decision.reason == other.decision.reason;
-  }
+  bool operator==(const Key&) const = default;
+  [[nodiscard]] std::size_t hash() const noexcept;
 };
 
 // What was cast for a call.
@@ -51,6 +49,7 @@ struct Record {
   std::vector<From> from;
 };
 
+// One that lives so long.
 const std::string* operation_named(const std::string& operation);
 Record& record_of(const Key& key);
 const std::deque<Record>& all_records() noexcept;
