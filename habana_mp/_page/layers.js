@@ -191,8 +191,11 @@ function passing(one, i, { length }) {
   return i === length - 1 ? [upper] : [upper, lower];
 }
 
+/** They run beside the nodes, on the right. */
 function addEdgesUpwards(drawing, links) {
-  for (const { edge, from, to } of links.filter((link) => !leadsDown(link))) {
+  const upwards = links.filter((link) => !leadsDown(link));
+  if (upwards.length > 0) drawing.width += 2 * SIDE_GAP;
+  for (const { edge, from, to } of upwards) {
     const [start, end] = [drawing.places.get(from.row.index), drawing.places.get(to.row.index)];
     const side = NODE.width / 2;
     drawing.routes.push({

@@ -411,6 +411,22 @@ def test_nodes_of_the_graph_do_not_overlap_and_results_flow_downwards(page: Page
     assert all(places[edge["from"]]["bottom"] < places[edge["to"]]["top"] for edge in inside)
 
 
+def test_a_result_that_goes_into_an_earlier_operation_is_drawn_upwards(browser: Browser, tmp_path: Path) -> None:
+    report = reports.encoder(1)
+    first, last = (of(report["rows"], key=lambda row: row["order"]) for of in (min, max))
+    loop = {"from": report["rows"].index(last), "to": report["rows"].index(first), "calls": 4, "casts": 4}
+    report["edges"].append(loop)
+    with opened(browser, written(tmp_path, report)) as shown:
+        ends = f"[data-from='{loop['from']}'][data-to='{loop['to']}']"
+        expect(shown.locator(f"#graph .edge{ends}")).to_have_count(1)
+        expect(shown.locator(f"#graph .cast{ends}")).to_contain_text("4")
+        overhang = shown.evaluate(
+            "Math.max(...[...document.querySelectorAll('.edge, .cast')].map(x => x.getBoundingClientRect().right))"
+            " - document.querySelector('#graph svg').getBoundingClientRect().right"
+        )
+        assert overhang <= 0
+
+
 def test_ping_pongs_are_marked_in_the_graph(page: Page) -> None:
     treeitem(page, LAYER).click()
     (finding,) = [of for of in ENCODER["findings"] if ROWS[of["rows"][0]] in below(LAYER)]
