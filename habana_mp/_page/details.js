@@ -17,7 +17,7 @@ function detailsOf(report, row) {
   ];
   const items = pairs
     .filter(([, value]) => value !== null)
-    .map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, ...[value].flat())));
+    .map(([name, value]) => described(name, ...[value].flat()));
   return [element("h3", {}, row.operation, " ", precisionBadge(row.precision)), element("dl", {}, ...items)];
 }
 

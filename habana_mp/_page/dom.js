@@ -36,6 +36,11 @@ function precisionClass(precision) {
   return ["bf16", "fp16", "fp32"].includes(precision) ? `is-${precision}` : "is-unchanged";
 }
 
+/** An entry of a list of descriptions. */
+function described(name, ...value) {
+  return element("div", {}, element("dt", {}, name), element("dd", {}, ...value));
+}
+
 /** Words of the report, in which names of code stand between backticks. */
 function withCode(words) {
   return words.split("`").map((part, i) => (i % 2 === 1 ? element("code", {}, part) : part));

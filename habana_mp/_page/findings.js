@@ -20,8 +20,14 @@ function findingButton(report, store, finding, index) {
   return element(
     "button",
     { type: "button", class: "finding", onclick: choose },
-    element("span", { class: `kind${isPingPong(finding) ? " ping-pong" : ""}` }, isPingPong(finding) ? "⇄ " : "", finding.kind),
+    isPingPong(finding)
+      ? element("span", { class: "kind ping-pong" }, `⇄ ${finding.kind}`)
+      : element("span", { class: "kind" }, finding.kind),
     element("span", { class: "text" }, ...withCode(finding.text)),
-    element("span", { class: "saves" }, finding.saves === null ? counted(finding.rows.length, "operation") : `saves ${duration(finding.saves)}`),
+    element("span", { class: "saves" }, worthOf(finding)),
   );
+}
+
+function worthOf({ saves, rows }) {
+  return saves === null ? counted(rows.length, "operation") : `saves ${duration(saves)}`;
 }

@@ -48,8 +48,9 @@ function showGraph(report, store) {
   }
 
   function tell(index) {
-    const hint = element("p", { class: "quiet" }, "Point at an operation, or go to it by arrow keys, to see more of it.");
-    byId("graph-details").replaceChildren(...(index === null ? [hint] : detailsOf(report, report.rows[index])));
+    const hint = "Point at an operation, or go to it by arrow keys, to see more of it.";
+    const details = index === null ? [element("p", { class: "quiet" }, hint)] : detailsOf(report, report.rows[index]);
+    byId("graph-details").replaceChildren(...details);
   }
 
   function focus(index) {
@@ -73,7 +74,8 @@ function showGraph(report, store) {
   view.addEventListener("keydown", (event) => {
     const index = clickedIndex(event);
     if (index === null) return;
-    const to = movedTo(event.key, shown.findIndex((row) => row.index === index), shown.length, 1);
+    const from = shown.findIndex((row) => row.index === index);
+    const to = movedTo(event.key, from, shown.length, 1);
     if (to !== null) focus(shown[to].index);
     else if (event.key === "Enter" || event.key === " ") store.set({ row: index });
     else return;
@@ -105,10 +107,16 @@ function countOfNodes(shown, all) {
 function drawing(report, rows, module) {
   const inside = new Set(rows.map((row) => row.index));
   const edges = report.edges.filter(({ from, to }) => inside.has(from) && inside.has(to));
-  const { places, routes, width, height } = rows.length === 0 ? { places: new Map(), routes: [], width: 1, height: 1 } : layered(rows, edges);
+  const { places, routes, width, height } = layered(rows, edges);
   return drawn(
     "svg",
-    { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": "Operations in the order of their calls; arrow keys move" },
+    {
+      width,
+      height,
+      viewBox: `0 0 ${width} ${height}`,
+      role: "group",
+      "aria-label": "Operations in the order of their calls; arrow keys move",
+    },
     definitions(),
     ...routes.map((route) => edgeLine(report, route)),
     ...routes.filter(({ edge }) => edge.casts > 0).map((route) => castNode(report, route)),
@@ -123,7 +131,16 @@ function definitions() {
     {},
     drawn(
       "marker",
-      { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerUnits: "userSpaceOnUse", markerWidth: 8, markerHeight: 8, orient: "auto" },
+      {
+        id: "arrow",
+        viewBox: "0 0 8 8",
+        refX: 7,
+        refY: 4,
+        markerUnits: "userSpaceOnUse",
+        markerWidth: 8,
+        markerHeight: 8,
+        orient: "auto",
+      },
       drawn("path", { d: "M0 0.5 L8 4 L0 7.5 z", class: "arrow" }),
     ),
     pattern("stripes", { patternTransform: "rotate(45)" }, drawn("rect", { width: 3, height: 6, class: "ink" })),
@@ -136,10 +153,10 @@ function pattern(id, properties, ...content) {
 }
 
 function edgeLine(report, { edge, points, upwards }) {
-  const path = upwards ? upwardPath(points) : downwardPath(points);
+  const classes = ["edge", edge.casts > 0 ? "with-casts" : "", isPingPongEdge(report, edge) ? "ping-pong" : ""];
   return drawn("path", {
-    d: path,
-    class: `edge${edge.casts > 0 ? ` with-casts cast-${directionOf(report, edge)}` : ""}${isPingPongEdge(report, edge) ? " ping-pong" : ""}`,
+    d: upwards ? upwardPath(points) : downwardPath(points),
+    class: classes.filter(Boolean).join(" "),
     "marker-end": "url(#arrow)",
     "data-from": edge.from,
     "data-to": edge.to,
@@ -177,10 +194,14 @@ function castNode(report, { edge, points, upwards }) {
   return drawn(
     "g",
     { class: `cast cast-${direction}`, "data-from": edge.from, "data-to": edge.to, transform: `translate(${x} ${y})` },
-    drawn("title", {}, `${counted(edge.casts, "cast")} ${direction} to ${report.rows[edge.to].precision}, in ${counted(edge.calls, "call")}`),
+    drawn("title", {}, castInWords(edge, `${direction} to ${report.rows[edge.to].precision}`)),
     drawn("rect", { x: -width / 2, y: -8, width, height: 16, rx: 8 }),
     drawn("text", { y: 4, "text-anchor": "middle" }, words),
   );
+}
+
+function castInWords({ casts, calls }, where) {
+  return `${counted(casts, "cast")} ${where}, in ${counted(calls, "call")}`;
 }
 
 function isPingPong(finding) {
@@ -195,6 +216,7 @@ function operationNode(report, row, { x, y }, module, isFirst) {
   const isMarked = row.findings.some(isPingPong);
   const precision = precisionClass(row.precision);
   const cost = costInWords(report, row.cost);
+  const place = ending(moduleWithin(row.module, module), lettersBeside(cost));
   const left = -NODE.width / 2;
   return drawn(
     "g",
@@ -211,15 +233,15 @@ function operationNode(report, row, { x, y }, module, isFirst) {
     drawn("rect", { class: "band-pattern", x: left + 1, y: 1, width: 8, height: NODE.height - 2, rx: 3 }),
     drawn("text", { class: "operation", x: left + 16, y: 16 }, beginning(row.operation, lettersBeside(row.precision))),
     drawn("text", { class: "precision", x: -left - 8, y: 16, "text-anchor": "end" }, row.precision),
-    drawn("text", { class: "quiet", x: left + 16, y: 30 }, ending(moduleWithin(row.module, module), lettersBeside(cost))),
+    drawn("text", { class: "quiet", x: left + 16, y: 30 }, place),
     drawn("text", { class: "quiet", x: -left - 8, y: 30, "text-anchor": "end" }, cost),
     isMarked ? pingPongMark(-left) : null,
   );
 }
 
 function nodeInWords(row, isMarked) {
-  const module = row.module === null ? "" : `, in ${row.module}`;
-  return `${row.operation}, ${row.precision}${module}, ${counted(row.calls, "call")}${isMarked ? ", part of a ping-pong" : ""}`;
+  const parts = [row.operation, row.precision, row.module, counted(row.calls, "call")];
+  return [...parts.filter((part) => part !== null), ...(isMarked ? ["part of a ping-pong"] : [])].join(", ");
 }
 
 function pingPongMark(right) {

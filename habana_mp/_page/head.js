@@ -5,7 +5,7 @@ function showHead(report) {
   byId("environment").append(...environmentInWords(report).map((part) => element("span", {}, part)));
   byId("words").append(...report.words.map((line) => element("p", {}, ...withCode(line))));
   byId("precisions").append(...precisionShares(report));
-  byId("totals").append(...totals(report).map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value))));
+  byId("totals").append(...totals(report).map(([name, value]) => described(name, value)));
   byId("weights").textContent = weightsInWords(report.weights);
 }
 

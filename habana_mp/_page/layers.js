@@ -12,8 +12,8 @@ const SWEEPS = 8;
  * Positions for `rows` and the `edges` between them: `{places: Map(row index -> {x, y}), routes, width, height}`, where
  * a route is `{edge, points}`, from the lower side of one node to the upper side of another.
  *
- * Results flow downwards, from a row to one whose first call was later; an edge to an earlier one (as of a loop's second
- * round) does not shape the drawing. Parts that are not connected stand side by side, single rows in one column.
+ * Results flow downwards, from a row to one whose first call was later; an edge to an earlier one (as of a loop's
+ * second round) does not shape the drawing. Parts that are not connected stand side by side, single rows in one column.
  */
 function layered(rows, edges) {
   const inOrder = [...rows].sort((one, other) => one.order - other.order);
@@ -191,8 +191,11 @@ function passing(one, i, { length }) {
   return i === length - 1 ? [upper] : [upper, lower];
 }
 
+/** They run beside the nodes, on the right. */
 function addEdgesUpwards(drawing, links) {
-  for (const { edge, from, to } of links.filter((link) => !leadsDown(link))) {
+  const upwards = links.filter((link) => !leadsDown(link));
+  if (upwards.length > 0) drawing.width += 2 * SIDE_GAP;
+  for (const { edge, from, to } of upwards) {
     const [start, end] = [drawing.places.get(from.row.index), drawing.places.get(to.row.index)];
     const side = NODE.width / 2;
     drawing.routes.push({

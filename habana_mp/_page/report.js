@@ -80,6 +80,11 @@ function sum(items, value) {
   return items.reduce((total, item) => total + value(item), 0);
 }
 
+/** The greatest value, or 0. (A spread into Math.max has a limit.) */
+function greatest(items, value) {
+  return items.reduce((most, item) => Math.max(most, value(item)), 0);
+}
+
 /** The rows of a module and of those below it; all rows for null. */
 function rowsBelow(report, path) {
   if (path === null) return report.rows;
@@ -87,8 +92,8 @@ function rowsBelow(report, path) {
   const waiting = [report.nodes.get(path)];
   while (waiting.length > 0) {
     const node = waiting.pop();
-    found.push(...node.rows);
-    waiting.push(...node.children);
+    for (const row of node.rows) found.push(row);
+    for (const child of node.children) waiting.push(child);
   }
   return found;
 }

@@ -3,33 +3,39 @@
 const TABLE_LINE = 24;
 const TABLE_HEAD = 28;
 
-/** `key` is what a row is sorted by, `cell` what it shows; a column without a key in any row is not shown. */
+/** A column of words: `key` is what a row is sorted by, null for none, and `cell` makes what is shown. */
+function words(name, title, width, key, cell = key) {
+  return { name, title, width, key, cell, isNumber: false, hint: null };
+}
+
+/** A column of numbers, which the field `name` of a row has; `shown` words one. */
+function numbers(name, title, width, shown = count, hint = null) {
+  return { name, title, width, key: (row) => row[name], shown, isNumber: true, hint };
+}
+
+/** A column without a key in any row is not shown. */
 const COLUMNS = [
-  { name: "order", title: "#", hint: "order of the first call", width: 52, number: true, key: (row) => row.order, words: String },
-  { name: "operation", title: "operation", width: 140, key: (row) => row.operation },
-  { name: "precision", title: "precision", width: 86, key: (row) => row.precision, cell: (row) => precisionBadge(row.precision) },
-  { name: "module", title: "module", width: 170, key: (row) => row.module, cell: (row) => endOf(row.module ?? "") },
-  { name: "seconds", title: "ms", hint: "time in milliseconds", width: 70, number: true, key: (row) => row.seconds, words: milliseconds },
-  { name: "calls", title: "calls", width: 58, number: true, key: (row) => row.calls },
-  { name: "casts", title: "casts", width: 58, number: true, key: (row) => row.casts },
-  { name: "bytes", title: "MB cast", width: 70, number: true, key: (row) => row.bytes, words: megabytes },
-  { name: "cast_seconds", title: "cast ms", hint: "time of casts in milliseconds", width: 66, number: true, key: (row) => row.cast_seconds, words: milliseconds },
-  { name: "hits", title: "kept", hint: "how often a kept cast of a weight was used", width: 54, number: true, key: (row) => row.hits },
-  { name: "place", title: "place", width: 136, key: (row) => placeKey(row), cell: (row) => endOf(placeInWords(row)) },
-  { name: "reason", title: "reason", width: 130, key: (row) => row.why },
-  { name: "phase", title: "phase", width: 72, key: (row) => row.phase },
+  numbers("order", "#", 46, String, "order of the first call"),
+  words("operation", "operation", 134, (row) => row.operation),
+  words("precision", "precision", 86, (row) => row.precision, (row) => precisionBadge(row.precision)),
+  words("module", "module", 164, (row) => row.module, (row) => endOf(row.module)),
+  numbers("seconds", "ms", 66, milliseconds, "time in milliseconds"),
+  numbers("calls", "calls", 52),
+  numbers("casts", "casts", 54),
+  numbers("bytes", "MB cast", 68, megabytes),
+  numbers("cast_seconds", "cast ms", 62, milliseconds, "time of casts in milliseconds"),
+  numbers("hits", "kept", 48, count, "how often a kept cast of a weight was used"),
+  words("place", "place", 128, placeOf, (row) => endOf(placeOf(row))),
+  words("reason", "reason", 124, (row) => row.why),
+  words("phase", "phase", 72, (row) => row.phase),
 ];
 
 function columnNamed(name) {
   return COLUMNS.find((column) => column.name === name);
 }
 
-function placeKey({ file, line }) {
+function placeOf({ file, line }) {
   return file === null ? null : `${fileName(file)}:${line}`;
-}
-
-function placeInWords(row) {
-  return placeKey(row) ?? "";
 }
 
 /** A text that loses its beginning, not its end, where the room is short. */
@@ -41,9 +47,10 @@ function showTable(report, store) {
   const view = byId("table-view");
   const table = byId("table");
   const columns = COLUMNS.filter((column) => report.rows.some((row) => column.key(row) !== null));
-  const greatest = Math.max(...report.rows.map((row) => row.cost), 0);
+  const mostCost = greatest(report.rows, (row) => row.cost);
   table.querySelector("colgroup").append(...columnElements(columns));
   table.style.minWidth = `${widthOf(columns)}px`;
+  if (report.rows.length === 0) byId("table-none").textContent = "No operation was seen.";
   let rows = [];
 
   const lines = makeWindow({
@@ -51,7 +58,7 @@ function showTable(report, store) {
     body: table.tBodies[0],
     height: TABLE_LINE,
     above: TABLE_HEAD,
-    line: (row, index) => tableLine(report, columns, row, index, { greatest, chosen: store.get().row }),
+    line: (row, index) => tableLine(report, columns, row, index, { mostCost, chosen: store.get().row }),
     gap: () => element("tr", { class: "gap", "aria-hidden": "true" }),
   });
 
@@ -126,15 +133,17 @@ function showHeadings(columns, state, store) {
 
 function heading(column, { sort, ascending }, store) {
   const isSorted = column.name === sort;
-  const sortBy = () => store.set({ sort: column.name, ascending: isSorted ? !ascending : !column.number || column.name === "order" });
+  const isAscendingAtFirst = !column.isNumber || column.name === "order";
+  const sortBy = () => store.set({ sort: column.name, ascending: isSorted ? !ascending : isAscendingAtFirst });
   const order = isSorted ? (ascending ? "ascending" : "descending") : "none";
-  const button = element("button", { type: "button", "data-column": column.name, title: column.hint ?? null, onclick: sortBy }, column.title);
-  return element("th", { scope: "col", class: column.number ? "number" : null, "aria-sort": order }, button);
+  const properties = { type: "button", "data-column": column.name, title: column.hint, onclick: sortBy };
+  const button = element("button", properties, column.title);
+  return element("th", { scope: "col", class: column.isNumber ? "number" : null, "aria-sort": order }, button);
 }
 
 // ---- lines ---------------------------------------------------------------------------------------------------------
 
-function tableLine(report, columns, row, index, { greatest, chosen }) {
+function tableLine(report, columns, row, index, { mostCost, chosen }) {
   const properties = {
     id: `row-${row.index}`,
     "data-index": index,
@@ -142,21 +151,19 @@ function tableLine(report, columns, row, index, { greatest, chosen }) {
     "aria-selected": String(row.index === chosen),
     class: row.findings.some(isPingPong) ? "ping-pong" : null,
   };
-  return element("tr", properties, ...columns.map((column) => tableCell(report, column, row, greatest)));
+  return element("tr", properties, ...columns.map((column) => tableCell(report, column, row, mostCost)));
 }
 
-function tableCell(report, column, row, greatest) {
+function tableCell(report, column, row, mostCost) {
   const key = column.key(row);
-  if (column.number) {
-    const cell = element("td", { class: key === 0 ? "number zero" : "number" }, numberInWords(column, key));
-    if (column.name === (report.timed ? "seconds" : "calls")) withShare(cell, row.cost / greatest);
-    return cell;
+  if (!column.isNumber) {
+    const content = key === null ? "" : column.cell(row);
+    return element("td", { title: column.name === "place" ? row.file : key }, content);
   }
-  return element("td", { title: column.name === "place" ? row.file : key }, column.cell?.(row) ?? key ?? "");
-}
-
-function numberInWords(column, key) {
-  return key === null ? "" : (column.words ?? count)(key);
+  const isZero = key === 0 && column.name !== "order";
+  const cell = element("td", { class: isZero ? "number zero" : "number" }, key === null ? "" : column.shown(key));
+  if (column.name === (report.timed ? "seconds" : "calls")) withShare(cell, row.cost / mostCost);
+  return cell;
 }
 
 function withShare(cell, share) {
@@ -203,22 +210,24 @@ function precisionButton(precision, store) {
     const without = chosen.filter((one) => one !== precision);
     store.set({ precisions: without.length < chosen.length ? without : [...chosen, precision] });
   });
-  store.listen(["precisions"], ({ precisions }) => button.setAttribute("aria-pressed", String(precisions.includes(precision))));
+  store.listen(["precisions"], ({ precisions }) => {
+    button.setAttribute("aria-pressed", String(precisions.includes(precision)));
+  });
   return button;
 }
 
 /** Fills the filter of one field with the values that there are; `all` is the word for no filter. */
-function fillChoice(report, store, field, all, words) {
+function fillChoice(report, store, field, all, named) {
   const select = byId(`filter-${field}`);
   const found = new Map();
   for (const row of report.rows) {
-    const value = found.get(row[field]) ?? { words: words(row), rows: 0 };
+    const value = found.get(row[field]) ?? { name: named(row), rows: 0 };
     value.rows += 1;
     found.set(row[field], value);
   }
   const values = [...found].sort(([, one], [, other]) => other.rows - one.rows);
   select.append(element("option", { value: "" }, all));
-  select.append(...values.map(([value, of]) => element("option", { value }, `${of.words} (${count(of.rows)})`)));
+  select.append(...values.map(([value, of]) => element("option", { value }, `${of.name} (${count(of.rows)})`)));
   select.addEventListener("change", () => store.set({ [field]: select.value || null }));
   store.listen([field], (state) => (select.value = state[field] ?? ""));
 }
@@ -227,16 +236,17 @@ function fillChoice(report, store, field, all, words) {
 function showRestrictions(report, store) {
   const { module, finding } = store.get();
   const shown = [];
-  if (module !== null) shown.push(restriction(module || "outside of modules", () => store.set({ module: null, finding: null })));
-  if (finding !== null) shown.push(restriction(`${report.findings[finding].kind} ${finding + 1}`, () => store.set({ finding: null })));
+  if (module !== null) {
+    shown.push(restriction(module || "outside of modules", () => store.set({ module: null, finding: null })));
+  }
+  if (finding !== null) {
+    shown.push(restriction(`${report.findings[finding].kind} ${finding + 1}`, () => store.set({ finding: null })));
+  }
   byId("restrictions").replaceChildren(...shown);
 }
 
-function restriction(words, end) {
-  return element(
-    "span",
-    { class: "restriction" },
-    endOf(words),
-    element("button", { type: "button", class: "control", "aria-label": `Do not restrict to ${words}`, onclick: end }, "×"),
-  );
+function restriction(text, onclick) {
+  const label = `Do not restrict to ${text}`;
+  const button = element("button", { type: "button", class: "control", "aria-label": label, onclick }, "×");
+  return element("span", { class: "restriction" }, endOf(text), button);
 }

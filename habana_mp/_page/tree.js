@@ -12,7 +12,7 @@ function showTree(report, store) {
   byId("modules-unit").textContent = report.timed ? "by time" : "by calls";
   document.body.classList.add("has-modules");
 
-  const widest = Math.max(...report.roots.map((node) => node.cost));
+  const widest = greatest(report.roots, (node) => node.cost);
   let open = openAtFirst(report.roots);
   let kept = null; // while a filter is on: the nodes that it leaves
   let nodes = [];
@@ -22,7 +22,10 @@ function showTree(report, store) {
     viewport: tree,
     body: tree,
     height: TREE_LINE,
-    line: (node, index) => treeLine(report, node, index, { widest, current, isOpen: isOpen(node), chosen: store.get().module }),
+    line: (node, index) => {
+      const isChosen = node.path === store.get().module;
+      return treeLine(report, node, index, { widest, isChosen, isCurrent: node === current, isOpen: isOpen(node) });
+    },
     gap: () => element("div", { role: "presentation" }),
   });
 
@@ -72,8 +75,14 @@ function showTree(report, store) {
   }
 
   const keys = {
-    ArrowRight: () => (isOpen(current) ? moveTo(children(current)[0]) : children(current).length > 0 && setOpen(current, true)),
-    ArrowLeft: () => (isOpen(current) ? setOpen(current, false) : current.parent !== null && moveTo(current.parent)),
+    ArrowRight() {
+      if (isOpen(current)) moveTo(children(current)[0]);
+      else setOpen(current, true);
+    },
+    ArrowLeft() {
+      if (isOpen(current)) setOpen(current, false);
+      else if (current.parent !== null) moveTo(current.parent);
+    },
     Enter: () => choose(current),
   };
 
@@ -141,7 +150,7 @@ function flattened(top, isOpen, children) {
   while (waiting.length > 0) {
     const node = waiting.pop();
     found.push(node);
-    if (isOpen(node)) waiting.push(...[...children(node)].reverse());
+    if (isOpen(node)) for (const child of [...children(node)].reverse()) waiting.push(child);
   }
   return found;
 }
@@ -150,23 +159,24 @@ function treeId(index) {
   return `tree-${index}`;
 }
 
-function treeLine(report, node, index, { widest, current, isOpen, chosen }) {
+function treeLine(report, node, index, { widest, isCurrent, isOpen, isChosen }) {
   const siblings = node.parent === null ? report.roots : node.parent.children;
   const properties = {
     id: treeId(index),
-    class: node === current ? "tree-line current" : "tree-line",
+    class: isCurrent ? "tree-line current" : "tree-line",
     role: "treeitem",
     "data-index": index,
     "data-path": node.path,
     "aria-level": node.depth + 1,
     "aria-setsize": siblings.length,
     "aria-posinset": siblings.indexOf(node) + 1,
-    "aria-selected": String(node.path === chosen),
+    "aria-selected": String(isChosen),
     "aria-expanded": node.children.length > 0 ? String(isOpen) : null,
     title: treeTitle(report, node),
   };
   const twisty = element("span", { class: node.children.length > 0 ? "twisty" : "no-twisty", "aria-hidden": "true" });
-  const name = element("span", { class: "name" }, node.name, node.className ? element("small", {}, node.className) : null);
+  const className = node.className === null ? null : element("small", {}, node.className);
+  const name = element("span", { class: "name" }, node.name, className);
   const mix = element("span", { class: "mix", "aria-hidden": "true" }, stackedBar(node.mix));
   const bar = stackedBar(node.mix);
   bar.style.width = `${widest > 0 ? (100 * node.cost) / widest : 0}%`;
@@ -181,5 +191,6 @@ function treeTitle(report, node) {
   const shares = PRECISIONS.filter((precision) => node.mix[precision] > 0).map(
     (precision) => `${percent(node.mix[precision] / all)} ${precision}`,
   );
-  return [node.path || node.name, ...(node.className ? [node.className] : []), costInWords(report, node.cost) + (report.timed ? "" : " calls"), ...shares].join("\n");
+  const cost = report.timed ? duration(node.cost) : counted(node.cost, "call");
+  return [node.path || node.name, node.className, cost, ...shares].filter((line) => line !== null).join("\n");
 }

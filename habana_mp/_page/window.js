@@ -80,6 +80,14 @@ function whenPrinting(change) {
 
 /** Where a key moves to in a list of `length` lines, or null for a key that does not move. */
 function movedTo(key, from, length, page) {
-  const to = { ArrowDown: from + 1, ArrowUp: from - 1, PageDown: from + page, PageUp: from - page, Home: 0, End: length }[key];
+  const targets = {
+    ArrowDown: from + 1,
+    ArrowUp: from - 1,
+    PageDown: from + page,
+    PageUp: from - page,
+    Home: 0,
+    End: length,
+  };
+  const to = targets[key];
   return to === undefined || length === 0 ? null : Math.max(0, Math.min(length - 1, to));
 }

@@ -223,6 +223,11 @@ def operations_only() -> Data:
     return _report("operations", list(merged.values()), words=[])
 
 
+def nothing() -> Data:
+    """A report of a program in which no covered operation ran."""
+    return _report("operations", [], words=[])
+
+
 def _modules(rows: Iterable[Data]) -> list[Data]:
     """The modules of the rows and all that they are in, with times that hold a little more than their operations."""
     seconds: Counter[str] = Counter()
@@ -250,7 +255,7 @@ def _report(
     edges: list[Data] | None = None,
     findings: list[Data] | None = None,
 ) -> Data:
-    timed = rows[0]["seconds"] is not None
+    timed = any(row["seconds"] is not None for row in rows)
     totals = _totals(rows, timed=timed)
     return {
         "format": "habana-mp report",
@@ -274,7 +279,7 @@ def _report(
         },
         "seconds": sum(row["seconds"] for row in rows) * 1.1 if timed else None,
         "ranks": 1,
-        "words": [_first_words(totals, timed=timed), *words],
+        "words": [_first_words(totals, timed=timed), *words] if rows else words,
         "totals": totals,
         "rows": rows,
         "modules": modules or [],
