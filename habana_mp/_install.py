@@ -68,7 +68,7 @@ class Installation:
                 self._put_patches_in(policy, within)
                 forget_compiled_code()
                 self.policy, self.described = policy, described
-                _report.remember(policy)
+                _report.remember(policy.named)
                 self._exchange_composites(composites)
             except BaseException:
                 self.uninstall()

@@ -6,20 +6,17 @@ import json
 import os
 import platform
 import sys
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 
 import habana_mp
 from habana_mp import _core, _findings, _pictures
-
-if TYPE_CHECKING:
-    from habana_mp._policy import Policy
 
 Detail = Literal["operations", "modules", "lines"]
 DETAILS: tuple[Detail, ...] = ("operations", "modules", "lines")
@@ -365,21 +362,21 @@ _RULES = {
     **{"op_wrap": "op_wrap", "slower": "skip_slower", "disabled": "disable_casts"},
 }
 
-#: Policies that were in force since the counts began.
-_policies: list[Policy] = []
+#: Of the last configurations that were in force, by operation, the precision that a list gives it, and where.
+_named: deque[Mapping[str, tuple[str, str]]] = deque(maxlen=16)
 
 
-def remember(policy: Policy) -> None:
-    """Of what is counted from now on this policy, or one before it, decides."""
-    if policy not in _policies:
-        _policies.append(policy)
+def remember(named: Mapping[str, tuple[str, str]]) -> None:
+    """Of what is counted from now on these lists, or some before them, decide."""
+    if not _named or _named[-1] != named:
+        _named.append(named)
 
 
 def _rule_of(operation: str, precision: str, reason: str) -> str | None:
     if reason not in ("list", "no_product"):
         return _RULES.get(reason)
-    named = (policy.named.get(operation) for policy in _policies)
-    wheres = dict.fromkeys(one[1] for one in named if one is not None and (reason != "list" or one[0] == precision))
+    found = (named.get(operation) for named in _named)
+    wheres = dict.fromkeys(one[1] for one in found if one is not None and (reason != "list" or one[0] == precision))
     return " or ".join(wheres) or None
 
 
@@ -513,4 +510,5 @@ def reset() -> None:
     _core.reset_counts()
     _core.reset_watch()
     _core.weights_reset_statistics()
-    del _policies[:-1]
+    while len(_named) > 1:
+        _named.popleft()

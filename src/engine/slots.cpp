@@ -128,7 +128,7 @@ std::uint64_t changes = 0;
 
 // A target for each entry. False with a Python exception set where one of them cannot be covered.
 bool find_targets(const std::vector<CoveredObject>& entries, std::vector<Target*>& found) {
-  const host::MemoryMap memory;
+  host::MemoryMap memory;
   found.reserve(entries.size());
   for (const CoveredObject& entry : entries) {
     host::Shape shape = host::Shape::function;
@@ -180,7 +180,7 @@ bool install(const std::vector<CoveredObject>& entries, bool within_modules) {
 }
 
 static bool may_put_in(const RuleSet& set) {
-  const host::MemoryMap memory;
+  host::MemoryMap memory;
   host::Shape shape = host::Shape::function;
   return std::all_of(set.covered.begin(), set.covered.end(), [&](const RuleSet::Covered& one) {
     return one.target->installed || host::find_shape(one.target->object.get(), memory, shape);

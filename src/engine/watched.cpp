@@ -214,7 +214,8 @@ bool watch_builtins(const Builtins& builtins) {
   for (const Watch& one : all) {
     if (one.object != Py_None && !WatchedBuiltin::check(one.object)) return false;
   }
-  if (!host::WatchedData::check(host::MemoryMap())) return false;
+  host::MemoryMap memory;
+  if (!host::WatchedData::check(memory)) return false;
   for (const Watch& one : all) {
     if (one.object != Py_None && !one.builtin->is_watched()) one.builtin->watch(one.object, one.stub);
   }

@@ -100,7 +100,7 @@ bool refuse(PyObject* object, const char* why) {
   return false;
 }
 
-bool find_shape(PyObject* object, const MemoryMap& memory, Shape& shape) {
+bool find_shape(PyObject* object, MemoryMap& memory, Shape& shape) {
   if (slots.is_broken()) return refuse(object, "its slot does not hold CPython's own");
   slots.settle(true);
   if (is_type_slot(object)) {

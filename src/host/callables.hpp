@@ -62,7 +62,7 @@ struct Callable {
 
 // Can this object be covered, and as what? False with an exception set. Everything is looked up that a store relies on:
 // a definition in memory that may not be written to must be found before the first store, not by it.
-bool find_shape(PyObject* object, const MemoryMap& memory, Shape& shape);
+bool find_shape(PyObject* object, MemoryMap& memory, Shape& shape);
 
 // Is the object's calling convention one that we can answer? Nothing else is looked at.
 bool can_cover(PyObject* object) noexcept;

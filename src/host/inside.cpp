@@ -288,7 +288,7 @@ AnsweredFile answered_file;
 bool is_private_file(const char* storage) noexcept {
   const char* data = load<const char*>(storage, inside.data);
   if (storage == answered_file.storage && data == answered_file.data) return answered_file.is_private;
-  const MemoryMap memory;
+  MemoryMap memory;
   const Mapping* mapping = memory.find(data);
   answered_file = {storage, data, mapping != nullptr && mapping->of_file && !mapping->shared};
   return answered_file.is_private;

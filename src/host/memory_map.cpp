@@ -7,8 +7,10 @@
 #include <charconv>
 #include <cstdio>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "host/ledger.hpp"
 
@@ -16,11 +18,12 @@ namespace habana_mp::host {
 
 namespace {
 
-Assumption mappings{"system.mappings", "/proc/self/maps tells which memory may be written to, and which is a file's",
-                    "it is there, and tells that a variable of ours may be written to, and a constant may not",
-                    "memory is tried: the kernel writes there what is there, or refuses; slices of files that are "
-                    "mapped are not told, so "
-                    "no casts of weights in such are kept"};
+Assumption mappings_tell{"system.mappings",
+                         "/proc/self/maps tells which memory may be written to, and which is a file's",
+                         "it is there, and tells that a variable of ours may be written to, and a constant may not",
+                         "memory is tried: the kernel writes there what is there, or refuses; slices of files that are "
+                         "mapped are not told, so "
+                         "no casts of weights in such are kept"};
 
 // The kernel answers EFAULT where we would crash. Nobody else writes there meanwhile: what is tried are definitions of
 // CPython's and torch's, and we hold the GIL.
@@ -80,9 +83,22 @@ const void* variable = nullptr;
 
 }  // namespace
 
-MemoryMap::MemoryMap() {
-  if (mappings.is_broken()) {
-    mappings.settle(false);
+const Mapping* MemoryMap::find(const void* address) {
+  const auto value = reinterpret_cast<std::uintptr_t>(address);
+  for (const Mapping& mapping : mappings()) {
+    if (value >= mapping.begin && value + sizeof(void*) <= mapping.end) return &mapping;
+  }
+  return nullptr;
+}
+
+const std::vector<Mapping>& MemoryMap::mappings() {
+  if (!std::exchange(is_read_, true)) read();
+  return mappings_;
+}
+
+void MemoryMap::read() {
+  if (mappings_tell.is_broken()) {
+    mappings_tell.settle(false);
     return;
   }
   const std::string text = read_all("/proc/self/maps");
@@ -95,13 +111,21 @@ MemoryMap::MemoryMap() {
   const Mapping* of_constant = find(&constant);
   const bool tells =
       of_variable != nullptr && of_variable->writable && of_constant != nullptr && !of_constant->writable;
-  if (!mappings.settle(tells)) mappings_.clear();
+  if (!mappings_tell.settle(tells)) mappings_.clear();
 }
 
-bool MemoryMap::may_write(const void* address) const {
-  if (!is_known()) return can_be_rewritten(address);
+bool MemoryMap::is_writable(const void* address) {
+  static std::set<std::uintptr_t> writable_pages;
+  const std::uintptr_t page = reinterpret_cast<std::uintptr_t>(address) >> 12U;
+  if (writable_pages.contains(page)) return true;
   const Mapping* mapping = find(address);
-  return mapping != nullptr && mapping->writable;
+  if (mapping == nullptr || !mapping->writable) return false;
+  writable_pages.insert(page);
+  return true;
+}
+
+bool MemoryMap::may_write(const void* address) {
+  return is_writable(address) || (!is_known() && can_be_rewritten(address));
 }
 
 }  // namespace habana_mp::host

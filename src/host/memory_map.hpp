@@ -14,26 +14,26 @@ struct Mapping {
   bool of_file;
 };
 
+// Read when it is first asked, which takes the kernel longer than all else that convert does.
 class MemoryMap {
  public:
-  MemoryMap();
-
   // False where the system does not tell.
-  [[nodiscard]] bool is_known() const { return !mappings_.empty(); }
+  [[nodiscard]] bool is_known() { return !mappings().empty(); }
 
-  [[nodiscard]] const Mapping* find(const void* address) const {
-    const auto value = reinterpret_cast<std::uintptr_t>(address);
-    for (const Mapping& mapping : mappings_) {
-      if (value >= mapping.begin && value + sizeof(void*) <= mapping.end) return &mapping;
-    }
-    return nullptr;
-  }
+  [[nodiscard]] const Mapping* find(const void* address);
 
+  // Does the system tell that this memory may be written to? Where it was so once, it is: torch and CPython protect
+  // nothing of theirs later.
+  [[nodiscard]] bool is_writable(const void* address);
   // May a pointer be stored there? Where the system does not tell, it is tried: what is there is written again.
-  [[nodiscard]] bool may_write(const void* address) const;
+  [[nodiscard]] bool may_write(const void* address);
 
  private:
+  const std::vector<Mapping>& mappings();
+  void read();
+
   std::vector<Mapping> mappings_;
+  bool is_read_ = false;
 };
 
 }  // namespace habana_mp::host

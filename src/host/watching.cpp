@@ -96,7 +96,7 @@ PyObject* WatchedBuiltin::call(PyObject* const* values, std::size_t flagged_coun
                          {values, PyVectorcall_NARGS(flagged_count), keywords});
 }
 
-bool WatchedMethod::check(PyObject* method, int flags, const MemoryMap& memory) {
+bool WatchedMethod::check(PyObject* method, int flags, MemoryMap& memory) {
   const bool is_method = method != nullptr && Py_TYPE(method) == &PyMethodDescr_Type;
   PyMethodDef* definition = is_method ? reinterpret_cast<PyMethodDescrObject*>(method)->d_method : nullptr;
   const auto fits = [&] {
@@ -123,7 +123,7 @@ void WatchedMethod::stop() noexcept {
   definition_ = nullptr;
 }
 
-bool WatchedData::check(const MemoryMap& memory) {
+bool WatchedData::check(MemoryMap& memory) {
   if (definitions.holds_by([&] { return memory.may_write(&api.data->set); })) return true;
   PyErr_SetString(PyExc_RuntimeError, "habana_mp cannot watch Tensor.data: its definition may not be written to");
   return false;

@@ -36,7 +36,7 @@ class WatchedBuiltin {
 class WatchedMethod {
  public:
   // False with an exception set where it is none of this calling convention, or may not be written to.
-  static bool check(PyObject* method, int flags, const MemoryMap& memory);
+  static bool check(PyObject* method, int flags, MemoryMap& memory);
 
   void watch(PyObject* method, PyCFunction stub);
   void stop() noexcept;
@@ -59,7 +59,7 @@ inline PyCFunction as_function(PyCFunctionWithKeywords stub) {
 // Tensor.data: reading it and assigning to it, each by itself.
 class WatchedData {
  public:
-  static bool check(const MemoryMap& memory);  // false with an exception set
+  static bool check(MemoryMap& memory);  // false with an exception set
 
   void watch_reading(getter stub);
   void watch_assigning(setter stub);

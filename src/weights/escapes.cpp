@@ -165,7 +165,7 @@ constexpr int with_keywords = METH_VARARGS | METH_KEYWORDS;
 void watch_view_and_numpy(bool (*lists_speak)()) noexcept {
   lists_speak_here = lists_speak;
   if (view.is_watched() && numpy.is_watched()) return;
-  const host::MemoryMap memory;
+  host::MemoryMap memory;
   const Plan plans[] = {
       {&view, host::method_of_tensor("view"), with_keywords, as_function(view_stub)},
       {&numpy, host::method_of_tensor("numpy"), with_keywords, as_function(numpy_stub)},
@@ -185,9 +185,9 @@ void stop_watching_view_and_numpy() noexcept {
 void watch_exchange() noexcept {
   DLPackExchangeAPI* table = host::exchange_table();
   if (exchange != nullptr || table == nullptr) return;
-  const host::MemoryMap memory;
-  if (!memory.is_known() || !memory.may_write(&table->dltensor_from_py_object_no_sync) ||
-      !memory.may_write(&table->managed_tensor_from_py_object_no_sync)) {
+  host::MemoryMap memory;
+  if (!memory.is_writable(&table->dltensor_from_py_object_no_sync) ||
+      !memory.is_writable(&table->managed_tensor_from_py_object_no_sync)) {
     return;
   }
   original_exchange = *table;
@@ -209,7 +209,7 @@ bool watch_escapes(MemoryMethods methods) {
       {&resize_as, methods.resize_as, with_keywords, as_function(escaping_stub<resize_as>)},
       {&storage_data_ptr, methods.storage_data_ptr, METH_NOARGS, storage_data_ptr_stub},
   };
-  const host::MemoryMap memory;
+  host::MemoryMap memory;
   for (const Plan& plan : plans) {
     const bool is_missing = plan.object == nullptr && plan.method == &const_data_ptr;
     if (!is_missing && !WatchedMethod::check(plan.object, plan.flags, memory)) return false;
