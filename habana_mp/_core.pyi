@@ -60,7 +60,11 @@ def kernels_paths() -> list[str]: ...
 
 # ---- log ----
 def log_to(
-    kind: Literal["console", "file", "json", "python"], target: object = None, *, append: bool = False
+    kind: Literal["console", "file", "json", "python"],
+    target: object = None,
+    *,
+    append: bool = False,
+    explains: bool = False,
 ) -> None: ...
 def log_off() -> None: ...
 

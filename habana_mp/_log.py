@@ -9,29 +9,34 @@ from pathlib import PurePath
 from typing import Literal, TextIO, TypeAlias
 
 from habana_mp import _core
+from habana_mp.patches import watched_calls
 
 LogDestination: TypeAlias = "str | os.PathLike[str] | logging.Logger | TextIO | None"
 
 _JSON_SUFFIXES = (".jsonl", ".json")
 
 
-def open_log(destination: LogDestination = None, *, append: bool = False) -> None:
+def open_log(destination: LogDestination = None, *, append: bool = False, explains: bool = False) -> None:
     """Send the cast log to ``destination``, from the next line on.
 
     ``None``, ``"console"`` and ``sys.stdout`` mean the console: whatever ``sys.stdout`` is when a line is written. Any
     other string and any path is a file, of JSON lines where its name ends in ``.jsonl`` or ``.json``. A file is emptied
     first unless ``append`` is true. A `logging.Logger` gets a record at level INFO for each line.
 
+    With ``explains`` each line says why, and which line of code called.
+
     A file that cannot be opened raises the ``OSError`` of `open`, and the previous destination stays in force.
     """
+    if explains:
+        watched_calls.tell_core()  # whose code is passed over
     if destination is None or destination is sys.stdout or destination == "console":
-        _core.log_to("console")
+        _core.log_to("console", explains=explains)
     elif isinstance(destination, logging.Logger):
-        _core.log_to("python", destination)
+        _core.log_to("python", destination, explains=explains)
     elif isinstance(destination, (str, os.PathLike)):
         path = os.fspath(destination)
         kind: Literal["json", "file"] = "json" if PurePath(path).suffix.lower() in _JSON_SUFFIXES else "file"
-        _core.log_to(kind, path, append=append)
+        _core.log_to(kind, path, append=append, explains=explains)
     else:
         raise TypeError(
             '`log` must be None, "console", sys.stdout, a path, or a logging.Logger; '

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import replace
-from typing import TextIO
+from typing import Literal, TextIO
 
 import torch
 
@@ -73,7 +73,7 @@ def convert(
     opt_level: str = "O1",
     bf16_file_path: _Path | None = "",
     fp32_file_path: _Path | None = "",
-    isVerbose: bool | int | None = False,  # noqa: N803  the name that scripts use
+    isVerbose: bool | int | Literal["why"] | None = False,  # noqa: N803  the name that scripts use
     *,
     preset: str | None = None,
     dtype: torch.dtype | str = torch.bfloat16,
@@ -96,7 +96,8 @@ def convert(
         bf16_file_path: A file with the operations for the lower precision, one name a line; ``""`` or None for the
             preset's. The file is read at once.
         fp32_file_path: The same for float32.
-        isVerbose: Log each call of a covered operation and what was decided. 0 and None mean False, 1 means True. A
+        isVerbose: Log each call of a covered operation and what was decided. ``"why"``: with the reason and the line
+            that calls. 0 and None mean False, 1 means True. A
             ``log`` turns the log on too.
         preset: The lists to start from; ``habana-mp lists`` shows their names. The default is ``"hmp-default"``.
         dtype: The lower precision: ``torch.bfloat16`` or ``torch.float16``, or its name (``"bf16"``, ``"half"``).
@@ -122,11 +123,13 @@ def convert(
         TypeError: a destination of the log that is none, or a model: ``convert`` takes none.
         OSError: a list file that cannot be read, or a log file that cannot be written.
     """
-    if isVerbose is None or (type(isVerbose) is int and isVerbose in (0, 1)):  # as scripts have it
+    explains = isinstance(isVerbose, str) and isVerbose == "why"
+    if explains or isVerbose is None or (type(isVerbose) is int and isVerbose in (0, 1)):  # as scripts have it
         isVerbose = bool(isVerbose)  # noqa: N806  as above
     opt_level = _level_meant(opt_level)
+    if not isinstance(isVerbose, bool):
+        raise ValueError(f'`isVerbose` must be True, False or "why"; got {isVerbose!r}')
     _check_switches(
-        isVerbose=isVerbose,
         weight_cache=weight_cache,
         packed_weights=packed_weights,
         skip_slower=skip_slower,
@@ -156,7 +159,7 @@ def convert(
     verbose = isVerbose or log is not None
     log_before = _core.log_destination()
     if verbose:
-        open_log(log)
+        open_log(log, explains=explains)
     autocast_regions.forget_warnings()
     stored_values.forget_warnings()
     try:

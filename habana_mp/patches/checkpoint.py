@@ -18,17 +18,22 @@ from habana_mp.patches.code_exchange import ReplacedFunction
 
 class AsWhenGiven:
     """A block, and what it was given away under to be run later or by another thread: were casts on, by whose wish, and
-    which lists spoke?"""
+    which lists spoke? For the report: which module ran?"""
 
     def __init__(self, block: Any) -> None:
         self._block = block
         self._state = _core.current_state()
+        self._module = _core.running_module()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         before = _core.exchange_state(self._state)
+        if self._module >= 0:
+            _core.enter_module(self._module)
         try:
             return self._block(*args, **kwargs)
         finally:
+            if self._module >= 0:
+                _core.leave_module()
             _core.exchange_state(before)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import re
 import sysconfig
 import weakref
 from collections.abc import Iterator
@@ -55,14 +54,15 @@ def _can_follow() -> bool:
 
 def begin(*, lines: bool) -> None:
     """Have each call recorded with its module, and its line where that is wanted."""
-    _tell_core()
+    tell_core()
     _core.follow_modules(torch.nn.Module._call_impl, True)
     _core.watch_calls(True)
     _core.begin_watch(lines)
 
 
 @cache
-def _tell_core() -> None:
+def tell_core() -> None:
+    """Whose code is passed over where the place of a call is looked for, and how modules are called."""
     code = torch.nn.Module._call_impl.__code__
     _core.set_watch(_passed_over(), _compilers(), code, module_name, _traced_place)
 
@@ -73,13 +73,15 @@ def stop() -> None:
     _core.follow_modules(torch.nn.Module._call_impl, False)
 
 
+@cache
 def _passed_over() -> tuple[str, ...]:
     """What the files begin with whose lines are nobody's: torch's, ours, and Python's own."""
     paths = sysconfig.get_paths()
     stdlib = [str(one) for one in Path(paths["stdlib"]).glob("*.py")]
     packages = [f"{paths['stdlib']}/{name}/" for name in ("asyncio", "concurrent", "multiprocessing", "unittest")]
     ours = Path(__file__).parent.parent
-    return (f"{Path(torch.__file__).parent}/", f"{ours}/", "<frozen ", *packages, *stdlib)
+    generated = ("<frozen ", "<eval_with_key>")
+    return (f"{Path(torch.__file__).parent}/", f"{ours}/", *generated, *packages, *stdlib)
 
 
 def _compilers() -> tuple[str, ...]:
@@ -132,13 +134,10 @@ def _traced_place() -> tuple[str, str, int, str | None] | None:
     if not holds(_TRACED, _tells_of_tracing):
         return None
     context: Any = torch._guards.TracingContext
-    if context.try_get() is None:
-        return None
-    stack = context.extract_stack()
-    if not stack:
-        return None
-    frame = stack[-1]
-    return frame.filename, frame.name, frame.lineno or 0, _traced_module()
+    stack = [] if context.try_get() is None else context.extract_stack()
+    passed_over = _passed_over()
+    frame = next((one for one in reversed(stack) if not one.filename.startswith(passed_over)), None)
+    return None if frame is None else (frame.filename, frame.name, frame.lineno or 0, _traced_module())
 
 
 def _tells_of_tracing() -> bool:
@@ -148,13 +147,20 @@ def _tells_of_tracing() -> bool:
 
 
 def _traced_module() -> str | None:
-    translator: Any = importlib.import_module("torch._dynamo.symbolic_convert").InstructionTranslator
+    """The path of the module whose forward is traced: Dynamo knows what `self` is in each function around."""
+    translators: Any = importlib.import_module("torch._dynamo.symbolic_convert").InstructionTranslator
+    modules: list[Any] = []
     try:
-        modules = list(translator.current_tx().nn_module_stack.values())
+        translator = translators.current_tx().output.current_tx  # that of the innermost function
+        while translator is not None:
+            module = getattr(translator.symbolic_locals.get("self"), "value", None)
+            if isinstance(module, torch.nn.Module) and module not in modules:
+                modules.append(module)
+            translator = translator.parent
     except AttributeError:  # no translator is at work: the graph is being made ready
         return None
-    if not modules:
-        return None
-    (_, root), (path, _) = modules[0], modules[-1]
-    names = re.findall(r"\w+", path.removeprefix("L['self']"))
-    return ".".join([getattr(root, "__name__", str(root)), *(name for name in names if name != "_modules")])
+    names: list[str] = []
+    for place, module in enumerate(modules):
+        steps, name, _ = module_name(module, modules[place + 1 :])
+        names += [name] if steps <= 0 else []
+    return ".".join(name for name in reversed(names) if name) or None

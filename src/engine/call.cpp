@@ -8,6 +8,7 @@
 #include "engine/originals.hpp"
 #include "engine/region.hpp"
 #include "errors.hpp"
+#include "host/frames.hpp"
 #include "log/log.hpp"
 #include "rules/decide.hpp"
 #include "rules/retry.hpp"
@@ -37,12 +38,24 @@ const std::string* watched_name(const Target& target) {
   return target.index == no_index ? watch::operation_named(target.operation) : &target.operation;
 }
 
+void log_call(const Target& target, Decision decision, unsigned casts) {
+  if (!log::explains()) {
+    log::operation(target.representation, target.operation, decision, casts, nullptr);
+    return;
+  }
+  log::Origin origin;
+  if (const watch::Place* place = watch::place_of_call(watch::innermost_module_call(), false)) {
+    origin = {host::text_of(place->file.get()), place->line};
+  }
+  log::operation(target.representation, target.operation, decision, casts, &origin);
+}
+
 [[gnu::noinline]] void tell(Target& target, Decision decision, const Tally& tally) {
   const unsigned casts = tally.casts - tally.kept;
   if (listens(Listener::watch)) {
     watch::decided(&target, watched_name(target), decision, {casts, tally.kept, tally.made.bytes}, tally.left_casts);
   }
-  if (log::is_active()) log::operation(target.representation, target.operation, decision, casts);
+  if (log::is_active()) log_call(target, decision, casts);
 }
 
 void report(Target& target, Decision decision, const Tally& tally) {

@@ -5,6 +5,8 @@
 #include <Python.h>
 #include <frameobject.h>  // PyFrame_GetBack is declared here before 3.11
 
+#include <string_view>
+
 #include "owned.hpp"
 
 namespace habana_mp::host {
@@ -15,6 +17,14 @@ inline bool begins_with_one_of(PyObject* text, PyObject* beginnings) {
     if (PyUnicode_Tailmatch(text, PyTuple_GET_ITEM(beginnings, i), 0, PY_SSIZE_T_MAX, -1) == 1) return true;
   }
   return false;
+}
+
+// Of a string; empty where it is no text. It lives as long as the string.
+inline std::string_view text_of(PyObject* string) noexcept {
+  Py_ssize_t size = 0;
+  const char* const text = PyUnicode_AsUTF8AndSize(string, &size);
+  if (text == nullptr) PyErr_Clear();
+  return text == nullptr ? std::string_view() : std::string_view(text, static_cast<std::size_t>(size));
 }
 
 // Steps from frame to frame, outwards, without leaving an exception behind.

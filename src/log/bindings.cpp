@@ -13,20 +13,20 @@ namespace habana_mp {
 
 namespace {
 
-void log_to(const std::string& kind, const py::object& target, bool append) {
+std::shared_ptr<log::Destination> destination_of(const std::string& kind, const py::object& target, bool append) {
+  if (kind == "console") return log::console();
+  if (kind == "file") return log::file(target, append, log::Layout::text);
+  if (kind == "json") return log::file(target, append, log::Layout::json);
+  if (kind == "python") return log::python(target);
+  throw py::value_error("`kind` must be \"console\", \"file\", \"json\" or \"python\"; got \"" + kind + "\"");
+}
+
+void log_to(const std::string& kind, const py::object& target, bool append, bool explains) {
   // Before a file is opened: it may be the same one, which opening empties.
   log::flush();
-  if (kind == "console") {
-    log::send_to(log::console());
-  } else if (kind == "file") {
-    log::send_to(log::file(target, append, log::Layout::text));
-  } else if (kind == "json") {
-    log::send_to(log::file(target, append, log::Layout::json));
-  } else if (kind == "python") {
-    log::send_to(log::python(target));
-  } else {
-    throw py::value_error("`kind` must be \"console\", \"file\", \"json\" or \"python\"; got \"" + kind + "\"");
-  }
+  const std::shared_ptr<log::Destination> destination = destination_of(kind, target, append);
+  destination->explains = explains;
+  log::send_to(destination);
 }
 
 // Lone surrogates pass, as they do on every way that bytes of a file name take into a repr.
@@ -39,7 +39,7 @@ void log_operation(const py::str& representation, const std::string& operation, 
   if (precision < 0 || precision >= rules::precision_count) throw py::value_error("`precision` is out of range");
   if (reason < 0 || reason >= rules::reason_count) throw py::value_error("`reason` is out of range");
   log::operation(bytes_of(representation), operation,
-                 {static_cast<rules::Precision>(precision), static_cast<rules::Reason>(reason)}, casts);
+                 {static_cast<rules::Precision>(precision), static_cast<rules::Reason>(reason)}, casts, nullptr);
 }
 
 }  // namespace
@@ -51,7 +51,7 @@ void register_log(py::module_& module) {
   module.def("log_back_to", &log::send_to, py::arg("destination").none(true),
              "Sends the cast log where it went before, or nowhere.");
   module.def("log_to", &log_to, py::arg("kind"), py::arg("target") = py::none(), py::kw_only(),
-             py::arg("append") = false,
+             py::arg("append") = false, py::arg("explains") = false,
              "Sends the cast log to \"console\", \"file\", \"json\" or \"python\". A destination that cannot be opened "
              "raises and leaves the previous one in force.");
   module.def(

@@ -101,7 +101,8 @@ std::string_view valid_utf8(std::string_view text, fmt::memory_buffer& scratch) 
   return {scratch.data(), scratch.size()};
 }
 
-void append_text(fmt::memory_buffer& out, std::string_view representation, rules::Decision decision) {
+void append_text(fmt::memory_buffer& out, std::string_view representation, rules::Decision decision,
+                 const Origin* origin) {
   using rules::Precision;
   using rules::Reason;
   fmt::memory_buffer scratch;
@@ -109,12 +110,16 @@ void append_text(fmt::memory_buffer& out, std::string_view representation, rules
   if (decision.precision == Precision::unchanged) {
     fmt::format_to(std::back_inserter(out), FMT_COMPILE("leaving  {}  as it is: {}"), readable,
                    rules::describe(decision.reason));
-    return;
+  } else {
+    fmt::format_to(std::back_inserter(out), FMT_COMPILE("casting  {}  to  to_{}"), readable,
+                   rules::name(decision.precision));
+    if (origin != nullptr || decision.reason == Reason::no_kernel || decision.reason == Reason::scalar) {
+      fmt::format_to(std::back_inserter(out), FMT_COMPILE("  ({})"), rules::describe(decision.reason));
+    }
   }
-  fmt::format_to(std::back_inserter(out), FMT_COMPILE("casting  {}  to  to_{}"), readable,
-                 rules::name(decision.precision));
-  if (decision.reason == Reason::no_kernel || decision.reason == Reason::scalar) {
-    fmt::format_to(std::back_inserter(out), FMT_COMPILE("  ({})"), rules::describe(decision.reason));
+  if (origin != nullptr && !origin->file.empty()) {
+    fmt::memory_buffer file;
+    fmt::format_to(std::back_inserter(out), FMT_COMPILE("  at  {}:{}"), valid_utf8(origin->file, file), origin->line);
   }
 }
 
@@ -150,15 +155,20 @@ void append_quoted(fmt::memory_buffer& out, std::string_view text) {
 
 // Only what stands after the time and the thread, which the sink's formatter writes.
 void append_fields(fmt::memory_buffer& out, std::string_view representation, std::string_view operation,
-                   rules::Decision decision, unsigned casts) {
+                   rules::Decision decision, unsigned casts, const Origin* origin) {
   out.append(std::string_view(R"("kind": "operation", "function": )"));
   append_quoted(out, representation);
   out.append(std::string_view(R"(, "operation": )"));
   append_quoted(out, operation);
-  fmt::format_to(std::back_inserter(out),
-                 FMT_COMPILE(R"(, "precision": "{}", "reason": "{}", "description": "{}", "casts": {}}})"),
-                 rules::name(decision.precision), rules::word(decision.reason), rules::describe(decision.reason),
-                 casts);
+  fmt::format_to(
+      std::back_inserter(out), FMT_COMPILE(R"(, "precision": "{}", "reason": "{}", "description": "{}", "casts": {})"),
+      rules::name(decision.precision), rules::word(decision.reason), rules::describe(decision.reason), casts);
+  if (origin != nullptr && !origin->file.empty()) {
+    out.append(std::string_view(R"(, "file": )"));
+    append_quoted(out, origin->file);
+    fmt::format_to(std::back_inserter(out), FMT_COMPILE(R"(, "line": {})"), origin->line);
+  }
+  out.push_back('}');
 }
 
 // What every line has in common; `fill` writes its text.
@@ -184,13 +194,15 @@ void write_line(Fill fill) noexcept {
 
 }  // namespace
 
-void operation(std::string_view representation, std::string_view operation, rules::Decision decision,
-               unsigned casts) noexcept {
+bool explains() noexcept { return in_force() != nullptr && in_force()->explains; }
+
+void operation(std::string_view representation, std::string_view operation, rules::Decision decision, unsigned casts,
+               const Origin* origin) noexcept {
   write_line([&](fmt::memory_buffer& line, Layout layout) {
     if (layout == Layout::text) {
-      append_text(line, representation, decision);
+      append_text(line, representation, decision, origin);
     } else {
-      append_fields(line, representation, operation, decision, casts);
+      append_fields(line, representation, operation, decision, casts, origin);
     }
   });
 }

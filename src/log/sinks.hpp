@@ -26,6 +26,9 @@ class Destination {
 
   Layout layout() const noexcept { return layout_; }
 
+  // Does each line say why, and where the call comes from?
+  bool explains = false;
+
   // Asked before a line is formatted: a line that nobody takes must not cost its formatting.
   virtual bool wants_line();
 

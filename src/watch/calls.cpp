@@ -58,7 +58,7 @@ void find_place(Key& key) {
   key.phase = in_backward ? Phase::backward : Phase::forward;
   const bool is_intercepted = host::is_intercepted();
   if (detail != Detail::lines && !is_intercepted) return;
-  key.place = place_of_call(around);
+  key.place = place_of_call(around, is_intercepted);
   if (!is_intercepted || key.place == nullptr || !key.place->is_compiler) return;
   key.phase = Phase::traced;
   if (!find_traced(key)) key.place = nullptr;

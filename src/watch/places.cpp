@@ -62,7 +62,7 @@ const Place* place_at(const host::FrameWalk& frame, PyObject* code, bool is_comp
   return tables->by_position[position] = &tables->places.emplace_back(std::move(place));
 }
 
-const Place* place_outwards(host::FrameWalk& frame, ModuleCall* call) {
+const Place* place_outwards(host::FrameWalk& frame, ModuleCall* call, bool finds_compilers) {
   while (call != nullptr && !call->has_frame) call = call->outer;
   for (; frame; frame.outwards()) {
     PyObject* const code = frame.code();
@@ -73,12 +73,13 @@ const Place* place_outwards(host::FrameWalk& frame, ModuleCall* call) {
         if (call == nullptr) break;
         if (!call->knows_caller) {
           frame.outwards();
-          call->caller = place_outwards(frame, call->outer);
+          call->caller = place_outwards(frame, call->outer, finds_compilers);
           call->knows_caller = true;
         }
         return call->caller;
       case Whose::compiler:
-        return place_at(frame, code, true);
+        if (finds_compilers) return place_at(frame, code, true);
+        break;
       case Whose::user:
         return place_at(frame, code, false);
     }
@@ -94,10 +95,10 @@ void set_passed_over(PyObject* files, PyObject* compilers, PyObject* call_impl_c
   tables->call_impl = Owned::borrowed(call_impl_code);
 }
 
-const Place* place_of_call(ModuleCall* call) noexcept {
+const Place* place_of_call(ModuleCall* call, bool finds_compilers) noexcept {
   HeldError held;
   host::FrameWalk frame;
-  const Place* const place = place_outwards(frame, call);
+  const Place* const place = place_outwards(frame, call, finds_compilers);
   held.restore();
   return place;
 }

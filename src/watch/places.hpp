@@ -24,7 +24,8 @@ void set_passed_over(PyObject* files, PyObject* compilers, PyObject* call_impl_c
 
 // Where the innermost Python code calls; null where all of it is passed over. Leaves a Python exception that is set as
 // it is. `call` is the innermost module's call in this thread, or null.
-const Place* place_of_call(ModuleCall* call) noexcept;
+// With `finds_compilers` code that traces ends the search; else it is passed over.
+const Place* place_of_call(ModuleCall* call, bool finds_compilers) noexcept;
 
 // The place with this file, function and line, as Python tells it.
 const Place* place_named(PyObject* file, const char* function, int line);

@@ -1,0 +1,40 @@
+"""What a report tells of places."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from habana_mp import Report, _core
+
+
+def paths(report: Report) -> dict[str | None, set[str]]:
+    """By module, the operations that ran in it; without what fills new parameters."""
+    found: dict[str | None, set[str]] = {}
+    for row in report:
+        if row.reason not in ("construction", "in_place"):
+            found.setdefault(row.module, set()).add(row.operation)
+    return found
+
+
+def marked_line(file: str, mark: str) -> int:
+    """The number of the line that ends in a comment of this text."""
+    lines = Path(file).read_text("utf-8").splitlines()
+    (number,) = [i for i, line in enumerate(lines, start=1) if line.endswith(f"# {mark}")]
+    return number
+
+
+def assert_rows_sum_up(report: Report) -> None:
+    """To what the core counted, for each operation and precision; and each call was recorded."""
+    counted: dict[tuple[str, str, str], list[int]] = {}
+    for name, _, precision, reason, *counts in _core.counts():
+        plain = name.strip("_") if name.startswith("__") else name
+        sums = counted.setdefault((plain, precision, reason), [0, 0, 0])
+        for i, count in enumerate(counts):
+            sums[i] += count
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for row in report:
+        assert row.seconds is not None, row
+        sums = found.setdefault((row.operation, row.precision, row.reason), [0, 0, 0])
+        for i, count in enumerate((row.calls, row.casts, row.bytes)):
+            sums[i] += count
+    assert found == counted

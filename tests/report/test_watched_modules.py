@@ -1,0 +1,205 @@
+"""Which module a call belongs to: its path, whoever calls it and whenever it runs."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from habana_mp import Report, hmp
+from helpers.watching import paths
+
+X = torch.linspace(-1, 1, 32).reshape(4, 8)
+
+pytestmark = pytest.mark.usefixtures("counted")
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).softmax(-1)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+@pytest.fixture(params=["modules", "lines"])
+def watched(request: pytest.FixtureRequest) -> Iterator[Callable[[], Report]]:
+    """The calls are recorded; a function that gives the report."""
+    hmp.convert(report=request.param)
+    return lambda: hmp.report(show=False)
+
+
+def test_a_path_is_the_class_of_the_root_and_names_of_attributes(watched: Any) -> None:
+    Net()(X)
+    assert paths(watched()) == {
+        "Net.blocks.0": {"softmax"},
+        "Net.blocks.0.linear": {"linear"},
+        "Net.blocks.1": {"softmax"},
+        "Net.blocks.1.linear": {"linear"},
+        "Net.head": {"linear"},
+    }
+    modules = {one.path: (one.kind, one.calls) for one in watched().modules}
+    assert modules["Net"] == ("Net", 1)
+    assert modules["Net.blocks.1.linear"] == ("Linear", 1)
+
+
+def test_what_no_module_runs_has_none(watched: Any) -> None:
+    torch.mm(X, X.t())
+    assert paths(watched()) == {None: {"mm"}}
+
+
+def test_two_models_of_one_class_are_told_apart_while_both_live(watched: Any) -> None:
+    first, second = Block(), Block()
+    first(X), second(X), first(X)
+    assert {one.path: one.calls for one in watched().modules if "." not in one.path} == {"Block": 2, "Block#2": 1}
+
+
+def test_a_model_in_the_place_of_one_that_has_gone_has_its_name(watched: Any) -> None:
+    for _ in range(3):
+        Block()(X)
+    assert {one.path: one.calls for one in watched().modules} == {"Block": 3, "Block.linear": 3}
+
+
+def test_a_shared_module_has_the_path_of_whoever_calls_it(watched: Any) -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = Block()
+            self.second = Block()
+            self.second.linear = self.first.linear
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x))
+
+    Pair()(X)
+    assert {"Pair.first.linear", "Pair.second.linear"} <= paths(watched()).keys()
+
+
+def test_a_part_that_is_called_by_itself_keeps_the_path_that_it_has_in_its_model(watched: Any) -> None:
+    model = Net()
+    model(X)
+    hmp.reset_report()
+    model.blocks[1](X)
+    assert paths(watched()) == {"Net.blocks.1": {"softmax"}, "Net.blocks.1.linear": {"linear"}}
+
+
+def test_a_module_that_no_attribute_names_has_its_class_for_a_name(watched: Any) -> None:
+    class Wrapped(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.Softmax(-1)(x)
+
+    Wrapped()(X)
+    assert paths(watched()) == {"Wrapped.<Softmax>": {"softmax"}}
+
+
+def test_a_copy_is_another_model(watched: Any) -> None:
+    model = Block()
+    other = copy.deepcopy(model)
+    model(X), other(X)
+    assert {None, "Block", "Block#2"} >= {(path or "Block").partition(".")[0] for path in paths(watched())}
+
+
+def test_a_module_that_raises_is_left(watched: Any) -> None:
+    class Failing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Block()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.inner(x)
+            raise ValueError("on purpose")
+
+    with pytest.raises(ValueError, match="on purpose"):
+        Failing()(X)
+    with pytest.raises(RuntimeError):
+        Block()(X[:, :3])
+    torch.mm(X, X.t())
+    assert paths(watched())[None] == {"mm"}
+    assert {one.path: one.calls for one in watched().modules}["Failing"] == 1
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_block_that_runs_again_in_the_backward_has_its_path(watched: Any, use_reentrant: bool) -> None:
+    class Checkpointed(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = checkpoint(
+                    lambda value, block=block: block.linear(value).softmax(-1), x, use_reentrant=use_reentrant
+                )
+            return self.head(x)
+
+    Checkpointed()(X.clone().requires_grad_()).sum().backward()
+    expected = {"Checkpointed.blocks.0.linear", "Checkpointed.blocks.1.linear"}
+    for phase, times in (("forward", 1), ("backward", 1)):
+        rows = [row for row in watched() if row.phase == phase and row.operation == "linear"]
+        assert {row.module for row in rows} >= expected, phase
+        assert {row.calls for row in rows} == {times}
+    assert {row.module for row in watched() if row.operation == "softmax"} == {"Checkpointed"}
+
+
+def test_each_thread_has_modules_of_its_own(watched: Any) -> None:
+    models = [Net(), nn.Sequential(Block(), Block())]
+    threads = [threading.Thread(target=lambda model=model: [model(X) for _ in range(20)]) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    calls = {row.module: row.calls for row in watched() if row.operation == "linear" and row.module is not None}
+    expected = ("Net.blocks.0.linear", "Net.blocks.1.linear", "Net.head", "Sequential.0.linear", "Sequential.1.linear")
+    assert calls == dict.fromkeys(expected, 20)
+
+
+@pytest.fixture
+def alone_in_a_group(tmp_path: Any) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone_in_a_group")
+def test_wrappers_have_no_place_in_a_path(watched: Any) -> None:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    model = Net()
+    model.blocks[0] = checkpoint_wrapper(model.blocks[0])
+    DistributedDataParallel(model)(X).sum().backward()
+    found = {path for path in paths(watched()) if path is not None}
+    assert found == {f"Net.{name}" for name in ("blocks.0", "blocks.0.linear", "blocks.1", "blocks.1.linear", "head")}
+
+
+def test_what_a_compiler_traces_says_so(watched: Any) -> None:
+    torch._dynamo.reset()
+    torch.compile(Net(), backend="eager")(X)
+    traced = [row for row in watched() if row.phase == "traced"]
+    assert {row.module for row in traced} >= {"Net.blocks.0.linear", "Net.blocks.1", "Net.head"}
+    assert {row.operation for row in traced} >= {"linear", "softmax"}
+
+
+def test_the_time_of_a_module_is_at_least_that_of_its_parts(watched: Any) -> None:
+    model = Net()
+    for _ in range(5):
+        model(X)
+    seconds = {one.path: one.seconds for one in watched().modules}
+    assert seconds["Net"] >= sum(seconds[f"Net.{name}"] for name in ("blocks.0", "blocks.1", "head"))
+    assert seconds["Net.blocks.0"] >= seconds["Net.blocks.0.linear"] > 0
