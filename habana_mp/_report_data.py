@@ -198,7 +198,7 @@ def in_words(data: Data) -> str:
     costs = _costs(timed, "seconds") if total else _costs(data["rows"], "bytes")
     if costs:
         (name, precision), cost = max(costs.items(), key=lambda item: item[1])
-        amount = f"{cost:.3g} s" if total else f"{cost / 1e6:.3g} MB of casts"
+        amount = f"{cost:.3g} s" if total else f"{_size(cost)} of casts"
         parts.append(f"`{name}` {_in(precision)} cost most, {amount}")
     return "; ".join(parts)
 
@@ -223,6 +223,13 @@ def _costs(rows: Iterable[dict[str, Any]], name: str) -> dict[tuple[str, str], f
             key = row["operation"], row["precision"]
             costs[key] = costs.get(key, 0) + row[name]
     return costs
+
+
+def _size(count: float) -> str:
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count} bytes"
 
 
 def _sorted(precisions: Iterable[str]) -> list[str]:

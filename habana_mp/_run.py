@@ -294,5 +294,7 @@ def _watch_children(options: Options, folder: str | None = None) -> Children:
             hmp.reset_report()
 
     spawned_processes.tell_children(lambda: _ForChild(options, children.folder) if hmp.is_converted() else None)
-    spawned_processes.in_children(_watched[-1], begin, lambda: children.leave(_report_data.of_now()))
+    spawned_processes.in_children(
+        _watched[-1], begin, lambda: children.leave(_report_data.of_now()), is_child=folder is not None
+    )
     return children

@@ -41,8 +41,8 @@ class Script:
             main_module.run_module(self.name)
         elif self._is_folder():
             sys.argv = [self.name, *self._arguments]
-            _begin_path_with(self.name, always=True)
-            main_module.run_folder(self.name)
+            _begin_path_with(_from_here(self.name), always=True)
+            main_module.run_folder(_from_here(self.name))
         else:
             sys.argv = [self.name, *self._arguments]
             _begin_path_with(os.path.dirname(os.path.realpath(self.name)))
@@ -53,10 +53,10 @@ class Script:
             return False
         if os.path.isdir(self.name) and not os.path.isfile(os.path.join(self.name, "__main__.py")):
             raise IsADirectoryError(errno.EISDIR, "a folder without a `__main__.py` is no script", self.name)
-        return pkgutil.get_importer(self.name) is not None
+        return pkgutil.get_importer(_from_here(self.name)) is not None
 
     def _run_file(self) -> None:
-        path = os.path.join(os.getcwd(), self.name)  # as Python has it: `..` and links stay in it
+        path = _from_here(self.name)
         with open(path, "rb") as file:
             code = pkgutil.read_code(file)  # None where the file is no bytecode
         compiled = code is not None
@@ -67,6 +67,11 @@ class Script:
         main["__file__"], main["__cached__"] = path, None
         main["__loader__"] = (SourcelessFileLoader if compiled else SourceFileLoader)("__main__", path)
         exec(code, main)
+
+
+def _from_here(path: str) -> str:
+    """As Python has it: ``..`` and links stay in it."""
+    return os.path.join(os.getcwd(), path)
 
 
 def _new_main() -> None:

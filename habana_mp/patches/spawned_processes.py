@@ -46,14 +46,20 @@ def tell_children(told: Callable[[], Any]) -> None:
     multiprocessing.spawn.get_preparation_data = get_preparation_data
 
 
-def in_children(owner: Any, begin: Callable[[Any], None], end: Callable[[], None]) -> None:
-    """Call these as each process of multiprocessing, forked or new, begins and ends, while ``owner`` lives."""
+def in_children(owner: Any, begin: Callable[[Any], None], end: Callable[[], None], *, is_child: bool) -> None:
+    """Call these as each process of multiprocessing, forked or new, begins and ends, while ``owner`` lives. This
+    process may be a child itself, of which multiprocessing knows as much as its start method lets it."""
     util: Any = multiprocessing.util
     if not holds(_after_fork, lambda: callable(util.register_after_fork) and isinstance(util.Finalize, type)):
         return
 
-    def begin_and_wait(owner: Any) -> None:
-        begin(owner)
+    def end_last() -> None:
         util.Finalize(None, end, exitpriority=-100)  # after those of the script
 
+    def begin_and_wait(owner: Any) -> None:
+        begin(owner)
+        end_last()
+
     util.register_after_fork(owner, begin_and_wait)
+    if is_child:  # a fork of the fork server forgets this, and is called back; one by `spawn` is not
+        end_last()
