@@ -55,6 +55,8 @@ class Ranks:
         return [rank for rank in range(1, self.count) if rank not in self._reports]
 
     def _store(self) -> Any:
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            raise RuntimeError("torchrun keeps no store for its ranks")
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         timeout = timedelta(seconds=TO_CONNECT)
         make: Any = vars(distributed)["TCPStore"]  # torch's annotations do not name it

@@ -26,7 +26,11 @@ ARGUMENTS = {
 }
 NAMES = sorted(path.stem for path in SCRIPTS.glob("*.py"))
 
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+#: What a script asks the environment of that is the only rank.
+ONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 def with_convert_at_its_top(name: str, folder: Path) -> Path:
@@ -79,15 +83,10 @@ def test_a_report_of_two_ranks_does_not_need_the_group_to_be_gone(tmp_path: Path
     done = python(*words, script, "--keep-group", cwd=tmp_path, GLOO_SOCKET_IFNAME="lo")
     assert done.returncode == 0, done.stderr
     rows = json.loads(report.read_text("utf-8"))["rows"]
-    alone = python(*RUN, "--report", "one.json", script, cwd=tmp_path, **one_rank(tmp_path))
+    alone = python(*RUN, "--report", "one.json", script, cwd=tmp_path, **ONE_RANK)
     assert alone.returncode == 0, alone.stderr
     of_one = json.loads((tmp_path / "one.json").read_text("utf-8"))["rows"]
     calls = {(row["operation"], row["precision"]): row["calls"] for row in of_one}
     # One rank takes twice the steps of each of two: the linear layers of both are called as often as its.
     assert {(row["operation"], row["precision"]): row["calls"] for row in rows}["linear", "bf16"] == 16
     assert calls["linear", "bf16"] == 16
-
-
-def one_rank(folder: Path) -> dict[str, str]:
-    """What a script asks the environment of that is the only rank."""
-    return {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "GLOO_SOCKET_IFNAME": "lo"}

@@ -46,7 +46,7 @@ if __name__ == "__main__":
             child.join()
 """
 
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
 def calls(path: Path) -> dict[tuple[str, str], int]:
@@ -153,14 +153,21 @@ def test_all_ranks_together_are_required_to_lower_something(tmp_path: Path) -> N
 
 
 def test_a_rank_that_leaves_no_report_is_named_and_not_waited_for_without_end(tmp_path: Path) -> None:
-    code = "from habana_mp import _ranks, cli\nimport sys\n_ranks.PATIENCE = 2.0\nsys.exit(cli.main(['run', *sys.argv[1:]]))"
-    (tmp_path / "impatient.py").write_text(code)
+    code = "import sys\nfrom habana_mp import _ranks, cli\n_ranks.PATIENCE = 2.0\n"
+    (tmp_path / "impatient.py").write_text(f"{code}sys.exit(cli.main(['run', *sys.argv[1:]]))\n")
     begin = time.monotonic()
     done = ranks(tmp_path, "impatient.py", "rank.py", "--die")
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - begin < 45
     first, last = split_lines(done.stderr)[1]
     assert first == "habana-mp: warning: the report is without rank 1, which left none in time"
+    assert last.startswith("habana-mp: calls: 1 in bf16; ")
+
+
+def test_where_torchrun_keeps_no_store_the_report_is_that_of_the_first_rank(tmp_path: Path) -> None:
+    done = ranks(tmp_path, *RUN, "rank.py", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    first, last = split_lines(done.stderr)[1]
+    assert first.startswith("habana-mp: warning: the report is without rank 1")
     assert last.startswith("habana-mp: calls: 1 in bf16; ")
 
 
