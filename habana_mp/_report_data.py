@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from habana_mp import _report, hmp
+from habana_mp import _report
 
 #: A report as data, as :meth:`Report.to_dict` has it.
 Data = dict[str, Any]
@@ -24,14 +23,13 @@ FORMAT, VERSION = "habana-mp report", 1
 LOWER = ("bf16", "fp16")
 
 
-def takes_detail() -> bool:
-    """Can ``convert`` be told how much the report is to hold?"""
-    return "report" in inspect.signature(hmp.convert).parameters
-
-
 def of_now() -> Data:
     """The report of this process so far."""
-    report: Any = hmp.report(show=False)
+    return data_of(_report.current())
+
+
+def data_of(report: Any) -> Data:
+    """A report as data."""
     if hasattr(report, "to_dict"):
         data: Data = report.to_dict()
         return data

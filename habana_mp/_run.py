@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import inspect
 import multiprocessing
 import os
 import sys
@@ -47,7 +48,8 @@ class Options:
 
     def convert(self) -> list[str]:
         """Convert this process. What was warned about."""
-        more: dict[str, Any] = {"report": self.detail} if _report_data.takes_detail() else {}
+        can_tell_more = "report" in inspect.signature(hmp.convert).parameters
+        more: dict[str, Any] = {"report": self.detail} if can_tell_more else {}
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", HmpWarning)
             hmp.convert(

@@ -1,9 +1,11 @@
-"""The command line: ``habana-mp lists``, ``habana-mp lists check FILE...``, ``habana-mp run``, ``habana-mp doctor``."""
+"""The command line: ``habana-mp lists``, ``habana-mp lists check FILE...``, ``habana-mp run``,
+``habana-mp diff A B``, ``habana-mp doctor``."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import platform
 import sys
@@ -16,6 +18,7 @@ import torch
 import habana_mp
 from habana_mp import _core, _ledger, _policy, hmp, kernels, ops
 from habana_mp._lists import read_list
+from habana_mp._lists_diff import difference
 from habana_mp._presets import hint_for, presets
 from habana_mp._speed import devices, ratios
 from habana_mp.patches.all import modules_of_torch
@@ -52,10 +55,11 @@ def _run(arguments: Sequence[str]) -> int:
         "lists",
         help="show the presets, or check list files",
         usage="habana-mp lists [PRESET [--only LIST]]\n"
-        "       habana-mp lists check [--import MODULE] [--together] FILE...",
+        "       habana-mp lists check [--import MODULE] [--together] FILE...\n"
+        "       habana-mp lists diff PRESET|FILE PRESET|FILE",
         epilog="Exit status: 0 all is well, 1 something was found, 2 wrong usage.",
     )
-    lists.add_argument("name", nargs="?", help='a preset to show, or "check"')
+    lists.add_argument("name", nargs="?", help='a preset to show, or "check", or "diff"')
     lists.add_argument("files", nargs="*", help="list files to check")
     lists.add_argument(
         "--import",
@@ -70,6 +74,15 @@ def _run(arguments: Sequence[str]) -> int:
     )
     lists.add_argument("--only", choices=_PARTS, help="one list of the preset, as a list file to start your own from")
     commands.add_parser("run", help="run a script in mixed precision; `habana-mp run --help` tells more")
+    diff = commands.add_parser(
+        "diff",
+        help="what differs between two reports",
+        epilog="Exit status: 0 the same, 1 something is new, gone, in another precision or for another reason, 2 wrong "
+        "usage. How long calls took is told, and changes no status.",
+    )
+    diff.add_argument("a", help="a report as JSON, as `habana-mp run --report a.json` writes it")
+    diff.add_argument("b", help="the report to compare with it")
+    diff.add_argument("--json", action="store_true", help="tell it as JSON")
     doctor = commands.add_parser(
         "doctor", help="what is here: torch, devices, kernels, how fast bf16 is, what is covered"
     )
@@ -85,7 +98,13 @@ def _run(arguments: Sequence[str]) -> int:
         parser.error(f"unrecognized arguments: {' '.join(strange)}")
     if given.command == "doctor":
         return _show_assumptions() if given.assumptions else _doctor()
+    if given.command == "diff":
+        return _diff(given.a, given.b, as_json=given.json)
     given.files += rest
+    if given.name == "diff" and len(given.files) == 2 and not (given.modules or given.together or given.only):
+        return _diff_lists(*given.files)
+    if given.name == "diff":
+        parser.error("lists diff takes two PRESETs or FILEs, and no options")
     if given.name == "check":
         if not given.files:
             parser.error("lists check needs at least one FILE")
@@ -198,6 +217,26 @@ def _check(files: Sequence[str], *, together: bool) -> int:
         print(contradiction or "they do not contradict each other")
         status = 1 if contradiction else 0
     return status
+
+
+def _diff(a: str, b: str, *, as_json: bool) -> int:
+    try:
+        found = hmp.compare(a, b)
+    except (OSError, ValueError) as error:
+        print(f"habana-mp: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(found.to_dict(), indent=1) if as_json else found)
+    return 1 if found.differs else 0
+
+
+def _diff_lists(a: str, b: str) -> int:
+    try:
+        lines = difference(a, b)
+    except (OSError, ValueError) as error:
+        print(f"habana-mp: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(lines) or "the same names in the same lists")
+    return 1 if lines else 0
 
 
 def _doctor() -> int:
