@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -147,9 +147,18 @@ def compare(a: Given, b: Given) -> Comparison:
 
 def of_data(a: Data, b: Data) -> Comparison:
     """The same of reports as data."""
-    # difflib prefers what comes first in its first sequence: which is first must not depend on the order given.
-    if _text(b["rows"]) < _text(a["rows"]):
-        return of_data(b, a).mirrored()
+    # Of alignments that are as good the first is taken: which that is must not depend on the order given.
+    is_turned = _text(b["rows"]) < _text(a["rows"])
+    found = _found(b, a).mirrored() if is_turned else _found(a, b)
+    order = {id(row): i for rows in (a["rows"], b["rows"]) for i, row in enumerate(_in_time(rows))}
+    return Comparison(
+        tuple(sorted(found.pairs, key=lambda pair: order[id(pair.b)])),
+        tuple(sorted(found.gone, key=lambda row: order[id(row)])),
+        tuple(sorted(found.new, key=lambda row: order[id(row)])),
+    )
+
+
+def _found(a: Data, b: Data) -> Comparison:
     pairs: list[Pair] = []
     gone: list[_Row] = []
     new: list[_Row] = []
@@ -192,32 +201,70 @@ def _key(row: _Row, names: Iterable[str]) -> tuple[Any, ...]:
 
 _Place = list[_Row]
 
+#: A place, and what tells it from others of its kind: precisions, function, and what is called before and after it.
+_Seen = tuple[_Place, tuple[Any, ...]]
+
+#: What a pair is worth, whatever its places have in common: more than all that they may.
+_PAIR = 1000
+
+
+def _in_time(rows: Sequence[_Row]) -> list[_Row]:
+    """In the order of their first calls."""
+    return [row for _, row in sorted(enumerate(rows), key=lambda item: item[1].get("order", item[0]))]
+
 
 def _places(rows: Sequence[_Row]) -> list[_Place]:
     """The rows of each place, in the order in which these were first called."""
     places: dict[Any, _Place] = {}
-    for _, row in sorted(enumerate(rows), key=lambda item: item[1].get("order", item[0])):
+    for row in _in_time(rows):
         places.setdefault(_key(row, _PLACE), []).append(row)
     return list(places.values())
 
 
 def _aligned(a: list[_Place], b: list[_Place]) -> list[tuple[_Place, _Place]]:
-    """Places of a beside those of b, one of them empty where there is none: as their order has it, and what has moved
-    by its place among its like."""
-    keys_a, keys_b = ([_key(place[0], _SEEN_AGAIN_BY) for place in places] for places in (a, b))
-    beside: dict[int, int] = {}
-    for at_a, at_b, length in difflib.SequenceMatcher(None, keys_a, keys_b, autojunk=False).get_matching_blocks():
-        beside |= {at_a + i: at_b + i for i in range(length)}
-    taken = set(beside.values())
-    waiting: dict[Any, list[int]] = {}
-    for i, key in enumerate(keys_b):
-        if i not in taken:
-            waiting.setdefault(key, []).append(i)
-    for i, key in enumerate(keys_a):
-        if i not in beside and waiting.get(key):
-            beside[i] = waiting[key].pop(0)
-    missing = sorted(set(range(len(b))) - set(beside.values()))
-    return [(place, b[beside[i]] if i in beside else []) for i, place in enumerate(a)] + [([], b[i]) for i in missing]
+    """Places of a beside those of b; one of them is empty where the other report has more of its like."""
+    of_a, of_b = _by_key(a), _by_key(b)
+    found: list[tuple[_Place, _Place]] = []
+    for key in dict.fromkeys((*of_a, *of_b)):
+        found += _in_order(of_a.get(key, []), of_b.get(key, []))
+    return found
+
+
+def _by_key(places: list[_Place]) -> dict[Any, list[_Seen]]:
+    """Places that may be the same in another report, in their order, each with what is peculiar to it."""
+    keys = [_key(place[0], _SEEN_AGAIN_BY) for place in places]
+    found: dict[Any, list[_Seen]] = {}
+    for before, key, place, after in zip([None, *keys], keys, places, [*keys[1:], None], strict=False):
+        traits = (frozenset(row["precision"] for row in place), place[0].get("function"), before, after)
+        found.setdefault(key, []).append((place, traits))
+    return found
+
+
+def _in_order(a: list[_Seen], b: list[_Seen]) -> list[tuple[_Place, _Place]]:
+    """As many pairs as there can be that keep the order of both; among these, such that have most in common."""
+
+    def worth(i: int, j: int) -> int:
+        precision, *rest = (bool(one == other) for one, other in zip(a[i][1], b[j][1], strict=True))
+        return _PAIR + 2 * precision + sum(rest)
+
+    # The best of what follows the first i of a and the first j of b.
+    best = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
+    for i in reversed(range(len(a))):
+        for j in reversed(range(len(b))):
+            best[i][j] = max(best[i + 1][j + 1] + worth(i, j), best[i + 1][j], best[i][j + 1])
+    found: list[tuple[_Place, _Place]] = []
+    i = j = 0
+    while i < len(a) or j < len(b):
+        if i < len(a) and j < len(b) and best[i][j] == best[i + 1][j + 1] + worth(i, j):
+            found.append((a[i][0], b[j][0]))
+            i, j = i + 1, j + 1
+        elif j == len(b) or (i < len(a) and best[i][j] == best[i + 1][j]):
+            found.append((a[i][0], []))
+            i += 1
+        else:
+            found.append(([], b[j][0]))
+            j += 1
+    return found
 
 
 def _matched(a: _Place, b: _Place) -> list[tuple[Any, Any]]:
@@ -242,17 +289,17 @@ def _remove(rows: list[_Row], row: _Row) -> None:
 
 
 def _seconds(rows: Iterable[_Row]) -> float:
-    return float(sum(row.get("seconds") or 0.0 for row in rows))
+    return math.fsum(row.get("seconds") or 0.0 for row in rows)
 
 
 def _per_call(row: _Row) -> float | None:
-    return row["seconds"] / row["calls"] if row.get("seconds") is not None and row["calls"] else None
+    return float(row["seconds"]) / int(row["calls"]) if row.get("seconds") is not None and row["calls"] else None
 
 
 def _weight(pair: Pair) -> float:
     """How much time the difference makes over all calls, those of both runs in the mean."""
     of_a, of_b = _per_call(pair.a) or 0.0, _per_call(pair.b) or 0.0
-    return abs(of_b - of_a) * (pair.a["calls"] + pair.b["calls"]) / 2
+    return abs(of_b - of_a) * float(pair.a["calls"] + pair.b["calls"]) / 2
 
 
 def _speed(pair: Pair, whole: float) -> str | None:
@@ -306,7 +353,15 @@ def _told(row: _Row) -> str:
 def _times(pair: Pair) -> str:
     of_a, of_b = _per_call(pair.a) or 0.0, _per_call(pair.b) or 0.0
     times = f", {of_b / of_a:.2f} times" if of_a else ""
-    return f"{1e6 * of_a:,.3g} us -> {1e6 * of_b:,.3g} us{times}; {pair.a['precision']} -> {pair.b['precision']}"
+    precisions = dict.fromkeys((pair.a["precision"], pair.b["precision"]))
+    return f"{_duration(of_a)} -> {_duration(of_b)}{times} ({' -> '.join(precisions)})"
+
+
+def _duration(seconds: float) -> str:
+    for unit, factor in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= factor:
+            return f"{seconds / factor:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"
 
 
 def _calls(count: int) -> str:

@@ -90,14 +90,14 @@ def ratio_on_this_cpu(dtype: torch.dtype) -> float | None:
             found = ratios("cpu", 512, 64, dtype=dtype, rounds=4, repeat=2)[0] if devices() == ["cpu"] else None
             os.write(writing, json.dumps(found).encode())
         finally:
-            os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)  # nothing that the script's process has waiting may run here
     os.close(writing)
     try:
         ready = select.select([reading], [], [], _SECONDS)[0]
         answer = os.read(reading, 100) if ready else b""
     finally:
         os.close(reading)
-        os.kill(child, signal.SIGKILL)
+        os.kill(child, signal.SIGKILL)  # it may be at it still
         os.waitpid(child, 0)
     found = json.loads(answer or b"null")
     return None if found is None else float(found)
