@@ -26,6 +26,13 @@ from habana_mp.patches.all import modules_of_torch
 #: The lists of a preset.
 _PARTS = ("lower", "fp32", "widest")
 
+#: What is imported where it is needed, and takes something for granted.
+_WITH_ASSUMPTIONS = (
+    "habana_mp.optim",
+    "habana_mp.patches.main_module",
+    "habana_mp.patches.spawned_processes",
+)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status is 0 when all is well, 1 when something was found, 2 for wrong usage."""
@@ -300,7 +307,7 @@ def _check_assumptions() -> Exception | None:
     """Have all be asked that can be: of what is imported, and of torch. What was raised, if anything."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of its older modules
-        for module in ("habana_mp.optim", *modules_of_torch()):
+        for module in (*_WITH_ASSUMPTIONS, *modules_of_torch()):
             with suppress(Exception):  # what is not in this torch, or was built without
                 importlib.import_module(module)
         before = hmp.is_converted()

@@ -9,7 +9,7 @@ from typing import Any
 from habana_mp._ledger import Assumption, holds
 
 _python_itself = Assumption(
-    "python.run-module-as-main",
+    "cpython.run-module-as-main",
     assumed="`runpy._run_module_as_main` is what Python calls for `-m`, and runs a module as the `__main__` there is",
     check="it is a function that takes the module's name, and whether `sys.argv` is to get its file",
     otherwise="`habana-mp run -m` runs modules by `runpy.run_module`, folders by `runpy.run_path`",

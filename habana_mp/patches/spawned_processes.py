@@ -11,13 +11,13 @@ from typing import Any
 from habana_mp._ledger import Assumption, holds
 
 _preparation = Assumption(
-    "python.spawn-preparation",
+    "cpython.spawn-preparation",
     assumed="`multiprocessing.spawn.get_preparation_data` makes a dict that a child unpickles before anything else",
     check="it is a function that takes the process's name",
     otherwise="processes that multiprocessing starts anew under `habana-mp run` are not converted",
 )
 _after_fork = Assumption(
-    "python.after-fork",
+    "cpython.after-fork",
     assumed="`multiprocessing.util.register_after_fork` has a function called as each process of multiprocessing "
     "begins, and a `Finalize` there runs as it ends",
     check="both are there",

@@ -355,7 +355,7 @@ def test_help_is_given_and_names_the_command(tmp_path: Path) -> None:
 
 def test_where_python_cannot_be_asked_a_module_runs_all_the_same(scripts: Path) -> None:
     for words in (["-m", "package.facts", "x"], ["folder", "x"]):
-        broken = os.environ.get("HABANA_MP_BREAK", "") + ",python.run-module-as-main"
+        broken = os.environ.get("HABANA_MP_BREAK", "") + ",cpython.run-module-as-main"
         found = facts(python(*RUN, *words, cwd=scripts, HABANA_MP_BREAK=broken))
         plain = facts(python(*words, cwd=scripts))
         for name in ("argv", "name, file", "is main", "pickled"):

@@ -99,7 +99,7 @@ def test_children_of_a_script_that_restored_torch_are_as_python_starts_them(tmp_
 
 def test_where_children_cannot_be_told_they_run_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "starts.py").write_text(CHILD)
-    broken = "python.spawn-preparation,python.after-fork"
+    broken = "cpython.spawn-preparation,cpython.after-fork"
     done = python(*RUN, "starts.py", "spawn", cwd=tmp_path, HABANA_MP_BREAK=broken)
     assert done.stdout.splitlines() == ["torch.float32 torch.float32 False __mp_main__"] * 2, done.stderr
     assert "calls: 1 in bf16" in done.stderr
