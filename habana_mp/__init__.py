@@ -5,12 +5,14 @@
 
 from habana_mp import hmp
 from habana_mp.hmp import (
+    Comparison,
     HmpWarning,
     KeptWeights,
     ListError,
     Report,
     Row,
     autocast,
+    compare,
     convert,
     custom_bwd,
     custom_fwd,
@@ -27,12 +29,14 @@ from habana_mp.hmp import (
 )
 
 __all__ = [
+    "Comparison",
     "HmpWarning",
     "KeptWeights",
     "ListError",
     "Report",
     "Row",
     "autocast",
+    "compare",
     "convert",
     "custom_bwd",
     "custom_fwd",

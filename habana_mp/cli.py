@@ -1,34 +1,46 @@
-"""The command line: ``habana-mp lists``, ``habana-mp lists check FILE...``, ``habana-mp doctor``."""
+"""The command line: ``habana-mp lists``, ``habana-mp lists check FILE...``, ``habana-mp run``,
+``habana-mp diff A B``, ``habana-mp doctor``."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import platform
 import sys
-import time
 import warnings
-from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext, suppress
-from typing import Any
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 
 import torch
 
 import habana_mp
 from habana_mp import _core, _ledger, _policy, hmp, kernels, ops
 from habana_mp._lists import read_list
+from habana_mp._lists_diff import difference
 from habana_mp._presets import Preset, hint_for, presets, presets_with
+from habana_mp._speed import devices, ratios
 from habana_mp.patches.all import modules_of_torch
 
 #: The lists of a preset.
 _PARTS = ("lower", "fp32", "widest")
 
+#: What is imported where it is needed, and takes something for granted.
+_WITH_ASSUMPTIONS = (
+    "habana_mp.optim",
+    "habana_mp.patches.main_module",
+    "habana_mp.patches.spawned_processes",
+)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit status is 0 when all is well, 1 when something was found, 2 for wrong usage."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["run"]:  # all but our own options belong to the script
+        return _run_script(words[1:])
     try:
-        status = _run(arguments)
+        status = _run(words)
         sys.stdout.flush()
     except BrokenPipeError:  # whoever reads has enough; Python flushes once more when it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -36,7 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def _run_script(words: Sequence[str]) -> int:
+    from habana_mp import _run
+
+    return _run.main(words)
+
+
+def _run(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="habana-mp", description="Mixed precision for PyTorch, steered by lists.")
     parser.add_argument("--version", action="version", version=f"habana-mp {habana_mp.__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -45,10 +63,13 @@ def _run(arguments: Sequence[str] | None) -> int:
         help="show the presets, or check list files",
         usage="habana-mp lists [PART]\n"
         "       habana-mp lists PRESET [--only LIST]\n"
-        "       habana-mp lists check [--import MODULE] [--together] FILE...",
+        "       habana-mp lists check [--import MODULE] [--together] FILE...\n"
+        "       habana-mp lists diff PRESET|FILE PRESET|FILE",
         epilog="Exit status: 0 all is well, 1 something was found, 2 wrong usage.",
     )
-    lists.add_argument("name", nargs="?", help='a preset to show, a part of the names of those to list, or "check"')
+    lists.add_argument(
+        "name", nargs="?", help='a preset to show, a part of the names of those to list, or "check", or "diff"'
+    )
     lists.add_argument("files", nargs="*", help="list files to check")
     lists.add_argument(
         "--import",
@@ -67,6 +88,16 @@ def _run(arguments: Sequence[str] | None) -> int:
         choices=_PARTS,
         help="one list of the preset, as a list file to start your own from; a lower precision's name means `lower`",
     )
+    commands.add_parser("run", help="run a script in mixed precision; `habana-mp run --help` tells more")
+    diff = commands.add_parser(
+        "diff",
+        help="what differs between two reports",
+        epilog="Exit status: 0 the same, 1 something is new, gone, in another precision or for another reason, 2 wrong "
+        "usage. How long calls took is told, and changes no status.",
+    )
+    diff.add_argument("a", help="a report as JSON, as `habana-mp run --report a.json` writes it")
+    diff.add_argument("b", help="the report to compare with it")
+    diff.add_argument("--json", action="store_true", help="tell it as JSON")
     doctor = commands.add_parser(
         "doctor", help="what is here: torch, devices, kernels, how fast bf16 is, what is covered"
     )
@@ -82,7 +113,13 @@ def _run(arguments: Sequence[str] | None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(strange)}")
     if given.command == "doctor":
         return _show_assumptions() if given.assumptions else _doctor()
+    if given.command == "diff":
+        return _diff(given.a, given.b, as_json=given.json)
     given.files += rest
+    if given.name == "diff" and len(given.files) == 2 and not (given.modules or given.together or given.only):
+        return _diff_lists(*given.files)
+    if given.name == "diff":
+        parser.error("lists diff takes two PRESETs or FILEs, and no options")
     if given.name == "check":
         if not given.files:
             parser.error("lists check needs at least one FILE")
@@ -203,11 +240,31 @@ def _check(files: Sequence[str], *, together: bool) -> int:
     return status
 
 
+def _diff(a: str, b: str, *, as_json: bool) -> int:
+    try:
+        found = hmp.compare(a, b)
+    except (OSError, ValueError) as error:
+        print(f"habana-mp: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(found.to_dict(), indent=1) if as_json else found)
+    return 1 if found.differs else 0
+
+
+def _diff_lists(a: str, b: str) -> int:
+    try:
+        lines = difference(a, b)
+    except (OSError, ValueError) as error:
+        print(f"habana-mp: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(lines) or "the same names in the same lists")
+    return 1 if lines else 0
+
+
 def _doctor() -> int:
     print(f"habana_mp     {habana_mp.__version__}")
     print(f"Python        {platform.python_version()} on {platform.machine()}, {platform.system()}")
     print(f"torch         {torch.__version__}, {torch.get_num_threads()} threads")
-    print(f"devices       {', '.join(_devices())}")
+    print(f"devices       {', '.join(devices())}")
     print(f"kernels       {kernels.path()} (of {', '.join(_core.kernels_paths())}); HABANA_MP_KERNELS forces one")
     status = 0
     before = hmp.is_converted()
@@ -264,7 +321,7 @@ def _check_assumptions() -> Exception | None:
     """Have all be asked that can be: of what is imported, and of torch. What was raised, if anything."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of its older modules
-        for module in ("habana_mp.optim", *modules_of_torch()):
+        for module in (*_WITH_ASSUMPTIONS, *modules_of_torch()):
             with suppress(Exception):  # what is not in this torch, or was built without
                 importlib.import_module(module)
         before = hmp.is_converted()
@@ -281,9 +338,9 @@ def _check_assumptions() -> Exception | None:
 
 def _print_bf16() -> None:
     print("bf16          time of bf16 as a multiple of fp32's, below 1 is faster (best of 9):")
-    for device in _devices():
+    for device in devices():
         for size, rows in ((64, 1), (256, 1), (1024, 1), (1024, 64), (1024, 1024)):
-            plain, kept = _bf16_ratios(device, size, rows)
+            plain, kept = ratios(device, size, rows)
             more = "" if kept is None else f"  by hmp {kept:6.2f}  {_verdict(kept)}"
             shape = f"linear {size}x{size},"
             print(f"  {device:<6} {shape:<17} batch {rows:<5} {plain:6.2f}  {_verdict(plain):<8}{more}")
@@ -292,42 +349,3 @@ def _print_bf16() -> None:
 
 def _verdict(ratio: float) -> str:
     return "faster" if ratio < 0.95 else "slower" if ratio > 1.05 else "the same"
-
-
-def _devices() -> list[str]:
-    found = ["cpu"]
-    for name in ("cuda", "xpu", "hpu", "mps"):
-        module = getattr(torch, name, None)
-        available: Callable[[], bool] | None = getattr(module, "is_available", None)
-        if available is not None and available():
-            found.append(name)
-    return found
-
-
-def _bf16_ratios(device: str, size: int, rows: int) -> tuple[float, float | None]:
-    """A linear layer's time in bf16 over its time in fp32, weights in place: the best of interleaved rounds. And while
-    converted, from a kept weight, where such weights are kept."""
-    x, weight = torch.randn(rows, size, device=device), torch.nn.Parameter(torch.randn(size, size, device=device))
-    lower, lower_weight = x.bfloat16(), weight.detach().bfloat16()
-    linear = torch.nn.functional.linear
-    calls: dict[str, Callable[[], Any]] = {
-        "fp32": lambda: linear(x, weight),
-        "bf16": lambda: linear(lower, lower_weight),
-    }
-    if device == "cpu" and hmp.is_converted():
-        calls["kept"] = lambda: linear(lower, weight)
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    repeat = max(5, (1 << 20) // (size * size))
-    with torch.no_grad():
-        for round_number in range(10):
-            for name, call in calls.items():
-                with nullcontext() if name == "kept" else hmp.disable_casts():
-                    begin = time.perf_counter()
-                    for _ in range(repeat):
-                        call()
-                    if device != "cpu":
-                        getattr(torch, device).synchronize()
-                    if round_number:  # the first round warms up
-                        times[name].append(time.perf_counter() - begin)
-    best = {name: min(seconds) for name, seconds in times.items()}
-    return best["bf16"] / best["fp32"], best["kept"] / best["fp32"] if "kept" in best else None

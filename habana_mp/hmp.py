@@ -20,6 +20,7 @@ from typing import Literal, TextIO
 import torch
 
 from habana_mp import _core, _policy, _report
+from habana_mp._compare import Comparison, compare
 from habana_mp._custom import custom_bwd, custom_fwd
 from habana_mp._disable import disable_casts
 from habana_mp._errors import HmpWarning, ListError, warn
@@ -37,12 +38,14 @@ from habana_mp.patches import autocast_regions, stored_values
 from habana_mp.patches.compiled_functions import refused_in_graphs
 
 __all__ = [
+    "Comparison",
     "HmpWarning",
     "KeptWeights",
     "ListError",
     "Report",
     "Row",
     "autocast",
+    "compare",
     "convert",
     "custom_bwd",
     "custom_fwd",

@@ -35,3 +35,27 @@ def run_script(
         cwd=cwd or TESTS,
         env={**os.environ, **environment},
     )
+
+
+def python(*words: str | Path, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """``python`` with these words, one thread for torch, and no colours."""
+    return subprocess.run(
+        [sys.executable, *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+        cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+    )
+
+
+#: The words after ``python`` that start ``habana-mp run``.
+RUN = ("-m", "habana_mp", "run")
+
+
+def split_lines(stderr: str) -> tuple[str, list[str]]:
+    """What a script itself has written to its standard error, and our own lines."""
+    lines = stderr.splitlines(keepends=True)
+    ours = [line for line in lines if line.startswith("habana-mp: ")]
+    return "".join(line for line in lines if line not in ours), [line.rstrip("\n") for line in ours]

@@ -1,0 +1,302 @@
+"""``habana-mp run``: a script as it is, in mixed precision, and what ran how at the end."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import inspect
+import multiprocessing
+import os
+import sys
+import types
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from habana_mp import _report_data, _speed, hmp
+from habana_mp._errors import HmpWarning
+from habana_mp._ranks import Children, Ranks
+from habana_mp._report_data import Data
+from habana_mp._script import Script
+from habana_mp.patches import spawned_processes
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_DETAILS = ("operations", "modules", "lines")
+
+#: Options without a value.
+_SWITCHES = ("--verbose", "--require-lowered", "--help", "-h")
+
+_USAGE = """habana-mp run [OPTION]... [--] SCRIPT [ARGUMENT]...
+       habana-mp run [OPTION]... -m MODULE [ARGUMENT]..."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says of the conversion; as it is sent to other processes too."""
+
+    opt_level: str
+    bf16: str | None
+    fp32: str | None
+    preset: str | None
+    dtype: str
+    within: str | None
+    verbose: bool
+    detail: str
+
+    def convert(self) -> list[str]:
+        """Convert this process. What was warned about."""
+        can_tell_more = "report" in inspect.signature(hmp.convert).parameters
+        more: dict[str, Any] = {"report": self.detail} if can_tell_more else {}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", HmpWarning)
+            hmp.convert(
+                self.opt_level,
+                self.bf16,
+                self.fp32,
+                self.verbose,
+                preset=self.preset,
+                dtype=_DTYPES[self.dtype],
+                within=self.within,
+                **more,
+            )
+        return [str(one.message) for one in caught if issubclass(one.category, HmpWarning)]
+
+
+def main(words: Sequence[str]) -> int:
+    """Run what the words after ``habana-mp run`` say. The script's own end passes through: what it raises, its exit."""
+    parser = _parser()
+    own, command, is_module = _split(words)
+    given = parser.parse_args(own)
+    if not command:
+        parser.error("a MODULE must follow -m" if is_module else "a SCRIPT to run is missing")
+    script = Script(command, is_module=is_module)
+    options = _options(parser, given, script)
+    ranks = Ranks()
+    if ranks.rank == 0 and options.opt_level != "O0":
+        _warn_if_slower(options.dtype)
+    try:
+        warned = options.convert()
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    except (ImportError, RuntimeError) as error:
+        _say(f"nothing can be converted here: {error}")
+        return 1
+    if ranks.rank == 0:
+        for text in warned:
+            _say(text)
+    ending = _Ending(given.report, ranks, _watch_children(options))
+    atexit.register(ending.at_exit)  # called after those that the script registers
+    try:
+        script.run()
+    except SystemExit as error:
+        if error.code in (None, 0) and given.require_lowered and not ending.lowered():
+            raise SystemExit(1) from None
+        raise
+    except BaseException as error:
+        _show_without_ours(error)
+        raise
+    return 1 if given.require_lowered and not ending.lowered() else 0
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="habana-mp run",
+        usage=_USAGE,
+        description="Run an unmodified script in mixed precision, as `hmp.convert()` at its top would.",
+        epilog="The exit status is the script's; 2 for wrong usage, 1 for what --require-lowered finds.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--opt-level", default="O1", metavar="LEVEL", help="O1 (the default), O2 or O0")
+    parser.add_argument("--bf16", metavar="FILE", help="a list file: what runs in the lower precision")
+    parser.add_argument("--fp32", metavar="FILE", help="a list file: what runs in float32")
+    parser.add_argument("--preset", help="the lists to start from; `habana-mp lists` shows all")
+    parser.add_argument("--dtype", choices=_DTYPES, default="bf16", help="the lower precision; bf16 is the default")
+    parser.add_argument("--within", choices=["modules"], help="lower only while the forward of some module runs")
+    parser.add_argument("--verbose", action="store_true", help="log each call and what was decided")
+    parser.add_argument("--report", metavar="FILE", help="write the report there, as its ending says: .html or .json")
+    parser.add_argument("--detail", choices=_DETAILS, help="what the report has a row for; `modules` with --report")
+    parser.add_argument("--require-lowered", action="store_true", help="exit 1 where nothing ran in lower precision")
+    return parser
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], list[str], bool]:
+    """Our own words, those of the script, and whether these are a module's. The script's are not looked at."""
+    at = 0
+    while at < len(words):
+        word = words[at]
+        if word == "--":
+            rest = list(words[at + 1 :])
+            return list(words[:at]), rest[1:] if rest[:1] == ["-m"] else rest, rest[:1] == ["-m"]
+        if word.startswith("-m"):
+            name = [word[2:]] if word != "-m" else []
+            return list(words[:at]), [*name, *words[at + 1 :]], True
+        if not word.startswith("-"):
+            break
+        at += 1 if word in _SWITCHES or "=" in word else 2
+    return list(words[:at]), list(words[at:]), False
+
+
+def _options(parser: argparse.ArgumentParser, given: argparse.Namespace, script: Script) -> Options:
+    if given.report:
+        given.report = _absolute(given.report)
+        if not _report_data.writes(given.report):
+            parser.error(f"--report must be a file that ends in .html or .json; got {given.report}")
+        if not os.path.isdir(os.path.dirname(given.report)):
+            parser.error(f"--report must be in a folder that is there; got {given.report}")
+    try:
+        script.check()
+    except OSError as error:
+        parser.error(f"cannot open the script: {error}")
+    detail = given.detail or ("modules" if given.report else "operations")
+    return Options(
+        opt_level=given.opt_level,
+        bf16=_absolute(given.bf16),
+        fp32=_absolute(given.fp32),
+        preset=given.preset,
+        dtype=given.dtype,
+        within=given.within,
+        verbose=given.verbose,
+        detail=detail,
+    )
+
+
+def _absolute(path: str | None) -> str | None:
+    """The script may go elsewhere, and start processes there."""
+    return os.path.abspath(path) if path else None
+
+
+def _say(text: str) -> None:
+    """A line of ours, wherever the script has its own going."""
+    if sys.__stderr__ is not None and not sys.__stderr__.closed:
+        print(f"habana-mp: {text}", file=sys.__stderr__, flush=True)
+
+
+def _warn_if_slower(dtype: str) -> None:
+    ratio = _speed.ratio_on_this_cpu(_DTYPES[dtype])
+    if ratio is not None and ratio > 1.05:
+        _say(
+            f"warning: on this processor a linear layer takes {ratio:.1f} times as long in {dtype} as in float32, so "
+            "the script may run slower than by itself. Its results and the report are those of any other processor; "
+            "for inference, `hmp.convert(skip_slower=True)` in the script leaves what is slower in float32"
+        )
+
+
+# ---- the end ---------------------------------------------------------------------------------------------------------
+
+
+class _Ending:
+    """What is told once the script has ended."""
+
+    def __init__(self, path: str | None, ranks: Ranks, children: Children) -> None:
+        self._path = path
+        self._ranks = ranks
+        self._children = children
+        self._of_children: list[Data] = []
+        self._process = os.getpid()
+        self._found_nothing = False
+
+    def lowered(self) -> bool:
+        """Did anything run in a lower precision? Of several ranks the first answers for all."""
+        if os.getpid() != self._process or self._ranks.rank or _report_data.ran_lower(_report_data.of_now()):
+            return True
+        self._found_nothing = not _report_data.ran_lower(self._data())
+        return not self._found_nothing
+
+    def at_exit(self) -> None:
+        """The report and the closing line; for other ranks than the first, what the first needs for them."""
+        if os.getpid() != self._process:
+            return  # a fork that ends as a script does
+        if self._ranks.rank:
+            self._ranks.leave(self._of_this_rank())
+            return
+        data = self._data()
+        if missing := self._ranks.missing():
+            _say(f"warning: the report is without rank {', '.join(map(str, missing))}, which left none in time")
+        where = ""
+        if self._path is not None:
+            try:
+                _report_data.write(data, self._path)
+                where = f"; the report is in {self._path}"
+            except OSError as error:
+                _say(f"the report could not be written: {error}")
+        _say(f"{_report_data.in_words(data)}{where}")
+        if self._found_nothing:
+            _say(f"--require-lowered: nothing ran in lower precision; {_report_data.why_nothing_lower(data)}")
+
+    def _of_this_rank(self) -> Data:
+        for child in multiprocessing.active_children():
+            if not child.daemon:
+                child.join()  # as Python would, a little later
+        self._of_children += self._children.take()
+        return _report_data.merged([_report_data.of_now(), *self._of_children])
+
+    def _data(self) -> Data:
+        own = self._of_this_rank()
+        return _report_data.merged([own, *self._ranks.others()], ranks=self._ranks.count)
+
+
+def _show_without_ours(error: BaseException) -> None:
+    """Have Python show the traceback as if the script had been started by itself."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] == "habana_mp":
+        trace = trace.tb_next
+    hook = getattr(sys, "excepthook", sys.__excepthook__)
+
+    def show(kind: type[BaseException], value: BaseException, whole: types.TracebackType | None) -> None:
+        if value is error:
+            error.__traceback__ = whole = trace
+        hook(kind, value, whole)
+
+    sys.excepthook = show
+
+
+# ---- other processes -------------------------------------------------------------------------------------------------
+
+
+class _ForChild:
+    """Sent to a process that multiprocessing starts anew: it converts as it is unpickled, before the script is
+    imported there."""
+
+    def __init__(self, options: Options, folder: str) -> None:
+        self._options, self._folder = options, folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _convert_child, (asdict(self._options), self._folder)
+
+
+def _convert_child(options: dict[str, Any], folder: str) -> None:
+    made = Options(**options)
+    made.convert()
+    _watch_children(made, folder)
+
+
+class _Watched:
+    """Lives as long as the process: multiprocessing forgets what is owned by nobody."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+
+
+_watched: list[_Watched] = []
+
+
+def _watch_children(options: Options, folder: str | None = None) -> Children:
+    """From here on, processes of multiprocessing are converted, and leave their reports."""
+    children = Children(folder)
+    _watched.append(_Watched())
+
+    def begin(watched: _Watched) -> None:
+        if watched.process != os.getpid():  # a fork, which has the counts of its parent
+            hmp.reset_report()
+
+    spawned_processes.tell_children(lambda: _ForChild(options, children.folder) if hmp.is_converted() else None)
+    spawned_processes.in_children(
+        _watched[-1], begin, lambda: children.leave(_report_data.of_now()), is_child=folder is not None
+    )
+    return children

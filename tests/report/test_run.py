@@ -1,0 +1,362 @@
+"""``habana-mp run``: a script sees what it sees under ``python`` itself, but for the precision, and ends as it does."""
+
+from __future__ import annotations
+
+import json
+import os
+import py_compile
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.lists import write_list
+from helpers.processes import RUN, python, split_lines
+
+FACTS = """
+import inspect, json, pickle, signal, sys, threading, warnings
+import torch
+
+class Own:
+    "Somebody's class."
+
+def facts():
+    main = sys.modules["__main__"]
+    print(json.dumps({
+        "argv": sys.argv,
+        "path": sys.path,
+        "flags": repr(sys.flags),
+        "names": sorted(set(globals()) - {"__mp_main__"}),
+        "is main": vars(main) is globals(),
+        "name, file": [__name__, __file__],
+        "package, cached": [__package__, __cached__],
+        "doc, annotations": [__doc__, repr(globals().get("__annotations__"))],
+        "spec": [getattr(__spec__, one, None) for one in ("name", "origin", "parent", "cached")],
+        "loader": type(__loader__).__name__,
+        "source": inspect.getsource(Own) if not __file__.endswith(".pyc") else None,
+        "pickled": type(pickle.loads(pickle.dumps(Own()))) is Own,
+        "hooks": [sys.excepthook is sys.__excepthook__, sys.stderr is sys.__stderr__],
+        "signals": [str(signal.getsignal(one)) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)],
+        "filters": [str(one) for one in warnings.filters],
+        "threads": [threading.active_count(), torch.get_num_threads()],
+    }))
+
+facts()
+"""
+
+#: What a script may be; the words after ``python`` for each.
+KINDS: dict[str, list[str]] = {
+    "file": ["facts.py", "--lr", "1", "-m", "--", "--report"],
+    "path": ["./folder/../facts.py"],
+    "link": ["link.py"],
+    "folder": ["folder", "x"],
+    "archive": ["archive.zip", "x"],
+    "bytecode": ["facts.pyc", "x"],
+    "module": ["-m", "facts", "--verbose"],
+    "module of a package": ["-m", "package.facts", "x"],
+    "package": ["-m", "package", "x"],
+}
+
+
+@pytest.fixture(scope="module")
+def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with :data:`FACTS` in every form."""
+    folder = tmp_path_factory.mktemp("scripts")
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    for name in ("facts.py", "folder/__main__.py", "package/facts.py", "package/__main__.py", "package/__init__.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("" if name.endswith("__init__.py") else FACTS)
+    (elsewhere / "linked.py").write_text(FACTS)
+    (folder / "link.py").symlink_to(elsewhere / "linked.py")
+    with zipfile.ZipFile(folder / "archive.zip", "w") as archive:
+        archive.writestr("__main__.py", FACTS)
+    py_compile.compile(str(folder / "facts.py"), str(folder / "facts.pyc"))
+    return folder
+
+
+def facts(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize("words", KINDS.values(), ids=KINDS)
+def test_a_script_finds_what_it_finds_under_python(words: list[str], scripts: Path) -> None:
+    assert facts(python(*RUN, *words, cwd=scripts)) == facts(python(*words, cwd=scripts))
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="-P is of Python 3.11")
+@pytest.mark.parametrize("words", [["facts.py"], ["folder"]], ids=" ".join)
+def test_no_folder_is_put_into_the_path_where_python_puts_none(words: list[str], scripts: Path) -> None:
+    plain = facts(python("-P", *words, cwd=scripts))
+    assert facts(python("-P", *RUN, *words, cwd=scripts)) == plain
+
+
+def test_two_dashes_end_our_own_options(scripts: Path) -> None:
+    plain = facts(python("facts.py", "--", "x", cwd=scripts))
+    assert facts(python(*RUN, "--opt-level", "O2", "--", "facts.py", "--", "x", cwd=scripts)) == plain
+    assert facts(python(*RUN, "--", "-m", "facts", "x", cwd=scripts))["argv"][1:] == ["x"]
+
+
+#: How a script may end.
+ENDS = {
+    "falls off its end": "",
+    "exit with a number": "import sys; sys.exit(3)",
+    "exit with text": "import sys; sys.exit('it is enough')",
+    "exit with nothing": "raise SystemExit",
+    "error": "def f():\n    raise ValueError('no')\nf()",
+    "error of an error": "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise KeyError('x') from error",
+    "syntax": "x = = 1",
+    "no such module": "import there_is_no_such_module",
+    "interrupt": "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nimport time; time.sleep(5)",
+    "broken pipe": "raise BrokenPipeError('of its own')",
+    "closed output": "import sys; sys.stdout.close()",
+    "own hook": "import sys\nsys.excepthook = lambda kind, value, trace: print(kind, trace.tb_lineno)\n1 / 0",
+    "error at exit": "import atexit\n@atexit.register\ndef fails():\n    1 / 0",
+    "error in a thread": "import threading\nthreading.Thread(target=lambda: 1 / 0, name='T').start()",
+}
+
+
+def without_addresses(text: str) -> str:
+    return re.sub("0x[0-9a-f]+", "0x", text)
+
+
+@pytest.mark.parametrize("code", ENDS.values(), ids=ENDS)
+def test_a_script_ends_as_under_python(code: str, tmp_path: Path) -> None:
+    begin = "import atexit, sys\natexit.register(lambda: print('at exit', file=sys.stderr))\n"
+    (tmp_path / "script.py").write_text(begin + code if code != ENDS["syntax"] else code)
+    plain, ours = python("script.py", cwd=tmp_path), python(*RUN, "script.py", cwd=tmp_path)
+    stderr, lines = split_lines(ours.stderr)
+    assert (ours.returncode, ours.stdout) == (plain.returncode, plain.stdout)
+    assert without_addresses(stderr) == without_addresses(plain.stderr)
+    assert lines == ["habana-mp: no covered operation was called"]
+    assert ours.stderr.splitlines()[-1] == lines[0], "what runs at exit runs before the last line"
+
+
+def test_the_traceback_of_a_module_is_pythons(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text("def f():\n    1 / 0\nf()\n")
+    for module in ("fails", "there_is_none", "there.is_none"):
+        plain, ours = python("-m", module, cwd=tmp_path), python(*RUN, "-m", module, cwd=tmp_path)
+        assert (ours.returncode, split_lines(ours.stderr)[0]) == (plain.returncode, plain.stderr)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_ends_it_as_it_ends_python(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
+    for words in ((), RUN):
+        command = [sys.executable, *words, "waits.py"]
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        with process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(number)
+            assert process.wait(30) == -number
+
+
+def test_the_installed_command_does_the_same(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text("import sys\nprint(sys.argv, sys.path[0])\n1 / 0\n")
+    command = Path(sys.executable).with_name("habana-mp")
+    plain = python("fails.py", "x", cwd=tmp_path)
+    ours = subprocess.run([command, "run", "fails.py", "x"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ours.returncode, ours.stdout) == (1, plain.stdout)
+    assert split_lines(ours.stderr)[0] == plain.stderr
+
+
+# ---- the conversion --------------------------------------------------------------------------------------------------
+
+LINEAR = """
+import sys, torch
+from habana_mp import hmp
+print(torch.nn.Linear(4, 4)(torch.ones(2, 4)).dtype, torch.ones(2).mul(2).dtype, hmp.is_converted())
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "printed"),
+    [
+        ([], "torch.bfloat16 torch.bfloat16"),
+        (["--dtype", "fp16"], "torch.float16 torch.float16"),
+        (["--within", "modules"], "torch.bfloat16 torch.float32"),
+        (["--opt-level=O2"], "torch.bfloat16 torch.float32"),
+        (["--opt-level", "O0"], "torch.float32 torch.float32"),
+        (["--preset", "torch-cpu"], "torch.bfloat16 torch.float32"),
+        (["--bf16", "mul.txt", "--fp32=linear.txt"], "torch.float32 torch.bfloat16"),
+    ],
+    ids=" ".join,
+)
+def test_options_are_those_of_convert(options: list[str], printed: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(LINEAR)
+    for name in ("mul", "linear"):
+        write_list(tmp_path / f"{name}.txt", [name])
+    done = python(*RUN, *options, "script.py", cwd=tmp_path)
+    assert done.stdout.strip() == f"{printed} True", done.stderr
+
+
+def test_verbose_logs_each_call(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(LINEAR)
+    done = python(*RUN, "--verbose", "script.py", cwd=tmp_path)
+    assert "casting  <built-in function linear>  to  to_bf16" in done.stdout
+
+
+def test_a_name_without_effect_is_told_without_a_place_in_our_code(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("")
+    write_list(tmp_path / "a.txt", ["mm", "relu_"])
+    _, lines = split_lines(python(*RUN, "--bf16", "a.txt", "script.py", cwd=tmp_path).stderr)
+    assert len(lines) == 2
+    assert "a.txt:2: `relu_` has no effect" in lines[0]
+
+
+def test_a_convert_of_the_scripts_own_wins_and_a_restore_leaves_the_report(tmp_path: Path) -> None:
+    own = "hmp.convert(dtype=torch.float16)\nprint(torch.nn.Linear(4, 4)(torch.ones(2, 4)).dtype)\nhmp.restore()"
+    (tmp_path / "script.py").write_text(f"{LINEAR}{own}\nprint(torch.ones(2, 2).mm(torch.ones(2, 2)).dtype)\n")
+    done = python(*RUN, "--require-lowered", "script.py", cwd=tmp_path)
+    assert done.stdout.split()[-2:] == ["torch.float16", "torch.float32"]
+    (line,) = split_lines(done.stderr)[1]
+    assert line.startswith("habana-mp: calls: 2 in bf16, 1 in fp16; ")
+
+
+# ---- the report ------------------------------------------------------------------------------------------------------
+
+
+def test_the_report_is_written_where_the_command_was_given_whatever_the_script_does(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(f"{LINEAR}import os\nos.chdir('/')\nsys.stderr = None\nsys.exit(4)\n")
+    done = python(*RUN, "--report", "out.json", "script.py", cwd=tmp_path)
+    assert done.returncode == 4
+    report = json.loads((tmp_path / "out.json").read_text())
+    calls = {(row["operation"], row["precision"]): row["calls"] for row in report["rows"]}
+    assert calls == {("linear", "bf16"): 1, ("mul", "bf16"): 1}
+    (line,) = split_lines(done.stderr)[1]
+    assert line == (
+        "habana-mp: calls: 2 in bf16; `linear` in bf16 cost most, 56 bytes of casts; "
+        f"the report is in {tmp_path / 'out.json'}"
+    )
+
+
+def test_a_report_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import os\nos.mkdir('out.json')\n")
+    done = python(*RUN, "--report", "out.json", "script.py", cwd=tmp_path)
+    first, last = split_lines(done.stderr)[1]
+    assert first.startswith("habana-mp: the report could not be written: ")
+    assert last == "habana-mp: no covered operation was called"
+    assert done.returncode == 0
+
+
+def test_what_runs_at_exit_is_in_the_report(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import atexit, torch\natexit.register(lambda: torch.ones(2) * 2)\n")
+    (line,) = split_lines(python(*RUN, "script.py", cwd=tmp_path).stderr)[1]
+    assert line.startswith("habana-mp: calls: 1 in bf16")
+
+
+@pytest.mark.parametrize(
+    ("code", "options", "status", "told"),
+    [
+        ("torch.ones(2) * 2", [], 0, None),
+        ("torch.ones(2) * 2; raise SystemExit(0)", [], 0, None),
+        ("torch.ones(2) * 2", ["--opt-level", "O0"], 1, "no covered operation was called while casts were on"),
+        ("torch.ones(2).softmax(0)", [], 1, "calls by reason: in fp32 1"),
+        ("raise SystemExit(0)", [], 1, "no covered operation was called"),
+        ("raise SystemExit", [], 1, "no covered operation was called"),
+        ("raise SystemExit(7)", [], 7, None),
+        ("1 / 0", [], 1, None),
+    ],
+)
+def test_it_can_be_required_that_something_ran_lower(
+    code: str, options: list[str], status: int, told: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(f"import torch\n{code}\n")
+    done = python(*RUN, "--require-lowered", *options, "script.py", cwd=tmp_path)
+    assert done.returncode == status
+    found = [line for line in split_lines(done.stderr)[1] if "--require-lowered: nothing ran in lower" in line]
+    assert len(found) == (told is not None)
+    assert (told or "") in "".join(found)
+
+
+def test_a_slower_processor_is_told_of_before_the_script(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import sys\nprint('the script', file=sys.stderr)\n")
+    code = """
+        import sys
+        from habana_mp import _run, _speed, cli
+        _speed.ratio_on_this_cpu = lambda dtype: float(sys.argv[1])
+        sys.exit(cli.main(["run", *sys.argv[2:], "script.py"]))
+    """
+    for ratio, options, count in (("2.5", [], 1), ("0.5", [], 0), ("2.5", ["--opt-level", "O0"], 0)):
+        done = python("-c", textwrap.dedent(code), ratio, *options, cwd=tmp_path)
+        assert done.returncode == 0
+        assert done.stderr.count("a linear layer takes 2.5 times as long in bf16 as in float32") == count
+        assert done.stderr.splitlines()[count] == "the script"
+
+
+def test_the_measurement_leaves_nothing_behind(tmp_path: Path) -> None:
+    code = """
+        import os, time, torch
+        from habana_mp import _speed
+        before = torch.get_rng_state(), sorted(os.listdir("/proc/self/fd"))
+        begin = time.perf_counter()
+        ratio = _speed.ratio_on_this_cpu(torch.bfloat16)
+        assert time.perf_counter() - begin < 2
+        assert ratio is None or 0.01 < ratio < 1000
+        assert torch.equal(before[0], torch.get_rng_state()) and before[1] == sorted(os.listdir("/proc/self/fd"))
+        _speed._SECONDS = 0.0
+        assert _speed.ratio_on_this_cpu(torch.bfloat16) is None
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            print("no child is left")
+    """
+    done = python("-c", textwrap.dedent(code), cwd=tmp_path)
+    assert done.stdout == "no child is left\n", done.stderr
+
+
+# ---- wrong usage -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([], "a SCRIPT to run is missing"),
+        (["--verbose"], "a SCRIPT to run is missing"),
+        (["-m"], "a MODULE must follow -m"),
+        (["none.py"], "cannot open the script: [Errno 2] No such file or directory: 'none.py'"),
+        (["."], "a folder without a `__main__.py` is no script"),
+        (["--bf16", "none.txt", "script.py"], "the operation list does not exist"),
+        (["--fp32", "wrong.txt", "script.py"], "wrong.txt:1: unknown operation `sofmax`"),
+        (["--opt-level", "O3", "script.py"], "`opt_level` must be one of"),
+        (["--preset", "mine", "script.py"], "`preset` must be one of"),
+        (["--dtype", "fp8", "script.py"], "argument --dtype: invalid choice: 'fp8'"),
+        (["--within", "net", "script.py"], "argument --within: invalid choice: 'net'"),
+        (["--detail", "all", "script.py"], "argument --detail: invalid choice: 'all'"),
+        (["--report", "out.txt", "script.py"], "--report must be a file that ends in .html or .json"),
+        (["--report", "none/out.json", "script.py"], "--report must be in a folder that is there"),
+        (["--quick", "yes", "script.py"], "unrecognized arguments: --quick"),
+        (["--bf16"], "argument --bf16: expected one argument"),
+    ],
+    ids=lambda one: " ".join(one) if isinstance(one, list) else "",
+)
+def test_wrong_usage_exits_with_2_and_says_what_is_wrong(words: list[str], why: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("print('it ran')")
+    write_list(tmp_path / "wrong.txt", ["sofmax"])
+    done = python(*RUN, *words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert why in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_is_given_and_names_the_command(tmp_path: Path) -> None:
+    assert "--require-lowered" in python(*RUN, "--help", cwd=tmp_path).stdout
+    assert "run a script in mixed precision" in python("-m", "habana_mp", "--help", cwd=tmp_path).stdout
+
+
+def test_where_python_cannot_be_asked_a_module_runs_all_the_same(scripts: Path) -> None:
+    for words in (["-m", "package.facts", "x"], ["folder", "x"]):
+        broken = os.environ.get("HABANA_MP_BREAK", "") + ",cpython.run-module-as-main"
+        found = facts(python(*RUN, *words, cwd=scripts, HABANA_MP_BREAK=broken))
+        plain = facts(python(*words, cwd=scripts))
+        for name in ("argv", "name, file", "is main", "pickled"):
+            assert found[name] == plain[name], name

@@ -1,0 +1,51 @@
+"""docs/run.md is true: its commands print what it says, in order, in one folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).parents[2] / "docs" / "run.md"
+BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+#: Stands in what a command prints for what differs from place to place.
+ANYTHING = re.escape("[...]")
+
+
+def shell(command: str, folder: Path) -> str:
+    """What it prints, on both streams."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        command,
+        shell=True,
+        cwd=folder,
+        text=True,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
+    )
+    # Whether this processor is told to be slower depends on it.
+    return "".join(line for line in done.stdout.splitlines(keepends=True) if "times as long" not in line)
+
+
+def test_the_commands_and_snippets_print_what_they_say(tmp_path: Path) -> None:
+    commands = snippets = 0
+    for kind, text in BLOCK.findall(PAGE.read_text("utf-8")):
+        named = re.match(r"# (\S+\.py)\n", text)
+        if named:
+            (tmp_path / named[1]).write_text(text, "utf-8")
+        elif kind == "python":
+            (tmp_path / "snippet.py").write_text(text, "utf-8")
+            promised = re.findall(r"^print\(.*\)  # (.*)$", text, re.MULTILINE)
+            assert shell("python snippet.py", tmp_path).splitlines() == promised
+            snippets += 1
+        for command, output in (
+            re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE) if kind == "console" else ()
+        ):
+            printed = shell(command, tmp_path)
+            assert re.fullmatch(re.escape(output).replace(ANYTHING, ".*"), printed), f"$ {command}\n{printed}"
+            commands += 1
+    assert (commands, snippets) == (8, 1)

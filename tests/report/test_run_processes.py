@@ -1,0 +1,190 @@
+"""``habana-mp run`` and other processes: those of multiprocessing, forks, and ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.processes import RUN, python, split_lines
+
+CHILD = """
+import multiprocessing, sys
+import torch
+
+class Sent:
+    def __init__(self, value):
+        self.value = value
+
+class Layer(torch.nn.Module):
+    def forward(self, x):
+        return x @ x
+
+AT_IMPORT = torch.ones(2, 2).mm(torch.ones(2, 2)).dtype
+
+def work(queue, sent):
+    from habana_mp import hmp
+    queue.put((str(Layer()(sent.value).dtype), str(AT_IMPORT), hmp.is_converted(), type(sent).__module__))
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    queue = context.Queue()
+    children = [context.Process(target=work, args=(queue, Sent(torch.ones(2, 2)))) for _ in range(2)]
+    for child in children:
+        child.start()
+    for _ in children:
+        print(*queue.get())
+    if "--leave" not in sys.argv:
+        for child in children:
+            child.join()
+"""
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def calls(path: Path) -> dict[tuple[str, str], int]:
+    report: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    return {(row["operation"], row["precision"]): row["calls"] for row in report["rows"]}
+
+
+@pytest.mark.parametrize("way", ["file", "module"])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_children_of_multiprocessing_are_converted_and_counted(method: str, way: str, tmp_path: Path) -> None:
+    (tmp_path / "starts.py").write_text(CHILD)
+    script = ["starts.py"] if way == "file" else ["-m", "starts"]
+    done = python(*RUN, "--report", "out.json", *script, method, cwd=tmp_path, TMPDIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    main = "__main__" if method == "fork" else "__mp_main__"
+    assert [line.split() for line in done.stdout.splitlines()] == [
+        ["torch.bfloat16", "torch.bfloat16", "True", main]
+    ] * 2
+    assert len(split_lines(done.stderr)[1]) == 1
+    found = calls(tmp_path / "out.json")
+    # One `@` for each child. `mm` once in the script itself, and again where a child imports it.
+    assert found["matmul", "bf16"] == 2
+    assert found["mm", "bf16"] == (1 if method == "fork" else 3)
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("habana-mp")]
+
+
+def test_children_that_nobody_waits_for_are_in_the_report(tmp_path: Path) -> None:
+    (tmp_path / "starts.py").write_text(CHILD)
+    done = python(*RUN, "--report", "out.json", "starts.py", "spawn", "--leave", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert calls(tmp_path / "out.json")["matmul", "bf16"] == 2
+
+
+def test_a_script_whose_children_alone_compute_passes_what_is_required(tmp_path: Path) -> None:
+    body = "import torch\ndef work(rank):\n    torch.ones(2, 2) @ torch.ones(2, 2)\n"
+    start = "if __name__ == '__main__':\n    torch.multiprocessing.spawn(work, nprocs=2)\n"
+    (tmp_path / "starts.py").write_text(body + start)
+    done = python(*RUN, "--require-lowered", "starts.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "calls: 2 in bf16" in done.stderr
+    assert python(*RUN, "--require-lowered", "--opt-level", "O0", "starts.py", cwd=tmp_path).returncode == 1
+
+
+def test_children_of_a_script_that_restored_torch_are_as_python_starts_them(tmp_path: Path) -> None:
+    code = CHILD.replace("    context =", "    from habana_mp import hmp\n    hmp.restore()\n    context =")
+    (tmp_path / "starts.py").write_text(code)
+    done = python(*RUN, "starts.py", "spawn", cwd=tmp_path)
+    assert done.stdout.splitlines() == ["torch.float32 torch.float32 False __mp_main__"] * 2, done.stderr
+
+
+def test_where_children_cannot_be_told_they_run_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "starts.py").write_text(CHILD)
+    broken = "cpython.spawn-preparation,cpython.after-fork"
+    done = python(*RUN, "starts.py", "spawn", cwd=tmp_path, HABANA_MP_BREAK=broken)
+    assert done.stdout.splitlines() == ["torch.float32 torch.float32 False __mp_main__"] * 2, done.stderr
+    assert "calls: 1 in bf16" in done.stderr
+
+
+def test_only_the_parent_of_a_fork_prints(tmp_path: Path) -> None:
+    code = "import os, sys, torch\nchild = os.fork()\ntorch.ones(2, 2) @ torch.ones(2, 2)\nif child:\n    os.wait()\n"
+    (tmp_path / "forks.py").write_text(f"{code}sys.exit(0 if child else 5)\n")
+    done = python(*RUN, "--require-lowered", "--report", "out.json", "forks.py", cwd=tmp_path)
+    assert done.returncode == 0
+    assert len(split_lines(done.stderr)[1]) == 1
+    assert calls(tmp_path / "out.json") == {("matmul", "bf16"): 1}
+
+
+# ---- ranks -----------------------------------------------------------------------------------------------------------
+
+RANK = """
+import os, sys, torch
+rank = int(os.environ["RANK"])
+for _ in range(1 + rank):
+    torch.ones(2, 2) @ torch.ones(2, 2)
+if "--fail" in sys.argv and rank == 1:
+    sys.exit(9)
+if "--die" in sys.argv and rank == 1:
+    os._exit(0)
+"""
+
+
+def ranks(tmp_path: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "rank.py").write_text(RANK)
+    return python(*TORCHRUN, *words, cwd=tmp_path, **environment)
+
+
+@pytest.mark.parametrize("script", [["rank.py"], ["-m", "rank"]], ids=" ".join)
+def test_ranks_make_one_report_without_a_process_group(script: list[str], tmp_path: Path) -> None:
+    done = ranks(tmp_path, *RUN, "--report", "out.json", *script)
+    assert done.returncode == 0, done.stderr
+    assert calls(tmp_path / "out.json") == {("matmul", "bf16"): 3}
+    assert json.loads((tmp_path / "out.json").read_text())["ranks"] == 2
+    (line,) = split_lines(done.stderr)[1]
+    assert line.startswith("habana-mp: calls: 3 in bf16; ")
+
+
+def test_all_ranks_together_are_required_to_lower_something(tmp_path: Path) -> None:
+    nothing = "import os, torch\nif os.environ['RANK'] == '1' and {}:\n    torch.ones(2, 2) @ torch.ones(2, 2)\n"
+    for one_computes in (True, False):
+        (tmp_path / "quiet.py").write_text(nothing.format(one_computes))
+        done = python(*TORCHRUN, *RUN, "--require-lowered", "quiet.py", cwd=tmp_path)
+        assert (done.returncode == 0) == one_computes, done.stderr
+        assert ("--require-lowered: nothing ran" in done.stderr) != one_computes
+
+
+def test_a_rank_that_leaves_no_report_is_named_and_not_waited_for_without_end(tmp_path: Path) -> None:
+    code = "import sys\nfrom habana_mp import _ranks, cli\n_ranks.PATIENCE = 2.0\n"
+    (tmp_path / "impatient.py").write_text(f"{code}sys.exit(cli.main(['run', *sys.argv[1:]]))\n")
+    begin = time.monotonic()
+    done = ranks(tmp_path, "impatient.py", "rank.py", "--die")
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - begin < 45
+    first, last = split_lines(done.stderr)[1]
+    assert first == "habana-mp: warning: the report is without rank 1, which left none in time"
+    assert last.startswith("habana-mp: calls: 1 in bf16; ")
+
+
+def test_where_torchrun_keeps_no_store_the_report_is_that_of_the_first_rank(tmp_path: Path) -> None:
+    done = ranks(tmp_path, *RUN, "rank.py", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    first, last = split_lines(done.stderr)[1]
+    assert first.startswith("habana-mp: warning: the report is without rank 1")
+    assert last.startswith("habana-mp: calls: 1 in bf16; ")
+
+
+def test_a_rank_that_fails_fails_the_run(tmp_path: Path) -> None:
+    done = ranks(tmp_path, *RUN, "rank.py", "--fail")
+    assert done.returncode != 0
+    assert "exitcode  : 9" in done.stderr or "exitcode: 9" in done.stderr
+
+
+def test_an_interrupt_of_the_whole_group_leaves_nothing_running(tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)\n")
+    command = [sys.executable, *TORCHRUN, *RUN, "waits.py"]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=tmp_path, text=True, start_new_session=True, **streams) as process:
+        assert process.stdout is not None
+        processes = [int(process.stdout.readline()) for _ in range(2)]
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.wait(60) != 0
+    for one in processes:
+        assert not (Path("/proc") / str(one)).exists()
