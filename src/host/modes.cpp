@@ -35,6 +35,7 @@ struct Functions {
   bool (*requires_grad)(const void*) = nullptr;
   bool (*function_mode_enabled)() = nullptr;
   int (*get_num_threads)() = nullptr;
+  std::uint64_t (*next_sequence_number)() = nullptr;
   void* (*context)() = nullptr;
   bool (*onednn_is_enabled)(const void*) = nullptr;
   KeyFlag functorch;
@@ -64,6 +65,10 @@ Functions find_functions() {
   find({cpu, "_ZN2at13globalContextEv", "ATen/Context.h", "Context& globalContext();"}, found.context);
   find({cpu, "_ZNK2at7Context17userEnabledMkldnnEv", "ATen/Context.h", "bool userEnabledMkldnn() const;"},
        found.onednn_is_enabled);
+  if (api.next_sequence_number != nullptr) {
+    find({cpu, "_ZN2at15sequence_number4peekEv", "ATen/SequenceNumber.h", "uint64_t peek();"},
+         found.next_sequence_number);
+  }
   if (api.functorch_number >= 0) {
     found.functorch = included_key(static_cast<std::uint16_t>(api.functorch_number));
     found.functionalize = included_key(static_cast<std::uint16_t>(api.functionalize_number));
@@ -131,6 +136,10 @@ bool agree_with_python(const Functions& found) {
   if (found.get_num_threads != nullptr) {
     const Owned threads(PyObject_CallNoArgs(api.get_num_threads));
     agree = agree && threads && PyLong_AsLong(threads.get()) == found.get_num_threads();
+  }
+  if (found.next_sequence_number != nullptr) {
+    const Owned number(PyObject_CallNoArgs(api.next_sequence_number));
+    agree = agree && number && PyLong_AsUnsignedLongLong(number.get()) == found.next_sequence_number();
   }
   if (found.context != nullptr && found.onednn_is_enabled != nullptr) {
     // It is one for all threads, so it is not switched.
@@ -220,6 +229,23 @@ bool gradients_are_worked_out() noexcept {
   const long task = number ? PyLong_AsLong(number.get()) : -1;
   if (PyErr_Occurred() != nullptr) PyErr_Clear();
   return task >= 0;
+}
+
+std::uint64_t next_sequence_number() noexcept {
+  return functions.next_sequence_number == nullptr ? 0 : functions.next_sequence_number();
+}
+
+std::uint64_t sequence_number_of_gradient() noexcept {
+  if (api.current_autograd_node == nullptr) return 0;
+  const Owned node(PyObject_CallNoArgs(api.current_autograd_node));
+  const bool is_known = node && node.get() != Py_None;
+  const Owned number(is_known ? PyObject_CallMethod(node.get(), "_sequence_nr", nullptr) : nullptr);
+  const std::uint64_t value = number ? PyLong_AsUnsignedLongLong(number.get()) : 0;
+  if (PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    return 0;
+  }
+  return value;
 }
 
 unsigned torch_threads() noexcept {

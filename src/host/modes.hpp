@@ -35,6 +35,11 @@ unsigned torch_threads() noexcept;
 // Does this thread work out gradients? False where torch does not tell.
 bool gradients_are_worked_out() noexcept;
 
+// The number that the next operation which this thread records gets; 0 where torch does not tell.
+std::uint64_t next_sequence_number() noexcept;
+// The number of the recorded operation whose gradient is worked out now; 0 where that cannot be told.
+std::uint64_t sequence_number_of_gradient() noexcept;
+
 // Is there a tensor of a class of its own among the arguments?
 bool holds_subclass(PyObject* const* values, Py_ssize_t count) noexcept;
 

@@ -134,7 +134,10 @@ bool bind_torch() {
   found.is_function_mode_on = attribute(c, "_is_torch_function_mode_enabled");
   if (found.is_function_mode_on == nullptr) return false;
   found.current_graph_task = attribute(c, "_current_graph_task_id");
-  if (found.current_graph_task == nullptr) PyErr_Clear();
+  found.current_autograd_node = attribute(c, "_current_autograd_node");
+  const Owned autograd(attribute(c, "_autograd"));
+  found.next_sequence_number = autograd ? attribute(autograd.get(), "_get_sequence_nr") : nullptr;
+  PyErr_Clear();
   found.inference_mode = attribute(c, "_InferenceMode");
   found.is_inference_mode = attribute(torch, "is_inference_mode_enabled");
   if (found.inference_mode == nullptr || found.is_inference_mode == nullptr) return false;

@@ -62,6 +62,8 @@ struct TorchApi {
   PyObject* has_torch_function = nullptr;     // torch._C._has_torch_function
   PyObject* is_function_mode_on = nullptr;    // torch._C._is_torch_function_mode_enabled
   PyObject* current_graph_task = nullptr;     // torch._C._current_graph_task_id; null where there is none
+  PyObject* current_autograd_node = nullptr;  // torch._C._current_autograd_node; null where there is none
+  PyObject* next_sequence_number = nullptr;   // torch._C._autograd._get_sequence_nr; likewise
   PyObject* inference_mode = nullptr;         // torch._C._InferenceMode
   PyObject* is_inference_mode = nullptr;      // torch.is_inference_mode_enabled
   PyObject* forward_ad_namespace = nullptr;   // the dictionary of torch.autograd.forward_ad

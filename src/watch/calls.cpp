@@ -56,6 +56,7 @@ void find_place(Key& key) {
   key.module = around == nullptr ? nullptr : around->module;
   const bool in_backward = around == nullptr ? host::gradients_are_worked_out() : around->is_in_backward;
   key.phase = in_backward ? Phase::backward : Phase::forward;
+  if (in_backward && around == nullptr) key.module = module_of_gradient();
   const bool is_intercepted = host::is_intercepted();
   if (detail != Detail::lines && !is_intercepted) return;
   key.place = place_of_call(around, is_intercepted);

@@ -1,6 +1,8 @@
 #include "watch/modules.hpp"
 
+#include <algorithm>
 #include <deque>
+#include <iterator>
 #include <unordered_map>
 #include <utility>
 
@@ -17,6 +19,25 @@ namespace {
 thread_local ModuleCall* innermost = nullptr;
 // Blocks that were given away, by thread.
 thread_local std::deque<ModuleCall> blocks;
+
+// From which number of recorded operations on a module ran in this thread; null for none.
+struct Stretch {
+  std::uint64_t from;
+  Module* module;
+};
+constexpr std::size_t most_stretches = 1 << 16;
+thread_local std::deque<Stretch> stretches;
+
+// From now on this module runs.
+void note_stretch(Module* module) {
+  const std::uint64_t from = host::next_sequence_number();
+  if (!stretches.empty() && stretches.back().from == from) {  // nothing was recorded meanwhile
+    stretches.back().module = module;
+    return;
+  }
+  if (stretches.size() == most_stretches) stretches.pop_front();
+  stretches.push_back({from, module});
+}
 
 struct Child {
   const Module* parent = nullptr;
@@ -117,12 +138,14 @@ void module_begins(ModuleCall& around, PyObject* module) {
   around.outer = innermost;
   around.is_in_backward = innermost == nullptr ? host::gradients_are_worked_out() : innermost->is_in_backward;
   around.module = module_of(innermost == nullptr ? nullptr : innermost->module, module);
+  note_stretch(around.module);
   around.begin = nanoseconds();
   innermost = &around;
 }
 
 void module_ends(ModuleCall& around) noexcept {
   innermost = around.outer;
+  note_stretch(innermost == nullptr ? nullptr : innermost->module);
   if (around.module == nullptr || (around.outer != nullptr && around.outer->module == around.module)) return;
   const std::uint64_t end = nanoseconds();
   ++around.module->calls;
@@ -131,6 +154,13 @@ void module_ends(ModuleCall& around) noexcept {
               .begin = around.begin,
               .end = end,
               .thread = thread_number()});
+}
+
+Module* module_of_gradient() noexcept {
+  const std::uint64_t number = host::sequence_number_of_gradient();
+  const auto after = std::upper_bound(stretches.begin(), stretches.end(), number,
+                                      [](std::uint64_t value, const Stretch& one) { return value < one.from; });
+  return after == stretches.begin() ? nullptr : std::prev(after)->module;
 }
 
 std::int64_t running_module() noexcept {

@@ -43,6 +43,9 @@ void set_module_names(PyObject* function) noexcept;
 void module_begins(ModuleCall& around, PyObject* module);
 void module_ends(ModuleCall& around) noexcept;
 
+// In which module was the operation recorded whose gradient is worked out now? Null where that cannot be told.
+Module* module_of_gradient() noexcept;
+
 // The number of the module that runs here, or -1: for what is given away to be run later.
 std::int64_t running_module() noexcept;
 void enter_module(std::int64_t number);

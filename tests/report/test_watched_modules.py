@@ -158,6 +158,36 @@ def test_a_block_that_runs_again_in_the_backward_has_its_path(watched: Any, use_
     assert {row.module for row in watched() if row.operation == "softmax"} == {"Checkpointed"}
 
 
+class Cubed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.addcmul(torch.zeros_like(x), gradients[0], 3 * x * x)
+
+
+def test_what_a_gradient_calls_belongs_to_the_module_that_recorded_it(watched: Any) -> None:
+    class Powers(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(Cubed.apply(x))
+
+    class Power(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return Cubed.apply(x)
+
+    model = Powers()
+    model.blocks[1].linear = nn.Sequential(nn.Linear(8, 8), Power())  # type: ignore[assignment]
+    (Cubed.apply(model(X.clone().requires_grad_())) + 1).sum().backward()
+    found = [row for row in watched() if row.operation == "addcmul"]
+    root = hmp.report(show=False).modules[0].path  # another Powers may still be there
+    assert {row.module for row in found} == {None, root, f"{root}.blocks.1.linear.1"}
+    assert [(row.phase, row.calls) for row in found] == 3 * [("backward", 1)]
+
+
 def test_each_thread_has_modules_of_its_own(watched: Any) -> None:
     models = [Net(), nn.Sequential(Block(), Block())]
     threads = [threading.Thread(target=lambda model=model: [model(X) for _ in range(20)]) for model in models]
