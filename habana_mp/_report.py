@@ -76,7 +76,7 @@ class Row:
 
     @property
     def place(self) -> str:
-        """File and line, as an editor opens them; empty where none is known."""
+        """File and line, as short as they can be told apart; empty where none is known."""
         return "" if self.file is None else f"{_shown(self.file)}:{self.line}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,7 +89,10 @@ REASONS: dict[str, str] = dict(_core.reasons)
 
 
 def _shown(file: str) -> str:
-    """Relative to the working directory where it lies there."""
+    """An installed file as its package names it, one in the working directory relative to that."""
+    _, installed, rest = file.rpartition("/site-packages/")
+    if installed:
+        return rest
     try:
         return str(Path(file).relative_to(Path.cwd()))
     except (ValueError, OSError):
