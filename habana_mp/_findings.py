@@ -94,7 +94,7 @@ def _share(report: Report) -> str:
     whole, of_time = _size(report, rows)
     parts = []
     for precision in sorted({row.precision for row in rows}, key=_PRECISIONS.index):
-        share = _percent(_size(report, [row for row in rows if row.precision == precision])[0] / whole)
+        share = _percent(_share_of(_size(report, [row for row in rows if row.precision == precision])[0], whole))
         parts.append(f"{_SUBJECTS.get(precision, precision)} {share}")
     first, _, rest = parts[0].partition(" ")
     verb, what = ("took", "time") if of_time else ("had", "calls")
@@ -196,9 +196,9 @@ def _in_float32(report: Report) -> Iterator[str]:
             is_line = row.place and not row.module
             groups[("line", row.place) if is_line else (row.operation, _because(row))].append(row)
     whole, _ = _size(report, _where_on(report))
-    parts = []
+    parts: list[str] = []
     for rows in sorted(groups.values(), key=lambda group: -_size(report, group)[0]):
-        share = _size(report, rows)[0] / whole if whole else 0.0
+        share = _share_of(_size(report, rows)[0], whole)
         if share >= 0.01 and len(parts) < _MOST_LEFT:
             parts.append(_part_in_float32(rows, _percent(share)))
     if parts:
@@ -209,7 +209,8 @@ def _part_in_float32(rows: list[Row], share: str) -> str:
     names = list(dict.fromkeys(row.operation for row in rows))
     if len(names) == 1:
         return f"{names[0]} {share} ({_because(rows[0])}{_at(rows, ', ', with_modules=False)})"
-    return f"{_count(len(names), 'operation')} of {rows[0].place} {share} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+    named = ", ".join((*names[:3], "...") if len(names) > 3 else names)
+    return f"{_count(len(names), 'operation')} of {rows[0].place} {share} ({named})"
 
 
 def _because(row: Row) -> str:
@@ -415,7 +416,7 @@ def _at(rows: list[Row], before: str = " at ", *, with_modules: bool = True) -> 
 def _weight(report: Report, rows: list[Row]) -> str:
     """Their calls, and how much of all time they are."""
     size, of_time = _size(report, rows)
-    share = size / _size(report, report.rows)[0]
+    share = _share_of(size, _size(report, report.rows)[0])
     return _calls(rows) + (f", {_percent(share)} of all time" if of_time and share >= 0.01 else "")
 
 
@@ -429,6 +430,10 @@ def _count(number: int, noun: str) -> str:
 
 def _bytes(number: int) -> str:
     return f"{number / 1e6:.1f} MB" if number >= 1e6 else f"{number / 1e3:.1f} kB"
+
+
+def _share_of(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
 
 
 def _percent(share: float) -> str:
