@@ -244,10 +244,17 @@ class Report:
 
     @classmethod
     def from_json(cls, path: _Path) -> Report:
-        """What :meth:`to_json` wrote."""
+        """What :meth:`to_json` wrote.
+
+        Raises:
+            ValueError: it is no report, or one of a later version of the format; the message names the file.
+            OSError: it cannot be read.
+        """
         try:
             return cls.from_dict(json.loads(Path(path).read_text("utf-8")))
-        except (KeyError, TypeError, ValueError) as error:
+        except KeyError as error:
+            raise ValueError(f"{os.fspath(path)}: it is no whole report: it has no {error}") from None
+        except (TypeError, ValueError) as error:
             raise ValueError(f"{os.fspath(path)}: {error}") from None
 
     def to_json(self, path: _Path) -> None:
@@ -276,9 +283,13 @@ class Report:
         _write(path, json.dumps(_pictures.chrome_trace(beside)))
 
     def to_dataframe(self) -> Any:
-        """The rows as a ``pandas.DataFrame``."""
-        import pandas  # type: ignore[import-untyped]
-
+        """The rows as a ``pandas.DataFrame``; pandas must be installed."""
+        try:
+            import pandas  # type: ignore[import-untyped]
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"to_dataframe() needs pandas, which is not installed (pip install pandas): {error}", name=error.name
+            ) from error
         return pandas.DataFrame(self.as_dicts())
 
     def __str__(self) -> str:

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
 from habana_mp import Report, Row
-from habana_mp._report import DETAILS, REASONS, Edge, ModuleRow
-
-CONVERTED = {"opt_level": "O1", "lower": "bf16", "preset": "hmp-default", "within": None}
+from habana_mp._report import REASONS, Edge
+from helpers.any_reports import CONVERTED, any_report
 
 
 def row(operation: str, precision: str, reason: str = "list", **more: Any) -> Row:
@@ -314,45 +312,6 @@ def test_no_kind_crowds_out_another() -> None:
 
 
 # ---- anything at all ------------------------------------------------------------------------------------------------
-
-NAMES = st.sampled_from(
-    ["linear", "conv2d", "matmul", "softmax", "mul_", "mse_loss", "fft_rfft", "own::{op}", "", "%s"]
-)
-NUMBERS = st.integers(0, 10**12)
-TIMES = st.none() | st.floats(0, 1e9)
-ROWS = st.builds(
-    Row,
-    operation=NAMES,
-    precision=st.sampled_from(["bf16", "fp16", "fp32", "unchanged"]),
-    calls=NUMBERS,
-    casts=NUMBERS,
-    bytes=NUMBERS,
-    reason=st.sampled_from([*REASONS, "of later"]),
-    rule=st.none() | st.sampled_from(["rule 2", "a{0}.txt:3", ""]),
-    module=st.none() | st.sampled_from(["M", "M.layers.0", ""]),
-    file=st.none() | st.sampled_from(["a.py", "/x/site-packages/p/b.py", "{c}.py", ""]),
-    line=st.none() | st.integers(0, 9),
-    phase=st.sampled_from(["forward", "backward", "traced"]),
-    hits=NUMBERS,
-    seconds=TIMES,
-    cast_seconds=TIMES,
-    refused=st.dictionaries(st.sampled_from(["NumPy had its memory", "{}"]), NUMBERS, max_size=2),
-)
-
-
-@st.composite
-def any_report(draw: st.DrawFn) -> Report:
-    rows = draw(st.lists(ROWS, max_size=12))
-    places = st.integers(0, max(0, len(rows) - 1))
-    edges = draw(st.lists(st.builds(Edge, places, places, NUMBERS, NUMBERS), max_size=20 if rows else 0))
-    within = draw(st.sampled_from([None, "modules", "modules given"]))
-    return Report(
-        tuple(rows),
-        detail=draw(st.sampled_from(DETAILS)),
-        edges=tuple(edges),
-        modules=(ModuleRow("M", "Model", 1, 0.5),),
-        configuration=draw(st.none() | st.just({**CONVERTED, "within": within})),
-    )
 
 
 @given(any_report())
