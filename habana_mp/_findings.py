@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from habana_mp import ops
 
 if TYPE_CHECKING:
-    from habana_mp._report import Report, Row
+    from habana_mp._report import Edge, Report, Row
 
-#: How many lines there are at most, and how many of them name what was left in float32.
-_MOST_LINES, _MOST_LEFT = 10, 3
+#: How many lines there are at most, how many of them are of one kind, and how many operations the line of float32 has.
+_MOST_LINES, _MOST_OF_A_KIND, _MOST_LEFT = 10, 2, 3
+
+#: Where these are the reason casts are off for all calls, so that they tell nothing of an operation.
+_OFF = ("disabled", "autocast_off", "construction", "optimizer_step", "worker", "distributed", "library")
+
+#: First calls take longer. With fewer calls than this they weigh so much that times mislead.
+_MANY_CALLS = 10
+
+_LOSSES = frozenset(name for row in ops.losses.ROWS for name in row.names.split())
 
 
 @dataclass(frozen=True)
@@ -31,103 +39,178 @@ class Finding:
 
 
 def of(report: Report) -> tuple[Finding, ...]:
-    """All findings. Of each kind the dearest first, and the kinds by how odd they are."""
+    """All findings: the kinds by how odd they are, and of each kind the dearest first."""
+    sources = _sources(report)
     found: list[Finding] = []
-    for kind, applies, text in _KINDS:
-        rows = [number for number, row in enumerate(report.rows) if applies(row)]
-        found += [
-            Finding(kind, tuple(numbers), text([report.rows[number] for number in numbers]))
-            for numbers in _by_line(report, rows)
-        ]
+    for kind in _KINDS:
+        numbers = [number for number, row in enumerate(report.rows) if kind.applies(row)]
+        for together in _by_line(report, numbers):
+            rows = [report.rows[number] for number in together]
+            text = kind.words.format(
+                named=_named(rows),
+                why=rows[0].why,
+                listed=_because(rows[0]) + _given_by(report, sources, together),
+                calls=_weight(report, rows),
+                precision=rows[0].precision,
+                refused=", ".join(dict.fromkeys(reason for row in rows for reason in row.refused)),
+            )
+            found.append(Finding(kind.name, tuple(together), text))
     return (*found, *_ping_pongs(report))
 
 
 def in_words(report: Report) -> tuple[str, ...]:
-    """The first lines of a report; none where nothing was called."""
+    """The first lines of a report."""
     if not report.rows:
         return (_why_nothing_was_called(report),)
-    lines = [_share(report), *_left_in_float32(report), *_dearest_casts(report)]
-    shown: dict[str, int] = defaultdict(int)
-    for finding in report.findings:
-        shown[finding.kind] += 1
-    seen: set[str] = set()
-    for finding in report.findings:  # one line a kind: the odd ones shall not be crowded out
-        if finding.kind not in seen and len(lines) < _MOST_LINES:
-            more = shown[finding.kind] - 1
-            lines.append(finding.text + (f" ({_count(more, 'more place')} like it)" if more else ""))
-            seen.add(finding.kind)
+    lines = [_share(report), *_off(report), *_in_float32(report), *_dearest_casts(report)]
+    shown = _chosen(report.findings, _MOST_LINES - len(lines))
+    hidden = Counter(one.kind for one in report.findings) - Counter(one.kind for one in shown)
+    last = {one.kind: number for number, one in enumerate(shown)}
+    for number, one in enumerate(shown):
+        more = hidden[one.kind] if last[one.kind] == number else 0
+        lines.append(one.text + (f" ({_count(more, 'more place')} like it)" if more else ""))
     return tuple(lines)
+
+
+def _chosen(findings: Iterable[Finding], most: int) -> list[Finding]:
+    """One of each kind, then a second one, so that none is crowded out; in their order."""
+    turns: Counter[str] = Counter()
+    ranked = []
+    for number, one in enumerate(findings):
+        if turns[one.kind] < _MOST_OF_A_KIND:
+            ranked.append((turns[one.kind], number, one))
+        turns[one.kind] += 1
+    return [one for _, _, one in sorted(sorted(ranked)[:most], key=lambda item: item[1])]
 
 
 # ---- how much -------------------------------------------------------------------------------------------------------
 
 
 def _share(report: Report) -> str:
-    """How much ran in the lower precision, by time where it was taken."""
-    lower = [row for row in report.rows if row.is_lower]
-    calls, all_calls = sum(row.calls for row in lower), report.total("calls")
-    if not lower:
-        return f"Nothing ran in lower precision: {_why_nothing_ran_lower(report)}"
-    names = " and ".join(sorted({row.precision for row in lower}))
-    time = report.total("seconds")
-    if not time:
-        return f"{_percent(calls / all_calls)} of {all_calls:,} calls of covered operations ran in {names}"
-    share = sum(row.seconds or 0.0 for row in lower) / time
-    return (
-        f"{_percent(share)} of the time of covered operations ran in {names} "
-        f"({calls:,} of {all_calls:,} calls; {_time(time)} in all)"
-    )
+    """How much ran in which precision where casts were on: by time, or by calls where no time was taken."""
+    rows = _where_on(report)
+    if not any(row.is_lower for row in rows):
+        return f"Nothing ran in lower precision{_why_nothing_ran_lower(report)}"
+    whole, of_time = _size(report, rows)
+    parts = []
+    for precision in sorted({row.precision for row in rows}, key=_PRECISIONS.index):
+        share = _percent(_share_of(_size(report, [row for row in rows if row.precision == precision])[0], whole))
+        parts.append(f"{_SUBJECTS.get(precision, precision)} {share}")
+    first, _, rest = parts[0].partition(" ")
+    verb, what = ("took", "time") if of_time else ("had", "calls")
+    others = f", {', '.join(parts[1:])}" if parts[1:] else ""
+    time = f", {_time(whole)}" if of_time else ""
+    return f"{first} {verb} {rest} of the {what} of covered operations{others} ({_calls(rows)}{time}){_caution(rows)}"
+
+
+_PRECISIONS = ("bf16", "fp16", "fp32", "unchanged")
+_SUBJECTS = {"unchanged": "calls left alone"}
+
+
+def _where_on(report: Report) -> list[Row]:
+    return [row for row in report.rows if row.reason not in _OFF]
+
+
+def _size(report: Report, rows: Iterable[Row]) -> tuple[float, bool]:
+    """The time of rows, or their calls where times are missing or those of tracing; and which of the two it is."""
+    if _seconds(report.rows) and not _is_traced(report.rows):
+        return _seconds(rows), True
+    return float(sum(row.calls for row in rows)), False
+
+
+def _seconds(rows: Iterable[Row]) -> float:
+    return sum(row.seconds or 0.0 for row in rows)
+
+
+def _is_traced(rows: Iterable[Row]) -> bool:
+    return any(row.phase == "traced" for row in rows)
+
+
+def _caution(rows: list[Row]) -> str:
+    """What makes the figures mean less."""
+    if _is_traced(rows):
+        return ". Of compiled code the calls of its tracing count"
+    if _seconds(row for row in rows if row.calls < _MANY_CALLS) > _seconds(rows) / 2:
+        return ". First calls take longer, and weigh much in so few"
+    return ""
+
+
+_WITHIN = "convert(within=...)"
 
 
 def _why_nothing_was_called(report: Report) -> str:
     if report.configuration is None:
         return "Nothing ran in lower precision: not converted (call hmp.convert() before the model runs)"
-    return "No covered operation was called where casts are on"
+    within = report.configuration.get("within")
+    if within is not None:
+        where = "a module" if within == "modules" else "the modules that convert was given"
+        return f"Nothing ran in lower precision: no operation was called in {where}, and {_WITHIN} lowers only there"
+    return "Nothing ran in lower precision: no covered operation was called where casts are on"
 
 
 def _why_nothing_ran_lower(report: Report) -> str:
-    """By the reason that most calls have."""
-    by_reason: dict[str, int] = defaultdict(int)
+    """By the reason that most calls have, if no finding says the same."""
+    if report.configuration is None:
+        return ": not converted now"
+    if report.configuration.get("opt_level") == "O0":
+        return ': opt_level="O0" casts nothing'
+    by_reason = Counter[str]()
     for row in report.rows:
         by_reason[row.reason] += row.calls
-    reason = max(by_reason, key=lambda one: by_reason[one])
+    ((reason, calls),) = by_reason.most_common(1)
     rows = [row for row in report.rows if row.reason == reason]
-    most = f"{_count(by_reason[reason], 'call')} {_left(rows[0])}{_at(rows)}"
-    if report.configuration is None:
-        return f"not converted now; {most}"
-    if report.configuration.get("opt_level") == "O0":
-        return 'opt_level="O0" casts nothing'
     within = report.configuration.get("within")
     if within is not None and all(row.module is None for row in report.rows):
-        return f"no module ran, and convert was given within={within!r}; {most}"
-    return most
+        return f": no module ran, and {_WITHIN} lowers only in one"
+    if reason in _OFF or any(report.rows[number] in rows for one in report.findings for number in one.rows):
+        return ""
+    how = "left alone" if rows[0].precision == "unchanged" else f"in {rows[0].precision}"
+    return f": {_count(calls, 'call')} {how}{_at(rows)} ({_because(rows[0])})"
 
 
-def _left(row: Row) -> str:
-    if row.precision == "unchanged":
-        return f"left alone: {row.why}" if row.reason != "autocast_off" else f"left alone {row.why}"
-    return f"in {row.precision}: {_because(row)}"
-
-
-def _left_in_float32(report: Report) -> Iterator[str]:
-    """What took the most time in float32, or was called most."""
-    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
+def _off(report: Report) -> Iterator[str]:
+    """What ran where casts were off."""
+    groups: dict[str, list[Row]] = defaultdict(list)
     for row in report.rows:
-        if row.precision == "fp32":
-            groups[row.operation, _because(row)].append(row)
+        if row.reason in _OFF:
+            groups[row.why].append(row)
     if not groups:
         return
-    time = report.total("seconds")
+    rows = [row for group in groups.values() for row in group]
+    size, of_time = _size(report, rows)
+    ranked = sorted(groups.items(), key=lambda item: -_size(report, item[1])[0])
+    parts = [
+        f"{why} {sum(row.calls for row in group):,}{_at(group, ', most at ', with_modules=False)}"
+        for why, group in ranked[:2]
+    ]
+    yield f"Casts were off in {_calls(rows, 'more')}{f' ({_time(size)})' if of_time else ''}: {'; '.join(parts)}"
 
-    def weight(rows: list[Row]) -> float:
-        return sum(row.seconds or 0.0 for row in rows) if time else float(sum(row.calls for row in rows))
 
-    named = sorted(groups.items(), key=lambda item: -weight(item[1]))[:_MOST_LEFT]
-    parts = []
-    for (operation, because), rows in named:
-        much = _percent(weight(rows) / time) if time else _count(int(weight(rows)), "call")
-        parts.append(f"{operation} {much} ({because}{_at(rows, ', ')})")
-    yield f"In float32: {'; '.join(parts)}"
+def _in_float32(report: Report) -> Iterator[str]:
+    """What took most in float32 and is in no finding."""
+    told = {number for finding in report.findings for number in finding.rows}
+    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for number, row in enumerate(report.rows):
+        if row.precision == "fp32" and number not in told:
+            # Outside of modules a line may be a whole step of an optimizer.
+            is_line = row.place and not row.module
+            groups[("line", row.place) if is_line else (row.operation, _because(row))].append(row)
+    whole, _ = _size(report, _where_on(report))
+    parts: list[str] = []
+    for rows in sorted(groups.values(), key=lambda group: -_size(report, group)[0]):
+        share = _share_of(_size(report, rows)[0], whole)
+        if share >= 0.01 and len(parts) < _MOST_LEFT:
+            parts.append(_part_in_float32(rows, _percent(share)))
+    if parts:
+        yield f"In float32: {'; '.join(parts)}"
+
+
+def _part_in_float32(rows: list[Row], share: str) -> str:
+    names = list(dict.fromkeys(row.operation for row in rows))
+    if len(names) == 1:
+        return f"{names[0]} {share} ({_because(rows[0])}{_at(rows, ', ', with_modules=False)})"
+    named = ", ".join((*names[:3], "...") if len(names) > 3 else names)
+    return f"{_count(len(names), 'operation')} of {rows[0].place} {share} ({named})"
 
 
 def _because(row: Row) -> str:
@@ -137,101 +220,143 @@ def _because(row: Row) -> str:
 
 
 def _dearest_casts(report: Report) -> Iterator[str]:
-    """Where casts take the most time."""
-    time, casting = report.total("seconds"), report.total("cast_seconds")
-    if not time or not casting:
+    """How much time casts take, and where most of it."""
+    rows = _where_on(report)
+    time, casting = _seconds(rows), sum(row.cast_seconds or 0.0 for row in rows)
+    if not time or not casting or _is_traced(rows):
         return
-    row = max(report.rows, key=lambda one: one.cast_seconds or 0.0)
-    share = f"Casts took {_percent(casting / time)} of it ({_count(report.total('casts'), 'cast')}, {_time(casting)})"
+    casts = f"Casts took {_percent(casting / time)} of the time ({_count(sum(row.casts for row in rows), 'cast')})"
+    if casting < 0.01 * time:
+        yield casts
+        return
+    row = max(rows, key=lambda one: one.cast_seconds or 0.0)
+    share = (row.cast_seconds or 0.0) / casting
     yield (
-        f"{share}, most for {row.operation}{_at([row])}: {_time(row.cast_seconds or 0.0)}, "
-        f"{row.bytes / 1e6:.1f} MB in {_count(row.casts, 'cast')}"
+        f"{casts}. {_percent(share)} of that is {_named([row])}: {_time(row.cast_seconds or 0.0)}, "
+        f"{_count(row.casts, 'cast')}, {_bytes(row.bytes)}"
     )
 
 
 # ---- what is odd ----------------------------------------------------------------------------------------------------
 
 
-def _by_line(report: Report, numbers: Iterable[int]) -> list[list[int]]:
-    """Rows of one operation at one line belong together, whichever module ran."""
-    groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
-    for number in numbers:
-        row = report.rows[number]
-        groups[row.operation, row.file, row.line].append(number)
-    return sorted(groups.values(), key=lambda group: _cost([report.rows[number] for number in group]), reverse=True)
+class _Kind(NamedTuple):
+    """A kind of finding: which rows are of it, and in which words."""
 
-
-def _cost(rows: list[Row]) -> tuple[float, int]:
-    return sum(row.seconds or 0.0 for row in rows), sum(row.calls for row in rows)
+    name: str
+    applies: Callable[[Row], bool]
+    words: str
 
 
 def _is_product(row: Row) -> bool:
     known = ops.row_of(row.operation)
-    return known.is_product or known.o2 == "lower"
-
-
-def _unkept(rows: list[Row]) -> str:
-    reasons = ", ".join(dict.fromkeys(reason for row in rows for reason in row.refused))
-    times = sum(sum(row.refused.values()) for row in rows)
-    return f"{_named(rows)} casts a weight anew, {times} times: none of its casts is kept, since {reasons}"
-
-
-def _no_kernel(rows: list[Row]) -> str:
-    return f"{_named(rows)} ran in float32: {rows[0].why} ({_count(_calls(rows), 'call')})"
-
-
-def _left_alone(rows: list[Row]) -> str:
-    return f"{_named(rows)} was left alone {rows[0].why} ({_count(_calls(rows), 'call')})"
-
-
-def _ineligible(rows: list[Row]) -> str:
-    return (
-        f"{_named(rows)} was left alone: it has an input in float64 or complex numbers, or none that is floating "
-        f"({_count(_calls(rows), 'call')})"
-    )
-
-
-def _slower(rows: list[Row]) -> str:
-    return f"{_named(rows)} was left in float32, since its shape is {rows[0].why} here ({_count(_calls(rows), 'call')})"
-
-
-def _given(rows: list[Row]) -> str:
-    return f"{_named(rows)} was left alone, since {rows[0].why} ({_count(_calls(rows), 'call')})"
-
-
-def _elsewhere(rows: list[Row]) -> str:
-    return f"{_named(rows)} was left alone: {rows[0].why} ({_count(_calls(rows), 'call')})"
-
-
-def _scalar(rows: list[Row]) -> str:
-    return f"{_named(rows)} has a number beyond the range of {rows[0].precision}, which was brought into it"
+    made = known.is_product or known.made_of_products or known.products_inside or known.o2 == "lower"
+    return made or row.operation == "scaled_dot_product_attention"
 
 
 def _has(*reasons: str) -> Callable[[Row], bool]:
     return lambda row: row.reason in reasons
 
 
-#: Kind, which rows, in which words; the oddest first.
-_KINDS: tuple[tuple[str, Callable[[Row], bool], Callable[[list[Row]], str]], ...] = (
-    ("unkept weight", lambda row: bool(row.refused), _unkept),
-    ("no kernel", lambda row: row.reason == "no_kernel" and row.precision == "fp32", _no_kernel),
-    ("protected", _has("autocast_off"), _left_alone),
-    ("not eligible", lambda row: row.reason == "ineligible" and _is_product(row), _ineligible),
-    ("disabled", lambda row: row.reason == "disabled" and _is_product(row), _left_alone),
-    ("slower", _has("slower"), _slower),
-    ("as given", _has("explicit_out", "explicit_dtype"), _given),
-    ("elsewhere", _has("library", "distributed", "worker", "other_device"), _elsewhere),
-    ("scalar", _has("scalar"), _scalar),
+def _product_has(*reasons: str) -> Callable[[Row], bool]:
+    return lambda row: row.reason in reasons and _is_product(row)
+
+
+def _has_no_kernel(row: Row) -> bool:
+    return row.reason == "no_kernel" and row.precision == "fp32" and row.operation not in _LOSSES
+
+
+def _is_product_in_float32(row: Row) -> bool:
+    return row.precision == "fp32" and row.reason != "no_kernel" and _is_product(row)
+
+
+def _is_loss_in_lower(row: Row) -> bool:
+    return row.is_lower and row.operation in _LOSSES and row.reason != "list"
+
+
+def _casts_weight_anew(row: Row) -> bool:
+    """The input is one cast of a call at most; more are of the weight or the bias."""
+    takes_one_input = row.operation == "linear" or row.operation.startswith("conv")
+    return takes_one_input and row.is_lower and row.phase == "forward" and 2 * row.casts > 3 * row.calls > 3
+
+
+#: The oddest first.
+_KINDS = (
+    _Kind("product in float32", _is_product_in_float32, "{named} runs in float32: {listed} ({calls})"),
+    _Kind("no kernel", _has_no_kernel, "{named} runs in float32: {why} ({calls})"),
+    _Kind("protected", _has("autocast_off"), "{named} is left alone {why} ({calls})"),
+    _Kind("disabled", _product_has("disabled"), "{named} is left alone {why} ({calls})"),
+    _Kind(
+        "not eligible",
+        _product_has("ineligible"),
+        "{named} is left alone: an input is float64 or complex, or none is floating ({calls})",
+    ),
+    _Kind(
+        "unkept weight",
+        lambda row: bool(row.refused),
+        "{named} casts a weight in each call, since no cast is kept: {refused} ({calls})",
+    ),
+    _Kind(
+        "changing weight",
+        lambda row: not row.refused and _casts_weight_anew(row),
+        "{named} casts its weight in most calls: something computes it or writes to it in between ({calls})",
+    ),
+    _Kind("slower", _has("slower"), "{named} is left in float32: its shape was measured to be {why} ({calls})"),
+    _Kind("as given", _has("explicit_out", "explicit_dtype"), "{named} is left alone: {why} ({calls})"),
+    _Kind(
+        "scalar",
+        _has("scalar"),
+        "{named} is given a number beyond the range of {precision}: the largest one took its place ({calls})",
+    ),
+    _Kind("lower loss", _is_loss_in_lower, "{named} is a loss, and runs in {precision}: {listed} ({calls})"),
+    _Kind(
+        "elsewhere", _has("library", "distributed", "worker", "other_device"), "{named} is left alone: {why} ({calls})"
+    ),
 )
+
+
+def _by_line(report: Report, numbers: Iterable[int]) -> list[list[int]]:
+    """Rows of one operation at one line belong together, whichever module ran; the dearest first."""
+    groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for number in numbers:
+        row = report.rows[number]
+        groups[row.operation, row.file, row.line, row.reason].append(number)
+
+    def cost(group: list[int]) -> tuple[float, int]:
+        rows = [report.rows[number] for number in group]
+        return _seconds(rows), sum(row.calls for row in rows)
+
+    return sorted(groups.values(), key=cost, reverse=True)
+
+
+def _sources(report: Report) -> dict[int, list[Edge]]:
+    """Of each row, whose results went into it in most of the calls. A tensor may be taken for one whose memory it has,
+    so that an edge of a few calls means little."""
+    found = defaultdict(list)
+    for edge in report.edges:
+        if 2 * edge.calls >= min(report.rows[edge.source].calls, report.rows[edge.target].calls):
+            found[edge.target].append(edge)
+    return found
+
+
+def _given_by(report: Report, sources: dict[int, list[Edge]], numbers: list[int]) -> str:
+    """Where the input comes from whose precision an operation follows."""
+    row = report.rows[numbers[0]]
+    if row.reason not in ("first_input", "widest"):
+        return ""
+    makers = [report.rows[edge.source] for number in numbers for edge in sources[number]]
+    same = [maker for maker in makers if maker.precision == row.precision]
+    return f", made by {_named(same[:1])}" if same else ""
 
 
 def _ping_pongs(report: Report) -> list[Finding]:
     """Calls between neighbours of the other precision, whose input is cast there and whose result is cast back."""
     ins, outs = defaultdict(list), defaultdict(list)
-    for edge in report.edges:
-        if edge.casts:
-            ins[edge.target].append(edge)
-            outs[edge.source].append(edge)
+    for edges in _sources(report).values():
+        for edge in edges:
+            if edge.casts:
+                ins[edge.target].append(edge)
+                outs[edge.source].append(edge)
     between = []
     for number, row in enumerate(report.rows):
         before = [edge.source for edge in ins[number] if _are_opposite(row, report.rows[edge.source])]
@@ -265,8 +390,8 @@ def _ping_pong_text(report: Report, parts: list[tuple[int, int, int, float]], sa
     row, first, last = report.rows[number], report.rows[before], report.rows[after]
     rows = [report.rows[one[0]] for one in parts]
     return (
-        f"{_named(rows)} runs in {row.precision} between {first.operation} and {last.operation} in {first.precision}: "
-        f"casts there and back take {_time(saves)}, which would go with {row.operation} in {first.precision} too"
+        f"{_named(rows)} runs in {row.precision} ({_because(row)}) between {first.operation} and {last.operation} in "
+        f"{first.precision}. Casts there and back take {_time(saves)}: they go if it runs in {first.precision} too"
     )
 
 
@@ -274,28 +399,41 @@ def _ping_pong_text(report: Report, parts: list[tuple[int, int, int, float]], sa
 
 
 def _named(rows: list[Row]) -> str:
-    return f"{rows[0].operation}{_at(rows)}"
+    backward = " in a backward" if rows[0].phase == "backward" else ""
+    return f"{rows[0].operation}{backward}{_at(rows)}"
 
 
-def _at(rows: list[Row], before: str = " at ") -> str:
-    """The place of the dearest row, and of how many modules it is the line."""
+def _at(rows: list[Row], before: str = " at ", *, with_modules: bool = True) -> str:
+    """The place of the dearest row, and the module, or how many of them it is the line of."""
     row = max(rows, key=lambda one: (one.seconds or 0.0, one.calls))
-    place = row.place or (f"in {row.module}" if row.module else "")
-    if not place:
-        return ""
-    if not row.place and before == " at ":
-        before = " "
-    modules = list(dict.fromkeys(one.module for one in rows if one.module is not None))
-    where = f", {modules[0]}" if row.place and len(modules) == 1 else ""
-    return before + place + (f", in {len(modules)} modules" if len(modules) > 1 else where)
+    modules = list(dict.fromkeys(one.module for one in rows if one.module))
+    named = modules[0] if len(modules) == 1 else f"{len(modules)} modules" if modules else ""
+    if row.place:
+        return before + row.place + (f" ({named})" if named and with_modules else "")
+    return f" in {named}" if named and with_modules else ""
 
 
-def _calls(rows: list[Row]) -> int:
-    return sum(row.calls for row in rows)
+def _weight(report: Report, rows: list[Row]) -> str:
+    """Their calls, and how much of all time they are."""
+    size, of_time = _size(report, rows)
+    share = _share_of(size, _size(report, report.rows)[0])
+    return _calls(rows) + (f", {_percent(share)} of all time" if of_time and share >= 0.01 else "")
+
+
+def _calls(rows: list[Row], which: str = "") -> str:
+    return _count(sum(row.calls for row in rows), f"{which} call".strip())
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def _bytes(number: int) -> str:
+    return f"{number / 1e6:.1f} MB" if number >= 1e6 else f"{number / 1e3:.1f} kB"
+
+
+def _share_of(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
 
 
 def _percent(share: float) -> str:

@@ -32,8 +32,6 @@ class Installation:
     def __init__(self) -> None:
         #: convert's
         self.policy: Policy | None = None
-        #: What it was called with, for the report.
-        self.described: dict[str, Any] | None = None
         #: By number, what each region needs; and the numbers of those that are in torch.
         self._regions: dict[int, Policy] = {}
         self._regions_in_torch: set[int] = set()
@@ -67,8 +65,8 @@ class Installation:
             try:
                 self._put_patches_in(policy, within)
                 forget_compiled_code()
-                self.policy, self.described = policy, described
-                _report.remember(policy.named)
+                self.policy = policy
+                _report.remember(policy.named, described)
                 self._exchange_composites(composites)
             except BaseException:
                 self.uninstall()
@@ -174,7 +172,8 @@ class Installation:
                 composite.uninstall()
             self._composites = {}
             _core.uninstall()
-            self.policy = self.described = None
+            self.policy = None
+            _report.forget_configuration()
             self._regions_in_torch = set()
             self.numbers.clear()
             self._are_patches_in = False

@@ -37,7 +37,7 @@ def _cells(row: Row, columns: Sequence[str]) -> list[str]:
         "operation": row.operation,
         "precision": row.precision,
         "why": row.why if row.reason != "list" or row.rule is None else f"listed, {row.rule}",
-        "module": (row.module or "") + ("" if row.phase == "forward" else f" ({row.phase})"),
+        "module": " ".join(filter(None, (row.module, "" if row.phase == "forward" else f"({row.phase})"))),
         "place": row.place,
         "calls": f"{row.calls}",
         "casts": f"{row.casts}",

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import sys
+import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -73,7 +74,7 @@ class Row:
 
     @property
     def place(self) -> str:
-        """File and line, as an editor opens them; empty where none is known."""
+        """File and line, as short as they can be told apart; empty where none is known."""
         return "" if self.file is None else f"{_shown(self.file)}:{self.line}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -86,7 +87,10 @@ REASONS: dict[str, str] = dict(_core.reasons)
 
 
 def _shown(file: str) -> str:
-    """Relative to the working directory where it lies there."""
+    """An installed file as its package names it, one in the working directory relative to that."""
+    _, installed, rest = file.rpartition("/site-packages/")
+    if installed:
+        return rest
     try:
         return str(Path(file).relative_to(Path.cwd()))
     except (ValueError, OSError):
@@ -150,6 +154,8 @@ class Report:
     #: Of convert, None where it is not in force; and where all of this ran.
     configuration: Mapping[str, Any] | None = field(default=None, hash=False)
     environment: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    #: How long calls were watched; None where they were only counted.
+    seconds: float | None = field(default=None, compare=False)
     ranks: int = 1
     #: Was it made in this process, of what ran here?
     is_live: bool = field(default=False, compare=False)
@@ -191,6 +197,7 @@ class Report:
             "detail": self.detail,
             "environment": dict(self.environment),
             "configuration": None if self.configuration is None else dict(self.configuration),
+            "seconds": self.seconds,
             "ranks": self.ranks,
             "words": list(self.words),
             "totals": {
@@ -233,15 +240,23 @@ class Report:
             edges=tuple(Edge(one["from"], one["to"], one["calls"], one["casts"]) for one in content["edges"]),
             configuration=content["configuration"],
             environment=content["environment"],
+            seconds=content["seconds"],
             ranks=content["ranks"],
         )
 
     @classmethod
     def from_json(cls, path: _Path) -> Report:
-        """What :meth:`to_json` wrote."""
+        """What :meth:`to_json` wrote.
+
+        Raises:
+            ValueError: it is no report, or one of a later version of the format; the message names the file.
+            OSError: it cannot be read.
+        """
         try:
             return cls.from_dict(json.loads(Path(path).read_text("utf-8")))
-        except (KeyError, TypeError, ValueError) as error:
+        except KeyError as error:
+            raise ValueError(f"{os.fspath(path)}: it is no whole report: it has no {error}") from None
+        except (TypeError, ValueError) as error:
             raise ValueError(f"{os.fspath(path)}: {error}") from None
 
     def to_json(self, path: _Path) -> None:
@@ -270,9 +285,13 @@ class Report:
         _write(path, json.dumps(_pictures.chrome_trace(beside)))
 
     def to_dataframe(self) -> Any:
-        """The rows as a ``pandas.DataFrame``."""
-        import pandas  # type: ignore[import-untyped]
-
+        """The rows as a ``pandas.DataFrame``; pandas must be installed."""
+        try:
+            import pandas  # type: ignore[import-untyped]
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"to_dataframe() needs pandas, which is not installed (pip install pandas): {error}", name=error.name
+            ) from error
         return pandas.DataFrame(self.as_dicts())
 
     def __str__(self) -> str:
@@ -316,6 +335,7 @@ def merged(reports: Iterable[Report]) -> Report:
         weights=_sum_of_weights([report.weights for report in reports]),
         edges=tuple(Edge(places[a], places[b], *counts) for (a, b), counts in edges.items()),
         modules=tuple(modules.values()),
+        seconds=max((one.seconds for one in reports if one.seconds is not None), default=None),  # side by side
         ranks=sum(report.ranks for report in reports),
         is_live=False,
     )
@@ -366,10 +386,46 @@ _RULES = {
 _named: deque[Mapping[str, tuple[str, str]]] = deque(maxlen=16)
 
 
-def remember(named: Mapping[str, tuple[str, str]]) -> None:
+class _InForce:
+    """The configuration of convert that is in force, as it was described."""
+
+    described: Mapping[str, Any] | None = None
+
+
+def remember(named: Mapping[str, tuple[str, str]], described: Mapping[str, Any] | None) -> None:
     """Of what is counted from now on these lists, or some before them, decide."""
+    _InForce.described = described
     if not _named or _named[-1] != named:
         _named.append(named)
+
+
+def forget_configuration() -> None:
+    """None is in force any more. What was counted stays."""
+    _InForce.described = None
+
+
+class Stopwatch:
+    """How long calls were watched in all."""
+
+    def __init__(self) -> None:
+        self._before = 0.0
+        self._began: float | None = None
+
+    def run(self, *, running: bool) -> None:
+        self._before = self.seconds
+        self._began = time.perf_counter() if running else None
+
+    def reset(self) -> None:
+        self._before = 0.0
+        self.run(running=self._began is not None)
+        self._before = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self._before + (0.0 if self._began is None else time.perf_counter() - self._began)
+
+
+stopwatch = Stopwatch()
 
 
 def _rule_of(operation: str, precision: str, reason: str) -> str | None:
@@ -385,7 +441,7 @@ def _plain_name(operation: str) -> str:
     return operation.strip("_") if operation.startswith("__") else operation
 
 
-def current(configuration: Mapping[str, Any] | None) -> Report:
+def current() -> Report:
     """What the core counted, one row for each operation, precision, reason, and place."""
     records, modules = _core.watched_calls(), _core.watched_modules()
     counted = _counted()
@@ -408,7 +464,8 @@ def current(configuration: Mapping[str, Any] | None) -> Report:
         detail="lines" if any(row.file is not None for row in rows) else "modules" if records else "operations",
         modules=tuple(ModuleRow(path, kind, calls, whole / 1e9) for path, kind, _, calls, whole in modules if calls),
         edges=tuple(Edge(ranks[a], ranks[b], *counts) for (a, b), counts in edges.items()),
-        configuration=configuration,
+        configuration=_InForce.described,
+        seconds=stopwatch.seconds if records else None,
         environment=_environment(),
         is_live=True,
     )
@@ -510,5 +567,6 @@ def reset() -> None:
     _core.reset_counts()
     _core.reset_watch()
     _core.weights_reset_statistics()
+    stopwatch.reset()
     while len(_named) > 1:
         _named.popleft()

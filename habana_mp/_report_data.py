@@ -9,7 +9,6 @@ from dataclasses import asdict
 from typing import Any
 
 from habana_mp import _report
-from habana_mp._install import installation
 
 #: A report as data, as :meth:`Report.to_dict` has it.
 Data = dict[str, Any]
@@ -26,7 +25,7 @@ LOWER = ("bf16", "fp16")
 
 def of_now() -> Data:
     """The report of this process so far."""
-    return data_of(_report.current(installation.described))
+    return data_of(_report.current())
 
 
 def data_of(report: Any) -> Data:

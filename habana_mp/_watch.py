@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from habana_mp._report import DETAILS, Detail
+from habana_mp._report import DETAILS, Detail, stopwatch
 from habana_mp.patches import watched_calls
 
 
@@ -38,6 +38,7 @@ class _Watching:
             self._follow()
 
     def _follow(self) -> None:
+        stopwatch.run(running=self.detail != "operations")
         if self.detail == "operations":
             watched_calls.stop()
         else:

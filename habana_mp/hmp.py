@@ -243,7 +243,7 @@ def report(*, file: TextIO | None = None, show: bool = True) -> Report:
     """
     if file is not None and not hasattr(file, "write"):
         raise TypeError(f"`file` must be a stream to write text to, or None; got {type(file).__name__}: {file!r}")
-    current = _report.current(installation.described)
+    current = _report.current()
     if show:
         print(current, file=file)
     return current

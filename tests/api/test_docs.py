@@ -25,11 +25,9 @@ RUN = [
     "docs/lists.md",
     "docs/rules.md",
     "docs/log.md",
+    "docs/report.md",
     "docs/weights.md",
 ]
-
-#: The blocks of this page follow on each other.
-TOGETHER = ["docs/log.md"]
 
 #: Runs each script in a folder and a process of its own. They are forked, so that torch is imported, and rules are
 #: made, once for all.
@@ -73,8 +71,6 @@ def promised(code: str, output: str | None) -> list[str]:
 @pytest.mark.parametrize("name", RUN)
 def test_python_in_the_documentation_runs_by_itself_and_prints_what_it_says(name: str, tmp_path: Path) -> None:
     blocks = BLOCK.findall((ROOT / name).read_text("utf-8"))
-    if name in TOGETHER:
-        blocks = [("".join(code for code, _ in blocks), "")]
     assert blocks
     scripts = [tmp_path / str(number) / "snippet.py" for number in range(len(blocks))]
     for script, (code, _) in zip(scripts, blocks, strict=True):

@@ -1,0 +1,16 @@
+"""All weights are views of one buffer, which the script holds too."""
+
+import torch
+from torch import nn
+
+from habana_mp import hmp
+
+hmp.convert(report="lines")
+layer = nn.Linear(64, 64)
+buffer = torch.randn(64 * 64 + 10)
+layer.weight.data = buffer[:-10].view(64, 64)
+head = nn.Linear(64, 10)
+for _ in range(10):
+    x = torch.relu(layer(torch.randn(32, 64)))  # <- odd
+    head(x).sum().backward()
+    buffer.mul_(0.999)

@@ -1,0 +1,322 @@
+"""The words of reports that are made by hand."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+
+from habana_mp import Report, Row
+from habana_mp._report import REASONS, Edge
+from helpers.any_reports import CONVERTED, any_report
+
+
+def row(operation: str, precision: str, reason: str = "list", **more: Any) -> Row:
+    """A row of a hundred calls at a line of train.py."""
+    given: dict[str, Any] = {"calls": 100, "casts": 0, "bytes": 0, "file": "train.py", "line": 7, "seconds": 1.0}
+    return Row(operation=operation, precision=precision, reason=reason, **{**given, "cast_seconds": 0.0, **more})
+
+
+LOWER = row("linear", "bf16", rule="bf16.txt:1", line=3)
+
+
+def report(*rows: Row, edges: tuple[Edge, ...] = (), **configuration: Any) -> Report:
+    return Report(rows, detail="lines", edges=edges, configuration={**CONVERTED, **configuration})
+
+
+def found(*rows: Row, **more: Any) -> list[tuple[str, str]]:
+    return [(one.kind, one.text) for one in report(LOWER, *rows, **more).findings]
+
+
+# ---- how much -------------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_report_says_why() -> None:
+    not_converted, converted = Report(()), report()
+    assert not_converted.words == (
+        "Nothing ran in lower precision: not converted (call hmp.convert() before the model runs)",
+    )
+    assert converted.words == ("Nothing ran in lower precision: no covered operation was called where casts are on",)
+    (within,) = report(within="modules").words
+    assert "no operation was called in a module, and convert(within=...)" in within
+    (given_modules,) = report(within="modules given").words
+    assert "no operation was called in the modules that convert was given" in given_modules
+    assert [one.findings for one in (not_converted, converted)] == [(), ()]
+
+
+def test_the_share_is_of_time_where_it_was_taken_and_of_calls_elsewhere() -> None:
+    softmax = row("softmax", "fp32", rule="fp32.txt:2", seconds=3.0)
+    assert report(LOWER, softmax).words[0] == (
+        "bf16 took 25 % of the time of covered operations, fp32 75 % (200 calls, 4.00 s)"
+    )
+    by_calls = report(row("linear", "bf16", seconds=None), row("softmax", "fp32", seconds=None, calls=300))
+    assert by_calls.words[0] == "bf16 had 25 % of the calls of covered operations, fp32 75 % (400 calls)"
+
+
+def test_calls_where_casts_are_off_are_counted_apart() -> None:
+    step = row("mul_", "unchanged", "disabled", line=9, calls=4000, seconds=5.0)
+    first, second, *_ = report(LOWER, step).words
+    assert first == "bf16 took 100 % of the time of covered operations (100 calls, 1.00 s)"
+    assert second == "Casts were off in 4,000 more calls (5.00 s): under disable_casts 4,000, most at train.py:9"
+
+
+def test_few_calls_are_warned_about() -> None:
+    assert (
+        report(row("linear", "bf16", calls=3))
+        .words[0]
+        .endswith("(3 calls, 1.00 s). First calls take longer, and weigh much in so few")
+    )
+
+
+def test_traced_calls_have_no_time_of_their_own() -> None:
+    traced = row("linear", "bf16", phase="traced", seconds=60.0, cast_seconds=50.0)
+    assert report(traced).words == (
+        "bf16 had 100 % of the calls of covered operations (100 calls). "
+        "Of compiled code the calls of its tracing count",
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "configuration", "why"),
+    [
+        ([row("add", "fp32", "widest", rule="rule 2")], {}, ": 100 calls in fp32 at train.py:7 (widest input, rule 2)"),
+        ([row("pad", "unchanged", "ineligible")], {}, ": 100 calls left alone at train.py:7 (inputs are never cast)"),
+        ([row("add", "fp32", "widest")], {"opt_level": "O0"}, ': opt_level="O0" casts nothing'),
+        ([row("add", "fp32", "widest")], {"within": "modules"}, ": no module ran, and convert(within=...) lowers only"),
+        # The line after it says so.
+        ([row("linear", "unchanged", "disabled")], {}, ""),
+        ([row("linear", "unchanged", "ineligible")], {}, ""),
+    ],
+)
+def test_why_nothing_ran_lower(rows: list[Row], configuration: dict[str, Any], why: str) -> None:
+    first = report(*rows, **configuration).words[0]
+    assert first.startswith(f"Nothing ran in lower precision{why}")
+    assert why or first == "Nothing ran in lower precision"
+
+
+def test_the_line_of_float32_has_the_three_longest_and_none_that_is_found_odd() -> None:
+    rows = [
+        row("embedding", "fp32", rule="fp32.txt:6", line=11, seconds=4.0, module="M.e"),
+        row("topk", "fp32", rule="fp32.txt:9", line=12, seconds=3.0, module="M"),
+        row("matmul", "fp32", rule="fp32.txt:7", line=14, seconds=9.0, module="M"),
+        # A step of an optimizer, in one line.
+        *(row(name, "fp32", "in_place", line=13, seconds=0.5) for name in ("mul_", "add_", "sqrt_", "addcdiv_")),
+        row("log", "fp32", rule="fp32.txt:8", line=15, seconds=0.2, module="M"),
+        row("exp", "fp32", "widest", line=16, seconds=0.001, module="M"),
+    ]
+    (line,) = [one for one in report(LOWER, *rows).words if one.startswith("In float32: ")]
+    assert line == (
+        "In float32: embedding 21 % (listed at fp32.txt:6, train.py:11); topk 16 % (listed at fp32.txt:9, "
+        "train.py:12); 4 operations of train.py:13 10 % (mul_, add_, sqrt_, ...)"
+    )
+
+
+def test_the_dearest_casts_are_named_with_time_number_and_size() -> None:
+    casting = row("matmul", "bf16", casts=100, bytes=5_000_000, cast_seconds=0.3, module="M.a")
+    assert report(LOWER, casting).words[1] == (
+        "Casts took 15 % of the time (100 casts). 100 % of that is matmul at train.py:7 (M.a): "
+        "300.00 ms, 100 casts, 5.0 MB"
+    )
+    cheap = row("matmul", "bf16", casts=1, bytes=50, cast_seconds=0.001)
+    assert report(LOWER, cheap).words[1] == "Casts took less than 1 % of the time (1 cast)"
+
+
+# ---- each kind ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "kind", "text"),
+    [
+        (
+            row("matmul", "fp32", rule="own.txt:3", module="M.a"),
+            "product in float32",
+            "matmul at train.py:7 (M.a) runs in float32: listed at own.txt:3 (100 calls, 50 % of all time)",
+        ),
+        (
+            row("lstm", "fp32", "first_input", rule="rule 4"),
+            "product in float32",
+            "lstm at train.py:7 runs in float32: first input, rule 4 (100 calls, 50 % of all time)",
+        ),
+        (
+            row("fft_rfft", "fp32", "no_kernel"),
+            "no kernel",
+            "fft_rfft at train.py:7 runs in float32: no kernel for the lower precision (100 calls, 50 % of all time)",
+        ),
+        (
+            row("cos", "unchanged", "autocast_off", seconds=0.001),
+            "protected",
+            "cos at train.py:7 is left alone inside of torch.autocast(enabled=False) (100 calls)",
+        ),
+        (
+            row("linear", "unchanged", "disabled", seconds=0.001),
+            "disabled",
+            "linear at train.py:7 is left alone under disable_casts (100 calls)",
+        ),
+        (
+            row("mm", "unchanged", "ineligible", seconds=0.001, calls=1),
+            "not eligible",
+            "mm at train.py:7 is left alone: an input is float64 or complex, or none is floating (1 call)",
+        ),
+        (
+            row("linear", "bf16", casts=200, refused={"NumPy had its memory": 90, "the limit was reached": 3}),
+            "unkept weight",
+            "linear at train.py:7 casts a weight in each call, since no cast is kept: NumPy had its memory, "
+            "the limit was reached (100 calls, 50 % of all time)",
+        ),
+        (
+            row("conv2d", "bf16", casts=200, seconds=0.001),
+            "changing weight",
+            "conv2d at train.py:7 casts its weight in most calls: something computes it or writes to it in between "
+            "(100 calls)",
+        ),
+        (
+            row("linear", "unchanged", "slower", seconds=0.001),
+            "slower",
+            "linear at train.py:7 is left in float32: its shape was measured to be slower in the lower precision "
+            "(100 calls)",
+        ),
+        (
+            row("softmax", "unchanged", "explicit_dtype", seconds=0.001),
+            "as given",
+            "softmax at train.py:7 is left alone: dtype= was given (100 calls)",
+        ),
+        (
+            row("masked_fill", "fp16", "scalar", seconds=0.001),
+            "scalar",
+            "masked_fill at train.py:7 is given a number beyond the range of fp16: the largest one took its place "
+            "(100 calls)",
+        ),
+        (
+            row("mse_loss", "bf16", "widest", rule="rule 2", seconds=0.001),
+            "lower loss",
+            "mse_loss at train.py:7 is a loss, and runs in bf16: widest input, rule 2 (100 calls)",
+        ),
+        (
+            row("mul", "unchanged", "library", seconds=0.001),
+            "elsewhere",
+            "mul at train.py:7 is left alone: in the code of a library that computes in float32 (100 calls)",
+        ),
+    ],
+    ids=lambda one: one.replace(" ", "-") if isinstance(one, str) and " at " not in one else "",
+)
+def test_a_kind_is_found_and_worded(one: Row, kind: str, text: str) -> None:
+    assert found(one) == [(kind, text)]
+    assert report(LOWER, one).words[-1] == text
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        row("mul_", "unchanged", "disabled"),
+        row("softmax", "fp32", rule="fp32.txt:2"),
+        row("add", "fp32", "widest"),
+        row("pad", "unchanged", "ineligible"),
+        row("addcdiv_", "fp32", "in_place"),
+        row("reshape", "unchanged", "view"),
+        row("cross_entropy_loss", "fp32", rule="fp32.txt:1"),
+        # It has a rule that says so, in every script.
+        row("binary_cross_entropy_with_logits", "fp32", "no_kernel"),
+        # The input and, once, the weight and the bias.
+        row("linear", "bf16", casts=102),
+        row("linear", "bf16", calls=1, casts=3),
+        # It has more inputs than one.
+        row("matmul", "bf16", casts=200),
+    ],
+    ids=lambda one: f"{one.operation}-{one.reason}",
+)
+def test_what_is_as_it_should_be_is_no_finding(one: Row) -> None:
+    assert found(one) == []
+
+
+def test_the_source_of_a_precision_is_named() -> None:
+    add = row("add", "fp32", "widest", line=5, module="M")
+    attention = row("scaled_dot_product_attention", "fp32", "first_input", rule="rule 4", module="M")
+    (kind, text), *_ = found(add, attention, edges=(Edge(1, 2, 100, 0),))
+    assert kind == "product in float32"
+    assert "runs in float32: first input, rule 4, made by add at train.py:5 (M) (" in text
+
+
+def test_a_backward_is_called_one() -> None:
+    ((_, text),) = found(row("matmul", "fp32", "first_input", phase="backward"))
+    assert text.startswith("matmul in a backward at train.py:7 runs in float32")
+
+
+# ---- ping-pong ------------------------------------------------------------------------------------------------------
+
+SOFTMAX = row("softmax", "fp32", rule="fp32.txt:2", line=4, casts=100, cast_seconds=0.25)
+MATMUL = row("matmul", "bf16", rule="bf16.txt:2", line=5, casts=400, cast_seconds=0.8)
+
+
+def test_a_ping_pong_saves_its_own_casts_and_those_of_its_result() -> None:
+    made = report(LOWER, SOFTMAX, MATMUL, edges=(Edge(0, 1, 100, 100), Edge(1, 2, 100, 100)))
+    (one,) = made.findings
+    assert (one.kind, one.rows, one.saves) == ("ping-pong", (1,), pytest.approx(0.25 + 0.8 / 4))
+    assert one.text == (
+        "softmax at train.py:4 runs in fp32 (listed at fp32.txt:2) between linear and matmul in bf16. "
+        "Casts there and back take 450.00 ms: they go if it runs in bf16 too"
+    )
+
+
+@pytest.mark.parametrize(
+    "edges",
+    [
+        (Edge(0, 1, 100, 100),),
+        (Edge(1, 2, 100, 100),),
+        (Edge(0, 1, 100, 100), Edge(1, 2, 100, 0)),
+        # A tensor that got the memory of another one may look so, now and then.
+        (Edge(0, 1, 100, 100), Edge(1, 2, 3, 3)),
+    ],
+)
+def test_one_way_is_no_ping_pong(edges: tuple[Edge, ...]) -> None:
+    assert report(LOWER, SOFTMAX, MATMUL, edges=edges).findings == ()
+
+
+def test_a_product_between_float32_is_none_and_a_short_operation_is_one() -> None:
+    before, after = row("softmax", "fp32", line=1), row("log", "fp32", line=2, casts=100, cast_seconds=0.5)
+    edges = (Edge(0, 1, 100, 100), Edge(1, 2, 100, 100))
+    product = row("linear", "bf16", casts=100, cast_seconds=0.5, seconds=0.1)
+    long, short = (row("relu", "bf16", cast_seconds=0.5, casts=100, seconds=seconds) for seconds in (9.0, 0.6))
+    assert report(before, product, after, edges=edges).findings == ()
+    assert report(before, long, after, edges=edges).findings == ()
+    (one,) = report(before, short, after, edges=edges).findings
+    assert "relu at train.py:7 runs in bf16 (in the list) between softmax and log in fp32." in one.text
+
+
+# ---- grouping and order ---------------------------------------------------------------------------------------------
+
+
+def test_rows_of_one_line_are_one_finding_whichever_module_ran() -> None:
+    layers = [row("matmul", "unchanged", "autocast_off", module=f"M.{number}") for number in range(3)]
+    (one,) = report(LOWER, *layers).findings
+    assert one.rows == (1, 2, 3)
+    assert "matmul at train.py:7 (3 modules) is left alone" in one.text
+    assert "(300 calls, 75 % of all time)" in one.text
+
+
+def test_the_dearest_of_a_kind_comes_first_two_are_shown_and_the_others_are_counted() -> None:
+    rows = [row("mm", "unchanged", "explicit_out", line=line, seconds=line / 10) for line in (1, 2, 3, 4)]
+    words = [one for one in report(LOWER, *rows).words if one.startswith("mm")]
+    assert [re.findall(r"train\.py:\d", one) for one in words] == [["train.py:4"], ["train.py:3"]]
+    assert [one.endswith(" (2 more places like it)") for one in words] == [False, True]
+
+
+def test_no_kind_crowds_out_another() -> None:
+    rows = [row("matmul", "fp32", line=line) for line in range(20)]
+    reasons = ("autocast_off", "disabled", "ineligible", "slower", "explicit_out")
+    rows += [row("mm", "unchanged", reason, line=50) for reason in reasons]
+    words = report(LOWER, *rows).words
+    assert len(words) <= 10
+    assert all(any(REASONS[reason] in one or "float64" in one for one in words) for reason in reasons)
+
+
+# ---- anything at all ------------------------------------------------------------------------------------------------
+
+
+@given(any_report())
+def test_any_report_has_words(made: Report) -> None:
+    assert 1 <= len(made.words) <= 10
+    assert all(words and "\n" not in words for words in made.words)
+    assert all(0 <= number < len(made) for one in made.findings for number in one.rows)
+    assert str(made).startswith(made.words[0])
