@@ -42,7 +42,7 @@ class Script:
         elif self._is_folder():
             sys.argv = [self.name, *self._arguments]
             _begin_path_with(_from_here(self.name), always=True)
-            main_module.run_folder(_from_here(self.name))
+            main_module.run_folder(self.name)
         else:
             sys.argv = [self.name, *self._arguments]
             _begin_path_with(os.path.dirname(os.path.realpath(self.name)))
