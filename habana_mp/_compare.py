@@ -10,11 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from habana_mp import _report_data
 from habana_mp._report import Report
-from habana_mp._report_data import Data
 
 _Row = dict[str, Any]
+
+#: A report as :meth:`Report.to_dict` gives it.
+Data = dict[str, Any]
 
 #: What a report of :func:`compare` may be.
 Given = Report | Data | str | os.PathLike[str]
@@ -179,12 +180,14 @@ def _found(a: Data, b: Data) -> Comparison:
 
 def _data(given: Given, name: str) -> Data:
     if isinstance(given, Report):
-        return _report_data.data_of(given)
+        return given.to_dict()
     if isinstance(given, dict):
-        _report_data.check(given, f"`{name}`")
-        return given
+        try:
+            return Report.from_dict(given).to_dict()
+        except ValueError as error:
+            raise ValueError(f"`{name}`: {error}") from None
     if isinstance(given, (str, os.PathLike)):
-        return _report_data.read(given)
+        return Report.from_json(given).to_dict()
     what = "a report, its `to_dict()`, or the path of its JSON file"
     raise TypeError(f"`{name}` must be {what}; got {type(given).__name__}: {given!r}")
 

@@ -141,6 +141,8 @@ _WITHIN = "convert(within=...)"
 def _why_nothing_was_called(report: Report) -> str:
     if report.configuration is None:
         return "Nothing ran in lower precision: not converted (call hmp.convert() before the model runs)"
+    if report.configuration.get("opt_level") == "O0":
+        return 'Nothing ran in lower precision: opt_level="O0" casts nothing'
     within = report.configuration.get("within")
     if within is not None:
         where = "a module" if within == "modules" else "the modules that convert was given"

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import distributed
 
-from habana_mp._report_data import Data
+from habana_mp._report import Report
 
 #: How long rank 0 waits for the reports of the others once it has ended itself, and each rank for the store: seconds.
 PATIENCE, TO_CONNECT = 60.0, 10.0
@@ -31,14 +31,14 @@ class Ranks:
         under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and distributed.is_available()
         self.rank = int(os.environ["RANK"]) if under_torchrun else 0
         self.count = int(os.environ["WORLD_SIZE"]) if under_torchrun else 1
-        self._reports: dict[int, Data] = {}
+        self._reports: dict[int, Report] = {}
 
-    def leave(self, data: Data) -> None:
+    def leave(self, report: Report) -> None:
         """The report of this rank, for the first."""
         with suppress(RuntimeError):  # the store is gone: the first rank tells that this report is missing
-            self._store().set(self._key(self.rank), zlib.compress(json.dumps(data).encode()))
+            self._store().set(self._key(self.rank), zlib.compress(json.dumps(report.to_dict()).encode()))
 
-    def others(self) -> list[Data]:
+    def others(self) -> list[Report]:
         """The reports that the other ranks have left, after waiting for them."""
         if not self.missing():
             return list(self._reports.values())
@@ -47,7 +47,8 @@ class Ranks:
             store = self._store()
             for rank in self.missing():
                 store.set_timeout(timedelta(seconds=max(0.1, deadline - time.monotonic())))
-                self._reports[rank] = json.loads(zlib.decompress(store.get(self._key(rank))))
+                content = json.loads(zlib.decompress(store.get(self._key(rank))))
+                self._reports[rank] = Report.from_dict(content)
         return list(self._reports.values())
 
     def missing(self) -> list[int]:
@@ -75,17 +76,17 @@ class Children:
         #: Made when the first report is left there.
         self.folder = folder or str(Path(tempfile.gettempdir()) / f"habana-mp-{secrets.token_hex(8)}")
 
-    def leave(self, data: Data) -> None:
+    def leave(self, report: Report) -> None:
         """The report of a child, as it ends."""
-        if data["rows"] and not _is_loader_worker():
+        if report.rows and not _is_loader_worker():
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
             unfinished = Path(self.folder) / f"{secrets.token_hex(8)}.part"
-            unfinished.write_text(json.dumps(data), "utf-8")
+            report.to_json(unfinished)
             unfinished.rename(unfinished.with_suffix(".json"))
 
-    def take(self) -> list[Data]:
+    def take(self) -> list[Report]:
         """The reports that they left. They are there no longer."""
-        found = [json.loads(path.read_text("utf-8")) for path in sorted(Path(self.folder).glob("*.json"))]
+        found = [Report.from_json(path) for path in sorted(Path(self.folder).glob("*.json"))]
         shutil.rmtree(self.folder, ignore_errors=True)
         return found
 

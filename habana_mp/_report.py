@@ -229,6 +229,15 @@ class Report:
             raise ValueError(
                 f"it is a report of version {content.get('version')} of the format; this package reads {_VERSION}"
             )
+        try:
+            return cls._read(content)
+        except KeyError as error:
+            raise ValueError(f"it is no whole report: it has no {error}") from None
+        except (AttributeError, TypeError) as error:
+            raise ValueError(f"it is no whole report: {error}") from None
+
+    @classmethod
+    def _read(cls, content: Mapping[str, Any]) -> Report:
         names = {one.name for one in fields(Row)}
         return cls(
             rows=tuple(Row(**{name: value for name, value in row.items() if name in names}) for row in content["rows"]),
@@ -254,9 +263,9 @@ class Report:
         """
         try:
             return cls.from_dict(json.loads(Path(path).read_text("utf-8")))
-        except KeyError as error:
-            raise ValueError(f"{os.fspath(path)}: it is no whole report: it has no {error}") from None
-        except (TypeError, ValueError) as error:
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{os.fspath(path)}: it is no JSON: {error}") from None
+        except ValueError as error:
             raise ValueError(f"{os.fspath(path)}: {error}") from None
 
     def to_json(self, path: _Path) -> None:
@@ -310,10 +319,13 @@ def _write(path: _Path, text: str) -> None:
     Path(path).write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
-def merged(reports: Iterable[Report]) -> Report:
-    """One report of several processes that ran the same: rows of the same place and outcome are one."""
+def merged(reports: Iterable[Report], *, ranks: int | None = None) -> Report:
+    """One report of several processes that ran the same: rows of the same place and outcome are one. It is of so many
+    ranks, by default of all that theirs are."""
     reports = list(reports)
     first = reports[0]
+    if len(reports) == 1 and ranks in (None, first.ranks):
+        return first
     rows: dict[tuple[Any, ...], Row] = {}
     edges: dict[tuple[Any, Any], list[int]] = {}
     modules: dict[str, ModuleRow] = {}
@@ -336,7 +348,7 @@ def merged(reports: Iterable[Report]) -> Report:
         edges=tuple(Edge(places[a], places[b], *counts) for (a, b), counts in edges.items()),
         modules=tuple(modules.values()),
         seconds=max((one.seconds for one in reports if one.seconds is not None), default=None),  # side by side
-        ranks=sum(report.ranks for report in reports),
+        ranks=sum(report.ranks for report in reports) if ranks is None else ranks,
         is_live=False,
     )
 

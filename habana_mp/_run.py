@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import inspect
 import multiprocessing
 import os
 import sys
@@ -16,15 +15,14 @@ from typing import Any
 
 import torch
 
-from habana_mp import _report_data, _speed, hmp
+from habana_mp import _closing, _report, _speed, hmp
 from habana_mp._errors import HmpWarning
 from habana_mp._ranks import Children, Ranks
-from habana_mp._report_data import Data
+from habana_mp._report import Report
 from habana_mp._script import Script
 from habana_mp.patches import spawned_processes
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_DETAILS = ("operations", "modules", "lines")
 
 #: Options without a value.
 _SWITCHES = ("--verbose", "--require-lowered", "--help", "-h")
@@ -44,12 +42,10 @@ class Options:
     dtype: str
     within: str | None
     verbose: bool
-    detail: str
+    detail: _report.Detail
 
     def convert(self) -> list[str]:
         """Convert this process. What was warned about."""
-        can_tell_more = "report" in inspect.signature(hmp.convert).parameters
-        more: dict[str, Any] = {"report": self.detail} if can_tell_more else {}
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", HmpWarning)
             hmp.convert(
@@ -60,7 +56,7 @@ class Options:
                 preset=self.preset,
                 dtype=_DTYPES[self.dtype],
                 within=self.within,
-                **more,
+                report=self.detail,
             )
         return [str(one.message) for one in caught if issubclass(one.category, HmpWarning)]
 
@@ -120,7 +116,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--within", choices=["modules"], help="lower only while the forward of some module runs")
     parser.add_argument("--verbose", action="store_true", help="log each call and what was decided")
     parser.add_argument("--report", metavar="FILE", help="write the report there, as its ending says: .html or .json")
-    parser.add_argument("--detail", choices=_DETAILS, help="what the report has a row for; `modules` with --report")
+    parser.add_argument(
+        "--detail", choices=_report.DETAILS, help="what the report has a row for; `modules` with --report"
+    )
     parser.add_argument("--require-lowered", action="store_true", help="exit 1 where nothing ran in lower precision")
     return parser
 
@@ -145,7 +143,7 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str], bool]:
 def _options(parser: argparse.ArgumentParser, given: argparse.Namespace, script: Script) -> Options:
     if given.report:
         given.report = _absolute(given.report)
-        if not _report_data.writes(given.report):
+        if not given.report.endswith(_closing.ENDINGS):
             parser.error(f"--report must be a file that ends in .html or .json; got {given.report}")
         if not os.path.isdir(os.path.dirname(given.report)):
             parser.error(f"--report must be in a folder that is there; got {given.report}")
@@ -153,7 +151,7 @@ def _options(parser: argparse.ArgumentParser, given: argparse.Namespace, script:
         script.check()
     except OSError as error:
         parser.error(f"cannot open the script: {error}")
-    detail = given.detail or ("modules" if given.report else "operations")
+    detail: _report.Detail = given.detail or ("modules" if given.report else "operations")
     return Options(
         opt_level=given.opt_level,
         bf16=_absolute(given.bf16),
@@ -197,15 +195,15 @@ class _Ending:
         self._path = path
         self._ranks = ranks
         self._children = children
-        self._of_children: list[Data] = []
+        self._of_children: list[Report] = []
         self._process = os.getpid()
         self._found_nothing = False
 
     def lowered(self) -> bool:
         """Did anything run in a lower precision? Of several ranks the first answers for all."""
-        if os.getpid() != self._process or self._ranks.rank or _report_data.ran_lower(_report_data.of_now()):
+        if os.getpid() != self._process or self._ranks.rank or _closing.ran_lower(_report.current()):
             return True
-        self._found_nothing = not _report_data.ran_lower(self._data())
+        self._found_nothing = not _closing.ran_lower(self._whole())
         return not self._found_nothing
 
     def at_exit(self) -> None:
@@ -215,30 +213,30 @@ class _Ending:
         if self._ranks.rank:
             self._ranks.leave(self._of_this_rank())
             return
-        data = self._data()
+        report = self._whole()
         if missing := self._ranks.missing():
             _say(f"warning: the report is without rank {', '.join(map(str, missing))}, which left none in time")
         where = ""
         if self._path is not None:
             try:
-                _report_data.write(data, self._path)
+                _closing.write(report, self._path)
                 where = f"; the report is in {self._path}"
             except OSError as error:
                 _say(f"the report could not be written: {error}")
-        _say(f"{_report_data.in_words(data)}{where}")
+        _say(f"{_closing.line(report)}{where}")
         if self._found_nothing:
-            _say(f"--require-lowered: nothing ran in lower precision; {_report_data.why_nothing_lower(data)}")
+            _say(f"--require-lowered: {report.words[0][:1].lower()}{report.words[0][1:]}")
 
-    def _of_this_rank(self) -> Data:
+    def _of_this_rank(self) -> Report:
         for child in multiprocessing.active_children():
             if not child.daemon:
                 child.join()  # as Python would, a little later
         self._of_children += self._children.take()
-        return _report_data.merged([_report_data.of_now(), *self._of_children])
+        return _report.merged([_report.current(), *self._of_children], ranks=1)
 
-    def _data(self) -> Data:
+    def _whole(self) -> Report:
         own = self._of_this_rank()
-        return _report_data.merged([own, *self._ranks.others()], ranks=self._ranks.count)
+        return _report.merged([own, *self._ranks.others()], ranks=self._ranks.count)
 
 
 def _show_without_ours(error: BaseException) -> None:
@@ -297,6 +295,6 @@ def _watch_children(options: Options, folder: str | None = None) -> Children:
 
     spawned_processes.tell_children(lambda: _ForChild(options, children.folder) if hmp.is_converted() else None)
     spawned_processes.in_children(
-        _watched[-1], begin, lambda: children.leave(_report_data.of_now()), is_child=folder is not None
+        _watched[-1], begin, lambda: children.leave(_report.current()), is_child=folder is not None
     )
     return children

@@ -27,6 +27,7 @@ PLAIN: Row = {
     "hits": 0,
     "seconds": None,
     "cast_seconds": None,
+    "refused": {},
 }
 
 

@@ -72,8 +72,8 @@ def test_a_report_of_a_model_is_the_same_when_it_is_read(recorded: Report, tmp_p
             "it is a report of version 2 of the format; this package reads 1",
         ),
         ('{"format": "habana-mp report", "version": 1}', "it is no whole report: it has no 'rows'"),
-        ('{"format": "habana-mp rep', "Unterminated string"),
-        ("", "Expecting value"),
+        ('{"format": "habana-mp rep', "it is no JSON: Unterminated string"),
+        ("", "it is no JSON: Expecting value"),
     ],
 )
 def test_what_is_no_report_is_refused_with_its_file(content: str, says: str, tmp_path: Path) -> None:

@@ -233,10 +233,8 @@ def test_the_report_is_written_where_the_command_was_given_whatever_the_script_d
     calls = {(row["operation"], row["precision"]): row["calls"] for row in report["rows"]}
     assert calls == {("linear", "bf16"): 1, ("mul", "bf16"): 1}
     (line,) = split_lines(done.stderr)[1]
-    assert line == (
-        "habana-mp: calls: 2 in bf16; `linear` in bf16 cost most, 56 bytes of casts; "
-        f"the report is in {tmp_path / 'out.json'}"
-    )
+    assert line.startswith("habana-mp: calls: 2 in bf16; 100% of their time in lower precision; `")
+    assert line.endswith(f"; the report is in {tmp_path / 'out.json'}")
 
 
 def test_a_report_that_cannot_be_written_is_told(tmp_path: Path) -> None:
@@ -259,8 +257,8 @@ def test_what_runs_at_exit_is_in_the_report(tmp_path: Path) -> None:
     [
         ("torch.ones(2) * 2", [], 0, None),
         ("torch.ones(2) * 2; raise SystemExit(0)", [], 0, None),
-        ("torch.ones(2) * 2", ["--opt-level", "O0"], 1, "no covered operation was called while casts were on"),
-        ("torch.ones(2).softmax(0)", [], 1, "calls by reason: in fp32 1"),
+        ("torch.ones(2) * 2", ["--opt-level", "O0"], 1, 'opt_level="O0" casts nothing'),
+        ("torch.ones(2).softmax(0)", [], 1, "1 call in fp32"),
         ("raise SystemExit(0)", [], 1, "no covered operation was called"),
         ("raise SystemExit", [], 1, "no covered operation was called"),
         ("raise SystemExit(7)", [], 7, None),

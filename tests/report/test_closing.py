@@ -1,0 +1,48 @@
+"""The end of a run: its report in a file, and in a line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from habana_mp import Report, _closing
+from helpers.report_data import network, report, row
+
+Data = dict[str, Any]
+
+A, B = row("linear", module="Net.a"), row("softmax", "fp32", module="Net.a")
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        ([], "no covered operation was called"),
+        ([A], "calls: 10 in bf16; `linear` in bf16 cost most, 64 bytes of casts"),
+        (
+            [{**A, "calls": 1234, "bytes": 2_500_000}, B, row("t", "unchanged", bytes=0)],
+            "calls: 1,234 in bf16, 10 in fp32, 10 unchanged; `linear` in bf16 cost most, 2.5 MB of casts",
+        ),
+        (
+            network(1),
+            "calls: 20 in bf16, 20 in fp32; 57% of their time in lower precision; `linear` in bf16 cost most, 0.04 s",
+        ),
+        ([row("t", "unchanged", bytes=0)], "calls: 10 unchanged"),
+    ],
+)
+def test_a_line_tells_of_a_report(rows: list[Data], line: str) -> None:
+    assert _closing.line(Report.from_dict(report(rows))) == line
+
+
+def test_whether_anything_ran_lower() -> None:
+    assert not _closing.ran_lower(Report.from_dict(report([B])))
+    assert _closing.ran_lower(Report.from_dict(report([B, row("mul", "fp16")])))
+
+
+def test_the_ending_of_a_files_name_says_as_what_a_report_is_written(tmp_path: Path) -> None:
+    given = Report.from_dict(report(network()))
+    for ending in _closing.ENDINGS:
+        _closing.write(given, str(tmp_path / f"a{ending}"))
+    assert Report.from_json(tmp_path / "a.json") == given
+    assert (tmp_path / "a.html").read_text("utf-8").startswith("<!DOCTYPE html>")
