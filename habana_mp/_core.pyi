@@ -219,7 +219,7 @@ def set_watch(
     compilers: tuple[str, ...],
     call_impl_code: types.CodeType,
     names: Callable[[Any, list[Any]], tuple[int, str, str]],
-    traced_place: Callable[[], tuple[str, str, int, str | None] | None],
+    traced_place: Callable[[], tuple[str | None, str, int, str | None] | None],
     /,
 ) -> None:
     """What begins the names of files that are passed over, and of those that trace; the code of a module's call; how

@@ -129,15 +129,16 @@ def _root_name(module: Any, kind: str) -> str:
         name = f"{kind}#{number}"
 
 
-def _traced_place() -> tuple[str, str, int, str | None] | None:
-    """File, function, line and module of what Dynamo traces now."""
+def _traced_place() -> tuple[str | None, str, int, str | None] | None:
+    """File, function, line and module of what Dynamo traces now; None for the file where all of it is torch's own."""
     if not holds(_TRACED, _tells_of_tracing):
         return None
     context: Any = torch._guards.TracingContext
     stack = [] if context.try_get() is None else context.extract_stack()
     passed_over = _passed_over()
     frame = next((one for one in reversed(stack) if not one.filename.startswith(passed_over)), None)
-    return None if frame is None else (frame.filename, frame.name, frame.lineno or 0, _traced_module())
+    module = _traced_module()
+    return (None, "", 0, module) if frame is None else (frame.filename, frame.name, frame.lineno or 0, module)
 
 
 def _tells_of_tracing() -> bool:

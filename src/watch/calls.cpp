@@ -42,9 +42,10 @@ bool find_traced(Key& key) {
   int line = 0;
   const char* module = nullptr;
   const bool is_told =
-      told && told.get() != Py_None && PyArg_ParseTuple(told.get(), "Usiz", &file, &name, &line, &module) != 0;
+      told && told.get() != Py_None && PyArg_ParseTuple(told.get(), "Osiz", &file, &name, &line, &module) != 0;
   if (is_told) {
-    key.place = detail == Detail::lines ? place_named(file, name, line) : nullptr;
+    const bool is_placed = detail == Detail::lines && PyUnicode_Check(file);
+    key.place = is_placed ? place_named(file, name, line) : nullptr;
     key.module = module == nullptr ? nullptr : module_named(module);
   }
   PyErr_Clear();

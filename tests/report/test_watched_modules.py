@@ -226,6 +226,13 @@ def test_what_a_compiler_traces_says_so(watched: Any) -> None:
     assert {row.operation for row in traced} >= {"linear", "softmax"}
 
 
+def test_a_layer_of_torch_that_is_compiled_by_itself_has_its_path(watched: Any) -> None:
+    torch._dynamo.reset()
+    torch.compile(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)), backend="aot_eager")(X)
+    found = {(row.operation, row.module) for row in watched() if row.phase == "traced"}
+    assert {("linear", "Sequential.0"), ("layer_norm", "Sequential.1")} <= found
+
+
 def test_the_time_of_a_module_is_at_least_that_of_its_parts(watched: Any) -> None:
     model = Net()
     for _ in range(5):
