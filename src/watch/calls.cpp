@@ -33,8 +33,8 @@ double measured_nanoseconds_a_byte() {
 }
 
 // Of what a compiler traces: its place and module in the code that is traced.
-bool find_traced(Key& key) {
-  if (!*traced_place) return false;
+void find_traced(Key& key) {
+  if (!*traced_place) return;
   const Owned function = Owned::borrowed(traced_place->get());
   const Owned told(PyObject_CallNoArgs(function.get()));
   PyObject* file = nullptr;
@@ -49,7 +49,6 @@ bool find_traced(Key& key) {
     key.module = module == nullptr ? nullptr : module_named(module);
   }
   PyErr_Clear();
-  return is_told;
 }
 
 void find_place(Key& key) {
@@ -59,11 +58,15 @@ void find_place(Key& key) {
   key.phase = in_backward ? Phase::backward : Phase::forward;
   if (in_backward && around == nullptr) key.module = module_of_gradient();
   const bool is_intercepted = host::is_intercepted();
-  if (detail != Detail::lines && !is_intercepted) return;
-  key.place = place_of_call(around, is_intercepted);
-  if (!is_intercepted || key.place == nullptr || !key.place->is_compiler) return;
-  key.phase = Phase::traced;
-  if (!find_traced(key)) key.place = nullptr;
+  const bool wants_lines = detail == Detail::lines;
+  if (!wants_lines && !is_intercepted) return;
+  const Place* const place = place_of_call(around, is_intercepted);
+  if (place != nullptr && place->is_compiler) {
+    key.phase = Phase::traced;
+    find_traced(key);
+  } else if (wants_lines) {
+    key.place = place;
+  }
 }
 
 Record* record_call(const std::string* operation, rules::Decision decision, const Amounts& amounts) {

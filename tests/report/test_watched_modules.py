@@ -233,6 +233,16 @@ def test_a_layer_of_torch_that_is_compiled_by_itself_has_its_path(watched: Any) 
     assert {("linear", "Sequential.0"), ("layer_norm", "Sequential.1")} <= found
 
 
+def test_a_report_of_modules_has_no_lines_whoever_watches_besides() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    hmp.convert(report="modules")
+    with FlopCounterMode(display=False):
+        Net()(X)
+    assert {(row.file, row.phase) for row in hmp.report(show=False)} == {(None, "forward")}
+    assert "Net.blocks.0.linear" in paths(hmp.report(show=False))
+
+
 def test_the_time_of_a_module_is_at_least_that_of_its_parts(watched: Any) -> None:
     model = Net()
     for _ in range(5):
