@@ -83,7 +83,8 @@ class Devices:
         """The device that is meant, if the stand-in's is given; else what is given."""
         if not self.means(value):
             return value
-        self.tell(what, value)
+        if not torch.compiler.is_compiling():  # it reads no frames
+            self.tell(what, value)
         index = (torch.device(value) if isinstance(value, str) else value).index
         # On Gaudi each process has one device, number 0: so that is the current one.
         if not index or self.real.index is not None or self.real.type == "cpu":

@@ -94,7 +94,7 @@ class HpuDevices(Patch):
         for module, names in ((torch, _FUNCTIONS), (torch.fft, _OF_FFT)):
             for name in names:
                 if hasattr(module, name):
-                    self._attributes.exchange(module, name, self._function(getattr(module, name)))
+                    self._attributes.exchange(module, name, self._function(module, name))
         for name in _METHODS:
             method = _Method(name, self._method(getattr(torch.Tensor, name)))
             self._attributes.exchange(torch.Tensor, name, method)
@@ -113,15 +113,20 @@ class HpuDevices(Patch):
     def _map_default(self, arguments: dict[str, Any]) -> None:
         arguments["device"] = self._meaning.real_of(arguments["device"], "the default device")
 
-    def _function(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        meaning, name = self._meaning, f"torch.{original.__name__}"
+    def _function(self, module: types.ModuleType, name: str) -> Callable[..., Any]:
+        meaning, original, full_name = self._meaning, getattr(module, name), f"{module.__name__}.{name}"
 
         @functools.wraps(original)
         def function(*args: Any, **kwargs: Any) -> Any:
             if "device" in kwargs and meaning.means(kwargs["device"]):
-                kwargs["device"] = meaning.real_of(kwargs["device"], name)
+                kwargs["device"] = meaning.real_of(kwargs["device"], full_name)
             return original(*args, **kwargs)
 
+        function.__module__, function.__name__, function.__qualname__ = (
+            module.__name__,
+            name,
+            name,
+        )  # it is pickled by it
         return function
 
     def _method(self, original: Callable[..., Any]) -> Callable[..., Any]:
