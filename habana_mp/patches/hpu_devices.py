@@ -122,11 +122,8 @@ class HpuDevices(Patch):
                 kwargs["device"] = meaning.real_of(kwargs["device"], full_name)
             return original(*args, **kwargs)
 
-        function.__module__, function.__name__, function.__qualname__ = (
-            module.__name__,
-            name,
-            name,
-        )  # it is pickled by it
+        # It is pickled by its name.
+        function.__module__, function.__name__, function.__qualname__ = module.__name__, name, name
         return function
 
     def _method(self, original: Callable[..., Any]) -> Callable[..., Any]:
