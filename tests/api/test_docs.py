@@ -26,6 +26,8 @@ RUN = [
     "docs/rules.md",
     "docs/log.md",
     "docs/weights.md",
+    "docs/gaudi.md",
+    "docs/migration.md",
 ]
 
 #: The blocks of this page follow on each other.
