@@ -3,6 +3,8 @@
 ``import habana_mp as hmp`` and ``from habana_mp import hmp`` give the same functions.
 """
 
+import os
+
 from habana_mp import hmp
 from habana_mp.hmp import (
     Comparison,
@@ -53,3 +55,6 @@ __all__ = [
     "watch",
 ]
 __version__ = "0.1.0"
+
+if os.environ.get("HABANA_MP_GAUDI", "0") not in ("", "0"):
+    import habana_mp.gaudi  # noqa: F401  a process that `habana-mp run --gaudi` started, or its child

@@ -55,6 +55,9 @@ _REFUSED_IN_FLOAT16 = frozenset({"binary_cross_entropy"})
 _LOWER_LIST = ("LOWER_LIST", "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST")
 _FP32_LIST = ("FP32_LIST", "PT_HPU_AUTOCAST_FP32_OPS_LIST")
 
+#: Types of device that stand for another one here, as habana_mp.gaudi has it: the lists are still their own.
+stand_ins: dict[str, str] = {}
+
 #: No region begins.
 _NOTHING = -1
 #: A region begins in which nothing is cast.
@@ -156,7 +159,7 @@ def is_autocast_available(device_type: str) -> bool:
 
 def is_autocast_enabled(device_type: str | None = None) -> bool:
     """Is a region of :func:`autocast` open in this thread that casts, for this device type if one is given?"""
-    wanted = None if device_type is None else _type_of(device_type)
+    wanted = None if device_type is None else _real_type(_type_of(device_type))
     request = _current()
     return request is not None and wanted in (None, request.device_type)
 
@@ -165,7 +168,7 @@ def get_autocast_dtype(device_type: str) -> torch.dtype:
     """The lower precision for this device type: the region's in one for it, else what a region would have."""
     device_type = _type_of(device_type)
     request = _current()
-    if request is not None and request.device_type == device_type:
+    if request is not None and request.device_type == _real_type(device_type):
         return request.dtype
     return _SYSTEMS[device_type].dtype if device_type in _SYSTEMS else torch.get_autocast_dtype(device_type)
 
@@ -177,6 +180,10 @@ def _type_of(device_type: str) -> str:
     if not torch.amp.is_autocast_available(device_type):
         raise RuntimeError(f"`device_type` must be one that torch has autocast for; got {device_type!r}")
     return torch.device(device_type).type
+
+
+def _real_type(device_type: str) -> str:
+    return stand_ins.get(device_type, device_type)
 
 
 def _current() -> _Request | None:
@@ -251,6 +258,7 @@ def _find_number(
     system = _SYSTEMS.get(preset)
     given = (system or _SYSTEMS.get(device_type, _SYSTEMS["cpu"])).dtype if dtype is None else dtype
     dtype = dtype_meant(given)
+    device_type = _real_type(device_type)
     if dtype is None:
         raise ValueError(f"`dtype` must be torch.bfloat16 or torch.float16; got {given!r}")
     name = preset_named(preset).name if system is None else system.presets.get(dtype, "")

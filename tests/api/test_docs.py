@@ -27,6 +27,8 @@ RUN = [
     "docs/log.md",
     "docs/report.md",
     "docs/weights.md",
+    "docs/gaudi.md",
+    "docs/migration.md",
 ]
 
 #: Runs each script in a folder and a process of its own. They are forked, so that torch is imported, and rules are

@@ -1,0 +1,1 @@
+"""The modules that the finder gives to Gaudi scripts. They lie on no import path."""

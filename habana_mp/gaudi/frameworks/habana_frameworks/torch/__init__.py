@@ -1,0 +1,11 @@
+"""``habana_frameworks.torch``."""
+
+from __future__ import annotations
+
+from habana_mp.gaudi._placement import log_placement_if_asked
+
+from . import core, hpu
+
+__all__ = ["core", "hpu"]
+
+log_placement_if_asked()

@@ -1,0 +1,84 @@
+"""``habana_frameworks.torch.hpex.kernels``: Gaudi's own operators for which torch has what they compute."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["CustomNms", "EmbeddingBag", "EmbeddingBagPreProc"]
+
+
+class EmbeddingBagPreProc(torch.nn.Module):
+    """Prepares the indices of bags for :class:`EmbeddingBag`: on Gaudi it sorts them for the kernels of forward and
+    backward. Here both want them as they are; what is wrong with them is found before any lookup."""
+
+    def forward(self, indices: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        """The indices of all bags, one after the other, and where each bag begins.
+
+        Raises:
+            ValueError: they are not one-dimensional, or the first bag does not begin at 0.
+        """
+        if indices.dim() != 1 or offsets.dim() != 1:
+            raise ValueError(
+                f"`indices` and `offsets` must have one dimension; got {tuple(indices.shape)}, {tuple(offsets.shape)}"
+            )
+        if len(offsets) and int(offsets[0]) != 0:
+            raise ValueError(f"`offsets` must begin with 0; got {int(offsets[0])}")
+        return indices, offsets.to(indices.dtype)
+
+
+class EmbeddingBag(torch.nn.EmbeddingBag):
+    """:class:`torch.nn.EmbeddingBag` that adds up, as Gaudi's operator does (torch's own takes the mean by default)."""
+
+    def __init__(self, num_embeddings: int, embedding_dim: int, mode: str = "sum", **options: object) -> None:
+        super().__init__(num_embeddings, embedding_dim, mode=mode, **options)  # type: ignore[arg-type]  # torch's
+
+
+class CustomNms:
+    """Non-maximum suppression: of boxes that overlap, the one with the best score is kept."""
+
+    def __call__(self, boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
+        return self.nms(boxes, scores, iou_threshold)
+
+    def nms(self, boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
+        """The indices of the boxes that are kept, the best score first.
+
+        Args:
+            boxes: One box a row: left, top, right, bottom.
+            scores: One score for each.
+            iou_threshold: A box goes where it overlaps a better one by more than this part of their union.
+        """
+        if boxes.dim() != 2 or boxes.shape[1] != 4 or scores.shape != boxes.shape[:1]:
+            raise ValueError(
+                "`boxes` must have the shape (N, 4) and `scores` (N,); got "
+                f"{tuple(boxes.shape)} and {tuple(scores.shape)}"
+            )
+        # Scores are compared on the device, the boxes that are kept are found on the host, one after the other.
+        order = torch.argsort(scores, descending=True, stable=True)
+        overlaps = (_overlaps(boxes[order].double()) > iou_threshold).cpu()
+        alive = torch.ones(len(order), dtype=torch.bool)
+        kept = []
+        for place in range(len(order)):
+            if alive[place]:
+                kept.append(place)
+                alive &= ~overlaps[place]
+        return order[torch.tensor(kept, dtype=torch.long, device=order.device)]
+
+    def batched_nms(self, boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: float) -> Tensor:
+        """The same, for boxes of several classes, or images, whose numbers are ``idxs``: only those of one compete."""
+        if not len(boxes):
+            return torch.empty(0, dtype=torch.long, device=boxes.device)
+        # Moved so far apart that boxes of two classes never overlap.
+        boxes = boxes.double()
+        width = boxes.max() - boxes.min() + 1
+        return self.nms(boxes + (idxs.to(boxes) * width)[:, None], scores, iou_threshold)
+
+
+def _overlaps(boxes: Tensor) -> Tensor:
+    """Of each two boxes, what they have in common as a part of their union."""
+    sizes = (boxes[:, 2:] - boxes[:, :2]).clamp(min=0)
+    areas = sizes.prod(1)
+    first, last = torch.maximum(boxes[:, None, :2], boxes[:, :2]), torch.minimum(boxes[:, None, 2:], boxes[:, 2:])
+    common = (last - first).clamp(min=0).prod(2)
+    union = areas[:, None] + areas - common
+    return torch.where(union > 0, common / union, torch.zeros_like(union))

@@ -1,0 +1,143 @@
+"""``habana_frameworks.torch.hpu``, also ``torch.hpu``: the device's state."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import torch
+
+from habana_mp.gaudi import devices
+
+from . import graphs, memory, random, streams
+from .graphs import HPUGraph, ModuleCacher, graph, make_graphed_callables, wrap_in_hpu_graph
+from .memory import (
+    empty_cache,
+    max_memory_allocated,
+    max_memory_reserved,
+    mem_get_info,
+    memory_allocated,
+    memory_reserved,
+    memory_stats,
+    memory_summary,
+    reset_max_memory_allocated,
+    reset_peak_memory_stats,
+)
+from .random import (
+    get_rng_state,
+    get_rng_state_all,
+    initial_seed,
+    manual_seed,
+    manual_seed_all,
+    seed,
+    seed_all,
+    set_rng_state,
+    set_rng_state_all,
+)
+from .streams import Event, Stream, StreamContext, current_stream, default_stream, set_stream, stream, synchronize
+
+__all__ = [
+    "Event",
+    "HPUGraph",
+    "ModuleCacher",
+    "Stream",
+    "StreamContext",
+    "current_device",
+    "current_stream",
+    "default_stream",
+    "device_count",
+    "disable_dynamic_shape",
+    "empty_cache",
+    "enable_dynamic_shape",
+    "get_device_name",
+    "get_rng_state",
+    "get_rng_state_all",
+    "graph",
+    "graphs",
+    "init",
+    "initial_seed",
+    "is_available",
+    "is_bf16_supported",
+    "is_initialized",
+    "make_graphed_callables",
+    "manual_seed",
+    "manual_seed_all",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_stats",
+    "memory_summary",
+    "random",
+    "reset_max_memory_allocated",
+    "reset_peak_memory_stats",
+    "seed",
+    "seed_all",
+    "set_device",
+    "set_rng_state",
+    "set_rng_state_all",
+    "set_stream",
+    "stream",
+    "streams",
+    "synchronize",
+    "wrap_in_hpu_graph",
+]
+
+
+def is_available() -> bool:
+    """True: ``"hpu"`` can be used."""
+    return True
+
+
+def init() -> None:
+    """Have torch initialise the device now, where it can."""
+    start = getattr(devices().module, "init", None)
+    if start is not None:
+        start()
+
+
+def is_initialized() -> bool:
+    """Has torch initialised the device?"""
+    asked = getattr(devices().module, "is_initialized", None)
+    return True if asked is None else bool(asked())
+
+
+def device_count() -> int:
+    """How many devices there are of the kind that ``"hpu"`` leads to; of a CPU, one."""
+    return 1 if devices().real.type == "cpu" else int(devices().module.device_count())
+
+
+def current_device() -> int:
+    """The number of this process's device."""
+    return devices().current_index()
+
+
+def set_device(device: Any) -> None:
+    """Make this the current device. A CPU is the only one."""
+    here = devices()
+    if here.real.type != "cpu":
+        index = device if isinstance(device, int) else torch.device(device).index
+        here.module.set_device(0 if index is None else index)
+
+
+def get_device_name(device: Any = None) -> str:
+    """The real device's name."""
+    here = devices()
+    asked = getattr(here.module, "get_device_name", None)
+    return f"{here.real.type} ({platform.machine()})" if asked is None else str(asked())
+
+
+def is_bf16_supported() -> bool:
+    """Can the device compute in bfloat16?"""
+    asked = getattr(devices().module, "is_bf16_supported", None)
+    return True if asked is None else bool(asked())
+
+
+def enable_dynamic_shape() -> None:
+    """Shapes may change from step to step; nothing is compiled for them."""
+
+
+def disable_dynamic_shape() -> None:
+    """Shapes may change from step to step; nothing is compiled for them."""

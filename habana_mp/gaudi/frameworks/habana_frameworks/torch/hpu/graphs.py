@@ -1,0 +1,86 @@
+"""Graphs: captured and replayed. What only makes calls faster, by graphs, are plain calls here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+
+from habana_mp.gaudi import devices
+from habana_mp.patches.seen_operations import Recording
+
+from . import streams
+
+__all__ = ["HPUGraph", "ModuleCacher", "graph", "make_graphed_callables", "wrap_in_hpu_graph"]
+
+_T = TypeVar("_T")
+
+
+class HPUGraph:
+    """Operations that are captured once and replayed with what their inputs hold by then.
+
+    On CUDA it is a CUDA graph. Elsewhere the operations are recorded, and each runs again.
+    """
+
+    def __init__(self) -> None:
+        self._on_cuda = devices().real.type == "cuda"
+        self._graph: Any = torch.cuda.CUDAGraph() if self._on_cuda else Recording()
+
+    def capture_begin(self, *_: Any, **__: Any) -> None:
+        """What is called from here on belongs to the graph. It takes effect when it is replayed."""
+        if self._on_cuda:
+            self._graph.capture_begin()
+        else:
+            self._graph.begin()
+
+    def capture_end(self) -> None:
+        """The graph is complete."""
+        if self._on_cuda:
+            self._graph.capture_end()
+        else:
+            self._graph.end()
+
+    def replay(self, asynchronous: bool = False) -> None:
+        """Run it again. Results are written to the tensors that the capture gave."""
+        self._graph.replay()
+
+    def reset(self) -> None:
+        """Forget it, and let go of its memory."""
+        self._graph.reset()
+
+
+@contextmanager
+def graph(hpu_graph: HPUGraph, stream: Any = None, **_: Any) -> Iterator[None]:
+    """A context whose operations are captured."""
+    chosen = stream
+    if chosen is None and devices().real.type == "cuda":
+        chosen = streams.Stream()  # CUDA captures on no other
+    with streams.stream(chosen):
+        hpu_graph.capture_begin()
+        try:
+            yield
+        finally:
+            hpu_graph.capture_end()
+
+
+def wrap_in_hpu_graph(module: _T, *_: Any, **__: Any) -> _T:
+    """The module, or the function, as it is: on Gaudi its calls are captured for each shape and replayed."""
+    return module
+
+
+def make_graphed_callables(callables: _T, sample_args: Any = None, *_: Any, **__: Any) -> _T:
+    """The callables as they are: on Gaudi their calls are captured and replayed."""
+    return callables
+
+
+class ModuleCacher:
+    """``ModuleCacher()(model=model, inplace=True)`` gives the model as it is: on Gaudi its calls are captured for each
+    shape and replayed."""
+
+    def __init__(self, max_graphs: int | None = 10, **_: Any) -> None:
+        self.max_graphs = max_graphs
+
+    def __call__(self, model: _T, *_: Any, **__: Any) -> _T:
+        return model

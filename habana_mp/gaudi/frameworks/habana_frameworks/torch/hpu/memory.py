@@ -1,0 +1,101 @@
+"""Statistics of memory: the real device's. Of a CPU they are those of this process, as Linux counts them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from habana_mp.gaudi import devices
+
+__all__ = [
+    "empty_cache",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_stats",
+    "memory_summary",
+    "reset_max_memory_allocated",
+    "reset_peak_memory_stats",
+]
+
+
+def _of_process(field: str) -> int:
+    """Bytes, of a line such as ``VmRSS:  1234 kB``."""
+    for line in Path("/proc/self/status").read_text("ascii").splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"Linux does not tell {field} of this process")
+
+
+def _asked(name: str, of_process: Callable[[], Any]) -> Any:
+    here = devices()
+    function = None if here.real.type == "cpu" else getattr(here.module, name, None)
+    return of_process() if function is None else function()
+
+
+def memory_allocated(device: Any = None) -> int:
+    """Bytes that tensors take now; on a CPU, that this process takes."""
+    return int(_asked("memory_allocated", lambda: _of_process("VmRSS")))
+
+
+def max_memory_allocated(device: Any = None) -> int:
+    """The most that it was since the peak was reset."""
+    return int(_asked("max_memory_allocated", lambda: _of_process("VmHWM")))
+
+
+def memory_reserved(device: Any = None) -> int:
+    """Bytes that are kept from others now."""
+    return int(_asked("memory_reserved", lambda: _of_process("VmRSS")))
+
+
+def max_memory_reserved(device: Any = None) -> int:
+    """The most that it was since the peak was reset."""
+    return int(_asked("max_memory_reserved", lambda: _of_process("VmHWM")))
+
+
+def _reset_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5", "ascii")  # Linux: the peak is what it is now
+
+
+def reset_peak_memory_stats(device: Any = None) -> None:
+    """From here on the peak is counted anew."""
+    _asked("reset_peak_memory_stats", _reset_peak)
+
+
+def reset_max_memory_allocated(device: Any = None) -> None:
+    """As :func:`reset_peak_memory_stats`."""
+    reset_peak_memory_stats(device)
+
+
+def _of_machine() -> tuple[int, int]:
+    page = os.sysconf("SC_PAGE_SIZE")
+    return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
+
+
+def mem_get_info(device: Any = None) -> tuple[int, int]:
+    """Bytes that are free, and all there are."""
+    free, total = _asked("mem_get_info", _of_machine)
+    return int(free), int(total)
+
+
+def empty_cache() -> None:
+    """Give back memory that torch keeps for later; on a CPU it keeps none."""
+    _asked("empty_cache", lambda: None)
+
+
+def memory_stats(device: Any = None) -> dict[str, int]:
+    """By the names that HPU's statistics have: the limit, what is in use, and the most that was."""
+    return {
+        "Limit": mem_get_info()[1],
+        "InUse": memory_allocated(),
+        "MaxInUse": max_memory_allocated(),
+    }
+
+
+def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
+    """The same as text."""
+    return "\n".join(f"{name}: {size / 2**20:.1f} MB" for name, size in memory_stats().items())

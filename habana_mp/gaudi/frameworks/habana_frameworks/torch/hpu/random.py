@@ -1,0 +1,79 @@
+"""The random numbers of the real device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from habana_mp.gaudi import devices
+
+__all__ = [
+    "get_rng_state",
+    "get_rng_state_all",
+    "initial_seed",
+    "manual_seed",
+    "manual_seed_all",
+    "seed",
+    "seed_all",
+    "set_rng_state",
+    "set_rng_state_all",
+]
+
+
+def _module() -> Any:
+    """What has these functions: of the CPU it is torch itself."""
+    return torch.random if devices().real.type == "cpu" else devices().module
+
+
+def get_rng_state(device: Any = "hpu") -> Tensor:
+    """The state of the generator."""
+    return _module().get_rng_state()  # type: ignore[no-any-return]  # a module's function
+
+
+def get_rng_state_all() -> list[Tensor]:
+    """The state of each device's generator."""
+    module = _module()
+    return list(module.get_rng_state_all()) if hasattr(module, "get_rng_state_all") else [module.get_rng_state()]
+
+
+def set_rng_state(new_state: Tensor, device: Any = "hpu") -> None:
+    """Go on from this state."""
+    _module().set_rng_state(new_state)
+
+
+def set_rng_state_all(new_states: Iterable[Tensor]) -> None:
+    """Go on from these states, one for each device."""
+    module = _module()
+    if hasattr(module, "set_rng_state_all"):
+        module.set_rng_state_all(new_states)
+    else:
+        for state in new_states:
+            module.set_rng_state(state)
+
+
+def manual_seed(seed: int) -> None:
+    """Begin anew from this seed."""
+    _module().manual_seed(int(seed))
+
+
+def manual_seed_all(seed: int) -> None:
+    """The same on each device."""
+    getattr(_module(), "manual_seed_all", _module().manual_seed)(int(seed))
+
+
+def seed() -> None:
+    """Begin anew from a seed that nobody chose."""
+    _module().seed()
+
+
+def seed_all() -> None:
+    """The same on each device."""
+    getattr(_module(), "seed_all", _module().seed)()
+
+
+def initial_seed() -> int:
+    """The seed that the generator began from."""
+    return int(_module().initial_seed())

@@ -1,0 +1,78 @@
+"""Whole scripts in the style of Gaudi's model folders run unchanged, and train as they do in FP32."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+#: Starts a script with the stand-in, as `habana-mp run --gaudi` does.
+START = "import sys, runpy, habana_mp.gaudi; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+def started(folder: Path, name: str, *options: str, processes: int = 1) -> str:
+    """What the script prints."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PT_HPU_LAZY_MODE": "1"}
+    command = [sys.executable, "-c", START]
+    if processes > 1:
+        (folder / "start.py").write_text(START)
+        launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone"]
+        command = [sys.executable, *launcher, str(folder / "start.py")]
+    done = subprocess.run(
+        [*command, str(SCRIPTS / name), *options],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+        cwd=folder,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "hpu is cpu here" in done.stderr
+    return done.stdout
+
+
+def number(label: str, output: str) -> float:
+    found = re.findall(rf"{label} ([\d.]+)", output)
+    assert found, output
+    return float(found[-1])
+
+
+def test_a_classification_trains_alone_in_mixed_precision_as_in_fp32(tmp_path: Path) -> None:
+    plain = started(tmp_path, "classification.py")
+    mixed = started(tmp_path, "classification.py", "--hmp")
+    assert number("accuracy", plain) > 0.95
+    assert abs(number("accuracy", mixed) - number("accuracy", plain)) < 0.02
+    assert abs(number("loss", mixed) - number("loss", plain)) < 0.02
+    assert (tmp_path / "checkpoint.pt").exists()
+
+
+def test_a_classification_trains_in_two_processes(tmp_path: Path) -> None:
+    (tmp_path / "bf16.txt").write_text("addmm\navg_pool2d\nbmm\nconv2d\ndot\nmax_pool2d\nmm\nmv\nrelu\nt\nlinear\n")
+    (tmp_path / "fp32.txt").write_text("cross_entropy\nlog_softmax\nsoftmax\nnll_loss\ntopk\n")
+    lists = ("--hmp", "--hmp-bf16", "bf16.txt", "--hmp-fp32", "fp32.txt")
+    plain = started(tmp_path, "classification.py", processes=2)
+    mixed = started(tmp_path, "classification.py", *lists, processes=2)
+    assert plain.count("accuracy") == mixed.count("accuracy") == 1
+    assert abs(number("accuracy", mixed) - number("accuracy", plain)) < 0.02
+    assert abs(number("loss", mixed) - number("loss", plain)) < 0.05
+
+
+def test_a_pretraining_with_added_gradients_trains_in_mixed_precision_as_in_fp32(tmp_path: Path) -> None:
+    plain, mixed = (started(tmp_path, "pretraining.py", *options) for options in ((), ("--use_hmp",)))
+    other_seed = started(tmp_path, "pretraining.py", "--seed", "13")
+    noise = abs(number("final loss", other_seed) - number("final loss", plain))
+    assert number("final loss", plain) < 2.8 < number("step 0 loss", plain)
+    assert abs(number("final loss", mixed) - number("final loss", plain)) < max(noise, 0.02)
+
+
+@pytest.mark.parametrize("option", ["--hmp", "--autocast"])
+def test_a_self_supervised_training_with_a_moving_average(option: str, tmp_path: Path) -> None:
+    plain, mixed = started(tmp_path, "self_supervised.py"), started(tmp_path, "self_supervised.py", option)
+    assert abs(number("final loss", mixed) - number("final loss", plain)) < 0.05

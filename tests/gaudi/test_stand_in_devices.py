@@ -1,0 +1,285 @@
+"""``"hpu"`` leads to the device that was chosen, wherever torch takes a device."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.gaudi import gaudi, run_gaudi
+
+
+def test_factories_and_methods_take_hpu() -> None:
+    gaudi(
+        """
+        import inspect
+        x = torch.arange(6.0, device="hpu").reshape(2, 3)
+        made = [
+            torch.as_tensor([1.0], device="hpu"), torch.empty(2, device="hpu:0"), torch.empty_like(x, device="hpu"),
+            torch.eye(2, device="hpu"), torch.full((2,), 1.0, device="hpu"), torch.linspace(0, 1, 3, device="hpu"),
+            torch.ones(2, device=torch.device("hpu")), torch.rand(2, device=torch.device("hpu", 0)),
+            torch.randint(0, 3, (2,), device="hpu"), torch.randperm(3, device="hpu"), torch.tensor(1, device="hpu"),
+            torch.zeros_like(x, device="hpu"), torch.normal(0.0, 1.0, (2,), device="hpu"),
+            torch.sparse_coo_tensor([[0], [1]], [2.0], (2, 2), device="hpu"), torch.fft.fftfreq(4, device="hpu"),
+            x.new_zeros(2, device="hpu"), x.new_tensor([1.0], device="hpu"), x.new_full((1,), 2.0, device="hpu"),
+            x.to("hpu"), x.to("hpu:0", torch.float64), x.to(device="hpu", non_blocking=True), x.hpu(), x.hpu(0),
+            x.hpu(non_blocking=True), x.pin_memory("hpu"),
+        ]
+        assert {one.device.type for one in made} == {"hpu"}, made
+        assert all(inspect.getattr_static(torch.Tensor, "device").__get__(one, None) for one in made)
+        assert torch.equal(torch.full((2,), 3.0, device="hpu"), torch.full((2,), 3.0))
+        assert x.to("hpu", torch.float64).dtype is torch.float64
+        with torch.device("hpu"):
+            assert torch.zeros(1).device.type == "hpu"
+        torch.set_default_device("hpu")
+        assert torch.zeros(1).device.type == "hpu"
+        torch.set_default_device(None)
+        """
+    )
+
+
+def test_modules_move_to_hpu_and_train() -> None:
+    gaudi(
+        """
+        model = torch.nn.Sequential(torch.nn.Linear(4, 3, device="hpu"), torch.nn.BatchNorm1d(3))
+        for moved in (model.to("hpu"), model.to(torch.device("hpu")), model.hpu(), model.to(device="hpu:0"),
+                      model.to("hpu", torch.float64), model.to_empty(device="hpu")):
+            assert moved is model
+            assert next(model.parameters()).device.type == "hpu"
+        model = torch.nn.Linear(4, 3).to("hpu")
+        weight = model.weight
+        assert model.to("hpu").weight is weight
+        model(torch.ones(2, 4, device="hpu")).sum().backward()
+        assert weight.grad.device.type == "hpu" and weight.grad.is_hpu
+        """
+    )
+
+
+def test_the_script_sees_hpu_and_torch_and_libraries_see_the_real_device() -> None:
+    gaudi(
+        """
+        import argparse
+        args = argparse.Namespace(device="hpu")
+        assert args.device == "hpu" and torch.device(args.device).type == "hpu"
+        x = torch.ones(2, device=args.device)
+        assert x.device.type == "hpu" and str(x.device) == "hpu:0" and x.device == torch.device("hpu:0")
+        assert x.device == x.to(x.device).device and x.is_hpu and not x.is_cuda
+        assert torch.ones(1, device="meta").device.type == "meta"
+        assert repr(x) == "tensor([1., 1.])"
+        # torch's own code
+        from torch.utils.checkpoint import get_device_states
+        assert get_device_states(x) == ([], [])  # it looks for tensors that are not on the CPU
+        # a library's
+        import transformers
+        config = transformers.BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, vocab_size=9)
+        model = transformers.BertModel(config).to("hpu")
+        assert model.device == torch.device("cpu")
+        assert model(torch.zeros(1, 3, dtype=torch.long, device="hpu")).last_hidden_state.device.type == "hpu"
+        # Of the class it is torch's own descriptor: torch.overrides knows functions by it.
+        assert torch.Tensor.device is torch._C.TensorBase.device and torch.Tensor.to is torch._C.TensorBase.to
+        """
+    )
+
+
+def test_generators_and_their_states() -> None:
+    gaudi(
+        """
+        g = torch.Generator(device="hpu").manual_seed(3)
+        first = torch.randn(3, generator=g, device="hpu")
+        assert torch.equal(first, torch.randn(3, generator=torch.Generator().manual_seed(3)))
+        assert isinstance(g, torch.Generator) and isinstance(torch.default_generator, torch.Generator)
+        assert not isinstance(3, torch.Generator)
+        class Own(torch.Generator):
+            pass
+        assert type(Own("hpu")) is Own and issubclass(Own, torch.Generator) and not isinstance(g, Own)
+        with torch.random.fork_rng(device_type="hpu"):
+            inside = torch.randn(1)
+        assert torch.equal(inside, torch.randn(1))
+        """
+    )
+
+
+def test_files_load_to_hpu_and_those_saved_on_one_load(tmp_path: object) -> None:
+    gaudi(
+        """
+        import io
+        from collections import OrderedDict
+        saved = io.BytesIO()
+        torch.save({"w": torch.arange(3.0, device="hpu")}, saved)
+        locations = ("hpu", "hpu:0", torch.device("hpu"), {"cpu": "hpu"}, {"hpu:0": "hpu:0"}, lambda s, _: s, None)
+        for location in locations:
+            saved.seek(0)
+            loaded = torch.load(saved, map_location=location)["w"]
+            assert torch.equal(loaded, torch.arange(3.0)) and loaded.device.type == "hpu", location
+        saved.seek(0)
+        assert torch.load(saved, "hpu")["w"].device.type == "hpu"
+        # As an HPU writes it: the storage's location is the device's name.
+        on_hpu = io.BytesIO()
+        tag = torch.serialization.location_tag
+        torch.serialization.location_tag = lambda storage: "hpu:0"
+        torch.save(torch.arange(3.0), on_hpu)
+        torch.serialization.location_tag = tag
+        for location in (None, "hpu", "cpu"):
+            on_hpu.seek(0)
+            assert torch.equal(torch.load(on_hpu, map_location=location), torch.arange(3.0)), location
+        """
+    )
+
+
+def test_autocast_of_hpu_has_hpus_lists(tmp_path: object) -> None:
+    gaudi(
+        """
+        from habana_mp import hmp
+        linear, x = torch.nn.Linear(4, 4).to("hpu"), torch.ones(2, 4, device="hpu")
+        with torch.autocast(device_type="hpu", dtype=torch.bfloat16):
+            assert linear(x).dtype is torch.bfloat16 and torch.nn.functional.cross_entropy(
+                linear(x), torch.zeros(2, dtype=torch.long)).dtype is torch.float32
+            with torch.autocast("hpu", enabled=False):
+                assert linear(x).dtype is torch.float32
+            assert hmp.is_autocast_enabled("hpu") and hmp.get_autocast_dtype("hpu") is torch.bfloat16
+        assert linear(x).dtype is torch.float32 and not hmp.is_autocast_enabled("hpu")
+        with torch.autocast(x.device.type):
+            assert linear(x).dtype is torch.bfloat16
+        with hmp.autocast("hpu"):
+            assert linear(x).dtype is torch.bfloat16
+        @torch.autocast("hpu")
+        def function():
+            return linear(x)
+        assert function().dtype is torch.bfloat16
+        with torch.autocast("cpu"):  # torch's own is as it was
+            assert linear(x).dtype is torch.bfloat16 and torch.is_autocast_enabled("cpu")
+        try:
+            torch.autocast("hpu", torch.float16)
+        except ValueError as error:
+            assert "hpu" in str(error)
+        else:
+            raise AssertionError("float16")
+        scaler = torch.amp.GradScaler("hpu", enabled=False)
+        optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
+        scaler.scale(linear(x).sum()).backward()
+        scaler.step(optimizer)
+        """
+    )
+
+
+def test_lists_of_autocast_come_from_the_environment(tmp_path: object) -> None:
+    lower, fp32 = tmp_path / "lower.txt", tmp_path / "fp32.txt"  # type: ignore[operator]  # a path
+    lower.write_text("exp\n")
+    fp32.write_text("linear\n")
+    code = """
+        x = torch.ones(2, 4)
+        with torch.autocast("hpu"):
+            print(torch.exp(x).dtype, torch.nn.functional.linear(x, x).dtype)
+        """
+    lists = {"PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST": str(lower), "PT_HPU_AUTOCAST_FP32_OPS_LIST": str(fp32)}
+    assert gaudi(code, **lists) == ["torch.bfloat16 torch.float32"]
+
+
+def test_loaders_pin_for_hpu_without_a_warning() -> None:
+    code = """
+        import warnings
+        warnings.simplefilter("error")
+        from torch.utils.data import DataLoader
+        from habana_dataloader import HabanaDataLoader
+        for loader in (DataLoader, HabanaDataLoader):
+            loaded = loader([torch.ones(1)] * 4, batch_size=2, pin_memory=True, pin_memory_device="hpu", num_workers=1)
+            print([tuple(batch.to("hpu").shape) for batch in loaded], isinstance(loaded, DataLoader))
+        """
+    assert gaudi(code) == ["[(2, 1), (2, 1)] True"] * 2
+
+
+def test_compiled_code_takes_hpu() -> None:
+    code = """
+        import torch
+        @torch.compile(backend="eager", fullgraph=True)
+        def function(x):
+            return x.to("hpu") + torch.ones(2, device="hpu") + torch.zeros_like(x, device=torch.device("hpu"))
+        print(function(torch.ones(2)).tolist())
+        """
+    assert gaudi(code) == ["[2.0, 2.0]"]
+    assert gaudi(code, on="import torch, torch._dynamo\nimport habana_mp.gaudi\n") == ["[2.0, 2.0]"]
+
+
+def test_what_was_mapped_is_told_once_for_each_line() -> None:
+    done = run_gaudi("for _ in range(3):\n    torch.ones(1, device='hpu')\ntorch.ones(1).to('hpu:0')\n")
+    assert done.stderr.splitlines() == [
+        "habana_mp.gaudi: <string>:4: hpu is cpu here (torch.ones)",
+        "habana_mp.gaudi: <string>:5: hpu:0 is cpu here (Tensor.to)",
+    ]
+    quiet = "import logging; logging.getLogger('habana_mp.gaudi').setLevel('WARNING'); torch.ones(1, device='hpu')"
+    assert run_gaudi(quiet).stderr == ""
+
+
+@pytest.mark.parametrize("masks", [("0x80", "0x8"), ("0x80", ""), ("80", "F")])
+def test_operations_that_fall_back_to_the_cpu_are_logged_where_that_is_asked_for(masks: tuple[str, str]) -> None:
+    code = """
+        import habana_frameworks.torch.core
+        x = torch.ones(2, 2, device="hpu", dtype=torch.half, requires_grad=True)
+        for _ in range(2):
+            torch.tril(x)
+        x.float().exp().sum().backward()
+        """
+    done = run_gaudi(code, PT_HPU_LOG_MOD_MASK=masks[0], PT_HPU_LOG_TYPE_MASK=masks[1])
+    lines = done.stderr.splitlines()
+    assert lines.count("habana_mp.gaudi: CPU fallback tril : self=HABANAHalfType") == 1, done.stderr
+    assert "habana_mp.gaudi: CPU fallback exp : self=HABANAFloatType" in lines
+
+
+@pytest.mark.parametrize("masks", [("", ""), ("0x7f", "0x8"), ("0x80", "0x1")])
+def test_they_are_not_logged_where_it_is_not(masks: tuple[str, str]) -> None:
+    code = "import habana_frameworks.torch.core\ntorch.tril(torch.ones(2, 2))"
+    done = run_gaudi(code, PT_HPU_LOG_MOD_MASK=masks[0], PT_HPU_LOG_TYPE_MASK=masks[1])
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_mask_that_is_none_is_an_error_that_says_so() -> None:
+    done = run_gaudi("import habana_frameworks.torch", PT_HPU_LOG_MOD_MASK="all")
+    assert "PT_HPU_LOG_MOD_MASK must be a mask in hexadecimal, such as 0x80; got 'all'" in done.stderr
+
+
+def test_scripts_for_cuda_migrate() -> None:
+    gaudi(
+        """
+        import habana_frameworks.torch.gpu_migration
+        assert torch.cuda.is_available() and torch.cuda.device_count() == 1 and torch.cuda.current_device() == 0
+        torch.cuda.set_device(0), torch.cuda.synchronize(), torch.cuda.manual_seed_all(1), torch.cuda.empty_cache()
+        model, x = torch.nn.Linear(2, 2).cuda(), torch.ones(2, 2).cuda(non_blocking=True)
+        assert x.is_cuda and x.device.type == "hpu" and torch.ones(1, device="cuda:0").is_cuda
+        with torch.autocast("cuda"):
+            assert model(x).dtype is torch.bfloat16
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda.current_stream().synchronize()
+        assert torch.cuda.max_memory_allocated() > 0
+        assert torch.cuda._is_compiled() is False
+        """
+    )
+
+
+def test_torch_is_as_it_was_when_it_is_switched_off() -> None:
+    gaudi(
+        """
+        import importlib.util, multiprocessing.spawn, sys
+        from torch.utils.data import DataLoader
+        def state():
+            classes = {(owner, name): value for owner in (torch, torch.cuda, torch.fft, torch.Tensor, torch.nn.Module)
+                       for name, value in vars(owner).items()}
+            codes = [one.__code__ for one in (
+                torch.load, torch.autocast.__init__, torch.autocast.__enter__, DataLoader.__init__,
+                torch.distributed.init_process_group, torch.nn.parallel.DistributedDataParallel.__init__,
+                importlib.util.find_spec)]
+            return classes, codes, list(sys.meta_path), multiprocessing.spawn.get_preparation_data, list(
+                torch.serialization._package_registry)
+        import torch.distributed
+        before = state()
+        import habana_mp.gaudi
+        import habana_frameworks.torch.gpu_migration
+        assert state()[1:] != before[1:]
+        habana_mp.gaudi.switch_off()
+        after = state()
+        assert {key for key in before[0] if before[0][key] is not after[0].get(key)} == set()
+        assert set(after[0]) == set(before[0]) and after[1:] == before[1:]
+        try:
+            torch.ones(1, device="hpu")
+        except (RuntimeError, ImportError):
+            print("refused")
+        """,
+        on="import torch\n",
+    )

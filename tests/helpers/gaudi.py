@@ -1,0 +1,36 @@
+"""Scripts with the stand-in for Gaudi, in processes of their own: it is for the whole process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+ON = "import habana_mp.gaudi\nimport torch\n"
+_NOT_PASSED_ON = ("HABANA_MP_GAUDI", "PT_HPU_LOG_MOD_MASK", "PT_HPU_LOG_TYPE_MASK", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+
+
+def run_gaudi(
+    code: str, *, on: str = ON, cwd: Path | None = None, arguments: Sequence[str] = (), **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """The code, with the stand-in switched on by its first line unless ``on`` says otherwise."""
+    kept = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
+    return subprocess.run(
+        [sys.executable, "-c", on + textwrap.dedent(code), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=cwd or Path(__file__).parents[1],
+        env={**kept, "OMP_NUM_THREADS": "1", **environment},
+    )
+
+
+def gaudi(code: str, *, on: str = ON, cwd: Path | None = None, **environment: str) -> list[str]:
+    """The lines that it prints; it must end well."""
+    done = run_gaudi(code, on=on, cwd=cwd, **environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
