@@ -20,12 +20,13 @@ from habana_mp._errors import HmpWarning
 from habana_mp._ranks import Children, Ranks
 from habana_mp._report import Report
 from habana_mp._script import Script
+from habana_mp._watch import watching
 from habana_mp.patches import spawned_processes
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 #: Options without a value.
-_SWITCHES = ("--verbose", "--require-lowered", "--help", "-h")
+_SWITCHES = ("--gaudi", "--verbose", "--require-lowered", "--help", "-h")
 
 _USAGE = """habana-mp run [OPTION]... [--] SCRIPT [ARGUMENT]...
        habana-mp run [OPTION]... -m MODULE [ARGUMENT]..."""
@@ -43,9 +44,14 @@ class Options:
     within: str | None
     verbose: bool
     detail: _report.Detail
+    #: Is it the script that converts? Then only its calls are watched.
+    by_script: bool = False
 
     def convert(self) -> list[str]:
         """Convert this process. What was warned about."""
+        if self.by_script:
+            watching.begins(self.detail)
+            return []
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", HmpWarning)
             hmp.convert(
@@ -71,6 +77,8 @@ def main(words: Sequence[str]) -> int:
     script = Script(command, is_module=is_module)
     options = _options(parser, given, script)
     ranks = Ranks()
+    if given.gaudi is not None:
+        _switch_gaudi_on(parser, given)
     if ranks.rank == 0 and options.opt_level != "O0":
         _warn_if_slower(options.dtype)
     try:
@@ -119,6 +127,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--detail", choices=_report.DETAILS, help="what the report has a row for; `modules` with --report"
     )
+    parser.add_argument(
+        "--gaudi",
+        nargs="?",
+        const="",
+        metavar="DEVICE",
+        help='a script for Gaudi: "hpu" leads to this device (--gaudi=cuda), or the best there is; habana_frameworks '
+        "can be imported, and the script itself converts",
+    )
     parser.add_argument("--require-lowered", action="store_true", help="exit 1 where nothing ran in lower precision")
     return parser
 
@@ -161,7 +177,22 @@ def _options(parser: argparse.ArgumentParser, given: argparse.Namespace, script:
         within=given.within,
         verbose=given.verbose,
         detail=detail,
+        by_script=given.gaudi is not None,
     )
+
+
+def _switch_gaudi_on(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    for name in ("opt_level", "bf16", "fp32", "preset", "dtype", "within", "verbose"):
+        if getattr(given, name) != parser.get_default(name):
+            option = name.replace("_", "-")
+            parser.error(f"--{option} does not go with --gaudi: the script's own `hmp.convert` decides")
+    try:
+        from habana_mp import gaudi
+
+        gaudi.switch_on(given.gaudi or None)
+        gaudi.prepare_children()
+    except (ImportError, ValueError) as error:
+        parser.error(str(error))
 
 
 def _absolute(path: str | None) -> str | None:
@@ -293,7 +324,9 @@ def _watch_children(options: Options, folder: str | None = None) -> Children:
         if watched.process != os.getpid():  # a fork, which has the counts of its parent
             hmp.reset_report()
 
-    spawned_processes.tell_children(lambda: _ForChild(options, children.folder) if hmp.is_converted() else None)
+    spawned_processes.tell_children(
+        lambda: _ForChild(options, children.folder) if options.by_script or hmp.is_converted() else None
+    )
     spawned_processes.in_children(
         _watched[-1], begin, lambda: children.leave(_report.current()), is_child=folder is not None
     )

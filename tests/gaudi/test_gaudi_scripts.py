@@ -12,20 +12,16 @@ import pytest
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
-#: Starts a script with the stand-in, as `habana-mp run --gaudi` does.
-START = "import sys, runpy, habana_mp.gaudi; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+#: Starts a script with the stand-in.
+START = ("-m", "habana_mp", "run", "--gaudi=cpu", "--")
 
 
 def started(folder: Path, name: str, *options: str, processes: int = 1) -> str:
     """What the script prints."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PT_HPU_LAZY_MODE": "1"}
-    command = [sys.executable, "-c", START]
-    if processes > 1:
-        (folder / "start.py").write_text(START)
-        launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone"]
-        command = [sys.executable, *launcher, str(folder / "start.py")]
+    launcher = ("-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone") if processes > 1 else ()
     done = subprocess.run(
-        [*command, str(SCRIPTS / name), *options],
+        [sys.executable, *launcher, *START, str(SCRIPTS / name), *options],
         capture_output=True,
         text=True,
         timeout=400,
