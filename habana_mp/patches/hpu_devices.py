@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -57,8 +58,7 @@ class _Device:
         if tensor is None:
             return self._torchs
         real = self._torchs.__get__(tensor, owner)
-        frame = inspect.currentframe()
-        if real.type == self._meaning.real.type and frame is not None and self._meaning.is_script(frame.f_back):
+        if real.type == self._meaning.real.type and self._meaning.is_script(sys._getframe(1)):
             return self._meaning.seen(real)
         return real
 
