@@ -68,7 +68,9 @@ def kind_of(frame: types.FrameType) -> str:
 
 def is_script(frame: types.FrameType | None) -> bool:
     """Does the script's own code run in this frame?"""
-    return frame is not None and kind_of(frame) == SCRIPT
+    if frame is None:
+        return False
+    return (_known.get(frame.f_code.co_filename) or kind_of(frame)) == SCRIPT  # asked for each device that is read
 
 
 def a_library_asks() -> bool:

@@ -51,16 +51,14 @@ class _Device:
     """``Tensor.device``: what the script's own code sees of it. Of the class it is torch's own descriptor."""
 
     def __init__(self, meaning: Meaning) -> None:
-        self._meaning = meaning
         self._torchs = inspect.getattr_static(torch.Tensor, "device")
+        self._real, self._seen, self._is_script = self._torchs.__get__, meaning.seen, meaning.is_script
 
     def __get__(self, tensor: Any, owner: Any = None) -> Any:
         if tensor is None:
             return self._torchs
-        real = self._torchs.__get__(tensor, owner)
-        if real.type == self._meaning.real.type and self._meaning.is_script(sys._getframe(1)):
-            return self._meaning.seen(real)
-        return real
+        real = self._real(tensor)
+        return self._seen(real) if self._is_script(sys._getframe(1)) else real
 
     def __set__(self, tensor: Any, value: Any) -> None:
         self._torchs.__set__(tensor, value)
