@@ -32,6 +32,10 @@ _FOLDERS_OF_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-package
 SCRIPT, TORCH, LIBRARY, PYTHON, OURS = "script", "torch", "library", "python", "ours"
 
 
+#: Of files whose frames were looked at.
+_known: dict[str, str] = {}
+
+
 @cache
 def _kind_of_file(path: str) -> str:
     if path.startswith("<"):
@@ -49,18 +53,24 @@ def _kind_of_file(path: str) -> str:
 def kind_of(frame: types.FrameType) -> str:
     """Whose code runs in this frame."""
     path = frame.f_code.co_filename
+    kind = _known.get(path)
+    if kind is not None:
+        return kind
     # What was given by `-c`, typed at a prompt, or made by `exec`, belongs to its module.
     if path.startswith("<") and not path.startswith("<frozen"):
         root = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if root in ("__main__", "__mp_main__"):
             return SCRIPT
-        path = getattr(sys.modules.get(root), "__file__", None) or path
-    return _kind_of_file(path)
+        return _kind_of_file(getattr(sys.modules.get(root), "__file__", None) or path)
+    kind = _known[path] = _kind_of_file(path)
+    return kind
 
 
 def is_script(frame: types.FrameType | None) -> bool:
     """Does the script's own code run in this frame?"""
-    return frame is not None and kind_of(frame) == SCRIPT
+    if frame is None:
+        return False
+    return (_known.get(frame.f_code.co_filename) or kind_of(frame)) == SCRIPT  # asked for each device that is read
 
 
 def a_library_asks() -> bool:

@@ -56,6 +56,10 @@ def _there() -> list[str]:
     return [*found, "cpu"]
 
 
+#: The one that a script sees where there is one.
+_FIRST = torch.device("hpu", 0)
+
+
 class Devices:
     """The device that ``"hpu"`` leads to, and what was told of that."""
 
@@ -95,6 +99,8 @@ class Devices:
         """What the script sees of a tensor's device."""
         if device.type != self.real.type:
             return device
+        if device.type == "cpu":
+            return _FIRST
         index = device.index
         return torch.device("hpu", 0 if index is None or index == self.current_index() else index)
 

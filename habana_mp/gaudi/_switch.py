@@ -20,6 +20,7 @@ from habana_mp.patches.hpu_cuda import CudaNames
 from habana_mp.patches.hpu_devices import HpuDevices
 from habana_mp.patches.hpu_distributed import HpuDataParallel, HpuProcessGroups
 from habana_mp.patches.hpu_files import HpuFiles, HpuLoaders
+from habana_mp.patches.hpu_lightning import TRAINERS, HpuTrainer
 from habana_mp.patches.hpu_packages import AnswersToLibraries, HpuModule
 
 #: The environment variable that names the device, in this process and in its children.
@@ -82,6 +83,7 @@ def switch_on(device: str | None = None) -> None:
         HpuLoaders(_state.devices),
         HpuProcessGroups(_state.devices),
         HpuDataParallel(_state.devices),
+        *(HpuTrainer(name, _state.devices) for name in TRAINERS),
         HpuModule(_state.devices),
         AnswersToLibraries(ROOTS, a_library_asks),
     ]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.jit import _builtins
 from torch.utils import _device as torchs_device
 
 from habana_mp._ledger import Assumption, UnmetError, holds
@@ -45,22 +47,29 @@ _TENSOR_DEVICE = Assumption(
     otherwise="a script is told the real device of a tensor",
 )
 
+#: It has no types.
+_script_builtins: Any = _builtins
+
+_SCRIPT_BUILTINS = Assumption(
+    "torch.script-builtins",
+    assumed="TorchScript finds the operator of a function of torch in a table, by the function's id",
+    check="the first that is asked for is found there",
+    otherwise="torch.jit.script refuses functions that call a factory of torch",
+)
+
 
 class _Device:
     """``Tensor.device``: what the script's own code sees of it. Of the class it is torch's own descriptor."""
 
     def __init__(self, meaning: Meaning) -> None:
-        self._meaning = meaning
         self._torchs = inspect.getattr_static(torch.Tensor, "device")
+        self._real, self._seen, self._is_script = self._torchs.__get__, meaning.seen, meaning.is_script
 
     def __get__(self, tensor: Any, owner: Any = None) -> Any:
         if tensor is None:
             return self._torchs
-        real = self._torchs.__get__(tensor, owner)
-        frame = inspect.currentframe()
-        if real.type == self._meaning.real.type and frame is not None and self._meaning.is_script(frame.f_back):
-            return self._meaning.seen(real)
-        return real
+        real = self._real(tensor)
+        return self._seen(real) if self._is_script(sys._getframe(1)) else real
 
     def __set__(self, tensor: Any, value: Any) -> None:
         self._torchs.__set__(tensor, value)
@@ -84,6 +93,8 @@ class HpuDevices(Patch):
         self._meaning = meaning
         self._attributes = ExchangedAttributes()
         self._context: Replacement | None = None
+        #: What TorchScript was told of.
+        self._in_script: list[Any] = []
 
     def install(self, settings: Settings) -> None:
         # It compares with the functions that it finds in torch when it is first asked.
@@ -94,7 +105,9 @@ class HpuDevices(Patch):
         for module, names in ((torch, _FUNCTIONS), (torch.fft, _OF_FFT)):
             for name in names:
                 if hasattr(module, name):
-                    self._attributes.exchange(module, name, self._function(module, name))
+                    original, function = getattr(module, name), self._function(module, name)
+                    self._attributes.exchange(module, name, function)
+                    self._tell_script(original, function)
         for name in _METHODS:
             method = _Method(name, self._method(getattr(torch.Tensor, name)))
             self._attributes.exchange(torch.Tensor, name, method)
@@ -104,8 +117,17 @@ class HpuDevices(Patch):
         self._add_methods()
         self._attributes.exchange(torch, "Generator", _generator_class(self._meaning))
 
+    def _tell_script(self, original: Any, function: Any) -> None:
+        if holds(_SCRIPT_BUILTINS, lambda: _script_builtins._find_builtin(original) is not None):
+            operator = _script_builtins._find_builtin(original)
+            if operator is not None:
+                _script_builtins._register_builtin(function, operator)
+                self._in_script.append(function)
+
     def uninstall(self) -> None:
         self._attributes.put_back()
+        while self._in_script:
+            _script_builtins._get_builtin_table().pop(id(self._in_script.pop()), None)
         if self._context is not None:
             self._context.uninstall()
             self._context = None

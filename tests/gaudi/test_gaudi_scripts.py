@@ -72,3 +72,10 @@ def test_a_pretraining_with_added_gradients_trains_in_mixed_precision_as_in_fp32
 def test_a_self_supervised_training_with_a_moving_average(option: str, tmp_path: Path) -> None:
     plain, mixed = started(tmp_path, "self_supervised.py"), started(tmp_path, "self_supervised.py", option)
     assert abs(number("final loss", mixed) - number("final loss", plain)) < 0.05
+
+
+@pytest.mark.parametrize("script", ["lightning_classification.py", "trainer.py"])
+def test_trainers_of_libraries_train_in_mixed_precision_as_in_fp32(script: str, tmp_path: Path) -> None:
+    plain, mixed = started(tmp_path, script), started(tmp_path, script, "--hmp")
+    assert number("final loss", plain) < 0.5
+    assert abs(number("final loss", mixed) - number("final loss", plain)) < 0.05

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from helpers.gaudi import gaudi, run_gaudi
@@ -97,7 +99,7 @@ def test_generators_and_their_states() -> None:
     )
 
 
-def test_files_load_to_hpu_and_those_saved_on_one_load(tmp_path: object) -> None:
+def test_files_load_to_hpu_and_those_saved_on_one_load() -> None:
     gaudi(
         """
         import io
@@ -124,7 +126,7 @@ def test_files_load_to_hpu_and_those_saved_on_one_load(tmp_path: object) -> None
     )
 
 
-def test_autocast_of_hpu_has_hpus_lists(tmp_path: object) -> None:
+def test_autocast_of_hpu_has_hpus_lists() -> None:
     gaudi(
         """
         from habana_mp import hmp
@@ -160,8 +162,8 @@ def test_autocast_of_hpu_has_hpus_lists(tmp_path: object) -> None:
     )
 
 
-def test_lists_of_autocast_come_from_the_environment(tmp_path: object) -> None:
-    lower, fp32 = tmp_path / "lower.txt", tmp_path / "fp32.txt"  # type: ignore[operator]  # a path
+def test_lists_of_autocast_come_from_the_environment(tmp_path: Path) -> None:
+    lower, fp32 = tmp_path / "lower.txt", tmp_path / "fp32.txt"
     lower.write_text("exp\n")
     fp32.write_text("linear\n")
     code = """
@@ -196,6 +198,32 @@ def test_compiled_code_takes_hpu() -> None:
         """
     assert gaudi(code) == ["[2.0, 2.0]"]
     assert gaudi(code, on="import torch, torch._dynamo\nimport habana_mp.gaudi\n") == ["[2.0, 2.0]"]
+
+
+def test_scripted_and_traced_code_and_other_kinds_of_tensors(tmp_path: Path) -> None:
+    (tmp_path / "scripted.py").write_text(
+        "import torch\n@torch.jit.script\ndef function(x):\n    return x + torch.zeros(2, device=x.device)\n"
+    )
+    code = """
+        import copy, pickle, scripted
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        x = torch.ones(2, device="hpu")
+        assert torch.equal(scripted.function(x), x)
+        traced = torch.jit.trace(torch.nn.Linear(2, 2).to("hpu"), torch.ones(1, 2, device="hpu"))
+        assert traced(torch.ones(1, 2)).shape == (1, 2) and traced.to("hpu") is traced
+        with FakeTensorMode():
+            assert torch.zeros(2, device="hpu").device.type == "cpu"
+        class Own(torch.Tensor):
+            pass
+        own = x.as_subclass(Own).to("hpu")
+        assert type(own) is Own and own.device.type == "hpu"
+        assert torch.func.vmap(lambda one: one.to("hpu") + torch.zeros(1, device="hpu"))(x[:, None]).shape == (2, 1)
+        assert torch.nn.utils.rnn.pack_sequence([x]).to("hpu").data.is_hpu
+        assert pickle.loads(pickle.dumps(x)).is_hpu and copy.deepcopy(torch.nn.Linear(2, 2).hpu()).weight.is_hpu
+        parameter = torch.nn.Parameter(x)
+        assert parameter.hpu() is parameter
+        """
+    gaudi(code, PYTHONPATH=str(tmp_path))
 
 
 def test_what_was_mapped_is_told_once_for_each_line() -> None:

@@ -1,0 +1,48 @@
+"""``habana_frameworks.torch.hpex.movingavrg``."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from habana_mp import hmp
+
+__all__ = ["FusedEMA"]
+
+
+class FusedEMA:
+    """A moving average of a model: ``.ema`` is the model that has it.
+
+    Args:
+        model: The model that is trained.
+        decay: How much of the average each :meth:`update` keeps.
+    """
+
+    def __init__(self, model: torch.nn.Module, decay: float = 0.9999) -> None:
+        if not 0 <= decay <= 1:
+            raise ValueError(f"`decay` must be from 0 to 1; got {decay!r}")
+        self.ema = copy.deepcopy(_own(model)).eval()
+        for parameter in self.ema.parameters():
+            parameter.requires_grad_(False)
+        self.decay = decay
+        self.updates = 0
+
+    @torch.no_grad()
+    def update(self, model: torch.nn.Module) -> None:
+        """Move the average towards the model's weights and buffers; what is not floating is copied."""
+        self.updates += 1
+        trained = _own(model).state_dict()
+        with hmp.disable_casts():
+            for name, average in self.ema.state_dict().items():
+                value = trained[name].detach()
+                if average.is_floating_point():
+                    average.mul_(self.decay).add_(value, alpha=1 - self.decay)
+                else:
+                    average.copy_(value)
+
+
+def _own(model: torch.nn.Module) -> torch.nn.Module:
+    """The model itself, where it was given to several processes or devices."""
+    wrappers = torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel
+    return model.module if isinstance(model, wrappers) else model
