@@ -152,7 +152,15 @@ def test_a_signal_ends_it_as_it_ends_python(number: signal.Signals, tmp_path: Pa
     (tmp_path / "waits.py").write_text("import time\nprint('ready', flush=True)\ntime.sleep(60)\n")
     for words in ((), RUN):
         command = [sys.executable, *words, "waits.py"]
-        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            # A shell's job in the background ignores it, and so would what it starts.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 (no thread here)
+        )
         with process:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
