@@ -117,7 +117,23 @@ class StepPlan:
         weight_decay: float,
         decoupled: bool,
         maximize: bool,
+        corrects: bool,
         grad_scale: float | None,
+    ) -> None: ...
+    def adagrad(self, *, lr: float, lr_decay: float, weight_decay: float, eps: float, maximize: bool) -> None: ...
+    def lamb(
+        self,
+        *,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        grad_scale: float,
+        decoupled: bool,
+        corrects: bool,
+        averages_gradient: bool,
+        adapts: bool,
     ) -> None: ...
     def sgd(
         self,
@@ -130,6 +146,9 @@ class StepPlan:
         maximize: bool,
         grad_scale: float | None,
         begins: list[bool],
+        lars_factor: float = ...,
+        lars_eps: float = ...,
+        lars: list[bool] = ...,
     ) -> None: ...
 
 # ---- engine ----

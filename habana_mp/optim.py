@@ -1,4 +1,4 @@
-"""AdamW, Adam and SGD that step on the CPU in one pass over memory, drop-in replacements of torch.optim's classes.
+"""AdamW, Adam, SGD and Adagrad that step on the CPU in one pass over memory, instead of torch.optim's classes.
 
 ::
 
@@ -17,29 +17,29 @@ stepped by torch's own code as these say, and so is everything inside ``torch.co
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
+from torch.optim.adagrad import adagrad as _torch_adagrad
 from torch.optim.adam import adam as _torch_adam
 from torch.optim.adamw import adamw as _torch_adamw
 from torch.optim.optimizer import Optimizer
 from torch.optim.sgd import sgd as _torch_sgd
 
 from habana_mp import _core
+from habana_mp._stepping import Stepping, is_number, others, picked, writes_kept_casts
 from habana_mp.patches.optimizers import (
     ADAMW_ASKS_FOR_AMSGRAD,
     INSIDES_ARE_KNOWN,
     as_torchs_step,
     check_capture,
-    divide_,
+    foreach,
     gather,
 )
 
-__all__ = ["SGD", "Adam", "AdamW"]
+__all__ = ["SGD", "Adagrad", "Adam", "AdamW"]
 
 _core.bind_torch()
 
@@ -47,6 +47,7 @@ _Group = dict[str, Any]
 _Closure = Callable[[], Any] | None
 
 
+@writes_kept_casts
 class AdamW(torch.optim.AdamW):
     """:class:`torch.optim.AdamW`, stepped by our kernels. Its arguments are torch's."""
 
@@ -57,6 +58,7 @@ class AdamW(torch.optim.AdamW):
         return _step(self, closure, _step_adam)
 
 
+@writes_kept_casts
 class Adam(torch.optim.Adam):
     """:class:`torch.optim.Adam`, stepped by our kernels. Its arguments are torch's."""
 
@@ -67,8 +69,12 @@ class Adam(torch.optim.Adam):
         return _step(self, closure, _step_adam)
 
 
+@writes_kept_casts
 class SGD(torch.optim.SGD):
     """:class:`torch.optim.SGD`, stepped by our kernels. Its arguments are torch's."""
+
+    #: Set around a step.
+    _lars: Lars | None = None
 
     @as_torchs_step
     def step(self, closure: _Closure = None) -> Any:
@@ -76,22 +82,19 @@ class SGD(torch.optim.SGD):
         return _step(self, closure, _step_sgd)
 
 
+@writes_kept_casts
+class Adagrad(torch.optim.Adagrad):
+    """:class:`torch.optim.Adagrad`, stepped by our kernels. Its arguments are torch's."""
+
+    @as_torchs_step
+    def step(self, closure: _Closure = None) -> Any:
+        """Perform a single optimization step, as torch does."""
+        return _step(self, closure, _step_adagrad)
+
+
 if not INSIDES_ARE_KNOWN:  # then torch's own steps are inherited
-    for _optimizer in (AdamW, Adam, SGD):
+    for _optimizer in (AdamW, Adam, SGD, Adagrad):
         del _optimizer.step
-
-#: Later releases count up many versions at once.
-_COUNTS_MANY = "Iterable" in str(inspect.signature(increment_version))
-
-
-def _lower_targets(params: list[Tensor]) -> list[Tensor | None]:
-    """For each weight its kept cast, which is to be written with it, or None."""
-    return _core.weights_casts_to_write(params)
-
-
-def _written(params: list[Tensor], lowers: list[Tensor]) -> None:
-    """These casts hold the weights' new values."""
-    _core.weights_were_written(params, lowers)
 
 
 def _step(optimizer: Optimizer, closure: _Closure, step_group: Callable[[Any, _Group], None]) -> Any:
@@ -134,21 +137,46 @@ def _step_adam(optimizer: Any, group: _Group) -> None:
     if scaling.skips:
         return
     states = [averages, squares, largest] if group["amsgrad"] else [averages, squares]
-    lowers = _lower_targets(params)
-    plan = _core.StepPlan(
-        params=params,
-        grads=grads,
-        states=states,
-        steps=steps,
-        lowers=lowers,
-        writes_grads=scaling.value is not None,
+    stepping = Stepping(params, grads, states, steps, writes_grads=scaling.value is not None)
+    _leave(by_torch, group, scaling, [stepping.left_out(column) for column in columns])
+    stepping.run(
+        "adam",
+        decoupled=decoupled,
+        maximize=group["maximize"],
+        corrects=True,
+        grad_scale=scaling.value,
+        **numbers,
     )
-    _leave(by_torch, group, scaling, [_picked(column, plan.left_out) for column in columns])
-    try:
-        plan.adam(decoupled=decoupled, maximize=group["maximize"], grad_scale=scaling.value, **numbers)
-    finally:
-        _count_writes(plan, [params, *states, steps, *([grads] if scaling.value is not None else [])], lowers)
-    _written(_picked(params, plan.lowered), _picked(lowers, plan.lowered))
+
+
+class Lars:
+    """How the gradients of weights are scaled before a step by SGD, their decay included.
+
+    Args:
+        is_scaled: Those that are; to the others the decay alone is added.
+        factor: The scale of all.
+        eps: Added to the gradient's norm.
+    """
+
+    def __init__(self, is_scaled: dict[Tensor, bool], factor: float, eps: float) -> None:
+        self.is_scaled = is_scaled
+        self.factor = factor
+        self.eps = eps
+
+    def numbers(self, params: list[Tensor]) -> dict[str, Any]:
+        """What the kernel wants to know."""
+        scaled = [self.is_scaled[param] for param in params]
+        return {"lars": scaled, "lars_factor": self.factor, "lars_eps": self.eps}
+
+    def scale_(self, params: list[Tensor], grads: list[Tensor], decay: float, *, maximize: bool) -> None:
+        """Scale these gradients in place."""
+        for param, grad in zip(params, grads, strict=True):
+            size, size_of_grad = torch.linalg.vector_norm(param), torch.linalg.vector_norm(grad)
+            if decay:
+                grad.add_(param, alpha=-decay if maximize else decay)
+            if self.is_scaled[param]:
+                ratio = self.factor * size / (size_of_grad + decay * size + self.eps)
+                grad.mul_(torch.where((size > 0) & (size_of_grad > 0), ratio, torch.ones_like(ratio)))
 
 
 def _step_sgd(optimizer: Any, group: _Group) -> None:
@@ -158,8 +186,11 @@ def _step_sgd(optimizer: Any, group: _Group) -> None:
     is_sparse = gather(optimizer, group, params, grads, momenta)
     scaling = _Scaling(optimizer)
     options = {name: group[name] for name in ("lr", "momentum", "dampening", "weight_decay")}
+    lars: Lars | None = optimizer._lars
 
     def by_torch(params: list[Tensor], grads: list[Tensor], momenta: list[Tensor | None], **how: Any) -> None:
+        if lars is not None:
+            lars.scale_(params, grads, options["weight_decay"], maximize=group["maximize"])
         _torch_sgd(
             params,
             grads,
@@ -167,7 +198,7 @@ def _step_sgd(optimizer: Any, group: _Group) -> None:
             has_sparse_grad=is_sparse,
             nesterov=group["nesterov"],
             maximize=group["maximize"],
-            **options,
+            **(options if lars is None else {**options, "weight_decay": 0.0}),
             **how,
         )
         keep(params, momenta)
@@ -184,29 +215,49 @@ def _step_sgd(optimizer: Any, group: _Group) -> None:
         return
     begins = [momentum is None for momentum in momenta]
     ours = [_like(grad) if begin else momentum for grad, momentum, begin in zip(grads, momenta, begins, strict=False)]
-    lowers = _lower_targets(params)
-    states = [ours] if momenta else []
-    plan = _core.StepPlan(
-        params=params,
-        grads=grads,
-        states=states,
-        steps=[],
-        lowers=lowers,
-        writes_grads=scaling.value is not None,
+    stepping = Stepping(params, grads, [ours] if momenta else [], writes_grads=scaling.value is not None)
+    _leave(by_torch, group, scaling, [stepping.left_out(column) for column in (params, grads, momenta)])
+    stepping.run(
+        "sgd",
+        nesterov=group["nesterov"],
+        maximize=group["maximize"],
+        grad_scale=scaling.value,
+        begins=begins or [False] * len(params),
+        **({} if lars is None else lars.numbers(params)),
+        **numbers,
     )
-    _leave(by_torch, group, scaling, [_picked(column, plan.left_out) for column in (params, grads, momenta)])
-    try:
-        plan.sgd(
-            nesterov=group["nesterov"],
+    keep(stepping.taken(params), stepping.taken(ours))
+
+
+def _step_adagrad(optimizer: Any, group: _Group) -> None:
+    columns: list[list[Tensor]] = [[] for _ in range(4)]
+    params, grads, sums, steps = columns
+    is_sparse, has_complex = gather(optimizer, group, *columns)
+    scaling = _Scaling(optimizer)
+    options = {name: group[name] for name in ("lr", "lr_decay", "weight_decay", "eps")}
+
+    def by_torch(*chosen: list[Tensor], **how: Any) -> None:
+        update: Any = _torch_adagrad
+        update(
+            *chosen,
+            has_sparse_grad=is_sparse,
+            has_complex=has_complex,
             maximize=group["maximize"],
-            grad_scale=scaling.value,
-            begins=begins or [False] * len(params),
-            **numbers,
+            differentiable=group["differentiable"],
+            **options,
+            **how,
         )
-    finally:
-        _count_writes(plan, [params, *states, *([grads] if scaling.value is not None else [])], lowers)
-    keep(_others(params, plan.left_out), _others(ours, plan.left_out))
-    _written(_picked(params, plan.lowered), _picked(lowers, plan.lowered))
+
+    is_scaled = scaling.grad_scale is not None
+    numbers = _numbers(options) if _may_step(group, scaling) and not is_scaled else None
+    if numbers is None:
+        _leave(by_torch, group, scaling, columns)
+        return
+    if scaling.skips:
+        return
+    stepping = Stepping(params, grads, [sums], steps)
+    _leave(by_torch, group, scaling, [stepping.left_out(column) for column in columns])
+    stepping.run("adagrad", maximize=group["maximize"], **numbers)
 
 
 class _Scaling:
@@ -219,7 +270,7 @@ class _Scaling:
     @property
     def is_ours(self) -> bool:
         """Can we read it without waiting for a device?"""
-        return all(_is_number(one) for one in (self.grad_scale, self.found_inf) if one is not None)
+        return all(is_number(one) for one in (self.grad_scale, self.found_inf) if one is not None)
 
     @property
     def value(self) -> float | None:
@@ -231,15 +282,9 @@ class _Scaling:
         return self.found_inf is not None and float(self.found_inf) != 0
 
 
-def _is_number(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return type(value) is Tensor and value.dim() == 0 and value.device.type == "cpu" and not value.is_complex()
-    return isinstance(value, float | int)
-
-
 def _numbers(options: _Group) -> dict[str, float] | None:
     """The options as numbers, or None where one of them is something that only torch knows how to handle."""
-    if not all(_is_number(value) for value in options.values()):
+    if not all(is_number(value) for value in options.values()):
         return None
     return {name: float(value) for name, value in options.items()}
 
@@ -261,14 +306,14 @@ def _leave(by_torch: Callable[..., None], group: _Group, scaling: _Scaling, colu
         for i, tensors in enumerate(weights)
         if group["fused"] and (_lie_apart(*tensors) or (leaves_lower and _is_lower_on_cpu(tensors[0])))
     ]
-    fused = [_others(column, apart) for column in columns]
+    fused = [others(column, apart) for column in columns]
     if fused[0]:
         scale = {"grad_scale": scaling.grad_scale, "found_inf": scaling.found_inf}
         by_torch(*fused, foreach=group["foreach"], fused=group["fused"], **scale)
     if apart and not scaling.skips:
-        single = [_picked(column, apart) for column in columns]
+        single = [picked(column, apart) for column in columns]
         if scaling.grad_scale is not None:
-            divide_(single[1], scaling.grad_scale)
+            foreach.div_(single[1], scaling.grad_scale)
         # The fused step for the CPU asks for nothing of what is capturable.
         plain = {"capturable": False} if "capturable" in group else {}
         by_torch(*single, foreach=False, fused=False, **plain)
@@ -293,25 +338,3 @@ def _is_lower_on_cpu(param: Tensor) -> bool:
 
 def _like(grad: Tensor) -> Tensor | None:
     return torch.empty_like(grad) if grad.layout is torch.strided else None
-
-
-def _count_writes(plan: _core.StepPlan, columns: Sequence[list[Any]], lowers: Sequence[Tensor | None]) -> None:
-    """Tell autograd what was written: a backward that needs the old values raises, as after torch's own step.
-
-    Not before: a cast that another thread makes meanwhile would be taken for one of the new values.
-    """
-    for written in (*(_others(column, plan.left_out) for column in columns), _picked(lowers, plan.lowered)):
-        if _COUNTS_MANY:
-            increment_version(written)
-        else:
-            for tensor in written:
-                increment_version(tensor)
-
-
-def _picked(column: Sequence[Any], places: Sequence[int]) -> list[Any]:
-    return [column[i] for i in places] if column else []
-
-
-def _others(column: Sequence[Any], places: Sequence[int]) -> list[Any]:
-    left_out = set(places)
-    return [one for i, one in enumerate(column) if i not in left_out] if left_out else list(column)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from habana_mp import _core
+from habana_mp import _core, _stepping
 from habana_mp._ledger import Assumption, UnmetError, holds
 from habana_mp.ops.find import HANDS_OUT_MEMORY
 from habana_mp.patches.base import Patch, Settings
@@ -179,8 +179,6 @@ def _renew(optimizer: Optimizer, *_: Any) -> None:
     if torch.compiler.is_compiling():
         return
     # Ours write the casts along with the weights; a class or a hook of somebody else's may have written more.
-    is_ours = (
-        type(optimizer).__module__ == "habana_mp.optim" and tells_hooks_of_one() and only_our_hooks_follow(optimizer)
-    )
+    is_ours = _stepping.is_ours(optimizer) and tells_hooks_of_one() and only_our_hooks_follow(optimizer)
     for group in optimizer.param_groups:
         _core.weights_renew(tuple(group.get("params", ())), is_ours)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -16,20 +16,22 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 _INSIDES = Assumption(
     "torch.optimizer-insides",
-    assumed="AdamW, Adam and SGD gather what a step needs by `_init_group`; `_use_grad_for_differentiable` wraps it",
+    assumed="AdamW, Adam, SGD and Adagrad gather what a step needs by `_init_group`; `_use_grad_for_differentiable` "
+    "wraps it",
     check="both are there, `_init_group` with as many parameters as we give, and a check of captured graphs",
     otherwise="the steps of habana_mp.optim's classes are torch's own",
 )
 
-_DIVISION = Assumption(
-    "torch.foreach-div",
-    assumed="`torch._foreach_div_` divides tensors in place",
-    check="it is there",
-    otherwise="they are divided one after the other",
+_FOREACH = Assumption(
+    "torch.foreach",
+    assumed="`torch._foreach_mul_` and its like do to many tensors what the tensors' methods of these names do to one",
+    check="those that are used are there",
+    otherwise="tensors are worked on one after the other",
 )
+_USED = ("add", "add_", "addcdiv_", "addcmul_", "div", "div_", "lerp_", "mul", "mul_", "norm", "sqrt", "sqrt_")
 
 #: How many lists each fills; AdamW of older releases is told of ``amsgrad`` too.
-_LISTS = {torch.optim.AdamW: (6, 7), torch.optim.Adam: (6,), torch.optim.SGD: (3,)}
+_LISTS = {torch.optim.AdamW: (6, 7), torch.optim.Adam: (6,), torch.optim.SGD: (3,), torch.optim.Adagrad: (4,)}
 
 #: torch's first check in a step of Adam, and what it is called in older releases.
 _CAPTURE_CHECKS = ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check")
@@ -57,10 +59,10 @@ def as_torchs_step(step: _F) -> _F:
     return wrap(step)  # type: ignore[no-any-return]  # of the same form
 
 
-def gather(stepped: Any, group: dict[str, Any], *lists: Any) -> bool:
+def gather(stepped: Any, group: dict[str, Any], *lists: Any) -> Any:
     """Fill the lists with the weights that have gradients, and what belongs to them; are some of them complex or, of
-    SGD, some gradients sparse?"""
-    return bool(stepped._init_group(group, *lists))
+    SGD, some gradients sparse? Of Adagrad both: sparse, complex."""
+    return stepped._init_group(group, *lists)
 
 
 def check_capture(stepped: Any) -> None:
@@ -69,14 +71,35 @@ def check_capture(stepped: Any) -> None:
     getattr(stepped, newer if hasattr(stepped, newer) else older)()
 
 
-#: Asked here, before anybody waits for a step.
-_DIVIDES_MANY = holds(_DIVISION, lambda: torch._foreach_div_)
+class Foreach:
+    """``foreach.mul_(tensors, ...)`` is ``torch._foreach_mul_``, or the same one tensor after the other."""
+
+    def __init__(self) -> None:
+        # Asked here, before anybody waits for a step.
+        self._is_there = holds(_FOREACH, lambda: all(hasattr(torch, f"_foreach_{name}") for name in _USED))
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in _USED:
+            raise AttributeError(name)
+        if self._is_there:
+            return getattr(torch, f"_foreach_{name}")  # type: ignore[no-any-return]  # a function
+
+        def one_after_the_other(tensors: Sequence[Tensor], *arguments: Any, **options: Any) -> tuple[Any, ...]:
+            return tuple(
+                getattr(tensor, name)(
+                    *(one[i] if isinstance(one, list | tuple) else one for one in arguments), **options
+                )
+                for i, tensor in enumerate(tensors)
+            )
+
+        return one_after_the_other
 
 
-def divide_(tensors: list[Tensor], divisor: Tensor) -> None:
-    """Divide them in place."""
-    if _DIVIDES_MANY:
-        torch._foreach_div_(tensors, divisor)
-        return
-    for tensor in tensors:
-        tensor.div_(divisor)
+foreach = Foreach()
+
+
+def total_norm(tensors: Sequence[Tensor]) -> Tensor:
+    """The norm of all together, on the device of the first."""
+    norms: Sequence[Tensor] = foreach.norm(tensors)
+    total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
+    return total

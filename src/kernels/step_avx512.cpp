@@ -2,6 +2,6 @@
 
 namespace habana_mp::kernels {
 
-const StepKernels avx512_steps = {adam, sgd};
+const StepKernels avx512_steps = {adam, sgd, adagrad, lamb_averages, lamb_weight, squares};
 
 }  // namespace habana_mp::kernels

@@ -98,5 +98,92 @@ inline void sgd(const SgdNumbers& numbers, const StepArrays& arrays, std::size_t
   }
 }
 
+inline void adagrad(const AdagradNumbers& numbers, const StepArrays& arrays, std::size_t count) noexcept {
+  const AdagradNumbers n = numbers;
+  float* __restrict param = arrays.param;
+  const float* __restrict grad = arrays.grad;
+  float* __restrict squares = arrays.first;
+  for (std::size_t i = 0; i < count; ++i) {
+    const float p = param[i];
+    float g = grad[i] * n.sign;
+    g = n.decays ? __builtin_fmaf(p, n.l2, g) : g;
+    const float sum = __builtin_fmaf(g, g, squares[i]);
+    squares[i] = sum;
+    param[i] = p + n.rate * g / (__builtin_sqrtf(sum) + n.eps);
+  }
+}
+
+// What LAMB adds to the weight, but for its rate.
+inline float lamb_update(const LambNumbers& n, float p, float m, float v) {
+  return __builtin_fmaf(p, n.decay, m * n.correction / (__builtin_sqrtf(v * n.square_correction) + n.eps));
+}
+
+// Sums that the compiler makes vectors of, and that have the same bits whatever their length.
+struct Lanes {
+  static constexpr std::size_t count = 16;
+  float sums[count] = {};
+
+  void add(std::size_t lane, float value) { sums[lane] = __builtin_fmaf(value, value, sums[lane]); }
+  [[nodiscard]] double total() const {
+    double sum = 0;
+    for (const float one : sums) sum += one;
+    return sum;
+  }
+};
+
+// Calls `body(element, lane)`.
+template <class Body>
+inline void over_lanes(std::size_t count, const Body& body) {
+  std::size_t i = 0;
+  for (; i + Lanes::count <= count; i += Lanes::count) {
+    for (std::size_t lane = 0; lane < Lanes::count; ++lane) body(i + lane, lane);
+  }
+  for (std::size_t lane = 0; i + lane < count; ++lane) body(i + lane, lane);
+}
+
+inline Squares lamb_averages(const LambNumbers& numbers, const StepArrays& arrays, std::size_t count) noexcept {
+  const LambNumbers n = numbers;
+  const float* __restrict param = arrays.param;
+  const float* __restrict grad = arrays.grad;
+  float* __restrict average = arrays.first;
+  float* __restrict squares = arrays.second;
+  Lanes of_param;
+  Lanes of_update;
+  over_lanes(count, [&](std::size_t i, std::size_t lane) {
+    const float p = param[i];
+    const float g = __builtin_fmaf(p, n.l2, grad[i] * n.scale);
+    const float m = __builtin_fmaf(n.blend, g, average[i] * n.beta1);
+    const float v = __builtin_fmaf(n.square * g, g, squares[i] * n.beta2);
+    average[i] = m;
+    squares[i] = v;
+    of_param.add(lane, p);
+    of_update.add(lane, lamb_update(n, p, m, v));
+  });
+  return {of_param.total(), of_update.total()};
+}
+
+inline void lamb_weight(const LambNumbers& numbers, const StepArrays& arrays, std::size_t count) noexcept {
+  const LambNumbers n = numbers;
+  float* __restrict param = arrays.param;
+  const float* __restrict average = arrays.first;
+  const float* __restrict squares = arrays.second;
+  for (std::size_t i = 0; i < count; ++i) {
+    const float p = param[i];
+    param[i] = __builtin_fmaf(lamb_update(n, p, average[i], squares[i]), n.rate, p);
+  }
+}
+
+inline Squares squares(const StepArrays& arrays, std::size_t count) noexcept {
+  const float* __restrict param = arrays.param;
+  const float* __restrict grad = arrays.grad;
+  Lanes of_param;
+  Lanes of_grad;
+  over_lanes(count, [&](std::size_t i, std::size_t lane) {
+    of_param.add(lane, param[i]);
+    of_grad.add(lane, grad[i]);
+  });
+  return {of_param.total(), of_grad.total()};
+}
+
 }  // namespace
 }  // namespace habana_mp::kernels

@@ -3,6 +3,6 @@
 
 namespace habana_mp::kernels {
 
-const StepKernels scalar_steps = {adam, sgd};
+const StepKernels scalar_steps = {adam, sgd, adagrad, lamb_averages, lamb_weight, squares};
 
 }  // namespace habana_mp::kernels

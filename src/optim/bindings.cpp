@@ -20,7 +20,7 @@ void register_optim(py::module_& module) {
       .def(
           "adam",
           [](const StepPlan& plan, double lr, double beta1, double beta2, double eps, double weight_decay,
-             bool decoupled, bool maximize, std::optional<double> grad_scale) {
+             bool decoupled, bool maximize, bool corrects, std::optional<double> grad_scale) {
             plan.step(kernels::Adam{.lr = lr,
                                     .beta1 = beta1,
                                     .beta2 = beta2,
@@ -29,14 +29,42 @@ void register_optim(py::module_& module) {
                                     .grad_scale = grad_scale.value_or(1.0),
                                     .scaled = grad_scale.has_value(),
                                     .decoupled = decoupled,
-                                    .maximize = maximize});
+                                    .maximize = maximize,
+                                    .corrects = corrects});
           },
           py::kw_only(), py::arg("lr"), py::arg("beta1"), py::arg("beta2"), py::arg("eps"), py::arg("weight_decay"),
-          py::arg("decoupled"), py::arg("maximize"), py::arg("grad_scale"))
+          py::arg("decoupled"), py::arg("maximize"), py::arg("corrects"), py::arg("grad_scale"))
+      .def(
+          "adagrad",
+          [](const StepPlan& plan, double lr, double lr_decay, double weight_decay, double eps, bool maximize) {
+            plan.step(kernels::Adagrad{
+                .lr = lr, .lr_decay = lr_decay, .weight_decay = weight_decay, .eps = eps, .maximize = maximize});
+          },
+          py::kw_only(), py::arg("lr"), py::arg("lr_decay"), py::arg("weight_decay"), py::arg("eps"),
+          py::arg("maximize"))
+      .def(
+          "lamb",
+          [](const StepPlan& plan, double lr, double beta1, double beta2, double eps, double weight_decay,
+             double grad_scale, bool decoupled, bool corrects, bool averages_gradient, bool adapts) {
+            plan.step(kernels::Lamb{.lr = lr,
+                                    .beta1 = beta1,
+                                    .beta2 = beta2,
+                                    .eps = eps,
+                                    .weight_decay = weight_decay,
+                                    .grad_scale = grad_scale,
+                                    .decoupled = decoupled,
+                                    .corrects = corrects,
+                                    .averages_gradient = averages_gradient,
+                                    .adapts = adapts});
+          },
+          py::kw_only(), py::arg("lr"), py::arg("beta1"), py::arg("beta2"), py::arg("eps"), py::arg("weight_decay"),
+          py::arg("grad_scale"), py::arg("decoupled"), py::arg("corrects"), py::arg("averages_gradient"),
+          py::arg("adapts"))
       .def(
           "sgd",
           [](const StepPlan& plan, double lr, double momentum, double dampening, double weight_decay, bool nesterov,
-             bool maximize, std::optional<double> grad_scale, const py::list& begins) {
+             bool maximize, std::optional<double> grad_scale, const py::list& begins, double lars_factor,
+             double lars_eps, const py::list& lars) {
             plan.step(kernels::Sgd{.lr = lr,
                                    .momentum = momentum,
                                    .dampening = dampening,
@@ -45,10 +73,11 @@ void register_optim(py::module_& module) {
                                    .scaled = grad_scale.has_value(),
                                    .nesterov = nesterov,
                                    .maximize = maximize},
-                      begins);
+                      begins, {.factor = lars_factor, .eps = lars_eps}, lars);
           },
           py::kw_only(), py::arg("lr"), py::arg("momentum"), py::arg("dampening"), py::arg("weight_decay"),
-          py::arg("nesterov"), py::arg("maximize"), py::arg("grad_scale"), py::arg("begins"));
+          py::arg("nesterov"), py::arg("maximize"), py::arg("grad_scale"), py::arg("begins"),
+          py::arg("lars_factor") = 0.0, py::arg("lars_eps") = 0.0, py::arg("lars") = py::list());
 }
 
 }  // namespace habana_mp

@@ -128,14 +128,19 @@ bool any_overlap(std::vector<Extent>& extents) {
 }
 
 template <class Taken, class Numbers>
-void run(const std::vector<Taken>& taken, const Numbers& numbers) {
+auto weights_of(const std::vector<Taken>& taken, const Numbers& numbers) {
   std::vector<kernels::Weight<decltype(numbers(taken.front()))>> weights;
   weights.reserve(taken.size());
   for (const Taken& one : taken) {
     weights.push_back({numbers(one), one.arrays, one.count, one.lower, one.lower_type});
   }
+  return weights;
+}
+
+template <class Weights>
+void run(Weights&& weights) {
   const unsigned threads = host::torch_threads();
-  without_gil([&] { kernels::step(weights, threads); });
+  without_gil([&] { kernels::step(std::span(weights), threads); });
 }
 
 }  // namespace
@@ -220,15 +225,30 @@ StepPlan::StepPlan(const py::list& params, const py::list& grads, const py::list
   }
 }
 
-void StepPlan::step(const kernels::Adam& adam) const {
-  run(taken_, [&](const Taken& one) {
+template <class Rule>
+void StepPlan::step_counted(const Rule& rule) const {
+  run(weights_of(taken_, [&](const Taken& one) {
     *one.step += 1.0F;
-    return adam.numbers(*one.step);
-  });
+    return rule.numbers(*one.step);
+  }));
 }
 
-void StepPlan::step(const kernels::Sgd& sgd, const py::list& begins) const {
-  run(taken_, [&](const Taken& one) { return sgd.numbers(begins[one.place].cast<bool>()); });
+void StepPlan::step(const kernels::Adam& adam) const { step_counted(adam); }
+void StepPlan::step(const kernels::Adagrad& adagrad) const { step_counted(adagrad); }
+void StepPlan::step(const kernels::Lamb& lamb) const { step_counted(lamb); }
+
+void StepPlan::step(const kernels::Sgd& sgd, const py::list& begins, const kernels::Lars& lars,
+                    const py::list& scaled) const {
+  auto weights = weights_of(taken_, [&](const Taken& one) { return sgd.numbers(begins[one.place].cast<bool>()); });
+  if (!scaled.empty()) {
+    std::vector<kernels::Weight<kernels::SgdNumbers>*> chosen;
+    for (std::size_t i = 0; i < taken_.size(); ++i) {
+      if (scaled[taken_[i].place].cast<bool>()) chosen.push_back(&weights[i]);
+    }
+    const unsigned threads = host::torch_threads();
+    without_gil([&] { kernels::scale_gradients(lars, chosen, threads); });
+  }
+  run(weights);
 }
 
 }  // namespace habana_mp::optim

@@ -27,7 +27,11 @@ class StepPlan {
 
   // Each steps all weights that are taken. The GIL is given up meanwhile.
   void step(const kernels::Adam& adam) const;
-  void step(const kernels::Sgd& sgd, const pybind11::list& begins) const;
+  void step(const kernels::Adagrad& adagrad) const;
+  void step(const kernels::Lamb& lamb) const;
+  // `scaled` is empty, or says for each weight whether LARS scales its gradient.
+  void step(const kernels::Sgd& sgd, const pybind11::list& begins, const kernels::Lars& lars,
+            const pybind11::list& scaled) const;
 
  private:
   struct Taken {
@@ -38,6 +42,10 @@ class StepPlan {
     void* lower;
     kernels::Float lower_type;
   };
+
+  // Counts each weight's step up before.
+  template <class Rule>
+  void step_counted(const Rule& rule) const;
 
   std::vector<pybind11::tuple> kept_;
   std::vector<Taken> taken_;

@@ -10,7 +10,7 @@ import torch
 from habana_mp import optim
 
 CLASSES = {"AdamW": (optim.AdamW, torch.optim.AdamW), "Adam": (optim.Adam, torch.optim.Adam)}
-CLASSES |= {"SGD": (optim.SGD, torch.optim.SGD)}
+CLASSES |= {"SGD": (optim.SGD, torch.optim.SGD), "Adagrad": (optim.Adagrad, torch.optim.Adagrad)}
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("AdamW", {}),
     ("AdamW", {"weight_decay": 0.0, "betas": (0.3, 0.9)}),
@@ -24,6 +24,9 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {"momentum": 0.9}),
     ("SGD", {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.01}),
     ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    ("Adagrad", {}),
+    ("Adagrad", {"weight_decay": 0.1, "lr_decay": 0.1, "eps": 1e-3}),
+    ("Adagrad", {"initial_accumulator_value": 0.5, "maximize": True, "weight_decay": 0.01}),
 ]
 every_option = pytest.mark.parametrize(("name", "options"), OPTIONS, ids=[f"{n}-{'-'.join(o)}" for n, o in OPTIONS])
 every_class = pytest.mark.parametrize("name", CLASSES)

@@ -33,7 +33,7 @@ GO_ON = [name for name in OTHERWISE if name not in REFUSED]
 AT_IMPORT = {
     "torch.device-types",
     "torch.dynamo-guards-on-autocast",
-    "torch.foreach-div",
+    "torch.foreach",
     "torch.linear-builtin",
     "torch.optimizer-insides",
     "torch.pytree",
@@ -233,15 +233,19 @@ def test_steps_of_our_optimizers_are_torchs_own_without_their_insides() -> None:
     assert is_torchs == "True"
 
 
-def test_scaled_gradients_are_divided_one_after_the_other_without_foreach() -> None:
+def test_tensors_are_worked_on_one_after_the_other_without_foreach() -> None:
     code = """
         import torch
-        from habana_mp.patches.optimizers import divide_
-        tensors = [torch.arange(3.0), torch.ones(2)]
-        divide_(tensors, torch.tensor(2.0))
-        print([one.tolist() for one in tensors])
+        from habana_mp.patches.optimizers import foreach, total_norm
+        tensors, others = [torch.arange(3.0), torch.ones(2)], [torch.ones(3), torch.full((2,), 4.0)]
+        foreach.div_(tensors, torch.tensor(2.0))
+        foreach.addcdiv_(tensors, others, others, value=-1.0)
+        foreach.mul_(tensors, [torch.tensor(2.0), 3.0])
+        foreach.lerp_(others, tensors, 0.25)
+        sums = foreach.add(tensors, others, alpha=2.0)
+        print([one.tolist() for one in (*tensors, *others, *sums, *foreach.sqrt(others[1:]))], float(total_norm(sums)))
         """
-    assert printed(code, "torch.foreach-div") == printed(code) == ["[[0.0, 0.5, 1.0], [0.5, 0.5]]"]
+    assert printed(code, "torch.foreach") == printed(code)
 
 
 def test_open_regions_of_autocast_are_seen_without_torchs_private_answer() -> None:

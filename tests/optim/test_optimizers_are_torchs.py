@@ -90,7 +90,7 @@ def test_a_scheduler_sets_the_rate(name: str) -> None:
     for kind, fused in zip(CLASSES[name], (None, True), strict=True):
         params = parameters()
         optimizer = kind(params, lr=0.1, fused=fused)
-        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=6, cycle_momentum=name != "SGD")
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=6, cycle_momentum="Adam" in name)
         for step in range(5):
             set_gradients(params, step)
             optimizer.step()
@@ -138,7 +138,7 @@ def test_weights_without_gradients_are_left_alone(name: str) -> None:
     before = params[1].detach().clone()
     optimizer.step()
     assert torch.equal(params[1], before)
-    assert not optimizer.state[params[1]]
+    assert not optimizer.state[params[1]].get("step")  # Adagrad's begin with zero
     optimizer.zero_grad()
     optimizer.step()
 

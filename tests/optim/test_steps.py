@@ -133,6 +133,8 @@ def test_whatever_the_options_and_shapes_torch_gives_the_same(
     options: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "maximize": flags[0]}
     if name == "SGD":
         options |= {"momentum": decays[0], "nesterov": flags[1] and decays[0] > 0}
+    elif name == "Adagrad":
+        options |= {"lr_decay": decays[0], "initial_accumulator_value": decays[1] * flags[1]}
     else:
         options |= {"betas": decays, "amsgrad": flags[1]}
     mine, other = parameters(shapes), parameters(shapes)
@@ -152,14 +154,14 @@ def test_whatever_the_options_and_shapes_torch_gives_the_same(
 PATH_SCRIPT = """
 import sys, torch
 from helpers.optimizers import CLASSES, OPTIONS, make, parameters, set_gradients, state_of
-from habana_mp import _core, optim
+from habana_mp import _core, _stepping, optim
 assert _core.kernels_path() == {path!r}
 torch.set_num_threads(int({threads}))
 results = []
 for name, options in OPTIONS:
     params = parameters([(4099,), (64, 48), (1 << 17,)])
     kept = [torch.empty_like(param, dtype=dtype) for param, dtype in zip(params, (torch.bfloat16, torch.float16) * 2)]
-    optim._lower_targets = lambda some: kept
+    _stepping.casts_to_write = lambda some: kept
     optimizer = make(CLASSES[name][0], params, options)
     for step in range(3):
         set_gradients(params, step)

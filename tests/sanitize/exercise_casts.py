@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from exercise_common import SMALL, converted, lists, raises
 
-from habana_mp import _core, kernels, optim
+from habana_mp import _core, _stepping, kernels, optim
 
 
 def the_kernels() -> None:
@@ -87,7 +87,7 @@ def the_optimizers() -> None:
     """Steps of weights that fit and of some that do not, with copies in lower precision."""
     shapes = [(), (0,), (3,), (70, 90), (1 << (10 if SMALL else 18),)]
     lowers = (torch.bfloat16, torch.float16, None)
-    targets = optim._lower_targets
+    targets = _stepping.casts_to_write
     kept: dict[Any, Any] = {}
     for kind, options in (
         (optim.AdamW, {"amsgrad": True}),
@@ -102,7 +102,7 @@ def the_optimizers() -> None:
             params += [torch.nn.Parameter(torch._neg_view(torch.randn(3)))]
         for param, dtype in zip(params, lowers * 4, strict=False):
             kept[param] = None if dtype is None else torch.empty_like(param, dtype=dtype)
-        optim._lower_targets = lambda some: [kept[param] for param in some]
+        _stepping.casts_to_write = lambda some: [kept[param] for param in some]
         optimizer = kind(params, lr=0.1, **options)
         for step in range(4):
             for param in params:
@@ -114,7 +114,7 @@ def the_optimizers() -> None:
             elif step == 3 and options.get("fused"):
                 optimizer.grad_scale, optimizer.found_inf = torch.tensor(2.0), torch.tensor(0.0)
             optimizer.step()
-    optim._lower_targets = targets
+    _stepping.casts_to_write = targets
     with raises(ValueError):
         _core.StepPlan(params=params, grads=[], states=[], steps=[], lowers=[], writes_grads=False)
     with raises(TypeError):

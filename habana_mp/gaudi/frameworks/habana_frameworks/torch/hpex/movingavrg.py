@@ -7,6 +7,7 @@ import copy
 import torch
 
 from habana_mp import hmp
+from habana_mp.patches.optimizers import foreach
 
 __all__ = ["FusedEMA"]
 
@@ -33,13 +34,16 @@ class FusedEMA:
         """Move the average towards the model's weights and buffers; what is not floating is copied."""
         self.updates += 1
         trained = _own(model).state_dict()
+        averages, values = [], []
         with hmp.disable_casts():
             for name, average in self.ema.state_dict().items():
                 value = trained[name].detach()
-                if average.is_floating_point():
-                    average.mul_(self.decay).add_(value, alpha=1 - self.decay)
+                if average.is_floating_point() or average.is_complex():
+                    averages.append(average)
+                    values.append(value.to(average))
                 else:
                     average.copy_(value)
+            foreach.lerp_(averages, values, 1 - self.decay)
 
 
 def _own(model: torch.nn.Module) -> torch.nn.Module:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from habana_mp import hmp
+from habana_mp.patches.optimizers import foreach, total_norm
 
 __all__ = ["FusedClipNorm"]
 
@@ -18,6 +19,7 @@ class FusedClipNorm:
     def __init__(self, parameters: Iterable[Tensor] | Tensor, max_norm: float) -> None:
         self.max_norm = float(max_norm)
 
+    @torch.no_grad()
     def clip_norm(self, parameters: Iterable[Tensor] | Tensor) -> Tensor:
         """Scale the gradients of these so that all together have this norm at most; the norm that they had."""
         params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
@@ -25,4 +27,12 @@ class FusedClipNorm:
             for param in params:
                 if param.grad is not None and param.grad.layout is not torch.strided:
                     param.grad = param.grad.to_dense()
-            return torch.nn.utils.clip_grad_norm_(params, self.max_norm)
+            grads = [param.grad for param in params if param.grad is not None]
+            if not grads or any(type(grad) is not Tensor for grad in grads):
+                return torch.nn.utils.clip_grad_norm_(params, self.max_norm)  # it knows sharded ones, for instance
+            norm = total_norm(grads)
+            scale = torch.clamp(self.max_norm / (norm + 1e-6), max=1.0)
+            # Reading it makes no other device wait.
+            if any(grad.device.type != "cpu" for grad in grads) or float(scale) != 1:
+                foreach.mul_(grads, [scale.to(grad.device) for grad in grads])
+            return norm

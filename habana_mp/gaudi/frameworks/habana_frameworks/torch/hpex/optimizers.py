@@ -1,7 +1,7 @@
 """``habana_frameworks.torch.hpex.optimizers``: the optimizers that Gaudi fuses, under their names.
 
-Those that torch has are torch's, stepped on the CPU by habana_mp's kernels (:mod:`habana_mp.optim`). State dictionaries
-have torch's names.
+On the CPU all are stepped by habana_mp's kernels. Those that torch has are torch's classes (:mod:`habana_mp.optim`).
+State dictionaries have torch's names.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from habana_mp import hmp, optim
+from habana_mp._stepping import Stepping, writes_kept_casts
+from habana_mp.patches.optimizers import INSIDES_ARE_KNOWN, foreach, total_norm
 
 __all__ = [
     "FusedAdagrad",
@@ -36,6 +38,7 @@ def _made_dense(optimizer: Optimizer, *_: Any) -> None:
                 param.grad = param.grad.to_dense()
 
 
+@writes_kept_casts
 class FusedAdamW(optim.AdamW):
     """:class:`torch.optim.AdamW`, and ``bias_correction=False`` besides."""
 
@@ -56,6 +59,7 @@ class FusedAdamW(optim.AdamW):
         self.register_step_pre_hook(_made_dense)
 
 
+@writes_kept_casts
 class _UncorrectedAdamW(FusedAdamW):
     """The averages are taken as they are, although they begin with zero."""
 
@@ -64,22 +68,63 @@ class _UncorrectedAdamW(FusedAdamW):
         """Perform a single optimization step."""
         loss = _loss(closure)
         for group in self.param_groups:
-            (beta1, beta2), lr = group["betas"], group["lr"]
-            for param in group["params"]:
-                if param.grad is None:
-                    continue
-                state = self.state[param]
-                if not state:
-                    state["step"] = torch.zeros(())
-                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(param), torch.zeros_like(param)
-                state["step"] += 1
-                state["exp_avg"].lerp_(param.grad, 1 - beta1)
-                state["exp_avg_sq"].mul_(beta2).addcmul_(param.grad, param.grad, value=1 - beta2)
-                param.mul_(1 - lr * group["weight_decay"])
-                param.sub_(lr * state["exp_avg"] / (state["exp_avg_sq"].sqrt() + group["eps"]))
+            columns = _with_averages(self, group)
+            params, grads, averages, squares, steps = columns
+            numbers: dict[str, Any] = _numbers_of(group)
+            stepping = Stepping(params, grads, [averages, squares], steps)
+            self._by_torch(*(stepping.left_out(column) for column in columns), **numbers)
+            stepping.run("adam", decoupled=True, maximize=False, corrects=False, grad_scale=None, **numbers)
         return loss
 
+    @staticmethod
+    def _by_torch(
+        params: list[Tensor],
+        grads: list[Tensor],
+        averages: list[Tensor],
+        squares: list[Tensor],
+        steps: list[Tensor],
+        *,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+    ) -> None:
+        if not params:
+            return
+        foreach.add_(steps, 1)
+        foreach.lerp_(averages, grads, 1 - beta1)
+        foreach.mul_(squares, beta2)
+        foreach.addcmul_(squares, grads, grads, value=1 - beta2)
+        roots = foreach.sqrt(squares)
+        foreach.add_(roots, eps)
+        foreach.mul_(params, 1 - lr * weight_decay)
+        foreach.addcdiv_(params, averages, roots, value=-lr)
 
+
+def _with_averages(
+    optimizer: Optimizer, group: dict[str, Any], dtype: torch.dtype | None = None
+) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
+    """The weights that have gradients, these, their averages, those of their squares, and the counts of steps."""
+    params = [param for param in group["params"] if param.grad is not None]
+    for param in params:
+        state = optimizer.state[param]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["exp_avg"] = torch.zeros_like(param, dtype=dtype)
+            state["exp_avg_sq"] = torch.zeros_like(param, dtype=dtype)
+    states = [optimizer.state[param] for param in params]
+    averages, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+    return params, [param.grad for param in params], averages, squares, steps
+
+
+def _numbers_of(group: dict[str, Any]) -> dict[str, float]:
+    numbers = {name: float(group[name]) for name in ("lr", "eps", "weight_decay")}
+    numbers["beta1"], numbers["beta2"] = (float(one) for one in group["betas"])
+    return numbers
+
+
+@writes_kept_casts
 class FusedSGD(optim.SGD):
     """:class:`torch.optim.SGD`."""
 
@@ -99,6 +144,7 @@ class FusedSGD(optim.SGD):
             self.register_step_pre_hook(_made_dense)
 
 
+@writes_kept_casts
 class FusedResourceApplyMomentum(optim.SGD):
     """SGD with momentum, as TensorFlow's operator of this name has it: the momentum adds up whole gradients."""
 
@@ -110,7 +156,8 @@ class FusedResourceApplyMomentum(optim.SGD):
             self.register_step_pre_hook(_made_dense)
 
 
-class FusedAdagrad(torch.optim.Adagrad):
+@writes_kept_casts
+class FusedAdagrad(optim.Adagrad):
     """:class:`torch.optim.Adagrad`."""
 
     def __init__(
@@ -127,6 +174,7 @@ class FusedAdagrad(torch.optim.Adagrad):
             self.register_step_pre_hook(_made_dense)  # torch's own refuses decay with sparse gradients
 
 
+@writes_kept_casts
 class FusedLamb(Optimizer):
     """LAMB: Adam's update of each tensor is scaled by the tensor's norm over the update's.
 
@@ -176,43 +224,81 @@ class FusedLamb(Optimizer):
     def step(self, closure: _Closure = None) -> Any:
         """Perform a single optimization step."""
         loss = _loss(closure)
-        with hmp.disable_casts():
-            _made_dense(self)
+        _made_dense(self)
+        norm = None
+        if any(group["max_grad_norm"] for group in self.param_groups):
             grads = [one.grad for group in self.param_groups for one in group["params"] if one.grad is not None]
-            norm = torch.nn.utils.get_total_norm(grads) if grads else None
-            for group in self.param_groups:
-                for param in group["params"]:
-                    if param.grad is not None:
-                        self._step(param, group, norm)
+            norm = total_norm(grads) if grads else None
+        for group in self.param_groups:
+            self._step(group, norm)
         return loss
 
-    def _step(self, param: Tensor, group: dict[str, Any], norm: Any) -> None:
-        beta1, beta2 = group["betas"]
-        decay, state, grad = group["weight_decay"], self.state[param], param.grad
-        assert grad is not None
-        if group["max_grad_norm"]:
-            grad = grad / torch.clamp(norm / group["max_grad_norm"], min=1.0).to(grad.device)
-        if not group["adam_w_mode"] and decay:
-            grad = grad + decay * param
-        if not state:
-            state["step"] = torch.zeros(())
-            state["exp_avg"] = torch.zeros_like(param, dtype=group["dtype"])
-            state["exp_avg_sq"] = torch.zeros_like(param, dtype=group["dtype"])
-        state["step"] += 1
-        average, square = state["exp_avg"], state["exp_avg_sq"]
-        average.mul_(beta1).add_(grad, alpha=1 - beta1 if group["grad_averaging"] else 1.0)
-        square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        step = float(state["step"])
-        correction1, correction2 = (1 - beta1**step, 1 - beta2**step) if group["bias_correction"] else (1.0, 1.0)
-        update = (average / correction1) / ((square / correction2).sqrt() + group["eps"])
-        if group["adam_w_mode"] and decay:
-            update = update + decay * param
-        lr = group["lr"]
-        if decay or group["use_nvlamb"]:
-            size, size_of_update = torch.linalg.vector_norm(param), torch.linalg.vector_norm(update)
-            both = (size > 0) & (size_of_update > 0)
-            lr = lr * torch.where(both, size / size_of_update, torch.ones_like(size))
-        param.sub_(lr * update)
+    def _step(self, group: dict[str, Any], norm: Tensor | None) -> None:
+        columns = _with_averages(self, group, group["dtype"])
+        params, grads, averages, squares, steps = columns
+        how = {
+            "decoupled": group["adam_w_mode"],
+            "corrects": group["bias_correction"],
+            "averages_gradient": group["grad_averaging"],
+            "adapts": bool(group["weight_decay"] or group["use_nvlamb"]),
+            **_numbers_of(group),
+        }
+        scale = None
+        if group["max_grad_norm"] and norm is not None:
+            scale = torch.clamp(group["max_grad_norm"] / norm, max=1.0)
+        stepping = Stepping(params, grads, [averages, squares], steps)
+        left_out = [stepping.left_out(column) for column in columns]
+        if left_out[0]:
+            self._by_torch(*left_out, scale=scale, **how)
+        if len(left_out[0]) < len(params):
+            stepping.run("lamb", grad_scale=1.0 if scale is None else float(scale), **how)
+
+    @staticmethod
+    def _by_torch(
+        params: list[Tensor],
+        grads: list[Tensor],
+        averages: list[Tensor],
+        squares: list[Tensor],
+        steps: list[Tensor],
+        *,
+        scale: Tensor | None,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        decoupled: bool,
+        corrects: bool,
+        averages_gradient: bool,
+        adapts: bool,
+    ) -> None:
+        if scale is not None:
+            grads = foreach.mul(grads, [scale.to(grad.device) for grad in grads])
+        if weight_decay and not decoupled:
+            grads = foreach.add(grads, params, alpha=weight_decay)
+        foreach.add_(steps, 1)
+        foreach.mul_(averages, beta1)
+        foreach.add_(averages, grads, alpha=1 - beta1 if averages_gradient else 1.0)
+        foreach.mul_(squares, beta2)
+        foreach.addcmul_(squares, grads, grads, value=1 - beta2)
+        # In float32 where the averages are kept in less.
+        corrections = [[1 - beta ** float(step) if corrects else 1.0 for step in steps] for beta in (beta1, beta2)]
+        updates = foreach.div([_at_least_float32(one) for one in averages], corrections[0])
+        roots = foreach.div([_at_least_float32(one) for one in squares], corrections[1])
+        foreach.sqrt_(roots)
+        foreach.add_(roots, eps)
+        foreach.div_(updates, roots)
+        if weight_decay and decoupled:
+            foreach.add_(updates, params, alpha=weight_decay)
+        if adapts:
+            sizes = zip(foreach.norm(params), foreach.norm(updates), strict=True)
+            ratios = [torch.where((size > 0) & (of > 0), size / of, torch.ones_like(size)) for size, of in sizes]
+            foreach.mul_(updates, ratios)
+        foreach.add_(params, updates, alpha=-lr)
+
+
+def _at_least_float32(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 class FusedLars(Optimizer):
@@ -279,19 +365,37 @@ class FusedLars(Optimizer):
         count = sum(len(group["params"]) for group in self.param_groups)
         self._is_scaled += [True] * (count - before)
 
+    #: GradScaler unscales the gradients itself: their norms are asked for before the optimizer's step.
+    _step_supports_amp_scaling = False
+
     @torch.no_grad()
     def step(self, closure: _Closure = None) -> Any:
         """Scale the gradients, and have the optimizer step."""
         loss = _loss(closure)
-        scaled = iter(self._is_scaled)
-        decays = [group.get("weight_decay", 0) for group in self.param_groups]
+        params = [param for group in self.param_groups for param in group["params"]]
+        lars = optim.Lars(dict(zip(params, self._is_scaled, strict=True)), self._eeta, self._eps)
         with hmp.disable_casts():
             _made_dense(self)
-            for group, decay in zip(self.param_groups, decays, strict=True):
-                for param in group["params"]:
-                    is_scaled = next(scaled)
-                    if param.grad is not None:
-                        self._scale(param, decay, is_scaled)
+            if isinstance(self.optim, optim.SGD) and INSIDES_ARE_KNOWN:
+                self._step_with(self.optim, lars)
+            else:
+                self._scale_and_step(lars)
+        return loss
+
+    @staticmethod
+    def _step_with(optimizer: optim.SGD, lars: optim.Lars) -> None:
+        """Its kernels scale on the way: the gradients themselves stay as they are."""
+        optimizer._lars = lars
+        try:
+            optimizer.step()
+        finally:
+            optimizer._lars = None
+
+    def _scale_and_step(self, lars: optim.Lars) -> None:
+        decays = [group.get("weight_decay", 0) for group in self.param_groups]
+        for group, decay in zip(self.param_groups, decays, strict=True):
+            params = [param for param in group["params"] if param.grad is not None]
+            lars.scale_(params, [param.grad for param in params], decay, maximize=group.get("maximize", False))
         try:
             for group in self.param_groups:
                 if "weight_decay" in group:
@@ -301,17 +405,6 @@ class FusedLars(Optimizer):
             for group, decay in zip(self.param_groups, decays, strict=True):
                 if "weight_decay" in group:
                     group["weight_decay"] = decay
-        return loss
-
-    def _scale(self, param: Tensor, decay: float, is_scaled: bool) -> None:
-        grad = param.grad
-        assert grad is not None
-        size, size_of_grad = torch.linalg.vector_norm(param), torch.linalg.vector_norm(grad)
-        if decay:
-            grad.add_(param, alpha=decay)
-        if is_scaled:
-            ratio = self._eeta * size / (size_of_grad + decay * size + self._eps)
-            grad.mul_(torch.where((size > 0) & (size_of_grad > 0), ratio, torch.ones_like(ratio)))
 
 
 def _loss(closure: _Closure) -> Any:
