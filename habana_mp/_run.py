@@ -325,7 +325,8 @@ def _watch_children(options: Options, folder: str | None = None) -> Children:
             hmp.reset_report()
 
     spawned_processes.tell_children(
-        lambda: _ForChild(options, children.folder) if options.by_script or hmp.is_converted() else None
+        "habana_mp.run",
+        lambda: _ForChild(options, children.folder) if options.by_script or hmp.is_converted() else None,
     )
     spawned_processes.in_children(
         _watched[-1], begin, lambda: children.leave(_report.current()), is_child=folder is not None

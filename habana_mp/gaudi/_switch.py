@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import multiprocessing.spawn
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
 
 from habana_mp import _core, _regions
 from habana_mp._install import installation
@@ -22,9 +20,12 @@ from habana_mp.patches.hpu_distributed import HpuDataParallel, HpuProcessGroups
 from habana_mp.patches.hpu_files import HpuFiles, HpuLoaders
 from habana_mp.patches.hpu_lightning import TRAINERS, HpuTrainer
 from habana_mp.patches.hpu_packages import AnswersToLibraries, HpuModule
+from habana_mp.patches.spawned_processes import tell_children, tell_children_no_more
 
 #: The environment variable that names the device, in this process and in its children.
 VARIABLE = "HABANA_MP_GAUDI"
+#: What children of multiprocessing find it by.
+_ENTRY = "habana_mp.gaudi"
 
 
 class _State:
@@ -34,7 +35,8 @@ class _State:
         self.devices: Devices | None = None
         self.patches: list[Patch] = []
         self.finder: Finder | None = None
-        self.preparation: Callable[..., Any] | None = None
+        self.tells_children = False
+        self.variable_before: str | None = None
 
 
 _state = _State()
@@ -65,7 +67,7 @@ def switch_on(device: str | None = None) -> None:
         if device is not None:
             _state.devices.real = chosen(device)
             _tell_regions(_state.devices)
-            if _state.preparation is not None:
+            if _state.tells_children:
                 os.environ[VARIABLE] = str(_state.devices.real)
         return
     real = chosen(device)
@@ -73,23 +75,27 @@ def switch_on(device: str | None = None) -> None:
     refuse_to_shadow(finder)
     log_to_standard_error()
     _core.bind_torch()  # before torch's functions are exchanged
-    _state.devices = Devices(real)
+    devices = _state.devices = Devices(real)
     _state.finder = finder
     sys.meta_path = [finder, *sys.meta_path]
-    _state.patches = [
-        HpuDevices(_state.devices),
-        HpuAutocast(_state.devices),
-        HpuFiles(_state.devices),
-        HpuLoaders(_state.devices),
-        HpuProcessGroups(_state.devices),
-        HpuDataParallel(_state.devices),
-        *(HpuTrainer(name, _state.devices) for name in TRAINERS),
-        HpuModule(_state.devices),
-        AnswersToLibraries(ROOTS, a_library_asks),
-    ]
-    for patch in _state.patches:
-        patch.install(Settings())
-    _tell_regions(_state.devices)
+    try:
+        for patch in (
+            HpuDevices(devices),
+            HpuAutocast(devices),
+            HpuFiles(devices),
+            HpuLoaders(devices),
+            HpuProcessGroups(devices),
+            HpuDataParallel(devices),
+            *(HpuTrainer(name, devices) for name in TRAINERS),
+            HpuModule(devices),
+            AnswersToLibraries(ROOTS, a_library_asks),
+        ):
+            _state.patches.append(patch)
+            patch.install(Settings())
+    except BaseException:
+        switch_off()
+        raise
+    _tell_regions(devices)
 
 
 def migrate_from_cuda() -> None:
@@ -113,9 +119,12 @@ def switch_off() -> None:
     _state.devices = _state.finder = None
     _regions.stand_ins.clear()
     installation.numbers.clear()
-    if _state.preparation is not None:
-        multiprocessing.spawn.get_preparation_data = _state.preparation
-        _state.preparation = None
+    if _state.tells_children:
+        tell_children_no_more(_ENTRY)
+        os.environ.pop(VARIABLE, None)
+        if _state.variable_before is not None:
+            os.environ[VARIABLE] = _state.variable_before
+        _state.tells_children = False
 
 
 def _tell_regions(devices: Devices) -> None:
@@ -136,11 +145,8 @@ class _SwitchedOn:
 def prepare_children(device: str | None = None) -> None:
     """Have processes that this one starts switch the stand-in on: those of multiprocessing before they import the
     script, others, by the environment variable HABANA_MP_GAUDI, where they import habana_mp."""
+    if not _state.tells_children:
+        _state.variable_before = os.environ.get(VARIABLE)
+        _state.tells_children = True
     os.environ[VARIABLE] = str(devices().real if device is None else chosen(device))
-    if _state.preparation is None:
-        prepare = _state.preparation = multiprocessing.spawn.get_preparation_data
-
-        def and_switch_on(*arguments: Any, **keywords: Any) -> dict[str, Any]:
-            return {**prepare(*arguments, **keywords), "habana_mp.gaudi": _SwitchedOn(os.environ[VARIABLE])}
-
-        multiprocessing.spawn.get_preparation_data = and_switch_on
+    tell_children(_ENTRY, lambda: _SwitchedOn(os.environ[VARIABLE]))

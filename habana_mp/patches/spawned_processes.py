@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from habana_mp._ledger import Assumption, holds
+from habana_mp.patches.exchanged_attributes import ExchangedAttributes
 
 _preparation = Assumption(
     "cpython.spawn-preparation",
@@ -24,26 +25,47 @@ _after_fork = Assumption(
     otherwise="what these processes compute is not in the report of `habana-mp run`",
 )
 
-#: Its name there. Children read no other entry than those that they know.
-_ENTRY = "habana_mp"
-
 
 def _is_there() -> bool:
     return list(inspect.signature(multiprocessing.spawn.get_preparation_data).parameters) == ["name"]
 
 
-def tell_children(told: Callable[[], Any]) -> None:
+class _Preparation:
+    """What children are told, by its name in that dict. They read no other names than those that they know."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, Callable[[], Any]] = {}
+        self._exchanged = ExchangedAttributes()
+
+    def put_in(self) -> None:
+        if self.told or not holds(_preparation, _is_there):
+            return
+        original = multiprocessing.spawn.get_preparation_data
+
+        def get_preparation_data(name: str) -> dict[str, Any]:
+            values = {entry: told() for entry, told in self.told.items()}
+            return {**original(name), **{entry: value for entry, value in values.items() if value is not None}}
+
+        self._exchanged.exchange(multiprocessing.spawn, "get_preparation_data", get_preparation_data)
+
+    def take_out(self) -> None:
+        if not self.told:
+            self._exchanged.put_back()
+
+
+_children = _Preparation()
+
+
+def tell_children(entry: str, told: Callable[[], Any]) -> None:
     """Send each process that is started anew what ``told`` gives, None for nothing. It is unpickled first of all."""
-    if not holds(_preparation, _is_there):
-        return
-    original = multiprocessing.spawn.get_preparation_data
+    _children.put_in()
+    _children.told[entry] = told
 
-    def get_preparation_data(name: str) -> dict[str, Any]:
-        data: dict[str, Any] = original(name)
-        value = told()
-        return data if value is None else {**data, _ENTRY: value}
 
-    multiprocessing.spawn.get_preparation_data = get_preparation_data
+def tell_children_no_more(entry: str) -> None:
+    """Send this no longer."""
+    _children.told.pop(entry, None)
+    _children.take_out()
 
 
 def in_children(owner: Any, begin: Callable[[Any], None], end: Callable[[], None], *, is_child: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -281,33 +282,58 @@ def test_scripts_for_cuda_migrate() -> None:
     )
 
 
-def test_torch_is_as_it_was_when_it_is_switched_off() -> None:
-    gaudi(
-        """
-        import importlib.util, multiprocessing.spawn, sys
-        from torch.utils.data import DataLoader
-        def state():
-            classes = {(owner, name): value for owner in (torch, torch.cuda, torch.fft, torch.Tensor, torch.nn.Module)
-                       for name, value in vars(owner).items()}
-            codes = [one.__code__ for one in (
-                torch.load, torch.autocast.__init__, torch.autocast.__enter__, DataLoader.__init__,
-                torch.distributed.init_process_group, torch.nn.parallel.DistributedDataParallel.__init__,
-                importlib.util.find_spec)]
-            return classes, codes, list(sys.meta_path), multiprocessing.spawn.get_preparation_data, list(
-                torch.serialization._package_registry)
-        import torch.distributed
-        before = state()
+STATE = """
+import importlib.util, multiprocessing.spawn, os, sys
+import torch.distributed
+from torch.utils.data import DataLoader
+
+def state():
+    classes = {(owner, name): value for owner in (torch, torch.cuda, torch.fft, torch.Tensor, torch.nn.Module)
+               for name, value in vars(owner).items()}
+    codes = [one.__code__ for one in (
+        torch.load, torch.autocast.__init__, torch.autocast.__enter__, DataLoader.__init__,
+        torch.distributed.init_process_group, torch.nn.parallel.DistributedDataParallel.__init__,
+        importlib.util.find_spec)]
+    return classes, codes, list(sys.meta_path), multiprocessing.spawn.get_preparation_data, list(
+        torch.serialization._package_registry), os.environ.get("HABANA_MP_GAUDI")
+
+def check_as_before():
+    after = state()
+    assert {key for key in before[0] if before[0][key] is not after[0].get(key)} == set()
+    assert set(after[0]) == set(before[0]) and after[1:] == before[1:]
+    try:
+        torch.ones(1, device="hpu")
+    except (RuntimeError, ImportError):
+        print("refused")
+
+before = state()
+"""
+
+
+@pytest.mark.parametrize("variable", [{}, {"HABANA_MP_GAUDI": "cpu"}])
+def test_torch_is_as_it_was_when_it_is_switched_off(variable: dict[str, str]) -> None:
+    code = """
         import habana_mp.gaudi
         import habana_frameworks.torch.gpu_migration
         assert state()[1:] != before[1:]
         habana_mp.gaudi.switch_off()
-        after = state()
-        assert {key for key in before[0] if before[0][key] is not after[0].get(key)} == set()
-        assert set(after[0]) == set(before[0]) and after[1:] == before[1:]
+        check_as_before()
+        """
+    assert gaudi(textwrap.dedent(code), on="import torch\n" + STATE, **variable) == ["refused"]
+
+
+def test_torch_is_as_it_was_when_a_part_of_it_cannot_be_put_in() -> None:
+    code = """
+        from habana_mp.patches import hpu_distributed
+
+        def fail(self, settings):
+            raise RuntimeError("a part is missing")
+
+        hpu_distributed.HpuDataParallel.install = fail
         try:
-            torch.ones(1, device="hpu")
-        except (RuntimeError, ImportError):
-            print("refused")
-        """,
-        on="import torch\n",
-    )
+            import habana_mp.gaudi
+        except RuntimeError as error:
+            print(error)
+        check_as_before()
+        """
+    assert gaudi(textwrap.dedent(code), on="import torch\n" + STATE) == ["a part is missing", "refused"]

@@ -240,7 +240,8 @@ def test_tensors_are_worked_on_one_after_the_other_without_foreach() -> None:
         tensors, others = [torch.arange(3.0), torch.ones(2)], [torch.ones(3), torch.full((2,), 4.0)]
         foreach.div_(tensors, torch.tensor(2.0))
         foreach.addcdiv_(tensors, others, others, value=-1.0)
-        foreach.mul_(tensors, [torch.tensor(2.0), 3.0])
+        foreach.mul_(tensors, [torch.tensor(2.0), torch.tensor(3.0)])
+        foreach.mul_(tensors, [0.5, 3.0])
         foreach.lerp_(others, tensors, 0.25)
         sums = foreach.add(tensors, others, alpha=2.0)
         print([one.tolist() for one in (*tensors, *others, *sums, *foreach.sqrt(others[1:]))], float(total_norm(sums)))

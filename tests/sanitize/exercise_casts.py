@@ -94,6 +94,7 @@ def the_optimizers() -> None:
         (optim.Adam, {"weight_decay": 0.1, "maximize": True, "fused": True}),
         (optim.SGD, {"momentum": 0.9, "nesterov": True}),
         (optim.SGD, {"weight_decay": 0.1, "fused": True}),
+        (optim.Adagrad, {"weight_decay": 0.1, "fused": True}),
     ):
         params: list[Any] = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
         params += [torch.nn.Parameter(torch.randn(5, 7).t()), torch.nn.Parameter(torch.randn(3).bfloat16())]
@@ -115,6 +116,18 @@ def the_optimizers() -> None:
                 optimizer.grad_scale, optimizer.found_inf = torch.tensor(2.0), torch.tensor(0.0)
             optimizer.step()
     _stepping.casts_to_write = targets
+    columns = [[torch.randn(shape) for shape in shapes] for _ in range(4)]
+    params, grads, averages, squares = columns
+    steps = [torch.zeros(()) for _ in shapes]
+    betas = {"beta1": 0.9, "beta2": 0.99}
+    _stepping.Stepping(params, grads, [averages, [one.abs() for one in squares]], steps).run(
+        "lamb", lr=0.1, eps=1e-6, weight_decay=0.1, grad_scale=0.5, decoupled=True, corrects=True,
+        averages_gradient=True, adapts=True, **betas,
+    )  # fmt: skip
+    _stepping.Stepping(params, grads, [averages]).run(
+        "sgd", lr=0.1, momentum=0.9, dampening=0.0, weight_decay=0.1, nesterov=False, maximize=False, grad_scale=None,
+        begins=[True] * 5, lars=[True, False, True, True, True], lars_factor=0.01, lars_eps=0.0,
+    )  # fmt: skip
     with raises(ValueError):
         _core.StepPlan(params=params, grads=[], states=[], steps=[], lowers=[], writes_grads=False)
     with raises(TypeError):
