@@ -29,7 +29,8 @@ def line(report: Report) -> str:
     for row in report:
         calls[row.precision] = calls.get(row.precision, 0) + row.calls
     if not calls:
-        return "no covered operation was called"
+        never = "`hmp.convert` was not called"
+        return never if report.configuration is None else "no covered operation was called"
     parts = ["calls: " + ", ".join(f"{calls[one]:,} {_in(one)}" for one in _PRECISIONS if one in calls)]
     seconds = report.total("seconds")
     if seconds:

@@ -68,6 +68,19 @@ def test_a_pretraining_with_added_gradients_trains_in_mixed_precision_as_in_fp32
     assert abs(number("final loss", mixed) - number("final loss", plain)) < max(noise, 0.02)
 
 
+def test_a_detector_trains_with_a_loss_in_float32_as_in_fp32(tmp_path: Path) -> None:
+    (tmp_path / "bf16.txt").write_text("conv2d\nrelu\nmax_pool2d\n")
+    (tmp_path / "fp32.txt").write_text("batch_norm\nsoftmax\ncross_entropy\nsmooth_l1_loss\n")
+    lists = ("--hmp", "--hmp-bf16", "bf16.txt", "--hmp-fp32", "fp32.txt")
+    plain, other_seed = (started(tmp_path, "detection.py", *options) for options in ((), ("--seed", "1")))
+    noise = abs(number("final loss", other_seed) - number("final loss", plain))
+    assert number("recall", plain) > 0.85
+    for options in (("--hmp",), lists):
+        mixed = started(tmp_path, "detection.py", *options)
+        assert abs(number("recall", mixed) - number("recall", plain)) < 0.05
+        assert abs(number("final loss", mixed) - number("final loss", plain)) < max(noise, 0.03)
+
+
 @pytest.mark.parametrize("option", ["--hmp", "--autocast"])
 def test_a_self_supervised_training_with_a_moving_average(option: str, tmp_path: Path) -> None:
     plain, mixed = started(tmp_path, "self_supervised.py"), started(tmp_path, "self_supervised.py", option)

@@ -37,6 +37,16 @@ def test_the_script_alone_converts(tmp_path: Path, option: str) -> None:
     assert "habana-mp: calls: 1 in bf16" in done.stderr
 
 
+def test_a_script_that_does_not_convert_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(
+        "import torch\ntorch.ones(2, 2, device='hpu') @ torch.ones(2, 2, device='hpu')\n"
+    )
+    command = [sys.executable, "-m", "habana_mp", "run", "--gaudi=cpu", "plain.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1] == "habana-mp: `hmp.convert` was not called"
+
+
 def test_its_report_is_as_fine_as_was_asked_for(tmp_path: Path) -> None:
     done = run(tmp_path, "--gaudi=cpu", "--detail", "lines", "--report", "out.json")
     assert done.returncode == 0, done.stderr
