@@ -53,6 +53,7 @@ bench: $(VENV)/.built
 	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/weights.py
 	$(BIN)/python benchmarks/optimizers.py
+	$(BIN)/python benchmarks/gaudi_optimizers.py
 	$(BIN)/python benchmarks/allocator.py
 	$(BIN)/python benchmarks/models.py --write
 	$(BIN)/python benchmarks/models.py --kinds --busy --quick --write

@@ -1,5 +1,5 @@
-"""AdamW, Adam and SGD against torch's, step by step: bit for bit with its fused ones, and wherever those are wrong or
-would not do, with its for-loop."""
+"""AdamW, Adam, SGD and Adagrad against torch's, step by step: bit for bit with its fused ones, and wherever those are
+wrong or would not do, with its for-loop."""
 
 from __future__ import annotations
 

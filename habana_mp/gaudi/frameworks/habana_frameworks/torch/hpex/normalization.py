@@ -32,7 +32,8 @@ class FusedClipNorm:
                 return torch.nn.utils.clip_grad_norm_(params, self.max_norm)  # it knows sharded ones, for instance
             norm = total_norm(grads)
             scale = torch.clamp(self.max_norm / (norm + 1e-6), max=1.0)
-            # Reading it makes no other device wait.
-            if any(grad.device.type != "cpu" for grad in grads) or float(scale) != 1:
+            if any(grad.device.type != "cpu" for grad in grads):
                 foreach.mul_(grads, [scale.to(grad.device) for grad in grads])
+            elif (factor := float(scale)) != 1:  # reading it makes nobody wait
+                foreach.mul_(grads[::-1], factor)  # the last one was read last: it is in the caches
             return norm
