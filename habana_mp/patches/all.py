@@ -26,6 +26,7 @@ from habana_mp.patches.memory import Memory
 from habana_mp.patches.module_calls import ModuleCalls
 from habana_mp.patches.optimizer_steps import OptimizerSteps
 from habana_mp.patches.recognised_code import RecognisedCode
+from habana_mp.patches.rotary_embeddings import RotaryEmbeddings
 from habana_mp.patches.stored_values import StoredValues
 from habana_mp.patches.unwrapped_steps import UnwrappedSteps
 from habana_mp.patches.when_imported import WhenImported
@@ -52,6 +53,7 @@ def all_patches() -> tuple[Patch, ...]:
         RegionsInExport(),
         *([] if dynamo_guards_on_autocast() else [GuardOnState()]),
         *exchanged_functions(),
+        RotaryEmbeddings(),
         KeptWeights(),
         Memory(),
         Checkpoint(),

@@ -10,6 +10,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase as fnmatch
 from typing import Any, NamedTuple
 
 from habana_mp._ledger import Assumption, UnmetError, holds
@@ -17,7 +18,7 @@ from habana_mp.patches.code_exchange import forwarding_code, full_name, untouche
 from habana_mp.patches.when_imported import WhenImported
 
 #: By module: functions and methods; ``*.method`` stands for every class of the module that has such a method of its
-#: own, ``*`` alone for every public function of it.
+#: own, ``*Name*.method`` for those that are called so, ``*`` alone for every public function of it.
 Table = dict[str, tuple[str, ...]]
 
 #: Each exchanged function as it was, by its full name.
@@ -88,8 +89,8 @@ def functions_of(module: types.ModuleType, names: tuple[str, ...]) -> Iterator[t
             public = [value for key, value in vars(module).items() if not key.startswith("_")]
             public = [one for one in public if isinstance(one, types.FunctionType)]
             found |= {id(one): one for one in public if one.__module__ == module.__name__}
-        elif owner == "*":
-            owners = [one for one in vars(module).values() if isinstance(one, type)]
+        elif "*" in owner:
+            owners = [one for key, one in vars(module).items() if isinstance(one, type) and fnmatch(key, owner)]
             owners = [one for one in owners if one.__module__ == module.__name__]
         elif owner:
             owners = [getattr(module, owner, None)]
@@ -97,7 +98,7 @@ def functions_of(module: types.ModuleType, names: tuple[str, ...]) -> Iterator[t
             value = getattr(one, "__dict__", {}).get(attribute)
             value = getattr(value, "__func__", value)  # of a class method
             # A class may have that of another module.
-            if isinstance(value, types.FunctionType) and (owner != "*" or value.__module__ == module.__name__):
+            if isinstance(value, types.FunctionType) and ("*" not in owner or value.__module__ == module.__name__):
                 found[id(value)] = value
     return iter(found.values())
 
@@ -106,6 +107,12 @@ def functions_of(module: types.ModuleType, names: tuple[str, ...]) -> Iterator[t
 def _forwarding(function: types.FunctionType, code: types.CodeType, call: Callable[..., Any]) -> types.CodeType:
     """Compiled once for each ``code`` that the function has had: that is a good part of what ``convert`` costs."""
     return forwarding_code(function, call, imported=call.__module__)
+
+
+def exchange_code(function: types.FunctionType, call: Callable[..., Any]) -> None:
+    """Have ``call`` be called in its stead."""
+    originals[full_name(function)] = untouched(function)
+    function.__code__ = _forwarding(function, function.__code__, call)
 
 
 class ExchangedFunctions(WhenImported):
@@ -121,10 +128,8 @@ class ExchangedFunctions(WhenImported):
 
     def do(self, module: Any) -> None:
         for function in self._found(module):
-            code = function.__code__
-            self._codes.append((function, code))
-            originals[full_name(function)] = untouched(function)
-            function.__code__ = _forwarding(function, code, self._exchange.call)
+            self._codes.append((function, function.__code__))
+            exchange_code(function, self._exchange.call)
 
     def undo(self, module: Any) -> None:
         for function, code in self._codes:

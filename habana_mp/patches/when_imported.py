@@ -1,4 +1,4 @@
-"""A patch of a module that may not have been imported yet."""
+"""Patches of modules that may not have been imported yet."""
 
 from __future__ import annotations
 
@@ -24,26 +24,44 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[WhenImported]] = {}
+        self._waiting_for_many: list[WheneverImported] = []
         self._finding: set[str] = set()
 
     def add(self, part: WhenImported) -> None:
         self._waiting.setdefault(part.name, []).append(part)
-        if self not in sys.meta_path:
-            # A new list, here and below: another thread may be going through the old one.
-            sys.meta_path = [self, *sys.meta_path]
+        self._begin()
 
     def remove(self, part: WhenImported) -> None:
         others = [one for one in self._waiting.pop(part.name, []) if one is not part]
         if others:
             self._waiting[part.name] = others
+        self._end()
+
+    def add_for_many(self, part: WheneverImported) -> None:
+        self._waiting_for_many = [*self._waiting_for_many, part]
+        self._begin()
+
+    def remove_for_many(self, part: WheneverImported) -> None:
+        self._waiting_for_many = [one for one in self._waiting_for_many if one is not part]
+        self._end()
+
+    def _begin(self) -> None:
+        if self not in sys.meta_path:
+            # A new list, here and below: another thread may be going through the old one.
+            sys.meta_path = [self, *sys.meta_path]
+
+    def _end(self) -> None:
         # At the very end of the interpreter there is no path any more.
-        if not self._waiting and self in (sys.meta_path or ()):
+        if not self._waiting and not self._waiting_for_many and self in (sys.meta_path or ()):
             sys.meta_path = [one for one in sys.meta_path if one is not self]
+
+    def _is_waited_for(self, fullname: str) -> bool:
+        return fullname in self._waiting or any(one.means(fullname) for one in self._waiting_for_many)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname not in self._waiting or fullname in self._finding:
+        if fullname in self._finding or not self._is_waited_for(fullname):
             return None
         self._finding.add(fullname)
         try:
@@ -62,7 +80,8 @@ class _Finder(importlib.abc.MetaPathFinder):
             if vars(loader).get("exec_module") is execute_and_tell:
                 del loader.exec_module
             with _lock:
-                for part in list(self._waiting.get(fullname, ())):
+                parts = [one for one in self._waiting_for_many if one.means(fullname)]
+                for part in (*self._waiting.get(fullname, ()), *parts):
                     part.found(module)
 
         loader.exec_module = execute_and_tell
@@ -113,6 +132,49 @@ class WhenImported(Patch):
     def _stop_waiting(self) -> None:
         self._is_waiting = False
         _finder.remove(self)
+
+    @abstractmethod
+    def do(self, module: Any) -> None: ...
+
+    @abstractmethod
+    def undo(self, module: Any) -> None:
+        """Also of what was done by half."""
+
+
+class WheneverImported(Patch):
+    """Something done to many modules, to each at once or as soon as it is imported."""
+
+    def __init__(self) -> None:
+        self._is_waiting = False
+        self._modules: list[types.ModuleType] = []
+
+    @abstractmethod
+    def means(self, name: str) -> bool:
+        """Is it for the module of this name?"""
+
+    def install(self, settings: Settings = _ANY) -> None:
+        with _lock:
+            if self._is_waiting:
+                return
+            self._is_waiting = True
+            _finder.add_for_many(self)
+        for name in [name for name in list(sys.modules) if self.means(name)]:
+            module = importlib.import_module(name)  # waits for another thread that is importing it
+            with _lock:
+                self.found(module)
+
+    def uninstall(self) -> None:
+        with _lock:
+            self._is_waiting = False
+            _finder.remove_for_many(self)
+            while self._modules:
+                self.undo(self._modules.pop())
+
+    def found(self, module: types.ModuleType) -> None:
+        """The module is there."""
+        if self._is_waiting and module not in self._modules:
+            self._modules.append(module)  # a signal's handler may raise in the middle of it
+            self.do(module)
 
     @abstractmethod
     def do(self, module: Any) -> None: ...

@@ -5,6 +5,8 @@ Needs transformers.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,46 @@ def test_a_block_that_transformers_protects_is_not_cast(backend: str | None) -> 
     hmp.restore()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert [one.dtype for one in rotary(SQUARE)] == [torch.float32] * 2
+
+
+ROTARY = """
+import torch
+{imports}
+from habana_mp import hmp
+{before}
+from transformers.models.llama import modeling_llama
+from transformers.models.qwen2_vl import modeling_qwen2_vl
+{after}
+config = transformers.LlamaConfig(hidden_size=32, num_attention_heads=4)
+embedding = modeling_llama.LlamaRotaryEmbedding(config)
+vision = modeling_qwen2_vl.Qwen2VLVisionRotaryEmbedding(modeling_qwen2_vl.Qwen2VLVisionConfig())
+x, positions = torch.zeros(1, 4, 32), torch.tensor([[0, 1001, 4001, 30001]])
+def made():
+    return [*embedding(x, positions), *vision(x, torch.tensor([[3, 1001, 7], [9, 2001, 8]]))]
+lowered = made()
+assert torch.mul(x, x).dtype is torch.bfloat16
+compiled = torch.compile(made, backend="aot_eager", fullgraph=True)()
+with hmp.autocast("cpu", preset="hmp-default"):
+    assert torch.mul(x, x).dtype is torch.bfloat16
+    in_a_region = made()
+forward = modeling_llama.LlamaRotaryEmbedding.forward
+hmp.restore()
+expected = made()
+for some in (lowered, compiled, in_a_region):
+    for one, other in zip(some, expected, strict=True):
+        assert one.dtype is torch.float32, one.dtype
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+assert "without_casts" not in forward.__code__.co_names
+print("exact")
+"""
+
+
+@pytest.mark.parametrize("order", ["models first", "convert first"])
+def test_angles_of_rotary_embeddings_are_made_in_float32(order: str) -> None:
+    before, after = ("", "hmp.convert()") if order == "models first" else ("hmp.convert()", "")
+    code = ROTARY.format(imports="import transformers", before=before, after=after)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("exact\n", 0), done.stderr
 
 
 _SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 99}
