@@ -443,7 +443,8 @@ stopwatch = Stopwatch()
 def _rule_of(operation: str, precision: str, reason: str) -> str | None:
     if reason not in ("list", "no_product"):
         return _RULES.get(reason)
-    found = (named.get(operation) for named in _named)
+    # Another thread may convert meanwhile, and add one: a list is made of them at once.
+    found = [named.get(operation) for named in list(_named)]
     wheres = dict.fromkeys(one[1] for one in found if one is not None and (reason != "list" or one[0] == precision))
     return " or ".join(wheres) or None
 

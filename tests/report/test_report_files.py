@@ -6,7 +6,7 @@ import io
 import json
 import re
 import sys
-from collections import Counter
+from collections import Counter, deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from habana_mp import Report, Row, hmp
+from habana_mp import Report, Row, _report, hmp
 from habana_mp._report import merged
 from helpers.any_reports import any_report
 
@@ -335,3 +335,18 @@ def test_two_processes_that_ran_the_same_give_one_report_of_twice_as_many_calls(
         (row.operation, row.place, 2 * row.calls) for row in recorded
     ]
     assert (whole.ranks, whole.detail, len(whole.findings)) == (2, "lines", len(recorded.findings))
+
+
+def test_lists_that_another_thread_puts_in_force_meanwhile_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Converts(dict[str, tuple[str, str]]):
+        """Asked for an operation, it lets another thread convert."""
+
+        def get(self, *given: Any) -> Any:
+            _report.remember({"mm": ("bf16", "other.txt:1")}, None)
+            return super().get(*given)
+
+    lists = deque([Converts(mm=("bf16", "mine.txt:1")), {"mm": ("bf16", "mine.txt:2")}], maxlen=16)
+    monkeypatch.setattr(_report, "_named", lists)
+    monkeypatch.setattr(_report._InForce, "described", None)
+    assert _report._rule_of("mm", "bf16", "list") == "mine.txt:1 or mine.txt:2"
+    assert len(lists) == 3
