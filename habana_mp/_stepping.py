@@ -7,9 +7,10 @@ gaps. The others are left out, for whoever asks to step by torch's own functions
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
@@ -32,6 +33,21 @@ def writes_kept_casts(optimizer: _T) -> _T:
 def is_ours(optimizer: Any) -> bool:
     """Do its steps write the kept casts of weights?"""
     return type(optimizer) in _classes
+
+
+def loss_of(closure: Callable[[], Any] | None) -> Any:
+    """What a step's closure gives, with gradients; None where there is none."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
+def make_gradients_dense(params: Iterable[Tensor]) -> None:
+    """Those that are sparse."""
+    for param in params:
+        if param.grad is not None and param.grad.layout is not torch.strided:
+            param.grad = param.grad.to_dense()
 
 
 class Stepping:

@@ -29,7 +29,7 @@ from torch.optim.optimizer import Optimizer
 from torch.optim.sgd import sgd as _torch_sgd
 
 from habana_mp import _core
-from habana_mp._stepping import Stepping, is_number, others, picked, writes_kept_casts
+from habana_mp._stepping import Stepping, is_number, loss_of, others, picked, writes_kept_casts
 from habana_mp.patches.optimizers import (
     ADAMW_ASKS_FOR_AMSGRAD,
     INSIDES_ARE_KNOWN,
@@ -98,10 +98,7 @@ if not INSIDES_ARE_KNOWN:  # then torch's own steps are inherited
 
 
 def _step(optimizer: Optimizer, closure: _Closure, step_group: Callable[[Any, _Group], None]) -> Any:
-    loss = None
-    if closure is not None:
-        with torch.enable_grad():
-            loss = closure()
+    loss = loss_of(closure)
     for group in optimizer.param_groups:
         step_group(optimizer, group)
     return loss

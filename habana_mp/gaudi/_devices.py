@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from habana_mp import _speed
 from habana_mp.gaudi._callers import is_script, place
 
 logger = logging.getLogger("habana_mp.gaudi")
@@ -48,12 +49,7 @@ def chosen(name: str | None) -> torch.device:
 
 def _there() -> list[str]:
     """The best first."""
-    found = []
-    for name in ("cuda", "xpu", "mps"):
-        module = getattr(torch, name, None)
-        if module is not None and module.is_available():
-            found.append(name)
-    return [*found, "cpu"]
+    return [*(one for one in _speed.devices() if one not in ("cpu", "hpu")), "cpu"]
 
 
 #: The one that a script sees where there is one.

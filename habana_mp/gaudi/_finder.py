@@ -62,7 +62,7 @@ class Finder(importlib.abc.MetaPathFinder):
         for finder in list(sys.meta_path):
             find: Any = getattr(finder, "find_spec", None)
             if finder is not self and find is not None and (spec := find(root, None, None)) is not None:
-                return spec  # type: ignore[no-any-return]
+                return spec  # type: ignore[no-any-return]  # a spec
         return None
 
 

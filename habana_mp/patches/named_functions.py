@@ -109,10 +109,23 @@ def _forwarding(function: types.FunctionType, code: types.CodeType, call: Callab
     return forwarding_code(function, call, imported=call.__module__)
 
 
-def exchange_code(function: types.FunctionType, call: Callable[..., Any]) -> None:
-    """Have ``call`` be called in its stead."""
-    originals[full_name(function)] = untouched(function)
-    function.__code__ = _forwarding(function, function.__code__, call)
+class ExchangedCodes:
+    """Functions in whose stead others are called, and the code that they had."""
+
+    def __init__(self) -> None:
+        self._codes: list[tuple[types.FunctionType, types.CodeType]] = []
+
+    def exchange(self, function: types.FunctionType, call: Callable[..., Any]) -> None:
+        """Have ``call`` be called in its stead."""
+        code = function.__code__
+        self._codes.append((function, code))
+        originals[full_name(function)] = untouched(function)
+        function.__code__ = _forwarding(function, code, call)
+
+    def put_back(self) -> None:
+        for function, code in self._codes:
+            function.__code__ = code
+        self._codes = []
 
 
 class ExchangedFunctions(WhenImported):
@@ -124,17 +137,14 @@ class ExchangedFunctions(WhenImported):
         self._exchange = exchange
         self._functions = functions
         self._assumption = exchange.assumption_of(name)
-        self._codes: list[tuple[types.FunctionType, types.CodeType]] = []
+        self._codes = ExchangedCodes()
 
     def do(self, module: Any) -> None:
         for function in self._found(module):
-            self._codes.append((function, function.__code__))
-            exchange_code(function, self._exchange.call)
+            self._codes.exchange(function, self._exchange.call)
 
     def undo(self, module: Any) -> None:
-        for function, code in self._codes:
-            function.__code__ = code
-        self._codes = []
+        self._codes.put_back()
 
     def _found(self, module: Any) -> Iterator[types.FunctionType]:
         groups = [self._functions] if self._exchange.some else [(name,) for name in self._functions]

@@ -9,31 +9,29 @@ from __future__ import annotations
 
 import types
 
-from habana_mp.patches.named_functions import exchange_code, functions_of
+from habana_mp.patches.named_functions import ExchangedCodes, functions_of
 from habana_mp.patches.when_imported import WheneverImported
 from habana_mp.patches.without_casts import without_casts
 
-#: In the modules of models, those of the library and those that come with a model's files.
-_PACKAGES = ("transformers.models.", "transformers_modules.")
 _NAMES = ("*Rotary*.forward",)
 
 
 class RotaryEmbeddings(WheneverImported):
     """The forwards of such modules run without casts. A model that has none is as it is."""
 
+    #: The library's models, and those that come with a model's files.
+    packages = ("transformers.models.", "transformers_modules.")
+
     def __init__(self) -> None:
         super().__init__()
-        self._codes: dict[str, list[tuple[types.FunctionType, types.CodeType]]] = {}
+        self._codes = ExchangedCodes()
 
     def means(self, name: str) -> bool:
-        return name.startswith(_PACKAGES) and ".modeling_" in name
+        return super().means(name) and ".modeling_" in name
 
     def do(self, module: types.ModuleType) -> None:
-        codes = self._codes.setdefault(module.__name__, [])
         for function in functions_of(module, _NAMES):
-            codes.append((function, function.__code__))
-            exchange_code(function, without_casts)
+            self._codes.exchange(function, without_casts)
 
-    def undo(self, module: types.ModuleType) -> None:
-        for function, code in self._codes.pop(module.__name__, ()):
-            function.__code__ = code
+    def undo(self) -> None:
+        self._codes.put_back()

@@ -142,15 +142,18 @@ class WhenImported(Patch):
 
 
 class WheneverImported(Patch):
-    """Something done to many modules, to each at once or as soon as it is imported."""
+    """Something done to many modules of some packages, to each at once or as soon as it is imported."""
+
+    #: What the names of the modules begin with.
+    packages: tuple[str, ...]
 
     def __init__(self) -> None:
         self._is_waiting = False
-        self._modules: list[types.ModuleType] = []
+        self._names: set[str] = set()
 
-    @abstractmethod
     def means(self, name: str) -> bool:
         """Is it for the module of this name?"""
+        return name.startswith(self.packages)
 
     def install(self, settings: Settings = _ANY) -> None:
         with _lock:
@@ -158,6 +161,8 @@ class WheneverImported(Patch):
                 return
             self._is_waiting = True
             _finder.add_for_many(self)
+        if not any(package.partition(".")[0] in sys.modules for package in self.packages):
+            return  # to go through all modules takes longer than many a patch
         for name in [name for name in list(sys.modules) if self.means(name)]:
             module = importlib.import_module(name)  # waits for another thread that is importing it
             with _lock:
@@ -167,18 +172,18 @@ class WheneverImported(Patch):
         with _lock:
             self._is_waiting = False
             _finder.remove_for_many(self)
-            while self._modules:
-                self.undo(self._modules.pop())
+            self._names.clear()
+            self.undo()
 
     def found(self, module: types.ModuleType) -> None:
         """The module is there."""
-        if self._is_waiting and module not in self._modules:
-            self._modules.append(module)  # a signal's handler may raise in the middle of it
+        if self._is_waiting and module.__name__ not in self._names:
+            self._names.add(module.__name__)
             self.do(module)
 
     @abstractmethod
     def do(self, module: Any) -> None: ...
 
     @abstractmethod
-    def undo(self, module: Any) -> None:
-        """Also of what was done by half."""
+    def undo(self) -> None:
+        """In all of them, also what was done by half."""

@@ -62,16 +62,22 @@ void over_chunks(std::span<const Weight<Numbers>> weights, std::size_t total, un
   }
 }
 
+template <class Numbers>
+std::span<const Weight<Numbers>> read_only(std::span<Weight<Numbers>> weights) {
+  return weights;
+}
+
 // Runs the kernel on all weights, and writes what is lower beside them.
 template <class Numbers>
-void write_weights(std::span<const Weight<Numbers>> weights, std::size_t total, unsigned threads,
+void write_weights(std::span<Weight<Numbers>> weights, unsigned threads,
                    void (*kernel)(const Numbers&, const StepArrays&, std::size_t) noexcept) noexcept {
+  const std::size_t total = place(weights, alignment);
   const Table& table = chosen();
   std::size_t bytes = 0;
   for (const Weight<Numbers>& weight : weights) bytes += weight.count * sizeof(float);
   // The weights and their gradients are read, at least.
   const bool stream = is_worth_streaming(2 * bytes, bytes / 2, threads);
-  over_chunks(weights, total, threads,
+  over_chunks(read_only(weights), total, threads,
               [&](const Weight<Numbers>& weight, const StepArrays& arrays, std::size_t first, std::size_t count) {
                 kernel(weight.numbers, arrays, count);
                 if (weight.lower == nullptr) return;
@@ -79,11 +85,6 @@ void write_weights(std::span<const Weight<Numbers>> weights, std::size_t total, 
                 const auto type = static_cast<std::size_t>(weight.lower_type);
                 table.convert[static_cast<std::size_t>(Float::f32)][type](arrays.param, lower, count, stream);
               });
-}
-
-template <class Numbers>
-std::span<const Weight<Numbers>> read_only(std::span<Weight<Numbers>> weights) {
-  return weights;
 }
 
 // The sums over each weight of what `body` gives for its chunks: added up in their order, whichever thread had them.
@@ -169,18 +170,15 @@ LambNumbers Lamb::numbers(double step) const noexcept {
 }
 
 void step(std::span<Weight<AdamNumbers>> weights, unsigned threads) noexcept {
-  const std::size_t total = place(weights, alignment);
-  write_weights(read_only(weights), total, threads, chosen().steps->adam);
+  write_weights(weights, threads, chosen().steps->adam);
 }
 
 void step(std::span<Weight<SgdNumbers>> weights, unsigned threads) noexcept {
-  const std::size_t total = place(weights, alignment);
-  write_weights(read_only(weights), total, threads, chosen().steps->sgd);
+  write_weights(weights, threads, chosen().steps->sgd);
 }
 
 void step(std::span<Weight<AdagradNumbers>> weights, unsigned threads) noexcept {
-  const std::size_t total = place(weights, alignment);
-  write_weights(read_only(weights), total, threads, chosen().steps->adagrad);
+  write_weights(weights, threads, chosen().steps->adagrad);
 }
 
 void step(std::span<Weight<LambNumbers>> weights, unsigned threads) {
@@ -192,7 +190,7 @@ void step(std::span<Weight<LambNumbers>> weights, unsigned threads) {
     LambNumbers& numbers = weights[i].numbers;
     if (numbers.adapts && size > 0 && of_update > 0) numbers.rate *= static_cast<float>(size / of_update);
   }
-  write_weights(read_only(weights), place(weights, alignment), threads, kernels.lamb_weight);
+  write_weights(weights, threads, kernels.lamb_weight);
 }
 
 void scale_gradients(const Lars& lars, std::span<Weight<SgdNumbers>*> weights, unsigned threads) {

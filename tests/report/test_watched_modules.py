@@ -180,7 +180,7 @@ def test_what_a_gradient_calls_belongs_to_the_module_that_recorded_it(watched: A
             return Cubed.apply(x)
 
     model = Powers()
-    model.blocks[1].linear = nn.Sequential(nn.Linear(8, 8), Power())  # type: ignore[assignment]
+    model.blocks[1].linear = nn.Sequential(nn.Linear(8, 8), Power())  # type: ignore[assignment]  # a module of another kind
     (Cubed.apply(model(X.clone().requires_grad_())) + 1).sum().backward()
     found = [row for row in watched() if row.operation == "addcmul"]
     root = hmp.report(show=False).modules[0].path  # another Powers may still be there

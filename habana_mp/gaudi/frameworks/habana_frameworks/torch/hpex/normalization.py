@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from habana_mp import hmp
+from habana_mp._stepping import make_gradients_dense
 from habana_mp.patches.optimizers import foreach, total_norm
 
 __all__ = ["FusedClipNorm"]
@@ -24,9 +25,7 @@ class FusedClipNorm:
         """Scale the gradients of these so that all together have this norm at most; the norm that they had."""
         params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         with hmp.disable_casts():
-            for param in params:
-                if param.grad is not None and param.grad.layout is not torch.strided:
-                    param.grad = param.grad.to_dense()
+            make_gradients_dense(params)
             grads = [param.grad for param in params if param.grad is not None]
             if not grads or any(type(grad) is not Tensor for grad in grads):
                 return torch.nn.utils.clip_grad_norm_(params, self.max_norm)  # it knows sharded ones, for instance

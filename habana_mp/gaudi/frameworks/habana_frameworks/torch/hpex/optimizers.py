@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from habana_mp import hmp, optim
-from habana_mp._stepping import Stepping, writes_kept_casts
+from habana_mp._stepping import Stepping, loss_of, make_gradients_dense, writes_kept_casts
 from habana_mp.patches.optimizers import INSIDES_ARE_KNOWN, foreach, total_norm
 
 __all__ = [
@@ -33,9 +33,7 @@ _Closure = Callable[[], Any] | None
 def _made_dense(optimizer: Optimizer, *_: Any) -> None:
     """Gradients that are sparse become dense: these optimizers move every weight in every step."""
     for group in optimizer.param_groups:
-        for param in group["params"]:
-            if param.grad is not None and param.grad.layout is not torch.strided:
-                param.grad = param.grad.to_dense()
+        make_gradients_dense(group["params"])
 
 
 @writes_kept_casts
@@ -66,7 +64,7 @@ class _UncorrectedAdamW(FusedAdamW):
     @torch.no_grad()
     def step(self, closure: _Closure = None) -> Any:
         """Perform a single optimization step."""
-        loss = _loss(closure)
+        loss = loss_of(closure)
         for group in self.param_groups:
             columns = _with_averages(self, group)
             params, grads, averages, squares, steps = columns
@@ -145,15 +143,13 @@ class FusedSGD(optim.SGD):
 
 
 @writes_kept_casts
-class FusedResourceApplyMomentum(optim.SGD):
+class FusedResourceApplyMomentum(FusedSGD):
     """SGD with momentum, as TensorFlow's operator of this name has it: the momentum adds up whole gradients."""
 
     def __init__(
         self, params: _Params, lr: float | Tensor = 1e-3, momentum: float = 0.0, weight_decay: float = 0.0
     ) -> None:
-        super().__init__(params, lr=lr, momentum=momentum, weight_decay=weight_decay)
-        if momentum or weight_decay:
-            self.register_step_pre_hook(_made_dense)
+        super().__init__(params, lr, momentum, weight_decay=weight_decay)
 
 
 @writes_kept_casts
@@ -223,7 +219,7 @@ class FusedLamb(Optimizer):
     @torch.no_grad()
     def step(self, closure: _Closure = None) -> Any:
         """Perform a single optimization step."""
-        loss = _loss(closure)
+        loss = loss_of(closure)
         _made_dense(self)
         norm = None
         if any(group["max_grad_norm"] for group in self.param_groups):
@@ -371,7 +367,7 @@ class FusedLars(Optimizer):
     @torch.no_grad()
     def step(self, closure: _Closure = None) -> Any:
         """Scale the gradients, and have the optimizer step."""
-        loss = _loss(closure)
+        loss = loss_of(closure)
         params = [param for group in self.param_groups for param in group["params"]]
         lars = optim.Lars(dict(zip(params, self._is_scaled, strict=True)), self._eeta, self._eps)
         with hmp.disable_casts():
@@ -405,10 +401,3 @@ class FusedLars(Optimizer):
             for group, decay in zip(self.param_groups, decays, strict=True):
                 if "weight_decay" in group:
                     group["weight_decay"] = decay
-
-
-def _loss(closure: _Closure) -> Any:
-    if closure is None:
-        return None
-    with torch.enable_grad():
-        return closure()
