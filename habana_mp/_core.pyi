@@ -52,9 +52,16 @@ def kernels_multiply(
     arranged: NDArray[np.uint16],
     bias: NDArray[np.uint16] | None,
     result: NDArray[np.uint16],
+    order: str,
     block: int,
     threads: int,
-) -> None: ...
+) -> None:
+    """`order` is one of those of kernels_orders(); of "lanes" the block says nothing."""
+
+def kernels_orders() -> list[str]:
+    """In which orders kernels here can sum: of "pairs", "lanes", "tiles" and "tiles by FMA", which are the same sums.
+    Where the processor has tiles, the operating system is asked for the leave to use them."""
+
 def kernels_path() -> str: ...
 def kernels_paths() -> list[str]: ...
 

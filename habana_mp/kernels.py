@@ -97,7 +97,7 @@ def cast_many(sources: Sequence[Array], outs: Sequence[Array], threads: int | No
 
 
 def path() -> str:
-    """The instruction set in use: "scalar", "avx2", "avx512", "avx512_bf16", "neon" or "neon_bf16".
+    """The instruction set in use: "scalar", "avx2", "avx512", "avx512_bf16", "amx", "neon" or "neon_bf16".
 
     The fastest that the processor can run, unless the environment variable HABANA_MP_KERNELS names another.
     """

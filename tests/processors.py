@@ -33,8 +33,9 @@ PROCESSORS = [
     Processor("AVX2", "avx2", "avx2", "avx2"),
     Processor("AVX512_CORE", "avx512", "avx512", "avx512"),
     Processor("AVX512_CORE_BF16", "avx512", "avx512_bf16", "avx512_bf16"),
-    # Our kernels can multiply, but sum in another order than the library: so it is where the library uses AMX.
+    # Our kernels can multiply, but sum in another order than the library: so it is where only the library uses AMX.
     Processor("AVX2", "", "", "avx512_bf16"),
+    Processor("", "", "avx512_bf16", "amx"),
     Processor("", "", "", ""),
 ]
 

@@ -438,13 +438,36 @@ Bits kernels_arrange(const Bits& weight, unsigned threads, bool inner_first) {
   return arranged;
 }
 
+constexpr std::pair<const char*, kernels::Order> orders[] = {
+    {"pairs", kernels::Order::pairs},
+    {"lanes", kernels::Order::lanes},
+    {"tiles", kernels::Order::tiles},
+    {"tiles by FMA", kernels::Order::tiles_by_fma},
+};
+
+std::vector<std::string> kernels_orders() {
+  std::vector<std::string> names;
+  for (const auto& [name, order] : orders) {
+    if (kernels::can_sum(order)) names.emplace_back(name);
+  }
+  return names;
+}
+
+kernels::Order checked_order(const std::string& wanted) {
+  for (const auto& [name, order] : orders) {
+    if (wanted == name && kernels::can_sum(order)) return order;
+  }
+  throw py::value_error("`order` must be one of what kernels_orders() gives, got '" + wanted + "'");
+}
+
 void kernels_multiply(const py::array_t<std::uint16_t>& input, const Bits& arranged, const std::optional<Bits>& bias,
-                      Bits result, std::size_t block, unsigned threads) {
+                      Bits result, const std::string& order, std::size_t block, unsigned threads) {
   check(kernels::can_multiply(), "this processor has no such kernels");
   check(input.ndim() == 2 && input.strides(1) == 2 && input.strides(0) >= 2 * input.shape(1),
         "`input` must have two dimensions and rows that lie one after the other");
   check(result.ndim() == 2 && result.shape(0) == input.shape(0), "`result` must have as many rows as `input`");
-  check(input.shape(1) % 2 == 0 && block % 2 == 0, "rows and `block` must be of even length");
+  check(input.shape(1) != 0 && input.shape(1) % 2 == 0 && block != 0 && block % 2 == 0,
+        "rows and `block` must be of even length");
   check(arranged.size() == input.shape(1) * result.shape(1), "`arranged` must be for input and result");
   check(!bias || bias->size() == result.shape(1), "`bias` must be as long as a row of `result`");
   const kernels::Product product{
@@ -452,7 +475,7 @@ void kernels_multiply(const py::array_t<std::uint16_t>& input, const Bits& arran
       .input_step = static_cast<std::size_t>(input.strides(0) / 2),
       .rows = static_cast<std::size_t>(input.shape(0)),
       .inner = static_cast<std::size_t>(input.shape(1)),
-      .block = block,
+      .sums = {checked_order(order), block},
       .weight = arranged.data(),
       .outer = static_cast<std::size_t>(result.shape(1)),
       .bias = bias ? bias->data() : nullptr,
@@ -484,7 +507,8 @@ void register_kernels(py::module_& module) {
   module.def("kernels_arrange", &kernels_arrange, py::arg("weight"), py::arg("threads"),
              py::arg("inner_first") = false);
   module.def("kernels_multiply", &kernels_multiply, py::arg("input"), py::arg("arranged"), py::arg("bias"),
-             py::arg("result").noconvert(), py::arg("block"), py::arg("threads"));
+             py::arg("result").noconvert(), py::arg("order"), py::arg("block"), py::arg("threads"));
+  module.def("kernels_orders", &kernels_orders, "The orders in which the products of weights can be summed here.");
   module.def("kernels_path", &kernels::path, "The instruction set that was chosen.");
   module.def("kernels_paths", &kernels_paths, "The instruction sets that this processor can run, the plainest first.");
 }

@@ -29,8 +29,8 @@ void cast_many_beside_team(std::span<Job> jobs, unsigned threads) noexcept;
 void cast_stochastically(const void* source, void* target, std::size_t count, std::uint64_t seed,
                          unsigned threads) noexcept;
 
-// The instruction set in use: "scalar", "avx2", "avx512", "avx512_bf16", "neon" or "neon_bf16". Chosen once, from the
-// processor and from the environment variable HABANA_MP_KERNELS, which forces one.
+// The instruction set in use: "scalar", "avx2", "avx512", "avx512_bf16", "amx", "neon" or "neon_bf16". Chosen once,
+// from the processor and from the environment variable HABANA_MP_KERNELS, which forces one.
 const char* path() noexcept;
 
 }  // namespace habana_mp::kernels

@@ -22,16 +22,23 @@ struct Instruction {
   }
 };
 
+constexpr Table table_with(const char* name, const ProductKernels* products) {
+  return {
+      name,
+      {{nullptr, run<F32ToBf16, Instruction>, run<F32ToF16, Instruction>},
+       {run<Bf16ToF32, Instruction>, nullptr, run<Bf16ToF16, Instruction>},
+       {run<F16ToF32, Instruction>, run<F16ToBf16, Instruction>, nullptr}},
+      round_stochastically,
+      &avx512_steps,
+      products,
+  };
+}
+
 }  // namespace
 
-const Table avx512_bf16_table = {
-    "avx512_bf16",
-    {{nullptr, run<F32ToBf16, Instruction>, run<F32ToF16, Instruction>},
-     {run<Bf16ToF32, Instruction>, nullptr, run<Bf16ToF16, Instruction>},
-     {run<F16ToF32, Instruction>, run<F16ToBf16, Instruction>, nullptr}},
-    round_stochastically,
-    &avx512_steps,
-    &avx512_bf16_products,
-};
+constinit const Table avx512_bf16_table = table_with("avx512_bf16", &avx512_bf16_products);
+#if defined(HABANA_MP_AMX)
+constinit const Table amx_table = table_with("amx", &amx_products);
+#endif
 
 }  // namespace habana_mp::kernels

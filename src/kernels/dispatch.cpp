@@ -20,7 +20,8 @@ namespace habana_mp::kernels {
 namespace {
 
 constexpr const char* variable = "HABANA_MP_KERNELS";
-constexpr std::array<std::string_view, 6> all_names = {"scalar", "avx2", "avx512", "avx512_bf16", "neon", "neon_bf16"};
+constexpr std::array<std::string_view, 7> all_names = {"scalar", "avx2", "avx512",   "avx512_bf16",
+                                                       "amx",    "neon", "neon_bf16"};
 
 // Measured, in elements. Below the first a second thread gains nothing; between the two it gains only where the threads
 // need not be woken for one cast alone, which takes about as long as the calling thread takes for the second.
@@ -81,9 +82,15 @@ class Choice {
       return;
     }
     add(avx512_table);
-    if (__builtin_cpu_supports("avx512bf16")) {
-      add(avx512_bf16_table);
+    if (!__builtin_cpu_supports("avx512bf16")) {
+      return;
     }
+    add(avx512_bf16_table);
+#if defined(HABANA_MP_AMX)
+    if (has_amx()) {
+      add(amx_table);
+    }
+#endif
 #elif defined(__aarch64__)
     add(neon_table);                               // part of the baseline
 #if defined(HABANA_MP_NEON_BF16)
@@ -94,6 +101,28 @@ class Choice {
 #endif
 #endif
   }
+
+#if defined(HABANA_MP_AMX)
+  // By hand: compilers learned the names of these at different times. Whether this process may use the tiles is another
+  // question (product.cpp).
+  static bool has_amx() {
+    unsigned eax = 0;
+    unsigned ebx = 0;
+    unsigned ecx = 0;
+    unsigned edx = 0;
+    constexpr unsigned keeps_states = 1U << 27;
+    if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx & keeps_states) == 0) {
+      return false;
+    }
+    constexpr unsigned tiles_and_bf16 = (1U << 24) | (1U << 22);
+    if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) == 0 || (edx & tiles_and_bf16) != tiles_and_bf16) {
+      return false;
+    }
+    constexpr unsigned tile_states = (1U << 17) | (1U << 18);
+    asm("xgetbv" : "=a"(eax), "=d"(edx) : "c"(0));
+    return (eax & tile_states) == tile_states;
+  }
+#endif
 
   // Not sysconf's figure: on some processors the C library adds up caches that no one core can use.
   static std::size_t measure_last_level_cache() {

@@ -5,6 +5,11 @@
 #include "kernels/dispatch.hpp"
 #include "kernels/threads.hpp"
 
+#if defined(HABANA_MP_AMX)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace habana_mp::kernels {
 namespace {
 
@@ -15,6 +20,7 @@ constexpr std::size_t arranged_threads_from = std::size_t{1} << 18;  // in eleme
 constexpr std::size_t pieces_per_thread = 4;
 // Fewer rows of the input are not worth reading a panel of the weight again.
 constexpr std::size_t fewest_rows = 24;
+constexpr std::size_t rows_of_tile = 16;
 
 std::size_t panels_of(std::size_t outer) { return (outer + panel_rows - 1) / panel_rows; }
 
@@ -52,10 +58,37 @@ void arrange_inner_first(const void* context, std::size_t begin, std::size_t end
   }
 }
 
+using Multiply = void (*)(const PanelProduct& product) noexcept;
+
+Multiply kernel_for(Order order) {
+  const ProductKernels& kernels = *chosen().products;
+  if (order == Order::tiles) return kernels.multiply_by_tiles;
+  return order == Order::tiles_by_fma ? kernels.multiply_as_tiles : kernels.multiply;
+}
+
+// The operating system's leave to use tiles, for all threads of the process and those that fork from it.
+bool may_use_tiles() {
+#if defined(HABANA_MP_AMX)
+  constexpr int request_permission = 0x1023;  // ARCH_REQ_XCOMP_PERM, which older headers do not name
+  constexpr int tile_data = 18;
+  static const bool granted = syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+  return granted;
+#else
+  return false;
+#endif
+}
+
 struct Multiplying {
-  const ProductKernels* kernels;
+  Multiply multiply;
   const Product* product;
   std::size_t row_pieces;  // the input's rows are cut into so many
+
+  // Only the last piece leaves a tile unfilled.
+  [[nodiscard]] std::size_t first_row_of(std::size_t piece) const {
+    if (piece == row_pieces) return product->rows;
+    const std::size_t row = product->rows * piece / row_pieces;
+    return product->sums.order == Order::tiles ? row / rows_of_tile * rows_of_tile : row;
+  }
 };
 
 void multiply_pieces(const void* context, std::size_t begin, std::size_t end) noexcept {
@@ -68,13 +101,13 @@ void multiply_pieces(const void* context, std::size_t begin, std::size_t end) no
   for (std::size_t i = begin; i < end; ++i) {
     const std::size_t first = i / work.row_pieces * panel_rows;
     const std::size_t piece = i % work.row_pieces;
-    const std::size_t row = product.rows * piece / work.row_pieces;
-    work.kernels->multiply({
+    const std::size_t row = work.first_row_of(piece);
+    work.multiply({
         .input = input + row * product.input_step,
         .input_step = product.input_step,
-        .rows = product.rows * (piece + 1) / work.row_pieces - row,
+        .rows = work.first_row_of(piece + 1) - row,
         .inner = product.inner,
-        .block = product.block,
+        .sums = product.sums,
         .panel = weight + first * product.inner,
         .outer = std::min(panel_rows, product.outer - first),
         .bias = bias == nullptr ? nullptr : bias + first,
@@ -87,6 +120,12 @@ void multiply_pieces(const void* context, std::size_t begin, std::size_t end) no
 }  // namespace
 
 bool can_multiply() noexcept { return chosen().products != nullptr; }
+
+bool has_tiles() noexcept { return can_multiply() && chosen().products->multiply_by_tiles != nullptr; }
+
+bool can_sum(Order order) noexcept {
+  return can_multiply() && kernel_for(order) != nullptr && (order != Order::tiles || may_use_tiles());
+}
 
 void arrange(const void* weight, std::size_t outer, std::size_t inner, bool inner_first, void* arranged,
              unsigned threads) noexcept {
@@ -108,7 +147,7 @@ void arrange(const void* weight, std::size_t outer, std::size_t inner, bool inne
 
 void multiply(const Product& product, unsigned threads) noexcept {
   const std::size_t panels = panels_of(product.outer);
-  Multiplying work{.kernels = chosen().products, .product = &product, .row_pieces = 1};
+  Multiplying work{.multiply = kernel_for(product.sums.order), .product = &product, .row_pieces = 1};
   if (threads <= 1 || product.rows * product.inner * product.outer < threads_from) {
     multiply_pieces(&work, 0, panels);
     return;

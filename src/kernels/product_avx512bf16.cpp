@@ -14,7 +14,7 @@ constexpr std::size_t few_rows = 2;
 constexpr std::size_t soon = std::size_t{1} << 13;  // in bfloat16; measured
 
 template <std::size_t rows, std::size_t columns>
-using Sums = __m512[rows][columns];
+using RowSums = __m512[rows][columns];
 
 // So many rows of the input go through one block of the panel after the other; their sums wait in between.
 constexpr std::size_t waiting_rows = 11 * most_rows;
@@ -48,7 +48,7 @@ struct FirstLanes {
 
 // Adds a part's products to the sums; the last of the columns is loaded as `last` says.
 template <std::size_t rows, std::size_t columns, class Last>
-inline void add_products(const PanelProduct& product, const Part& part, Last last, Sums<rows, columns>& sums) {
+inline void add_products(const PanelProduct& product, const Part& part, Last last, RowSums<rows, columns>& sums) {
   const std::uint16_t* input = product.input + part.row * product.input_step;
   const std::size_t pair_step = product.outer * 2;
   const std::uint16_t* panel = product.panel + part.begin * pair_step;
@@ -76,7 +76,7 @@ inline void add_products(const PanelProduct& product, const Part& part, Last las
 }
 
 template <std::size_t rows, std::size_t columns, class Last>
-void finish(const PanelProduct& product, std::size_t row, Last last, const Sums<rows, columns>& sums) {
+void finish(const PanelProduct& product, std::size_t row, Last last, const RowSums<rows, columns>& sums) {
   for (std::size_t j = 0; j < columns; ++j) {
     const bool is_last = j + 1 == columns;
     __m512 bias = _mm512_setzero_ps();
@@ -95,7 +95,7 @@ void finish(const PanelProduct& product, std::size_t row, Last last, const Sums<
 
 template <std::size_t rows, std::size_t columns, class Last>
 void multiply_part(const PanelProduct& product, const Part& part, Last last, WaitingSums& waiting) {
-  Sums<rows, columns> sums;
+  RowSums<rows, columns> sums;
   for (auto& of_row : sums) {
     for (__m512& sum : of_row) sum = _mm512_setzero_ps();
   }
@@ -147,7 +147,7 @@ template <std::size_t columns, class Last>
 void multiply_panel(const PanelProduct& product, Last last) {
   WaitingSums waiting;  // written before it is read
   const std::size_t pairs = product.inner / 2;
-  const std::size_t block = product.block / 2;
+  const std::size_t block = product.sums.block / 2;
   for (std::size_t first = 0; first < product.rows; first += waiting_rows) {
     const std::size_t rows = waiting_rows < product.rows - first ? waiting_rows : product.rows - first;
     const std::size_t shares = (rows + most_rows - 1) / most_rows;
@@ -235,14 +235,14 @@ void multiply_by_lanes(const PanelProduct& product) {
       PanelProduct column = product;
       if (column.bias != nullptr) column.bias += j * lanes;
       column.result += j * lanes;
-      const Sums<1, 1> sum = {{sum_of_lanes(waiting[j])}};
+      const RowSums<1, 1> sum = {{sum_of_lanes(waiting[j])}};
       finish<1, 1>(column, row, FirstLanes{lanes32(product.outer - j * lanes)}, sum);
     }
   }
 }
 
 void multiply(const PanelProduct& product) noexcept {
-  if (product.block == by_lanes) {
+  if (product.sums.order == Order::lanes) {
     multiply_by_lanes(product);
     return;
   }
@@ -291,6 +291,9 @@ void arrange(const std::uint16_t* rows, std::size_t inner, std::size_t outer, st
 
 }  // namespace
 
-const ProductKernels avx512_bf16_products = {arrange, multiply};
+const ProductKernels avx512_bf16_products = {arrange, multiply, nullptr, multiply_as_tiles};
+#if defined(HABANA_MP_AMX)
+const ProductKernels amx_products = {arrange, multiply, multiply_by_tiles, multiply_as_tiles};
+#endif
 
 }  // namespace habana_mp::kernels

@@ -17,7 +17,7 @@ struct PanelProduct {
   std::size_t input_step;  // from row to row
   std::size_t rows;        // of the input
   std::size_t inner;       // the length of a row
-  std::size_t block;       // so many products are summed before the sum joins that of those before; or by_lanes
+  Sums sums;
   const std::uint16_t* panel;
   std::size_t outer;          // rows of the panel
   const std::uint16_t* bias;  // null for none
@@ -28,9 +28,17 @@ struct PanelProduct {
 struct ProductKernels {
   // Brings `outer` rows of a weight into a panel's order: of every row the first two values, then the next two.
   void (*arrange)(const std::uint16_t* rows, std::size_t inner, std::size_t outer, std::uint16_t* panel) noexcept;
-  void (*multiply)(const PanelProduct& product) noexcept;
+  void (*multiply)(const PanelProduct& product) noexcept;           // in pairs, or in lanes
+  void (*multiply_by_tiles)(const PanelProduct& product) noexcept;  // null without tiles
+  void (*multiply_as_tiles)(const PanelProduct& product) noexcept;  // the same bits by other instructions
 };
 
 extern const ProductKernels avx512_bf16_products;
+extern const ProductKernels amx_products;
+
+// Of a thread whose process may use tiles; it has none in use afterwards.
+void multiply_by_tiles(const PanelProduct& product) noexcept;
+// Meant for few rows.
+void multiply_as_tiles(const PanelProduct& product) noexcept;
 
 }  // namespace habana_mp::kernels

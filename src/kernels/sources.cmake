@@ -22,6 +22,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
     "${_kernels}/cast_avx2.cpp"
     "${_kernels}/cast_avx512.cpp"
     "${_kernels}/cast_avx512bf16.cpp"
+    "${_kernels}/product_as_tiles.cpp"
     "${_kernels}/product_avx512bf16.cpp"
     "${_kernels}/step_avx2.cpp"
     "${_kernels}/step_avx512.cpp"
@@ -30,8 +31,17 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
   set(_avx512 -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq -mprefer-vector-width=512)
   set_source_files_properties("${_kernels}/cast_avx2.cpp" PROPERTIES COMPILE_OPTIONS "-mavx2;-mf16c")
   set_source_files_properties("${_kernels}/cast_avx512.cpp" PROPERTIES COMPILE_OPTIONS "${_avx512}")
-  set_source_files_properties("${_kernels}/cast_avx512bf16.cpp" "${_kernels}/product_avx512bf16.cpp"
+  set_source_files_properties(
+    "${_kernels}/cast_avx512bf16.cpp" "${_kernels}/product_as_tiles.cpp" "${_kernels}/product_avx512bf16.cpp"
     PROPERTIES COMPILE_OPTIONS "${_avx512};-mavx512bf16")
+  include(CheckCXXCompilerFlag)
+  check_cxx_compiler_flag("-mamx-tile -mamx-bf16" HABANA_MP_AMX)
+  if(HABANA_MP_AMX)
+    target_sources(_core PRIVATE "${_kernels}/product_amx.cpp")
+    target_compile_definitions(_core PRIVATE HABANA_MP_AMX)
+    set_source_files_properties("${_kernels}/product_amx.cpp"
+      PROPERTIES COMPILE_OPTIONS "${_avx512};-mavx512bf16;-mamx-tile;-mamx-bf16")
+  endif()
   set_source_files_properties("${_kernels}/step_avx2.cpp" PROPERTIES COMPILE_OPTIONS "-mavx2;-mfma;${_step}")
   set_source_files_properties("${_kernels}/step_avx512.cpp" PROPERTIES COMPILE_OPTIONS "${_avx512};${_step}")
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")

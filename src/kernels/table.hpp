@@ -31,6 +31,7 @@ extern const Table scalar_table;
 extern const Table avx2_table;
 extern const Table avx512_table;
 extern const Table avx512_bf16_table;
+extern const Table amx_table;
 extern const Table neon_table;
 extern const Table neon_bf16_table;
 

@@ -6,6 +6,7 @@ Nothing of this goes through the core's own trials of packed weights: what they 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -24,9 +25,9 @@ Call = Callable[[torch.Tensor, torch.Tensor, Any], torch.Tensor]
 #: they do not.
 Form = Literal["library", "panels", "panels in any order"]
 
-#: Sums in one block of 16, each of every 16th pair.
-_BY_LANES = 0
-_BLOCKS = (_BY_LANES, 256, 512, 1024, 2048)
+_BLOCKS = (256, 512, 1024, 2048)
+#: More rows are not summed in the order of tiles without tiles.
+_MOST_ROWS_BY_FMA = 7
 
 _SEEDS = 4
 
@@ -67,10 +68,10 @@ def _bits(values: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint16]]:
 
 
 def kernels_product(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, block: int | None = None
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, order: str = "pairs", block: int | None = None
 ) -> torch.Tensor:
-    """What our kernels make of bfloat16 rows, a weight [outer][inner] and a bias; summed in one block if nothing is
-    said."""
+    """What our kernels make of bfloat16 rows, a weight [outer][inner] and a bias; summed in pairs, in one block, if
+    nothing is said."""
     rows = x.reshape(-1, x.shape[-1])
     result = np.empty((rows.shape[0], weight.shape[0]), np.uint16)
     _core.kernels_multiply(
@@ -78,6 +79,7 @@ def kernels_product(
         _core.kernels_arrange(_bits(weight), 1),
         None if bias is None else _bits(bias),
         result,
+        order,
         weight.shape[1] if block is None else block,
         1,
     )
@@ -133,7 +135,8 @@ def kernels_sum_as(call: Call, like: torch.Tensor, outer: int, *, turned: bool =
     ``call`` takes a weight that lies [inner][outer] if it is ``turned``."""
     if not _core.kernels_can_multiply():
         return False
-    blocks = {like.shape[-1], *(block for block in _BLOCKS if block < like.shape[-1])}
+    inner = like.shape[-1]
+    sums = list(itertools.product(_orders(like), (inner, *(block for block in _BLOCKS if block < inner))))
     return _found_out_once(
         "kernels",
         call,
@@ -142,10 +145,27 @@ def kernels_sum_as(call: Call, like: torch.Tensor, outer: int, *, turned: bool =
         turned,
         bias,
         lambda: any(
-            _alike(call, functools.partial(kernels_product, block=block), like, outer, turned=turned, bias=bias)
-            for block in sorted(blocks)
+            _alike(
+                call,
+                functools.partial(kernels_product, order=order, block=block),
+                like,
+                outer,
+                turned=turned,
+                bias=bias,
+            )
+            for order, block in sums
         ),
     )
+
+
+def _orders(like: torch.Tensor) -> list[str]:
+    """In which orders our kernels may answer a call with such rows here."""
+    rows = like.numel() // like.shape[-1]
+    orders = ["pairs", *(["lanes"] if rows == 1 else [])]
+    if _core.kernels_path() == "amx":
+        able = _core.kernels_orders()
+        orders += ["tiles"] if "tiles" in able else ["tiles by FMA"] if rows <= _MOST_ROWS_BY_FMA else []
+    return orders
 
 
 def library_sums_as_linear(like: torch.Tensor, outer: int, *, bias: bool = True) -> bool:

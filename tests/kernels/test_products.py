@@ -27,36 +27,49 @@ def floats_of(bits: Bits) -> Floats:
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
-#: As a block: 16 sums, each of every 16th pair.
-BY_LANES = 0
+in_each_order = pytest.mark.parametrize("order", _core.kernels_orders())
 
 
-def by_hand(x: Bits, weight: Bits, bias: Bits | None, block: int) -> Bits:
-    """The processor's instruction adds the products of a pair one after the other, the second one first."""
+def by_hand(x: Bits, weight: Bits, bias: Bits | None, order: str, block: int) -> Bits:
+    """In pairs the processor's instruction adds the products one after the other, the second one first."""
     inner = x.shape[1]
     left, right = floats_of(x).astype(np.float64), floats_of(weight).astype(np.float64)
     nothing = np.zeros((x.shape[0], weight.shape[0]), np.float32)
 
-    def with_pair(part: Floats, k: int) -> Floats:
-        for i in (k + 1, k):
-            # Products of two bfloat16 are exact in float64, and so are these sums but for a last rounding.
-            part = (part + left[:, i : i + 1] * right[:, i]).astype(np.float32)
-        return part
+    def with_product(part: Floats, i: int) -> Floats:
+        # Products of two bfloat16 are exact in float64, and so are these sums but for a last rounding.
+        return (part + left[:, i : i + 1] * right[:, i]).astype(np.float32)
 
-    if block == BY_LANES:
+    def in_lanes() -> Floats:
         sums = [nothing] * 16
         for k in range(0, inner, 2):
-            sums[k // 2 % 16] = with_pair(sums[k // 2 % 16], k)
+            sums[k // 2 % 16] = with_product(with_product(sums[k // 2 % 16], k + 1), k)
         for half in (8, 4):
             sums = [sums[i] + sums[i + half] for i in range(half)]
-        total = (sums[0] + sums[1]) + (sums[2] + sums[3])
+        return (sums[0] + sums[1]) + (sums[2] + sums[3])
+
+    def in_pairs(begin: int, end: int) -> Floats:
+        part = nothing
+        for k in range(begin, end, 2):
+            part = with_product(with_product(part, k + 1), k)
+        return part
+
+    def in_tiles(begin: int, end: int) -> Floats:
+        part = nothing
+        for group in range(begin, end, 32):
+            even = odd = nothing
+            for k in range(group, min(group + 32, end), 2):
+                even, odd = with_product(even, k), with_product(odd, k + 1)
+            part = part + (even + odd)
+        return part
+
+    if order == "lanes":
+        total = in_lanes()
     else:
-        total = nothing
-        for begin in range(0, inner, block):
-            part = nothing
-            for k in range(begin, min(begin + block, inner), 2):
-                part = with_pair(part, k)
-            total = part if begin == 0 else total + part
+        in_order = in_pairs if order == "pairs" else in_tiles
+        total = in_order(0, min(block, inner))
+        for begin in range(block, inner, block):
+            total = total + in_order(begin, min(begin + block, inner))
     if bias is not None:
         total = total + floats_of(bias)
     return bits_of(total)
@@ -67,7 +80,7 @@ def noise(rng: np.random.Generator, *shape: int) -> Bits:
 
 
 def multiplied(
-    x: Bits, weight: Bits, bias: Bits | None, block: int, *, threads: int = 1, step: int | None = None
+    x: Bits, weight: Bits, bias: Bits | None, order: str, block: int, *, threads: int = 1, step: int | None = None
 ) -> Bits:
     """With memory around the result that must stay what it is, and the input's rows that far apart."""
     rows, outer = x.shape[0], weight.shape[0]
@@ -76,67 +89,72 @@ def multiplied(
     memory = np.full(rows * outer + 64, 0x1234, np.uint16)
     result = memory[32 : 32 + rows * outer].reshape(rows, outer)
     arranged = _core.kernels_arrange(weight, threads)
-    _core.kernels_multiply(apart[:, : x.shape[1]], arranged, bias, result, block, threads)
+    _core.kernels_multiply(apart[:, : x.shape[1]], arranged, bias, result, order, block, threads)
     assert (memory[:32] == 0x1234).all()
     assert (memory[-32:] == 0x1234).all()
     return result
 
 
+@in_each_order
 @given(
     rows=st.integers(1, 15),
     outer=st.integers(1, 140),
     pairs=st.integers(1, 140),
-    block=st.integers(0, 70),
+    block=st.integers(1, 70),
     has_bias=st.booleans(),
     gap=st.integers(0, 9),
     seed=st.integers(0, 1 << 20),
 )
 def test_any_shape_gives_the_bits_of_a_plain_loop(
-    rows: int, outer: int, pairs: int, block: int, has_bias: bool, gap: int, seed: int
+    order: str, rows: int, outer: int, pairs: int, block: int, has_bias: bool, gap: int, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     x, weight = noise(rng, rows, 2 * pairs), noise(rng, outer, 2 * pairs)
     bias = noise(rng, outer) if has_bias else None
-    ours = multiplied(x, weight, bias, 2 * block, step=2 * pairs + gap)
-    assert np.array_equal(ours, by_hand(x, weight, bias, 2 * block))
+    ours = multiplied(x, weight, bias, order, 2 * block, step=2 * pairs + gap)
+    assert np.array_equal(ours, by_hand(x, weight, bias, order, 2 * block))
 
 
+@in_each_order
 @pytest.mark.parametrize("rows", [1, 2, 6, 7, 65, 66, 67, 133, 200])
 @pytest.mark.parametrize("outer", [64, 100, 192])
-def test_many_rows_give_what_each_would_alone(rows: int, outer: int) -> None:
+def test_many_rows_give_what_each_would_alone(order: str, rows: int, outer: int) -> None:
     rng = np.random.default_rng(rows)
     x, weight, bias = noise(rng, rows, 160), noise(rng, outer, 160), noise(rng, outer)
-    for block in (160, 64, BY_LANES):
-        together = multiplied(x, weight, bias, block)
-        alone = np.concatenate([multiplied(row[None], weight, bias, block) for row in x])
+    for block in (160, 64):
+        together = multiplied(x, weight, bias, order, block)
+        alone = np.concatenate([multiplied(row[None], weight, bias, order, block) for row in x])
         assert np.array_equal(together, alone)
 
 
+@in_each_order
 @pytest.mark.parametrize("threads", [2, 3, 5])
 @pytest.mark.parametrize(("rows", "outer", "inner"), [(1, 1000, 1200), (97, 130, 512), (300, 64, 256), (5, 700, 514)])
-def test_the_number_of_threads_changes_nothing(threads: int, rows: int, outer: int, inner: int) -> None:
+def test_the_number_of_threads_changes_nothing(order: str, threads: int, rows: int, outer: int, inner: int) -> None:
     rng = np.random.default_rng(threads)
     x, weight = noise(rng, rows, inner), noise(rng, outer, inner)
-    for block in (inner, 128, BY_LANES):
-        one = multiplied(x, weight, None, block)
-        assert np.array_equal(multiplied(x, weight, None, block, threads=threads), one)
+    for block in (inner, 128):
+        one = multiplied(x, weight, None, order, block)
+        assert np.array_equal(multiplied(x, weight, None, order, block, threads=threads), one)
 
 
-def test_what_is_not_finite_stays_in_its_row_and_column() -> None:
+@in_each_order
+def test_what_is_not_finite_stays_in_its_row_and_column(order: str) -> None:
     rng = np.random.default_rng(0)
     x, weight = noise(rng, 9, 64), noise(rng, 70, 64)
-    expected = multiplied(x, weight, None, 64)
+    expected = multiplied(x, weight, None, order, 64)
     x[3, 5], weight[66, 7] = 0x7F80, 0xFF80
-    ours = floats_of(multiplied(x, weight, None, 64))
+    ours = floats_of(multiplied(x, weight, None, order, 64))
     touched = np.zeros(ours.shape, bool)
     touched[3], touched[:, 66] = True, True
     assert not np.isfinite(ours[touched]).any()
     assert np.array_equal(ours[~touched], floats_of(expected)[~touched])
 
 
-def test_denormals_count_as_zero_as_the_processor_has_it() -> None:
+@in_each_order
+def test_denormals_count_as_zero_as_the_processor_has_it(order: str) -> None:
     x, weight = np.full((2, 4), 0x0040, np.uint16), np.full((3, 4), 0x3F80, np.uint16)
-    assert not multiplied(x, weight, None, 4).any()
+    assert not multiplied(x, weight, None, order, 4).any()
 
 
 @pytest.mark.parametrize("outer", [1, 16, 63, 64, 65, 200])
@@ -157,12 +175,14 @@ def test_arrays_that_do_not_fit_together_are_refused() -> None:
     x, weight = np.zeros((2, 4), np.uint16), np.zeros((3, 4), np.uint16)
     arranged, result = _core.kernels_arrange(weight, 1), np.zeros((2, 3), np.uint16)
     for arguments in (
-        (x[:, :2], arranged, None, result, 4),
-        (x[:, ::2], arranged, None, result, 4),
-        (x, arranged[:4], None, result, 4),
-        (x, arranged, np.zeros(2, np.uint16), result, 4),
-        (x, arranged, None, result[:1], 4),
-        (x, arranged, None, result, 3),
+        (x[:, :2], arranged, None, result, "pairs", 4),
+        (x[:, ::2], arranged, None, result, "pairs", 4),
+        (x, arranged[:4], None, result, "pairs", 4),
+        (x, arranged, np.zeros(2, np.uint16), result, "pairs", 4),
+        (x, arranged, None, result[:1], "pairs", 4),
+        (x, arranged, None, result, "pairs", 3),
+        (x, arranged, None, result, "pairs", 0),
+        (x, arranged, None, result, "rows", 4),
     ):
         with pytest.raises(ValueError, match=r"must|be"):
             _core.kernels_multiply(*arguments, 1)  # type: ignore[arg-type]  # the arrays' types are right

@@ -304,7 +304,7 @@ Owned answer(const PackedCall& call, Kind to) noexcept {
   }
   if (!is_unchanged_for(call, entry)) return nullptr;
   const Owned packed = Owned::borrowed(entry.cast.get());
-  Owned result = verdict ? multiply_panels(call, packed.get(), sides_for(call, entry), verdict->block)
+  Owned result = verdict ? multiply_panels(call, packed.get(), sides_for(call, entry), verdict->sums)
                          : call_packed(call, packed.get());
   if (!result) {
     // The ordinary call will say what is wrong.

@@ -9,13 +9,17 @@
 #include "errors.hpp"
 #include "gil.hpp"
 #include "host/aten.hpp"
-#include "kernels/product.hpp"
 #include "stopwatch.hpp"
 
 namespace habana_mp::accel {
 
+using kernels::Order;
+
 namespace {
 
+// Sums in the order of tiles are made without them for so few rows: with more the tiles are faster. The kinds of calls
+// that have so many have no more.
+constexpr std::int64_t most_rows_by_fma = 7;
 // More values would take too much memory for a measurement.
 constexpr std::int64_t most_tried = std::int64_t{1} << 26;
 // A trial that failed is made again so often.
@@ -42,41 +46,60 @@ class Trial {
   // Nothing where something failed: then nothing is known.
   std::optional<PanelVerdict> run() {
     if (!panels_) return std::nullopt;
-    std::vector<std::size_t> blocks = blocks_to_try();
-    const bool all_seen =
-        values_.show([&](PyObject* expected) { return compare(expected, blocks) && !blocks.empty(); });
-    if (!all_seen && !blocks.empty()) return std::nullopt;
+    std::vector<Sums> left = sums_to_try();
+    const bool all_seen = values_.show([&](PyObject* expected) { return compare(expected, left) && !left.empty(); });
+    if (!all_seen && !left.empty()) return std::nullopt;
     const bool in_any_order = assumed_packing() == Assumed::panels_in_any_order;
-    // Where two are left they could not be told apart: who knows which of them is right.
-    if (blocks.size() != 1) return PanelVerdict{in_any_order, static_cast<std::size_t>(case_.inner)};
-    if (in_any_order || assumed_packing() == Assumed::panels) return PanelVerdict{true, blocks.front()};
-    const std::optional<bool> faster = pays(blocks.front());
-    return faster ? std::optional(PanelVerdict{*faster, blocks.front()}) : std::nullopt;
+    if (!are_all_the_same(left)) return PanelVerdict{in_any_order, {Order::pairs, whole()}};
+    if (in_any_order || assumed_packing() == Assumed::panels) return PanelVerdict{true, left.front()};
+    return pays(left);
   }
 
  private:
-  // What the library was seen to take, and half and twice of it.
-  [[nodiscard]] std::vector<std::size_t> blocks_to_try() const {
-    const auto whole = static_cast<std::size_t>(case_.inner);
-    std::vector<std::size_t> blocks{whole};
-    for (std::size_t block = smallest_block; block <= 2048 && block < whole; block *= 2) blocks.push_back(block);
-    if (values_.rows() == 1) blocks.push_back(kernels::by_lanes);
-    return blocks;
+  [[nodiscard]] std::size_t whole() const { return static_cast<std::size_t>(case_.inner); }
+
+  // The blocks that the library was seen to take, and half and twice of them; in tiles where it may use these.
+  [[nodiscard]] std::vector<Sums> sums_to_try() const {
+    const bool tiles = kernels::has_tiles();
+    const bool tiles_by_fma = tiles && values_.rows() <= most_rows_by_fma;
+    const bool granted = tiles && kernels::can_sum(Order::tiles);
+    std::vector<Sums> all;
+    const auto add = [&](std::size_t block) {
+      all.push_back({Order::pairs, block});
+      if (granted) all.push_back({Order::tiles, block});
+      if (tiles_by_fma) all.push_back({Order::tiles_by_fma, block});
+    };
+    add(whole());
+    for (std::size_t block = smallest_block; block <= 2048 && block < whole(); block *= 2) add(block);
+    if (values_.rows() == 1) all.push_back({Order::lanes, whole()});
+    return all;
   }
 
-  // Takes out the blocks with which our kernels give other bits than torch's function. False where something failed.
-  bool compare(PyObject* expected, std::vector<std::size_t>& blocks) {
-    for (std::size_t i = blocks.size(); i-- > 0;) {
-      const Owned made = multiply(blocks[i]);
+  // Takes out the sums by which our kernels give other bits than torch's function. False where something failed.
+  bool compare(PyObject* expected, std::vector<Sums>& left) {
+    for (std::size_t i = left.size(); i-- > 0;) {
+      const Owned made = multiply(left[i]);
       if (!made) return false;
-      if (!are_same(made.get(), expected)) blocks.erase(blocks.begin() + static_cast<std::ptrdiff_t>(i));
+      if (!are_same(made.get(), expected)) left.erase(left.begin() + static_cast<std::ptrdiff_t>(i));
     }
     return true;
   }
 
-  // Are our kernels faster than torch's function, and than its library's packed weights? The shortest calls decide, of
-  // some made in turn. Nothing where one fails.
-  std::optional<bool> pays(std::size_t block) {
+  // Is one left, or two that are the same by definition? Others could not be told apart: who knows which is right.
+  static bool are_all_the_same(const std::vector<Sums>& left) {
+    const auto in_tiles = [](const Sums& sums) {
+      return sums.order == Order::tiles || sums.order == Order::tiles_by_fma;
+    };
+    const auto is_the_first = [&](const Sums& sums) {
+      const Sums& first = left.front();
+      return sums.block == first.block && (sums.order == first.order || (in_tiles(sums) && in_tiles(first)));
+    };
+    return !left.empty() && std::ranges::all_of(left, is_the_first);
+  }
+
+  // Is the fastest of the kernels that are left faster than torch's function, and than its library's packed weights?
+  // The shortest calls decide, of some made in turn. Nothing where one fails.
+  std::optional<PanelVerdict> pays(const std::vector<Sums>& left) {
     const bool has_packed = library_packs(values_.call());
     const Owned packed = has_packed ? pack(values_.weight(), values_.call()) : nullptr;
     if (has_packed && !packed) return std::nullopt;
@@ -86,6 +109,7 @@ class Trial {
     double plain = 1e9;
     double from_packed = 1e9;
     double from_panels = 1e9;
+    Sums fastest = left.front();
     double spent = 0;
     for (int i = 0; i < most_rounds && (i < fewest_rounds || spent < long_enough); ++i) {
       const double one = time_of([&] { return call_plain(values_.call(), values_.given()); });
@@ -93,18 +117,22 @@ class Trial {
       const double other =
           has_packed ? time_of([&] { return call_packed(values_.call(), packed.get()); }) : from_packed;
       if (other < 0) return std::nullopt;
-      const double ours = time_of([&] { return multiply(block); });
-      if (ours < 0) return std::nullopt;
       plain = std::min(plain, one);
       from_packed = std::min(from_packed, other);
-      from_panels = std::min(from_panels, ours);
-      spent += one + ours;
+      spent += one;
+      for (const Sums& sums : left) {
+        const double ours = time_of([&] { return multiply(sums); });
+        if (ours < 0) return std::nullopt;
+        if (ours < from_panels) fastest = sums;
+        from_panels = std::min(from_panels, ours);
+        spent += ours;
+      }
     }
-    return from_panels * clearly < plain && from_panels < from_packed;
+    return PanelVerdict{from_panels * clearly < plain && from_panels < from_packed, fastest};
   }
 
-  Owned multiply(std::size_t block) {
-    return multiply_panels(values_.call(), panels_.get(), {case_.outer, case_.inner}, block);
+  Owned multiply(const Sums& sums) {
+    return multiply_panels(values_.call(), panels_.get(), {case_.outer, case_.inner}, sums);
   }
 
   ProductCase case_;
@@ -157,7 +185,7 @@ Owned make_panels(PyObject* cast, bool inner_first) {
   return made;
 }
 
-Owned multiply_panels(const PackedCall& call, PyObject* panels, const Sides& sides, std::size_t block) {
+Owned multiply_panels(const PackedCall& call, PyObject* panels, const Sides& sides, const Sums& sums) {
   const auto [outer, inner] = sides;
   DLTensor view;
   if (!host::view_on_cpu(call.input, view)) return nullptr;
@@ -173,7 +201,7 @@ Owned multiply_panels(const PackedCall& call, PyObject* panels, const Sides& sid
       .input_step = static_cast<std::size_t>(rows->step),
       .rows = static_cast<std::size_t>(rows->count),
       .inner = static_cast<std::size_t>(inner),
-      .block = block,
+      .sums = sums,
       .weight = values_of(panels),
       .outer = static_cast<std::size_t>(outer),
       .bias = call.bias == Py_None ? nullptr : values_of(call.bias),

@@ -1,26 +1,27 @@
 // Linear layers and other products from kept weights that our own kernels read, where these give the bits of torch's
 // and are faster than its library's packed weights. The library takes its time over each call, however small; our
-// kernels do not, and theirs are the products of two bfloat16 and a sum in float32 by the same instruction of the
-// processor. For this room only.
+// kernels do not, and theirs are the products of two bfloat16 and a sum in float32 by the same instructions of the
+// processor, or in their order. For this room only.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 
 #include "accel/packed/packed.hpp"
 #include "accel/packed/trial.hpp"
+#include "kernels/product.hpp"
 #include "weights/entry.hpp"
 
 namespace habana_mp::accel {
 
+using kernels::Sums;
 using weights::Entry;
 using weights::Form;
 
 // What was found out about calls of a kind.
 struct PanelVerdict {
   bool pays;
-  std::size_t block;  // in which the sums are made
+  Sums sums;
 };
 
 // Of calls like this one; nothing where none was tried yet, or where there is nothing to try.
@@ -45,6 +46,6 @@ inline Form panels_for(const PackedCall& call) { return call.is_inner_first() ? 
 Owned make_panels(PyObject* cast, bool inner_first);
 
 // The product, where input and bias are bfloat16 by now; as above.
-Owned multiply_panels(const PackedCall& call, PyObject* panels, const Sides& sides, std::size_t block);
+Owned multiply_panels(const PackedCall& call, PyObject* panels, const Sides& sides, const Sums& sums);
 
 }  // namespace habana_mp::accel

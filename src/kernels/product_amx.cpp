@@ -1,0 +1,188 @@
+// Products by AMX's tiles. The intrinsics want the tiles' numbers as literals: 0 to 3 are the sums of two groups of
+// rows by two of columns, 4 and 5 the groups' inputs, 6 and 7 the weights of the columns.
+#include "kernels/tile_sums.hpp"
+
+namespace habana_mp::kernels {
+namespace {
+
+constexpr std::size_t tile_side = 16;  // rows of a tile, and columns of float32
+constexpr std::size_t square_side = 2 * tile_side;
+// So few rows read a weight as fast as memory gives it.
+constexpr std::size_t few_rows = tile_side;
+
+// What the tiles hold: so many rows and columns of a patch, and so many pairs of values.
+struct Shape {
+  std::size_t rows;
+  std::size_t columns;
+  std::size_t pairs;
+};
+
+// As the instruction reads it.
+struct alignas(64) TileConfig {
+  std::uint8_t palette = 1;
+  std::uint8_t start_row = 0;
+  std::uint8_t reserved[14] = {};
+  std::uint16_t row_bytes[16] = {};
+  std::uint8_t rows[16] = {};
+
+  // A tile without rows or columns stays out of use.
+  void set(std::size_t tile, std::size_t tile_rows, std::size_t numbers) {
+    if (tile_rows == 0 || numbers == 0) return;
+    rows[tile] = static_cast<std::uint8_t>(tile_rows);
+    row_bytes[tile] = static_cast<std::uint16_t>(numbers * sizeof(float));
+  }
+};
+
+// What of `all` is in the first of two tiles, and in the second.
+inline std::size_t first_of(std::size_t all) { return all < tile_side ? all : tile_side; }
+inline std::size_t second_of(std::size_t all) { return all - first_of(all); }
+
+// The tiles of this thread, from the first shape on until the end. Another shape clears them.
+class Tiles {
+ public:
+  Tiles() = default;
+  ~Tiles() { _tile_release(); }
+  Tiles(const Tiles&) = delete;
+  Tiles& operator=(const Tiles&) = delete;
+
+  void shape(const Shape& wanted) {
+    if (wanted.rows == now_.rows && wanted.columns == now_.columns && wanted.pairs == now_.pairs) return;
+    now_ = wanted;
+    const std::size_t rows[2] = {first_of(wanted.rows), second_of(wanted.rows)};
+    const std::size_t columns[2] = {first_of(wanted.columns), second_of(wanted.columns)};
+    TileConfig config;
+    for (std::size_t i = 0; i < 2; ++i) {
+      for (std::size_t j = 0; j < 2; ++j) config.set(2 * i + j, rows[i], columns[j]);
+      config.set(4 + i, rows[i], wanted.pairs);
+      config.set(6 + i, columns[i] == 0 ? 0 : wanted.pairs, columns[i]);
+    }
+    // GCC takes the intrinsic for one that reads the first bytes only.
+    asm volatile("" : : "r"(&config) : "memory");
+    _tile_loadconfig(&config);
+  }
+
+ private:
+  Shape now_{0, 0, 0};
+};
+
+// The sums of a patch while they are in tiles. Has it a second group of rows, of columns?
+template <bool two_rows, bool two_columns>
+struct Square {
+  const PanelProduct& product;
+  const Patch& patch;
+  bool fetches;
+
+  static void clear() {
+    _tile_zero(0);
+    if constexpr (two_columns) _tile_zero(1);
+    if constexpr (two_rows) _tile_zero(2);
+    if constexpr (two_rows && two_columns) _tile_zero(3);
+  }
+
+  void load(const float* sums) const {
+    const std::size_t apart = patch.sums_step * sizeof(float);
+    const float* const second = sums + tile_side * patch.sums_step;
+    _tile_loadd(0, sums, apart);
+    if constexpr (two_columns) _tile_loadd(1, sums + tile_side, apart);
+    if constexpr (two_rows) _tile_loadd(2, second, apart);
+    if constexpr (two_rows && two_columns) _tile_loadd(3, second + tile_side, apart);
+  }
+
+  void store(float* sums) const {
+    const std::size_t apart = patch.sums_step * sizeof(float);
+    float* const second = sums + tile_side * patch.sums_step;
+    _tile_stored(0, sums, apart);
+    if constexpr (two_columns) _tile_stored(1, sums + tile_side, apart);
+    if constexpr (two_rows) _tile_stored(2, second, apart);
+    if constexpr (two_rows && two_columns) _tile_stored(3, second + tile_side, apart);
+  }
+
+  // Adds the products of a tile's pairs, or of as many as the tiles are shaped for.
+  void add(std::size_t pair) const {
+    const std::uint16_t* const input = product.input + patch.row * product.input_step + pair * 2;
+    const std::size_t input_step = product.input_step * sizeof *input;
+    const std::uint16_t* const weight = product.panel + (pair * product.outer + patch.column) * 2;
+    const std::size_t weight_step = product.outer * 2 * sizeof *weight;
+    if (fetches) {
+      for (std::size_t i = 0; i < pairs_of_tile; ++i) {
+        const std::uint16_t* const ahead = weight + soon + i * product.outer * 2;
+        _mm_prefetch(ahead, _MM_HINT_T0);
+        if constexpr (two_columns) _mm_prefetch(ahead + line, _MM_HINT_T0);
+      }
+    }
+    _tile_loadd(6, weight, weight_step);
+    if constexpr (two_columns) _tile_loadd(7, weight + 2 * tile_side, weight_step);
+    _tile_loadd(4, input, input_step);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (two_columns) _tile_dpbf16ps(1, 4, 7);
+    if constexpr (two_rows) {
+      _tile_loadd(5, input + tile_side * product.input_step, input_step);
+      _tile_dpbf16ps(2, 5, 6);
+      if constexpr (two_columns) _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+
+  // The sums of the pairs from `begin` to `end`, to memory that is laid out as the patch's. Those that fill no tile
+  // take other shapes, for which the sums leave the tiles.
+  void sum_block(std::size_t begin, std::size_t end, float* sums, Tiles& tiles) const {
+    const std::size_t rest = (end - begin) % pairs_of_tile;
+    const std::size_t filled = end - rest;
+    if (begin != filled) {
+      tiles.shape({patch.rows, patch.columns, pairs_of_tile});
+      clear();
+      for (std::size_t pair = begin; pair < filled; pair += pairs_of_tile) add(pair);
+      store(sums);
+    }
+    if (rest == 0) return;
+    tiles.shape({patch.rows, patch.columns, rest});
+    if (begin != filled) {
+      load(sums);
+    } else {
+      clear();
+    }
+    add(filled);
+    store(sums);
+  }
+};
+
+struct alignas(64) SquareSums {
+  float values[square_side][square_side];
+};
+
+template <bool two_rows, bool two_columns>
+void multiply_patch(const PanelProduct& product, const Patch& patch, Tiles& tiles) {
+  const Square<two_rows, two_columns> square{product, patch, product.rows <= few_rows};
+  const std::size_t pairs = product.inner / 2;
+  const std::size_t block = product.sums.block / 2;
+  SquareSums one;  // written before it is read
+  for (std::size_t begin = 0; begin < pairs; begin += block) {
+    const std::size_t end = block < pairs - begin ? begin + block : pairs;
+    square.sum_block(begin, end, begin == 0 ? patch.sums : one.values[0], tiles);
+    if (begin != 0) add_block(patch, one.values[0]);
+  }
+  finish(product, patch);
+}
+
+}  // namespace
+
+// The columns' weights stay near while all rows take their turn.
+void multiply_by_tiles(const PanelProduct& product) noexcept {
+  Tiles tiles;
+  SquareSums sums;  // as above
+  const auto most = [](std::size_t left) { return square_side < left ? square_side : left; };
+  for (std::size_t column = 0; column < product.outer; column += square_side) {
+    const std::size_t columns = most(product.outer - column);
+    for (std::size_t row = 0; row < product.rows; row += square_side) {
+      const Patch patch{row, most(product.rows - row), column, columns, sums.values[0], square_side};
+      if (patch.rows > tile_side) {
+        columns > tile_side ? multiply_patch<true, true>(product, patch, tiles)
+                            : multiply_patch<true, false>(product, patch, tiles);
+      } else {
+        columns > tile_side ? multiply_patch<false, true>(product, patch, tiles)
+                            : multiply_patch<false, false>(product, patch, tiles);
+      }
+    }
+  }
+}
+
+}  // namespace habana_mp::kernels
