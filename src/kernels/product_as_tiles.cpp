@@ -1,5 +1,5 @@
-// Sums in the order of AMX's tiles without tiles: to bring a few rows into them costs more than it gains, where a
-// weight is read but once. The bits are those of product_amx.cpp.
+// Sums in the order of AMX's tiles without tiles: for few rows, with which memory's speed decides and not arithmetic's.
+// The bits are those of product_amx.cpp.
 #include "kernels/tile_sums.hpp"
 
 namespace habana_mp::kernels {

@@ -11,7 +11,7 @@ constexpr std::size_t lanes = 16;
 constexpr std::size_t pairs_of_tile = 16;
 constexpr std::size_t line = 32;  // of the cache, in bfloat16
 // With few rows a weight is read as fast as memory gives it: so much is fetched ahead, in bfloat16. As measured for the
-// product in pairs.
+// product in pairs, not for these.
 constexpr std::size_t soon = std::size_t{1} << 13;
 
 // Some rows and columns of the result, and their sums in memory.

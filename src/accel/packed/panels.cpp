@@ -17,8 +17,8 @@ using kernels::Order;
 
 namespace {
 
-// Sums in the order of tiles are made without them for so few rows: with more the tiles are faster. The kinds of calls
-// that have so many have no more.
+// Sums in the order of tiles are tried without them too for so few rows; with more the tiles should be faster. All
+// calls of a kind (trial.hpp) have more rows than this, or none has: so what was measured holds for all of them.
 constexpr std::int64_t most_rows_by_fma = 7;
 // More values would take too much memory for a measurement.
 constexpr std::int64_t most_tried = std::int64_t{1} << 26;
