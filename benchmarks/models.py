@@ -1,6 +1,6 @@
 """Whole models: hmp.convert beside torch.autocast, FP32, and the model converted to bfloat16.
 
-    python benchmarks/models.py [--kinds | --within] [--only CASE[,CASE]] [--quick] [--threads N | --busy] [--write]
+    python benchmarks/models.py [--small | --kinds | --within] [--only CASE[,CASE]] [--quick] [--threads N | --busy] [--write]
 
 All contenders run the same model in turn, round after round, each in a process of its own that lasts, as a user's does:
 what is kept from step to step belongs to it. After some rounds new processes take over: where one happens to get its
@@ -9,7 +9,8 @@ rounds: above 1 we are faster. Autocast is used as its documentation does: one r
 and the loss. `hmp` has the lists that autocast has on a CPU, `hmp default` the default lists. Before anything is timed
 the results of all are compared with FP32's. --write puts the table and a plot into docs/.
 
---kinds is for small networks of many other kinds, forward and in training, whose table --write puts there too.
+--small is for steps that take little time, in which each call's share is large; --kinds for small networks of many
+other kinds, forward and in training, whose table --write puts there too.
 
 --within is for convert(within="modules") beside convert() alone, of the same models; its table is written too.
 
@@ -32,7 +33,7 @@ from typing import Any
 import chart
 import torch
 import torch.nn.functional as F
-from networks import Bert, Llama, ResNet50, ViT
+from networks import Bert, Llama, ViT, resnet18, resnet50
 from small_networks import (
     CLASSES,
     CellInALoop,
@@ -173,10 +174,11 @@ def training(
     batch: Callable[[], tuple[torch.Tensor, torch.Tensor]],
     loss_of: Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor],
     micro_steps: int = 1,
+    fused: bool = False,
 ) -> Make:
     def make(name: str, state: ExitStack) -> tuple[Callable[[], object], float]:
         trained = model()
-        optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-5)
+        optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-5, fused=fused)
         batches = [batch() for _ in range(micro_steps)]
 
         def gradients(way: Way) -> torch.Tensor:
@@ -253,8 +255,8 @@ CASES = {
     "prefill-110m": Case("Llama 110 M, 64 tokens", inference(llama_110m, words(1, 64, 32_000), call=prefilled)),
     "decode-500m": Case("Llama 0.5 B, one token", inference(llama_500m, words(1, 65, 32_000), with_past, decoded)),
     "prefill-500m": Case("Llama 0.5 B, 64 tokens", inference(llama_500m, words(1, 64, 32_000), call=prefilled)),
-    "resnet50-1": Case("ResNet-50, batch 1", inference(ResNet50, images(1, 224))),
-    "resnet50-16": Case("ResNet-50, batch 16", inference(ResNet50, images(16, 224))),
+    "resnet50-1": Case("ResNet-50, batch 1", inference(resnet50, images(1, 224))),
+    "resnet50-16": Case("ResNet-50, batch 16", inference(resnet50, images(16, 224))),
     "vit-1": Case("ViT-B/16, batch 1", inference(lambda: ViT(768, 12, 12, 224), images(1, 224))),
     "vit-16": Case("ViT-B/16, batch 16", inference(lambda: ViT(768, 12, 12, 224), images(16, 224))),
     "train-bert": Case(
@@ -268,7 +270,7 @@ CASES = {
         LOWERED_WHILE_RUNNING,
     ),
     "train-resnet50": Case(
-        "train ResNet-50, 8 x 112x112", training(ResNet50, pictures(8, 112), classify), LOWERED_WHILE_RUNNING
+        "train ResNet-50, 8 x 112x112", training(resnet50, pictures(8, 112), classify), LOWERED_WHILE_RUNNING
     ),
     "train-llama": Case(
         "train Llama (6 layers), 8 x 64 tokens",
@@ -313,7 +315,56 @@ KIND_CASES = {
         ("-train", f"train {what}", training(model, labelled(*sizes, classes=CLASSES), classify)),
     )
 }
-ALL_CASES = CASES | KIND_CASES
+
+
+def layers_16(*, softmax: bool) -> nn.Sequential:
+    """50 linear layers that compute next to nothing."""
+    layer = (lambda: (nn.Linear(16, 16), nn.Softmax(-1))) if softmax else (lambda: (nn.Linear(16, 16),))
+    return nn.Sequential(*(one for _ in range(50) for one in layer()))
+
+
+def summed_up(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return model(inputs).sum()
+
+
+SMALL_CASES = {
+    "linears-16": Case("50 linears of 16x16", inference(lambda: layers_16(softmax=False), numbers(4, 16))),
+    "linears-16-train": Case(
+        "train 50 linears of 16x16",
+        training(lambda: layers_16(softmax=False), labelled(4, 16, classes=16), summed_up, fused=True),
+        LOWERED_WHILE_RUNNING,
+    ),
+    "softmax-16": Case("50 linears of 16x16 and softmax", inference(lambda: layers_16(softmax=True), numbers(4, 16))),
+    "softmax-16-train": Case(
+        "train 50 linears of 16x16 and softmax",
+        training(lambda: layers_16(softmax=True), labelled(4, 16, classes=16), classify, fused=True),
+        LOWERED_WHILE_RUNNING,
+    ),
+    "mlp-64-train": Case(
+        "train MLP, 2 x 64, one row",
+        training(lambda: mlp(8, 64, 64, 10), labelled(1, 8, classes=CLASSES), classify, fused=True),
+        LOWERED_WHILE_RUNNING,
+    ),
+    "small-vit-train": Case(
+        "train ViT (4 x 384), 8 x 96x96",
+        training(lambda: ViT(384, 4, 6, 96), pictures(8, 96), classify, fused=True),
+        LOWERED_WHILE_RUNNING,
+    ),
+    "small-resnet-train": Case(
+        "train ResNet-18, 8 x 96x96", training(resnet18, pictures(8, 96), classify, fused=True), LOWERED_WHILE_RUNNING
+    ),
+    "small-experts-train": Case(
+        "train MoE decoder (4 x 256, 4 experts), 2 x 32 tokens",
+        training(lambda: Llama(256, 4, 4, 512, 2000, experts=4), texts(2, 32, 2000), guess_each, fused=True),
+        LOWERED_WHILE_RUNNING,
+    ),
+    "small-bert-train": Case(
+        "train BERT (4 x 512), 4 x 1 x 16 tokens",
+        training(lambda: Bert(512, 4, 8, 8000), texts(1, 16, 8000), guess_each, micro_steps=4, fused=True),
+        LOWERED_WHILE_RUNNING,
+    ),
+}
+ALL_CASES = CASES | KIND_CASES | SMALL_CASES
 
 
 # ---- timing and output -----------------------------------------------------------------------------------------------
@@ -406,6 +457,18 @@ def kind_cells(result: Result) -> list[str]:
     return [result.title, *milliseconds(result, 2), *both]
 
 
+def small_cells(result: Result) -> list[str]:
+    return [
+        result.title,
+        *milliseconds(result, 2),
+        ratio(result, "hmp", "autocast"),
+        middle_half(result, "hmp", "autocast"),
+        ratio(result, "hmp", "FP32"),
+        ratio(result, "hmp default", "autocast"),
+        middle_half(result, "hmp default", "autocast"),
+    ]
+
+
 def within_cells(result: Result) -> list[str]:
     pairs = (("hmp within", "hmp"), ("hmp default within", "hmp default"))
     milliseconds = f"{result.contenders['hmp'].median * 1e3:.1f}"
@@ -446,7 +509,8 @@ WITHIN = Table(
     [_TIMES[0], ("hmp, ms", 9), ("within, x everywhere", 22), _HALF, ("default lists, x everywhere", 29), _HALF],
     within_cells,
 )
-SMALL = Table("kinds", [*_TIMES, ("x FP32", 8), _DEFAULT, ("x FP32", 8)], kind_cells)
+KINDS_TABLE = Table("kinds", [*_TIMES, ("x FP32", 8), _DEFAULT, ("x FP32", 8)], kind_cells)
+SMALL = Table("small", [*_TIMES, _HALF, ("x FP32", 8), _DEFAULT, _HALF], small_cells)
 
 
 def training_mean(results: list[Result]) -> str:
@@ -480,6 +544,7 @@ def draw(results: list[Result], how: str, about: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="small steps")
     parser.add_argument("--kinds", action="store_true", help="small networks of other kinds")
     parser.add_argument("--within", action="store_true", help='convert(within="modules") beside convert()')
     parser.add_argument("--only", metavar="CASE[,CASE]", help="of " + ", ".join(ALL_CASES))
@@ -489,7 +554,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write docs/performance.md and docs/performance.svg")
     parser.add_argument("--alone", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    names = options.only.split(",") if options.only else list(KIND_CASES if options.kinds else CASES)
+    every = SMALL_CASES if options.small else KIND_CASES if options.kinds else CASES
+    names = options.only.split(",") if options.only else list(every)
     if unknown := set(names) - set(ALL_CASES):
         parser.error(f"unknown cases: {', '.join(sorted(unknown))}")
     if options.write and options.only:
@@ -500,7 +566,7 @@ def main() -> None:
         return
 
     about = machine(busy=options.busy)
-    table = SMALL if options.kinds else WITHIN if options.within else MODELS
+    table = SMALL if options.small else KINDS_TABLE if options.kinds else WITHIN if options.within else MODELS
     print(about)
     table.show(table.headings)
     results = []
@@ -525,7 +591,7 @@ def main() -> None:
             below = [training_mean(results), "![Times as fast as torch.autocast](performance.svg)"]
             draw(results, how, about)
         else:
-            below = [training_mean(results)] if table is SMALL else []
+            below = [] if table is WITHIN else [training_mean(results)]
         table.write(results, f"`{how}`: {about}.", *below)
 
 

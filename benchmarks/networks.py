@@ -35,14 +35,43 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return x * cos + torch.cat((-right, left), -1) * sin
 
 
+class GatedMLP(nn.Module):
+    def __init__(self, hidden: int, intermediate: int) -> None:
+        super().__init__()
+        self.gate, self.up = (nn.Linear(hidden, intermediate, bias=False) for _ in range(2))
+        self.down = nn.Linear(intermediate, hidden, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Mixture(nn.Module):
+    """Experts of which each word has two, as Mixtral's in transformers."""
+
+    def __init__(self, hidden: int, intermediate: int, experts: int) -> None:
+        super().__init__()
+        self.choice = nn.Linear(hidden, experts, bias=False)
+        self.experts = nn.ModuleList(GatedMLP(hidden, intermediate) for _ in range(experts))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        words = x.flatten(0, 1)
+        shares, chosen = F.softmax(self.choice(words), 1, dtype=torch.float).topk(2, -1)
+        shares = (shares / shares.sum(-1, keepdim=True)).to(words.dtype)
+        result = torch.zeros_like(words)
+        for index, expert in enumerate(self.experts):
+            rows, places = torch.where(chosen == index)
+            part = expert(words[rows]) * shares[rows, places, None]
+            result.index_add_(0, rows, part.to(result.dtype))
+        return result.view_as(x)
+
+
 class LlamaLayer(nn.Module):
-    def __init__(self, hidden: int, heads: int, intermediate: int) -> None:
+    def __init__(self, hidden: int, heads: int, intermediate: int, experts: int) -> None:
         super().__init__()
         self.heads = heads
         self.before_attention, self.before_mlp = RMSNorm(hidden), RMSNorm(hidden)
         self.q, self.k, self.v, self.o = (nn.Linear(hidden, hidden, bias=False) for _ in range(4))
-        self.gate, self.up = (nn.Linear(hidden, intermediate, bias=False) for _ in range(2))
-        self.down = nn.Linear(intermediate, hidden, bias=False)
+        self.mlp = Mixture(hidden, intermediate, experts) if experts else GatedMLP(hidden, intermediate)
 
     def forward(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, past: Past | None
@@ -54,18 +83,19 @@ class LlamaLayer(nn.Module):
             k, v = torch.cat((past[0], k), 2), torch.cat((past[1], v), 2)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=past is None)
         x = x + self.o(attended.transpose(1, 2).flatten(2))
-        y = self.before_mlp(x)
-        return x + self.down(F.silu(self.gate(y)) * self.up(y)), (k, v)
+        return x + self.mlp(self.before_mlp(x)), (k, v)
 
 
 class Llama(nn.Module):
     """A decoder whose embedding is its head, too."""
 
-    def __init__(self, hidden: int, layers: int, heads: int, intermediate: int, words: int = 32_000) -> None:
+    def __init__(
+        self, hidden: int, layers: int, heads: int, intermediate: int, words: int = 32_000, experts: int = 0
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, hidden)
         nn.init.normal_(self.embedding.weight, std=hidden**-0.5)
-        self.layers = nn.ModuleList(LlamaLayer(hidden, heads, intermediate) for _ in range(layers))
+        self.layers = nn.ModuleList(LlamaLayer(hidden, heads, intermediate, experts) for _ in range(layers))
         self.norm = RMSNorm(hidden)
         steps = torch.arange(0, hidden // heads, 2) / (hidden // heads)
         angles = torch.outer(torch.arange(1024.0), 10_000.0**-steps).repeat(1, 2)
@@ -145,13 +175,29 @@ class ViT(nn.Module):
         return self.head(self.norm(self.layers(x))[:, 0])
 
 
-class Bottleneck(nn.Module):
+def conv(inside: int, outside: int, kernel: int, stride: int = 1) -> nn.Sequential:
+    layer = nn.Conv2d(inside, outside, kernel, stride, kernel // 2, bias=False)
+    return nn.Sequential(layer, nn.BatchNorm2d(outside))
+
+
+class BasicBlock(nn.Module):
+    wider = 1
+
     def __init__(self, inside: int, width: int, stride: int) -> None:
         super().__init__()
+        self.conv1, self.conv2 = conv(inside, width, 3, stride), conv(width, width, 3)
+        changes = stride != 1 or inside != width
+        self.shortcut = conv(inside, width, 1, stride) if changes else nn.Identity()
 
-        def conv(a: int, b: int, kernel: int, stride: int = 1) -> nn.Sequential:
-            return nn.Sequential(nn.Conv2d(a, b, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(b))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(self.conv2(F.relu(self.conv1(x))) + self.shortcut(x))
 
+
+class Bottleneck(nn.Module):
+    wider = 4
+
+    def __init__(self, inside: int, width: int, stride: int) -> None:
+        super().__init__()
         self.conv1, self.conv2, self.conv3 = (
             conv(inside, width, 1),
             conv(width, width, 3, stride),
@@ -166,18 +212,28 @@ class Bottleneck(nn.Module):
         return F.relu(self.conv3(y) + self.shortcut(x))
 
 
-class ResNet50(nn.Module):
-    def __init__(self, classes: int = 1000) -> None:
+class ResNet(nn.Module):
+    def __init__(
+        self, block: type[BasicBlock | Bottleneck], counts: tuple[int, int, int, int], classes: int = 1000
+    ) -> None:
         super().__init__()
         self.conv, self.norm = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)
         layers: list[nn.Module] = []
         inside = 64
-        for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+        for width, count, stride in zip((64, 128, 256, 512), counts, (1, 2, 2, 2), strict=True):
             for index in range(count):
-                layers.append(Bottleneck(inside, width, stride if index == 0 else 1))
-                inside = 4 * width
+                layers.append(block(inside, width, stride if index == 0 else 1))
+                inside = block.wider * width
         self.layers, self.head = nn.Sequential(*layers), nn.Linear(inside, classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         x = F.max_pool2d(F.relu(self.norm(self.conv(images))), 3, 2, 1)
         return self.head(self.layers(x).mean((2, 3)))
+
+
+def resnet18() -> ResNet:
+    return ResNet(BasicBlock, (2, 2, 2, 2))
+
+
+def resnet50() -> ResNet:
+    return ResNet(Bottleneck, (3, 4, 6, 3))

@@ -47,6 +47,8 @@ class Row:
     phase: str = "forward"
     #: How often a kept cast of a weight served.
     hits: int = 0
+    #: Casts of weights that are too small for one to be kept while they are trained.
+    small: int = 0
     #: Of the calls, without covered calls inside of them; and what their casts took of it.
     seconds: float | None = None
     cast_seconds: float | None = None
@@ -353,7 +355,7 @@ def merged(reports: Iterable[Report], *, ranks: int | None = None) -> Report:
     )
 
 
-_COUNTED = ("calls", "casts", "bytes", "hits", "seconds", "cast_seconds")
+_COUNTED = ("calls", "casts", "bytes", "hits", "small", "seconds", "cast_seconds")
 
 
 def _key(row: Row) -> tuple[Any, ...]:
@@ -522,7 +524,7 @@ def _row_of(
 ) -> Row:
     key = _plain_name(record["operation"]), record["precision"], record["reason"]
     module = record["module"]
-    same = ("calls", "casts", "bytes", "reason", "phase", "file", "line", "function", "hits", "refused")
+    same = ("calls", "casts", "bytes", "reason", "phase", "file", "line", "function", "hits", "small", "refused")
     return Row(
         operation=key[0],
         precision=key[1],

@@ -84,6 +84,10 @@ _TAKE = {
 #: long.
 LEAST_PART = 1 << 14
 
+#: A weight with fewer elements whose gradient is recorded is cast by torch within the call, where torch can: a training
+#: step uses it once or a few times, and then a kept cast has to be made again, and made a part of the graph.
+LEAST_RECORDED = 1 << 14
+
 #: As a limit in bytes: none.
 _NO_LIMIT = 2**64 - 1
 
@@ -129,11 +133,11 @@ class KeptWeights(Patch):
         view = _core.untouched_twin(torch.ops.aten._unsafe_view.default._op)
         most_bytes = _NO_LIMIT if limit is None else min(limit, _NO_LIMIT)
         _core.weights_configure(
-            on=True, view=view, recorded=KeptCast.apply, most_bytes=most_bytes, least_part=LEAST_PART
+            on=True, view=view, recorded=KeptCast.apply, most_bytes=most_bytes, least_part=LEAST_PART, least_recorded=LEAST_RECORDED
         )
 
     def uninstall(self) -> None:
-        _core.weights_configure(on=False, view=None, recorded=None, most_bytes=0, least_part=0)
+        _core.weights_configure(on=False, view=None, recorded=None, most_bytes=0, least_part=0, least_recorded=0)
         if self._exchange is not None:
             self._exchange.uninstall()
         _core.weights_stop_watching()

@@ -16,16 +16,40 @@ Accelerators accelerators;
 
 namespace {
 
-// Shall torch itself cast, within its operation? Only where it casts nothing else than we would.
-bool may_leave_casts(const Call& call) {
+// What torch casts itself, within its operation.
+enum class Left : std::uint8_t { nothing, what_is_not_kept, everything };
+
+// Is this float32 tensor to be looked for among the kept casts, though the call is recorded?
+bool may_be_kept_cast(const Rule& rule, PyObject* item, std::int64_t elements, Tally& tally) {
+  if (!rule.means.keeps_weights) return false;
+  if (Py_TYPE(item) != host::api.parameter) return weights::may_be_part(item);
+  if (weights::is_worth_recording(item, elements)) return true;
+  ++tally.small;
+  return false;
+}
+
+// Torch casts only where it casts nothing else than we would. What it casts is noted where that is everything.
+Left left_to_torch(const Call& call, Kind to, Tally& tally) {
   const auto& [target, rule, arguments, reading] = call;
-  if (!rule.means.casts_inside || rule.action != Action::precision || rule.to == Kind::f32) return false;
-  if (target.shape != host::Shape::function && target.shape != host::Shape::method) return false;
+  if (!rule.means.casts_inside || rule.action != Action::precision || rule.to == Kind::f32) return Left::nothing;
+  if (target.shape != host::Shape::function && target.shape != host::Shape::method) return Left::nothing;
+  bool everything = !rule.saturates && rule.castable.raised_positions == 0 && rule.castable.off_cpu_positions == 0;
+  Tally noted;
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
-    if (reading.kinds[i] == Kind::sequence) return false;
-    if (is_floating(reading.kinds[i]) && !host::can_be_cast_inside(arguments.values[i])) return false;
+    const Kind kind = reading.kinds[i];
+    PyObject* const value = arguments.values[i];
+    if (kind == Kind::sequence) return Left::nothing;
+    if (!is_floating(kind)) continue;
+    if (!host::can_be_cast_inside(value)) return Left::nothing;
+    if (kind == to || !everything) continue;
+    const std::int64_t count = host::count_elements(value);
+    everything = !tensor::is_cast_to_block(count) && (kind != Kind::f32 || !may_be_kept_cast(rule, value, count, noted));
+    noted.note_left(value, to, count);
   }
-  return host::may_cast_inside() && !host::is_intercepted();
+  if (!host::may_cast_inside() || host::is_intercepted()) return Left::nothing;
+  if (!everything) return Left::what_is_not_kept;
+  tally = noted;
+  return Left::everything;
 }
 
 Owned call_and_cast_inside(Target& target, const Arguments& arguments, Kind to) {
@@ -102,9 +126,11 @@ Owned attempt_as_they_lie(const Call& call, Kind to, bool records, Attempt& atte
     attempt.interrupted = PyErr_Occurred() != nullptr;
     if (attempt.interrupted) return nullptr;
   }
+  const Left left = records ? left_to_torch(call, to, tally) : Left::nothing;
+  if (left == Left::everything) return call_and_cast_inside(call.target, call.arguments, to);
   // Where something is recorded the graph holds what was cast.
   tally.may_reuse_memory = !records && rule.takes_weights_once() && call.target.shape != host::Shape::python;
-  tally.leaves_casts = records && may_leave_casts(call);
+  tally.leaves_casts = left == Left::what_is_not_kept;
   CastArguments cast(call.arguments);
   attempt.made = make_casts(call, to, records, cast, attempt);
   attempt.scalar_changed = cast.scalar_changed();

@@ -37,12 +37,21 @@ Owned kept_cast(PyObject* weight, bool is_view, Kind to, Tally& tally) {
 
 }  // namespace
 
+void Tally::note_left(PyObject* item, Kind to, std::int64_t elements) {
+  left_casts = true;
+  ++casts;
+  made.bytes += tensor::bytes_as(to, elements);
+  if (!made.recorded) made.recorded = host::requires_grad(item);
+}
+
 Owned cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tally) {
   tally.transient = false;
   if (!is_floating(kind) || kind == to) return Owned::borrowed(item);
   if (rule.means.keeps_weights && kind == Kind::f32) {
     const bool is_weight = Py_TYPE(item) == host::api.parameter;
-    if (is_weight || (host::is_plain_tensor(item) && weights::may_be_part(item))) {
+    const bool is_left = is_weight && tally.leaves_casts && !weights::is_worth_recording(item, host::count_elements(item));
+    if (is_left) ++tally.small;
+    if (!is_left && (is_weight || (host::is_plain_tensor(item) && weights::may_be_part(item)))) {
       if (Owned kept = kept_cast(item, !is_weight, to, tally)) return kept;
       if (PyErr_Occurred() != nullptr) return nullptr;
     }
@@ -57,10 +66,7 @@ Owned cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tal
   }
   const std::int64_t count = tally.leaves_casts ? host::count_elements(item) : 0;
   if (tally.leaves_casts && !tensor::is_cast_to_block(count)) {
-    tally.left_casts = true;
-    ++tally.casts;
-    tally.made.bytes += tensor::bytes_as(to, count);
-    if (!tally.made.recorded) tally.made.recorded = host::requires_grad(item);
+    tally.note_left(item, to, count);
     return Owned::borrowed(item);
   }
   const bool saturates = is_number_tensor(rule, item, to);
@@ -177,7 +183,7 @@ bool CastArguments::make(const Rule& rule, const Reading& reading, Kind to, Tall
       host::has_no_dimensions(given_.values[0])) {
     return keep_all();
   }
-  tally.made.by_sparse = host::grad_is_enabled() && holds_sparse_tensor(given_, reading);
+  tally.made.by_sparse = !tally.leaves_casts && host::grad_is_enabled() && holds_sparse_tensor(given_, reading);
   const bool keeps_float32 = to != Kind::f32 && one_stays_in_float32(rule, given_, reading);
   for (Py_ssize_t i = 0; i < given_.count(); ++i) {
     Owned made = cast_one(rule, reading, i, to, keeps_float32, tally);

@@ -16,12 +16,16 @@ struct Tally {
   bool left_casts = false;        // and there was something
   unsigned casts = 0;             // arguments that were exchanged
   unsigned kept = 0;              // for casts that were there already
+  unsigned small = 0;             // weights that are left for torch since they are small
   // What is looked up for the first weight of a call and holds for all.
   bool looked_around = false;
   bool may_keep = false;
   bool records = false;
   bool of_steps = false;  // is the next to be cast a weight of an operation that takes steps?
   tensor::CastResult made;
+
+  // Torch will cast this one.
+  void note_left(PyObject* item, Kind to, std::int64_t elements);
 };
 
 // One tensor, or itself where there is nothing to cast. Null with a Python exception when it failed.

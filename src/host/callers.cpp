@@ -63,10 +63,11 @@ bool raise_is_told() {
 
 bool instruction_tells = false;
 
-// The innermost Python code's module.
+// The name of the innermost Python code's module; null where there is none. Each call with a cast asks: no object is
+// made for the frame.
 Owned module_of_caller() {
-  const FrameWalk caller;
-  return caller ? caller.module_name() : nullptr;
+  PyObject* const globals = PyEval_GetGlobals();
+  return globals == nullptr ? nullptr : name_of_module(globals);
 }
 
 }  // namespace
@@ -89,10 +90,7 @@ bool is_of_file(PyObject* code, PyObject* beginnings) noexcept { return begins_w
 // What it computes are parameters and gradients; a model's code is never there.
 bool caller_is_distributed() noexcept {
   const Owned name = module_of_caller();
-  const char* text = name ? PyUnicode_AsUTF8(name.get()) : nullptr;
-  const bool is_it = text != nullptr && std::string_view(text).starts_with("torch.distributed.");
-  PyErr_Clear();
-  return is_it;
+  return name && text_of(name.get()).starts_with("torch.distributed.");
 }
 
 bool is_worker(PyObject* worker_namespace) noexcept {

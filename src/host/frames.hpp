@@ -27,6 +27,15 @@ inline std::string_view text_of(PyObject* string) noexcept {
   return text == nullptr ? std::string_view() : std::string_view(text, static_cast<std::size_t>(size));
 }
 
+// What the globals of a module's code give as its name; null where there is none.
+inline Owned name_of_module(PyObject* globals) {
+  static PyObject* const key = PyUnicode_InternFromString("__name__");
+  Owned name = Owned::borrowed_or_null(PyDict_Check(globals) ? PyDict_GetItemWithError(globals, key) : nullptr);
+  PyErr_Clear();
+  if (name && !PyUnicode_Check(name.get())) name.reset();
+  return name;
+}
+
 // Steps from frame to frame, outwards, without leaving an exception behind.
 class FrameWalk {
  public:
@@ -43,12 +52,10 @@ class FrameWalk {
   }
   // The name of the module whose code it is; null where there is none.
   Owned module_name() const {
-    const Owned globals(PyObject_GetAttrString(frame_.get(), "f_globals"));
-    const bool is_known = globals && PyDict_Check(globals.get());
-    Owned name = Owned::borrowed_or_null(is_known ? PyDict_GetItemString(globals.get(), "__name__") : nullptr);
+    static PyObject* const attribute = PyUnicode_InternFromString("f_globals");
+    const Owned globals(PyObject_GetAttr(frame_.get(), attribute));
     PyErr_Clear();
-    if (name && !PyUnicode_Check(name.get())) name.reset();
-    return name;
+    return globals ? name_of_module(globals.get()) : nullptr;
   }
   // Where in the code it is: a number that differs from line to line.
   int position() const {

@@ -443,6 +443,7 @@ constexpr std::pair<const char*, kernels::Order> orders[] = {
     {"lanes", kernels::Order::lanes},
     {"tiles", kernels::Order::tiles},
     {"tiles by FMA", kernels::Order::tiles_by_fma},
+    {"dots", kernels::Order::dots},
 };
 
 std::vector<std::string> kernels_orders() {

@@ -62,8 +62,16 @@ using Multiply = void (*)(const PanelProduct& product) noexcept;
 
 Multiply kernel_for(Order order) {
   const ProductKernels& kernels = *chosen().products;
-  if (order == Order::tiles) return kernels.multiply_by_tiles;
-  return order == Order::tiles_by_fma ? kernels.multiply_as_tiles : kernels.multiply;
+  switch (order) {
+    case Order::tiles:
+      return kernels.multiply_by_tiles;
+    case Order::tiles_by_fma:
+      return kernels.multiply_as_tiles;
+    case Order::dots:
+      return kernels.multiply_by_dots;
+    default:
+      return kernels.multiply;
+  }
 }
 
 // The operating system's leave to use tiles, for all threads of the process and those that fork from it.

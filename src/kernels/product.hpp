@@ -16,10 +16,14 @@ enum class Order : std::uint8_t {
   // both are added, then that is added to the 32 before. So AMX's tiles do it.
   tiles,
   tiles_by_fma,  // the same sums, made without tiles
+  // As torch's own loop for small products: 64 sums, each of every 64th product; then eight, of what is left in groups
+  // of 16 each of every eighth; each folded by halves, and both added; then what is left one after the other. Each
+  // product is rounded together with the sum before it. Denormals count here.
+  dots,
 };
 
 // How a sum is made: `block` products in that order, then the sum of the next so many is added to those before. Of
-// `lanes` the block says nothing.
+// `lanes` and `dots` the block says nothing.
 struct Sums {
   Order order;
   std::size_t block;  // an even number

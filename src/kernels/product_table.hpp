@@ -31,6 +31,7 @@ struct ProductKernels {
   void (*multiply)(const PanelProduct& product) noexcept;           // in pairs, or in lanes
   void (*multiply_by_tiles)(const PanelProduct& product) noexcept;  // null without tiles
   void (*multiply_as_tiles)(const PanelProduct& product) noexcept;  // the same bits by other instructions
+  void (*multiply_by_dots)(const PanelProduct& product) noexcept;
 };
 
 extern const ProductKernels avx512_bf16_products;
@@ -40,5 +41,7 @@ extern const ProductKernels amx_products;
 void multiply_by_tiles(const PanelProduct& product) noexcept;
 // Meant for few rows.
 void multiply_as_tiles(const PanelProduct& product) noexcept;
+// Meant for small products.
+void multiply_by_dots(const PanelProduct& product) noexcept;
 
 }  // namespace habana_mp::kernels

@@ -24,13 +24,15 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
     "${_kernels}/cast_avx512bf16.cpp"
     "${_kernels}/product_as_tiles.cpp"
     "${_kernels}/product_avx512bf16.cpp"
+    "${_kernels}/product_dots.cpp"
     "${_kernels}/step_avx2.cpp"
     "${_kernels}/step_avx512.cpp"
     "${_kernels}/streamed.cpp"
   )
   set(_avx512 -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq -mprefer-vector-width=512)
   set_source_files_properties("${_kernels}/cast_avx2.cpp" PROPERTIES COMPILE_OPTIONS "-mavx2;-mf16c")
-  set_source_files_properties("${_kernels}/cast_avx512.cpp" PROPERTIES COMPILE_OPTIONS "${_avx512}")
+  set_source_files_properties("${_kernels}/cast_avx512.cpp" "${_kernels}/product_dots.cpp"
+    PROPERTIES COMPILE_OPTIONS "${_avx512}")
   set_source_files_properties(
     "${_kernels}/cast_avx512bf16.cpp" "${_kernels}/product_as_tiles.cpp" "${_kernels}/product_avx512bf16.cpp"
     PROPERTIES COMPILE_OPTIONS "${_avx512};-mavx512bf16")

@@ -30,6 +30,7 @@ py::dict shown(const watch::Record& record) {
   row["casts"] = record.amounts.casts;
   row["bytes"] = record.amounts.bytes;
   row["hits"] = record.amounts.kept;
+  row["small"] = record.amounts.small;
   row["nanoseconds"] = record.nanoseconds;
   row["cast_nanoseconds"] = record.cast_nanoseconds;
   py::dict refused;

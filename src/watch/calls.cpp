@@ -78,6 +78,7 @@ Record* record_call(const std::string* operation, rules::Decision decision, cons
   record.amounts.casts += amounts.casts;
   record.amounts.kept += amounts.kept;
   record.amounts.bytes += amounts.bytes;
+  record.amounts.small += amounts.small;
   held.restore();
   return &record;
 }

@@ -371,6 +371,7 @@ UpToDate up_to_date(PyObject* weight, Kind to, bool records, std::uint32_t views
   } else {
     ++counts.hits;
   }
+  entry->is_used = true;
   entry->quiet_uses = records ? 0 : entry->quiet_uses + 1;
   return {entry, Owned::borrowed(entry->cast.get())};
 }
@@ -503,6 +504,8 @@ Owned transposed_weight(PyObject* view) noexcept {
   return is_it ? base.take() : nullptr;
 }
 
+bool keeps_anything() noexcept { return settings->on && !cache().entries.empty(); }
+
 void memory_escapes(const char* storage, bool unseen) noexcept {
   if (!settings->on || storage == nullptr) return;
   ++cache().escapes;
@@ -542,6 +545,8 @@ void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexce
       if (!entry->cast || entry->trust == Trust::exposed || is_fresh) continue;
       entry->trust = Trust::changed;
       if (entry->busy || entry->form != Form::plain || entry->in_parts) continue;
+      // Nobody asked for the former one: perhaps nobody will for this one.
+      if (!std::exchange(entry->is_used, false)) continue;
       HeldMemory memory(weight);  // others may run meanwhile
       Snapshot now = host::snapshot_of(weight);
       --now.owners;
@@ -572,7 +577,7 @@ PyObject* cast_to_write(PyObject* weight) noexcept {
   for (const Kind to : precisions) {
     Entry* entry = entry_of(weight, to);
     if (entry == nullptr || !entry->has(Form::plain) || entry->busy || entry->trust == Trust::exposed ||
-        entry->in_parts) {
+        entry->in_parts || !entry->is_used) {
       continue;
     }
     const Snapshot now = host::snapshot_of(weight);
@@ -598,6 +603,7 @@ void was_written(PyObject* weight, PyObject* cast) noexcept {
     entry->samples = entry->look();
     entry->cast_snapshot = host::snapshot_of(cast);
     entry->trust = Trust::sure;
+    entry->is_used = false;
     entry->is_fresh = true;
     ++counts.refreshes;
   }

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "host/inside.hpp"
+#include "host/modes.hpp"
 #include "owned.hpp"
 #include "tensor/cast.hpp"
 
@@ -20,6 +21,7 @@ struct Settings {
   Owned recorded;  // makes a kept cast a part of autograd's graph, given the weight and the cast; or null
   std::uint64_t most_bytes = ~std::uint64_t{0};  // beyond this no further weight is kept
   std::int64_t least_part = 0;                   // a view of a weight with fewer elements is cast by itself
+  std::int64_t least_recorded = 0;               // so is a weight with fewer, by torch where that records a gradient
 };
 extern NeverDestroyed<Settings> settings;
 // Switching it off drops what is kept.
@@ -42,6 +44,12 @@ inline bool may_be_part(PyObject* tensor) noexcept {
   return settings->on && host::count_elements(tensor) >= settings->least_part && host::snapshot_of(tensor).owners > 1;
 }
 
+// Where torch casts within a call that is recorded: is it worth asking for the kept cast of this weight instead? A small
+// one that is trained takes longer to be made a part of the graph, and to be cast again after the step.
+inline bool is_worth_recording(PyObject* weight, std::int64_t elements) noexcept {
+  return settings->on && (elements >= settings->least_recorded || !host::requires_grad(weight));
+}
+
 // As `kept`, of a view of such a weight: the same part of the weight's cast. Where a gradient is recorded, only a view
 // of all of it: of a part the whole would be cast again after each step.
 Owned kept_part(PyObject* view, Kind to, Use use, std::int64_t& elements) noexcept;
@@ -53,6 +61,9 @@ Owned cast_for_many(PyObject* tensor, Kind to) noexcept;
 // The weight, a matrix, of which this plain tensor is the transposed view. Null, without an exception, where it is
 // none.
 Owned transposed_weight(PyObject* view) noexcept;
+
+// Is a cast kept that somebody who writes unseen could make wrong?
+bool keeps_anything() noexcept;
 
 // Somebody may get hold of this storage's memory in a way that tells nobody when he writes to it. While he holds a
 // tensor or storage of torch that is seen; a mere pointer is not (`unseen`).

@@ -47,6 +47,7 @@ struct Entry {
   Kind to = Kind::bf16;
   Trust trust = Trust::exposed;
   bool busy = false;                 // being written, by a thread that has let go of the GIL
+  bool is_used = false;              // since it was last made again ahead of its next use
   bool is_fresh = false;             // an optimizer wrote the cast along with the weight
   std::uint32_t written_from = 0;    // the weight's version before it did
   bool in_parts = false;             // only views of a part of the weight were used of late

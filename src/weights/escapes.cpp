@@ -239,6 +239,10 @@ void stop_watching_escapes() noexcept {
 }
 
 void tensor_escapes(PyObject* tensor, bool unseen) noexcept {
+  if (!unseen && !keeps_anything()) {
+    host::forget_files();
+    return;
+  }
   if (host::can_look_inside() && PyObject_TypeCheck(tensor, host::api.tensor_base) != 0) {
     memory_escapes(host::storage_of(tensor), unseen);
   }

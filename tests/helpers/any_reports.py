@@ -30,6 +30,7 @@ ROWS = st.builds(
     function=st.none() | st.just("forward"),
     phase=st.sampled_from(["forward", "backward", "traced"]),
     hits=NUMBERS,
+    small=NUMBERS,
     seconds=TIMES,
     cast_seconds=TIMES,
     refused=st.dictionaries(st.sampled_from(["NumPy had its memory", "{}"]), NUMBERS, max_size=2),

@@ -28,6 +28,8 @@ Form = Literal["library", "panels", "panels in any order"]
 _BLOCKS = (256, 512, 1024, 2048)
 #: More rows are not summed in the order of tiles without tiles.
 _MOST_ROWS_BY_FMA = 7
+#: Torch may sum a product of no more numbers in a loop of its own.
+_SMALL_PRODUCT = 1 << 14
 
 _SEEDS = 4
 
@@ -92,7 +94,7 @@ def _noise(generator: torch.Generator, *shape: int) -> torch.Tensor:
     return (torch.empty(shape).normal_(generator=generator) * 2.0**exponents).bfloat16()
 
 
-def _sums_of_rounding(x: torch.Tensor, outer: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def sums_of_rounding(x: torch.Tensor, outer: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Values for rows that lie as these do, a weight and a bias. Each sum takes back what it has brought, in another
     order: what is left is what rounding left, and tells the order. The bias is as small."""
     generator = torch.Generator().manual_seed(seed)
@@ -118,7 +120,7 @@ def _alike(call: Call, made: Call, like: torch.Tensor, outer: int, *, turned: bo
     """Does the one give the bits of the other, for whatever tells orders of sums from each other?"""
     with hmp.disable_casts(), torch.no_grad():
         for seed in range(_SEEDS):
-            x, weight, small = _sums_of_rounding(like, outer, seed)
+            x, weight, small = sums_of_rounding(like, outer, seed)
             given = weight.t().contiguous() if turned else weight
             # As a layer's: of a weight that wants no gradient torch makes some products another way.
             given.requires_grad_()
@@ -136,7 +138,7 @@ def kernels_sum_as(call: Call, like: torch.Tensor, outer: int, *, turned: bool =
     if not _core.kernels_can_multiply():
         return False
     inner = like.shape[-1]
-    sums = list(itertools.product(_orders(like), (inner, *(block for block in _BLOCKS if block < inner))))
+    sums = list(itertools.product(_orders(like, outer), (inner, *(block for block in _BLOCKS if block < inner))))
     return _found_out_once(
         "kernels",
         call,
@@ -158,10 +160,12 @@ def kernels_sum_as(call: Call, like: torch.Tensor, outer: int, *, turned: bool =
     )
 
 
-def _orders(like: torch.Tensor) -> list[str]:
-    """In which orders our kernels may answer a call with such rows here."""
+def _orders(like: torch.Tensor, outer: int) -> list[str]:
+    """In which orders our kernels may answer a call with such rows here, and a weight of so many."""
     rows = like.numel() // like.shape[-1]
     orders = ["pairs", *(["lanes"] if rows == 1 else [])]
+    if rows * like.shape[-1] * outer <= _SMALL_PRODUCT:
+        orders.append("dots")
     if _core.kernels_path() == "amx":
         able = _core.kernels_orders()
         orders += ["tiles"] if "tiles" in able else ["tiles by FMA"] if rows <= _MOST_ROWS_BY_FMA else []

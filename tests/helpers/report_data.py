@@ -25,6 +25,7 @@ PLAIN: Row = {
     "casts_down": 2,
     "bytes": 64,
     "hits": 0,
+    "small": 0,
     "seconds": None,
     "cast_seconds": None,
     "refused": {},

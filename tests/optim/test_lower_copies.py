@@ -136,7 +136,7 @@ def test_a_step_while_converted_is_the_same(name: str) -> None:
 
 def kept_weight() -> tuple[torch.nn.Parameter, Tensor]:
     """A weight whose cast is kept, with a gradient; and an input for it."""
-    weight, x = torch.nn.Parameter(torch.randn(64, 64)), torch.randn(4, 64)
+    weight, x = torch.nn.Parameter(torch.randn(128, 128)), torch.randn(4, 128)
     for _ in range(2):
         torch.nn.functional.linear(x, weight).sum().backward()
     return weight, x

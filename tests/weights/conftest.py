@@ -7,8 +7,15 @@ from typing import get_args
 
 import pytest
 
+from habana_mp.patches import kept_weights
 from helpers import processor
 from helpers.packed import assume
+
+
+@pytest.fixture(autouse=True)
+def keep_small_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights of tests are small, and kept all the same where a gradient is recorded."""
+    monkeypatch.setattr(kept_weights, "LEAST_RECORDED", 0)
 
 
 @pytest.fixture

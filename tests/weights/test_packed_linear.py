@@ -112,7 +112,7 @@ def test_a_wrong_call_raises_what_torch_raises() -> None:
             F.linear(torch.randn(3, 144), layer.weight, layer.bias, 1)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize(("form", "shape"), [("library", (100, 100)), ("panels", (16, 16)), ("panels", (145, 160))])
+@pytest.mark.parametrize(("form", "shape"), [("library", (100, 100)), ("panels", (7, 9)), ("panels", (145, 160))])
 def test_a_small_or_odd_weight_is_not_packed(form: processor.Form, shape: tuple[int, int]) -> None:
     _core.weights_assume_packing(form)
     hmp.convert()
@@ -121,6 +121,24 @@ def test_a_small_or_odd_weight_is_not_packed(form: processor.Form, shape: tuple[
         for _ in range(8):
             layer(torch.randn(2, shape[0]))
     assert packed() == 0
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (8, 40), (64, 10), (200, 3), (270, 5)])
+@pytest.mark.parametrize("rows", [1, 2, 4])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_small_product_has_the_bits_of_torchs_own_loop(shape: tuple[int, int], rows: int, bias: bool) -> None:
+    processor.assume_packing("panels")
+    hmp.convert()
+    inside, outside = shape
+    layer = nn.Linear(inside, outside, bias)
+    x, weight, added = processor.sums_of_rounding(torch.empty(rows, inside), outside, seed=rows)
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        if bias:
+            layer.bias.copy_(added)
+        for _ in range(8):
+            assert_same_bits(layer(x), linear_by_hand(layer, x))
+    assert packed() == processor.packs(F.linear, x, (outside, inside), turned=False, bias=bias)
 
 
 def test_what_does_not_pay_is_not_packed() -> None:

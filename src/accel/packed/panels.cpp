@@ -72,6 +72,7 @@ class Trial {
     add(whole());
     for (std::size_t block = smallest_block; block <= 2048 && block < whole(); block *= 2) add(block);
     if (values_.rows() == 1) all.push_back({Order::lanes, whole()});
+    if (values_.rows() * case_.inner * case_.outer <= small_product) all.push_back({Order::dots, whole()});
     return all;
   }
 

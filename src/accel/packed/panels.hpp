@@ -37,7 +37,7 @@ std::optional<PanelVerdict> try_panels(Entry& entry, const PackedCall& call);
 void forget_panel_verdicts() noexcept;
 
 // Fewer values are not worth a measurement.
-inline constexpr std::int64_t worth_trying = 1 << 10;
+inline constexpr std::int64_t worth_trying = 1 << 6;
 
 inline Form panels_for(const PackedCall& call) { return call.is_inner_first() ? Form::inner_first : Form::panels; }
 

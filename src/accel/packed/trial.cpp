@@ -12,9 +12,6 @@ namespace habana_mp::accel {
 
 namespace {
 
-// Torch calls its library from 4096 products of two numbers on; some other version may from more.
-constexpr std::int64_t small_product = 1 << 14;
-
 Owned make_input(const PackedCall& like) {
   DLTensor view;
   if (!host::view_on_cpu(like.input, view)) return nullptr;

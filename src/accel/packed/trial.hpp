@@ -52,6 +52,9 @@ inline Sides sides_for(const PackedCall& call, const Entry& entry) {
   return call.is_inner_first() ? Sides{sizes[1], sizes[0]} : Sides{sizes[0], sizes[1]};
 }
 
+// Torch calls its library from 4096 products of two numbers on; some other version may from more.
+inline constexpr std::int64_t small_product = 1 << 14;
+
 // Nothing where it is no product, or the input's rows are none, or lie so that torch sums them otherwise.
 std::optional<ProductCase> product_case_of(const Entry& entry, const PackedCall& call);
 

@@ -1,0 +1,105 @@
+// Sums in the order of torch's own loop, which it takes where its library is not worth calling: the dot product of two
+// rows in eight lanes. The products here are small; what counts is that there is no call of torch around them.
+#include "kernels/avx512.hpp"
+#include "kernels/product_table.hpp"
+
+namespace habana_mp::kernels {
+namespace {
+
+constexpr std::size_t lanes = 16;         // of a register: columns of the panel
+constexpr std::size_t dot_lanes = 8;      // of the loop
+constexpr std::size_t pairs_of_all = 32;  // in its eight registers of eight lanes
+constexpr std::size_t pairs_of_group = 8;
+
+// A row of the input and 16 columns of the panel, or the first of them.
+struct Dots {
+  const std::uint16_t* input;
+  const std::uint16_t* panel;
+  std::size_t pair_step;
+  __mmask16 there;
+
+  // Adds the products of a pair, each to its sum, or one after the other to the same.
+  void add_pair(std::size_t pair, __m512& even, __m512& odd) const {
+    const __m512i values = _mm512_maskz_loadu_epi32(there, panel + pair * pair_step);
+    even = _mm512_fmadd_ps(input_at(pair * 2), _mm512_castsi512_ps(_mm512_slli_epi32(values, 16)), even);
+    const __m512i upper = _mm512_and_si512(values, _mm512_set1_epi32(static_cast<int>(0xffff0000U)));
+    odd = _mm512_fmadd_ps(input_at(pair * 2 + 1), _mm512_castsi512_ps(upper), odd);
+  }
+
+ private:
+  [[nodiscard]] __m512 input_at(std::size_t at) const {
+    return _mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(std::uint32_t{input[at]} << 16U)));
+  }
+};
+
+// The first half and the second, until one is left.
+template <std::size_t count>
+inline __m512 folded(__m512 (&sums)[count]) {
+  for (std::size_t half = count / 2; half > 0; half /= 2) {
+    for (std::size_t i = 0; i < half; ++i) sums[i] = _mm512_add_ps(sums[i], sums[half + i]);
+  }
+  return sums[0];
+}
+
+template <std::size_t count>
+inline void clear(__m512 (&sums)[count]) {
+  for (__m512& sum : sums) sum = _mm512_setzero_ps();
+}
+
+// Of as many pairs as fill all registers of the loop.
+__m512 sum_of_all(const Dots& dots, std::size_t pairs) {
+  __m512 sums[2 * pairs_of_all];
+  clear(sums);
+  for (std::size_t begin = 0; begin < pairs; begin += pairs_of_all) {
+    for (std::size_t i = 0; i < pairs_of_all; ++i) dots.add_pair(begin + i, sums[2 * i], sums[2 * i + 1]);
+  }
+  return folded(sums);
+}
+
+// Of groups of two registers of the loop.
+inline __m512 sum_of_groups(const Dots& dots, std::size_t begin, std::size_t end) {
+  __m512 sums[dot_lanes];
+  clear(sums);
+  for (; begin < end; begin += pairs_of_group) {
+#pragma GCC unroll 8
+    for (std::size_t i = 0; i < pairs_of_group; ++i) {
+      dots.add_pair(begin + i, sums[2 * i % dot_lanes], sums[2 * i % dot_lanes + 1]);
+    }
+  }
+  return folded(sums);
+}
+
+inline __m512 dot(const Dots& dots, std::size_t pairs) {
+  const std::size_t all = pairs / pairs_of_all * pairs_of_all;
+  const std::size_t grouped = pairs / pairs_of_group * pairs_of_group;
+  __m512 sum = all == 0 ? _mm512_setzero_ps() : sum_of_all(dots, all);
+  sum = _mm512_add_ps(sum, sum_of_groups(dots, all, grouped));
+  for (std::size_t pair = grouped; pair < pairs; ++pair) dots.add_pair(pair, sum, sum);
+  return sum;
+}
+
+}  // namespace
+
+// Unlike the processor's instruction for pairs the loop, and torch's rounding, take denormals for what they are.
+void multiply_by_dots(const PanelProduct& product) noexcept {
+  for (std::size_t column = 0; column < product.outer; column += lanes) {
+    const __mmask16 there = lanes32(product.outer - column);
+    const bool has_bias = product.bias != nullptr;
+    const __m256i bias = has_bias ? _mm256_maskz_loadu_epi16(there, product.bias + column) : _mm256_setzero_si256();
+    for (std::size_t row = 0; row < product.rows; ++row) {
+      const Dots dots{
+          .input = product.input + row * product.input_step,
+          .panel = product.panel + column * 2,
+          .pair_step = product.outer * 2,
+          .there = there,
+      };
+      __m512 sum = dot(dots, product.inner / 2);
+      if (has_bias) sum = _mm512_add_ps(sum, _mm512_castsi512_ps(f32_bits_of_bf16(bias)));
+      const __m512i rounded = bf16_by_integers(_mm512_castps_si512(sum), _mm512_setzero_si512());
+      std::uint16_t* const to = product.result + row * product.result_step + column;
+      _mm256_mask_storeu_epi16(to, there, _mm512_castsi512_si256(rounded));
+    }
+  }
+}
+
+}  // namespace habana_mp::kernels
