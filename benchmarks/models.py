@@ -1,6 +1,7 @@
 """Whole models: hmp.convert beside torch.autocast, FP32, and the model converted to bfloat16.
 
-    python benchmarks/models.py [--small | --kinds | --within] [--only CASE[,CASE]] [--quick] [--threads N | --busy] [--write]
+    python benchmarks/models.py [--small | --kinds | --within] [--only CASE[,CASE]] [--quick] [--threads N | --busy]
+        [--write]
 
 All contenders run the same model in turn, round after round, each in a process of its own that lasts, as a user's does:
 what is kept from step to step belongs to it. After some rounds new processes take over: where one happens to get its

@@ -439,7 +439,9 @@ def can_cover(object: Any) -> bool:
     """Is the object's calling convention one that the engine can answer?"""
 
 # ---- weights ----
-def weights_configure(on: bool, view: Any, recorded: Any, most_bytes: int, least_part: int, least_recorded: int) -> None:
+def weights_configure(
+    on: bool, view: Any, recorded: Any, most_bytes: int, least_part: int, least_recorded: int
+) -> None:
     """Keep casts of weights or not, and how many bytes of them. `view` is ``aten::_unsafe_view``, untouched; `recorded`
     makes the cast of a large weight a part of autograd's graph; a view of a weight with fewer elements than
     `least_part` is cast by itself, and a weight with fewer than `least_recorded` by torch where that records it."""

@@ -279,7 +279,9 @@ def _is_loss_in_lower(row: Row) -> bool:
 def _casts_weight_anew(row: Row) -> bool:
     """The input is one cast of a call at most; more are of the weight or the bias, which may be small ones."""
     takes_one_input = row.operation == "linear" or row.operation.startswith("conv")
-    return takes_one_input and row.is_lower and row.phase == "forward" and 2 * (row.casts - row.small) > 3 * row.calls > 3
+    return (
+        takes_one_input and row.is_lower and row.phase == "forward" and 2 * (row.casts - row.small) > 3 * row.calls > 3
+    )
 
 
 #: The oddest first.

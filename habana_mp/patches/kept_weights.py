@@ -133,7 +133,12 @@ class KeptWeights(Patch):
         view = _core.untouched_twin(torch.ops.aten._unsafe_view.default._op)
         most_bytes = _NO_LIMIT if limit is None else min(limit, _NO_LIMIT)
         _core.weights_configure(
-            on=True, view=view, recorded=KeptCast.apply, most_bytes=most_bytes, least_part=LEAST_PART, least_recorded=LEAST_RECORDED
+            on=True,
+            view=view,
+            recorded=KeptCast.apply,
+            most_bytes=most_bytes,
+            least_part=LEAST_PART,
+            least_recorded=LEAST_RECORDED,
         )
 
     def uninstall(self) -> None:

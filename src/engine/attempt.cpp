@@ -43,7 +43,8 @@ Left left_to_torch(const Call& call, Kind to, Tally& tally) {
     if (!host::can_be_cast_inside(value)) return Left::nothing;
     if (kind == to || !everything) continue;
     const std::int64_t count = host::count_elements(value);
-    everything = !tensor::is_cast_to_block(count) && (kind != Kind::f32 || !may_be_kept_cast(rule, value, count, noted));
+    everything =
+        !tensor::is_cast_to_block(count) && (kind != Kind::f32 || !may_be_kept_cast(rule, value, count, noted));
     noted.note_left(value, to, count);
   }
   if (!host::may_cast_inside() || host::is_intercepted()) return Left::nothing;

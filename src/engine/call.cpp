@@ -53,7 +53,8 @@ void log_call(const Target& target, Decision decision, unsigned casts) {
 [[gnu::noinline]] void tell(Target& target, Decision decision, const Tally& tally) {
   const unsigned casts = tally.casts - tally.kept;
   if (listens(Listener::watch)) {
-    watch::decided(&target, watched_name(target), decision, {casts, tally.kept, tally.made.bytes, tally.small}, tally.left_casts);
+    watch::decided(&target, watched_name(target), decision, {casts, tally.kept, tally.made.bytes, tally.small},
+                   tally.left_casts);
   }
   if (log::is_active()) log_call(target, decision, casts);
 }

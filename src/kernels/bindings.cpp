@@ -439,10 +439,8 @@ Bits kernels_arrange(const Bits& weight, unsigned threads, bool inner_first) {
 }
 
 constexpr std::pair<const char*, kernels::Order> orders[] = {
-    {"pairs", kernels::Order::pairs},
-    {"lanes", kernels::Order::lanes},
-    {"tiles", kernels::Order::tiles},
-    {"tiles by FMA", kernels::Order::tiles_by_fma},
+    {"pairs", kernels::Order::pairs}, {"lanes", kernels::Order::lanes},
+    {"tiles", kernels::Order::tiles}, {"tiles by FMA", kernels::Order::tiles_by_fma},
     {"dots", kernels::Order::dots},
 };
 

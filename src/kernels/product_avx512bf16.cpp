@@ -293,8 +293,7 @@ void arrange(const std::uint16_t* rows, std::size_t inner, std::size_t outer, st
 
 const ProductKernels avx512_bf16_products = {arrange, multiply, nullptr, multiply_as_tiles, multiply_by_dots};
 #if defined(HABANA_MP_AMX)
-const ProductKernels amx_products = {arrange, multiply, multiply_by_tiles, multiply_as_tiles,
-                                     multiply_by_dots};
+const ProductKernels amx_products = {arrange, multiply, multiply_by_tiles, multiply_as_tiles, multiply_by_dots};
 #endif
 
 }  // namespace habana_mp::kernels

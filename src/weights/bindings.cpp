@@ -65,8 +65,8 @@ py::dict statistics() {
 void register_weights(py::module_& module) {
   module.def(
       "weights_configure",
-      [](bool on, const py::object& view, const py::object& recorded, std::uint64_t most_bytes,
-         std::int64_t least_part, std::int64_t least_recorded) {
+      [](bool on, const py::object& view, const py::object& recorded, std::uint64_t most_bytes, std::int64_t least_part,
+         std::int64_t least_recorded) {
         weights::configure({on, held_or_null(view), held_or_null(recorded), most_bytes, least_part, least_recorded});
       },
       py::arg("on"), py::arg("view"), py::arg("recorded"), py::arg("most_bytes"), py::arg("least_part"),

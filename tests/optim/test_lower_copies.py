@@ -187,7 +187,7 @@ def test_a_write_is_counted_after_it_is_made(name: str, monkeypatch: pytest.Monk
 
 
 def test_a_hook_of_somebody_else_may_write_after_a_step_without_a_word() -> None:
-    factors = torch.ones(64, 64)
+    factors = torch.ones(128, 128)
     factors[1] = 3.0
 
     def write_unseen(*_: Any) -> None:
