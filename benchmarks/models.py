@@ -440,17 +440,21 @@ def milliseconds(result: Result, digits: int) -> list[str]:
     return [f"{result.contenders[name].median * 1e3:.{digits}f}" for name in ("FP32", "autocast", "hmp")]
 
 
-def model_cells(result: Result) -> list[str]:
+def cells_with_halves(result: Result, digits: int, peers: tuple[str, ...]) -> list[str]:
+    """Beside autocast with the middle half of the rounds, beside these without."""
     return [
         result.title,
-        *milliseconds(result, 1),
+        *milliseconds(result, digits),
         ratio(result, "hmp", "autocast"),
         middle_half(result, "hmp", "autocast"),
-        ratio(result, "hmp", "bf16 model"),
-        ratio(result, "hmp", "FP32"),
+        *(ratio(result, "hmp", peer) for peer in peers),
         ratio(result, "hmp default", "autocast"),
         middle_half(result, "hmp default", "autocast"),
     ]
+
+
+def model_cells(result: Result) -> list[str]:
+    return cells_with_halves(result, 1, ("bf16 model", "FP32"))
 
 
 def kind_cells(result: Result) -> list[str]:
@@ -459,15 +463,7 @@ def kind_cells(result: Result) -> list[str]:
 
 
 def small_cells(result: Result) -> list[str]:
-    return [
-        result.title,
-        *milliseconds(result, 2),
-        ratio(result, "hmp", "autocast"),
-        middle_half(result, "hmp", "autocast"),
-        ratio(result, "hmp", "FP32"),
-        ratio(result, "hmp default", "autocast"),
-        middle_half(result, "hmp default", "autocast"),
-    ]
+    return cells_with_halves(result, 2, ("FP32",))
 
 
 def within_cells(result: Result) -> list[str]:
