@@ -315,8 +315,8 @@ def installed_count() -> int: ...
 def change_count() -> int:
     """How often rules have been put into torch: of a call that raised it tells whether it had changed anything."""
 
-def counts() -> list[tuple[str, str, str, str, int, int, int]]:
-    """(operation, representation, precision, reason, calls, casts, bytes)"""
+def counts() -> list[tuple[str, str, str, str, int, int, int, int]]:
+    """(operation, representation, precision, reason, calls, casts, bytes, casts of weights too small to be kept)"""
 
 def reset_counts() -> None: ...
 def buffer_count() -> int:

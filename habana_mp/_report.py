@@ -494,28 +494,31 @@ class _Counts:
     calls: int = 0
     casts: int = 0
     bytes: int = 0
+    small: int = 0
 
     def __bool__(self) -> bool:
-        return (self.calls, self.casts, self.bytes) != (0, 0, 0)
+        return any((self.calls, self.casts, self.bytes, self.small))
 
     def take_away(self, row: Row) -> None:
         self.calls -= row.calls
         self.casts -= row.casts
         self.bytes -= row.bytes
+        self.small -= row.small
 
     def row(self, key: tuple[str, str, str], order: int) -> Row:
         operation, precision, reason = key
-        return Row(operation, precision, self.calls, self.casts, self.bytes, reason, self.rule, order=order)
+        return Row(operation, precision, self.calls, self.casts, self.bytes, reason, self.rule, small=self.small, order=order)
 
 
 def _counted() -> dict[tuple[str, str, str], _Counts]:
     counted: dict[tuple[str, str, str], _Counts] = defaultdict(_Counts)
-    for name, _, precision, reason, calls, casts, size in _core.counts():
+    for name, _, precision, reason, calls, casts, size, small in _core.counts():
         one = counted[_plain_name(name), precision, reason]
         one.rule = one.rule or _rule_of(name, precision, reason)
         one.calls += calls
         one.casts += casts
         one.bytes += size
+        one.small += small
     return counted
 
 

@@ -23,7 +23,7 @@ enum class Left : std::uint8_t { nothing, what_is_not_kept, everything };
 bool may_be_kept_cast(const Rule& rule, PyObject* item, std::int64_t elements, Tally& tally) {
   if (!rule.means.keeps_weights) return false;
   if (Py_TYPE(item) != host::api.parameter) return weights::may_be_part(item);
-  if (weights::is_worth_recording(item, elements)) return true;
+  if (!weights::is_too_small_to_record(item, elements)) return true;
   ++tally.small;
   return false;
 }

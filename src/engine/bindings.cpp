@@ -315,7 +315,8 @@ py::list counts() {
   py::list rows;
   for (const Row& row : found) {
     rows.append(py::make_tuple(row.operation, row.representation, rules::name(row.decision.precision),
-                               rules::word(row.decision.reason), row.count.calls, row.count.casts, row.count.bytes));
+                               rules::word(row.decision.reason), row.count.calls, row.count.casts, row.count.bytes,
+                               row.count.small));
   }
   return rows;
 }

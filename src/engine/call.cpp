@@ -31,6 +31,7 @@ void count(Target& target, Decision decision, const Tally& tally) {
   ++counter.calls;
   counter.casts += tally.casts - tally.kept;
   counter.bytes += tally.made.bytes;
+  counter.small += tally.small;
 }
 
 // A user's function may be gone before the report is made.

@@ -50,7 +50,7 @@ Owned cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tal
   if (rule.means.keeps_weights && kind == Kind::f32) {
     const bool is_weight = Py_TYPE(item) == host::api.parameter;
     const bool is_left =
-        is_weight && tally.leaves_casts && !weights::is_worth_recording(item, host::count_elements(item));
+        is_weight && tally.leaves_casts && weights::is_too_small_to_record(item, host::count_elements(item));
     if (is_left) ++tally.small;
     if (!is_left && (is_weight || (host::is_plain_tensor(item) && weights::may_be_part(item)))) {
       if (Owned kept = kept_cast(item, !is_weight, to, tally)) return kept;

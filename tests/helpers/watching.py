@@ -28,13 +28,13 @@ def assert_rows_sum_up(report: Report) -> None:
     counted: dict[tuple[str, str, str], list[int]] = {}
     for name, _, precision, reason, *counts in _core.counts():
         plain = name.strip("_") if name.startswith("__") else name
-        sums = counted.setdefault((plain, precision, reason), [0, 0, 0])
+        sums = counted.setdefault((plain, precision, reason), [0, 0, 0, 0])
         for i, count in enumerate(counts):
             sums[i] += count
     found: dict[tuple[str, str, str], list[int]] = {}
     for row in report:
         assert row.seconds is not None, row
-        sums = found.setdefault((row.operation, row.precision, row.reason), [0, 0, 0])
-        for i, count in enumerate((row.calls, row.casts, row.bytes)):
+        sums = found.setdefault((row.operation, row.precision, row.reason), [0, 0, 0, 0])
+        for i, count in enumerate((row.calls, row.casts, row.bytes, row.small)):
             sums[i] += count
     assert found == counted
