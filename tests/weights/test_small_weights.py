@@ -1,0 +1,108 @@
+"""Small weights that are trained: torch casts them within the call, and nothing is kept of them."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from habana_mp import Report, hmp
+from habana_mp.patches.kept_weights import LEAST_RECORDED
+from helpers.lists import Converter
+from helpers.watching import assert_rows_sum_up
+
+WIDTH = 128
+assert WIDTH * WIDTH == LEAST_RECORDED
+
+
+@pytest.fixture(autouse=True)
+def keep_small_weights() -> None:
+    """Here they are not kept."""
+
+
+def casts_of(report: Report) -> tuple[int, int]:
+    """(all casts, those of small weights) of linear."""
+    rows = [row for row in report.rows if row.operation == "linear"]
+    return sum(row.casts for row in rows), sum(row.small for row in rows)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.integers(1, 2 * WIDTH), st.integers(1, 2 * WIDTH), st.integers(1, 40), st.booleans())
+def test_around_the_limit_a_step_has_the_bits_of_casting_by_hand(inner: int, outer: int, rows: int, bias: bool) -> None:
+    layer = torch.nn.Linear(inner, outer, bias=bias)
+
+    def by_hand(x: torch.Tensor) -> torch.Tensor:
+        return F.linear(*(None if one is None else one.bfloat16() for one in (x, layer.weight, layer.bias)))
+
+    torch.manual_seed(0)
+    x = torch.randn(rows, inner, requires_grad=True)
+    given = torch.randn(rows, outer).bfloat16()
+    expected, wanted = by_hand(x), (x, *layer.parameters())
+    gradients = torch.autograd.grad(expected, wanted, given)
+    hmp.convert()
+    try:
+        for _ in range(3):  # a kept cast would be found from the second on
+            result = layer(x)
+            assert torch.equal(result, expected)
+            for one, other in zip(torch.autograd.grad(result, wanted, given), gradients, strict=True):
+                assert one.dtype == torch.float32
+                assert torch.equal(one, other)
+    finally:
+        hmp.restore()
+
+
+def test_a_step_after_the_optimizer_reads_the_new_weight(converted: Converter) -> None:
+    converted(bf16=["linear"])
+    layer = torch.nn.Linear(16, 16)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.5)
+    x = torch.randn(4, 16)
+    for _ in range(3):
+        result = layer(x)
+        assert torch.equal(result, F.linear(x.bfloat16(), layer.weight.bfloat16(), layer.bias.bfloat16()))
+        result.float().sum().backward()
+        with hmp.disable_casts():
+            optimizer.step()
+
+
+@pytest.mark.parametrize("watch", [False, True])
+def test_the_report_counts_their_casts_and_finds_nothing_odd_in_them(
+    converted: Converter, counted: None, watch: bool
+) -> None:
+    converted(bf16=["linear"])
+    small, large = torch.nn.Linear(16, 16), torch.nn.Linear(WIDTH, WIDTH, bias=False)
+    with hmp.watch() if watch else nullcontext():
+        for _ in range(4):
+            small(torch.randn(4, 16))
+            large(torch.randn(4, WIDTH))
+    report = hmp.report(show=False)
+    assert casts_of(report) == (4 * 4 + 1, 2 * 4)  # the inputs, the large weight once; weight and bias
+    assert report.weights.weights == 1
+    assert "changing weight" not in {finding.kind for finding in report.findings}
+    if watch:
+        assert_rows_sum_up(report)
+
+
+def test_without_kept_casts_no_weight_is_too_small(converted: Converter, counted: None) -> None:
+    converted(bf16=["linear"], weight_cache=False)
+    layer = torch.nn.Linear(WIDTH, WIDTH)
+    for _ in range(4):
+        layer(torch.randn(4, WIDTH))
+    assert casts_of(hmp.report(show=False)) == (4 * 3, 0)
+
+
+def test_of_a_frozen_layer_and_without_gradients_small_weights_are_kept(converted: Converter, counted: None) -> None:
+    converted(bf16=["linear"])
+    layer, x = torch.nn.Linear(16, 16).requires_grad_(False), torch.randn(4, 16, requires_grad=True)
+    for _ in range(4):
+        layer(x)
+    assert casts_of(hmp.report(show=False)) == (4 + 2, 0)
+    hmp.reset_report()
+    layer.requires_grad_(True)
+    with torch.no_grad():
+        for _ in range(4):
+            layer(x)
+    assert casts_of(hmp.report(show=False))[1] == 0
