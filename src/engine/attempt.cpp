@@ -22,7 +22,7 @@ enum class Left : std::uint8_t { nothing, what_is_not_kept, everything };
 // Is this float32 tensor to be looked for among the kept casts, though the call is recorded?
 bool may_be_kept_cast(const Rule& rule, PyObject* item, std::int64_t elements, Tally& tally) {
   if (!rule.means.keeps_weights) return false;
-  if (Py_TYPE(item) != host::api.parameter) return weights::may_be_part(item);
+  if (Py_TYPE(item) != host::api.parameter) return weights::may_be_part(item, elements);
   if (!weights::is_too_small_to_record(item, elements)) return true;
   ++tally.small;
   return false;

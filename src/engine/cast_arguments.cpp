@@ -49,10 +49,10 @@ Owned cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tal
   if (!is_floating(kind) || kind == to) return Owned::borrowed(item);
   if (rule.means.keeps_weights && kind == Kind::f32) {
     const bool is_weight = Py_TYPE(item) == host::api.parameter;
-    const bool is_left =
-        is_weight && tally.leaves_casts && weights::is_too_small_to_record(item, host::count_elements(item));
+    const std::int64_t elements = host::count_elements(item);
+    const bool is_left = is_weight && tally.leaves_casts && weights::is_too_small_to_record(item, elements);
     if (is_left) ++tally.small;
-    if (!is_left && (is_weight || (host::is_plain_tensor(item) && weights::may_be_part(item)))) {
+    if (!is_left && (is_weight || (host::is_plain_tensor(item) && weights::may_be_part(item, elements)))) {
       if (Owned kept = kept_cast(item, !is_weight, to, tally)) return kept;
       if (PyErr_Occurred() != nullptr) return nullptr;
     }

@@ -24,7 +24,7 @@ struct Construction {
   Owned module;  // a weak reference
 };
 
-thread_local ThreadState thread_state;
+constinit thread_local ThreadState thread_state;
 bool in_child_process = false;
 bool distributed_is_imported = false;
 NeverDestroyed<Owned> exact_files;

@@ -47,7 +47,7 @@ extern bool in_child_process;
 // A few words that every covered call reads: worth the fixed offset.
 __attribute__((tls_model("initial-exec")))
 #endif
-extern thread_local ThreadState thread_state;
+extern constinit thread_local ThreadState thread_state;
 
 // The flag of disable_casts, where it can be read below Python.
 extern host::DeviceFlag flag_of_torch;

@@ -37,9 +37,10 @@ struct Functions {
 Functions functions;
 DeviceFlag enabled;
 
-bool is_bound = false;
-
-thread_local bool is_at_work = false;
+#if defined(__GNUC__)
+__attribute__((tls_model("initial-exec")))
+#endif
+constinit thread_local bool is_at_work = false;
 
 // Do torch's Python functions see what these set?
 bool agree_with_python() {
@@ -72,6 +73,8 @@ bool are_set() {
 
 }  // namespace
 
+bool detail::may_cast_inside = false;
+
 void bind_casts_inside() noexcept {
   constexpr const char* header = "ATen/autocast_mode.h";
   functions.dtype = autocast_dtype();
@@ -81,19 +84,15 @@ void bind_casts_inside() noexcept {
         "void set_autocast_cache_enabled(bool enabled);"},
        functions.set_cache_enabled);
   enabled = autocast_flag(cpu);
-  is_bound = casts_inside.holds_by([] {
+  detail::may_cast_inside = casts_inside.holds_by([] {
     return can_look_inside() && enabled.is_known() && functions.are_complete() && agree_with_python() && are_set();
   });
   PyErr_Clear();
 }
 
-bool may_cast_inside() noexcept { return is_bound && autocast_is_off(); }
+bool may_cast_inside() noexcept { return detail::may_cast_inside && autocast_is_off(); }
 
 bool autocast_is_off() noexcept { return !enabled.is_on(); }
-
-bool can_be_cast_inside(PyObject* tensor) noexcept {
-  return is_bound && is_plain_tensor(tensor) && keys_of(tensor) == inside.plain;
-}
 
 CastsInside::CastsInside(Kind to) noexcept
     : cache_before_(functions.is_cache_enabled()), dtype_before_(functions.dtype.ask(cpu)) {

@@ -2,6 +2,7 @@
 // cast needs no Python object. That is worth it where autograd records; it records the same casts as ours.
 #pragma once
 
+#include "host/inside.hpp"
 #include "host/reader.hpp"
 
 namespace habana_mp::host {
@@ -9,8 +10,14 @@ namespace habana_mp::host {
 // Finds torch's functions for it. To be called after bind_inside.
 void bind_casts_inside() noexcept;
 
+namespace detail {
+extern bool may_cast_inside;  // were they found?
+}
+
 // Can it cast such an input, and would it? Plain dense tensors on the CPU.
-bool can_be_cast_inside(PyObject* tensor) noexcept;
+inline bool can_be_cast_inside(PyObject* tensor) noexcept {
+  return detail::may_cast_inside && is_plain_tensor(tensor) && keys_of(tensor) == inside.plain;
+}
 
 // Is the user's own autocast for the CPU off in this thread? Where it is on it has the last word.
 bool autocast_is_off() noexcept;

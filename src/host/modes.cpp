@@ -41,6 +41,7 @@ struct Functions {
   KeyFlag functorch;
   KeyFlag functionalize;
   KeyFlag pre_dispatch;
+  std::uint64_t interceptors = 0;  // the bits of these three, where they have such
 };
 Functions functions;
 
@@ -73,6 +74,9 @@ Functions find_functions() {
     found.functorch = included_key(static_cast<std::uint16_t>(api.functorch_number));
     found.functionalize = included_key(static_cast<std::uint16_t>(api.functionalize_number));
     found.pre_dispatch = included_key(static_cast<std::uint16_t>(api.pre_dispatch_number));
+    const std::uint64_t bits[] = {found.functorch.included_bit(), found.functionalize.included_bit(),
+                                  found.pre_dispatch.included_bit()};
+    if (std::ranges::count(bits, 0U) == 0) found.interceptors = bits[0] | bits[1] | bits[2];
   }
   return found;
 }
@@ -190,6 +194,12 @@ bool in_functionalization() { return is_included(functions.functionalize, api.fu
 // Does a tracer record operations as they are called, before they are dispatched? It is no mode for the dispatcher.
 bool is_recorded_as_called() { return is_included(functions.pre_dispatch, api.pre_dispatch_key); }
 
+// Is one of these three?
+bool a_key_intercepts() {
+  if (functions.interceptors != 0) return includes_any(functions.interceptors);
+  return in_transform() || in_functionalization() || is_recorded_as_called();
+}
+
 }  // namespace
 
 void bind_modes() noexcept {
@@ -205,7 +215,7 @@ bool is_intercepted() noexcept {
   if (modes) return true;
   const bool tracing = functions.tracing_state != nullptr ? *functions.tracing_state() != nullptr
                                                           : is_true(PyObject_CallNoArgs(api.tracing_state), true);
-  return tracing || in_transform() || in_functionalization() || is_recorded_as_called();
+  return tracing || a_key_intercepts();
 }
 
 bool is_recorded_by_torch() noexcept {
@@ -273,6 +283,7 @@ bool holds_subclass(PyObject* const* values, Py_ssize_t count) noexcept {
     return !is_plain_tensor(value) && PyObject_TypeCheck(value, api.tensor_base) != 0;
   };
   return std::any_of(values, values + count, [&](PyObject* value) {
+    if (is_plain_tensor(value)) return false;
     if (PyList_Check(value)) return PyList_GET_SIZE(value) != 0 && is_subclass(PyList_GET_ITEM(value, 0));
     if (PyTuple_Check(value)) return PyTuple_GET_SIZE(value) != 0 && is_subclass(PyTuple_GET_ITEM(value, 0));
     return is_subclass(value);

@@ -185,13 +185,7 @@ bool bind_reader() {
   return false;
 }
 
-std::int64_t count_elements(PyObject* tensor) noexcept {
-  if (way == Way::layout) {
-    const char* implementation = detail::implementation_of(tensor);
-    std::int64_t count = 0;
-    if (implementation != nullptr) std::memcpy(&count, implementation + detail::layout.elements, sizeof count);
-    return count < 0 ? 0 : count;
-  }
+std::int64_t detail::count_by_method(PyObject* tensor) noexcept {
   const Owned size(PyObject_CallMethod(tensor, "numel", nullptr));
   const long long count = size && PyLong_Check(size.get()) ? PyLong_AsLongLong(size.get()) : 0;
   if (PyErr_Occurred() != nullptr) PyErr_Clear();

@@ -82,8 +82,19 @@ inline Kind kind_of_tensor(PyObject* tensor) noexcept {
   return detail::kind_by_attribute(tensor);
 }
 
+namespace detail {
+std::int64_t count_by_method(PyObject* tensor) noexcept;
+}
+
 // How many elements a tensor has; 0 where that cannot be told (a nested tensor, symbolic sizes).
-std::int64_t count_elements(PyObject* tensor) noexcept;
+inline std::int64_t count_elements(PyObject* tensor) noexcept {
+  if (way != Way::layout) [[unlikely]]
+    return detail::count_by_method(tensor);
+  const char* implementation = detail::implementation_of(tensor);
+  std::int64_t count = 0;
+  if (implementation != nullptr) std::memcpy(&count, implementation + detail::layout.elements, sizeof count);
+  return count < 0 ? 0 : count;
+}
 
 // What a tensor of this dtype is.
 Kind kind_of_dtype(PyObject* dtype) noexcept;

@@ -121,7 +121,7 @@ KeyFlag below_autograd_key() noexcept {
 
 namespace detail {
 
-thread_local LocalKeys* known_local_keys = nullptr;
+constinit thread_local LocalKeys* known_local_keys = nullptr;
 
 LocalKeys* find_local_keys() noexcept {
   // Of a variable that each thread has its own of, the loader gives the address of the calling thread's. It may wait

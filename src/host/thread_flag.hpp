@@ -18,7 +18,7 @@ struct LocalKeys {
 #if defined(__GNUC__)
 __attribute__((tls_model("initial-exec")))
 #endif
-extern thread_local LocalKeys* known_local_keys;
+extern constinit thread_local LocalKeys* known_local_keys;
 LocalKeys* find_local_keys() noexcept;
 
 inline LocalKeys& local_keys() noexcept {
@@ -57,6 +57,10 @@ class ThreadFlag {
                             this);
   }
 
+  // Its bit among the keys that are included, 0 where it is kept in another way.
+  [[nodiscard]] std::uint64_t included_bit() const noexcept {
+    return bit_.word == &detail::LocalKeys::included && bit_.when_off == 0 ? bit_.mask : 0;
+  }
   // Is it read where the dispatcher keeps it?
   [[nodiscard]] bool is_read_in_place() const noexcept { return bit_.mask != 0; }
   [[nodiscard]] bool is_known() const noexcept { return ask_ != nullptr && set_ != nullptr; }
@@ -84,6 +88,9 @@ class ThreadFlag {
   Subject subject_{};
   detail::Bit bit_;
 };
+
+// Is one of the keys with these bits included?
+inline bool includes_any(std::uint64_t bits) noexcept { return (detail::local_keys().included & bits) != 0; }
 
 using DeviceFlag = ThreadFlag<std::int8_t>;  // of a c10::DeviceType
 using KeyFlag = ThreadFlag<std::uint16_t>;   // of a c10::DispatchKey

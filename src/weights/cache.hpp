@@ -39,9 +39,9 @@ enum class Use : std::uint8_t { unrecorded, recorded, recorded_often };
 // be kept.
 Owned kept(PyObject* weight, Kind to, Use use, std::int64_t& elements) noexcept;
 
-// Is it worth asking whether this plain tensor is a view of a weight?
-inline bool may_be_part(PyObject* tensor) noexcept {
-  return settings->on && host::count_elements(tensor) >= settings->least_part && host::snapshot_of(tensor).owners > 1;
+// Is it worth asking whether this plain tensor of so many elements is a view of a weight?
+inline bool may_be_part(PyObject* tensor, std::int64_t elements) noexcept {
+  return settings->on && elements >= settings->least_part && host::snapshot_of(tensor).owners > 1;
 }
 
 // Where torch casts within a call that is recorded: is it too much trouble to ask for the kept cast of this weight
