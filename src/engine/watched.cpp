@@ -142,28 +142,14 @@ PyObject* set_version_counter_stub(PyObject*, PyObject* const* values, std::size
   return set_version_counter.call(values, flagged_count, keywords);
 }
 
-// Of lists too, and of lists in them, as torch takes them: not by iterating.
-void tensors_escape(PyObject* value, int depth = 0) {
-  constexpr int deepest = 2;
-  if (!PyList_Check(value) && !PyTuple_Check(value)) {
-    weights::tensor_escapes(value, false);
-    return;
-  }
-  for (Py_ssize_t i = 0; depth < deepest && i < PySequence_Fast_GET_SIZE(value); ++i) {
-    tensors_escape(PySequence_Fast_GET_ITEM(value, i), depth + 1);
-  }
-}
-
 PyObject* writer_stub(PyObject* callable, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   const Py_ssize_t count = Arguments{values, PyVectorcall_NARGS(flagged_count), keywords}.count();
-  for (Py_ssize_t i = 0; i < count; ++i) tensors_escape(values[i]);
+  weights::arguments_escape(values, count);
   const auto found =
       std::find_if(writers.begin(), writers.end(), [=](const auto& one) { return one->object() == callable; });
   if (found != writers.end()) {
     PyObject* result = (*found)->call(values, flagged_count, keywords);
-    if (result != nullptr) {
-      for (Py_ssize_t i = 0; i < count; ++i) tensors_escape(values[i]);
-    }
+    if (result != nullptr) weights::arguments_escape(values, count);
     return result;
   }
   PyErr_SetString(PyExc_RuntimeError, "habana_mp was restored while this function was being called");

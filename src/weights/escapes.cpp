@@ -238,11 +238,36 @@ void stop_watching_escapes() noexcept {
   data.stop();
 }
 
-void tensor_escapes(PyObject* tensor, bool unseen) noexcept {
-  if (!unseen && !keeps_anything()) {
-    host::forget_files();
+namespace {
+
+// Whatever escapes now, no kept cast is wrong.
+bool nothing_is_lost() noexcept {
+  if (keeps_anything()) return false;
+  host::forget_files();
+  return true;
+}
+
+// Not by iterating: no code of a user's runs.
+void argument_escapes(PyObject* value, int depth) noexcept {
+  constexpr int deepest = 2;
+  if (!PyList_Check(value) && !PyTuple_Check(value)) {
+    tensor_escapes(value, false);
     return;
   }
+  for (Py_ssize_t i = 0; depth < deepest && i < PySequence_Fast_GET_SIZE(value); ++i) {
+    argument_escapes(PySequence_Fast_GET_ITEM(value, i), depth + 1);
+  }
+}
+
+}  // namespace
+
+void arguments_escape(PyObject* const* values, Py_ssize_t count) noexcept {
+  if (nothing_is_lost()) return;
+  for (Py_ssize_t i = 0; i < count; ++i) argument_escapes(values[i], 0);
+}
+
+void tensor_escapes(PyObject* tensor, bool unseen) noexcept {
+  if (!unseen && nothing_is_lost()) return;
   if (host::can_look_inside() && PyObject_TypeCheck(tensor, host::api.tensor_base) != 0) {
     memory_escapes(host::storage_of(tensor), unseen);
   }

@@ -42,5 +42,7 @@ void stop_watching_escapes() noexcept;
 
 // A tensor's memory may be written to from now on, unseen or not (see memory_escapes).
 void tensor_escapes(PyObject* tensor, bool unseen) noexcept;
+// What a function is given that writes unseen: of lists too, and of lists in them, as torch takes them.
+void arguments_escape(PyObject* const* values, Py_ssize_t count) noexcept;
 
 }  // namespace habana_mp::weights
