@@ -1,9 +1,10 @@
 """What one call costs in instructions, which no noise changes: those of calls.py, counted by callgrind.
 
-    python benchmarks/instructions.py
+    python benchmarks/instructions.py [--steps]
 
 Less than a minute; needs valgrind and a C compiler. The emulated
-processor has AVX2: what needs more is not counted here.
+processor has AVX2: what needs more is not counted here. --steps
+counts the shortest training steps of models.py instead.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
+import models
 import torch
 from calls import cases
 from states import autocast, converted
@@ -27,43 +31,60 @@ void begin(void) { CALLGRIND_START_INSTRUMENTATION; }
 void zero(void) { CALLGRIND_ZERO_STATS; }
 void dump(const char* name) { CALLGRIND_DUMP_STATS_AT(name); }
 """
-CALLS = 1000
 STATES = {"autocast": autocast, "hmp": converted}
+STEPS = ("linears-16-train", "softmax-16-train", "mlp-64-train")
 
 
-def count_all(library: str) -> None:
+class Counting:
     """Within callgrind: one dump for each case, named for it."""
-    marks = ctypes.CDLL(library)
-    torch.set_num_threads(1)
-    marks.begin()
-    for case, grad, name, call in cases():
-        for state, entered in STATES.items():
-            with torch.set_grad_enabled(grad), entered():
-                for _ in range(50):
-                    call()
-                marks.zero()
-                for _ in range(CALLS):
-                    call()
-                marks.dump(f"{case}|{name}|{grad}|{state}".encode())
+
+    def __init__(self, library: str) -> None:
+        self.marks = ctypes.CDLL(library)
+        torch.set_num_threads(1)
+        self.marks.begin()
+
+    def count(self, call: Callable[[], object], calls: int, *names: object) -> None:
+        for _ in range(max(10, calls // 20)):
+            call()
+        self.marks.zero()
+        for _ in range(calls):
+            call()
+        self.marks.dump("|".join(map(str, (calls, *names))).encode())
+
+    def calls(self) -> None:
+        for case, grad, name, call in cases():
+            for state, entered in STATES.items():
+                with torch.set_grad_enabled(grad), entered():
+                    self.count(call, 1000, case, name, grad, state)
+
+    def steps(self) -> None:
+        for name in STEPS:
+            for state in STATES:
+                with ExitStack() as around:
+                    torch.manual_seed(0)
+                    step, _ = models.SMALL_CASES[name].make(state, around)
+                    self.count(step, 20, models.SMALL_CASES[name].title, "", True, state)
 
 
 def counts_in(folder: Path) -> dict[str, dict[str, int]]:
     counts: dict[str, dict[str, int]] = {}
     for file in folder.glob("counts*"):
         text = file.read_text("utf-8", errors="replace")
-        trigger = re.search(r"^desc: Trigger: Client Request: (.*)\|(.*)$", text, re.MULTILINE)
+        trigger = re.search(r"^desc: Trigger: Client Request: (\d+)\|(.*)\|(.*)$", text, re.MULTILINE)
         total = re.search(r"^(?:summary|totals): (\d+)", text, re.MULTILINE)
         if trigger and total:
-            counts.setdefault(trigger[1], {})[trigger[2]] = int(total[1]) // CALLS
+            counts.setdefault(trigger[2], {})[trigger[3]] = int(total[1]) // int(trigger[1])
     return counts
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", action="store_true", help="short training steps")
     parser.add_argument("--within", help=argparse.SUPPRESS)
-    library = parser.parse_args().within
-    if library:
-        count_all(library)
+    given = parser.parse_args()
+    if given.within:
+        counting = Counting(given.within)
+        counting.steps() if given.steps else counting.calls()
         return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -72,14 +93,17 @@ def main() -> None:
         subprocess.run(["cc", "-shared", "-fPIC", "-o", marks, folder / "marks.c"], check=True)
         callgrind = ["valgrind", "--quiet", "--tool=callgrind", "--instr-atstart=no"]
         callgrind.append(f"--callgrind-out-file={folder / 'counts'}")
-        this = [sys.executable, "-W", "ignore", __file__, "--within", str(marks)]
+        this = [sys.executable, "-W", "ignore", __file__, "--within", str(marks), *(["--steps"] if given.steps else [])]
         subprocess.run([*callgrind, *this], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        print(f"torch {torch.__version__}, one thread, 4x16 tensors; instructions of a call")
-        print(f"{'case':<22}{'operation':<14}{'grad':<6}{'autocast':>10}{'hmp':>10}{'ratio':>8}")
-        for key, found in sorted(counts_in(folder).items(), reverse=True):
+        what = "a step" if given.steps else "a call, 4x16 tensors"
+        print(f"torch {torch.__version__}, one thread; instructions of {what}")
+        counts = counts_in(folder)
+        width = max(len(key.split("|")[0]) for key in counts) + 2
+        print(f"{'case':<{width}}{'operation':<14}{'grad':<6}{'autocast':>10}{'hmp':>10}{'ratio':>8}")
+        for key, found in sorted(counts.items(), reverse=True):
             case, operation, grad = key.split("|")
             peer, ours = found["autocast"], found["hmp"]
-            print(f"{case:<22}{operation:<14}{grad:<6}{peer:>10}{ours:>10}{ours / peer:>8.3f}")
+            print(f"{case:<{width}}{operation:<14}{grad:<6}{peer:>10}{ours:>10}{ours / peer:>8.3f}")
 
 
 if __name__ == "__main__":
