@@ -507,7 +507,9 @@ class _Counts:
 
     def row(self, key: tuple[str, str, str], order: int) -> Row:
         operation, precision, reason = key
-        return Row(operation, precision, self.calls, self.casts, self.bytes, reason, self.rule, small=self.small, order=order)
+        return Row(
+            operation, precision, self.calls, self.casts, self.bytes, reason, self.rule, small=self.small, order=order
+        )
 
 
 def _counted() -> dict[tuple[str, str, str], _Counts]:

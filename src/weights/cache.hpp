@@ -44,8 +44,8 @@ inline bool may_be_part(PyObject* tensor, std::int64_t elements) noexcept {
   return settings->on && elements >= settings->least_part && host::snapshot_of(tensor).owners > 1;
 }
 
-// Where torch casts within a call that is recorded: is it too much trouble to ask for the kept cast of this weight
-// instead? A small one that is trained takes longer to be made a part of the graph, and to be cast again after the step.
+// Where torch casts within a call that is recorded: is it too much trouble to ask for the kept cast of this weight? A
+// small one that is trained takes longer to be made a part of the graph, and to be cast again after the step.
 inline bool is_too_small_to_record(PyObject* weight, std::int64_t elements) noexcept {
   return elements < settings->least_recorded && host::requires_grad(weight);
 }
