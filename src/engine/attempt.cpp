@@ -204,6 +204,16 @@ Owned attempt_in_rows(const Call& call, Kind to, Attempt& attempt) {
   return result;
 }
 
+// Where nothing is recorded, and the operation takes rows: they may have to be made even.
+[[gnu::noinline]] Owned attempt_in_even_rows(const Call& call, Kind to, Attempt& attempt) {
+  const Arguments& arguments = call.arguments;
+  if (is_of_uneven_rows(arguments, call.reading)) return attempt_in_rows(call, to, attempt);
+  if (arguments.positional > 1 && host::holds_subclass(arguments.values, 1) && host::is_intercepted()) {
+    return attempt_in_traced_rows(call, to, attempt);
+  }
+  return attempt_as_they_lie(call, to, false, attempt);
+}
+
 }  // namespace
 
 bool may_lower_products(const Call& call, Kind to) {
@@ -229,15 +239,9 @@ bool may_lower_products(const Call& call, Kind to) {
 }
 
 Owned attempt_with_casts(const Call& call, Kind to, Attempt& attempt) {
-  const Arguments& arguments = call.arguments;
   if (attempt.is_inside) return attempt_products_inside(call, to, attempt);
   const bool records = host::grad_is_enabled();
-  if (call.rule.means.in_rows != nullptr && !records && to != Kind::f32) {
-    if (is_of_uneven_rows(arguments, call.reading)) return attempt_in_rows(call, to, attempt);
-    if (arguments.positional > 1 && host::holds_subclass(arguments.values, 1) && host::is_intercepted()) {
-      return attempt_in_traced_rows(call, to, attempt);
-    }
-  }
+  if (call.rule.means.in_rows != nullptr && !records && to != Kind::f32) return attempt_in_even_rows(call, to, attempt);
   return attempt_as_they_lie(call, to, records, attempt);
 }
 
