@@ -43,19 +43,19 @@ class Counting:
         torch.set_num_threads(1)
         self.marks.begin()
 
-    def count(self, call: Callable[[], object], calls: int, *names: object) -> None:
+    def count(self, call: Callable[[], object], calls: int, case: str, state: str) -> None:
         for _ in range(max(10, calls // 20)):
             call()
         self.marks.zero()
         for _ in range(calls):
             call()
-        self.marks.dump("|".join(map(str, (calls, *names))).encode())
+        self.marks.dump(f"{calls}|{case}|{state}".encode())
 
     def calls(self) -> None:
         for case, grad, name, call in cases():
             for state, entered in STATES.items():
                 with torch.set_grad_enabled(grad), entered():
-                    self.count(call, 1000, case, name, grad, state)
+                    self.count(call, 1000, f"{case}, {name}{', recorded' if grad else ''}", state)
 
     def steps(self) -> None:
         for name in STEPS:
@@ -63,7 +63,7 @@ class Counting:
                 with ExitStack() as around:
                     torch.manual_seed(0)
                     step, _ = models.SMALL_CASES[name].make(state, around)
-                    self.count(step, 20, models.SMALL_CASES[name].title, "", True, state)
+                    self.count(step, 20, models.SMALL_CASES[name].title, state)
 
 
 def counts_in(folder: Path) -> dict[str, dict[str, int]]:
@@ -98,12 +98,11 @@ def main() -> None:
         what = "a step" if given.steps else "a call, 4x16 tensors"
         print(f"torch {torch.__version__}, one thread; instructions of {what}")
         counts = counts_in(folder)
-        width = max(len(key.split("|")[0]) for key in counts) + 2
-        print(f"{'case':<{width}}{'operation':<14}{'grad':<6}{'autocast':>10}{'hmp':>10}{'ratio':>8}")
-        for key, found in sorted(counts.items(), reverse=True):
-            case, operation, grad = key.split("|")
+        width = max(map(len, counts))
+        print(f"{'case':<{width}}{'autocast':>10}{'hmp':>10}{'ratio':>8}")
+        for case, found in sorted(counts.items(), reverse=True):
             peer, ours = found["autocast"], found["hmp"]
-            print(f"{case:<{width}}{operation:<14}{grad:<6}{peer:>10}{ours:>10}{ours / peer:>8.3f}")
+            print(f"{case:<{width}}{peer:>10}{ours:>10}{ours / peer:>8.3f}")
 
 
 if __name__ == "__main__":

@@ -500,14 +500,14 @@ class Table:
 _TIMES = [("case", 44), ("FP32, ms", 10), ("autocast, ms", 13), ("hmp, ms", 9), ("x autocast", 11)]
 _DEFAULT = ("default lists, x autocast", 26)
 _HALF = ("middle half", 14)
-MODELS = Table("models", [*_TIMES, _HALF, ("x bf16 model", 13), ("x FP32", 8), _DEFAULT, _HALF], model_cells)
-WITHIN = Table(
+MODELS_TABLE = Table("models", [*_TIMES, _HALF, ("x bf16 model", 13), ("x FP32", 8), _DEFAULT, _HALF], model_cells)
+WITHIN_TABLE = Table(
     "within",
     [_TIMES[0], ("hmp, ms", 9), ("within, x everywhere", 22), _HALF, ("default lists, x everywhere", 29), _HALF],
     within_cells,
 )
 KINDS_TABLE = Table("kinds", [*_TIMES, ("x FP32", 8), _DEFAULT, ("x FP32", 8)], kind_cells)
-SMALL = Table("small", [*_TIMES, _HALF, ("x FP32", 8), _DEFAULT, _HALF], small_cells)
+SMALL_TABLE = Table("small", [*_TIMES, _HALF, ("x FP32", 8), _DEFAULT, _HALF], small_cells)
 
 
 def training_mean(results: list[Result]) -> str:
@@ -563,7 +563,15 @@ def main() -> None:
         return
 
     about = machine(busy=options.busy)
-    table = SMALL if options.small else KINDS_TABLE if options.kinds else WITHIN if options.within else MODELS
+    table = (
+        SMALL_TABLE
+        if options.small
+        else KINDS_TABLE
+        if options.kinds
+        else WITHIN_TABLE
+        if options.within
+        else MODELS_TABLE
+    )
     print(about)
     table.show(table.headings)
     results = []
@@ -584,11 +592,11 @@ def main() -> None:
         print(mean)
     if options.write:
         how = " ".join(["python benchmarks/models.py", *sys.argv[1:]])
-        if table is MODELS:
+        if table is MODELS_TABLE:
             below = [training_mean(results), "![Times as fast as torch.autocast](performance.svg)"]
             draw(results, how, about)
         else:
-            below = [] if table is WITHIN else [training_mean(results)]
+            below = [] if table is WITHIN_TABLE else [training_mean(results)]
         table.write(results, f"`{how}`: {about}.", *below)
 
 

@@ -19,15 +19,6 @@ namespace {
 // What torch casts itself, within its operation.
 enum class Left : std::uint8_t { nothing, what_is_not_kept, everything };
 
-// Is this float32 tensor to be looked for among the kept casts, though the call is recorded?
-bool may_be_kept_cast(const Rule& rule, PyObject* item, std::int64_t elements, Tally& tally) {
-  if (!rule.means.keeps_weights) return false;
-  if (Py_TYPE(item) != host::api.parameter) return weights::may_be_part(item, elements);
-  if (!weights::is_too_small_to_record(item, elements)) return true;
-  ++tally.small;
-  return false;
-}
-
 // Torch casts only where it casts nothing else than we would. What it casts is noted where that is everything.
 Left left_to_torch(const Call& call, Kind to, Tally& tally) {
   const auto& [target, rule, arguments, reading] = call;
@@ -35,6 +26,7 @@ Left left_to_torch(const Call& call, Kind to, Tally& tally) {
   if (target.shape != host::Shape::function && target.shape != host::Shape::method) return Left::nothing;
   bool everything = !rule.saturates && rule.castable.raised_positions == 0 && rule.castable.off_cpu_positions == 0;
   Tally noted;
+  noted.leaves_casts = true;
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
     const Kind kind = reading.kinds[i];
     PyObject* const value = arguments.values[i];
@@ -43,8 +35,7 @@ Left left_to_torch(const Call& call, Kind to, Tally& tally) {
     if (!host::can_be_cast_inside(value)) return Left::nothing;
     if (kind == to || !everything) continue;
     const std::int64_t count = host::count_elements(value);
-    everything =
-        !tensor::is_cast_to_block(count) && (kind != Kind::f32 || !may_be_kept_cast(rule, value, count, noted));
+    everything = !tensor::is_cast_to_block(count) && (kind != Kind::f32 || !may_have_kept_cast(rule, value, noted));
     noted.note_left(value, to, count);
   }
   if (!host::may_cast_inside() || host::is_intercepted()) return Left::nothing;
@@ -204,16 +195,6 @@ Owned attempt_in_rows(const Call& call, Kind to, Attempt& attempt) {
   return result;
 }
 
-// Where nothing is recorded, and the operation takes rows: they may have to be made even.
-[[gnu::noinline]] Owned attempt_in_even_rows(const Call& call, Kind to, Attempt& attempt) {
-  const Arguments& arguments = call.arguments;
-  if (is_of_uneven_rows(arguments, call.reading)) return attempt_in_rows(call, to, attempt);
-  if (arguments.positional > 1 && host::holds_subclass(arguments.values, 1) && host::is_intercepted()) {
-    return attempt_in_traced_rows(call, to, attempt);
-  }
-  return attempt_as_they_lie(call, to, false, attempt);
-}
-
 }  // namespace
 
 bool may_lower_products(const Call& call, Kind to) {
@@ -239,9 +220,15 @@ bool may_lower_products(const Call& call, Kind to) {
 }
 
 Owned attempt_with_casts(const Call& call, Kind to, Attempt& attempt) {
+  const Arguments& arguments = call.arguments;
   if (attempt.is_inside) return attempt_products_inside(call, to, attempt);
   const bool records = host::grad_is_enabled();
-  if (call.rule.means.in_rows != nullptr && !records && to != Kind::f32) return attempt_in_even_rows(call, to, attempt);
+  if (call.rule.means.in_rows != nullptr && !records && to != Kind::f32) {
+    if (is_of_uneven_rows(arguments, call.reading)) return attempt_in_rows(call, to, attempt);
+    if (arguments.positional > 1 && host::holds_subclass(arguments.values, 1) && host::is_intercepted()) {
+      return attempt_in_traced_rows(call, to, attempt);
+    }
+  }
   return attempt_as_they_lie(call, to, records, attempt);
 }
 

@@ -37,6 +37,14 @@ Owned kept_cast(PyObject* weight, bool is_view, Kind to, Tally& tally) {
 
 }  // namespace
 
+bool may_have_kept_cast(const Rule& rule, PyObject* item, Tally& tally) {
+  if (!rule.means.keeps_weights) return false;
+  if (Py_TYPE(item) != host::api.parameter) return host::is_plain_tensor(item) && weights::may_be_part(item);
+  if (!tally.leaves_casts || !weights::is_too_small_to_record(item)) return true;
+  ++tally.small;
+  return false;
+}
+
 void Tally::note_left(PyObject* item, Kind to, std::int64_t elements) {
   left_casts = true;
   ++casts;
@@ -47,15 +55,9 @@ void Tally::note_left(PyObject* item, Kind to, std::int64_t elements) {
 Owned cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tally) {
   tally.transient = false;
   if (!is_floating(kind) || kind == to) return Owned::borrowed(item);
-  if (rule.means.keeps_weights && kind == Kind::f32) {
-    const bool is_weight = Py_TYPE(item) == host::api.parameter;
-    const std::int64_t elements = host::count_elements(item);
-    const bool is_left = is_weight && tally.leaves_casts && weights::is_too_small_to_record(item, elements);
-    if (is_left) ++tally.small;
-    if (!is_left && (is_weight || (host::is_plain_tensor(item) && weights::may_be_part(item, elements)))) {
-      if (Owned kept = kept_cast(item, !is_weight, to, tally)) return kept;
-      if (PyErr_Occurred() != nullptr) return nullptr;
-    }
+  if (kind == Kind::f32 && may_have_kept_cast(rule, item, tally)) {
+    if (Owned kept = kept_cast(item, Py_TYPE(item) != host::api.parameter, to, tally)) return kept;
+    if (PyErr_Occurred() != nullptr) return nullptr;
   }
   if (tally.of_steps && kind == Kind::f32) {
     if (Owned made = weights::cast_for_many(item, to)) {

@@ -28,6 +28,9 @@ struct Tally {
   void note_left(PyObject* item, Kind to, std::int64_t elements);
 };
 
+// Is this float32 tensor to be looked for among the kept casts? A small weight that torch is to cast is counted.
+bool may_have_kept_cast(const Rule& rule, PyObject* item, Tally& tally);
+
 // One tensor, or itself where there is nothing to cast. Null with a Python exception when it failed.
 Owned cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tally);
 

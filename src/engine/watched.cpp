@@ -131,14 +131,7 @@ PyObject* to_dlpack_versioned_stub(PyObject*, PyObject* const* values, std::size
 
 // A version that is set back hides that a tensor was written to.
 PyObject* set_version_counter_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
-  PyObject* tensors = PyVectorcall_NARGS(flagged_count) >= 1 ? values[0] : Py_None;
-  if (PyTuple_Check(tensors)) {
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tensors); ++i) {
-      weights::tensor_escapes(PyTuple_GET_ITEM(tensors, i), false);
-    }
-  } else {
-    weights::tensor_escapes(tensors, false);
-  }
+  weights::arguments_escape(values, std::min<Py_ssize_t>(PyVectorcall_NARGS(flagged_count), 1));
   return set_version_counter.call(values, flagged_count, keywords);
 }
 

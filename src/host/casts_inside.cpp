@@ -73,7 +73,7 @@ bool are_set() {
 
 }  // namespace
 
-bool detail::may_cast_inside = false;
+bool detail::autocast_was_found = false;
 
 void bind_casts_inside() noexcept {
   constexpr const char* header = "ATen/autocast_mode.h";
@@ -84,13 +84,13 @@ void bind_casts_inside() noexcept {
         "void set_autocast_cache_enabled(bool enabled);"},
        functions.set_cache_enabled);
   enabled = autocast_flag(cpu);
-  detail::may_cast_inside = casts_inside.holds_by([] {
+  detail::autocast_was_found = casts_inside.holds_by([] {
     return can_look_inside() && enabled.is_known() && functions.are_complete() && agree_with_python() && are_set();
   });
   PyErr_Clear();
 }
 
-bool may_cast_inside() noexcept { return detail::may_cast_inside && autocast_is_off(); }
+bool may_cast_inside() noexcept { return detail::autocast_was_found && autocast_is_off(); }
 
 bool autocast_is_off() noexcept { return !enabled.is_on(); }
 

@@ -11,12 +11,12 @@ namespace habana_mp::host {
 void bind_casts_inside() noexcept;
 
 namespace detail {
-extern bool may_cast_inside;  // were they found?
+extern bool autocast_was_found;
 }
 
 // Can it cast such an input, and would it? Plain dense tensors on the CPU.
 inline bool can_be_cast_inside(PyObject* tensor) noexcept {
-  return detail::may_cast_inside && is_plain_tensor(tensor) && keys_of(tensor) == inside.plain;
+  return detail::autocast_was_found && is_plain_tensor(tensor) && keys_of(tensor) == inside.plain;
 }
 
 // Is the user's own autocast for the CPU off in this thread? Where it is on it has the last word.

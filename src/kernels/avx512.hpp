@@ -97,6 +97,12 @@ inline __m512i f32_bits_of_bf16(__m256i x) { return _mm512_slli_epi32(_mm512_cvt
 inline __m512i f32_bits_of_f16(__m256i x) { return _mm512_castps_si512(_mm512_cvtph_ps(x)); }
 inline __m512i join(__m256i low, __m256i high) { return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1); }
 
+// Of two bfloat16 in each lane the one in the lower half, and the one in the upper, as float32.
+inline __m512 even_of(__m512i pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
+inline __m512 odd_of(__m512i pairs) {
+  return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000U))));
+}
+
 inline __m512i bf16_by_integers(__m512i a, __m512i b) { return upper_halves(round_to_bf16(a), round_to_bf16(b)); }
 
 // Narrow is how 32 float32 become 32 bfloat16: `any` takes whatever there is, `normal` only what has no denormals.

@@ -43,11 +43,6 @@ struct Group {
   bool fetches;  // whoever reads the panel first fetches what comes later
 };
 
-inline __m512 even_of(__m512i pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
-inline __m512 odd_of(__m512i pairs) {
-  return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000U))));
-}
-
 template <std::size_t rows, std::size_t columns>
 inline void add_group(const Group& group, float (*sums)[panel_rows]) {
   alignas(64) float even_inputs[rows][pairs_of_tile];

@@ -21,9 +21,8 @@ struct Dots {
   // Adds the products of a pair, each to its sum, or one after the other to the same.
   void add_pair(std::size_t pair, __m512& even, __m512& odd) const {
     const __m512i values = _mm512_maskz_loadu_epi32(there, panel + pair * pair_step);
-    even = _mm512_fmadd_ps(input_at(pair * 2), _mm512_castsi512_ps(_mm512_slli_epi32(values, 16)), even);
-    const __m512i upper = _mm512_and_si512(values, _mm512_set1_epi32(static_cast<int>(0xffff0000U)));
-    odd = _mm512_fmadd_ps(input_at(pair * 2 + 1), _mm512_castsi512_ps(upper), odd);
+    even = _mm512_fmadd_ps(input_at(pair * 2), even_of(values), even);
+    odd = _mm512_fmadd_ps(input_at(pair * 2 + 1), odd_of(values), odd);
   }
 
  private:

@@ -39,15 +39,15 @@ enum class Use : std::uint8_t { unrecorded, recorded, recorded_often };
 // be kept.
 Owned kept(PyObject* weight, Kind to, Use use, std::int64_t& elements) noexcept;
 
-// Is it worth asking whether this plain tensor of so many elements is a view of a weight?
-inline bool may_be_part(PyObject* tensor, std::int64_t elements) noexcept {
-  return settings->on && elements >= settings->least_part && host::snapshot_of(tensor).owners > 1;
+// Is it worth asking whether this plain tensor is a view of a weight?
+inline bool may_be_part(PyObject* tensor) noexcept {
+  return settings->on && host::count_elements(tensor) >= settings->least_part && host::snapshot_of(tensor).owners > 1;
 }
 
 // Where torch casts within a call that is recorded: is it too much trouble to ask for the kept cast of this weight? A
 // small one that is trained takes longer to be made a part of the graph, and to be cast again after the step.
-inline bool is_too_small_to_record(PyObject* weight, std::int64_t elements) noexcept {
-  return elements < settings->least_recorded && host::requires_grad(weight);
+inline bool is_too_small_to_record(PyObject* weight) noexcept {
+  return host::count_elements(weight) < settings->least_recorded && host::requires_grad(weight);
 }
 
 // As `kept`, of a view of such a weight: the same part of the weight's cast. Where a gradient is recorded, only a view

@@ -279,7 +279,9 @@ def test_an_interrupt_ends_the_call_and_an_error_only_this_way_of_casting(error:
     x, weight = values(3, 1 << 11), nn.Parameter(values(1 << 11, 1 << 11))
     expected = F.linear(x.bfloat16(), weight.bfloat16())
     with small_blocks():
-        _core.weights_configure(on=True, view=None, recorded=fails, most_bytes=1 << 30, least_part=0, least_recorded=0)
+        _core.weights_configure(
+            on=True, view=None, recorded=fails, most_bytes=1 << 30, least_part=1 << 14, least_recorded=0
+        )
         if error is KeyboardInterrupt:
             with pytest.raises(KeyboardInterrupt):
                 F.linear(x, weight)

@@ -49,9 +49,7 @@ ArgumentPositions positions_of(Packs what) {
 
 // The weight with whose transposed view a call is written; null where it is none.
 Owned weight_behind(PyObject* given) {
-  return host::is_plain_tensor(given) && weights::may_be_part(given, host::count_elements(given))
-             ? weights::transposed_weight(given)
-             : nullptr;
+  return host::is_plain_tensor(given) && weights::may_be_part(given) ? weights::transposed_weight(given) : nullptr;
 }
 
 // Answers a call whose input and bias, of these kinds, are still to be cast. As answer_from_packed.
