@@ -1,4 +1,4 @@
-# make demo | test | check | bench | sweep | wheel | clean, each from a fresh clone; everything goes into .venv and build/.
+# make demo | test | trust | check | bench | sweep | wheel | clean, each from a fresh clone; everything goes into .venv and build/.
 
 PYTHON ?= python3
 VENV := .venv
@@ -16,7 +16,7 @@ APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 SOURCES := $(shell find src -name '*.cpp' -o -name '*.hpp' -o -name '*.cmake') CMakeLists.txt pyproject.toml
 CXX_SOURCES := $(shell find src tests -name '*.cpp' -o -name '*.hpp')
 
-.PHONY: demo test test-slow test-processors check format bench sweep wheel sanitize fuzz aarch64 clean build
+.PHONY: demo test test-slow trust test-processors check format bench sweep wheel sanitize fuzz aarch64 clean build
 
 build: $(VENV)/.built
 
@@ -24,11 +24,17 @@ demo: $(VENV)/.built
 	$(BIN)/python examples/digits.py
 
 test: $(VENV)/.built $(VENV)/.browser
-	$(BIN)/python -m pytest -q $(AT_ONCE) -m "not slow"
+	$(BIN)/python -m pytest -q $(AT_ONCE) -m "not slow and not trust"
 
 # Every kernel over all 2^32 inputs, on every path that this machine has.
 test-slow: $(VENV)/.built
 	$(BIN)/python -m pytest -q -m slow --timeout 7200
+
+# What breaks a process on purpose (no memory, hostile code, forks, interrupts), at length; then the core's tests with
+# AddressSanitizer and UndefinedBehaviorSanitizer. Their short forms have no mark, and are part of `make test`.
+trust: $(VENV)/.built
+	$(BIN)/python -m pytest -q $(AT_ONCE) -m "trust and not slow" --timeout 1800
+	PYTHON=$(abspath $(BIN)/python) tests/sanitize/run.sh address
 
 # The tests that depend on the processor, as lesser processors would run them; one of some of them with SHORT=1.
 test-processors: $(VENV)/.built
