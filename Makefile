@@ -16,7 +16,7 @@ APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 SOURCES := $(shell find src -name '*.cpp' -o -name '*.hpp' -o -name '*.cmake') CMakeLists.txt pyproject.toml
 CXX_SOURCES := $(shell find src tests -name '*.cpp' -o -name '*.hpp')
 
-.PHONY: demo test test-slow trust test-processors check format bench sweep wheel sanitize fuzz aarch64 clean build
+.PHONY: demo test test-slow trust test-processors check format bench sweep wheel sanitize coverage mutants soak fuzz aarch64 clean build
 
 build: $(VENV)/.built
 
@@ -77,6 +77,18 @@ wheel: /usr/include/spdlog/spdlog.h
 # The core's tests with AddressSanitizer and UndefinedBehaviorSanitizer, under valgrind, and with ThreadSanitizer.
 sanitize: $(VENV)/.built
 	PYTHON=$(abspath $(BIN)/python) tests/sanitize/run.sh
+
+# Which lines of the core the tests run: a core with counters, then a table. `make coverage TESTS=tests/rules` takes some.
+coverage: $(VENV)/.built $(VENV)/.browser
+	$(BIN)/python tests/coverage_of_core.py $(if $(TESTS),,$(AT_ONCE)) -m "not slow" --timeout 1800 $(TESTS)
+
+# Conditions and constants of the core are changed one by one; tests must notice. An hour or more.
+mutants: $(VENV)/.built
+	$(BIN)/python tests/mutants.py $(PARTS)
+
+# Mixed work in one process, whose memory must stay within a bound.
+soak: $(VENV)/.built
+	$(BIN)/python tests/soak.py --minutes $(or $(MINUTES),120)
 
 # Ten minutes of fuzzing: list files guided by coverage, calls with arbitrary arguments against plain torch.
 fuzz: $(VENV)/.built $(VENV)/.fuzzers

@@ -12,7 +12,6 @@ cd "$(dirname "$0")/../.."
 root=$PWD
 python=$(command -v "${PYTHON:-.venv/bin/python}") || { echo "no Python: set PYTHON"; exit 2; }
 case $python in /*) ;; *) python=$root/$python ;; esac
-bin=$(dirname "$python")
 jobs=${JOBS:-$(nproc)}
 here=tests/sanitize
 failures=()
@@ -21,42 +20,16 @@ summary=()
 note() { summary+=("$1"); echo "== $1"; }
 fail() { failures+=("$1"); note "FAILED: $1"; }
 
-tool() { if [ -x "$bin/$1" ]; then echo "$bin/$1"; else command -v "$1"; fi; }
-
 # build NAME SANITIZERS: the core, and the package around it in build/sanitize-NAME/site.
 build() {
   local name=$1 folder=build/sanitize-$1
-  mkdir -p "$folder"
-  if ! { "$(tool cmake)" -G Ninja -S . -B "$folder" -DCMAKE_MAKE_PROGRAM="$(tool ninja)" \
-           -DPython_EXECUTABLE="$python" -Dpybind11_DIR="$("$python" -m pybind11 --cmakedir)" \
-           -DHABANA_MP_SANITIZE="$2" -DCMAKE_BUILD_TYPE=RelWithDebInfo &&
-         "$(tool cmake)" --build "$folder" -j "$jobs"; } > "$folder/build.log" 2>&1; then
-    tail -n 20 "$folder/build.log"
+  if ! JOBS=$jobs "$python" tests/helpers/own_core.py "$folder" -DHABANA_MP_SANITIZE="$2" \
+       -DCMAKE_BUILD_TYPE=RelWithDebInfo; then
     fail "$name: the core does not build (see $folder/build.log)"
     return 1
   fi
-  rm -rf "$folder/site" "$folder/reports"
-  mkdir -p "$folder/site" "$folder/reports"
-  cp -r habana_mp "$folder/site/habana_mp"
-  cp "$folder"/_core*.so "$folder/site/habana_mp/"
-  cp -r lists "$folder/site/habana_mp/lists"
-  # Before an editable install's importer, and before a checkout's folder in the working directory.
-  cat > "$folder/site/sitecustomize.py" <<'PYTHON'
-import importlib.machinery
-import sys
-from pathlib import Path
-
-HERE = str(Path(__file__).parent)
-
-
-class OurPackage:
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        return importlib.machinery.PathFinder.find_spec(name, [HERE]) if name == "habana_mp" else None
-
-
-sys.meta_path[:] = [OurPackage, *(one for one in sys.meta_path if "editable" not in type(one).__module__)]
-PYTHON
+  rm -rf "$folder/reports"
+  mkdir -p "$folder/reports"
   core=$(ls "$root/$folder"/site/habana_mp/_core*.so)
   site=$root/$folder/site
   reports=$root/$folder/reports

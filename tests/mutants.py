@@ -1,0 +1,344 @@
+"""Changes single conditions and constants of the core, and reports which changes no test notices.
+
+    python tests/mutants.py [rules] [weights] [host] [--only I/N] [--again] [--list]
+
+Without arguments all three: every mutant of ``src/rules``, against its test in C++ and the property test beside it; a
+sample of ``src/weights`` and of ``src/host``, the same one each time, against the tests of their folders. Each mutant
+is built in build/mutants and tested there; what is installed is not touched. Results are kept in
+build/mutants/results.json until the file that was changed is another one, so a run that was stopped goes on.
+
+A mutant that no test notices needs a test, or a line in tests/mutants.txt that says why none can notice it. The exit
+status is 1 where one has neither.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+from helpers import own_core
+
+ROOT = own_core.ROOT
+FOLDER = ROOT / "build" / "mutants"
+EXPLAINED = Path(__file__).with_suffix(".txt")
+#: Between the file, the mutant and the reason in a line of tests/mutants.txt.
+SEPARATOR = " ## "
+
+SAMPLE = 60
+#: What is tested where a mutant is in this folder of src/; the fast ones are found out, and run first.
+TESTS = {"weights": ["tests/weights"], "host": ["tests/host", "tests/install"]}
+#: It builds the core of the checkout, which has no mutant.
+LEFT_OUT = ["tests/host/test_adding_an_accelerator.py"]
+NOT_MARKED = "not slow and not trust"
+
+#: Whole tokens of C++. Preprocessor lines, comments and literals are one token each, so nothing in them is changed.
+TOKEN = re.compile(
+    r"""
+      (?P<left> //[^\n]* | /\*.*?\*/ | ^[ \t]*\#(?:[^\n\\]|\\.|\\\n)* )
+    | (?P<text> R"(?P<mark>[^(\s]*)\(.*?\)(?P=mark)" | "(?:[^"\\\n]|\\.)*" | '(?:[^'\\\n]|\\.)+' )
+    | (?P<number> \b(?:0[xX][0-9a-fA-F']+|[0-9][0-9']*(?:\.[0-9]*)?(?:[eE][-+]?[0-9]+)?)[uUlLfFzZ]* )
+    | (?P<word> [A-Za-z_]\w* )
+    | (?P<operator> <=>|<<=|>>=|\.\.\.|::|->|\+\+|--|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%&|^]=|[^\w\s] )
+    """,
+    re.VERBOSE | re.DOTALL | re.MULTILINE,
+)
+
+#: An operator between two values, which clang-format puts spaces around; so `vector<int>` and `T&& x` are left.
+BETWEEN = {
+    "==": "!=",
+    "!=": "==",
+    "<": "<=",
+    ">": ">=",
+    "<=": "<",
+    ">=": ">",
+    "&&": "||",
+    "||": "&&",
+    "+": "-",
+    "-": "+",
+}
+WORDS = {"true": "false", "false": "true"}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change: of these characters of a file to that text."""
+
+    file: str
+    begin: int
+    end: int
+    to: str
+    line: int
+    #: The line with the change written in it, `if (a {== => !=} b)`: what tests/mutants.txt names it by.
+    marked: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.file}{SEPARATOR}{self.marked}"
+
+    def applied(self, text: str) -> str:
+        return text[: self.begin] + self.to + text[self.end :]
+
+
+def mutants_of(file: str, text: str) -> Iterator[Mutant]:
+    tokens = [found for found in TOKEN.finditer(text) if found.lastgroup != "left"]
+
+    def mutant(begin: int, end: int, to: str) -> Mutant:
+        first, last = text.rfind("\n", 0, begin) + 1, text.find("\n", end)
+        change = f"{{{' '.join(text[begin:end].split())} => {to}}}"
+        marked = " ".join(f"{text[first:begin]}{change}{text[end:last]}".split())
+        return Mutant(file, begin, end, to, text.count("\n", 0, begin) + 1, marked)
+
+    for index, token in enumerate(tokens):
+        found, kind = token.group(), token.lastgroup
+        before = tokens[index - 1].group() if index else ""
+        spaced = text[token.start() - 1 : token.start()] in (" ", "\n") and text[token.end() : token.end() + 1] in (
+            " ",
+            "\n",
+        )
+        if kind == "operator" and found in BETWEEN and spaced:
+            yield mutant(token.start(), token.end(), BETWEEN[found])
+        elif found == "!":
+            yield mutant(token.start(), token.end(), "")
+        elif kind == "word" and found in WORDS:
+            yield mutant(token.start(), token.end(), WORDS[found])
+        elif kind == "number" and text[token.start() - 1] != "<" and re.fullmatch(r"[0-9]+[uUlLzZ]*", found):
+            digits = found.rstrip("uUlLzZ")
+            yield mutant(token.start(), token.end(), str(int(digits) + 1) + found[len(digits) :])
+        elif found == "return" and before == ")":
+            end = next(one.end() for one in tokens[index:] if one.group() == ";")
+            yield mutant(token.start(), end, ";")
+
+
+def all_mutants(folder: str, suffixes: tuple[str, ...]) -> list[Mutant]:
+    files = sorted(path for path in (ROOT / "src" / folder).iterdir() if path.suffix in suffixes)
+    return [one for path in files for one in mutants_of(str(path.relative_to(ROOT)), path.read_text())]
+
+
+def sample(folder: str) -> list[Mutant]:
+    """Returns mutants of .cpp files only: a change of a header would recompile most of the core each time."""
+    found = all_mutants(folder, (".cpp",))
+    chosen = random.Random(f"mutants of {folder}").sample(found, min(SAMPLE, len(found)))
+    return sorted(chosen, key=lambda one: (one.file, one.begin))
+
+
+def run(command: list[str | Path], seconds: float, *, environment: dict[str, str] | None = None) -> str:
+    """Returns "passed", or what went wrong. It ends all processes that the command started."""
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        output, _ = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return f"no end after {seconds:.0f} s"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.returncode == 0:
+        return "passed"
+    lines = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR", "line "))]
+    return (lines or output.splitlines()[-1:] or [f"exit status {process.returncode}"])[0][:200]
+
+
+class Rules:
+    """A copy of src/rules and of its tests, where each mutant is compiled anew: it takes seconds."""
+
+    def __init__(self) -> None:
+        self.tree = FOLDER / "rules"
+        shutil.rmtree(self.tree, ignore_errors=True)
+        shutil.copytree(ROOT / "src", self.tree / "src")
+        (self.tree / "tests" / "rules").mkdir(parents=True)
+        for name in ("decisions.cpp", "test_decisions.py"):
+            shutil.copy2(ROOT / "tests" / "rules" / name, self.tree / "tests" / "rules")
+        self.mutants = all_mutants("rules", (".cpp", ".hpp"))
+        if (result := self.test()) != "passed":
+            raise RuntimeError(f"the tests of src/rules fail without a mutant: {result}")
+
+    def test(self) -> str:
+        source, program = self.tree / "src", self.tree / "decisions"
+        compiler = ["g++", "-std=c++20", "-O0", "-w", f"-I{source}", self.tree / "tests/rules/decisions.cpp"]
+        built = run([*compiler, source / "rules/decision.cpp", "-o", program], 300)
+        if built != "passed":
+            return f"not compiled: {built}"
+        checked = run([program], 60)
+        if checked != "passed":
+            return checked
+        test = self.tree / "tests" / "rules" / "test_decisions.py"
+        return run([sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", test], 600)
+
+
+class Core:
+    """A build of the core in which the one changed source is compiled anew, and the tests of a folder."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder, self.tree, self.build = folder, FOLDER / "tree", FOLDER / "core"
+        shutil.rmtree(self.tree / "src", ignore_errors=True)
+        shutil.copytree(ROOT / "src", self.tree / "src")
+        shutil.copytree(ROOT / "lists", self.tree / "lists", dirs_exist_ok=True)
+        shutil.copy2(ROOT / "CMakeLists.txt", self.tree)
+        # Only what has changed since the last run is newer than its object.
+        for path in (self.tree / "src").rglob("*"):
+            if path.is_file():
+                original = (ROOT / path.relative_to(self.tree)).stat()
+                os.utime(path, ns=(original.st_atime_ns, original.st_mtime_ns))
+        own_core.configure(self.build, "-DCMAKE_BUILD_TYPE=", "-DCMAKE_CXX_FLAGS=-O1 -w", source=self.tree)
+        own_core.build(self.build)
+        self.site = own_core.make_site(self.build)
+        own_core.check_site(self.site)
+        self.mutants = sample(folder)
+        self.kills: Counter[str] = Counter()
+        self.find_order()
+
+    def find_order(self) -> None:
+        """Measures the seconds of each file of tests. This run has no mutant and must pass."""
+        report = FOLDER / f"{self.folder}.xml"
+        begin = time.monotonic()
+        result = self.pytest([*TESTS[self.folder], f"--junitxml={report}"], 3600)
+        if result != "passed":
+            raise RuntimeError(f"the tests of {self.folder} fail without a mutant: {result}")
+        self.limit = 60 + 3 * (time.monotonic() - begin)
+        seconds: Counter[str] = Counter()
+        for case in ElementTree.parse(report).iter("testcase"):
+            seconds[case.attrib["classname"].replace(".", "/") + ".py"] += float(case.attrib["time"])
+        self.seconds = dict(seconds)
+
+    def order(self) -> list[str]:
+        """Returns the files of tests: those that noticed the most mutants first, then the fastest."""
+        return sorted(self.seconds, key=lambda file: (-self.kills[file], self.seconds[file]))
+
+    def pytest(self, arguments: list[str], seconds: float) -> str:
+        left_out = [f"--ignore={path}" for path in LEFT_OUT]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", NOT_MARKED, *left_out]
+        environment = own_core.environment(self.site)
+        environment.setdefault("OMP_NUM_THREADS", "1")
+        return run([*command, "--timeout", "120", *arguments], seconds, environment=environment)
+
+    def test(self) -> str:
+        try:
+            own_core.build(self.build)
+        except subprocess.CalledProcessError:
+            return "not compiled"
+        for core in self.build.glob("_core*.so"):
+            shutil.copy2(core, self.site / "habana_mp")
+        result = self.pytest(self.order(), self.limit)
+        for file in self.seconds:
+            self.kills[file] += file in result
+        return result
+
+
+def explanations() -> dict[str, str]:
+    """Returns the reasons why no test can notice a mutant, by the mutants' keys."""
+    found = {}
+    for number, line in enumerate(EXPLAINED.read_text().splitlines(), 1):
+        if line and not line.startswith("#"):
+            file, separator, rest = line.partition(SEPARATOR)
+            marked, second, reason = rest.rpartition(SEPARATOR)
+            if not (separator and second and reason.strip()):
+                raise ValueError(
+                    f"{EXPLAINED.name}:{number} must be FILE{SEPARATOR}MUTANT{SEPARATOR}REASON; got {line!r}"
+                )
+            found[f"{file}{SEPARATOR}{marked}"] = reason
+    return found
+
+
+class Results:
+    """The result of each mutant. It is valid while the changed file is the same."""
+
+    def __init__(self, *, again: bool) -> None:
+        self.path = FOLDER / "results.json"
+        self.known = json.loads(self.path.read_text()) if self.path.exists() and not again else {}
+
+    @staticmethod
+    def name(mutant: Mutant) -> str:
+        content = hashlib.sha256((ROOT / mutant.file).read_bytes()).hexdigest()[:16]
+        return f"{content} {mutant.begin} {mutant.key}"
+
+    def get(self, mutant: Mutant) -> str | None:
+        # A survivor is tested again: a test may have come.
+        result = self.known.get(self.name(mutant))
+        return None if result == "passed" else result
+
+    def put(self, mutant: Mutant, result: str) -> None:
+        self.known[self.name(mutant)] = result
+        self.path.write_text(json.dumps(self.known, indent=1))
+
+
+def run_part(name: str, options: argparse.Namespace, explained: dict[str, str]) -> int:
+    """Tests the mutants of a part; returns the number of survivors without an explanation."""
+    part = Rules() if name == "rules" else Core(name)
+    results = Results(again=options.again)
+    first, step = map(int, options.only.split("/"))
+    mutants = part.mutants[first::step]
+    counts: Counter[str] = Counter()
+    for number, mutant in enumerate(mutants, 1):
+        result = results.get(mutant)
+        if result is None:
+            path, original = part.tree / mutant.file, (ROOT / mutant.file).read_text()
+            path.write_text(mutant.applied(original))
+            try:
+                result = part.test()
+            finally:
+                path.write_text(original)
+            results.put(mutant, result)
+        if result == "passed":
+            result = "survived, explained" if mutant.key in explained else "SURVIVED"
+        kind = (
+            result
+            if "urvived" in result.lower()
+            else "not compiled"
+            if result.startswith("not compiled")
+            else "noticed"
+        )
+        counts[kind] += 1
+        print(f"{name} {number}/{len(mutants)} {mutant.file}:{mutant.line}: {mutant.marked}\n    {result}", flush=True)
+    print(
+        f"{name}: {len(mutants)} of {len(part.mutants)} mutants: "
+        + ", ".join(f"{n} {kind}" for kind, n in counts.items())
+    )
+    return counts["SURVIVED"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help="rules, weights, host; without one all")
+    parser.add_argument("--only", default="0/1", metavar="I/N", help="one mutant of N, the Ith first")
+    parser.add_argument("--again", action="store_true", help="test again what has a result")
+    parser.add_argument("--list", action="store_true", help="show the mutants, test none")
+    options = parser.parse_args()
+    parts = options.parts or ["rules", "weights", "host"]
+    if unknown := set(parts) - {"rules", *TESTS}:
+        parser.error(f"parts are rules, weights and host; got {', '.join(sorted(unknown))}")
+    explained = explanations()
+    if options.list:
+        for part in parts:
+            for mutant in all_mutants("rules", (".cpp", ".hpp")) if part == "rules" else sample(part):
+                print(f"{mutant.file}:{mutant.line}: {mutant.marked}")
+        return 0
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    survivors = sum(run_part(part, options, explained) for part in parts)
+    existing = {one.key for part in ("rules", *TESTS) for one in all_mutants(part, (".cpp", ".hpp"))}
+    for key in explained.keys() - existing:
+        print(f"{EXPLAINED.name} explains a mutant that there is no more: {key}")
+    if survivors:
+        print(f"{survivors} mutants survived without a line in tests/mutants.txt")
+    return int(survivors > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
