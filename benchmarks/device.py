@@ -23,6 +23,7 @@ import platform
 import statistics
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -845,24 +846,33 @@ def main() -> int:
     table, dtypes, steps = Table(), precisions_of(device), 8 if options.short else 200
     for dtype in {BF16, FP16}.difference(dtypes):
         table.add("device", f"products in {NAMES[dtype]}", "", "torch refuses them", "not here")
+
+    def run(part: str, compare: Callable[..., None], *arguments: Any, **keywords: Any) -> None:
+        """Runs a part that was asked for. An error becomes a row, so that the other parts still run."""
+        if part not in parts:
+            return
+        print(f"{time.perf_counter() - begin:6.0f} s  {compare.__name__} {arguments}", file=sys.stderr, flush=True)
+        try:
+            compare(table, device, *arguments, **keywords)
+            synchronize(device)
+        except Exception as error:
+            traceback.print_exc()
+            table.add(part, f"{compare.__name__} {arguments}", "no error", first_line(error), "WRONG")
+            hmp.restore()
+
     for dtype in dtypes:
         with exact_float32():
-            if "calls" in parts:
-                compare_calls(table, device, dtype, {})
-                compare_calls(table, device, dtype, {"preset": lists_of(device)})
-            if "regions" in parts:
-                compare_regions(table, device, dtype)
-                compare_streams(table, device, dtype)
-                compare_graphs(table, device, dtype)
-            if "weights" in parts:
-                compare_weights(table, device, dtype, 4)
-        if "compiled" in parts and not options.short:
-            compare_compiled(table, device, dtype)
-    if "training" in parts:
-        compare_training(table, device, dtypes, steps)
-        compare_optimizers(table, device)
-    if "times" in parts:
-        time_all(table, device, dtypes, short=options.short)
+            run("calls", compare_calls, dtype, {})
+            run("calls", compare_calls, dtype, {"preset": lists_of(device)})
+            run("regions", compare_regions, dtype)
+            run("regions", compare_streams, dtype)
+            run("regions", compare_graphs, dtype)
+            run("weights", compare_weights, dtype, 4)
+        if not options.short:
+            run("compiled", compare_compiled, dtype)
+    run("training", compare_training, dtypes, steps)
+    run("training", compare_optimizers)
+    run("times", time_all, dtypes, short=options.short)
     table.show([
         f"## {name_of(device)} ({device})",
         "",

@@ -119,6 +119,14 @@ void check_drafts() {
   const Plan promoted = plan_of({.action = Action::widest, .promotes = true}, with_number, mixed);
   CHECK(promoted.leaves_numbers && promoted.way == Way::as_written);
 
+  // Tensors with dimensions that are all of other kinds do not decide.
+  with_number.with_dimensions = inputs_of({Kind::other}).present;
+  CHECK(to({.action = Action::widest}, mixed, with_number) == Kind::f32);
+  // A draft without these peculiarities has none of them.
+  for (const Plan& plain : {plan_of(lowering(), {}, mixed), plan_of(lowering(), {}, inputs_of({Kind::bf16}))}) {
+    CHECK(!plain.leaves_numbers && !plain.is_inside && !plain.is_fused);
+  }
+
   // What is never cast.
   Inputs given = mixed;
   given.explicit_out = true;

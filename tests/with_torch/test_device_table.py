@@ -81,3 +81,19 @@ def test_another_decision_than_on_the_cpu_is_wrong(script: ModuleType, monkeypat
     table = script.Table()
     script.compare_calls(table, torch.device("cpu"), torch.bfloat16, {})
     assert table.wrong == 1
+
+
+def test_an_error_in_one_part_is_a_row_and_the_others_run(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr(script, "compare_regions", fails)
+    monkeypatch.setattr(script, "compare_calls", lambda table, *_: table.add("calls", "mm", "", "", "ok"))
+    monkeypatch.setattr(sys, "argv", ["device.py", "--device", "cpu", "--only", "calls,regions"])
+    assert script.main() == 1
+    shown = capsys.readouterr().out
+    assert "RuntimeError: no kernel image is available | WRONG" in shown
+    assert "| calls | mm |" in shown
+    assert "two streams at once" in shown
