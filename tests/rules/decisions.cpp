@@ -242,6 +242,19 @@ void check_table() {
   CHECK(plan_of(product, sparse, inputs_of({Kind::bf16})).way == Way::without_lowering);
 }
 
+// A rule without traits: no fact that only a trait asks for decides.
+void check_plain_rule() {
+  Facts facts;
+  facts.one_tensor = facts.sparse_tensor = facts.number_beyond = true;
+  facts.product = Answer::no;
+  facts.fused = facts.wrong = facts.sums = Answer::yes;
+  facts.products_can_be_lowered = false;
+  const Plan plan = plan_of(lowering(), facts);
+  CHECK(plan.way == Way::with_casts && plan.to == Kind::bf16 && plan.computed_in == Kind::bf16);
+  CHECK(!plan.is_fused && !plan.is_inside && plan.decision.reason == Reason::list);
+  CHECK(plan_of(lowering(), facts, inputs_of({Kind::bf16})).way == Way::as_written);
+}
+
 void check_protected() {
   Rule rule{.action = Action::first_input, .reason = Reason::first_input};
   Inputs mixed = inputs_of({Kind::bf16, Kind::f32});
@@ -365,6 +378,7 @@ int main(int argc, char** argv) {
   }
   check_drafts();
   check_table();
+  check_plain_rule();
   check_protected();
   check_speakers();
   check_ladder();
