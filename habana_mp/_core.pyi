@@ -255,20 +255,32 @@ def begin_watch(lines: bool, /) -> None: ...
 def stop_watch() -> None: ...
 def reset_watch() -> None: ...
 def watched_calls() -> list[dict[str, Any]]:
-    """In order of first call: the fields of a row of the report, with the module's number for its path; ``nanoseconds``
+    """In order of first call: the fields of a row of the report, ``nanoseconds``
     and ``cast_nanoseconds``; ``from``, [(number of the record that made an input, calls, casts)]."""
 
-def watched_modules() -> list[tuple[str, str, int | None, int, int]]:
-    """(path, class, parent's number, calls, nanoseconds)"""
+def watched_modules() -> list[tuple[str, str, int, int]]:
+    """(path, class, calls, nanoseconds)"""
 
-def watched_events() -> list[tuple[int, int, int, int, int]]:
-    """(record or -1, module or -1, begin, end, thread) of the last calls; times in nanoseconds since 1970"""
+def watched_events() -> list[tuple[int, str | None, int, int, int]]:
+    """(record or -1, path of the module or None, begin, end, thread) of the last calls; times in nanoseconds since
+    1970"""
+
+def watch_sizes() -> dict[str, int]:
+    """How many ``codes``, ``places``, ``modules`` and ``records`` the watch has: for tests of what is kept."""
 
 def running_module() -> int:
     """The number of the module whose forward runs here, or -1: for code that is given away to run later."""
 
-def enter_module(number: int, /) -> None: ...
-def leave_module() -> None: ...
+class Block:
+    """Code that was given away in the module of that number, and runs now, until it leaves."""
+
+    def __init__(self, module: int) -> None: ...
+    def leave(self) -> None: ...
+
+def follow_greenlets(settrace: Callable[[Any], Any], gettrace: Callable[[], Any], /) -> None:
+    """Give each greenlet a state of its own, by these functions of the module greenlet."""
+
+def leave_greenlets() -> None: ...
 def begins_to_speak(module: Any) -> bool:
     """Would a call of this module, made here, be one in which the lists begin to speak?"""
 

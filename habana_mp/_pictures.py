@@ -161,12 +161,14 @@ def chrome_trace(beside: str | os.PathLike[str] | None) -> dict[str, Any]:
 
 
 def _events(base: int) -> Iterable[dict[str, Any]]:
-    records, modules, process = _core.watched_calls(), _core.watched_modules(), os.getpid()
+    records, process = _core.watched_calls(), os.getpid()
     yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": "habana_mp"}}
     for record, module, begin, end, thread in _core.watched_events():
         event = {"ph": "X", "pid": process, "tid": thread, "ts": (begin - base) / 1e3, "dur": (end - begin) / 1e3}
         if record < 0:
-            yield {**event, "cat": "module", "name": modules[module][0]}
+            yield {**event, "cat": "module", "name": module}
+            continue
+        if record >= len(records):  # of another thread, meanwhile
             continue
         row = records[record]
         arguments = {name: row[name] for name in ("precision", "reason", "phase")}

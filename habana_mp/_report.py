@@ -460,7 +460,7 @@ def current() -> Report:
     """What the core counted, one row for each operation, precision, reason, and place."""
     records, modules = _core.watched_calls(), _core.watched_modules()
     counted = _counted()
-    watched = [_row_of(number, record, modules, counted) for number, record in enumerate(records)]
+    watched = [_row_of(number, record, counted) for number, record in enumerate(records)]
     for row in watched:
         counted[row.operation, row.precision, row.reason].take_away(row)
     rows, places = _one_each(watched)
@@ -477,7 +477,7 @@ def current() -> Report:
         rows=tuple(rows[number] for number in ranked),
         weights=KeptWeights(**_core.weights_statistics()),
         detail="lines" if any(row.file is not None for row in rows) else "modules" if records else "operations",
-        modules=tuple(ModuleRow(path, kind, calls, whole / 1e9) for path, kind, _, calls, whole in modules if calls),
+        modules=tuple(ModuleRow(path, kind, calls, whole / 1e9) for path, kind, calls, whole in modules if calls),
         edges=tuple(Edge(ranks[a], ranks[b], *counts) for (a, b), counts in edges.items()),
         configuration=_InForce.described,
         seconds=stopwatch.seconds if records else None,
@@ -524,17 +524,26 @@ def _counted() -> dict[tuple[str, str, str], _Counts]:
     return counted
 
 
-def _row_of(
-    number: int, record: dict[str, Any], modules: list[Any], counted: Mapping[tuple[str, str, str], _Counts]
-) -> Row:
+def _row_of(number: int, record: dict[str, Any], counted: Mapping[tuple[str, str, str], _Counts]) -> Row:
     key = _plain_name(record["operation"]), record["precision"], record["reason"]
-    module = record["module"]
-    same = ("calls", "casts", "bytes", "reason", "phase", "file", "line", "function", "hits", "small", "refused")
+    same = (
+        "calls",
+        "casts",
+        "bytes",
+        "reason",
+        "phase",
+        "module",
+        "file",
+        "line",
+        "function",
+        "hits",
+        "small",
+        "refused",
+    )
     return Row(
         operation=key[0],
         precision=key[1],
         rule=counted[key].rule,
-        module=None if module is None else modules[module][0],
         seconds=record["nanoseconds"] / 1e9,
         cast_seconds=record["cast_nanoseconds"] / 1e9,
         order=number,

@@ -1,6 +1,7 @@
 // Python's weak references, which 3.13 reads by another function.
 #pragma once
 
+#include "errors.hpp"
 #include "owned.hpp"
 
 namespace habana_mp {
@@ -9,7 +10,7 @@ namespace habana_mp {
 inline PyObject* referent_of(PyObject* reference) noexcept {
 #if PY_VERSION_HEX >= 0x030D0000
   PyObject* found = nullptr;
-  if (PyWeakref_GetRef(reference, &found) < 0) PyErr_Clear();
+  if (PyWeakref_GetRef(reference, &found) < 0) clear_error();
   const Owned held(found);
   return found;
 #else

@@ -19,6 +19,7 @@ from habana_mp.patches.dynamo import (
 )
 from habana_mp.patches.exchanged_functions import exchanged_functions
 from habana_mp.patches.export import RegionsInExport
+from habana_mp.patches.greenlets import Greenlets
 from habana_mp.patches.inductor import KernelTable
 from habana_mp.patches.kept_weights import KeptWeights
 from habana_mp.patches.libraries import DISTRIBUTED, EXACT_LIBRARIES, DistributedCode, ExactLibrary
@@ -36,6 +37,7 @@ def all_patches() -> tuple[Patch, ...]:
     """All of them, those of modules that are imported later too."""
     return (
         nothing_compiled,  # what follows may ask for it
+        Greenlets(),
         ModuleCalls(),
         RecognisedCode(),
         Constructors(),

@@ -27,13 +27,12 @@ class AsWhenGiven:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         before = _core.exchange_state(self._state)
-        if self._module >= 0:
-            _core.enter_module(self._module)
+        module = None if self._module < 0 else _core.Block(self._module)
         try:
             return self._block(*args, **kwargs)
         finally:
-            if self._module >= 0:
-                _core.leave_module()
+            if module is not None:
+                module.leave()
             _core.exchange_state(before)
 
 

@@ -163,7 +163,7 @@ Owned attempt_in_traced_rows(const Call& call, Kind to, Attempt& attempt) {
       PyObject_CallFunctionObjArgs(call.rule.means.in_rows, arguments.values[0], arguments.values[1], nullptr));
   attempt.interrupted = !rows && PyErr_ExceptionMatches(PyExc_Exception) == 0;
   if (attempt.interrupted) return nullptr;
-  PyErr_Clear();
+  clear_error();
   SmallBuffer<PyObject*> values(arguments.count());
   std::copy_n(arguments.values, arguments.count(), values.data());
   if (rows) values[0] = rows.get();

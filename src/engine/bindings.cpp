@@ -25,12 +25,14 @@
 #include "host/aten.hpp"
 #include "host/callers.hpp"
 #include "host/casts_inside.hpp"
+#include "host/greenlets.hpp"
 #include "host/inside.hpp"
 #include "host/ledger.hpp"
 #include "host/modes.hpp"
 #include "host/symbols.hpp"
 #include "host/team.hpp"
 #include "host/torch_api.hpp"
+#include "plain_functions.hpp"
 #include "tensor/cast.hpp"
 #include "weights/cache.hpp"
 #include "weights/escapes.hpp"
@@ -175,6 +177,11 @@ Rule make_rule(const std::string& action, const std::string& precision, const st
   return rule;
 }
 
+py::object called(PyObject* result) {
+  if (result == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(result);
+}
+
 // The result of a call that is made in this state; the one before comes back.
 template <typename Call>
 py::object in_state(const engine::CastState& wanted, const Call& call) {
@@ -196,7 +203,7 @@ py::object with_silent_lists(const Call& call) {
   if (engine::number_of_silence()) {
     wanted.silent = true;
   } else {
-    PyErr_Clear();
+    clear_error();
     wanted.disabled = true;
   }
   return in_state(wanted, call);
@@ -205,15 +212,51 @@ py::object with_silent_lists(const Call& call) {
 // The result of a call that is the backward of a function written in Python. As torch.autocast does not reach there,
 // convert's lists are silent; but where gradients are recorded a forward is made a second time, and they speak. A
 // region that is open speaks all the while.
-py::object call_backward(const py::object& function, const py::tuple& arguments, const py::dict& keywords) {
+py::object call_backward(Values values) {
+  const auto function = py::reinterpret_borrow<py::object>(values[0]);
+  const auto arguments = argument<py::tuple>(values[1]);
+  const auto keywords = argument<py::dict>(values[2]);
   engine::CastState wanted = engine::current_state();
   const bool falls_silent = engine::policy_is_installed && wanted.region == nullptr && !wanted.silent;
   if (!falls_silent || !engine::number_of_silence(true)) {
-    PyErr_Clear();
-    return function(*arguments, **keywords);
+    clear_error();
+    return called(PyObject_Call(function.ptr(), arguments.ptr(), keywords.ptr()));
   }
   wanted.silent = wanted.silent_until_recording = true;
   return in_state(wanted, [&] { return PyObject_Call(function.ptr(), arguments.ptr(), keywords.ptr()); });
+}
+
+py::object call_without_casts_inside(Values values) {
+  const host::NoCastsInside off;
+  return called(PyObject_CallOneArg(values[0], values[1]));
+}
+
+py::object call_silently(Values values) {
+  return with_silent_lists([&] { return PyObject_CallOneArg(values[0], values[1]); });
+}
+
+py::object call_compiled(Values values) {
+  const auto arguments = argument<py::tuple>(values[1]);
+  const auto keywords = argument<py::dict>(values[2]);
+  return with_silent_lists([&] {
+    ++thread_state.compiled_runs;
+    PyObject* result = PyObject_Call(values[0], arguments.ptr(), keywords.ptr());
+    --thread_state.compiled_runs;
+    return result;
+  });
+}
+
+// (function, its argument, the tensors that it writes into)
+py::object call_writer(Values values) {
+  const auto written = argument<py::list>(values[2]);
+  ++weights::silent_writers;
+  auto result = py::reinterpret_steal<py::object>(PyObject_CallOneArg(values[0], values[1]));
+  --weights::silent_writers;
+  HeldError held;
+  for (const py::handle& tensor : written) weights::tensor_escapes(tensor.ptr(), false);
+  held.restore();
+  if (!result) throw py::error_already_set();
+  return result;
 }
 
 // (object, what the log shows for it, operation, rule of the lists, rule where the lists are silent)
@@ -256,18 +299,26 @@ engine::RuleSet& region(std::uint64_t number) {
   return *set;
 }
 
-bool enter_region(const py::object& owner, std::uint64_t number) {
+// (owner, number). The log may have a line for it, and writes by code of others.
+py::object enter_region(Values values) {
+  const std::uint64_t number = number_argument(values[1]);
   const engine::RuleSet* set = number == 0 ? nullptr : &region(number);
-  if (set != nullptr && set->installation != engine::installation_number()) return false;
-  engine::enter_region(owner.ptr(), set);
-  return true;
+  if (set != nullptr && set->installation != engine::installation_number()) return py::bool_(false);
+  engine::enter_region(values[0], set);
+  return py::bool_(true);
 }
 
-void leave_region(const py::object& owner) {
-  if (!engine::leave_region(owner.ptr())) {
+py::object leave_region(Values values) {
+  if (!engine::leave_region(values[0])) {
     throw std::runtime_error(
-        "a block of `disable_casts` or `autocast` is left that was not entered in this thread, or was left already");
+        "a block of `disable_casts` or `autocast` is left that was not entered in this thread or greenlet, or was left "
+        "already");
   }
+  return py::none();
+}
+
+py::object exchange_state(Values values) {
+  return py::int_(engine::pack(engine::exchange_state(engine::unpack(number_argument(values[0])))));
 }
 
 void watch_builtins(const py::object& set_enabled, const py::object& set_dtype, const py::object& increment,
@@ -411,6 +462,12 @@ class Function {
   Target* target_;
 };
 
+// (arguments, keywords)
+template <typename Called>
+py::object call_through_engine(PyObject* self, Values values) {
+  return py::handle(self).cast<Called&>().call(argument<py::tuple>(values[0]), argument<py::dict>(values[1]));
+}
+
 }  // namespace
 
 void register_engine(py::module_& module) {
@@ -472,14 +529,14 @@ void register_engine(py::module_& module) {
   });
   module.def("cast_in_block", &cast_in_block);
   module.def("reset_counts", &reset_counts);
-  py::class_<Function>(module, "Function", "A Python function that is called through the engine.")
-      .def(py::init<const py::object&, const py::object&, const std::string&, const Rule&>(), py::arg("function"),
-           py::arg("shown"), py::arg("operation"), py::arg("rule"))
-      .def("call", &Function::call, py::arg("arguments"), py::arg("keywords"));
-  py::class_<Composite>(module, "Composite", "A Python function of torch's that lists may cover.")
-      .def(py::init<const py::object&, const py::object&, const std::string&>(), py::arg("function"), py::arg("called"),
-           py::arg("operation"))
-      .def("call", &Composite::call, py::arg("arguments"), py::arg("keywords"));
+  py::class_<Function> function(module, "Function", "A Python function that is called through the engine.");
+  function.def(py::init<const py::object&, const py::object&, const std::string&, const Rule&>(), py::arg("function"),
+               py::arg("shown"), py::arg("operation"), py::arg("rule"));
+  define_plain_method<&call_through_engine<Function>, 2>(function, "call");
+  py::class_<Composite> composite(module, "Composite", "A Python function of torch's that lists may cover.");
+  composite.def(py::init<const py::object&, const py::object&, const std::string&>(), py::arg("function"),
+                py::arg("called"), py::arg("operation"));
+  define_plain_method<&call_through_engine<Composite>, 2>(composite, "call");
   module.def("forget_lowered", [](const py::object& tensor) { engine::forget_lowered(tensor.ptr()); });
   module.def("was_lowered", [](const py::object& tensor) { return engine::was_lowered(tensor.ptr()); });
   module.def("may_be_lowered_in_graph",
@@ -491,7 +548,10 @@ void register_engine(py::module_& module) {
     const Target* target = engine::find_target(object.ptr());
     return target != nullptr && target->installed;
   });
-  module.def("optimizer_step_begins", [] { ++thread_state.optimizer_steps; });
+  module.def("optimizer_step_begins", [] {
+    host::tell_greenlets_apart();
+    ++thread_state.optimizer_steps;
+  });
   module.def("optimizer_step_ends", [] {
     if (thread_state.optimizer_steps != 0) --thread_state.optimizer_steps;
   });
@@ -503,46 +563,24 @@ void register_engine(py::module_& module) {
     if (!left) throw py::error_already_set();
     return counted.cast<int>() - 1;
   });
-  module.def("call_without_casts_inside", [](const py::object& function, const py::object& argument) {
-    const host::NoCastsInside off;
-    return function(argument);
-  });
-  module.def("call_silently", [](const py::object& function, const py::object& argument) {
-    return with_silent_lists([&] { return PyObject_CallOneArg(function.ptr(), argument.ptr()); });
-  });
-  module.def("call_compiled", [](const py::object& function, const py::tuple& args, const py::dict& kwargs) {
-    return with_silent_lists([&] {
-      ++thread_state.compiled_runs;
-      PyObject* result = PyObject_Call(function.ptr(), args.ptr(), kwargs.ptr());
-      --thread_state.compiled_runs;
-      return result;
-    });
-  });
-  module.def("call_backward", &call_backward);
-  module.def("call_writer", [](const py::object& function, const py::object& argument, const py::list& written) {
-    ++weights::silent_writers;
-    auto result = py::reinterpret_steal<py::object>(PyObject_CallOneArg(function.ptr(), argument.ptr()));
-    --weights::silent_writers;
-    HeldError held;
-    for (const py::handle& tensor : written) weights::tensor_escapes(tensor.ptr(), false);
-    held.restore();
-    if (!result) throw py::error_already_set();
-    return result;
-  });
+  define_plain<&call_without_casts_inside, 2>(module, "call_without_casts_inside");
+  define_plain<&call_silently, 2>(module, "call_silently");
+  define_plain<&call_compiled, 3>(module, "call_compiled");
+  define_plain<&call_backward, 3>(module, "call_backward");
+  define_plain<&call_writer, 3>(module, "call_writer");
   module.def("exchange_optimizer_steps",
              [](std::uint32_t steps) { return std::exchange(thread_state.optimizer_steps, steps); });
   module.def("set_distributed_is_imported", [](bool imported) { engine::distributed_is_imported = imported; });
   module.def("set_exact_files", [](const py::object& files) { engine::set_exact_files(files.ptr()); });
   module.attr("state_without_casts") = engine::pack({true, false, false, nullptr, false});
-  module.def("exchange_state",
-             [](std::uint64_t state) { return engine::pack(engine::exchange_state(engine::unpack(state))); });
+  define_plain<&exchange_state, 1>(module, "exchange_state");
   module.def("make_region", &make_region, py::kw_only(), py::arg("plan"), py::arg("on_cpu"), py::arg("name"),
              py::arg("after_recorded_cast"));
   module.def("region_is_put_in",
              [](std::uint64_t number) { return region(number).installation == engine::installation_number(); });
   module.def("put_in_region", [](std::uint64_t number) { or_throw(engine::put_in(region(number))); });
-  module.def("enter_region", &enter_region);
-  module.def("leave_region", &leave_region);
+  define_plain<&enter_region, 2>(module, "enter_region");
+  define_plain<&leave_region, 1>(module, "leave_region");
   module.def("current_region", [] {
     const engine::RuleSet* set = thread_state.region;
     return set == nullptr || engine::is_of_modules(set) ? 0 : int{set->number};
@@ -573,6 +611,10 @@ void register_engine(py::module_& module) {
                                    const py::object& set_autocast_enabled, const py::object& set_autocast_dtype) {
     engine::set_mark({device_type.ptr(), device, dtypes.ptr(), set_autocast_enabled.ptr(), set_autocast_dtype.ptr()});
   });
+  module.def("follow_greenlets", [](const py::object& settrace, const py::object& gettrace) {
+    or_throw(host::follow_greenlets(settrace.ptr(), gettrace.ptr()));
+  });
+  module.def("leave_greenlets", &host::leave_greenlets);
   module.def("set_in_child_process", [] { engine::in_child_process = true; });
   module.def("can_cover", [](const py::object& object) { return host::can_cover(object.ptr()); });
 }

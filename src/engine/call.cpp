@@ -34,19 +34,15 @@ void count(Target& target, Decision decision, const Tally& tally) {
   counter.small += tally.small;
 }
 
-// A user's function may be gone before the report is made.
-const std::string* watched_name(const Target& target) {
-  return target.index == no_index ? watch::operation_named(target.operation) : &target.operation;
-}
-
 void log_call(const Target& target, Decision decision, unsigned casts) {
   if (!log::explains()) {
     log::operation(target.representation, target.operation, decision, casts, nullptr);
     return;
   }
   log::Origin origin;
+  if (!listens(Listener::watch)) watch::bound_places();
   if (const watch::Place* place = watch::place_of_call(watch::innermost_module_call(), false)) {
-    origin = {host::text_of(place->file.get()), place->line};
+    origin = {*place->path, place->line};
   }
   log::operation(target.representation, target.operation, decision, casts, &origin);
 }
@@ -54,8 +50,8 @@ void log_call(const Target& target, Decision decision, unsigned casts) {
 [[gnu::noinline]] void tell(Target& target, Decision decision, const Tally& tally) {
   const unsigned casts = tally.casts - tally.kept;
   if (listens(Listener::watch)) {
-    watch::decided(&target, watched_name(target), decision, {casts, tally.kept, tally.made.bytes, tally.small},
-                   tally.left_casts);
+    watch::decided(&target, target.operation, target.index != no_index, decision,
+                   {casts, tally.kept, tally.made.bytes, tally.small}, tally.left_casts);
   }
   if (log::is_active()) log_call(target, decision, casts);
 }
@@ -107,7 +103,7 @@ PyObject* try_again(Try step, bool was_as_written, const Facts& facts) {
     step = rules::next_try(facts.rule, failure, facts);
     if (step == Try::give_up) return nullptr;
     if (step == Try::give_up_former) {
-      PyErr_Clear();
+      clear_error();
       former.restore();
       return nullptr;
     }
@@ -281,7 +277,7 @@ PyObject* answer_protected_watched(Target& target, const Arguments& arguments) {
   watch::Call call(&target);
   PyObject* result = answer_protected(target, arguments);
   if (result != nullptr && !call.is_recorded()) {
-    watch::decided(&target, watched_name(target), protected_call, {}, false);
+    watch::decided(&target, target.operation, target.index != no_index, protected_call, {}, false);
   }
   call.ends(arguments.values, arguments.count(), result);
   return result;
@@ -295,7 +291,7 @@ PyObject* answer_disabled_watched(Target& target, const Arguments& arguments) {
   if (result != nullptr) {
     constexpr Decision disabled{Precision::unchanged, Reason::disabled};
     count(target, disabled, {});
-    watch::decided(&target, watched_name(target), disabled, {}, false);
+    watch::decided(&target, target.operation, target.index != no_index, disabled, {}, false);
   }
   call.ends(arguments.values, arguments.count(), result);
   return result;
@@ -409,7 +405,7 @@ int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject*
     made = tensor::cast(value, from, to, tally.made);
     if (!made) {
       if (!cast_refused()) return -1;
-      PyErr_Clear();
+      clear_error();
       return original(tensor, key, value);
     }
     ++tally.casts;
@@ -444,7 +440,7 @@ PyObject* answer_subscript(Target& target, PyObject* tensor, PyObject* key, bina
   Owned made = tensor::cast(tensor, kind, Kind::f32, tally.made);
   if (!made) {
     if (!cast_refused()) return nullptr;
-    PyErr_Clear();
+    clear_error();
     return original(tensor, key);
   }
   ++tally.casts;

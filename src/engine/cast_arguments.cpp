@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "errors.hpp"
 #include "weights/cache.hpp"
 
 namespace habana_mp::engine {
@@ -142,7 +143,7 @@ bool may_stay_in_float32(const Rule& rule, const Arguments& arguments, Py_ssize_
 Owned saturated(PyObject* number, Kind precision) {
   const double value = PyFloat_CheckExact(number) ? PyFloat_AS_DOUBLE(number) : PyLong_AsDouble(number);
   if (value == -1.0 && PyErr_Occurred() != nullptr) {
-    PyErr_Clear();
+    clear_error();
     return nullptr;
   }
   const double limit = tensor::largest(precision);

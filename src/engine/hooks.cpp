@@ -1,5 +1,6 @@
 #include "engine/hooks.hpp"
 
+#include "errors.hpp"
 #include "host/frames.hpp"
 
 namespace habana_mp::engine {
@@ -12,7 +13,7 @@ bool goes_through_hooks(PyObject* innermost, PyObject* caller, PyObject* called)
     PyObject* const code = frame.code();
     if (code == caller) {
       const Owned function = frame.variable(called);
-      PyErr_Clear();
+      clear_error();
       const bool is_inside =
           function && PyFunction_Check(function.get()) && PyFunction_GET_CODE(function.get()) == inner;
       if (!is_inside) return true;
@@ -44,7 +45,7 @@ int set_hook(PyObject* dictionary, PyObject* key, PyObject* hook, PyObject* call
   if (!is_busy) {
     int failed = hook == nullptr ? PyObject_DelItem(dictionary, key) : PyObject_SetItem(dictionary, key, hook);
     if (failed != 0 && hook == nullptr && PyErr_ExceptionMatches(PyExc_KeyError) != 0) {
-      PyErr_Clear();  // somebody else has emptied it
+      clear_error();  // somebody else has emptied it
       failed = 0;
     }
     if (failed != 0) done = -1;

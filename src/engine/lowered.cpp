@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "engine/state.hpp"
+#include "errors.hpp"
 #include "tensor/cast.hpp"
 #include "weakrefs.hpp"
 
@@ -23,7 +24,7 @@ void remember_lowered(PyObject* result) {
   if (!host::is_plain_tensor(result) || host::requires_grad(result)) return;
   Owned& place = (*references)[next++ % references->size()];
   Owned reference(PyWeakref_NewRef(result, nullptr));
-  if (!reference) PyErr_Clear();
+  if (!reference) clear_error();
   place = std::move(reference);
 }
 

@@ -1,6 +1,7 @@
 #include "engine/modules.hpp"
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "engine/region.hpp"
@@ -42,10 +43,10 @@ PyObject* call_impl_stub(PyObject* function, PyObject* const* values, std::size_
 PyObject* followed_call_impl_stub(PyObject* function, PyObject* const* values, std::size_t flagged_count,
                                   PyObject* keywords) {
   if (PyVectorcall_NARGS(flagged_count) == 0) return watched.call(function, values, flagged_count, keywords);
-  watch::ModuleCall call;
-  watch::module_begins(call, values[0]);
+  std::unique_ptr<watch::ModuleCall> call = watch::module_begins(values[0]);
+  if (!call) return nullptr;
   PyObject* result = call_impl_stub(function, values, flagged_count, keywords);
-  watch::module_ends(call);
+  watch::module_ends(std::move(call));
   return result;
 }
 

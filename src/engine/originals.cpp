@@ -6,6 +6,7 @@
 #include "engine/region.hpp"
 #include "engine/state.hpp"
 #include "errors.hpp"
+#include "host/greenlets.hpp"
 #include "host/reader.hpp"
 
 namespace habana_mp::engine {
@@ -22,6 +23,7 @@ PyObject* call_python(Target& target, const Arguments& arguments) {
 static PyObject* call_deciding(Target& target, const Arguments& arguments) {
   ThreadState& state = thread_state;
   if (state.silent) return call_python(target, arguments);
+  host::tell_greenlets_apart();
   if (target.index != no_index) {
     state.silent = true;
     PyObject* result = call_python(target, arguments);
@@ -51,6 +53,7 @@ PyObject* call_original(Target& target, const Arguments& arguments) {
       return host::call_with_tuple(target.original, PyCFunction_GET_SELF(target.object.get()), arguments);
     case host::Shape::slow_operator:
     case host::Shape::fast_operator: {
+      host::tell_greenlets_apart();
       ThreadState& state = thread_state;
       const Target* outer = std::exchange(state.running_operator, &target);
       PyObject* result = call_operator(target, arguments);

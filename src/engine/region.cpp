@@ -5,8 +5,11 @@
 
 #include <algorithm>
 #include <deque>
+#include <memory>
 #include <utility>
 
+#include "errors.hpp"
+#include "host/greenlets.hpp"
 #include "host/thread_flag.hpp"
 #include "log/log.hpp"
 
@@ -55,7 +58,7 @@ thread_local bool marking = false;
 void call_with_device(PyObject* function, PyObject* value) noexcept {
   PyObject* arguments[] = {mark.device_type, value};
   const Owned done(PyObject_Vectorcall(function, arguments, 2, nullptr));
-  if (!done) PyErr_WriteUnraisable(function);
+  if (!done) print_error(function);
 }
 
 // Tries the functions below Python: they must do what Python's do.
@@ -107,6 +110,41 @@ void write_mark(std::uint64_t from, std::uint64_t to) noexcept {
   thread_state.entering = entering;
   marking = false;
 }
+
+// What a greenlet has for itself of a thread's state.
+struct OfGreenlet final : host::PutAside {
+  OfGreenlet(ThreadState of_thread, CastState of_casts, std::vector<Entrance> regions) noexcept
+      : state(of_thread), casts(of_casts), open(std::move(regions)) {}
+  OfGreenlet(const OfGreenlet&) = delete;
+  OfGreenlet& operator=(const OfGreenlet&) = delete;
+  ~OfGreenlet() override { forget_construction(state.construction); }
+
+  ThreadState state;
+  CastState casts;
+  std::vector<Entrance> open;
+};
+
+std::unique_ptr<host::PutAside> take_state() {
+  ThreadState& state = thread_state;
+  const CastState casts = current_state();
+  const bool is_as_new = casts == CastState{} && entrances().empty() && state.optimizer_steps == 0 &&
+                         state.compiled_runs == 0 && state.running_operator == nullptr && state.construction == nullptr;
+  if (is_as_new) return nullptr;
+  auto aside = std::make_unique<OfGreenlet>(state, casts, std::exchange(entrances(), {}));
+  exchange_state({}, false);
+  state = {.installation = state.installation};
+  return aside;
+}
+
+void put_state_back(host::PutAside& aside, std::uint64_t /*nanoseconds*/) noexcept {
+  auto& back = static_cast<OfGreenlet&>(aside);
+  exchange_state(back.casts, false);
+  thread_state = back.state;
+  back.state.construction = nullptr;
+  entrances() = std::move(back.open);
+}
+
+[[maybe_unused]] const bool is_part = host::add_greenlet_part({&take_state, &put_state_back});
 
 std::uint64_t number_of(const RuleSet* set) { return set == nullptr ? 0 : set->number; }
 
@@ -201,7 +239,8 @@ CastState current_state() noexcept {
   return {casts_are_disabled(), state.disabled_by_region, state.silent, state.region, state.silent_until_recording};
 }
 
-CastState exchange_state(const CastState& wanted) noexcept {
+CastState exchange_state(const CastState& wanted, bool is_told) noexcept {
+  host::tell_greenlets_apart();
   ThreadState& state = thread_state;
   const CastState before = current_state();
   if (wanted.region != before.region || wanted.silent != before.silent ||
@@ -212,7 +251,7 @@ CastState exchange_state(const CastState& wanted) noexcept {
     state.silent = wanted.silent;
     state.silent_until_recording = wanted.silent_until_recording;
   }
-  if (wanted.disabled != before.disabled) set_flag(wanted.disabled);
+  if (wanted.disabled != before.disabled) set_flag(wanted.disabled, is_told);
   state.disabled_by_region = wanted.by_region;
   return before;
 }

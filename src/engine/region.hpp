@@ -60,9 +60,12 @@ struct CastState {
   bool silent = false;     // are the lists?
   const RuleSet* region = nullptr;
   bool silent_until_recording = false;
+
+  bool operator==(const CastState&) const = default;
 };
 CastState current_state() noexcept;
-CastState exchange_state(const CastState& state) noexcept;
+// The log has a line for casts that are left or entered again, where that `is_told`.
+CastState exchange_state(const CastState& state, bool is_told = true) noexcept;
 
 // A state as one number, for Python.
 std::uint64_t pack(const CastState& state) noexcept;

@@ -12,6 +12,8 @@
 #include "engine/region.hpp"
 #include "errors.hpp"
 #include "host/callers.hpp"
+#include "host/greenlets.hpp"
+#include "host/thread_end.hpp"
 #include "log/log.hpp"
 #include "weakrefs.hpp"
 
@@ -129,9 +131,9 @@ bool bind_flags() noexcept {
   return true;
 }
 
-void set_flag(bool disabled) noexcept {
+void set_flag(bool disabled, bool is_told) noexcept {
   ThreadState& state = thread_state;
-  if (disabled != casts_are_disabled()) log::event(disabled ? "leaving casts" : "entering casts");
+  if (is_told && disabled != casts_are_disabled()) log::event(disabled ? "leaving casts" : "entering casts");
   state.disabled = disabled;
   if (flag_of_torch.is_known()) {
     flag_of_torch.turn(disabled);
@@ -210,6 +212,7 @@ std::optional<rules::Reason> why_not(ThreadState& state) noexcept {
 void construction_begins(PyObject* module) noexcept {
   ThreadState& state = thread_state;
   if (is_constructing(state)) return;  // a module inside the module
+  host::tell_greenlets_apart();
   if (module == nullptr) {
     // The innermost frame is nn.Module.__init__, or a function that stands in for it.
     const host::FrameWalk innermost;
@@ -220,11 +223,15 @@ void construction_begins(PyObject* module) noexcept {
   Owned codes = reference ? host::init_codes(Py_TYPE(module)) : nullptr;
   auto* construction = codes ? new (std::nothrow) Construction{std::move(codes), std::move(reference)} : nullptr;
   if (construction == nullptr) {
-    PyErr_Clear();
+    clear_error();
     return;
   }
   set_construction(state, construction);
+  // The mark stays until the next cast looks for it: perhaps to the end of the thread.
+  host::at_thread_end("habana_mp.construction", [] { set_construction(thread_state, nullptr); });
 }
+
+void forget_construction(Construction* mark) noexcept { const std::unique_ptr<Construction> dropped(mark); }
 
 void set_recognised(Recognised given) noexcept {
   const Recognised former = std::exchange(*known_things, std::move(given));

@@ -62,8 +62,8 @@ inline bool is_below_dispatcher() { return below_autograd.is_on(); }
 // Finds both flags. False with a Python exception set where torch has no flag for disable_casts at all.
 bool bind_flags() noexcept;
 
-// The flag, set for this thread.
-void set_flag(bool disabled) noexcept;
+// The flag, set for this thread. The log has a line for a change that `is_told`.
+void set_flag(bool disabled, bool is_told = true) noexcept;
 
 // The flag was set from Python, by disable_casts or by whoever restores what he found.
 void flag_was_set(bool disabled) noexcept;
@@ -114,6 +114,8 @@ inline bool casts_are_made_here() { return lists_speak_here() && !why_not(thread
 // nn.Module.__init__ was entered in this thread; the frames above it tell who is being constructed. Null for the module
 // whose __init__ the innermost Python code is.
 void construction_begins(PyObject* module) noexcept;
+// Frees a mark of a construction, or null.
+void forget_construction(Construction* mark) noexcept;
 
 // What is to be recognised.
 struct Recognised {

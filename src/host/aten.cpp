@@ -61,7 +61,7 @@ Owned wrapped(const Operator& run) noexcept {
   } catch (...) {
     made = nullptr;
   }
-  PyErr_Clear();
+  clear_error();
   return Owned(made);
 }
 
@@ -116,7 +116,7 @@ void bind_aten() noexcept {
   if (!list || view == nullptr || !views_are_right(PyList_GET_ITEM(list.get(), 0))) view = nullptr;
   if (!list || empty == nullptr || !empty_ones_are_right(PyList_GET_ITEM(list.get(), 0))) empty = nullptr;
   operators.settle(view != nullptr && empty != nullptr);
-  PyErr_Clear();
+  clear_error();
 }
 
 Owned unsafe_view(PyObject* tensor, std::span<const std::int64_t> sizes) noexcept {
@@ -135,7 +135,7 @@ Owned as_tuple(std::span<const std::int64_t> sizes) noexcept {
       PyTuple_SET_ITEM(tuple.get(), static_cast<Py_ssize_t>(i), number);
     }
   }
-  PyErr_Clear();
+  clear_error();
   return tuple;
 }
 

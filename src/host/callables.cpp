@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "atomic_store.hpp"
+#include "errors.hpp"
 #include "host/ledger.hpp"
 #include "host/torch_api.hpp"
 
@@ -42,7 +43,7 @@ vectorcallfunc expected_method_slot(int flags) {
         reinterpret_cast<PyMethodDescrObject*>(sample.get())->d_method->ml_flags == sample_flags) {
       slot = *slot_of(sample.get());
     }
-    PyErr_Clear();
+    clear_error();
     return slot;
   };
   static const vectorcallfunc with_keywords = slot_of_sample(PyDict_Type, "update", METH_VARARGS | METH_KEYWORDS);
@@ -59,7 +60,7 @@ void replace_in_classes(PyTypeObject* type, Function from, Function to) {
   if (mapping != nullptr && mapping->*slot == from) store(&(mapping->*slot), to);
   const Owned subclasses(PyObject_CallMethod(reinterpret_cast<PyObject*>(type), "__subclasses__", nullptr));
   if (!subclasses) {
-    PyErr_Clear();
+    clear_error();
     return;
   }
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(subclasses.get()); ++i) {

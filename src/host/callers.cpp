@@ -24,7 +24,7 @@ long number_of_opcode(const char* name) {
   const Owned map(opcodes ? PyObject_GetAttrString(opcodes.get(), "opmap") : nullptr);
   const Owned number(map ? PyMapping_GetItemString(map.get(), name) : nullptr);
   const long found = number ? PyLong_AsLong(number.get()) : -1;
-  PyErr_Clear();
+  clear_error();
   return found;
 }
 
@@ -40,7 +40,7 @@ bool ends_in_raise(const PyTracebackObject* entry) {
   const Owned bytes(PyObject_GetAttrString(frame.code(), "co_code"));
   const bool ends = bytes && entry->tb_lasti >= 0 && entry->tb_lasti < PyBytes_GET_SIZE(bytes.get()) &&
                     static_cast<unsigned char>(PyBytes_AS_STRING(bytes.get())[entry->tb_lasti]) == raise;
-  PyErr_Clear();
+  clear_error();
   return ends;
 }
 
@@ -74,16 +74,12 @@ Owned module_of_caller() {
 
 void bind_callers() noexcept {
   instruction_tells = raise_instruction.holds_by(raise_is_told);
-  PyErr_Clear();
+  clear_error();
 }
 
 PyObject* file_of(PyObject* code) noexcept { return reinterpret_cast<PyCodeObject*>(code)->co_filename; }
 
-const char* name_of(PyObject* code) noexcept {
-  const char* const text = PyUnicode_AsUTF8(reinterpret_cast<PyCodeObject*>(code)->co_name);
-  if (text == nullptr) PyErr_Clear();
-  return text == nullptr ? "" : text;
-}
+PyObject* function_of(PyObject* code) noexcept { return reinterpret_cast<PyCodeObject*>(code)->co_name; }
 
 bool is_of_file(PyObject* code, PyObject* beginnings) noexcept { return begins_with_one_of(file_of(code), beginnings); }
 
@@ -97,7 +93,7 @@ bool is_worker(PyObject* worker_namespace) noexcept {
   if (worker_namespace == nullptr) return false;
   static PyObject* const name = PyUnicode_InternFromString("_worker_info");
   PyObject* info = PyDict_GetItemWithError(worker_namespace, name);
-  if (info == nullptr) PyErr_Clear();
+  if (info == nullptr) clear_error();
   return info != nullptr && info != Py_None;
 }
 
@@ -124,7 +120,7 @@ bool was_raised_by_others() noexcept {
                                       PyUnicode_CompareWithASCIIString(module.get(), "torch") == 0);
     by_others = !is_torchs && (!instruction_tells || ends_in_raise(entry));
   }
-  PyErr_Clear();
+  clear_error();
   held.restore();
   return by_others;
 }

@@ -11,8 +11,8 @@ void bind_callers() noexcept;
 
 // The file that a code object was read from, borrowed. The functions of a file share the string.
 PyObject* file_of(PyObject* code) noexcept;
-// The name of its function.
-const char* name_of(PyObject* code) noexcept;
+// The name of its function, borrowed.
+PyObject* function_of(PyObject* code) noexcept;
 // Does its name begin with one of these, a tuple of strings?
 bool is_of_file(PyObject* code, PyObject* beginnings) noexcept;
 

@@ -1,7 +1,10 @@
 #include "host/casts_inside.hpp"
 
+#include <memory>
 #include <utility>
 
+#include "errors.hpp"
+#include "host/greenlets.hpp"
 #include "host/inside.hpp"
 #include "host/ledger.hpp"
 #include "host/symbols.hpp"
@@ -41,6 +44,21 @@ DeviceFlag enabled;
 __attribute__((tls_model("initial-exec")))
 #endif
 constinit thread_local bool is_at_work = false;
+
+// Another greenlet must not find torch's autocast switched on.
+std::unique_ptr<PutAside> take_work() {
+  if (!is_at_work) return nullptr;
+  is_at_work = false;
+  enabled.turn(false);
+  return std::make_unique<PutAside>();
+}
+
+void put_work_back(PutAside& /*aside*/, std::uint64_t /*nanoseconds*/) noexcept {
+  is_at_work = true;
+  enabled.turn(true);
+}
+
+[[maybe_unused]] const bool is_part = add_greenlet_part({&take_work, &put_work_back});
 
 // Do torch's Python functions see what these set?
 bool agree_with_python() {
@@ -87,7 +105,7 @@ void bind_casts_inside() noexcept {
   detail::autocast_was_found = casts_inside.holds_by([] {
     return can_look_inside() && enabled.is_known() && functions.are_complete() && agree_with_python() && are_set();
   });
-  PyErr_Clear();
+  clear_error();
 }
 
 bool may_cast_inside() noexcept { return detail::autocast_was_found && autocast_is_off(); }

@@ -5,8 +5,10 @@
 #include <Python.h>
 #include <frameobject.h>  // PyFrame_GetBack is declared here before 3.11
 
+#include <string>
 #include <string_view>
 
+#include "errors.hpp"
 #include "owned.hpp"
 
 namespace habana_mp::host {
@@ -23,15 +25,23 @@ inline bool begins_with_one_of(PyObject* text, PyObject* beginnings) {
 inline std::string_view text_of(PyObject* string) noexcept {
   Py_ssize_t size = 0;
   const char* const text = PyUnicode_AsUTF8AndSize(string, &size);
-  if (text == nullptr) PyErr_Clear();
+  if (text == nullptr) clear_error();
   return text == nullptr ? std::string_view() : std::string_view(text, static_cast<std::size_t>(size));
+}
+
+// The same of any string, as bytes: a lone surrogate becomes three bytes, as Python's "surrogatepass" writes it.
+inline std::string bytes_of(PyObject* string) {
+  const Owned bytes(PyUnicode_AsEncodedString(string, "utf-8", "surrogatepass"));
+  if (!bytes) clear_error();  // no memory; no code of others runs
+  if (!bytes) return {};
+  return {PyBytes_AS_STRING(bytes.get()), static_cast<std::size_t>(PyBytes_GET_SIZE(bytes.get()))};
 }
 
 // What the globals of a module's code give as its name; null where there is none.
 inline Owned name_of_module(PyObject* globals) {
   static PyObject* const key = PyUnicode_InternFromString("__name__");
   Owned name = Owned::borrowed_or_null(PyDict_Check(globals) ? PyDict_GetItemWithError(globals, key) : nullptr);
-  PyErr_Clear();
+  clear_error();
   if (name && !PyUnicode_Check(name.get())) name.reset();
   return name;
 }
@@ -54,7 +64,7 @@ class FrameWalk {
   Owned module_name() const {
     static PyObject* const attribute = PyUnicode_InternFromString("f_globals");
     const Owned globals(PyObject_GetAttr(frame_.get(), attribute));
-    PyErr_Clear();
+    clear_error();
     return globals ? name_of_module(globals.get()) : nullptr;
   }
   // Where in the code it is: a number that differs from line to line.
@@ -69,7 +79,7 @@ class FrameWalk {
   // Has a debugger a function of its own there?
   bool is_traced() const {
     const Owned tracing(PyObject_GetAttrString(frame_.get(), "f_trace"));
-    PyErr_Clear();
+    clear_error();
     return tracing && tracing.get() != Py_None;
   }
   // The value of the code's first parameter (or the first of its *args), borrowed; null where it has none.
@@ -84,7 +94,7 @@ class FrameWalk {
 #endif
     // Keyword-only parameters stand between the positional ones and *args.
     const Owned held = names ? variable(PyTuple_GET_ITEM(names.get(), starred ? code->co_kwonlyargcount : 0)) : nullptr;
-    PyErr_Clear();
+    clear_error();
     PyObject* const value = held.get();  // the frame keeps it
     if (value == nullptr || !starred) return value;
     return PyTuple_Check(value) && PyTuple_GET_SIZE(value) > 0 ? PyTuple_GET_ITEM(value, 0) : nullptr;
@@ -102,7 +112,7 @@ class FrameWalk {
     for (Py_ssize_t i = 0; names && !found && i < PyTuple_GET_SIZE(names.get()); ++i) {
       found = variable(PyTuple_GET_ITEM(names.get(), i)).get() == object;
     }
-    PyErr_Clear();
+    clear_error();
     return found;
   }
 

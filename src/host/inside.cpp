@@ -210,7 +210,7 @@ const void* find_slice_deleter(const Inside& found) {
       "    slice = torch.empty(64, dtype=torch.uint8, device='cpu').untyped_storage()[16:32]\n"
       "    return [slice, slice._cdata]\n");
   if (!list) {
-    PyErr_Clear();
+    clear_error();
     return nullptr;
   }
   const auto* storage = static_cast<const char*>(PyLong_AsVoidPtr(PyList_GET_ITEM(list.get(), 1)));
@@ -371,7 +371,7 @@ bool forget_held(std::size_t number) {
   // It must not die while the dictionary is being changed: whoever is told of that may make another holder.
   const Owned tensor(key ? PyObject_GetItem(held_in_cpp, key.get()) : nullptr);
   const bool done = tensor && PyObject_DelItem(held_in_cpp, key.get()) == 0;
-  PyErr_Clear();
+  clear_error();
   return done;
 }
 
@@ -400,7 +400,7 @@ Owned make_holder(PyObject* tensor) noexcept {
   void* const as_pointer = reinterpret_cast<void*>(number);
   Owned holder(done ? PyCapsule_New(as_pointer, nullptr, holder_goes) : nullptr);
   if (done && !holder) forget_held(number);
-  PyErr_Clear();
+  clear_error();
   return holder;
 }
 
@@ -413,7 +413,7 @@ void bind_inside() noexcept {
     found_all = can_view() && find_owners();
   }
   tensor_inside.settle(found_all);
-  PyErr_Clear();
+  clear_error();
 }
 
 bool can_look_inside() noexcept { return found_all; }
@@ -429,7 +429,7 @@ void forget_files() noexcept { answered_file = {}; }
 const char* address_of_storage(PyObject* storage) noexcept {
   const Owned address(PyObject_GetAttrString(storage, "_cdata"));
   const auto* found = address ? static_cast<const char*>(PyLong_AsVoidPtr(address.get())) : nullptr;
-  PyErr_Clear();
+  clear_error();
   return found;
 }
 

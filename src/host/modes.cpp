@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "errors.hpp"
 #include "host/finding.hpp"
 #include "host/inside.hpp"
 #include "host/ledger.hpp"
@@ -105,7 +106,7 @@ bool is_done(PyObject* result) { return static_cast<bool>(Owned(result)); }
 bool is_true(PyObject* new_reference, bool when_failed) {
   const Owned answer(new_reference);
   const int truth = answer ? PyObject_IsTrue(answer.get()) : -1;
-  if (truth < 0) PyErr_Clear();
+  if (truth < 0) clear_error();
   return truth < 0 ? when_failed : truth != 0;
 }
 
@@ -173,11 +174,11 @@ bool in_forward_ad() {
   PyObject* level = PyDict_GetItemWithError(api.forward_ad_namespace, name);
   if (level == outside) return false;
   if (level == nullptr) {
-    PyErr_Clear();
+    clear_error();
     return true;
   }
   const long value = PyLong_AsLong(level);
-  if (value == -1 && PyErr_Occurred() != nullptr) PyErr_Clear();
+  if (value == -1 && PyErr_Occurred() != nullptr) clear_error();
   return value != -1;
 }
 
@@ -206,7 +207,7 @@ void bind_modes() noexcept {
   const Functions found = find_functions();
   if (thread_functions.holds_by([&] { return agree_with_python(found); })) functions = found;
   forward_level.holds_by(level_is_known);
-  PyErr_Clear();
+  clear_error();
 }
 
 bool is_intercepted() noexcept {
@@ -237,7 +238,7 @@ bool gradients_are_worked_out() noexcept {
   if (api.current_graph_task == nullptr) return false;
   const Owned number(PyObject_CallNoArgs(api.current_graph_task));
   const long task = number ? PyLong_AsLong(number.get()) : -1;
-  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  clear_error();
   return task >= 0;
 }
 
@@ -252,7 +253,7 @@ std::uint64_t sequence_number_of_gradient() noexcept {
   const Owned number(is_known ? PyObject_CallMethod(node.get(), "_sequence_nr", nullptr) : nullptr);
   const std::uint64_t value = number ? PyLong_AsUnsignedLongLong(number.get()) : 0;
   if (PyErr_Occurred() != nullptr) {
-    PyErr_Clear();
+    clear_error();
     return 0;
   }
   return value;
@@ -262,7 +263,7 @@ unsigned torch_threads() noexcept {
   if (functions.get_num_threads != nullptr) return static_cast<unsigned>(std::max(1, functions.get_num_threads()));
   const Owned answer(PyObject_CallNoArgs(api.get_num_threads));
   const long threads = answer ? PyLong_AsLong(answer.get()) : 1;
-  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  clear_error();
   return threads < 1 ? 1U : static_cast<unsigned>(threads);
 }
 
@@ -302,7 +303,7 @@ bool has_torch_function(PyObject* const* values, Py_ssize_t count) noexcept {
   for (Py_ssize_t i = 0; i < count && !found; ++i) {
     found = (PyList_Check(values[i]) || PyTuple_Check(values[i])) && has(values[i]);
   }
-  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  clear_error();
   return found;
 }
 
@@ -316,7 +317,7 @@ bool requires_grad(PyObject* tensor) noexcept {
 bool has_no_dimensions(PyObject* tensor) noexcept {
   const Owned answer(PyObject_CallMethod(tensor, "dim", nullptr));
   const bool none = answer && PyLong_Check(answer.get()) && PyLong_AsLong(answer.get()) == 0;
-  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  clear_error();
   return none;
 }
 
@@ -324,7 +325,7 @@ bool is_off_cpu(PyObject* tensor) noexcept {
   DLTensor view;
   if (is_plain_tensor(tensor) && view_of(tensor, view)) return view.device.device_type != kDLCPU;
   const Owned on_cpu(PyObject_GetAttrString(tensor, "is_cpu"));
-  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  clear_error();
   return on_cpu.get() == Py_False;
 }
 

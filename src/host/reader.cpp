@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "errors.hpp"
 #include "host/finding.hpp"
 #include "host/ledger.hpp"
 
@@ -48,7 +49,7 @@ Kind kind_by_attribute(PyObject* tensor) noexcept {
   const Owned dtype(is_plain_tensor(tensor) ? api.get_dtype->get(tensor, api.get_dtype->closure)
                                             : PyObject_GetAttrString(tensor, "dtype"));
   if (!dtype) {
-    PyErr_Clear();
+    clear_error();
     return Kind::other;
   }
   return kind_of_dtype(dtype.get());
@@ -116,7 +117,7 @@ std::optional<std::vector<Sample>> make_samples() {
 std::optional<detail::Layout> find_layout() {
   const std::optional<std::vector<Sample>> samples = make_samples();
   if (!samples) {
-    PyErr_Clear();
+    clear_error();
     return std::nullopt;
   }
   const CarefulReader reader;
@@ -188,7 +189,7 @@ bool bind_reader() {
 std::int64_t detail::count_by_method(PyObject* tensor) noexcept {
   const Owned size(PyObject_CallMethod(tensor, "numel", nullptr));
   const long long count = size && PyLong_Check(size.get()) ? PyLong_AsLongLong(size.get()) : 0;
-  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  clear_error();
   return count < 0 ? 0 : count;
 }
 

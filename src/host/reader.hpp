@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "errors.hpp"
 #include "host/torch_api.hpp"
 #include "rules/kind.hpp"
 
@@ -77,7 +78,7 @@ inline Kind kind_of_tensor(PyObject* tensor) noexcept {
   if (way == Way::dlpack && is_plain_tensor(tensor)) {
     DLTensor view;
     if (api.exchange->dltensor_from_py_object_no_sync(tensor, &view) == 0) return detail::kind_of_dlpack(view.dtype);
-    PyErr_Clear();
+    clear_error();
   }
   return detail::kind_by_attribute(tensor);
 }

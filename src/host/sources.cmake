@@ -4,6 +4,7 @@ target_sources(_core PRIVATE
   src/host/callers.cpp
   src/host/casts_inside.cpp
   src/host/finding.cpp
+  src/host/greenlets.cpp
   src/host/inside.cpp
   src/host/ledger.cpp
   src/host/memory_map.cpp
@@ -11,6 +12,7 @@ target_sources(_core PRIVATE
   src/host/reader.cpp
   src/host/symbols.cpp
   src/host/team.cpp
+  src/host/thread_end.cpp
   src/host/thread_flag.cpp
   src/host/torch_api.cpp
   src/host/view.cpp

@@ -2,6 +2,7 @@
 
 #include <bit>
 
+#include "errors.hpp"
 #include "host/ledger.hpp"
 #include "host/reader.hpp"
 #include "host/symbols.hpp"
@@ -107,7 +108,7 @@ void set_disabled_flag(bool on) noexcept {
   const Owned torch(PyImport_ImportModule("torch"));
   const Owned done(torch ? PyObject_CallMethod(torch.get(), "set_autocast_enabled", "si", disabled_device, on ? 1 : 0)
                          : nullptr);
-  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  clear_error();
 }
 
 KeyFlag below_autograd_key() noexcept {
@@ -115,7 +116,7 @@ KeyFlag below_autograd_key() noexcept {
   const Owned key(c ? PyObject_CallMethod(c.get(), "_parse_dispatch_key", "s", "ADInplaceOrView") : nullptr);
   const Owned number(key ? PyNumber_Long(key.get()) : nullptr);
   const long value = number ? PyLong_AsLong(number.get()) : -1;
-  PyErr_Clear();
+  clear_error();
   return value >= 0 ? excluded_key(static_cast<std::uint16_t>(value)) : KeyFlag();
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdio>
 
+#include "errors.hpp"
 #include "owned.hpp"
 
 namespace habana_mp::host {
@@ -28,7 +29,7 @@ bool getter(PyTypeObject* type, const char* name, PyGetSetDef*& definition) {
 long number_of(PyObject* member) {
   const Owned number(PyNumber_Long(member));
   const long value = number ? PyLong_AsLong(number.get()) : -1;
-  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  clear_error();
   return value;
 }
 
@@ -58,7 +59,7 @@ DLPackExchangeAPI* exchange_table() noexcept {
   auto* header = capsule
                      ? static_cast<DLPackExchangeAPIHeader*>(PyCapsule_GetPointer(capsule.get(), "dlpack_exchange_api"))
                      : nullptr;
-  PyErr_Clear();
+  clear_error();
   while (header != nullptr && header->version.major != DLPACK_MAJOR_VERSION) header = header->prev_api;
   auto* table = reinterpret_cast<DLPackExchangeAPI*>(header);
   return table == nullptr || table->dltensor_from_py_object_no_sync == nullptr ? nullptr : table;
@@ -120,7 +121,7 @@ bool bind_torch() {
     if (*object.slot == nullptr) return false;
   }
   found.bcomplex32 = attribute(torch, "bcomplex32");
-  if (found.bcomplex32 == nullptr) PyErr_Clear();
+  if (found.bcomplex32 == nullptr) clear_error();
   found.tracing_state = attribute(c, "_get_tracing_state");
   if (found.tracing_state == nullptr) return false;
   found.dispatch_stack_length = attribute(c, "_len_torch_dispatch_stack");
@@ -137,7 +138,7 @@ bool bind_torch() {
   found.current_autograd_node = attribute(c, "_current_autograd_node");
   const Owned autograd(attribute(c, "_autograd"));
   found.next_sequence_number = autograd ? attribute(autograd.get(), "_get_sequence_nr") : nullptr;
-  PyErr_Clear();
+  clear_error();
   found.inference_mode = attribute(c, "_InferenceMode");
   found.is_inference_mode = attribute(torch, "is_inference_mode_enabled");
   if (found.inference_mode == nullptr || found.is_inference_mode == nullptr) return false;

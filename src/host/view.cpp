@@ -3,6 +3,7 @@
 #include <array>
 #include <vector>
 
+#include "errors.hpp"
 #include "host/finding.hpp"
 #include "host/inside.hpp"
 #include "host/ledger.hpp"
@@ -93,7 +94,7 @@ Owned allocate_by_functions(const DLTensor& like, Kind kind, void*& values) {
   }
   Owned result(functions.get_data_ptr(made, &values) == 0 ? functions.wrap(made) : nullptr);
   functions.delete_tensor(made);
-  if (!result) PyErr_Clear();
+  if (!result) clear_error();
   return result;
 }
 
@@ -108,11 +109,11 @@ Owned allocate_by_exchange(const DLTensor& like, Kind kind, void*& values) {
   DLManagedTensorVersioned* made = nullptr;
   void* result = nullptr;
   if (api.exchange->managed_tensor_allocator(&prototype, &made, nullptr, ignore_error) != 0 || made == nullptr) {
-    PyErr_Clear();
+    clear_error();
     return nullptr;
   }
   values = static_cast<char*>(made->dl_tensor.data) + made->dl_tensor.byte_offset;
-  if (api.exchange->managed_tensor_to_py_object_no_sync(made, &result) != 0) PyErr_Clear();
+  if (api.exchange->managed_tensor_to_py_object_no_sync(made, &result) != 0) clear_error();
   return Owned(static_cast<PyObject*>(result));
 }
 
@@ -208,7 +209,7 @@ void find_functions() {
 
 void bind_exchange() noexcept {
   if (api.exchange != nullptr && exchange_api.holds_by(views_are_right)) return;
-  PyErr_Clear();
+  clear_error();
   exchange_api.settle(false);
   api.exchange = nullptr;
 }
@@ -222,7 +223,7 @@ void bind_views() noexcept {
   find_functions();
   detail::has_functions = functions.are_complete();
   detail::has_functions = compiled_model_functions.settle(detail::has_functions && views_are_right());
-  PyErr_Clear();
+  clear_error();
 }
 
 bool is_contiguous(const DLTensor& view) noexcept {

@@ -2,6 +2,7 @@
 // API, and where torch is older than that (before 2.10) through its C functions for compiled models.
 #pragma once
 
+#include "errors.hpp"
 #include "host/reader.hpp"
 #include "owned.hpp"
 
@@ -28,7 +29,7 @@ inline bool view_of(PyObject* tensor, DLTensor& view) noexcept {
   if (api.exchange == nullptr) return detail::has_functions && detail::view_by_functions(tensor, view);
   if (api.exchange->dltensor_from_py_object_no_sync(tensor, &view) == 0) [[likely]]
     return true;
-  PyErr_Clear();
+  clear_error();
   return false;
 }
 

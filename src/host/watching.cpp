@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "atomic_store.hpp"
+#include "errors.hpp"
 #include "host/ledger.hpp"
 #include "host/torch_api.hpp"
 
@@ -29,7 +30,7 @@ std::string text_with_signature(PyObject* function) {
     const Owned value(PyObject_GetAttrString(function, name));
     const char* text = value && PyUnicode_Check(value.get()) ? PyUnicode_AsUTF8(value.get()) : nullptr;
     std::string told = text == nullptr ? "" : text;
-    PyErr_Clear();
+    clear_error();
     return told;
   };
   const std::string signature = ask("__text_signature__");

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "errors.hpp"
 #include "gil.hpp"
 #include "kernels/cast.hpp"
 #include "kernels/dispatch.hpp"
@@ -278,7 +279,7 @@ std::uint64_t checked_seed(const py::object& object) {
   }
   const unsigned long long seed = PyLong_AsUnsignedLongLong(index.ptr());
   if (PyErr_Occurred() != nullptr) {
-    PyErr_Clear();
+    clear_error();
     throw refuse(py::str(object));
   }
   return seed;

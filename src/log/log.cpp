@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "errors.hpp"
 #include "gil.hpp"
 #include "log/sinks.hpp"
 
@@ -186,9 +187,12 @@ void write_line(Fill fill) noexcept {
     fmt::memory_buffer line;
     fill(line, destination->layout());
     destination->write({line.data(), line.size()});
+  } catch (py::error_already_set& error) {
+    error.restore();
+    print_error(nullptr);
   } catch (const std::exception& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what());
-    PyErr_WriteUnraisable(nullptr);
+    print_error(nullptr);
   }
 }
 

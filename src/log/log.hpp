@@ -1,6 +1,7 @@
 // The cast log: one line for each call of a covered operation, through spdlog.
 #pragma once
 
+#include <string>
 #include <string_view>
 
 #include "listeners.hpp"
@@ -16,7 +17,7 @@ bool explains() noexcept;
 
 // Where a call comes from.
 struct Origin {
-  std::string_view file;
+  std::string file;
   int line = 0;
 };
 

@@ -15,6 +15,7 @@
 #include <iterator>
 #include <utility>
 
+#include "errors.hpp"
 #include "gil.hpp"
 #include "host/frames.hpp"
 
@@ -100,7 +101,7 @@ class ConsoleSink final : public PythonSink {
     const py::object text = decode({line.data(), line.size()});
     if (!text || write(stream, text) || PyErr_ExceptionMatches(PyExc_UnicodeEncodeError) == 0) return;
     // A console that cannot show a character gets it spelled out, as at the interactive prompt.
-    PyErr_Clear();
+    clear_error();
     const auto ascii =
         py::reinterpret_steal<py::object>(PyUnicode_AsEncodedString(text.ptr(), "ascii", "backslashreplace"));
     if (!ascii) return;
@@ -245,19 +246,13 @@ void Destination::settle(bool has_arrived) {
     failing_ = failing_ && !has_arrived;
     return;
   }
-  if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0) {
-    // Ctrl-C that arrives in the middle of a line is meant for the script: ask for it again, once the operation is
-    // over.
-    PyErr_Clear();
-    PyErr_SetInterrupt();
-    return;
-  }
-  if (failing_) {
-    PyErr_Clear();
+  // Ctrl-C that arrives in the middle of a line is meant for the script: it is raised once the operation is over.
+  if (failing_ || PyErr_ExceptionMatches(PyExc_Exception) == 0) {
+    clear_error();
     return;
   }
   failing_ = true;
-  PyErr_WriteUnraisable(py::str("the cast log of habana_mp").ptr());
+  print_error(py::str("the cast log of habana_mp").ptr());
 }
 
 std::shared_ptr<Destination> console() {

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <span>
 
+#include "errors.hpp"
 #include "gil.hpp"
 #include "host/inside.hpp"
 #include "host/torch_api.hpp"
@@ -97,7 +98,7 @@ class View {
   }
   static bool is_true(PyCFunction method, py::handle tensor) {
     const Owned answer(method(tensor.ptr(), nullptr));
-    if (!answer) PyErr_Clear();
+    if (!answer) clear_error();
     return answer.get() != Py_False;
   }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "errors.hpp"
 #include "gil.hpp"
 #include "host/inside.hpp"
 #include "kernels/cast.hpp"
@@ -137,7 +138,7 @@ Owned cast_saturated(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
   Owned item(PyObject_CallMethod(tensor, "item", nullptr));
   const double value = item ? PyFloat_AsDouble(item.get()) : 0.0;
   item.reset();
-  if (PyErr_Occurred() != nullptr) PyErr_Clear();
+  clear_error();
   const double limit = largest(to);
   if (!std::isfinite(value) || (value <= limit && value >= -limit)) return cast(tensor, from, to, seen);
   const Owned edge(PyObject_CallMethod(tensor, "new_tensor", "d", value > 0 ? limit : -limit));

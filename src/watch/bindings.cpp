@@ -1,5 +1,12 @@
 #include <pybind11/pybind11.h>
 
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
 #include "watch/calls.hpp"
 #include "watch/events.hpp"
 #include "weights/cache.hpp"
@@ -10,22 +17,44 @@ namespace habana_mp {
 
 namespace {
 
-py::object number_or_none(const watch::Module* module) {
-  return module == nullptr ? py::object(py::none()) : py::int_(module->number);
+// Names are what users write: lone surrogates are in them as three bytes each.
+py::object text(const std::string& bytes) {
+  auto made = py::reinterpret_steal<py::object>(
+      PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "surrogatepass"));
+  if (!made) throw py::error_already_set();
+  return made;
 }
+
+py::object path_or_none(const watch::Module* module) {
+  return module == nullptr ? py::object(py::none()) : text(module->path);
+}
+
+// A block of code that was given away in a module, and runs now.
+class Block {
+ public:
+  explicit Block(std::int64_t module) : call_(watch::enter_module(module)) {}
+  ~Block() { leave(); }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+
+  void leave() noexcept { watch::leave_module(std::move(call_)); }
+
+ private:
+  std::unique_ptr<watch::ModuleCall> call_;
+};
 
 py::dict shown(const watch::Record& record) {
   const watch::Key& key = record.key;
   py::dict row;
-  row["operation"] = *key.operation;
+  row["operation"] = text(*key.operation);
   row["precision"] = rules::name(key.decision.precision);
   row["reason"] = rules::word(key.decision.reason);
   row["phase"] = watch::name(key.phase);
   row["file"] =
       key.place == nullptr ? py::object(py::none()) : py::reinterpret_borrow<py::object>(key.place->file.get());
   row["line"] = key.place == nullptr ? py::object(py::none()) : py::int_(key.place->line);
-  row["function"] = key.place == nullptr ? py::object(py::none()) : py::str(key.place->function);
-  row["module"] = number_or_none(key.module);
+  row["function"] = key.place == nullptr ? py::object(py::none()) : text(key.place->function);
+  row["module"] = path_or_none(key.module);
   row["calls"] = record.calls;
   row["casts"] = record.amounts.casts;
   row["bytes"] = record.amounts.bytes;
@@ -56,22 +85,28 @@ py::list watched_calls() {
   return rows;
 }
 
-// (path, class name, parent, calls, nanoseconds)
+// (path, class name, calls, nanoseconds)
 py::list watched_modules() {
-  py::list rows;
+  // Making objects may run other code, which may drop modules.
+  std::vector<std::tuple<std::string, std::string, std::uint64_t, std::uint64_t>> found;
   for (const watch::Module* module : watch::all_modules()) {
-    rows.append(py::make_tuple(module->path, module->class_name, number_or_none(module->parent), module->calls,
-                               module->nanoseconds));
+    found.emplace_back(module->path, module->class_name, module->calls, module->nanoseconds);
+  }
+  py::list rows;
+  for (const auto& [path, class_name, calls, nanoseconds] : found) {
+    rows.append(py::make_tuple(text(path), text(class_name), calls, nanoseconds));
   }
   return rows;
 }
 
-// (record, module, begin, end, thread); begin and end in nanoseconds since 1970
+// (record or -1, path of the module or None, begin, end, thread); begin and end in nanoseconds since 1970
 py::list watched_events() {
   const std::int64_t shift = watch::nanoseconds_to_calendar();
   py::list rows;
   for (const watch::Event& event : watch::events()) {
-    rows.append(py::make_tuple(event.record, event.module, static_cast<std::int64_t>(event.begin) + shift,
+    const watch::Module* const module =
+        event.module < 0 ? nullptr : watch::module_numbered(static_cast<std::uint64_t>(event.module));
+    rows.append(py::make_tuple(event.record, path_or_none(module), static_cast<std::int64_t>(event.begin) + shift,
                                static_cast<std::int64_t>(event.end) + shift, event.thread));
   }
   return rows;
@@ -92,13 +127,23 @@ void register_watch(py::module_& module) {
   module.def("watched_modules", &watched_modules);
   module.def("watched_events", &watched_events);
   module.def("reset_watch", [] {
-    watch::forget_records();
-    watch::forget_module_calls();
     watch::forget_events();
+    watch::forget_records();
+    watch::forget_places();
+    watch::forget_module_calls();
   });
   module.def("running_module", &watch::running_module);
-  module.def("enter_module", &watch::enter_module);
-  module.def("leave_module", &watch::leave_module);
+  py::class_<Block>(module, "Block", "Code that was given away in a module, and runs now, until it leaves.")
+      .def(py::init<std::int64_t>(), py::arg("module"))
+      .def("leave", &Block::leave);
+  module.def("watch_sizes", [] {
+    py::dict sizes;
+    sizes["codes"] = watch::known_codes();
+    sizes["places"] = watch::known_places();
+    sizes["modules"] = watch::known_modules();
+    sizes["records"] = watch::all_records().size();
+    return sizes;
+  });
 }
 
 }  // namespace habana_mp

@@ -1,9 +1,13 @@
 #include "watch/calls.hpp"
 
 #include <algorithm>
+#include <memory>
+#include <new>
+#include <utility>
 #include <vector>
 
 #include "errors.hpp"
+#include "host/greenlets.hpp"
 #include "host/modes.hpp"
 #include "host/reader.hpp"
 #include "kernels/cast.hpp"
@@ -13,11 +17,30 @@ namespace habana_mp::watch {
 
 namespace {
 
-thread_local Call* innermost = nullptr;
+thread_local OpenCalls<Operation> open_calls;
 Detail detail = Detail::modules;
 NeverDestroyed<Owned> traced_place;
 // How long a value takes that torch casts within its operation, where nobody can take the time: as one of ours does.
 double nanoseconds_a_byte = 0;
+
+// The calls of a greenlet, while another one runs.
+struct CallsAside final : host::PutAside {
+  OpenCalls<Operation> calls;
+};
+
+std::unique_ptr<host::PutAside> take_calls() {
+  if (open_calls.innermost() == nullptr) return nullptr;
+  auto aside = std::make_unique<CallsAside>();
+  aside->calls.take(open_calls);
+  return aside;
+}
+
+void put_calls_back(host::PutAside& aside, std::uint64_t nanoseconds) noexcept {
+  open_calls.take(static_cast<CallsAside&>(aside).calls);
+  open_calls.innermost()->inside += nanoseconds;
+}
+
+[[maybe_unused]] const bool is_part = host::add_greenlet_part({&take_calls, &put_calls_back});
 
 double measured_nanoseconds_a_byte() {
   constexpr std::size_t count = 1 << 16;
@@ -48,7 +71,7 @@ void find_traced(Key& key) {
     key.place = is_placed ? place_named(file, name, line) : nullptr;
     key.module = module == nullptr ? nullptr : module_named(module);
   }
-  PyErr_Clear();
+  clear_error();
 }
 
 void find_place(Key& key) {
@@ -69,10 +92,16 @@ void find_place(Key& key) {
   }
 }
 
-Record* record_call(const std::string* operation, rules::Decision decision, const Amounts& amounts) {
+Record* record_call(const std::string& operation, bool is_kept, rules::Decision decision, const Amounts& amounts) {
   HeldError held;
-  Key key{.operation = operation, .decision = decision};
-  find_place(key);
+  Key key;
+  // Other code may run while the place is found. Where it counts from zero, what was found is gone.
+  for (std::uint64_t generation = ~std::uint64_t{0}; generation != record_generation();) {
+    generation = record_generation();
+    key = {.decision = decision};
+    find_place(key);
+  }
+  key.operation = is_kept ? &operation : operation_named(operation);
   Record& record = record_of(key);
   ++record.calls;
   record.amounts.casts += amounts.casts;
@@ -124,51 +153,64 @@ void note_input(Record& record, PyObject* tensor, Kind wanted) {
 
 }  // namespace
 
-Call::Call(const void* target) noexcept : outer_(innermost), target_(target), begin_(nanoseconds()) {
-  innermost = this;
+Call::Call(const void* target) noexcept : operation_(new (std::nothrow) Operation) {
+  if (!operation_) return;
+  host::tell_greenlets_apart();
+  operation_->target = target;
+  operation_->begin = nanoseconds();
+  open_calls.add(*operation_);
 }
 
-bool Call::is_recorded() const noexcept { return record_ != nullptr && generation_ == record_generation(); }
+bool Call::is_recorded() const noexcept {
+  return operation_ && operation_->record != nullptr && operation_->generation == record_generation();
+}
 
 Call::~Call() {
-  innermost = outer_;
+  if (!operation_) return;
   const std::uint64_t end = nanoseconds();
-  const std::uint64_t whole = end - begin_;
-  if (outer_ != nullptr) outer_->inside_ += whole;
+  const std::uint64_t whole = end - operation_->begin;
+  if (Operation* const outer = operation_->outer()) outer->inside += whole;
+  operation_->leave();
   if (!is_recorded()) return;
-  record_->nanoseconds += whole - std::min(whole, inside_);
-  record_->cast_nanoseconds += casting_;
-  note_event(
-      {.record = static_cast<std::int64_t>(record_->number), .begin = begin_, .end = end, .thread = thread_number()});
+  Record& record = *operation_->record;
+  record.nanoseconds += whole - std::min(whole, operation_->inside);
+  record.cast_nanoseconds += operation_->casting;
+  note_event({.record = static_cast<std::int64_t>(record.number),
+              .begin = operation_->begin,
+              .end = end,
+              .thread = thread_number()});
 }
 
 void Call::weight_was_refused(std::uint8_t why) noexcept {
-  if (is_recorded() && why < record_->refused.size()) ++record_->refused[why];
+  if (is_recorded() && why < operation_->record->refused.size()) ++operation_->record->refused[why];
 }
 
 void Call::ends(PyObject* const* arguments, Py_ssize_t count, PyObject* result) noexcept {
   if (!is_recorded() || detail != Detail::lines) return;
-  const Kind wanted = kind_of(record_->key.decision.precision);
-  for_each_tensor(arguments, count, [&](PyObject* tensor) { note_input(*record_, tensor, wanted); });
+  Record& record = *operation_->record;
+  const Kind wanted = kind_of(record.key.decision.precision);
+  for_each_tensor(arguments, count, [&](PyObject* tensor) { note_input(record, tensor, wanted); });
   if (result == nullptr) return;
-  for_each_tensor(&result, 1, [&](PyObject* tensor) { remember_result(tensor, *record_); });
+  for_each_tensor(&result, 1, [&](PyObject* tensor) { remember_result(tensor, record); });
 }
 
-void decided(const void* target, const std::string* operation, rules::Decision decision, const Amounts& amounts,
-             bool some_by_torch) noexcept {
-  Record* const record = record_call(operation, decision, amounts);
-  if (innermost == nullptr || innermost->target_ != target) return;
-  innermost->record_ = record;
-  innermost->generation_ = record_generation();
+void decided(const void* target, const std::string& operation, bool is_kept, rules::Decision decision,
+             const Amounts& amounts, bool some_by_torch) noexcept {
+  Record* const record = record_call(operation, is_kept, decision, amounts);
+  Operation* const innermost = open_calls.innermost();
+  if (innermost == nullptr || innermost->target != target) return;
+  innermost->record = record;
+  innermost->generation = record_generation();
   if (some_by_torch) {
-    innermost->casting_ += static_cast<std::uint64_t>(static_cast<double>(amounts.bytes) * nanoseconds_a_byte);
+    innermost->casting += static_cast<std::uint64_t>(static_cast<double>(amounts.bytes) * nanoseconds_a_byte);
   }
 }
 
-CastTime::CastTime() noexcept : begin_(innermost == nullptr ? 0 : nanoseconds()) {}
+CastTime::CastTime() noexcept : begin_(open_calls.innermost() == nullptr ? 0 : nanoseconds()) {}
 
 CastTime::~CastTime() {
-  if (innermost != nullptr && begin_ != 0) innermost->casting_ += nanoseconds() - begin_;
+  Operation* const innermost = open_calls.innermost();
+  if (innermost != nullptr && begin_ != 0) innermost->casting += nanoseconds() - begin_;
 }
 
 void set_traced_place(PyObject* function) noexcept { *traced_place = Owned::borrowed_or_null(function); }

@@ -1,12 +1,25 @@
 // The calls that are under way, and the switch of the watch.
 #pragma once
 
+#include <memory>
+
 #include "listeners.hpp"
+#include "watch/open_calls.hpp"
 #include "watch/records.hpp"
 
 namespace habana_mp::watch {
 
 enum class Detail : std::uint8_t { modules, lines };
+
+// What is known of a call between its beginning and its end.
+struct Operation : OpenCall<Operation> {
+  const void* target = nullptr;
+  std::uint64_t begin = 0;
+  std::uint64_t inside = 0;  // nanoseconds of covered calls inside, and of other greenlets meanwhile
+  std::uint64_t casting = 0;
+  Record* record = nullptr;
+  std::uint64_t generation = 0;  // of the record
+};
 
 // One call of a covered operation, between its beginning and its end in the caller's frame.
 class Call {
@@ -26,23 +39,14 @@ class Call {
   [[nodiscard]] bool is_recorded() const noexcept;
 
  private:
-  friend void decided(const void*, const std::string*, rules::Decision, const Amounts&, bool) noexcept;
-  friend class CastTime;
-
-  Call* outer_;
-  const void* target_;
-  std::uint64_t begin_;
-  std::uint64_t inside_ = 0;  // nanoseconds of covered calls inside
-  std::uint64_t casting_ = 0;
-  Record* record_ = nullptr;
-  std::uint64_t generation_ = 0;  // of the record
+  std::unique_ptr<Operation> operation_;  // null where there was no memory for it: then the call is not timed
 };
 
 // Something was decided for a call: of the innermost one where the target is its, else of one that is not timed.
-// The operation's name lives as long as the records do.
 // `some_by_torch`: torch made some of the casts, within the operation.
-void decided(const void* target, const std::string* operation, rules::Decision decision, const Amounts& amounts,
-             bool some_by_torch) noexcept;
+// `is_kept`: the operation's name lives as long as the process.
+void decided(const void* target, const std::string& operation, bool is_kept, rules::Decision decision,
+             const Amounts& amounts, bool some_by_torch) noexcept;
 
 // The time from its construction to its end counts as the innermost call's time for casts.
 class CastTime {

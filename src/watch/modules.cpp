@@ -3,10 +3,14 @@
 #include <algorithm>
 #include <deque>
 #include <iterator>
+#include <map>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "errors.hpp"
+#include "host/frames.hpp"
+#include "host/greenlets.hpp"
 #include "host/modes.hpp"
 #include "watch/events.hpp"
 #include "watch/table.hpp"
@@ -16,21 +20,21 @@ namespace habana_mp::watch {
 
 namespace {
 
-thread_local ModuleCall* innermost = nullptr;
-// Blocks that were given away, by thread.
-thread_local std::deque<ModuleCall> blocks;
+thread_local OpenCalls<ModuleCall> open_calls;
 
-// From which number of recorded operations on a module ran in this thread; null for none.
+// From which number of recorded operations on a module ran in this thread; -1 for none.
 struct Stretch {
   std::uint64_t from;
-  Module* module;
+  std::int64_t module;
 };
 constexpr std::size_t most_stretches = 1 << 16;
 thread_local std::deque<Stretch> stretches;
 
-// From now on this module runs.
-void note_stretch(Module* module) {
+// From now on the innermost module runs.
+void note_stretch() {
   const std::uint64_t from = host::next_sequence_number();
+  const std::int64_t module = running_module();
+  if (!stretches.empty() && stretches.back().module == module) return;
   if (!stretches.empty() && stretches.back().from == from) {  // nothing was recorded meanwhile
     stretches.back().module = module;
     return;
@@ -38,6 +42,27 @@ void note_stretch(Module* module) {
   if (stretches.size() == most_stretches) stretches.pop_front();
   stretches.push_back({from, module});
 }
+
+// The calls of a greenlet, while another one runs.
+struct CallsAside final : host::PutAside {
+  OpenCalls<ModuleCall> calls;
+};
+
+std::unique_ptr<host::PutAside> take_calls() {
+  if (open_calls.innermost() == nullptr) return nullptr;
+  auto aside = std::make_unique<CallsAside>();
+  aside->calls.take(open_calls);
+  note_stretch();
+  return aside;
+}
+
+void put_calls_back(host::PutAside& aside, std::uint64_t nanoseconds) noexcept {
+  open_calls.take(static_cast<CallsAside&>(aside).calls);
+  for (ModuleCall* call = open_calls.innermost(); call != nullptr; call = call->outer()) call->aside += nanoseconds;
+  note_stretch();
+}
+
+[[maybe_unused]] const bool is_part = host::add_greenlet_part({&take_calls, &put_calls_back});
 
 struct Child {
   const Module* parent = nullptr;
@@ -52,17 +77,17 @@ struct Known {
 
 struct Tables {
   Owned names;
-  std::deque<Module> storage;  // its elements never move
-  std::vector<Module*> all;
-  Table<Child, Known> children;
+  std::map<std::uint64_t, Module> all;  // by number; its elements never move
+  std::uint64_t next_number = 0;
   std::unordered_map<std::string, Module*> by_path;
-  std::unordered_map<PyObject*, Known> last;  // where a module was called last beside others
+  Table<Child, Known> children;
+  Table<Child, Known> last;  // where a module was called last beside others; no parent
 };
 NeverDestroyed<Tables> tables;
 
 Owned reference_to(PyObject* module) {
   Owned reference(PyWeakref_NewRef(module, nullptr));
-  if (!reference) PyErr_Clear();
+  if (!reference) clear_error();  // a class without them; no code of others ran
   return reference;
 }
 
@@ -73,11 +98,11 @@ bool is_known(const Known& known, PyObject* module) {
 Module* module_at(Module* parent, std::string path, std::string class_name) {
   Module*& found = tables->by_path[path];
   if (found == nullptr) {
-    found = &tables->storage.emplace_back();
+    const std::uint64_t number = tables->next_number++;
+    found = &tables->all[number];
     found->parent = parent;
-    found->number = tables->all.size();
+    found->number = number;
     found->path = std::move(path);
-    tables->all.push_back(found);
   }
   found->class_name = std::move(class_name);
   return found;
@@ -93,65 +118,96 @@ Owned objects_around(const Module* module) {
   return list;
 }
 
-// Asks Python. Null where it does not tell.
+// Asks Python. Where it does not tell, this gives the module around, with a Python exception set.
 Module* find_module(Module* around, PyObject* object) {
   if (!tables->names) return around;
   const Owned names = Owned::borrowed(tables->names.get());
   const Owned list = objects_around(around);
   const Owned told(list ? PyObject_CallFunctionObjArgs(names.get(), object, list.get(), nullptr) : nullptr);
   int steps = 0;
-  const char* name = nullptr;
-  const char* class_name = nullptr;
-  if (!told || PyArg_ParseTuple(told.get(), "iss", &steps, &name, &class_name) == 0) return around;
+  PyObject* name = nullptr;
+  PyObject* class_name = nullptr;
+  if (!told || PyArg_ParseTuple(told.get(), "iUU", &steps, &name, &class_name) == 0) return around;
   Module* parent = steps < 0 ? nullptr : around;
   for (; steps > 0 && parent != nullptr; --steps) parent = parent->parent;
-  if (*name == '\0') return parent;
-  return module_at(parent, parent == nullptr ? name : parent->path + "." + name, class_name);
+  const std::string word = host::bytes_of(name);
+  if (word.empty()) return parent;
+  return module_at(parent, parent == nullptr ? word : parent->path + "." + word, host::bytes_of(class_name));
 }
 
+void remember(Table<Child, Known>& table, const Child& key, Module* module) {
+  if (table.is_full()) {
+    table.keep_only([](const Child& child, const Known& known) { return is_known(known, child.object); });
+  }
+  table[key] = {reference_to(key.object), module};
+}
+
+// With a Python exception set where the code that tells its name was interrupted.
 Module* module_of(Module* around, PyObject* object) {
   if (around == nullptr) {
-    const auto last = tables->last.find(object);
-    if (last != tables->last.end() && is_known(last->second, object)) return last->second.module;
+    const Known* const last = tables->last.find({nullptr, object});
+    if (last != nullptr && is_known(*last, object)) return last->module;
   }
   const Child child{around, object};
   const Known* const known = tables->children.find(child);
   if (known != nullptr && is_known(*known, object)) [[likely]]
     return known->module;
-  HeldError held;
   Module* const module = find_module(around, object);
-  PyErr_Clear();
-  tables->children[child] = {reference_to(object), module};
-  if (around != nullptr && module != nullptr) tables->last[object] = {reference_to(object), module};
+  drop_error();
+  if (PyErr_Occurred() != nullptr) return around;
+  if (module != nullptr) ++module->under_way;  // making a weak reference may collect garbage, and so run other code
+  remember(tables->children, child, module);
+  if (around != nullptr && module != nullptr) remember(tables->last, {nullptr, object}, module);
   if (module != nullptr && module != around) module->reference = reference_to(object);
-  held.restore();
+  if (module != nullptr) --module->under_way;
   return module;
+}
+
+std::unique_ptr<ModuleCall> opened(Module* module) {
+  auto call = std::make_unique<ModuleCall>();
+  call->module = module;
+  if (module != nullptr) ++module->under_way;
+  open_calls.add(*call);
+  return call;
+}
+
+// The module stays until it is asked for the last time.
+Module* closed(ModuleCall& call) noexcept {
+  call.leave();
+  if (call.module != nullptr) --call.module->under_way;
+  return call.module;
 }
 
 }  // namespace
 
-ModuleCall* innermost_module_call() noexcept { return innermost; }
+ModuleCall* innermost_module_call() noexcept { return open_calls.innermost(); }
 
 void set_module_names(PyObject* function) noexcept { tables->names = Owned::borrowed_or_null(function); }
 
-void module_begins(ModuleCall& around, PyObject* module) {
-  around.outer = innermost;
-  around.is_in_backward = innermost == nullptr ? host::gradients_are_worked_out() : innermost->is_in_backward;
-  around.module = module_of(innermost == nullptr ? nullptr : innermost->module, module);
-  note_stretch(around.module);
-  around.begin = nanoseconds();
-  innermost = &around;
+std::unique_ptr<ModuleCall> module_begins(PyObject* module) {
+  host::tell_greenlets_apart();
+  const ModuleCall* const around = open_calls.innermost();
+  Module* const found = module_of(around == nullptr ? nullptr : around->module, module);
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  const bool is_in_backward = around == nullptr ? host::gradients_are_worked_out() : around->is_in_backward;
+  std::unique_ptr<ModuleCall> call = opened(found);
+  call->is_in_backward = is_in_backward;
+  note_stretch();
+  call->begin = nanoseconds();
+  return call;
 }
 
-void module_ends(ModuleCall& around) noexcept {
-  innermost = around.outer;
-  note_stretch(innermost == nullptr ? nullptr : innermost->module);
-  if (around.module == nullptr || (around.outer != nullptr && around.outer->module == around.module)) return;
+void module_ends(std::unique_ptr<ModuleCall> call) noexcept {
+  const ModuleCall* const outer = call->outer();
+  const bool is_within_itself = outer != nullptr && outer->module == call->module;
+  Module* const module = closed(*call);
+  note_stretch();
+  if (module == nullptr || is_within_itself) return;
   const std::uint64_t end = nanoseconds();
-  ++around.module->calls;
-  around.module->nanoseconds += end - around.begin;
-  note_event({.module = static_cast<std::int64_t>(around.module->number),
-              .begin = around.begin,
+  ++module->calls;
+  module->nanoseconds += end - call->begin - call->aside;
+  note_event({.module = static_cast<std::int64_t>(module->number),
+              .begin = call->begin,
               .end = end,
               .thread = thread_number()});
 }
@@ -160,26 +216,28 @@ Module* module_of_gradient() noexcept {
   const std::uint64_t number = host::sequence_number_of_gradient();
   const auto after = std::upper_bound(stretches.begin(), stretches.end(), number,
                                       [](std::uint64_t value, const Stretch& one) { return value < one.from; });
-  return after == stretches.begin() ? nullptr : std::prev(after)->module;
+  if (after == stretches.begin() || std::prev(after)->module < 0) return nullptr;
+  const auto found = tables->all.find(static_cast<std::uint64_t>(std::prev(after)->module));
+  return found == tables->all.end() ? nullptr : &found->second;
 }
 
 std::int64_t running_module() noexcept {
+  const ModuleCall* const innermost = open_calls.innermost();
   return innermost == nullptr || innermost->module == nullptr ? -1
                                                               : static_cast<std::int64_t>(innermost->module->number);
 }
 
-void enter_module(std::int64_t number) {
-  ModuleCall& block = blocks.emplace_back();
-  block.outer = innermost;
-  block.module = number < 0 ? nullptr : tables->all[static_cast<std::size_t>(number)];
-  block.has_frame = false;
-  block.is_in_backward = host::gradients_are_worked_out();
-  innermost = &block;
+std::unique_ptr<ModuleCall> enter_module(std::int64_t number) {
+  host::tell_greenlets_apart();
+  const auto found = number < 0 ? tables->all.end() : tables->all.find(static_cast<std::uint64_t>(number));
+  std::unique_ptr<ModuleCall> block = opened(found == tables->all.end() ? nullptr : &found->second);
+  block->has_frame = false;
+  block->is_in_backward = host::gradients_are_worked_out();
+  return block;
 }
 
-void leave_module() noexcept {
-  innermost = innermost->outer;
-  blocks.pop_back();
+void leave_module(std::unique_ptr<ModuleCall> block) noexcept {
+  if (block) closed(*block);
 }
 
 Module* module_named(const std::string& path) {
@@ -187,10 +245,35 @@ Module* module_named(const std::string& path) {
   return known != tables->by_path.end() ? known->second : module_at(nullptr, path, "");
 }
 
-const std::vector<Module*>& all_modules() noexcept { return tables->all; }
-
-void forget_module_calls() noexcept {
-  for (Module* module : tables->all) module->calls = module->nanoseconds = 0;
+std::vector<const Module*> all_modules() {
+  std::vector<const Module*> all;
+  for (const auto& [_, module] : tables->all) all.push_back(&module);
+  return all;
 }
+
+const Module* module_numbered(std::uint64_t number) noexcept {
+  const auto found = tables->all.find(number);
+  return found == tables->all.end() ? nullptr : &found->second;
+}
+
+void forget_module_calls() {
+  std::unordered_set<const Module*> needed;
+  for (auto& [_, module] : tables->all) {
+    module.calls = module.nanoseconds = 0;
+    const bool is_needed =
+        module.under_way != 0 || (module.reference && referent_of(module.reference.get()) != nullptr);
+    for (const Module* one = is_needed ? &module : nullptr; one != nullptr; one = one->parent) needed.insert(one);
+  }
+  const auto is_kept = [&](const Child& child, const Known& known) {
+    const auto may_stay = [&](const Module* module) { return module == nullptr || needed.contains(module); };
+    return is_known(known, child.object) && may_stay(child.parent) && may_stay(known.module);
+  };
+  tables->children.keep_only(is_kept);
+  tables->last.keep_only(is_kept);
+  std::erase_if(tables->by_path, [&](const auto& entry) { return !needed.contains(entry.second); });
+  std::erase_if(tables->all, [&](const auto& entry) { return !needed.contains(&entry.second); });
+}
+
+std::size_t known_modules() noexcept { return tables->all.size() + tables->children.count() + tables->last.count(); }
 
 }  // namespace habana_mp::watch

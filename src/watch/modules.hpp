@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "owned.hpp"
+#include "watch/open_calls.hpp"
 #include "watch/places.hpp"
 
 namespace habana_mp::watch {
@@ -13,23 +15,25 @@ namespace habana_mp::watch {
 // A module at a path. Shared modules have one for each path under which they are called.
 struct Module {
   Module* parent = nullptr;
-  std::size_t number = 0;  // in order of first call
+  std::uint64_t number = 0;  // in order of first call; never given to another one
   std::string path;
   std::string class_name;
   Owned reference;  // a weak one, of the module that was called last under it
   std::uint64_t calls = 0;
   std::uint64_t nanoseconds = 0;
+  std::uint32_t under_way = 0;  // calls; while there are any it is not dropped
 };
 
 // A call of a module that is under way in this thread.
-struct ModuleCall {
-  ModuleCall* outer = nullptr;
+struct ModuleCall : OpenCall<ModuleCall> {
   Module* module = nullptr;
   std::uint64_t begin = 0;
-  bool has_frame = true;  // false: a block that was given away in that module, and runs now
+  std::uint64_t aside = 0;  // of the nanoseconds since then, those in which other greenlets ran
+  bool has_frame = true;    // false: a block that was given away in that module, and runs now
   bool is_in_backward = false;
   bool knows_caller = false;
   const Place* caller = nullptr;
+  std::uint64_t caller_generation = 0;
 };
 
 ModuleCall* innermost_module_call() noexcept;
@@ -39,23 +43,31 @@ ModuleCall* innermost_module_call() noexcept;
 // parent itself, and the name of its class. Held; null for none.
 void set_module_names(PyObject* function) noexcept;
 
-// The call of a module begins and ends; `around` is in the caller's frame.
-void module_begins(ModuleCall& around, PyObject* module);
-void module_ends(ModuleCall& around) noexcept;
+// The call of a module begins. Null with a Python exception set where code of the module's class was interrupted that
+// tells its names.
+std::unique_ptr<ModuleCall> module_begins(PyObject* module);
+void module_ends(std::unique_ptr<ModuleCall> call) noexcept;
 
 // In which module was the operation recorded whose gradient is worked out now? Null where that cannot be told.
 Module* module_of_gradient() noexcept;
 
 // The number of the module that runs here, or -1: for what is given away to be run later.
 std::int64_t running_module() noexcept;
-void enter_module(std::int64_t number);
-void leave_module() noexcept;
+// A block that was given away in the module of that number runs, as long as this lives. Where the module was dropped it
+// runs in none.
+std::unique_ptr<ModuleCall> enter_module(std::int64_t number);
+void leave_module(std::unique_ptr<ModuleCall> block) noexcept;
 
 // The one of a path, as Python tells it.
 Module* module_named(const std::string& path);
 
-const std::vector<Module*>& all_modules() noexcept;
-// Counts from zero. The modules stay: calls of theirs may be under way.
-void forget_module_calls() noexcept;
+// In order of first call.
+std::vector<const Module*> all_modules();
+const Module* module_numbered(std::uint64_t number) noexcept;
+// Counts from zero. Modules that are gone are dropped.
+void forget_module_calls();
+
+// How many entries the tables have: for tests of what is kept.
+std::size_t known_modules() noexcept;
 
 }  // namespace habana_mp::watch

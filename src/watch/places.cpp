@@ -1,13 +1,16 @@
 #include "watch/places.hpp"
 
-#include <deque>
+#include <compare>
 #include <map>
+#include <new>
+#include <unordered_set>
 #include <utility>
 
 #include "errors.hpp"
 #include "host/callers.hpp"
 #include "watch/modules.hpp"
 #include "watch/table.hpp"
+#include "weakrefs.hpp"
 
 namespace habana_mp::watch {
 
@@ -15,28 +18,45 @@ namespace {
 
 enum class Whose : std::uint8_t { user, passed_over, compiler, call_impl };
 
-// Kept for good once it was seen, so that no other one gets its address.
 struct Code {
   PyObject* object = nullptr;
   bool operator==(const Code&) const = default;
   [[nodiscard]] std::size_t hash() const noexcept { return hash_of(object); }
 };
+// Code is not held: programs generate functions and drop them. Another one may get the address of one that is gone, so
+// each has a number.
+struct KnownCode {
+  Owned reference;  // a weak one
+  Whose whose = Whose::user;
+  std::uint64_t number = 0;
+};
 
 struct Position {
-  PyObject* code = nullptr;
+  std::uint64_t code = 0;
   int instruction = 0;
   bool operator==(const Position&) const = default;
-  [[nodiscard]] std::size_t hash() const noexcept { return hash_of(code) * 31 + static_cast<std::size_t>(instruction); }
+  [[nodiscard]] std::size_t hash() const noexcept {
+    return static_cast<std::size_t>(code) * 31 + static_cast<std::size_t>(instruction);
+  }
+};
+
+struct Line {
+  std::string file;
+  std::string function;
+  int line = 0;
+  bool is_compiler = false;
+  auto operator<=>(const Line&) const = default;
 };
 
 struct Tables {
   Owned passed_over;
   Owned compilers;
   Owned call_impl;
-  Table<Code, Whose> codes;
+  Table<Code, KnownCode> codes;
+  std::uint64_t next_code = 1;
   Table<Position, const Place*> by_position;
-  std::deque<Place> places;  // its elements never move
-  std::map<std::pair<std::string, int>, Place> named;
+  std::map<Line, Place> places;  // its elements never move
+  std::uint64_t generation = 0;
 };
 NeverDestroyed<Tables> tables;
 
@@ -47,41 +67,74 @@ Whose whose_code(PyObject* code) {
   return Whose::user;
 }
 
-Whose whose(PyObject* code) {
-  if (const Whose* known = tables->codes.find({code})) [[likely]]
-    return *known;
-  return tables->codes[{kept_for_good(code)}] = whose_code(code);
+// Takes out code that is gone, and its positions.
+void forget_old_code() {
+  std::unordered_set<std::uint64_t> alive;
+  tables->codes.keep_only([&](const Code& code, const KnownCode& known) {
+    const bool is_alive = referent_of(known.reference.get()) == code.object;
+    if (is_alive) alive.insert(known.number);
+    return is_alive;
+  });
+  tables->by_position.keep_only([&](const Position& position, const Place*) { return alive.contains(position.code); });
 }
 
-const Place* place_at(const host::FrameWalk& frame, PyObject* code, bool is_compiler) {
-  const Position position{code, frame.position()};
+const KnownCode& known_code(PyObject* code) {
+  KnownCode* known = tables->codes.find({code});
+  if (known != nullptr && referent_of(known->reference.get()) == code) [[likely]]
+    return *known;
+  Owned reference(PyWeakref_NewRef(code, nullptr));
+  if (!reference) {
+    clear_error();  // no memory; no code of others ran
+    throw std::bad_alloc();
+  }
+  if (tables->codes.is_full()) forget_old_code();
+  return tables->codes[{code}] = {std::move(reference), whose_code(code), tables->next_code++};
+}
+
+const Place* place_at_line(PyObject* file, const std::string& function, int line, bool is_compiler) {
+  const auto found = tables->places.try_emplace(Line{host::bytes_of(file), function, line, is_compiler}).first;
+  Place& place = found->second;
+  if (!place.file) {
+    place.file = Owned::borrowed(file);
+    place.path = &found->first.file;
+    place.function = function;
+    place.line = line;
+    place.is_compiler = is_compiler;
+  }
+  return &place;
+}
+
+const Place* place_at(const host::FrameWalk& frame, PyObject* code, std::uint64_t number, bool is_compiler) {
+  const Position position{number, frame.position()};
   if (const Place** known = tables->by_position.find(position)) [[likely]]
     return *known;
-  Place place{.file = Owned::borrowed(host::file_of(code)), .function = host::name_of(code), .line = frame.line()};
-  place.is_compiler = is_compiler;
-  return tables->by_position[position] = &tables->places.emplace_back(std::move(place));
+  if (tables->by_position.is_full()) forget_old_code();
+  return tables->by_position[position] =
+             place_at_line(host::file_of(code), host::bytes_of(host::function_of(code)), frame.line(), is_compiler);
 }
 
 const Place* place_outwards(host::FrameWalk& frame, ModuleCall* call, bool finds_compilers) {
-  while (call != nullptr && !call->has_frame) call = call->outer;
+  while (call != nullptr && !call->has_frame) call = call->outer();
   for (; frame; frame.outwards()) {
     PyObject* const code = frame.code();
-    switch (whose(code)) {
+    const KnownCode& known = known_code(code);
+    switch (known.whose) {
       case Whose::passed_over:
         break;
       case Whose::call_impl:
         if (call == nullptr) break;
-        if (!call->knows_caller) {
+        if (!call->knows_caller || call->caller_generation != tables->generation) {
           frame.outwards();
-          call->caller = place_outwards(frame, call->outer, finds_compilers);
+          call->caller = place_outwards(frame, call->outer(), finds_compilers);
+          call->caller_generation = tables->generation;
           call->knows_caller = true;
         }
         return call->caller;
       case Whose::compiler:
-        if (finds_compilers) return place_at(frame, code, true);
+        if (finds_compilers) return place_at(frame, code, known.number, true);
         break;
       case Whose::user:
-        return place_at(frame, code, false);
+        return place_at(frame, code, known.number, false);
     }
   }
   return nullptr;
@@ -97,22 +150,30 @@ void set_passed_over(PyObject* files, PyObject* compilers, PyObject* call_impl_c
 
 const Place* place_of_call(ModuleCall* call, bool finds_compilers) noexcept {
   HeldError held;
-  host::FrameWalk frame;
-  const Place* const place = place_outwards(frame, call, finds_compilers);
+  const Place* place = nullptr;
+  try {
+    host::FrameWalk frame;
+    place = place_outwards(frame, call, finds_compilers);
+  } catch (const std::bad_alloc&) {
+    place = nullptr;  // the call counts as one without a place
+  }
   held.restore();
   return place;
 }
 
 const Place* place_named(PyObject* file, const char* function, int line) {
-  const char* const text = PyUnicode_AsUTF8(file);
-  if (text == nullptr) return nullptr;
-  Place& place = tables->named[{text, line}];
-  if (!place.file) {
-    place.file = Owned::borrowed(file);
-    place.function = function;
-    place.line = line;
-  }
-  return &place;
+  return place_at_line(file, function, line, false);
 }
+
+void forget_places() noexcept {
+  ++tables->generation;
+  tables->by_position.clear();
+  const std::map<Line, Place> former = std::exchange(tables->places, {});
+}
+
+std::uint64_t place_generation() noexcept { return tables->generation; }
+
+std::size_t known_codes() noexcept { return tables->codes.count(); }
+std::size_t known_places() noexcept { return tables->places.size(); }
 
 }  // namespace habana_mp::watch

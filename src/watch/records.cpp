@@ -82,6 +82,12 @@ void forget_records() noexcept {
   tables().by_key.clear();
   tables().made.fill({});
   tables().all.clear();
+  tables().names.clear();
+}
+
+void bound_places() noexcept {
+  constexpr std::size_t many = 1 << 14;
+  if (tables().all.empty() && known_places() > many) forget_places();
 }
 
 void remember_result(PyObject* tensor, const Record& made_by) {

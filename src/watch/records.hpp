@@ -50,12 +50,14 @@ struct Record {
   std::vector<From> from;
 };
 
-// One that lives so long.
+// One that lives as long as the records do.
 const std::string* operation_named(const std::string& operation);
 Record& record_of(const Key& key);
 const std::deque<Record>& all_records() noexcept;
 // Counts from zero. How often that was done: a call that is under way must not write into a record that is gone.
 void forget_records() noexcept;
+// Frees places that no record has, where there are many: the log asks for the places of calls that nobody records.
+void bound_places() noexcept;
 std::uint64_t record_generation() noexcept;
 
 // Which call made what lies in this tensor's memory?

@@ -8,7 +8,7 @@
 
 namespace habana_mp::watch {
 
-// Keys are compared and hashed by their own members, and a new one stands for a free slot. Nothing is taken out.
+// Keys are compared and hashed by their own members, and a new one stands for a free slot.
 template <typename Key, typename Value>
 class Table {
  public:
@@ -20,7 +20,7 @@ class Table {
   }
   // The value moves when others are put in.
   Value& operator[](const Key& key) {
-    if (2 * (count_ + 1) > slots_.size()) grow();
+    if (is_full()) grow();
     Slot& slot = slot_of(key);
     if (!(slot.key == key)) {
       slot.key = key;
@@ -28,12 +28,35 @@ class Table {
     }
     return slot.value;
   }
+  // True if the next key makes the table grow: the time to take out what is not needed any more.
+  [[nodiscard]] bool is_full() const noexcept { return 2 * (count_ + 1) > slots_.size(); }
+  [[nodiscard]] std::size_t count() const noexcept { return count_; }
+
+  // Takes out all others. At least half of the room is free afterwards, so that this is seldom worth doing again.
+  template <typename Predicate>
+  void keep_only(const Predicate& is_kept) {
+    std::vector<Slot> former = std::exchange(slots_, {});
+    std::size_t kept = 0;
+    for (Slot& slot : former) {
+      if (slot.key == Key{}) continue;
+      if (is_kept(slot.key, slot.value)) {
+        ++kept;
+      } else {
+        slot.key = Key{};
+      }
+    }
+    std::size_t room = smallest;
+    while (4 * kept > room) room *= 2;
+    slots_ = std::vector<Slot>(room);
+    put(former);
+  }
   void clear() noexcept {
     slots_.clear();
     count_ = 0;
   }
 
  private:
+  static constexpr std::size_t smallest = 64;
   struct Slot {
     Key key{};
     Value value{};
@@ -51,10 +74,17 @@ class Table {
     return hash ^ hash >> 32U;
   }
   void grow() {
-    std::vector<Slot> former = std::exchange(slots_, std::vector<Slot>(slots_.empty() ? 64 : 2 * slots_.size()));
+    std::vector<Slot> former = std::exchange(slots_, std::vector<Slot>(slots_.empty() ? smallest : 2 * slots_.size()));
+    put(former);
+  }
+  void put(std::vector<Slot>& former) {
     count_ = 0;
     for (Slot& slot : former) {
-      if (!(slot.key == Key{})) (*this)[slot.key] = std::move(slot.value);
+      if (slot.key == Key{}) continue;
+      Slot& place = slot_of(slot.key);
+      place.key = slot.key;
+      place.value = std::move(slot.value);
+      ++count_;
     }
   }
 

@@ -88,7 +88,7 @@ class OutsideOfInferenceMode {
 // Does a method without arguments answer "no"?
 bool denies(PyCFunction method, PyObject* tensor) {
   const Owned answer(method(tensor, nullptr));
-  PyErr_Clear();
+  clear_error();
   return answer.get() == Py_False;
 }
 
@@ -104,7 +104,7 @@ Owned make_cast(const Entry& entry, PyObject* weight) {
                !host::has_geometry(made.get(), entry.geometry, false))) {
     made.reset();
   }
-  PyErr_Clear();
+  clear_error();
   return made;
 }
 
@@ -130,7 +130,7 @@ bool find_values(Entry& entry, PyObject* weight) {
 // Keeps the weight's memory while others run, whatever they do to the weight.
 class HeldMemory {
  public:
-  explicit HeldMemory(PyObject* weight) : alias_(host::api.detach(weight, nullptr)) { PyErr_Clear(); }
+  explicit HeldMemory(PyObject* weight) : alias_(host::api.detach(weight, nullptr)) { clear_error(); }
 
   [[nodiscard]] bool is_of(const Snapshot& snapshot) const {
     return alias_ && host::storage_of(alias_.get()) == snapshot.storage;
@@ -290,7 +290,7 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
 std::shared_ptr<Entry> make_entry(PyObject* weight, Kind to) {
   Owned reference = weak_reference_to(weight);
   if (!reference) {
-    PyErr_Clear();
+    clear_error();
     return nullptr;
   }
   // Making it may have let others run.
@@ -337,7 +337,7 @@ Owned as_part_of_graph(PyObject* weight, std::span<const std::int64_t> sizes, Py
     if (held_size) made = Owned(PyObject_Vectorcall(view.get(), arguments, 2, nullptr));
   }
   if (made && host::api.set_data(made.get(), cast, host::api.data->closure) != 0) made.reset();
-  PyErr_Clear();
+  clear_error();
   return made;
 }
 
@@ -380,7 +380,7 @@ UpToDate up_to_date(PyObject* weight, Kind to, bool records, std::uint32_t views
 class Base {
  public:
   explicit Base(PyObject* view) : held_(host::api.get_base->get(view, host::api.get_base->closure)) {
-    PyErr_Clear();
+    clear_error();
     if (held_ && !is_whole_of(view)) held_.reset();
   }
   [[nodiscard]] PyObject* weight() const { return held_.get(); }
@@ -484,7 +484,7 @@ Owned cast_for_many(PyObject* given, Kind to) noexcept {
   tensor::CastResult ignored;
   const Owned cast = plain ? tensor::cast(plain.get(), Kind::f32, to, ignored) : nullptr;
   Owned made = cast ? as_part_of_graph(given, geometry.sizes, nullptr, cast.get(), Use::recorded_often) : nullptr;
-  PyErr_Clear();
+  clear_error();
   return made;
 }
 

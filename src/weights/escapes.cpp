@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "atomic_store.hpp"
+#include "errors.hpp"
 #include "host/frames.hpp"
 #include "host/inside.hpp"
 #include "host/memory_map.hpp"
@@ -174,7 +175,7 @@ void watch_view_and_numpy(bool (*lists_speak)()) noexcept {
     if (plan.object != nullptr && WatchedMethod::check(plan.object, plan.flags, memory))
       plan.method->watch(plan.object, plan.stub);
   }
-  PyErr_Clear();
+  clear_error();
 }
 
 void stop_watching_view_and_numpy() noexcept {

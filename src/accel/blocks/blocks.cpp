@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "errors.hpp"
 #include "module_parts.hpp"
 #include "tensor/cast.hpp"
 #include "tensor/cast_memory.hpp"
@@ -160,13 +161,13 @@ Owned tensor_in_block(const host::Geometry& like, Kind kind, void*& values) noex
   const Owned capsule(PyCapsule_New(&lent->managed, "dltensor", end_capsule));
   if (!capsule) {
     give_back(memory, bytes);
-    PyErr_Clear();
+    clear_error();
     return nullptr;
   }
   lent.release();  // NOLINT(bugprone-unused-return-value): the capsule's now
   values = memory;
   Owned made(PyObject_CallOneArg(host::api.from_dlpack, capsule.get()));
-  PyErr_Clear();
+  clear_error();
   return made;
 }
 

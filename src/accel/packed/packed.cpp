@@ -111,7 +111,7 @@ enum class Verdict : std::uint8_t { none, pays, does_not };
 
 Verdict verdict_on(const Owned& one_case) {
   PyObject* known = one_case ? PyDict_GetItemWithError(verdicts(), one_case.get()) : nullptr;
-  PyErr_Clear();  // options that cannot be hashed are none that a layer has
+  clear_error();  // options that cannot be hashed are none that a layer has
   if (known == nullptr) return Verdict::none;
   return known == Py_True ? Verdict::pays : Verdict::does_not;
 }
@@ -181,7 +181,7 @@ void consider_library(Entry& entry, const PackedCall& call) {
   Owned one_case = case_of(entry, call);
   const Verdict known = verdict_on(one_case);
   if (!one_case || known == Verdict::does_not || !is_plain_and_idle(entry)) {
-    PyErr_Clear();
+    clear_error();
     return;
   }
   if (call.reorders && known == Verdict::none) ++entry.probed;
@@ -208,7 +208,7 @@ bool are_its_options(PyObject* packed_for, const PackedCall& call) {
   if (call.is_product()) return PyTuple_GET_SIZE(packed_for) == 0;
   const Owned options = options_of(call);
   const int equal = options ? PyObject_RichCompareBool(packed_for, options.get(), Py_EQ) : 0;
-  PyErr_Clear();
+  clear_error();
   return equal == 1;
 }
 

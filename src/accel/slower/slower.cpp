@@ -77,13 +77,13 @@ bool add_tensor(Hash& hash, PyObject* tensor) {
 void add_option(Hash& hash, PyObject* value) {
   if (PyLong_Check(value)) {
     hash.add(static_cast<std::uint64_t>(PyLong_AsLongLong(value)));
-    PyErr_Clear();
+    clear_error();
   } else if (PyTuple_Check(value)) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(value); ++i) {
       PyObject* item = PyTuple_GET_ITEM(value, i);
       if (PyLong_Check(item)) hash.add(static_cast<std::uint64_t>(PyLong_AsLongLong(item)));
     }
-    PyErr_Clear();
+    clear_error();
   } else {
     hash.add(reinterpret_cast<std::uintptr_t>(Py_TYPE(value)));
   }

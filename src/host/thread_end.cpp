@@ -1,0 +1,45 @@
+#define PY_SSIZE_T_CLEAN
+#include "host/thread_end.hpp"
+
+#include <Python.h>
+
+#include <memory>
+#include <new>
+#include <thread>
+
+#include "errors.hpp"
+
+namespace habana_mp::host {
+
+namespace {
+
+struct Ending {
+  void (*work)();
+  std::thread::id thread = std::this_thread::get_id();
+};
+
+// Python clears the states of other threads after a fork and when it ends. Their thread_local objects are out of reach.
+void end_thread(PyObject* capsule) {
+  const std::unique_ptr<Ending> ending(static_cast<Ending*>(PyCapsule_GetPointer(capsule, PyCapsule_GetName(capsule))));
+  if (ending && ending->thread == std::this_thread::get_id()) ending->work();
+}
+
+}  // namespace
+
+void at_thread_end(const char* name, void (*work)()) noexcept {
+  PyObject* const dictionary = PyThreadState_GetDict();  // cleared at the thread's end
+  if (dictionary == nullptr) return;
+  HeldError held;
+  if (PyDict_GetItemString(dictionary, name) == nullptr) {
+    std::unique_ptr<Ending> ending(new (std::nothrow) Ending{work});
+    const Owned capsule(ending ? PyCapsule_New(ending.get(), name, end_thread) : nullptr);
+    if (capsule) {
+      static_cast<void>(ending.release());  // the capsule has it
+      PyDict_SetItemString(dictionary, name, capsule.get());
+    }
+  }
+  clear_error();  // no code of others runs here
+  held.restore();
+}
+
+}  // namespace habana_mp::host

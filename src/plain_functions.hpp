@@ -1,0 +1,87 @@
+// Functions that Python calls past pybind11: those that run code of others.
+//
+// pybind11 has a list of the calls that are under way in a thread. It ends the process where they end in another order
+// than the opposite of their beginnings, as they do in greenlets.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <exception>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+namespace habana_mp {
+
+using Values = PyObject* const*;
+
+// What CPython calls: `work` gets so many arguments by their position, a method its object before them.
+template <auto work, Py_ssize_t count, bool is_method = false>
+PyObject* plain(PyObject* self, Values values, Py_ssize_t given) noexcept {
+  if (given != count) {
+    PyErr_Format(PyExc_TypeError, "this function of habana_mp's core takes %zd arguments; got %zd", count, given);
+    return nullptr;
+  }
+  try {
+    if constexpr (is_method) {
+      return work(self, values).release().ptr();
+    } else {
+      return work(values).release().ptr();
+    }
+  } catch (pybind11::error_already_set& error) {
+    error.restore();
+  } catch (const pybind11::builtin_exception& error) {
+    error.set_error();
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::invalid_argument& error) {
+    PyErr_SetString(PyExc_ValueError, error.what());
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return nullptr;
+}
+
+template <auto work, Py_ssize_t count, bool is_method = false>
+PyMethodDef& plain_definition(const char* name) {
+  static PyMethodDef definition{name,
+                                reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&plain<work, count, is_method>)),
+                                METH_FASTCALL, nullptr};
+  return definition;
+}
+
+template <auto work, Py_ssize_t count>
+void define_plain(pybind11::module_& module, const char* name) {
+  PyMethodDef& definition = plain_definition<work, count>(name);
+  auto made = pybind11::reinterpret_steal<pybind11::object>(
+      PyCFunction_NewEx(&definition, nullptr, module.attr("__name__").ptr()));
+  if (!made) throw pybind11::error_already_set();
+  module.attr(name) = made;
+}
+
+template <auto work, Py_ssize_t count>
+void define_plain_method(const pybind11::handle& type, const char* name) {
+  auto made = pybind11::reinterpret_steal<pybind11::object>(
+      PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type.ptr()), &plain_definition<work, count, true>(name)));
+  if (!made) throw pybind11::error_already_set();
+  type.attr(name) = made;
+}
+
+// An argument of one of Python's own types. Throws a TypeError where it is of another one.
+template <typename Type>
+Type argument(PyObject* value) {
+  if (!Type::check_(pybind11::handle(value))) {
+    throw pybind11::type_error(std::string("an argument of habana_mp's core is of the wrong type: ") +
+                               Py_TYPE(value)->tp_name);
+  }
+  return pybind11::reinterpret_borrow<Type>(value);
+}
+
+inline std::uint64_t number_argument(PyObject* value) {
+  const unsigned long long number = PyLong_AsUnsignedLongLong(value);
+  if (PyErr_Occurred() != nullptr) throw pybind11::error_already_set();
+  return number;
+}
+
+}  // namespace habana_mp

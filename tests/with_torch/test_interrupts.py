@@ -1,0 +1,178 @@
+"""Ctrl-C, the end of a program and the end of a greenlet reach the script, whatever code of its the core was in."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import greenlet
+import pytest
+import torch
+from torch import nn
+
+from habana_mp import _core, hmp
+from habana_mp._ledger import UnmetError
+from helpers.processes import run_script
+
+X = torch.linspace(-1, 1, 32).reshape(4, 8)
+
+
+def ctrl_c() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def exits() -> None:
+    raise SystemExit(3)
+
+
+def ends_greenlet() -> None:
+    raise greenlet.GreenletExit
+
+
+@pytest.fixture
+def unraisable(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
+    """The exceptions that Python told of and did not raise."""
+    seen: list[BaseException] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda report: seen.append(report.exc_value))
+    return seen
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_raises() -> Iterator[None]:
+    """A shell starts what runs in its background with this signal ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+INTERRUPTS: list[tuple[Callable[[], None], type[BaseException]]] = [
+    (ctrl_c, KeyboardInterrupt),
+    (exits, SystemExit),
+    (ends_greenlet, greenlet.GreenletExit),
+]
+interrupts = pytest.mark.parametrize(("interrupt", "error"), INTERRUPTS, ids=["ctrl-c", "exit", "greenlet"])
+
+
+class Outer(nn.Module):
+    """Its modules are asked for by the report; each time something happens."""
+
+    def __init__(self, happens: Callable[[], None]) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.happens = happens
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        self.happens()
+        return super().named_modules(*args, **kwargs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
+def compute_a_little() -> None:
+    """An operation, and code after it that Python can interrupt."""
+    X.softmax(-1)
+    for _ in range(1000):
+        len("")
+
+
+@pytest.mark.usefixtures("counted")
+@interrupts
+@pytest.mark.parametrize("detail", ["modules", "lines"])
+def test_an_interrupt_while_a_module_tells_its_names_is_raised_by_the_call_of_the_module(
+    detail: Any, interrupt: Callable[[], None], error: type[BaseException]
+) -> None:
+    hmp.convert(report=detail)
+    model = Outer(interrupt)
+    with pytest.raises(error) as raised:
+        model(X)
+    assert not isinstance(raised.value, SystemExit) or raised.value.code == 3
+    assert _core.running_module() == -1
+    model.happens = lambda: None
+    model(X)
+    assert {row.module for row in hmp.report(show=False) if row.operation == "linear"} == {"Outer.inner"}
+
+
+@pytest.mark.usefixtures("counted")
+def test_an_error_while_a_module_tells_its_names_harms_no_call() -> None:
+    def fails() -> None:
+        raise UnmetError("no names")
+
+    hmp.convert(report="modules")
+    assert Outer(fails)(X).shape == (4, 8)
+
+
+@pytest.mark.parametrize("error", ["KeyboardInterrupt", "SystemExit(3)"])
+def test_an_interrupt_while_a_tensor_tells_its_dtype_is_raised_after_the_operation(error: str) -> None:
+    done = run_script(
+        f"""
+import torch
+from habana_mp import hmp
+class Odd(torch.Tensor):
+    happens = False
+    @property
+    def dtype(self):
+        if Odd.happens:
+            raise {error}
+        return torch.float32
+odd = torch.ones(4, 4).as_subclass(Odd)
+hmp.convert()
+Odd.happens = True
+try:
+    torch.softmax(odd, -1)
+    for _ in range(1000):
+        len("")
+except BaseException as raised:
+    print(repr(raised))
+""",
+        HABANA_MP_READER="attribute",
+    )
+    assert (done.stdout.strip(), done.stderr) == (error if "(" in error else f"{error}()", "")
+
+
+class Handler(logging.Handler):
+    def __init__(self, happens: Callable[[], None]) -> None:
+        super().__init__()
+        self.happens = happens
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.happens()
+
+
+@interrupts
+def test_an_interrupt_in_a_handler_of_the_log_is_raised_after_the_operation(
+    interrupt: Callable[[], None], error: type[BaseException], unraisable: list[BaseException]
+) -> None:
+    logger = logging.Logger("interrupted", logging.INFO)
+    logger.addHandler(Handler(interrupt))
+    hmp.convert(log=logger)
+    with pytest.raises(error) as raised:
+        compute_a_little()
+    hmp.restore()
+    assert not isinstance(raised.value, SystemExit) or raised.value.code == 3
+    assert unraisable == []
+
+
+def test_an_interrupt_in_another_thread_is_raised_in_that_thread(unraisable: list[BaseException]) -> None:
+    logger = logging.Logger("interrupted", logging.INFO)
+    logger.addHandler(Handler(exits))
+    hmp.convert(log=logger)
+    seen: list[str] = []
+
+    def work() -> None:
+        try:
+            compute_a_little()
+            seen.append("not raised")
+        except SystemExit:
+            seen.append("raised")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    hmp.restore()
+    assert seen == ["raised"]
+    assert unraisable == []
