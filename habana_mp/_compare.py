@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from habana_mp import _core
 from habana_mp._report import Report
 
 _Row = dict[str, Any]
@@ -122,7 +123,7 @@ class Comparison:
             lines += _section(f"{speed}, per call", [f"{_name(pair)}: {_times(pair)}" for pair in self.of_speed(speed)])
         for title, rows in (("new in b", self.new), ("gone from a", self.gone)):
             lines += _section(title, [f"{_place(row)}: {_told(row)}, {_calls(row['calls'])}" for row in rows])
-        return "\n".join(lines)
+        return "\n".join(map(_core.printable, lines))
 
     def _counts(self) -> str:
         counts = {

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from habana_mp import ops
+from habana_mp import _core, ops
 
 if TYPE_CHECKING:
     from habana_mp._report import Edge, Report, Row
@@ -54,7 +54,7 @@ def of(report: Report) -> tuple[Finding, ...]:
                 precision=rows[0].precision,
                 refused=", ".join(dict.fromkeys(reason for row in rows for reason in row.refused)),
             )
-            found.append(Finding(kind.name, tuple(together), text))
+            found.append(Finding(kind.name, tuple(together), _core.printable(text)))
     return (*found, *_ping_pongs(report))
 
 
@@ -69,7 +69,7 @@ def in_words(report: Report) -> tuple[str, ...]:
     for number, one in enumerate(shown):
         more = hidden[one.kind] if last[one.kind] == number else 0
         lines.append(one.text + (f" ({_count(more, 'more place')} like it)" if more else ""))
-    return tuple(lines)
+    return tuple(map(_core.printable, lines))
 
 
 def _chosen(findings: Iterable[Finding], most: int) -> list[Finding]:
@@ -376,7 +376,8 @@ def _ping_pongs(report: Report) -> list[Finding]:
     for numbers in _by_line(report, [one[0] for one in between]):
         parts = [one for one in between if one[0] in numbers]
         saves = sum(one[3] for one in parts)
-        found.append(Finding("ping-pong", tuple(numbers), _ping_pong_text(report, parts, saves), saves))
+        text = _core.printable(_ping_pong_text(report, parts, saves))
+        found.append(Finding("ping-pong", tuple(numbers), text, saves))
     return sorted(found, key=lambda one: -(one.saves or 0.0))
 
 

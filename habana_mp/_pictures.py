@@ -45,7 +45,7 @@ def _cells(row: Row, columns: Sequence[str]) -> list[str]:
         "ms": "" if row.seconds is None else f"{1e3 * row.seconds:.3f}",
         "ms of casts": "" if row.cast_seconds is None else f"{1e3 * row.cast_seconds:.3f}",
     }
-    return [cells[column] for column in columns]
+    return [_core.printable(cells[column]) for column in columns]
 
 
 def _total(report: Report, columns: Sequence[str]) -> list[str]:
@@ -137,7 +137,7 @@ def _node(number: int, row: Row) -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+    return _core.printable(text).replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _quoted(text: str) -> str:

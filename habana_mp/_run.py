@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from habana_mp import _closing, _report, _speed, hmp
+from habana_mp import _closing, _core, _report, _speed, hmp
 from habana_mp._errors import HmpWarning
 from habana_mp._ranks import Children, Ranks
 from habana_mp._report import Report
@@ -203,7 +203,7 @@ def _absolute(path: str | None) -> str | None:
 def _say(text: str) -> None:
     """A line of ours, wherever the script has its own going."""
     if sys.__stderr__ is not None and not sys.__stderr__.closed:
-        print(f"habana-mp: {text}", file=sys.__stderr__, flush=True)
+        print(f"habana-mp: {_core.printable(text)}", file=sys.__stderr__, flush=True)
 
 
 def _warn_if_slower(dtype: str) -> None:

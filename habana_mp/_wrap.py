@@ -48,7 +48,7 @@ def op_wrap(function: Any = None, to: str | torch.dtype = "bf16") -> Any:
         return lambda decorated: op_wrap(decorated, to)
     if not callable(function):
         raise TypeError(f"`op_wrap` needs a function; got {type(function).__name__}: {function!r}")
-    operation = getattr(function, "__name__", type(function).__name__)
+    operation = str(getattr(function, "__name__", type(function).__name__))
     engine = _core.Function(_call, function, operation, _RULINGS[name].rule(""))
 
     @constant_in_graph

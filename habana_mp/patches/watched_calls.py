@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 import importlib
 import sysconfig
 import weakref
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,53 @@ _WRAPPERS = {
     "OptimizedModule": "_orig_mod",
 }
 
-#: By name, roots that were seen.
-_roots: dict[str, weakref.ref[torch.nn.Module]] = {}
+
+class _Roots:
+    """Names of modules that are called alone: that of the class, with the lowest number that no living one has."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}
+        self._taken: set[str] = set()
+        #: By class, how many numbers were given, and those that were given back.
+        self._given: dict[str, int] = {}
+        self._free: dict[str, list[int]] = {}
+
+    def name_of(self, module: torch.nn.Module, kind: str) -> str:
+        known = self._names.get(id(module))
+        if known is not None and known[0]() is module:
+            return known[1]
+        passed_over = []  # a class may be called as another one with its number
+        while True:
+            number = self._number(kind)
+            name = kind if number == 1 else f"{kind}#{number}"
+            if name not in self._taken:
+                break
+            passed_over.append(number)
+        for one in passed_over:
+            heapq.heappush(self._free.setdefault(kind, []), one)
+        self._taken.add(name)
+        reference = weakref.ref(module, partial(self._forget, id(module), kind, number, name))
+        self._names[id(module)] = reference, name
+        return name
+
+    def _number(self, kind: str) -> int:
+        if self._free.get(kind):
+            return heapq.heappop(self._free[kind])
+        self._given[kind] = self._given.get(kind, 0) + 1
+        return self._given[kind]
+
+    def _forget(self, key: int, kind: str, number: int, name: str, gone: weakref.ref[torch.nn.Module]) -> None:
+        known = self._names.get(key)
+        if known is not None and known[0] is gone:
+            del self._names[key]
+        self._taken.discard(name)
+        free = self._free.setdefault(kind, [])
+        heapq.heappush(free, number)
+        if len(free) == self._given.get(kind):
+            del self._free[kind], self._given[kind]  # none is in use
+
+
+_roots = _Roots()
 
 
 def check() -> None:
@@ -118,15 +164,7 @@ def _without_wrappers(outer: Any, name: str) -> Iterator[str]:
 def _root_name(module: Any, kind: str) -> str:
     if getattr(module, "_is_replica", False):  # nn.DataParallel makes new ones for each call
         return kind
-    number, name = 1, kind
-    while True:
-        known = _roots.get(name)
-        known_module = None if known is None else known()
-        if known_module is None or known_module is module:
-            _roots[name] = weakref.ref(module)
-            return name
-        number += 1
-        name = f"{kind}#{number}"
+    return _roots.name_of(module, kind)
 
 
 def _traced_place() -> tuple[str | None, str, int, str | None] | None:

@@ -343,6 +343,11 @@ void set_recognised(const py::tuple& steps, const py::dict& worker_namespace, co
                           held(inside), held(between), held(through)});
 }
 
+// Names and reprs are what users write: lone surrogates are in them as three bytes each.
+py::object text_of_bytes(const std::string& bytes) {
+  return called(PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "surrogatepass"));
+}
+
 // (operation, representation, precision, reason, calls, casts, bytes) for whatever was called
 py::list counts() {
   struct Row {
@@ -353,27 +358,16 @@ py::list counts() {
   };
   // No Python object is made meanwhile: a collection of garbage may free functions with rules of their own.
   std::vector<Row> found;
-  engine::for_each_target([&found](const Target& target) {
-    for (std::size_t p = 0; p < rules::precision_count; ++p) {
-      for (std::size_t r = 0; r < rules::reason_count; ++r) {
-        const engine::Count& count = target.counts[p][r];
-        if (count.calls == 0) continue;
-        const rules::Decision decision{static_cast<rules::Precision>(p), static_cast<rules::Reason>(r)};
-        found.push_back({target.operation, target.representation, decision, count});
-      }
-    }
+  engine::for_each_count([&found](const engine::Counted& one) {
+    found.push_back({one.operation, one.representation, one.decision, one.count});
   });
   py::list rows;
   for (const Row& row : found) {
-    rows.append(py::make_tuple(row.operation, row.representation, rules::name(row.decision.precision),
-                               rules::word(row.decision.reason), row.count.calls, row.count.casts, row.count.bytes,
-                               row.count.small));
+    rows.append(py::make_tuple(text_of_bytes(row.operation), text_of_bytes(row.representation),
+                               rules::name(row.decision.precision), rules::word(row.decision.reason), row.count.calls,
+                               row.count.casts, row.count.bytes, row.count.small));
   }
   return rows;
-}
-
-void reset_counts() {
-  engine::for_each_target([](Target& target) { target.counts = {}; });
 }
 
 py::object untouched_twin(const py::object& builtin) {
@@ -443,8 +437,8 @@ class Composite {
 // held, `function` what is to be called.
 class Function {
  public:
-  Function(const py::object& function, const py::object& shown, const std::string& operation, const Rule& rule)
-      : target_(engine::make_function_target(function.ptr(), shown.ptr(), operation.c_str())) {
+  Function(const py::object& function, const py::object& shown, const py::str& operation, const Rule& rule)
+      : target_(engine::make_function_target(function.ptr(), shown.ptr(), host::bytes_of(operation.ptr()))) {
     if (target_ == nullptr) throw py::error_already_set();
     Rule own = rule;
     own.reason = rules::Reason::op_wrap;
@@ -528,9 +522,9 @@ void register_engine(py::module_& module) {
     tensor::set_recorded_cast(function.is_none() ? nullptr : function.ptr());
   });
   module.def("cast_in_block", &cast_in_block);
-  module.def("reset_counts", &reset_counts);
+  module.def("reset_counts", &engine::reset_counts);
   py::class_<Function> function(module, "Function", "A Python function that is called through the engine.");
-  function.def(py::init<const py::object&, const py::object&, const std::string&, const Rule&>(), py::arg("function"),
+  function.def(py::init<const py::object&, const py::object&, const py::str&, const Rule&>(), py::arg("function"),
                py::arg("shown"), py::arg("operation"), py::arg("rule"));
   define_plain_method<&call_through_engine<Function>, 2>(function, "call");
   py::class_<Composite> composite(module, "Composite", "A Python function of torch's that lists may cover.");

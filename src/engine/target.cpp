@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include "host/frames.hpp"
 
 namespace habana_mp::engine {
 
@@ -22,21 +25,24 @@ std::vector<Target*>& functions() {
   return alive;
 }
 
-// By operation: what functions that are gone have counted.
-std::map<std::string, Target>& dropped() {
-  static std::map<std::string, Target> map;
+// What functions that are gone have counted.
+struct Dropped {
+  std::string representation;
+  Count count;
+};
+std::map<std::tuple<std::string, Precision, Reason>, Dropped>& dropped() {
+  static std::map<std::tuple<std::string, Precision, Reason>, Dropped> map;
   return map;
 }
 
-Target* make(PyObject* object, PyObject* shown, const char* operation) {
+Target* make(PyObject* object, PyObject* shown, const std::string& operation) {
   const Owned text(PyObject_Repr(shown));
-  const char* utf8 = text ? PyUnicode_AsUTF8(text.get()) : nullptr;
-  if (utf8 == nullptr) return nullptr;
+  if (!text) return nullptr;
   auto* target = new Target;
   target->object = Owned::borrowed(object);
   target->called = Owned::borrowed(object);
   target->operation = operation;
-  target->representation = utf8;
+  target->representation = host::bytes_of(text.get());
   return target;
 }
 
@@ -90,7 +96,7 @@ Target* target_for(PyObject* object, host::Shape shape, const char* operation, P
   return target;
 }
 
-Target* make_function_target(PyObject* function, PyObject* shown, const char* operation) {
+Target* make_function_target(PyObject* function, PyObject* shown, const std::string& operation) {
   Target* target = make(function, shown, operation);
   if (target == nullptr) return nullptr;
   target->shape = host::Shape::python;
@@ -101,13 +107,14 @@ Target* make_function_target(PyObject* function, PyObject* shown, const char* op
 void drop_function_target(Target* target) noexcept {
   std::vector<Target*>& alive = functions();
   alive.erase(std::remove(alive.begin(), alive.end(), target), alive.end());
-  std::map<std::string, Target>& old = dropped();
-  Target& kept = old[target->operation];
-  kept.operation = target->operation;
-  kept.representation = target->representation;
-  for (std::size_t precision = 0; precision < kept.counts.size(); ++precision) {
-    for (std::size_t reason = 0; reason < kept.counts[precision].size(); ++reason) {
-      kept.counts[precision][reason] += target->counts[precision][reason];
+  for (std::size_t precision = 0; precision < target->counts.size(); ++precision) {
+    for (std::size_t reason = 0; reason < target->counts[precision].size(); ++reason) {
+      const Count& count = target->counts[precision][reason];
+      if (count.calls == 0) continue;
+      const Decision decision{static_cast<Precision>(precision), static_cast<Reason>(reason)};
+      Dropped& kept = dropped()[{target->operation, decision.precision, decision.reason}];
+      kept.representation = target->representation;
+      kept.count += count;
     }
   }
   // What it held goes last: others may run then.
@@ -116,10 +123,29 @@ void drop_function_target(Target* target) noexcept {
   delete target;
 }
 
-void for_each_target(const std::function<void(Target&)>& visit) {
-  for (std::size_t i = 0; i < target_count; ++i) visit(*targets[i]);
-  for (Target* target : functions()) visit(*target);
-  for (auto& [_, target] : dropped()) visit(target);
+void for_each_count(const std::function<void(const Counted&)>& visit) {
+  const auto visit_target = [&](const Target& target) {
+    for (std::size_t precision = 0; precision < target.counts.size(); ++precision) {
+      for (std::size_t reason = 0; reason < target.counts[precision].size(); ++reason) {
+        const Count& count = target.counts[precision][reason];
+        if (count.calls == 0) continue;
+        const Decision decision{static_cast<Precision>(precision), static_cast<Reason>(reason)};
+        visit({target.operation, target.representation, decision, count});
+      }
+    }
+  };
+  for (std::size_t i = 0; i < target_count; ++i) visit_target(*targets[i]);
+  for (const Target* target : functions()) visit_target(*target);
+  for (const auto& [key, one] : dropped()) {
+    const auto& [operation, precision, reason] = key;
+    visit({operation, one.representation, {precision, reason}, one.count});
+  }
+}
+
+void reset_counts() noexcept {
+  for (std::size_t i = 0; i < target_count; ++i) targets[i]->counts = {};
+  for (Target* target : functions()) target->counts = {};
+  dropped().clear();
 }
 
 }  // namespace habana_mp::engine

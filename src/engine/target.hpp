@@ -68,9 +68,17 @@ void set_function_twin(PyObject* method, PyObject* function) noexcept;
 
 // The target of a Python function: not in `targets`, since users make as many as they like. What a dropped one counted
 // is kept.
-Target* make_function_target(PyObject* function, PyObject* shown, const char* operation);
+Target* make_function_target(PyObject* function, PyObject* shown, const std::string& operation);
 void drop_function_target(Target* target) noexcept;
 
-void for_each_target(const std::function<void(Target&)>& visit);
+// What was counted of calls: of all targets, and of functions that are gone.
+struct Counted {
+  const std::string& operation;
+  const std::string& representation;
+  Decision decision;
+  const Count& count;
+};
+void for_each_count(const std::function<void(const Counted&)>& visit);
+void reset_counts() noexcept;
 
 }  // namespace habana_mp::engine

@@ -3,8 +3,10 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 #include "log/log.hpp"
+#include "log/printable.hpp"
 #include "log/sinks.hpp"
 
 namespace py = pybind11;
@@ -34,6 +36,16 @@ std::string bytes_of(const py::str& text) {
   return py::reinterpret_steal<py::bytes>(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "surrogatepass"));
 }
 
+// Lone surrogates are spelled out as Python does it.
+py::str printable(const py::str& text) {
+  const py::bytes bytes =
+      py::reinterpret_steal<py::bytes>(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "backslashreplace"));
+  if (!bytes) throw py::error_already_set();
+  fmt::memory_buffer scratch;
+  const std::string_view made = log::printable(static_cast<std::string_view>(bytes), scratch);
+  return {made.data(), made.size()};
+}
+
 void log_operation(const py::str& representation, const std::string& operation, int precision, int reason,
                    unsigned casts) {
   if (precision < 0 || precision >= rules::precision_count) throw py::value_error("`precision` is out of range");
@@ -57,6 +69,9 @@ void register_log(py::module_& module) {
   module.def(
       "log_off", [] { log::send_to(nullptr); }, "Turns the cast log off; a file is complete when this returns.");
   module.def("log_flush", &log::flush, "Writes out what the log's file still buffers.");
+
+  module.def("printable", &printable, py::arg("text"),
+             "The text with what controls a terminal or ends a line spelled out, as in the log.");
 
   py::dict reasons;
   for (int reason = 0; reason < rules::reason_count; ++reason) {

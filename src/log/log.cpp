@@ -15,6 +15,7 @@
 
 #include "errors.hpp"
 #include "gil.hpp"
+#include "log/printable.hpp"
 #include "log/sinks.hpp"
 
 namespace py = pybind11;
@@ -58,56 +59,12 @@ class LineScope {
   bool entered_;
 };
 
-constexpr bool is_ascii(std::string_view text) {
-  unsigned char bits = 0;
-  for (const char c : text) bits |= static_cast<unsigned char>(c);
-  return bits < 0x80;
-}
-
-// The length of the UTF-8 sequence at the start of `text`, 0 where there is none. Python's "surrogatepass" writes lone
-// surrogates as three bytes that no reader of UTF-8 accepts; they count as none.
-std::size_t sequence_length(std::string_view text) {
-  const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
-  const auto follows = [&](std::size_t i) { return (byte(i) & 0xC0) == 0x80; };
-  const unsigned first = byte(0);
-  if (first < 0x80) return 1;
-  if (first >= 0xC2 && first <= 0xDF) return follows(1) ? 2 : 0;
-  if ((first & 0xF0) == 0xE0) {
-    const bool overlong = first == 0xE0 && byte(1) < 0xA0;
-    const bool surrogate = first == 0xED && byte(1) >= 0xA0;
-    return follows(1) && follows(2) && !overlong && !surrogate ? 3 : 0;
-  }
-  if (first >= 0xF0 && first <= 0xF4) {
-    const bool overlong = first == 0xF0 && byte(1) < 0x90;
-    const bool too_large = first == 0xF4 && byte(1) >= 0x90;
-    return follows(1) && follows(2) && follows(3) && !overlong && !too_large ? 4 : 0;
-  }
-  return 0;
-}
-
-// `text` where it is UTF-8, which is nearly always; else a copy in `scratch` with the offending bytes spelled out
-// (\xed), so that one strange repr does not make the whole file unreadable.
-std::string_view valid_utf8(std::string_view text, fmt::memory_buffer& scratch) {
-  if (is_ascii(text)) return text;
-  while (!text.empty()) {
-    const std::size_t length = sequence_length(text);
-    if (length == 0) {
-      fmt::format_to(std::back_inserter(scratch), FMT_COMPILE("\\x{:02x}"), static_cast<unsigned char>(text.front()));
-      text.remove_prefix(1);
-    } else {
-      scratch.append(text.data(), text.data() + length);
-      text.remove_prefix(length);
-    }
-  }
-  return {scratch.data(), scratch.size()};
-}
-
 void append_text(fmt::memory_buffer& out, std::string_view representation, rules::Decision decision,
                  const Origin* origin) {
   using rules::Precision;
   using rules::Reason;
   fmt::memory_buffer scratch;
-  const std::string_view readable = valid_utf8(representation, scratch);
+  const std::string_view readable = printable(representation, scratch);
   if (decision.precision == Precision::unchanged) {
     fmt::format_to(std::back_inserter(out), FMT_COMPILE("leaving  {}  as it is: {}"), readable,
                    rules::describe(decision.reason));
@@ -120,37 +77,14 @@ void append_text(fmt::memory_buffer& out, std::string_view representation, rules
   }
   if (origin != nullptr && !origin->file.empty()) {
     fmt::memory_buffer file;
-    fmt::format_to(std::back_inserter(out), FMT_COMPILE("  at  {}:{}"), valid_utf8(origin->file, file), origin->line);
+    fmt::format_to(std::back_inserter(out), FMT_COMPILE("  at  {}:{}"), printable(origin->file, file), origin->line);
   }
 }
 
 void append_quoted(fmt::memory_buffer& out, std::string_view text) {
   fmt::memory_buffer scratch;
   out.push_back('"');
-  for (const char c : valid_utf8(text, scratch)) {
-    switch (c) {
-      case '"':
-      case '\\':
-        out.push_back('\\');
-        out.push_back(c);
-        break;
-      case '\n':
-        out.append(std::string_view("\\n"));
-        break;
-      case '\r':
-        out.append(std::string_view("\\r"));
-        break;
-      case '\t':
-        out.append(std::string_view("\\t"));
-        break;
-      default:
-        if (static_cast<unsigned char>(c) < 0x20) {
-          fmt::format_to(std::back_inserter(out), FMT_COMPILE("\\u{:04x}"), static_cast<unsigned>(c));
-        } else {
-          out.push_back(c);
-        }
-    }
-  }
+  append_for_json(out, valid_utf8(text, scratch));
   out.push_back('"');
 }
 
@@ -215,7 +149,7 @@ void event(std::string_view text) noexcept {
   write_line([&](fmt::memory_buffer& line, Layout layout) {
     if (layout == Layout::text) {
       fmt::memory_buffer scratch;
-      line.append(valid_utf8(text, scratch));
+      line.append(printable(text, scratch));
       return;
     }
     line.append(std::string_view(R"("kind": "event", "text": )"));

@@ -139,7 +139,7 @@ def test_lone_surrogates_are_spelled_out_and_never_make_a_file_unreadable(tmp_pa
     emit(text)
     _core.log_flush()
     assert record["function"] == readable
-    assert (tmp_path / "casts.log").read_bytes().decode("utf-8") == line_of(readable) + "\n"
+    assert (tmp_path / "casts.log").read_bytes().decode("utf-8") == line_of(_core.printable(readable)) + "\n"
 
 
 @pytest.mark.parametrize("text", ["a\"b\\c'", "a\nb\r\nc\td", "\x00\x1f\x7f", "größe 日本 🙂", "\ud800", "a\udfffb"])
@@ -155,7 +155,7 @@ def test_python_destinations_take_strange_text(
     monkeypatch.setattr(sys, "stdout", stream)
     open_log(collected.logger if destination == "logger" else None)
     emit(text)
-    readable = text.encode("utf-8", "surrogatepass").decode("utf-8", "backslashreplace")
+    readable = _core.printable(text.encode("utf-8", "surrogatepass").decode("utf-8", "backslashreplace"))
     if destination == "logger":
         assert collected.handler.lines == [line_of(readable)]
     else:

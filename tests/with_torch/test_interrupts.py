@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import sys
@@ -86,6 +87,7 @@ def compute_a_little() -> None:
 def test_an_interrupt_while_a_module_tells_its_names_is_raised_by_the_call_of_the_module(
     detail: Any, interrupt: Callable[[], None], error: type[BaseException]
 ) -> None:
+    gc.collect()  # models that tracebacks hold keep their names
     hmp.convert(report=detail)
     model = Outer(interrupt)
     with pytest.raises(error) as raised:
