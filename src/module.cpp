@@ -1,6 +1,7 @@
 // The binding only: what each room offers to Python is in its own bindings.cpp.
 #include <pybind11/pybind11.h>
 
+#include "forks.hpp"
 #include "module_parts.hpp"
 
 namespace py = pybind11;
@@ -16,6 +17,8 @@ void register_optim(py::module_& module);
 
 PYBIND11_MODULE(_core, module) {
   module.doc() = "The C++ core of habana_mp: kernels, the engine that answers torch's operations, the log.";
+  py::module_::import("os").attr("register_at_fork")(py::arg("after_in_child") =
+                                                         py::cpp_function(&habana_mp::forks::mend));
   habana_mp::register_kernels(module);
   habana_mp::register_log(module);
   habana_mp::register_engine(module);

@@ -1,5 +1,6 @@
 #include "host/team.hpp"
 
+#include <dirent.h>
 #include <dlfcn.h>
 
 #include <array>
@@ -26,6 +27,12 @@ Assumption openmp_threads{
     "torch's loops run on threads of OpenMP's runtime, by GOMP_parallel, which our kernels can ask too",
     "its three functions are one library's; a loop of one thread calls what it was given once, with what it was given",
     "our kernels run on threads of their own"};
+
+Assumption openmp_pause{
+    "openmp.pause",
+    "omp_pause_resource_all of GCC's OpenMP ends the calling thread's team, so that a forked child can start another",
+    "it is of the library that runs torch's loops, which is GCC's; it gives 0, and a loop runs after it",
+    "in a forked child our kernels run on threads of their own, beside torch's"};
 
 void* find_in_torch(const char* name) {
   void* library = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY);
@@ -62,6 +69,33 @@ bool calls_once(const kernels::Team& team) {
   return seen.calls == 1 && seen.place == 0 && team.size() >= 1;
 }
 
+// Others than GCC's start anew in a child by themselves, and may forget how many threads were wished for.
+bool is_of_gcc(void* function) {
+  Dl_info found;
+  return dladdr(function, &found) != 0 && std::string_view(found.dli_fname).find("libgomp") != std::string_view::npos;
+}
+
+bool ends_and_starts(const kernels::Team& team) {
+  constexpr int hard = 2;  // omp_pause_hard
+  return team.pause != nullptr && is_of_gcc(reinterpret_cast<void*>(team.pause)) &&
+         is_of_gcc(reinterpret_cast<void*>(team.run)) && team.pause(hard) == 0 && calls_once(team);
+}
+
+// As the module is loaded: a process may fork before anything is bound.
+[[maybe_unused]] const bool is_asked = [] {
+  kernels::is_only_thread = []() noexcept {
+    DIR* const tasks = opendir("/proc/self/task");
+    if (tasks == nullptr) return false;
+    int count = 0;
+    for (const dirent* one = readdir(tasks); one != nullptr; one = readdir(tasks)) {
+      if (one->d_name[0] != '.') ++count;
+    }
+    closedir(tasks);
+    return count == 1;
+  };
+  return true;
+}();
+
 }  // namespace
 
 void bind_team() noexcept {
@@ -72,9 +106,11 @@ void bind_team() noexcept {
   team.run = reinterpret_cast<decltype(team.run)>(functions[0]);
   team.place = reinterpret_cast<decltype(team.place)>(functions[1]);
   team.size = reinterpret_cast<decltype(team.size)>(functions[2]);
-  if (openmp_threads.holds_by([&] { return are_of_one_library(functions) && calls_once(team); })) {
-    kernels::use_team(team);
-  }
+  if (!openmp_threads.holds_by([&] { return are_of_one_library(functions) && calls_once(team); })) return;
+  if (!kernels::may_use_team()) return;  // to end a team without threads would wait for these
+  team.pause = reinterpret_cast<decltype(team.pause)>(find_in_torch("omp_pause_resource_all"));
+  if (!openmp_pause.holds_by([&] { return ends_and_starts(team); })) team.pause = nullptr;
+  kernels::use_team(team);
 #endif
 }
 

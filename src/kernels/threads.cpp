@@ -201,17 +201,31 @@ class Pool {
 // Never deleted: a thread that outlives the program's end may still look at it.
 std::atomic<Pool*> current{nullptr};
 
-// Set once. Never taken away but by a fork, after which there is none any more.
+// Set once. Never taken away but in a child that cannot start a team.
 Team team_in_use{};
 std::atomic<bool> team_is_there{false};
-std::atomic<bool> is_child{false};
+// False in a child that may have inherited a team without its threads.
+std::atomic<bool> may_start_team{true};
+
+// Does the thread that forks have no team at this moment? For the child, which has this thread alone.
+thread_local bool has_no_team = false;
+
+// A thread that has no team yet is asked too: that costs nothing. The one that forks inside of a loop keeps its team.
+void end_team() {
+  constexpr int hard = 2;  // omp_pause_hard
+  if (has_team()) {
+    has_no_team = team_in_use.pause != nullptr && team_in_use.pause(hard) == 0;
+  } else {
+    has_no_team = may_start_team.load(std::memory_order_relaxed) && is_only_thread != nullptr && is_only_thread();
+  }
+}
 
 // After fork the child has none of the threads, and another thread may have held the lock: the child starts afresh. No
 // lock guards the pool's making, for the same reason.
 void forget() {
   current.store(nullptr, std::memory_order_relaxed);
-  team_is_there.store(false, std::memory_order_relaxed);
-  is_child.store(true, std::memory_order_relaxed);
+  may_start_team.store(has_no_team, std::memory_order_relaxed);
+  if (!has_no_team) team_is_there.store(false, std::memory_order_relaxed);
 }
 
 struct StopAtExit {
@@ -236,15 +250,19 @@ Pool* pool() {
 
 // As the module is loaded, not on first use: a fork by another thread meanwhile would leave them half made in the
 // child.
-const int fork_handler = pthread_atfork(nullptr, nullptr, forget);
+const int fork_handler = pthread_atfork(end_team, nullptr, forget);
 const StopAtExit stop_at_exit{};
 
 }  // namespace
 
+bool (*is_only_thread)() noexcept = nullptr;
+
 bool has_team() noexcept { return team_is_there.load(std::memory_order_acquire); }
 
+bool may_use_team() noexcept { return may_start_team.load(std::memory_order_relaxed) && fork_handler == 0; }
+
 void use_team(const Team& team) noexcept {
-  if (has_team() || is_child.load(std::memory_order_relaxed) || fork_handler != 0) return;
+  if (has_team() || !may_use_team()) return;
   team_in_use = team;
   team_is_there.store(true, std::memory_order_release);
 }

@@ -13,11 +13,22 @@ struct Team {
   void (*run)(void (*member)(void*), void* context, unsigned threads, unsigned flags);  // GOMP_parallel
   int (*place)();                                                                       // omp_get_thread_num
   int (*size)();                                                                        // omp_get_max_threads
+  // omp_pause_resource_all: ends the calling thread's team, and returns 0 where that went well. The next loop starts
+  // another one. Null where there is none.
+  int (*pause)(int kind);
 };
-// Loops on as many threads as it has, or fewer, are the team's from now on. Not in a forked child, which has none of
-// its threads.
+// Loops on as many threads as it has, or fewer, are the team's from now on.
+//
+// A forked child has none of the threads of its parent's team, and a loop would wait for them for ever. So the team of
+// the thread that forks is ended before, and the child starts one of its own, torch's loops included. Where that cannot
+// be done the child's loops run on the pool.
 void use_team(const Team& team) noexcept;
+// Is the calling thread the process's only one? Then no library has a team, and a child may start one. Null where
+// nobody can tell.
+extern bool (*is_only_thread)() noexcept;
 bool has_team() noexcept;
+// False in a child whose thread may have inherited a team without its threads.
+bool may_use_team() noexcept;
 
 // Calls `body` over [0, count), in pieces of a multiple of `grain` elements (the last one may be shorter), on at most
 // `threads` threads, the calling one included. Which thread takes which piece is the same from call to call as far as

@@ -88,9 +88,7 @@ void register_log(py::module_& module) {
 
   // atexit calls last what was registered first, so lines that the script's own atexit functions cause are still kept.
   py::module_::import("atexit").attr("register")(py::cpp_function(&log::shut_down));
-  py::module_::import("os").attr("register_at_fork")(
-      py::arg("before") = py::cpp_function(&log::before_fork),
-      py::arg("after_in_child") = py::cpp_function(&log::after_fork_in_child));
+  py::module_::import("os").attr("register_at_fork")(py::arg("before") = py::cpp_function(&log::before_fork));
 }
 
 }  // namespace habana_mp

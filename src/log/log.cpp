@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "errors.hpp"
+#include "forks.hpp"
 #include "gil.hpp"
 #include "log/printable.hpp"
 #include "log/sinks.hpp"
@@ -186,10 +187,11 @@ void shut_down() {
 
 void before_fork() { flush(); }
 
-void after_fork_in_child() {
-  // The other threads are gone, and with them the lines that they were writing.
+// The other threads are gone, and with them the lines that they were writing.
+static void mend_after_fork() {
   lines_in_flight = writing ? 1 : 0;
   write_each_line_at_once();
 }
+[[maybe_unused]] static const bool is_mended = forks::mend_in_child(&mend_after_fork);
 
 }  // namespace habana_mp::log

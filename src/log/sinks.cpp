@@ -18,6 +18,7 @@
 #include "errors.hpp"
 #include "gil.hpp"
 #include "host/frames.hpp"
+#include "host/held_memory.hpp"
 
 namespace py = pybind11;
 
@@ -123,7 +124,10 @@ class ConsoleSink final : public PythonSink {
 
 // How many frames of this package stand between the core and the code whose call is told of?
 int own_frames() {
-  static PyObject* const package = py::make_tuple("habana_mp.").release().ptr();
+  static PyObject* const package = [] {
+    const host::NoCollection no_finalizers;  // one that comes here again would wait for itself
+    return py::make_tuple("habana_mp.").release().ptr();
+  }();
   int frames = 0;
   for (host::FrameWalk walk; walk; walk.outwards(), ++frames) {
     const Owned name = walk.module_name();

@@ -74,6 +74,5 @@ void shut_down();
 
 // A line left in the buffer across a fork would be written by both processes.
 void before_fork();
-void after_fork_in_child();
 
 }  // namespace habana_mp::log

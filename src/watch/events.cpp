@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "forks.hpp"
+
 namespace habana_mp::watch {
 
 namespace {
@@ -49,9 +51,13 @@ std::int64_t nanoseconds_to_calendar() noexcept {
   return now<std::chrono::system_clock>() - now<std::chrono::steady_clock>();
 }
 
+// A child's only thread has another number than the one that it goes on from.
+static thread_local std::uint64_t number_here = 0;
+[[maybe_unused]] static const bool is_mended = forks::mend_in_child([] { number_here = 0; });
+
 std::uint64_t thread_number() noexcept {
-  static thread_local const auto number = static_cast<std::uint64_t>(syscall(SYS_gettid));
-  return number;
+  if (number_here == 0) number_here = static_cast<std::uint64_t>(syscall(SYS_gettid));
+  return number_here;
 }
 
 }  // namespace habana_mp::watch
