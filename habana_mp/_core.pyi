@@ -95,8 +95,7 @@ def _log_event(text: str) -> None:
 
 # ---- optim ----
 class StepPlan:
-    """Which weights of an optimizer's group the core can step. To be used at once, while all tensors are as they were
-    given."""
+    """Which weights of an optimizer's group the core can step, once. What gets other memory before is left out."""
 
     def __init__(
         self,
@@ -111,6 +110,10 @@ class StepPlan:
     @property
     def left_out(self) -> list[int]:
         """The places of the weights that it cannot."""
+
+    @property
+    def changed(self) -> list[int]:
+        """After the step: the places of those among them that it could have stepped as they were before."""
 
     @property
     def lowered(self) -> list[int]:

@@ -50,8 +50,36 @@ def make_gradients_dense(params: Iterable[Tensor]) -> None:
             param.grad = param.grad.to_dense()
 
 
+#: A weight whose memory changes each time before it is stepped goes to torch in the end.
+_ATTEMPTS = 3
+
+
+def step_by_kernels(
+    columns: Sequence[list[Any]],
+    attempt: Callable[[Sequence[list[Any]]], Stepping],
+    by_torch: Callable[[Sequence[list[Any]]], None],
+) -> None:
+    """Step each weight once: by the kernels, or by torch.
+
+    Args:
+        columns: Lists with one entry for each weight, or empty: the weights, their gradients, and their state.
+        attempt: Called with columns. It has torch step the weights that the kernels leave out, and the kernels step
+            the others. Some of these may get other memory before the kernels begin: these are attempted again.
+        by_torch: Called with columns, to have torch step all of them.
+    """
+    for _ in range(_ATTEMPTS):
+        stepping = attempt(columns)
+        columns = [stepping.changed(column) for column in columns]
+        if not columns[0]:
+            return
+    by_torch(columns)
+
+
 class Stepping:
     """One step. What is to be left out is known before anything is written.
+
+    Before the kernels begin all tensors are looked at again. A weight of which something has other memory by then, or
+    is of another dtype or form, is left out too.
 
     Args:
         params: The weights.
@@ -86,12 +114,19 @@ class Stepping:
         """Of a list that has one entry for each weight, those of the weights that the kernels do not step."""
         return picked(column, self.plan.left_out)
 
+    def changed(self, column: Sequence[Any]) -> list[Any]:
+        """After the step, those of the weights that nobody stepped, since they changed before."""
+        return picked(column, self.plan.changed)
+
     def taken(self, column: Sequence[Any]) -> list[Any]:
-        """Those of the other weights."""
+        """Those of the weights that the kernels step."""
         return others(column, self.plan.left_out)
 
     def run(self, kernel: str, **numbers: Any) -> None:
-        """Step the weights that are not left out, and write their kept casts."""
+        """Step the weights that are not left out, and write their kept casts.
+
+        The weights that `changed` names are as they were.
+        """
         try:
             getattr(self.plan, kernel)(**numbers)
         finally:

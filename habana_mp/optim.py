@@ -29,7 +29,7 @@ from torch.optim.optimizer import Optimizer
 from torch.optim.sgd import sgd as _torch_sgd
 
 from habana_mp import _core
-from habana_mp._stepping import Stepping, is_number, loss_of, others, picked, writes_kept_casts
+from habana_mp._stepping import Stepping, is_number, loss_of, others, picked, step_by_kernels, writes_kept_casts
 from habana_mp.patches.optimizers import (
     ADAMW_ASKS_FOR_AMSGRAD,
     INSIDES_ARE_KNOWN,
@@ -106,9 +106,8 @@ def _step(optimizer: Optimizer, closure: _Closure, step_group: Callable[[Any, _G
 
 def _step_adam(optimizer: Any, group: _Group) -> None:
     columns: list[list[Tensor]] = [[] for _ in range(6)]
-    params, grads, averages, squares, largest, steps = columns
     told = [group["amsgrad"]] if ADAMW_ASKS_FOR_AMSGRAD and isinstance(optimizer, AdamW) else []
-    has_complex = gather(optimizer, group, params, grads, *told, *columns[2:])
+    has_complex = gather(optimizer, group, *columns[:2], *told, *columns[2:])
     decoupled = group.get("decoupled_weight_decay", isinstance(optimizer, AdamW))
     scaling = _Scaling(optimizer)
     options = {name: group[name] for name in ("lr", "weight_decay", "eps")}
@@ -133,17 +132,24 @@ def _step_adam(optimizer: Any, group: _Group) -> None:
         return
     if scaling.skips:
         return
-    states = [averages, squares, largest] if group["amsgrad"] else [averages, squares]
-    stepping = Stepping(params, grads, states, steps, writes_grads=scaling.value is not None)
-    _leave(by_torch, group, scaling, [stepping.left_out(column) for column in columns])
-    stepping.run(
-        "adam",
-        decoupled=decoupled,
-        maximize=group["maximize"],
-        corrects=True,
-        grad_scale=scaling.value,
-        **numbers,
-    )
+    grad_scale = scaling.value
+
+    def attempt(columns: Sequence[list[Any]]) -> Stepping:
+        params, grads, averages, squares, largest, steps = columns
+        states = [averages, squares, largest] if group["amsgrad"] else [averages, squares]
+        stepping = Stepping(params, grads, states, steps, writes_grads=grad_scale is not None)
+        _leave(by_torch, group, scaling, [stepping.left_out(column) for column in columns])
+        stepping.run(
+            "adam",
+            decoupled=decoupled,
+            maximize=group["maximize"],
+            corrects=True,
+            grad_scale=grad_scale,
+            **numbers,
+        )
+        return stepping
+
+    step_by_kernels(columns, attempt, lambda left: _leave(by_torch, group, scaling, left))
 
 
 class Lars:
@@ -210,25 +216,33 @@ def _step_sgd(optimizer: Any, group: _Group) -> None:
         return
     if scaling.skips:
         return
-    begins = [momentum is None for momentum in momenta]
-    ours = [_like(grad) if begin else momentum for grad, momentum, begin in zip(grads, momenta, begins, strict=False)]
-    stepping = Stepping(params, grads, [ours] if momenta else [], writes_grads=scaling.value is not None)
-    _leave(by_torch, group, scaling, [stepping.left_out(column) for column in (params, grads, momenta)])
-    stepping.run(
-        "sgd",
-        nesterov=group["nesterov"],
-        maximize=group["maximize"],
-        grad_scale=scaling.value,
-        begins=begins or [False] * len(params),
-        **({} if lars is None else lars.numbers(params)),
-        **numbers,
-    )
-    keep(stepping.taken(params), stepping.taken(ours))
+    grad_scale = scaling.value
+
+    def attempt(columns: Sequence[list[Any]]) -> Stepping:
+        params, grads, momenta = columns
+        begins = [momentum is None for momentum in momenta]
+        ours = [
+            _like(grad) if begin else momentum for grad, momentum, begin in zip(grads, momenta, begins, strict=False)
+        ]
+        stepping = Stepping(params, grads, [ours] if momenta else [], writes_grads=grad_scale is not None)
+        _leave(by_torch, group, scaling, [stepping.left_out(column) for column in columns])
+        stepping.run(
+            "sgd",
+            nesterov=group["nesterov"],
+            maximize=group["maximize"],
+            grad_scale=grad_scale,
+            begins=begins or [False] * len(params),
+            **({} if lars is None else lars.numbers(params)),
+            **numbers,
+        )
+        keep(stepping.taken(params), stepping.taken(ours))
+        return stepping
+
+    step_by_kernels([params, grads, momenta], attempt, lambda left: _leave(by_torch, group, scaling, left))
 
 
 def _step_adagrad(optimizer: Any, group: _Group) -> None:
     columns: list[list[Tensor]] = [[] for _ in range(4)]
-    params, grads, sums, steps = columns
     is_sparse, has_complex = gather(optimizer, group, *columns)
     scaling = _Scaling(optimizer)
     options = {name: group[name] for name in ("lr", "lr_decay", "weight_decay", "eps")}
@@ -252,9 +266,15 @@ def _step_adagrad(optimizer: Any, group: _Group) -> None:
         return
     if scaling.skips:
         return
-    stepping = Stepping(params, grads, [sums], steps)
-    _leave(by_torch, group, scaling, [stepping.left_out(column) for column in columns])
-    stepping.run("adagrad", maximize=group["maximize"], **numbers)
+
+    def attempt(columns: Sequence[list[Any]]) -> Stepping:
+        params, grads, sums, steps = columns
+        stepping = Stepping(params, grads, [sums], steps)
+        _leave(by_torch, group, scaling, [stepping.left_out(column) for column in columns])
+        stepping.run("adagrad", maximize=group["maximize"], **numbers)
+        return stepping
+
+    step_by_kernels(columns, attempt, lambda left: _leave(by_torch, group, scaling, left))
 
 
 class _Scaling:

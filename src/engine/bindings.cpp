@@ -249,9 +249,11 @@ py::object call_compiled(Values values) {
 // (function, its argument, the tensors that it writes into)
 py::object call_writer(Values values) {
   const auto written = argument<py::list>(values[2]);
-  ++weights::silent_writers;
-  auto result = py::reinterpret_steal<py::object>(PyObject_CallOneArg(values[0], values[1]));
-  --weights::silent_writers;
+  py::object result;
+  {
+    const weights::SilentWriting writing;
+    result = py::reinterpret_steal<py::object>(PyObject_CallOneArg(values[0], values[1]));
+  }
   HeldError held;
   for (const py::handle& tensor : written) weights::tensor_escapes(tensor.ptr(), false);
   held.restore();
@@ -485,6 +487,7 @@ void register_engine(py::module_& module) {
     or_throw(engine::bind_flags());
     host::bind_callers();
     host::bind_inside();
+    host::bind_held_memory();
     host::bind_aten();
     host::bind_casts_inside();
     host::bind_team();

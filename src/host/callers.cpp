@@ -4,6 +4,7 @@
 
 #include "errors.hpp"
 #include "host/finding.hpp"
+#include "host/held_memory.hpp"
 #include "host/ledger.hpp"
 
 namespace habana_mp::host {
@@ -111,7 +112,10 @@ bool was_recorded_by_jit() noexcept {
 bool was_raised_by_others() noexcept {
   if (PyErr_ExceptionMatches(PyExc_NotImplementedError) != 0) return false;
   HeldError held;
-  static PyObject* const own = Py_BuildValue("(ss)", "torch.", "habana_mp.");
+  static PyObject* const own = [] {
+    const NoCollection no_finalizers;  // one that comes here again would wait for itself
+    return Py_BuildValue("(ss)", "torch.", "habana_mp.");
+  }();
   const PyTracebackObject* entry = innermost_of(held.traceback());
   bool by_others = false;
   if (entry != nullptr && !held.has_context()) {

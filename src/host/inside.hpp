@@ -106,6 +106,11 @@ struct Geometry {
   std::vector<std::int64_t> sizes;
   std::vector<std::int64_t> strides;
 
+  [[nodiscard]] std::int64_t count() const noexcept {
+    std::int64_t all = 1;
+    for (const std::int64_t size : sizes) all *= size;
+    return all;
+  }
   // Without gaps, and no value twice?
   [[nodiscard]] bool is_dense() const;
 };

@@ -154,6 +154,16 @@ void check_target(const py::array& out, const std::string& out_name, const py::a
   }
 }
 
+// Is the array still of this type? Checks may run code, an `__index__` of the caller's say, that changes an array. So
+// the last ones before a kernel are these and `check_target`: they run no Python code where they pass. No address is
+// read before them.
+void check_still(const py::array& array, const std::string& name, Float type) {
+  if (float_of(array.dtype()) != type) {
+    throw py::value_error("`" + name + "` must stay an array of " + name_of(type) + " until it is cast, got " +
+                          described(array));
+  }
+}
+
 py::array checked_out(py::handle object, const py::array& array, Float to) {
   if (!py::isinstance<py::array>(object)) {
     throw py::type_error("`out` must be a NumPy array of " + std::string(name_of(to)) + " or None, got " +
@@ -237,6 +247,9 @@ py::array cast_array(const py::object& object, const py::object& dtype, const py
   py::array out = out_or_none.is_none()
                       ? py::array(target, std::vector<py::ssize_t>(array.shape(), array.shape() + array.ndim()))
                       : checked_out(out_or_none, array, *to);
+  check_still(array, "array", from);
+  check_still(out, "out", *to);
+  check_target(out, "out", array, "array");
   const auto count = static_cast<std::size_t>(array.size());
   if (is_contiguous(array) && is_contiguous(out)) {
     const void* source = array.data();
@@ -301,11 +314,15 @@ py::array kernels_cast_stochastically(const py::object& object, const py::dtype&
   py::array out = out_or_none.is_none() ? fresh() : checked_out(out_or_none, array, Float::bf16);
   array = py::array::ensure(array, py::array::c_style);
   if (!array) throw std::bad_alloc();  // what else can be wrong with it was asked before
+  const kernels::Table* table = path ? &checked_path(*path) : nullptr;
   py::array target = is_contiguous(out) ? out : fresh();
+  check_still(array, "array", Float::f32);
+  check_still(out, "out", Float::bf16);
+  check_target(out, "out", array, "array");
+  check_target(target, "out", array, "array");
   const auto count = static_cast<std::size_t>(array.size());
   const void* source = array.data();
   void* bytes = target.mutable_data();
-  const kernels::Table* table = path ? &checked_path(*path) : nullptr;
   Job copy = job_of(target, Float::bf16, out, Float::bf16);
   released(count, [&] {
     if (table != nullptr) {
@@ -380,7 +397,16 @@ void cast_arrays(const py::object& sources_given, const py::object& outs_given, 
                           std::to_string(outs.size()));
   }
   const unsigned threads = checked_threads(threads_or_none);
+  struct Pair {
+    py::array source;
+    py::array out;
+    std::string source_name;
+    std::string out_name;
+    Float from;
+    Float to;
+  };
   std::vector<py::array> arrays;
+  std::vector<Pair> pairs;
   std::vector<Job> jobs;
   std::size_t count = 0;
   for (std::size_t i = 0; i < sources.size(); ++i) {
@@ -394,9 +420,15 @@ void cast_arrays(const py::object& sources_given, const py::object& outs_given, 
     const Float from = checked_float(source, source_name);
     const Float to = checked_float(out, out_name);
     check_target(out, out_name, source, source_name);
-    jobs.push_back(job_of(source, from, out, to));
-    count += jobs.back().count();
+    pairs.push_back({source, out, source_name, out_name, from, to});
     arrays.push_back(std::move(out));
+  }
+  for (Pair& pair : pairs) {
+    check_still(pair.source, pair.source_name, pair.from);
+    check_still(pair.out, pair.out_name, pair.to);
+    check_target(pair.out, pair.out_name, pair.source, pair.source_name);
+    jobs.push_back(job_of(pair.source, pair.from, pair.out, pair.to));
+    count += jobs.back().count();
   }
   check_apart(arrays, sources.size());
   released(count, [&] { cast_many(jobs, threads); });

@@ -16,11 +16,12 @@ void register_optim(py::module_& module) {
            py::kw_only(), py::arg("params"), py::arg("grads"), py::arg("states"), py::arg("steps"), py::arg("lowers"),
            py::arg("writes_grads"))
       .def_property_readonly("left_out", &StepPlan::left_out)
+      .def_property_readonly("changed", &StepPlan::changed)
       .def_property_readonly("lowered", &StepPlan::lowered)
       .def(
           "adam",
-          [](const StepPlan& plan, double lr, double beta1, double beta2, double eps, double weight_decay,
-             bool decoupled, bool maximize, bool corrects, std::optional<double> grad_scale) {
+          [](StepPlan& plan, double lr, double beta1, double beta2, double eps, double weight_decay, bool decoupled,
+             bool maximize, bool corrects, std::optional<double> grad_scale) {
             plan.step(kernels::Adam{.lr = lr,
                                     .beta1 = beta1,
                                     .beta2 = beta2,
@@ -36,7 +37,7 @@ void register_optim(py::module_& module) {
           py::arg("decoupled"), py::arg("maximize"), py::arg("corrects"), py::arg("grad_scale"))
       .def(
           "adagrad",
-          [](const StepPlan& plan, double lr, double lr_decay, double weight_decay, double eps, bool maximize) {
+          [](StepPlan& plan, double lr, double lr_decay, double weight_decay, double eps, bool maximize) {
             plan.step(kernels::Adagrad{
                 .lr = lr, .lr_decay = lr_decay, .weight_decay = weight_decay, .eps = eps, .maximize = maximize});
           },
@@ -44,8 +45,8 @@ void register_optim(py::module_& module) {
           py::arg("maximize"))
       .def(
           "lamb",
-          [](const StepPlan& plan, double lr, double beta1, double beta2, double eps, double weight_decay,
-             double grad_scale, bool decoupled, bool corrects, bool averages_gradient, bool adapts) {
+          [](StepPlan& plan, double lr, double beta1, double beta2, double eps, double weight_decay, double grad_scale,
+             bool decoupled, bool corrects, bool averages_gradient, bool adapts) {
             plan.step(kernels::Lamb{.lr = lr,
                                     .beta1 = beta1,
                                     .beta2 = beta2,
@@ -62,7 +63,7 @@ void register_optim(py::module_& module) {
           py::arg("adapts"))
       .def(
           "sgd",
-          [](const StepPlan& plan, double lr, double momentum, double dampening, double weight_decay, bool nesterov,
+          [](StepPlan& plan, double lr, double momentum, double dampening, double weight_decay, bool nesterov,
              bool maximize, std::optional<double> grad_scale, const py::list& begins, double lars_factor,
              double lars_eps, const py::list& lars) {
             plan.step(kernels::Sgd{.lr = lr,

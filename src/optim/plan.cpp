@@ -4,11 +4,14 @@
 #include <array>
 #include <cstdint>
 #include <cstdlib>
+#include <exception>
 #include <numeric>
+#include <optional>
 #include <span>
 
 #include "errors.hpp"
 #include "gil.hpp"
+#include "host/held_memory.hpp"
 #include "host/inside.hpp"
 #include "host/torch_api.hpp"
 #include "tensor/cast.hpp"
@@ -138,87 +141,135 @@ auto weights_of(const std::vector<Taken>& taken, const Numbers& numbers) {
   return weights;
 }
 
-template <class Weights>
-void run(Weights&& weights) {
-  const unsigned threads = host::torch_threads();
-  without_gil([&] { kernels::step(std::span(weights), threads); });
+// The columns of a plan.
+enum Column : std::uint8_t { params_column, grads_column, steps_column, lowers_column, first_state };
+
+bool are_same(const kernels::StepArrays& one, const kernels::StepArrays& other) {
+  return one.param == other.param && one.grad == other.grad && one.first == other.first && one.second == other.second &&
+         one.largest == other.largest;
+}
+
+// Is it worth to let other threads run while so many weights with so many values in all are stepped? Each of their
+// tensors has to be held then.
+bool is_worth_releasing(std::size_t weights, std::size_t values) {
+  constexpr std::size_t fewest_values = std::size_t{1} << 12;
+  return values >= static_cast<std::size_t>(tensor::gil_kept_below) && values >= weights * fewest_values;
 }
 
 }  // namespace
 
-StepPlan::StepPlan(const py::list& params, const py::list& grads, const py::list& states, const py::list& steps,
-                   const py::list& lowers, bool writes_grads) {
-  const std::size_t count = params.size();
-  std::vector<py::tuple> columns;
-  for (const py::handle column : states) columns.emplace_back(py::reinterpret_borrow<py::list>(column));
-  const auto wrong_in_bf16 = [count](const auto& column) { return column.size() != count; };
-  if (wrong_in_bf16(grads) || wrong_in_bf16(lowers) || columns.size() > most_states ||
-      std::any_of(columns.begin(), columns.end(), wrong_in_bf16) || (!steps.empty() && wrong_in_bf16(steps))) {
-    throw py::value_error("the lists of a step must be as long as that of the parameters");
-  }
-  kept_ = {py::tuple(params), py::tuple(grads), py::tuple(steps), py::tuple(lowers)};
-  kept_.insert(kept_.end(), columns.begin(), columns.end());
+// Looks at the tensors of weights as they are now.
+class StepPlan::Looking {
+ public:
+  explicit Looking(const StepPlan& plan)
+      : columns_(plan.kept_), writes_grads_(plan.writes_grads_), closed_(!host::can_view() || host::is_traced()) {}
 
-  std::vector<Extent> extents;
-  std::vector<const char*> unseen;  // storages of what cannot be viewed
-  const bool closed = !host::can_view() || host::is_traced();
-  const auto view_of = [&](py::handle tensor) {
-    std::optional<View> view = closed ? std::nullopt : View::of(tensor);
-    if (!view && !closed && is_any_tensor(tensor) && host::can_look_inside()) {
-      if (const char* storage = host::storage_of(tensor.ptr())) unseen.push_back(storage);
-    }
-    return view;
-  };
-  for (std::size_t i = 0; i < count; ++i) {
-    Taken one{.place = i, .arrays = {}, .count = 0, .step = nullptr, .lower = nullptr, .lower_type = Float::bf16};
+  // Nothing where the weight cannot be taken. Runs no Python code where it can.
+  std::optional<Taken> at(std::size_t place) {
+    Taken one{.place = place,
+              .arrays = {},
+              .count = 0,
+              .step = nullptr,
+              .has_lower = false,
+              .lower = nullptr,
+              .lower_type = Float::bf16};
     std::array<float**, most_states> targets = {&one.arrays.first, &one.arrays.second, &one.arrays.largest};
-    const std::optional<View> param = view_of(kept_[0][i]);
+    const std::optional<View> param = view_of(columns_[params_column][place]);
     bool fits = param && param->is_float32() && param->is_dense();
     const auto see = [&](py::handle tensor, bool written) -> float* {
       const std::optional<View> view = view_of(tensor);
-      if (view) extents.push_back(view->extent(written));
+      if (view) extents_.push_back(view->extent(written));
       fits = fits && view && view->is_float32() && view->lies_as(*param);
       return view ? reinterpret_cast<float*>(view->data()) : nullptr;
     };
     if (param) {
-      extents.push_back(param->extent(true));
+      extents_.push_back(param->extent(true));
       one.arrays.param = reinterpret_cast<float*>(param->data());
       one.count = param->count();
     }
-    one.arrays.grad = see(kept_[1][i], writes_grads);
-    for (std::size_t k = 0; k < columns.size(); ++k) *targets[k] = see(columns[k][i], true);
-    if (!steps.empty()) {
-      const std::optional<View> step = view_of(kept_[2][i]);
-      if (step) extents.push_back(step->extent(true));
+    one.arrays.grad = see(columns_[grads_column][place], writes_grads_);
+    for (std::size_t k = first_state; k < columns_.size(); ++k) {
+      *targets[k - first_state] = see(columns_[k][place], true);
+    }
+    if (!columns_[steps_column].empty()) {
+      const std::optional<View> step = view_of(columns_[steps_column][place]);
+      if (step) extents_.push_back(step->extent(true));
       fits = fits && step && step->is_float32() && step->count() == 1;
       if (fits) one.step = reinterpret_cast<float*>(step->data());
     }
-    if (!fits) {
-      left_out_.push_back(i);
-      continue;
-    }
-    if (const py::object lower = kept_[3][i]; !lower.is_none()) {
-      const std::optional<View> view = View::of(lower);
-      const bool is_bf16 = view && view->is(kDLBfloat, 16);
-      if (view && view->lies_as(*param) && (is_bf16 || view->is(kDLFloat, 16))) {
+    if (!fits) return std::nullopt;
+    const py::handle lower = columns_[lowers_column][place];
+    if (const std::optional<View> view = lower.is_none() ? std::nullopt : View::of(lower)) {
+      const bool is_bf16 = view->is(kDLBfloat, 16);
+      if (view->lies_as(*param) && (is_bf16 || view->is(kDLFloat, 16))) {
+        one.has_lower = true;
         one.lower = view->data();
         one.lower_type = is_bf16 ? Float::bf16 : Float::f16;
-        extents.push_back(view->extent(true));
-        lowered_.push_back(i);
+        extents_.push_back(view->extent(true));
       }
     }
-    taken_.push_back(one);
+    return one;
   }
-  std::sort(unseen.begin(), unseen.end());
-  const auto is_unseen = [&](py::handle tensor) {
-    return is_any_tensor(tensor) && std::binary_search(unseen.begin(), unseen.end(), host::storage_of(tensor.ptr()));
-  };
-  const auto shares_with_unseen = [&](const Taken& one) {
-    return std::any_of(kept_.begin(), kept_.end(),
-                       [&](const py::tuple& column) { return !column.empty() && is_unseen(column[one.place]); });
-  };
+
+  // Does one of these share memory with another one, or with a tensor that cannot be viewed?
+  bool any_share(const std::vector<Taken>& taken) {
+    std::sort(unseen_.begin(), unseen_.end());
+    const auto is_unseen = [&](py::handle tensor) {
+      return is_any_tensor(tensor) &&
+             std::binary_search(unseen_.begin(), unseen_.end(), host::storage_of(tensor.ptr()));
+    };
+    const auto shares_with_unseen = [&](const Taken& one) {
+      return std::any_of(columns_.begin(), columns_.end(),
+                         [&](const py::tuple& column) { return !column.empty() && is_unseen(column[one.place]); });
+    };
+    return any_overlap(extents_) || (!unseen_.empty() && std::any_of(taken.begin(), taken.end(), shares_with_unseen));
+  }
+
+ private:
+  std::optional<View> view_of(py::handle tensor) {
+    std::optional<View> view = closed_ ? std::nullopt : View::of(tensor);
+    if (!view && !closed_ && is_any_tensor(tensor) && host::can_look_inside()) {
+      if (const char* storage = host::storage_of(tensor.ptr())) unseen_.push_back(storage);
+    }
+    return view;
+  }
+
+  const std::vector<py::tuple>& columns_;
+  bool writes_grads_;
+  bool closed_;
+  std::vector<Extent> extents_;
+  std::vector<const char*> unseen_;  // storages of what cannot be viewed
+};
+
+bool StepPlan::Taken::operator==(const Taken& other) const {
+  return are_same(arrays, other.arrays) && count == other.count && step == other.step && has_lower == other.has_lower &&
+         lower == other.lower && lower_type == other.lower_type;
+}
+
+StepPlan::StepPlan(const py::list& params, const py::list& grads, const py::list& states, const py::list& steps,
+                   const py::list& lowers, bool writes_grads)
+    : writes_grads_(writes_grads) {
+  const std::size_t count = params.size();
+  std::vector<py::tuple> columns;
+  for (const py::handle column : states) columns.emplace_back(py::reinterpret_borrow<py::list>(column));
+  const auto has_other_length = [count](const auto& column) { return column.size() != count; };
+  if (has_other_length(grads) || has_other_length(lowers) || columns.size() > most_states ||
+      std::any_of(columns.begin(), columns.end(), has_other_length) || (!steps.empty() && has_other_length(steps))) {
+    throw py::value_error("the lists of a step must be as long as that of the parameters");
+  }
+  kept_ = {py::tuple(params), py::tuple(grads), py::tuple(steps), py::tuple(lowers)};
+  kept_.insert(kept_.end(), columns.begin(), columns.end());
+  Looking looking(*this);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (const std::optional<Taken> one = looking.at(i)) {
+      taken_.push_back(*one);
+      if (one->has_lower) lowered_.push_back(i);
+    } else {
+      left_out_.push_back(i);
+    }
+  }
   // Then order matters, which only torch's own code has.
-  if (any_overlap(extents) || (!unseen.empty() && std::any_of(taken_.begin(), taken_.end(), shares_with_unseen))) {
+  if (looking.any_share(taken_)) {
     taken_.clear();
     lowered_.clear();
     left_out_.resize(count);
@@ -226,30 +277,103 @@ StepPlan::StepPlan(const py::list& params, const py::list& grads, const py::list
   }
 }
 
-template <class Rule>
-void StepPlan::step_counted(const Rule& rule) const {
-  run(weights_of(taken_, [&](const Taken& one) {
-    *one.step += 1.0F;
-    return rule.numbers(*one.step);
-  }));
+void StepPlan::look_again() {
+  const std::size_t before = changed_.size();
+  // Where a tensor cannot be viewed any more, finding that out may have run Python code.
+  for (bool are_alike = false; !are_alike;) {
+    are_alike = true;
+    Looking looking(*this);
+    std::erase_if(taken_, [&](const Taken& one) {
+      if (looking.at(one.place) == one) return false;
+      changed_.push_back(one.place);
+      are_alike = false;
+      return true;
+    });
+  }
+  if (changed_.size() == before) return;
+  std::sort(changed_.begin(), changed_.end());
+  left_out_.insert(left_out_.end(), changed_.begin(), changed_.end());
+  std::sort(left_out_.begin(), left_out_.end());
+  std::erase_if(lowered_,
+                [this](std::size_t place) { return std::binary_search(changed_.begin(), changed_.end(), place); });
 }
 
-void StepPlan::step(const kernels::Adam& adam) const { step_counted(adam); }
-void StepPlan::step(const kernels::Adagrad& adagrad) const { step_counted(adagrad); }
-void StepPlan::step(const kernels::Lamb& lamb) const { step_counted(lamb); }
+template <class Kernel>
+void StepPlan::run(const Kernel& kernel) {
+  std::size_t values = 0;
+  for (const Taken& one : taken_) values += one.count;
+  std::vector<host::HeldMemory> held;
+  if (is_worth_releasing(taken_.size(), values)) {
+    held.reserve(taken_.size() * kept_.size());
+    for (const Taken& one : taken_) {
+      for (const py::tuple& column : kept_) {
+        PyObject* const tensor = column.empty() ? Py_None : PyTuple_GET_ITEM(column.ptr(), one.place);
+        if (tensor != Py_None) held.emplace_back(tensor);
+      }
+    }
+  }
+  if (held.empty() || !std::all_of(held.begin(), held.end(), [](const auto& one) { return static_cast<bool>(one); })) {
+    kernel();
+    return;
+  }
+  std::exception_ptr failure;
+  without_gil([&] {
+    try {
+      kernel();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  });
+  if (failure) std::rethrow_exception(failure);
+}
+
+template <class Rule>
+void StepPlan::step_counted(const Rule& rule) {
+  const unsigned threads = host::torch_threads();
+  look_again();
+  auto weights = weights_of(taken_, [&](const Taken& one) { return rule.numbers(*one.step + 1.0F); });
+  const auto count = [this](float by) {
+    for (const Taken& one : taken_) *one.step += by;
+  };
+  count(1.0F);
+  try {
+    run([&] { kernels::step(std::span(weights), threads); });
+  } catch (...) {
+    count(-1.0F);
+    throw;
+  }
+  taken_.clear();
+}
+
+void StepPlan::step(const kernels::Adam& adam) { step_counted(adam); }
+void StepPlan::step(const kernels::Adagrad& adagrad) { step_counted(adagrad); }
+void StepPlan::step(const kernels::Lamb& lamb) { step_counted(lamb); }
 
 void StepPlan::step(const kernels::Sgd& sgd, const py::list& begins, const kernels::Lars& lars,
-                    const py::list& scaled) const {
-  auto weights = weights_of(taken_, [&](const Taken& one) { return sgd.numbers(begins[one.place].cast<bool>()); });
-  if (!scaled.empty()) {
-    std::vector<kernels::Weight<kernels::SgdNumbers>*> chosen;
-    for (std::size_t i = 0; i < taken_.size(); ++i) {
-      if (scaled[taken_[i].place].cast<bool>()) chosen.push_back(&weights[i]);
-    }
-    const unsigned threads = host::torch_threads();
-    without_gil([&] { kernels::scale_gradients(lars, chosen, threads); });
+                    const py::list& scaled) {
+  const auto flags_in = [](const py::list& list) {
+    std::vector<bool> flags;
+    for (const py::handle one : list) flags.push_back(one.cast<bool>());
+    return flags;
+  };
+  const std::vector<bool> are_first = flags_in(begins);
+  const std::vector<bool> are_scaled = flags_in(scaled);
+  const std::size_t count = kept_[params_column].size();
+  if (are_first.size() != count || (!are_scaled.empty() && are_scaled.size() != count)) {
+    throw py::value_error("the lists of a step must be as long as that of the parameters");
   }
-  run(weights);
+  const unsigned threads = host::torch_threads();
+  look_again();
+  auto weights = weights_of(taken_, [&](const Taken& one) { return sgd.numbers(are_first[one.place]); });
+  std::vector<kernels::Weight<kernels::SgdNumbers>*> chosen;
+  for (std::size_t i = 0; i < taken_.size(); ++i) {
+    if (!are_scaled.empty() && are_scaled[taken_[i].place]) chosen.push_back(&weights[i]);
+  }
+  run([&] {
+    if (!chosen.empty()) kernels::scale_gradients(lars, chosen, threads);
+    kernels::step(std::span(weights), threads);
+  });
+  taken_.clear();
 }
 
 }  // namespace habana_mp::optim

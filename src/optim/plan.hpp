@@ -12,8 +12,11 @@
 namespace habana_mp::optim {
 
 // A weight is taken where its gradient and states are float32 on the CPU, lie in memory as it does and without gaps,
-// and share memory with nothing else that takes part. All of that is found out before anything is written. A plan is
-// for right away: it keeps the tensors alive, but not where their memory is.
+// and share memory with nothing else that takes part. All of that is found out before anything is written.
+//
+// Between the plan and its step other code may run, and give a tensor other memory. So a step looks at all tensors
+// again. It leaves a weight out where anything of it changed, and holds the memory of the others while the GIL is let
+// go.
 class StepPlan {
  public:
   // `states` holds up to three lists: what kernels::StepArrays calls first, second and largest. `steps` is empty or
@@ -21,17 +24,20 @@ class StepPlan {
   StepPlan(const pybind11::list& params, const pybind11::list& grads, const pybind11::list& states,
            const pybind11::list& steps, const pybind11::list& lowers, bool writes_grads);
 
-  // The places in the lists of the weights that are not taken, and of those whose lower tensor is.
+  // The places in the lists of the weights that are not taken, those that changed before the step included; of those
+  // that changed; and of those whose lower tensor is written.
   [[nodiscard]] const std::vector<std::size_t>& left_out() const { return left_out_; }
+  [[nodiscard]] const std::vector<std::size_t>& changed() const { return changed_; }
   [[nodiscard]] const std::vector<std::size_t>& lowered() const { return lowered_; }
 
-  // Each steps all weights that are taken. The GIL is given up meanwhile.
-  void step(const kernels::Adam& adam) const;
-  void step(const kernels::Adagrad& adagrad) const;
-  void step(const kernels::Lamb& lamb) const;
+  // Each steps all weights that are taken, once: a second one steps nothing. Where there is much to do the GIL is given
+  // up meanwhile. Throws std::bad_alloc before any array is written.
+  void step(const kernels::Adam& adam);
+  void step(const kernels::Adagrad& adagrad);
+  void step(const kernels::Lamb& lamb);
   // `scaled` is empty, or says for each weight whether LARS scales its gradient.
   void step(const kernels::Sgd& sgd, const pybind11::list& begins, const kernels::Lars& lars,
-            const pybind11::list& scaled) const;
+            const pybind11::list& scaled);
 
  private:
   struct Taken {
@@ -39,17 +45,29 @@ class StepPlan {
     kernels::StepArrays arrays;
     std::size_t count;
     float* step;
+    bool has_lower;  // whose address is null where it is empty
     void* lower;
     kernels::Float lower_type;
+
+    bool operator==(const Taken& other) const;
   };
 
+  class Looking;
+
+  // Leaves out what changed. After it no Python code may run before the step.
+  void look_again();
+  // Runs `kernel`, holding the memory of all that is taken.
+  template <class Kernel>
+  void run(const Kernel& kernel);
   // Counts each weight's step up before.
   template <class Rule>
-  void step_counted(const Rule& rule) const;
+  void step_counted(const Rule& rule);
 
-  std::vector<pybind11::tuple> kept_;
+  std::vector<pybind11::tuple> kept_;  // params, grads, steps, lowers, states
+  bool writes_grads_;
   std::vector<Taken> taken_;
   std::vector<std::size_t> left_out_;
+  std::vector<std::size_t> changed_;
   std::vector<std::size_t> lowered_;
 };
 

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "errors.hpp"
-#include "gil.hpp"
 #include "host/inside.hpp"
 #include "kernels/cast.hpp"
 
@@ -43,12 +42,22 @@ bool may_change_layout(PyObject* tensor, const CastResult& seen) {
 
 // A cast that nobody but the caller has to see: allocated past torch's dispatcher, filled by our kernel. Null without
 // an exception where this way is closed.
-Owned cast_by_kernel(PyObject* tensor, Kind from, Kind to, std::int64_t count) {
+Owned cast_by_kernel(PyObject* tensor, Kind from, Kind to) {
   DLTensor source;
-  if (!host::view_on_cpu(tensor, source) || !host::is_contiguous(source)) return nullptr;
   void* values = nullptr;
-  Owned made = host::allocate_like(source, to, values);
-  if (made) convert(static_cast<const char*>(source.data) + source.byte_offset, from, values, to, count);
+  Owned made;
+  {
+    // A finalizer could give the tensor other memory.
+    const host::NoCollection no_finalizers;
+    if (!host::view_on_cpu(tensor, source) || !host::is_of_kind(source, from) || !host::is_contiguous(source)) {
+      return nullptr;
+    }
+    made = host::allocate_like(source, to, values);
+  }
+  if (made) {
+    convert(tensor, static_cast<const char*>(source.data) + source.byte_offset, from, values, to,
+            host::count_in(source));
+  }
   return made;
 }
 
@@ -69,14 +78,14 @@ bool must_be_seen(PyObject* tensor, CastResult& seen) {
   return host::counts_as_negated(tensor);
 }
 
-static void convert_values(const void* source, Kind from, void* target, Kind to, std::int64_t count) {
+static void convert_values(PyObject* tensor, const void* source, Kind from, void* target, Kind to, std::int64_t count) {
   const auto values = static_cast<std::size_t>(count);
   if (count < parallel_from) {
     kernels::cast(source, float_of(from), target, float_of(to), values, 1);
     return;
   }
   const unsigned threads = host::torch_threads();
-  without_gil([&] { kernels::cast(source, float_of(from), target, float_of(to), values, threads); });
+  run_on(tensor, count, [&] { kernels::cast(source, float_of(from), target, float_of(to), values, threads); });
 }
 
 void set_recorded_cast(PyObject* function) noexcept { *recorded_cast = Owned::borrowed_or_null(function); }
@@ -91,7 +100,10 @@ Owned cast_in_block(PyObject* tensor, Kind to) noexcept {
   if (must_be_seen(tensor, ignored) || !host::read_geometry(tensor, geometry) || !geometry.is_dense()) return nullptr;
   void* values = nullptr;
   Owned made = cast_memory.tensor_in_block(geometry, to, values);
-  if (made) convert(geometry.values, from, values, to, count);
+  // Others may have run meanwhile.
+  const bool is_unchanged = made && host::kind_of_tensor(tensor) == from && host::has_geometry(tensor, geometry, true);
+  if (!is_unchanged) return nullptr;
+  convert(tensor, geometry.values, from, values, to, geometry.count());
   return made;
 }
 
@@ -116,7 +128,7 @@ static Owned make_cast(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
   if (host::can_view() && host::is_plain_tensor(tensor)) {
     if (!must_be_seen(tensor, seen)) {
       Owned made = is_block(bytes_as(to, count)) ? cast_in_block(tensor, to) : nullptr;
-      if (!made) made = cast_by_kernel(tensor, from, to, count);
+      if (!made) made = cast_by_kernel(tensor, from, to);
       if (made) return made;
     } else if (*recorded_cast &&
                (may_change_layout(tensor, seen) || (is_cast_to_block(count) && is_cast_in_graph(tensor)))) {

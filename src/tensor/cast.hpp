@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "host/held_memory.hpp"
 #include "host/modes.hpp"
 #include "host/view.hpp"
 #include "kernels/types.hpp"
@@ -40,21 +41,36 @@ bool is_cast_in_graph(PyObject* tensor) noexcept;
 // Would anybody but the caller have to see a cast of this tensor?
 bool must_be_seen(PyObject* tensor, CastResult& seen);
 
-// Casts values in memory. Many of them by torch's number of threads and without the GIL.
-inline void convert(const void* source, Kind from, void* target, Kind to, std::int64_t count);
+// Casts the values of `tensor`, whose memory begins at `source`. Many of them by torch's number of threads and without
+// the GIL: the tensor's memory is held meanwhile.
+inline void convert(PyObject* tensor, const void* source, Kind from, void* target, Kind to, std::int64_t count);
+
+// Below so many values a kernel is done sooner than another thread could make use of the GIL.
+inline constexpr std::int64_t gil_kept_below = std::int64_t{1} << 18;
+
+// Runs a kernel that reads so many values of this tensor, whose address was read with nothing in between that may run
+// Python code.
+template <class Work>
+void run_on(PyObject* tensor, std::int64_t count, const Work& work) {
+  if (count < gil_kept_below) {
+    work();
+  } else {
+    host::without_gil_on({tensor}, work);
+  }
+}
 
 // What makes them. The watch takes the time of each.
 struct Makers {
   Owned (*cast)(PyObject* tensor, Kind from, Kind to, CastResult& seen);
-  void (*convert)(const void* source, Kind from, void* target, Kind to, std::int64_t count);
+  void (*convert)(PyObject* tensor, const void* source, Kind from, void* target, Kind to, std::int64_t count);
 };
 extern const Makers untimed_makers;
 extern Makers makers;
 inline Owned cast(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
   return makers.cast(tensor, from, to, seen);
 }
-inline void convert(const void* source, Kind from, void* target, Kind to, std::int64_t count) {
-  makers.convert(source, from, target, to, count);
+inline void convert(PyObject* tensor, const void* source, Kind from, void* target, Kind to, std::int64_t count) {
+  makers.convert(tensor, source, from, target, to, count);
 }
 
 // The type as the kernels name it.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "errors.hpp"
+#include "forks.hpp"
 #include "gil.hpp"
 #include "host/aten.hpp"
 #include "weights/entry.hpp"
@@ -19,6 +20,17 @@ std::uint32_t silent_writers = 0;
 Cache& cache() {
   static auto* const the_cache = new Cache;
   return *the_cache;
+}
+
+static thread_local std::uint32_t silent_writers_here = 0;
+
+SilentWriting::SilentWriting() noexcept {
+  ++silent_writers;
+  ++silent_writers_here;
+}
+SilentWriting::~SilentWriting() {
+  --silent_writers;
+  --silent_writers_here;
 }
 
 bool may_be_kept() noexcept { return settings->on && !host::is_traced(); }
@@ -127,27 +139,14 @@ bool find_values(Entry& entry, PyObject* weight) {
   return true;
 }
 
-// Keeps the weight's memory while others run, whatever they do to the weight.
-class HeldMemory {
- public:
-  explicit HeldMemory(PyObject* weight) : alias_(host::api.detach(weight, nullptr)) { clear_error(); }
-
-  [[nodiscard]] bool is_of(const Snapshot& snapshot) const {
-    return alias_ && host::storage_of(alias_.get()) == snapshot.storage;
-  }
-
- private:
-  Owned alias_;
-};
-
 void* target_of(const Entry& entry) { return const_cast<char*>(host::snapshot_of(entry.cast.get()).data); }
 
 // Casts a weight that is held into a cast that is held once.
-void write_cast(Entry& entry) {
+void write_cast(Entry& entry, PyObject* weight) {
   const Owned cast = Owned::borrowed(entry.cast.get());
-  entry.busy = true;
-  tensor::convert(entry.geometry.values, Kind::f32, target_of(entry), entry.to, entry.elements);
-  entry.busy = false;
+  entry.busy.begin();
+  tensor::convert(weight, entry.geometry.values, Kind::f32, target_of(entry), entry.to, entry.elements);
+  entry.busy.end();
 }
 
 // Is this the time to look again at a weight of which nothing could be kept? Less and less often.
@@ -243,7 +242,7 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
     entry.drop();
     return false;
   }
-  const HeldMemory memory(weight);
+  const host::HeldMemory memory(weight);
   const bool lies_as_before = entry.geometry.values != nullptr && host::has_geometry(weight, entry.geometry, true);
   if (!lies_as_before) {
     entry.geometry = {};
@@ -253,7 +252,7 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
   // Others may have run till here; from here to the cast they do not.
   const Snapshot held = snapshot_beside(weight, views);
   if (!held.same_memory(now) || held.version != now.version || cache().escapes != escapes || entry.busy ||
-      !memory.is_of(held) || !is_kept(entry) || entry.geometry.values == nullptr) {
+      memory.storage() != held.storage || !is_kept(entry) || entry.geometry.values == nullptr) {
     entry.trust = Trust::exposed;
     entry.refusal = Refusal::changing;
     return false;
@@ -271,14 +270,14 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
   if (had_cast) ++counts.refreshes;
   if (entry.has(Form::plain) && entry.is_free()) {
     entry.refusals = 0;
-    write_cast(entry);
+    write_cast(entry, weight);
     return true;
   }
-  entry.busy = true;
+  entry.busy.begin();
   entry.drop();
   Owned made = limit_allows(entry.bytes()) ? make_cast(entry, weight) : nullptr;
   Owned holder = made ? host::make_holder(made.get()) : nullptr;
-  entry.busy = false;
+  entry.busy.end();
   if (made) {
     entry.refusals = 0;
     entry.hold(std::move(made), std::move(holder));
@@ -531,7 +530,7 @@ void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexce
   struct Renewed {
     std::shared_ptr<Entry> entry;
     Owned cast;
-    HeldMemory memory;
+    host::HeldMemory memory;
   };
   std::vector<Renewed> renewed;
   std::vector<kernels::Job> jobs;
@@ -547,18 +546,18 @@ void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexce
       if (entry->busy || entry->form != Form::plain || entry->in_parts) continue;
       // Nobody asked for the former one: perhaps nobody will for this one.
       if (!std::exchange(entry->is_used, false)) continue;
-      HeldMemory memory(weight);  // others may run meanwhile
+      host::HeldMemory memory(weight);
       Snapshot now = host::snapshot_of(weight);
       --now.owners;
       if (silent_writers != 0 || entry->trust != Trust::changed || entry->busy || !now.same_owners(entry->snapshot) ||
-          !memory.is_of(now) || !host::has_geometry(weight, entry->geometry, true) || !entry->has(Form::plain) ||
-          !entry->is_free()) {
+          memory.storage() != now.storage || !host::has_geometry(weight, entry->geometry, true) ||
+          !entry->has(Form::plain) || !entry->is_free()) {
         continue;
       }
       entry->snapshot = now;
       entry->samples = entry->look();
       entry->trust = Trust::sure;
-      entry->busy = true;
+      entry->busy.begin();
       entry->quiet_uses = 0;
       jobs.emplace_back(entry->geometry.values, kernels::Float::f32, target_of(*entry), tensor::float_of(to),
                         static_cast<std::size_t>(entry->elements));
@@ -568,7 +567,7 @@ void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexce
   if (jobs.empty()) return;
   const unsigned threads = host::torch_threads();
   without_gil([&] { kernels::cast_many(jobs, threads); });
-  for (const Renewed& one : renewed) one.entry->busy = false;
+  for (const Renewed& one : renewed) one.entry->busy.end();
   counts.refreshes += renewed.size();
 }
 
@@ -617,6 +616,17 @@ void forget_all() noexcept {
   cache().recent = {};
   cache().weights.clear();
 }
+
+// A cast that another thread was writing is half written, and that thread's mark is never taken away.
+static void mend_after_fork() {
+  silent_writers = silent_writers_here;
+  for (const auto& [key, entry] : cache().entries) {
+    if (!entry->busy.is_of_another_thread()) continue;
+    entry->busy.end();
+    if (entry->trust == Trust::sure) entry->trust = Trust::changed;
+  }
+}
+[[maybe_unused]] static const bool is_mended = forks::mend_in_child(&mend_after_fork);
 
 bool is_kept_memory(PyObject* tensor) noexcept {
   return settings->on && host::is_plain_tensor(tensor) && cache().casts.contains(host::storage_of(tensor));

@@ -84,6 +84,14 @@ void was_written(PyObject* weight, PyObject* cast) noexcept;
 // How much code runs, in all threads, that counts the version of what it writes up before it writes, or not at all. A
 // weight's version says nothing of what is cast meanwhile.
 extern std::uint32_t silent_writers;
+// Such code runs in this thread while this lives.
+class SilentWriting {
+ public:
+  SilentWriting() noexcept;
+  ~SilentWriting();
+  SilentWriting(const SilentWriting&) = delete;
+  SilentWriting& operator=(const SilentWriting&) = delete;
+};
 
 // Is this the memory of a cast that is kept?
 bool is_kept_memory(PyObject* tensor) noexcept;

@@ -37,6 +37,23 @@ enum class Form : std::uint8_t {
   inner_first,  // the same, of a weight whose columns are what a linear layer has for rows
 };
 
+// A mark of the thread that has set it: a forked child has none of the other threads, which would never take it away.
+class Busy {
+ public:
+  void begin() noexcept { thread_ = here(); }
+  void end() noexcept { thread_ = nullptr; }
+  explicit operator bool() const noexcept { return thread_ != nullptr; }
+  [[nodiscard]] bool is_of_another_thread() const noexcept { return thread_ != nullptr && thread_ != here(); }
+
+ private:
+  // An address of its own for each thread, which a fork keeps.
+  static const void* here() noexcept {
+    static thread_local const char place = 0;
+    return &place;
+  }
+  const void* thread_ = nullptr;
+};
+
 struct Entry {
   PyObject* weight = nullptr;  // not held
   Owned reference;             // a weak one, whose callback drops the entry
@@ -46,7 +63,7 @@ struct Entry {
   Form form = Form::plain;
   Kind to = Kind::bf16;
   Trust trust = Trust::exposed;
-  bool busy = false;                 // being written, by a thread that has let go of the GIL
+  Busy busy;                         // being written, by a thread that may have let go of the GIL
   bool is_used = false;              // since it was last made again ahead of its next use
   bool is_fresh = false;             // an optimizer wrote the cast along with the weight
   std::uint32_t written_from = 0;    // the weight's version before it did

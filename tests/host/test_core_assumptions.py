@@ -23,6 +23,7 @@ CORE: dict[str, set[str]] = {
     "cpython.function-slot": set(),
     "cpython.raise-instruction": set(),
     "cpython.slots": set(),
+    "openmp.pause": set(),
     "openmp.threads": set(),
     "system.mappings": set(),
     "torch.aoti-functions": set(),
@@ -32,9 +33,12 @@ CORE: dict[str, set[str]] = {
     "torch.flags-in-place": set(),
     "torch.forward-ad-level": set(),
     "torch.operators": set(),
-    "torch.tensor-inside": {"torch.autocast-functions"},
+    "torch.storage-aliases": set(),
+    "torch.storage-deleter": set(),
+    "torch.tensor-inside": {"torch.autocast-functions", "torch.storage-aliases", "torch.storage-deleter"},
     "torch.tensor-layout": {
         *("torch.tensor-inside", "torch.autocast-functions", "torch.flags-in-place", "torch.operators"),
+        *("torch.storage-aliases", "torch.storage-deleter"),
     },
     "torch.thread-functions": set(),
 }

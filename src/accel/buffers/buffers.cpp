@@ -4,10 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <utility>
 #include <vector>
 
-#include "gil.hpp"
+#include "forks.hpp"
 #include "host/inside.hpp"
 #include "kernels/cast.hpp"
 #include "module_parts.hpp"
@@ -92,16 +93,16 @@ void adopt(Owned cast) {
 Owned cast_transient(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen, bool& transient) {
   DLTensor source;
   if (!host::can_look_inside() || !host::is_plain_tensor(tensor) || tensor::must_be_seen(tensor, seen) ||
-      !host::view_on_cpu(tensor, source)) {
+      !host::view_on_cpu(tensor, source) || !host::is_of_kind(source, from)) {
     return tensor::cast(tensor, from, to, seen);
   }
   transient = true;
   Owned lent = borrow_buffer(source, to);
   if (!lent) return tensor::cast(tensor, from, to, seen);
-  const std::int64_t count = host::count_elements(tensor);
+  const std::int64_t count = host::count_in(source);
   seen.bytes += tensor::bytes_as(to, count);
   // Others may run meanwhile; what is lent stays what it is.
-  tensor::convert(static_cast<const char*>(source.data) + source.byte_offset, from,
+  tensor::convert(tensor, static_cast<const char*>(source.data) + source.byte_offset, from,
                   const_cast<char*>(host::snapshot_of(lent.get()).data), to, count);
   return lent;
 }
@@ -121,8 +122,10 @@ bool has_uneven_rows(PyObject* tensor, bool heeds_single_elements) noexcept {
 Owned cast_in_rows(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen) noexcept {
   DLTensor source;
   host::Geometry geometry;
-  if (!host::can_look_inside() || tensor::must_be_seen(tensor, seen) || !host::view_on_cpu(tensor, source))
-    return nullptr;
+  if (!host::can_look_inside() || tensor::must_be_seen(tensor, seen)) return nullptr;
+  // A finalizer could give the tensor other memory. It is held longer than that, when the GIL is let go.
+  std::optional<host::NoCollection> no_finalizers(std::in_place);
+  if (!host::view_on_cpu(tensor, source) || !host::is_of_kind(source, from)) return nullptr;
   // A cast of what has gaps has none, and its rows may lie evenly.
   if (from != to && (!host::read_geometry(tensor, geometry) || !geometry.is_dense())) return nullptr;
   const auto size = static_cast<std::ptrdiff_t>(kernels::size_of(tensor::float_of(from)));
@@ -146,10 +149,11 @@ Owned cast_in_rows(PyObject* tensor, Kind from, Kind to, tensor::CastResult& see
     made = host::allocate_like(source, to, values);
     if (!made) return nullptr;
   }
+  no_finalizers.reset();
   kernels::Job job(static_cast<const char*>(source.data) + source.byte_offset, tensor::float_of(from), values,
                    tensor::float_of(to), std::move(axes));
   const unsigned threads = host::torch_threads();
-  without_gil([&] { kernels::cast_many({&job, 1}, threads); });
+  tensor::run_on(tensor, count, [&] { kernels::cast_many({&job, 1}, threads); });
   seen.bytes += tensor::bytes_as(to, count);
   return made;
 }
@@ -185,6 +189,18 @@ void forget_buffers() noexcept {
 }
 
 namespace {
+
+// What other threads had borrowed is never given back. What this thread has is taken for a new one when it comes back.
+void forget_lent_buffers() {
+  std::vector<Buffer> gone;
+  for (std::size_t i = buffers->size(); i-- > 0;) {
+    if (!(*buffers)[i].is_lent()) continue;
+    bytes_held -= (*buffers)[i].bytes();
+    gone.push_back(std::exchange((*buffers)[i], std::move(buffers->back())));
+    buffers->pop_back();
+  }
+}
+[[maybe_unused]] const bool is_mended = forks::mend_in_child(&forget_lent_buffers);
 
 void add_to(py::module_& module) { module.def("buffer_count", &buffer_count); }
 

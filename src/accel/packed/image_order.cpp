@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "errors.hpp"
-#include "gil.hpp"
+#include "host/held_memory.hpp"
 #include "host/inside.hpp"
 #include "kernels/cast.hpp"
 #include "tensor/cast.hpp"
@@ -17,6 +17,7 @@ namespace habana_mp::accel {
 namespace {
 
 constexpr std::int32_t dimensions = 4;
+using Sizes = std::array<std::int64_t, dimensions>;
 using Strides = std::array<std::int64_t, dimensions>;
 
 Strides strides_of_channels_first(const std::int64_t* sizes) {
@@ -28,7 +29,14 @@ Strides strides_of_channels_last(const std::int64_t* sizes) {
 
 bool are_images(PyObject* tensor, DLTensor& view) { return host::view_on_cpu(tensor, view) && view.ndim == dimensions; }
 
-void reorder(const DLTensor& from, void* target, const Strides& strides, Kind kind) {
+// Images of these sizes and this kind, with strides.
+bool are_images_like(PyObject* tensor, const Sizes& sizes, Kind kind, DLTensor& view) {
+  return are_images(tensor, view) && view.strides != nullptr && host::is_of_kind(view, kind) &&
+         std::equal(sizes.begin(), sizes.end(), view.shape);
+}
+
+// `from` is how `images` lie now.
+void reorder(PyObject* images, const DLTensor& from, void* target, const Strides& strides, Kind kind) {
   const auto bytes = static_cast<std::ptrdiff_t>(tensor::bytes_as(kind, 1));
   std::vector<kernels::Axis> axes;
   axes.reserve(dimensions);
@@ -40,12 +48,15 @@ void reorder(const DLTensor& from, void* target, const Strides& strides, Kind ki
                    tensor::float_of(kind), std::move(axes));
   const unsigned threads = host::torch_threads();
   // Torch's operation on these images uses its threads.
-  without_gil([&] { kernels::cast_many_beside_team({&job, 1}, threads); });
+  tensor::run_on(images, host::count_in(from), [&] { kernels::cast_many_beside_team({&job, 1}, threads); });
 }
 
 // Memory like the images' in channels-last order.
 Owned make_channels_last(PyObject* images, Kind kind, const DLTensor& wanted) {
-  static PyObject* const keywords = PyTuple_Pack(1, PyUnicode_InternFromString("memory_format"));
+  static PyObject* const keywords = [] {
+    const host::NoCollection no_finalizers;  // one that comes here again would wait for itself
+    return PyTuple_Pack(1, PyUnicode_InternFromString("memory_format"));
+  }();
   PyObject* const values[] = {images, host::api.channels_last_order};
   Owned made(PyObject_Vectorcall(host::api.empty_like, values, 1, keywords));
   host::Geometry geometry;
@@ -73,7 +84,7 @@ bool is_channels_first(PyObject* tensor) noexcept {
 Owned channels_last_transient(PyObject* images, Kind kind) {
   DLTensor view;
   if (!host::can_look_inside() || !are_images(images, view) || view.strides == nullptr) return nullptr;
-  std::array<std::int64_t, dimensions> sizes{};
+  Sizes sizes{};
   std::copy_n(view.shape, dimensions, sizes.begin());
   Strides strides = strides_of_channels_last(sizes.data());
   DLTensor wanted = view;
@@ -83,20 +94,23 @@ Owned channels_last_transient(PyObject* images, Kind kind) {
   if (!made) made = make_channels_last(images, kind, wanted);  // others may run
   drop_error();
   if (!made) return nullptr;
-  if (!are_images(images, view) || !std::equal(sizes.begin(), sizes.end(), view.shape) || view.strides == nullptr) {
+  if (!are_images_like(images, sizes, kind, view)) {
     tensor::give_back(made.release());
     return nullptr;
   }
-  reorder(view, const_cast<char*>(host::snapshot_of(made.get()).data), strides, kind);
+  reorder(images, view, const_cast<char*>(host::snapshot_of(made.get()).data), strides, kind);
   return made;
 }
 
 Owned channels_first(PyObject* images, Kind kind) {
   DLTensor view;
-  if (!are_images(images, view) || view.strides == nullptr) return nullptr;
+  if (!are_images(images, view)) return nullptr;
+  Sizes sizes{};
+  std::copy_n(view.shape, dimensions, sizes.begin());
   void* target = nullptr;
-  Owned made = host::allocate_like(view, kind, target);
-  if (made) reorder(view, target, strides_of_channels_first(view.shape), kind);
+  Owned made = host::allocate_like(view, kind, target);  // others may run
+  if (!made || !are_images_like(images, sizes, kind, view)) return nullptr;
+  reorder(images, view, target, strides_of_channels_first(sizes.data()), kind);
   return made;
 }
 

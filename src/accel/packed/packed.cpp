@@ -49,7 +49,10 @@ constexpr std::int64_t most_tried = std::int64_t{1} << 28;
 
 // Whether packing pays is measured once for each (shape of the weight, size of the input, options): a dictionary.
 PyObject* verdicts() {
-  static PyObject* const all = PyDict_New();
+  static PyObject* const all = [] {
+    const host::NoCollection no_finalizers;  // one that comes here again would wait for itself
+    return PyDict_New();
+  }();
   return all;
 }
 
@@ -166,11 +169,11 @@ void consider_panels(Entry& entry, const PackedCall& call) {
   if (assumed == Assumed::nothing || assumed == Assumed::library || !may_try_panels(entry, call)) return;
   std::optional<PanelVerdict> verdict = known_verdict(entry, call);
   if (!is_plain_and_idle(entry)) return;
-  entry.busy = true;
+  entry.busy.begin();
   const Owned cast = Owned::borrowed(entry.cast.get());
   if (!verdict) verdict = try_panels(entry, call);
   Owned panels = verdict && verdict->pays ? make_panels(cast.get(), call.is_inner_first()) : nullptr;
-  entry.busy = false;
+  entry.busy.end();
   // Not where somebody took the weight away meanwhile. Nobody runs between the two.
   if (panels && entry.cast.get() == cast.get()) entry.hold(std::move(panels), nullptr, panels_for(call));
 }
@@ -185,7 +188,7 @@ void consider_library(Entry& entry, const PackedCall& call) {
     return;
   }
   if (call.reorders && known == Verdict::none) ++entry.probed;
-  entry.busy = true;
+  entry.busy.begin();
   const Owned cast = Owned::borrowed(entry.cast.get());
   const bool is_alike = sums_alike(entry, call);
   Owned packed = is_alike ? pack(cast.get(), call) : nullptr;
@@ -197,7 +200,7 @@ void consider_library(Entry& entry, const PackedCall& call) {
   drop_error();
   one_case.reset();
   Owned options = worth && !interrupted ? options_of(call) : nullptr;
-  entry.busy = false;
+  entry.busy.end();
   // As above.
   if (options && entry.cast.get() == cast.get()) {
     entry.hold(std::move(packed), std::move(holder), Form::library, std::move(options));

@@ -7,7 +7,6 @@
 #include "accel/packed/library.hpp"
 #include "accel/packed/probe.hpp"
 #include "errors.hpp"
-#include "gil.hpp"
 #include "host/aten.hpp"
 #include "stopwatch.hpp"
 
@@ -170,16 +169,16 @@ std::optional<PanelVerdict> try_panels(Entry& entry, const PackedCall& call) {
 void forget_panel_verdicts() noexcept { verdicts().clear(); }
 
 Owned make_panels(PyObject* cast, bool inner_first) {
-  DLTensor view;
-  const void* const values = values_of(cast);
-  if (values == nullptr || !host::view_on_cpu(cast, view) || view.ndim != 2) return nullptr;
-  const std::int64_t outer = view.shape[inner_first ? 1 : 0];
-  const std::int64_t inner = view.shape[inner_first ? 0 : 1];
-  Owned made = host::new_empty(cast, std::array{outer * inner});
-  void* const target = values_of(made.get());
-  if (target == nullptr) return nullptr;
+  host::Geometry geometry;
+  if (values_of(cast) == nullptr || !host::read_geometry(cast, geometry) || geometry.sizes.size() != 2) return nullptr;
+  const std::int64_t outer = geometry.sizes[inner_first ? 1 : 0];
+  const std::int64_t inner = geometry.sizes[inner_first ? 0 : 1];
+  Owned made = host::new_empty(cast, std::array{outer * inner});  // others may run
   const unsigned threads = host::torch_threads();
-  without_gil([&] {
+  const void* const values = values_of(cast);
+  void* const target = values_of(made.get());
+  if (values == nullptr || !host::has_geometry(cast, geometry, true) || target == nullptr) return nullptr;
+  tensor::run_on(cast, outer * inner, [&] {
     kernels::arrange(values, static_cast<std::size_t>(outer), static_cast<std::size_t>(inner), inner_first, target,
                      threads);
   });
@@ -195,12 +194,22 @@ Owned multiply_panels(const PackedCall& call, PyObject* panels, const Sides& sid
   std::array<std::int64_t, most_dimensions> sizes{};
   std::copy_n(view.shape, view.ndim, sizes.begin());
   sizes[static_cast<std::size_t>(view.ndim) - 1] = outer;
-  Owned result = host::new_empty(call.input, std::span(sizes).first(static_cast<std::size_t>(view.ndim)));
-  // Others may have run meanwhile, but nobody who changes what this call holds.
+  const std::size_t dimensions = static_cast<std::size_t>(view.ndim);
+  Owned result = host::new_empty(call.input, std::span(sizes).first(dimensions));
+  const unsigned threads = host::torch_threads();
+  // Others may have run meanwhile: addresses are read from here on.
+  sizes[dimensions - 1] = inner;
+  if (!host::view_on_cpu(call.input, view) || !host::is_of_kind(view, Kind::bf16) ||
+      static_cast<std::size_t>(view.ndim) != dimensions ||
+      !std::equal(view.shape, view.shape + dimensions, sizes.begin())) {
+    return nullptr;
+  }
+  const std::optional<Rows> rows_now = rows_of(view, inner);
+  if (!rows_now) return nullptr;
   const kernels::Product product{
       .input = static_cast<const char*>(view.data) + view.byte_offset,
-      .input_step = static_cast<std::size_t>(rows->step),
-      .rows = static_cast<std::size_t>(rows->count),
+      .input_step = static_cast<std::size_t>(rows_now->step),
+      .rows = static_cast<std::size_t>(rows_now->count),
       .inner = static_cast<std::size_t>(inner),
       .sums = sums,
       .weight = values_of(panels),
@@ -208,13 +217,16 @@ Owned multiply_panels(const PackedCall& call, PyObject* panels, const Sides& sid
       .bias = call.bias == Py_None ? nullptr : values_of(call.bias),
       .result = values_of(result.get()),
   };
-  if (product.result == nullptr || product.weight == nullptr) return nullptr;
+  if (product.result == nullptr || product.weight == nullptr || host::count_elements(panels) != outer * inner) {
+    return nullptr;
+  }
   if (call.bias != Py_None && (product.bias == nullptr || host::count_elements(call.bias) != outer)) return nullptr;
-  const unsigned threads = host::torch_threads();
   if (product.rows * product.inner * product.outer < gil_kept_below) {
     kernels::multiply(product, threads);
+  } else if (product.bias == nullptr) {
+    host::without_gil_on({call.input, panels}, [&] { kernels::multiply(product, threads); });
   } else {
-    without_gil([&] { kernels::multiply(product, threads); });
+    host::without_gil_on({call.input, panels, call.bias}, [&] { kernels::multiply(product, threads); });
   }
   return result;
 }

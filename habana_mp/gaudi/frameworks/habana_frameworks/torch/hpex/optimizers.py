@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from habana_mp import hmp, optim
-from habana_mp._stepping import Stepping, loss_of, make_gradients_dense, writes_kept_casts
+from habana_mp._stepping import Stepping, loss_of, make_gradients_dense, step_by_kernels, writes_kept_casts
 from habana_mp.patches.optimizers import INSIDES_ARE_KNOWN, foreach, total_norm
 
 __all__ = [
@@ -66,13 +66,20 @@ class _UncorrectedAdamW(FusedAdamW):
         """Perform a single optimization step."""
         loss = loss_of(closure)
         for group in self.param_groups:
-            columns = _with_averages(self, group)
+            self._step_group(group)
+        return loss
+
+    def _step_group(self, group: dict[str, Any]) -> None:
+        numbers: dict[str, Any] = _numbers_of(group)
+
+        def attempt(columns: Sequence[list[Any]]) -> Stepping:
             params, grads, averages, squares, steps = columns
-            numbers: dict[str, Any] = _numbers_of(group)
             stepping = Stepping(params, grads, [averages, squares], steps)
             self._by_torch(*(stepping.left_out(column) for column in columns), **numbers)
             stepping.run("adam", decoupled=True, maximize=False, corrects=False, grad_scale=None, **numbers)
-        return loss
+            return stepping
+
+        step_by_kernels(_with_averages(self, group), attempt, lambda left: self._by_torch(*left, **numbers))
 
     @staticmethod
     def _by_torch(
@@ -231,7 +238,6 @@ class FusedLamb(Optimizer):
 
     def _step(self, group: dict[str, Any], norm: Tensor | None) -> None:
         columns = _with_averages(self, group, group["dtype"])
-        params, grads, averages, squares, steps = columns
         how = {
             "decoupled": group["adam_w_mode"],
             "corrects": group["bias_correction"],
@@ -242,12 +248,18 @@ class FusedLamb(Optimizer):
         scale = None
         if group["max_grad_norm"] and norm is not None:
             scale = torch.clamp(group["max_grad_norm"] / norm, max=1.0)
-        stepping = Stepping(params, grads, [averages, squares], steps)
-        left_out = [stepping.left_out(column) for column in columns]
-        if left_out[0]:
-            self._by_torch(*left_out, scale=scale, **how)
-        if len(left_out[0]) < len(params):
-            stepping.run("lamb", grad_scale=1.0 if scale is None else float(scale), **how)
+
+        def attempt(columns: Sequence[list[Any]]) -> Stepping:
+            params, grads, averages, squares, steps = columns
+            stepping = Stepping(params, grads, [averages, squares], steps)
+            left_out = [stepping.left_out(column) for column in columns]
+            if left_out[0]:
+                self._by_torch(*left_out, scale=scale, **how)
+            if len(left_out[0]) < len(params):
+                stepping.run("lamb", grad_scale=1.0 if scale is None else float(scale), **how)
+            return stepping
+
+        step_by_kernels(columns, attempt, lambda left: self._by_torch(*left, scale=scale, **how))
 
     @staticmethod
     def _by_torch(
