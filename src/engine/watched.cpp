@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "engine/arguments.hpp"
 #include "engine/region.hpp"
 #include "engine/state.hpp"
 #include "host/reader.hpp"
@@ -12,7 +13,6 @@
 
 namespace habana_mp::engine {
 
-using host::Arguments;
 using host::WatchedBuiltin;
 
 namespace {
@@ -29,12 +29,42 @@ WatchedBuiltin to_dlpack_versioned;
 WatchedBuiltin set_version_counter;
 std::vector<std::unique_ptr<WatchedBuiltin>> writers;
 
+// The keywords by which torch takes the arguments of these functions.
+struct Names {
+  PyObject* device_type = PyUnicode_InternFromString("device_type");
+  PyObject* enabled = PyUnicode_InternFromString("enabled");
+  PyObject* dtype = PyUnicode_InternFromString("dtype");
+  PyObject* cls = PyUnicode_InternFromString("cls");
+  PyObject* data = PyUnicode_InternFromString("data");
+};
+const Names& names() {
+  static const Names interned;
+  return interned;
+}
+
+// The device type and the value of `set_autocast_enabled` and `set_autocast_dtype`, by position or by keyword; null
+// where there is none. An older form of the first function takes no device type.
+struct AutocastSetting {
+  PyObject* device_type = nullptr;
+  PyObject* value = nullptr;
+
+  AutocastSetting(const Arguments& arguments, PyObject* name_of_value) {
+    const bool has_device = arguments.count() > 1;
+    if (has_device) device_type = find_argument(arguments, 0, names().device_type);
+    value = find_argument(arguments, has_device ? 1 : 0, name_of_value);
+  }
+  [[nodiscard]] bool is_of(const char* device) const {
+    return device_type != nullptr && PyUnicode_Check(device_type) &&
+           PyUnicode_CompareWithASCIIString(device_type, device) == 0;
+  }
+  [[nodiscard]] bool is_of_mark() const { return device_type != nullptr && is_mark(device_type); }
+};
+
 PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
-  const Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
-  const bool enabled = keywords == nullptr && count >= 1 && values[count - 1] == Py_True;
-  const bool is_ours = keywords == nullptr && count == 2 && PyUnicode_Check(values[0]) &&
-                       PyUnicode_CompareWithASCIIString(values[0], host::disabled_device) == 0;
-  const bool is_mark_of_ours = keywords == nullptr && count == 2 && is_mark(values[0]);
+  const AutocastSetting given({values, PyVectorcall_NARGS(flagged_count), keywords}, names().enabled);
+  const bool enabled = given.value == Py_True;
+  const bool is_ours = given.is_of(host::disabled_device);
+  const bool is_mark_of_ours = given.is_of_mark();
   const bool casts = !casts_are_disabled() || thread_state.disabled_by_region;
   if (enabled && casts && !is_ours && !is_mark_of_ours && (policy_is_installed || thread_state.region != nullptr)) {
     // Before it is enabled: the warning may be an error.
@@ -42,7 +72,7 @@ PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::siz
     if (!told) return nullptr;
   }
   Owned result(autocast_set_enabled.call(values, flagged_count, keywords));
-  if (!result || keywords != nullptr || count < 1) return result.release();
+  if (!result || given.value == nullptr) return result.release();
   if (is_ours) {
     flag_was_set(enabled);
     thread_state.entering = AutocastRegion::as_outside;
@@ -60,8 +90,8 @@ PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::siz
 
 PyObject* autocast_set_dtype_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   PyObject* result = autocast_set_dtype.call(values, flagged_count, keywords);
-  const bool is_plain = result != nullptr && keywords == nullptr && PyVectorcall_NARGS(flagged_count) == 2;
-  if (is_plain && is_mark(values[0])) mark_was_set(values[1]);
+  const AutocastSetting given({values, PyVectorcall_NARGS(flagged_count), keywords}, names().dtype);
+  if (result != nullptr && given.value != nullptr && given.is_of_mark()) mark_was_set(given.value);
   return result;
 }
 
@@ -96,21 +126,23 @@ Owned values_of_state(PyObject* values, const char* what, PyObject* former) {
 
 // A Parameter made of a result that was lowered would be a lowered weight.
 PyObject* make_subclass_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
-  const Py_ssize_t given = PyVectorcall_NARGS(flagged_count);
-  if (given < 2 || values[0] != reinterpret_cast<PyObject*>(host::api.parameter)) {
+  const Arguments given{values, PyVectorcall_NARGS(flagged_count), keywords};
+  PyObject* const data = find_argument(given, 1, names().data);
+  if (data == nullptr || find_argument(given, 0, names().cls) != reinterpret_cast<PyObject*>(host::api.parameter)) {
     return make_subclass.call(values, flagged_count, keywords);
   }
-  const Owned parameter_data = values_of_state(values[1], "a Parameter", Py_None);
+  const Owned parameter_data = values_of_state(data, "a Parameter", Py_None);
   if (!parameter_data) return nullptr;
-  std::vector<PyObject*> taken(values, values + Arguments{values, given, keywords}.count());
-  taken[1] = parameter_data.get();
-  return make_subclass.call(taken.data(), static_cast<std::size_t>(given), keywords);
+  std::vector<PyObject*> taken(values, values + given.count());
+  *std::find(taken.begin(), taken.end(), data) = parameter_data.get();
+  return make_subclass.call(taken.data(), static_cast<std::size_t>(given.positional), keywords);
 }
 
 PyObject* is_autocast_enabled_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   Owned result(is_autocast_enabled.call(values, flagged_count, keywords));
+  const bool has_device = Arguments{values, PyVectorcall_NARGS(flagged_count), keywords}.count() == 1;
   const bool in_region = thread_state.region != nullptr && !is_of_modules(thread_state.region);
-  if (result.get() == Py_False && PyVectorcall_NARGS(flagged_count) == 1 && in_region && caller_is_custom_fwd()) {
+  if (result.get() == Py_False && has_device && in_region && caller_is_custom_fwd()) {
     return PyObject_CallNoArgs(recognised().custom_fwd_asks.get());
   }
   return result.release();
@@ -118,20 +150,17 @@ PyObject* is_autocast_enabled_stub(PyObject*, PyObject* const* values, std::size
 
 // ---- weights' memory that gets into other hands --------------------------------------------------------------------
 
-// Whoever takes a DLPack capsule holds nothing that torch counts.
-PyObject* to_dlpack_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
-  if (PyVectorcall_NARGS(flagged_count) >= 1) weights::tensor_escapes(values[0], true);
-  return to_dlpack.call(values, flagged_count, keywords);
-}
-
-PyObject* to_dlpack_versioned_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
-  if (PyVectorcall_NARGS(flagged_count) >= 1) weights::tensor_escapes(values[0], true);
-  return to_dlpack_versioned.call(values, flagged_count, keywords);
+// Code that takes a DLPack capsule holds nothing that torch counts.
+template <const WatchedBuiltin& exporter>
+PyObject* exporting_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  const Py_ssize_t count = Arguments{values, PyVectorcall_NARGS(flagged_count), keywords}.count();
+  for (Py_ssize_t i = 0; i < count; ++i) weights::tensor_escapes(values[i], true);
+  return exporter.call(values, flagged_count, keywords);
 }
 
 // A version that is set back hides that a tensor was written to.
 PyObject* set_version_counter_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
-  weights::arguments_escape(values, std::min<Py_ssize_t>(PyVectorcall_NARGS(flagged_count), 1));
+  weights::arguments_escape(values, Arguments{values, PyVectorcall_NARGS(flagged_count), keywords}.count());
   return set_version_counter.call(values, flagged_count, keywords);
 }
 
@@ -180,8 +209,8 @@ bool watch_builtins(const Builtins& builtins) {
       {&module_constructed, builtins.module_constructed, module_constructed_stub},
       {&make_subclass, builtins.make_subclass, make_subclass_stub},
       {&is_autocast_enabled, builtins.is_autocast_enabled, is_autocast_enabled_stub},
-      {&to_dlpack, builtins.to_dlpack, to_dlpack_stub},
-      {&to_dlpack_versioned, builtins.to_dlpack_versioned, to_dlpack_versioned_stub},
+      {&to_dlpack, builtins.to_dlpack, exporting_stub<to_dlpack>},
+      {&to_dlpack_versioned, builtins.to_dlpack_versioned, exporting_stub<to_dlpack_versioned>},
       {&set_version_counter, builtins.set_version_counter, set_version_counter_stub},
   };
   std::vector<std::unique_ptr<WatchedBuiltin>> more;
