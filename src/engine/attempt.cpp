@@ -121,7 +121,7 @@ Owned attempt_as_they_lie(const Call& call, Kind to, bool records, Attempt& atte
   const Left left = records ? left_to_torch(call, to, tally) : Left::nothing;
   if (left == Left::everything) return call_and_cast_inside(call.target, call.arguments, to);
   // Where something is recorded the graph holds what was cast.
-  tally.may_reuse_memory = !records && rule.takes_weights_once() && call.target.shape != host::Shape::python;
+  tally.may_reuse_memory = !records && rule.takes_weights_once() && !call.target.is_python();
   tally.leaves_casts = left == Left::what_is_not_kept;
   CastArguments cast(call.arguments);
   attempt.made = make_casts(call, to, records, cast, attempt);

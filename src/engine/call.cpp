@@ -324,7 +324,7 @@ rules::Speaker who_speaks(const Target& target) {
   const ThreadState& state = thread_state;
   struct {
     const Target& target;
-    [[nodiscard]] bool is_python_function() const { return target.shape == host::Shape::python; }
+    [[nodiscard]] bool is_users_function() const { return target.shape == host::Shape::users_function; }
     [[nodiscard]] bool records_gradients() const { return host::grad_is_enabled(); }
   } const facts{target};
   return rules::who_speaks({.casts_are_disabled = casts_are_disabled(),
@@ -344,7 +344,7 @@ PyObject* answer_by_lists(Target& target, const Arguments& arguments) {
   if (rule->action == Action::none) {
     if (rule->of_lower == nullptr || !holds_lower_tensor(arguments)) {
       // A function of torch's that other lists cover: here the lists speak of what it calls.
-      return target.shape == host::Shape::python ? call_python(target, arguments) : call_original(target, arguments);
+      return target.is_python() ? call_python(target, arguments) : call_original(target, arguments);
     }
     rule = rule->of_lower;
   }

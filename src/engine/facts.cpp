@@ -111,8 +111,12 @@ Kind lower_state_of(const Call& call) {
   return Kind::other;
 }
 
-// Nobody intercepts a user's own function, and where it is called from is his choice.
-bool Facts::is_decided_elsewhere() const { return !is_python_function() && engine::is_decided_elsewhere(arguments); }
+// A user's own function is decided wherever he calls it. An operation that torch writes in Python looks by itself for
+// who intercepts it, and not every one does, so it is decided first.
+bool Facts::is_decided_elsewhere() const {
+  if (target.shape == host::Shape::users_function) return false;
+  return target.shape == host::Shape::composite ? is_below_dispatcher() : engine::is_decided_elsewhere(arguments);
+}
 
 std::optional<Reason> Facts::place() const { return engine::place(); }
 

@@ -10,7 +10,7 @@ namespace habana_mp::engine {
 
 struct Facts : Call {
   // Where it is made.
-  [[nodiscard]] bool is_python_function() const { return target.shape == host::Shape::python; }
+  [[nodiscard]] bool is_python_function() const { return target.is_python(); }
   [[nodiscard]] bool is_decided_elsewhere() const;
   [[nodiscard]] std::optional<Reason> place() const;
   [[nodiscard]] bool caller_is_exact() const;

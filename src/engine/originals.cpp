@@ -24,7 +24,7 @@ static PyObject* call_deciding(Target& target, const Arguments& arguments) {
   ThreadState& state = thread_state;
   if (state.silent) return call_python(target, arguments);
   host::tell_greenlets_apart();
-  if (target.index != no_index) {
+  if (target.shape == host::Shape::composite) {
     state.silent = true;
     PyObject* result = call_python(target, arguments);
     state.silent = false;

@@ -99,7 +99,7 @@ Target* target_for(PyObject* object, host::Shape shape, const char* operation, P
 Target* make_function_target(PyObject* function, PyObject* shown, const std::string& operation) {
   Target* target = make(function, shown, operation);
   if (target == nullptr) return nullptr;
-  target->shape = host::Shape::python;
+  target->shape = host::Shape::users_function;
   functions().push_back(target);
   return target;
 }

@@ -142,7 +142,7 @@ bool find_shape(PyObject* object, MemoryMap& memory, Shape& shape) {
     return true;
   }
   if (PyFunction_Check(object)) {
-    shape = Shape::python;
+    shape = Shape::composite;
     return true;
   }
   // What torch 2.15 has in the place of the builtin where an operator is written in Python.
@@ -216,7 +216,8 @@ void put_in(Callable& callable, const Stubs& stubs) noexcept {
       replace_in_classes<&PyMappingMethods::mp_subscript>(api.tensor_base, callable.original_subscript,
                                                           stubs.subscript);
       break;
-    case Shape::python:
+    case Shape::composite:
+    case Shape::users_function:
       break;
   }
 }
@@ -250,7 +251,8 @@ void take_out(Callable& callable, const Stubs& stubs) noexcept {
       replace_in_classes<&PyMappingMethods::mp_subscript>(api.tensor_base, stubs.subscript,
                                                           callable.original_subscript);
       break;
-    case Shape::python:
+    case Shape::composite:
+    case Shape::users_function:
       break;
   }
 }

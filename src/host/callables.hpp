@@ -34,7 +34,8 @@ enum class Shape : std::uint8_t {
   method_no_arguments,  // method of Tensor, METH_NOARGS
   assignment,           // Tensor.__setitem__: a type slot, not a callable
   subscript,            // Tensor.__getitem__: another
-  python,               // a Python function, called through the core (hmp.op_wrap, composites)
+  composite,            // an operation that torch writes in Python
+  users_function,       // a user's own function, called through the core (hmp.op_wrap)
 };
 
 // What stands in an object's place while it is covered; of each shape one or two of these.
@@ -57,6 +58,7 @@ struct Callable {
   PyMethodDef definition_with_slot{};  // a fast function's, so that the interpreter does not pass the slot by
 
   bool is_method() const { return shape == Shape::method || shape == Shape::method_no_arguments; }
+  bool is_python() const { return shape == Shape::composite || shape == Shape::users_function; }
   bool is_operator() const { return shape == Shape::slow_operator || shape == Shape::fast_operator; }
 };
 

@@ -25,7 +25,8 @@ struct Failure {
   bool changed_anything = true;
 };
 
-// A user's own function is not called again: what it did, it did.
+// A Python function is not called again: a user's own may have done anything before it failed, and the operations
+// inside of one of torch's have been tried again one by one.
 template <typename Facts>
 bool may_repeat(const Rule& rule, const Facts& facts) {
   return rule.may_repeat && !facts.is_python_function();

@@ -27,7 +27,7 @@ Speaker who_speaks(const Situation& here, const Facts& facts) {
     return here.disabled_by_region && here.has_lists ? Speaker::protection : Speaker::nobody;
   }
   // A user's own function has a rule of its own, wherever it is called.
-  if (!here.is_silent || facts.is_python_function()) return Speaker::lists;
+  if (!here.is_silent || facts.is_users_function()) return Speaker::lists;
   return here.until_recording && facts.records_gradients() ? Speaker::lists : Speaker::silence;
 }
 

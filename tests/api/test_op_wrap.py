@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from habana_mp import hmp
 from helpers.lists import Converter
@@ -134,6 +135,43 @@ def test_inside_of_a_wrapped_function_the_other_rules_hold(converted: Converter)
     converted(bf16=["mm"])
     mixed = hmp.op_wrap(lambda x: [torch.mm(x, N).dtype, (x + N).dtype, torch.fft.fft(x).dtype], to="bf16")
     assert mixed(M) == [BF16, FP32, torch.complex64]
+
+
+@pytest.mark.parametrize("to", ["bf16", "fp32"])
+@pytest.mark.parametrize("backend", [None, "eager", "aot_eager"])
+def test_inside_of_a_wrapped_function_the_lists_do_not_apply_to_functions_that_torch_writes_in_python(
+    converted: Converter, backend: str | None, to: str
+) -> None:
+    listed = {"bf16": "fp32", "fp32": "bf16"}[to]
+    converted(**{listed: ["normalize", "softmin", "truediv"]})  # `1 / x` is written in Python
+    functions = [F.normalize, F.softmin, lambda x: 1 / x]
+    outside = [function(M).dtype for function in functions]
+    wrapped = hmp.op_wrap(lambda x: [function(x) for function in functions], to=to)
+    if backend is not None:
+        wrapped = torch.compile(wrapped, backend=backend)
+    given = M.bfloat16() if to == "fp32" else M
+    assert [one.dtype for one in wrapped(given)] == [BF16 if to == "bf16" else FP32] * 3
+    assert [function(M).dtype for function in functions] == outside == [BF16 if listed == "bf16" else FP32] * 3
+
+
+def test_a_wrapped_function_is_cast_inside_of_another_and_of_what_torch_writes_in_python(converted: Converter) -> None:
+    converted(fp32=["normalize"])
+    seen: list[torch.dtype] = []
+    inner = hmp.op_wrap(lambda x: seen.append(x.dtype) or x, to="bf16")
+    hmp.op_wrap(lambda x: inner(F.normalize(x)), to="fp32")(M)
+    assert seen == [BF16]
+
+
+@pytest.mark.parametrize("backend", [None, "eager"])
+def test_a_number_widens_no_tensor_of_a_function_that_takes_the_widest(
+    converted: Converter, backend: str | None
+) -> None:
+    converted()
+    wrapped = hmp.op_wrap(lambda x, y: (x + 0, y + 0), to="widest")
+    if backend is not None:
+        wrapped = torch.compile(wrapped, backend=backend)
+    assert dtypes(*wrapped(M.bfloat16(), torch.tensor(0.5))) == [BF16, BF16]
+    assert dtypes(*wrapped(M.bfloat16(), torch.ones(1))) == [FP32, FP32]
 
 
 def test_wrapped_functions_nest(converted: Converter) -> None:

@@ -21,6 +21,7 @@ namespace {
 
 struct Facts {
   bool python_function = false;
+  bool users_function = false;
   bool records = false;
   bool decided_elsewhere = false;
   std::optional<Reason> at_place;
@@ -48,6 +49,7 @@ struct Facts {
     return answer;
   }
   bool is_python_function() const { return tell('f', python_function); }
+  bool is_users_function() const { return tell('y', users_function); }
   bool records_gradients() const { return tell('g', records); }
   bool is_decided_elsewhere() const { return tell('d', decided_elsewhere); }
   std::optional<Reason> place() const { return tell('p', at_place); }
@@ -306,6 +308,7 @@ void check_ladder() {
   CHECK(next(rule, {.step = Try::in_precision_of_state}) == Try::give_up_former);
   CHECK(next(rule, {.step = Try::give_up}) == Try::give_up);
   CHECK(next_try_of_plain(rule, true, facts) == Try::in_float32);
+  CHECK(who_speaks({.is_silent = true, .until_recording = true}, facts) == Speaker::lists);
   CHECK(next_try_of_plain(rule, false, facts) == Try::give_up);
   CHECK(next_try_of_plain(in_place, true, facts) == Try::give_up);
   CHECK(next_try_of_plain(once, true, facts) == Try::give_up);
@@ -313,7 +316,10 @@ void check_ladder() {
   CHECK(next_try_of_plain(rule, true, facts) == Try::give_up);
   facts.at_place.reset();
 
-  facts.python_function = true;
+  facts.records = false;
+  facts.python_function = true;  // one of torch's
+  CHECK(who_speaks({.is_silent = true}, facts) == Speaker::silence);
+  facts.users_function = true;
   CHECK(next(rule, {.step = Try::with_casts}) == Try::give_up);
   facts.python_function = false;
   facts.by_torch = false;
