@@ -65,6 +65,7 @@ class Ruling:
             "saturates": self.saturate != "",
             "saturates_tensors": self.saturate == "all",
             "promotes": row.promotes,
+            "gives_dimensions": row.gives_dimensions,
             "views_one": row.views_one,
             "is_product": row.is_product,
             "products_inside": self.products_only and row.products_inside,

@@ -97,7 +97,7 @@ def _call_in_graph(function: Any, precisions: Any, args: tuple[Any, ...], kwargs
 def _described(value: Any) -> Any:
     """What of an argument the core decides by, in constants: see :func:`_like`."""
     if isinstance(value, torch.Tensor):
-        return ("tensor", value.dtype, value.device.type)
+        return ("tensor", value.dtype, value.device.type, value.dim() == 0)
     if type(value) in (list, tuple):
         return ("sequence", *[_described(one) for one in value])
     if value is None or isinstance(value, torch.dtype):
@@ -110,7 +110,10 @@ def _like(described: Any) -> Any:
     if not isinstance(described, tuple):
         return described
     kind, *rest = described
-    return torch.empty(0, dtype=rest[0], device=rest[1]) if kind == "tensor" else tuple(map(_like, rest))
+    if kind != "tensor":
+        return tuple(map(_like, rest))
+    dtype, device, has_no_dimensions = rest
+    return torch.empty(() if has_no_dimensions else 0, dtype=dtype, device=device)
 
 
 def _change(given: Any, got: Any) -> Any:

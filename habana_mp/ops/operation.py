@@ -78,6 +78,10 @@ class Operation(NamedTuple):
     """Does torch itself compute in the precision of the tensors with dimensions where one without any is wider? (Of
     rule 2.)"""
 
+    gives_dimensions: bool = False
+    """True where it gives tensors without dimensions some before it joins them, so that these count as any other. (Of
+    rule 2.)"""
+
     saturates: Literal["", "all", "numbers", "numbers in bf16"] = ""
     """Rule 9: is what is beyond the lower precision's range brought into it? "all" are numbers and tensors without
     dimensions: the operation would refuse them. "numbers": it would make infinities of them."""

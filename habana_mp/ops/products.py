@@ -79,7 +79,7 @@ _MADE_OF_PRODUCTS = (
     _made_of_products("chain_matmul", FIRST_INPUT, views_one=True),
     _made_of_products("linalg_multi_dot", FIRST_INPUT, spellings="multi_dot"),
     _made_of_products("einsum", FIRST_INPUT, makes_product=_einsum_makes_product, views_one=True),
-    _made_of_products("inner", WIDEST, makes_product=_inner_makes_product),
+    _made_of_products("inner", WIDEST, promotes=True, makes_product=_inner_makes_product),
     _made_of_products("tensordot", WIDEST, makes_product=_tensordot_makes_product),
 )
 

@@ -7,7 +7,8 @@ from habana_mp.ops.operation import WIDEST, Operation
 _JOINING = (
     Operation("cat", WIDEST, family="concat concatenate"),
     Operation("concat concatenate _chunk_cat", WIDEST),
-    Operation("block_diag column_stack dstack hstack row_stack stack vstack", WIDEST),
+    Operation("block_diag stack", WIDEST),
+    Operation("column_stack dstack hstack row_stack vstack", WIDEST, gives_dimensions=True),
     Operation("cartesian_prod", WIDEST, views_one=True),
     Operation("meshgrid", WIDEST, gives_view=True),
 )

@@ -95,6 +95,7 @@ constexpr struct {
     {"saturates", [](Rule& rule) { rule.saturates = true; }},
     {"saturates_tensors", [](Rule& rule) { rule.means.saturates_tensors = true; }},
     {"promotes", [](Rule& rule) { rule.promotes = true; }},
+    {"gives_dimensions", [](Rule& rule) { rule.gives_dimensions = true; }},
     {"views_one", [](Rule& rule) { rule.views_one = true; }},
     {"is_product", [](Rule& rule) { rule.is_product = true; }},
     {"products_inside", [](Rule& rule) { rule.products_inside = true; }},

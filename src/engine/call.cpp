@@ -209,7 +209,7 @@ PyObject* answer_otherwise(const Facts& facts, const Plan& plan) {
     const Facts facts{{target, *rule, arguments, reading}};
     const Plan plan = rules::decide(*rule, reading, facts);
     if (plan.leaves_numbers) [[unlikely]]
-      leave_out_numbers(arguments, reading);
+      leave_out_numbers(facts, reading);
     if (plan.way == Way::with_casts) return answer_with_casts(facts, plan);
     if (plan.way == Way::silent_rule && target.unlisted->action != Action::none) {
       rule = target.unlisted;

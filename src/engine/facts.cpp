@@ -124,9 +124,7 @@ bool Facts::caller_is_exact() const { return engine::caller_is_exact(); }
 
 bool Facts::is_for_another_device() const { return engine::is_for_another_device(thread_state.region, arguments); }
 
-std::optional<rules::Present> Facts::inputs_with_dimensions() const {
-  return engine::inputs_with_dimensions(arguments, reading);
-}
+std::optional<rules::Present> Facts::inputs_with_dimensions() const { return engine::inputs_with_dimensions(*this); }
 
 bool Facts::holds_one_tensor() const { return engine::holds_one_tensor(arguments, reading); }
 

@@ -19,25 +19,35 @@ const Names& names() {
   return interned;
 }
 
-// The kinds of the tensors in a list or tuple. Lists of numbers, by far the most, are seen through at their first item.
-Kinds read_sequence(const Rule& rule, PyObject* sequence, Reading& reading, int depth) {
-  Kinds seen = 0;
-  if (!may_exchange(rule, sequence)) return seen;
+// Calls `note` with each item of a list or tuple, and of those inside of it, and with its kind. Lists of numbers, by
+// far the most, end at their first item.
+template <typename Note>
+void for_each_in_sequence(const Rule& rule, PyObject* sequence, int depth, const Note& note) {
+  if (!may_exchange(rule, sequence)) return;
   const bool is_tuple = PyTuple_Check(sequence);
   const auto size = [&] { return is_tuple ? PyTuple_GET_SIZE(sequence) : PyList_GET_SIZE(sequence); };
   // Reading a subclass's dtype can run Python code, so the size is asked again each time and the item is held.
   for (Py_ssize_t i = 0; i < size(); ++i) {
     PyObject* const next = is_tuple ? PyTuple_GET_ITEM(sequence, i) : PyList_GET_ITEM(sequence, i);
-    if (PyLong_CheckExact(next) || PyFloat_CheckExact(next)) return seen;
+    if (PyLong_CheckExact(next) || PyFloat_CheckExact(next)) return;
     const Owned item = Owned::borrowed(next);
     const Kind kind = host::kind_of(item.get());
     if (kind == Kind::sequence) {
-      if (depth < deepest_sequence) seen |= read_sequence(rule, item.get(), reading, depth + 1);
-    } else if (kind != Kind::dtype) {
-      seen |= bit(kind);
-      reading.present.note(kind);
+      if (depth < deepest_sequence) for_each_in_sequence(rule, item.get(), depth + 1, note);
+    } else {
+      note(item.get(), kind);
     }
   }
+}
+
+// The kinds of the tensors in a list or tuple.
+Kinds read_sequence(const Rule& rule, PyObject* sequence, Reading& reading) {
+  Kinds seen = 0;
+  for_each_in_sequence(rule, sequence, 0, [&](PyObject*, Kind kind) {
+    if (kind == Kind::dtype) return;
+    seen |= bit(kind);
+    reading.present.note(kind);
+  });
   return seen;
 }
 
@@ -57,7 +67,7 @@ void read(const Rule& rule, const Arguments& arguments, Reading& reading) {
     if (rule.may_cast(i)) [[likely]] {
       kind = host::kind_of(arguments.values[i]);
       if (kind == Kind::sequence) {
-        if ((read_sequence(rule, arguments.values[i], reading, 0) & floating) == 0) kind = Kind::other;
+        if ((read_sequence(rule, arguments.values[i], reading) & floating) == 0) kind = Kind::other;
       } else if (kind == Kind::dtype) {
         reading.explicit_dtype = true;
       } else {
@@ -81,7 +91,7 @@ void read(const Rule& rule, const Arguments& arguments, Reading& reading) {
       } else {
         kind = host::kind_of(value);
         if (kind == Kind::sequence) {
-          if ((read_sequence(rule, value, reading, 0) & floating) == 0) kind = Kind::other;
+          if ((read_sequence(rule, value, reading) & floating) == 0) kind = Kind::other;
         } else if (kind == Kind::dtype) {
           reading.explicit_dtype = true;
         } else {
@@ -100,33 +110,33 @@ void read(const Rule& rule, const Arguments& arguments, Reading& reading) {
   }
 }
 
-namespace {
-
-bool has_no_dimensions(const Arguments& arguments, const Reading& reading, Py_ssize_t i) {
-  return is_floating(reading.kinds[i]) && host::has_no_dimensions(arguments.values[i]);
-}
-
-}  // namespace
-
-std::optional<rules::Present> inputs_with_dimensions(const Arguments& arguments, const Reading& reading) {
+std::optional<rules::Present> inputs_with_dimensions(const Call& call) {
   rules::Present rest;
   bool leaves_out = false;
-  for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
-    if (reading.kinds[i] == Kind::sequence) return std::nullopt;
-    if (has_no_dimensions(arguments, reading, i)) {
+  const auto note = [&](PyObject* value, Kind kind) {
+    if (!is_floating(kind)) return;
+    if (host::has_no_dimensions(value)) {
       leaves_out = true;
-    } else if (is_floating(reading.kinds[i])) {
-      rest.note(reading.kinds[i]);
+    } else {
+      rest.note(kind);
+    }
+  };
+  for (Py_ssize_t i = 0; i < call.arguments.count(); ++i) {
+    if (call.reading.kinds[i] == Kind::sequence) {
+      for_each_in_sequence(call.rule, call.arguments.values[i], 0, note);
+    } else {
+      note(call.arguments.values[i], call.reading.kinds[i]);
     }
   }
   if (!leaves_out) return std::nullopt;
   return rest;
 }
 
-void leave_out_numbers(const Arguments& arguments, Reading& reading) {
-  if (const auto rest = inputs_with_dimensions(arguments, reading)) reading.present.leave_only(*rest);
-  for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
-    if (has_no_dimensions(arguments, reading, i)) reading.kinds[i] = Kind::other;
+void leave_out_numbers(const Call& call, Reading& reading) {
+  if (const auto rest = inputs_with_dimensions(call)) reading.present.leave_only(*rest);
+  for (Py_ssize_t i = 0; i < call.arguments.count(); ++i) {
+    const bool is_number = is_floating(reading.kinds[i]) && host::has_no_dimensions(call.arguments.values[i]);
+    if (is_number) reading.kinds[i] = Kind::other;
   }
 }
 

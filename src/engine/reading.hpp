@@ -29,11 +29,10 @@ struct Call {
 
 void read(const Rule& rule, const Arguments& arguments, Reading& reading);
 
-// What the floating inputs are but for tensors without dimensions. None where there are no such, or where inputs lie in
-// a sequence, whose tensors count as they are.
-std::optional<rules::Present> inputs_with_dimensions(const Arguments& arguments, const Reading& reading);
-// Tensors without dimensions are not cast.
-void leave_out_numbers(const Arguments& arguments, Reading& reading);
+// The floating inputs that have dimensions. None where every input has some.
+std::optional<rules::Present> inputs_with_dimensions(const Call& call);
+// Keeps tensors without dimensions from being cast. `reading` is that of the call.
+void leave_out_numbers(const Call& call, Reading& reading);
 
 // May this sequence be exchanged for a plain list or tuple? A user's own function may want its class (a named tuple's).
 inline bool may_exchange(const Rule& rule, PyObject* sequence) {

@@ -81,13 +81,14 @@ constexpr bool must_cast(Kind to, const Inputs& inputs) {
 
 constexpr Plan leave_as_written(Reason reason) { return {.decision = {Precision::unchanged, reason}}; }
 
-// Rule 2 of several precisions: as in torch's promotion, a tensor without dimensions does not widen one that has some.
-// An operation of torch's that promotes by itself gets it as it is, with all its digits: such are taken out of
-// `inputs`.
+// Rule 2: the widest of several precisions. As in torch's promotion, a tensor without dimensions does not widen one
+// that has some. It is cast to their precision, unless the operation promotes by itself: then it stays as it is, with
+// all its digits, and is taken out of `inputs`.
 template <typename Facts>
 Kind widest_of(const Rule& rule, Inputs& inputs, const Facts& facts, Plan& plan) {
   if (inputs.present.holds_one_precision()) return inputs.present.first;
-  const std::optional<Present> rest = facts.inputs_with_dimensions();
+  const bool counts_all = rule.gives_dimensions;
+  const std::optional<Present> rest = counts_all ? std::nullopt : facts.inputs_with_dimensions();
   if (!rest || rest->first == Kind::other) return inputs.present.widest();
   plan.leaves_numbers = rule.promotes && rest->holds_one_precision();
   if (plan.leaves_numbers) inputs.present.leave_only(*rest);
@@ -143,7 +144,7 @@ bool must_look_closer(const Rule& rule, const Plan& plan, const Facts& facts) {
 
 // From above to below: the first row that holds decides, and the facts below it are not asked for.
 template <typename Facts>
-[[gnu::noinline]] Plan confirm(const Rule& rule, const Inputs& inputs, const Facts& facts, Plan plan) {
+[[gnu::noinline]] Plan confirm(const Rule& rule, Inputs& inputs, const Facts& facts, Plan plan) {
   const auto by = [&plan](Way way) {
     plan.way = way;
     return plan;
@@ -169,7 +170,7 @@ template <typename Facts>
     const Answer makes_product = facts.makes_product();
     if (makes_product == Answer::failed) return by(Way::failed);
     if (makes_product == Answer::no) {
-      plan.to = inputs.present.widest();
+      plan.to = widest_of(rule, inputs, facts, plan);
       plan.decision = {precision_of(plan.to), Reason::no_product};
       if (!must_cast(plan.to, inputs)) return by(Way::leave);
     }

@@ -25,6 +25,8 @@ struct Rule {
 
   // Rule 2: does torch itself promote a tensor without dimensions as it does a number?
   bool promotes = false;
+  // Rule 2: true where the operation gives tensors without dimensions some, before it takes all together.
+  bool gives_dimensions = false;
   // Rule 9: are Python numbers beyond the range of the precision brought into it?
   bool saturates = false;
   // With one tensor alone, does it give a view of it, or only sum it up (`einsum("ii->i", x)`)?

@@ -120,6 +120,11 @@ void check_drafts() {
   CHECK(plan_of({.action = Action::widest}, with_number, mixed).way == Way::with_casts);
   const Plan promoted = plan_of({.action = Action::widest, .promotes = true}, with_number, mixed);
   CHECK(promoted.leaves_numbers && promoted.way == Way::as_written);
+  const Plan joined = plan_of({.action = Action::widest, .gives_dimensions = true}, with_number, mixed);
+  CHECK(joined.to == Kind::f32 && !joined.leaves_numbers);
+  Facts with_numbers_alone;
+  with_numbers_alone.with_dimensions = Present{};
+  CHECK(to({.action = Action::widest}, mixed, with_numbers_alone) == Kind::f32);
 
   // Tensors with dimensions that are all of other kinds do not decide.
   with_number.with_dimensions = inputs_of({Kind::other}).present;
@@ -186,6 +191,22 @@ void check_table() {
   const Plan without_product = plan_of(rule, all, inputs);
   CHECK(without_product.to == Kind::f32 && without_product.decision.reason == Reason::no_product);
   CHECK(leaves(plan_of(rule, all, inputs_of({Kind::f32})), Way::leave, Reason::no_product));
+  // There too a tensor without dimensions does not widen one that has some.
+  all.with_dimensions = inputs_of({Kind::bf16}).present;
+  rule.may_be_fused = rule.may_be_wrong = rule.may_add_up = rule.is_product = false;
+  all.slower = Answer::no;
+  all.sparse_tensor = all.in_a_transform = false;
+  const Plan with_number = plan_of(rule, all, inputs);
+  CHECK(with_number.way == Way::with_casts && with_number.to == Kind::bf16 && !with_number.leaves_numbers);
+  CHECK(with_number.decision.precision == Precision::bf16 && with_number.decision.reason == Reason::no_product);
+  rule.promotes = true;
+  const Plan with_promoted_number = plan_of(rule, all, inputs);
+  CHECK(leaves(with_promoted_number, Way::leave, Reason::no_product) && with_promoted_number.leaves_numbers);
+  rule.promotes = false;
+  all.with_dimensions.reset();
+  rule.may_be_fused = rule.may_be_wrong = rule.may_add_up = rule.is_product = true;
+  all.slower = Answer::failed;
+  all.sparse_tensor = all.in_a_transform = true;
   all.product = Answer::yes;
   CHECK(plan_of(rule, all, inputs).way == Way::failed);
   all.fused = Answer::no;
@@ -282,8 +303,12 @@ void check_speakers() {
   facts.records = true;
   CHECK(who_speaks({.is_silent = true}, facts) == Speaker::silence);
   CHECK(who_speaks({.is_silent = true, .until_recording = true}, facts) == Speaker::lists);
-  facts.python_function = true;
+  facts.records = false;
+  facts.python_function = true;  // one of torch's
+  CHECK(who_speaks({.is_silent = true}, facts) == Speaker::silence);
+  facts.users_function = true;
   CHECK(who_speaks({.is_silent = true}, facts) == Speaker::lists);
+  CHECK(who_speaks({.is_silent = true, .until_recording = true}, facts) == Speaker::lists);
 }
 
 void check_ladder() {
@@ -308,7 +333,6 @@ void check_ladder() {
   CHECK(next(rule, {.step = Try::in_precision_of_state}) == Try::give_up_former);
   CHECK(next(rule, {.step = Try::give_up}) == Try::give_up);
   CHECK(next_try_of_plain(rule, true, facts) == Try::in_float32);
-  CHECK(who_speaks({.is_silent = true, .until_recording = true}, facts) == Speaker::lists);
   CHECK(next_try_of_plain(rule, false, facts) == Try::give_up);
   CHECK(next_try_of_plain(in_place, true, facts) == Try::give_up);
   CHECK(next_try_of_plain(once, true, facts) == Try::give_up);
@@ -316,10 +340,7 @@ void check_ladder() {
   CHECK(next_try_of_plain(rule, true, facts) == Try::give_up);
   facts.at_place.reset();
 
-  facts.records = false;
-  facts.python_function = true;  // one of torch's
-  CHECK(who_speaks({.is_silent = true}, facts) == Speaker::silence);
-  facts.users_function = true;
+  facts.python_function = true;
   CHECK(next(rule, {.step = Try::with_casts}) == Try::give_up);
   facts.python_function = false;
   facts.by_torch = false;
@@ -347,17 +368,27 @@ void answer(const std::string& line) {
   rule.action = static_cast<Action>(number());
   rule.to = static_cast<Kind>(number());
   rule.reason = static_cast<Reason>(number());
-  for (bool Rule::*trait :
-       {&Rule::promotes, &Rule::saturates, &Rule::views_one, &Rule::is_product, &Rule::only_with_product,
-        &Rule::products_inside, &Rule::may_be_fused, &Rule::may_be_wrong, &Rule::may_add_up}) {
+  for (bool Rule::*trait : {&Rule::promotes, &Rule::gives_dimensions, &Rule::saturates, &Rule::views_one,
+                            &Rule::is_product, &Rule::only_with_product, &Rule::products_inside, &Rule::may_be_fused,
+                            &Rule::may_be_wrong, &Rule::may_add_up}) {
     rule.*trait = yes();
   }
   Inputs inputs;
-  for (int count = number(); count > 0; --count) inputs.present.note(static_cast<Kind>(number()));
+  Facts facts;
+  Present with_dimensions;
+  for (int count = number(); count > 0; --count) {
+    const auto kind = static_cast<Kind>(number());
+    inputs.present.note(kind);
+    if (yes()) {
+      with_dimensions.note(kind);
+    } else {
+      facts.with_dimensions.emplace();
+    }
+  }
+  if (facts.with_dimensions) facts.with_dimensions = with_dimensions;
   inputs.target = static_cast<Kind>(number());
   inputs.explicit_out = yes();
   inputs.explicit_dtype = yes();
-  Facts facts;
   for (bool Facts::*fact :
        {&Facts::decided_elsewhere, &Facts::exact_caller, &Facts::another_device, &Facts::one_tensor,
         &Facts::sparse_tensor, &Facts::number_beyond, &Facts::products_can_be_lowered, &Facts::in_a_transform}) {

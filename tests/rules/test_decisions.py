@@ -52,6 +52,7 @@ class Rule:
     to: Kind
     reason: str
     promotes: bool
+    gives_dimensions: bool
     saturates: bool
     views_one: bool
     is_product: bool
@@ -83,7 +84,8 @@ class Facts:
 @dataclass
 class Call:
     rule: Rule
-    kinds: list[Kind]
+    #: Each with whether it has dimensions.
+    inputs: list[tuple[Kind, bool]]
     target: Kind
     explicit_out: bool
     explicit_dtype: bool
@@ -93,15 +95,21 @@ class Call:
         rule, facts = list(astuple(self.rule)), list(astuple(self.facts))
         rule[2] = REASONS[self.rule.reason]
         facts[-1] = REASONS["worker"] if self.facts.at_worker else -1
-        inputs = [len(self.kinds), *self.kinds, self.target, self.explicit_out, self.explicit_dtype]
+        kinds = [number for one in self.inputs for number in one]
+        inputs = [len(self.inputs), *kinds, self.target, self.explicit_out, self.explicit_dtype]
         return " ".join(str(int(one)) for one in (*rule, *inputs, *facts)) + "\n"
 
 
 def wanted(call: Call) -> tuple[Way, Kind, int, str]:
     """The way, the precision that the inputs are cast to if they are, and what is told."""
     rule, facts = call.rule, call.facts
-    floating = [kind for kind in call.kinds if kind in FLOATING]
-    widest = floating[0] if len(set(floating)) == 1 else Kind.F32
+    floating = [kind for kind, _ in call.inputs if kind in FLOATING]
+    # Of several precisions, tensors without dimensions widen none that has some, and may stay what they are.
+    deciding = [kind for kind, has_dimensions in call.inputs if kind in FLOATING and has_dimensions] or floating
+    if rule.gives_dimensions:
+        deciding = floating
+    widest = deciding[0] if len(set(deciding)) == 1 else Kind.F32
+    stays = rule.promotes and len(set(deciding)) == 1
 
     # What the rule says.
     reason = rule.reason
@@ -109,7 +117,7 @@ def wanted(call: Call) -> tuple[Way, Kind, int, str]:
         return Way.AS_WRITTEN, Kind.OTHER, UNCHANGED, "explicit_out"
     if call.explicit_dtype:
         return Way.AS_WRITTEN, Kind.OTHER, UNCHANGED, "explicit_dtype"
-    if not floating or Kind.WIDE in call.kinds:
+    if not floating or any(kind is Kind.WIDE for kind, _ in call.inputs):
         return Way.AS_WRITTEN, Kind.OTHER, UNCHANGED, "ineligible"
     if rule.action in (Action.NONE, Action.REFUSED):
         refused = rule.action is Action.REFUSED and not facts.another_device
@@ -125,6 +133,8 @@ def wanted(call: Call) -> tuple[Way, Kind, int, str]:
     }[rule.action]
 
     # Is there anything to do?
+    if rule.action is Action.WIDEST and stays:
+        floating = deciding
     if set(floating) == {to}:
         sums = to in LOWER and rule.may_add_up
         sparse = to in LOWER and rule.is_product and facts.sparse_tensor
@@ -147,6 +157,7 @@ def wanted(call: Call) -> tuple[Way, Kind, int, str]:
         if facts.product is Answer.FAILED:
             return Way.FAILED, to, PRECISIONS[to], reason
         to, reason = widest, "no_product"
+        floating = deciding if stays else floating
         if set(floating) == {to}:
             return Way.LEAVE, to, PRECISIONS[to], reason
     told = PRECISIONS[to]
@@ -209,7 +220,7 @@ def test_rules_know_neither_python_nor_torch_nor_another_room() -> None:
 calls = st.builds(
     Call,
     rule=st.builds(Rule, to=st.sampled_from(sorted(FLOATING)), reason=st.sampled_from(["list", "widest", "parts"])),
-    kinds=st.lists(st.sampled_from(Kind), max_size=4),
+    inputs=st.lists(st.tuples(st.sampled_from(Kind), st.booleans()), max_size=4),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from hypothesis import given
 
 from habana_mp import hmp
+from habana_mp._presets import _shipped_presets
 from helpers.cases import LATE_KERNELS
 from helpers.comparing import assert_same
 from helpers.lists import Converter
@@ -142,3 +144,78 @@ def test_a_gate_without_dimensions_leaves_a_stream_in_its_precision() -> None:
     assert torch.equal(gate.grad, expected)
     assert torch.lerp(stream, branch, gate).dtype is BF16  # which torch takes in one precision only
     assert (gate * torch.tensor(1.0, dtype=BF16)).dtype is FP32  # no dimensions at all
+
+
+#: Operations of two tensors, of which one has no dimensions, by any preset in a list or in none. ``torch.hstack`` and
+#: its like give it some first.
+WITH_ONE_NUMBER: dict[str, Callable[..., torch.Tensor]] = {
+    **{name: WIDEST[name] for name in (*WITH_A_NUMBER, "torch.inner", "torch.dist")},
+    "F.cosine_similarity": lambda a, b: F.cosine_similarity(a, b, dim=0),
+    "Tensor.inner": lambda a, b: a.inner(b),
+    "torch.einsum": lambda a, b: torch.einsum("...,...->...", a, b),
+    "torch.einsum of an outer product": lambda a, b: torch.einsum(f"{'i' * a.dim()},{'i' * b.dim()}->i", a, b),
+    "torch.kron": torch.kron,
+    "torch.block_diag": lambda a, b: torch.block_diag(a, b),
+    "torch.block_diag of many": lambda a, b: torch.block_diag(a, a, b, b, a),
+    "torch.meshgrid": lambda a, b: torch.meshgrid(a, b, indexing="ij")[0],
+    "torch.lerp": lambda a, b: torch.lerp(a if a.dim() else b, b if a.dim() else a, 0.5),
+    "torch.tensordot of no dimensions": lambda a, b: torch.tensordot(a, b, 0),
+    "torch.fmax": lambda a, b: torch.fmax(a, b),
+    "op_wrap": lambda a, b: hmp.op_wrap(lambda values: values[0] * values[1], to="widest")([a, b]),
+}
+
+
+@pytest.mark.parametrize("preset", [None, *_shipped_presets()])
+def test_a_tensor_without_dimensions_widens_none_that_has_some_in_any_call_that_no_list_decides(
+    converted: Converter, preset: str | None
+) -> None:
+    """Over operations, presets, dimensions and precisions. Calls that a list decides are left out, by the report."""
+    if preset is None:
+        converted()
+    wrong = []
+    for (name, call), kinds, first in itertools.product(
+        WITH_ONE_NUMBER.items(), itertools.permutations((BF16, FP16, FP32), 2), (False, True)
+    ):
+        vector, number = torch.full((3,), 0.5, dtype=kinds[0]), torch.tensor(0.5, dtype=kinds[1])
+        inputs = (number, vector) if first else (vector, number)
+        region = contextlib.nullcontext() if preset is None else hmp.autocast("cpu", preset=preset)
+        hmp.reset_report()
+        with region:
+            result = call(*inputs)
+        reasons = {row.reason for row in hmp.report().rows}
+        if reasons <= {"widest", "no_product", "op_wrap"} and result.dtype is not kinds[0]:
+            wrong.append((name, first, kinds, result.dtype))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("preset", ["torch-cpu", "torch-cuda", "torch-xpu"])
+@pytest.mark.parametrize("number_first", [False, True], ids=["second", "first"])
+def test_a_product_of_a_vector_and_a_number_is_torchs_to_the_bit(preset: str, number_first: bool) -> None:
+    vector, number = torch.linspace(0.1, 0.9, 7).bfloat16(), torch.tensor(0.1)
+    inputs = (number, vector) if number_first else (vector, number)
+    expected = torch.inner(*inputs)
+    with hmp.autocast("cpu", preset=preset):
+        assert_same(torch.inner(*inputs), expected)
+        assert torch.einsum("...,...->...", *inputs).dtype is BF16
+    assert expected.dtype is BF16
+
+
+JOINING: dict[str, Callable[..., torch.Tensor]] = {
+    "torch.hstack": lambda a, b: torch.hstack([a, b]),
+    "torch.vstack": lambda a, b: torch.vstack([a, b]),
+    "torch.dstack": lambda a, b: torch.dstack([a, b]),
+    "torch.column_stack": lambda a, b: torch.column_stack([a, b]),
+    "torch.block_diag": torch.block_diag,
+}
+
+
+@pytest.mark.parametrize("name", JOINING)
+@pytest.mark.parametrize("shapes", [*itertools.product([(), (1,)], repeat=2)], ids=str)
+def test_operations_that_join_tensors_promote_those_without_dimensions_as_torch_does(
+    name: str, shapes: tuple[tuple[int, ...], tuple[int, ...]]
+) -> None:
+    for kinds in itertools.product((BF16, FP16, FP32), repeat=2):
+        both = [torch.full(shape, 0.5, dtype=kind) for shape, kind in zip(shapes, kinds, strict=True)]
+        expected = JOINING[name](*both)
+        with hmp.autocast("cpu", preset="torch-cpu"):
+            assert_same(JOINING[name](*both), expected)
