@@ -70,7 +70,7 @@ def _rule_and_why(operation: str, ruling: Ruling) -> tuple[str, str]:
     if row.sums is not None and row.unlisted != ops.FIRST_INPUT:
         why = "torch follows the first input by itself (rule 4)"
     if row.sums is not None:
-        why += "; adds up what was lowered in float32 (rule 8)"
+        why += "; adds up in float32 (rule 8)"
     if ruling.saturate:
         why += "; numbers are brought into range (rule 9)"
     if ops.gives_view(operation) and ruling.action == "none":

@@ -367,9 +367,11 @@ def assume_that_lowering_pays(answer: int) -> None:
     """What every measurement is to say, for tests: 1 yes, 0 no, -1 what is measured."""
 
 def forget_lowered(tensor: Any) -> None:
-    """Hold it weakly no longer."""
+    """Drop the weak references to this tensor."""
 
-def was_lowered(tensor: Any) -> bool: ...
+def was_lowered(tensor: Any) -> bool:
+    """True if this tensor shares memory with a living result that was lowered and that autograd does not track."""
+
 def may_be_lowered_in_graph(tensor: Any) -> bool: ...
 def untouched_twin(builtin: Any) -> Any:
     """A builtin function like this one that nobody answers for."""

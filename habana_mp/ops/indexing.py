@@ -2,8 +2,9 @@
 
 Some of them add up in the lower precision, or their gradient does, where torch has no better kernel. Ones that are
 added up in bfloat16 come to 256 and stand still there: in ``index_add``, and in the gradient of a lookup that picks the
-same place often (``e[index]``, ``embedding``). Where our casts made the tensor lower such a call is made in float32,
-and its result is rounded once (rule 8). What is in lower precision by the user's own doing is left to torch.
+same place often (``e[index]``, ``embedding``). Where lists apply such a call is made in float32, and its result is
+rounded once (rule 8), whoever made its inputs lower. Parameters in lower precision are left to torch: no cast of ours
+becomes a Parameter (rule 11), and a float32 copy of a large embedding for each step would cost too much.
 """
 
 from __future__ import annotations
@@ -14,54 +15,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from habana_mp import _core
 from habana_mp.ops.find import ASSIGNMENT, SUBSCRIPT
 from habana_mp.ops.operation import FIRST_INPUT, IN_PLACE, Operation, Tells
 
+_FLOATING = (torch.float32, torch.bfloat16, torch.float16)
 _WITHOUT_FRACTIONS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
-def _made_lower(value: Any) -> bool:
-    """Did our casts make this tensor lower, or will they for this call?"""
-    if not isinstance(value, Tensor):
+def _is_summed_in_float32(value: Any) -> bool:
+    """True for a floating tensor, unless it is a Parameter in lower precision or a view of one."""
+    if not isinstance(value, Tensor) or value.dtype not in _FLOATING:
         return False
-    if value.dtype is torch.float32:
-        return True
-    if value.dtype not in (torch.bfloat16, torch.float16):
-        return False
-    return _core.was_lowered(value) or (value.requires_grad and _is_lower_in_graph(value.grad_fn))
+    return value.dtype is torch.float32 or not _shows_parameter(value)
 
 
-#: How many nodes of the graph are looked at: a weight stands near what was computed from it.
-_MOST_NODES = 100
-
-
-def _is_lower_in_graph(node: Any) -> bool:
-    """Were the results of this node computed, not just converted, from a leaf in float32?"""
-    from habana_mp.patches.stored_values import SAME_VALUES
-
-    # What we looked up in float32 is rounded; that alone says nothing.
-    while node is not None and (node.name() in SAME_VALUES or node.name() == "ToCopyBackward0"):
-        node = node.next_functions[0][0]
-    if node is None or not node.next_functions:
-        return False
-    waiting = [node]
-    seen: set[Any] = set()
-    while waiting and len(seen) < _MOST_NODES:
-        node = waiting.pop()
-        if not node.next_functions:
-            # While a graph is traced no node of a leaf shows the leaf; all tell what they take.
-            if any(one.dtype is torch.float32 for one in node._input_metadata):
-                return True
-        elif node not in seen:
-            seen.add(node)
-            waiting += [one for one, _ in node.next_functions if one is not None]
-    return False
+def _shows_parameter(tensor: Tensor) -> bool:
+    return isinstance(tensor, torch.nn.Parameter) or (
+        tensor._is_view() and isinstance(tensor._base, torch.nn.Parameter)
+    )
 
 
 def _adds_up(*arguments: Any, **keywords: Any) -> bool:
     """Of ``index_add``, with its arguments."""
-    return any(map(_made_lower, (*arguments, *keywords.values())))
+    return any(map(_is_summed_in_float32, (*arguments, *keywords.values())))
 
 
 def _adds_up_if_told(*arguments: Any, **keywords: Any) -> bool:
@@ -73,7 +49,12 @@ def _adds_up_if_told(*arguments: Any, **keywords: Any) -> bool:
 def _looks_up(*arguments: Any, **keywords: Any) -> bool:
     """Of what looks values up in its first input, with its arguments: is the gradient of that recorded?"""
     source = arguments[0] if arguments else keywords.get("input")
-    return isinstance(source, Tensor) and source.requires_grad and torch.is_grad_enabled() and _made_lower(source)
+    return (
+        isinstance(source, Tensor)
+        and source.requires_grad
+        and torch.is_grad_enabled()
+        and _is_summed_in_float32(source)
+    )
 
 
 def _looks_up_unless_sparse(position: int) -> Tells:

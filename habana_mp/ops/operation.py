@@ -93,7 +93,7 @@ class Operation(NamedTuple):
     of its inputs' dtypes, else nothing. "input": nothing, although it is in such a list."""
 
     sums: Tells | None = None
-    """Does this call, or its gradient, add up what our casts made lower? Then it runs in float32 (rule 8)."""
+    """True for a call that adds up in the lower precision, or whose gradient does. It runs in float32 (rule 8)."""
 
     wrong_in_bf16: Tells | None = None
     """Does torch compute this call, or its gradient, wrong in bfloat16? Then it runs in float32 (rule 8)."""

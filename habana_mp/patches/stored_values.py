@@ -135,14 +135,15 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def _is_lowered(values: torch.Tensor) -> bool:
-    """Are they a result that was lowered? Recorded results are not remembered: there the graph has to tell."""
+    """True for a result that was lowered, or a view of one. The core remembers those that autograd does not track; the
+    graph shows where the others come from. Either answer depends on these values alone."""
     if _core.was_lowered(values):
         return True
     return _core.may_be_lowered_in_graph(values) and _tells_nodes() and _comes_from_float32(values.grad_fn)
 
 
 #: Nodes of autograd's graph that pass values on as they are.
-SAME_VALUES = frozenset(
+_SAME_VALUES = frozenset(
     f"{name}Backward{number}"
     for name in (
         *("Alias", "AsStrided", "Clone", "Expand", "Permute", "ReshapeAlias", "Select", "Slice", "Squeeze", "T"),
@@ -153,14 +154,14 @@ SAME_VALUES = frozenset(
 
 
 def _comes_from_float32(node: Any) -> bool:
-    """Were the results of this node computed, not just converted, from a leaf in float32?"""
-    while node is not None and node.name() in SAME_VALUES:
+    """True where the results of this node were computed, not just converted, from a leaf in float32."""
+    while node is not None and node.name() in _SAME_VALUES:
         node = node.next_functions[0][0]
     if node is None or node.name() == "ToCopyBackward0":
         return False
     waiting = [node]
     seen: set[Any] = set()
-    while waiting and len(seen) < 1000:
+    while waiting:
         node = waiting.pop()
         leaf = getattr(node, "variable", None)
         if isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float32:

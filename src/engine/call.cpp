@@ -147,15 +147,22 @@ Owned rounded(PyObject* result, Kind to, Tally& tally) {
   return host::kind_of(result) == Kind::f32 ? tensor::cast(result, Kind::f32, to, tally.made) : Owned::borrowed(result);
 }
 
-// What is made of lowered inputs is remembered, or told to the region. False where the region's function raised.
+// Notes a result of lowered inputs, or calls the region's function with it. False with an exception set where that
+// raised, or memory ran out.
 bool note_as_lowered(PyObject* result, bool is_recorded) {
   const RuleSet* region = thread_state.region;
-  if (!is_recorded) {
-    remember_lowered(result);
-  } else if (region != nullptr && region->after_recorded_cast != nullptr) {
+  if (!is_recorded) return remember_lowered(result);
+  if (region != nullptr && region->after_recorded_cast != nullptr) {
     return static_cast<bool>(Owned(PyObject_CallOneArg(region->after_recorded_cast, result)));
   }
   return true;
+}
+
+// True where this call lowered its inputs, or where what it sums in float32 was lowered before.
+bool makes_lowered_result(const Facts& facts, const Plan& plan) {
+  if (!is_lower(plan.to)) return false;
+  if (rules::must_cast(plan.to, facts.reading)) return true;
+  return plan.computed_in != plan.to && holds_lowered_tensor(facts.arguments);
 }
 
 // A part of its callers: out of torch's depths each frame takes a processor several nanoseconds to return through.
@@ -177,7 +184,7 @@ bool note_as_lowered(PyObject* result, bool is_recorded) {
   }
   if (attempt.scalar_changed) plan.decision.reason = Reason::scalar;
   report(facts.target, plan.decision, attempt.tally);
-  const bool lowered = plan.to != Kind::f32 && attempt.tally.casts != 0;
+  const bool lowered = attempt.tally.casts != 0 && makes_lowered_result(facts, plan);
   if (lowered && !note_as_lowered(result.get(), attempt.tally.made.recorded)) return nullptr;
   return result.release();
 }

@@ -3,6 +3,7 @@
 #include "engine/accelerators.hpp"
 #include "engine/attempt.hpp"
 #include "engine/cast_arguments.hpp"
+#include "engine/lowered.hpp"
 #include "errors.hpp"
 #include "host/callers.hpp"
 #include "host/casts_inside.hpp"
@@ -80,6 +81,11 @@ bool is_left_alone(const Arguments& arguments) {
 
 bool holds_lower_tensor(const Arguments& arguments) {
   return is_any_tensor(arguments.values, arguments.count(), [](PyObject*, Kind kind) { return is_lower(kind); });
+}
+
+bool holds_lowered_tensor(const Arguments& arguments) {
+  return is_any_tensor(arguments.values, arguments.count(),
+                       [](PyObject* value, Kind kind) { return is_lower(kind) && was_lowered(value); });
 }
 
 bool has_sparse_gradient(const Rule& rule, const Arguments& arguments) {

@@ -48,6 +48,8 @@ bool is_decided_elsewhere(const Arguments& arguments);
 bool is_for_another_device(const RuleSet* region, const Arguments& arguments);
 bool is_left_alone(const Arguments& arguments);
 bool holds_lower_tensor(const Arguments& arguments);
+// True if one was lowered by an earlier call that autograd did not track.
+bool holds_lowered_tensor(const Arguments& arguments);
 bool has_sparse_gradient(const Rule& rule, const Arguments& arguments);
 rules::Answer ask(PyObject* question, const Arguments& arguments);
 bool cast_refused();

@@ -1,11 +1,13 @@
 #include "engine/lowered.hpp"
 
-#include <array>
 #include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
 #include <utility>
 
 #include "engine/state.hpp"
-#include "errors.hpp"
+#include "host/inside.hpp"
 #include "tensor/cast.hpp"
 #include "weakrefs.hpp"
 
@@ -13,33 +15,117 @@ namespace habana_mp::engine {
 
 namespace {
 
-// The last results of calls whose inputs were lowered, held weakly. What autograd records is passed over: it would cost
-// every call of a training step, and the graph tells.
-NeverDestroyed<std::array<Owned, 8>> references;
-std::size_t next = 0;
+// A storage stays where it is as long as one of its tensors lives. Where storages cannot be read, a tensor stands for
+// its own.
+const void* memory_of(PyObject* tensor) noexcept {
+  const void* storage = host::can_look_inside() ? host::storage_of(tensor) : nullptr;
+  return storage == nullptr ? tensor : storage;
+}
+
+// The living results of calls whose inputs were lowered, by their memory. A view keeps the result that it is a view of
+// alive, so it is found by the same entry. Dead entries are dropped where the table grows, or where a new result gets
+// the memory of a dead one.
+class Results {
+ public:
+  // False where memory ran out.
+  bool put_in(PyObject* tensor) {
+    Owned reference(PyWeakref_NewRef(tensor, nullptr));  // first, since it may collect garbage, and so run other code
+    if (!reference || (2 * (used_ + 1) > size_ && !drop_dead())) return false;
+    const void* memory = memory_of(tensor);
+    Slot& slot = slot_of(memory);
+    if (slot.memory == nullptr) ++used_;
+    slot.memory = memory;
+    slot.result = std::move(reference);
+    return true;
+  }
+
+  [[nodiscard]] bool holds_memory_of(PyObject* tensor) const noexcept {
+    if (size_ == 0) return false;
+    const void* memory = memory_of(tensor);
+    PyObject* const result = living(slot_of(memory));
+    // The result may have got other memory, as by `result.data = other`.
+    return result != nullptr && memory_of(result) == memory;
+  }
+
+  void take_out(PyObject* tensor) noexcept {
+    for (std::size_t i = 0; i < size_; ++i) {
+      if (living(slots_[i]) == tensor) slots_[i].result.reset();
+    }
+  }
+
+  void clear() noexcept {
+    const std::unique_ptr<Slot[]> former = std::exchange(slots_, nullptr);
+    size_ = used_ = 0;
+  }
+
+ private:
+  struct Slot {
+    const void* memory = nullptr;
+    Owned result;  // a weak reference
+  };
+
+  static constexpr std::size_t smallest = 64;
+
+  static PyObject* living(const Slot& slot) noexcept { return slot.result ? referent_of(slot.result.get()) : nullptr; }
+
+  // The slot of this memory, or the free one for it.
+  [[nodiscard]] Slot& slot_of(const void* memory) const noexcept {
+    std::size_t place = (reinterpret_cast<std::uintptr_t>(memory) >> 4U) * std::size_t{0x9E3779B97F4A7C15U} >> 20U;
+    while (slots_[place & (size_ - 1)].memory != nullptr && slots_[place & (size_ - 1)].memory != memory) ++place;
+    return slots_[place & (size_ - 1)];
+  }
+
+  // Makes room for as many new results as are alive, so that each pays for a few steps of this. False where memory ran
+  // out.
+  bool drop_dead() {
+    std::size_t alive = 0;
+    for (std::size_t i = 0; i < size_; ++i) alive += living(slots_[i]) != nullptr ? 1 : 0;
+    std::size_t size = smallest;
+    while (size < 4 * (alive + 1)) size *= 2;
+    std::unique_ptr<Slot[]> made(new (std::nothrow) Slot[size]);
+    if (made == nullptr) {
+      PyErr_NoMemory();
+      return false;
+    }
+    const std::unique_ptr<Slot[]> former = std::exchange(slots_, std::move(made));
+    const std::size_t former_size = std::exchange(size_, size);
+    used_ = 0;
+    for (std::size_t i = 0; i < former_size; ++i) {
+      if (living(former[i]) == nullptr) continue;
+      slot_of(former[i].memory) = std::move(former[i]);
+      ++used_;
+    }
+    return true;
+  }
+
+  std::unique_ptr<Slot[]> slots_;
+  std::size_t size_ = 0;
+  std::size_t used_ = 0;
+};
+
+NeverDestroyed<Results> results;
 
 }  // namespace
 
-void remember_lowered(PyObject* result) {
-  if (!host::is_plain_tensor(result) || host::requires_grad(result)) return;
-  Owned& place = (*references)[next++ % references->size()];
-  Owned reference(PyWeakref_NewRef(result, nullptr));
-  if (!reference) clear_error();
-  place = std::move(reference);
-}
-
-void forget_lowered(PyObject* tensor) noexcept {
-  for (Owned& reference : *references) {
-    if (reference && referent_of(reference.get()) == tensor) reference.reset();
+bool remember_lowered(PyObject* result) {
+  if (PyTuple_Check(result)) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(result); ++i) {
+      if (!remember_lowered(PyTuple_GET_ITEM(result, i))) return false;
+    }
+    return true;
   }
+  const bool is_noted =
+      host::is_plain_tensor(result) && is_lower(host::kind_of(result)) && !host::requires_grad(result);
+  return !is_noted || results->put_in(result);
 }
 
 bool was_lowered(PyObject* tensor) noexcept {
-  for (const Owned& reference : *references) {
-    if (reference && referent_of(reference.get()) == tensor) return true;
-  }
-  return false;
+  return host::is_plain_tensor(tensor) && results->holds_memory_of(tensor);
 }
+
+void forget_lowered(PyObject* tensor) noexcept { results->take_out(tensor); }
+
+void forget_all_lowered() noexcept { results->clear(); }
 
 bool may_be_lowered_in_graph(PyObject* tensor) noexcept {
   return is_lower(host::kind_of(tensor)) && host::requires_grad(tensor) && casts_are_made_here();

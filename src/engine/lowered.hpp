@@ -1,19 +1,22 @@
-// What our casts lowered not long ago: asked where somebody puts a tensor into a module.
+// Which tensors our casts lowered: asked where somebody puts a tensor into a module (rule 11).
 #pragma once
 
 #include <Python.h>
 
 namespace habana_mp::engine {
 
-// The result of a call whose inputs were lowered. Results that autograd recorded are passed over.
-void remember_lowered(PyObject* result);
-// Was this object such a result, not long ago in this process?
+// Notes the result of a call whose inputs were lowered: a tensor, or a tuple of some. Results that autograd tracks are
+// left out, since their graph shows where they come from. False with an exception set where memory ran out.
+bool remember_lowered(PyObject* result);
+// True if a living result that was noted has this tensor's memory: the result itself, or what it shares memory with.
 bool was_lowered(PyObject* tensor) noexcept;
-// It is held weakly no longer.
+// Drops the weak references to this tensor.
 void forget_lowered(PyObject* tensor) noexcept;
+// Drops all weak references.
+void forget_all_lowered() noexcept;
 
-// Is this a recorded tensor in a lower precision, where casts are made? Then its graph tells where its values come
-// from.
+// True for a tensor in a lower precision that autograd tracks, where casts are made: its graph then shows where its
+// values come from.
 bool may_be_lowered_in_graph(PyObject* tensor) noexcept;
 
 }  // namespace habana_mp::engine

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "engine/call.hpp"
+#include "engine/lowered.hpp"
 #include "engine/modules.hpp"
 #include "engine/originals.hpp"
 #include "engine/state.hpp"
@@ -232,6 +233,7 @@ void uninstall() noexcept {
   }
   weights::stop_watching_view_and_numpy();
   stop_watching_builtins();
+  forget_all_lowered();
 }
 
 std::uint64_t change_count() noexcept { return changes; }

@@ -42,8 +42,8 @@ struct Rule {
   bool may_be_fused = false;
   // Are there calls that the CPU's library gets wrong in bfloat16, or their gradients?
   bool may_be_wrong = false;
-  // Are there calls that add up what our casts made lower, or whose gradients do? They are made in float32, and the
-  // result is rounded.
+  // True where calls, or their gradients, may add up in the lower precision. These are made in float32, and the result
+  // is rounded.
   bool may_add_up = false;
   // May a call that failed be made again with other casts? Not where it may have written into an argument first.
   bool may_repeat = true;

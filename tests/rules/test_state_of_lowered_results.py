@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import HmpWarning, hmp
+from helpers.lists import Converter
 from helpers.processes import run_script
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -31,6 +35,13 @@ def warned(make: Callable[[], Any]) -> list[warnings.WarningMessage]:
 
 def product() -> torch.Tensor:
     return torch.mm(M, N)
+
+
+def parameter_of(values: torch.Tensor) -> nn.Parameter:
+    """A Parameter of these values, whatever is warned about."""
+    made: list[nn.Parameter] = []
+    warned(lambda: made.append(nn.Parameter(values)))
+    return made[0]
 
 
 LOWERED: dict[str, Callable[[], torch.Tensor]] = {
@@ -236,6 +247,162 @@ def test_state_that_somebody_makes_lower_is_as_he_made_it(kind: str) -> None:
     with hmp.disable_casts():
         assert warned(lambda: made.append(made_state(kind, values))) == []
     assert made[0].dtype is BF16
+
+
+@pytest.mark.parametrize("calls", [7, 8, 3000])
+@pytest.mark.parametrize("kind", STATE)
+def test_state_made_of_a_lowered_result_stays_float32_whatever_was_called_in_between(kind: str, calls: int) -> None:
+    hmp.convert()
+    value = product()
+    others = [product() for _ in range(calls)]
+    made: list[torch.Tensor] = []
+    assert len(warned(lambda: made.append(made_state(kind, value)))) == 1
+    assert made[0].dtype is FP32
+    assert len(others) == calls
+
+
+@pytest.mark.parametrize("kind", STATE)
+def test_state_made_of_a_lowered_result_stays_float32_whatever_other_threads_call(kind: str) -> None:
+    hmp.convert()
+    value = product()
+    kept: list[torch.Tensor] = []
+    threads = [threading.Thread(target=lambda: kept.extend(product() for _ in range(200))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    made: list[torch.Tensor] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", HmpWarning)
+        inside = threading.Thread(target=lambda: made.append(made_state(kind, value)))
+        inside.start()
+        inside.join()
+        made += [made_state(kind, one) for one in kept[::50]]
+    assert [one.dtype for one in made] == [FP32] * 17
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "transposed": lambda value: value.t(),
+    "reshaped": lambda value: value.view(2, 8),
+    "row": lambda value: value[1],
+    "rows": lambda value: value[1:],
+    "view of a view": lambda value: value.t()[1:].unsqueeze(0),
+    "split": lambda value: value.chunk(2)[1],
+}
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_state_made_of_a_view_of_a_lowered_result_stays_float32(
+    view: Callable[[torch.Tensor], torch.Tensor], gradients: bool
+) -> None:
+    hmp.convert()
+    with torch.set_grad_enabled(gradients):
+        value = product()
+        for shown in (view(value), view(product())):  # the second one alone keeps its result alive
+            made = parameter_of(shown)
+            assert made.dtype is FP32
+            assert torch.equal(made.detach(), shown.float())
+
+
+def test_what_is_detached_from_a_lowered_result_that_lives_is_one() -> None:
+    hmp.convert()
+    value = product()
+    for shared in (value.detach(), value.data, value.detach().t()):
+        assert parameter_of(shared).dtype is FP32
+
+
+def test_ones_own_tensor_in_memory_that_a_lowered_result_had_is_as_it_was_made() -> None:
+    hmp.convert()
+    for _ in range(300):
+        addresses = {one.untyped_storage()._cdata for one in [product() for _ in range(20)]}
+        own = [torch.zeros(4, 4, dtype=BF16) for _ in range(20)]
+        assert all(parameter_of(one).dtype is BF16 for one in own)
+        if addresses & {one.untyped_storage()._cdata for one in own}:
+            return
+    pytest.fail("no memory was used again")
+
+
+def test_a_lowered_result_that_got_other_data_is_no_longer_one() -> None:
+    hmp.convert()
+    value = product()
+    value.data = torch.zeros(4, 4, dtype=BF16)
+    assert parameter_of(value).dtype is BF16
+
+
+def test_each_of_several_results_of_a_lowered_call_is_one(converted: Converter) -> None:
+    converted(bf16=["max", "aminmax"])
+    for values in (torch.max(M, 0)[0], torch.aminmax(M)[1]):
+        assert values.dtype is BF16
+        assert parameter_of(values).dtype is FP32
+
+
+def test_a_sum_in_float32_of_ones_own_bfloat16_is_ones_own(converted: Converter) -> None:
+    converted(bf16=["mul"])
+    zeros, ones, index = torch.zeros(3, dtype=BF16), torch.ones(5, dtype=BF16), torch.zeros(5, dtype=torch.long)
+    assert parameter_of(zeros.index_add(0, index, ones)).dtype is BF16
+    assert parameter_of(zeros.index_add(0, index, torch.ones(5) * 1)).dtype is FP32
+    assert parameter_of(zeros.index_add(0, index, torch.ones(5))).dtype is FP32
+
+
+def test_a_graph_of_any_length_shows_that_a_recorded_result_was_lowered() -> None:
+    weight = nn.Parameter(torch.ones(4))
+    other = nn.Parameter(torch.ones(4, dtype=BF16))
+    hmp.convert()
+    value = weight * 1
+    for _ in range(1500):
+        value = value.neg()
+    for _ in range(1500):
+        other = other.neg()
+    assert parameter_of(value + other).dtype is FP32
+    assert parameter_of(other).dtype is BF16
+
+
+def test_a_child_process_knows_what_was_lowered_before_it_was_forked() -> None:
+    done = run_script(
+        "import os, torch\n"
+        "from habana_mp import hmp\n"
+        "hmp.convert()\n"
+        "value = torch.ones(4, 4) @ torch.ones(4, 4)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    more = [torch.ones(2, 2) @ torch.ones(2, 2) for _ in range(100)]\n"
+        "    kept = torch.nn.Parameter(value).dtype is torch.nn.Parameter(more[3]).dtype is torch.float32\n"
+        "    os._exit(0 if kept else 7)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), torch.nn.Parameter(value).dtype)\n"
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["0", "torch.float32"]), done.stderr
+
+
+def test_restore_drops_the_references_to_lowered_results() -> None:
+    hmp.convert()
+    values = [product() for _ in range(200)]
+    assert all(weakref.getweakrefcount(one) == 1 for one in values)
+    hmp.restore()
+    assert not any(weakref.getweakrefcount(one) for one in values)
+    torch.utils.swap_tensors(values[0], values[1])
+    assert parameter_of(values[2]).dtype is BF16
+
+
+def test_tensors_that_were_lowered_are_exchanged_while_lists_apply() -> None:
+    hmp.convert()
+    values = [product() for _ in range(3)]
+    values[1].data = torch.zeros(4, 4, dtype=BF16)
+    torch.utils.swap_tensors(values[0], values[1])
+
+
+def test_references_to_dead_results_are_dropped() -> None:
+    hmp.convert()
+    kept = [product() for _ in range(50)]
+
+    def references() -> int:
+        return sum(type(one) is weakref.ReferenceType for one in gc.get_objects())
+
+    before = references()
+    for _ in range(100):
+        living = [product() for _ in range(100)]
+    assert references() < before + 10 * len(living)
+    assert all(parameter_of(one).dtype is FP32 for one in (*kept, *living))
 
 
 def test_weights_that_their_first_batch_sets_stay_float32() -> None:

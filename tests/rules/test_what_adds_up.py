@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -49,8 +50,12 @@ def test_the_gradient_of_a_lookup_of_what_was_lowered_adds_up_in_float32(convert
     assert weight.grad.max() == 1000
 
 
-@pytest.mark.parametrize("name", [name for name in _PICKS if name not in ("gather", "embedding_bag")])
-def test_the_gradient_of_a_lookup_of_ones_own_bfloat16_is_torchs(converted: Converter, name: str) -> None:
+#: These look up what is no Parameter, or torch adds up in no fixed order.
+_PICKS_OF_OTHERS = ("[index] of [index]", "gather", "embedding_bag")
+
+
+@pytest.mark.parametrize("name", [name for name in _PICKS if name not in _PICKS_OF_OTHERS])
+def test_the_gradient_of_a_lookup_of_a_bfloat16_parameter_is_torchs(converted: Converter, name: str) -> None:
     def gradient() -> torch.Tensor:
         weight = torch.nn.Parameter(torch.ones(3, 8, dtype=BF16))
         picked = _PICKS[name](weight)
@@ -102,12 +107,52 @@ def test_what_was_lowered_is_summed_by_index_in_float32(converted: Converter, na
         assert result[0] == 1000
 
 
-def test_ones_own_bfloat16_is_summed_by_index_as_torch_does(converted: Converter) -> None:
-    zeros, ones = torch.zeros(3, dtype=BF16), torch.ones(1000, dtype=BF16)
+@pytest.mark.parametrize("lower", [BF16, FP16], ids=str)
+def test_ones_own_lower_precision_is_summed_by_index_in_float32(converted: Converter, lower: torch.dtype) -> None:
+    zeros, ones = torch.zeros(3, dtype=lower), torch.ones(1000, dtype=lower)
+    converted(bf16=["mul"])
+    for call in _SUMS.values():
+        result = call(zeros, ones)
+        assert result.dtype is lower
+        assert result[0] == 1000
+    with hmp.disable_casts():
+        assert zeros.index_add(0, _FIRST_PLACE, ones)[0] == (256 if lower is BF16 else 1000)  # as torch sums
+
+
+def test_bfloat16_parameters_are_summed_by_index_as_torch_does(converted: Converter) -> None:
+    zeros, ones = (torch.nn.Parameter(make(1000, dtype=BF16)) for make in (torch.zeros, torch.ones))
     expected = {name: call(zeros, ones) for name, call in _SUMS.items()}
     converted(bf16=["mul"])
     for name, call in _SUMS.items():
         assert_same(call(zeros, ones), expected[name])
+
+
+@pytest.mark.parametrize("calls", [0, 7, 8, 1000])
+@pytest.mark.parametrize("name", _SUMS)
+def test_a_sum_by_index_does_not_depend_on_other_calls(converted: Converter, name: str, calls: int) -> None:
+    converted(bf16=["mul"])
+    with torch.no_grad():
+        ones = torch.ones(1000) * 1
+        others = [torch.ones(1) * 1 for _ in range(calls)]
+        result = _SUMS[name](torch.zeros(3, dtype=BF16), ones)
+    assert len(others) == calls
+    assert result[0] == 1000
+
+
+def test_a_sum_by_index_does_not_depend_on_other_threads(converted: Converter) -> None:
+    converted(bf16=["mul"])
+    ones = torch.ones(1000) * 1
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(lambda: torch.ones(2) * 1) for _ in range(50)]:
+            done.result()
+        sums = [pool.submit(torch.index_add, torch.zeros(3, dtype=BF16), 0, _FIRST_PLACE, ones) for _ in range(8)]
+        assert [int(one.result()[0]) for one in sums] == [1000] * 8
+
+
+def test_a_sum_by_index_of_what_was_computed_from_lowered_results_is_made_in_float32(converted: Converter) -> None:
+    converted(bf16=["mul"])
+    ones = ((torch.ones(1000) * 1) + 0).abs()
+    assert torch.zeros(3, dtype=BF16).index_add(0, _FIRST_PLACE, ones)[0] == 1000
 
 
 def test_indexing_that_picks_nothing_twice_is_not_cast(converted: Converter, tmp_path: Path) -> None:
