@@ -1,4 +1,4 @@
-// Which tensors our casts lowered: asked where somebody puts a tensor into a module (rule 11).
+// Tells which tensors our casts lowered. Rule 11 asks so where a tensor becomes a part of a module.
 #pragma once
 
 #include <Python.h>

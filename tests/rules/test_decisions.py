@@ -104,7 +104,7 @@ def wanted(call: Call) -> tuple[Way, Kind, int, str]:
     """The way, the precision that the inputs are cast to if they are, and what is told."""
     rule, facts = call.rule, call.facts
     floating = [kind for kind, _ in call.inputs if kind in FLOATING]
-    # Of several precisions, tensors without dimensions widen none that has some, and may stay what they are.
+    # Tensors without dimensions widen none that has some, and may stay what they are.
     deciding = [kind for kind, has_dimensions in call.inputs if kind in FLOATING and has_dimensions] or floating
     if rule.gives_dimensions:
         deciding = floating
