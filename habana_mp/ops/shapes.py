@@ -10,7 +10,7 @@ _JOINING = (
     Operation("block_diag stack", WIDEST),
     Operation("column_stack dstack hstack row_stack vstack", WIDEST, gives_dimensions=True),
     Operation("cartesian_prod", WIDEST, views_one=True),
-    Operation("meshgrid", WIDEST, gives_view=True),
+    Operation("meshgrid", WIDEST, gives_dimensions=True, gives_view=True),
 )
 
 _PADDING = (

@@ -159,11 +159,10 @@ def cast_by_hand(op: Any, call: Call) -> Call:
     dtypes = [tensor.dtype for tensor, _ in eligible]
     if not dtypes or ruling.action in ("none", "scalars"):
         return call
-    # A tensor without dimensions widens none that has some; one in a list counts as any.
-    lists = any(isinstance(one, (list, tuple)) for one in (*call.arguments, *call.keywords.values()))
-    in_lists = lists or operation == "meshgrid"  # which torch makes a list of
-    kinds = {tensor.dtype for tensor, _ in eligible if in_lists or tensor.dim()} or set(dtypes)
-    leaves_numbers = ruling.action == "widest" and ops.row_of(operation).promotes and len(kinds) == 1 and not in_lists
+    # A tensor without dimensions widens none that has some, unless the operation gives it some.
+    row = ops.row_of(operation)
+    kinds = {tensor.dtype for tensor, _ in eligible if row.gives_dimensions or tensor.dim()} or set(dtypes)
+    leaves_numbers = ruling.action == "widest" and row.promotes and len(kinds) == 1
     if ruling.action == "widest":
         target = FP32 if FP32 in kinds else BF16
     elif ruling.action == "precision" or (

@@ -157,7 +157,6 @@ WITH_ONE_NUMBER: dict[str, Callable[..., torch.Tensor]] = {
     "torch.kron": torch.kron,
     "torch.block_diag": lambda a, b: torch.block_diag(a, b),
     "torch.block_diag of many": lambda a, b: torch.block_diag(a, a, b, b, a),
-    "torch.meshgrid": lambda a, b: torch.meshgrid(a, b, indexing="ij")[0],
     "torch.lerp": lambda a, b: torch.lerp(a if a.dim() else b, b if a.dim() else a, 0.5),
     "torch.tensordot of no dimensions": lambda a, b: torch.tensordot(a, b, 0),
     "torch.fmax": lambda a, b: torch.fmax(a, b),
