@@ -8,6 +8,10 @@ TORCH := torch==2.13.0
 # Without what it requires, which is a torch of its own, and in a folder of its own, as
 # tests/helpers/torchvision_here.py tells.
 TORCHVISION := torchvision==0.28.0
+# The newest release, for `make test-newest`, and where it is installed.
+NEWEST_TORCH := torch==2.14.1
+NEWEST_TORCHVISION := torchvision==0.29.1
+NEWEST := build/newest
 # Tests that run at once, each in a process with one thread of OpenMP. What one has left, another takes over.
 WORKERS ?= 2
 AT_ONCE := -n $(WORKERS) --dist worksteal
@@ -16,7 +20,7 @@ APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 SOURCES := $(shell find src -name '*.cpp' -o -name '*.hpp' -o -name '*.cmake') CMakeLists.txt pyproject.toml
 CXX_SOURCES := $(shell find src tests -name '*.cpp' -o -name '*.hpp')
 
-.PHONY: demo test test-slow trust test-processors check format bench sweep wheel sanitize coverage mutants soak fuzz aarch64 clean build
+.PHONY: demo test test-slow test-newest trust test-processors check format bench sweep wheel sanitize coverage mutants soak fuzz aarch64 clean build
 
 build: $(VENV)/.built
 
@@ -29,6 +33,10 @@ test: $(VENV)/.built $(VENV)/.browser
 # Every kernel over all 2^32 inputs, on every path that this machine has.
 test-slow: $(VENV)/.built
 	$(BIN)/python -m pytest -q -m slow --timeout 7200
+
+# torch's own database of operations, the other rules, and kept weights, beside the newest torch.
+test-newest: $(NEWEST)/.built
+	$(NEWEST)/bin/python -m pytest -q $(AT_ONCE) -m "not slow and not trust" tests/rules tests/weights
 
 # What breaks a process on purpose (no memory, hostile code, forks, interrupts), at length; then the core's tests with
 # AddressSanitizer and UndefinedBehaviorSanitizer. Their short forms have no mark, and are part of `make test`.
@@ -156,4 +164,19 @@ $(VENV)/.built: $(VENV)/.packages /usr/include/spdlog/spdlog.h $(SOURCES)
 	$(BIN)/pip install --quiet --no-build-isolation --no-deps --editable . \
 	  --config-settings=build-dir=build/dev --config-settings=cmake.define.HABANA_MP_DEV=ON \
 	  --config-settings=cmake.define.CMAKE_EXPORT_COMPILE_COMMANDS=ON
+	touch $@
+
+# Some 5.5 GB.
+$(NEWEST)/.packages: pyproject.toml
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/pip install --quiet --upgrade pip
+	$(NEWEST)/bin/pip install --quiet "$(NEWEST_TORCH)" "numpy>=1.24" "scikit-build-core>=0.10" "pybind11>=3.0" \
+	  "apache-tvm-ffi>=0.1.6" cmake ninja "pytest>=8" "pytest-timeout>=2.3" "pytest-xdist>=3.6" "hypothesis>=6.100" \
+	  "ml_dtypes>=0.4" "expecttest>=0.2"
+	$(NEWEST)/bin/pip install --quiet --no-deps --upgrade --target $(NEWEST)/torchvision "$(NEWEST_TORCHVISION)"
+	touch $@
+
+$(NEWEST)/.built: $(NEWEST)/.packages /usr/include/spdlog/spdlog.h $(SOURCES)
+	$(NEWEST)/bin/pip install --quiet --no-build-isolation --no-deps --editable . \
+	  --config-settings=build-dir=build/newest-core --config-settings=cmake.define.HABANA_MP_DEV=ON
 	touch $@

@@ -109,6 +109,17 @@ _ATTENTION = (
             off_cpu_keywords=("attn_mask",),
         ),
     ),
+    # Its kernel on a CPU, which is an operator too.
+    Operation(
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+        FIRST_INPUT,
+        castable=Castable(
+            (0, 1, 2),
+            "the kernel takes a float32 mask, whose finfo.min would be an infinity in lower precision",
+            kept_keywords=("dropout_p", "is_causal", "scale"),
+            raised_keywords=("attn_mask",),
+        ),
+    ),
 )
 
 ROWS = (*_GEMM, *_MADE_OF_PRODUCTS, *_OF_VECTORS, *_SPARSE, *_ATTENTION)

@@ -19,6 +19,13 @@ _INDEX = torch.tensor([3, 1, 0, 2])
 _SQUARE = _INDEX[None].expand(4, 4)
 
 
+_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+def _heads(*matrices: torch.Tensor) -> list[torch.Tensor]:
+    return [one[None, None] for one in matrices]
+
+
 FIRST: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "F.linear": F.linear,
     "F.linear with bias": lambda x, y: F.linear(x, y, y[0]),
@@ -40,6 +47,10 @@ FIRST: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "F.rms_norm": lambda x, y: F.rms_norm(x, (4,), y[0]),
     "F.prelu": lambda x, y: F.prelu(x, y[0, :1]),
     "F.scaled_dot_product_attention": lambda x, y: F.scaled_dot_product_attention(x[None], y[None], y[None]),
+    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": lambda x, y: _ATTENTION(*_heads(x, y, y)),
+    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu by keyword": lambda x, y: _ATTENTION(
+        **dict(zip(("value", "key", "query"), _heads(y, y, x), strict=True))
+    ),
     "torch.index_add": lambda x, y: torch.index_add(x, 0, _INDEX, y),
     "torch.index_copy": lambda x, y: torch.index_copy(x, 0, _INDEX, y),
     "torch.index_put": lambda x, y: torch.index_put(x, (_INDEX,), y),
@@ -108,6 +119,19 @@ def test_a_mixture_that_torch_accepts_is_left_alone(
     expected = ACCEPTED[name](x, y)
     converted()
     assert_same(ACCEPTED[name](x, y), expected)
+
+
+@pytest.mark.parametrize("kinds", [(BF16, FP32), (FP32, BF16)], ids=str)
+@pytest.mark.parametrize("of_mask", [BF16, FP32], ids=str)
+def test_the_mask_of_attentions_own_operator_is_not_lowered(
+    converted: Converter, kinds: tuple[torch.dtype, torch.dtype], of_mask: torch.dtype
+) -> None:
+    x, y = M.to(kinds[0]), N.to(kinds[1])
+    mask = torch.full((4, 4), torch.finfo(FP32).min).triu(1).to(of_mask)
+    taken = mask.to(torch.promote_types(kinds[0], of_mask))
+    expected = _ATTENTION(*_heads(x, y.to(kinds[0]), y.to(kinds[0])), attn_mask=taken[None, None])
+    converted()
+    assert_same(_ATTENTION(*_heads(x, y, y), attn_mask=mask[None, None]), expected)
 
 
 def test_batch_norm_of_a_float32_input_takes_lower_weights_along(converted: Converter) -> None:
