@@ -114,13 +114,11 @@ bool remember_lowered(PyObject* result) {
     }
     return true;
   }
-  const bool is_noted =
-      host::is_plain_tensor(result) && is_lower(host::kind_of(result)) && !host::requires_grad(result);
-  return !is_noted || results->put_in(result);
+  return !host::is_plain_tensor(result) || host::requires_grad(result) || results->put_in(result);
 }
 
 bool was_lowered(PyObject* tensor) noexcept {
-  return host::is_plain_tensor(tensor) && results->holds_memory_of(tensor);
+  return host::is_plain_tensor(tensor) && is_lower(host::kind_of(tensor)) && results->holds_memory_of(tensor);
 }
 
 void forget_lowered(PyObject* tensor) noexcept { results->take_out(tensor); }

@@ -8,7 +8,8 @@ namespace habana_mp::engine {
 // Notes the result of a call whose inputs were lowered: a tensor, or a tuple of some. Results that autograd tracks are
 // left out, since their graph shows where they come from. False with an exception set where memory ran out.
 bool remember_lowered(PyObject* result);
-// True if a living result that was noted has this tensor's memory: the result itself, or what it shares memory with.
+// True for a tensor in a lower precision if a living result that was noted has its memory: the result itself, or a
+// tensor that shares it.
 bool was_lowered(PyObject* tensor) noexcept;
 // Drops the weak references to this tensor.
 void forget_lowered(PyObject* tensor) noexcept;

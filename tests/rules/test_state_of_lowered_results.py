@@ -337,6 +337,15 @@ def test_each_of_several_results_of_a_lowered_call_is_one(converted: Converter) 
         assert parameter_of(values).dtype is FP32
 
 
+def test_a_lowered_result_of_whole_numbers_stays_what_it_is(converted: Converter) -> None:
+    converted(bf16=["argsort", "sort"])
+    module = nn.Module()
+    with torch.no_grad():
+        module.register_buffer("order", torch.argsort(M))
+        module.register_buffer("places", torch.sort(M)[1])
+    assert module.order.dtype is module.places.dtype is torch.int64
+
+
 def test_a_sum_in_float32_of_ones_own_bfloat16_is_ones_own(converted: Converter) -> None:
     converted(bf16=["mul"])
     zeros, ones, index = torch.zeros(3, dtype=BF16), torch.ones(5, dtype=BF16), torch.zeros(5, dtype=torch.long)
