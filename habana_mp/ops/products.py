@@ -109,9 +109,9 @@ _ATTENTION = (
             off_cpu_keywords=("attn_mask",),
         ),
     ),
-    # Its kernel on a CPU, which is an operator too.
+    # Its kernel on a CPU, as a function of torch and as an operator.
     Operation(
-        "aten::_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention_for_cpu aten::_scaled_dot_product_flash_attention_for_cpu",
         FIRST_INPUT,
         castable=Castable(
             (0, 1, 2),

@@ -128,6 +128,11 @@ PyObject* kept(const py::tuple& names) { return names.empty() ? nullptr : kept(p
 engine::Castable make_castable(std::uint64_t positions, const py::tuple& kept_keywords, std::uint64_t raised_positions,
                                const py::tuple& raised_keywords, std::uint64_t off_cpu_positions,
                                const py::tuple& off_cpu_keywords) {
+  // A call looks at the keywords only where a position is named. An argument without a position gets one that no call
+  // has.
+  constexpr std::uint64_t no_position = std::uint64_t{1} << 63U;
+  if (raised_positions == 0 && !raised_keywords.empty()) raised_positions = no_position;
+  if (off_cpu_positions == 0 && !off_cpu_keywords.empty()) off_cpu_positions = no_position;
   return {.positions = positions,
           .kept_keywords = kept(kept_keywords),
           .raised_positions = raised_positions,

@@ -42,8 +42,8 @@ const Names& names() {
   return interned;
 }
 
-// The device type and the value that `set_autocast_enabled` or `set_autocast_dtype` is given, by position or by keyword.
-// Null where the call has none: an older form of the first function takes no device type.
+// The device type and the value that `set_autocast_enabled` or `set_autocast_dtype` is given, by position or by
+// keyword. Null where the call has none: an older form of the first function takes no device type.
 struct AutocastSetting {
   PyObject* device_type = nullptr;
   PyObject* value = nullptr;

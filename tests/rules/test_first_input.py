@@ -47,6 +47,9 @@ FIRST: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "F.rms_norm": lambda x, y: F.rms_norm(x, (4,), y[0]),
     "F.prelu": lambda x, y: F.prelu(x, y[0, :1]),
     "F.scaled_dot_product_attention": lambda x, y: F.scaled_dot_product_attention(x[None], y[None], y[None]),
+    "torch._scaled_dot_product_flash_attention_for_cpu": lambda x, y: (
+        torch._scaled_dot_product_flash_attention_for_cpu(*_heads(x, y, y))
+    ),
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": lambda x, y: _ATTENTION(*_heads(x, y, y)),
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu by keyword": lambda x, y: _ATTENTION(
         **dict(zip(("value", "key", "query"), _heads(y, y, x), strict=True))
@@ -127,7 +130,7 @@ def test_the_mask_of_attentions_own_operator_is_not_lowered(
     converted: Converter, kinds: tuple[torch.dtype, torch.dtype], of_mask: torch.dtype
 ) -> None:
     x, y = M.to(kinds[0]), N.to(kinds[1])
-    mask = torch.full((4, 4), torch.finfo(FP32).min).triu(1).to(of_mask)
+    mask = torch.linspace(-8, 8, 16).reshape(4, 4).to(of_mask)
     taken = mask.to(torch.promote_types(kinds[0], of_mask))
     expected = _ATTENTION(*_heads(x, y.to(kinds[0]), y.to(kinds[0])), attn_mask=taken[None, None])
     converted()
