@@ -5,7 +5,7 @@
 
 import os
 
-from habana_mp import hmp
+from habana_mp import _core, hmp  # noqa: F401  first the core: it refuses where torch cannot be imported
 from habana_mp.hmp import (
     Comparison,
     HmpWarning,

@@ -234,13 +234,21 @@ def install(plan: list[tuple[Any, Any, str, Rule, Rule]], *, within_modules: boo
 def check_modules(call_impl: Any) -> None:
     """Raise where :func:`watch_modules` would, and change nothing."""
 
-def watch_modules(call_impl: Any, modules: list[Any] | None) -> None:
+def watch_modules(call_impl: Any, answering: Any, modules: list[Any] | None) -> None:
     """In calls of these modules, or of any, the lists of :func:`install` speak from now on. The modules are not held:
-    whoever gives them says so when one has gone."""
+    whoever gives them says so when one has gone. Calls are answered by ``answering``: ``call_impl``, or a function with
+    the code that it had."""
 
 def stop_watching_modules() -> None: ...
-def follow_modules(call_impl: Any, followed: bool, /) -> None:
-    """Is the watch to be told which module's forward runs?"""
+def follow_modules(call_impl: Any, answering: Any, /) -> None:
+    """From now on the watch is told which module's forward runs."""
+
+def stop_following_modules() -> None: ...
+def count_calls(function: Any, answering: Any, during: Any, /) -> tuple[Any, int]:
+    """What ``during()`` returns, and how many calls of the function reached its vectorcall slot meanwhile."""
+
+def call_by_slot(function: Any, answering: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], /) -> Any:
+    """Call the function by its vectorcall slot while it is watched, else ``answering``."""
 
 def watch_calls(watched: bool, /) -> None:
     """Is the watch to see calls begin and end?"""
@@ -480,6 +488,9 @@ def weights_watch(
 
 def weights_watch_exchange() -> None:
     """Watch DLPack's exchange API of C, which another library has just given to torch."""
+
+def weights_may_watch_exchange() -> bool:
+    """True if there is no such table, or one that may be written to."""
 
 def weights_stop_watching() -> None: ...
 def weights_renew(parameters: tuple[Any, ...], may_be_fresh: bool) -> None:

@@ -15,7 +15,7 @@ void register_weights(py::module_& module);
 void register_optim(py::module_& module);
 }  // namespace habana_mp
 
-PYBIND11_MODULE(_core, module) {
+PYBIND11_MODULE(_core_of_main_interpreter, module) {
   module.doc() = "The C++ core of habana_mp: kernels, the engine that answers torch's operations, the log.";
   py::module_::import("os").attr("register_at_fork")(py::arg("after_in_child") =
                                                          py::cpp_function(&habana_mp::forks::mend));
@@ -32,4 +32,14 @@ PYBIND11_MODULE(_core, module) {
   }
   accelerators.attr("sort")();
   module.attr("accelerators") = py::tuple(accelerators);
+}
+
+// Python calls this one. pybind11's own would wait for the GIL of the main interpreter before it could refuse.
+extern "C" PYBIND11_EXPORT PyObject* PyInit__core() {
+  if (PyInterpreterState_Get() == PyInterpreterState_Main()) return PyInit__core_of_main_interpreter();
+  PyErr_SetString(PyExc_ImportError,
+                  "habana_mp cannot be imported in a subinterpreter: what it changes in torch holds for the whole "
+                  "process, and torch itself cannot be imported here. Import it in the main interpreter, or in a "
+                  "process of its own");
+  return nullptr;
 }

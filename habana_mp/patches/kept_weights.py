@@ -23,6 +23,13 @@ _METHODS = Assumption(
     otherwise="no casts of weights are kept",
 )
 
+_EXCHANGE = Assumption(
+    "torch.dlpack-table-is-writable",
+    assumed="the table of DLPack's exchange API, through which libraries take a weight's memory, may be written to",
+    check="the system says so of its memory; also where a library brings the table later",
+    otherwise="no casts of weights are kept",
+)
+
 _LINEAR = Assumption(
     "torch.linear-builtin",
     assumed="`torch._C._nn.linear` is the builtin that torch.nn.functional has as `linear`",
@@ -98,7 +105,10 @@ class _ExchangeOfC(WhenImported):
     name = "tvm_ffi"
 
     def do(self, module: Any) -> None:
-        _core.weights_watch_exchange()
+        if holds(_EXCHANGE, _core.weights_may_watch_exchange, self.name):
+            _core.weights_watch_exchange()
+        else:
+            keep_nothing()
 
     def undo(self, module: Any) -> None:
         pass  # watched as long as all other ways
@@ -116,15 +126,13 @@ class KeptWeights(Patch):
 
     def install(self, settings: Settings) -> None:
         packed, limit = settings.packed_weights, settings.weight_cache_limit
-        if not (settings.weight_cache and holds(_METHODS, _has_methods) and operators_have_builtins()):
+        if not (settings.weight_cache and _sees_who_writes()):
             self.uninstall()
             return
         tells_hooks_of_one()  # asked here once, before the first step
         methods = _methods()
         pointers, arrays = (_COMPARE_POINTERS, _PASS_POINTERS_ON), (_DROP_ARRAYS, _PASS_ARRAYS_ON)
         _core.weights_watch(methods, pointers, arrays)
-        if self._exchange is not None:
-            self._exchange.install()
         self._hook.install()
         operators = packing_operators() if packed else {}
         for what, function in _PACKED.items() if "packed" in _core.accelerators else ():
@@ -140,13 +148,28 @@ class KeptWeights(Patch):
             least_part=LEAST_PART,
             least_recorded=LEAST_RECORDED,
         )
+        if self._exchange is not None:
+            self._exchange.install()  # last: it keeps nothing where it cannot watch
 
     def uninstall(self) -> None:
-        _core.weights_configure(on=False, view=None, recorded=None, most_bytes=0, least_part=0, least_recorded=0)
+        keep_nothing()
         if self._exchange is not None:
             self._exchange.uninstall()
         _core.weights_stop_watching()
         self._hook.uninstall()
+
+
+def keep_nothing() -> None:
+    """Drop all casts of weights, and keep none."""
+    _core.weights_configure(on=False, view=None, recorded=None, most_bytes=0, least_part=0, least_recorded=0)
+
+
+def _sees_who_writes() -> bool:
+    return (
+        holds(_METHODS, _has_methods)
+        and operators_have_builtins()
+        and holds(_EXCHANGE, _core.weights_may_watch_exchange)
+    )
 
 
 def _methods() -> dict[str, Any]:

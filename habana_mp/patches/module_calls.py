@@ -14,6 +14,7 @@ import torch
 
 from habana_mp import _core
 from habana_mp._ledger import Assumption, UnmetError, holds, require
+from habana_mp.patches import direct_calls
 from habana_mp.patches.base import Patch, Settings
 from habana_mp.patches.code_exchange import Replacement
 from habana_mp.patches.compiled_functions import constant_in_graph
@@ -54,7 +55,7 @@ class ModuleCalls(Patch):
             return
         modules = None if within == "modules" else within
         references = {} if modules is None else {id(one): weakref.ref(one, self._forget) for one in modules}
-        _core.watch_modules(torch.nn.Module._call_impl, modules)
+        _core.watch_modules(*direct_calls.begin("within"), modules)
         self._references = references
         self._in_graphs.install()
 
@@ -64,16 +65,17 @@ class ModuleCalls(Patch):
             if reference is gone:
                 del self._references[key]
                 alive = [one for one in (reference() for reference in self._references.values()) if one is not None]
-                _core.watch_modules(torch.nn.Module._call_impl, alive)
+                _core.watch_modules(*direct_calls.begin("within"), alive)
 
     def uninstall(self) -> None:
         self._references = {}
         self._in_graphs.uninstall()
         _core.stop_watching_modules()
+        direct_calls.end("within")
 
 
 def _can_watch() -> bool:
-    _core.check_modules(torch.nn.Module._call_impl)
+    direct_calls.check()
     return True
 
 

@@ -6,13 +6,14 @@ The core finds out where it is; here it is told what to look for.
 from __future__ import annotations
 
 import multiprocessing
+import types
 from multiprocessing import spawn
 from typing import Any
 
 import torch
 
 from habana_mp import _core
-from habana_mp._ledger import Assumption, holds, require
+from habana_mp._ledger import Assumption, UnmetError, holds, require
 from habana_mp.patches import autocast_regions, torch_files
 from habana_mp.patches.base import Patch, Settings
 from habana_mp.patches.optimizer_steps import code_around_steps
@@ -23,7 +24,7 @@ from habana_mp.patches.unwrapped_steps import in_step
 _BUILTINS = Assumption(
     "torch.watched-builtins",
     assumed="torch enters autocast, constructs modules and Parameters, and hands out memory by builtins that we know",
-    check="each is there; the core refuses one that is no builtin",
+    check="each is there, and a builtin function",
     otherwise="convert refuses",
 )
 
@@ -43,18 +44,26 @@ _SPAWNED = Assumption(
 
 
 def _watched_builtins() -> tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]:
+    c: Any = torch._C  # where torch has them from: a script puts functions of its own into torch's other modules
     return (
-        torch.set_autocast_enabled,
-        torch.set_autocast_dtype,
-        torch.autocast_increment_nesting,
-        torch.autocast_decrement_nesting,
-        torch._C._log_api_usage_once,
-        torch.Tensor._make_subclass,
-        torch.is_autocast_enabled,
-        torch._C._to_dlpack,
-        getattr(torch._C, "_to_dlpack_versioned", None),  # older releases lack it
-        torch._C._autograd._unsafe_set_version_counter,
+        c.set_autocast_enabled,
+        c.set_autocast_dtype,
+        c.autocast_increment_nesting,
+        c.autocast_decrement_nesting,
+        c._log_api_usage_once,
+        c.TensorBase._make_subclass,
+        c.is_autocast_enabled,
+        c._to_dlpack,
+        getattr(c, "_to_dlpack_versioned", None),  # older releases lack it
+        c._autograd._unsafe_set_version_counter,
     )
+
+
+def _are_builtins() -> bool:
+    for one in _watched_builtins():
+        if one is not None and not isinstance(one, types.BuiltinFunctionType):
+            raise UnmetError(f"{one!r} is not a builtin function")
+    return True
 
 
 def _worker_namespace() -> dict[str, Any]:
@@ -70,7 +79,7 @@ class RecognisedCode(Patch):
         self._is_told = False
 
     def check(self, settings: Settings) -> None:
-        require(_BUILTINS, _watched_builtins)
+        require(_BUILTINS, _are_builtins)
         require(_WORKER, lambda: _worker_namespace()["_worker_info"] is torch.utils.data.get_worker_info())
 
     def install(self, settings: Settings) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from habana_mp import _core
 from habana_mp._ledger import Assumption, holds, require
+from habana_mp.patches import direct_calls
 
 _CALLS = Assumption(
     "torch.module-calls-in-reports",
@@ -94,14 +95,14 @@ def check() -> None:
 
 
 def _can_follow() -> bool:
-    _core.check_modules(torch.nn.Module._call_impl)
+    direct_calls.check()
     return True
 
 
 def begin(*, lines: bool) -> None:
     """Have each call recorded with its module, and its line where that is wanted."""
     tell_core()
-    _core.follow_modules(torch.nn.Module._call_impl, True)
+    _core.follow_modules(*direct_calls.begin("report"))
     _core.watch_calls(True)
     _core.begin_watch(lines)
 
@@ -109,14 +110,15 @@ def begin(*, lines: bool) -> None:
 @cache
 def tell_core() -> None:
     """Whose code is passed over where the place of a call is looked for, and how modules are called."""
-    code = torch.nn.Module._call_impl.__code__
+    code = direct_calls.code_of_calls()
     _core.set_watch(_passed_over(), _compilers(), code, module_name, _traced_place)
 
 
 def stop() -> None:
     _core.stop_watch()
     _core.watch_calls(False)
-    _core.follow_modules(torch.nn.Module._call_impl, False)
+    _core.stop_following_modules()
+    direct_calls.end("report")
 
 
 @cache

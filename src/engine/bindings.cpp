@@ -32,6 +32,7 @@
 #include "host/symbols.hpp"
 #include "host/team.hpp"
 #include "host/torch_api.hpp"
+#include "host/watching.hpp"
 #include "plain_functions.hpp"
 #include "tensor/cast.hpp"
 #include "weights/cache.hpp"
@@ -283,13 +284,47 @@ void install(const std::vector<PlannedTarget>& plan, bool within_modules) {
   or_throw(engine::install(entries_of(plan), within_modules));
 }
 
-void watch_modules(const py::object& call_impl, const std::optional<std::vector<py::object>>& modules) {
+host::WatchedFunction counted;
+std::size_t calls_of_counted = 0;
+
+PyObject* counting_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  ++calls_of_counted;
+  return counted.call(values, flagged_count, keywords);
+}
+
+// Returns what `during()` returns, and how many calls of `function` reached its slot meanwhile.
+std::pair<py::object, std::size_t> count_calls(const py::object& function, const py::object& answering,
+                                               const py::function& during) {
+  host::MemoryMap memory;
+  if (counted.is_watched() || !host::WatchedFunction::check(function.ptr(), memory)) {
+    throw std::runtime_error("the calls of this function cannot be counted");
+  }
+  calls_of_counted = 0;
+  counted.watch(function.ptr(), answering.ptr(), &counting_stub);
+  auto result = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(during.ptr()));
+  counted.stop();
+  if (!result) throw py::error_already_set();
+  return {std::move(result), calls_of_counted};
+}
+
+// (function, what answers where nobody watches it, arguments, keywords)
+py::object call_by_slot(Values values) {
+  const auto arguments = argument<py::tuple>(values[2]);
+  const auto keywords = argument<py::dict>(values[3]);
+  PyObject* const called = host::WatchedFunction::is_watched_by_anybody(values[0]) ? values[0] : values[1];
+  auto result = py::reinterpret_steal<py::object>(PyObject_Call(called, arguments.ptr(), keywords.ptr()));
+  if (!result) throw py::error_already_set();
+  return result;
+}
+
+void watch_modules(const py::object& call_impl, const py::object& answering,
+                   const std::optional<std::vector<py::object>>& modules) {
   std::optional<std::vector<PyObject*>> among;
   if (modules.has_value()) {
     among.emplace();
     for (const py::object& module : *modules) among->push_back(module.ptr());
   }
-  or_throw(engine::watch_modules(call_impl.ptr(), std::move(among)));
+  or_throw(engine::watch_modules(call_impl.ptr(), answering.ptr(), std::move(among)));
 }
 
 std::uint64_t make_region(const std::vector<PlannedTarget>& plan, bool on_cpu, const std::string& name,
@@ -592,9 +627,12 @@ void register_engine(py::module_& module) {
              [](const py::object& call_impl) { or_throw(engine::may_watch_modules(call_impl.ptr())); });
   module.def("watch_modules", &watch_modules);
   module.def("watch_calls", &engine::watch_calls);
-  module.def("follow_modules", [](const py::object& call_impl, bool followed) {
-    or_throw(engine::follow_modules(call_impl.ptr(), followed));
+  module.def("follow_modules", [](const py::object& call_impl, const py::object& answering) {
+    or_throw(engine::follow_modules(call_impl.ptr(), answering.ptr()));
   });
+  module.def("stop_following_modules", &engine::stop_following_modules);
+  module.def("count_calls", &count_calls);
+  define_plain<&call_by_slot, 4>(module, "call_by_slot");
   module.def("stop_watching_modules", &engine::stop_watching_modules);
   module.def("begins_to_speak", [](const py::object& called) { return engine::begins_to_speak(called.ptr()); });
   module.def("number_of_modules", [] {

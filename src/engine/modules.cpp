@@ -21,14 +21,14 @@ std::vector<PyObject*> modules;  // sorted
 bool lists_wait_for_modules = false;
 bool is_followed = false;
 
-PyObject* call_impl_stub(PyObject* function, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+PyObject* call_impl_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   if (PyVectorcall_NARGS(flagged_count) == 0 || !begins_to_speak(values[0])) {
-    return watched.call(function, values, flagged_count, keywords);
+    return watched.call(values, flagged_count, keywords);
   }
   CastState wanted = current_state();
   wanted.region = rule_set_of_modules();
   enter_state(&watched, wanted);
-  PyObject* result = watched.call(function, values, flagged_count, keywords);
+  PyObject* result = watched.call(values, flagged_count, keywords);
   if (result != nullptr) {
     leave_region(&watched);
   } else {
@@ -42,7 +42,7 @@ PyObject* call_impl_stub(PyObject* function, PyObject* const* values, std::size_
 // As the one above, and the watch is told which module runs.
 PyObject* followed_call_impl_stub(PyObject* function, PyObject* const* values, std::size_t flagged_count,
                                   PyObject* keywords) {
-  if (PyVectorcall_NARGS(flagged_count) == 0) return watched.call(function, values, flagged_count, keywords);
+  if (PyVectorcall_NARGS(flagged_count) == 0) return watched.call(values, flagged_count, keywords);
   std::unique_ptr<watch::ModuleCall> call = watch::module_begins(values[0]);
   if (!call) return nullptr;
   PyObject* result = call_impl_stub(function, values, flagged_count, keywords);
@@ -50,11 +50,11 @@ PyObject* followed_call_impl_stub(PyObject* function, PyObject* const* values, s
   return result;
 }
 
-void put_stub_in(PyObject* call_impl) {
+void put_stub_in(PyObject* call_impl, PyObject* answering) {
   const Owned held = Owned::borrowed(call_impl);
   watched.stop();
   if (is_followed || lists_wait_for_modules) {
-    watched.watch(call_impl, is_followed ? &followed_call_impl_stub : &call_impl_stub);
+    watched.watch(call_impl, answering, is_followed ? &followed_call_impl_stub : &call_impl_stub);
   }
 }
 
@@ -71,28 +71,34 @@ bool may_watch_modules(PyObject* call_impl) {
 }
 
 bool can_follow_modules(PyObject* call_impl) {
-  if (watched.is_watched() || host::WatchedFunction::check(call_impl)) return true;
-  if (PyErr_Occurred() == nullptr) {
-    PyErr_SetString(PyExc_RuntimeError,
-                    "habana_mp cannot tell where modules run: torch.nn.Module._call_impl is not a Python function that "
-                    "is called as others are. Use `within=None`, and the report of operations");
-  }
+  host::MemoryMap memory;
+  if (watched.is_watched() || host::WatchedFunction::check(call_impl, memory)) return true;
+  PyErr_SetString(PyExc_RuntimeError,
+                  "habana_mp cannot tell where modules run: torch.nn.Module._call_impl is not a Python function that "
+                  "is called as others are. Use `within=None`, and the report of operations");
   return false;
 }
 
-bool follow_modules(PyObject* call_impl, bool followed) {
-  if (followed && !can_follow_modules(call_impl)) return false;
-  if (followed == is_followed) return true;
-  is_followed = followed;
-  put_stub_in(call_impl);
+bool follow_modules(PyObject* call_impl, PyObject* answering) {
+  if (!can_follow_modules(call_impl)) return false;
+  if (!std::exchange(is_followed, true)) put_stub_in(call_impl, answering);
   return true;
 }
 
-bool watch_modules(PyObject* call_impl, std::optional<std::vector<PyObject*>> among) {
+void stop_following_modules() noexcept {
+  if (!std::exchange(is_followed, false)) return;
+  if (lists_wait_for_modules) {
+    watched.exchange_stub(&call_impl_stub);
+  } else {
+    watched.stop();
+  }
+}
+
+bool watch_modules(PyObject* call_impl, PyObject* answering, std::optional<std::vector<PyObject*>> among) {
   if (!may_watch_modules(call_impl)) return false;
   if (!lists_wait_for_modules) {
     lists_wait_for_modules = true;
-    put_stub_in(call_impl);
+    put_stub_in(call_impl, answering);
   }
   any_module = !among.has_value();
   modules = std::move(among).value_or(std::vector<PyObject*>());

@@ -219,10 +219,10 @@ bool watch_builtins(const Builtins& builtins) {
     if (is_known) continue;
     all.push_back({more.emplace_back(std::make_unique<WatchedBuiltin>()).get(), writer, writer_stub});
   }
-  for (const Watch& one : all) {
-    if (one.object != Py_None && !WatchedBuiltin::check(one.object)) return false;
-  }
   host::MemoryMap memory;
+  for (const Watch& one : all) {
+    if (one.object != Py_None && !WatchedBuiltin::check(one.object, memory)) return false;
+  }
   if (!host::WatchedData::check(memory)) return false;
   for (const Watch& one : all) {
     if (one.object != Py_None && !one.builtin->is_watched()) one.builtin->watch(one.object, one.stub);

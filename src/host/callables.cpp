@@ -1,6 +1,8 @@
 #include "host/callables.hpp"
 
 #include <string_view>
+#include <type_traits>
+#include <utility>
 
 #include "atomic_store.hpp"
 #include "errors.hpp"
@@ -15,7 +17,8 @@ Assumption slots{
     "cpython.slots",
     "a builtin or a method descriptor is called by its vectorcall slot, or by the C function of its definition, "
     "whatever way Python code calls it",
-    "each object's type, flags and slot are those that CPython gives to such a one; its definition may be written to",
+    "each object's type, flags and slot are those that CPython gives to a sample of ours; what is stored into may be "
+    "written to, in each class that has a copy of it",
     "convert refuses, and nothing has changed"};
 
 // Of a builtin, a method descriptor, or anything else that keeps its vectorcall in itself.
@@ -23,49 +26,112 @@ vectorcallfunc* slot_of(PyObject* object) {
   return reinterpret_cast<vectorcallfunc*>(reinterpret_cast<char*>(object) + Py_TYPE(object)->tp_vectorcall_offset);
 }
 
-// What CPython itself puts into the slot of a fast function, read off one of its own.
+PyObject* answer_none(PyObject*, PyObject*) { Py_RETURN_NONE; }
+PyObject* answer_none_to_keywords(PyObject*, PyObject*, PyObject*) { Py_RETURN_NONE; }
+PyObject* answer_none_to_array(PyObject*, PyObject* const*, Py_ssize_t, PyObject*) { Py_RETURN_NONE; }
+
+template <typename Function>
+PyCFunction as_definition(Function* function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
+}
+
+// Returns what CPython stores in the slot of `sample`, or null where it could not be made. The samples belong to this
+// file: a script replaces builtins such as `print`.
+vectorcallfunc slot_of_sample(const Owned& sample) {
+  if (sample) return *slot_of(sample.get());
+  clear_error();
+  return nullptr;
+}
+
+// Returns what CPython stores in the slot of each fast function.
 vectorcallfunc expected_fast_function_slot() {
-  static const vectorcallfunc slot = []() -> vectorcallfunc {
-    PyObject* sample = PyDict_GetItemString(PyEval_GetBuiltins(), "print");
-    const bool is_fast = sample != nullptr && PyCFunction_CheckExact(sample) &&
-                         PyCFunction_GET_FLAGS(sample) == (METH_FASTCALL | METH_KEYWORDS);
-    return is_fast ? *slot_of(sample) : nullptr;
-  }();
+  static PyMethodDef definition = {"sample", as_definition(&answer_none_to_array), METH_FASTCALL | METH_KEYWORDS,
+                                   nullptr};
+  static const vectorcallfunc slot = slot_of_sample(Owned(PyCFunction_NewEx(&definition, nullptr, nullptr)));
   return slot;
 }
 
-// What CPython itself puts into the slot of a method of this kind, read off a method of its own.
+// Returns what CPython stores in the slot of each method with these flags.
 vectorcallfunc expected_method_slot(int flags) {
-  const auto slot_of_sample = [](PyTypeObject& type, const char* name, int sample_flags) -> vectorcallfunc {
-    const Owned sample(PyObject_GetAttrString(reinterpret_cast<PyObject*>(&type), name));
-    vectorcallfunc slot = nullptr;
-    if (sample && Py_TYPE(sample.get()) == &PyMethodDescr_Type &&
-        reinterpret_cast<PyMethodDescrObject*>(sample.get())->d_method->ml_flags == sample_flags) {
-      slot = *slot_of(sample.get());
-    }
-    clear_error();
-    return slot;
-  };
-  static const vectorcallfunc with_keywords = slot_of_sample(PyDict_Type, "update", METH_VARARGS | METH_KEYWORDS);
-  static const vectorcallfunc without_arguments = slot_of_sample(PyDict_Type, "popitem", METH_NOARGS);
+  static PyMethodDef of_keywords = {"sample", as_definition(&answer_none_to_keywords), METH_VARARGS | METH_KEYWORDS,
+                                    nullptr};
+  static PyMethodDef of_none = {"sample", &answer_none, METH_NOARGS, nullptr};
+  static const vectorcallfunc with_keywords =
+      slot_of_sample(Owned(PyDescr_NewMethod(&PyBaseObject_Type, &of_keywords)));
+  static const vectorcallfunc without_arguments =
+      slot_of_sample(Owned(PyDescr_NewMethod(&PyBaseObject_Type, &of_none)));
   return flags == METH_NOARGS ? without_arguments : with_keywords;
 }
 
 bool is_type_slot(PyObject* object) { return Py_TYPE(object) == &PyWrapperDescr_Type; }
 
-// Every class keeps its own copy of the slot; those made later inherit what they find.
-template <auto slot, typename Function>
-void replace_in_classes(PyTypeObject* type, Function from, Function to) {
+// Visits the copy of the slot in `type` and in each class that derives from it. Each class has a copy, and classes that
+// are made later inherit what they find. False where a visit was, or where the classes are not known (with an exception
+// set).
+template <auto slot, typename Visit>
+bool visit_classes(PyTypeObject* type, const Visit& visit) {
   PyMappingMethods* mapping = type->tp_as_mapping;
-  if (mapping != nullptr && mapping->*slot == from) store(&(mapping->*slot), to);
-  const Owned subclasses(PyObject_CallMethod(reinterpret_cast<PyObject*>(type), "__subclasses__", nullptr));
-  if (!subclasses) {
-    clear_error();
-    return;
-  }
+  if (mapping != nullptr && !visit(type, &(mapping->*slot))) return false;
+  // By `type`'s own method: a class may have another attribute of this name.
+  const Owned subclasses(PyObject_CallMethod(reinterpret_cast<PyObject*>(&PyType_Type), "__subclasses__", "O", type));
+  if (!subclasses) return false;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(subclasses.get()); ++i) {
-    replace_in_classes<slot>(reinterpret_cast<PyTypeObject*>(PyList_GET_ITEM(subclasses.get(), i)), from, to);
+    if (!visit_classes<slot>(reinterpret_cast<PyTypeObject*>(PyList_GET_ITEM(subclasses.get(), i)), visit))
+      return false;
   }
+  return true;
+}
+
+// A copy that may not be written to belongs to a class made after `may_replace_in_classes` was asked. It stays.
+template <auto slot, typename Function>
+void replace_in_classes(Function from, Function to) {
+  MemoryMap memory;
+  const bool done = visit_classes<slot>(api.tensor_base, [&](PyTypeObject*, Function* place) {
+    if (*place == from && memory.may_write(place)) store(place, to);
+    return true;
+  });
+  if (!done) clear_error();
+}
+
+// True if Tensor's slot wrapper calls Tensor's slot, and the slot may be written to in each class that has it. Else
+// false with an exception set.
+template <auto slot>
+bool may_replace_in_classes(PyObject* wrapper, MemoryMap& memory) {
+  using Function = std::remove_reference_t<decltype(std::declval<PyMappingMethods>().*slot)>;
+  const PyMappingMethods* mapping = api.tensor_base->tp_as_mapping;
+  auto* descriptor = reinterpret_cast<PyWrapperDescrObject*>(wrapper);
+  if (mapping == nullptr || mapping->*slot == nullptr ||
+      reinterpret_cast<void*>(mapping->*slot) != descriptor->d_wrapped) {
+    return refuse(wrapper, "it does not call the slot of its type");
+  }
+  const Function original = mapping->*slot;
+  const bool may = visit_classes<slot>(api.tensor_base, [&](PyTypeObject* type, Function* place) {
+    return *place != original || memory.may_write(place) ||
+           refuse(reinterpret_cast<PyObject*>(type), "its slots may not be written to");
+  });
+  return may || PyErr_Occurred() != nullptr ? may
+                                            : refuse(wrapper, "the classes that derive from Tensor are not known");
+}
+
+// True if everything that `put_in` stores into may be written to.
+bool may_put_in(PyObject* object, Shape shape, MemoryMap& memory) {
+  switch (shape) {
+    case Shape::function:
+    case Shape::slow_operator:
+    case Shape::fast_operator:
+      return memory.may_write(slot_of(object)) &&
+             (!PyCFunction_CheckExact(object) || memory.may_write(&reinterpret_cast<PyCFunctionObject*>(object)->m_ml));
+    case Shape::method:
+    case Shape::method_no_arguments:
+      return memory.may_write(slot_of(object)) &&
+             memory.may_write(&reinterpret_cast<PyMethodDescrObject*>(object)->d_method->ml_meth);
+    case Shape::assignment:
+    case Shape::subscript:
+      return memory.may_write(&reinterpret_cast<PyWrapperDescrObject*>(object)->d_wrapped);
+    case Shape::python:
+      return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -101,9 +167,10 @@ bool refuse(PyObject* object, const char* why) {
   return false;
 }
 
-bool find_shape(PyObject* object, MemoryMap& memory, Shape& shape) {
-  if (slots.is_broken()) return refuse(object, "its slot does not hold CPython's own");
-  slots.settle(true);
+namespace {
+
+// The shape of an object whose flags and slot are CPython's. False with an exception set where they are not.
+bool recognise(PyObject* object, MemoryMap& memory, Shape& shape) {
   if (is_type_slot(object)) {
     auto* descriptor = reinterpret_cast<PyWrapperDescrObject*>(object);
     if (PyDescr_TYPE(object) != api.tensor_base || (std::string_view(descriptor->d_base->name) != "__setitem__" &&
@@ -112,7 +179,8 @@ bool find_shape(PyObject* object, MemoryMap& memory, Shape& shape) {
     }
     const bool assigns = std::string_view(descriptor->d_base->name) == "__setitem__";
     shape = assigns ? Shape::assignment : Shape::subscript;
-    return true;
+    return assigns ? may_replace_in_classes<&PyMappingMethods::mp_ass_subscript>(object, memory)
+                   : may_replace_in_classes<&PyMappingMethods::mp_subscript>(object, memory);
   }
   if (Py_TYPE(object) == &PyMethodDescr_Type) {
     PyMethodDef* definition = reinterpret_cast<PyMethodDescrObject*>(object)->d_method;
@@ -120,8 +188,8 @@ bool find_shape(PyObject* object, MemoryMap& memory, Shape& shape) {
     if (flags != METH_NOARGS && flags != (METH_VARARGS | METH_KEYWORDS)) {
       return refuse(object, "its calling convention is not known");
     }
-    if (*slot_of(object) != expected_method_slot(flags)) return refuse(object, "its slot does not hold CPython's own");
-    if (!memory.may_write(definition)) return refuse(object, "its definition may not be written to");
+    if (*slot_of(object) == nullptr || *slot_of(object) != expected_method_slot(flags))
+      return refuse(object, "its slot does not hold CPython's own");
     shape = flags == METH_NOARGS ? Shape::method_no_arguments : Shape::method;
     return true;
   }
@@ -154,6 +222,15 @@ bool find_shape(PyObject* object, MemoryMap& memory, Shape& shape) {
   PyErr_Format(PyExc_TypeError, "habana_mp can cover torch's builtins, Tensor's methods and Python functions; got %R",
                object);
   return false;
+}
+
+}  // namespace
+
+bool find_shape(PyObject* object, MemoryMap& memory, Shape& shape) {
+  if (slots.is_broken()) return refuse(object, "its slot does not hold CPython's own");
+  slots.settle(true);
+  if (!recognise(object, memory, shape)) return false;
+  return may_put_in(object, shape, memory) || refuse(object, "its definition may not be written to");
 }
 
 bool can_cover(PyObject* object) noexcept {
@@ -206,15 +283,13 @@ void put_in(Callable& callable, const Stubs& stubs) noexcept {
       callable.original_assignment = api.tensor_base->tp_as_mapping->mp_ass_subscript;
       store(&reinterpret_cast<PyWrapperDescrObject*>(callable.object.get())->d_wrapped,
             reinterpret_cast<void*>(stubs.assignment));
-      replace_in_classes<&PyMappingMethods::mp_ass_subscript>(api.tensor_base, callable.original_assignment,
-                                                              stubs.assignment);
+      replace_in_classes<&PyMappingMethods::mp_ass_subscript>(callable.original_assignment, stubs.assignment);
       break;
     case Shape::subscript:
       callable.original_subscript = api.tensor_base->tp_as_mapping->mp_subscript;
       store(&reinterpret_cast<PyWrapperDescrObject*>(callable.object.get())->d_wrapped,
             reinterpret_cast<void*>(stubs.subscript));
-      replace_in_classes<&PyMappingMethods::mp_subscript>(api.tensor_base, callable.original_subscript,
-                                                          stubs.subscript);
+      replace_in_classes<&PyMappingMethods::mp_subscript>(callable.original_subscript, stubs.subscript);
       break;
     case Shape::composite:
     case Shape::users_function:
@@ -242,14 +317,12 @@ void take_out(Callable& callable, const Stubs& stubs) noexcept {
     case Shape::assignment:
       store(&reinterpret_cast<PyWrapperDescrObject*>(callable.object.get())->d_wrapped,
             reinterpret_cast<void*>(callable.original_assignment));
-      replace_in_classes<&PyMappingMethods::mp_ass_subscript>(api.tensor_base, stubs.assignment,
-                                                              callable.original_assignment);
+      replace_in_classes<&PyMappingMethods::mp_ass_subscript>(stubs.assignment, callable.original_assignment);
       break;
     case Shape::subscript:
       store(&reinterpret_cast<PyWrapperDescrObject*>(callable.object.get())->d_wrapped,
             reinterpret_cast<void*>(callable.original_subscript));
-      replace_in_classes<&PyMappingMethods::mp_subscript>(api.tensor_base, stubs.subscript,
-                                                          callable.original_subscript);
+      replace_in_classes<&PyMappingMethods::mp_subscript>(stubs.subscript, callable.original_subscript);
       break;
     case Shape::composite:
     case Shape::users_function:

@@ -15,13 +15,8 @@ Assumption definitions{
     "cpython.definitions",
     "every call of a method of C goes to the function of its definition, every use of an attribute to the functions of "
     "its own",
-    "the object's type and flags; its definition may be written to",
+    "the object's type and flags; what is stored into may be written to",
     "convert refuses, and nothing has changed; or, of what tells of weights, no cast of a weight is kept"};
-
-Assumption function_slot{"cpython.function-slot",
-                         "a Python function is called by its vectorcall slot, also where a call was specialized",
-                         "the slot of the function holds what CPython stores in that of every Python function",
-                         "`convert(within=...)` refuses, and nothing has changed"};
 
 // Where a definition's text tells no signature newer Pythons tell one by its flags (3.13), and ours has others. So its
 // text tells the signature, as CPython's own do, and then what the text told before. Empty where there is none to tell.
@@ -37,12 +32,16 @@ std::string text_with_signature(PyObject* function) {
   return signature.empty() ? "" : ask("__name__") + signature + "\n--\n\n" + ask("__doc__");
 }
 
-// What CPython stores in every Python function's slot.
+// Returns what CPython stores in the slot of each Python function, or null where no sample could be made.
 vectorcallfunc slot_of_functions() {
-  const Owned module(PyImport_ImportModule("inspect"));
-  const Owned function(module ? PyObject_GetAttrString(module.get(), "isfunction") : nullptr);
-  return function && PyFunction_Check(function.get()) ? reinterpret_cast<PyFunctionObject*>(function.get())->vectorcall
-                                                      : nullptr;
+  static const vectorcallfunc slot = []() -> vectorcallfunc {
+    const Owned code(reinterpret_cast<PyObject*>(PyCode_NewEmpty("", "sample", 1)));
+    const Owned globals(PyDict_New());
+    const Owned sample(code && globals ? PyFunction_New(code.get(), globals.get()) : nullptr);
+    clear_error();
+    return sample ? reinterpret_cast<PyFunctionObject*>(sample.get())->vectorcall : nullptr;
+  }();
+  return slot;
 }
 
 // Calls that the interpreter has specialized for the function go past the slot unless they are told.
@@ -59,8 +58,11 @@ void set_slot(PyFunctionObject* function, vectorcallfunc slot) {
 
 }  // namespace
 
-bool WatchedBuiltin::check(PyObject* object) {
-  return PyCFunction_CheckExact(object) || refuse(object, "it is not a builtin function");
+bool WatchedBuiltin::check(PyObject* object, MemoryMap& memory) {
+  if (!PyCFunction_CheckExact(object)) return refuse(object, "it is not a builtin function");
+  auto* function = reinterpret_cast<PyCFunctionObject*>(object);
+  if (memory.may_write(&function->vectorcall) && memory.may_write(&function->m_ml)) return true;
+  return refuse(object, "it may not be written to");
 }
 
 void WatchedBuiltin::watch(PyObject* builtin, vectorcallfunc stub) {
@@ -125,7 +127,9 @@ void WatchedMethod::stop() noexcept {
 }
 
 bool WatchedData::check(MemoryMap& memory) {
-  if (definitions.holds_by([&] { return memory.may_write(&api.data->set); })) return true;
+  if (definitions.holds_by([&] { return memory.may_write(&api.data->get) && memory.may_write(&api.data->set); })) {
+    return true;
+  }
   PyErr_SetString(PyExc_RuntimeError, "habana_mp cannot watch Tensor.data: its definition may not be written to");
   return false;
 }
@@ -147,19 +151,27 @@ void WatchedData::stop() noexcept {
   if (std::exchange(assigning_is_watched_, false)) store(&api.data->set, setter_);
 }
 
-bool WatchedFunction::check(PyObject* function) {
-  return function_slot.holds_by([=] {
-    const vectorcallfunc expected = slot_of_functions();
-    return expected != nullptr && PyFunction_Check(function) &&
-           reinterpret_cast<PyFunctionObject*>(function)->vectorcall == expected;
-  });
+bool WatchedFunction::check(PyObject* function, MemoryMap& memory) {
+  const vectorcallfunc expected = slot_of_functions();
+  if (!PyFunction_Check(function) || expected == nullptr) return false;
+  vectorcallfunc& slot = reinterpret_cast<PyFunctionObject*>(function)->vectorcall;
+  return slot == expected && memory.may_write(&slot);
 }
 
-void WatchedFunction::watch(PyObject* function, vectorcallfunc stub) {
+bool WatchedFunction::is_watched_by_anybody(PyObject* function) noexcept {
+  return PyFunction_Check(function) && reinterpret_cast<PyFunctionObject*>(function)->vectorcall != slot_of_functions();
+}
+
+void WatchedFunction::watch(PyObject* function, PyObject* answering, vectorcallfunc stub) {
   *function_ = Owned::borrowed(function);
+  *answering_ = Owned::borrowed(answering);
   auto* const as_function_object = reinterpret_cast<PyFunctionObject*>(function);
   original_ = as_function_object->vectorcall;
   set_slot(as_function_object, stub);
+}
+
+void WatchedFunction::exchange_stub(vectorcallfunc stub) noexcept {
+  if (is_watched()) set_slot(reinterpret_cast<PyFunctionObject*>(function_->get()), stub);
 }
 
 void WatchedFunction::stop() noexcept {

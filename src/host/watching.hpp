@@ -11,8 +11,8 @@ namespace habana_mp::host {
 // definition of ours with the same C function and other flags.
 class WatchedBuiltin {
  public:
-  // False with an exception set where it is none.
-  static bool check(PyObject* object);
+  // False with an exception set where it is no builtin, or may not be written to.
+  static bool check(PyObject* object, MemoryMap& memory);
 
   void watch(PyObject* builtin, vectorcallfunc stub);
   void stop() noexcept;
@@ -75,22 +75,28 @@ class WatchedData {
   bool assigning_is_watched_ = false;
 };
 
-// A Python function, whose identity and code stay what they are.
+// A Python function, whose identity stays what it is. CPython 3.11 runs most calls that Python code writes out past the
+// slot: habana_mp/patches/direct_calls.py brings these to it.
 class WatchedFunction {
  public:
-  // Is it called as CPython calls every Python function?
-  static bool check(PyObject* function);
+  // True if it is called as CPython calls every Python function. No exception is set.
+  static bool check(PyObject* function, MemoryMap& memory);
+  // True if another function than CPython's is in its slot.
+  static bool is_watched_by_anybody(PyObject* function) noexcept;
 
-  void watch(PyObject* function, vectorcallfunc stub);
+  // A call is answered by `answering`: the function, or another one with the code that the function had.
+  void watch(PyObject* function, PyObject* answering, vectorcallfunc stub);
+  void exchange_stub(vectorcallfunc stub) noexcept;
   void stop() noexcept;
 
   [[nodiscard]] bool is_watched() const { return static_cast<bool>(*function_); }
-  PyObject* call(PyObject* function, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) const {
-    return original_(function, values, flagged_count, keywords);
+  PyObject* call(PyObject* const* values, std::size_t flagged_count, PyObject* keywords) const {
+    return original_(answering_->get(), values, flagged_count, keywords);
   }
 
  private:
-  NeverDestroyed<Owned> function_;  // `stop` alone lets it go
+  NeverDestroyed<Owned> function_;   // `stop` alone lets it go
+  NeverDestroyed<Owned> answering_;  // stays: a call may be under way
   vectorcallfunc original_ = nullptr;
 };
 

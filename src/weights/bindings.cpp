@@ -73,6 +73,7 @@ void register_weights(py::module_& module) {
       py::arg("least_recorded"));
   module.def("weights_watch", &watch);
   module.def("weights_watch_exchange", &weights::watch_exchange);
+  module.def("weights_may_watch_exchange", &weights::may_watch_exchange);
   module.def("weights_stop_watching", &weights::stop_watching_escapes);
   module.def("weights_renew", [](const py::tuple& parameters, bool may_be_fresh) {
     weights::renew(PySequence_Fast_ITEMS(parameters.ptr()), PyTuple_GET_SIZE(parameters.ptr()), may_be_fresh);

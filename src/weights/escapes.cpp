@@ -183,14 +183,17 @@ void stop_watching_view_and_numpy() noexcept {
   numpy.stop();
 }
 
+bool may_watch_exchange() noexcept {
+  const DLPackExchangeAPI* table = host::exchange_table();
+  host::MemoryMap memory;
+  return exchange != nullptr || table == nullptr ||
+         (memory.may_write(&table->dltensor_from_py_object_no_sync) &&
+          memory.may_write(&table->managed_tensor_from_py_object_no_sync));
+}
+
 void watch_exchange() noexcept {
   DLPackExchangeAPI* table = host::exchange_table();
-  if (exchange != nullptr || table == nullptr) return;
-  host::MemoryMap memory;
-  if (!memory.is_writable(&table->dltensor_from_py_object_no_sync) ||
-      !memory.is_writable(&table->managed_tensor_from_py_object_no_sync)) {
-    return;
-  }
+  if (exchange != nullptr || table == nullptr || !may_watch_exchange()) return;
   original_exchange = *table;
   exchange = table;
   store(&table->dltensor_from_py_object_no_sync, &borrow_stub);
@@ -215,6 +218,7 @@ bool watch_escapes(MemoryMethods methods) {
     const bool is_missing = plan.object == nullptr && plan.method == &const_data_ptr;
     if (!is_missing && !WatchedMethod::check(plan.object, plan.flags, memory)) return false;
   }
+  if (!host::WatchedData::check(memory)) return false;
   if (!view.is_watched() || !numpy.is_watched()) {
     PyErr_SetString(PyExc_RuntimeError,
                     "habana_mp cannot watch Tensor.view and Tensor.numpy: their calling convention is not known");

@@ -35,6 +35,8 @@ void stop_watching_view_and_numpy() noexcept;
 
 // DLPack's exchange API of C, as soon as torch has one: an older torch gets it of another library.
 void watch_exchange() noexcept;
+// True if there is no table, or one that may be written to.
+bool may_watch_exchange() noexcept;
 
 // False with a Python exception set when one of them is not what it should be; nothing has changed then.
 bool watch_escapes(MemoryMethods methods);

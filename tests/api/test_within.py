@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 import pickle
 import threading
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -359,12 +361,87 @@ def test_modules_look_as_they_did() -> None:
     function = nn.Module._call_impl
     code, called = function.__code__, nn.Module.__call__
     layer = Layer()
+    described = inspect.signature(function), repr(function), inspect.getsourcelines(function), hash(function)
     hmp.convert(within=layer)
     layer(X)
     assert nn.Module._call_impl is function
     assert nn.Module.__call__ is called
-    assert function.__code__ is code
+    assert described == (
+        *(inspect.signature(function), repr(function), inspect.getsourcelines(function), hash(function)),
+    )
     assert "habana" not in repr(vars(layer))
+    hmp.restore()
+    assert function.__code__ is code
+
+
+# ---- calls that the interpreter may run past the function's slot -----------------------------------------------------
+
+
+def call_directly(module: nn.Module, *args: Any) -> Any:
+    return module._call_impl(*args)
+
+
+def call_function(module: nn.Module, x: torch.Tensor) -> Any:
+    return nn.Module._call_impl(module, x)
+
+
+def call_bound(module: nn.Module, x: torch.Tensor) -> Any:
+    called = module._call_impl
+    return called(x)
+
+
+DIRECT = [lambda module, x: module._call_impl(x), call_directly, call_function, call_bound]
+
+
+@pytest.mark.parametrize("ran_before", [False, True], ids=["new", "ran before"])
+@pytest.mark.parametrize("call", DIRECT, ids=["method", "with a tuple", "function", "bound method"])
+def test_a_direct_call_of_call_impl_is_the_call_of_a_module(
+    call: Callable[[nn.Module, torch.Tensor], torch.Tensor], ran_before: bool
+) -> None:
+    call = types.FunctionType(call.__code__.replace(), globals())
+    layer = nn.Linear(8, 4)
+    for _ in range(300 if ran_before else 0):  # until the interpreter has specialized the call
+        call(layer, X)
+    for within in ("modules", layer, nn.Linear(8, 4)):
+        hmp.convert(within=within)
+        expected = FP32 if isinstance(within, nn.Linear) and within is not layer else BF16
+        for _ in range(100 if ran_before else 1):
+            assert call(layer, X).dtype is expected
+        assert layer(X).dtype is expected
+        assert (X @ X.t()).dtype is FP32
+        hmp.restore()
+        assert call(layer, X).dtype is FP32
+
+
+def test_a_direct_call_that_raises_leaves_the_place_where_lists_speak() -> None:
+    hmp.convert(within="modules")
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        nn.Linear(3, 3)._call_impl(X)
+    assert (X @ X.t()).dtype is FP32
+
+
+def test_a_report_of_modules_has_direct_calls() -> None:
+    hmp.convert(report="modules")
+    layer = nn.Linear(8, 4)
+    layer._call_impl(X)
+    layer(X)
+    rows = [row for row in hmp.report(show=False).rows if row.operation == "linear"]
+    assert sum(row.calls for row in rows if row.module and row.module.startswith("Linear")) == 2
+
+
+def test_code_that_is_compiled_reads_what_a_direct_call_does() -> None:
+    layer = nn.Linear(8, 4)
+    layer.register_forward_hook(lambda module, args, result: result + 0)
+    for options in ({"within": "modules"}, {"report": "modules"}):
+        hmp.convert(**options)
+
+        @torch.compile(backend="eager", fullgraph=True)
+        def compiled(x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = layer(x)
+            return result
+
+        assert compiled(X).dtype is layer(X).dtype is BF16
+        hmp.restore()
 
 
 # ---- with the rest of torch ------------------------------------------------------------------------------------------

@@ -201,13 +201,22 @@ def test_a_training_is_right_without_what_is_asked_at_import() -> None:
 # ---- particular outcomes ---------------------------------------------------------------------------------------------
 
 
-def test_within_is_refused_where_calls_of_modules_cannot_be_watched() -> None:
-    with (
-        _ledger.broken("torch.module-calls"),
-        pytest.raises(RuntimeError, match=r"torch\.module-calls: broken on purpose"),
-    ):
-        hmp.convert(within="modules")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("torch.module-calls", {"within": "modules"}),
+        ("cpython.function-slot", {"within": "modules"}),
+        ("torch.module-calls-in-reports", {"report": "modules"}),
+        ("cpython.function-slot", {"report": "lines"}),
+    ],
+)
+def test_within_and_reports_of_modules_are_refused_where_calls_of_modules_cannot_be_watched(
+    name: str, options: dict[str, Any]
+) -> None:
+    with _ledger.broken(name), pytest.raises(RuntimeError, match=rf"{name}: broken on purpose"):
+        hmp.convert(**options)
     assert not hmp.is_converted()
+    assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is FP32
 
 
 @pytest.mark.parametrize("name", ["torch.operator-builtins", "torch.methods-that-hand-out-memory"])

@@ -20,7 +20,6 @@ SOURCES = Path(__file__).parents[2] / "src"
 #: Those of the core, and what else goes where one is broken, since it stands on that.
 CORE: dict[str, set[str]] = {
     "cpython.definitions": set(),
-    "cpython.function-slot": set(),
     "cpython.raise-instruction": set(),
     "cpython.slots": set(),
     "openmp.pause": set(),
@@ -164,8 +163,7 @@ def test_no_cast_of_a_weight_is_kept_where_nothing_tells_of_its_changes(told: di
     assert told["torch.tensor-inside"]["kept"] == told["torch.tensor-layout"]["kept"] == 0
 
 
-def test_within_refuses_where_calls_of_modules_cannot_be_watched(told: dict[str, dict[str, Any]]) -> None:
-    assert "cannot tell where modules run" in told["cpython.function-slot"]["within"]
+def test_within_is_accepted_where_all_holds(told: dict[str, dict[str, Any]]) -> None:
     assert told["nothing"]["within"] == ""
 
 

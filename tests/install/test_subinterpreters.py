@@ -1,0 +1,36 @@
+"""A subinterpreter of Python cannot import this package. Nothing waits there, and an error says why."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.processes import run_script
+
+_IN_SUBINTERPRETER = """
+import sys
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+if "first" in sys.argv:
+    import habana_mp
+code = f'''
+import sys
+sys.path[:] = {sys.path!r}
+try:
+    {sys.argv[1]}
+except ImportError as error:
+    print(f"ImportError: {{error}}", flush=True)
+else:
+    print("imported", flush=True)
+'''
+interpreters.run_string(interpreters.create(), code)
+"""
+
+
+@pytest.mark.parametrize("how", ["import habana_mp", "import habana_mp.kernels", "from habana_mp import _core"])
+@pytest.mark.parametrize("main", ["first", "not"])
+def test_the_import_in_a_subinterpreter_is_refused_at_once(how: str, main: str) -> None:
+    done = run_script(_IN_SUBINTERPRETER, how, main)
+    assert done.stdout.startswith("ImportError: habana_mp cannot be imported in a subinterpreter"), done.stderr
+    assert "main interpreter" in done.stdout
