@@ -103,11 +103,12 @@ def _every_call_reaches_slot() -> bool:
 def _reaches_slot(*, exchanged: bool) -> bool:
     """Does each call of a sample reach its slot?"""
 
-    def sample(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def function(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self, args, kwargs
 
-    holder = type("Holder", (), {"method": sample})()
-    calls = [
+    sample: Any = function
+    holder: Any = type("Holder", (), {"method": sample})()
+    calls: list[Any] = [
         lambda: sample(holder, 1, a=2),
         lambda: holder.method(1, a=2),
         lambda: sample(*(holder, 1), a=2),
