@@ -128,7 +128,8 @@ bool may_put_in(PyObject* object, Shape shape, MemoryMap& memory) {
     case Shape::assignment:
     case Shape::subscript:
       return memory.may_write(&reinterpret_cast<PyWrapperDescrObject*>(object)->d_wrapped);
-    case Shape::python:
+    case Shape::composite:
+    case Shape::users_function:
       return true;
   }
   return false;

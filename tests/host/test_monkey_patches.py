@@ -1,0 +1,206 @@
+"""Scripts that replace what Python and torch offer: convert, a training step, a region and restore work beside that.
+
+Each replacement is made in a child of a process that has imported torch, before convert or after it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+#: By name, statements that replace something. ``wrap(owner, name)`` puts a function of Python around what is there.
+REPLACEMENTS = {
+    "print": "wrap(builtins, 'print')",
+    "print is None": "builtins.print = None",
+    "print is missing": "del builtins.print",
+    "open": "wrap(builtins, 'open')",
+    "__import__": "wrap(builtins, '__import__')",
+    "isinstance": "wrap(builtins, 'isinstance')",
+    "getattr": "wrap(builtins, 'getattr')",
+    "len": "wrap(builtins, 'len')",
+    "compile and exec": "wrap(builtins, 'compile'); wrap(builtins, 'exec')",
+    "Module.__call__": "wrap(torch.nn.Module, '__call__')",
+    "Module.__init__": "wrap(torch.nn.Module, '__init__')",
+    "Module._call_impl": "wrap(torch.nn.Module, '_call_impl')",
+    "Module.__setattr__": "wrap(torch.nn.Module, '__setattr__')",
+    "Tensor.__getitem__": "wrap(torch.Tensor, '__getitem__')",
+    "Tensor.__setitem__": "wrap(torch.Tensor, '__setitem__')",
+    "Tensor.__add__": "wrap(torch.Tensor, '__add__')",
+    "Tensor.matmul": "wrap(torch.Tensor, 'matmul')",
+    "Tensor.detach": "wrap(torch.Tensor, 'detach')",
+    "Tensor.numpy": "wrap(torch.Tensor, 'numpy')",
+    "Tensor.float": "wrap(torch.Tensor, 'float')",
+    "Tensor.backward": "wrap(torch.Tensor, 'backward')",
+    "F.linear": "wrap(torch.nn.functional, 'linear')",
+    "F.cross_entropy": "wrap(torch.nn.functional, 'cross_entropy')",
+    "F.layer_norm": "wrap(torch.nn.functional, 'layer_norm')",
+    "torch.mm": "wrap(torch, 'mm')",
+    "torch.empty_like": "wrap(torch, 'empty_like')",
+    "torch.is_grad_enabled": "wrap(torch, 'is_grad_enabled')",
+    "torch.set_autocast_enabled": "wrap(torch, 'set_autocast_enabled')",
+    "torch.set_autocast_dtype": "wrap(torch, 'set_autocast_dtype')",
+    "torch.is_autocast_enabled": "wrap(torch, 'is_autocast_enabled')",
+    "torch.no_grad": "torch.no_grad = type('no_grad', (torch.no_grad,), {})",
+    "SGD.step": "wrap(torch.optim.SGD, 'step')",
+    "Linear.forward": "wrap(torch.nn.Linear, 'forward')",
+    "a mock of linear": "mock.patch('torch.nn.functional.linear', wraps=torch.nn.functional.linear).start()",
+    "a mock of matmul": "mock.patch.object(torch.Tensor, 'matmul', autospec=True).start()",
+    "inspect.isfunction": "wrap(inspect, 'isfunction')",
+    "a tracer": "sys.settrace(trace)",
+    "a tracer of threads": "threading.settrace(trace)",
+    "a profiler": "sys.setprofile(lambda *_: None)",
+    "a debugger": "bdb.Bdb().set_trace = None; sys.settrace(bdb.Bdb().trace_dispatch)",
+    "warnings are errors": "warnings.simplefilter('error')",
+    "warnings.warn": "wrap(warnings, 'warn')",
+    "logging is off": "logging.disable(100)",
+    "logging.getLogger": "wrap(logging, 'getLogger')",
+    "no stdout": "sys.stdout = None",
+    "no stderr": "sys.stderr = None",
+    "streams without fileno": "sys.stdout = sys.stderr = Stream()",
+    "os.environ": "os.environ = dict(os.environ)",
+    "an empty os.environ": "os.environ = {}",
+    "sys.modules": "sys.modules['torch.nn.functional'] = copy_of(torch.nn.functional)",
+    "no numpy": "sys.modules['numpy'] = None",
+    "a locale": "locale.setlocale(locale.LC_ALL, 'C')",
+    "a class with __subclasses__": "held.append(type('T', (torch.Tensor,), {'__subclasses__': None}))",
+    "a metaclass": "held.append(Meta('T', (torch.Tensor,), {}))",
+}
+
+_PROGRAM = """
+import bdb, builtins, functools, hashlib, inspect, json, locale, logging, os, sys, threading, types, warnings
+from unittest import mock
+import torch
+import torch.nn.functional, torch.utils.checkpoint
+torch.set_num_threads(1)
+held = []
+
+def wrap(owner, name):
+    original = getattr(owner, name)
+    @functools.wraps(original)
+    def replaced(*args, **kwargs):
+        return original(*args, **kwargs)
+    setattr(owner, name, replaced)
+
+def trace(*_):
+    return trace
+
+class Stream:
+    def write(self, text):
+        return len(text)
+    def flush(self):
+        pass
+
+class Meta(type(torch.Tensor)):
+    def __subclasses__(cls):
+        raise RuntimeError("not to be called")
+
+def copy_of(module):
+    made = types.ModuleType(module.__name__)
+    vars(made).update(vars(module))
+    return made
+
+def trained(replacement, when, options):
+    from habana_mp import _core, hmp
+    linear = torch.nn.functional.linear
+    if when == "before":
+        exec(replacement, globals())
+    hmp.convert(**options)
+    if when == "after":
+        exec(replacement, globals())
+    torch.random.default_generator.manual_seed(0)
+    layers = torch.nn.Linear(16, 32), torch.nn.LayerNorm(32), torch.nn.ReLU(), torch.nn.Linear(32, 4)
+    model = torch.nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = torch.randn(8, 16), torch.arange(8) % 4
+    for _ in range(2):
+        optimizer.zero_grad()
+        result = model(x)
+        torch.nn.functional.cross_entropy(result, y).backward()
+        optimizer.step()
+    x[0] = torch.ones((), dtype=torch.bfloat16)
+    values = [result.detach().float(), *(one.detach() for one in model.parameters())]
+    told = {"values": [one.flatten().view(torch.int32).tolist() for one in values], "dtype": str(result.dtype)}
+    with hmp.autocast("cpu"):
+        told["region"] = str(torch.mm(x, x.t()).dtype)
+    hmp.restore()
+    told["restored"] = [str(torch.mm(x, x.t()).dtype), str(linear(x, x).dtype), str(x[0].dtype), _core.installed_count()]
+    return told
+
+def in_child(replacement, when, options):
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        exit_now, fdopen, dump = os._exit, os.fdopen, json.dumps
+        told = {"error": "it ended"}
+        try:
+            told = trained(replacement, when, options)
+        except BaseException as error:
+            told = {"error": f"{type(error).__name__}: {error}"}
+        finally:
+            sys.settrace(None)
+            os.write(writing, dump(told).encode())
+            exit_now(0)
+    os.close(writing)
+    told = bytearray()
+    while part := os.read(reading, 1 << 16):
+        told += part
+    os.close(reading)
+    os.waitpid(child, 0)
+    return json.loads(told) if told else {"error": "nothing came back"}
+
+replacements, options = json.loads(sys.argv[1])
+import habana_mp
+print(json.dumps(["", "", in_child("pass", "before", options)]), flush=True)
+for name, replacement in replacements.items():
+    for when in ("before", "after"):
+        print(json.dumps([name, when, in_child(replacement, when, options)]), flush=True)
+"""
+
+
+def results(replacements: dict[str, str], options: dict[str, str]) -> dict[tuple[str, str], Any]:
+    """By the replacement's name and when it was made, what came of it; by ("", "") what comes without any."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _PROGRAM, json.dumps([replacements, options])],
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=Path(__file__).parent,
+    )
+    assert done.returncode == 0, done.stderr
+    return {(name, when): told for name, when, told in map(json.loads, done.stdout.splitlines())}
+
+
+#: What `make test` tries: the ones that broke something once, and some of each kind.
+SHORT = (
+    *("print", "isinstance", "Module._call_impl", "Tensor.__getitem__", "torch.set_autocast_enabled"),
+    *("a tracer", "no stderr", "a class with __subclasses__"),
+)
+
+
+def differences(found: dict[tuple[str, str], Any]) -> dict[tuple[str, str], Any]:
+    expected = found[("", "")]
+    assert (expected["dtype"], expected["region"]) == ("torch.bfloat16", "torch.bfloat16")
+    assert expected["restored"] == ["torch.float32"] * 3 + [0]
+    return {key: told.get("error", "other values") for key, told in found.items() if told != expected}
+
+
+def test_a_training_is_right_beside_replaced_functions() -> None:
+    found = results({name: REPLACEMENTS[name] for name in SHORT}, {})
+    assert len(found) == 1 + 2 * len(SHORT)
+    assert differences(found) == {}
+
+
+@pytest.mark.trust
+@pytest.mark.parametrize("options", [{}, {"within": "modules"}, {"report": "lines"}], ids=["all", "within", "lines"])
+def test_a_training_is_right_beside_each_replaced_function(options: dict[str, str]) -> None:
+    found = results(REPLACEMENTS, options)
+    assert len(found) == 1 + 2 * len(REPLACEMENTS)
+    assert differences(found) == {}
