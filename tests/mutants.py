@@ -1,11 +1,14 @@
 """Changes single conditions and constants of the core, and reports which changes no test notices.
 
-    python tests/mutants.py [rules] [weights] [host] [--only I/N] [--again] [--list]
+    python tests/mutants.py [rules] [weights] [host] [--only I/N] [--quick] [--again] [--list]
 
 Without arguments all three: every mutant of ``src/rules``, against its test in C++ and the property test beside it; a
 sample of ``src/weights`` and of ``src/host``, the same one each time, against the tests of their folders. Each mutant
 is built in build/mutants and tested there; what is installed is not touched. Results are kept in
 build/mutants/results.json until the file that was changed is another one, so a run that was stopped goes on.
+
+A mutant of the core runs one test of nine first, and all tests only where these notice nothing; with ``--quick`` it
+runs no more than the first.
 
 A mutant that no test notices needs a test, or a line in tests/mutants.txt that says why none can notice it. The exit
 status is 1 where one has neither.
@@ -44,6 +47,8 @@ SAMPLE = 60
 TESTS = {"weights": ["tests/weights"], "host": ["tests/host", "tests/install"]}
 #: It builds the core of the checkout, which has no mutant.
 LEFT_OUT = ["tests/host/test_adding_an_accelerator.py"]
+#: One test of so many runs first. Most tests have parameters, so these are of each kind.
+FIRST = 9
 NOT_MARKED = "not slow and not trust"
 
 #: Whole tokens of C++. Preprocessor lines, comments and literals are one token each, so nothing in them is changed.
@@ -186,7 +191,7 @@ class Rules:
 class Core:
     """A build of the core in which the one changed source is compiled anew, and the tests of a folder."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, *, quick: bool) -> None:
         self.folder, self.tree, self.build = folder, FOLDER / "tree", FOLDER / "core"
         shutil.rmtree(self.tree / "src", ignore_errors=True)
         shutil.copytree(ROOT / "src", self.tree / "src")
@@ -202,21 +207,24 @@ class Core:
         self.site = own_core.make_site(self.build)
         own_core.check_site(self.site)
         self.mutants = sample(folder)
+        self.seconds: dict[str, float] = {}
         self.kills: Counter[str] = Counter()
-        self.find_order()
+        some = ["--part", f"0/{FIRST}"]
+        #: Arguments of pytest, and the seconds that they may take. A run without a mutant must pass.
+        self.stages = [(arguments, self.limit_of(arguments)) for arguments in ([some] if quick else [some, []])]
 
-    def find_order(self) -> None:
-        """Measures the seconds of each file of tests. This run has no mutant and must pass."""
+    def limit_of(self, arguments: list[str]) -> float:
+        """Measures a run, and the seconds of each file of tests in it."""
         report = FOLDER / f"{self.folder}.xml"
         begin = time.monotonic()
-        result = self.pytest([*TESTS[self.folder], f"--junitxml={report}"], 3600)
+        result = self.pytest([*TESTS[self.folder], *arguments, f"--junitxml={report}"], 7200)
         if result != "passed":
             raise RuntimeError(f"the tests of {self.folder} fail without a mutant: {result}")
-        self.limit = 60 + 3 * (time.monotonic() - begin)
         seconds: Counter[str] = Counter()
         for case in ElementTree.parse(report).iter("testcase"):
             seconds[case.attrib["classname"].replace(".", "/") + ".py"] += float(case.attrib["time"])
         self.seconds = dict(seconds)
+        return 60 + 3 * (time.monotonic() - begin)
 
     def order(self) -> list[str]:
         """Returns the files of tests: those that noticed the most mutants first, then the fastest."""
@@ -236,10 +244,13 @@ class Core:
             return "not compiled"
         for core in self.build.glob("_core*.so"):
             shutil.copy2(core, self.site / "habana_mp")
-        result = self.pytest(self.order(), self.limit)
-        for file in self.seconds:
-            self.kills[file] += file in result
-        return result
+        for arguments, limit in self.stages:
+            result = self.pytest([*self.order(), *arguments], limit)
+            if result != "passed":
+                for file in self.seconds:
+                    self.kills[file] += file in result
+                return result
+        return "passed"
 
 
 def explanations() -> dict[str, str]:
@@ -281,7 +292,7 @@ class Results:
 
 def run_part(name: str, options: argparse.Namespace, explained: dict[str, str]) -> int:
     """Tests the mutants of a part; returns the number of survivors without an explanation."""
-    part = Rules() if name == "rules" else Core(name)
+    part = Rules() if name == "rules" else Core(name, quick=options.quick)
     results = Results(again=options.again)
     first, step = map(int, options.only.split("/"))
     mutants = part.mutants[first::step]
@@ -318,6 +329,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help="rules, weights, host; without one all")
     parser.add_argument("--only", default="0/1", metavar="I/N", help="one mutant of N, the Ith first")
+    parser.add_argument("--quick", action="store_true", help=f"one test of {FIRST} for a mutant of the core")
     parser.add_argument("--again", action="store_true", help="test again what has a result")
     parser.add_argument("--list", action="store_true", help="show the mutants, test none")
     options = parser.parse_args()
