@@ -313,10 +313,14 @@ def watch_builtins(
     is_autocast_enabled: Any,
     to_dlpack: Any,
     to_dlpack_versioned: Any,
+    data_address: Any,
     set_version_counter: Any,
+    find_operator: Any,
+    find_overload: Any,
     writers: tuple[Any, ...],
 ) -> None:
-    """`writers` write into their tensors without counting the versions up."""
+    """`writers` write into their tensors without counting the versions up, or make tensors that share their memory and
+    not their version."""
 
 def construction_begins(module: Any) -> None: ...
 def set_recognised(
@@ -331,7 +335,11 @@ def set_recognised(
     inside: tuple[str, ...],
     between: tuple[str, ...],
     through: tuple[str, ...],
-) -> None: ...
+    operator_found: Callable[[Any, str, str | None], tuple[Any, ...]],
+) -> None:
+    """`operator_found` takes what torch has looked up for an operator, its name, and the overload's where there is one;
+    it returns the builtins that are to be watched as `writers`."""
+
 def install_in_disabled_regions(regions: int) -> None:
     """This thread is in so many regions of torch.autocast, none of which is enabled."""
 
@@ -467,11 +475,19 @@ def can_cover(object: Any) -> bool:
 
 # ---- weights ----
 def weights_configure(
-    on: bool, view: Any, recorded: Any, most_bytes: int, least_part: int, least_recorded: int
+    on: bool, view: Any, recorded: Any, most_bytes: int | None, least_part: int, least_recorded: int
 ) -> None:
-    """Keep casts of weights or not, and how many bytes of them. `view` is ``aten::_unsafe_view``, untouched; `recorded`
-    makes the cast of a large weight a part of autograd's graph; a view of a weight with fewer elements than
-    `least_part` is cast by itself, and a weight with fewer than `least_recorded` by torch where that records it."""
+    """Keep casts of weights or not, and how many bytes of them; None: half of the memory that is free. `view` is
+    ``aten::_unsafe_view``, untouched; `recorded` makes the cast of a large weight a part of autograd's graph; a view of
+    a weight with fewer elements than `least_part` is cast by itself, and a weight with fewer than `least_recorded` by
+    torch where that records it."""
+
+def weights_set_root_of_memory_files(root: str) -> None:
+    """For tests: the files of the system that tell how much memory is free are read below this directory. An empty one
+    stands for the real files."""
+
+def weights_free_memory() -> int:
+    """The bytes that this process may still take, by the system, its control group and its own limits."""
 
 def weights_watch(
     methods: dict[str, Any],

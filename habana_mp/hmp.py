@@ -112,7 +112,8 @@ def convert(
         log: Where the log goes: None for the console, a path for a file (``.jsonl`` for JSON lines), or a
             ``logging.Logger``. Giving it turns the log on, whatever ``isVerbose`` says.
         weight_cache: Keep the casts of weights from call to call, and make one again when its weight changed.
-        weight_cache_limit: The most bytes that kept casts may take; None for no limit (half of the weights' size).
+        weight_cache_limit: The most bytes that kept casts may take. None: half of the memory that is free. All casts
+            take half of the weights' size.
         packed_weights: Where no gradient is recorded and a measurement says that it pays, keep the weights of linear
             layers, of other products with a weight and of ``conv2d`` in a layout of our kernels or of the CPU's
             library.

@@ -48,10 +48,40 @@ HANDS_OUT_MEMORY = (
     *("resize_", "resize_as_"),
 )
 
+#: Methods of Tensor that make tensors which share its memory and not its version. Lists may name them.
+UNCOUNTED_METHODS = ("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes", "_lazy_clone")
+
 #: Functions that write into their tensors without counting the versions up.
 SILENT_WRITERS = (
     *("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"),
     *("_amp_foreach_non_finite_check_and_unscale_", "resize_as_", "set_data"),
+)
+
+#: Operators that do one of three things without counting a version up, although their schemas or torch's kernels
+#: promise otherwise: they write into an argument, they make a tensor that shares an argument's memory and not its
+#: version, or they change how a tensor is stored. Functions of these names do the same.
+#: `tests/weights/test_every_operator.py` finds further ones.
+UNCOUNTED_OPERATORS = (
+    *("set", "set_", "set_data", "data", "resize_", "kron", "_lazy_clone", "_unsafe_view", "_reinterpret_tensor"),
+    *("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes", "_alloc_from_pool", "resize_storage_bytes_"),
+    *("_cummax_helper", "_cummin_helper", "rrelu_with_noise", "rrelu_with_noise_"),
+    *("fused_moving_avg_obs_fake_quant", "_fused_moving_avg_obs_fq_helper"),
+    # The values of what they make share memory with an argument.
+    *("sparse_coo_tensor", "sparse_csr_tensor", "sparse_csc_tensor", "sparse_bsr_tensor", "sparse_bsc_tensor"),
+    *("sparse_compressed_tensor", "_sparse_coo_tensor_unsafe", "_sparse_coo_tensor_with_dims_and_tensors"),
+    *("_sparse_compressed_tensor_unsafe", "_sparse_csr_tensor_unsafe", "_sparse_csc_tensor_unsafe"),
+    *("_sparse_bsr_tensor_unsafe", "_sparse_bsc_tensor_unsafe", "_sparse_compressed_tensor_with_dims"),
+    *("_gather_sparse_backward",),
+)
+
+#: Overloads that make such a tensor in inference mode.
+UNCOUNTED_OVERLOADS = ("view.dtype",)
+
+#: Operators that write statistics without counting. Functions of these names are called too often to be watched.
+UNCOUNTED_STATISTICS = (
+    *("batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index"),
+    *("_native_batch_norm_legit", "_batch_norm_with_update", "batch_norm_update_stats", "instance_norm"),
+    *("batch_norm_gather_stats", "batch_norm_gather_stats_with_counts", "_native_batch_norm_legit_functional"),
 )
 
 #: Functions and methods that stand among torch's operations and are none, are the casts themselves, or are watched.
@@ -64,7 +94,7 @@ NO_OPERATION = frozenset(
         *("__bool__", "__complex__", "__float__", "__index__", "__int__", "__len__"),
         *("_cummax_helper", "_cummin_helper", "_fix_weakref", "_is_view", "_use_count", "_view_func"),
         *("_view_func_unsafe", "_parse_to"),
-        *(*HANDS_OUT_MEMORY, *SILENT_WRITERS),
+        *(*HANDS_OUT_MEMORY, *SILENT_WRITERS, "_lazy_clone"),
     )
 )
 

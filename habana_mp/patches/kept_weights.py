@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from habana_mp import _core, _stepping
 from habana_mp._ledger import Assumption, UnmetError, holds
-from habana_mp.ops.find import HANDS_OUT_MEMORY
+from habana_mp.ops.find import HANDS_OUT_MEMORY, UNCOUNTED_METHODS
 from habana_mp.patches.base import Patch, Settings
 from habana_mp.patches.optimizer_steps import StepHook, check_step_hooks, only_our_hooks_follow, tells_hooks_of_one
 from habana_mp.patches.recorded_casts import KeptCast
@@ -19,7 +19,7 @@ from habana_mp.patches.when_imported import WhenImported
 _METHODS = Assumption(
     "torch.methods-that-hand-out-memory",
     assumed="`torch._C.TensorBase` and `StorageBase` have the methods by which others get at a weight's memory",
-    check="each is there, but `const_data_ptr`, which older releases lack",
+    check="each is there, but `const_data_ptr` and `_lazy_clone`, which older releases lack",
     otherwise="no casts of weights are kept",
 )
 
@@ -95,8 +95,8 @@ LEAST_PART = 1 << 14
 #: step uses it once or a few times, and then a kept cast has to be made again, and made a part of the graph.
 LEAST_RECORDED = 1 << 14
 
-#: As a limit in bytes: none.
-_NO_LIMIT = 2**64 - 1
+#: The largest limit in bytes that the core takes.
+_LARGEST_LIMIT = 2**64 - 1
 
 
 class _ExchangeOfC(WhenImported):
@@ -139,7 +139,7 @@ class KeptWeights(Patch):
             plain = _core.untouched_twin(function) if packed else None
             _core.weights_set_packing(what, *operators.get(what, (None, None)), plain)
         view = _core.untouched_twin(torch.ops.aten._unsafe_view.default._op)
-        most_bytes = _NO_LIMIT if limit is None else min(limit, _NO_LIMIT)
+        most_bytes = None if limit is None else min(limit, _LARGEST_LIMIT)
         _core.weights_configure(
             on=True,
             view=view,
@@ -172,14 +172,18 @@ def _sees_who_writes() -> bool:
     )
 
 
+#: Methods that older releases of torch lack.
+_MAY_BE_MISSING = ("const_data_ptr", "_lazy_clone")
+
+
 def _methods() -> dict[str, Any]:
-    methods = {name: getattr(torch._C.TensorBase, name, None) for name in HANDS_OUT_MEMORY}
+    methods = {name: getattr(torch._C.TensorBase, name, None) for name in (*HANDS_OUT_MEMORY, *UNCOUNTED_METHODS)}
     methods["storage.data_ptr"] = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]  # torch's stubs lack it
     return methods
 
 
 def _has_methods() -> bool:
-    missing = [name for name, method in _methods().items() if method is None and name != "const_data_ptr"]
+    missing = [name for name, method in _methods().items() if method is None and name not in _MAY_BE_MISSING]
     if missing:
         raise UnmetError(f"{', '.join(missing)} missing")
     return True

@@ -17,7 +17,7 @@ from habana_mp._ledger import Assumption, UnmetError, holds, require
 from habana_mp.patches import autocast_regions, torch_files
 from habana_mp.patches.base import Patch, Settings
 from habana_mp.patches.optimizer_steps import code_around_steps
-from habana_mp.patches.silent_writers import silent_writers
+from habana_mp.patches.silent_writers import operator_found, silent_writers
 from habana_mp.patches.stored_values import look_at_weight
 from habana_mp.patches.unwrapped_steps import in_step
 
@@ -43,7 +43,7 @@ _SPAWNED = Assumption(
 )
 
 
-def _watched_builtins() -> tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]:
+def _watched_builtins() -> tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]:
     c: Any = torch._C  # where torch has them from: a script puts functions of its own into torch's other modules
     return (
         c.set_autocast_enabled,
@@ -55,7 +55,10 @@ def _watched_builtins() -> tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, An
         c.is_autocast_enabled,
         c._to_dlpack,
         getattr(c, "_to_dlpack_versioned", None),  # older releases lack it
+        getattr(c, "_data_address", None),
         c._autograd._unsafe_set_version_counter,
+        c._jit_get_operation,
+        c._get_operation_overload,
     )
 
 
@@ -99,6 +102,7 @@ class RecognisedCode(Patch):
             torch_files.inside_of_operations(),
             torch_files.between_operations(),
             torch_files.through_to_callers(),
+            operator_found,
         )
         _core.install_in_disabled_regions(regions)
         if _may_be_child_process():

@@ -367,23 +367,25 @@ py::object exchange_state(Values values) {
 void watch_builtins(const py::object& set_enabled, const py::object& set_dtype, const py::object& increment,
                     const py::object& decrement, const py::object& module_constructed, const py::object& make_subclass,
                     const py::object& is_autocast_enabled, const py::object& to_dlpack,
-                    const py::object& to_dlpack_versioned, const py::object& set_version_counter,
-                    const py::tuple& writers) {
+                    const py::object& to_dlpack_versioned, const py::object& data_address,
+                    const py::object& set_version_counter, const py::object& find_operator,
+                    const py::object& find_overload, const py::tuple& writers) {
   std::vector<PyObject*> held;
   for (const auto& writer : writers) held.push_back(writer.ptr());
   or_throw(engine::watch_builtins({set_enabled.ptr(), set_dtype.ptr(), increment.ptr(), decrement.ptr(),
                                    module_constructed.ptr(), make_subclass.ptr(), is_autocast_enabled.ptr(),
-                                   to_dlpack.ptr(), to_dlpack_versioned.ptr(), set_version_counter.ptr(), held}));
+                                   to_dlpack.ptr(), to_dlpack_versioned.ptr(), data_address.ptr(),
+                                   set_version_counter.ptr(), find_operator.ptr(), find_overload.ptr(), held}));
 }
 
 void set_recognised(const py::tuple& steps, const py::dict& worker_namespace, const py::object& made_of_lowered,
                     const py::object& autocast_entered, const py::tuple& codes_of_regions, const py::object& custom_fwd,
                     const py::object& custom_fwd_asks, const py::object& custom_bwd_state, const py::tuple& inside,
-                    const py::tuple& between, const py::tuple& through) {
+                    const py::tuple& between, const py::tuple& through, const py::object& operator_found) {
   const auto held = [](const py::object& one) { return Owned::borrowed(one.ptr()); };
   engine::set_recognised({held(steps), held(worker_namespace), held(made_of_lowered), held(autocast_entered),
                           held(codes_of_regions), held(custom_fwd), held(custom_fwd_asks), held(custom_bwd_state),
-                          held(inside), held(between), held(through)});
+                          held(inside), held(between), held(through), held(operator_found)});
 }
 
 // Names and reprs are what users write: lone surrogates are in them as three bytes each.

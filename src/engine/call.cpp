@@ -382,8 +382,9 @@ void watch_calls(bool watched) noexcept {
 PyObject* answer(Target& target, const Arguments& arguments) {
   if (!target.counts_no_version) [[likely]]
     return answer_by_lists(target, arguments);
+  weights::arguments_escape(arguments.values, arguments.count());
   PyObject* result = answer_by_lists(target, arguments);
-  if (result != nullptr) weights::tensor_escapes(result, false);
+  if (result != nullptr) weights::arguments_escape(arguments.values, arguments.count());
   return result;
 }
 

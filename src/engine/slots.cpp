@@ -112,7 +112,17 @@ host::Stubs stubs_of(const Target& target) {
   return {.vectorcall = indexed.vectorcall, .method = indexed.method, .method_no_arguments = indexed.find_method};
 }
 
+// Finds out how an object can be covered, as if it was not watched.
+bool shape_unwatched(PyObject* object, host::MemoryMap& memory, host::Shape& shape) {
+  const bool is_writer = suspend_writer(object);
+  const bool found = host::find_shape(object, memory, shape);
+  if (is_writer) resume_writer(object);
+  return found;
+}
+
 void hook(Target& target) {
+  target.is_writer = suspend_writer(target.object.get());
+  if (target.is_writer) target.counts_no_version = true;
   if (target.shape == host::Shape::assignment) assignment = &target;
   if (target.shape == host::Shape::subscript) subscript = &target;
   host::put_in(target, stubs_of(target));
@@ -121,6 +131,7 @@ void hook(Target& target) {
 
 void unhook(Target& target) {
   host::take_out(target, stubs_of(target));
+  if (std::exchange(target.is_writer, false)) resume_writer(target.object.get());
   target.listed = target.unlisted = &no_rule;
   target.installed = target.in_policy = target.in_regions = false;
 }
@@ -135,7 +146,7 @@ bool find_targets(const std::vector<CoveredObject>& entries, std::vector<Target*
     host::Shape shape = host::Shape::function;
     Target* target = find_target(entry.object);
     if (target == nullptr || !target->installed) {
-      if (!host::find_shape(entry.object, memory, shape)) return false;
+      if (!shape_unwatched(entry.object, memory, shape)) return false;
       const bool is_operator = entry.operation.find("::") != std::string::npos;
       if (is_operator && shape == host::Shape::function) shape = host::Shape::slow_operator;
       target = target_for(entry.object, shape, entry.operation.c_str(), entry.shown);
@@ -171,7 +182,7 @@ bool install(const std::vector<CoveredObject>& entries, bool within_modules) {
     if (of_modules != nullptr) of_modules->rules[found[i]->index] = listed;
     found[i]->listed = within_modules ? intern(without_lowering(entries[i].listed, entries[i].unlisted)) : listed;
     found[i]->unlisted = intern(entries[i].unlisted);
-    found[i]->counts_no_version = entries[i].unlisted.counts_no_version;
+    found[i]->counts_no_version = entries[i].unlisted.counts_no_version || found[i]->is_writer;
   }
   for (std::size_t i = 0; i < target_count; ++i) {
     if (targets[i]->in_policy && !targets[i]->installed) hook(*targets[i]);
@@ -184,7 +195,7 @@ static bool may_put_in(const RuleSet& set) {
   host::MemoryMap memory;
   host::Shape shape = host::Shape::function;
   return std::all_of(set.covered.begin(), set.covered.end(), [&](const RuleSet::Covered& one) {
-    return one.target->installed || host::find_shape(one.target->object.get(), memory, shape);
+    return one.target->installed || shape_unwatched(one.target->object.get(), memory, shape);
   });
 }
 

@@ -131,6 +131,8 @@ struct Recognised {
   Owned inside;            // a tuple: what the files begin with that say in Python what an operation consists of
   Owned between;           // a tuple: files of torch through which such code calls other operations
   Owned through;           // a tuple: those through which a library does
+  Owned operator_found;    // called with what torch found for an operator's name, the name, and the overload's or None;
+                           // a tuple of the builtins to watch as writers
 };
 void set_recognised(Recognised given) noexcept;
 const Recognised& recognised() noexcept;

@@ -35,7 +35,7 @@ struct Target : host::Callable {
   // Read on every call.
   const Rule* listed = &no_rule;    // what convert's policy says
   const Rule* unlisted = &no_rule;  // what holds where the lists are silent (rules 2 to 4)
-  bool counts_no_version = false;   // of what it writes into
+  bool counts_no_version = false;   // of what it writes into; also where `is_writer`
   std::array<std::array<Count, rules::reason_count>, rules::precision_count> counts{};
 
   // Read in regions: the place of its rule in theirs.
@@ -49,6 +49,7 @@ struct Target : host::Callable {
   bool installed = false;
   bool in_policy = false;   // of convert
   bool in_regions = false;  // of some region that was entered
+  bool is_writer = false;   // the object is one of those that are watched as writers (see watched.hpp)
 };
 
 // By index; null beyond the last. The stubs in slots.cpp know their index at compile time.

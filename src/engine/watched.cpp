@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <memory>
+#include <unordered_map>
 #include <utility>
 
 #include "engine/arguments.hpp"
 #include "engine/region.hpp"
 #include "engine/state.hpp"
+#include "engine/target.hpp"
 #include "host/reader.hpp"
 #include "host/watching.hpp"
 #include "weights/escapes.hpp"
@@ -26,8 +28,13 @@ WatchedBuiltin make_subclass;
 WatchedBuiltin is_autocast_enabled;
 WatchedBuiltin to_dlpack;
 WatchedBuiltin to_dlpack_versioned;
+WatchedBuiltin data_address;
 WatchedBuiltin set_version_counter;
-std::vector<std::unique_ptr<WatchedBuiltin>> writers;
+WatchedBuiltin find_operator;
+WatchedBuiltin find_overload;
+
+using Writers = std::unordered_map<PyObject*, std::unique_ptr<WatchedBuiltin>>;
+Writers writers;
 
 // The keywords by which torch takes the arguments of these functions.
 struct Names {
@@ -150,7 +157,7 @@ PyObject* is_autocast_enabled_stub(PyObject*, PyObject* const* values, std::size
 
 // ---- weights' memory that gets into other hands --------------------------------------------------------------------
 
-// Code that takes a DLPack capsule holds nothing that torch counts.
+// Code that takes a DLPack capsule or an address holds nothing that torch counts.
 template <const WatchedBuiltin& exporter>
 PyObject* exporting_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   const Py_ssize_t count = Arguments{values, PyVectorcall_NARGS(flagged_count), keywords}.count();
@@ -167,15 +174,49 @@ PyObject* set_version_counter_stub(PyObject*, PyObject* const* values, std::size
 PyObject* writer_stub(PyObject* callable, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   const Py_ssize_t count = Arguments{values, PyVectorcall_NARGS(flagged_count), keywords}.count();
   weights::arguments_escape(values, count);
-  const auto found =
-      std::find_if(writers.begin(), writers.end(), [=](const auto& one) { return one->object() == callable; });
+  const auto found = writers.find(callable);
   if (found != writers.end()) {
-    PyObject* result = (*found)->call(values, flagged_count, keywords);
+    PyObject* result = found->second->call(values, flagged_count, keywords);
     if (result != nullptr) weights::arguments_escape(values, count);
     return result;
   }
   PyErr_SetString(PyExc_RuntimeError, "habana_mp was restored while this function was being called");
   return nullptr;
+}
+
+// Watches those of these builtins that are not watched yet. False with an exception set; then nothing has changed.
+bool add_writers(const std::vector<PyObject*>& builtins, host::MemoryMap& memory) {
+  for (PyObject* builtin : builtins) {
+    if (!WatchedBuiltin::check(builtin, memory)) return false;
+  }
+  for (PyObject* builtin : builtins) {
+    const auto [place, is_new] = writers.try_emplace(builtin);
+    if (!is_new) continue;
+    place->second = std::make_unique<WatchedBuiltin>();
+    place->second->watch(builtin, writer_stub);
+    Target* target = find_target(builtin);
+    if (target != nullptr && target->installed) {
+      place->second->stop();
+      target->is_writer = target->counts_no_version = true;
+    }
+  }
+  return true;
+}
+
+// torch.ops looks an operator up at its first use. Python tells which of the builtins that were made for it are to be
+// watched.
+template <const WatchedBuiltin& lookup>
+PyObject* lookup_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  Owned result(lookup.call(values, flagged_count, keywords));
+  if (!result || result.get() == Py_None || !recognised().operator_found) return result.release();
+  const Py_ssize_t count = Arguments{values, PyVectorcall_NARGS(flagged_count), keywords}.count();
+  PyObject* const arguments[] = {result.get(), values[0], count > 1 ? values[1] : Py_None};
+  const Owned found(PyObject_Vectorcall(recognised().operator_found.get(), arguments, 3, nullptr));
+  if (!found) return nullptr;
+  const auto* items = PySequence_Fast_ITEMS(found.get());
+  host::MemoryMap memory;
+  if (!add_writers({items, items + PySequence_Fast_GET_SIZE(found.get())}, memory)) return nullptr;
+  return result.release();
 }
 
 // ---- tensor.data = value -------------------------------------------------------------------------------------------
@@ -201,7 +242,7 @@ struct Watch {
 }  // namespace
 
 bool watch_builtins(const Builtins& builtins) {
-  std::vector<Watch> all = {
+  const Watch all[] = {
       {&autocast_set_enabled, builtins.autocast_set_enabled, autocast_set_enabled_stub},
       {&autocast_set_dtype, builtins.autocast_set_dtype, autocast_set_dtype_stub},
       {&autocast_increment, builtins.autocast_increment_nesting, autocast_increment_stub},
@@ -211,34 +252,43 @@ bool watch_builtins(const Builtins& builtins) {
       {&is_autocast_enabled, builtins.is_autocast_enabled, is_autocast_enabled_stub},
       {&to_dlpack, builtins.to_dlpack, exporting_stub<to_dlpack>},
       {&to_dlpack_versioned, builtins.to_dlpack_versioned, exporting_stub<to_dlpack_versioned>},
+      {&data_address, builtins.data_address, exporting_stub<data_address>},
       {&set_version_counter, builtins.set_version_counter, set_version_counter_stub},
+      {&find_operator, builtins.find_operator, lookup_stub<find_operator>},
+      {&find_overload, builtins.find_overload, lookup_stub<find_overload>},
   };
-  std::vector<std::unique_ptr<WatchedBuiltin>> more;
-  for (PyObject* writer : writers.empty() ? builtins.writers : std::vector<PyObject*>()) {
-    const bool is_known = std::any_of(all.begin(), all.end(), [=](const Watch& one) { return one.object == writer; });
-    if (is_known) continue;
-    all.push_back({more.emplace_back(std::make_unique<WatchedBuiltin>()).get(), writer, writer_stub});
-  }
   host::MemoryMap memory;
   for (const Watch& one : all) {
     if (one.object != Py_None && !WatchedBuiltin::check(one.object, memory)) return false;
   }
-  if (!host::WatchedData::check(memory)) return false;
+  if (!host::WatchedData::check(memory) || !add_writers(builtins.writers, memory)) return false;
   for (const Watch& one : all) {
     if (one.object != Py_None && !one.builtin->is_watched()) one.builtin->watch(one.object, one.stub);
   }
-  if (!more.empty()) writers = std::move(more);
   data.watch_assigning(data_setter_stub);
   return true;
+}
+
+bool suspend_writer(PyObject* object) noexcept {
+  const auto found = writers.find(object);
+  if (found == writers.end()) return false;
+  found->second->stop();
+  return true;
+}
+
+void resume_writer(PyObject* object) noexcept {
+  const auto found = writers.find(object);
+  if (found != writers.end() && !found->second->is_watched()) found->second->watch(object, writer_stub);
 }
 
 void stop_watching_builtins() noexcept {
   for (WatchedBuiltin* builtin :
        {&autocast_set_enabled, &autocast_set_dtype, &autocast_increment, &autocast_decrement, &module_constructed,
-        &make_subclass, &is_autocast_enabled, &to_dlpack, &to_dlpack_versioned, &set_version_counter}) {
+        &make_subclass, &is_autocast_enabled, &to_dlpack, &to_dlpack_versioned, &data_address, &set_version_counter,
+        &find_operator, &find_overload}) {
     builtin->stop();
   }
-  for (const auto& writer : writers) writer->forget();
+  for (const auto& writer : writers) writer.second->forget();
   writers.clear();
   data.stop();
 }

@@ -19,11 +19,19 @@ struct Builtins {
   PyObject* is_autocast_enabled;         // torch.is_autocast_enabled
   PyObject* to_dlpack;                   // torch._C._to_dlpack
   PyObject* to_dlpack_versioned;         // torch._C._to_dlpack_versioned; None before torch 2.9
+  PyObject* data_address;                // torch._C._data_address; None where this torch lacks it
   PyObject* set_version_counter;         // torch._C._autograd._unsafe_set_version_counter
-  std::vector<PyObject*> writers;        // that write into their tensors without counting the versions up
+  PyObject* find_operator;               // torch._C._jit_get_operation
+  PyObject* find_overload;               // torch._C._get_operation_overload
+  std::vector<PyObject*> writers;  // that write into their tensors without counting the versions up, or share memory so
 };
 // False with a Python exception set; then nothing has changed.
 bool watch_builtins(const Builtins& builtins);
 void stop_watching_builtins() noexcept;
+
+// A writer that a list covers is not watched meanwhile: its target does what the watch would do. The first function
+// returns true for a writer, whose watch has ended; the second one begins to watch it again.
+bool suspend_writer(PyObject* object) noexcept;
+void resume_writer(PyObject* object) noexcept;
 
 }  // namespace habana_mp::engine

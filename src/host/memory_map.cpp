@@ -16,6 +16,19 @@
 
 namespace habana_mp::host {
 
+std::string read_all(const char* path) {
+  std::string text;
+  std::FILE* file = std::fopen(path, "r");
+  if (file == nullptr) return text;
+  std::array<char, 1 << 14> part;
+  for (std::size_t count = part.size(); count != 0;) {
+    count = std::fread(part.data(), 1, part.size(), file);
+    text.append(part.data(), count);
+  }
+  std::fclose(file);
+  return text;
+}
+
 namespace {
 
 Assumption mappings_tell{"system.mappings",
@@ -36,19 +49,6 @@ bool can_be_rewritten(const void* address) {
   ::close(ends[0]);
   ::close(ends[1]);
   return done;
-}
-
-std::string read_all(const char* path) {
-  std::string text;
-  std::FILE* file = std::fopen(path, "r");
-  if (file == nullptr) return text;
-  std::array<char, 1 << 14> part;
-  for (std::size_t count = part.size(); count != 0;) {
-    count = std::fread(part.data(), 1, part.size(), file);
-    text.append(part.data(), count);
-  }
-  std::fclose(file);
-  return text;
 }
 
 // Of a line `7f12...-7f13... rw-p 00000000 103:02 4711   /path`: addresses, mode, offset, device, the file's number.

@@ -2,9 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace habana_mp::host {
+
+// Returns the whole text of a file of the system; an empty one where it cannot be read.
+std::string read_all(const char* path);
 
 struct Mapping {
   std::uintptr_t begin;

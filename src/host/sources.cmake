@@ -4,6 +4,7 @@ target_sources(_core PRIVATE
   src/host/callers.cpp
   src/host/casts_inside.cpp
   src/host/finding.cpp
+  src/host/free_memory.cpp
   src/host/greenlets.cpp
   src/host/held_memory.cpp
   src/host/inside.cpp

@@ -3,10 +3,14 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <utility>
 
+#include "host/free_memory.hpp"
 #include "weights/cache.hpp"
 #include "weights/escapes.hpp"
+#include "weights/room.hpp"
 
 namespace py = pybind11;
 
@@ -35,6 +39,10 @@ void watch(const py::dict& methods, const Callers& of_pointers, const Callers& o
                                  method("set_"),
                                  method("resize_"),
                                  method("resize_as_"),
+                                 method("unsafe_chunk"),
+                                 method("unsafe_split"),
+                                 method("unsafe_split_with_sizes"),
+                                 method("_lazy_clone"),
                                  method("storage.data_ptr"),
                                  callers_of(of_pointers),
                                  callers_of(of_arrays)};
@@ -65,12 +73,18 @@ py::dict statistics() {
 void register_weights(py::module_& module) {
   module.def(
       "weights_configure",
-      [](bool on, const py::object& view, const py::object& recorded, std::uint64_t most_bytes, std::int64_t least_part,
-         std::int64_t least_recorded) {
+      [](bool on, const py::object& view, const py::object& recorded, std::optional<std::uint64_t> most_bytes,
+         std::int64_t least_part, std::int64_t least_recorded) {
         weights::configure({on, held_or_null(view), held_or_null(recorded), most_bytes, least_part, least_recorded});
       },
       py::arg("on"), py::arg("view"), py::arg("recorded"), py::arg("most_bytes"), py::arg("least_part"),
       py::arg("least_recorded"));
+  // For tests.
+  module.def("weights_set_root_of_memory_files", [](const std::string& root) {
+    host::set_root_of_memory_files(root);
+    weights::room = {};
+  });
+  module.def("weights_free_memory", &host::free_memory);
   module.def("weights_watch", &watch);
   module.def("weights_watch_exchange", &weights::watch_exchange);
   module.def("weights_may_watch_exchange", &weights::may_watch_exchange);

@@ -10,11 +10,13 @@
 #include "gil.hpp"
 #include "host/aten.hpp"
 #include "weights/entry.hpp"
+#include "weights/room.hpp"
 
 namespace habana_mp::weights {
 
 NeverDestroyed<Settings> settings;
 Statistics counts;
+Room room;
 std::uint32_t silent_writers = 0;
 
 Cache& cache() {
@@ -153,7 +155,8 @@ void write_cast(Entry& entry, PyObject* weight) {
 bool is_time_to_try(std::uint32_t refusals) { return (refusals & (refusals - 1)) == 0; }
 
 bool limit_allows(std::uint64_t bytes) {
-  return bytes <= settings->most_bytes && counts.bytes <= settings->most_bytes - bytes;
+  if (settings->most_bytes) return bytes <= *settings->most_bytes && counts.bytes <= *settings->most_bytes - bytes;
+  return room.allows(counts.bytes, bytes);
 }
 
 constexpr std::size_t most_remembered = 1 << 20;
@@ -433,7 +436,8 @@ Owned part_of(const Entry& entry, PyObject* cast, const host::Geometry& part) {
 void configure(Settings wanted) noexcept {
   wanted.on = wanted.on && host::can_look_inside();
   const Settings former = std::exchange(*settings, std::move(wanted));
-  if (!settings->on || counts.bytes > settings->most_bytes) forget_all();
+  room = {};
+  if (!settings->on || (settings->most_bytes && counts.bytes > *settings->most_bytes)) forget_all();
   if (settings->on) return;
   // Nobody watches any more: what was seen says nothing of later.
   cache().pointed_to.clear();

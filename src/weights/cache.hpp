@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 
 #include "host/inside.hpp"
 #include "host/modes.hpp"
@@ -19,9 +20,10 @@ struct Settings {
   bool on = false;
   Owned view;      // torch.ops' aten::_unsafe_view, untouched; or null
   Owned recorded;  // makes a kept cast a part of autograd's graph, given the weight and the cast; or null
-  std::uint64_t most_bytes = ~std::uint64_t{0};  // beyond this no further weight is kept
-  std::int64_t least_part = 0;                   // a view of a weight with fewer elements is cast by itself
-  std::int64_t least_recorded = 0;               // so is a weight with fewer, by torch where that records a gradient
+  // Beyond this no further weight is kept. Without it: beyond a share of the memory that is free (see `Room`).
+  std::optional<std::uint64_t> most_bytes;
+  std::int64_t least_part = 0;      // a view of a weight with fewer elements is cast by itself
+  std::int64_t least_recorded = 0;  // so is a weight with fewer, by torch where that records a gradient
 };
 extern NeverDestroyed<Settings> settings;
 // Switching it off drops what is kept.

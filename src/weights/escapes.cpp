@@ -27,6 +27,10 @@ WatchedMethod map2;
 WatchedMethod set;
 WatchedMethod resize;
 WatchedMethod resize_as;
+WatchedMethod unsafe_chunk;
+WatchedMethod unsafe_split;
+WatchedMethod unsafe_split_with_sizes;
+WatchedMethod lazy_clone;
 WatchedMethod storage_data_ptr;
 WatchedMethod view;
 host::WatchedData data;
@@ -47,9 +51,10 @@ bool caller_is_harmless(const Callers& callers) {
   return harmless;
 }
 
-PyObject* untyped_storage_stub(PyObject* self, PyObject* none) {
+template <const WatchedMethod& method>
+PyObject* escaping_stub_without_arguments(PyObject* self, PyObject* none) {
   tensor_escapes(self, false);
-  return untyped_storage.call(self, none);
+  return method.call(self, none);
 }
 
 // NumPy has no bfloat16, so the method would raise.
@@ -202,7 +207,7 @@ void watch_exchange() noexcept {
 
 bool watch_escapes(MemoryMethods methods) {
   const Plan plans[] = {
-      {&untyped_storage, methods.untyped_storage, METH_NOARGS, untyped_storage_stub},
+      {&untyped_storage, methods.untyped_storage, METH_NOARGS, escaping_stub_without_arguments<untyped_storage>},
       {&data_ptr, methods.data_ptr, METH_NOARGS, pointer_stub<data_ptr>},
       {&const_data_ptr, methods.const_data_ptr, METH_NOARGS, pointer_stub<const_data_ptr>},
       {&apply, methods.apply, METH_O, apply_stub},
@@ -211,11 +216,16 @@ bool watch_escapes(MemoryMethods methods) {
       {&set, methods.set, with_keywords, as_function(set_stub)},
       {&resize, methods.resize, with_keywords, as_function(escaping_stub<resize>)},
       {&resize_as, methods.resize_as, with_keywords, as_function(escaping_stub<resize_as>)},
+      {&unsafe_chunk, methods.unsafe_chunk, with_keywords, as_function(escaping_stub<unsafe_chunk>)},
+      {&unsafe_split, methods.unsafe_split, with_keywords, as_function(escaping_stub<unsafe_split>)},
+      {&unsafe_split_with_sizes, methods.unsafe_split_with_sizes, with_keywords,
+       as_function(escaping_stub<unsafe_split_with_sizes>)},
+      {&lazy_clone, methods.lazy_clone, METH_NOARGS, escaping_stub_without_arguments<lazy_clone>},
       {&storage_data_ptr, methods.storage_data_ptr, METH_NOARGS, storage_data_ptr_stub},
   };
   host::MemoryMap memory;
   for (const Plan& plan : plans) {
-    const bool is_missing = plan.object == nullptr && plan.method == &const_data_ptr;
+    const bool is_missing = plan.object == nullptr && (plan.method == &const_data_ptr || plan.method == &lazy_clone);
     if (!is_missing && !WatchedMethod::check(plan.object, plan.flags, memory)) return false;
   }
   if (!host::WatchedData::check(memory)) return false;
@@ -235,8 +245,9 @@ bool watch_escapes(MemoryMethods methods) {
 }
 
 void stop_watching_escapes() noexcept {
-  for (WatchedMethod* method : {&untyped_storage, &data_ptr, &const_data_ptr, &apply, &map, &map2, &set, &resize,
-                                &resize_as, &storage_data_ptr}) {
+  for (WatchedMethod* method :
+       {&untyped_storage, &data_ptr, &const_data_ptr, &apply, &map, &map2, &set, &resize, &resize_as, &unsafe_chunk,
+        &unsafe_split, &unsafe_split_with_sizes, &lazy_clone, &storage_data_ptr}) {
     method->stop();
   }
   stop_watching_exchange();

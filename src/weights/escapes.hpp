@@ -14,18 +14,22 @@ struct Callers {
 
 // Objects of torch, borrowed, and who may call them.
 struct MemoryMethods {
-  PyObject* untyped_storage;   // methods of Tensor
-  PyObject* data_ptr;          //
-  PyObject* const_data_ptr;    // null where this torch lacks it
-  PyObject* apply;             // these write without counting the version up
-  PyObject* map;               //
-  PyObject* map2;              //
-  PyObject* set;               // takes the memory of its arguments
-  PyObject* resize;            // these lay out the same values in another order
-  PyObject* resize_as;         //
-  PyObject* storage_data_ptr;  // a method of a storage
-  Callers of_pointers;         // take them to compare them
-  Callers of_arrays;           // compute with an array and drop it
+  PyObject* untyped_storage;          // methods of Tensor
+  PyObject* data_ptr;                 //
+  PyObject* const_data_ptr;           // null where this torch lacks it
+  PyObject* apply;                    // these write without counting the version up
+  PyObject* map;                      //
+  PyObject* map2;                     //
+  PyObject* set;                      // takes the memory of its arguments
+  PyObject* resize;                   // these lay out the same values in another order
+  PyObject* resize_as;                //
+  PyObject* unsafe_chunk;             // these make tensors that share the memory and not the version
+  PyObject* unsafe_split;             //
+  PyObject* unsafe_split_with_sizes;  //
+  PyObject* lazy_clone;               // null where this torch lacks it
+  PyObject* storage_data_ptr;         // a method of a storage
+  Callers of_pointers;                // take them to compare them
+  Callers of_arrays;                  // compute with an array and drop it
 };
 
 // Two methods of Tensor that are watched before anything is covered, and until nothing is: `view`, which a list may

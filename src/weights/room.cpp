@@ -1,0 +1,39 @@
+#include "weights/room.hpp"
+
+#include "host/free_memory.hpp"
+
+namespace habana_mp::weights {
+
+namespace {
+
+// Casts of this size in all are always kept: a process with torch takes several times as much.
+constexpr std::uint64_t negligible = std::uint64_t{32} << 20;
+
+// Of what a reading allows, the part that may be used before the next one. Others take memory meanwhile.
+constexpr std::uint64_t part = 4;
+
+constexpr std::chrono::seconds longest_trust{1};
+constexpr std::chrono::milliseconds longest_refusal{100};
+
+}  // namespace
+
+bool Room::is_known(Clock::time_point now, std::uint64_t wanted) const {
+  if (wanted >= refused_from_) return now - read_at_ < longest_refusal;
+  return wanted <= allowed_until_ && now - read_at_ < longest_trust;
+}
+
+bool Room::allows(std::uint64_t kept, std::uint64_t bytes) noexcept {
+  const std::uint64_t wanted = kept + bytes;
+  if (wanted <= negligible) return true;
+  const Clock::time_point now = Clock::now();
+  if (is_known(now, wanted)) return wanted < refused_from_;
+  read_at_ = now;
+  const std::uint64_t free = host::free_memory();
+  const std::uint64_t most = kept / 2 + free / 2;
+  const bool is_allowed = wanted <= most;
+  refused_from_ = is_allowed ? ~std::uint64_t{0} : wanted;
+  allowed_until_ = is_allowed ? wanted + (most - wanted) / part : 0;
+  return is_allowed;
+}
+
+}  // namespace habana_mp::weights
