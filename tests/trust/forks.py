@@ -1,0 +1,212 @@
+"""Forks in the middle of calls; each child computes what its parent does, and ends.
+
+    python tests/trust/forks.py within LIBRARY [--every N] | beside-threads [--rounds N] | kept-weight [--rounds N]
+
+within: at each place in a call where a garbage collection may run (LIBRARY is what collector.c was compiled to). One
+child finishes the call, the next one begins another one there and then.
+beside-threads: while other threads cast, step and write lines of the log.
+kept-weight: while another thread makes the cast of a weight, which a child must keep again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from habana_mp import hmp, optim
+
+#: A child that takes longer waits for something that will never come.
+SECONDS = 30
+
+
+def ended_well(child: int) -> bool:
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def end_child(work: Callable[[], Any]) -> None:
+    """Does the work of a child, and ends it."""
+    try:
+        work()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+class Model:
+    def __init__(self, size: int = 64) -> None:
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(size, size)
+        self.optimizer = optim.AdamW(self.layer.parameters(), lr=0.01)
+        self.inputs = torch.randn(8, size)
+
+    def train(self) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        self.layer(self.inputs).float().sum().backward()
+        self.optimizer.step()
+        return self.answer()
+
+    def answer(self) -> torch.Tensor:
+        with torch.no_grad():
+            return self.layer(self.inputs).float()
+
+
+def compute() -> torch.Tensor:
+    """A call, steps, a report, a line of the log, large casts."""
+    model = Model()
+    result = torch.stack([model.train() for _ in range(3)])
+    assert hmp.report(show=False).weights is not None
+    with torch.no_grad():
+        assert torch.mm(torch.ones(600, 512), torch.ones(512, 2)).dtype == torch.bfloat16
+    return result
+
+
+def within(library: str, every: int) -> None:
+    sys.path.insert(0, str(Path(__file__).parent))
+    from hostile_collections import Collector
+
+    collector = Collector(library)
+    log = tempfile.NamedTemporaryFile(suffix=".txt")  # noqa: SIM115  # until the process ends
+    hmp.convert(log=log.name)
+    expected = compute()
+    model = Model()
+    model.train()
+    for call in (model.train, model.answer, lambda: hmp.report(show=False)):
+        number, last, forks = 1, 2, 0
+        while number <= last:
+            children: list[int] = []
+
+            def fork(children: list[int] = children, number: int = number) -> None:
+                child = os.fork()
+                children.append(child)
+                if child:
+                    return
+                signal.alarm(SECONDS)
+                if number % 2 == 0:
+                    end_child(lambda: check(compute(), expected))
+
+            collector.run(call, fork, "callback", number)
+            last = max(last, collector.allocations)
+            if children == [0]:
+                end_child(lambda: check(compute(), expected))
+            assert all(ended_well(child) for child in children), f"{call} at allocation {number}"
+            forks += len(children)
+            number += every
+        print("within:", forks, flush=True)
+        assert forks
+
+
+def check(result: torch.Tensor, expected: torch.Tensor) -> None:
+    assert torch.equal(result, expected), (result, expected)
+
+
+def beside_threads(rounds: int) -> None:
+    log = tempfile.NamedTemporaryFile(suffix=".txt")  # noqa: SIM115  # until the process ends
+    hmp.convert(log=log.name)
+    expected = compute()
+    stop = threading.Event()
+
+    def casts() -> None:
+        x, y = torch.ones(1200, 512), torch.ones(512, 2)
+        with torch.no_grad():
+            while not stop.is_set():
+                torch.mm(x, y)
+
+    def steps() -> None:
+        weight = torch.nn.Parameter(torch.ones(1 << 19))
+        optimizer = optim.SGD([weight], lr=0.1, momentum=0.9)
+        weight.grad = torch.ones_like(weight)
+        while not stop.is_set():
+            optimizer.step()
+
+    def reads() -> None:
+        while not stop.is_set():
+            hmp.report(show=False)
+            torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+
+    threads = [threading.Thread(target=work) for work in (casts, steps, reads)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(rounds):
+            child = os.fork()
+            if child == 0:
+                signal.alarm(SECONDS)
+                end_child(lambda: check(compute(), expected))
+            assert ended_well(child)
+            time.sleep(0.003)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    print("beside-threads:", rounds)
+
+
+def kept_weight(rounds: int) -> None:
+    hmp.convert()
+    layer = torch.nn.Linear(1024, 1024)
+    inputs = torch.ones(1, 1024)
+    stop = threading.Event()
+
+    def refresh() -> None:
+        with torch.no_grad():
+            while not stop.is_set():
+                layer.weight[0, 0] += 1
+                layer(inputs)
+
+    def is_kept_again() -> None:
+        with torch.no_grad():
+            for _ in range(3):
+                layer(inputs)
+            before = hmp.report(show=False).weights
+            result = layer(inputs)
+            after = hmp.report(show=False).weights
+        assert after.hits > before.hits, (before, after)
+        expected = torch.nn.functional.linear(inputs.bfloat16(), layer.weight.bfloat16(), layer.bias.bfloat16())
+        torch.testing.assert_close(result.float(), expected.float(), rtol=2e-2, atol=2e-2)
+
+    thread = threading.Thread(target=refresh)
+    thread.start()
+    try:
+        for i in range(rounds):
+            time.sleep(0.001 * (i % 7))
+            child = os.fork()
+            if child == 0:
+                signal.alarm(SECONDS)
+                end_child(is_kept_again)
+            assert ended_well(child), f"round {i}"
+    finally:
+        stop.set()
+        thread.join()
+    print("kept-weight:", rounds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=["within", "beside-threads", "kept-weight"])
+    parser.add_argument("library", nargs="?", default="")
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=20)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.what == "within":
+        within(given.library, given.every)
+    elif given.what == "beside-threads":
+        beside_threads(given.rounds)
+    else:
+        kept_weight(given.rounds)
+
+
+if __name__ == "__main__":
+    main()

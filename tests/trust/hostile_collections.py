@@ -1,0 +1,336 @@
+"""Has a garbage collection change the tensors of a call, at each place where one may run within the call.
+
+    python tests/trust/hostile_collections.py LIBRARY [--every N] [SCENARIO...]
+
+LIBRARY is what collector.c was compiled to. To be run with guard_pages.so preloaded, which makes freed memory
+unreadable: a kernel that uses it ends the process. Each result must be what the call gives before the change, or after
+it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from habana_mp import hmp, kernels, optim
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Collector:
+    """CPython's garbage collector, made to run at a chosen place."""
+
+    def __init__(self, library: str) -> None:
+        self._library = ctypes.PyDLL(library)
+        self._library.install(ctypes.py_object(gc.set_threshold))
+        self._library.choose.argtypes = [ctypes.c_long]
+        self._library.allocations.restype = ctypes.c_long
+        self.runs = 0
+
+    def run(self, call: Callable[[], Any], act: Callable[[], None], way: str, number: int) -> Any:
+        """The result of `call`, with `act` run by a collection at that allocation."""
+        junk = [[] for _ in range(1000)]  # what was allocated counts
+        acted: list[int] = []
+
+        def once() -> None:
+            if not acted:
+                acted.append(1)
+                self._library.choose(0)
+                act()
+
+        def at_start(phase: str, info: Any) -> None:
+            if phase == "start":
+                once()
+
+        class Finalized:
+            def __init__(self) -> None:
+                self.itself = self
+
+            def __del__(self) -> None:
+                once()
+
+        class Watched:
+            def __init__(self) -> None:
+                self.itself = self
+
+        reference = None
+        if way == "callback":
+            gc.callbacks.append(at_start)
+        elif way == "finalizer":
+            Finalized()
+        else:
+            watched = Watched()
+            reference = weakref.ref(watched, lambda _: once())
+            del watched
+        self._library.choose(number)
+        try:
+            return call()
+        finally:
+            self.allocations = self._library.allocations()
+            self._library.choose(0)
+            if way == "callback":
+                gc.callbacks.remove(at_start)
+            self.runs += len(acted)
+            del junk, reference
+
+
+def replaced(tensor: torch.Tensor) -> None:
+    tensor.data = torch.full_like(tensor, 3.0)
+
+
+def set_to_another(tensor: torch.Tensor) -> None:
+    with torch.no_grad():
+        tensor.set_(torch.full_like(tensor, 3.0))
+
+
+def smaller(tensor: torch.Tensor) -> None:
+    tensor.data = torch.full((1,) * tensor.dim(), 3.0, dtype=tensor.dtype)
+
+
+def of_half_the_bytes(tensor: torch.Tensor) -> None:
+    tensor.data = torch.full_like(tensor, 3.0, dtype=torch.float16)
+
+
+def resized(tensor: torch.Tensor) -> None:
+    size = tensor.untyped_storage().nbytes()
+    tensor.untyped_storage().resize_(2 * size)
+    tensor.detach().fill_(3.0)
+
+
+def transposed(tensor: torch.Tensor) -> None:
+    tensor.data = torch.full_like(tensor.t().contiguous(), 3.0).t() if tensor.dim() == 2 else tensor.data.clone()
+
+
+CHANGES = (replaced, set_to_another, smaller, of_half_the_bytes, resized, transposed)
+
+
+class Scenario:
+    """A call, the tensors that a collection changes, and what it may give."""
+
+    def __init__(
+        self,
+        prepare: Callable[[], tuple[Callable[[], Any], Tensors]],
+        *,
+        converts: bool = True,
+        reads_once: bool = False,
+    ) -> None:
+        self.prepare = prepare
+        self.converts = converts
+        #: A call of several parts may see the change between two of them.
+        self.reads_once = reads_once
+
+
+def activation() -> tuple[Callable[[], Any], Tensors]:
+    x = torch.ones(64, 32)
+    y = torch.ones(32, 16)
+    return lambda: torch.mm(x, y), {"x": x}
+
+
+def large_activation() -> tuple[Callable[[], Any], Tensors]:
+    x, y = torch.ones(640, 512), torch.ones(512, 2)
+    return lambda: torch.mm(x, y), {"x": x}
+
+
+def image() -> tuple[Callable[[], Any], Tensors]:
+    x, layer = torch.ones(2, 8, 16, 16), torch.nn.Conv2d(8, 8, 3, padding=1)
+    return lambda: layer(x), {"x": x, "weight": layer.weight}
+
+
+def uneven_rows() -> tuple[Callable[[], Any], Tensors]:
+    x, layer = torch.ones(4, 8, 64).transpose(0, 1), torch.nn.Linear(64, 16)
+    return lambda: layer(x), {"x": x}
+
+
+def kept_weight() -> tuple[Callable[[], Any], Tensors]:
+    x, layer = torch.ones(4, 256).bfloat16(), torch.nn.Linear(256, 256)
+    layer(x)
+    with torch.no_grad():
+        layer.weight.mul_(2)
+    return lambda: layer(x), {"weight": layer.weight, "bias": layer.bias, "x": x}
+
+
+def new_weight() -> tuple[Callable[[], Any], Tensors]:
+    x, layer = torch.ones(4, 256), torch.nn.Linear(256, 256)
+    return lambda: layer(x), {"weight": layer.weight, "bias": layer.bias, "x": x}
+
+
+def packed_weight() -> tuple[Callable[[], Any], Tensors]:
+    x, layer = torch.ones(4, 256).bfloat16(), torch.nn.Linear(256, 256)
+    for _ in range(8):
+        layer(x)
+    return lambda: layer(x), {"weight": layer.weight, "bias": layer.bias, "x": x}
+
+
+def packing() -> tuple[Callable[[], Any], Tensors]:
+    x, layer = torch.ones(4, 256).bfloat16(), torch.nn.Linear(256, 256)
+    for _ in range(4):
+        layer(x)
+    return lambda: layer(x), {"weight": layer.weight, "x": x}
+
+
+def step() -> tuple[Callable[[], Any], Tensors]:
+    weight, other = torch.nn.Parameter(torch.ones(64, 32)), torch.nn.Parameter(torch.ones(8).bfloat16())
+    optimizer = optim.AdamW([other, weight], lr=0.1)
+    for _ in range(2):
+        weight.grad, other.grad = torch.ones_like(weight), torch.ones_like(other)
+        optimizer.step()
+
+    def call() -> Any:
+        optimizer.step()
+        return weight.detach().clone()
+
+    assert weight.grad is not None
+    return call, {"weight": weight, "grad": weight.grad, "average": optimizer.state[weight]["exp_avg"]}
+
+
+def training_step() -> tuple[Callable[[], Any], Tensors]:
+    x, layer = torch.ones(4, 64), torch.nn.Linear(64, 64)
+    optimizer = optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+
+    def call() -> Any:
+        layer(x).float().sum().backward()
+        optimizer.step()
+        return layer(x)
+
+    call()
+    return call, {"weight": layer.weight}
+
+
+SCENARIOS = {
+    "activation": Scenario(activation, reads_once=True),
+    "large_activation": Scenario(large_activation, reads_once=True),
+    "image": Scenario(image),
+    "uneven_rows": Scenario(uneven_rows),
+    "new_weight": Scenario(new_weight),
+    "kept_weight": Scenario(kept_weight),
+    "packed_weight": Scenario(packed_weight),
+    "packing": Scenario(packing),
+    "step": Scenario(step, converts=False),
+    "training_step": Scenario(training_step),
+}
+NO_GRAD = SCENARIOS.keys() - {"step", "training_step"}
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """What a call gives; of an error its class. Torch itself refuses some of the changed tensors."""
+    try:
+        return call().float()
+    except (RuntimeError, IndexError) as error:
+        return type(error)
+
+
+def is_among(result: Any, expected: list[Any]) -> bool:
+    for one in expected:
+        if isinstance(one, torch.Tensor) and isinstance(result, torch.Tensor):
+            if one.shape == result.shape and torch.allclose(one, result, rtol=2e-2, atol=2e-2):
+                return True
+        elif one is result:
+            return True
+    return False
+
+
+def changes_of(tensors: Tensors) -> Iterator[tuple[str, str | None, Callable[[torch.Tensor], None]]]:
+    for name in tensors:
+        for change in CHANGES:
+            yield f"{name} {change.__name__}", name, change
+    yield "restore", None, lambda _: hmp.restore()
+    yield "convert", None, lambda _: hmp.convert()
+
+
+def begin(scenario: Scenario) -> tuple[Callable[[], Any], Tensors]:
+    torch.manual_seed(0)
+    if hmp.is_converted() and not scenario.converts:
+        hmp.restore()
+    if scenario.converts and not hmp.is_converted():
+        hmp.convert()
+    return scenario.prepare()
+
+
+def sweep(collector: Collector, name: str, every: int) -> int:
+    """The collection at each place in turn. How many there were."""
+    scenario, runs = SCENARIOS[name], 0
+    _, tensors = begin(scenario)
+    with torch.set_grad_enabled(name not in NO_GRAD):
+        for words, which, change in changes_of(tensors):
+            call, _ = begin(scenario)
+            expected = [outcome(call)]
+            call, tensors = begin(scenario)
+            change(tensors[which] if which else torch.empty(0))
+            expected.append(outcome(call))
+            finite = all(not isinstance(one, torch.Tensor) or bool(torch.isfinite(one).all()) for one in expected)
+            ways = ("callback", "finalizer", "weak reference")
+            number, last = 1, 2
+            while number <= last:
+                call, tensors = begin(scenario)
+                before = collector.runs
+
+                target = tensors[which] if which else torch.empty(0)
+
+                way = ways[number % len(ways)]
+                result = collector.run(partial(outcome, call), partial(change, target), way, number)
+                last = max(last, collector.allocations)
+                runs += collector.runs - before
+                where = f"{name}, {words}, {way} at allocation {number}"
+                if isinstance(result, torch.Tensor) and finite:
+                    # Fresh memory holds NaNs.
+                    assert torch.isfinite(result).all(), f"{where}: {result}"
+                if scenario.reads_once and change is replaced:
+                    assert is_among(result, expected), f"{where}: {result}"
+                number += every
+    return runs
+
+
+def arrays() -> int:
+    """Casts of NumPy arrays whose caller changes them from within."""
+
+    class Threads:
+        def __init__(self, act: Callable[[], None]) -> None:
+            self._act = act
+
+        def __index__(self) -> int:
+            self._act()
+            return 1
+
+    for size in (16, 1 << 16):
+        array = np.ones(size, np.float32)
+
+        def as_bytes(array: Any = array) -> None:
+            array.dtype = np.uint8
+
+        try:
+            kernels.to_bfloat16(array, threads=Threads(as_bytes))  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            continue
+        raise AssertionError("an array of another dtype was cast")
+    return 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("library")
+    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("scenarios", nargs="*")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    collector = Collector(given.library)
+    for name in given.scenarios or (*SCENARIOS, "arrays"):
+        runs = arrays() if name == "arrays" else sweep(collector, name, given.every)
+        assert runs, f"{name}: no collection ran"
+        print(f"{name}: {runs}", flush=True)
+    hmp.restore()
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""A process may be forked at any moment: its child computes what the parent does, as fast, and waits for nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from helpers.preloaded import TESTS, compiled, run_guarded
+from helpers.processes import run_script
+
+HERE = Path(__file__).parent
+FORKS = HERE / "forks.py"
+
+
+@pytest.fixture(scope="module")
+def collector(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(compiled(HERE / "collector.c", tmp_path_factory.mktemp("collector")))
+
+
+def test_a_child_forked_within_a_call_goes_on_and_computes_what_its_parent_does(collector: str) -> None:
+    done = run_guarded(None, FORKS, "within", collector, "--every", "40", seconds=400)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.trust
+@pytest.mark.timeout(3600)
+def test_a_child_may_be_forked_at_any_allocation_of_a_call(collector: str) -> None:
+    done = run_guarded(None, FORKS, "within", collector, seconds=3500)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("rounds", [4, pytest.param(200, marks=[pytest.mark.trust, pytest.mark.timeout(3600)])])
+def test_a_child_forked_beside_busy_threads_computes_what_its_parent_does(rounds: int) -> None:
+    done = run_guarded(None, FORKS, "beside-threads", "--rounds", str(rounds), seconds=20 * rounds + 300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("rounds", [6, pytest.param(100, marks=[pytest.mark.trust, pytest.mark.timeout(3600)])])
+def test_a_weight_whose_cast_another_thread_makes_is_kept_again_in_a_child(rounds: int) -> None:
+    done = run_guarded(None, FORKS, "kept-weight", "--rounds", str(rounds), seconds=20 * rounds + 300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+THREADS = """
+import os, signal, torch
+from habana_mp import hmp
+
+def tasks():
+    return len(os.listdir("/proc/self/task"))
+
+def work():
+    weight = torch.nn.Parameter(torch.ones(1 << 22))
+    torch.ones(1 << 22).exp()
+    with torch.no_grad():
+        return [torch.sigmoid(torch.ones(1 << 22)).sum() for _ in range(3)][0]
+
+torch.set_num_threads(2)
+hmp.convert()
+expected = work()
+parent = tasks()
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    before = tasks()
+    same = torch.equal(work(), expected)
+    # as many threads as the parent has: none of our own beside OpenMP's
+    os._exit(0 if (before, same) == (1, True) and tasks() <= parent else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert torch.equal(work(), expected)
+print("done")
+"""
+
+
+def test_a_child_computes_on_one_team_of_threads_as_its_parent_does() -> None:
+    done = run_script(THREADS)
+    assert done.stdout.strip() == "done", done.stderr
+
+
+def test_the_benchmark_of_forked_processes_runs() -> None:
+    script = TESTS.parent / "benchmarks" / "forked.py"
+    done = run_guarded(None, script, "--small", "--rounds", "1", seconds=200)
+    assert "of the parent's" in done.stdout, done.stderr
