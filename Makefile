@@ -172,7 +172,7 @@ $(NEWEST)/.packages: pyproject.toml
 	$(NEWEST)/bin/pip install --quiet --upgrade pip
 	$(NEWEST)/bin/pip install --quiet "$(NEWEST_TORCH)" "numpy>=1.24" "scikit-build-core>=0.10" "pybind11>=3.0" \
 	  "apache-tvm-ffi>=0.1.6" cmake ninja "pytest>=8" "pytest-timeout>=2.3" "pytest-xdist>=3.6" "hypothesis>=6.100" \
-	  "ml_dtypes>=0.4" "expecttest>=0.2"
+	  "ml_dtypes>=0.4" "expecttest>=0.2" "safetensors>=0.4" "tensorboard>=2.18"
 	$(NEWEST)/bin/pip install --quiet --no-deps --upgrade --target $(NEWEST)/torchvision "$(NEWEST_TORCHVISION)"
 	touch $@
 
