@@ -64,7 +64,8 @@ def check() -> None:
 def begin(watcher: str) -> tuple[Any, Any]:
     """The function whose calls the core is to watch, and what answers them."""
     if not _Watch.watchers:
-        _Watch.watched = _Watched(torch.nn.Module._call_impl)
+        function: Any = torch.nn.Module._call_impl
+        _Watch.watched = _Watched(function)
     _Watch.watchers.add(watcher)
     _Watch.watched.exchange_code()
     return _Watch.watched.function, _Watch.watched.answering
