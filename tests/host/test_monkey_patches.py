@@ -129,7 +129,8 @@ def trained(replacement, when, options):
     with hmp.autocast("cpu"):
         told["region"] = str(torch.mm(x, x.t()).dtype)
     hmp.restore()
-    told["restored"] = [str(torch.mm(x, x.t()).dtype), str(linear(x, x).dtype), str(x[0].dtype), _core.installed_count()]
+    dtypes = [str(one.dtype) for one in (torch.mm(x, x.t()), linear(x, x), x[0])]
+    told["restored"] = [*dtypes, _core.installed_count()]
     return told
 
 def in_child(replacement, when, options):
