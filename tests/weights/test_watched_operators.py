@@ -115,6 +115,10 @@ WRITES: dict[str, Callable[[torch.Tensor], Any]] = {
     "statistics of batch_norm": lambda w: ATEN.native_batch_norm(
         torch.rand(4, 1) + 9, None, None, cell(w)[0], torch.ones(1), True, 0.5, 1e-5
     ),
+    "statistics of fake quantization": lambda w: torch.fused_moving_avg_obs_fake_quant(
+        *(torch.zeros(1, 1), torch.ones(1, dtype=torch.int64), torch.ones(1, dtype=torch.int64)),
+        *(cell(w)[0], torch.ones(1), torch.ones(1), torch.zeros(1, dtype=torch.int32), 0.5, 0, 255, 0),
+    ),
     "view.dtype": lambda w: ATEN.view.dtype(w, torch.int32).__setitem__(PLACE, 0x42800000),
 }
 
