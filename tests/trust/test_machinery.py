@@ -81,7 +81,16 @@ def test_memory_that_grows_is_a_trend_and_a_peak_is_none() -> None:
     assert soak.trend(samples([100.0] * 14 + [900.0] + [100.0] * 15), lambda one: one.megabytes)[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("megabytes", "bound", "wrong"), [(range(100, 130), 32, 0), (range(100, 130), 8, 1), ([100.0] * 3, 32, 1)]
+)
+def test_growth_beyond_the_bound_and_too_few_samples_are_wrong(
+    megabytes: list[float], bound: float, wrong: int
+) -> None:
+    assert soak.judge(samples(list(megabytes)), bound) == wrong
+
+
 def test_a_short_soak_finds_every_result_right() -> None:
-    done = python(TESTS / "soak.py", "--minutes", "0.1", "--bound", "4000")
+    done = python(TESTS / "soak.py", "--minutes", "0.1", "--bound", "0")
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 0 failed" in done.stdout
