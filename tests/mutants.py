@@ -129,14 +129,14 @@ def mutants_of(file: str, text: str) -> Iterator[Mutant]:
             yield mutant(token.start(), end, ";")
 
 
-def all_mutants(folder: str, suffixes: tuple[str, ...]) -> list[Mutant]:
-    files = sorted(path for path in (ROOT / "src" / folder).iterdir() if path.suffix in suffixes)
-    return [one for path in files for one in mutants_of(str(path.relative_to(ROOT)), path.read_text())]
+def all_mutants(folder: str, suffixes: tuple[str, ...], root: Path = ROOT) -> list[Mutant]:
+    files = sorted(path for path in (root / "src" / folder).iterdir() if path.suffix in suffixes)
+    return [one for path in files for one in mutants_of(str(path.relative_to(root)), path.read_text())]
 
 
-def sample(folder: str) -> list[Mutant]:
+def sample(folder: str, root: Path = ROOT) -> list[Mutant]:
     """Returns mutants of .cpp files only: a change of a header would recompile most of the core each time."""
-    found = all_mutants(folder, (".cpp",))
+    found = all_mutants(folder, (".cpp",), root)
     chosen = random.Random(f"mutants of {folder}").sample(found, min(SAMPLE, len(found)))
     return sorted(chosen, key=lambda one: (one.file, one.begin))
 
@@ -171,7 +171,7 @@ class Rules:
         (self.tree / "tests" / "rules").mkdir(parents=True)
         for name in ("decisions.cpp", "test_decisions.py"):
             shutil.copy2(ROOT / "tests" / "rules" / name, self.tree / "tests" / "rules")
-        self.mutants = all_mutants("rules", (".cpp", ".hpp"))
+        self.mutants = all_mutants("rules", (".cpp", ".hpp"), self.tree)
         if (result := self.test()) != "passed":
             raise RuntimeError(f"the tests of src/rules fail without a mutant: {result}")
 
@@ -206,7 +206,7 @@ class Core:
         own_core.build(self.build)
         self.site = own_core.make_site(self.build)
         own_core.check_site(self.site)
-        self.mutants = sample(folder)
+        self.mutants = sample(folder, self.tree)
         self.seconds: dict[str, float] = {}
         self.kills: Counter[str] = Counter()
         some = ["--part", f"0/{FIRST}"]
@@ -271,13 +271,12 @@ def explanations() -> dict[str, str]:
 class Results:
     """The result of each mutant. It is valid while the changed file is the same."""
 
-    def __init__(self, *, again: bool) -> None:
-        self.path = FOLDER / "results.json"
+    def __init__(self, tree: Path, *, again: bool) -> None:
+        self.tree, self.path = tree, FOLDER / "results.json"
         self.known = json.loads(self.path.read_text()) if self.path.exists() and not again else {}
 
-    @staticmethod
-    def name(mutant: Mutant) -> str:
-        content = hashlib.sha256((ROOT / mutant.file).read_bytes()).hexdigest()[:16]
+    def name(self, mutant: Mutant) -> str:
+        content = hashlib.sha256((self.tree / mutant.file).read_bytes()).hexdigest()[:16]
         return f"{content} {mutant.begin} {mutant.key}"
 
     def get(self, mutant: Mutant) -> str | None:
@@ -293,14 +292,15 @@ class Results:
 def run_part(name: str, options: argparse.Namespace, explained: dict[str, str]) -> int:
     """Tests the mutants of a part; returns the number of survivors without an explanation."""
     part = Rules() if name == "rules" else Core(name, quick=options.quick)
-    results = Results(again=options.again)
+    results = Results(part.tree, again=options.again)
     first, step = map(int, options.only.split("/"))
     mutants = part.mutants[first::step]
     counts: Counter[str] = Counter()
     for number, mutant in enumerate(mutants, 1):
         result = results.get(mutant)
         if result is None:
-            path, original = part.tree / mutant.file, (ROOT / mutant.file).read_text()
+            path = part.tree / mutant.file
+            original = path.read_text()
             path.write_text(mutant.applied(original))
             try:
                 result = part.test()
