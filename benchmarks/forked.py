@@ -1,10 +1,12 @@
-"""What a token takes in a process and in a child that is forked from it.
+"""Times a token in a process and in a child that is forked from it.
 
     python benchmarks/forked.py [--threads N] [--rounds N] [--small]
 
-A decoder of 110 M parameters decodes tokens, one after the other; parent and child take turns, so that a machine's
-moods reach both. The median token of each round is taken, and the median of all rounds. The parent has run torch on its
-threads before it forks. Exit status 1 where the child's token takes over 5 % more.
+A decoder of 110 M parameters decodes tokens. Parent and child take
+turns, so that other load on the machine slows both. The median token
+of each round is taken, and the median of all rounds. The parent has
+run torch on its threads before it forks. The exit status is 1 where
+the child's token takes over 5 % more.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ class Decoder(torch.nn.Module):
 
 
 def serve(decode: Callable[[], float], asked: int, answers: int) -> None:
-    """What the child does: a round for each byte."""
+    """Runs in the child: decodes a round for each byte that it reads."""
     while os.read(asked, 1):
         os.write(answers, struct.pack("d", decode()))
     os._exit(0)

@@ -35,7 +35,7 @@ def ended_well(child: int) -> bool:
 
 
 def end_child(work: Callable[[], Any]) -> None:
-    """Does the work of a child, and ends it."""
+    """Runs `work` in a child, then ends the child."""
     try:
         work()
     except BaseException:

@@ -1,4 +1,4 @@
-"""Has a garbage collection change the tensors of a call, at each place where one may run within the call.
+"""Changes the tensors of a call from a garbage collection, at each place where one may run within the call.
 
     python tests/trust/hostile_collections.py LIBRARY [--every N] [SCENARIO...]
 
@@ -222,7 +222,7 @@ NO_GRAD = SCENARIOS.keys() - {"step", "training_step"}
 
 
 def outcome(call: Callable[[], Any]) -> Any:
-    """What a call gives; of an error its class. Torch itself refuses some of the changed tensors."""
+    """Returns the result of a call, or the class of its error: torch refuses some of the changed tensors."""
     try:
         return call().float()
     except (RuntimeError, IndexError) as error:
@@ -257,7 +257,7 @@ def begin(scenario: Scenario) -> tuple[Callable[[], Any], Tensors]:
 
 
 def sweep(collector: Collector, name: str, every: int) -> int:
-    """The collection at each place in turn. How many there were."""
+    """Runs the collection at each place in turn. Returns how many ran."""
     scenario, runs = SCENARIOS[name], 0
     _, tensors = begin(scenario)
     with torch.set_grad_enabled(name not in NO_GRAD):
