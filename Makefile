@@ -69,6 +69,7 @@ bench: $(VENV)/.built
 	$(BIN)/python benchmarks/optimizers.py
 	$(BIN)/python benchmarks/gaudi_optimizers.py
 	$(BIN)/python benchmarks/allocator.py
+	$(BIN)/python benchmarks/forked.py
 	$(BIN)/python benchmarks/models.py --write
 	$(BIN)/python benchmarks/models.py --kinds --busy --quick --write
 
