@@ -409,8 +409,9 @@ class _InForce:
 def remember(named: Mapping[str, tuple[str, str]], described: Mapping[str, Any] | None) -> None:
     """Of what is counted from now on these lists, or some before them, decide."""
     _InForce.described = described
-    if not _named or _named[-1] != named:
-        _named.append(named)
+    if named in _named:
+        _named.remove(named)
+    _named.append(named)
 
 
 def forget_configuration() -> None:
