@@ -40,7 +40,7 @@ test-newest: $(NEWEST)/.built
 
 # What breaks a process on purpose (no memory, hostile code, forks, interrupts), at length; then the core's tests with
 # AddressSanitizer and UndefinedBehaviorSanitizer. Their short forms have no mark, and are part of `make test`.
-trust: $(VENV)/.built
+trust: $(VENV)/.built $(VENV)/.debug-python
 	$(BIN)/python -m pytest -q $(AT_ONCE) -m "trust and not slow" --timeout 1800
 	PYTHON=$(abspath $(BIN)/python) tests/sanitize/run.sh address
 
@@ -158,6 +158,22 @@ $(VENV)/.aarch64:
 	command -v aarch64-linux-gnu-g++ qemu-aarch64-static >/dev/null || \
 	  { $(APT) update -qq; $(APT) install -y -qq g++-aarch64-linux-gnu qemu-user-static; }
 	mkdir -p $(VENV)
+	touch $@
+
+# The package with a core for a build of Python that counts references (tests/trust/test_reference_counts.py). torch, which
+# was not built for it, runs in it too.
+DEBUG_PYTHON := python$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')-dbg
+$(VENV)/.debug-python: $(VENV)/.built $(SOURCES) $(wildcard habana_mp/*.py habana_mp/*/*.py)
+	command -v $(DEBUG_PYTHON) >/dev/null || { $(APT) update -qq; $(APT) install -y -qq $(DEBUG_PYTHON); }
+	$(BIN)/cmake -S . -B build/debug-python -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN)/ninja) \
+	  -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS=-O1 -DPython_EXECUTABLE=$$(command -v $(DEBUG_PYTHON)) \
+	  -Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir) \
+	  -DDLPACK_INCLUDE_DIR=$$($(BIN)/python -c 'import pathlib, tvm_ffi; print(pathlib.Path(tvm_ffi.__file__).parent / "include")') \
+	  > build/debug-python.log
+	$(BIN)/cmake --build build/debug-python
+	rm -rf build/debug-python/site
+	$(BIN)/cmake --install build/debug-python --prefix build/debug-python/site > build/debug-python.log
+	cp -r habana_mp/. build/debug-python/site/habana_mp/
 	touch $@
 
 # Editable: the Python files are used where they lie; only a change of the core builds again.
