@@ -66,19 +66,20 @@ inline void drop_error() {
   if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_Exception) != 0) PyErr_Clear();
 }
 
-// Raises the exception that is set in this thread as soon as its Python code runs on: for places that cannot fail. None
-// is set afterwards.
+// Takes the exception that is set, and raises it in this thread as soon as the thread runs Python code again.
 void raise_later() noexcept;
 
-// Drops the exception that is set, if any: for places that cannot fail. One that is none of Exception's (Ctrl-C, the
-// end of a greenlet) is raised later. No other code of the core drops exceptions (tests/host/test_dropped_errors.py).
+// Drops the exception that is set, if any: for functions that cannot fail. An exception that does not derive from
+// Exception (Ctrl-C, the end of a greenlet) is raised later. No other code of the core drops exceptions
+// (tests/host/test_dropped_errors.py).
 inline void clear_error() noexcept {
   if (PyErr_Occurred() == nullptr) return;
   drop_error();
   if (PyErr_Occurred() != nullptr) raise_later();
 }
 
-// Has Python print the exception that is set, which cannot be raised. One that is none of Exception's is raised later.
+// Lets Python print the exception that is set, for functions that cannot fail. An exception that does not derive from
+// Exception is raised later.
 inline void print_error(PyObject* where) noexcept {
   if (PyErr_ExceptionMatches(PyExc_Exception) == 0) {
     raise_later();

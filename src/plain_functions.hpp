@@ -16,7 +16,7 @@ namespace habana_mp {
 
 using Values = PyObject* const*;
 
-// What CPython calls: `work` gets so many arguments by their position, a method its object before them.
+// CPython calls this function. It passes `count` positional arguments to `work`; before them a method gets its object.
 template <auto work, Py_ssize_t count, bool is_method = false>
 PyObject* plain(PyObject* self, Values values, Py_ssize_t given) noexcept {
   if (given != count) {

@@ -111,7 +111,7 @@ void write_mark(std::uint64_t from, std::uint64_t to) noexcept {
   marking = false;
 }
 
-// What a greenlet has for itself of a thread's state.
+// The part of a thread's state that belongs to a greenlet.
 struct OfGreenlet final : host::PutAside {
   OfGreenlet(ThreadState of_thread, CastState of_casts, std::vector<Entrance> regions) noexcept
       : state(of_thread), casts(of_casts), open(std::move(regions)) {}

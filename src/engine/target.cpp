@@ -25,7 +25,7 @@ std::vector<Target*>& functions() {
   return alive;
 }
 
-// What functions that are gone have counted.
+// The counts of functions that are gone.
 struct Dropped {
   std::string representation;
   Count count;

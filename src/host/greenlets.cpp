@@ -95,7 +95,7 @@ bool is_ours(PyObject* function) {
   return PyCFunction_CheckExact(function) && reinterpret_cast<PyCFunctionObject*>(function)->m_ml == &definition;
 }
 
-// Takes the function out of this thread, if it is still the one that greenlet calls and nobody needs it.
+// Takes the function out of this thread, if greenlet still calls it and no greenlet waits.
 void leave_this_thread() {
   if (here.waiting != nullptr && !here.waiting->empty()) return;
   if (!functions->gettrace) return;

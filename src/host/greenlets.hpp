@@ -10,7 +10,7 @@
 
 namespace habana_mp::host {
 
-// What is put aside of one part of the state.
+// One part of the state of a greenlet that waits.
 struct PutAside {
   PutAside() = default;
   PutAside(const PutAside&) = delete;

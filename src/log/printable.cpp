@@ -33,7 +33,7 @@ std::size_t sequence_length(std::string_view text) {
   return 0;
 }
 
-// Of a whole sequence of UTF-8.
+// The code point of a whole sequence of UTF-8.
 constexpr char32_t code_point(std::string_view sequence) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(sequence[i]); };
   switch (sequence.size()) {

@@ -15,7 +15,8 @@ std::string_view valid_utf8(std::string_view text, fmt::memory_buffer& scratch);
 // separators of lines and paragraphs, and the marks that turn the direction of text.
 std::string_view printable(std::string_view text, fmt::memory_buffer& scratch);
 
-// Appends UTF-8 as the inside of a string of JSON. What `printable` spells out stands there as an escape of JSON.
+// Appends UTF-8 as the inside of a string of JSON. It writes JSON's escapes for the characters that `printable` spells
+// out.
 void append_for_json(fmt::memory_buffer& out, std::string_view text);
 
 }  // namespace habana_mp::log

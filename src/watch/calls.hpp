@@ -11,7 +11,7 @@ namespace habana_mp::watch {
 
 enum class Detail : std::uint8_t { modules, lines };
 
-// What is known of a call between its beginning and its end.
+// A call of an operation that has begun and not ended.
 struct Operation : OpenCall<Operation> {
   const void* target = nullptr;
   std::uint64_t begin = 0;

@@ -53,8 +53,7 @@ Module* module_of_gradient() noexcept;
 
 // The number of the module that runs here, or -1: for what is given away to be run later.
 std::int64_t running_module() noexcept;
-// A block that was given away in the module of that number runs, as long as this lives. Where the module was dropped it
-// runs in none.
+// Begins a block that was given away in the module of that number. It runs in no module if that one was dropped.
 std::unique_ptr<ModuleCall> enter_module(std::int64_t number);
 void leave_module(std::unique_ptr<ModuleCall> block) noexcept;
 
@@ -67,7 +66,7 @@ const Module* module_numbered(std::uint64_t number) noexcept;
 // Counts from zero. Modules that are gone are dropped.
 void forget_module_calls();
 
-// How many entries the tables have: for tests of what is kept.
+// The number of entries in the tables, for tests.
 std::size_t known_modules() noexcept;
 
 }  // namespace habana_mp::watch

@@ -31,7 +31,7 @@ class Link {
   friend class OpenCalls;
 };
 
-// What an entry derives from.
+// The base of an entry.
 template <typename Entry>
 class OpenCall : public Link {
  public:

@@ -33,11 +33,11 @@ const Place* place_of_call(ModuleCall* call, bool finds_compilers) noexcept;
 // The place with this file, function and line, as Python tells it.
 const Place* place_named(PyObject* file, const char* function, int line);
 
-// Frees all places. How often that was done: a place that was found before is gone.
+// Frees all places, and counts how often: a place that was found under another count is gone.
 void forget_places() noexcept;
 std::uint64_t place_generation() noexcept;
 
-// How many code objects and places are known: for tests of what is kept.
+// The numbers of known code objects and places, for tests.
 std::size_t known_codes() noexcept;
 std::size_t known_places() noexcept;
 

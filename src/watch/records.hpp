@@ -56,7 +56,7 @@ Record& record_of(const Key& key);
 const std::deque<Record>& all_records() noexcept;
 // Counts from zero. How often that was done: a call that is under way must not write into a record that is gone.
 void forget_records() noexcept;
-// Frees places that no record has, where there are many: the log asks for the places of calls that nobody records.
+// Frees the places if there are many and no record has one: the log finds places without recording calls.
 void bound_places() noexcept;
 std::uint64_t record_generation() noexcept;
 

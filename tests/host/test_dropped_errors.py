@@ -7,7 +7,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parents[2] / "src"
 
-#: Where exceptions are dropped and printed: what stands there lets pass what is none of Exception's.
+#: These files drop and print exceptions. Their functions keep those that do not derive from Exception.
 HELPERS = {"errors.hpp", "errors.cpp"}
 
 _DROPPING = re.compile(r"\bPyErr_(Clear|WriteUnraisable|FormatUnraisable|Print|SetInterrupt)\b")

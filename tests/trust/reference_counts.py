@@ -45,7 +45,7 @@ _entries: dict[str, tuple[Callable[[], None], dict[str, Any] | None]] = {}
 
 
 def entry(**converted: Any) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """What runs in rounds, under `convert` with these arguments."""
+    """Add an entry that runs under `convert` with these arguments."""
 
     def add(function: Callable[[], None]) -> Callable[[], None]:
         _entries[function.__name__] = function, converted
@@ -55,7 +55,7 @@ def entry(**converted: Any) -> Callable[[Callable[[], None]], Callable[[], None]
 
 
 def alone(function: Callable[[], None]) -> Callable[[], None]:
-    """What runs in rounds and converts by itself."""
+    """Add an entry that converts by itself."""
     _entries[function.__name__] = function, None
     return function
 

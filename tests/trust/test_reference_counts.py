@@ -16,7 +16,7 @@ import torch
 
 SCRIPT = Path(__file__).parent / "reference_counts.py"
 ROOT = SCRIPT.parents[2]
-#: What `make trust` makes: the package with a core for that Python.
+#: `make trust` makes this folder: it holds the package with a core for that Python.
 DEBUG_SITE = ROOT / "build" / "debug-python" / "site"
 DEBUG_PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}-dbg"
 
