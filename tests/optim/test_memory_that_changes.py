@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from habana_mp import _stepping, hmp, optim
-from habana_mp.gaudi.frameworks.habana_frameworks.torch.hpex import optimizers as hpex
+from helpers.gaudi import gaudi
 from helpers.optimizers import CLASSES
 
 SHAPE = (8, 32)
@@ -71,17 +71,26 @@ def in_another_order(tensor: torch.Tensor, other: torch.Tensor) -> None:
 CHANGES = [assigned, set_to, resized_in_place, swapped, in_another_order]
 
 
+def of_gaudi() -> Any:
+    """The optimizers of the stand-in, in a process where it is switched on."""
+    from habana_frameworks.torch.hpex import optimizers
+
+    return optimizers
+
+
 def uncorrected(params: Any, **options: Any) -> Any:
-    return hpex.FusedAdamW(params, bias_correction=False, **options)
+    return of_gaudi().FusedAdamW(params, bias_correction=False, **options)
 
 
 def lars(params: Any, **options: Any) -> Any:
     params = list(params)
-    return hpex.FusedLars(hpex.FusedSGD(params, momentum=0.9, weight_decay=0.1, **options), [1] * len(params), eeta=0.1)
+    sgd = of_gaudi().FusedSGD(params, momentum=0.9, weight_decay=0.1, **options)
+    return of_gaudi().FusedLars(sgd, [1] * len(params), eeta=0.1)
 
 
 def lamb(params: Any, **options: Any) -> Any:
-    return hpex.FusedLamb(params, max_grad_norm=None, **options)  # that one is of all gradients, before the step
+    # A maximum of the norm would be taken of all gradients, before the step.
+    return of_gaudi().FusedLamb(params, max_grad_norm=None, **options)
 
 
 def amsgrad(params: Any, **options: Any) -> Any:
@@ -93,15 +102,15 @@ def with_momentum(params: Any, **options: Any) -> Any:
 
 
 KINDS: dict[str, Callable[..., Any]] = {name: ours for name, (ours, _) in CLASSES.items()}
-KINDS |= {"amsgrad": amsgrad, "momentum": with_momentum, "lamb": lamb, "lars": lars}
-KINDS |= {"uncorrected": uncorrected}
+KINDS |= {"amsgrad": amsgrad, "momentum": with_momentum}
+KINDS_OF_GAUDI: dict[str, Callable[..., Any]] = {"lamb": lamb, "lars": lars, "uncorrected": uncorrected}
 
 
 def made(kind: str) -> tuple[Any, torch.nn.Parameter, torch.nn.Parameter]:
     """An optimizer after one step, a weight that our kernels step, and a sly one."""
     weight, other = torch.nn.Parameter(filled(1)), torch.nn.Parameter(filled(2))
     sly = Sly(filled(3))
-    optimizer = KINDS[kind]([other, sly, weight], lr=0.1)
+    optimizer = (KINDS | KINDS_OF_GAUDI)[kind]([other, sly, weight], lr=0.1)
     set_gradients(optimizer, 4)
     optimizer.step()
     set_gradients(optimizer, 5)
@@ -165,6 +174,22 @@ def test_a_weight_that_gets_another_dtype_during_a_step_is_stepped_by_torch(kind
     assert outcome(optimizer) == error
     assert weight.dtype == torch.float64
     torch.testing.assert_close(weight, expected_weight, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_GAUDI)
+def test_optimizers_for_gaudi_step_such_tensors_alike(kind: str) -> None:
+    lines = gaudi(
+        f"""
+        import sys
+        sys.path.insert(0, "optim")
+        import test_memory_that_changes as changes
+        for change in changes.CHANGES:
+            changes.test_a_tensor_that_gets_other_memory_during_a_step_is_stepped_once_and_in_that({kind!r}, change)
+        changes.test_a_weight_that_gets_another_dtype_during_a_step_is_stepped_by_torch({kind!r})
+        print("equal")
+        """
+    )
+    assert lines[-1] == "equal"
 
 
 def outcome(optimizer: Any) -> type[Exception] | None:
