@@ -1,6 +1,8 @@
 // Python's exceptions, where a failure is no more than a reason to go another way.
 #pragma once
 
+#include <new>
+
 #include "owned.hpp"
 
 namespace habana_mp {
@@ -87,5 +89,25 @@ inline void print_error(PyObject* where) noexcept {
     PyErr_WriteUnraisable(where);
   }
 }
+
+// Drops an exception of torch's or Python's that tells no more than that something is not there. Throws std::bad_alloc
+// where it tells that there is no memory: then nothing is known.
+inline void drop_error_but_of_memory() {
+  if (PyErr_Occurred() == nullptr) return;
+  const bool is_of_memory = PyErr_ExceptionMatches(PyExc_MemoryError) != 0;
+  clear_error();
+  if (is_of_memory) throw std::bad_alloc();
+}
+
+// The same object. Throws std::bad_alloc where there is none: what makes it gives null only without memory. The Python
+// exception is dropped, since the code that catches std::bad_alloc sets one.
+inline PyObject* checked(PyObject* made) {
+  if (made != nullptr) return made;
+  PyErr_Clear();
+  throw std::bad_alloc();
+}
+
+// A string of Python's that is kept for good. Throws std::bad_alloc; a static of this value is made by the next call.
+inline PyObject* interned(const char* text) { return checked(PyUnicode_InternFromString(text)); }
 
 }  // namespace habana_mp

@@ -1,8 +1,11 @@
 // The binding only: what each room offers to Python is in its own bindings.cpp.
-#include <pybind11/pybind11.h>
+
+#include <exception>
+#include <stdexcept>
 
 #include "forks.hpp"
 #include "module_parts.hpp"
+#include "pybind.hpp"
 
 namespace py = pybind11;
 
@@ -16,6 +19,14 @@ void register_optim(py::module_& module);
 }  // namespace habana_mp
 
 PYBIND11_MODULE(_core_of_main_interpreter, module) {
+  // pybind11 raises RuntimeError where it cannot make an object. That there is no memory is set by then.
+  py::register_local_exception_translator([](std::exception_ptr raised) {
+    try {
+      if (raised) std::rethrow_exception(raised);
+    } catch (const std::runtime_error&) {
+      if (PyErr_Occurred() == nullptr || PyErr_ExceptionMatches(PyExc_MemoryError) == 0) throw;
+    }
+  });
   module.doc() = "The C++ core of habana_mp: kernels, the engine that answers torch's operations, the log.";
   py::module_::import("os").attr("register_at_fork")(py::arg("after_in_child") =
                                                          py::cpp_function(&habana_mp::forks::mend));

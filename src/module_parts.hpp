@@ -1,9 +1,9 @@
 // What a part of the module, such as an accelerator, offers to Python beside the rooms: put in where it is there.
 #pragma once
 
-#include <pybind11/pybind11.h>
-
 #include <vector>
+
+#include "pybind.hpp"
 
 namespace habana_mp {
 

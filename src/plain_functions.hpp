@@ -4,13 +4,11 @@
 // than the opposite of their beginnings, as they do in greenlets.
 #pragma once
 
-#include <pybind11/pybind11.h>
-
 #include <cstdint>
-#include <exception>
-#include <new>
-#include <stdexcept>
 #include <string>
+
+#include "from_c.hpp"
+#include "pybind.hpp"
 
 namespace habana_mp {
 
@@ -18,36 +16,21 @@ using Values = PyObject* const*;
 
 // CPython calls this function. It passes `count` positional arguments to `work`; before them a method gets its object.
 template <auto work, Py_ssize_t count, bool is_method = false>
-PyObject* plain(PyObject* self, Values values, Py_ssize_t given) noexcept {
+PyObject* plain(PyObject* self, Values values, Py_ssize_t given) {
   if (given != count) {
     PyErr_Format(PyExc_TypeError, "this function of habana_mp's core takes %zd arguments; got %zd", count, given);
     return nullptr;
   }
-  try {
-    if constexpr (is_method) {
-      return work(self, values).release().ptr();
-    } else {
-      return work(values).release().ptr();
-    }
-  } catch (pybind11::error_already_set& error) {
-    error.restore();
-  } catch (const pybind11::builtin_exception& error) {
-    error.set_error();
-  } catch (const std::bad_alloc&) {
-    PyErr_NoMemory();
-  } catch (const std::invalid_argument& error) {
-    PyErr_SetString(PyExc_ValueError, error.what());
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
+  if constexpr (is_method) {
+    return work(self, values).release().ptr();
+  } else {
+    return work(values).release().ptr();
   }
-  return nullptr;
 }
 
 template <auto work, Py_ssize_t count, bool is_method = false>
 PyMethodDef& plain_definition(const char* name) {
-  static PyMethodDef definition{name,
-                                reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&plain<work, count, is_method>)),
-                                METH_FASTCALL, nullptr};
+  static PyMethodDef definition{name, from_c<plain<work, count, is_method>>.as_method(), METH_FASTCALL, nullptr};
   return definition;
 }
 

@@ -66,8 +66,8 @@ bool are_plain(PyObject* list) {
 // another one by one. So these get another tensor of the same memory, which says that it wants one. `made` is a list or
 // tuple of ours.
 bool fold_products(PyObject* made) {
-  static PyObject* const detach = PyUnicode_InternFromString("detach");
-  static PyObject* const requires_grad = PyUnicode_InternFromString("requires_grad_");
+  static PyObject* const detach = interned("detach");
+  static PyObject* const requires_grad = interned("requires_grad_");
   PyObject** const items = PySequence_Fast_ITEMS(made);
   for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(made); ++i) {
     if (Py_TYPE(items[i]) != host::api.tensor || host::requires_grad(items[i])) continue;
@@ -174,7 +174,7 @@ Owned attempt_in_traced_rows(const Call& call, Kind to, Attempt& attempt) {
 Owned attempt_in_rows(const Call& call, Kind to, Attempt& attempt) {
   const auto& [target, rule, arguments, reading] = call;
   tensor::CastResult seen;
-  Owned rows = tensor::cast_memory.cast_in_rows(arguments.values[0], reading.kinds[0], to, seen);
+  const tensor::Transient rows(tensor::cast_memory.cast_in_rows(arguments.values[0], reading.kinds[0], to, seen), true);
   if (!rows) return attempt_as_they_lie(call, to, false, attempt);
   PyObject* const values[] = {rows.get(), arguments.values[1]};
   Reading in_rows(2);
@@ -183,7 +183,6 @@ Owned attempt_in_rows(const Call& call, Kind to, Attempt& attempt) {
   in_rows.kinds[1] = reading.kinds[1];
   const Arguments given{values, 2, nullptr};
   Owned result = attempt_as_they_lie({target, rule, given, in_rows}, to, false, attempt);
-  tensor::give_back(rows.release());
   if (reading.kinds[0] != to) {
     ++attempt.tally.casts;
     attempt.tally.made.bytes += seen.bytes;
@@ -211,7 +210,10 @@ bool may_lower_products(const Call& call, Kind to) {
     }
     // Of a copy: a subclass is asked in Python for its device, and may change the list.
     const Owned items = PyTuple_Check(value) ? Owned::borrowed(value) : Owned(PyList_AsTuple(value));
-    if (!items) return false;
+    if (!items) {
+      drop_error_but_of_memory();
+      return false;
+    }
     for (Py_ssize_t j = 0; j < PyTuple_GET_SIZE(items.get()); ++j) {
       if (!is_known(PyTuple_GET_ITEM(items.get(), j))) return false;
     }

@@ -1,6 +1,3 @@
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -33,7 +30,9 @@
 #include "host/team.hpp"
 #include "host/torch_api.hpp"
 #include "host/watching.hpp"
+#include "instances.hpp"
 #include "plain_functions.hpp"
+#include "pybind.hpp"
 #include "tensor/cast.hpp"
 #include "weights/cache.hpp"
 #include "weights/escapes.hpp"
@@ -116,7 +115,7 @@ void set_trait(Rule& rule, std::string_view name) {
 
 // Held for ever, each once: a call under way may still read it after another policy came.
 PyObject* kept(const py::object& names_or_function) {
-  static PyObject* const all = PyDict_New();
+  static PyObject* const all = checked(PyDict_New());
   PyObject* known = PyDict_SetDefault(all, names_or_function.ptr(), names_or_function.ptr());
   if (known == nullptr) throw py::error_already_set();
   return known;
@@ -129,6 +128,7 @@ PyObject* kept(const py::tuple& names) { return names.empty() ? nullptr : kept(p
 engine::Castable make_castable(std::uint64_t positions, const py::tuple& kept_keywords, std::uint64_t raised_positions,
                                const py::tuple& raised_keywords, std::uint64_t off_cpu_positions,
                                const py::tuple& off_cpu_keywords) {
+  Reserve::fill();
   // A call looks at the keywords only where a position is named. An argument without a position gets one that no call
   // has.
   constexpr std::uint64_t no_position = std::uint64_t{1} << 63U;
@@ -168,6 +168,7 @@ Rule make_rule(const std::string& action, const std::string& precision, const st
                const py::tuple& target_keywords,
                const std::optional<std::pair<std::string, std::uint8_t>>& sparse_gradient,
                const std::map<std::string, py::object>& questions, const std::string& packs) {
+  Reserve::fill();
   Rule rule;
   rule.action = action_of(action);
   if (rule.action == rules::Action::precision) rule.to = precision_of(precision);
@@ -300,7 +301,7 @@ std::pair<py::object, std::size_t> count_calls(const py::object& function, const
     throw std::runtime_error("the calls of this function cannot be counted");
   }
   calls_of_counted = 0;
-  counted.watch(function.ptr(), answering.ptr(), &counting_stub);
+  counted.watch(function.ptr(), answering.ptr(), from_c<counting_stub>);
   auto result = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(during.ptr()));
   counted.stop();
   if (!result) throw py::error_already_set();
@@ -468,6 +469,7 @@ class Composite {
   Composite(const py::object& function, const py::object& called, const std::string& operation)
       : target_(engine::target_for(function.ptr(), host::Shape::composite, operation.c_str(), function.ptr())) {
     if (target_ == nullptr) throw py::error_already_set();
+    Reserve::fill();
     target_->called = Owned::borrowed(called.ptr());
   }
   py::object call(const py::tuple& arguments, const py::dict& keywords) {
@@ -483,11 +485,10 @@ class Composite {
 class Function {
  public:
   Function(const py::object& function, const py::object& shown, const py::str& operation, const Rule& rule)
-      : target_(engine::make_function_target(function.ptr(), shown.ptr(), host::bytes_of(operation.ptr()))) {
+      : rule_(interned_for_wrapped(rule)),
+        target_(engine::make_function_target(function.ptr(), shown.ptr(), host::bytes_of(operation.ptr()))) {
     if (target_ == nullptr) throw py::error_already_set();
-    Rule own = rule;
-    own.reason = rules::Reason::op_wrap;
-    target_->listed = engine::intern(own);
+    target_->listed = rule_;
   }
   ~Function() { engine::drop_function_target(target_); }
   Function(const Function&) = delete;
@@ -498,6 +499,13 @@ class Function {
   }
 
  private:
+  static const Rule* interned_for_wrapped(Rule rule) {
+    Reserve::fill();
+    rule.reason = rules::Reason::op_wrap;
+    return engine::intern(rule);
+  }
+
+  const Rule* rule_;
   Target* target_;
 };
 
@@ -510,12 +518,12 @@ py::object call_through_engine(PyObject* self, Values values) {
 }  // namespace
 
 void register_engine(py::module_& module) {
-  py::class_<engine::Castable>(module, "Castable", "Which arguments of an operation may be cast.")
-      .def(py::init(&make_castable), py::kw_only(), py::arg("positions"), py::arg("kept_keywords"),
-           py::arg("raised_positions"), py::arg("raised_keywords"), py::arg("off_cpu_positions"),
-           py::arg("off_cpu_keywords"));
-  py::class_<Rule>(module, "Rule", "What a policy says of one operation.")
-      .def(py::init(&make_rule), py::kw_only(), py::arg("action"), py::arg("precision") = "", py::arg("why") = "",
+  py::class_<engine::Castable> castable(module, "Castable", "Which arguments of an operation may be cast.");
+  castable.def(py::init(&make_castable), py::kw_only(), py::arg("positions"), py::arg("kept_keywords"),
+               py::arg("raised_positions"), py::arg("raised_keywords"), py::arg("off_cpu_positions"),
+               py::arg("off_cpu_keywords"));
+  py::class_<Rule> rule(module, "Rule", "What a policy says of one operation.");
+  rule.def(py::init(&make_rule), py::kw_only(), py::arg("action"), py::arg("precision") = "", py::arg("why") = "",
            py::arg("traits") = std::vector<std::string_view>(), py::arg("castable") = std::nullopt,
            py::arg("target_keywords") = py::tuple(), py::arg("sparse_gradient") = std::nullopt,
            py::arg("questions") = std::map<std::string, py::object>(), py::arg("packs") = "");
@@ -551,7 +559,8 @@ void register_engine(py::module_& module) {
   });
   module.def("watch_builtins", &watch_builtins);
   module.def("set_recognised", &set_recognised);
-  module.def("construction_begins", [](const py::object& module_) { engine::construction_begins(module_.ptr()); });
+  module.def("construction_begins",
+             [](const py::object& module_) { or_throw(engine::construction_begins(module_.ptr())); });
   module.def("set_hook", [](const py::dict& dictionary, const py::object& key, const py::object& hook,
                             const py::object& caller, const py::str& called) {
     const int done = engine::set_hook(dictionary.ptr(), key.ptr(), hook.is_none() ? nullptr : hook.ptr(), caller.ptr(),
@@ -560,7 +569,7 @@ void register_engine(py::module_& module) {
     return done == 1;
   });
   module.def("install_in_disabled_regions", &engine::install_in_disabled_regions);
-  module.def("uninstall", &engine::uninstall);
+  module.def("uninstall", [] { or_throw(engine::uninstall()); });
   module.def("installed_count", &engine::installed_count);
   module.def("change_count", &engine::change_count);
   module.def("counts", &counts);
@@ -577,6 +586,10 @@ void register_engine(py::module_& module) {
   composite.def(py::init<const py::object&, const py::object&, const std::string&>(), py::arg("function"),
                 py::arg("called"), py::arg("operation"));
   define_plain_method<&call_through_engine<Composite>, 2>(composite, "call");
+  note_with_reserve(castable);
+  note_with_reserve(rule);
+  note_with_reserve(function);
+  note_with_reserve(composite);
   module.def("forget_lowered", [](const py::object& tensor) { engine::forget_lowered(tensor.ptr()); });
   module.def("was_lowered", [](const py::object& tensor) { return engine::was_lowered(tensor.ptr()); });
   module.def("may_be_lowered_in_graph",

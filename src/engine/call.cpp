@@ -1,6 +1,7 @@
 #include "engine/call.hpp"
 
 #include <algorithm>
+#include <new>
 
 #include "engine/attempt.hpp"
 #include "engine/facts.hpp"
@@ -47,13 +48,19 @@ void log_call(const Target& target, Decision decision, unsigned casts) {
   log::operation(target.representation, target.operation, decision, casts, &origin);
 }
 
-[[gnu::noinline]] void tell(Target& target, Decision decision, const Tally& tally) {
-  const unsigned casts = tally.casts - tally.kept;
-  if (listens(Listener::watch)) {
-    watch::decided(&target, target.operation, target.index != no_index, decision,
-                   {casts, tally.kept, tally.made.bytes, tally.small}, tally.left_casts);
+// The call is over: without memory the watch and the log lose it, and its result stays.
+[[gnu::noinline]] void tell(Target& target, Decision decision, const Tally& tally) noexcept {
+  HeldError held;
+  try {
+    const unsigned casts = tally.casts - tally.kept;
+    if (listens(Listener::watch)) {
+      watch::decided(&target, target.operation, target.index != no_index, decision,
+                     {casts, tally.kept, tally.made.bytes, tally.small}, tally.left_casts);
+    }
+    if (log::is_active()) log_call(target, decision, casts);
+  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): see above
   }
-  if (log::is_active()) log_call(target, decision, casts);
+  held.restore();
 }
 
 void report(Target& target, Decision decision, const Tally& tally) {
@@ -268,6 +275,14 @@ PyObject* counted_as_protected(Target& target, PyObject* result) {
 
 // ---- who answers ----------------------------------------------------------------------------------------------------
 
+// As `tell`, to the watch alone.
+void tell_watch(Target& target, Decision decision) noexcept {
+  try {
+    watch::decided(&target, target.operation, target.index != no_index, decision, {}, false);
+  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): the watch loses the call
+  }
+}
+
 // As the two above, and the watch sees the call begin and end.
 PyObject* answer_by_rule_watched(Target& target, const Rule& speaking, const Arguments& arguments) {
   watch::Call call(&target);
@@ -283,9 +298,7 @@ PyObject* answer_by_rule_watched(Target& target, const Rule& speaking, const Arg
 PyObject* answer_protected_watched(Target& target, const Arguments& arguments) {
   watch::Call call(&target);
   PyObject* result = answer_protected(target, arguments);
-  if (result != nullptr && !call.is_recorded()) {
-    watch::decided(&target, target.operation, target.index != no_index, protected_call, {}, false);
-  }
+  if (result != nullptr && !call.is_recorded()) tell_watch(target, protected_call);
   call.ends(arguments.values, arguments.count(), result);
   return result;
 }
@@ -298,7 +311,7 @@ PyObject* answer_disabled_watched(Target& target, const Arguments& arguments) {
   if (result != nullptr) {
     constexpr Decision disabled{Precision::unchanged, Reason::disabled};
     count(target, disabled, {});
-    watch::decided(&target, target.operation, target.index != no_index, disabled, {}, false);
+    tell_watch(target, disabled);
   }
   call.ends(arguments.values, arguments.count(), result);
   return result;
@@ -402,6 +415,7 @@ int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject*
   Owned made;
   if (number) {
     if (to != Kind::f32) made = saturated(value, to);
+    if (!made && PyErr_Occurred() != nullptr) return -1;
     if (!made) return original(tensor, key, value);
   } else {
     if (is_decided_elsewhere({&tensor, 1, nullptr})) return original(tensor, key, value);

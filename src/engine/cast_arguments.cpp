@@ -119,7 +119,7 @@ Owned cast_sequence(const Rule& rule, PyObject* sequence, Kind to, Tally& tally,
 }
 
 bool is_called_bias(const Arguments& arguments, Py_ssize_t i) {
-  static PyObject* const bias = PyUnicode_InternFromString("bias");
+  static PyObject* const bias = interned("bias");
   return i >= arguments.positional && same_name(PyTuple_GET_ITEM(arguments.keywords, i - arguments.positional), bias);
 }
 
@@ -176,7 +176,7 @@ inline Owned CastArguments::cast_one(const Rule& rule, const Reading& reading, P
   if (kind == Kind::sequence) return cast_sequence(rule, value, to, tally, 0);
   if (!rule.saturates || to == Kind::f32 || !is_number(value)) return cast_item(rule, value, kind, to, tally);
   Owned changed = saturated(value, to);
-  if (!changed) return Owned::borrowed(value);
+  if (!changed) return PyErr_Occurred() == nullptr ? Owned::borrowed(value) : nullptr;
   scalar_changed_ = true;
   return changed;
 }

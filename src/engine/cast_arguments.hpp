@@ -40,6 +40,7 @@ inline void let_go(Owned value, bool transient) {
 }
 
 // Rule 9: a Python number that float32 holds and the lower precision does not, brought into its range; null for others.
+// Null with a Python exception set where there is no memory.
 Owned saturated(PyObject* number, Kind precision);
 
 // Does one of the arguments stay in float32 beside a lower input, since the kernel takes it so?

@@ -23,7 +23,7 @@ bool is_any_tensor(PyObject* const* values, Py_ssize_t count, const Test& test, 
       // Of a copy: a subclass is asked in Python for its dtype and its device, and may change the list.
       const Owned items = PyTuple_Check(values[i]) ? Owned::borrowed(values[i]) : Owned(PyList_AsTuple(values[i]));
       if (!items) {
-        drop_error();
+        drop_error_but_of_memory();
         continue;
       }
       if (is_any_tensor(PySequence_Fast_ITEMS(items.get()), PyTuple_GET_SIZE(items.get()), test, depth + 1))
@@ -47,7 +47,7 @@ bool holds_tensor_on(RuleSet::Device device, const Arguments& arguments) {
 
 // Is the stride of a convolution, its fourth argument, 1?
 bool has_unit_stride(const Arguments& arguments) {
-  static PyObject* const name = PyUnicode_InternFromString("stride");
+  static PyObject* const name = interned("stride");
   PyObject* stride = find_argument(arguments, 3, name);
   const auto is_one = [](PyObject* number) { return PyLong_CheckExact(number) && PyLong_AsLong(number) == 1; };
   if (stride == nullptr || is_one(stride)) return true;
@@ -97,12 +97,15 @@ rules::Answer ask(PyObject* question, const Arguments& arguments) {
   const Owned answer(PyObject_Vectorcall(question, arguments.values, static_cast<std::size_t>(arguments.positional),
                                          arguments.keywords));
   // Arguments that do not fit are torch's to refuse.
-  if (!answer) drop_error();
+  if (!answer && PyErr_ExceptionMatches(PyExc_MemoryError) == 0) drop_error();
   if (PyErr_Occurred() != nullptr) return rules::Answer::failed;
   return answer.get() == Py_True ? rules::Answer::yes : rules::Answer::no;
 }
 
-bool cast_refused() { return PyErr_ExceptionMatches(PyExc_Exception) != 0 && !host::was_recorded_by_jit(); }
+bool cast_refused() {
+  return PyErr_ExceptionMatches(PyExc_Exception) != 0 && PyErr_ExceptionMatches(PyExc_MemoryError) == 0 &&
+         !host::was_recorded_by_jit();
+}
 
 Kind lower_state_of(const Call& call) {
   const Arguments& arguments = call.arguments;

@@ -125,7 +125,7 @@ void forget_lowered(PyObject* tensor) noexcept { results->take_out(tensor); }
 
 void forget_all_lowered() noexcept { results->clear(); }
 
-bool may_be_lowered_in_graph(PyObject* tensor) noexcept {
+bool may_be_lowered_in_graph(PyObject* tensor) {
   return is_lower(host::kind_of(tensor)) && host::requires_grad(tensor) && casts_are_made_here();
 }
 

@@ -18,6 +18,6 @@ void forget_all_lowered() noexcept;
 
 // True for a tensor in a lower precision that autograd tracks, where casts are made: its graph then shows where its
 // values come from.
-bool may_be_lowered_in_graph(PyObject* tensor) noexcept;
+bool may_be_lowered_in_graph(PyObject* tensor);
 
 }  // namespace habana_mp::engine

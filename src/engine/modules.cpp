@@ -54,7 +54,7 @@ void put_stub_in(PyObject* call_impl, PyObject* answering) {
   const Owned held = Owned::borrowed(call_impl);
   watched.stop();
   if (is_followed || lists_wait_for_modules) {
-    watched.watch(call_impl, answering, is_followed ? &followed_call_impl_stub : &call_impl_stub);
+    watched.watch(call_impl, answering, is_followed ? from_c<followed_call_impl_stub> : from_c<call_impl_stub>);
   }
 }
 
@@ -88,7 +88,7 @@ bool follow_modules(PyObject* call_impl, PyObject* answering) {
 void stop_following_modules() noexcept {
   if (!std::exchange(is_followed, false)) return;
   if (lists_wait_for_modules) {
-    watched.exchange_stub(&call_impl_stub);
+    watched.exchange_stub(from_c<call_impl_stub>);
   } else {
     watched.stop();
   }
@@ -96,13 +96,13 @@ void stop_following_modules() noexcept {
 
 bool watch_modules(PyObject* call_impl, PyObject* answering, std::optional<std::vector<PyObject*>> among) {
   if (!may_watch_modules(call_impl)) return false;
+  any_module = !among.has_value();
+  modules = std::move(among).value_or(std::vector<PyObject*>());
+  std::sort(modules.begin(), modules.end());
   if (!lists_wait_for_modules) {
     lists_wait_for_modules = true;
     put_stub_in(call_impl, answering);
   }
-  any_module = !among.has_value();
-  modules = std::move(among).value_or(std::vector<PyObject*>());
-  std::sort(modules.begin(), modules.end());
   return true;
 }
 

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "errors.hpp"
 #include "tensor/cast.hpp"
 
 namespace habana_mp::engine {
@@ -9,10 +10,10 @@ namespace habana_mp::engine {
 namespace {
 
 struct Names {
-  PyObject* out = PyUnicode_InternFromString("out");
-  PyObject* dtype = PyUnicode_InternFromString("dtype");
-  PyObject* input = PyUnicode_InternFromString("input");  // what torch calls nearly every operation's first input
-  PyObject* query = PyUnicode_InternFromString("query");
+  PyObject* out = interned("out");
+  PyObject* dtype = interned("dtype");
+  PyObject* input = interned("input");  // what torch calls nearly every operation's first input
+  PyObject* query = interned("query");
 };
 const Names& names() {
   static const Names interned;

@@ -61,11 +61,9 @@ void call_with_device(PyObject* function, PyObject* value) noexcept {
   if (!done) print_error(function);
 }
 
-// Tries the functions below Python: they must do what Python's do.
-void find_functions_of_mark() noexcept {
-  if (mark.device < 0) return;
-  const host::DeviceFlag flag = host::autocast_flag(mark.device);
-  const host::AutocastDtype dtype = host::autocast_dtype();
+// Tries the functions below Python: they must do what Python's do. `numbers` has room for one of each dtype.
+void find_functions_of_mark(const host::DeviceFlag& flag, const host::AutocastDtype& dtype,
+                            std::vector<std::int8_t> numbers) noexcept {
   if (!flag.is_known() || !dtype.is_known()) return;
   const bool was_on = flag.is_on();
   const std::int8_t before = dtype.ask(mark.device);
@@ -74,7 +72,6 @@ void find_functions_of_mark() noexcept {
     call_with_device(mark.set_autocast_enabled, on ? Py_True : Py_False);
     follows = follows && flag.is_on() == on;
   }
-  std::vector<std::int8_t> numbers;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(mark.dtypes); ++i) {
     call_with_device(mark.set_autocast_dtype, PyTuple_GET_ITEM(mark.dtypes, i));
     numbers.push_back(dtype.ask(mark.device));
@@ -113,8 +110,7 @@ void write_mark(std::uint64_t from, std::uint64_t to) noexcept {
 
 // The part of a thread's state that belongs to a greenlet.
 struct OfGreenlet final : host::PutAside {
-  OfGreenlet(ThreadState of_thread, CastState of_casts, std::vector<Entrance> regions) noexcept
-      : state(of_thread), casts(of_casts), open(std::move(regions)) {}
+  OfGreenlet(ThreadState of_thread, CastState of_casts) noexcept : state(of_thread), casts(of_casts) {}
   OfGreenlet(const OfGreenlet&) = delete;
   OfGreenlet& operator=(const OfGreenlet&) = delete;
   ~OfGreenlet() override { forget_construction(state.construction); }
@@ -130,7 +126,8 @@ std::unique_ptr<host::PutAside> take_state() {
   const bool is_as_new = casts == CastState{} && entrances().empty() && state.optimizer_steps == 0 &&
                          state.compiled_runs == 0 && state.running_operator == nullptr && state.construction == nullptr;
   if (is_as_new) return nullptr;
-  auto aside = std::make_unique<OfGreenlet>(state, casts, std::exchange(entrances(), {}));
+  auto aside = std::make_unique<OfGreenlet>(state, casts);
+  std::swap(aside->open, entrances());
   exchange_state({}, false);
   state = {.installation = state.installation};
   return aside;
@@ -181,6 +178,7 @@ RuleSet* intern_rule_set(RuleSet&& content) {
     }
   }
   if (!may_tell_more()) return nullptr;
+  mark_meanings().reserve(mark_meanings().size() + 1);
   content.number = static_cast<std::uint16_t>(mark_meanings().size());
   RuleSet* made = &sets().emplace_back(std::move(content));
   if (made->after_recorded_cast != nullptr) kept_for_good(made->after_recorded_cast);  // as the set is
@@ -190,6 +188,7 @@ RuleSet* intern_rule_set(RuleSet&& content) {
 
 RuleSet* rule_set_of_modules() {
   if (of_modules != nullptr || !may_tell_more()) return of_modules;
+  mark_meanings().reserve(mark_meanings().size() + 1);
   of_modules = &sets().emplace_back();
   of_modules->rules.fill(&no_rule);
   of_modules->device = RuleSet::Device::any;
@@ -270,11 +269,17 @@ void enter_region(const void* owner, const RuleSet* set) {
   CastState wanted{false, false, false, set};
   // An island is where it is: under the same lists, with casts off.
   if (set == nullptr) wanted = {true, false, state.silent, state.region, state.silent_until_recording};
-  if (set != nullptr && log::is_active()) log::event("entering region " + set->name);
+  if (set != nullptr && log::is_active()) log::event("entering region ", set->name);
   enter_state(owner, wanted);
 }
 
+void prepare_region() {
+  std::vector<Entrance>& open = entrances();
+  if (open.size() == open.capacity()) open.reserve(std::max<std::size_t>(8, 2 * open.size()));
+}
+
 void enter_state(const void* owner, const CastState& state) {
+  prepare_region();
   entrances().push_back({owner, {}, installation_number()});
   entrances().back().before = exchange_state(state);
 }
@@ -300,18 +305,23 @@ bool leave_region(const void* owner) noexcept {
   const RuleSet* left = thread_state.region;
   exchange_state(before);
   if (left != nullptr && left != before.region && log::is_active()) {
-    log::event("leaving region " + left->name);
+    log::event("leaving region ", left->name);
   }
   return true;
 }
 
 void set_mark(const RegionMark& given) {
   if (mark.dtypes != nullptr) return;
+  const bool has_number = given.device >= 0;
+  const host::DeviceFlag flag = has_number ? host::autocast_flag(given.device) : host::DeviceFlag();
+  const host::AutocastDtype dtype = has_number ? host::autocast_dtype() : host::AutocastDtype();
+  std::vector<std::int8_t> numbers;
+  numbers.reserve(static_cast<std::size_t>(PyTuple_GET_SIZE(given.dtypes)));
   mark = {kept_for_good(given.device_type), given.device, kept_for_good(given.dtypes),
           kept_for_good(given.set_autocast_enabled), kept_for_good(given.set_autocast_dtype)};
   marking = true;
   const AutocastRegion entering = thread_state.entering;
-  find_functions_of_mark();
+  find_functions_of_mark(flag, dtype, std::move(numbers));
   thread_state.entering = entering;
   marking = false;
 }

@@ -74,6 +74,10 @@ CastState unpack(std::uint64_t packed) noexcept;
 // A region begins in this thread, that of `set`, or with null one without casts; `owner` is whoever will end it. What
 // was in force before is put back when it ends; where others that began later are still open (tasks of asyncio take
 // turns), when the one that began next ends.
+//
+// Where there is no memory for it they throw std::bad_alloc, and nothing has changed. After `prepare_region` the next
+// one has its memory.
+void prepare_region();
 void enter_region(const void* owner, const RuleSet* set);
 void enter_state(const void* owner, const CastState& state);
 // False where this owner began none.

@@ -1,6 +1,7 @@
 #include "engine/slots.hpp"
 
 #include <algorithm>
+#include <optional>
 #include <unordered_set>
 #include <utility>
 
@@ -62,30 +63,24 @@ PyObject* answer_method(Target& target, PyObject* self, PyObject* tuple, PyObjec
   return answer(target, {values.data(), 1 + given, names.get()});
 }
 
-template <std::size_t index>
-PyObject* vectorcall_stub(PyObject* callable, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
-  return answer_vectorcall(*targets[index], callable, values, flagged_count, keywords);
-}
+// A method without arguments, which the interpreter calls past the descriptor's slot.
+PyObject* answer_found_method(Target& target, PyObject* self, PyObject*) { return answer(target, {&self, 1, nullptr}); }
 
 template <std::size_t index>
-PyObject* method_stub(PyObject* self, PyObject* tuple, PyObject* dictionary) {
-  return answer_method(*targets[index], self, tuple, dictionary);
-}
-
-template <std::size_t index>
-PyObject* find_method_stub(PyObject* self, PyObject*) {
-  return answer(*targets[index], {&self, 1, nullptr});
+Target& target_at() noexcept {
+  return *targets[index];
 }
 
 struct IndexedStubs {
-  vectorcallfunc vectorcall;
-  PyCFunctionWithKeywords method;
-  PyCFunction find_method;
+  FromC<vectorcallfunc> vectorcall;
+  FromC<PyCFunctionWithKeywords> method;
+  FromC<PyCFunction> find_method;
 };
 
 template <std::size_t... index>
 constexpr std::array<IndexedStubs, sizeof...(index)> make_stubs(std::index_sequence<index...>) {
-  return {IndexedStubs{vectorcall_stub<index>, method_stub<index>, find_method_stub<index>}...};
+  return {IndexedStubs{from_c_with<answer_vectorcall, target_at<index>>, from_c_with<answer_method, target_at<index>>,
+                       from_c_with<answer_found_method, target_at<index>>}...};
 }
 constexpr auto stubs = make_stubs(std::make_index_sequence<target_capacity>());
 
@@ -106,31 +101,39 @@ PyObject* subscript_stub(PyObject* self, PyObject* key) {
 // ---- storing ------------------------------------------------------------------------------------------------------
 
 host::Stubs stubs_of(const Target& target) {
-  if (target.shape == host::Shape::assignment) return {.assignment = assignment_stub};
-  if (target.shape == host::Shape::subscript) return {.subscript = subscript_stub};
+  if (target.shape == host::Shape::assignment) return {.assignment = from_c<assignment_stub>};
+  if (target.shape == host::Shape::subscript) return {.subscript = from_c<subscript_stub>};
   const IndexedStubs& indexed = stubs[target.index];
   return {.vectorcall = indexed.vectorcall, .method = indexed.method, .method_no_arguments = indexed.find_method};
 }
 
 // Finds out how an object can be covered, as if it was not watched.
 bool shape_unwatched(PyObject* object, host::MemoryMap& memory, host::Shape& shape) {
-  const bool is_writer = suspend_writer(object);
-  const bool found = host::find_shape(object, memory, shape);
-  if (is_writer) resume_writer(object);
-  return found;
+  // Watched again at the end, also where there is no memory.
+  struct Suspended {
+    explicit Suspended(PyObject* writer) noexcept : object(suspend_writer(writer) ? writer : nullptr) {}
+    ~Suspended() {
+      if (object != nullptr) resume_writer(object);
+    }
+    Suspended(const Suspended&) = delete;
+    Suspended& operator=(const Suspended&) = delete;
+    PyObject* object;
+  };
+  const Suspended suspended(object);
+  return host::find_shape(object, memory, shape);
 }
 
-void hook(Target& target) {
+void hook(Target& target, const host::TensorClasses& classes) {
   target.is_writer = suspend_writer(target.object.get());
   if (target.is_writer) target.counts_no_version = true;
   if (target.shape == host::Shape::assignment) assignment = &target;
   if (target.shape == host::Shape::subscript) subscript = &target;
-  host::put_in(target, stubs_of(target));
+  host::put_in(target, stubs_of(target), classes);
   target.installed = true;
 }
 
-void unhook(Target& target) {
-  host::take_out(target, stubs_of(target));
+void unhook(Target& target, const host::TensorClasses& classes) {
+  host::take_out(target, stubs_of(target), classes);
   if (std::exchange(target.is_writer, false)) resume_writer(target.object.get());
   target.listed = target.unlisted = &no_rule;
   target.installed = target.in_policy = target.in_regions = false;
@@ -157,6 +160,29 @@ bool find_targets(const std::vector<CoveredObject>& entries, std::vector<Target*
   return true;
 }
 
+// What is stored of an entry.
+struct Ready {
+  Target* target;
+  std::string operation;
+  const Rule* in_modules;
+  const Rule* listed;
+  const Rule* unlisted;
+};
+
+std::vector<Ready> made_ready(const std::vector<CoveredObject>& entries, const std::vector<Target*>& found,
+                              bool within_modules) {
+  std::vector<Ready> ready;
+  ready.reserve(entries.size());
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const CoveredObject& entry = entries[i];
+    const Rule* const listed = intern(entry.listed);
+    ready.push_back({found[i], entry.operation, listed,
+                     within_modules ? intern(without_lowering(entry.listed, entry.unlisted)) : listed,
+                     intern(entry.unlisted)});
+  }
+  return ready;
+}
+
 }  // namespace
 
 bool install(const std::vector<CoveredObject>& entries, bool within_modules) {
@@ -165,27 +191,29 @@ bool install(const std::vector<CoveredObject>& entries, bool within_modules) {
   RuleSet* of_modules = within_modules ? rule_set_of_modules() : known_rule_set_of_modules();
   if (within_modules && of_modules == nullptr) return false;
   const std::unordered_set<Target*> wanted(found.begin(), found.end());
+  std::vector<Ready> ready = made_ready(entries, found, within_modules);
+  const std::optional<host::TensorClasses> classes = host::TensorClasses::find();
+  if (!classes) return false;
+  weights::watch_view_and_numpy(&lists_speak_here);
   // From here on nothing can fail.
   ++changes;
   if (of_modules != nullptr) of_modules->rules.fill(&no_rule);
-  weights::watch_view_and_numpy(&lists_speak_here);
   for (std::size_t i = 0; i < target_count; ++i) {
     Target& target = *targets[i];
     target.in_policy = wanted.contains(&target);
     if (target.in_policy || !target.installed) continue;
     target.listed = &no_rule;
-    if (!target.in_regions) unhook(target);
+    if (!target.in_regions) unhook(target, *classes);
   }
-  for (std::size_t i = 0; i < entries.size(); ++i) {
-    found[i]->operation = entries[i].operation;
-    const Rule* listed = intern(entries[i].listed);
-    if (of_modules != nullptr) of_modules->rules[found[i]->index] = listed;
-    found[i]->listed = within_modules ? intern(without_lowering(entries[i].listed, entries[i].unlisted)) : listed;
-    found[i]->unlisted = intern(entries[i].unlisted);
-    found[i]->counts_no_version = entries[i].unlisted.counts_no_version || found[i]->is_writer;
+  for (Ready& one : ready) {
+    one.target->operation = std::move(one.operation);
+    if (of_modules != nullptr) of_modules->rules[one.target->index] = one.in_modules;
+    one.target->listed = one.listed;
+    one.target->unlisted = one.unlisted;
+    one.target->counts_no_version = one.unlisted->counts_no_version || one.target->is_writer;
   }
   for (std::size_t i = 0; i < target_count; ++i) {
-    if (targets[i]->in_policy && !targets[i]->installed) hook(*targets[i]);
+    if (targets[i]->in_policy && !targets[i]->installed) hook(*targets[i], *classes);
   }
   policy_is_installed = !entries.empty();
   return true;
@@ -220,31 +248,38 @@ RuleSet* make_rule_set(const std::vector<CoveredObject>& entries, RuleSet::Devic
 
 bool put_in(RuleSet& set) {
   if (!may_put_in(set)) return false;
-  ++changes;
+  const std::optional<host::TensorClasses> classes = host::TensorClasses::find();
+  if (!classes) return false;
   weights::watch_view_and_numpy(&lists_speak_here);
+  // From here on nothing can fail.
+  ++changes;
   for (const RuleSet::Covered& one : set.covered) {
     one.target->in_regions = true;
     if (one.target->installed) continue;
     one.target->unlisted = one.unlisted;
     one.target->counts_no_version = one.unlisted->counts_no_version;
-    hook(*one.target);
+    hook(*one.target, *classes);
   }
   set.installation = installation_number();
   return true;
 }
 
-void uninstall() noexcept {
+bool uninstall() {
+  const std::optional<host::TensorClasses> classes = host::TensorClasses::find();
+  if (!classes) return false;
+  // From here on nothing can fail.
   forget_regions();
   stop_watching_modules();
   if (RuleSet* of_modules = known_rule_set_of_modules()) of_modules->rules.fill(&no_rule);
   policy_is_installed = false;
   if (tensor::cast_memory.forget != nullptr) tensor::cast_memory.forget();
   for (std::size_t i = 0; i < target_count; ++i) {
-    if (targets[i]->installed) unhook(*targets[i]);
+    if (targets[i]->installed) unhook(*targets[i], *classes);
   }
   weights::stop_watching_view_and_numpy();
   stop_watching_builtins();
   forget_all_lowered();
+  return true;
 }
 
 std::uint64_t change_count() noexcept { return changes; }

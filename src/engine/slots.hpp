@@ -32,8 +32,9 @@ RuleSet* make_rule_set(const std::vector<CoveredObject>& entries, RuleSet::Devic
 // Puts in again what uninstall has taken out.
 bool put_in(RuleSet& set);
 
-// Puts every slot and definition back.
-void uninstall() noexcept;
+// Puts every slot and definition back. False with a Python exception set where there is no memory; then nothing has
+// changed.
+bool uninstall();
 
 // How many objects are answered by us right now.
 std::size_t installed_count() noexcept;

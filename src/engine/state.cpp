@@ -55,7 +55,7 @@ void leave_regions_of_former_installations(ThreadState& state) noexcept {
   leave_regions_of_torch();
 }
 
-[[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, [] { in_child_process = true; });
+[[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, []() noexcept { in_child_process = true; });
 
 bool is_one_of(PyObject* code, PyObject* codes) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(codes); ++i) {
@@ -64,10 +64,12 @@ bool is_one_of(PyObject* code, PyObject* codes) {
   return false;
 }
 
+// Throws std::bad_alloc where there is no memory to find out.
 bool is_running(const Construction& construction) {
   PyObject* module = referent_of(construction.module.get());
   if (module == nullptr) return false;
-  for (host::FrameWalk walk; walk; walk.outwards()) {
+  host::FrameWalk walk;
+  for (; walk; walk.outwards()) {
     PyObject* pair = host::pair_of(construction.codes.get(), walk.code());
     if (pair == nullptr) continue;
     // A decorator may wrap other methods with the same code. And asking a frame for its variables would undo what a
@@ -76,6 +78,7 @@ bool is_running(const Construction& construction) {
     const bool is_init = wrapped == Py_None || (!walk.is_traced() && walk.encloses(wrapped));
     if (is_init && (walk.is_traced() || walk.first_parameter() == module)) return true;
   }
+  if (walk.failed()) throw std::bad_alloc();
   return false;
 }
 
@@ -89,7 +92,13 @@ void set_construction(ThreadState& state, Construction* mark) {
 bool is_constructing(ThreadState& state) {
   Construction* mark = std::exchange(state.construction, nullptr);
   if (mark == nullptr) return false;
-  const bool running = is_running(*mark);
+  bool running = false;
+  try {
+    running = is_running(*mark);
+  } catch (...) {
+    set_construction(state, mark);
+    throw;
+  }
   set_construction(state, mark);
   if (!running) set_construction(state, nullptr);
   return running;
@@ -116,16 +125,19 @@ Whose whose_is(PyObject* code) {
   return known.whose;
 }
 
+// Throws std::bad_alloc where there is no memory to find out.
 bool is_stepping() {
-  for (host::FrameWalk walk; walk; walk.outwards()) {
+  host::FrameWalk walk;
+  for (; walk; walk.outwards()) {
     if (is_one_of(walk.code(), known_things->steps.get())) return true;
   }
+  if (walk.failed()) throw std::bad_alloc();
   return false;
 }
 
 }  // namespace
 
-bool bind_flags() noexcept {
+bool bind_flags() {
   if (!host::find_disabled_flag(flag_of_torch, thread_state.disabled)) return false;
   below_autograd = host::below_autograd_key();
   return true;
@@ -149,6 +161,8 @@ void flag_was_set(bool disabled) noexcept {
   state.disabled = disabled;
   state.disabled_by_region = false;
 }
+
+void prepare_autocast_region() { prepare_region(); }
 
 void autocast_region_is_entered() noexcept {
   ThreadState& state = thread_state;
@@ -180,11 +194,12 @@ void autocast_region_is_left() noexcept {
   leave_region(&torch_autocast);
 }
 
-void install_in_disabled_regions(std::uint32_t regions) noexcept {
+void install_in_disabled_regions(std::uint32_t regions) {
   ThreadState& state = thread_state;
   leave_regions_of_former_installations(state);
   if (has_begun_region(&torch_autocast)) return;  // they were watched
   for (std::uint32_t i = 0; i < regions; ++i) {
+    prepare_region();
     state.entering = AutocastRegion::no_casts;
     autocast_region_is_entered();
   }
@@ -198,7 +213,7 @@ void forget_regions() noexcept {
   ++current_installation;
 }
 
-std::optional<rules::Reason> why_not(ThreadState& state) noexcept {
+std::optional<rules::Reason> why_not(ThreadState& state) {
   if (is_constructing(state)) return rules::Reason::construction;
   if (state.optimizer_steps != 0) {
     if (is_stepping()) return rules::Reason::optimizer_step;
@@ -209,26 +224,28 @@ std::optional<rules::Reason> why_not(ThreadState& state) noexcept {
   return std::nullopt;
 }
 
-void construction_begins(PyObject* module) noexcept {
+bool construction_begins(PyObject* module) {
   ThreadState& state = thread_state;
-  if (is_constructing(state)) return;  // a module inside the module
+  if (is_constructing(state)) return true;  // a module inside the module
   host::tell_greenlets_apart();
   if (module == nullptr) {
     // The innermost frame is nn.Module.__init__, or a function that stands in for it.
-    const host::FrameWalk innermost;
+    host::FrameWalk innermost;
     module = innermost ? innermost.first_parameter() : nullptr;
+    if (innermost.failed()) throw std::bad_alloc();
   }
-  if (module == nullptr) return;
+  if (module == nullptr) return true;
   Owned reference(PyWeakref_NewRef(module, nullptr));
   Owned codes = reference ? host::init_codes(Py_TYPE(module)) : nullptr;
-  auto* construction = codes ? new (std::nothrow) Construction{std::move(codes), std::move(reference)} : nullptr;
-  if (construction == nullptr) {
-    clear_error();
-    return;
+  if (!codes) {
+    if (PyErr_ExceptionMatches(PyExc_MemoryError) != 0) return false;
+    clear_error();  // a class of whose objects there are no weak references
+    return true;
   }
-  set_construction(state, construction);
+  set_construction(state, new Construction{std::move(codes), std::move(reference)});
   // The mark stays until the next cast looks for it: perhaps to the end of the thread.
   host::at_thread_end("habana_mp.construction", [] { set_construction(thread_state, nullptr); });
+  return true;
 }
 
 void forget_construction(Construction* mark) noexcept { const std::unique_ptr<Construction> dropped(mark); }
@@ -239,17 +256,19 @@ void set_recognised(Recognised given) noexcept {
 
 const Recognised& recognised() noexcept { return *known_things; }
 
-bool caller_is_inside_of_an_operation() noexcept {
+bool caller_is_inside_of_an_operation() {
   if (!known_things->inside) return false;
   host::FrameWalk walk;
   while (walk && host::is_of_file(walk.code(), known_things->between.get())) walk.outwards();
+  if (walk.failed()) throw std::bad_alloc();
   return walk && host::is_of_file(walk.code(), known_things->inside.get());
 }
 
-bool caller_is_exact() noexcept {
+bool caller_is_exact() {
   if (!*exact_files || !known_things->through) return false;
   host::FrameWalk walk;
   while (walk && whose_is(walk.code()) == Whose::torchs) walk.outwards();
+  if (walk.failed()) throw std::bad_alloc();
   return walk && whose_is(walk.code()) == Whose::exact;
 }
 
@@ -258,17 +277,19 @@ void set_exact_files(PyObject* files) noexcept {
   *known_files = {};
 }
 
-bool caller_is_custom_fwd() noexcept {
+bool caller_is_custom_fwd() {
   const host::FrameWalk caller;
+  if (caller.failed()) throw std::bad_alloc();
   return caller && known_things->custom_fwd && caller.code() == known_things->custom_fwd.get();
 }
 
-AutocastRegion region_of_torchs_own() noexcept {
+AutocastRegion region_of_torchs_own() {
   Owned packed(PyObject_CallNoArgs(known_things->custom_bwd_state.get()));
   const bool is_known = packed && packed.get() != Py_None;
   const std::uint64_t value = is_known ? PyLong_AsUnsignedLongLong(packed.get()) : 0;
   packed.reset();
   if (PyErr_Occurred() != nullptr) {
+    if (PyErr_ExceptionMatches(PyExc_MemoryError) != 0) drop_error_but_of_memory();
     drop_error();
     return AutocastRegion::as_outside;
   }
@@ -276,9 +297,10 @@ AutocastRegion region_of_torchs_own() noexcept {
   return is_known ? AutocastRegion::as_forward : AutocastRegion::as_outside;
 }
 
-bool region_is_torchs_own() noexcept {
+bool region_is_torchs_own() {
   host::FrameWalk walk;  // begins in autocast.__enter__
   if (walk) walk.outwards();
+  if (walk.failed()) throw std::bad_alloc();
   return walk && known_things->codes_of_regions && is_one_of(walk.code(), known_things->codes_of_regions.get());
 }
 

@@ -60,7 +60,7 @@ extern host::KeyFlag below_autograd;
 inline bool is_below_dispatcher() { return below_autograd.is_on(); }
 
 // Finds both flags. False with a Python exception set where torch has no flag for disable_casts at all.
-bool bind_flags() noexcept;
+bool bind_flags();
 
 // The flag, set for this thread. The log has a line for a change that `is_told`.
 void set_flag(bool disabled, bool is_told = true) noexcept;
@@ -70,11 +70,13 @@ void flag_was_set(bool disabled) noexcept;
 
 // torch.autocast's regions (rule 10): one with enabled=False disables casts like disable_casts does, and one with
 // enabled=True inside of it takes that back.
+// `prepare_autocast_region` finds the memory for one more region: then entering one cannot fail.
+void prepare_autocast_region();
 void autocast_region_is_entered() noexcept;
 void autocast_region_is_left() noexcept;
 
 // A policy is installed while this thread is in so many regions of torch.autocast, none of which is enabled.
-void install_in_disabled_regions(std::uint32_t regions) noexcept;
+void install_in_disabled_regions(std::uint32_t regions);
 // Counts installations; it changes when everything is taken out of torch.
 std::uint32_t installation_number() noexcept;
 // What regions have set is taken back, and they count for nothing when they are left.
@@ -99,11 +101,12 @@ inline bool may_be_a_place(const ThreadState& state) {
          *exact_files;
 }
 
-// Why nothing may be cast here, if so. Called when a cast is about to be made, not before.
-std::optional<rules::Reason> why_not(ThreadState& state) noexcept;
+// Why nothing may be cast here, if so. Called when a cast is about to be made, not before. Throws std::bad_alloc
+// where there is no memory to find out.
+std::optional<rules::Reason> why_not(ThreadState& state);
 
 // Is the caller code of such a library? Asked when a list is about to lower something.
-bool caller_is_exact() noexcept;
+bool caller_is_exact();
 
 // The files of these libraries, or None.
 void set_exact_files(PyObject* files) noexcept;
@@ -112,8 +115,8 @@ void set_exact_files(PyObject* files) noexcept;
 inline bool casts_are_made_here() { return lists_speak_here() && !why_not(thread_state).has_value(); }
 
 // nn.Module.__init__ was entered in this thread; the frames above it tell who is being constructed. Null for the module
-// whose __init__ the innermost Python code is.
-void construction_begins(PyObject* module) noexcept;
+// whose __init__ the innermost Python code is. False with a Python exception set where there is no memory.
+bool construction_begins(PyObject* module);
 // Frees a mark of a construction, or null.
 void forget_construction(Construction* mark) noexcept;
 
@@ -138,13 +141,14 @@ void set_recognised(Recognised given) noexcept;
 const Recognised& recognised() noexcept;
 
 // Is the caller torch itself, which does in Python what another operation consists of? Asked for tensors of tracers.
-bool caller_is_inside_of_an_operation() noexcept;
+bool caller_is_inside_of_an_operation();
 
 // Is the region of torch.autocast that is being entered one of torch's own making? Then what it is to do here.
-bool region_is_torchs_own() noexcept;
-AutocastRegion region_of_torchs_own() noexcept;
+// Both throw std::bad_alloc where there is no memory to find out.
+bool region_is_torchs_own();
+AutocastRegion region_of_torchs_own();
 
 // Is the calling Python function the wrapper of torch.amp.custom_fwd?
-bool caller_is_custom_fwd() noexcept;
+bool caller_is_custom_fwd();
 
 }  // namespace habana_mp::engine

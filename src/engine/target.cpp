@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <memory>
+#include <new>
 #include <tuple>
 #include <unordered_map>
 #include <utility>
@@ -35,10 +37,10 @@ std::map<std::tuple<std::string, Precision, Reason>, Dropped>& dropped() {
   return map;
 }
 
-Target* make(PyObject* object, PyObject* shown, const std::string& operation) {
+std::unique_ptr<Target> make(PyObject* object, PyObject* shown, const std::string& operation) {
   const Owned text(PyObject_Repr(shown));
   if (!text) return nullptr;
-  auto* target = new Target;
+  auto target = std::make_unique<Target>();
   target->object = Owned::borrowed(object);
   target->called = Owned::borrowed(object);
   target->operation = operation;
@@ -87,40 +89,52 @@ Target* target_for(PyObject* object, host::Shape shape, const char* operation, P
     PyErr_Format(PyExc_RuntimeError, "habana_mp: more than %zu functions are covered", target_capacity);
     return nullptr;
   }
-  Target* target = make(object, shown, operation);
+  std::unique_ptr<Target> target = make(object, shown, operation);
   if (target == nullptr) return nullptr;
   target->shape = shape;
   target->index = target_count;
-  targets[target_count++] = target;
-  by_object().emplace(object, target);
-  return target;
+  by_object().emplace(object, target.get());
+  return targets[target_count++] = target.release();
 }
 
 Target* make_function_target(PyObject* function, PyObject* shown, const std::string& operation) {
-  Target* target = make(function, shown, operation);
+  std::unique_ptr<Target> target = make(function, shown, operation);
   if (target == nullptr) return nullptr;
   target->shape = host::Shape::users_function;
-  functions().push_back(target);
-  return target;
+  functions().push_back(target.get());
+  return target.release();
 }
+
+namespace {
+
+// Moves the counts of a function that goes to where they stay.
+void keep_counts(Target& target) {
+  for (std::size_t precision = 0; precision < target.counts.size(); ++precision) {
+    for (std::size_t reason = 0; reason < target.counts[precision].size(); ++reason) {
+      Count& count = target.counts[precision][reason];
+      if (count.calls == 0) continue;
+      const Decision decision{static_cast<Precision>(precision), static_cast<Reason>(reason)};
+      Dropped& kept = dropped()[{target.operation, decision.precision, decision.reason}];
+      if (kept.count.calls == 0) kept.representation = target.representation;
+      kept.count += std::exchange(count, {});
+    }
+  }
+}
+
+}  // namespace
 
 void drop_function_target(Target* target) noexcept {
   std::vector<Target*>& alive = functions();
-  alive.erase(std::remove(alive.begin(), alive.end(), target), alive.end());
-  for (std::size_t precision = 0; precision < target->counts.size(); ++precision) {
-    for (std::size_t reason = 0; reason < target->counts[precision].size(); ++reason) {
-      const Count& count = target->counts[precision][reason];
-      if (count.calls == 0) continue;
-      const Decision decision{static_cast<Precision>(precision), static_cast<Reason>(reason)};
-      Dropped& kept = dropped()[{target->operation, decision.precision, decision.reason}];
-      kept.representation = target->representation;
-      kept.count += count;
-    }
+  std::unique_ptr<Target> gone(target);
+  try {
+    keep_counts(*target);
+    alive.erase(std::remove(alive.begin(), alive.end(), target), alive.end());
+  } catch (const std::bad_alloc&) {
+    static_cast<void>(gone.release());  // it stays with its counts, and lets go of the function
   }
   // What it held goes last: others may run then.
   const Owned called = std::move(target->called);
   const Owned object = std::move(target->object);
-  delete target;
 }
 
 void for_each_count(const std::function<void(const Counted&)>& visit) {

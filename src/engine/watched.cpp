@@ -9,6 +9,7 @@
 #include "engine/region.hpp"
 #include "engine/state.hpp"
 #include "engine/target.hpp"
+#include "errors.hpp"
 #include "host/reader.hpp"
 #include "host/watching.hpp"
 #include "weights/escapes.hpp"
@@ -38,15 +39,15 @@ Writers writers;
 
 // The keywords by which torch takes the arguments of these functions.
 struct Names {
-  PyObject* device_type = PyUnicode_InternFromString("device_type");
-  PyObject* enabled = PyUnicode_InternFromString("enabled");
-  PyObject* dtype = PyUnicode_InternFromString("dtype");
-  PyObject* cls = PyUnicode_InternFromString("cls");
-  PyObject* data = PyUnicode_InternFromString("data");
+  PyObject* device_type = interned("device_type");
+  PyObject* enabled = interned("enabled");
+  PyObject* dtype = interned("dtype");
+  PyObject* cls = interned("cls");
+  PyObject* data = interned("data");
 };
 const Names& names() {
-  static const Names interned;
-  return interned;
+  static const Names known;
+  return known;
 }
 
 // The device type and the value that `set_autocast_enabled` or `set_autocast_dtype` is given, by position or by
@@ -78,21 +79,21 @@ PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::siz
     const Owned told(PyObject_CallNoArgs(recognised().autocast_entered.get()));
     if (!told) return nullptr;
   }
-  Owned result(autocast_set_enabled.call(values, flagged_count, keywords));
-  if (!result || given.value == nullptr) return result.release();
+  // Before it is set, too: nothing can fail afterwards.
+  const bool is_wish = is_ours || is_mark_of_ours || enabled || !region_is_torchs_own();
+  const AutocastRegion of_torch = is_wish ? AutocastRegion::casts : region_of_torchs_own();
+  if (PyErr_Occurred() != nullptr) return nullptr;  // interrupted
+  PyObject* result = autocast_set_enabled.call(values, flagged_count, keywords);
+  if (result == nullptr || given.value == nullptr) return result;
   if (is_ours) {
     flag_was_set(enabled);
     thread_state.entering = AutocastRegion::as_outside;
   } else if (is_mark_of_ours) {
     thread_state.entering = AutocastRegion::ours;
   } else {
-    const bool is_wish = enabled || !region_is_torchs_own();
-    thread_state.entering = !is_wish  ? region_of_torchs_own()
-                            : enabled ? AutocastRegion::casts
-                                      : AutocastRegion::no_casts;
-    if (PyErr_Occurred() != nullptr) result.reset();  // interrupted
+    thread_state.entering = !is_wish ? of_torch : enabled ? AutocastRegion::casts : AutocastRegion::no_casts;
   }
-  return result.release();
+  return result;
 }
 
 PyObject* autocast_set_dtype_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
@@ -103,6 +104,7 @@ PyObject* autocast_set_dtype_stub(PyObject*, PyObject* const* values, std::size_
 }
 
 PyObject* autocast_increment_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  prepare_autocast_region();
   PyObject* result = autocast_increment.call(values, flagged_count, keywords);
   if (result != nullptr) autocast_region_is_entered();
   return result;
@@ -117,8 +119,8 @@ PyObject* autocast_decrement_stub(PyObject*, PyObject* const* values, std::size_
 PyObject* module_constructed_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   const Py_ssize_t count = PyVectorcall_NARGS(flagged_count);
   if (count == 1 && PyUnicode_Check(values[0]) &&
-      PyUnicode_CompareWithASCIIString(values[0], "python.nn_module") == 0) {
-    construction_begins(nullptr);
+      PyUnicode_CompareWithASCIIString(values[0], "python.nn_module") == 0 && !construction_begins(nullptr)) {
+    return nullptr;
   }
   return module_constructed.call(values, flagged_count, keywords);
 }
@@ -190,13 +192,19 @@ bool add_writers(const std::vector<PyObject*>& builtins, host::MemoryMap& memory
     if (!WatchedBuiltin::check(builtin, memory)) return false;
   }
   for (PyObject* builtin : builtins) {
-    const auto [place, is_new] = writers.try_emplace(builtin);
-    if (!is_new) continue;
-    place->second = std::make_unique<WatchedBuiltin>();
-    place->second->watch(builtin, writer_stub);
+    if (writers.contains(builtin)) continue;
+    auto made = std::make_unique<WatchedBuiltin>();
+    made->prepare(builtin);
+    writers.try_emplace(builtin, std::move(made));
+  }
+  // From here on nothing can fail.
+  for (PyObject* builtin : builtins) {
+    WatchedBuiltin& writer = *writers.find(builtin)->second;
+    if (writer.is_watched()) continue;
+    writer.watch(builtin, from_c<writer_stub>);
     Target* target = find_target(builtin);
     if (target != nullptr && target->installed) {
-      place->second->stop();
+      writer.stop();
       target->is_writer = target->counts_no_version = true;
     }
   }
@@ -236,26 +244,26 @@ int data_setter_stub(PyObject* self, PyObject* value, void* closure) {
 struct Watch {
   WatchedBuiltin* builtin;
   PyObject* object;
-  vectorcallfunc stub;
+  FromC<vectorcallfunc> stub;
 };
 
 }  // namespace
 
 bool watch_builtins(const Builtins& builtins) {
   const Watch all[] = {
-      {&autocast_set_enabled, builtins.autocast_set_enabled, autocast_set_enabled_stub},
-      {&autocast_set_dtype, builtins.autocast_set_dtype, autocast_set_dtype_stub},
-      {&autocast_increment, builtins.autocast_increment_nesting, autocast_increment_stub},
-      {&autocast_decrement, builtins.autocast_decrement_nesting, autocast_decrement_stub},
-      {&module_constructed, builtins.module_constructed, module_constructed_stub},
-      {&make_subclass, builtins.make_subclass, make_subclass_stub},
-      {&is_autocast_enabled, builtins.is_autocast_enabled, is_autocast_enabled_stub},
-      {&to_dlpack, builtins.to_dlpack, exporting_stub<to_dlpack>},
-      {&to_dlpack_versioned, builtins.to_dlpack_versioned, exporting_stub<to_dlpack_versioned>},
-      {&data_address, builtins.data_address, exporting_stub<data_address>},
-      {&set_version_counter, builtins.set_version_counter, set_version_counter_stub},
-      {&find_operator, builtins.find_operator, lookup_stub<find_operator>},
-      {&find_overload, builtins.find_overload, lookup_stub<find_overload>},
+      {&autocast_set_enabled, builtins.autocast_set_enabled, from_c<autocast_set_enabled_stub>},
+      {&autocast_set_dtype, builtins.autocast_set_dtype, from_c<autocast_set_dtype_stub>},
+      {&autocast_increment, builtins.autocast_increment_nesting, from_c<autocast_increment_stub>},
+      {&autocast_decrement, builtins.autocast_decrement_nesting, from_c<autocast_decrement_stub>},
+      {&module_constructed, builtins.module_constructed, from_c<module_constructed_stub>},
+      {&make_subclass, builtins.make_subclass, from_c<make_subclass_stub>},
+      {&is_autocast_enabled, builtins.is_autocast_enabled, from_c<is_autocast_enabled_stub>},
+      {&to_dlpack, builtins.to_dlpack, from_c<exporting_stub<to_dlpack>>},
+      {&to_dlpack_versioned, builtins.to_dlpack_versioned, from_c<exporting_stub<to_dlpack_versioned>>},
+      {&data_address, builtins.data_address, from_c<exporting_stub<data_address>>},
+      {&set_version_counter, builtins.set_version_counter, from_c<set_version_counter_stub>},
+      {&find_operator, builtins.find_operator, from_c<lookup_stub<find_operator>>},
+      {&find_overload, builtins.find_overload, from_c<lookup_stub<find_overload>>},
   };
   host::MemoryMap memory;
   for (const Watch& one : all) {
@@ -263,9 +271,13 @@ bool watch_builtins(const Builtins& builtins) {
   }
   if (!host::WatchedData::check(memory) || !add_writers(builtins.writers, memory)) return false;
   for (const Watch& one : all) {
+    if (one.object != Py_None) one.builtin->prepare(one.object);
+  }
+  // From here on nothing can fail.
+  for (const Watch& one : all) {
     if (one.object != Py_None && !one.builtin->is_watched()) one.builtin->watch(one.object, one.stub);
   }
-  data.watch_assigning(data_setter_stub);
+  data.watch_assigning(from_c<data_setter_stub>);
   return true;
 }
 
@@ -278,7 +290,7 @@ bool suspend_writer(PyObject* object) noexcept {
 
 void resume_writer(PyObject* object) noexcept {
   const auto found = writers.find(object);
-  if (found != writers.end() && !found->second->is_watched()) found->second->watch(object, writer_stub);
+  if (found != writers.end() && !found->second->is_watched()) found->second->watch(object, from_c<writer_stub>);
 }
 
 void stop_watching_builtins() noexcept {

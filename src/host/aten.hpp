@@ -10,7 +10,7 @@
 namespace habana_mp::host {
 
 // Finds them. To be called after bind_reader.
-void bind_aten() noexcept;
+void bind_aten();
 
 // aten::_unsafe_view: a tensor that autograd takes for a new one, made of this plain tensor without a copy. Null
 // without an exception where the operator was not found or fails.

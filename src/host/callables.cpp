@@ -39,7 +39,7 @@ PyCFunction as_definition(Function* function) {
 // file: a script replaces builtins such as `print`.
 vectorcallfunc slot_of_sample(const Owned& sample) {
   if (sample) return *slot_of(sample.get());
-  clear_error();
+  drop_error_but_of_memory();
   return nullptr;
 }
 
@@ -82,15 +82,12 @@ bool visit_classes(PyTypeObject* type, const Visit& visit) {
   return true;
 }
 
-// A copy that may not be written to belongs to a class made after `may_replace_in_classes` was asked. It stays.
 template <auto slot, typename Function>
-void replace_in_classes(Function from, Function to) {
-  MemoryMap memory;
-  const bool done = visit_classes<slot>(api.tensor_base, [&](PyTypeObject*, Function* place) {
-    if (*place == from && memory.may_write(place)) store(place, to);
-    return true;
-  });
-  if (!done) clear_error();
+void replace_in_classes(const TensorClasses& classes, Function from, Function to) {
+  for (const Owned& one : classes.all()) {
+    Function* const place = &(reinterpret_cast<PyTypeObject*>(one.get())->tp_as_mapping->*slot);
+    if (*place == from) store(place, to);
+  }
 }
 
 // True if Tensor's slot wrapper calls Tensor's slot, and the slot may be written to in each class that has it. Else
@@ -245,13 +242,28 @@ bool can_cover(PyObject* object) noexcept {
   return flags == with_keywords || flags == (METH_FASTCALL | METH_KEYWORDS);
 }
 
-void put_in(Callable& callable, const Stubs& stubs) noexcept {
+std::optional<TensorClasses> TensorClasses::find() {
+  MemoryMap memory;
+  TensorClasses classes;
+  // A copy that may not be written to belongs to a class made after `may_replace_in_classes` was asked. It stays.
+  const bool are_known =
+      visit_classes<&PyMappingMethods::mp_subscript>(api.tensor_base, [&](PyTypeObject* type, binaryfunc* place) {
+        if (memory.may_write(place) && memory.may_write(&type->tp_as_mapping->mp_ass_subscript)) {
+          classes.all_.push_back(Owned::borrowed(reinterpret_cast<PyObject*>(type)));
+        }
+        return true;
+      });
+  if (!are_known) return std::nullopt;
+  return classes;
+}
+
+void put_in(Callable& callable, const Stubs& stubs, const TensorClasses& classes) noexcept {
   switch (callable.shape) {
     case Shape::function:
     case Shape::slow_operator:
       callable.original = PyCFunction_GET_FUNCTION(callable.object.get());
       callable.original_slot = *slot_of(callable.object.get());
-      store(slot_of(callable.object.get()), stubs.vectorcall);
+      store(slot_of(callable.object.get()), stubs.vectorcall.pointer());
       break;
     case Shape::fast_operator: {
       // Where the flags say so the interpreter calls the C function itself, past the slot. The function stays the same:
@@ -264,7 +276,7 @@ void put_in(Callable& callable, const Stubs& stubs) noexcept {
         store(&function->m_ml, &callable.definition_with_slot);
       }
       callable.original_slot = *slot_of(callable.object.get());
-      store(slot_of(callable.object.get()), stubs.vectorcall);
+      store(slot_of(callable.object.get()), stubs.vectorcall.pointer());
       break;
     }
     case Shape::method:
@@ -273,24 +285,25 @@ void put_in(Callable& callable, const Stubs& stubs) noexcept {
       callable.original = callable.definition->ml_meth;
       callable.original_slot = *slot_of(callable.object.get());
       // A method's hash is not made of ml_meth (a builtin function's is), so this may change.
-      const PyCFunction stub = callable.shape == Shape::method
-                                   ? reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(stubs.method))
-                                   : stubs.method_no_arguments;
+      const PyCFunction stub =
+          callable.shape == Shape::method ? stubs.method.as_method() : stubs.method_no_arguments.pointer();
       store(&callable.definition->ml_meth, stub);
-      store(slot_of(callable.object.get()), stubs.vectorcall);
+      store(slot_of(callable.object.get()), stubs.vectorcall.pointer());
       break;
     }
     case Shape::assignment:
       callable.original_assignment = api.tensor_base->tp_as_mapping->mp_ass_subscript;
       store(&reinterpret_cast<PyWrapperDescrObject*>(callable.object.get())->d_wrapped,
-            reinterpret_cast<void*>(stubs.assignment));
-      replace_in_classes<&PyMappingMethods::mp_ass_subscript>(callable.original_assignment, stubs.assignment);
+            reinterpret_cast<void*>(stubs.assignment.pointer()));
+      replace_in_classes<&PyMappingMethods::mp_ass_subscript>(classes, callable.original_assignment,
+                                                              stubs.assignment.pointer());
       break;
     case Shape::subscript:
       callable.original_subscript = api.tensor_base->tp_as_mapping->mp_subscript;
       store(&reinterpret_cast<PyWrapperDescrObject*>(callable.object.get())->d_wrapped,
-            reinterpret_cast<void*>(stubs.subscript));
-      replace_in_classes<&PyMappingMethods::mp_subscript>(callable.original_subscript, stubs.subscript);
+            reinterpret_cast<void*>(stubs.subscript.pointer()));
+      replace_in_classes<&PyMappingMethods::mp_subscript>(classes, callable.original_subscript,
+                                                          stubs.subscript.pointer());
       break;
     case Shape::composite:
     case Shape::users_function:
@@ -298,7 +311,7 @@ void put_in(Callable& callable, const Stubs& stubs) noexcept {
   }
 }
 
-void take_out(Callable& callable, const Stubs& stubs) noexcept {
+void take_out(Callable& callable, const Stubs& stubs, const TensorClasses& classes) noexcept {
   switch (callable.shape) {
     case Shape::function:
     case Shape::slow_operator:
@@ -318,12 +331,14 @@ void take_out(Callable& callable, const Stubs& stubs) noexcept {
     case Shape::assignment:
       store(&reinterpret_cast<PyWrapperDescrObject*>(callable.object.get())->d_wrapped,
             reinterpret_cast<void*>(callable.original_assignment));
-      replace_in_classes<&PyMappingMethods::mp_ass_subscript>(stubs.assignment, callable.original_assignment);
+      replace_in_classes<&PyMappingMethods::mp_ass_subscript>(classes, stubs.assignment.pointer(),
+                                                              callable.original_assignment);
       break;
     case Shape::subscript:
       store(&reinterpret_cast<PyWrapperDescrObject*>(callable.object.get())->d_wrapped,
             reinterpret_cast<void*>(callable.original_subscript));
-      replace_in_classes<&PyMappingMethods::mp_subscript>(stubs.subscript, callable.original_subscript);
+      replace_in_classes<&PyMappingMethods::mp_subscript>(classes, stubs.subscript.pointer(),
+                                                          callable.original_subscript);
       break;
     case Shape::composite:
     case Shape::users_function:

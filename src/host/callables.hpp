@@ -7,7 +7,10 @@
 #include <Python.h>
 
 #include <cstdint>
+#include <optional>
+#include <vector>
 
+#include "from_c.hpp"
 #include "host/memory_map.hpp"
 #include "owned.hpp"
 
@@ -40,11 +43,11 @@ enum class Shape : std::uint8_t {
 
 // What stands in an object's place while it is covered; of each shape one or two of these.
 struct Stubs {
-  vectorcallfunc vectorcall = nullptr;
-  PyCFunctionWithKeywords method = nullptr;
-  PyCFunction method_no_arguments = nullptr;
-  objobjargproc assignment = nullptr;
-  binaryfunc subscript = nullptr;
+  FromC<vectorcallfunc> vectorcall = {};
+  FromC<PyCFunctionWithKeywords> method = {};
+  FromC<PyCFunction> method_no_arguments = {};
+  FromC<objobjargproc> assignment = {};
+  FromC<binaryfunc> subscript = {};
 };
 
 struct Callable {
@@ -69,9 +72,21 @@ bool find_shape(PyObject* object, MemoryMap& memory, Shape& shape);
 // Is the object's calling convention one that we can answer? Nothing else is looked at.
 bool can_cover(PyObject* object) noexcept;
 
-// Nothing can fail from here on.
-void put_in(Callable& callable, const Stubs& stubs) noexcept;
-void take_out(Callable& callable, const Stubs& stubs) noexcept;
+// Tensor and the classes that derive from it and have copies of its slots that may be written to.
+class TensorClasses {
+ public:
+  // None with an exception set where there is no memory.
+  static std::optional<TensorClasses> find();
+
+  [[nodiscard]] const std::vector<Owned>& all() const { return all_; }
+
+ private:
+  std::vector<Owned> all_;
+};
+
+// Nothing can fail from here on. `classes` were found after the last other code has run.
+void put_in(Callable& callable, const Stubs& stubs, const TensorClasses& classes) noexcept;
+void take_out(Callable& callable, const Stubs& stubs, const TensorClasses& classes) noexcept;
 
 // A builtin function like this one that nobody answers for: same C function, an object of its own. `covered` is what
 // stands for it if it is covered, or null. Null with an exception set.

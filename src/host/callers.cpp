@@ -39,10 +39,8 @@ bool ends_in_raise(const PyTracebackObject* entry) {
   static const long raise = number_of_opcode("RAISE_VARARGS");
   const FrameWalk frame(entry->tb_frame);
   const Owned bytes(PyObject_GetAttrString(frame.code(), "co_code"));
-  const bool ends = bytes && entry->tb_lasti >= 0 && entry->tb_lasti < PyBytes_GET_SIZE(bytes.get()) &&
-                    static_cast<unsigned char>(PyBytes_AS_STRING(bytes.get())[entry->tb_lasti]) == raise;
-  clear_error();
-  return ends;
+  return bytes && entry->tb_lasti >= 0 && entry->tb_lasti < PyBytes_GET_SIZE(bytes.get()) &&
+         static_cast<unsigned char>(PyBytes_AS_STRING(bytes.get())[entry->tb_lasti]) == raise;
 }
 
 bool raise_is_told() {
@@ -73,7 +71,7 @@ Owned module_of_caller() {
 
 }  // namespace
 
-void bind_callers() noexcept {
+void bind_callers() {
   instruction_tells = raise_instruction.holds_by(raise_is_told);
   clear_error();
 }
@@ -85,44 +83,48 @@ PyObject* function_of(PyObject* code) noexcept { return reinterpret_cast<PyCodeO
 bool is_of_file(PyObject* code, PyObject* beginnings) noexcept { return begins_with_one_of(file_of(code), beginnings); }
 
 // What it computes are parameters and gradients; a model's code is never there.
-bool caller_is_distributed() noexcept {
+bool caller_is_distributed() {
   const Owned name = module_of_caller();
   return name && text_of(name.get()).starts_with("torch.distributed.");
 }
 
-bool is_worker(PyObject* worker_namespace) noexcept {
+bool is_worker(PyObject* worker_namespace) {
   if (worker_namespace == nullptr) return false;
-  static PyObject* const name = PyUnicode_InternFromString("_worker_info");
+  static PyObject* const name = interned("_worker_info");
   PyObject* info = PyDict_GetItemWithError(worker_namespace, name);
   if (info == nullptr) clear_error();
   return info != nullptr && info != Py_None;
 }
 
-bool was_recorded_by_jit() noexcept {
+bool was_recorded_by_jit() {
   HeldError held;
+  FrameWalk walk;
   bool found = false;
-  for (FrameWalk walk; walk && !found; walk.outwards()) {
+  for (; walk && !found; walk.outwards()) {
     const Owned name = walk.module_name();
     found = name && PyUnicode_CompareWithASCIIString(name.get(), "torch.jit._trace") == 0;
   }
+  found = found || walk.failed();
   held.restore();
   return found;
 }
 
-bool was_raised_by_others() noexcept {
+bool was_raised_by_others() {
   if (PyErr_ExceptionMatches(PyExc_NotImplementedError) != 0) return false;
   HeldError held;
   static PyObject* const own = [] {
     const NoCollection no_finalizers;  // one that comes here again would wait for itself
-    return Py_BuildValue("(ss)", "torch.", "habana_mp.");
+    return checked(Py_BuildValue("(ss)", "torch.", "habana_mp."));
   }();
   const PyTracebackObject* entry = innermost_of(held.traceback());
   bool by_others = false;
   if (entry != nullptr && !held.has_context()) {
-    const Owned module = FrameWalk(entry->tb_frame).module_name();
+    FrameWalk frame(entry->tb_frame);
+    const Owned module = frame.module_name();
     const bool is_torchs = module && (begins_with_one_of(module.get(), own) ||
                                       PyUnicode_CompareWithASCIIString(module.get(), "torch") == 0);
-    by_others = !is_torchs && (!instruction_tells || ends_in_raise(entry));
+    by_others = frame.failed() || (!is_torchs && (!instruction_tells || ends_in_raise(entry)));
+    by_others = by_others || (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_MemoryError) != 0);
   }
   clear_error();
   held.restore();
@@ -138,14 +140,16 @@ PyObject* pair_of(PyObject* codes, PyObject* code) {
 }
 
 Owned init_codes(PyTypeObject* type) {
+  static PyObject* const init_name = interned("__init__");
+  static PyObject* const wrapped_name = interned("__wrapped__");
   Owned codes(PyList_New(0));
   PyObject* classes = type->tp_mro;
   for (Py_ssize_t i = 0; codes && i < PyTuple_GET_SIZE(classes); ++i) {
     PyObject* names = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(classes, i))->tp_dict;
-    PyObject* init = names == nullptr ? nullptr : PyDict_GetItemString(names, "__init__");
+    PyObject* init = names == nullptr ? nullptr : PyDict_GetItemWithError(names, init_name);
     while (init != nullptr && PyFunction_Check(init) && pair_of(codes.get(), PyFunction_GET_CODE(init)) == nullptr) {
       PyObject* attributes = reinterpret_cast<PyFunctionObject*>(init)->func_dict;
-      PyObject* wrapped = attributes == nullptr ? nullptr : PyDict_GetItemString(attributes, "__wrapped__");
+      PyObject* wrapped = attributes == nullptr ? nullptr : PyDict_GetItemWithError(attributes, wrapped_name);
       const Owned pair(PyTuple_Pack(2, PyFunction_GET_CODE(init), wrapped == nullptr ? Py_None : wrapped));
       if (!pair || PyList_Append(codes.get(), pair.get()) != 0) {
         codes.reset();
@@ -154,6 +158,7 @@ Owned init_codes(PyTypeObject* type) {
       init = wrapped;
     }
   }
+  if (codes) clear_error();  // a key that cannot be compared
   return codes;
 }
 

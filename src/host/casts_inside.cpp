@@ -93,7 +93,7 @@ bool are_set() {
 
 bool detail::autocast_was_found = false;
 
-void bind_casts_inside() noexcept {
+void bind_casts_inside() {
   constexpr const char* header = "ATen/autocast_mode.h";
   functions.dtype = autocast_dtype();
   find({"libtorch_cpu.so", "_ZN2at8autocast25is_autocast_cache_enabledEv", header, "bool is_autocast_cache_enabled();"},

@@ -8,7 +8,7 @@
 namespace habana_mp::host {
 
 // Finds torch's functions for it. To be called after bind_inside.
-void bind_casts_inside() noexcept;
+void bind_casts_inside();
 
 namespace detail {
 extern bool autocast_was_found;

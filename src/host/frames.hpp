@@ -39,32 +39,38 @@ inline std::string bytes_of(PyObject* string) {
 
 // What the globals of a module's code give as its name; null where there is none.
 inline Owned name_of_module(PyObject* globals) {
-  static PyObject* const key = PyUnicode_InternFromString("__name__");
+  static PyObject* const key = interned("__name__");
   Owned name = Owned::borrowed_or_null(PyDict_Check(globals) ? PyDict_GetItemWithError(globals, key) : nullptr);
   clear_error();
   if (name && !PyUnicode_Check(name.get())) name.reset();
   return name;
 }
 
-// Steps from frame to frame, outwards, without leaving an exception behind.
+// Steps from frame to frame, outwards, without leaving an exception behind. CPython makes objects of frames where there
+// are none yet; without memory for one the walk ends early and has `failed`. An exception that is set is lost then.
 class FrameWalk {
  public:
-  FrameWalk() : FrameWalk(PyEval_GetFrame()) {}
+  FrameWalk() : FrameWalk(PyEval_GetFrame()) { failed_ = !frame_ && PyEval_GetGlobals() != nullptr; }
   explicit FrameWalk(PyFrameObject* innermost)
       : frame_(Owned::borrowed_or_null(reinterpret_cast<PyObject*>(innermost))) {}
 
   explicit operator bool() const { return static_cast<bool>(frame_); }
-  void outwards() { frame_ = Owned(reinterpret_cast<PyObject*>(PyFrame_GetBack(frame()))); }
+  // Was there no memory for the next frame, or for something that was asked of one? Then nobody knows who called.
+  [[nodiscard]] bool failed() const { return failed_; }
+  void outwards() {
+    frame_ = Owned(reinterpret_cast<PyObject*>(PyFrame_GetBack(frame())));
+    if (!frame_ && PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_MemoryError) != 0) note_error();
+  }
   // Borrowed from the frame, which is running.
   PyObject* code() const {
     const Owned code(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame())));
     return code.get();
   }
   // The name of the module whose code it is; null where there is none.
-  Owned module_name() const {
-    static PyObject* const attribute = PyUnicode_InternFromString("f_globals");
+  Owned module_name() {
+    static PyObject* const attribute = interned("f_globals");
     const Owned globals(PyObject_GetAttr(frame_.get(), attribute));
-    clear_error();
+    note_error();
     return globals ? name_of_module(globals.get()) : nullptr;
   }
   // Where in the code it is: a number that differs from line to line.
@@ -77,13 +83,13 @@ class FrameWalk {
   }
   int line() const { return PyFrame_GetLineNumber(frame()); }
   // Has a debugger a function of its own there?
-  bool is_traced() const {
+  bool is_traced() {
     const Owned tracing(PyObject_GetAttrString(frame_.get(), "f_trace"));
-    clear_error();
+    note_error();
     return tracing && tracing.get() != Py_None;
   }
   // The value of the code's first parameter (or the first of its *args), borrowed; null where it has none.
-  PyObject* first_parameter() const {
+  PyObject* first_parameter() {
     auto* code = reinterpret_cast<PyCodeObject*>(this->code());
     const bool starred = code->co_argcount == 0;
     if (starred && (code->co_flags & CO_VARARGS) == 0) return nullptr;
@@ -94,14 +100,14 @@ class FrameWalk {
 #endif
     // Keyword-only parameters stand between the positional ones and *args.
     const Owned held = names ? variable(PyTuple_GET_ITEM(names.get(), starred ? code->co_kwonlyargcount : 0)) : nullptr;
-    clear_error();
+    note_error();
     PyObject* const value = held.get();  // the frame keeps it
     if (value == nullptr || !starred) return value;
     return PyTuple_Check(value) && PyTuple_GET_SIZE(value) > 0 ? PyTuple_GET_ITEM(value, 0) : nullptr;
   }
 
   // Is this one of the variables that the code's function took from around it? Also where there are none to tell.
-  bool encloses(PyObject* object) const {
+  bool encloses(PyObject* object) {
     auto* code = reinterpret_cast<PyCodeObject*>(this->code());
 #if PY_VERSION_HEX >= 0x030B0000
     const Owned names(PyCode_GetFreevars(code));
@@ -111,8 +117,9 @@ class FrameWalk {
     bool found = names && PyTuple_GET_SIZE(names.get()) == 0;
     for (Py_ssize_t i = 0; names && !found && i < PyTuple_GET_SIZE(names.get()); ++i) {
       found = variable(PyTuple_GET_ITEM(names.get(), i)).get() == object;
+      note_error();
     }
-    clear_error();
+    note_error();
     return found;
   }
 
@@ -128,8 +135,14 @@ class FrameWalk {
 
  private:
   PyFrameObject* frame() const { return reinterpret_cast<PyFrameObject*>(frame_.get()); }
+  void note_error() {
+    if (PyErr_Occurred() == nullptr) return;
+    failed_ = failed_ || PyErr_ExceptionMatches(PyExc_MemoryError) != 0;
+    clear_error();
+  }
 
   Owned frame_;
+  bool failed_ = false;
 };
 
 }  // namespace habana_mp::host

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "errors.hpp"
+#include "from_c.hpp"
 #include "host/thread_end.hpp"
 #include "owned.hpp"
 
@@ -88,8 +89,7 @@ void exchange(PyObject* from, PyObject* to) {
 }
 
 PyObject* switched(PyObject* previous, PyObject* const* values, Py_ssize_t count);
-PyMethodDef definition{"habana_mp_switched", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&switched)),
-                       METH_FASTCALL, nullptr};
+PyMethodDef definition{"habana_mp_switched", from_c<switched>.as_method(), METH_FASTCALL, nullptr};
 
 bool is_ours(PyObject* function) {
   return PyCFunction_CheckExact(function) && reinterpret_cast<PyCFunctionObject*>(function)->m_ml == &definition;

@@ -56,7 +56,8 @@ Pins& pins() {
 
 // As the module is loaded. A child has none of the threads that might hold the lock.
 [[maybe_unused]] const int fork_handlers =
-    pthread_atfork([] { pins().lock.lock(); }, [] { pins().lock.unlock(); }, [] { pins().lock.unlock(); });
+    pthread_atfork([]() noexcept { pins().lock.lock(); }, []() noexcept { pins().lock.unlock(); },
+                   []() noexcept { pins().lock.unlock(); });
 
 void free_by_torch(void* memory) noexcept {
   reinterpret_cast<Deleter>(reinterpret_cast<std::uintptr_t>(inside.own_deleter))(memory);
@@ -234,7 +235,7 @@ void forget_memory_of_other_threads() noexcept {
   }
 }
 
-void bind_held_memory() noexcept {
+void bind_held_memory() {
   constexpr const char* header = "torch/csrc/inductor/aoti_torch/c/shim.h";
   const bool may_look = can_look_inside();
   if (may_look && !storage_aliases.is_broken()) {

@@ -14,7 +14,7 @@
 namespace habana_mp::host {
 
 // Finds torch's functions for it. To be called after bind_inside.
-void bind_held_memory() noexcept;
+void bind_held_memory();
 
 // Holds a plain tensor's memory: while this lives the memory stays valid, whatever others do to the tensor or to its
 // storage (`.data = ...`, set_, a resize of the storage in place). Made and destroyed under the GIL. Making it runs no

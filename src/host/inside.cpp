@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "errors.hpp"
+#include "from_c.hpp"
 #include "host/ledger.hpp"
 #include "host/memory_map.hpp"
 #include "host/view.hpp"
@@ -285,7 +286,7 @@ struct AnsweredFile {
 AnsweredFile answered_file;
 
 // Is this memory of a file that is mapped for this process alone?
-bool is_private_file(const char* storage) noexcept {
+bool is_private_file(const char* storage) {
   const char* data = load<const char*>(storage, inside.data);
   if (storage == answered_file.storage && data == answered_file.data) return answered_file.is_private;
   MemoryMap memory;
@@ -334,7 +335,7 @@ Counts held_beside;
 
 Counts counts_of(PyObject* tensor) noexcept { return {owners_of_tensor(tensor), Py_REFCNT(tensor)}; }
 
-bool find_counts(PyObject* tensor) noexcept {
+bool find_counts(PyObject* tensor) {
   held_once = counts_of(tensor);
   const Owned holder = make_holder(tensor);
   if (holder) held_beside = counts_of(tensor);
@@ -349,7 +350,7 @@ bool counts_arrays(PyObject* tensor) noexcept {
 }
 
 // What is counted of a tensor that nobody else holds.
-bool find_owners() noexcept {
+bool find_owners() {
   const Owned list = made_by(
       "import torch\n"
       "def make():\n"
@@ -360,11 +361,10 @@ bool find_owners() noexcept {
   return find_counts(tensor) && find_single_holds(tensor) && counts_arrays(tensor);
 }
 
-// Of holders that have gone while nothing could be called: no frame was left.
-std::vector<std::size_t>& still_held() {
-  static std::vector<std::size_t> numbers;
-  return numbers;
-}
+// Of holders that have gone while nothing could be called: no frame or no memory was left. There is room for each
+// holder that is alive.
+NeverDestroyed<std::vector<std::size_t>> still_held;
+std::size_t holders_alive = 0;
 
 bool forget_held(std::size_t number) {
   const Owned key(PyLong_FromSize_t(number));
@@ -375,10 +375,23 @@ bool forget_held(std::size_t number) {
   return done;
 }
 
+// Those that are left from before go with the next one.
+void forget_still_held() {
+  for (std::size_t left = still_held->size(); left != 0 && !still_held->empty(); --left) {
+    const std::size_t number = still_held->back();
+    still_held->pop_back();
+    if (forget_held(number)) continue;  // others may have run
+    still_held->insert(still_held->begin(), number);
+    break;
+  }
+}
+
 void holder_goes(PyObject* capsule) {
   HeldError held;
   const auto number = reinterpret_cast<std::size_t>(PyCapsule_GetPointer(capsule, nullptr));
-  if (!forget_held(number)) still_held().push_back(number);
+  still_held->push_back(number);
+  --holders_alive;
+  forget_still_held();
   held.restore();
 }
 
@@ -388,23 +401,26 @@ void holder_goes(PyObject* capsule) {
 // where a signal's handler raises in there, or where no frame is left for it.
 Owned make_holder(PyObject* tensor) noexcept {
   static std::size_t last = 0;
-  if (!still_held().empty()) {
-    for (const std::size_t number : std::exchange(still_held(), {})) {  // others may run
-      if (!forget_held(number)) still_held().push_back(number);
-    }
+  if (!still_held->empty()) forget_still_held();
+  // The holder finds room there when it goes.
+  try {
+    still_held->reserve(still_held->size() + holders_alive + 2);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
   }
   const std::size_t number = ++last;
   const Owned key(PyLong_FromSize_t(number));
   const bool done = key && PyObject_SetItem(held_in_cpp, key.get(), tensor) == 0;
   // NOLINTNEXTLINE(performance-no-int-to-ptr): nothing lies there, it is the number itself
   void* const as_pointer = reinterpret_cast<void*>(number);
-  Owned holder(done ? PyCapsule_New(as_pointer, nullptr, holder_goes) : nullptr);
-  if (done && !holder) forget_held(number);
+  Owned holder(done ? PyCapsule_New(as_pointer, nullptr, from_c<holder_goes>.pointer()) : nullptr);
+  if (holder) ++holders_alive;
+  if (done && !holder && !forget_held(number)) still_held->push_back(number);
   clear_error();
   return holder;
 }
 
-void bind_inside() noexcept {
+void bind_inside() {
   Inside found;
   if (way == Way::layout && !tensor_inside.is_broken() && find_functions() && find_inside(found)) {
     found.slice_deleter = find_slice_deleter(found);
@@ -450,7 +466,7 @@ bool tells_of_arrays(const char* storage) noexcept {
   return storage_behind(storage) == nullptr && !was_loaded(storage);
 }
 
-bool is_known_memory(const char* storage, bool knows_arrays) noexcept {
+bool is_known_memory(const char* storage, bool knows_arrays) {
   if (is_of_torch(storage)) {
     return knows_arrays || was_loaded(storage) || load<std::uint8_t>(storage, inside.resizable) != 0;
   }
@@ -458,7 +474,7 @@ bool is_known_memory(const char* storage, bool knows_arrays) noexcept {
   return whole != nullptr && is_private_file(whole);
 }
 
-bool holds_its_memory_alone(PyObject* tensor, std::uint32_t views) noexcept {
+bool holds_its_memory_alone(PyObject* tensor, std::uint32_t views) {
   const char* storage = storage_of(tensor);
   Owned object(storage == nullptr ? nullptr : storage_object(tensor, nullptr));
   Holds expected = single_holds;
@@ -496,7 +512,7 @@ const void* values_of(const DLTensor& view) { return static_cast<const char*>(vi
 
 }  // namespace
 
-bool read_geometry(PyObject* tensor, Geometry& geometry) noexcept {
+bool read_geometry(PyObject* tensor, Geometry& geometry) {
   DLTensor view;
   if (!view_in_memory(tensor, view)) return false;
   geometry.values = values_of(view);

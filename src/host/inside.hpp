@@ -32,7 +32,7 @@ struct Inside {
 extern Inside inside;
 
 // Finds them. Where it cannot, nothing but `can_look_inside` may be used of this file. To be called after bind_reader.
-void bind_inside() noexcept;
+void bind_inside();
 bool can_look_inside() noexcept;
 
 // What identifies a tensor's values. Two equal snapshots of one tensor: nobody who tells torch has written in between.
@@ -83,11 +83,11 @@ inline Snapshot snapshot_of(PyObject* tensor) noexcept {
 
 // Does nobody else hold the tensor's memory: no other tensor, storage or array of NumPy? `views` of it are known to the
 // caller.
-bool holds_its_memory_alone(PyObject* tensor, std::uint32_t views) noexcept;
+bool holds_its_memory_alone(PyObject* tensor, std::uint32_t views);
 // Does a storage's memory come from torch's allocator, or from a file that is mapped for this process alone? Whoever
 // gets hold of it later does so through torch. Memory that NumPy was seen to have had counts only where the caller
 // knows what became of its arrays.
-bool is_known_memory(const char* storage, bool knows_arrays) noexcept;
+bool is_known_memory(const char* storage, bool knows_arrays);
 bool is_of_torch(const char* storage) noexcept;
 // Is it seen of a storage's memory that NumPy has had it?
 bool tells_of_arrays(const char* storage) noexcept;
@@ -116,7 +116,7 @@ struct Geometry {
 };
 
 // Of a plain tensor on the CPU; false where it is none or its values cannot be reached. Runs no Python code.
-bool read_geometry(PyObject* tensor, Geometry& geometry) noexcept;
+bool read_geometry(PyObject* tensor, Geometry& geometry);
 
 // Do the sizes and strides agree? Without `same_strides` a dimension of one element may have any stride.
 bool lies_alike(const DLTensor& view, const Geometry& geometry, bool same_strides) noexcept;

@@ -167,12 +167,14 @@ bool level_is_known() {
   return list && PyList_GET_ITEM(list.get(), 0) == Py_True;
 }
 
+// Kept for good; made by bind_modes.
+PyObject* level_name = nullptr;
+PyObject* level_outside = nullptr;  // as a rule the only object with this value: -1
+
 bool in_forward_ad() {
   if (!forward_level.holds()) return true;
-  static PyObject* const name = PyUnicode_InternFromString("_current_level");
-  static PyObject* const outside = PyLong_FromLong(-1);  // as a rule the only object with this value
-  PyObject* level = PyDict_GetItemWithError(api.forward_ad_namespace, name);
-  if (level == outside) return false;
+  PyObject* level = PyDict_GetItemWithError(api.forward_ad_namespace, level_name);
+  if (level == level_outside) return false;
   if (level == nullptr) {
     clear_error();
     return true;
@@ -203,7 +205,9 @@ bool a_key_intercepts() {
 
 }  // namespace
 
-void bind_modes() noexcept {
+void bind_modes() {
+  if (level_name == nullptr) level_name = interned("_current_level");
+  if (level_outside == nullptr) level_outside = checked(PyLong_FromLong(-1));
   const Functions found = find_functions();
   if (thread_functions.holds_by([&] { return agree_with_python(found); })) functions = found;
   forward_level.holds_by(level_is_known);
@@ -291,19 +295,20 @@ bool holds_subclass(PyObject* const* values, Py_ssize_t count) noexcept {
   });
 }
 
-bool has_torch_function(PyObject* const* values, Py_ssize_t count) noexcept {
+bool has_torch_function(PyObject* const* values, Py_ssize_t count) {
   const auto has = [](PyObject* tensors) {
-    return tensors != nullptr && is_true(PyObject_CallOneArg(api.has_torch_function, tensors), false);
+    const Owned answer(PyObject_CallOneArg(api.has_torch_function, tensors));
+    drop_error_but_of_memory();
+    return answer.get() == Py_True;
   };
-  const Owned all(PyTuple_New(count));
-  for (Py_ssize_t i = 0; all && i < count; ++i) {
+  const Owned all(checked(PyTuple_New(count)));
+  for (Py_ssize_t i = 0; i < count; ++i) {
     PyTuple_SET_ITEM(all.get(), i, Owned::borrowed(values[i]).release());
   }
   bool found = has(all.get());
   for (Py_ssize_t i = 0; i < count && !found; ++i) {
     found = (PyList_Check(values[i]) || PyTuple_Check(values[i])) && has(values[i]);
   }
-  clear_error();
   return found;
 }
 
@@ -314,10 +319,10 @@ bool requires_grad(PyObject* tensor) noexcept {
   return is_true(api.get_requires_grad->get(tensor, api.get_requires_grad->closure), true);
 }
 
-bool has_no_dimensions(PyObject* tensor) noexcept {
+bool has_no_dimensions(PyObject* tensor) {
   const Owned answer(PyObject_CallMethod(tensor, "dim", nullptr));
   const bool none = answer && PyLong_Check(answer.get()) && PyLong_AsLong(answer.get()) == 0;
-  clear_error();
+  drop_error_but_of_memory();
   return none;
 }
 

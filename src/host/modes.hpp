@@ -6,7 +6,7 @@
 namespace habana_mp::host {
 
 // Finds the quick ways to ask. Without it torch's Python functions are asked. To be called after bind_reader.
-void bind_modes() noexcept;
+void bind_modes();
 
 bool grad_is_enabled() noexcept;
 
@@ -44,7 +44,7 @@ std::uint64_t sequence_number_of_gradient() noexcept;
 bool holds_subclass(PyObject* const* values, Py_ssize_t count) noexcept;
 
 // Will a subclass's __torch_function__ get a call with these arguments in torch's stead?
-bool has_torch_function(PyObject* const* values, Py_ssize_t count) noexcept;
+bool has_torch_function(PyObject* const* values, Py_ssize_t count);
 
 // Of a plain tensor.
 bool requires_grad(PyObject* tensor) noexcept;
@@ -52,7 +52,7 @@ bool requires_grad(PyObject* tensor) noexcept;
 bool counts_as_negated(PyObject* tensor) noexcept;
 
 // Of any tensor.
-bool has_no_dimensions(PyObject* tensor) noexcept;
+bool has_no_dimensions(PyObject* tensor);
 // Is it on another device than the CPU? False where that cannot be read.
 bool is_off_cpu(PyObject* tensor) noexcept;
 

@@ -56,7 +56,7 @@ void* look_up(const Symbol& symbol) noexcept {
   return library == nullptr ? nullptr : dlsym(library, symbol.name);
 }
 
-void* find_symbol(const Symbol& symbol) noexcept {
+void* find_symbol(const Symbol& symbol) {
   std::vector<Symbol>& known = asked_for();
   if (std::none_of(known.begin(), known.end(), [&](const Symbol& one) { return one.name == symbol.name; })) {
     known.push_back(symbol);

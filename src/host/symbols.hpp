@@ -16,7 +16,7 @@ struct Symbol {
 };
 
 // Null where there is none, or none that is trusted.
-void* find_symbol(const Symbol& symbol) noexcept;
+void* find_symbol(const Symbol& symbol);
 
 template <class Function>
 void find(const Symbol& symbol, Function*& function) {

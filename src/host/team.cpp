@@ -98,7 +98,7 @@ bool ends_and_starts(const kernels::Team& team) {
 
 }  // namespace
 
-void bind_team() noexcept {
+void bind_team() {
 #if !defined(HABANA_MP_UNDER_THREAD_SANITIZER)
   const std::array<void*, 3> functions{find_in_torch("GOMP_parallel"), find_in_torch("omp_get_thread_num"),
                                        find_in_torch("omp_get_max_threads")};

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "errors.hpp"
+#include "from_c.hpp"
 
 namespace habana_mp::host {
 
@@ -32,7 +33,7 @@ void at_thread_end(const char* name, void (*work)()) noexcept {
   HeldError held;
   if (PyDict_GetItemString(dictionary, name) == nullptr) {
     std::unique_ptr<Ending> ending(new (std::nothrow) Ending{work});
-    const Owned capsule(ending ? PyCapsule_New(ending.get(), name, end_thread) : nullptr);
+    const Owned capsule(ending ? PyCapsule_New(ending.get(), name, from_c<end_thread>.pointer()) : nullptr);
     if (capsule) {
       static_cast<void>(ending.release());  // the capsule has it
       PyDict_SetItemString(dictionary, name, capsule.get());

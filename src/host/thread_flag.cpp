@@ -32,7 +32,7 @@ Assumption flag_functions{
     "dispatcher; the CPU's casts are all made by us"};
 
 template <typename Subject>
-ThreadFlag<Subject> flag(const Symbol& asking, const Symbol& setting, Subject subject) noexcept {
+ThreadFlag<Subject> flag(const Symbol& asking, const Symbol& setting, Subject subject) {
   typename ThreadFlag<Subject>::Ask ask = nullptr;
   typename ThreadFlag<Subject>::Set set = nullptr;
   if (!flag_functions.is_broken()) {
@@ -52,7 +52,7 @@ ThreadFlag<Subject> flag(const Symbol& asking, const Symbol& setting, Subject su
 
 }  // namespace
 
-DeviceFlag autocast_flag(std::int8_t device) noexcept {
+DeviceFlag autocast_flag(std::int8_t device) {
   return flag({cpu, "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE", autocast_header,
                "bool is_autocast_enabled(at::DeviceType device_type);"},
               {cpu, "_ZN2at8autocast20set_autocast_enabledEN3c1010DeviceTypeEb", autocast_header,
@@ -60,7 +60,7 @@ DeviceFlag autocast_flag(std::int8_t device) noexcept {
               device);
 }
 
-KeyFlag included_key(std::uint16_t key) noexcept {
+KeyFlag included_key(std::uint16_t key) {
   return flag({c10, "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE", keys_header,
                "bool tls_is_dispatch_key_included(DispatchKey x);"},
               {c10, "_ZN3c104impl29tls_set_dispatch_key_includedENS_11DispatchKeyEb", keys_header,
@@ -68,7 +68,7 @@ KeyFlag included_key(std::uint16_t key) noexcept {
               key);
 }
 
-KeyFlag excluded_key(std::uint16_t key) noexcept {
+KeyFlag excluded_key(std::uint16_t key) {
   return flag({c10, "_ZN3c104impl28tls_is_dispatch_key_excludedENS_11DispatchKeyE", keys_header,
                "bool tls_is_dispatch_key_excluded(DispatchKey x);"},
               {c10, "_ZN3c104impl29tls_set_dispatch_key_excludedENS_11DispatchKeyEb", keys_header,
@@ -76,7 +76,7 @@ KeyFlag excluded_key(std::uint16_t key) noexcept {
               key);
 }
 
-AutocastDtype autocast_dtype() noexcept {
+AutocastDtype autocast_dtype() {
   AutocastDtype found;
   if (flag_functions.is_broken()) return found;
   find({cpu, "_ZN2at8autocast18get_autocast_dtypeEN3c1010DeviceTypeE", autocast_header,
@@ -88,7 +88,7 @@ AutocastDtype autocast_dtype() noexcept {
   return found;
 }
 
-bool find_disabled_flag(DeviceFlag& flag, bool& is_on) noexcept {
+bool find_disabled_flag(DeviceFlag& flag, bool& is_on) {
   const Owned torch(PyImport_ImportModule("torch"));
   const Owned before(torch ? PyObject_CallMethod(torch.get(), "is_autocast_enabled", "s", disabled_device) : nullptr);
   DeviceFlag found = before ? autocast_flag(disabled_device_number) : DeviceFlag();
@@ -111,7 +111,7 @@ void set_disabled_flag(bool on) noexcept {
   clear_error();
 }
 
-KeyFlag below_autograd_key() noexcept {
+KeyFlag below_autograd_key() {
   const Owned c(PyImport_ImportModule("torch._C"));
   const Owned key(c ? PyObject_CallMethod(c.get(), "_parse_dispatch_key", "s", "ADInplaceOrView") : nullptr);
   const Owned number(key ? PyNumber_Long(key.get()) : nullptr);
@@ -124,7 +124,7 @@ namespace detail {
 
 constinit thread_local LocalKeys* known_local_keys = nullptr;
 
-LocalKeys* find_local_keys() noexcept {
+LocalKeys* find_local_keys() {
   // Of a variable that each thread has its own of, the loader gives the address of the calling thread's. It may wait
   // there for another thread's dlopen.
   constexpr Symbol keys{c10, "_ZN3c104impl26raw_local_dispatch_key_setE", keys_header,
@@ -134,7 +134,7 @@ LocalKeys* find_local_keys() noexcept {
   return known_local_keys;
 }
 
-Bit find_bit(bool (*is_on)(const void* flag), void (*turn)(const void* flag, bool on), const void* flag) noexcept {
+Bit find_bit(bool (*is_on)(const void* flag), void (*turn)(const void* flag, bool on), const void* flag) {
   // Who forces another way of reading wants nothing of torch's insides to be assumed.
   LocalKeys* const keys = way == Way::layout ? find_local_keys() : nullptr;
   if (keys == nullptr) {

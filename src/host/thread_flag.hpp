@@ -19,9 +19,9 @@ struct LocalKeys {
 __attribute__((tls_model("initial-exec")))
 #endif
 extern constinit thread_local LocalKeys* known_local_keys;
-LocalKeys* find_local_keys() noexcept;
+LocalKeys* find_local_keys();
 
-inline LocalKeys& local_keys() noexcept {
+inline LocalKeys& local_keys() {
   LocalKeys* const keys = known_local_keys;
   return keys != nullptr ? *keys : *find_local_keys();
 }
@@ -33,7 +33,7 @@ struct Bit {
   std::uint64_t when_off = 0;
 };
 // Turns the flag on and off and looks which bit follows. Afterwards the flag is as it was.
-Bit find_bit(bool (*is_on)(const void* flag), void (*turn)(const void* flag, bool on), const void* flag) noexcept;
+Bit find_bit(bool (*is_on)(const void* flag), void (*turn)(const void* flag, bool on), const void* flag);
 
 }  // namespace detail
 
@@ -47,7 +47,7 @@ class ThreadFlag {
 
   ThreadFlag() = default;
   // Without both functions it is unknown.
-  ThreadFlag(Ask ask, Set set, Subject subject) noexcept : ask_(ask), set_(set), subject_(subject) {
+  ThreadFlag(Ask ask, Set set, Subject subject) : ask_(ask), set_(set), subject_(subject) {
     if (!is_known()) return;
     bit_ = detail::find_bit([](const void* flag) { return static_cast<const ThreadFlag*>(flag)->answer(); },
                             [](const void* flag, bool on) {
@@ -81,7 +81,7 @@ class ThreadFlag {
   }
 
  private:
-  [[nodiscard]] bool answer() const noexcept { return ask_(subject_); }
+  [[nodiscard]] bool answer() const { return ask_(subject_); }
 
   Ask ask_ = nullptr;
   Set set_ = nullptr;
@@ -97,9 +97,9 @@ using KeyFlag = ThreadFlag<std::uint16_t>;   // of a c10::DispatchKey
 
 // Unknown where this torch does not have its functions. Each of these three toggles the flag to find its bit, and has
 // to be called after bind_reader.
-DeviceFlag autocast_flag(std::int8_t device) noexcept;
-KeyFlag included_key(std::uint16_t key) noexcept;
-KeyFlag excluded_key(std::uint16_t key) noexcept;
+DeviceFlag autocast_flag(std::int8_t device);
+KeyFlag included_key(std::uint16_t key);
+KeyFlag excluded_key(std::uint16_t key);
 
 // disable_casts is a flag of torch's own: autocast for a device type that no torch has a backend for any more. torch
 // keeps it per thread, hands it to autograd's threads, and torch.compile guards on it, all of which a flag of ours
@@ -108,13 +108,13 @@ inline constexpr const char* disabled_device = "ipu";
 inline constexpr std::int8_t disabled_device_number = 18;  // c10::DeviceType::IPU
 
 // The flag, where it is what Python sets, and is it on? False with a Python exception set where torch has none.
-bool find_disabled_flag(DeviceFlag& flag, bool& is_on) noexcept;
+bool find_disabled_flag(DeviceFlag& flag, bool& is_on);
 // Sets it through Python.
 void set_disabled_flag(bool on) noexcept;
 
 // torch excludes this key from where its dispatcher calls a decomposition, or what an operation is for a tensor
 // subclass. Unknown where it cannot be found.
-KeyFlag below_autograd_key() noexcept;
+KeyFlag below_autograd_key();
 
 // torch's functions for the autocast dtype (a c10::ScalarType) of a device type in this thread.
 struct AutocastDtype {
@@ -125,6 +125,6 @@ struct AutocastDtype {
 
   [[nodiscard]] bool is_known() const noexcept { return ask != nullptr && set != nullptr; }
 };
-AutocastDtype autocast_dtype() noexcept;
+AutocastDtype autocast_dtype();
 
 }  // namespace habana_mp::host

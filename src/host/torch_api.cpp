@@ -54,12 +54,12 @@ bool find_release(PyObject* torch, TorchApi& found) {
 
 }  // namespace
 
-DLPackExchangeAPI* exchange_table() noexcept {
+DLPackExchangeAPI* exchange_table() {
   const Owned capsule(PyObject_GetAttrString(reinterpret_cast<PyObject*>(api.tensor), "__dlpack_c_exchange_api__"));
   auto* header = capsule
                      ? static_cast<DLPackExchangeAPIHeader*>(PyCapsule_GetPointer(capsule.get(), "dlpack_exchange_api"))
                      : nullptr;
-  clear_error();
+  drop_error_but_of_memory();
   while (header != nullptr && header->version.major != DLPACK_MAJOR_VERSION) header = header->prev_api;
   auto* table = reinterpret_cast<DLPackExchangeAPI*>(header);
   return table == nullptr || table->dltensor_from_py_object_no_sync == nullptr ? nullptr : table;

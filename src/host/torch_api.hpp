@@ -86,7 +86,7 @@ PyObject* method_of_tensor(const char* name) noexcept;
 
 // The table of torch's DLPack exchange API, through which other libraries get tensors' memory: torch's own or, where it
 // is older than 2.10, one that such a library gave it. Null where there is none, or of another version.
-DLPackExchangeAPI* exchange_table() noexcept;
+DLPackExchangeAPI* exchange_table();
 
 // Imports torch's objects. False with a Python exception set when something is missing.
 bool bind_torch();

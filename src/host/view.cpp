@@ -207,14 +207,14 @@ void find_functions() {
 
 }  // namespace
 
-void bind_exchange() noexcept {
+void bind_exchange() {
   if (api.exchange != nullptr && exchange_api.holds_by(views_are_right)) return;
   clear_error();
   exchange_api.settle(false);
   api.exchange = nullptr;
 }
 
-void bind_views() noexcept {
+void bind_views() {
   if (api.exchange != nullptr) return;
   if (compiled_model_functions.is_broken()) {
     compiled_model_functions.settle(false);

@@ -15,10 +15,10 @@ bool view_by_functions(PyObject* tensor, DLTensor& view) noexcept;
 
 // Tries torch's table, and does without where it is not what it should be. To be called after bind_torch, before
 // bind_reader.
-void bind_exchange() noexcept;
+void bind_exchange();
 
 // Finds the way of an older torch, where there is no other. To be called when `inside` tells of dispatch keys.
-void bind_views() noexcept;
+void bind_views();
 
 // Is there a way? Without one the functions below answer false and null.
 inline bool can_view() noexcept { return api.exchange != nullptr || detail::has_functions; }

@@ -25,7 +25,7 @@ std::string text_with_signature(PyObject* function) {
     const Owned value(PyObject_GetAttrString(function, name));
     const char* text = value && PyUnicode_Check(value.get()) ? PyUnicode_AsUTF8(value.get()) : nullptr;
     std::string told = text == nullptr ? "" : text;
-    clear_error();
+    drop_error_but_of_memory();
     return told;
   };
   const std::string signature = ask("__text_signature__");
@@ -65,7 +65,13 @@ bool WatchedBuiltin::check(PyObject* object, MemoryMap& memory) {
   return refuse(object, "it may not be written to");
 }
 
-void WatchedBuiltin::watch(PyObject* builtin, vectorcallfunc stub) {
+void WatchedBuiltin::prepare(PyObject* builtin) {
+  if (is_watched_) return;
+  const bool is_inlined = reinterpret_cast<PyCFunctionObject*>(builtin)->vectorcall != nullptr;
+  text_ = is_inlined ? text_with_signature(builtin) : std::string();
+}
+
+void WatchedBuiltin::watch(PyObject* builtin, FromC<vectorcallfunc> stub) noexcept {
   auto* function = reinterpret_cast<PyCFunctionObject*>(builtin);
   *object_ = Owned::borrowed(builtin);
   is_watched_ = true;
@@ -74,11 +80,10 @@ void WatchedBuiltin::watch(PyObject* builtin, vectorcallfunc stub) {
   if (original_slot_ != nullptr) {
     definition_ = *function->m_ml;
     definition_.ml_flags = METH_VARARGS | METH_KEYWORDS;
-    text_ = text_with_signature(builtin);
     if (!text_.empty()) definition_.ml_doc = text_.c_str();
     store(&function->m_ml, &definition_);
   }
-  store(&function->vectorcall, stub);
+  store(&function->vectorcall, stub.pointer());
 }
 
 void WatchedBuiltin::stop() noexcept {
@@ -113,11 +118,11 @@ bool WatchedMethod::check(PyObject* method, int flags, MemoryMap& memory) {
   return false;
 }
 
-void WatchedMethod::watch(PyObject* method, PyCFunction stub) {
+void WatchedMethod::watch(PyObject* method, MethodStub stub) noexcept {
   if (definition_ != nullptr) return;
   definition_ = reinterpret_cast<PyMethodDescrObject*>(method)->d_method;
   original_ = definition_->ml_meth;
-  store(&definition_->ml_meth, stub);
+  store(&definition_->ml_meth, stub.pointer());
 }
 
 void WatchedMethod::stop() noexcept {
@@ -134,16 +139,16 @@ bool WatchedData::check(MemoryMap& memory) {
   return false;
 }
 
-void WatchedData::watch_reading(getter stub) {
+void WatchedData::watch_reading(FromC<getter> stub) noexcept {
   if (std::exchange(reading_is_watched_, true)) return;
   getter_ = api.data->get;
-  store(&api.data->get, stub);
+  store(&api.data->get, stub.pointer());
 }
 
-void WatchedData::watch_assigning(setter stub) {
+void WatchedData::watch_assigning(FromC<setter> stub) noexcept {
   if (std::exchange(assigning_is_watched_, true)) return;
   setter_ = api.data->set;
-  store(&api.data->set, stub);
+  store(&api.data->set, stub.pointer());
 }
 
 void WatchedData::stop() noexcept {
@@ -162,16 +167,16 @@ bool WatchedFunction::is_watched_by_anybody(PyObject* function) noexcept {
   return PyFunction_Check(function) && reinterpret_cast<PyFunctionObject*>(function)->vectorcall != slot_of_functions();
 }
 
-void WatchedFunction::watch(PyObject* function, PyObject* answering, vectorcallfunc stub) {
+void WatchedFunction::watch(PyObject* function, PyObject* answering, FromC<vectorcallfunc> stub) noexcept {
   *function_ = Owned::borrowed(function);
   *answering_ = Owned::borrowed(answering);
   auto* const as_function_object = reinterpret_cast<PyFunctionObject*>(function);
   original_ = as_function_object->vectorcall;
-  set_slot(as_function_object, stub);
+  set_slot(as_function_object, stub.pointer());
 }
 
-void WatchedFunction::exchange_stub(vectorcallfunc stub) noexcept {
-  if (is_watched()) set_slot(reinterpret_cast<PyFunctionObject*>(function_->get()), stub);
+void WatchedFunction::exchange_stub(FromC<vectorcallfunc> stub) noexcept {
+  if (is_watched()) set_slot(reinterpret_cast<PyFunctionObject*>(function_->get()), stub.pointer());
 }
 
 void WatchedFunction::stop() noexcept {

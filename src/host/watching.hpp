@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "from_c.hpp"
 #include "host/callables.hpp"
 
 namespace habana_mp::host {
@@ -14,7 +15,9 @@ class WatchedBuiltin {
   // False with an exception set where it is no builtin, or may not be written to.
   static bool check(PyObject* object, MemoryMap& memory);
 
-  void watch(PyObject* builtin, vectorcallfunc stub);
+  // Makes what `watch` needs memory for. To be called before it; changes nothing of the builtin.
+  void prepare(PyObject* builtin);
+  void watch(PyObject* builtin, FromC<vectorcallfunc> stub) noexcept;
   void stop() noexcept;
   // Forgets the builtin, too: no call of it may be under way.
   void forget() noexcept;
@@ -32,13 +35,24 @@ class WatchedBuiltin {
   bool is_watched_ = false;  // afterwards the rest stays: a call may be under way
 };
 
+// What stands in the definition of a method of C, of any calling convention.
+class MethodStub {
+ public:
+  template <typename Function>
+  MethodStub(FromC<Function> stub) noexcept : function_(stub.as_method()) {}
+  [[nodiscard]] PyCFunction pointer() const noexcept { return function_; }
+
+ private:
+  PyCFunction function_;
+};
+
 // A method of C. Every call of it, bound or not, goes through its definition.
 class WatchedMethod {
  public:
   // False with an exception set where it is none of this calling convention, or may not be written to.
   static bool check(PyObject* method, int flags, MemoryMap& memory);
 
-  void watch(PyObject* method, PyCFunction stub);
+  void watch(PyObject* method, MethodStub stub) noexcept;
   void stop() noexcept;
 
   [[nodiscard]] bool is_watched() const { return definition_ != nullptr; }
@@ -52,17 +66,13 @@ class WatchedMethod {
   PyCFunction original_ = nullptr;  // stays: a call under way still needs it
 };
 
-inline PyCFunction as_function(PyCFunctionWithKeywords stub) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(stub));
-}
-
 // Tensor.data: reading it and assigning to it, each by itself.
 class WatchedData {
  public:
   static bool check(MemoryMap& memory);  // false with an exception set
 
-  void watch_reading(getter stub);
-  void watch_assigning(setter stub);
+  void watch_reading(FromC<getter> stub) noexcept;
+  void watch_assigning(FromC<setter> stub) noexcept;
   void stop() noexcept;
 
   PyObject* read(PyObject* self, void* closure) const { return getter_(self, closure); }
@@ -85,8 +95,8 @@ class WatchedFunction {
   static bool is_watched_by_anybody(PyObject* function) noexcept;
 
   // A call is answered by `answering`: the function, or another one with the code that the function had.
-  void watch(PyObject* function, PyObject* answering, vectorcallfunc stub);
-  void exchange_stub(vectorcallfunc stub) noexcept;
+  void watch(PyObject* function, PyObject* answering, FromC<vectorcallfunc> stub) noexcept;
+  void exchange_stub(FromC<vectorcallfunc> stub) noexcept;
   void stop() noexcept;
 
   [[nodiscard]] bool is_watched() const { return static_cast<bool>(*function_); }

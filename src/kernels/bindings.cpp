@@ -1,7 +1,3 @@
-#include <pybind11/numpy.h>
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
-
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -20,6 +16,7 @@
 #include "kernels/cast.hpp"
 #include "kernels/dispatch.hpp"
 #include "kernels/product.hpp"
+#include "pybind.hpp"
 
 namespace py = pybind11;
 

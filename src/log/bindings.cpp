@@ -1,13 +1,14 @@
-#include <pybind11/pybind11.h>
 
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 
+#include "instances.hpp"
 #include "log/log.hpp"
 #include "log/printable.hpp"
 #include "log/sinks.hpp"
+#include "pybind.hpp"
 
 namespace py = pybind11;
 
@@ -33,7 +34,9 @@ void log_to(const std::string& kind, const py::object& target, bool append, bool
 
 // Lone surrogates pass, as they do on every way that bytes of a file name take into a repr.
 std::string bytes_of(const py::str& text) {
-  return py::reinterpret_steal<py::bytes>(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "surrogatepass"));
+  const auto bytes = py::reinterpret_steal<py::bytes>(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "surrogatepass"));
+  if (!bytes) throw py::error_already_set();
+  return bytes;
 }
 
 // Lone surrogates are spelled out as Python does it.
@@ -57,9 +60,16 @@ void log_operation(const py::str& representation, const std::string& operation, 
 }  // namespace
 
 void register_log(py::module_& module) {
-  [[maybe_unused]] const py::class_<log::Destination, std::shared_ptr<log::Destination>> destination(
+  const py::class_<log::Destination, std::shared_ptr<log::Destination>> destination(
       module, "LogDestination", "Where the cast log went, to be given back.");
-  module.def("log_destination", &log::destination, "Where the cast log goes, or None.");
+  note_with_reserve(destination);
+  module.def(
+      "log_destination",
+      [] {
+        Reserve::fill();
+        return log::destination();
+      },
+      "Where the cast log goes, or None.");
   module.def("log_back_to", &log::send_to, py::arg("destination").none(true),
              "Sends the cast log where it went before, or nowhere.");
   module.def("log_to", &log_to, py::arg("kind"), py::arg("target") = py::none(), py::kw_only(),

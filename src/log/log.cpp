@@ -18,6 +18,7 @@
 #include "gil.hpp"
 #include "log/printable.hpp"
 #include "log/sinks.hpp"
+#include "owned.hpp"
 
 namespace py = pybind11;
 
@@ -28,7 +29,7 @@ namespace {
 // Guarded by the GIL. Never destroyed: a static's destructor would run after Python is gone, and sinks own Python
 // objects; shut_down(), which atexit calls, is what empties it.
 std::shared_ptr<Destination>& in_force() {
-  static auto* destination = new std::shared_ptr<Destination>;
+  static constinit NeverDestroyed<std::shared_ptr<Destination>> destination;
   return *destination;
 }
 
@@ -82,10 +83,15 @@ void append_text(fmt::memory_buffer& out, std::string_view representation, rules
   }
 }
 
-void append_quoted(fmt::memory_buffer& out, std::string_view text) {
+void append_escaped(fmt::memory_buffer& out, std::string_view text) {
   fmt::memory_buffer scratch;
-  out.push_back('"');
   append_for_json(out, valid_utf8(text, scratch));
+}
+
+void append_quoted(fmt::memory_buffer& out, std::string_view text, std::string_view rest = {}) {
+  out.push_back('"');
+  append_escaped(out, text);
+  append_escaped(out, rest);
   out.push_back('"');
 }
 
@@ -146,15 +152,17 @@ void operation(std::string_view representation, std::string_view operation, rule
   });
 }
 
-void event(std::string_view text) noexcept {
+void event(std::string_view text, std::string_view rest) noexcept {
   write_line([&](fmt::memory_buffer& line, Layout layout) {
     if (layout == Layout::text) {
-      fmt::memory_buffer scratch;
-      line.append(printable(text, scratch));
+      for (const std::string_view part : {text, rest}) {
+        fmt::memory_buffer scratch;
+        line.append(printable(part, scratch));
+      }
       return;
     }
     line.append(std::string_view(R"("kind": "event", "text": )"));
-    append_quoted(line, text);
+    append_quoted(line, text, rest);
     line.push_back('}');
   });
 }

@@ -28,6 +28,7 @@ void operation(std::string_view representation, std::string_view operation, rule
                const Origin* origin) noexcept;
 
 // Something else worth a line: casts left or entered again, a weight made from a lowered tensor.
-void event(std::string_view text) noexcept;
+// `rest` follows it without a gap.
+void event(std::string_view text, std::string_view rest = {}) noexcept;
 
 }  // namespace habana_mp::log

@@ -225,7 +225,12 @@ Destination::Destination(spdlog::sink_ptr sink, Layout layout)
     : logger_("habana_mp", std::move(sink)), layout_(layout) {
   // Instead of spdlog's own handler, which prints to stderr behind Python's back.
   logger_.set_error_handler([](const std::string& text) {
-    if (PyErr_Occurred() == nullptr) PyErr_SetString(PyExc_OSError, text.c_str());
+    if (PyErr_Occurred() != nullptr) return;
+    if (text.starts_with("std::bad_alloc")) {
+      PyErr_NoMemory();
+    } else {
+      PyErr_SetString(PyExc_OSError, text.c_str());
+    }
   });
 }
 

@@ -1,12 +1,13 @@
 // Where the lines of the cast log go: the console, a file, JSON lines or Python's logging, each behind a spdlog logger.
 #pragma once
 
-#include <pybind11/pybind11.h>
 #include <spdlog/logger.h>
 
 #include <memory>
 #include <string>
 #include <string_view>
+
+#include "pybind.hpp"
 
 namespace habana_mp::log {
 

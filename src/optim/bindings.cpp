@@ -1,9 +1,8 @@
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
-
 #include <optional>
 
+#include "instances.hpp"
 #include "optim/plan.hpp"
+#include "pybind.hpp"
 
 namespace py = pybind11;
 
@@ -11,7 +10,9 @@ namespace habana_mp {
 
 void register_optim(py::module_& module) {
   using optim::StepPlan;
-  py::class_<StepPlan>(module, "StepPlan", "Which weights of an optimizer's group the core can step.")
+  py::class_<StepPlan> plan_class(module, "StepPlan", "Which weights of an optimizer's group the core can step.");
+  note_with_reserve(plan_class);
+  plan_class
       .def(py::init<const py::list&, const py::list&, const py::list&, const py::list&, const py::list&, bool>(),
            py::kw_only(), py::arg("params"), py::arg("grads"), py::arg("states"), py::arg("steps"), py::arg("lowers"),
            py::arg("writes_grads"))

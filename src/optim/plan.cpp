@@ -14,6 +14,7 @@
 #include "host/held_memory.hpp"
 #include "host/inside.hpp"
 #include "host/torch_api.hpp"
+#include "instances.hpp"
 #include "tensor/cast.hpp"
 
 namespace py = pybind11;
@@ -249,6 +250,7 @@ bool StepPlan::Taken::operator==(const Taken& other) const {
 StepPlan::StepPlan(const py::list& params, const py::list& grads, const py::list& states, const py::list& steps,
                    const py::list& lowers, bool writes_grads)
     : writes_grads_(writes_grads) {
+  Reserve::fill();
   const std::size_t count = params.size();
   std::vector<py::tuple> columns;
   for (const py::handle column : states) columns.emplace_back(py::reinterpret_borrow<py::list>(column));

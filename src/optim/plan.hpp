@@ -1,13 +1,12 @@
 // Which weights of an optimizer's group our kernels can step, and where their arrays lie.
 #pragma once
 
-#include <pybind11/pybind11.h>
-
 #include <cstddef>
 #include <optional>
 #include <vector>
 
 #include "kernels/step.hpp"
+#include "pybind.hpp"
 
 namespace habana_mp::optim {
 

@@ -26,7 +26,7 @@ Owned cast_by_torch(PyObject* tensor, Kind to) {
   if (host::is_plain_tensor(tensor)) {
     PyCFunction function =
         to == Kind::bf16 ? host::api.to_bfloat16 : (to == Kind::f16 ? host::api.to_float16 : host::api.to_float32);
-    static PyObject* const no_arguments = PyTuple_New(0);
+    static PyObject* const no_arguments = checked(PyTuple_New(0));
     const auto method = reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(function));
     return Owned(method(tensor, no_arguments, nullptr));
   }
@@ -90,7 +90,7 @@ static void convert_values(PyObject* tensor, const void* source, Kind from, void
 
 void set_recorded_cast(PyObject* function) noexcept { *recorded_cast = Owned::borrowed_or_null(function); }
 
-Owned cast_in_block(PyObject* tensor, Kind to) noexcept {
+Owned cast_in_block(PyObject* tensor, Kind to) {
   host::Geometry geometry;
   CastResult ignored;
   if (!host::can_look_inside() || !host::is_plain_tensor(tensor)) return nullptr;
@@ -150,6 +150,7 @@ Owned cast_saturated(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
   Owned item(PyObject_CallMethod(tensor, "item", nullptr));
   const double value = item ? PyFloat_AsDouble(item.get()) : 0.0;
   item.reset();
+  if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_MemoryError) != 0) return nullptr;
   clear_error();
   const double limit = largest(to);
   if (!std::isfinite(value) || (value <= limit && value >= -limit)) return cast(tensor, from, to, seen);

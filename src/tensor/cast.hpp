@@ -33,7 +33,7 @@ inline bool is_cast_to_block(std::int64_t count) noexcept {
 
 // A cast of a plain tensor that nobody has to see, in such a block. Null, without an exception, where that is not
 // possible.
-Owned cast_in_block(PyObject* tensor, Kind to) noexcept;
+Owned cast_in_block(PyObject* tensor, Kind to);
 
 // Is a cast of this tensor recorded, and there is nothing about it but the graph?
 bool is_cast_in_graph(PyObject* tensor) noexcept;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "host/inside.hpp"
 #include "owned.hpp"
@@ -15,7 +16,7 @@ struct CastMemory {
   // Memory that is used again by the next call (accel/buffers).
   Owned (*cast_transient)(PyObject* tensor, Kind from, Kind to, CastResult& seen, bool& transient) = nullptr;
   bool (*has_uneven_rows)(PyObject* tensor, bool heeds_single_elements) noexcept = nullptr;
-  Owned (*cast_in_rows)(PyObject* tensor, Kind from, Kind to, CastResult& seen) noexcept = nullptr;
+  Owned (*cast_in_rows)(PyObject* tensor, Kind from, Kind to, CastResult& seen) = nullptr;
   Owned (*borrow)(const DLTensor& wanted, Kind kind) noexcept = nullptr;
   void (*give_back)(PyObject* cast) noexcept = nullptr;
   void (*forget)() noexcept = nullptr;
@@ -42,6 +43,23 @@ inline Owned borrow(const DLTensor& wanted, Kind kind) noexcept {
   return cast_memory.borrow == nullptr ? nullptr : cast_memory.borrow(wanted, kind);
 }
 
+// A tensor that was made for now, where `transient` says so: it goes to `give_back` at the end, however this ends.
+class Transient {
+ public:
+  Transient(Owned tensor, bool transient) noexcept : tensor_(std::move(tensor)), transient_(transient) {}
+  ~Transient();
+  Transient(const Transient&) = delete;
+  Transient& operator=(const Transient&) = delete;
+
+  [[nodiscard]] PyObject* get() const noexcept { return tensor_.get(); }
+  [[nodiscard]] Owned take() noexcept { return std::move(tensor_); }
+  explicit operator bool() const noexcept { return static_cast<bool>(tensor_); }
+
+ private:
+  Owned tensor_;
+  bool transient_;
+};
+
 // Takes the reference of what was made for now. The tensor is used again if nobody else holds it or its memory.
 inline void give_back(PyObject* cast) noexcept {
   if (cast_memory.give_back == nullptr) {
@@ -49,6 +67,10 @@ inline void give_back(PyObject* cast) noexcept {
   } else {
     cast_memory.give_back(cast);
   }
+}
+
+inline Transient::~Transient() {
+  if (transient_ && tensor_) give_back(tensor_.release());
 }
 
 }  // namespace habana_mp::tensor

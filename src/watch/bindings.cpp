@@ -1,4 +1,3 @@
-#include <pybind11/pybind11.h>
 
 #include <cstdint>
 #include <memory>
@@ -7,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "instances.hpp"
+#include "pybind.hpp"
 #include "watch/calls.hpp"
 #include "watch/events.hpp"
 #include "weights/cache.hpp"
@@ -32,7 +33,7 @@ py::object path_or_none(const watch::Module* module) {
 // A block of code that was given away in a module, and runs now.
 class Block {
  public:
-  explicit Block(std::int64_t module) : call_(watch::enter_module(module)) {}
+  explicit Block(std::int64_t module) : call_(with_reserve(module)) {}
   ~Block() { leave(); }
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
@@ -40,6 +41,11 @@ class Block {
   void leave() noexcept { watch::leave_module(std::move(call_)); }
 
  private:
+  static std::unique_ptr<watch::ModuleCall> with_reserve(std::int64_t module) {
+    Reserve::fill();
+    return watch::enter_module(module);
+  }
+
   std::unique_ptr<watch::ModuleCall> call_;
 };
 
@@ -133,9 +139,9 @@ void register_watch(py::module_& module) {
     watch::forget_module_calls();
   });
   module.def("running_module", &watch::running_module);
-  py::class_<Block>(module, "Block", "Code that was given away in a module, and runs now, until it leaves.")
-      .def(py::init<std::int64_t>(), py::arg("module"))
-      .def("leave", &Block::leave);
+  py::class_<Block> block(module, "Block", "Code that was given away in a module, and runs now, until it leaves.");
+  note_with_reserve(block);
+  block.def(py::init<std::int64_t>(), py::arg("module")).def("leave", &Block::leave);
   module.def("watch_sizes", [] {
     py::dict sizes;
     sizes["codes"] = watch::known_codes();

@@ -175,27 +175,31 @@ Call::~Call() {
   Record& record = *operation_->record;
   record.nanoseconds += whole - std::min(whole, operation_->inside);
   record.cast_nanoseconds += operation_->casting;
-  note_event({.record = static_cast<std::int64_t>(record.number),
-              .begin = operation_->begin,
-              .end = end,
-              .thread = thread_number()});
+  try {
+    note_event({.record = static_cast<std::int64_t>(record.number),
+                .begin = operation_->begin,
+                .end = end,
+                .thread = thread_number()});
+  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): the trace loses the call
+  }
 }
 
 void Call::weight_was_refused(std::uint8_t why) noexcept {
   if (is_recorded() && why < operation_->record->refused.size()) ++operation_->record->refused[why];
 }
 
-void Call::ends(PyObject* const* arguments, Py_ssize_t count, PyObject* result) noexcept {
+void Call::ends(PyObject* const* arguments, Py_ssize_t count, PyObject* result) noexcept try {
   if (!is_recorded() || detail != Detail::lines) return;
   Record& record = *operation_->record;
   const Kind wanted = kind_of(record.key.decision.precision);
   for_each_tensor(arguments, count, [&](PyObject* tensor) { note_input(record, tensor, wanted); });
   if (result == nullptr) return;
   for_each_tensor(&result, 1, [&](PyObject* tensor) { remember_result(tensor, record); });
+} catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): the record loses where an input comes from
 }
 
 void decided(const void* target, const std::string& operation, bool is_kept, rules::Decision decision,
-             const Amounts& amounts, bool some_by_torch) noexcept {
+             const Amounts& amounts, bool some_by_torch) {
   Record* const record = record_call(operation, is_kept, decision, amounts);
   Operation* const innermost = open_calls.innermost();
   if (innermost == nullptr || innermost->target != target) return;

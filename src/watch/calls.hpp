@@ -44,9 +44,10 @@ class Call {
 
 // Something was decided for a call: of the innermost one where the target is its, else of one that is not timed.
 // `some_by_torch`: torch made some of the casts, within the operation.
-// `is_kept`: the operation's name lives as long as the process.
+// `is_kept`: the operation's name lives as long as the process. Throws std::bad_alloc where there is no memory for a
+// record.
 void decided(const void* target, const std::string& operation, bool is_kept, rules::Decision decision,
-             const Amounts& amounts, bool some_by_torch) noexcept;
+             const Amounts& amounts, bool some_by_torch);
 
 // The time from its construction to its end counts as the innermost call's time for casts.
 class CastTime {

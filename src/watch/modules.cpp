@@ -4,6 +4,7 @@
 #include <deque>
 #include <iterator>
 #include <map>
+#include <new>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -31,7 +32,7 @@ constexpr std::size_t most_stretches = 1 << 16;
 thread_local std::deque<Stretch> stretches;
 
 // From now on the innermost module runs.
-void note_stretch() {
+void note_stretch() noexcept try {
   const std::uint64_t from = host::next_sequence_number();
   const std::int64_t module = running_module();
   if (!stretches.empty() && stretches.back().module == module) return;
@@ -41,6 +42,7 @@ void note_stretch() {
   }
   if (stretches.size() == most_stretches) stretches.pop_front();
   stretches.push_back({from, module});
+} catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): what is recorded meanwhile counts for the former one
 }
 
 // The calls of a greenlet, while another one runs.
@@ -98,8 +100,9 @@ bool is_known(const Known& known, PyObject* module) {
 Module* module_at(Module* parent, std::string path, std::string class_name) {
   Module*& found = tables->by_path[path];
   if (found == nullptr) {
-    const std::uint64_t number = tables->next_number++;
+    const std::uint64_t number = tables->next_number;
     found = &tables->all[number];
+    ++tables->next_number;
     found->parent = parent;
     found->number = number;
     found->path = std::move(path);
@@ -206,13 +209,16 @@ void module_ends(std::unique_ptr<ModuleCall> call) noexcept {
   const std::uint64_t end = nanoseconds();
   ++module->calls;
   module->nanoseconds += end - call->begin - call->aside;
-  note_event({.module = static_cast<std::int64_t>(module->number),
-              .begin = call->begin,
-              .end = end,
-              .thread = thread_number()});
+  try {
+    note_event({.module = static_cast<std::int64_t>(module->number),
+                .begin = call->begin,
+                .end = end,
+                .thread = thread_number()});
+  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): the trace loses the call
+  }
 }
 
-Module* module_of_gradient() noexcept {
+Module* module_of_gradient() {
   const std::uint64_t number = host::sequence_number_of_gradient();
   const auto after = std::upper_bound(stretches.begin(), stretches.end(), number,
                                       [](std::uint64_t value, const Stretch& one) { return value < one.from; });

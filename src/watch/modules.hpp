@@ -49,7 +49,7 @@ std::unique_ptr<ModuleCall> module_begins(PyObject* module);
 void module_ends(std::unique_ptr<ModuleCall> call) noexcept;
 
 // In which module was the operation recorded whose gradient is worked out now? Null where that cannot be told.
-Module* module_of_gradient() noexcept;
+Module* module_of_gradient();
 
 // The number of the module that runs here, or -1: for what is given away to be run later.
 std::int64_t running_module() noexcept;

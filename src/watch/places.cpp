@@ -148,7 +148,7 @@ void set_passed_over(PyObject* files, PyObject* compilers, PyObject* call_impl_c
   tables->call_impl = Owned::borrowed(call_impl_code);
 }
 
-const Place* place_of_call(ModuleCall* call, bool finds_compilers) noexcept {
+const Place* place_of_call(ModuleCall* call, bool finds_compilers) {
   HeldError held;
   const Place* place = nullptr;
   try {

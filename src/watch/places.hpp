@@ -28,7 +28,7 @@ void set_passed_over(PyObject* files, PyObject* compilers, PyObject* call_impl_c
 // it is. `call` is the innermost module's call in this thread, or null.
 // With `finds_compilers` code that traces ends the search; else it is passed over.
 // The place lives until `forget_places` is called.
-const Place* place_of_call(ModuleCall* call, bool finds_compilers) noexcept;
+const Place* place_of_call(ModuleCall* call, bool finds_compilers);
 
 // The place with this file, function and line, as Python tells it.
 const Place* place_named(PyObject* file, const char* function, int line);

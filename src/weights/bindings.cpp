@@ -1,6 +1,3 @@
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
-
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -8,6 +5,7 @@
 #include <utility>
 
 #include "host/free_memory.hpp"
+#include "pybind.hpp"
 #include "weights/cache.hpp"
 #include "weights/escapes.hpp"
 #include "weights/room.hpp"

@@ -7,6 +7,7 @@
 
 #include "errors.hpp"
 #include "forks.hpp"
+#include "from_c.hpp"
 #include "gil.hpp"
 #include "host/aten.hpp"
 #include "weights/entry.hpp"
@@ -20,7 +21,7 @@ Room room;
 std::uint32_t silent_writers = 0;
 
 Cache& cache() {
-  static auto* const the_cache = new Cache;
+  static NeverDestroyed<Cache> the_cache;
   return *the_cache;
 }
 
@@ -64,7 +65,7 @@ PyObject* weight_died(PyObject* address, PyObject*) {
   Py_RETURN_NONE;
 }
 
-PyMethodDef weight_died_definition{"weight_died", weight_died, METH_O, nullptr};
+PyMethodDef weight_died_definition{"weight_died", from_c<weight_died>.pointer(), METH_O, nullptr};
 
 Owned weak_reference_to(PyObject* weight) {
   const Owned address(PyLong_FromVoidPtr(weight));
@@ -83,14 +84,20 @@ class OutsideOfInferenceMode {
  public:
   OutsideOfInferenceMode() {
     const Owned on(PyObject_CallNoArgs(host::api.is_inference_mode));
+    if (!on) clear_error();
     if (on.get() != Py_True) return;
     guard_ = Owned(PyObject_CallOneArg(host::api.inference_mode, Py_False));
     const Owned done(guard_ ? PyObject_CallMethod(guard_.get(), "__enter__", nullptr) : nullptr);
-    if (!done) guard_.reset();
+    if (done) return;
+    clear_error();
+    guard_.reset();
   }
   ~OutsideOfInferenceMode() {
     if (!guard_) return;
+    HeldError held;
     const Owned done(PyObject_CallMethod(guard_.get(), "__exit__", "OOO", Py_None, Py_None, Py_None));
+    if (!done) clear_error();  // the guard ends its mode as it goes
+    held.restore();
   }
   OutsideOfInferenceMode(const OutsideOfInferenceMode&) = delete;
   OutsideOfInferenceMode& operator=(const OutsideOfInferenceMode&) = delete;
@@ -128,7 +135,8 @@ bool find_values(Entry& entry, PyObject* weight) {
   const std::int64_t elements = host::count_elements(weight);
   if (elements == 0 || !host::read_geometry(weight, geometry) || !geometry.is_dense()) return false;
   Owned size = host::as_tuple(geometry.sizes);  // may let others run
-  if (!size || !host::has_geometry(weight, geometry, true)) return false;
+  if (!size) throw std::bad_alloc();
+  if (!host::has_geometry(weight, geometry, true)) return false;
   entry.size = std::move(size);
   entry.elements = elements;
   const auto last = static_cast<std::int64_t>(sample_count - 1);
@@ -143,12 +151,17 @@ bool find_values(Entry& entry, PyObject* weight) {
 
 void* target_of(const Entry& entry) { return const_cast<char*>(host::snapshot_of(entry.cast.get()).data); }
 
-// Casts a weight that is held into a cast that is held once.
+// Casts a weight that is held into a cast that is held once. Where that fails the cast is not used before it is made
+// again.
 void write_cast(Entry& entry, PyObject* weight) {
   const Owned cast = Owned::borrowed(entry.cast.get());
-  entry.busy.begin();
-  tensor::convert(weight, entry.geometry.values, Kind::f32, target_of(entry), entry.to, entry.elements);
-  entry.busy.end();
+  const BusyScope busy(entry);
+  try {
+    tensor::convert(weight, entry.geometry.values, Kind::f32, target_of(entry), entry.to, entry.elements);
+  } catch (...) {
+    entry.trust = Trust::changed;
+    throw;
+  }
 }
 
 // Is this the time to look again at a weight of which nothing could be kept? Less and less often.
@@ -170,12 +183,15 @@ bool is_known_in(std::unordered_map<const char*, const char*>& storages, const c
   return false;
 }
 
-void remember_pointer(const char* storage) {
+// Without memory to remember it, every weight counts as pointed to from now on.
+void remember_pointer(const char* storage) noexcept try {
   if (cache().pointed_to.size() + cache().pointed_into.size() >= most_remembered) cache().too_many_pointers = true;
   if (cache().too_many_pointers) return;
   cache().pointed_to[storage] = host::memory_of(storage);
   const char* whole = storage;
   while ((whole = host::storage_behind(whole)) != nullptr) cache().pointed_into[whole] = host::memory_of(whole);
+} catch (const std::bad_alloc&) {
+  cache().too_many_pointers = true;
 }
 
 // A pointer to another slice of what this one is a slice of is none to this one.
@@ -260,13 +276,13 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
     entry.refusal = Refusal::changing;
     return false;
   }
+  PyObject*& registered = cache().weights[held.storage];  // before anything is changed: there may be no memory
   // Whatever happens to the weight now makes the snapshot another one, or takes the trust away.
   entry.snapshot = held;
   --entry.snapshot.owners;  // ours goes
   entry.samples = entry.look();
   entry.trust = silent_writers == 0 ? Trust::sure : Trust::changed;
   entry.quiet_uses = 0;
-  PyObject*& registered = cache().weights[held.storage];
   // Another weight that lay there, before the insides of the two were swapped, is not told of what happens to it.
   if (registered != nullptr && registered != weight) distrust(registered);
   registered = weight;
@@ -276,11 +292,14 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
     write_cast(entry, weight);
     return true;
   }
-  entry.busy.begin();
-  entry.drop();
-  Owned made = limit_allows(entry.bytes()) ? make_cast(entry, weight) : nullptr;
-  Owned holder = made ? host::make_holder(made.get()) : nullptr;
-  entry.busy.end();
+  Owned made;
+  Owned holder;
+  {
+    const BusyScope busy(entry);
+    entry.drop();
+    if (limit_allows(entry.bytes())) made = make_cast(entry, weight);
+    if (made) holder = host::make_holder(made.get());
+  }
   if (made) {
     entry.refusals = 0;
     entry.hold(std::move(made), std::move(holder));
@@ -295,15 +314,14 @@ std::shared_ptr<Entry> make_entry(PyObject* weight, Kind to) {
     clear_error();
     return nullptr;
   }
-  // Making it may have let others run.
-  std::shared_ptr<Entry>& place = cache().entries[{weight, to}];
-  if (place != nullptr) return place;
   auto entry = std::make_shared<Entry>();
+  // Making it may have let others run.
+  const auto [place, is_new] = cache().entries.try_emplace({weight, to}, entry);
+  if (!is_new) return place->second;
   entry->weight = weight;
   entry->reference = std::move(reference);
   entry->to = to;
   entry->snapshot = host::snapshot_of(weight);
-  place = entry;
   return entry;
 }
 
@@ -446,7 +464,19 @@ void configure(Settings wanted) noexcept {
   cache().too_many_pointers = false;
 }
 
-Owned kept(PyObject* weight, Kind to, Use use, std::int64_t& elements) noexcept {
+// No memory is no error of the user's call: then nothing is kept.
+template <typename Make>
+[[gnu::always_inline]] static inline Owned or_nothing(std::int64_t& elements, const Make& make) noexcept {
+  try {
+    return make();
+  } catch (const std::bad_alloc&) {
+    ++counts.refused[static_cast<std::size_t>(Refusal::limit)];
+    elements = 0;
+    return nullptr;
+  }
+}
+
+static Owned find_kept(PyObject* weight, Kind to, Use use, std::int64_t& elements) {
   const bool records = use != Use::unrecorded;
   std::shared_ptr<Entry> held;
   auto [entry, cast] = up_to_date(weight, to, records, 0, held, elements);
@@ -456,7 +486,11 @@ Owned kept(PyObject* weight, Kind to, Use use, std::int64_t& elements) noexcept 
   return as_part_of_graph(weight, entry->geometry.sizes, entry->size.get(), cast.get(), use);
 }
 
-Owned kept_part(PyObject* view, Kind to, Use use, std::int64_t& elements) noexcept {
+Owned kept(PyObject* weight, Kind to, Use use, std::int64_t& elements) noexcept {
+  return or_nothing(elements, [&] { return find_kept(weight, to, use, elements); });
+}
+
+static Owned find_kept_part(PyObject* view, Kind to, Use use, std::int64_t& elements) {
   const bool records = use != Use::unrecorded;
   elements = 0;
   const Base base(view);
@@ -480,7 +514,11 @@ Owned kept_part(PyObject* view, Kind to, Use use, std::int64_t& elements) noexce
   return as_part_of_graph(view, part.sizes, nullptr, made.get(), use);
 }
 
-Owned cast_for_many(PyObject* given, Kind to) noexcept {
+Owned kept_part(PyObject* view, Kind to, Use use, std::int64_t& elements) noexcept {
+  return or_nothing(elements, [&] { return find_kept_part(view, to, use, elements); });
+}
+
+Owned cast_for_many(PyObject* given, Kind to) {
   host::Geometry geometry;
   if (!tensor::is_cast_in_graph(given) || !host::read_geometry(given, geometry)) return nullptr;
   const Owned plain(host::api.detach(given, nullptr));
@@ -524,20 +562,35 @@ void numpy_gets(const char* storage, bool lent) noexcept {
   if (!lent) {
     cache().lent.erase(storage);
     if (!host::tells_of_arrays(storage)) remember_pointer(storage);
-  } else if (host::is_known_memory(storage, false) && cache().lent.size() < most_remembered) {
-    cache().lent[storage] = host::memory_of(storage);
+    return;
+  }
+  try {
+    if (host::is_known_memory(storage, false) && cache().lent.size() < most_remembered) {
+      cache().lent[storage] = host::memory_of(storage);
+    }
+  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): then its memory counts as NumPy's
   }
 }
 
-void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexcept {
-  if (!settings->on || cache().entries.empty()) return;
-  struct Renewed {
-    std::shared_ptr<Entry> entry;
-    Owned cast;
-    host::HeldMemory memory;
-  };
-  std::vector<Renewed> renewed;
-  std::vector<kernels::Job> jobs;
+namespace {
+
+struct Renewed {
+  std::shared_ptr<Entry> entry;
+  Owned cast;
+  host::HeldMemory memory;
+};
+
+// What was cast of this weight says nothing of it any more.
+void was_changed(PyObject* weight) noexcept {
+  for (const Kind to : precisions) {
+    const auto found = cache().entries.find({weight, to});
+    if (found != cache().entries.end() && found->second->trust == Trust::sure) found->second->trust = Trust::changed;
+  }
+}
+
+// The casts that are to be made again, and what does so. Each is busy from now on.
+void find_jobs(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh, std::vector<Renewed>& renewed,
+               std::vector<kernels::Job>& jobs) {
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* weight = weights[i];
     for (const Kind to : precisions) {
@@ -558,15 +611,31 @@ void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexce
           !entry->has(Form::plain) || !entry->is_free()) {
         continue;
       }
+      renewed.push_back({entry, Owned::borrowed(entry->cast.get()), std::move(memory)});
+      entry->busy.begin();
+      jobs.emplace_back(entry->geometry.values, kernels::Float::f32, target_of(*entry), tensor::float_of(to),
+                        static_cast<std::size_t>(entry->elements));
       entry->snapshot = now;
       entry->samples = entry->look();
       entry->trust = Trust::sure;
-      entry->busy.begin();
       entry->quiet_uses = 0;
-      jobs.emplace_back(entry->geometry.values, kernels::Float::f32, target_of(*entry), tensor::float_of(to),
-                        static_cast<std::size_t>(entry->elements));
-      renewed.push_back({entry, Owned::borrowed(entry->cast.get()), std::move(memory)});
     }
+  }
+}
+
+}  // namespace
+
+void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexcept {
+  if (!settings->on || cache().entries.empty()) return;
+  std::vector<Renewed> renewed;
+  std::vector<kernels::Job> jobs;
+  try {
+    find_jobs(weights, count, may_be_fresh, renewed, jobs);
+  } catch (const std::bad_alloc&) {
+    // Each is cast when it is used again.
+    for (const Renewed& one : renewed) one.entry->busy.end();
+    for (Py_ssize_t i = 0; i < count; ++i) was_changed(weights[i]);
+    return;
   }
   if (jobs.empty()) return;
   const unsigned threads = host::torch_threads();

@@ -58,7 +58,7 @@ Owned kept_part(PyObject* view, Kind to, Use use, std::int64_t& elements) noexce
 
 // A cast of this float32 tensor, which is none to be kept, for many products that are recorded. Null, without an
 // exception, where one like any other is to be made.
-Owned cast_for_many(PyObject* tensor, Kind to) noexcept;
+Owned cast_for_many(PyObject* tensor, Kind to);
 
 // The weight, a matrix, of which this plain tensor is the transposed view. Null, without an exception, where it is
 // none.

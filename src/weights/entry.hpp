@@ -89,7 +89,8 @@ struct Entry {
   ~Entry() { drop(); }
 
   [[nodiscard]] std::uint64_t bytes() const { return tensor::bytes_as(to, elements); }
-  // What was held goes last: others may run then.
+  // What was held goes last: others may run then. Throws std::bad_alloc where there is no memory to note a plain cast,
+  // and nothing has changed.
   void hold(Owned made, Owned its_holder, Form its_form = Form::plain, Owned options = nullptr);
   void drop() { hold(nullptr, nullptr); }
   [[nodiscard]] bool has(Form wanted) const { return cast && form == wanted && (form != Form::plain || is_intact()); }
@@ -108,6 +109,18 @@ struct Entry {
     for (std::size_t i = 0; i < sample_count; ++i) std::memcpy(&seen[i], sampled[i], sizeof seen[i]);
     return seen;
   }
+};
+
+// The entry is being changed while others may run, to the end of this scope.
+class BusyScope {
+ public:
+  explicit BusyScope(Entry& entry) noexcept : entry_(entry) { entry_.busy.begin(); }
+  ~BusyScope() { entry_.busy.end(); }
+  BusyScope(const BusyScope&) = delete;
+  BusyScope& operator=(const BusyScope&) = delete;
+
+ private:
+  Entry& entry_;
 };
 
 struct Key {
@@ -153,6 +166,9 @@ struct Cache {
 Cache& cache();
 
 inline void Entry::hold(Owned made, Owned its_holder, Form its_form, Owned options) {
+  const Snapshot made_snapshot = made && its_form == Form::plain ? host::snapshot_of(made.get()) : Snapshot{};
+  if (made_snapshot.storage != nullptr) cache().casts.insert(made_snapshot.storage);
+  // From here on nothing can fail.
   quiet_uses = 0;
   if (cast) {
     counts.bytes -= bytes();
@@ -163,9 +179,10 @@ inline void Entry::hold(Owned made, Owned its_holder, Form its_form, Owned optio
   const Owned former_cast = std::exchange(cast, std::move(made));
   const Owned former_holder = std::exchange(holder, std::move(its_holder));
   form = its_form;
-  if (cast_snapshot.storage != nullptr) cache().casts.erase(cast_snapshot.storage);
-  cast_snapshot = cast && form == Form::plain ? host::snapshot_of(cast.get()) : Snapshot{};
-  if (cast_snapshot.storage != nullptr) cache().casts.insert(cast_snapshot.storage);
+  if (cast_snapshot.storage != nullptr && cast_snapshot.storage != made_snapshot.storage) {
+    cache().casts.erase(cast_snapshot.storage);
+  }
+  cast_snapshot = made_snapshot;
   if (cast) {
     counts.bytes += bytes();
     ++counts.weights;

@@ -12,7 +12,6 @@
 
 namespace habana_mp::weights {
 
-using host::as_function;
 using host::WatchedMethod;
 
 namespace {
@@ -43,12 +42,13 @@ NeverDestroyed<Callers> callers_of_arrays;
 bool caller_is_harmless(const Callers& callers) {
   bool harmless = false;
   bool passes_on = true;
-  for (host::FrameWalk walk; walk && passes_on; walk.outwards()) {
+  host::FrameWalk walk;
+  for (; walk && passes_on; walk.outwards()) {
     const Owned name = walk.module_name();
     passes_on = name && host::begins_with_one_of(name.get(), callers.passing_on.get());
     harmless = name && host::begins_with_one_of(name.get(), callers.harmless.get());
   }
-  return harmless;
+  return harmless && !walk.failed();
 }
 
 template <const WatchedMethod& method>
@@ -161,20 +161,20 @@ struct Plan {
   WatchedMethod* method;
   PyObject* object;
   int flags;
-  PyCFunction stub;
+  host::MethodStub stub;
 };
 
 constexpr int with_keywords = METH_VARARGS | METH_KEYWORDS;
 
 }  // namespace
 
-void watch_view_and_numpy(bool (*lists_speak)()) noexcept {
+void watch_view_and_numpy(bool (*lists_speak)()) {
   lists_speak_here = lists_speak;
   if (view.is_watched() && numpy.is_watched()) return;
   host::MemoryMap memory;
   const Plan plans[] = {
-      {&view, host::method_of_tensor("view"), with_keywords, as_function(view_stub)},
-      {&numpy, host::method_of_tensor("numpy"), with_keywords, as_function(numpy_stub)},
+      {&view, host::method_of_tensor("view"), with_keywords, from_c<view_stub>},
+      {&numpy, host::method_of_tensor("numpy"), with_keywords, from_c<numpy_stub>},
   };
   for (const Plan& plan : plans) {
     if (plan.object != nullptr && WatchedMethod::check(plan.object, plan.flags, memory))
@@ -188,7 +188,7 @@ void stop_watching_view_and_numpy() noexcept {
   numpy.stop();
 }
 
-bool may_watch_exchange() noexcept {
+bool may_watch_exchange() {
   const DLPackExchangeAPI* table = host::exchange_table();
   host::MemoryMap memory;
   return exchange != nullptr || table == nullptr ||
@@ -196,32 +196,33 @@ bool may_watch_exchange() noexcept {
           memory.may_write(&table->managed_tensor_from_py_object_no_sync));
 }
 
-void watch_exchange() noexcept {
+void watch_exchange() {
   DLPackExchangeAPI* table = host::exchange_table();
   if (exchange != nullptr || table == nullptr || !may_watch_exchange()) return;
   original_exchange = *table;
   exchange = table;
-  store(&table->dltensor_from_py_object_no_sync, &borrow_stub);
-  store(&table->managed_tensor_from_py_object_no_sync, &share_stub);
+  store(&table->dltensor_from_py_object_no_sync, from_c<borrow_stub>.pointer());
+  store(&table->managed_tensor_from_py_object_no_sync, from_c<share_stub>.pointer());
 }
 
 bool watch_escapes(MemoryMethods methods) {
   const Plan plans[] = {
-      {&untyped_storage, methods.untyped_storage, METH_NOARGS, escaping_stub_without_arguments<untyped_storage>},
-      {&data_ptr, methods.data_ptr, METH_NOARGS, pointer_stub<data_ptr>},
-      {&const_data_ptr, methods.const_data_ptr, METH_NOARGS, pointer_stub<const_data_ptr>},
-      {&apply, methods.apply, METH_O, apply_stub},
-      {&map, methods.map, with_keywords, as_function(map_stub)},
-      {&map2, methods.map2, with_keywords, as_function(map2_stub)},
-      {&set, methods.set, with_keywords, as_function(set_stub)},
-      {&resize, methods.resize, with_keywords, as_function(escaping_stub<resize>)},
-      {&resize_as, methods.resize_as, with_keywords, as_function(escaping_stub<resize_as>)},
-      {&unsafe_chunk, methods.unsafe_chunk, with_keywords, as_function(escaping_stub<unsafe_chunk>)},
-      {&unsafe_split, methods.unsafe_split, with_keywords, as_function(escaping_stub<unsafe_split>)},
+      {&untyped_storage, methods.untyped_storage, METH_NOARGS,
+       from_c<escaping_stub_without_arguments<untyped_storage>>},
+      {&data_ptr, methods.data_ptr, METH_NOARGS, from_c<pointer_stub<data_ptr>>},
+      {&const_data_ptr, methods.const_data_ptr, METH_NOARGS, from_c<pointer_stub<const_data_ptr>>},
+      {&apply, methods.apply, METH_O, from_c<apply_stub>},
+      {&map, methods.map, with_keywords, from_c<map_stub>},
+      {&map2, methods.map2, with_keywords, from_c<map2_stub>},
+      {&set, methods.set, with_keywords, from_c<set_stub>},
+      {&resize, methods.resize, with_keywords, from_c<escaping_stub<resize>>},
+      {&resize_as, methods.resize_as, with_keywords, from_c<escaping_stub<resize_as>>},
+      {&unsafe_chunk, methods.unsafe_chunk, with_keywords, from_c<escaping_stub<unsafe_chunk>>},
+      {&unsafe_split, methods.unsafe_split, with_keywords, from_c<escaping_stub<unsafe_split>>},
       {&unsafe_split_with_sizes, methods.unsafe_split_with_sizes, with_keywords,
-       as_function(escaping_stub<unsafe_split_with_sizes>)},
-      {&lazy_clone, methods.lazy_clone, METH_NOARGS, escaping_stub_without_arguments<lazy_clone>},
-      {&storage_data_ptr, methods.storage_data_ptr, METH_NOARGS, storage_data_ptr_stub},
+       from_c<escaping_stub<unsafe_split_with_sizes>>},
+      {&lazy_clone, methods.lazy_clone, METH_NOARGS, from_c<escaping_stub_without_arguments<lazy_clone>>},
+      {&storage_data_ptr, methods.storage_data_ptr, METH_NOARGS, from_c<storage_data_ptr_stub>},
   };
   host::MemoryMap memory;
   for (const Plan& plan : plans) {
@@ -240,7 +241,7 @@ bool watch_escapes(MemoryMethods methods) {
     if (plan.object != nullptr) plan.method->watch(plan.object, plan.stub);
   }
   watch_exchange();
-  data.watch_reading(data_getter_stub);
+  data.watch_reading(from_c<data_getter_stub>);
   return true;
 }
 

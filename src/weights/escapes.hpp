@@ -34,13 +34,13 @@ struct MemoryMethods {
 
 // Two methods of Tensor that are watched before anything is covered, and until nothing is: `view`, which a list may
 // name too, and `numpy`, which takes float32 of what is in bfloat16, where the lists speak.
-void watch_view_and_numpy(bool (*lists_speak)()) noexcept;
+void watch_view_and_numpy(bool (*lists_speak)());
 void stop_watching_view_and_numpy() noexcept;
 
 // DLPack's exchange API of C, as soon as torch has one: an older torch gets it of another library.
-void watch_exchange() noexcept;
+void watch_exchange();
 // True if there is no table, or one that may be written to.
-bool may_watch_exchange() noexcept;
+bool may_watch_exchange();
 
 // False with a Python exception set when one of them is not what it should be; nothing has changed then.
 bool watch_escapes(MemoryMethods methods);

@@ -1,8 +1,6 @@
 #include "accel/blocks/blocks.hpp"
 
 #include <pthread.h>
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
 
 #include <algorithm>
 #include <atomic>
@@ -15,7 +13,9 @@
 #include <vector>
 
 #include "errors.hpp"
+#include "from_c.hpp"
 #include "module_parts.hpp"
+#include "pybind.hpp"
 #include "tensor/cast.hpp"
 #include "tensor/cast_memory.hpp"
 
@@ -45,14 +45,15 @@ struct Waiting {
 };
 
 // Never destroyed: tensors may outlive the interpreter's modules.
-Waiting& waiting() {
-  static auto* const the_blocks = new Waiting;
+Waiting& waiting() noexcept {
+  static constinit NeverDestroyed<Waiting> the_blocks;
   return *the_blocks;
 }
 
 // As the module is loaded. A child has none of the threads that might hold the lock, so nobody does when it is made.
 [[maybe_unused]] const int fork_handlers =
-    pthread_atfork([] { waiting().lock.lock(); }, [] { waiting().lock.unlock(); }, [] { waiting().lock.unlock(); });
+    pthread_atfork([]() noexcept { waiting().lock.lock(); }, []() noexcept { waiting().lock.unlock(); },
+                   []() noexcept { waiting().lock.unlock(); });
 
 void* take(std::uint64_t bytes) {
   Waiting& all = waiting();
@@ -108,7 +109,7 @@ struct Lent {
   std::uint64_t bytes = 0;
 };
 
-void end_lent(DLManagedTensor* managed) {
+void end_lent(DLManagedTensor* managed) noexcept {
   const std::unique_ptr<Lent> lent(static_cast<Lent*>(managed->manager_ctx));
   give_back(managed->dl_tensor.data, lent->bytes);
 }
@@ -158,7 +159,7 @@ Owned tensor_in_block(const host::Geometry& like, Kind kind, void*& values) noex
                              0};
   lent->managed.manager_ctx = lent.get();
   lent->managed.deleter = end_lent;
-  const Owned capsule(PyCapsule_New(&lent->managed, "dltensor", end_capsule));
+  const Owned capsule(PyCapsule_New(&lent->managed, "dltensor", from_c<end_capsule>.pointer()));
   if (!capsule) {
     give_back(memory, bytes);
     clear_error();

@@ -1,9 +1,8 @@
 #include "accel/buffers/buffers.hpp"
 
-#include <pybind11/pybind11.h>
-
 #include <algorithm>
 #include <array>
+#include <new>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -12,6 +11,7 @@
 #include "host/inside.hpp"
 #include "kernels/cast.hpp"
 #include "module_parts.hpp"
+#include "pybind.hpp"
 #include "tensor/cast_memory.hpp"
 
 namespace py = pybind11;
@@ -84,8 +84,9 @@ void adopt(Owned cast) {
   }
   made.holder = host::make_holder(made.tensor);  // others may run
   if (!made.holder || !host::is_held_once(made.tensor, true) || buffers->size() >= most_buffers) return;
-  bytes_held += made.bytes();
+  const std::int64_t bytes = made.bytes();
   buffers->push_back(std::move(made));
+  bytes_held += bytes;
 }
 
 }  // namespace
@@ -119,7 +120,7 @@ bool has_uneven_rows(PyObject* tensor, bool heeds_single_elements) noexcept {
   return false;
 }
 
-Owned cast_in_rows(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen) noexcept {
+Owned cast_in_rows(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen) {
   DLTensor source;
   host::Geometry geometry;
   if (!host::can_look_inside() || tensor::must_be_seen(tensor, seen)) return nullptr;
@@ -173,7 +174,11 @@ void give_back(PyObject* cast) noexcept {
                                   [cast](const Buffer& one) { return one.is_lent() && one.tensor == cast; });
   if (found == buffers->end()) {
     // Not with the exception of an operation that failed.
-    if (PyErr_Occurred() == nullptr) adopt(std::move(given));
+    if (PyErr_Occurred() != nullptr) return;
+    try {
+      adopt(std::move(given));
+    } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): it goes, as any tensor does
+    }
   } else if (host::is_held_once(cast, true)) {
     found->waiting = std::move(given);
   } else {

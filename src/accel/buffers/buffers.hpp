@@ -17,7 +17,7 @@ bool has_uneven_rows(PyObject* tensor, bool heeds_single_elements) noexcept;
 
 // A cast or a copy of such a tensor, contiguous, where nobody has to see it: goes to `give_back`. Null, without an
 // exception, where that is not possible.
-Owned cast_in_rows(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen) noexcept;
+Owned cast_in_rows(PyObject* tensor, Kind from, Kind to, tensor::CastResult& seen);
 
 // A buffer of this kind that lies as this view: it goes to `give_back`, too. Null where there is none.
 Owned borrow_buffer(const DLTensor& wanted, Kind kind) noexcept;

@@ -55,7 +55,7 @@ void reorder(PyObject* images, const DLTensor& from, void* target, const Strides
 Owned make_channels_last(PyObject* images, Kind kind, const DLTensor& wanted) {
   static PyObject* const keywords = [] {
     const host::NoCollection no_finalizers;  // one that comes here again would wait for itself
-    return PyTuple_Pack(1, PyUnicode_InternFromString("memory_format"));
+    return checked(PyTuple_Pack(1, interned("memory_format")));
   }();
   PyObject* const values[] = {images, host::api.channels_last_order};
   Owned made(PyObject_Vectorcall(host::api.empty_like, values, 1, keywords));
@@ -90,16 +90,14 @@ Owned channels_last_transient(PyObject* images, Kind kind) {
   DLTensor wanted = view;
   wanted.shape = sizes.data();
   wanted.strides = strides.data();
-  Owned made = tensor::borrow(wanted, kind);
-  if (!made) made = make_channels_last(images, kind, wanted);  // others may run
+  Owned memory = tensor::borrow(wanted, kind);
+  if (!memory) memory = make_channels_last(images, kind, wanted);  // others may run
   drop_error();
-  if (!made) return nullptr;
-  if (!are_images_like(images, sizes, kind, view)) {
-    tensor::give_back(made.release());
-    return nullptr;
-  }
+  if (!memory) return nullptr;
+  tensor::Transient made(std::move(memory), true);
+  if (!are_images_like(images, sizes, kind, view)) return nullptr;
   reorder(images, view, const_cast<char*>(host::snapshot_of(made.get()).data), strides, kind);
-  return made;
+  return made.take();
 }
 
 Owned channels_first(PyObject* images, Kind kind) {

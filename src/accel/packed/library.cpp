@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "accel/packed/image_order.hpp"
+#include "errors.hpp"
 #include "host/casts_inside.hpp"
 #include "host/modes.hpp"
 #include "host/torch_api.hpp"
@@ -24,9 +25,9 @@ Owned call_operator(const Owned& one, PyObject* const* values, std::size_t count
 }
 
 Owned call_packed_as_it_lies(const PackedCall& call, PyObject* packed) {
-  static PyObject* const none = PyUnicode_InternFromString("none");
-  static PyObject* const no_scalars = PyTuple_New(0);
-  static PyObject* const no_algorithm = PyUnicode_InternFromString("");
+  static PyObject* const none = interned("none");
+  static PyObject* const no_scalars = checked(PyTuple_New(0));
+  static PyObject* const no_algorithm = interned("");
   PyObject* values[6 + conv_options] = {call.input, packed, call.bias};
   std::size_t count = 3;
   if (call.what == Packs::conv2d) {
@@ -64,12 +65,11 @@ Owned pack(PyObject* cast, const PackedCall& call) {
 
 Owned call_packed(const PackedCall& call, PyObject* packed) {
   if (!call.reorders) return call_packed_as_it_lies(call, packed);
-  Owned input = channels_last_transient(call.input, Kind::bf16);
+  const tensor::Transient input(channels_last_transient(call.input, Kind::bf16), true);
   if (!input) return nullptr;
   PackedCall reordered = call;
   reordered.input = input.get();
   const Owned made = call_packed_as_it_lies(reordered, packed);
-  tensor::give_back(input.release());
   return made ? channels_first(made.get(), Kind::bf16) : nullptr;
 }
 

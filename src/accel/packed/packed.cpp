@@ -18,6 +18,7 @@
 
 namespace habana_mp::accel {
 
+using weights::BusyScope;
 using weights::cache;
 using weights::counts;
 using weights::entry_of;
@@ -51,7 +52,7 @@ constexpr std::int64_t most_tried = std::int64_t{1} << 28;
 PyObject* verdicts() {
   static PyObject* const all = [] {
     const host::NoCollection no_finalizers;  // one that comes here again would wait for itself
-    return PyDict_New();
+    return checked(PyDict_New());
   }();
   return all;
 }
@@ -83,7 +84,7 @@ Owned case_of(const Entry& entry, const PackedCall& call) {
 // may not are tried by `gives_the_same_bits`.) Found out once for each kind of call. Under the GIL, as everything here.
 // Never destroyed, as the cache.
 std::unordered_map<ProductCase, bool, HashOfProductCase>& orders_of_sums() {
-  static auto* const all = new std::unordered_map<ProductCase, bool, HashOfProductCase>;
+  static NeverDestroyed<std::unordered_map<ProductCase, bool, HashOfProductCase>> all;
   return *all;
 }
 
@@ -169,11 +170,13 @@ void consider_panels(Entry& entry, const PackedCall& call) {
   if (assumed == Assumed::nothing || assumed == Assumed::library || !may_try_panels(entry, call)) return;
   std::optional<PanelVerdict> verdict = known_verdict(entry, call);
   if (!is_plain_and_idle(entry)) return;
-  entry.busy.begin();
   const Owned cast = Owned::borrowed(entry.cast.get());
-  if (!verdict) verdict = try_panels(entry, call);
-  Owned panels = verdict && verdict->pays ? make_panels(cast.get(), call.is_inner_first()) : nullptr;
-  entry.busy.end();
+  Owned panels;
+  {
+    const BusyScope busy(entry);
+    if (!verdict) verdict = try_panels(entry, call);
+    if (verdict && verdict->pays) panels = make_panels(cast.get(), call.is_inner_first());
+  }
   // Not where somebody took the weight away meanwhile. Nobody runs between the two.
   if (panels && entry.cast.get() == cast.get()) entry.hold(std::move(panels), nullptr, panels_for(call));
 }
@@ -188,8 +191,8 @@ void consider_library(Entry& entry, const PackedCall& call) {
     return;
   }
   if (call.reorders && known == Verdict::none) ++entry.probed;
-  entry.busy.begin();
   const Owned cast = Owned::borrowed(entry.cast.get());
+  std::optional<BusyScope> busy(std::in_place, entry);
   const bool is_alike = sums_alike(entry, call);
   Owned packed = is_alike ? pack(cast.get(), call) : nullptr;
   const bool worth = packed && (known == Verdict::pays || pays(call, cast.get(), packed.get()));
@@ -200,7 +203,7 @@ void consider_library(Entry& entry, const PackedCall& call) {
   drop_error();
   one_case.reset();
   Owned options = worth && !interrupted ? options_of(call) : nullptr;
-  entry.busy.end();
+  busy.reset();
   // As above.
   if (options && entry.cast.get() == cast.get()) {
     entry.hold(std::move(packed), std::move(holder), Form::library, std::move(options));
@@ -253,7 +256,7 @@ bool may_pack(const PackedCall& call) noexcept {
   return operators_of(call.what).plain && (library_packs(call) || (call.is_product() && kernels::can_multiply()));
 }
 
-bool may_be_packed(const PackedCall& call, Kind to) noexcept {
+bool may_be_packed(const PackedCall& call, Kind to) {
   if (to != Kind::bf16) return false;
   const Entry* known = entry_of(call.weight, to);
   if (known == nullptr || !known->cast || known->busy) return false;
@@ -285,7 +288,7 @@ bool may_be_packed(const PackedCall& call, Kind to) noexcept {
   return verdict != Verdict::does_not;
 }
 
-Owned answer(const PackedCall& call, Kind to) noexcept {
+Owned answer(const PackedCall& call, Kind to) {
   const auto found = cache().entries.find({call.weight, to});
   if (found == cache().entries.end()) return nullptr;
   const std::shared_ptr<Entry> held = found->second;

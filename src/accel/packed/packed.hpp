@@ -51,10 +51,10 @@ struct PackedCall {
 bool may_pack(const PackedCall& call) noexcept;
 
 // Is it worth to prepare this call: is its weight packed for it, or may it pay to pack it?
-bool may_be_packed(const PackedCall& call, Kind to) noexcept;
+bool may_be_packed(const PackedCall& call, Kind to);
 
 // The result from the packed weight, where input and bias are in its precision by now. Null, without an exception,
 // where the call is to be made the ordinary way.
-Owned answer(const PackedCall& call, Kind to) noexcept;
+Owned answer(const PackedCall& call, Kind to);
 
 }  // namespace habana_mp::accel

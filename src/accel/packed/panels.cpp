@@ -30,7 +30,7 @@ constexpr std::size_t gil_kept_below = std::size_t{1} << 21;
 
 // Under the GIL, as everything here. Never destroyed, as the cache.
 std::unordered_map<ProductCase, PanelVerdict, HashOfProductCase>& verdicts() {
-  static auto* const all = new std::unordered_map<ProductCase, PanelVerdict, HashOfProductCase>;
+  static NeverDestroyed<std::unordered_map<ProductCase, PanelVerdict, HashOfProductCase>> all;
   return *all;
 }
 

@@ -1,5 +1,5 @@
-#include <pybind11/pybind11.h>
 
+#include <new>
 #include <string>
 #include <utility>
 
@@ -8,6 +8,7 @@
 #include "engine/accelerators.hpp"
 #include "errors.hpp"
 #include "module_parts.hpp"
+#include "pybind.hpp"
 #include "weights/cache.hpp"
 
 namespace py = pybind11;
@@ -17,7 +18,6 @@ namespace habana_mp::accel {
 using engine::Arguments;
 using engine::Call;
 using engine::cast_item;
-using engine::let_go;
 using engine::Reading;
 using engine::Rule;
 using engine::Tally;
@@ -65,16 +65,14 @@ Owned cast_and_answer(const Rule& rule, PackedCall& call, Kind input_kind, Kind 
   Tally made;
   made.may_reuse_memory = true;
   const bool has_bias = call.bias != Py_None;
-  Owned input = cast_item(rule, call.input, input_kind, to, made);
-  const bool input_is_transient = made.transient;
-  Owned bias;
-  if (input) bias = has_bias ? cast_item(rule, call.bias, bias_kind, to, made) : Owned::borrowed(Py_None);
-  const bool bias_is_transient = made.transient && has_bias;
+  Owned made_input = cast_item(rule, call.input, input_kind, to, made);
+  const tensor::Transient input(std::move(made_input), made.transient);
+  Owned made_bias;
+  if (input) made_bias = has_bias ? cast_item(rule, call.bias, bias_kind, to, made) : Owned::borrowed(Py_None);
+  const tensor::Transient bias(std::move(made_bias), made.transient && has_bias);
   call.input = input.get();
   call.bias = bias.get();
   Owned result = bias ? answer(call, to) : nullptr;
-  if (input) let_go(std::move(input), input_is_transient);
-  if (bias) let_go(std::move(bias), bias_is_transient);
   if (!result) {
     drop_error();
     return nullptr;
@@ -85,9 +83,8 @@ Owned cast_and_answer(const Rule& rule, PackedCall& call, Kind input_kind, Kind 
   return result;
 }
 
-// A product or convolution of a float32 weight where nothing is recorded, from the weight's packed form. Null, without
-// an exception, where the call is to be made the ordinary way.
-Owned answer_from_packed(const Call& call, Kind to, Tally& tally) {
+// As answer_from_packed, which catches that there is no memory.
+Owned try_packed(const Call& call, Kind to, Tally& tally) {
   const Arguments& arguments = call.arguments;
   const Reading& reading = call.reading;
   const Packs packs = call.rule.means.packs;
@@ -121,6 +118,17 @@ Owned answer_from_packed(const Call& call, Kind to, Tally& tally) {
   const bool is_by_itself = input == packed.weight || input == given;
   return is_by_itself ? nullptr
                       : cast_and_answer(call.rule, packed, reading.kinds[positions.input], bias_kind, to, tally);
+}
+
+// A product or convolution of a float32 weight where nothing is recorded, from the weight's packed form. Null, without
+// an exception, where the call is to be made the ordinary way.
+Owned answer_from_packed(const Call& call, Kind to, Tally& tally) {
+  try {
+    return try_packed(call, to, tally);
+  } catch (const std::bad_alloc&) {
+    drop_error();
+    return nullptr;
+  }
 }
 
 Owned held_or_null(const py::object& one) { return Owned::borrowed_or_null(one.is_none() ? nullptr : one.ptr()); }

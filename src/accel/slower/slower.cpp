@@ -1,9 +1,9 @@
 // Does lowering pay? On a CPU a small GEMM may take longer in bfloat16. Where the user wants it so (`skip_slower`),
 // each shape is measured once and left as it is written if that is faster.
-#include <pybind11/pybind11.h>
 
 #include <algorithm>
 #include <bit>
+#include <new>
 #include <unordered_map>
 
 #include "engine/accelerators.hpp"
@@ -12,6 +12,7 @@
 #include "errors.hpp"
 #include "host/modes.hpp"
 #include "module_parts.hpp"
+#include "pybind.hpp"
 #include "stopwatch.hpp"
 #include "tensor/cast.hpp"
 
@@ -48,7 +49,7 @@ bool is_on = false;
 Verdict assumed = Verdict::unknown;
 
 std::unordered_map<std::uint64_t, Measured>& shapes() {
-  static auto* const all = new std::unordered_map<std::uint64_t, Measured>;
+  static NeverDestroyed<std::unordered_map<std::uint64_t, Measured>> all;
   return *all;
 }
 
@@ -170,10 +171,15 @@ rules::Answer is_slower_lowered(const Call& call, Kind to) {
     return rules::Answer::no;
   const std::uint64_t shape = may_be_skipped(call) ? shape_of(call.target, to, call.arguments) : 0;
   if (shape == 0) return rules::Answer::no;
-  Verdict verdict = verdict_on(shape);
-  if (verdict == Verdict::due) {
-    verdict = measure(call, to);
-    set_verdict(shape, verdict);
+  Verdict verdict = Verdict::unknown;
+  try {
+    verdict = verdict_on(shape);
+    if (verdict == Verdict::due) {
+      verdict = measure(call, to);
+      set_verdict(shape, verdict);
+    }
+  } catch (const std::bad_alloc&) {
+    drop_error();  // it is measured another time
   }
   if (PyErr_Occurred() != nullptr) return rules::Answer::failed;
   return verdict == Verdict::as_written ? rules::Answer::yes : rules::Answer::no;

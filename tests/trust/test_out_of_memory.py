@@ -1,0 +1,62 @@
+"""Out of memory: each allocation fails once, in all that a user calls. The call works or raises MemoryError; afterwards
+everything works, nothing is left, and torch is as it was after ``restore``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+#: The process that makes the attempts may die so often: then there is enough to mend.
+_MOST_DEATHS = 12
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library that lets allocations fail."""
+    built = tmp_path_factory.mktemp("out_of_memory") / "failing_allocations.so"
+    compiler = os.environ.get("CXX", "g++").split()
+    include = sysconfig.get_path("include")
+    flags = ["-std=c++20", "-O2", "-shared", "-fPIC", f"-I{include}"]
+    subprocess.run([*compiler, *flags, HERE / "failing_allocations.cpp", "-o", built], check=True, timeout=300)
+    return built
+
+
+def failures(library: Path, folder: Path, how: str) -> Iterator[str]:
+    """What went wrong, each with its entry, the kind of allocation and its number."""
+    progress = folder / "progress"
+    at: list[str] = []
+    for _ in range(_MOST_DEATHS):
+        run = subprocess.run(
+            [sys.executable, "-X", "faulthandler", "-m", "trust.run_entries", library, progress, how, *at],
+            cwd=HERE.parent,
+            # CPython's debug allocator finds memory that is freed twice, or written beside its blocks.
+            env={**os.environ, "LD_PRELOAD": str(library), "OMP_NUM_THREADS": "1", "PYTHONMALLOC": "debug"},
+            capture_output=True,
+            text=True,
+            timeout=3600,
+            check=False,
+        )
+        yield from (line for line in run.stdout.splitlines() if line.startswith("FAILURE"))
+        if run.returncode in (0, 1) and "attempts" in run.stdout.splitlines()[-1]:
+            return
+        entry, kind, number = progress.read_text("utf-8").splitlines()
+        yield f"DEATH {entry} | {kind} | {number} | {run.returncode}: {run.stderr[-2000:]}"
+        at = [entry, kind, str(int(number) + 1)]
+    yield "the process has died too often"
+
+
+def test_a_failed_allocation_raises_memory_error_or_is_made_up_for(library: Path, tmp_path: Path) -> None:
+    assert list(failures(library, tmp_path, "short")) == []
+
+
+@pytest.mark.trust
+def test_so_does_every_single_one(library: Path, tmp_path: Path) -> None:
+    assert list(failures(library, tmp_path, "full")) == []
