@@ -610,11 +610,11 @@ void register_engine(py::module_& module) {
   });
   // Whole, as what follows: an exception of a signal's handler would come between the parts.
   module.def("autocast_depth", [](const py::object& increment, const py::object& decrement) {
-    const auto counted = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(increment.ptr()));
-    if (!counted) throw py::error_already_set();
+    const auto depth = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(increment.ptr()));
+    if (!depth) throw py::error_already_set();
     const auto left = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(decrement.ptr()));
     if (!left) throw py::error_already_set();
-    return counted.cast<int>() - 1;
+    return depth.cast<int>() - 1;
   });
   define_plain<&call_without_casts_inside, 2>(module, "call_without_casts_inside");
   define_plain<&call_silently, 2>(module, "call_silently");
