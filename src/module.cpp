@@ -20,6 +20,7 @@ void register_optim(py::module_& module);
 
 PYBIND11_MODULE(_core_of_main_interpreter, module) {
   // pybind11 raises RuntimeError where it cannot make an object. That there is no memory is set by then.
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): the type of the parameter is pybind11's
   py::register_local_exception_translator([](std::exception_ptr raised) {
     try {
       if (raised) std::rethrow_exception(raised);

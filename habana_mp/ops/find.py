@@ -234,3 +234,21 @@ def public_names() -> Iterator[str]:
         for name in dir(namespace):
             if not name.startswith("_") and isinstance(getattr(namespace, name), types.BuiltinFunctionType):
                 yield name
+
+
+def _builtins_of_methods() -> Iterator[Any]:
+    """Yields the builtins of methods that call an operator without those of its kernels that count, and that run a
+    script, in which `.data` and `set_` cannot be watched."""
+    methods = (
+        ("_DispatchOperatorHandle", "redispatch_boxed"),
+        ("ScriptFunction", "__call__"),
+        ("ScriptMethod", "__call__"),
+    )
+    for kind, name in methods:
+        method = getattr(getattr(getattr(torch._C, kind, None), name, None), "__func__", None)
+        if type(method) is types.BuiltinFunctionType:
+            yield method
+
+
+#: Found at import: torch's own helpers for tests put Python functions around some of these methods later.
+METHODS_OF_C = tuple(_builtins_of_methods())

@@ -13,6 +13,7 @@ from torch._ops import OpOverload, OpOverloadPacket, _OpNamespace
 
 from habana_mp._ledger import Assumption, holds
 from habana_mp.ops.find import (
+    METHODS_OF_C,
     SILENT_WRITERS,
     UNCOUNTED_OPERATORS,
     UNCOUNTED_OVERLOADS,
@@ -45,14 +46,6 @@ _SILENT_FUNCTIONAL = (
 )
 
 
-#: Methods that call an operator without those of its kernels that count, and that run a script, in which `.data` and
-#: `set_` cannot be watched.
-_METHODS_OF_C = (
-    ("_DispatchOperatorHandle", "redispatch_boxed"),
-    ("ScriptFunction", "__call__"),
-    ("ScriptMethod", "__call__"),
-)
-
 #: The beginnings of the names of torch's own operators, which count what they write when they have written it.
 _OF_TORCH = ("aten::", "prims::", "prim::")
 
@@ -67,10 +60,7 @@ def silent_writers() -> Iterator[Any]:
     ):
         if hasattr(place, name):
             yield getattr(place, name)
-    for kind, name in _METHODS_OF_C:
-        method = getattr(getattr(getattr(torch._C, kind, None), name, None), "__func__", None)
-        if type(method) is types.BuiltinFunctionType:
-            yield method
+    yield from METHODS_OF_C
     distributed = getattr(torch._C, "_distributed_c10d", None)
     for group in (getattr(distributed, "ProcessGroup", None), getattr(distributed, "Backend", None)):
         for name in SILENT_COLLECTIVES:

@@ -59,9 +59,10 @@ Pins& pins() {
     pthread_atfork([]() noexcept { pins().lock.lock(); }, []() noexcept { pins().lock.unlock(); },
                    []() noexcept { pins().lock.unlock(); });
 
-void free_by_torch(void* memory) noexcept {
-  reinterpret_cast<Deleter>(reinterpret_cast<std::uintptr_t>(inside.own_deleter))(memory);
-}
+// The function by which torch's allocator frees.
+Deleter own_deleter() noexcept { return reinterpret_cast<Deleter>(const_cast<void*>(inside.own_deleter)); }
+
+void free_by_torch(void* memory) noexcept { own_deleter()(memory); }
 
 // Stands in a storage in the place of torch's own deleter. Any thread may call it, with or without the GIL. Where a
 // storage's memory was moved to another one meanwhile, it stays there.
@@ -112,7 +113,7 @@ void unpin(const char* storage, void* memory) noexcept {
   if (is_freed) {
     free_by_torch(memory);
   } else if (load<const void*>(storage, inside.context) == memory && *deleter_in(storage) == &free_when_unpinned) {
-    *deleter_in(storage) = reinterpret_cast<Deleter>(reinterpret_cast<std::uintptr_t>(inside.own_deleter));
+    *deleter_in(storage) = own_deleter();
   }
 }
 

@@ -1,8 +1,9 @@
 #include "watch/places.hpp"
 
-#include <compare>
 #include <map>
 #include <new>
+#include <string>
+#include <tuple>
 #include <unordered_set>
 #include <utility>
 
@@ -45,7 +46,10 @@ struct Line {
   std::string function;
   int line = 0;
   bool is_compiler = false;
-  auto operator<=>(const Line&) const = default;
+  bool operator<(const Line& other) const {
+    return std::tie(file, function, line, is_compiler) <
+           std::tie(other.file, other.function, other.line, other.is_compiler);
+  }
 };
 
 struct Tables {

@@ -29,8 +29,8 @@ def _convert(**options: Any) -> None:
 
 @dataclass
 class Entry:
-    """A piece of work. ``run`` is called with the result of ``prepare`` for each attempt. ``begin`` and ``end`` are called
-    before and after all attempts."""
+    """A piece of work. ``run`` is called with the result of ``prepare`` for each attempt. ``begin`` and ``end`` are
+    called before and after all attempts."""
 
     name: str
     run: Callable[[Any], Any]
@@ -182,7 +182,7 @@ def _begin_log(kind: str) -> Callable[[], None]:
             logger = logging.getLogger("habana_mp.trust")
             logger.setLevel(logging.INFO)
             logger.propagate = False
-            logger.handlers = [logging.StreamHandler(open(os.devnull, "w", encoding="utf-8"))]
+            logger.handlers = [logging.StreamHandler(open(os.devnull, "w", encoding="utf-8"))]  # noqa: SIM115
             _convert(log=logger)
         else:
             _convert(log=_FOLDER / f"log.{kind}", isVerbose="why")
@@ -212,7 +212,7 @@ def _step(state: tuple[nn.Linear, torch.Tensor, torch.optim.Optimizer]) -> bool:
 
 def _escape(state: tuple[nn.Linear, torch.Tensor]) -> torch.Tensor:
     """The weight is cast, its memory gets elsewhere and is written there, and it is cast again."""
-    layer, x = state
+    layer, _ = state
     _call(state)
     array = layer.weight.detach().numpy()
     array[:] = 2.0

@@ -1,8 +1,9 @@
 """Makes the work of ``entries.py`` again and again; each time another allocation fails.
 
-``python -m trust.run_entries LIBRARY PROGRESS HOW [ENTRY KIND NUMBER]``. LIBRARY is ``failing_allocations.so``, which is
-preloaded, too. HOW is ``short``: the first allocations and a spread of the others; or ``full``: every one of those of the core, and of
-CPython's one for each place in the code. It begins at that ENTRY, KIND and NUMBER, and writes what it is about to do
+``python -m trust.run_entries LIBRARY PROGRESS HOW [ENTRY KIND NUMBER]``. LIBRARY is ``failing_allocations.so``, which
+is preloaded, too. HOW is ``short``: the first allocations and a spread of the others; or ``full``: every one of those
+of the core, and of CPython's one for each place in the code.
+It begins at that ENTRY, KIND and NUMBER, and writes what it is about to do
 into PROGRESS: a process that dies leaves that behind. Prints a line for each failure.
 """
 

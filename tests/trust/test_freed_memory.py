@@ -40,7 +40,7 @@ def test_the_guard_sees_a_read_of_freed_memory(guard_pages: Path, tmp_path: Path
     assert (done.returncode, done.stdout) == (-11, "freed\n")
 
 
-@pytest.mark.parametrize(("scenario", "every"), [("activation", "1"), ("step", "12"), ("arrays", "1")])
+@pytest.mark.parametrize(("scenario", "every"), [("activation", "3"), ("step", "12"), ("arrays", "1")])
 def test_a_collection_that_changes_the_tensors_of_a_call_does_no_harm(
     scenario: str, every: str, guard_pages: Path, collector: Path
 ) -> None:
