@@ -20,7 +20,7 @@ import torch
 
 from habana_mp import HmpWarning, _core, hmp
 from helpers.lists import Converter, write_list
-from helpers.state_of_torch import assert_torch_is_restored
+from helpers.state_of_torch import assert_torch_is_restored, modes_of_thread
 
 # Inductor finds what it has generated again by a key that does not tell how wide the vectors were, and compiles it for
 # those of today: under another ATEN_CPU_CAPABILITY such code writes beside its memory. So each has a cache of its own.
@@ -51,9 +51,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
     """Whatever a test does, torch is as it was afterwards."""
+    before = modes_of_thread()
     yield
     hmp.restore()
     assert_torch_is_restored()
+    assert modes_of_thread() == before
 
 
 @pytest.fixture

@@ -27,9 +27,9 @@ bool goes_through_hooks(PyObject* innermost, PyObject* caller, PyObject* called)
 
 // Without anything between the look and the change that would let other threads run, as finalizers might.
 int set_hook(PyObject* dictionary, PyObject* key, PyObject* hook, PyObject* caller, PyObject* called) noexcept {
-  const Owned sys(PyImport_ImportModule("sys"));
-  const Owned current_frames(sys ? PyObject_GetAttrString(sys.get(), "_current_frames") : nullptr);
-  const Owned frames(current_frames ? PyObject_CallNoArgs(current_frames.get()) : nullptr);
+  // No import: at the interpreter's end that fails. Where `sys` is empty already, no other thread runs.
+  PyObject* const current_frames = PySys_GetObject("_current_frames");  // borrowed
+  const Owned frames(current_frames == nullptr ? PyDict_New() : PyObject_CallNoArgs(current_frames));
   if (!frames) return -1;
   const bool collects = PyGC_Disable() != 0;
   const unsigned long mine = PyThread_get_thread_ident();

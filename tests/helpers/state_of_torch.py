@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 
 from habana_mp import _core, hmp
+
+
+def modes_of_thread() -> dict[str, object]:
+    """What torch remembers for a thread or a process, and a test that fails in the middle could leave behind."""
+    return {
+        "gradients": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "autocast": {name: torch.is_autocast_enabled(name) for name in ("cpu", "cuda")},
+        "cache of autocast": torch.is_autocast_cache_enabled(),
+        "default dtype": torch.get_default_dtype(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "tracer": sys.gettrace(),
+    }
 
 
 def assert_torch_is_restored() -> None:

@@ -211,10 +211,10 @@ def test_a_thousand_greenlets_switch_in_the_middle_of_everything(detail: Any, wi
             if number % 5 == 1:
                 stack.enter_context(hmp.disable_casts())
             pause()
-            with torch.no_grad():
-                return models[number % 4](X).shape, wrapped(X).shape
+            return models[number % 4](X).shape, wrapped(X).shape
 
-    with nullcontext() if is_told else broken("greenlet.switches"):
+    # Around all of them: torch has one gradient mode for a thread, which greenlets that take turns would leave off.
+    with nullcontext() if is_told else broken("greenlet.switches"), torch.no_grad():
         hmp.convert(report=detail, within=within)
         assert switching(work, 1000) == [((4, 4), (4, 4))] * 1000
         report = hmp.report(show=False)
@@ -286,11 +286,12 @@ def test_gevent_runs_models_beside_each_other(detail: Any, within: Any) -> None:
     models = [Sleeping() for _ in range(3)]
 
     def work(number: int) -> torch.dtype:
-        with hmp.disable_casts() if number % 2 else nullcontext(), torch.no_grad():
+        with hmp.disable_casts() if number % 2 else nullcontext():
             gevent.sleep(0)
             return models[number % 3](X).dtype
 
-    found = [one.get() for one in [gevent.spawn(work, number) for number in range(300)] if one.join() is None]
+    with torch.no_grad():
+        found = [one.get() for one in [gevent.spawn(work, number) for number in range(300)] if one.join() is None]
     assert found == [torch.float32 if number % 2 else torch.bfloat16 for number in range(300)]
     report = hmp.report(show=False)
     if detail != "operations":
