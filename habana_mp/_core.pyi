@@ -241,7 +241,7 @@ def watch_modules(call_impl: Any, answering: Any, modules: list[Any] | None) -> 
 
 def stop_watching_modules() -> None: ...
 def follow_modules(call_impl: Any, answering: Any, /) -> None:
-    """From now on the watch is told which module's forward runs."""
+    """Make the watch record which module's forward runs."""
 
 def stop_following_modules() -> None: ...
 def count_calls(function: Any, answering: Any, during: Any, /) -> tuple[Any, int]:

@@ -115,7 +115,7 @@ class Stepping:
         return picked(column, self.plan.left_out)
 
     def changed(self, column: Sequence[Any]) -> list[Any]:
-        """After the step, those of the weights that nobody stepped, since they changed before."""
+        """The weights that the step left out, because they changed before it."""
         return picked(column, self.plan.changed)
 
     def taken(self, column: Sequence[Any]) -> list[Any]:

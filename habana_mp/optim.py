@@ -106,8 +106,8 @@ def _step(optimizer: Optimizer, closure: _Closure, step_group: Callable[[Any, _G
 
 def _step_adam(optimizer: Any, group: _Group) -> None:
     columns: list[list[Tensor]] = [[] for _ in range(6)]
-    told = [group["amsgrad"]] if ADAMW_ASKS_FOR_AMSGRAD and isinstance(optimizer, AdamW) else []
-    has_complex = gather(optimizer, group, *columns[:2], *told, *columns[2:])
+    amsgrad = [group["amsgrad"]] if ADAMW_ASKS_FOR_AMSGRAD and isinstance(optimizer, AdamW) else []
+    has_complex = gather(optimizer, group, *columns[:2], *amsgrad, *columns[2:])
     decoupled = group.get("decoupled_weight_decay", isinstance(optimizer, AdamW))
     scaling = _Scaling(optimizer)
     options = {name: group[name] for name in ("lr", "weight_decay", "eps")}

@@ -90,8 +90,8 @@ inline void print_error(PyObject* where) noexcept {
   }
 }
 
-// Drops an exception of torch's or Python's that tells no more than that something is not there. Throws std::bad_alloc
-// where it tells that there is no memory: then nothing is known.
+// Drops the Python exception of a look-up that found nothing. Throws std::bad_alloc where the look-up failed for want
+// of memory: it then proves nothing.
 inline void drop_error_but_of_memory() {
   if (PyErr_Occurred() == nullptr) return;
   const bool is_of_memory = PyErr_ExceptionMatches(PyExc_MemoryError) != 0;
@@ -99,8 +99,8 @@ inline void drop_error_but_of_memory() {
   if (is_of_memory) throw std::bad_alloc();
 }
 
-// The same object. Throws std::bad_alloc where there is none: what makes it gives null only without memory. The Python
-// exception is dropped, since the code that catches std::bad_alloc sets one.
+// Returns the object. Throws std::bad_alloc for null, for results of functions that return null only when memory is
+// short. The Python exception is dropped, since the code that catches std::bad_alloc sets one.
 inline PyObject* checked(PyObject* made) {
   if (made != nullptr) return made;
   PyErr_Clear();

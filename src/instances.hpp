@@ -14,12 +14,12 @@ namespace habana_mp {
 // Memory that is set aside for what has no way to fail.
 class Reserve {
  public:
-  // Throws std::bad_alloc where there is none to be set aside.
+  // Sets the reserve aside. Throws std::bad_alloc when memory is short.
   static void fill() {
     if (memory_ == nullptr) memory_ = std::malloc(size);
     if (memory_ == nullptr) throw std::bad_alloc();
   }
-  // Gives it back to the C library. False where there is none.
+  // Gives the reserve back to the C library. Returns false where it is used up.
   static bool use() noexcept {
     if (memory_ == nullptr) return false;
     std::free(std::exchange(memory_, nullptr));
@@ -31,8 +31,8 @@ class Reserve {
   static inline void* memory_ = nullptr;  // under the GIL
 };
 
-// An object before its constructor. pybind11 does not look whether there is memory for it, so the class throws
-// std::bad_alloc where there is none.
+// Returns an object before its constructor runs. pybind11 does not check for null here, so the class throws
+// std::bad_alloc when memory is short.
 inline PyObject* new_instance(PyTypeObject* type, PyObject*, PyObject*) {
   return pybind11::detail::make_new_instance(type);
 }

@@ -79,7 +79,7 @@ def end(watcher: str) -> None:
 
 
 def code_of_calls() -> types.CodeType:
-    """The code that a module's call runs, whoever watches it."""
+    """The code that a module's call runs, watched or not."""
     function = torch.nn.Module._call_impl
     is_watched = _Watch.watchers and function is _Watch.watched.function
     code: types.CodeType = (_Watch.watched.answering if is_watched else function).__code__
@@ -102,7 +102,7 @@ def _every_call_reaches_slot() -> bool:
 
 @functools.cache
 def _reaches_slot(*, exchanged: bool) -> bool:
-    """Does each call of a sample reach its slot?"""
+    """True if each call of a sample reaches its slot."""
 
     def function(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self, args, kwargs

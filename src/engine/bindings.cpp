@@ -308,7 +308,7 @@ std::pair<py::object, std::size_t> count_calls(const py::object& function, const
   return {std::move(result), calls_of_counted};
 }
 
-// (function, what answers where nobody watches it, arguments, keywords)
+// The values are (function, the function that answers where no watch is set, arguments, keywords).
 py::object call_by_slot(Values values) {
   const auto arguments = argument<py::tuple>(values[2]);
   const auto keywords = argument<py::dict>(values[3]);

@@ -43,7 +43,7 @@ int set_hook(PyObject* dictionary, PyObject* key, PyObject* hook, PyObject* call
   if (!is_busy) {
     int failed = hook == nullptr ? PyObject_DelItem(dictionary, key) : PyObject_SetItem(dictionary, key, hook);
     if (failed != 0 && hook == nullptr && PyErr_ExceptionMatches(PyExc_KeyError) != 0) {
-      clear_error();  // somebody else has emptied it
+      clear_error();  // other code has emptied it
       failed = 0;
     }
     if (failed != 0) done = -1;

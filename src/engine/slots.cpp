@@ -160,7 +160,7 @@ bool find_targets(const std::vector<CoveredObject>& entries, std::vector<Target*
   return true;
 }
 
-// What is stored of an entry.
+// The part of an entry that is stored.
 struct Ready {
   Target* target;
   std::string operation;

@@ -46,8 +46,9 @@ inline Owned name_of_module(PyObject* globals) {
   return name;
 }
 
-// Steps from frame to frame, outwards, without leaving an exception behind. CPython makes objects of frames where there
-// are none yet; without memory for one the walk ends early and has `failed`. An exception that is set is lost then.
+// Steps from frame to frame, outwards, without leaving an exception behind. CPython makes an object
+// for a frame that has none; without memory for it the walk ends early and has `failed`. An exception that is set is
+// lost then.
 class FrameWalk {
  public:
   FrameWalk() : FrameWalk(PyEval_GetFrame()) { failed_ = !frame_ && PyEval_GetGlobals() != nullptr; }
@@ -55,7 +56,7 @@ class FrameWalk {
       : frame_(Owned::borrowed_or_null(reinterpret_cast<PyObject*>(innermost))) {}
 
   explicit operator bool() const { return static_cast<bool>(frame_); }
-  // Was there no memory for the next frame, or for something that was asked of one? Then nobody knows who called.
+  // True if memory ran out for the next frame, or for a variable of one. The caller is then unknown.
   [[nodiscard]] bool failed() const { return failed_; }
   void outwards() {
     frame_ = Owned(reinterpret_cast<PyObject*>(PyFrame_GetBack(frame())));

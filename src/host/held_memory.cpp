@@ -39,7 +39,7 @@ int (*delete_tensor)(Handle) = nullptr;
 
 using Deleter = void (*)(void*);
 
-// Memory that kernels use now. What its storage frees meanwhile is freed when the last of them is done.
+// Memory that kernels use now. If the storage frees it meanwhile, the last kernel that is done frees it.
 struct Pinned {
   std::uint32_t pins = 0;
   bool is_freed = false;
@@ -82,7 +82,7 @@ Deleter* deleter_in(const char* storage) {
   return reinterpret_cast<Deleter*>(const_cast<char*>(storage) + inside.deleter);
 }
 
-// Memory of torch's own allocator; null where it is another's, which nobody can resize.
+// Memory of torch's own allocator; null where another allocator made it: torch cannot resize such memory.
 void* pin(const char* storage) noexcept {
   void* const memory = const_cast<char*>(load<const char*>(storage, inside.data));
   const auto* deleter = load<const void*>(storage, inside.deleter);

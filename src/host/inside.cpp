@@ -361,8 +361,8 @@ bool find_owners() {
   return find_counts(tensor) && find_single_holds(tensor) && counts_arrays(tensor);
 }
 
-// Of holders that have gone while nothing could be called: no frame or no memory was left. There is room for each
-// holder that is alive.
+// The holders that have gone while no function could be called, since no frame or no memory was left. There is room for
+// each holder that is alive.
 NeverDestroyed<std::vector<std::size_t>> still_held;
 std::size_t holders_alive = 0;
 

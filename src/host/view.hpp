@@ -42,10 +42,10 @@ inline bool view_on_cpu(PyObject* tensor, DLTensor& view) noexcept {
 // heeds them.
 bool is_contiguous(const DLTensor& view) noexcept;
 
-// Are its values of this floating kind?
+// True if its values have this floating kind.
 inline bool is_of_kind(const DLTensor& view, Kind kind) noexcept { return detail::kind_of_dlpack(view.dtype) == kind; }
 
-// How many values it has.
+// The number of its values.
 inline std::int64_t count_in(const DLTensor& view) noexcept {
   std::int64_t count = 1;
   for (std::int32_t i = 0; i < view.ndim; ++i) count *= view.shape[i];

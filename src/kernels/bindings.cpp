@@ -151,9 +151,9 @@ void check_target(const py::array& out, const std::string& out_name, const py::a
   }
 }
 
-// Is the array still of this type? Checks may run code, an `__index__` of the caller's say, that changes an array. So
-// the last ones before a kernel are these and `check_target`: they run no Python code where they pass. No address is
-// read before them.
+// Raises if the array has another type by now. Other checks may run code of the caller, an `__index__` say, that
+// changes an array. So this check and `check_target` come last before a kernel: they run no Python code where they
+// pass. No address is read before them.
 void check_still(const py::array& array, const std::string& name, Float type) {
   if (float_of(array.dtype()) != type) {
     throw py::value_error("`" + name + "` must stay an array of " + name_of(type) + " until it is cast, got " +

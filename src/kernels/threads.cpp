@@ -207,7 +207,7 @@ std::atomic<bool> team_is_there{false};
 // False in a child that may have inherited a team without its threads.
 std::atomic<bool> may_start_team{true};
 
-// Does the thread that forks have no team at this moment? For the child, which has this thread alone.
+// True in the thread that forks while it has no team. The child reads it, and has this thread alone.
 thread_local bool has_no_team = false;
 
 // A thread that has no team yet is asked too: that costs nothing. The one that forks inside of a loop keeps its team.

@@ -23,8 +23,8 @@ struct Team {
 // the thread that forks is ended before, and the child starts one of its own, torch's loops included. Where that cannot
 // be done the child's loops run on the pool.
 void use_team(const Team& team) noexcept;
-// Is the calling thread the process's only one? Then no library has a team, and a child may start one. Null where
-// nobody can tell.
+// Returns whether the calling thread is the process's only one: then no library has a team, and a child may start one.
+// Null where the system does not say.
 extern bool (*is_only_thread)() noexcept;
 bool has_team() noexcept;
 // False in a child whose thread may have inherited a team without its threads.

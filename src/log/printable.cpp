@@ -12,8 +12,8 @@ namespace {
 
 constexpr bool is_plain(char c) { return c >= 0x20 && c < 0x7F; }
 
-// The length of the UTF-8 sequence at the start of `text`, 0 where there is none. Python's "surrogatepass" writes lone
-// surrogates as three bytes that no reader of UTF-8 accepts; they count as none.
+// Returns the length of the UTF-8 sequence at the start of `text`, 0 where the bytes are no such sequence. Python's
+// "surrogatepass" writes lone surrogates as three bytes that no reader of UTF-8 accepts; those count as 0 too.
 std::size_t sequence_length(std::string_view text) {
   const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
   const auto follows = [&](std::size_t i) { return (byte(i) & 0xC0) == 0x80; };

@@ -150,8 +150,8 @@ bool are_same(const kernels::StepArrays& one, const kernels::StepArrays& other) 
          one.largest == other.largest;
 }
 
-// Is it worth to let other threads run while so many weights with so many values in all are stepped? Each of their
-// tensors has to be held then.
+// True if the step takes long enough to let other threads run meanwhile. Each tensor has to be held then, which takes
+// time as well.
 bool is_worth_releasing(std::size_t weights, std::size_t values) {
   constexpr std::size_t fewest_values = std::size_t{1} << 12;
   return values >= static_cast<std::size_t>(tensor::gil_kept_below) && values >= weights * fewest_values;
@@ -212,7 +212,7 @@ class StepPlan::Looking {
     return one;
   }
 
-  // Does one of these share memory with another one, or with a tensor that cannot be viewed?
+  // True if one of these shares memory with another one, or with a tensor that cannot be viewed.
   bool any_share(const std::vector<Taken>& taken) {
     std::sort(unseen_.begin(), unseen_.end());
     const auto is_unseen = [&](py::handle tensor) {

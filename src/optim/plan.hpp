@@ -29,8 +29,8 @@ class StepPlan {
   [[nodiscard]] const std::vector<std::size_t>& changed() const { return changed_; }
   [[nodiscard]] const std::vector<std::size_t>& lowered() const { return lowered_; }
 
-  // Each steps all weights that are taken, once: a second one steps nothing. Where there is much to do the GIL is given
-  // up meanwhile. Throws std::bad_alloc before any array is written.
+  // Each steps all weights that are taken, once: a second one steps nothing. A long step gives the GIL up meanwhile.
+  // Throws std::bad_alloc before any array is written.
   void step(const kernels::Adam& adam);
   void step(const kernels::Adagrad& adagrad);
   void step(const kernels::Lamb& lamb);

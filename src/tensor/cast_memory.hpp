@@ -43,7 +43,7 @@ inline Owned borrow(const DLTensor& wanted, Kind kind) noexcept {
   return cast_memory.borrow == nullptr ? nullptr : cast_memory.borrow(wanted, kind);
 }
 
-// A tensor that was made for now, where `transient` says so: it goes to `give_back` at the end, however this ends.
+// A tensor that goes to `give_back` when the scope ends, by an exception too, if `transient` is true.
 class Transient {
  public:
   Transient(Owned tensor, bool transient) noexcept : tensor_(std::move(tensor)), transient_(transient) {}

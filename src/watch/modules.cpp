@@ -23,7 +23,7 @@ namespace {
 
 thread_local OpenCalls<ModuleCall> open_calls;
 
-// From which number of recorded operations on a module ran in this thread; -1 for none.
+// A module ran in this thread from this number of recorded operations on; -1 stands for no module.
 struct Stretch {
   std::uint64_t from;
   std::int64_t module;
@@ -174,7 +174,7 @@ std::unique_ptr<ModuleCall> opened(Module* module) {
   return call;
 }
 
-// The module stays until it is asked for the last time.
+// Ends the call, and returns its module. The pointer is valid until modules are dropped the next time.
 Module* closed(ModuleCall& call) noexcept {
   call.leave();
   if (call.module != nullptr) --call.module->under_way;

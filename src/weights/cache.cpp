@@ -151,8 +151,7 @@ bool find_values(Entry& entry, PyObject* weight) {
 
 void* target_of(const Entry& entry) { return const_cast<char*>(host::snapshot_of(entry.cast.get()).data); }
 
-// Casts a weight that is held into a cast that is held once. Where that fails the cast is not used before it is made
-// again.
+// Casts a weight that is held into a cast that is held once. If that fails, the cast is made again before its next use.
 void write_cast(Entry& entry, PyObject* weight) {
   const Owned cast = Owned::borrowed(entry.cast.get());
   const BusyScope busy(entry);
@@ -580,7 +579,7 @@ struct Renewed {
   host::HeldMemory memory;
 };
 
-// What was cast of this weight says nothing of it any more.
+// The casts of this weight are stale from now on.
 void was_changed(PyObject* weight) noexcept {
   for (const Kind to : precisions) {
     const auto found = cache().entries.find({weight, to});

@@ -9,7 +9,7 @@ namespace {
 // Casts of this size in all are always kept: a process with torch takes several times as much.
 constexpr std::uint64_t negligible = std::uint64_t{32} << 20;
 
-// Of what a reading allows, the part that may be used before the next one. Others take memory meanwhile.
+// Casts may use this fraction of what a reading allows before the next reading: other processes take memory meanwhile.
 constexpr std::uint64_t part = 4;
 
 constexpr std::chrono::seconds longest_trust{1};

@@ -1,4 +1,4 @@
-// How much memory the kept casts may take where the user gives no limit.
+// Computes how much memory the kept casts may take where the user gives no limit.
 #pragma once
 
 #include <chrono>

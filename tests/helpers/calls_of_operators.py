@@ -58,7 +58,7 @@ class Call:
 class Effect:
     """What torch did to the weight."""
 
-    #: Of what it did, that of which the weight's version says nothing.
+    #: The changes that the weight's version does not count.
     uncounted: set[str] = field(default_factory=set)
     #: The weight has other values, where it was.
     wrote: bool = False
@@ -256,7 +256,7 @@ class Prepared:
         self._compared = [(size - 1) // last * i + (size - 1) % last * i // last for i in range(COMPARED)]
 
     def problem(self, *, by_packet: bool = False) -> str:
-        """Why the weight's cast is not what it should be after the call; empty where it is."""
+        """Return what is wrong with the weight's cast after the call, or an empty string."""
         for _ in range(2):
             hits = _core.weights_statistics()["hits"]
             self._use()
@@ -291,6 +291,6 @@ class Prepared:
         for index in itertools.product(*map(range, alias.shape)):
             place = alias.storage_offset() + sum(i * stride for i, stride in zip(index, alias.stride(), strict=True))
             if place not in self._compared and place < len(self._values):
-                with suppress(RuntimeError):  # torch lets nobody write into some aliases
+                with suppress(RuntimeError):  # torch refuses writes into some aliases
                     alias[index] = OTHER_VALUE if alias.dtype is torch.float32 else 0x42800000
                 return

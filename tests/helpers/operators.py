@@ -20,7 +20,7 @@ SHAPES = ((12, 12), (2, 4, 6, 6), (12,), (2, 12, 12), (2, 4, 4, 6, 6))
 #: dimensions, vectors of the last or of the second dimension, integer vectors, or what their names suggest.
 KINDS = ("g", "n", "f", "i", "1", "c", "b", "0", "v")
 
-#: Of the values that are no tensors there are some sets: with defaults, and without.
+#: Each variant is one set of the values that are no tensors: some leave the defaults, others give all.
 VARIANTS = (0, 1, 2, 3)
 
 _INTEGERS = (

@@ -60,9 +60,10 @@ def not_called() -> dict[str, str]:
 
 
 def ways_to_call(schema: Any, position: int, hints: str) -> str:
-    """Ways with commas between, or why there is none.
+    """Return the ways to call an operator, with commas between, or the reason why no way was found.
 
-    One is enough for an operator that neither writes nor gives views. Of the others a size may matter, or a format."""
+    One way is enough for an operator that neither writes nor gives views. For others the size or the format may matter.
+    """
     try:
         operator = operators.operator_of(schema)
     except AttributeError:

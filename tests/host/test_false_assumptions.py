@@ -72,7 +72,7 @@ _OF_DYNAMO = "replacing it breaks torch.compile itself; tests/host/test_assumpti
 _BY_NAME = "it is a function of torch's libraries; without another library the entry is broken by name"
 _IN_MEMORY = "it is where torch keeps something in memory; another torch would be needed"
 
-#: Why an assumption is not made false here.
+#: Assumptions that no test makes false, each with its reason.
 NOT_HERE = {
     "cpython.exchanged-code": "it is so in each CPython; another interpreter would be needed",
     "cpython.function-slot": "CPython 3.11 makes it false for the slot alone: tests/api/test_within.py calls directly",
@@ -153,7 +153,7 @@ def trained(name, statement, options):
         hmp.convert(**options)
     except RuntimeError as error:
         told = {"error": str(error), "dtype": str(torch.mm(matrix, matrix).dtype), "count": _core.installed_count()}
-        told["state"] = state_of(name)
+        outcome["state"] = state_of(name)
         return told
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -166,10 +166,10 @@ def trained(name, statement, options):
         result = model(x)
         result.float().pow(2).mean().backward()
         optimizer.step()
-    told["values"] = torch.cat([one.detach().flatten() for one in model.parameters()]).view(torch.int32).tolist()
-    told["dtype"], told["state"] = str(result.dtype), state_of(name) if name else ""
+    outcome["values"] = torch.cat([one.detach().flatten() for one in model.parameters()]).view(torch.int32).tolist()
+    outcome["dtype"], outcome["state"] = str(result.dtype), state_of(name) if name else ""
     hmp.restore()
-    told["restored"], told["count"] = str(torch.mm(matrix, matrix).dtype), _core.installed_count()
+    outcome["restored"], outcome["count"] = str(torch.mm(matrix, matrix).dtype), _core.installed_count()
     return told
 
 for name, statement, options in [("", "pass", {}), *json.loads(sys.argv[1])]:
@@ -213,16 +213,16 @@ def problems(found: dict[str, Any]) -> dict[str, str]:
     """By name, what is not as the ledger promises."""
     expected, wrong = found.pop(""), {}
     assert expected["dtype"] == "torch.bfloat16"
-    for name, told in found.items():
-        state = told.get("state", "").removeprefix("does not hold")
-        if state == told.get("state", ""):
-            wrong[name] = f"the check says {state!r}: {told['error']}"
+    for name, outcome in found.items():
+        state = outcome.get("state", "").removeprefix("does not hold")
+        if state == outcome.get("state", ""):
+            wrong[name] = f"the check says {state!r}: {outcome['error']}"
         elif name in REFUSED:
-            refused = re.search(REFUSED[name][1], told["error"]) is not None
-            if not refused or (told["dtype"], told["count"]) != ("torch.float32", 0):
-                wrong[name] = f"not refused: {told['error']}"
-        elif told["error"] or any(told[one] != expected[one] for one in ("values", "dtype", "restored", "count")):
-            wrong[name] = told["error"] or "other values"
+            refused = re.search(REFUSED[name][1], outcome["error"]) is not None
+            if not refused or (outcome["dtype"], outcome["count"]) != ("torch.float32", 0):
+                wrong[name] = f"not refused: {outcome['error']}"
+        elif outcome["error"] or any(outcome[one] != expected[one] for one in ("values", "dtype", "restored", "count")):
+            wrong[name] = outcome["error"] or "other values"
     return wrong
 
 

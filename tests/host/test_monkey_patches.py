@@ -176,7 +176,7 @@ def results(replacements: dict[str, str], options: dict[str, str]) -> dict[tuple
         cwd=Path(__file__).parent,
     )
     assert done.returncode == 0, done.stderr
-    return {(name, when): told for name, when, told in map(json.loads, done.stdout.splitlines())}
+    return {(name, when): outcome for name, when, outcome in map(json.loads, done.stdout.splitlines())}
 
 
 #: What `make test` tries: the ones that broke something once, and some of each kind.
@@ -190,7 +190,7 @@ def differences(found: dict[tuple[str, str], Any]) -> dict[tuple[str, str], Any]
     expected = found[("", "")]
     assert (expected["dtype"], expected["region"]) == ("torch.bfloat16", "torch.bfloat16")
     assert expected["restored"] == ["torch.float32"] * 3 + [0]
-    return {key: told.get("error", "other values") for key, told in found.items() if told != expected}
+    return {key: outcome.get("error", "other values") for key, outcome in found.items() if outcome != expected}
 
 
 def test_a_training_is_right_beside_replaced_functions() -> None:

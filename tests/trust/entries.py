@@ -39,7 +39,7 @@ class Entry:
     end: Callable[[], None] = hmp.restore
     #: Puts an attempt's changes back, also those of one that failed.
     clean: Callable[[], None] = _nothing
-    #: Does an attempt that fails leave torch as it was before?
+    #: True if an attempt that fails leaves torch as it was before.
     is_whole: bool = False
     #: The most attempts where not all are made: each takes long.
     most: int | None = None

@@ -32,7 +32,7 @@ namespace {
 
 enum class Kind : int { none, core, python };
 
-// Whose code an address belongs to.
+// The owner of the code at an address.
 enum class Owner : std::uint8_t { unknown, core, standard, python, other };
 
 struct Segment {
@@ -43,7 +43,7 @@ struct Segment {
 std::array<Segment, 8192> segments;
 std::size_t segment_count = 0;
 
-// What is asked for, and what has come of it.
+// The request of the running attempt, and its outcome so far.
 struct State {
   Kind kind = Kind::none;
   std::uint64_t count = 0;
@@ -51,7 +51,7 @@ struct State {
   std::uint64_t most = 1;   // so many fail
   std::uint64_t failed = 0;
   bool records = false;
-  bool core_was_inside = false;  // of what failed: did the core call it, directly or not?
+  bool core_was_inside = false;  // when the allocation failed
 };
 State state;
 
@@ -123,7 +123,7 @@ void walk_stack(Visit visit) {
       &walk);
 }
 
-// Did the core call for this memory, perhaps through the standard library?
+// True if the core asked for this memory, directly or through the standard library.
 bool is_of_core(std::uintptr_t caller) {
   const Owner direct = owner_of(caller);
   if (direct != Owner::standard) return direct == Owner::core;
@@ -136,8 +136,8 @@ bool is_of_core(std::uintptr_t caller) {
   return found == Owner::core;
 }
 
-// Does code of this package, or of a script, run innermost? The frames of CPython and of the standard library stand for
-// those who call them.
+// True if code of this package or of a script runs innermost. Frames of CPython and of the standard library count as
+// their callers.
 bool is_for_python() {
   Owner found = Owner::python;
   walk_stack([&](std::uintptr_t address) {
@@ -186,7 +186,7 @@ std::uint64_t key_of_place() {
   return hash;
 }
 
-// Is this allocation, one of those that count, to fail?
+// Counts this allocation, and returns whether it is to fail.
 bool is_chosen() {
   const std::uint64_t number = ++state.count;
   if (state.records && number <= most_keys) keys[number - 1] = key_of_place();
@@ -271,7 +271,7 @@ void fail_allocations(int kind, std::uint64_t first, std::uint64_t most, int rec
   is_armed = true;
 }
 
-// Ends it. How many were counted.
+// Ends the failures, and returns how many allocations were counted.
 std::uint64_t stop_failing() {
   is_armed = false;
   if (state.kind == Kind::python) leave_python();

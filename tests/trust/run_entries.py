@@ -44,7 +44,7 @@ class Allocations:
         self._library = library
 
     def run(self, entry: Entry, state: Any, kind: str, first: int, *, records: bool = False) -> tuple[str, Any, int]:
-        """What came of it: ``"works"`` with the result, ``"no memory"``, or words of another exception; and how many
+        """Return the outcome: ``"works"`` with the result, ``"no memory"``, or words of another exception; and how many
         allocations there were."""
         begin, stop, run = self._library.fail_allocations, self._library.stop_failing, entry.run
         result, outcome = None, "works"
@@ -59,7 +59,7 @@ class Allocations:
         return outcome, result, stop()
 
     def is_of_the_core(self) -> bool:
-        """Did the core call what found no memory, directly or not?"""
+        """True if the allocation failed while a function of the core was on the stack."""
         return bool(self._library.core_was_inside())
 
     def places(self, count: int) -> list[int]:
@@ -119,7 +119,7 @@ def _word(address: int) -> int:
 
 
 def numbers(entry: Entry, allocations: Allocations, kind: str, how: str) -> Iterator[int]:
-    """Of the allocations that are to fail."""
+    """Yield the numbers of the allocations that are to fail."""
     entry.clean()
     _, _, count = allocations.run(entry, entry.prepare(), kind, 0)
     every = range(1, count + 1)
@@ -144,7 +144,7 @@ def _prepared(entry: Entry) -> Any:
     return entry.prepare()
 
 
-#: Exceptions that came where nobody gets them, but MemoryError.
+#: Exceptions other than MemoryError that no caller received.
 unraisable: list[str] = []
 
 
@@ -157,7 +157,7 @@ _WORDS_OF_CPYTHON = (
 
 
 def _is_of_cpython(error: BaseException | None) -> bool:
-    """Has CPython lost an exception in a call of another function than one of this package?"""
+    """True if CPython lost an exception in a call of a function that is not from this package."""
     lost = ("returned a result with an exception set", "returned NULL without setting an exception")
     return isinstance(error, SystemError) and str(error).endswith(lost) and "habana_mp" not in str(error)
 
@@ -174,7 +174,7 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def _is_held_by_package(held: Any) -> bool:
-    """Does an object of this package, or one of its modules, lead to it?"""
+    """True if an object of this package, or one of its modules, refers to it, directly or not."""
     seen, todo = {id(held)}, [held]
     while todo and len(seen) < 10_000:
         one = todo.pop()
@@ -202,7 +202,7 @@ class Failures:
 def attempt(
     entry: Entry, allocations: Allocations, kind: str, number: int, expected: Any, untouched: dict[str, Any]
 ) -> str | None:
-    """What went wrong when this allocation failed; None where all is well."""
+    """Return what went wrong when this allocation failed, or None."""
     state = _prepared(entry)
     held = [weakref.ref(one) for one in entry.tensors(state)] if state is not None else []
     unraisable.clear()

@@ -55,7 +55,7 @@ class Tracer:
 
 
 def interrupted_at(number: int | None, work: Callable[[], object]) -> int:
-    """How many places the work has until it ends or is interrupted."""
+    """Run the work, and return how many places it passed before it ended or was interrupted."""
     tracer = Tracer(number)
     before = sys.gettrace()
     sys.settrace(tracer.begin)
@@ -68,7 +68,7 @@ def interrupted_at(number: int | None, work: Callable[[], object]) -> int:
 
 
 def codes() -> list[Any]:
-    """What patches exchange in functions of torch."""
+    """The code of functions of torch that patches exchange."""
     changed = (torch.Tensor.register_hook, torch.nn.Module._call_impl, torch.nn.Module.__init__)
     more = (torch.utils.checkpoint.checkpoint, torch.nn.functional.normalize, torch.Tensor.__rdiv__)
     return [one.__code__ for one in (*changed, *more)]

@@ -25,7 +25,7 @@ from helpers.seeing_changes import MODES
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 
 #: What torch 2.13 does to a weight without counting its version up: it writes values, makes an alias with a version of
-#: its own, or changes how the weight is stored. Of each operator the argument that the weight is.
+#: its own, or changes how the weight is stored. Each number is the place of the weight among the operator's arguments.
 UNCOUNTED = {
     "values": {
         *("aten::_cummax_helper values", "aten::_cummin_helper values"),
@@ -65,7 +65,7 @@ each_kind = pytest.mark.parametrize(("kind", "mode"), KINDS)
 
 @cache
 def effects(kind: Kind, mode: str) -> list[tuple[Call, Effect]]:
-    """What torch does in each call that does not raise."""
+    """Return each call that does not raise, with what torch did to the weight in it."""
     found = []
     for call in calls_of(kind):
         with MODES[mode]():

@@ -195,7 +195,8 @@ void forget_buffers() noexcept {
 
 namespace {
 
-// What other threads had borrowed is never given back. What this thread has is taken for a new one when it comes back.
+// Buffers that other threads had borrowed never come back. A buffer that this thread has counts as a new one when it
+// comes back.
 void forget_lent_buffers() {
   std::vector<Buffer> gone;
   for (std::size_t i = buffers->size(); i-- > 0;) {

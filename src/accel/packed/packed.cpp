@@ -115,7 +115,7 @@ enum class Verdict : std::uint8_t { none, pays, does_not };
 
 Verdict verdict_on(const Owned& one_case) {
   PyObject* known = one_case ? PyDict_GetItemWithError(verdicts(), one_case.get()) : nullptr;
-  clear_error();  // options that cannot be hashed are none that a layer has
+  clear_error();  // no layer has options that cannot be hashed
   if (known == nullptr) return Verdict::none;
   return known == Py_True ? Verdict::pays : Verdict::does_not;
 }
