@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from habana_mp import _core, _policy, _report
+from habana_mp import _core, _locks, _policy, _report
+from habana_mp._computed_once import computed_once
 from habana_mp._policy import Policy
 from habana_mp.patches.autocast_regions import warn_if_in_autocast
 from habana_mp.patches.base import Settings, Within
@@ -21,7 +20,6 @@ from habana_mp.patches.region_marks import MARK, MARK_DTYPES, MARK_NUMBER
 if TYPE_CHECKING:
     from habana_mp.patches.all import Patches
 
-_lock = threading.RLock()
 _R = TypeVar("_R")
 
 
@@ -42,7 +40,7 @@ class Installation:
         self._are_patches_in = False
         self._composites: dict[Any, Composite] = {}
 
-    @cached_property
+    @computed_once
     def _patches(self) -> Patches:
         """Made, and their modules imported, when they are first needed: a program may import this package and use its
         kernels only."""
@@ -53,7 +51,7 @@ class Installation:
     def install(self, policy: Policy, within: Within = None, described: dict[str, Any] | None = None) -> None:
         """Replace convert's policy by this one, which lowers within these modules only. When that fails, what was
         installed before stays."""
-        with _lock:
+        with _locks.installation:
             self.check_alone()
             _bind()
             # Whatever can fail is made before anything is changed; the core checks everything before its first store.
@@ -74,7 +72,7 @@ class Installation:
 
     def make_region(self, policy: Policy, *, on_cpu: bool, keeps_weights: bool, name: str, after_recorded: Any) -> int:
         """The number of a region with these rules, ready to be entered."""
-        with _lock:
+        with _locks.installation:
             self.check_alone()
             _bind()
             composites = self._make_composites(policy)
@@ -89,7 +87,7 @@ class Installation:
 
     def put_in_region(self, number: int) -> None:
         """A region is ready to be entered again after :meth:`uninstall`."""
-        with _lock:
+        with _locks.installation:
             self.check_alone()
             composites = self._make_composites(self._regions[number])
             self._check_patches()
@@ -138,7 +136,7 @@ class Installation:
 
     def check_alone(self) -> None:
         """The core is one for the process. A second copy of this module knows nothing of what the first has changed."""
-        with _lock:
+        with _locks.installation:
             if not self._is_ours and _core.installed_count() != 0:
                 raise RuntimeError(
                     "habana_mp was imported a second time while the first import is converted; call `restore()` of "
@@ -163,7 +161,7 @@ class Installation:
 
     def uninstall(self) -> None:
         """Torch is as it was before the first :meth:`install`, and regions that are open cast nothing."""
-        with _lock:
+        with _locks.installation:
             if "_patches" in vars(self):
                 self._patches.uninstall()
             forget_compiled_code()

@@ -10,14 +10,14 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
 import habana_mp
 from habana_mp import _core, _findings, _pictures
+from habana_mp._computed_once import computed_once
 
 Detail = Literal["operations", "modules", "lines"]
 DETAILS: tuple[Detail, ...] = ("operations", "modules", "lines")
@@ -144,6 +144,31 @@ class Edge:
     casts: int
 
 
+#: The values that a field of a report in JSON may have, by its annotation.
+_KINDS: dict[str, Any] = {
+    "str": str,
+    "str | None": str | None,
+    "int": int,
+    "int | None": int | None,
+    "float": int | float,
+    "float | None": int | float | None,
+    "Mapping[str, int]": Mapping,
+    "dict[str, int]": Mapping,
+}
+_LARGEST = 2**63
+
+_Part = TypeVar("_Part", Row, KeptWeights, ModuleRow, Edge)
+
+
+def _checked(part: _Part) -> _Part:
+    """Return a part of a report that was read. Raises TypeError where a field has a value of another kind."""
+    for one in fields(part):
+        value, kind = getattr(part, one.name), str(one.type)
+        if not isinstance(value, _KINDS[kind]) or (isinstance(value, int) and abs(value) >= _LARGEST):
+            raise TypeError(f"`{one.name}` must be {kind}; got {value!r:.40}")
+    return part
+
+
 @dataclass(frozen=True)
 class Report:
     """The rows of a report, the busiest first. Printing it gives the first lines in words, then a table."""
@@ -168,12 +193,12 @@ class Report:
     def __len__(self) -> int:
         return len(self.rows)
 
-    @cached_property
+    @computed_once
     def findings(self) -> tuple[_findings.Finding, ...]:
         """What is worth a look, the dearest first."""
         return _findings.of(self)
 
-    @cached_property
+    @computed_once
     def words(self) -> tuple[str, ...]:
         """The first lines: what ran lower, what did not and why, where casts cost most."""
         return _findings.in_words(self)
@@ -242,13 +267,17 @@ class Report:
     def _read(cls, content: Mapping[str, Any]) -> Report:
         names = {one.name for one in fields(Row)}
         return cls(
-            rows=tuple(Row(**{name: value for name, value in row.items() if name in names}) for row in content["rows"]),
-            weights=KeptWeights(**content["weights"]),
+            rows=tuple(
+                _checked(Row(**{name: value for name, value in row.items() if name in names}))
+                for row in content["rows"]
+            ),
+            weights=_checked(KeptWeights(**content["weights"])),
             detail=content["detail"],
             modules=tuple(
-                ModuleRow(one["path"], one["class"], one["calls"], one["seconds"]) for one in content["modules"]
+                _checked(ModuleRow(one["path"], one["class"], one["calls"], one["seconds"]))
+                for one in content["modules"]
             ),
-            edges=tuple(Edge(one["from"], one["to"], one["calls"], one["casts"]) for one in content["edges"]),
+            edges=tuple(_checked(Edge(one["from"], one["to"], one["calls"], one["casts"])) for one in content["edges"]),
             configuration=content["configuration"],
             environment=content["environment"],
             seconds=content["seconds"],
@@ -267,6 +296,8 @@ class Report:
             return cls.from_dict(json.loads(Path(path).read_text("utf-8")))
         except json.JSONDecodeError as error:
             raise ValueError(f"{os.fspath(path)}: it is no JSON: {error}") from None
+        except RecursionError:
+            raise ValueError(f"{os.fspath(path)}: it is no report: it is nested too deeply") from None
         except ValueError as error:
             raise ValueError(f"{os.fspath(path)}: {error}") from None
 

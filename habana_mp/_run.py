@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import multiprocessing
 import os
 import sys
@@ -203,7 +204,8 @@ def _absolute(path: str | None) -> str | None:
 def _say(text: str) -> None:
     """A line of ours, wherever the script has its own going."""
     if sys.__stderr__ is not None and not sys.__stderr__.closed:
-        print(f"habana-mp: {_core.printable(text)}", file=sys.__stderr__, flush=True)
+        with contextlib.suppress(OSError, ValueError):  # a full disk, or a reader that has gone: the script runs anyway
+            print(f"habana-mp: {_core.printable(text)}", file=sys.__stderr__, flush=True)
 
 
 def _warn_if_slower(dtype: str) -> None:

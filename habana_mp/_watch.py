@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from habana_mp import _locks
 from habana_mp._report import DETAILS, Detail, stopwatch
 from habana_mp.patches import watched_calls
 
@@ -14,7 +14,6 @@ class _Watching:
     """What was asked for, by convert and by blocks; the finest of it is done, in all threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
         self._of_convert: Detail = "operations"
         self._of_blocks: list[Detail] = []
 
@@ -23,17 +22,17 @@ class _Watching:
         return max((self._of_convert, *self._of_blocks), key=DETAILS.index)
 
     def of_convert(self, detail: Detail) -> None:
-        with self._lock:
+        with _locks.watching:
             self._of_convert = detail
             self._follow()
 
     def begins(self, detail: Detail) -> None:
-        with self._lock:
+        with _locks.watching:
             self._of_blocks.append(detail)
             self._follow()
 
     def ends(self, detail: Detail) -> None:
-        with self._lock:
+        with _locks.watching:
             self._of_blocks.remove(detail)
             self._follow()
 

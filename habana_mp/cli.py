@@ -42,10 +42,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status = _run(words)
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads has enough; Python flushes once more when it ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever reads has enough
+        _drop_output()
         return 1
+    except OSError as error:
+        _drop_output()
+        print(f"habana-mp: {error}", file=sys.stderr)
+        return 2
     return status
+
+
+def _drop_output() -> None:
+    """Let the flush succeed that Python makes when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run_script(words: Sequence[str]) -> int:

@@ -7,16 +7,13 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
-import threading
 import types
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from habana_mp import _locks
 from habana_mp.patches.base import Patch, Settings
-
-# Guards who waits for what. Never held while something is imported: an import has locks of its own.
-_lock = threading.RLock()
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -79,7 +76,7 @@ class _Finder(importlib.abc.MetaPathFinder):
                 return  # of an archive all modules have one loader
             if vars(loader).get("exec_module") is execute_and_tell:
                 del loader.exec_module
-            with _lock:
+            with _locks.imports:
                 parts = [one for one in self._waiting_for_many if one.means(fullname)]
                 for part in (*self._waiting.get(fullname, ()), *parts):
                     part.found(module)
@@ -104,7 +101,7 @@ class WhenImported(Patch):
         self._module: types.ModuleType | None = None
 
     def install(self, settings: Settings = _ANY) -> None:
-        with _lock:
+        with _locks.imports:
             if self._is_waiting or self._module is not None:
                 return
             self._is_waiting = True
@@ -112,11 +109,11 @@ class WhenImported(Patch):
         if self.name in sys.modules:
             # Another thread may be importing it at this moment: this waits until it is whole.
             module = importlib.import_module(self.name)
-            with _lock:
+            with _locks.imports:
                 self.found(module)
 
     def uninstall(self) -> None:
-        with _lock:
+        with _locks.imports:
             self._stop_waiting()
             if self._module is not None:
                 self.undo(self._module)
@@ -156,7 +153,7 @@ class WheneverImported(Patch):
         return name.startswith(self.packages)
 
     def install(self, settings: Settings = _ANY) -> None:
-        with _lock:
+        with _locks.imports:
             if self._is_waiting:
                 return
             self._is_waiting = True
@@ -165,11 +162,11 @@ class WheneverImported(Patch):
             return  # to go through all modules takes longer than many a patch
         for name in [name for name in list(sys.modules) if self.means(name)]:
             module = importlib.import_module(name)  # waits for another thread that is importing it
-            with _lock:
+            with _locks.imports:
                 self.found(module)
 
     def uninstall(self) -> None:
-        with _lock:
+        with _locks.imports:
             self._is_waiting = False
             _finder.remove_for_many(self)
             self._names.clear()

@@ -265,6 +265,7 @@ bool put_in(RuleSet& set) {
 }
 
 bool uninstall() {
+  if (host::api.tensor_base == nullptr) return true;  // nothing is put in before torch is bound
   const std::optional<host::TensorClasses> classes = host::TensorClasses::find();
   if (!classes) return false;
   // From here on nothing can fail.

@@ -180,7 +180,7 @@ void watch_view_and_numpy(bool (*lists_speak)()) {
     if (plan.object != nullptr && WatchedMethod::check(plan.object, plan.flags, memory))
       plan.method->watch(plan.object, plan.stub);
   }
-  clear_error();
+  drop_error_but_of_memory();
 }
 
 void stop_watching_view_and_numpy() noexcept {

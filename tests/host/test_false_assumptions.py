@@ -148,13 +148,13 @@ def trained(name, statement, options):
     exec(statement, globals())
     import habana_mp.optim
     from habana_mp import _core, hmp
-    told = {"error": ""}
+    outcome = {"error": ""}
     try:
         hmp.convert(**options)
     except RuntimeError as error:
-        told = {"error": str(error), "dtype": str(torch.mm(matrix, matrix).dtype), "count": _core.installed_count()}
+        outcome = {"error": str(error), "dtype": str(torch.mm(matrix, matrix).dtype), "count": _core.installed_count()}
         outcome["state"] = state_of(name)
-        return told
+        return outcome
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for one in model.parameters():
@@ -170,27 +170,27 @@ def trained(name, statement, options):
     outcome["dtype"], outcome["state"] = str(result.dtype), state_of(name) if name else ""
     hmp.restore()
     outcome["restored"], outcome["count"] = str(torch.mm(matrix, matrix).dtype), _core.installed_count()
-    return told
+    return outcome
 
 for name, statement, options in [("", "pass", {}), *json.loads(sys.argv[1])]:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        told = {"error": "it ended"}
+        outcome = {"error": "it ended"}
         try:
-            told = trained(name, statement, options)
+            outcome = trained(name, statement, options)
         except BaseException as error:
-            told = {"error": f"{type(error).__name__}: {error}"}
+            outcome = {"error": f"{type(error).__name__}: {error}"}
         finally:
-            os.write(writing, json.dumps(told).encode())
+            os.write(writing, json.dumps(outcome).encode())
             os._exit(0)
     os.close(writing)
-    told = bytearray()
+    outcome = bytearray()
     while part := os.read(reading, 1 << 16):
-        told += part
+        outcome += part
     os.close(reading)
     os.waitpid(child, 0)
-    print(json.dumps([name, json.loads(told)]), flush=True)
+    print(json.dumps([name, json.loads(outcome)]), flush=True)
 """
 
 

@@ -125,35 +125,35 @@ def trained(replacement, when, options):
         optimizer.step()
     x[0] = torch.ones((), dtype=torch.bfloat16)
     values = [result.detach().float(), *(one.detach() for one in model.parameters())]
-    told = {"values": [one.flatten().view(torch.int32).tolist() for one in values], "dtype": str(result.dtype)}
+    outcome = {"values": [one.flatten().view(torch.int32).tolist() for one in values], "dtype": str(result.dtype)}
     with hmp.autocast("cpu"):
-        told["region"] = str(torch.mm(x, x.t()).dtype)
+        outcome["region"] = str(torch.mm(x, x.t()).dtype)
     hmp.restore()
     dtypes = [str(one.dtype) for one in (torch.mm(x, x.t()), linear(x, x), x[0])]
-    told["restored"] = [*dtypes, _core.installed_count()]
-    return told
+    outcome["restored"] = [*dtypes, _core.installed_count()]
+    return outcome
 
 def in_child(replacement, when, options):
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         exit_now, fdopen, dump = os._exit, os.fdopen, json.dumps
-        told = {"error": "it ended"}
+        outcome = {"error": "it ended"}
         try:
-            told = trained(replacement, when, options)
+            outcome = trained(replacement, when, options)
         except BaseException as error:
-            told = {"error": f"{type(error).__name__}: {error}"}
+            outcome = {"error": f"{type(error).__name__}: {error}"}
         finally:
             sys.settrace(None)
-            os.write(writing, dump(told).encode())
+            os.write(writing, dump(outcome).encode())
             exit_now(0)
     os.close(writing)
-    told = bytearray()
+    outcome = bytearray()
     while part := os.read(reading, 1 << 16):
-        told += part
+        outcome += part
     os.close(reading)
     os.waitpid(child, 0)
-    return json.loads(told) if told else {"error": "nothing came back"}
+    return json.loads(outcome) if outcome else {"error": "nothing came back"}
 
 replacements, options = json.loads(sys.argv[1])
 import habana_mp

@@ -299,6 +299,19 @@ def test_a_slower_processor_is_told_of_before_the_script(tmp_path: Path) -> None
         assert done.stderr.splitlines()[count] == "the script"
 
 
+def test_a_script_runs_where_nothing_can_be_written_to_the_standard_error(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("print('the script')\n")
+    code = """
+        import os, sys
+        from habana_mp import _speed, cli
+        _speed.ratio_on_this_cpu = lambda dtype: 2.5
+        os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+        sys.exit(cli.main(["run", "script.py"]))
+    """
+    done = python("-c", textwrap.dedent(code), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "the script\n")
+
+
 def test_the_measurement_leaves_nothing_behind(tmp_path: Path) -> None:
     code = """
         import os, time, torch

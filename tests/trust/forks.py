@@ -1,11 +1,13 @@
 """Forks in the middle of calls; each child computes what its parent does, and ends.
 
     python tests/trust/forks.py within LIBRARY [--every N] | beside-threads [--rounds N] | kept-weight [--rounds N]
+                                | conversions [--rounds N]
 
 within: at each place in a call where a garbage collection may run (LIBRARY is what collector.c was compiled to). One
 child finishes the call, the next one begins another one there and then.
 beside-threads: while other threads cast, step and write lines of the log.
 kept-weight: while another thread makes the cast of a weight, which a child must keep again.
+conversions: while another thread converts, restores and shows reports; a child then converts.
 """
 
 from __future__ import annotations
@@ -72,6 +74,18 @@ def compute() -> torch.Tensor:
     return result
 
 
+def begin_another_call(expected: torch.Tensor) -> None:
+    """In the middle of a step the lists do not apply to this thread; another one has them."""
+    if torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.bfloat16:
+        check(compute(), expected)
+        return
+    results: list[torch.Tensor] = []
+    thread = threading.Thread(target=lambda: results.append(compute()))
+    thread.start()
+    thread.join()
+    check(results[0], expected)
+
+
 def within(library: str, every: int) -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     from hostile_collections import Collector
@@ -94,7 +108,7 @@ def within(library: str, every: int) -> None:
                     return
                 signal.alarm(SECONDS)
                 if number % 2 == 0:
-                    end_child(lambda: check(compute(), expected))
+                    end_child(lambda: begin_another_call(expected))
 
             collector.run(call, fork, "callback", number)
             last = max(last, collector.allocations)
@@ -163,7 +177,8 @@ def kept_weight(rounds: int) -> None:
         with torch.no_grad():
             while not stop.is_set():
                 layer.weight[0, 0] += 1
-                layer(inputs)
+                for _ in range(3):  # a weight that changes at each use has no kept cast
+                    layer(inputs)
 
     def is_kept_again() -> None:
         with torch.no_grad():
@@ -192,9 +207,41 @@ def kept_weight(rounds: int) -> None:
     print("kept-weight:", rounds)
 
 
+def conversions(rounds: int) -> None:
+    stop = threading.Event()
+
+    def convert_and_report() -> None:
+        while not stop.is_set():
+            hmp.convert(report="modules")
+            str(hmp.report(show=False))
+            hmp.restore()
+
+    def convert_once() -> None:
+        hmp.convert()
+        assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.bfloat16
+        str(hmp.report(show=False))
+        hmp.restore()
+        assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.float32
+
+    thread = threading.Thread(target=convert_and_report)
+    thread.start()
+    try:
+        for i in range(rounds):
+            time.sleep(0.013 * (i % 7))
+            child = os.fork()
+            if child == 0:
+                signal.alarm(SECONDS)
+                end_child(convert_once)
+            assert ended_well(child), f"round {i}"
+    finally:
+        stop.set()
+        thread.join()
+    print("conversions:", rounds)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=["within", "beside-threads", "kept-weight"])
+    parser.add_argument("what", choices=["within", "beside-threads", "kept-weight", "conversions"])
     parser.add_argument("library", nargs="?", default="")
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=20)
@@ -204,8 +251,10 @@ def main() -> None:
         within(given.library, given.every)
     elif given.what == "beside-threads":
         beside_threads(given.rounds)
-    else:
+    elif given.what == "kept-weight":
         kept_weight(given.rounds)
+    else:
+        conversions(given.rounds)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,12 @@ def test_a_weight_whose_cast_another_thread_makes_is_kept_again_in_a_child(round
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@pytest.mark.parametrize("rounds", [8, pytest.param(200, marks=[pytest.mark.trust, pytest.mark.timeout(3600)])])
+def test_a_child_forked_while_another_thread_converts_converts_as_well(rounds: int) -> None:
+    done = run_guarded(None, FORKS, "conversions", "--rounds", str(rounds), seconds=20 * rounds + 300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 THREADS = """
 import os, signal, torch
 from habana_mp import hmp

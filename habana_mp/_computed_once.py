@@ -1,0 +1,23 @@
+"""An attribute that is computed when it is first read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+_T = TypeVar("_T")
+
+
+class computed_once(Generic[_T]):  # noqa: N801  # it is used as a decorator
+    """As ``functools.cached_property``, without the lock that this one has until Python 3.11: a child that is forked
+    while another thread holds it would wait for ever."""
+
+    def __init__(self, function: Callable[[Any], _T]) -> None:
+        self._function = function
+        self.__doc__ = function.__doc__
+
+    def __get__(self, instance: Any, owner: type | None = None) -> _T:
+        if instance is None:
+            return self  # type: ignore[return-value]  # as help() reads it
+        found = vars(instance)[self._function.__name__] = self._function(instance)
+        return found

@@ -1,0 +1,33 @@
+"""The locks of what this package keeps for the whole process.
+
+A fork waits until other threads have released them. So a forked child finds them free, and torch converted whole or not
+at all.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+#: Guards what is put into torch.
+installation = threading.RLock()
+#: Guards how finely calls are watched.
+watching = threading.RLock()
+#: Guards which patch waits for which module. It is never held during an import, which has locks of its own.
+imports = threading.RLock()
+
+#: A thread that holds one may take the ones after it.
+_IN_ORDER = (installation, watching, imports)
+
+
+def _acquire_all() -> None:
+    for lock in _IN_ORDER:
+        lock.acquire()
+
+
+def _release_all() -> None:
+    for lock in reversed(_IN_ORDER):
+        lock.release()
+
+
+os.register_at_fork(before=_acquire_all, after_in_parent=_release_all, after_in_child=_release_all)
