@@ -1,5 +1,5 @@
-"""What is stored as a Parameter, a buffer or a tensor's ``.data`` (rule 11): if it was lowered, it is raised again, and
-whoever stored it is told."""
+"""Values that become a Parameter, a buffer or a tensor's ``.data`` (rule 11): those that were lowered are made float32
+again, with a warning."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _BUFFERS = Assumption(
 
 
 class StoredValues(Patch):
-    """A hook of torch's that sees each buffer. (Of Parameters and ``.data`` the core tells: ``recognised_code.py``.)"""
+    """Installs a hook of torch's that sees buffers. The core calls `look_at_weight` for Parameters and ``.data``."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -38,8 +38,8 @@ class StoredValues(Patch):
     def install(self, settings: Settings) -> None:
         if self._handle is None:
             for tells in (_tells_nodes, _tells_buffers):
-                tells()  # asked here, before anything is stored
-            look: Any = _look_at_buffer  # torch's annotation forgets that what it returns is taken
+                tells()  # so that the ledger has the answer before anything is stored
+            look: Any = _look_at_buffer  # torch's annotation has no return value
             self._handle = register_module_buffer_registration_hook(look)
 
     def uninstall(self) -> None:
@@ -111,7 +111,8 @@ def _raised_again(what: str, values: torch.Tensor, why: str = _KNOWN_TO_BE_LOWER
 
 
 def _is_cast_of(former: torch.Tensor, values: torch.Tensor) -> bool:
-    """Are they the same values in lower precision, as where a model is converted? Or is there no telling? By a part."""
+    """True if `values` are `former` in lower precision, as where a model is converted, or if that cannot be found out.
+    It compares at most 16 places of each dimension."""
     if type(values) is not torch.Tensor or values.is_meta or torch.nn.parameter.is_lazy(former):
         return True
     if values.device != former.device or values.shape != former.shape or values.layout is not torch.strided:
@@ -128,7 +129,7 @@ def _is_cast_of(former: torch.Tensor, values: torch.Tensor) -> bool:
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    """It may have been freed, as where weights are sharded."""
+    """True if its memory was not freed, as sharding does."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
     return tensor.numel() == 0 or tensor.untyped_storage().nbytes() >= needed
@@ -142,28 +143,29 @@ def _is_lowered(values: torch.Tensor) -> bool:
     return _core.may_be_lowered_in_graph(values) and _tells_nodes() and _comes_from_float32(values.grad_fn)
 
 
-#: Nodes of autograd's graph that pass values on as they are.
+#: Nodes of autograd's graph that pass values on as they are, without "Backward" and the number behind it.
 _SAME_VALUES = frozenset(
-    f"{name}Backward{number}"
-    for name in (
-        *("Alias", "AsStrided", "Clone", "Expand", "Permute", "ReshapeAlias", "Select", "Slice", "Squeeze", "T"),
-        *("Transpose", "Unsqueeze", "UnsafeView", "View"),
+    (
+        *("Alias", "AsStrided", "Clone", "Diagonal", "Expand", "Permute", "ReshapeAlias", "Select", "Slice", "Split"),
+        *("SplitWithSizes", "Squeeze", "T", "Transpose", "Unbind", "Unfold", "UnsafeSplit", "UnsafeView", "Unsqueeze"),
+        "View",
     )
-    for number in (0, 1)
 )
 
 
 def _comes_from_float32(node: Any) -> bool:
     """True where the results of this node were computed, not just converted, from a leaf in float32."""
-    while node is not None and node.name() in _SAME_VALUES:
+    while node is not None and node.name().partition("Backward")[0] in _SAME_VALUES:
         node = node.next_functions[0][0]
     if node is None or node.name() == "ToCopyBackward0":
         return False
+    nodes: Any = torch._C._functions
     waiting = [node]
     seen: set[Any] = set()
     while waiting:
         node = waiting.pop()
-        leaf = getattr(node, "variable", None)
+        # Only of torch's own node: a user's autograd.Function may have an attribute of that name.
+        leaf = node.variable if isinstance(node, nodes.AccumulateGrad) else None
         if isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float32:
             return True
         if node not in seen:

@@ -165,9 +165,16 @@ bool note_as_lowered(PyObject* result, bool is_recorded) {
   return true;
 }
 
-// True where this call lowered its inputs, or where what it sums in float32 was lowered before.
-bool makes_lowered_result(const Facts& facts, const Plan& plan) {
-  if (!is_lower(plan.to)) return false;
+// True if the call returned one of its arguments, as an operation in place does.
+bool is_argument(PyObject* result, const Arguments& arguments) {
+  PyObject* const* const end = arguments.values + arguments.count();
+  return std::find(arguments.values, end, result) != end;
+}
+
+// True where this call lowered its inputs, or where what it sums in float32 was lowered before. An argument that it
+// returns is not its result: that one is the user's own, or is known already.
+bool makes_lowered_result(const Facts& facts, const Plan& plan, PyObject* result) {
+  if (!is_lower(plan.to) || is_argument(result, facts.arguments)) return false;
   if (rules::must_cast(plan.to, facts.reading)) return true;
   return plan.computed_in != plan.to && holds_lowered_tensor(facts.arguments);
 }
@@ -191,7 +198,7 @@ bool makes_lowered_result(const Facts& facts, const Plan& plan) {
   }
   if (attempt.scalar_changed) plan.decision.reason = Reason::scalar;
   report(facts.target, plan.decision, attempt.tally);
-  const bool lowered = attempt.tally.casts != 0 && makes_lowered_result(facts, plan);
+  const bool lowered = attempt.tally.casts != 0 && makes_lowered_result(facts, plan, result.get());
   if (lowered && !note_as_lowered(result.get(), attempt.tally.made.recorded)) return nullptr;
   return result.release();
 }

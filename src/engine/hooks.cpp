@@ -9,7 +9,8 @@ namespace {
 
 bool goes_through_hooks(PyObject* innermost, PyObject* caller, PyObject* called) {
   PyObject* inner = nullptr;  // the code of what the frame called
-  for (host::FrameWalk frame(reinterpret_cast<PyFrameObject*>(innermost)); frame; frame.outwards()) {
+  host::FrameWalk frame(reinterpret_cast<PyFrameObject*>(innermost));
+  for (; frame; frame.outwards()) {
     PyObject* const code = frame.code();
     if (code == caller) {
       const Owned function = frame.variable(called);
@@ -20,14 +21,15 @@ bool goes_through_hooks(PyObject* innermost, PyObject* caller, PyObject* called)
     }
     inner = code;
   }
-  return false;
+  return frame.failed();  // its callers are unknown then
 }
 
 }  // namespace
 
-// Without anything between the look and the change that would let other threads run, as finalizers might.
+// No other thread runs between the look and the change: the garbage collection, whose finalizers could let one run, is
+// off.
 int set_hook(PyObject* dictionary, PyObject* key, PyObject* hook, PyObject* caller, PyObject* called) noexcept {
-  // No import: at the interpreter's end that fails. Where `sys` is empty already, no other thread runs.
+  // `sys` is not imported, since an import fails at the interpreter's end. If `sys` is empty, no other thread runs.
   PyObject* const current_frames = PySys_GetObject("_current_frames");  // borrowed
   const Owned frames(current_frames == nullptr ? PyDict_New() : PyObject_CallNoArgs(current_frames));
   if (!frames) return -1;

@@ -15,15 +15,16 @@ namespace habana_mp::engine {
 
 namespace {
 
-// A storage stays where it is as long as one of its tensors lives. Where storages cannot be read, a tensor stands for
-// its own.
+// Returns the address of the tensor's storage, which is fixed while one of its tensors lives. Where storages cannot be
+// read, it returns the address of the tensor.
 const void* memory_of(PyObject* tensor) noexcept {
   const void* storage = host::can_look_inside() ? host::storage_of(tensor) : nullptr;
   return storage == nullptr ? tensor : storage;
 }
 
-// The living results of calls whose inputs were lowered, by their memory. A view keeps the result that it is a view of
-// alive, so it is found by the same entry. Dead entries are dropped where the table grows, or where a new result gets
+// The living results of calls whose inputs were lowered, by their memory. A view keeps its base alive,
+// so the entry of the base answers for it. A detached tensor keeps no base, nor does a view in inference mode: such a
+// one is found only while the result lives. Dead entries are dropped where the table grows, or where a new result gets
 // the memory of a dead one.
 class Results {
  public:

@@ -7,8 +7,9 @@
 namespace habana_mp::weights {
 
 // The kept casts together may take half of the memory that would be free without them. The other half stays for
-// activations, gradients and the contents of mapped files. The system's files are read only when the casts have grown
-// by a part of what the last reading allowed, or when that reading is old.
+// activations, gradients and the contents of mapped files. A reading of the system's files is used for one second
+// while the casts stay within a quarter of what it left, and for 0.1 seconds to refuse as much again. After a refusal a
+// smaller cast makes this read them again.
 class Room {
  public:
   // Returns true if casts of `bytes` may be added to `kept` bytes.
@@ -19,8 +20,8 @@ class Room {
 
   [[nodiscard]] bool is_known(Clock::time_point now, std::uint64_t wanted) const;
 
-  std::uint64_t allowed_until_ = 0;                 // so large may the casts become before the files are read again
-  std::uint64_t refused_from_ = ~std::uint64_t{0};  // so large they may not become
+  std::uint64_t allowed_until_ = 0;                 // the size of all casts up to which the last reading is used
+  std::uint64_t refused_from_ = ~std::uint64_t{0};  // the size of all casts from which the last reading refuses
   Clock::time_point read_at_;
 };
 extern Room room;

@@ -354,6 +354,60 @@ def test_a_sum_in_float32_of_ones_own_bfloat16_is_ones_own(converted: Converter)
     assert parameter_of(zeros.index_add(0, index, torch.ones(5))).dtype is FP32
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda own: own.add_(torch.ones(4, 4)),
+        lambda own: own.mul_(torch.ones(4, 4)),
+        lambda own: own.addmm_(M, N),
+        lambda own: own.__iadd__(torch.ones(4, 4)),
+    ],
+)
+def test_ones_own_bfloat16_that_an_operation_changed_in_place_is_ones_own(
+    change: Callable[[torch.Tensor], Any],
+) -> None:
+    hmp.convert()
+    own = torch.zeros(4, 4, dtype=BF16)
+    with torch.no_grad():
+        change(own)
+    assert parameter_of(own).dtype is BF16
+
+
+class HasVariable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.variable = torch.ones(2)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def test_an_attribute_of_a_users_function_is_no_leaf() -> None:
+    hmp.convert()
+    own = torch.ones(4, 4, dtype=BF16, requires_grad=True)
+    assert parameter_of(HasVariable.apply(own)).dtype is BF16
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda w: w.squeeze((1, 2)),
+        lambda w: w.diagonal(dim1=0, dim2=3),
+        lambda w: w.unbind(0)[0],
+        lambda w: w.split(2)[0],
+        lambda w: w.split([1, 3])[1],
+        lambda w: w.unfold(0, 2, 1),
+        lambda w: w.unsqueeze(0),
+    ],
+)
+def test_a_view_of_ones_own_conversion_is_as_it_was_made(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    weight = nn.Parameter(torch.ones(4, 1, 1, 4))
+    hmp.convert()
+    assert parameter_of(view(weight.bfloat16())).dtype is BF16
+
+
 def test_a_graph_of_any_length_shows_that_a_recorded_result_was_lowered() -> None:
     weight = nn.Parameter(torch.ones(4))
     other = nn.Parameter(torch.ones(4, dtype=BF16))

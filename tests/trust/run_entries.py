@@ -133,7 +133,7 @@ def numbers(entry: Entry, allocations: Allocations, kind: str, how: str) -> Iter
     most = entry.most or _FIRST + _SPREAD
     first = min(_FIRST, most // 2)
     rest = chosen[first:]
-    step = max(1, len(rest) // max(1, most - first))
+    step = max(1, -(-len(rest) // max(1, most - first)))
     return iter(chosen[:first] + rest[::step])
 
 
