@@ -64,21 +64,21 @@ def all_patches() -> tuple[Patch, ...]:
 
 
 def modules_of_torch() -> list[str]:
-    """Those for which patches wait."""
+    """The names of torch's modules that patches wait for."""
     waiting = [one.name for one in all_patches() if isinstance(one, WhenImported)]
     return sorted({name for name in waiting if name.startswith("torch.")})
 
 
 class Patches:
-    """What is put in and taken out as one."""
+    """All patches, put in and taken out together."""
 
     def __init__(self, patches: Sequence[Patch]) -> None:
         self._patches = patches
-        #: Those that are in, or may be by half: each is here before it is put in.
+        #: Patches that are in, or partly: each is added before it is put in.
         self._installed: list[Patch] = []
 
     def check(self, settings: Settings) -> None:
-        """Raise where :meth:`install` could not do without what is missing here."""
+        """Raise if something that :meth:`install` needs is missing."""
         for patch in self._patches:
             patch.check(settings)
 

@@ -1,7 +1,4 @@
-"""What the core must recognise (rules 10 and 11): builtins that it watches, code that runs, torch's files.
-
-The core finds out where it is; here it is told what to look for.
-"""
+"""The builtins that the core watches, and the code and files of torch that it looks for in frames (rules 10 and 11)."""
 
 from __future__ import annotations
 
@@ -54,11 +51,11 @@ def _watched_builtins() -> tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, An
         c.TensorBase._make_subclass,
         c.is_autocast_enabled,
         c._to_dlpack,
-        getattr(c, "_to_dlpack_versioned", None),  # older releases lack it
+        getattr(c, "_to_dlpack_versioned", None),  # older releases lack these two
         getattr(c, "_data_address", None),
         c._autograd._unsafe_set_version_counter,
-        c._jit_get_operation,
-        c._get_operation_overload,
+        getattr(c, "_jit_get_operation", None),  # without these two no casts of weights are kept (silent_writers.py)
+        getattr(c, "_get_operation_overload", None),
     )
 
 
@@ -76,19 +73,19 @@ def _worker_namespace() -> dict[str, Any]:
 
 
 class RecognisedCode(Patch):
-    """The core told of all that."""
+    """Passes them to the core."""
 
     def __init__(self) -> None:
-        self._is_told = False
+        self._is_installed = False
 
     def check(self, settings: Settings) -> None:
         require(_BUILTINS, _are_builtins)
         require(_WORKER, lambda: _worker_namespace()["_worker_info"] is torch.utils.data.get_worker_info())
 
     def install(self, settings: Settings) -> None:
-        if self._is_told:
+        if self._is_installed:
             return
-        regions = autocast_regions.disabled_regions()  # before what it asks is watched
+        regions = autocast_regions.disabled_regions()  # before the builtins are watched: it calls one of them
         _core.watch_builtins(*_watched_builtins(), tuple(silent_writers()))
         _core.set_recognised(
             (code_around_steps(), in_step.__code__),
@@ -107,14 +104,14 @@ class RecognisedCode(Patch):
         _core.install_in_disabled_regions(regions)
         if _may_be_child_process():
             _core.set_in_child_process()
-        self._is_told = True
+        self._is_installed = True
 
     def uninstall(self) -> None:
-        self._is_told = False  # the core itself takes out what it has put in
+        self._is_installed = False  # the core itself takes out what it has put in
 
 
 def _may_be_child_process() -> bool:
-    """Did multiprocessing start this process? A forked one is noticed by the core itself."""
+    """True if multiprocessing spawned this process, or may have. The core notices forks itself."""
     process: Any = multiprocessing.current_process()
     # A spawned process runs the main script again before it learns who its parent is.
     is_child = multiprocessing.parent_process() is not None or getattr(process, "_inheriting", False)

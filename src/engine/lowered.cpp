@@ -76,8 +76,8 @@ class Results {
     return slots_[place & (size_ - 1)];
   }
 
-  // Makes room for as many new results as are alive, so that each pays for a few steps of this. False where memory ran
-  // out.
+  // Drops dead entries, and makes room for as many new results as are alive: on average a new result costs a constant
+  // number of steps. Returns false where memory ran out.
   bool drop_dead() {
     std::size_t alive = 0;
     for (std::size_t i = 0; i < size_; ++i) alive += living(slots_[i]) != nullptr ? 1 : 0;

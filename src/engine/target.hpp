@@ -34,16 +34,16 @@ inline constexpr std::size_t no_index = target_capacity;
 struct Target : host::Callable {
   // Read on every call.
   const Rule* listed = &no_rule;    // what convert's policy says
-  const Rule* unlisted = &no_rule;  // what holds where the lists are silent (rules 2 to 4)
-  bool counts_no_version = false;   // of what it writes into; also where `is_writer`
+  const Rule* unlisted = &no_rule;  // the rule outside of the lists (rules 2 to 4)
+  bool counts_no_version = false;   // torch does not count up the version of what it writes
   std::array<std::array<Count, rules::reason_count>, rules::precision_count> counts{};
 
   // Read in regions: the place of its rule in theirs.
   std::size_t index = no_index;
 
   // Read when something is out of the ordinary.
-  Owned called;                // of a Python function: what is called for it
-  Owned twin;                  // a method's: the function that does the same with two tensors
+  Owned called;                // the function that a call of the object runs
+  Owned twin;                  // of a method: the function that does the same with two tensors
   std::string operation;       // the name that the lists and the report use
   std::string representation;  // repr(object), for the log
   bool installed = false;
@@ -63,12 +63,12 @@ Target* find_target(PyObject* object) noexcept;
 // `shown` is what the log calls it.
 Target* target_for(PyObject* object, host::Shape shape, const char* operation, PyObject* shown);
 
-// From now on the builtin `function` is called where the method is called with two plain tensors. Nothing happens where
-// the method is not covered.
+// From now on the builtin `function` is called where the method is called with two plain tensors. Does nothing if the
+// method is not covered, has such a function already, or `function` has another calling convention.
 void set_function_twin(PyObject* method, PyObject* function) noexcept;
 
-// The target of a Python function: not in `targets`, since users make as many as they like. What a dropped one counted
-// is kept.
+// The target of a Python function: not in `targets`, since users make as many as they like. The counts of a dropped
+// target stay in the report.
 Target* make_function_target(PyObject* function, PyObject* shown, const std::string& operation);
 void drop_function_target(Target* target) noexcept;
 
