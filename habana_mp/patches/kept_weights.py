@@ -65,13 +65,14 @@ def _has_linear() -> bool:
     return torch._C._nn.linear is torch.nn.functional.linear
 
 
-#: What runs from packed weights: torch's functions.
+#: What runs from packed weights: torch's functions, taken from `torch._C`, since a script may have put functions of its
+#: own into `torch`.
 _PACKED: dict[str, Any] = {
     **({"linear": torch._C._nn.linear} if holds(_LINEAR, _has_linear) else {}),
-    "conv2d": torch.conv2d,
-    "addmm": torch.addmm,
-    "mm": torch.mm,
-    "matmul": torch.matmul,
+    "conv2d": torch._C._VariableFunctions.conv2d,
+    "addmm": torch._C._VariableFunctions.addmm,
+    "mm": torch._C._VariableFunctions.mm,
+    "matmul": torch._C._VariableFunctions.matmul,
 }
 
 #: Of these, the operators of ``torch.ops.mkldnn`` that pack and compute. The others have our kernels only.

@@ -55,7 +55,7 @@ REPLACEMENTS = {
     "a tracer": "sys.settrace(trace)",
     "a tracer of threads": "threading.settrace(trace)",
     "a profiler": "sys.setprofile(lambda *_: None)",
-    "a debugger": "bdb.Bdb().set_trace = None; sys.settrace(bdb.Bdb().trace_dispatch)",
+    "a debugger": "debugger = bdb.Bdb(); debugger.reset(); sys.settrace(debugger.trace_dispatch)",
     "warnings are errors": "warnings.simplefilter('error')",
     "warnings.warn": "wrap(warnings, 'warn')",
     "logging is off": "logging.disable(100)",
