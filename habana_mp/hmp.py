@@ -19,7 +19,7 @@ from typing import Literal, TextIO
 
 import torch
 
-from habana_mp import _core, _policy, _report
+from habana_mp import _core, _locks, _policy, _report
 from habana_mp._compare import Comparison, compare
 from habana_mp._custom import custom_bwd, custom_fwd
 from habana_mp._disable import disable_casts
@@ -142,39 +142,41 @@ def convert(
     _check_limit(weight_cache_limit)
     detail = checked_detail("report", report)
     where = checked(within)
-    policy = replace(
-        _make_policy(opt_level, bf16_file_path, fp32_file_path, preset, dtype),
-        weight_cache=weight_cache,
-        weight_cache_limit=weight_cache_limit,
-        packed_weights=packed_weights,
-        skip_slower=skip_slower,
-        reuse_memory=reuse_memory,
-    )
-    level = _level_meant(opt_level)
-    described = {
-        "opt_level": level,
-        "lower": policy.lower,
-        "preset": preset or ("hmp-default" if level == "O1" else None),
-        "bf16_list": os.fsdecode(bf16_file_path) if bf16_file_path else None,
-        "fp32_list": os.fsdecode(fp32_file_path) if fp32_file_path else None,
-        "within": within if within is None or isinstance(within, str) else "modules given",
-    }
-    installation.check_alone()
-    verbose = isVerbose or log is not None
-    log_before = _core.log_destination()
-    if verbose:
-        open_log(log, explains=explains)
-    autocast_regions.forget_warnings()
-    stored_values.forget_warnings()
-    try:
-        installation.install(policy, where, described)
-    except BaseException:
-        # Of whatever stays in force.
-        _core.log_back_to(log_before if is_converted() else None)
-        raise
-    if not verbose:
-        close_log()
-    watching.of_convert(detail)
+    # A fork waits for all of it: the first conversion imports modules, and Python cannot fork beside an import.
+    with _locks.installation:
+        policy = replace(
+            _make_policy(opt_level, bf16_file_path, fp32_file_path, preset, dtype),
+            weight_cache=weight_cache,
+            weight_cache_limit=weight_cache_limit,
+            packed_weights=packed_weights,
+            skip_slower=skip_slower,
+            reuse_memory=reuse_memory,
+        )
+        level = _level_meant(opt_level)
+        described = {
+            "opt_level": level,
+            "lower": policy.lower,
+            "preset": preset or ("hmp-default" if level == "O1" else None),
+            "bf16_list": os.fsdecode(bf16_file_path) if bf16_file_path else None,
+            "fp32_list": os.fsdecode(fp32_file_path) if fp32_file_path else None,
+            "within": within if within is None or isinstance(within, str) else "modules given",
+        }
+        installation.check_alone()
+        verbose = isVerbose or log is not None
+        log_before = _core.log_destination()
+        if verbose:
+            open_log(log, explains=explains)
+        autocast_regions.forget_warnings()
+        stored_values.forget_warnings()
+        try:
+            installation.install(policy, where, described)
+        except BaseException:
+            # Of whatever stays in force.
+            _core.log_back_to(log_before if is_converted() else None)
+            raise
+        if not verbose:
+            close_log()
+        watching.of_convert(detail)
 
 
 def _level_meant(given: str) -> str:
