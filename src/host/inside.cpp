@@ -6,6 +6,7 @@
 
 #include "errors.hpp"
 #include "from_c.hpp"
+#include "host/held_memory.hpp"
 #include "host/ledger.hpp"
 #include "host/memory_map.hpp"
 #include "host/view.hpp"
@@ -28,9 +29,9 @@ Assumption tensor_inside{
 bool found_all = false;
 
 // Functions of torch that tell of owners.
-PyCFunction storage_object = nullptr;  // Tensor.untyped_storage
-PyObject* gradient_edge = nullptr;     // torch.autograd.graph.get_gradient_edge; kept for good, as the next
-PyObject* held_in_cpp = nullptr;       // a torch._C.ScriptDict: by number, tensors that have a holder
+PyCFunction untyped_storage = nullptr;  // Tensor.untyped_storage
+PyObject* gradient_edge = nullptr;      // torch.autograd.graph.get_gradient_edge; kept for good, as the next
+PyObject* held_in_cpp = nullptr;        // a torch._C.ScriptDict: by number, tensors that have a holder
 
 constexpr std::size_t implementation_size = 192;
 constexpr std::size_t storage_size = 96;
@@ -229,7 +230,7 @@ bool find_functions() {
       "    del held[0]\n"
       "    return [held]\n");
   held_in_cpp = made ? kept_for_good(PyList_GET_ITEM(made.get(), 0)) : nullptr;
-  return find_method(api.tensor_base, "untyped_storage", storage_object) && gradient_edge != nullptr &&
+  return find_method(api.tensor_base, "untyped_storage", untyped_storage) && gradient_edge != nullptr &&
          held_in_cpp != nullptr;
 }
 
@@ -314,9 +315,16 @@ Holds count_holds(PyObject* tensor, PyObject* object) noexcept {
   return {owners_of_storage(storage_of(tensor)), Py_REFCNT(object)};
 }
 
+// The torch.UntypedStorage of a tensor; null with an exception set. If a collection ran while torch makes that object,
+// and its finalizers asked for the same storage, torch would return an object that it has freed.
+Owned storage_object(PyObject* tensor) noexcept {
+  const NoCollection no_finalizers;
+  return Owned(untyped_storage(tensor, nullptr));
+}
+
 bool find_single_holds(PyObject* tensor) noexcept {
   for (int i = 0; i < 2; ++i) {
-    const Owned object(storage_object(tensor, nullptr));
+    const Owned object = storage_object(tensor);
     if (!object) break;
     const Holds holds = count_holds(tensor, object.get());
     if (i == 1 && holds != single_holds) single_holds = {};
@@ -476,7 +484,7 @@ bool is_known_memory(const char* storage, bool knows_arrays) {
 
 bool holds_its_memory_alone(PyObject* tensor, std::uint32_t views) {
   const char* storage = storage_of(tensor);
-  Owned object(storage == nullptr ? nullptr : storage_object(tensor, nullptr));
+  Owned object = storage == nullptr ? nullptr : storage_object(tensor);
   Holds expected = single_holds;
   expected.of_storage += views;
   const bool is_alone = object && count_holds(tensor, object.get()) == expected;
