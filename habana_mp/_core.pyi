@@ -382,8 +382,24 @@ def set_skips_slower(on: bool) -> None:
 def assume_that_lowering_pays(answer: int) -> None:
     """What every measurement is to say, for tests: 1 yes, 0 no, -1 what is measured."""
 
-def forget_lowered(tensor: Any) -> None:
+def forget_known(tensor: Any) -> None:
     """Drop the weak references to this tensor."""
+
+def was_converted(tensor: Any) -> bool:
+    """True if a method of a float32 tensor made this one, in lower precision, or one whose memory it shares."""
+
+def check_state(set_attribute: Any) -> None:
+    """Raise where :func:`watch_state` would."""
+
+def watch_state(set_attribute: Any) -> None:
+    """Watch conversions by methods of tensors, and `nn.Module.__setattr__`."""
+
+def follow_module_tensors(on: bool) -> None:
+    """From now on arithmetic on tensors of modules alone is not lowered where autograd does not track it."""
+
+def module_tensors_are_followed() -> bool: ...
+def remember_module_tensor(object: Any) -> None:
+    """Note a tensor of a module, where they are followed. Does nothing with any other object."""
 
 def was_lowered(tensor: Any) -> bool:
     """True if this tensor shares memory with a living result that was lowered and that autograd does not track."""

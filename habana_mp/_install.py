@@ -10,6 +10,7 @@ import torch
 from habana_mp import _core, _locks, _policy, _report
 from habana_mp._computed_once import computed_once
 from habana_mp._policy import Policy
+from habana_mp.patches import module_tensors
 from habana_mp.patches.autocast_regions import warn_if_in_autocast
 from habana_mp.patches.base import Settings, Within
 from habana_mp.patches.compiled_functions import forget_compiled_code
@@ -64,6 +65,7 @@ class Installation:
                 self._put_patches_in(policy, within)
                 forget_compiled_code()
                 self.policy = policy
+                self._follow_module_tensors()
                 _report.remember(policy.named, described)
                 self._exchange_composites(composites)
             except BaseException:
@@ -114,6 +116,7 @@ class Installation:
         try:
             if not self._are_patches_in:
                 self._put_patches_in(Policy())
+            self._follow_module_tensors()
             self._exchange_composites(composites)
         except BaseException:
             if self.policy is None:
@@ -133,6 +136,12 @@ class Installation:
     def _policies(self) -> list[Policy]:
         regions = [self._regions[number] for number in self._regions_in_torch]
         return regions if self.policy is None else [self.policy, *regions]
+
+    def _follow_module_tensors(self) -> None:
+        if any(one.lowers_arithmetic() for one in self._policies()):
+            module_tensors.follow()
+        else:
+            module_tensors.stop()
 
     def check_alone(self) -> None:
         """The core is one for the process. A second copy of this module knows nothing of what the first has changed."""

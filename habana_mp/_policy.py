@@ -67,6 +67,7 @@ class Ruling:
             "promotes": row.promotes,
             "gives_dimensions": row.gives_dimensions,
             "views_one": row.views_one,
+            "is_elementwise": ops.is_elementwise(operation),
             "is_product": row.is_product,
             "products_inside": self.products_only and row.products_inside,
             "is_not_repeated": not ops.may_be_repeated(operation),
@@ -143,6 +144,13 @@ class Policy:
     reuse_memory: bool = True
     #: By operation, the precision that a list gives it, and where that list says so.
     named: Mapping[str, tuple[str, str]] = field(default_factory=dict, compare=False)
+
+    def lowers_arithmetic(self) -> bool:
+        """True if a list lowers an operation that computes each value of its result by itself."""
+        return any(
+            one.listed.action == "precision" and one.listed.precision != "fp32" and ops.is_elementwise(one.operation)
+            for one in (*self.covered, *self.composites)
+        )
 
 
 def ruling_without_list(operation: str) -> Ruling:

@@ -423,7 +423,7 @@ _RULES = {
     **dict.fromkeys(("ineligible", "explicit_out", "explicit_dtype", "view"), "rule 6"),
     **dict.fromkeys(("no_kernel", "sums"), "rule 8"),
     **{"scalar": "rule 9", "autocast_off": "rule 10"},
-    **dict.fromkeys(("construction", "optimizer_step", "worker", "distributed", "library"), "rule 11"),
+    **dict.fromkeys(("construction", "optimizer_step", "worker", "distributed", "library", "state"), "rule 11"),
     **{"op_wrap": "op_wrap", "slower": "skip_slower", "disabled": "disable_casts"},
 }
 

@@ -79,6 +79,11 @@ def rows() -> Mapping[str, Operation]:
     return _by_name
 
 
+def is_elementwise(operation: str) -> bool:
+    """True if it computes each value of its result by itself."""
+    return operation in pointwise.NAMES
+
+
 def row_of(operation: str) -> Operation:
     """What is peculiar to an operation; where it has no row, a row that says nothing."""
     return _by_name.get(operation, _NOTHING_PECULIAR)

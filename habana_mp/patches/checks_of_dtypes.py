@@ -66,7 +66,7 @@ def not_held(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) ->
     """What the code of a function is exchanged for that wants tensors which nobody holds weakly."""
     for tensor in (*arguments, *keywords.values()):
         _core.weights_forget(tensor)
-        _core.forget_lowered(tensor)
+        _core.forget_known(tensor)
     return originals[name](*arguments, **keywords)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from habana_mp.patches import autograd_hooks, checks_of_dtypes, in_float32, without_casts
+from habana_mp.patches import autograd_hooks, checks_of_dtypes, in_float32, module_tensors, without_casts
 from habana_mp.patches.named_functions import Exchange, ExchangedFunctions
 
 EXCHANGES: tuple[Exchange, ...] = (
@@ -12,6 +12,7 @@ EXCHANGES: tuple[Exchange, ...] = (
     *in_float32.EXCHANGES,
     *autograd_hooks.EXCHANGES,
     *checks_of_dtypes.EXCHANGES,
+    *module_tensors.EXCHANGES,
 )
 
 

@@ -15,7 +15,7 @@ from habana_mp.patches import autocast_regions, torch_files
 from habana_mp.patches.base import Patch, Settings
 from habana_mp.patches.optimizer_steps import code_around_steps
 from habana_mp.patches.silent_writers import operator_found, silent_writers
-from habana_mp.patches.stored_values import look_at_weight
+from habana_mp.patches.stored_values import look_at_value
 from habana_mp.patches.unwrapped_steps import in_step
 
 _BUILTINS = Assumption(
@@ -90,7 +90,7 @@ class RecognisedCode(Patch):
         _core.set_recognised(
             (code_around_steps(), in_step.__code__),
             _worker_namespace(),
-            look_at_weight,
+            look_at_value,
             autocast_regions.warn_of_autocast,
             autocast_regions.codes_of_regions(),
             autocast_regions.code_of_custom_fwd(),

@@ -1,5 +1,8 @@
-"""Values that become a Parameter, a buffer or a tensor's ``.data`` (rule 11): those that were lowered are made float32
-again, with a warning."""
+"""Values that become a Parameter, a buffer, an attribute of a module or a tensor's ``.data`` (rule 11).
+
+Those that were lowered are made float32 again, with a warning. So is any lower value that is stored over a float32
+tensor of a module, unless it is a conversion: the tensor's owner wanted that.
+"""
 
 from __future__ import annotations
 
@@ -21,24 +24,35 @@ _NODES = Assumption(
     otherwise="a buffer or Parameter that is made of a lowered result which autograd recorded keeps its low precision",
 )
 
+_WATCHED = Assumption(
+    "torch.state-that-is-watched",
+    assumed="`to`, `bfloat16`, `half` and `type` of Tensor are methods of C, and `torch.nn.Module.__setattr__` a function "
+    "of Python",
+    check="the core looks at how they are called",
+    otherwise="a lower value that is stored over a float32 tensor of a module stays lower, unless it is known to be "
+    "lowered",
+)
+
 _BUFFERS = Assumption(
     "torch.module-buffers",
     assumed="a module has its buffers in the dictionary `_buffers`",
     check="torch.nn.Module declares it",
-    otherwise="there is no warning where a buffer in float32 is replaced by one in lower precision",
+    otherwise="a buffer in float32 may be replaced by one in lower precision, without a warning",
 )
 
 
 class StoredValues(Patch):
-    """Installs a hook of torch's that sees buffers. The core calls `look_at_weight` for Parameters and ``.data``."""
+    """Installs a hook of torch's that sees buffers. The core calls `look_at_weight` for all else."""
 
     def __init__(self) -> None:
         self._handle: Any = None
 
     def install(self, settings: Settings) -> None:
         if self._handle is None:
-            for tells in (_tells_nodes, _tells_buffers):
+            for tells in (_tells_nodes, _tells_buffers, _tells_state):
                 tells()  # so that the ledger has the answer before anything is stored
+            if _tells_state():
+                _core.watch_state(_set_attribute())
             look: Any = _look_at_buffer  # torch's annotation has no return value
             self._handle = register_module_buffer_registration_hook(look)
 
@@ -61,78 +75,84 @@ def _tells_buffers() -> bool:
     return holds(_BUFFERS, lambda: "_buffers" in torch.nn.Module.__annotations__)
 
 
+def _tells_state() -> bool:
+    return holds(_WATCHED, _watches_state)
+
+
+def _watches_state() -> bool:
+    _core.check_state(_set_attribute())
+    return True
+
+
+def _set_attribute() -> Any:
+    return vars(torch.nn.Module)["__setattr__"]
+
+
 #: The lines that were warned about.
 _warned: set[tuple[str, int]] = set()
 
 
 def _look_at_buffer(module: torch.nn.Module, name: str, value: Any) -> torch.Tensor | None:
     """What becomes the buffer instead, if anything."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not isinstance(value, torch.Tensor):
         return None
-    if not isinstance(value, torch.Tensor):
-        return None
-    what, former = f"the buffer `{name}` of {type(module).__name__}", _buffer(module, name)
-    if _is_lowered(value):
-        return _raised_again(what, value)
-    if (
-        former is not None
-        and former.dtype is torch.float32
-        and value.dtype in (torch.bfloat16, torch.float16)
-        and _core.lists_speak_here()  # what torch keeps of a pruned weight, say, may follow the weight
-    ):
-        _warn_of_state(f"{what} {_PERHAPS_LOWERED}; compute it under hmp.disable_casts() to keep it in float32")
-    return None
+    former = _buffer(module, name)
+    is_float32 = former is not None and former.dtype is torch.float32
+    kept = look_at_value(f"the buffer `{name}` of {type(module).__name__}", value, former if is_float32 else None)
+    _core.remember_module_tensor(kept)
+    return None if kept is value else kept
 
 
 def _buffer(module: torch.nn.Module, name: str) -> torch.Tensor | None:
     return module._buffers.get(name) if _tells_buffers() else None
 
 
-def look_at_weight(what: str, values: torch.Tensor, former: torch.Tensor | None) -> torch.Tensor:
-    """The values that a Parameter, or a tensor's ``.data``, gets."""
+def look_at_value(what: str, values: torch.Tensor, former: torch.Tensor | None) -> torch.Tensor:
+    """The values that a Parameter, a buffer, an attribute of a module, or a tensor's ``.data`` gets. `former` is the
+    float32 tensor of a module that they are stored over, if any."""
+    if values.dtype not in (torch.bfloat16, torch.float16):
+        return values
     if _is_lowered(values):
-        return _raised_again(what, values)
-    if isinstance(former, torch.nn.Parameter) and _core.casts_are_made_here() and not _is_cast_of(former, values):
-        return _raised_again(f"the `.data` of a float32 Parameter {_PERHAPS_LOWERED}", values, "")
+        return _in_float32(what, values, _KNOWN_TO_BE_LOWERED)
+    if former is not None and _core.casts_are_made_here() and not _is_meant(former, values):
+        return _in_float32(what, values, _PERHAPS_LOWERED)
     return values
 
 
 _PERHAPS_LOWERED = "is assigned a tensor in lower precision, perhaps computed from results that habana_mp lowered"
-_KNOWN_TO_BE_LOWERED = " is made from a result that habana_mp lowered"
+_KNOWN_TO_BE_LOWERED = "is made from a result that habana_mp lowered"
 
 
-def _raised_again(what: str, values: torch.Tensor, why: str = _KNOWN_TO_BE_LOWERED) -> torch.Tensor:
+def _in_float32(what: str, values: torch.Tensor, why: str) -> torch.Tensor:
     _warn_of_state(
-        f"{what}{why}; it stays in float32, but its values were rounded: compute them in a module's __init__ or under "
+        f"{what} {why}; it stays in float32, but its values were rounded: compute them in a module's __init__ or under "
         "hmp.disable_casts() to have them exact"
     )
     with disable_casts():
         return values.float()
 
 
-def _is_cast_of(former: torch.Tensor, values: torch.Tensor) -> bool:
-    """True if `values` are `former` in lower precision, as where a model is converted, or if that cannot be found out.
-    It compares at most 16 places of each dimension."""
-    if type(values) is not torch.Tensor or values.is_meta or torch.nn.parameter.is_lazy(former):
+def _is_meant(former: torch.Tensor, values: torch.Tensor) -> bool:
+    """True if these lower values are a conversion of float32 ones, by a method of a tensor, or if that cannot be found
+    out. Where memory was freed, as sharding does, nothing is stored."""
+    if type(values) is not torch.Tensor or torch.nn.parameter.is_lazy(former) or not _tells_state():
         return True
-    if values.device != former.device or values.shape != former.shape or values.layout is not torch.strided:
+    if not (_has_memory(former) and _has_memory(values)) or _core.was_converted(values):
         return True
-    part = (slice(16),) * values.dim()
-    try:
-        if not (_has_memory(former) and _has_memory(values)):
-            return True
-        with disable_casts(), torch.no_grad():
-            cast = former[part].to(values.dtype)
-            return bool(((cast == values[part]) | cast.isnan()).all())
-    except Exception:  # a transform: whatever it is, it is no reason to warn
-        return True
+    node = _first_computing(values.grad_fn) if _tells_nodes() else None
+    return node is not None and node.name() == "ToCopyBackward0"
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    """True if its memory was not freed, as sharding does."""
+    if tensor.is_meta or tensor.layout is not torch.strided:
+        return True
+    try:
+        storage = tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # of a transform
+        return True
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
-    return tensor.numel() == 0 or tensor.untyped_storage().nbytes() >= needed
+    return tensor.numel() == 0 or storage.nbytes() >= needed
 
 
 def _is_lowered(values: torch.Tensor) -> bool:
@@ -153,10 +173,16 @@ _SAME_VALUES = frozenset(
 )
 
 
-def _comes_from_float32(node: Any) -> bool:
-    """True where the results of this node were computed, not just converted, from a leaf in float32."""
+def _first_computing(node: Any) -> Any:
+    """The first node at or behind this one that changes values, or None."""
     while node is not None and node.name().partition("Backward")[0] in _SAME_VALUES:
         node = node.next_functions[0][0]
+    return node
+
+
+def _comes_from_float32(node: Any) -> bool:
+    """True where the results of this node were computed, not just converted, from a leaf in float32."""
+    node = _first_computing(node)
     if node is None or node.name() == "ToCopyBackward0":
         return False
     nodes: Any = torch._C._functions

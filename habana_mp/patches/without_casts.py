@@ -26,6 +26,7 @@ STATE: Table = {
         "register_parametrization",
         "remove_parametrizations",
         "transfer_parametrizations_and_params",
+        "ParametrizationList.forward",
         "ParametrizationList.right_inverse",
     ),
     "torch.nn.utils.parametrizations": ("_SpectralNorm.forward",),

@@ -12,7 +12,7 @@
 
 #include "engine/call.hpp"
 #include "engine/hooks.hpp"
-#include "engine/lowered.hpp"
+#include "engine/known_tensors.hpp"
 #include "engine/modules.hpp"
 #include "engine/region.hpp"
 #include "engine/slots.hpp"
@@ -97,6 +97,7 @@ constexpr struct {
     {"promotes", [](Rule& rule) { rule.promotes = true; }},
     {"gives_dimensions", [](Rule& rule) { rule.gives_dimensions = true; }},
     {"views_one", [](Rule& rule) { rule.views_one = true; }},
+    {"is_elementwise", [](Rule& rule) { rule.is_elementwise = true; }},
     {"is_product", [](Rule& rule) { rule.is_product = true; }},
     {"products_inside", [](Rule& rule) { rule.products_inside = true; }},
     {"is_not_repeated", [](Rule& rule) { rule.may_repeat = false; }},
@@ -590,7 +591,16 @@ void register_engine(py::module_& module) {
   note_with_reserve(rule);
   note_with_reserve(function);
   note_with_reserve(composite);
-  module.def("forget_lowered", [](const py::object& tensor) { engine::forget_lowered(tensor.ptr()); });
+  module.def("forget_known", [](const py::object& tensor) { engine::forget_known(tensor.ptr()); });
+  module.def("was_converted", [](const py::object& tensor) { return engine::was_converted(tensor.ptr()); });
+  module.def("check_state",
+             [](const py::object& set_attribute) { or_throw(engine::may_watch_state(set_attribute.ptr())); });
+  module.def("watch_state",
+             [](const py::object& set_attribute) { or_throw(engine::watch_state(set_attribute.ptr())); });
+  module.def("follow_module_tensors", &engine::follow_module_tensors);
+  module.def("module_tensors_are_followed", [] { return engine::module_tensors_are_followed; });
+  module.def("remember_module_tensor",
+             [](const py::object& object) { or_throw(engine::remember_module_tensor(object.ptr())); });
   module.def("was_lowered", [](const py::object& tensor) { return engine::was_lowered(tensor.ptr()); });
   module.def("may_be_lowered_in_graph",
              [](const py::object& tensor) { return engine::may_be_lowered_in_graph(tensor.ptr()); });

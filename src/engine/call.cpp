@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <new>
+#include <optional>
 
 #include "engine/attempt.hpp"
 #include "engine/facts.hpp"
-#include "engine/lowered.hpp"
+#include "engine/known_tensors.hpp"
 #include "engine/originals.hpp"
 #include "engine/region.hpp"
 #include "errors.hpp"
@@ -203,13 +204,23 @@ bool makes_lowered_result(const Facts& facts, const Plan& plan, PyObject* result
   return result.release();
 }
 
+// What arithmetic makes of tensors of modules alone counts as one: a moving average may be written in several steps.
+PyObject* noted_as_state(const Call& call, PyObject* made) {
+  Owned result(made);
+  if (!result || !module_tensors_are_followed || !call.rule.is_elementwise || !computes_state(call.arguments)) {
+    return result.release();
+  }
+  // What shares memory with one is known already, and may die before it.
+  return is_module_tensor(result.get()) || remember_module_tensor(result.get()) ? result.release() : nullptr;
+}
+
 // What is not cast, or not just so.
 PyObject* answer_otherwise(const Facts& facts, const Plan& plan) {
   switch (plan.way) {
     case Way::leave:
     case Way::silent_rule:  // there is none
       report(facts.target, plan.decision, {});
-      return call_original(facts.target, facts.arguments);
+      return noted_as_state(facts, call_original(facts.target, facts.arguments));
     case Way::leave_to_outer:
       return call_undecided(facts.target, facts.arguments);
     case Way::without_lowering:
@@ -224,6 +235,7 @@ PyObject* answer_otherwise(const Facts& facts, const Plan& plan) {
 // Apart from answer, whose early way out then needs no room for a reading.
 [[gnu::noinline]] PyObject* answer_by_rule(Target& target, const Rule& speaking, const Arguments& arguments) {
   const Rule* rule = &speaking;
+  std::optional<Decision> told;  // in place of what the rule for where the lists are silent says
   for (;;) {
     Reading reading(arguments.count());
     read(*rule, arguments, reading);
@@ -234,6 +246,7 @@ PyObject* answer_otherwise(const Facts& facts, const Plan& plan) {
     if (plan.way == Way::with_casts) return answer_with_casts(facts, plan);
     if (plan.way == Way::silent_rule && target.unlisted->action != Action::none) {
       rule = target.unlisted;
+      if (plan.decision.reason == Reason::state) told = plan.decision;
       continue;
     }
     if (plan.way != Way::as_written) return answer_otherwise(facts, plan);
@@ -243,8 +256,8 @@ PyObject* answer_otherwise(const Facts& facts, const Plan& plan) {
       return try_plain_again(is_lower(plan.to), facts);
     // One of another release may not count up the version of what it writes into.
     if (plan.decision.reason == Reason::explicit_out) weights::tensor_escapes(result, false);
-    report(target, plan.decision, {});
-    return result;
+    report(target, told.value_or(plan.decision), {});
+    return noted_as_state(facts, result);
   }
 }
 

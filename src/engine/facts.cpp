@@ -3,7 +3,7 @@
 #include "engine/accelerators.hpp"
 #include "engine/attempt.hpp"
 #include "engine/cast_arguments.hpp"
-#include "engine/lowered.hpp"
+#include "engine/known_tensors.hpp"
 #include "errors.hpp"
 #include "host/callers.hpp"
 #include "host/casts_inside.hpp"
@@ -88,6 +88,19 @@ bool holds_lowered_tensor(const Arguments& arguments) {
                        [](PyObject* value, Kind kind) { return is_lower(kind) && was_lowered(value); });
 }
 
+bool computes_state(const Arguments& arguments) {
+  if (!module_tensors_are_followed) return false;
+  const bool records = host::grad_is_enabled();
+  bool holds_one = false;
+  const auto is_another = [&](PyObject* value, Kind kind) {
+    if (!is_floating(kind)) return false;
+    if (!is_module_tensor(value)) return !host::has_no_dimensions(value);
+    holds_one = true;
+    return records && host::requires_grad(value);
+  };
+  return !is_any_tensor(arguments.values, arguments.count(), is_another) && holds_one;
+}
+
 bool has_sparse_gradient(const Rule& rule, const Arguments& arguments) {
   const Questions& questions = rule.questions;
   return find_argument(arguments, questions.sparse_position, PyTuple_GET_ITEM(questions.sparse_keyword, 0)) == Py_True;
@@ -130,6 +143,8 @@ bool Facts::is_decided_elsewhere() const {
 std::optional<Reason> Facts::place() const { return engine::place(); }
 
 bool Facts::caller_is_exact() const { return engine::caller_is_exact(); }
+
+bool Facts::computes_state() const { return engine::computes_state(arguments); }
 
 bool Facts::is_for_another_device() const { return engine::is_for_another_device(thread_state.region, arguments); }
 

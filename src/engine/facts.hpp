@@ -14,6 +14,7 @@ struct Facts : Call {
   [[nodiscard]] bool is_decided_elsewhere() const;
   [[nodiscard]] std::optional<Reason> place() const;
   [[nodiscard]] bool caller_is_exact() const;
+  [[nodiscard]] bool computes_state() const;
   [[nodiscard]] bool is_for_another_device() const;
 
   // What it computes.
@@ -50,6 +51,9 @@ bool is_left_alone(const Arguments& arguments);
 bool holds_lower_tensor(const Arguments& arguments);
 // True if one was lowered by an earlier call that autograd did not track.
 bool holds_lowered_tensor(const Arguments& arguments);
+// True if autograd does not track the call, and all floating tensors are of modules, but for numbers: tensors without
+// dimensions.
+bool computes_state(const Arguments& arguments);
 bool has_sparse_gradient(const Rule& rule, const Arguments& arguments);
 rules::Answer ask(PyObject* question, const Arguments& arguments);
 bool cast_refused();

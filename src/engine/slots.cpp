@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "engine/call.hpp"
-#include "engine/lowered.hpp"
+#include "engine/known_tensors.hpp"
 #include "engine/modules.hpp"
 #include "engine/originals.hpp"
 #include "engine/state.hpp"
@@ -279,7 +279,7 @@ bool uninstall() {
   }
   weights::stop_watching_view_and_numpy();
   stop_watching_builtins();
-  forget_all_lowered();
+  forget_all_known();
   return true;
 }
 

@@ -5,7 +5,7 @@ target_sources(_core PRIVATE
   src/engine/cast_arguments.cpp
   src/engine/facts.cpp
   src/engine/hooks.cpp
-  src/engine/lowered.cpp
+  src/engine/known_tensors.cpp
   src/engine/modules.cpp
   src/engine/originals.cpp
   src/engine/reading.cpp

@@ -1,11 +1,14 @@
 #include "engine/watched.hpp"
 
 #include <algorithm>
+#include <array>
+#include <iterator>
 #include <memory>
 #include <unordered_map>
 #include <utility>
 
 #include "engine/arguments.hpp"
+#include "engine/known_tensors.hpp"
 #include "engine/region.hpp"
 #include "engine/state.hpp"
 #include "engine/target.hpp"
@@ -125,9 +128,9 @@ PyObject* module_constructed_stub(PyObject*, PyObject* const* values, std::size_
   return module_constructed.call(values, flagged_count, keywords);
 }
 
-// Shows Python the values that are state from now on, if they are in a lower precision, and the float32 tensor whose
-// values they become, or None. What is to be taken in their stead: they themselves, or, where they were lowered, in
-// float32. Null with an exception set when the warning was made an error.
+// Shows Python the values that are state from now on, if they are in a lower precision, and the float32 tensor of a
+// module that they are stored over, or None. What is to be taken in their stead: they themselves, or, where they were
+// lowered, in float32. Null with an exception set when the warning was made an error.
 Owned values_of_state(PyObject* values, const char* what, PyObject* former) {
   if (!is_lower(host::kind_of(values))) return Owned::borrowed(values);
   return Owned(PyObject_CallFunction(recognised().made_of_lowered.get(), "sOO", what, values, former));
@@ -144,7 +147,8 @@ PyObject* make_subclass_stub(PyObject*, PyObject* const* values, std::size_t fla
   if (!parameter_data) return nullptr;
   std::vector<PyObject*> taken(values, values + given.count());
   *std::find(taken.begin(), taken.end(), data) = parameter_data.get();
-  return make_subclass.call(taken.data(), static_cast<std::size_t>(given.positional), keywords);
+  Owned made(make_subclass.call(taken.data(), static_cast<std::size_t>(given.positional), keywords));
+  return made && remember_module_tensor(made.get()) ? made.release() : nullptr;
 }
 
 PyObject* is_autocast_enabled_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
@@ -237,8 +241,68 @@ int data_setter_stub(PyObject* self, PyObject* value, void* closure) {
   if (value != nullptr) weights::tensor_escapes(value, false);
   // Before it is assigned: the warning may be an error, and what the value was computed from may be this tensor.
   if (value == nullptr || host::kind_of(self) != Kind::f32) return data.assign(self, value, closure);
-  const Owned taken = values_of_state(value, "a tensor whose `.data` was assigned", self);
-  return taken ? data.assign(self, taken.get(), closure) : -1;
+  const bool is_of_module = is_module_tensor(self);
+  const Owned taken = values_of_state(value, "the `.data` of a tensor", is_of_module ? self : Py_None);
+  if (!taken || data.assign(self, taken.get(), closure) != 0) return -1;
+  return is_of_module && !remember_module_tensor(self) ? -1 : 0;  // it has other memory now
+}
+
+// ---- conversions, and attributes of modules -------------------------------------------------------------------------
+
+host::WatchedMethod to_dtype;
+host::WatchedMethod to_bfloat16;
+host::WatchedMethod to_half;
+host::WatchedMethod to_type;
+
+template <const host::WatchedMethod& method>
+PyObject* converting_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
+  Owned result(method.call(self, arguments, keywords));
+  return result && remember_converted(self, result.get()) ? result.release() : nullptr;
+}
+
+const struct {
+  host::WatchedMethod& method;
+  const char* name;
+  host::MethodStub stub;
+} conversions[] = {
+    {to_dtype, "to", from_c<converting_stub<to_dtype>>},
+    {to_bfloat16, "bfloat16", from_c<converting_stub<to_bfloat16>>},
+    {to_half, "half", from_c<converting_stub<to_half>>},
+    {to_type, "type", from_c<converting_stub<to_type>>},
+};
+constexpr std::size_t conversion_count = std::size(conversions);
+
+host::WatchedFunction set_attribute;
+
+// What the module holds under this name beside its Parameters, buffers and modules, if that is a float32 tensor; null
+// without an exception where it is not.
+Owned former_attribute(PyObject* module, PyObject* name) {
+  static PyObject* const dict_name = interned("__dict__");
+  const Owned attributes(PyObject_GenericGetAttr(module, dict_name));
+  if (!attributes || !PyDict_Check(attributes.get())) {
+    drop_error_but_of_memory();
+    return nullptr;
+  }
+  PyObject* const former = PyDict_GetItemWithError(attributes.get(), name);
+  return former != nullptr && host::kind_of(former) == Kind::f32 ? Owned::borrowed(former) : nullptr;
+}
+
+// `module.name = value`
+PyObject* set_attribute_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  const bool is_tensor = PyVectorcall_NARGS(flagged_count) == 3 && keywords == nullptr && PyUnicode_Check(values[1]) &&
+                         is_floating(host::kind_of(values[2]));
+  if (!is_tensor) return set_attribute.call(values, flagged_count, keywords);
+  Owned value = Owned::borrowed(values[2]);
+  const Owned former = is_lower(host::kind_of(value.get())) ? former_attribute(values[0], values[1]) : nullptr;
+  if (former) {
+    const Owned what(PyUnicode_FromFormat("the attribute `%U` of %s", values[1], Py_TYPE(values[0])->tp_name));
+    const char* const text = what ? PyUnicode_AsUTF8(what.get()) : nullptr;
+    value = text == nullptr ? nullptr : values_of_state(value.get(), text, former.get());
+  }
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  PyObject* const taken[] = {values[0], values[1], value.get()};
+  Owned result(set_attribute.call(taken, 3, nullptr));
+  return result && remember_module_tensor(value.get()) ? result.release() : nullptr;
 }
 
 struct Watch {
@@ -281,6 +345,42 @@ bool watch_builtins(const Builtins& builtins) {
   return true;
 }
 
+namespace {
+
+using ConversionMethods = std::array<Owned, conversion_count>;
+
+bool find_state(PyObject* module_set_attribute, ConversionMethods& methods) {
+  host::MemoryMap memory;
+  for (std::size_t i = 0; i < methods.size(); ++i) {
+    methods[i] = Owned(PyObject_GetAttrString(reinterpret_cast<PyObject*>(host::api.tensor_base), conversions[i].name));
+    const bool is_watched = conversions[i].method.is_watched();
+    if (!methods[i] ||
+        (!is_watched && !host::WatchedMethod::check(methods[i].get(), METH_VARARGS | METH_KEYWORDS, memory)))
+      return false;
+  }
+  if (set_attribute.is_watched() || host::WatchedFunction::check(module_set_attribute, memory)) return true;
+  PyErr_SetString(PyExc_RuntimeError, "torch.nn.Module.__setattr__ is not called as other Python functions are");
+  return false;
+}
+
+}  // namespace
+
+bool may_watch_state(PyObject* module_set_attribute) {
+  ConversionMethods methods;
+  return find_state(module_set_attribute, methods);
+}
+
+bool watch_state(PyObject* module_set_attribute) {
+  ConversionMethods methods;
+  if (!find_state(module_set_attribute, methods)) return false;
+  // From here on nothing can fail.
+  for (std::size_t i = 0; i < methods.size(); ++i) conversions[i].method.watch(methods[i].get(), conversions[i].stub);
+  if (!set_attribute.is_watched()) {
+    set_attribute.watch(module_set_attribute, module_set_attribute, from_c<set_attribute_stub>);
+  }
+  return true;
+}
+
 bool suspend_writer(PyObject* object) noexcept {
   const auto found = writers.find(object);
   if (found == writers.end()) return false;
@@ -303,6 +403,8 @@ void stop_watching_builtins() noexcept {
   for (const auto& writer : writers) writer.second->forget();
   writers.clear();
   data.stop();
+  for (const auto& one : conversions) one.method.stop();
+  set_attribute.stop();
 }
 
 }  // namespace habana_mp::engine

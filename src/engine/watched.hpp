@@ -27,6 +27,12 @@ struct Builtins {
 };
 // False with a Python exception set; then nothing has changed.
 bool watch_builtins(const Builtins& builtins);
+// Watches what decides about tensors of modules: conversions of tensors by their own methods, and assignments to
+// modules' attributes (nn.Module.__setattr__). The first function tells whether it can be done. False with an exception
+// set; then nothing has changed.
+bool may_watch_state(PyObject* module_set_attribute);
+bool watch_state(PyObject* module_set_attribute);
+// Stops watching all of these.
 void stop_watching_builtins() noexcept;
 
 // A writer that a list covers is not watched meanwhile: its target does what the watch would do. The first function

@@ -162,6 +162,10 @@ template <typename Facts>
     plan.decision = {Precision::unchanged, Reason::library};
     return by(Way::silent_rule);
   }
+  if (lowers_by_list && rule.is_elementwise && facts.computes_state()) {
+    plan.decision = {Precision::unchanged, Reason::state};
+    return by(Way::silent_rule);
+  }
   if (facts.is_for_another_device()) return leave(Reason::other_device);
 
   // What it computes.

@@ -31,6 +31,7 @@ constexpr std::array words{
     Words{"worker", "in a DataLoader worker"},
     Words{"distributed", "in the code of torch.distributed"},
     Words{"library", "in the code of a library that computes in float32"},
+    Words{"state", "arithmetic on a module's own tensors"},
     Words{"slower", "slower in the lower precision"},
     Words{"other_device", "the region is for another device"},
     Words{"op_wrap", "wrapped by op_wrap"},

@@ -28,6 +28,7 @@ enum class Reason : std::uint8_t {
   worker,          // rule 11: a DataLoader worker
   distributed,     // rule 11: torch.distributed handles parameters and gradients
   library,         // rule 11: the code of a library that computes in float32
+  state,           // rule 11: only tensors of modules take part, and autograd does not track it
   slower,          // the lower precision takes longer for this shape, and the user wants to know of such
   other_device,    // no tensor of the device that the region is for
   op_wrap,         // hmp.op_wrap gave the function its precision
@@ -36,7 +37,7 @@ enum class Reason : std::uint8_t {
   disabled,        // under disable_casts, and somebody watches
   autocast_off,    // rule 10: in a region of torch.autocast(enabled=False)
 };
-inline constexpr int reason_count = 23;
+inline constexpr int reason_count = 24;
 
 // For a program: "list", "widest", ...
 const char* word(Reason reason) noexcept;

@@ -31,6 +31,8 @@ struct Rule {
   bool saturates = false;
   // With one tensor alone, does it give a view of it, or only sum it up (`einsum("ii->i", x)`)?
   bool views_one = false;
+  // True if it computes each value of the result by itself, as arithmetic does.
+  bool is_elementwise = false;
   // Does it add up products? Kernels for sparse tensors do so in the lower precision, where they have one.
   bool is_product = false;
   // Does the list mean only those calls that make a matrix product?

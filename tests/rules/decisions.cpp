@@ -26,6 +26,7 @@ struct Facts {
   bool decided_elsewhere = false;
   std::optional<Reason> at_place;
   bool exact_caller = false;
+  bool only_state = false;
   bool another_device = false;
   std::optional<Present> with_dimensions;
   bool one_tensor = false;
@@ -54,6 +55,7 @@ struct Facts {
   bool is_decided_elsewhere() const { return tell('d', decided_elsewhere); }
   std::optional<Reason> place() const { return tell('p', at_place); }
   bool caller_is_exact() const { return tell('e', exact_caller); }
+  bool computes_state() const { return tell('z', only_state); }
   bool is_for_another_device() const { return tell('a', another_device); }
   std::optional<Present> inputs_with_dimensions() const { return tell('i', with_dimensions); }
   bool holds_one_tensor() const { return tell('1', one_tensor); }
@@ -162,9 +164,10 @@ void check_drafts() {
 void check_table() {
   Rule rule = lowering();
   rule.views_one = rule.only_with_product = rule.may_be_fused = rule.may_be_wrong = rule.may_add_up = true;
-  rule.is_product = true;
+  rule.is_product = rule.is_elementwise = true;
   Facts all;
-  all.decided_elsewhere = all.exact_caller = all.another_device = all.one_tensor = all.in_a_transform = true;
+  all.decided_elsewhere = all.exact_caller = all.only_state = all.another_device = all.one_tensor = all.in_a_transform =
+      true;
   all.at_place = Reason::worker;
   all.product = Answer::failed;
   all.fused = all.wrong = all.sums = all.slower = Answer::failed;
@@ -182,6 +185,12 @@ void check_table() {
   widens.reason = Reason::widest;
   CHECK(plan_of(widens, all, inputs).decision.reason == Reason::other_device);  // only a list lowers in such code
   all.exact_caller = false;
+  CHECK(leaves(plan_of(rule, all, inputs), Way::silent_rule, Reason::state));
+  CHECK(plan_of(widens, all, inputs).decision.reason == Reason::other_device);  // this alone is not lowered
+  rule.is_elementwise = false;
+  CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::other_device));
+  rule.is_elementwise = true;
+  all.only_state = false;
   CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::other_device));
   all.another_device = false;
   CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::view));
@@ -369,8 +378,8 @@ void answer(const std::string& line) {
   rule.to = static_cast<Kind>(number());
   rule.reason = static_cast<Reason>(number());
   for (bool Rule::*trait : {&Rule::promotes, &Rule::gives_dimensions, &Rule::saturates, &Rule::views_one,
-                            &Rule::is_product, &Rule::only_with_product, &Rule::products_inside, &Rule::may_be_fused,
-                            &Rule::may_be_wrong, &Rule::may_add_up}) {
+                            &Rule::is_elementwise, &Rule::is_product, &Rule::only_with_product, &Rule::products_inside,
+                            &Rule::may_be_fused, &Rule::may_be_wrong, &Rule::may_add_up}) {
     rule.*trait = yes();
   }
   Inputs inputs;
@@ -390,7 +399,7 @@ void answer(const std::string& line) {
   inputs.explicit_out = yes();
   inputs.explicit_dtype = yes();
   for (bool Facts::*fact :
-       {&Facts::decided_elsewhere, &Facts::exact_caller, &Facts::another_device, &Facts::one_tensor,
+       {&Facts::decided_elsewhere, &Facts::exact_caller, &Facts::only_state, &Facts::another_device, &Facts::one_tensor,
         &Facts::sparse_tensor, &Facts::number_beyond, &Facts::products_can_be_lowered, &Facts::in_a_transform}) {
     facts.*fact = yes();
   }

@@ -41,7 +41,7 @@ LOWER = {Kind.BF16, Kind.F16}
 PRECISIONS = {Kind.BF16: 0, Kind.F16: 1, Kind.F32: 2}
 UNCHANGED = 3
 #: As the program is given it: its number, and what it is told as.
-REASONS = {"list": 0, "widest": 1, "in_place": 2, "first_input": 3, "worker": 13, "parts": 19}
+REASONS = {"list": 0, "widest": 1, "in_place": 2, "first_input": 3, "worker": 13, "parts": 20}
 
 
 @dataclass
@@ -55,6 +55,7 @@ class Rule:
     gives_dimensions: bool
     saturates: bool
     views_one: bool
+    is_elementwise: bool
     is_product: bool
     only_with_product: bool
     products_inside: bool
@@ -67,6 +68,7 @@ class Rule:
 class Facts:
     decided_elsewhere: bool
     exact_caller: bool
+    only_state: bool
     another_device: bool
     one_tensor: bool
     sparse_tensor: bool
@@ -149,6 +151,8 @@ def wanted(call: Call) -> tuple[Way, Kind, int, str]:
         return Way.LEAVE, to, UNCHANGED, "worker"
     if reason == "list" and to in LOWER and facts.exact_caller:
         return Way.SILENT_RULE, to, UNCHANGED, "library"
+    if reason == "list" and to in LOWER and rule.is_elementwise and facts.only_state:
+        return Way.SILENT_RULE, to, UNCHANGED, "state"
     if facts.another_device:
         return Way.LEAVE, to, UNCHANGED, "other_device"
     if rule.views_one and facts.one_tensor:
@@ -236,5 +240,5 @@ def test_every_decision_is_that_of_the_second_writing(call: Call, serving: tuple
     if expected[0] is Way.WITH_CASTS:
         assert Kind(int(computed_in)) is (Kind.F32 if reason == "sums" else expected[1])
     # A question that may fail, or costs much, is asked once at most; and none where nothing is to be cast.
-    assert all(asked.count(letter) <= 1 for letter in "mFwult")
-    assert not (expected[0] is Way.AS_WRITTEN and set(asked) & set("dpemFwult"))
+    assert all(asked.count(letter) <= 1 for letter in "zmFwult")
+    assert not (expected[0] is Way.AS_WRITTEN and set(asked) & set("dpezmFwult"))

@@ -1,4 +1,4 @@
-#include "engine/lowered.hpp"
+#include "engine/known_tensors.hpp"
 
 #include <cstddef>
 #include <cstdint>
@@ -22,11 +22,10 @@ const void* memory_of(PyObject* tensor) noexcept {
   return storage == nullptr ? tensor : storage;
 }
 
-// The living results of calls whose inputs were lowered, by their memory. A view keeps its base alive,
-// so the entry of the base answers for it. A detached tensor keeps no base, nor does a view in inference mode: such a
-// one is found only while the result lives. Dead entries are dropped where the table grows, or where a new result gets
-// the memory of a dead one.
-class Results {
+// Living tensors, by their memory. A view keeps its base alive, so the entry of the base answers for it. A detached
+// tensor keeps no base, nor does a view in inference mode: such a one is found only while the tensor in the table
+// lives. Dead entries are dropped where the table grows, or where a new tensor gets the memory of a dead one.
+class Tensors {
  public:
   // False where memory ran out.
   bool put_in(PyObject* tensor) {
@@ -36,21 +35,21 @@ class Results {
     Slot& slot = slot_of(memory);
     if (slot.memory == nullptr) ++used_;
     slot.memory = memory;
-    slot.result = std::move(reference);
+    slot.tensor = std::move(reference);
     return true;
   }
 
   [[nodiscard]] bool holds_memory_of(PyObject* tensor) const noexcept {
     if (size_ == 0) return false;
     const void* memory = memory_of(tensor);
-    PyObject* const result = living(slot_of(memory));
-    // The result may have got other memory, as by `result.data = other`.
-    return result != nullptr && memory_of(result) == memory;
+    PyObject* const known = living(slot_of(memory));
+    // It may have got other memory, as by `known.data = other`.
+    return known != nullptr && memory_of(known) == memory;
   }
 
   void take_out(PyObject* tensor) noexcept {
     for (std::size_t i = 0; i < size_; ++i) {
-      if (living(slots_[i]) == tensor) slots_[i].result.reset();
+      if (living(slots_[i]) == tensor) slots_[i].tensor.reset();
     }
   }
 
@@ -62,12 +61,12 @@ class Results {
  private:
   struct Slot {
     const void* memory = nullptr;
-    Owned result;  // a weak reference
+    Owned tensor;  // a weak reference
   };
 
   static constexpr std::size_t smallest = 64;
 
-  static PyObject* living(const Slot& slot) noexcept { return slot.result ? referent_of(slot.result.get()) : nullptr; }
+  static PyObject* living(const Slot& slot) noexcept { return slot.tensor ? referent_of(slot.tensor.get()) : nullptr; }
 
   // The slot of this memory, or the free one for it.
   [[nodiscard]] Slot& slot_of(const void* memory) const noexcept {
@@ -76,7 +75,7 @@ class Results {
     return slots_[place & (size_ - 1)];
   }
 
-  // Drops dead entries, and makes room for as many new results as are alive: on average a new result costs a constant
+  // Drops dead entries, and makes room for as many new tensors as are alive: on average a new one costs a constant
   // number of steps. Returns false where memory ran out.
   bool drop_dead() {
     std::size_t alive = 0;
@@ -104,7 +103,9 @@ class Results {
   std::size_t used_ = 0;
 };
 
-NeverDestroyed<Results> results;
+NeverDestroyed<Tensors> lowered_results;
+NeverDestroyed<Tensors> conversions;
+NeverDestroyed<Tensors> module_tensors;
 
 }  // namespace
 
@@ -115,19 +116,50 @@ bool remember_lowered(PyObject* result) {
     }
     return true;
   }
-  return !host::is_plain_tensor(result) || host::requires_grad(result) || results->put_in(result);
+  return !host::is_plain_tensor(result) || host::requires_grad(result) || lowered_results->put_in(result);
 }
 
 bool was_lowered(PyObject* tensor) noexcept {
-  return host::is_plain_tensor(tensor) && is_lower(host::kind_of(tensor)) && results->holds_memory_of(tensor);
+  return host::is_plain_tensor(tensor) && is_lower(host::kind_of(tensor)) && lowered_results->holds_memory_of(tensor);
 }
-
-void forget_lowered(PyObject* tensor) noexcept { results->take_out(tensor); }
-
-void forget_all_lowered() noexcept { results->clear(); }
 
 bool may_be_lowered_in_graph(PyObject* tensor) {
   return is_lower(host::kind_of(tensor)) && host::requires_grad(tensor) && casts_are_made_here();
+}
+
+bool remember_converted(PyObject* tensor, PyObject* result) {
+  const bool is_conversion = host::kind_of(tensor) == Kind::f32 && host::is_plain_tensor(result) &&
+                             is_lower(host::kind_of(result)) && !host::requires_grad(result);
+  return !is_conversion || conversions->put_in(result);
+}
+
+bool was_converted(PyObject* tensor) noexcept {
+  return host::is_plain_tensor(tensor) && conversions->holds_memory_of(tensor);
+}
+
+bool module_tensors_are_followed = false;
+
+void follow_module_tensors(bool on) noexcept {
+  module_tensors_are_followed = on;
+  if (!on) module_tensors->clear();
+}
+
+bool remember_module_tensor(PyObject* object) {
+  return !module_tensors_are_followed || !is_floating(host::kind_of(object)) || module_tensors->put_in(object);
+}
+
+bool is_module_tensor(PyObject* tensor) noexcept {
+  return Py_TYPE(tensor) == host::api.parameter || module_tensors->holds_memory_of(tensor);
+}
+
+void forget_known(PyObject* tensor) noexcept {
+  for (const auto& table : {&lowered_results, &conversions, &module_tensors}) (*table)->take_out(tensor);
+}
+
+void forget_all_known() noexcept {
+  follow_module_tensors(false);
+  lowered_results->clear();
+  conversions->clear();
 }
 
 }  // namespace habana_mp::engine
