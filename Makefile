@@ -75,7 +75,7 @@ bench: $(VENV)/.built
 
 # Every architecture of transformers, one step of training each, beside FP32 and torch.autocast; some ten minutes.
 sweep: $(VENV)/.built
-	$(BIN)/python benchmarks/architectures.py --within
+	$(BIN)/python benchmarks/architectures.py --ways recommended,hmp,within,autocast
 
 # An isolated build, as an installer of the package does it.
 wheel: /usr/include/spdlog/spdlog.h

@@ -1,11 +1,11 @@
 """Every architecture of transformers, small: does it train under the default lists, and how near to FP32?
 
-    python benchmarks/architectures.py [--kinds causal,masked,...] [--only TYPE] [--within]
+    python benchmarks/architectures.py [--kinds causal,masked,...] [--only TYPE] [--ways WAY,...]
 
 Each is trained one step in FP32, converted, and under torch.autocast, from the same weights. Close is a loss within 2 %
 of FP32's and gradients with a cosine over 0.98 to FP32's. Printed are each failure, each one that is not close, and the
 counts. The exit status is 1 when anything failed that trains in FP32. --all also prints what does not train in FP32.
---within adds convert(within="modules"), with its own columns.
+The ways are "recommended", "hmp" (the default lists), "within" (these with within="modules"), "autocast", or any preset.
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ WAYS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "within": lambda: (converted(within="modules"), None),
     "autocast": lambda: (contextlib.nullcontext(), autocast()),
 }
+
+
+def way(name: str) -> tuple[Any, Any]:
+    return WAYS[name]() if name in WAYS else (converted(preset=name), None)
+
 
 
 class TooSlowError(Exception):
@@ -85,7 +90,7 @@ def sweep(
     counts["FP32"] += 1
     distances = {}
     for title in titles:
-        around, forward = WAYS[title]()
+        around, forward = way(title)
         try:
             with limited_to(SECONDS), around:
                 step = train_step(model, batch, forward)
@@ -106,14 +111,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kinds", default=",".join(KINDS), help="of " + ", ".join(KINDS))
     parser.add_argument("--only", metavar="TYPE", help="one type of model, as transformers calls it")
-    parser.add_argument("--within", action="store_true", help='convert(within="modules") as well')
+    parser.add_argument("--ways", default="recommended,hmp,autocast", metavar="WAY,...", help="what is compared to FP32")
     parser.add_argument("--all", action="store_true", help="also print what does not train in FP32")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     # A model that asks for more memory than the machine has fails, and the others go on.
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
-    titles = ["hmp", "within", "autocast"] if options.within else ["hmp", "autocast"]
+    titles = options.ways.split(",")
     columns = ["FP32", *[column for title in titles for column in (title, f"close {title}")], "no step"]
     total: collections.Counter[str] = collections.Counter()
     print_rows = [f"{'kind':10}" + "".join(f"{column:>16}" for column in columns)]

@@ -440,6 +440,8 @@ class _InForce:
 def remember(named: Mapping[str, tuple[str, str]], described: Mapping[str, Any] | None) -> None:
     """Of what is counted from now on these lists, or some before them, decide."""
     _InForce.described = described
+    if not _core.counts():  # no row stands for a decision of theirs
+        _named.clear()
     if named in _named:
         _named.remove(named)
     _named.append(named)

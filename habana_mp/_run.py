@@ -117,10 +117,13 @@ def _parser() -> argparse.ArgumentParser:
         epilog="The exit status is the script's; 2 for wrong usage, 1 for what --require-lowered finds.",
         allow_abbrev=False,
     )
-    parser.add_argument("--opt-level", default="O1", metavar="LEVEL", help="O1 (the default), O2 or O0")
+    parser.add_argument("--opt-level", metavar="LEVEL", help="O1 (the lists decide; the default), O2 or O0")
     parser.add_argument("--bf16", metavar="FILE", help="a list file: what runs in the lower precision")
     parser.add_argument("--fp32", metavar="FILE", help="a list file: what runs in float32")
-    parser.add_argument("--preset", help="the lists to start from; `habana-mp lists` shows all")
+    parser.add_argument(
+        "--preset",
+        help="the lists to start from; `habana-mp lists` shows all. Without lists, a preset or a level: recommended",
+    )
     parser.add_argument("--dtype", choices=_DTYPES, default="bf16", help="the lower precision; bf16 is the default")
     parser.add_argument("--within", choices=["modules"], help="lower only while the forward of some module runs")
     parser.add_argument("--verbose", action="store_true", help="log each call and what was decided")
@@ -169,11 +172,12 @@ def _options(parser: argparse.ArgumentParser, given: argparse.Namespace, script:
     except OSError as error:
         parser.error(f"cannot open the script: {error}")
     detail: _report.Detail = given.detail or ("modules" if given.report else "operations")
+    says_how = any((given.opt_level, given.bf16, given.fp32, given.preset))
     return Options(
-        opt_level=given.opt_level,
+        opt_level=given.opt_level or "O1",
         bf16=_absolute(given.bf16),
         fp32=_absolute(given.fp32),
-        preset=given.preset,
+        preset=given.preset if says_how else "recommended",
         dtype=given.dtype,
         within=given.within,
         verbose=given.verbose,

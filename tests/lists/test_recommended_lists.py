@@ -1,0 +1,124 @@
+"""``preset="recommended"``: products run in the lower precision; what is only arithmetic follows its inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from habana_mp import hmp
+from habana_mp._policy import Policy
+from habana_mp._install import installation
+from helpers.processes import RUN, python
+
+BF16, FP32 = torch.bfloat16, torch.float32
+X = torch.linspace(-1, 1, 64).reshape(8, 8)
+
+LOWERED: dict[str, Callable[[], torch.Tensor]] = {
+    "linear": lambda: F.linear(X, X),
+    "matmul": lambda: X @ X,
+    "convolution": lambda: F.conv2d(torch.ones(1, 2, 8, 8), torch.ones(2, 2, 3, 3)),
+    "attention": lambda: F.scaled_dot_product_attention(X[None], X[None], X[None]),
+    "recurrent": lambda: nn.LSTM(8, 8)(X)[0],
+    "einsum": lambda: torch.einsum("ij,jk->ik", X, X),
+}
+
+
+@pytest.mark.parametrize("call", LOWERED.values(), ids=LOWERED)
+def test_products_are_lowered(call: Callable[[], torch.Tensor]) -> None:
+    hmp.convert(preset="recommended")
+    assert call().dtype is BF16
+
+
+FOLLOWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    **{name: getattr(torch, name) for name in ("relu", "sigmoid", "tanh", "sin", "cos", "abs", "neg", "sqrt")},
+    "mul": lambda x: x * x,
+    "number": lambda x: x * 0.1 + 1,
+    "gelu": F.gelu,
+    "softmax": lambda x: x.softmax(-1),
+    "mean": lambda x: x.mean(0),
+    "layer_norm": lambda x: F.layer_norm(x, (8,)),
+    "dropout": F.dropout,
+}
+
+
+@pytest.mark.parametrize("dtype", [FP32, BF16])
+@pytest.mark.parametrize("call", FOLLOWS.values(), ids=FOLLOWS)
+def test_arithmetic_follows_its_inputs(call: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype) -> None:
+    hmp.convert(preset="recommended")
+    assert call(X.abs().to(dtype)).dtype is dtype
+
+
+FLOAT32: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    **{name: getattr(torch, name) for name in ("exp", "log", "log1p", "expm1", "cosh")},
+    "log_softmax": lambda x: x.log_softmax(-1),
+    "logsumexp": lambda x: x.logsumexp(-1),
+    "cumsum": lambda x: x.cumsum(-1),
+    "norm": lambda x: x.norm(),
+    "cross_entropy": lambda x: F.cross_entropy(x, torch.arange(8)),
+    "mse_loss": lambda x: F.mse_loss(x, x * 0),
+    "binary_cross_entropy_with_logits": lambda x: F.binary_cross_entropy_with_logits(x, x),
+}
+
+
+@pytest.mark.parametrize("call", FLOAT32.values(), ids=FLOAT32)
+def test_what_needs_float32_has_it(call: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    hmp.convert(preset="recommended")
+    assert call((X + 2).bfloat16()).dtype is FP32
+
+
+class Timesteps(nn.Module):
+    """The embedding of time steps in diffusion models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 8)
+        self.embedded = torch.empty(0)
+
+    def forward(self, steps: torch.Tensor) -> torch.Tensor:
+        frequencies = torch.exp(-math.log(10000) * torch.arange(0, 32) / 32)
+        angles = steps[:, None].float() * frequencies
+        self.embedded = torch.cat([angles.sin(), angles.cos()], dim=-1)
+        return self.linear(self.embedded)
+
+
+@pytest.mark.parametrize("within", [None, "modules"])
+def test_each_of_a_thousand_time_steps_has_an_embedding_of_its_own(within: str | None) -> None:
+    model = Timesteps()
+    model(torch.arange(1000))
+    expected = model.embedded
+    hmp.convert(preset="recommended", within=within)  # type: ignore[arg-type]
+    assert model(torch.arange(1000)).dtype is BF16
+    assert torch.equal(model.embedded, expected)
+
+
+def test_the_recommended_lists_follow_no_tensors_of_modules() -> None:
+    hmp.convert(preset="recommended")
+    assert isinstance(installation.policy, Policy)
+    assert not installation.policy.lowers_arithmetic()
+
+
+@pytest.mark.parametrize(
+    ("options", "preset"),
+    [
+        ([], "recommended"),
+        (["--within", "modules"], "recommended"),
+        (["--opt-level", "O1"], "hmp-default"),
+        (["--preset", "torch-cpu"], "torch-cpu"),
+        (["--bf16", "list.txt"], "hmp-default"),
+    ],
+)
+def test_run_takes_the_recommended_lists_where_nothing_says_otherwise(
+    options: list[str], preset: str, tmp_path: Path
+) -> None:
+    (tmp_path / "list.txt").write_text("matmul\n")
+    (tmp_path / "script.py").write_text(
+        "from habana_mp import hmp\nprint(hmp.report(show=False).configuration['preset'])\n"
+    )
+    done = python(*RUN, *options, "script.py", cwd=tmp_path)
+    assert done.stdout.split()[0] == preset
