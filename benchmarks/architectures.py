@@ -5,7 +5,8 @@
 Each is trained one step in FP32, converted, and under torch.autocast, from the same weights. Close is a loss within 2 %
 of FP32's and gradients with a cosine over 0.98 to FP32's. Printed are each failure, each one that is not close, and the
 counts. The exit status is 1 when anything failed that trains in FP32. --all also prints what does not train in FP32.
-The ways are "recommended", "hmp" (the default lists), "within" (these with within="modules"), "autocast", or any preset.
+The ways are "recommended", "hmp" (the default lists), "within" (these with within="modules"), "autocast", and each
+preset.
 """
 
 from __future__ import annotations
@@ -40,7 +41,6 @@ WAYS: dict[str, Callable[[], tuple[Any, Any]]] = {
 
 def way(name: str) -> tuple[Any, Any]:
     return WAYS[name]() if name in WAYS else (converted(preset=name), None)
-
 
 
 class TooSlowError(Exception):
@@ -111,7 +111,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kinds", default=",".join(KINDS), help="of " + ", ".join(KINDS))
     parser.add_argument("--only", metavar="TYPE", help="one type of model, as transformers calls it")
-    parser.add_argument("--ways", default="recommended,hmp,autocast", metavar="WAY,...", help="what is compared to FP32")
+    parser.add_argument(
+        "--ways", default="recommended,hmp,autocast", metavar="WAY,...", help="what is compared to FP32"
+    )
     parser.add_argument("--all", action="store_true", help="also print what does not train in FP32")
     options = parser.parse_args()
     warnings.simplefilter("ignore")

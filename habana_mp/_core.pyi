@@ -386,7 +386,7 @@ def forget_known(tensor: Any) -> None:
     """Drop the weak references to this tensor."""
 
 def was_converted(tensor: Any) -> bool:
-    """True if a method of a float32 tensor made this one, in lower precision, or one whose memory it shares."""
+    """True if a method of a float32 tensor made this tensor, or one that shares its memory, in lower precision."""
 
 def check_state(set_attribute: Any) -> None:
     """Raise where :func:`watch_state` would."""

@@ -440,7 +440,7 @@ class _InForce:
 def remember(named: Mapping[str, tuple[str, str]], described: Mapping[str, Any] | None) -> None:
     """Of what is counted from now on these lists, or some before them, decide."""
     _InForce.described = described
-    if not _core.counts():  # no row stands for a decision of theirs
+    if not _core.counts():  # the former lists decided about no row
         _named.clear()
     if named in _named:
         _named.remove(named)

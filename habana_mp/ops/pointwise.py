@@ -119,16 +119,13 @@ _FILLING = (
 
 ROWS = (*_ARITHMETIC, *_FUNCTIONS, *_ACTIVATIONS, *_LIMITS, *_COMPARISONS, *_FILLING)
 
-#: Those that nothing else is peculiar to.
+#: Operations of this kind that need no row.
 _WITHOUT_ROWS = """
-    abs absolute angle ceil cosh exp fix floor leaky_relu log log10 log2 nan_to_num neg negative positive reciprocal relu
-    rsqrt sign sinh tan trunc
+    abs absolute angle ceil cosh exp fix floor leaky_relu log log10 log2 nan_to_num neg negative positive reciprocal
+    relu rsqrt sign sinh tan trunc
 """
 
-#: The names of all of them but ``prelu``, which takes a weight.
-NAMES = frozenset(
-    (
-        *_WITHOUT_ROWS.split(),
-        *(name for row in ROWS if not row.keeps_weights for name in f"{row.names} {row.family}".split()),
-    )
-)
+_NAMES_IN_ROWS = " ".join(f"{row.names} {row.family}" for row in ROWS if not row.keeps_weights)
+
+#: The names of all of them but `prelu`, which takes a weight.
+NAMES = frozenset((*_WITHOUT_ROWS.split(), *_NAMES_IN_ROWS.split()))

@@ -1,8 +1,9 @@
 """Tensors of modules: Parameters, buffers, and tensors that are attributes of a module (rule 11).
 
-Where a list lowers arithmetic, the core is told of each of them: those of modules that exist already, and those that a
-module gets later. It sees by itself Parameters that are made, and attributes that are assigned. The rest is told here:
-buffers, what `Module.to` and its like put in the place of buffers, and what a copy of a module begins with.
+Where a list lowers arithmetic, the core must know all of them. It sees by itself Parameters that are made, and
+attributes that are assigned; `stored_values.py` shows it the buffers that are registered. This file shows it the
+tensors of modules that exist already, the buffers that `Module.to` and its like exchange, and the tensors of a copied
+or unpickled module.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from habana_mp import _core
 from habana_mp.patches.named_functions import Exchange, Table, assumption_of_functions, originals
 
-#: What gives a module other buffers past its methods that register some.
+#: Methods that give a module other buffers, and register none.
 REPLACES_BUFFERS: Table = {"torch.nn.modules.module": ("Module._apply", "Module.__setstate__")}
 
 
@@ -42,7 +43,7 @@ def _tell_of(module: torch.nn.Module) -> None:
 
 
 def told_afterwards(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What the code of a method is exchanged for that gives its module other buffers."""
+    """Runs in place of a method that gives its module other buffers."""
     result = originals[name](*arguments, **keywords)
     if _core.module_tensors_are_followed():
         _tell_of(arguments[0])

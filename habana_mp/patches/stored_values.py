@@ -26,8 +26,8 @@ _NODES = Assumption(
 
 _WATCHED = Assumption(
     "torch.state-that-is-watched",
-    assumed="`to`, `bfloat16`, `half` and `type` of Tensor are methods of C, and `torch.nn.Module.__setattr__` a function "
-    "of Python",
+    assumed="`to`, `bfloat16`, `half` and `type` of Tensor are methods of C, and `torch.nn.Module.__setattr__` is a "
+    "function of Python",
     check="the core looks at how they are called",
     otherwise="a lower value that is stored over a float32 tensor of a module stays lower, unless it is known to be "
     "lowered",

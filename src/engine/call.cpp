@@ -204,7 +204,8 @@ bool makes_lowered_result(const Facts& facts, const Plan& plan, PyObject* result
   return result.release();
 }
 
-// What arithmetic makes of tensors of modules alone counts as one: a moving average may be written in several steps.
+// Notes the result of arithmetic on tensors of modules alone as such a tensor: an average may be computed in several
+// steps. Returns `made`, or null with an exception set where `made` is null or memory ran out.
 PyObject* noted_as_state(const Call& call, PyObject* made) {
   Owned result(made);
   if (!result || !module_tensors_are_followed || !call.rule.is_elementwise || !computes_state(call.arguments)) {
@@ -235,7 +236,7 @@ PyObject* answer_otherwise(const Facts& facts, const Plan& plan) {
 // Apart from answer, whose early way out then needs no room for a reading.
 [[gnu::noinline]] PyObject* answer_by_rule(Target& target, const Rule& speaking, const Arguments& arguments) {
   const Rule* rule = &speaking;
-  std::optional<Decision> told;  // in place of what the rule for where the lists are silent says
+  std::optional<Decision> shown;  // where it is another one than the plan's
   for (;;) {
     Reading reading(arguments.count());
     read(*rule, arguments, reading);
@@ -246,7 +247,7 @@ PyObject* answer_otherwise(const Facts& facts, const Plan& plan) {
     if (plan.way == Way::with_casts) return answer_with_casts(facts, plan);
     if (plan.way == Way::silent_rule && target.unlisted->action != Action::none) {
       rule = target.unlisted;
-      if (plan.decision.reason == Reason::state) told = plan.decision;
+      if (plan.decision.reason == Reason::state) shown = plan.decision;
       continue;
     }
     if (plan.way != Way::as_written) return answer_otherwise(facts, plan);
@@ -256,7 +257,7 @@ PyObject* answer_otherwise(const Facts& facts, const Plan& plan) {
       return try_plain_again(is_lower(plan.to), facts);
     // One of another release may not count up the version of what it writes into.
     if (plan.decision.reason == Reason::explicit_out) weights::tensor_escapes(result, false);
-    report(target, told.value_or(plan.decision), {});
+    report(target, shown.value_or(plan.decision), {});
     return noted_as_state(facts, result);
   }
 }

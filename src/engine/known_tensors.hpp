@@ -1,5 +1,5 @@
-// Tensors of which rule 11 must know where they come from: results that our casts lowered, tensors that somebody
-// converted to a lower precision, and tensors of modules. They are known by their memory, so their aliases are too.
+// Rule 11 must know where some tensors come from: results of lowered calls, conversions to a lower precision, and
+// tensors of modules. Tables hold them by their memory, so their aliases are found too.
 #pragma once
 
 #include <Python.h>
@@ -33,8 +33,8 @@ bool was_converted(PyObject* tensor) noexcept;
 void follow_module_tensors(bool on) noexcept;
 // Set while they are noted.
 extern bool module_tensors_are_followed;
-// Notes a Parameter, a buffer, a tensor that is an attribute of a module, or what was computed from such alone. Does
-// nothing with other objects. False with an exception set where memory ran out.
+// Notes a Parameter, a buffer, a tensor that is an attribute of a module, or what was computed from such alone. Other
+// objects are passed over. False with an exception set where memory ran out.
 bool remember_module_tensor(PyObject* object);
 // True for a Parameter, and for a living tensor that was noted or that shares memory with one.
 bool is_module_tensor(PyObject* tensor) noexcept;

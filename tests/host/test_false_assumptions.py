@@ -48,6 +48,8 @@ FALSE = {
     "torch.checkpoint": "torch.utils.checkpoint._checkpoint_impl = torch.utils.checkpoint.checkpoint = len",
     "torch.parallel-apply": "torch.nn.parallel.parallel_apply = len",
     "torch.optimizer-insides": "torch.optim.AdamW._init_group = len",
+    "torch.methods-that-replace-buffers": "del torch.nn.Module.__setstate__",
+    "torch.state-that-is-watched": "torch.nn.Module.__setattr__ = Bound(torch.nn.Module.__setattr__)",
     # These refuse.
     "torch.module-calls": "torch.nn.Module._call_impl = len",
     "torch.module-calls-in-reports": "torch.nn.Module._call_impl = len",
@@ -124,6 +126,13 @@ torch.set_num_threads(1)
 class Guard:
     def check(self):
         return True
+
+class Bound:
+    def __init__(self, function):
+        self.function = function
+
+    def __get__(self, instance, owner):
+        return functools.partial(self.function, instance)
 
 def wrap(owner, name):
     original = getattr(owner, name)
@@ -236,6 +245,7 @@ def test_each_entry_of_both_ledgers_is_made_false_or_it_says_why_not() -> None:
 
 def test_what_the_ledger_promises_follows_where_an_assumption_is_false() -> None:
     names = ["torch.any-autocast", "torch.dlpack-exchange", "torch.module-calls", "torch.watched-builtins"]
+    names += ["torch.methods-that-replace-buffers", "torch.state-that-is-watched"]
     assert problems(results([*names, "torch.swap-tensors"])) == {}
 
 

@@ -75,8 +75,8 @@ def compute() -> torch.Tensor:
 
 
 def begin_another_call(expected: torch.Tensor) -> None:
-    """In the middle of a step the lists do not apply to this thread; another one has them. The call that was interrupted
-    may have switched gradients off."""
+    """In the middle of a step the lists do not apply to this thread, and another one has them. The interrupted call may
+    have switched gradients off."""
     if torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.bfloat16:
         with torch.enable_grad():
             check(compute(), expected)
