@@ -244,7 +244,7 @@ class _Ending:
         return not self._found_nothing
 
     def at_exit(self) -> None:
-        """The report and the closing line; for other ranks than the first, what the first needs for them."""
+        """Write the report and its first lines. Another rank than the first leaves what the first one needs for them."""
         if os.getpid() != self._process:
             return  # a fork that ends as a script does
         if self._ranks.rank:
@@ -263,6 +263,9 @@ class _Ending:
         _say(f"{_closing.line(report)}{where}")
         if self._found_nothing:
             _say(f"--require-lowered: {report.words[0][:1].lower()}{report.words[0][1:]}")
+        told = 1 if _closing.ran_lower(report) or self._found_nothing else 0  # by the lines above
+        for text in report.words[told:] if report.rows else ():
+            _say(text)
 
     def _of_this_rank(self) -> Report:
         for child in multiprocessing.active_children():

@@ -207,12 +207,11 @@ bool makes_lowered_result(const Facts& facts, const Plan& plan, PyObject* result
 // Notes the result of arithmetic on tensors of modules alone as such a tensor: an average may be computed in several
 // steps. Returns `made`, or null with an exception set where `made` is null or memory ran out.
 PyObject* noted_as_state(const Call& call, PyObject* made) {
+  if (made == nullptr || !module_tensors_are_followed || !call.rule.is_elementwise) return made;
+  if (!is_floating(host::kind_of(made)) || !computes_state(call.arguments)) return made;
   Owned result(made);
-  if (!result || !module_tensors_are_followed || !call.rule.is_elementwise || !computes_state(call.arguments)) {
-    return result.release();
-  }
   // What shares memory with one is known already, and may die before it.
-  return is_module_tensor(result.get()) || remember_module_tensor(result.get()) ? result.release() : nullptr;
+  return is_module_tensor(made) || remember_module_tensor(made) ? result.release() : nullptr;
 }
 
 // What is not cast, or not just so.

@@ -36,7 +36,7 @@ extern bool module_tensors_are_followed;
 // Notes a Parameter, a buffer, a tensor that is an attribute of a module, or what was computed from such alone. Other
 // objects are passed over. False with an exception set where memory ran out.
 bool remember_module_tensor(PyObject* object);
-// True for a Parameter, and for a living tensor that was noted or that shares memory with one.
+// True for a Parameter, and for a living tensor that was noted or that shares memory with one. To be asked of tensors.
 bool is_module_tensor(PyObject* tensor) noexcept;
 
 // ---- all of them ----------------------------------------------------------------------------------------------------

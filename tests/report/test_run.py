@@ -189,9 +189,10 @@ print(torch.nn.Linear(4, 4)(torch.ones(2, 4)).dtype, torch.ones(2).mul(2).dtype,
 @pytest.mark.parametrize(
     ("options", "printed"),
     [
-        ([], "torch.bfloat16 torch.bfloat16"),
-        (["--dtype", "fp16"], "torch.float16 torch.float16"),
-        (["--within", "modules"], "torch.bfloat16 torch.float32"),
+        ([], "torch.bfloat16 torch.float32"),
+        (["--opt-level", "O1"], "torch.bfloat16 torch.bfloat16"),
+        (["--preset", "hmp-default", "--dtype", "fp16"], "torch.float16 torch.float16"),
+        (["--preset", "hmp-default", "--within", "modules"], "torch.bfloat16 torch.float32"),
         (["--opt-level=O2"], "torch.bfloat16 torch.float32"),
         (["--opt-level", "O0"], "torch.float32 torch.float32"),
         (["--preset", "torch-cpu"], "torch.bfloat16 torch.float32"),
@@ -226,8 +227,8 @@ def test_a_convert_of_the_scripts_own_wins_and_a_restore_leaves_the_report(tmp_p
     (tmp_path / "script.py").write_text(f"{LINEAR}{own}\nprint(torch.ones(2, 2).mm(torch.ones(2, 2)).dtype)\n")
     done = python(*RUN, "--require-lowered", "script.py", cwd=tmp_path)
     assert done.stdout.split()[-2:] == ["torch.float16", "torch.float32"]
-    (line,) = split_lines(done.stderr)[1]
-    assert line.startswith("habana-mp: calls: 2 in bf16, 1 in fp16; ")
+    line = split_lines(done.stderr)[1][0]
+    assert line.startswith("habana-mp: calls: 1 in bf16, 1 in fp16")
 
 
 # ---- the report ------------------------------------------------------------------------------------------------------
@@ -239,34 +240,44 @@ def test_the_report_is_written_where_the_command_was_given_whatever_the_script_d
     assert done.returncode == 4
     report = json.loads((tmp_path / "out.json").read_text())
     calls = {(row["operation"], row["precision"]): row["calls"] for row in report["rows"]}
-    assert calls == {("linear", "bf16"): 1, ("mul", "bf16"): 1}
-    (line,) = split_lines(done.stderr)[1]
-    assert line.startswith("habana-mp: calls: 2 in bf16; 100% of their time in lower precision; `")
+    assert calls == {("linear", "bf16"): 1, ("mul", "fp32"): 1}
+    line = split_lines(done.stderr)[1][0]
+    assert line.startswith("habana-mp: calls: 1 in bf16, 1 in fp32; ")
+    assert "% of their time in lower precision; `linear` in bf16 cost most, " in line
     assert line.endswith(f"; the report is in {tmp_path / 'out.json'}")
 
 
 def test_a_report_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import os\nos.mkdir('out.json')\n")
     done = python(*RUN, "--report", "out.json", "script.py", cwd=tmp_path)
-    first, last = split_lines(done.stderr)[1]
+    first, last, *_ = split_lines(done.stderr)[1]
     assert first.startswith("habana-mp: the report could not be written: ")
     assert last == "habana-mp: no covered operation was called"
     assert done.returncode == 0
 
 
 def test_what_runs_at_exit_is_in_the_report(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("import atexit, torch\natexit.register(lambda: torch.ones(2) * 2)\n")
-    (line,) = split_lines(python(*RUN, "script.py", cwd=tmp_path).stderr)[1]
+    (tmp_path / "script.py").write_text("import atexit, torch\natexit.register(lambda: torch.ones(2, 2) @ torch.ones(2, 2))\n")
+    line = split_lines(python(*RUN, "script.py", cwd=tmp_path).stderr)[1][0]
     assert line.startswith("habana-mp: calls: 1 in bf16")
+
+
+def test_the_first_lines_of_the_report_are_printed(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import torch\nfor _ in range(3):\n    torch.ones(2, 2).mm(torch.ones(2, 2)).float().exp()\n"
+    )
+    first, *others = split_lines(python(*RUN, "script.py", cwd=tmp_path).stderr)[1]
+    assert first.startswith("habana-mp: calls: 3 in bf16, 3 in fp32; ")
+    assert others == ["habana-mp: In float32: exp 50 % (listed at the preset recommended)"]
 
 
 @pytest.mark.parametrize(
     ("code", "options", "status", "told"),
     [
-        ("torch.ones(2) * 2", [], 0, None),
-        ("torch.ones(2) * 2; raise SystemExit(0)", [], 0, None),
-        ("torch.ones(2) * 2", ["--opt-level", "O0"], 1, 'opt_level="O0" casts nothing'),
-        ("torch.ones(2).softmax(0)", [], 1, "1 call in fp32"),
+        ("torch.ones(2, 2) @ torch.ones(2, 2)", [], 0, None),
+        ("torch.ones(2, 2) @ torch.ones(2, 2); raise SystemExit(0)", [], 0, None),
+        ("torch.ones(2, 2) @ torch.ones(2, 2)", ["--opt-level", "O0"], 1, 'opt_level="O0" casts nothing'),
+        ("torch.ones(2).exp()", [], 1, "1 call in fp32"),
         ("raise SystemExit(0)", [], 1, "no covered operation was called"),
         ("raise SystemExit", [], 1, "no covered operation was called"),
         ("raise SystemExit(7)", [], 7, None),

@@ -65,7 +65,7 @@ def test_children_of_multiprocessing_are_converted_and_counted(method: str, way:
     assert [line.split() for line in done.stdout.splitlines()] == [
         ["torch.bfloat16", "torch.bfloat16", "True", main]
     ] * 2
-    assert len(split_lines(done.stderr)[1]) == 1
+    assert done.stderr.count("habana-mp: calls: ") == 1
     found = calls(tmp_path / "out.json")
     # One `@` for each child. `mm` once in the script itself, and again where a child imports it.
     assert found["matmul", "bf16"] == 2
@@ -110,7 +110,7 @@ def test_only_the_parent_of_a_fork_prints(tmp_path: Path) -> None:
     (tmp_path / "forks.py").write_text(f"{code}sys.exit(0 if child else 5)\n")
     done = python(*RUN, "--require-lowered", "--report", "out.json", "forks.py", cwd=tmp_path)
     assert done.returncode == 0
-    assert len(split_lines(done.stderr)[1]) == 1
+    assert done.stderr.count("habana-mp: calls: ") == 1
     assert calls(tmp_path / "out.json") == {("matmul", "bf16"): 1}
 
 
@@ -139,7 +139,7 @@ def test_ranks_make_one_report_without_a_process_group(script: list[str], tmp_pa
     assert done.returncode == 0, done.stderr
     assert calls(tmp_path / "out.json") == {("matmul", "bf16"): 3}
     assert json.loads((tmp_path / "out.json").read_text())["ranks"] == 2
-    (line,) = split_lines(done.stderr)[1]
+    line = split_lines(done.stderr)[1][0]
     assert line.startswith("habana-mp: calls: 3 in bf16; ")
 
 
@@ -159,14 +159,14 @@ def test_a_rank_that_leaves_no_report_is_named_and_not_waited_for_without_end(tm
     done = ranks(tmp_path, "impatient.py", "rank.py", "--die")
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - begin < 45
-    first, last = split_lines(done.stderr)[1]
+    first, last, *_ = split_lines(done.stderr)[1]
     assert first == "habana-mp: warning: the report is without rank 1, which left none in time"
     assert last.startswith("habana-mp: calls: 1 in bf16; ")
 
 
 def test_where_torchrun_keeps_no_store_the_report_is_that_of_the_first_rank(tmp_path: Path) -> None:
     done = ranks(tmp_path, *RUN, "rank.py", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
-    first, last = split_lines(done.stderr)[1]
+    first, last, *_ = split_lines(done.stderr)[1]
     assert first.startswith("habana-mp: warning: the report is without rank 1")
     assert last.startswith("habana-mp: calls: 1 in bf16; ")
 

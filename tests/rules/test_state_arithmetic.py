@@ -194,6 +194,17 @@ def test_results_of_arithmetic_on_state_count_as_state(converted: Converter) -> 
         assert (torch.ones(3, 3) + 0.1 * module.weight.data).dtype is BF16
 
 
+def test_operations_on_state_that_give_no_tensor_give_what_they_give() -> None:
+    hmp.convert()
+    module, state = module_with("buffer")
+    with torch.no_grad():
+        assert torch.equal(state(), state())
+        assert torch.allclose(state(), state() + 1e-9)
+        assert torch.isclose(state(), state()).all()
+        assert torch.frexp(state())[1].dtype is torch.int32
+    assert module is not None
+
+
 def test_the_report_and_the_log_say_why(tmp_path: Path) -> None:
     hmp.convert(isVerbose="why", log=tmp_path / "log.txt")
     module = nn.Linear(3, 3)
