@@ -244,7 +244,7 @@ class _Ending:
         return not self._found_nothing
 
     def at_exit(self) -> None:
-        """Write the report and its first lines. Another rank than the first leaves what the first one needs for them."""
+        """Write the report and its first lines. Other ranks than the first leave it what it needs for them."""
         if os.getpid() != self._process:
             return  # a fork that ends as a script does
         if self._ranks.rank:

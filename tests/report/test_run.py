@@ -257,7 +257,9 @@ def test_a_report_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 
 
 def test_what_runs_at_exit_is_in_the_report(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("import atexit, torch\natexit.register(lambda: torch.ones(2, 2) @ torch.ones(2, 2))\n")
+    (tmp_path / "script.py").write_text(
+        "import atexit, torch\natexit.register(lambda: torch.ones(2, 2) @ torch.ones(2, 2))\n"
+    )
     line = split_lines(python(*RUN, "script.py", cwd=tmp_path).stderr)[1][0]
     assert line.startswith("habana-mp: calls: 1 in bf16")
 

@@ -44,7 +44,12 @@ def launched(name: str, words: tuple[str, ...], path: Path, **more: str) -> subp
     """The script by ``python``, or on two ranks; by these words of ours, if there are any."""
     arguments = ARGUMENTS.get(name, [])
     if name == "ddp":
-        return python(*TORCHRUN, *words, path, *arguments, cwd=path.parent, GLOO_SOCKET_IFNAME="lo", **more)
+        for _ in range(4):
+            done = python(*TORCHRUN, *words, path, *arguments, cwd=path.parent, GLOO_SOCKET_IFNAME="lo", **more)
+            # A thread of gloo that lets go of a tensor while Python ends aborts the process, in plain torch too.
+            if "terminate called without an active exception" not in done.stderr:
+                break
+        return done
     return python(*words, path, *arguments, cwd=path.parent, **more)
 
 
