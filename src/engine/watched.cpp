@@ -13,6 +13,7 @@
 #include "engine/state.hpp"
 #include "engine/target.hpp"
 #include "errors.hpp"
+#include "host/modes.hpp"
 #include "host/reader.hpp"
 #include "host/watching.hpp"
 #include "weights/escapes.hpp"
@@ -293,7 +294,8 @@ PyObject* set_attribute_stub(PyObject*, PyObject* const* values, std::size_t fla
                          is_floating(host::kind_of(values[2]));
   if (!is_tensor) return set_attribute.call(values, flagged_count, keywords);
   Owned value = Owned::borrowed(values[2]);
-  const Owned former = is_lower(host::kind_of(value.get())) ? former_attribute(values[0], values[1]) : nullptr;
+  const bool is_state = is_lower(host::kind_of(value.get())) && !host::requires_grad(value.get());
+  const Owned former = is_state ? former_attribute(values[0], values[1]) : nullptr;
   if (former) {
     const Owned what(PyUnicode_FromFormat("the attribute `%U` of %s", values[1], Py_TYPE(values[0])->tp_name));
     const char* const text = what ? PyUnicode_AsUTF8(what.get()) : nullptr;

@@ -110,7 +110,7 @@ def test_a_write_through_an_alias_with_a_version_of_its_own_is_seen(way: str, mo
 WRITES: dict[str, Callable[[torch.Tensor], Any]] = {
     "redispatch": lambda w: ATEN.fill_.Scalar.redispatch(CPU, cell(w), 77.0),
     "a kernel's own builtin": lambda w: ATEN.fill_.Scalar._op_dk(torch._C.DispatchKey.CPU, cell(w), 77.0),
-    "kron.out": lambda w: ATEN.kron.out(torch.rand(1, 1), torch.rand(1, 1), out=cell(w)),
+    "kron.out": lambda w: ATEN.kron.out(torch.full((1, 1), 11.0), torch.full((1, 1), 7.0), out=cell(w)),
     "rrelu_with_noise": lambda w: torch._C._nn.rrelu_with_noise(-torch.ones(1, 1), cell(w), 0.1, 0.3, True),
     "statistics of batch_norm": lambda w: ATEN.native_batch_norm(
         torch.rand(4, 1) + 9, None, None, cell(w)[0], torch.ones(1), True, 0.5, 1e-5
