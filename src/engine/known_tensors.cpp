@@ -1,5 +1,6 @@
 #include "engine/known_tensors.hpp"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -30,10 +31,10 @@ class Tensors {
   // False where memory ran out.
   bool put_in(PyObject* tensor) {
     Owned reference(PyWeakref_NewRef(tensor, nullptr));  // first, since it may collect garbage, and so run other code
-    if (!reference || (2 * (used_ + 1) > size_ && !drop_dead())) return false;
+    if (!reference || (room_ == 0 && !drop_dead())) return false;
     const void* memory = memory_of(tensor);
     Slot& slot = slot_of(memory);
-    if (slot.memory == nullptr) ++used_;
+    if (slot.memory == nullptr) --room_;
     slot.memory = memory;
     slot.tensor = std::move(reference);
     return true;
@@ -55,7 +56,7 @@ class Tensors {
 
   void clear() noexcept {
     const std::unique_ptr<Slot[]> former = std::exchange(slots_, nullptr);
-    size_ = used_ = 0;
+    size_ = room_ = 0;
   }
 
  private:
@@ -75,8 +76,8 @@ class Tensors {
     return slots_[place & (size_ - 1)];
   }
 
-  // Drops dead entries, and makes room for as many new tensors as are alive: on average a new one costs a constant
-  // number of steps. Returns false where memory ran out.
+  // Drops dead entries, and makes room for a quarter as many new tensors as are alive: on average a new one costs a
+  // constant number of steps. Returns false where memory ran out.
   bool drop_dead() {
     std::size_t alive = 0;
     for (std::size_t i = 0; i < size_; ++i) alive += living(slots_[i]) != nullptr ? 1 : 0;
@@ -89,18 +90,17 @@ class Tensors {
     }
     const std::unique_ptr<Slot[]> former = std::exchange(slots_, std::move(made));
     const std::size_t former_size = std::exchange(size_, size);
-    used_ = 0;
+    room_ = std::max(smallest / 2, alive / 4);
     for (std::size_t i = 0; i < former_size; ++i) {
       if (living(former[i]) == nullptr) continue;
       slot_of(former[i].memory) = std::move(former[i]);
-      ++used_;
     }
     return true;
   }
 
   std::unique_ptr<Slot[]> slots_;
   std::size_t size_ = 0;
-  std::size_t used_ = 0;
+  std::size_t room_ = 0;  // so many more new entries, and dead ones are dropped
 };
 
 NeverDestroyed<Tensors> lowered_results;

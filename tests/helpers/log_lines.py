@@ -32,6 +32,7 @@ REASONS = {
     "worker": "in a DataLoader worker",
     "distributed": "in the code of torch.distributed",
     "library": "in the code of a library that computes in float32",
+    "state": "arithmetic on a module's own tensors",
     "slower": "slower in the lower precision",
     "other_device": "the region is for another device",
     "op_wrap": "wrapped by op_wrap",

@@ -348,5 +348,6 @@ def test_lists_that_another_thread_puts_in_force_meanwhile_do_not_matter(monkeyp
     lists = deque([Converts(mm=("bf16", "mine.txt:1")), {"mm": ("bf16", "mine.txt:2")}], maxlen=16)
     monkeypatch.setattr(_report, "_named", lists)
     monkeypatch.setattr(_report._InForce, "described", None)
+    monkeypatch.setattr(_report._core, "counts", lambda: [("mm",)])  # rows of the lists that were in force
     assert _report._rule_of("mm", "bf16", "list") == "mine.txt:1 or mine.txt:2"
     assert len(lists) == 3
