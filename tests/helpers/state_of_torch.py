@@ -13,6 +13,7 @@ def modes_of_thread() -> dict[str, object]:
     """What torch remembers for a thread or a process, and a test that fails in the middle could leave behind."""
     return {
         "gradients": torch.is_grad_enabled(),
+        "gradients of forward mode": torch._C._is_fwd_grad_enabled(),
         "inference mode": torch.is_inference_mode_enabled(),
         "autocast": {name: torch.is_autocast_enabled(name) for name in ("cpu", "cuda")},
         "cache of autocast": torch.is_autocast_cache_enabled(),

@@ -17,6 +17,7 @@ import greenlet
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 from habana_mp import _core, hmp
 from habana_mp._ledger import broken
@@ -213,8 +214,10 @@ def test_a_thousand_greenlets_switch_in_the_middle_of_everything(detail: Any, wi
             pause()
             return models[number % 4](X).shape, wrapped(X).shape
 
-    # Around all of them: torch has one gradient mode for a thread, which greenlets that take turns would leave off.
-    with nullcontext() if is_told else broken("greenlet.switches"), torch.no_grad():
+    # Around all of them: torch has one gradient mode for a thread, and one of forward mode, which greenlets that take
+    # turns would leave off.
+    told = nullcontext() if is_told else broken("greenlet.switches")
+    with told, forward_ad._set_fwd_grad_enabled(True), torch.no_grad():
         hmp.convert(report=detail, within=within)
         assert switching(work, 1000) == [((4, 4), (4, 4))] * 1000
         report = hmp.report(show=False)
