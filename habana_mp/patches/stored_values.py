@@ -1,11 +1,13 @@
 """Values that become a Parameter, a buffer, an attribute of a module or a tensor's ``.data`` (rule 11).
 
 Those that were lowered are made float32 again, with a warning. So is any lower value that is stored over a float32
-tensor of a module, unless it is a conversion: the tensor's owner wanted that.
+tensor of a module, unless it is a conversion that is stored outside of a module's call: the tensor's owner wanted that.
+Within a call the dtype of a conversion is often that of an activation, which the lists may have lowered.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -16,6 +18,8 @@ from habana_mp._disable import disable_casts
 from habana_mp._errors import line_of_user, warn
 from habana_mp._ledger import Assumption, holds
 from habana_mp.patches.base import Patch, Settings
+from habana_mp.patches.direct_calls import code_of_calls
+from habana_mp.patches.named_functions import originals
 
 _NODES = Assumption(
     "torch.graph-nodes",
@@ -133,14 +137,33 @@ def _in_float32(what: str, values: torch.Tensor, why: str) -> torch.Tensor:
 
 
 def _is_meant(former: torch.Tensor, values: torch.Tensor) -> bool:
-    """True if these lower values are a conversion of float32 ones, by a method of a tensor, or if that cannot be found
-    out. Where memory was freed, as sharding does, nothing is stored."""
+    """True if these lower values are a conversion of float32 ones, by a method of a tensor outside of a module's call,
+    or if that cannot be found out. Where memory was freed, as sharding does, nothing is stored."""
     if type(values) is not torch.Tensor or torch.nn.parameter.is_lazy(former) or not _tells_state():
         return True
-    if not (_has_memory(former) and _has_memory(values)) or _core.was_converted(values):
+    if not (_has_memory(former) and _has_memory(values)):
+        return True
+    if _is_in_module_call():
+        return False
+    if _core.was_converted(values):
         return True
     node = _first_computing(values.grad_fn) if _tells_nodes() else None
     return node is not None and node.name() == "ToCopyBackward0"
+
+
+def _is_in_module_call() -> bool:
+    """True if the innermost of torch's functions around is a module's call. A model may also be converted as a whole
+    within one, by ``Module.to`` and its like."""
+    calls, conversion = code_of_calls(), torch.nn.Module._apply.__code__
+    as_it_was = originals.get("torch.nn.modules.module.Module._apply")
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code is calls:
+            return True
+        if frame.f_code is conversion or (as_it_was is not None and frame.f_code is as_it_was.__code__):
+            return False
+    return False
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:

@@ -296,6 +296,42 @@ def test_a_conversion_that_is_stored_is_as_it_was_made(kind: str, convert: str, 
     assert made.dtype in (BF16, torch.float16)
 
 
+@pytest.mark.parametrize("preset", ["hmp-default", "recommended", "torch-cpu", "hpu-autocast"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_call_of_a_module_converts_to_the_dtype_of_an_activation_stays_float32(kind: str, preset: str) -> None:
+    module, state = module_with(kind)
+
+    class Follows(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            activation = x @ x
+            assert activation.dtype is BF16
+            changed(module, kind, state().detach().to(activation.dtype))
+            return activation
+
+    hmp.convert(preset=preset)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        Follows()(torch.ones(3, 3))
+    made: Any = module.state
+    assert made.dtype is FP32
+    assert any(issubclass(one.category, HmpWarning) for one in caught)
+
+
+def test_a_model_that_is_converted_as_a_whole_within_a_call_is_as_it_was_made() -> None:
+    inner = nn.Linear(3, 3)
+
+    class Converts(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            inner.to(torch.bfloat16)
+            return inner(x.bfloat16())
+
+    hmp.convert()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Converts()(torch.ones(3, 3))
+    assert inner.weight.dtype is BF16
+
+
 def test_a_whole_model_is_converted_as_its_user_wants() -> None:
     hmp.convert()
     with warnings.catch_warnings():
