@@ -1,7 +1,7 @@
 """The C++ core. Signatures and docstrings of what it offers to the Python layer; nothing here is public."""
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -231,6 +231,9 @@ def install(plan: list[tuple[Any, Any, str, Rule, Rule]], *, within_modules: boo
     """Replace what is installed: (object, what the log shows for it, operation, rule of the lists, rule where the lists
     are silent). With ``within_modules`` nothing is lowered but in the calls of modules that are watched."""
 
+def observe(plan: list[tuple[Any, Any, str, Rule, Rule]], /) -> None:
+    """Answer calls of these objects too, so that the watch sees them; in place of those that were given before."""
+
 def check_modules(call_impl: Any) -> None:
     """Raise where :func:`watch_modules` would, and change nothing."""
 
@@ -264,7 +267,17 @@ def set_watch(
     """What begins the names of files that are passed over, and of those that trace; the code of a module's call; how
     modules are called, and where what is traced comes from. To be called once."""
 
-def begin_watch(lines: bool, /) -> None: ...
+def set_sensitive(angles: Collection[str], counts: Collection[str], statistics: Collection[str], /) -> None:
+    """The operations whose inputs' values are looked at while lines are watched: as angles, as whole numbers, and those
+    that update running statistics."""
+
+def notice_loss(tensor: Any, /) -> None:
+    """A backward begins from this tensor."""
+
+def begin_watch(lines: bool, nanoseconds_a_cast: float, /) -> None:
+    """Record calls, with their lines or not; a cast that torch makes within its operation is taken to cost so much,
+    besides what its values cost."""
+
 def stop_watch() -> None: ...
 def reset_watch() -> None: ...
 def watched_calls() -> list[dict[str, Any]]:

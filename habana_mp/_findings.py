@@ -21,6 +21,15 @@ _OFF = ("disabled", "autocast_off", "construction", "optimizer_step", "worker", 
 #: First calls take longer. With fewer calls than this they weigh so much that times mislead.
 _MANY_CALLS = 10
 
+#: What costs less than this share of all time is not worth an advice that makes results less exact.
+_LEAST_SHARE = 0.01
+
+#: Seconds that a product takes which is too small to gain from a lower precision.
+_SHORT = 100e-6
+
+#: A larger angle in bfloat16 is off by more than a sixty-fourth of a radian.
+_LARGEST_ANGLE = 8.0
+
 _LOSSES = frozenset(name for row in ops.losses.ROWS for name in row.names.split())
 
 
@@ -41,10 +50,13 @@ class Finding:
 def of(report: Report) -> tuple[Finding, ...]:
     """All findings: the kinds by how odd they are, and of each kind the dearest first."""
     sources = _sources(report)
+    least = _LEAST_SHARE * _size(report, report.rows)[0]
     found: list[Finding] = []
     for kind in _KINDS:
         numbers = [number for number, row in enumerate(report.rows) if kind.applies(row)]
         for together in _by_line(report, numbers):
+            if kind.name == "too small" and _size(report, [report.rows[one] for one in together])[0] < least:
+                continue
             rows = [report.rows[number] for number in together]
             text = kind.words.format(
                 named=_named(rows),
@@ -52,10 +64,12 @@ def of(report: Report) -> tuple[Finding, ...]:
                 listed=_because(rows[0]) + _given_by(report, sources, together),
                 calls=_weight(report, rows),
                 precision=rows[0].precision,
+                lower=_lower(report, rows[0]),
                 refused=", ".join(dict.fromkeys(reason for row in rows for reason in row.refused)),
+                **_of_values(report, sources, together),
             )
             found.append(Finding(kind.name, tuple(together), _core.printable(text)))
-    return (*found, *_ping_pongs(report))
+    return (*found, *_rounded_probabilities(report, sources), *_ping_pongs(report, sources))
 
 
 def in_words(report: Report) -> tuple[str, ...]:
@@ -87,8 +101,8 @@ def _chosen(findings: Iterable[Finding], most: int) -> list[Finding]:
 
 
 def _share(report: Report) -> str:
-    """How much ran in which precision where casts were on: by time, or by calls where no time was taken."""
-    rows = _where_on(report)
+    """How much ran in which precision: by time, or by calls where no time was taken."""
+    rows = list(report.rows)
     if not any(row.is_lower for row in rows):
         return f"Nothing ran in lower precision{_why_nothing_ran_lower(report)}"
     whole, of_time = _size(report, rows)
@@ -97,18 +111,14 @@ def _share(report: Report) -> str:
         share = _percent(_share_of(_size(report, [row for row in rows if row.precision == precision])[0], whole))
         parts.append(f"{_SUBJECTS.get(precision, precision)} {share}")
     first, _, rest = parts[0].partition(" ")
-    verb, what = ("took", "time") if of_time else ("had", "calls")
+    verb, what = ("took", "operations' time") if of_time else ("had", "calls")
     others = f", {', '.join(parts[1:])}" if parts[1:] else ""
     time = f", {_time(whole)}" if of_time else ""
-    return f"{first} {verb} {rest} of the {what} of covered operations{others} ({_calls(rows)}{time}){_caution(rows)}"
+    return f"{first} {verb} {rest} of the {what}{others} ({_calls(rows)}{time}){_caution(rows)}"
 
 
 _PRECISIONS = ("bf16", "fp16", "fp32", "unchanged")
 _SUBJECTS = {"unchanged": "calls left alone"}
-
-
-def _where_on(report: Report) -> list[Row]:
-    return [row for row in report.rows if row.reason not in _OFF]
 
 
 def _size(report: Report, rows: Iterable[Row]) -> tuple[float, bool]:
@@ -185,7 +195,7 @@ def _off(report: Report) -> Iterator[str]:
         f"{why} {sum(row.calls for row in group):,}{_at(group, ', most at ', with_modules=False)}"
         for why, group in ranked[:2]
     ]
-    yield f"Casts were off in {_calls(rows, 'more')}{f' ({_time(size)})' if of_time else ''}: {'; '.join(parts)}"
+    yield f"Casts were off in {_calls(rows)}{f' ({_time(size)})' if of_time else ''}: {'; '.join(parts)}"
 
 
 def _in_float32(report: Report) -> Iterator[str]:
@@ -197,7 +207,7 @@ def _in_float32(report: Report) -> Iterator[str]:
             # Outside of modules a line may be a whole step of an optimizer.
             is_line = row.place and not row.module
             groups[("line", row.place) if is_line else (row.operation, _because(row))].append(row)
-    whole, _ = _size(report, _where_on(report))
+    whole, _ = _size(report, report.rows)
     parts: list[str] = []
     for rows in sorted(groups.values(), key=lambda group: -_size(report, group)[0]):
         share = _share_of(_size(report, rows)[0], whole)
@@ -223,7 +233,7 @@ def _because(row: Row) -> str:
 
 def _dearest_casts(report: Report) -> Iterator[str]:
     """How much time casts take, and where most of it."""
-    rows = _where_on(report)
+    rows = report.rows
     time, casting = _seconds(rows), sum(row.cast_seconds or 0.0 for row in rows)
     if not time or not casting or _is_traced(rows):
         return
@@ -284,15 +294,81 @@ def _casts_weight_anew(row: Row) -> bool:
     )
 
 
-#: The oddest first.
+def _noticed(what: str, beyond: float = 0) -> Callable[[Row], bool]:
+    return lambda row: row.noticed.get(what, 0) > beyond
+
+
+def _rounds_counts(row: Row) -> bool:
+    return "largest count" in row.noticed and row.operation not in _COUNTS
+
+
+def _uses_rounded_counts(row: Row) -> bool:
+    return "largest count" in row.noticed and row.operation in _COUNTS
+
+
+#: The names of operations as reports have them.
+_COUNTS = frozenset(name.strip("_") for name in ops.observed.COUNTS)
+
+
+def _holds_float64(row: Row) -> bool:
+    """In a module: what is computed outside may be float64 for a reason."""
+    return row.reason == "ineligible" and "with float64" in row.noticed and row.module is not None
+
+
+def _is_too_small(row: Row) -> bool:
+    """A short product whose casts take a third of its time."""
+    seconds = row.seconds or 0.0
+    is_short = row.calls >= _MANY_CALLS and seconds < row.calls * _SHORT
+    return row.is_lower and is_short and _is_product(row) and 3 * (row.cast_seconds or 0.0) > seconds
+
+
+#: The oddest first. What makes results wrong comes before what costs time.
 _KINDS = (
+    _Kind(
+        "rounded counts",
+        _rounds_counts,
+        "{named} rounds whole numbers up to {count}, and {lower} counts to {held} only ({calls}). {remedy}",
+    ),
+    _Kind(
+        "rounded angles",
+        _noticed("largest angle", _LARGEST_ANGLE),
+        "{named} is given angles up to {angle}{made_by}, which {lower} holds to {error} only ({calls}). {remedy}",
+    ),
+    _Kind(
+        "compared counts",
+        _uses_rounded_counts,
+        "{named} is given whole numbers up to {count}{made_by}, and {lower} counts to {held} only ({calls}). {remedy}",
+    ),
+    _Kind(
+        "carried state",
+        _noticed("carried"),
+        "{named} gives what a module keeps from step to step in {lower}, where small changes get lost ({calls}). "
+        "Assign it in float32: compute it under hmp.disable_casts(), of inputs in float32",
+    ),
+    _Kind(
+        "lower statistics",
+        _noticed("in lower statistics"),
+        "{named} keeps its running statistics in {lower}, where they stand still ({calls}). "
+        "Keep them in float32: call .float() on that module",
+    ),
+    _Kind(
+        "loss in lower precision",
+        _noticed("losses"),
+        "{named} gives the loss in {lower}, and a backward begins there ({calls}). "
+        "Compute it in float32: call .float() on what it is computed from",
+    ),
+    _Kind(
+        "float64",
+        _holds_float64,
+        "{named} is left alone: an input is float64 ({calls}). Convert it to float32 where it is made, with .float()",
+    ),
     _Kind("product in float32", _is_product_in_float32, "{named} runs in float32: {listed} ({calls})"),
     _Kind("no kernel", _has_no_kernel, "{named} runs in float32: {why} ({calls})"),
     _Kind("protected", _has("autocast_off"), "{named} is left alone {why} ({calls})"),
     _Kind("disabled", _product_has("disabled"), "{named} is left alone {why} ({calls})"),
     _Kind(
         "not eligible",
-        _product_has("ineligible"),
+        lambda row: row.reason == "ineligible" and _is_product(row) and not _holds_float64(row),
         "{named} is left alone: an input is float64 or complex, or none is floating ({calls})",
     ),
     _Kind(
@@ -304,6 +380,12 @@ _KINDS = (
         "changing weight",
         lambda row: not row.refused and _casts_weight_anew(row),
         "{named} casts its weight in most calls: something computes it or writes to it in between ({calls})",
+    ),
+    _Kind(
+        "too small",
+        _is_too_small,
+        "{named} is too small to gain from {lower}: its casts take {casts} of its time ({calls}). "
+        "List it in float32, or leave out such shapes by hmp.convert(skip_slower=True)",
     ),
     _Kind("slower", _has("slower"), "{named} is left in float32: its shape was measured to be {why} ({calls})"),
     _Kind("as given", _has("explicit_out", "explicit_dtype"), "{named} is left alone: {why} ({calls})"),
@@ -353,10 +435,70 @@ def _given_by(report: Report, sources: dict[int, list[Edge]], numbers: list[int]
     return f", made by {_named(same[:1])}" if same else ""
 
 
-def _ping_pongs(report: Report) -> list[Finding]:
-    """Calls between neighbours of the other precision, whose input is cast there and whose result is cast back."""
+def _of_values(report: Report, sources: dict[int, list[Edge]], numbers: list[int]) -> dict[str, str]:
+    """The words for what was noticed of values."""
+    rows = [report.rows[number] for number in numbers]
+    makers = [report.rows[edge.source] for number in numbers for edge in sources[number]]
+    lower = [maker for maker in makers if maker.is_lower]
+    bits = 11 if _lower(report, rows[0]) == "fp16" else 8
+    angle = max(row.noticed.get("largest angle", 0) for row in rows)
+    by_list = any(one.reason == "list" and one.is_lower and not _is_product(one) for one in (rows[0], *lower))
+    other = ', or start from preset="recommended"' if by_list else ""
+    return {
+        "count": f"{max(row.noticed.get('largest count', 0) for row in rows):,.0f}",
+        "held": f"{2**bits:,}",
+        "angle": f"{angle:,.0f}",
+        "error": f"{angle / 2 ** (bits + 1):.2g} radians",
+        "made_by": f", made by {_named(lower[:1])}" if lower else "",
+        "casts": _percent(_share_of(sum(row.cast_seconds or 0.0 for row in rows), _seconds(rows))),
+        "remedy": f"Compute it under hmp.disable_casts(){other}",
+    }
+
+
+def _lower(report: Report, row: Row) -> str:
+    """The lower precision that a finding is about."""
+    return row.precision if row.is_lower else str((report.configuration or {}).get("lower", "bf16"))
+
+
+#: What gives probabilities, and what takes a logarithm of its input.
+_PROBABILITIES = ("sigmoid", "softmax")
+_LOGARITHMS = ("binary_cross_entropy", "log", "log10", "log2", "logit", "nll_loss")
+#: What may stand in between: a small number that is added, a limit.
+_BETWEEN = ("add", "clamp", "clamp_max", "clamp_min", "clip", "radd", "rsub", "sub")
+
+
+def _rounded_probabilities(report: Report, sources: dict[int, list[Edge]]) -> list[Finding]:
+    """Probabilities in lower precision that go into a logarithm: those next to 1 are 1 there, and their loss is 0."""
+    after: dict[int, Row] = {}
+    for number in list(sources):
+        if report.rows[number].operation not in _LOGARITHMS:
+            continue
+        makers = [edge.source for edge in sources[number]]
+        makers += [
+            edge.source for maker in makers if report.rows[maker].operation in _BETWEEN for edge in sources[maker]
+        ]
+        for maker in makers:
+            if report.rows[maker].is_lower and report.rows[maker].operation in _PROBABILITIES:
+                after[maker] = report.rows[number]
+    found = []
+    for numbers in _by_line(report, after):
+        rows, logarithm = [report.rows[number] for number in numbers], after[numbers[0]]
+        instead = "log_softmax" if rows[0].operation == "softmax" else "binary_cross_entropy_with_logits or logsigmoid"
+        text = (
+            f"{_named(rows)} gives probabilities in {rows[0].precision} to {_named([logarithm])}: those near 0 and 1 "
+            f"are rounded to them, and so is the loss ({_weight(report, rows)}). Use {instead}, which take no "
+            "probabilities, or call .float() before"
+        )
+        found.append(Finding("rounded probabilities", tuple(numbers), _core.printable(text)))
+    return found
+
+
+def _ping_pongs(report: Report, sources: dict[int, list[Edge]]) -> list[Finding]:
+    """Calls between neighbours of the other precision, whose input is cast there and whose result is cast back. To
+    lower something is advised only where that saves a hundredth of all time."""
+    least = _LEAST_SHARE * _seconds(report.rows)
     ins, outs = defaultdict(list), defaultdict(list)
-    for edges in _sources(report).values():
+    for edges in sources.values():
         for edge in edges:
             if edge.casts:
                 ins[edge.target].append(edge)
@@ -376,6 +518,8 @@ def _ping_pongs(report: Report) -> list[Finding]:
     for numbers in _by_line(report, [one[0] for one in between]):
         parts = [one for one in between if one[0] in numbers]
         saves = sum(one[3] for one in parts)
+        if saves < least and not report.rows[numbers[0]].is_lower:
+            continue
         text = _core.printable(_ping_pong_text(report, parts, saves))
         found.append(Finding("ping-pong", tuple(numbers), text, saves))
     return sorted(found, key=lambda one: -(one.saves or 0.0))
@@ -394,10 +538,22 @@ def _ping_pong_text(report: Report, parts: list[tuple[int, int, int, float]], sa
     number, before, after, _ = parts[0]
     row, first, last = report.rows[number], report.rows[before], report.rows[after]
     rows = [report.rows[one[0]] for one in parts]
+    risk = "" if row.is_lower else f"; {_RISKS.get(row.operation, 'its result is then rounded to it')}"
     return (
         f"{_named(rows)} runs in {row.precision} ({_because(row)}) between {first.operation} and {last.operation} in "
         f"{first.precision}. Casts there and back take {_time(saves)}: they go if it runs in {first.precision} too"
+        f"{risk}"
     )
+
+
+#: What is at risk where an operation is made to run in lower precision.
+_RISKS = {
+    "add": "a residual sum then loses small terms",
+    "layer_norm": "its statistics stay in float32, its result is rounded to it",
+    "log": "the logarithms of values near 1 are then rounded away",
+    "log_softmax": "a loss that is computed from it is then rounded to it",
+    "softmax": "small probabilities then keep few digits, and a loss must not be computed from them",
+}
 
 
 # ---- words ----------------------------------------------------------------------------------------------------------
@@ -425,8 +581,8 @@ def _weight(report: Report, rows: list[Row]) -> str:
     return _calls(rows) + (f", {_percent(share)} of all time" if of_time and share >= 0.01 else "")
 
 
-def _calls(rows: list[Row], which: str = "") -> str:
-    return _count(sum(row.calls for row in rows), f"{which} call".strip())
+def _calls(rows: Iterable[Row]) -> str:
+    return _count(sum(row.calls for row in rows), "call")
 
 
 def _count(number: int, noun: str) -> str:

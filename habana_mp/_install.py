@@ -40,6 +40,8 @@ class Installation:
         self._is_ours = False
         self._are_patches_in = False
         self._composites: dict[Any, Composite] = {}
+        #: True while somebody watches: then operations without a rule are seen too.
+        self._is_watched = False
 
     @computed_once
     def _patches(self) -> Patches:
@@ -68,9 +70,22 @@ class Installation:
                 self._follow_module_tensors()
                 _report.remember(policy.named, described)
                 self._exchange_composites(composites)
+                self._observe()
             except BaseException:
                 self.uninstall()
                 raise
+
+    def watch(self, *, watched: bool) -> None:
+        """See operations without a rule too, or do so no longer."""
+        with _locks.installation:
+            if watched != self._is_watched:
+                self._is_watched = watched
+                self._observe()
+
+    def _observe(self) -> None:
+        """Outside of torch's lists there is nothing to see: then torch stays as it is."""
+        if self._is_ours and (self.policy is not None or self._regions_in_torch):
+            _core.observe(_policy.plan_of_observed() if self._is_watched else [])
 
     def make_region(self, policy: Policy, *, on_cpu: bool, keeps_weights: bool, name: str, after_recorded: Any) -> int:
         """The number of a region with these rules, ready to be entered."""
@@ -118,6 +133,7 @@ class Installation:
                 self._put_patches_in(Policy())
             self._follow_module_tensors()
             self._exchange_composites(composites)
+            self._observe()
         except BaseException:
             if self.policy is None:
                 self.uninstall()

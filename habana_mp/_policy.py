@@ -431,6 +431,29 @@ def _one_each(covered: Iterable[Covered]) -> tuple[Covered, ...]:
     return tuple(by_object.values())
 
 
+def observed_operations() -> tuple[str, ...]:
+    """What the watch wants to see although no rule may name it: each operation that some shipped list names,
+    arithmetic, and those whose values it looks at."""
+    found = {*ops.observed.ANGLES, *ops.observed.COUNTS, *ops.observed.STATISTICS, *ops.pointwise.NAMES}
+    for name in shipped_names():
+        resolved = ops.resolve(name)
+        found.update(() if resolved is None else resolved.exact + resolved.family)
+    return tuple(sorted(one for one in found if _is_observed(one)))
+
+
+def _is_observed(operation: str) -> bool:
+    if "::" in operation or ops.is_in_place(operation):
+        return False
+    return operation in ops.observed.COUNTS or (ops.computes(operation) and not ops.gives_view(operation))
+
+
+def plan_of_observed() -> list[tuple[Any, Any, str, _core.Rule, _core.Rule]]:
+    """What the core answers for the watch, without a rule."""
+    builtins = [(one, builtin) for one in observed_operations() for builtin in ops.builtins_named(one)]
+    builtins += [(builtin.place.rpartition(".")[2], builtin) for builtin in ops.find.makers_of_indexes()]
+    return [(one.object, one.object, name, Ruling().rule(name), Ruling().rule(name)) for name, one in builtins]
+
+
 def plan(policy: Policy, *, keeps_weights: bool = True) -> list[tuple[Any, Any, str, _core.Rule, _core.Rule]]:
     """What the core installs."""
     return [

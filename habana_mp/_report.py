@@ -56,6 +56,9 @@ class Row:
     order: int = 0
     #: Why how many weights had no kept cast.
     refused: Mapping[str, int] = field(default_factory=dict, hash=False)
+    #: What was noticed of values: the ``largest count`` and ``largest angle`` that were rounded, and how many calls
+    #: were ``with float64``, ``in lower statistics``, gave ``losses``, or what was ``carried`` to the next step.
+    noticed: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
     def why(self) -> str:
@@ -80,7 +83,7 @@ class Row:
         return "" if self.file is None else f"{_shown(self.file)}:{self.line}"
 
     def to_dict(self) -> dict[str, Any]:
-        found = {**asdict(self), "refused": dict(self.refused)}
+        found = {**asdict(self), "refused": dict(self.refused), "noticed": dict(self.noticed)}
         return {**found, "why": self.why, "casts_up": self.casts_up, "casts_down": self.casts_down}
 
 
@@ -105,10 +108,14 @@ class KeptWeights:
 
     ``refused`` counts the uses of weights of which nothing could be kept: others hold their memory too, or the limit
     was reached. They were cast for the call, as without a cache. ``reasons`` tells how many for which reason.
+    ``refresh_seconds`` is the time of casts that were made again after an optimizer's step; the time of those that a
+    call made again is that call's.
     """
 
     hits: int = 0
     refreshes: int = 0
+    refreshed_bytes: int = 0
+    refresh_seconds: float = 0.0
     refused: int = 0
     weights: int = 0
     packed: int = 0
@@ -118,9 +125,12 @@ class KeptWeights:
     def __str__(self) -> str:
         reasons = ", ".join(f"{reason}: {times}" for reason, times in self.reasons.items())
         size = f"{self.bytes / 1e6:.3f} MB, {self.packed} packed"
+        after_steps = f", {1e3 * self.refresh_seconds:.3f} ms after steps" if self.refresh_seconds else ""
+        again = f" ({self.refreshed_bytes / 1e6:.3f} MB{after_steps})" if self.refreshes else ""
         return (
             f"kept casts of weights: {self.weights} ({size}), used {self.hits} times, "
-            f"refreshed {self.refreshes} times, not kept {self.refused} times" + (f" ({reasons})" if reasons else "")
+            f"refreshed {self.refreshes} times{again}, not kept {self.refused} times"
+            + (f" ({reasons})" if reasons else "")
         )
 
 
@@ -153,6 +163,7 @@ _KINDS: dict[str, Any] = {
     "float": int | float,
     "float | None": int | float | None,
     "Mapping[str, int]": Mapping,
+    "Mapping[str, float]": Mapping,
     "dict[str, int]": Mapping,
 }
 _LARGEST = 2**63
@@ -390,12 +401,22 @@ _COUNTED = ("calls", "casts", "bytes", "hits", "small", "seconds", "cast_seconds
 
 
 def _key(row: Row) -> tuple[Any, ...]:
-    return tuple(getattr(row, one.name) for one in fields(row) if one.name not in (*_COUNTED, "order", "refused"))
+    return tuple(
+        getattr(row, one.name) for one in fields(row) if one.name not in (*_COUNTED, "order", "refused", "noticed")
+    )
 
 
 def _sum(a: Row, b: Row) -> Row:
     counts = {name: _added(getattr(a, name), getattr(b, name)) for name in _COUNTED}
-    return replace(a, **counts, refused=_added_up([a.refused, b.refused]))
+    return replace(a, **counts, refused=_added_up([a.refused, b.refused]), noticed=_joined(a.noticed, b.noticed))
+
+
+def _joined(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
+    """What two rows together have noticed."""
+    return {
+        name: max(a.get(name, 0), b.get(name, 0)) if name.startswith("largest") else a.get(name, 0) + b.get(name, 0)
+        for name in (*a, *(one for one in b if one not in a))
+    }
 
 
 def _added(a: Any, b: Any) -> Any:
@@ -415,7 +436,16 @@ def _sum_of_weights(all_kept: list[KeptWeights]) -> KeptWeights:
     return KeptWeights(**counts, reasons=_added_up(one.reasons for one in all_kept))
 
 
-_COUNTS_OF_WEIGHTS = ("hits", "refreshes", "refused", "weights", "packed", "bytes")
+_COUNTS_OF_WEIGHTS = (
+    "hits",
+    "refreshes",
+    "refreshed_bytes",
+    "refresh_seconds",
+    "refused",
+    "weights",
+    "packed",
+    "bytes",
+)
 
 #: Which of the numbered rules a reason stands for, where no list does.
 _RULES = {
@@ -573,6 +603,7 @@ def _row_of(number: int, record: dict[str, Any], counted: Mapping[tuple[str, str
         "hits",
         "small",
         "refused",
+        "noticed",
     )
     return Row(
         operation=key[0],

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from habana_mp import _locks
+from habana_mp._install import installation
 from habana_mp._report import DETAILS, Detail, stopwatch
 from habana_mp.patches import watched_calls
 
@@ -22,26 +23,28 @@ class _Watching:
         return max((self._of_convert, *self._of_blocks), key=DETAILS.index)
 
     def of_convert(self, detail: Detail) -> None:
-        with _locks.watching:
+        with _locks.installation, _locks.watching:
             self._of_convert = detail
             self._follow()
 
     def begins(self, detail: Detail) -> None:
-        with _locks.watching:
+        with _locks.installation, _locks.watching:
             self._of_blocks.append(detail)
             self._follow()
 
     def ends(self, detail: Detail) -> None:
-        with _locks.watching:
+        with _locks.installation, _locks.watching:
             self._of_blocks.remove(detail)
             self._follow()
 
     def _follow(self) -> None:
-        stopwatch.run(running=self.detail != "operations")
-        if self.detail == "operations":
-            watched_calls.stop()
-        else:
+        is_watched = self.detail != "operations"
+        stopwatch.run(running=is_watched)
+        if is_watched:
             watched_calls.begin(lines=self.detail == "lines")
+        else:
+            watched_calls.stop()
+        installation.watch(watched=is_watched)
 
 
 watching = _Watching()

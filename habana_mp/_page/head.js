@@ -82,7 +82,7 @@ function weightsInWords(weights) {
   return (
     `Casts of ${counted(weights.weights, "weight")} are kept (${size(weights.bytes)}, ` +
     `${count(weights.packed)} packed), used ${counted(weights.hits, "time")}, refreshed ` +
-    `${counted(weights.refreshes, "time")}, not kept ${counted(weights.refused, "time")}` +
+    `${counted(weights.refreshes, "time")} (${size(weights.refreshed_bytes)}), not kept ${counted(weights.refused, "time")}` +
     (reasons.length > 0 ? ` (${reasons.join(", ")}).` : ".")
   );
 }

@@ -156,6 +156,14 @@ def builtins_named(name: str) -> tuple[Builtin, ...]:
     return tuple(found)
 
 
+def makers_of_indexes() -> Iterator[Builtin]:
+    """The methods that make an index of a tensor. For lists they are no operations."""
+    for name in ("int", "long"):
+        method = torch._C.TensorBase.__dict__.get(name)
+        if isinstance(method, types.MethodDescriptorType) and _core.can_cover(method):
+            yield Builtin(f"Tensor.{name}", method)
+
+
 def _operator(name: str) -> Any:
     """The operator of torch.ops that is called ``namespace::name``; None where there is none."""
     if name in _DEFINED_BY and importlib.util.find_spec(_DEFINED_BY[name]):

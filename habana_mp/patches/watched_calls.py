@@ -1,10 +1,12 @@
-"""What the watch must know of torch: the calls of modules, whose code is passed over, and what a compiler traces."""
+"""What the watch must know of torch: the calls of modules, whose code is passed over, what a compiler traces, and where
+a backward begins."""
 
 from __future__ import annotations
 
 import heapq
 import importlib
 import sysconfig
+import timeit
 import weakref
 from collections.abc import Iterator
 from functools import cache, partial
@@ -15,7 +17,11 @@ import torch
 
 from habana_mp import _core
 from habana_mp._ledger import Assumption, holds, require
+from habana_mp.ops import observed
 from habana_mp.patches import direct_calls
+from habana_mp.patches.base import Settings
+from habana_mp.patches.named_functions import Exchange, Table, assumption_of_functions, originals
+from habana_mp.patches.pytree import tree_leaves
 
 _CALLS = Assumption(
     "torch.module-calls-in-reports",
@@ -30,6 +36,26 @@ _TRACED = Assumption(
     check="both are there",
     otherwise="the report does not say which line or module a traced call belongs to",
 )
+
+#: What a backward begins with.
+BEGINS_BACKWARD: Table = {"torch.autograd": ("backward",)}
+
+
+def told_of_loss(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Runs in place of the function that begins a backward."""
+    for one in tree_leaves(arguments[:1]):
+        if isinstance(one, torch.Tensor):
+            _core.notice_loss(one)
+    return originals[name](*arguments, **keywords)
+
+
+_BACKWARD = assumption_of_functions(
+    "torch.begun-backwards",
+    "`torch.autograd.backward` takes the tensors that it begins from first",
+    "the report does not warn of a loss in lower precision",
+)
+
+(_backward,) = Exchange(told_of_loss, BEGINS_BACKWARD, of_torch=_BACKWARD, positional=1).patches()
 
 #: Modules that stand around another one and hand calls on, and what they call it. They have no place in a path.
 _WRAPPERS = {
@@ -102,9 +128,18 @@ def _can_follow() -> bool:
 def begin(*, lines: bool) -> None:
     """Have each call recorded with its module, and its line where that is wanted."""
     tell_core()
+    _backward.install(Settings())
     _core.follow_modules(*direct_calls.begin("report"))
     _core.watch_calls(True)
-    _core.begin_watch(lines)
+    _core.begin_watch(lines, _nanoseconds_a_cast())
+
+
+@cache
+def _nanoseconds_a_cast() -> float:
+    """How long torch takes for a cast of one value."""
+    value, to = torch.ones(1), torch.bfloat16
+    with torch.no_grad():
+        return 1e9 * min(timeit.repeat(lambda: value.to(to), repeat=5, number=20)) / 20
 
 
 @cache
@@ -112,10 +147,12 @@ def tell_core() -> None:
     """Whose code is passed over where the place of a call is looked for, and how modules are called."""
     code = direct_calls.code_of_calls()
     _core.set_watch(_passed_over(), _compilers(), code, module_name, _traced_place)
+    _core.set_sensitive(observed.ANGLES, observed.COUNTS, observed.STATISTICS)
 
 
 def stop() -> None:
     _core.stop_watch()
+    _backward.uninstall()
     _core.watch_calls(False)
     _core.stop_following_modules()
     direct_calls.end("report")

@@ -286,6 +286,8 @@ void install(const std::vector<PlannedTarget>& plan, bool within_modules) {
   or_throw(engine::install(entries_of(plan), within_modules));
 }
 
+void observe(const std::vector<PlannedTarget>& plan) { or_throw(engine::observe(entries_of(plan))); }
+
 host::WatchedFunction counted;
 std::size_t calls_of_counted = 0;
 
@@ -555,6 +557,7 @@ void register_engine(py::module_& module) {
   module.def("symbols", &symbols,
              "Functions of torch's libraries by name, and whether torch's headers declare them so.");
   module.def("install", &install, py::arg("plan"), py::kw_only(), py::arg("within_modules"));
+  module.def("observe", &observe);
   module.def("set_function_twins", [](const py::dict& twins) {
     for (const auto& [method, function] : twins) engine::set_function_twin(method.ptr(), function.ptr());
   });

@@ -180,6 +180,13 @@ bool makes_lowered_result(const Facts& facts, const Plan& plan, PyObject* result
   return plan.computed_in != plan.to && holds_lowered_tensor(facts.arguments);
 }
 
+// A call that raised counts too, with what was decided for it: an exception may be the way in which somebody ends a
+// computation early, as checkpointing does.
+PyObject* counted_if_failed(PyObject* result, const Facts& facts, Decision decision, const Tally& tally) {
+  if (result == nullptr) report(facts.target, decision, tally);
+  return result;
+}
+
 // A part of its callers: out of torch's depths each frame takes a processor several nanoseconds to return through.
 [[gnu::always_inline]] inline PyObject* answer_with_casts(const Facts& facts, Plan plan) {
   Attempt attempt;
@@ -188,14 +195,15 @@ bool makes_lowered_result(const Facts& facts, const Plan& plan, PyObject* result
   Owned result = attempt_with_casts(facts, plan.computed_in, attempt);
   if (result && plan.computed_in != plan.to) result = rounded(result.get(), plan.to, attempt.tally);
   if (!result) {
-    if (attempt.interrupted) return nullptr;
+    if (attempt.interrupted) return counted_if_failed(nullptr, facts, plan.decision, attempt.tally);
     const bool changed_anything = attempt.tally.casts != 0 || attempt.scalar_changed;
     const rules::Failure failure{.step = Try::with_casts,
                                  .was_as_written = attempt.made && !changed_anything,
                                  .casts_were_made = attempt.made,
                                  .changed_anything = changed_anything};
     const Try next = rules::next_try(facts.rule, failure, facts);
-    return next == Try::give_up ? nullptr : try_again(next, failure.was_as_written, facts);
+    PyObject* const again = next == Try::give_up ? nullptr : try_again(next, failure.was_as_written, facts);
+    return counted_if_failed(again, facts, plan.decision, attempt.tally);
   }
   if (attempt.scalar_changed) plan.decision.reason = Reason::scalar;
   report(facts.target, plan.decision, attempt.tally);
@@ -224,7 +232,7 @@ PyObject* answer_otherwise(const Facts& facts, const Plan& plan) {
     case Way::leave_to_outer:
       return call_undecided(facts.target, facts.arguments);
     case Way::without_lowering:
-      return answer_without_lowering(facts);
+      return counted_if_failed(answer_without_lowering(facts), facts, plan.decision, {});
     case Way::refuse:
       return refuse(facts.target);
     default:  // Way::failed
@@ -232,7 +240,16 @@ PyObject* answer_otherwise(const Facts& facts, const Plan& plan) {
   }
 }
 
+// What is told of a call that is made as it is written: the step of an optimizer is named as one.
+template <bool is_watched>
+Decision told_of(Decision decision) {
+  if (!is_watched || thread_state.optimizer_steps == 0) return decision;
+  const bool is_step = why_not(thread_state) == Reason::optimizer_step;
+  return is_step ? Decision{Precision::unchanged, Reason::optimizer_step} : decision;
+}
+
 // Apart from answer, whose early way out then needs no room for a reading.
+template <bool is_watched>
 [[gnu::noinline]] PyObject* answer_by_rule(Target& target, const Rule& speaking, const Arguments& arguments) {
   const Rule* rule = &speaking;
   std::optional<Decision> shown;  // where it is another one than the plan's
@@ -252,11 +269,13 @@ PyObject* answer_otherwise(const Facts& facts, const Plan& plan) {
     if (plan.way != Way::as_written) return answer_otherwise(facts, plan);
     const bool is_seen = !target.twin || host::function_mode_is_on();
     PyObject* result = is_seen ? call_original(target, arguments) : call_unseen(target, arguments);
-    if (result == nullptr) [[unlikely]]
-      return try_plain_again(is_lower(plan.to), facts);
+    if (result == nullptr) [[unlikely]] {
+      PyObject* const again = try_plain_again(is_lower(plan.to), facts);
+      return counted_if_failed(again, facts, shown.value_or(plan.decision), {});
+    }
     // One of another release may not count up the version of what it writes into.
     if (plan.decision.reason == Reason::explicit_out) weights::tensor_escapes(result, false);
-    report(target, shown.value_or(plan.decision), {});
+    report(target, told_of<is_watched>(shown.value_or(plan.decision)), {});
     return noted_as_state(facts, result);
   }
 }
@@ -290,10 +309,20 @@ PyObject* counted_as_protected(Target& target, PyObject* result) {
   const Facts facts_again{{target, rule, arguments, again}};
   const bool holds_lower = rules::draft_protected(rule, again, facts_again).to == Kind::f32;
   held.restore();
-  return try_plain_again(holds_lower, facts_again);
+  result = try_plain_again(holds_lower, facts_again);
+  if (result == nullptr) count(target, protected_call, {});
+  return result;
 }
 
 // ---- who answers ----------------------------------------------------------------------------------------------------
+
+// What the lists say of a target: the innermost region's, or convert's. A user's own function has its own rule.
+const Rule& rule_of_lists(const Target& target) {
+  const RuleSet* region = thread_state.region;
+  if (region == nullptr || target.index == no_index) [[likely]]
+    return *target.listed;
+  return *region->rules[target.index];
+}
 
 // As `tell`, to the watch alone.
 void tell_watch(Target& target, Decision decision) noexcept {
@@ -307,7 +336,7 @@ void tell_watch(Target& target, Decision decision) noexcept {
 PyObject* answer_by_rule_watched(Target& target, const Rule& speaking, const Arguments& arguments) {
   watch::Call call(&target);
   const auto refused = weights::refusals_so_far();
-  PyObject* result = answer_by_rule(target, speaking, arguments);
+  PyObject* result = answer_by_rule<true>(target, speaking, arguments);
   for (std::size_t why = 0; why < refused.size(); ++why) {
     if (weights::refusals_so_far()[why] != refused[why]) call.weight_was_refused(static_cast<std::uint8_t>(why));
   }
@@ -318,21 +347,34 @@ PyObject* answer_by_rule_watched(Target& target, const Rule& speaking, const Arg
 PyObject* answer_protected_watched(Target& target, const Arguments& arguments) {
   watch::Call call(&target);
   PyObject* result = answer_protected(target, arguments);
-  if (result != nullptr && !call.is_recorded()) tell_watch(target, protected_call);
+  if (!call.is_recorded()) tell_watch(target, protected_call);
+  call.ends(arguments.values, arguments.count(), result);
+  return result;
+}
+
+// An operation that neither a list nor a rule names is recorded where its first floating tensor is in lower precision:
+// so is its result.
+PyObject* answer_unlisted_watched(Target& target, const Arguments& arguments) {
+  const Kind kind = first_floating_kind(arguments);
+  if (!is_lower(kind) || is_left_alone(arguments)) return call_original(target, arguments);
+  watch::Call call(&target);
+  PyObject* result = call_original(target, arguments);
+  const Decision decision{rules::precision_of(kind), Reason::unlisted};
+  count(target, decision, {});
+  tell_watch(target, decision);
   call.ends(arguments.values, arguments.count(), result);
   return result;
 }
 
 // Under disable_casts nobody counts otherwise: it costs such a call nothing.
 PyObject* answer_disabled_watched(Target& target, const Arguments& arguments) {
-  if (!policy_is_installed && thread_state.region == nullptr) return call_original(target, arguments);
+  const bool has_rule = rule_of_lists(target).action != Action::none || target.unlisted->action != Action::none;
+  if (!has_rule || (!policy_is_installed && thread_state.region == nullptr)) return call_original(target, arguments);
   watch::Call call(&target);
   PyObject* result = call_original(target, arguments);
-  if (result != nullptr) {
-    constexpr Decision disabled{Precision::unchanged, Reason::disabled};
-    count(target, disabled, {});
-    tell_watch(target, disabled);
-  }
+  constexpr Decision disabled{Precision::unchanged, Reason::disabled};
+  count(target, disabled, {});
+  tell_watch(target, disabled);
   call.ends(arguments.values, arguments.count(), result);
   return result;
 }
@@ -342,17 +384,10 @@ struct Answers {
   PyObject* (*by_rule)(Target&, const Rule&, const Arguments&);
   PyObject* (*in_protected_region)(Target&, const Arguments&);
   PyObject* (*under_disable_casts)(Target&, const Arguments&);
+  PyObject* (*unlisted)(Target&, const Arguments&);
 };
-constexpr Answers unwatched{&answer_by_rule, &answer_protected, &call_original};
+constexpr Answers unwatched{&answer_by_rule<false>, &answer_protected, &call_original, &call_original};
 Answers answers = unwatched;
-
-// What the lists say of a target: the innermost region's, or convert's. A user's own function has its own rule.
-const Rule& rule_of_lists(const Target& target) {
-  const RuleSet* region = thread_state.region;
-  if (region == nullptr || target.index == no_index) [[likely]]
-    return *target.listed;
-  return *region->rules[target.index];
-}
 
 // What the lists say of a call of the target that is given a lower tensor.
 const Rule& rule_beside_lower(const Target& target) {
@@ -384,7 +419,7 @@ PyObject* answer_by_lists(Target& target, const Arguments& arguments) {
   if (rule->action == Action::none) {
     if (rule->of_lower == nullptr || !holds_lower_tensor(arguments)) {
       // A function of torch's that other lists cover: here the lists speak of what it calls.
-      return target.is_python() ? call_python(target, arguments) : call_original(target, arguments);
+      return target.is_python() ? call_python(target, arguments) : answers.unlisted(target, arguments);
     }
     rule = rule->of_lower;
   }
@@ -408,7 +443,9 @@ void convert_timed(PyObject* tensor, const void* source, Kind from, void* target
 }  // namespace
 
 void watch_calls(bool watched) noexcept {
-  answers = watched ? Answers{&answer_by_rule_watched, &answer_protected_watched, &answer_disabled_watched} : unwatched;
+  answers = watched ? Answers{&answer_by_rule_watched, &answer_protected_watched, &answer_disabled_watched,
+                              &answer_unlisted_watched}
+                    : unwatched;
   tensor::makers = watched ? tensor::Makers{&cast_timed, &convert_timed} : tensor::untimed_makers;
 }
 

@@ -83,6 +83,15 @@ bool holds_lower_tensor(const Arguments& arguments) {
   return is_any_tensor(arguments.values, arguments.count(), [](PyObject*, Kind kind) { return is_lower(kind); });
 }
 
+Kind first_floating_kind(const Arguments& arguments) {
+  Kind first = Kind::other;
+  is_any_tensor(arguments.values, arguments.count(), [&first](PyObject*, Kind kind) {
+    if (is_floating(kind)) first = kind;
+    return is_floating(kind);
+  });
+  return first;
+}
+
 bool holds_lowered_tensor(const Arguments& arguments) {
   return is_any_tensor(arguments.values, arguments.count(),
                        [](PyObject* value, Kind kind) { return is_lower(kind) && was_lowered(value); });

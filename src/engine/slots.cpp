@@ -136,7 +136,7 @@ void unhook(Target& target, const host::TensorClasses& classes) {
   host::take_out(target, stubs_of(target), classes);
   if (std::exchange(target.is_writer, false)) resume_writer(target.object.get());
   target.listed = target.unlisted = &no_rule;
-  target.installed = target.in_policy = target.in_regions = false;
+  target.installed = target.in_policy = target.in_regions = target.is_observed = false;
 }
 
 std::uint64_t changes = 0;
@@ -203,7 +203,7 @@ bool install(const std::vector<CoveredObject>& entries, bool within_modules) {
     target.in_policy = wanted.contains(&target);
     if (target.in_policy || !target.installed) continue;
     target.listed = &no_rule;
-    if (!target.in_regions) unhook(target, *classes);
+    if (!target.in_regions && !target.is_observed) unhook(target, *classes);
   }
   for (Ready& one : ready) {
     one.target->operation = std::move(one.operation);
@@ -261,6 +261,31 @@ bool put_in(RuleSet& set) {
     hook(*one.target, *classes);
   }
   set.installation = installation_number();
+  return true;
+}
+
+bool observe(const std::vector<CoveredObject>& entries) {
+  std::vector<Target*> found;
+  if (!find_targets(entries, found)) return false;
+  const std::unordered_set<Target*> wanted(found.begin(), found.end());
+  const std::optional<host::TensorClasses> classes = host::TensorClasses::find();
+  if (!classes) return false;
+  // From here on nothing can fail.
+  ++changes;
+  for (std::size_t i = 0; i < target_count; ++i) {
+    Target& target = *targets[i];
+    if (!target.is_observed || wanted.contains(&target)) continue;
+    target.is_observed = false;
+    if (!target.in_policy && !target.in_regions) unhook(target, *classes);
+  }
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    Target& target = *found[i];
+    target.is_observed = true;
+    if (target.installed) continue;
+    target.operation = entries[i].operation;
+    target.counts_no_version = false;
+    hook(target, *classes);
+  }
   return true;
 }
 

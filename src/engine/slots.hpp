@@ -32,6 +32,11 @@ RuleSet* make_rule_set(const std::vector<CoveredObject>& entries, RuleSet::Devic
 // Puts in again what uninstall has taken out.
 bool put_in(RuleSet& set);
 
+// From now on calls of these are answered too, and the watch sees those that no rule names; their rules are not looked
+// at. Those of an earlier call that are not among them are taken out, unless convert or a region wants them. Everything
+// is checked before the first store.
+bool observe(const std::vector<CoveredObject>& entries);
+
 // Puts every slot and definition back. False with a Python exception set where there is no memory; then nothing has
 // changed.
 bool uninstall();

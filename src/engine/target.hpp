@@ -49,6 +49,7 @@ struct Target : host::Callable {
   bool installed = false;
   bool in_policy = false;   // of convert
   bool in_regions = false;  // of some region that was entered
+  bool is_observed = false;  // the watch wants to see its calls, whether a rule names it or not
   bool is_writer = false;   // the object is one of those that are watched as writers (see watched.hpp)
 };
 

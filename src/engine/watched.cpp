@@ -16,6 +16,8 @@
 #include "host/modes.hpp"
 #include "host/reader.hpp"
 #include "host/watching.hpp"
+#include "listeners.hpp"
+#include "watch/noticed.hpp"
 #include "weights/escapes.hpp"
 
 namespace habana_mp::engine {
@@ -275,7 +277,7 @@ constexpr std::size_t conversion_count = std::size(conversions);
 
 host::WatchedFunction set_attribute;
 
-// What the module holds under this name beside its Parameters, buffers and modules, if that is a float32 tensor; null
+// What the module holds under this name beside its Parameters, buffers and modules, if that is a floating tensor; null
 // without an exception where it is not.
 Owned former_attribute(PyObject* module, PyObject* name) {
   static PyObject* const dict_name = interned("__dict__");
@@ -285,7 +287,7 @@ Owned former_attribute(PyObject* module, PyObject* name) {
     return nullptr;
   }
   PyObject* const former = PyDict_GetItemWithError(attributes.get(), name);
-  return former != nullptr && host::kind_of(former) == Kind::f32 ? Owned::borrowed(former) : nullptr;
+  return former != nullptr && is_floating(host::kind_of(former)) ? Owned::borrowed(former) : nullptr;
 }
 
 // `module.name = value`
@@ -296,7 +298,8 @@ PyObject* set_attribute_stub(PyObject*, PyObject* const* values, std::size_t fla
   Owned value = Owned::borrowed(values[2]);
   const bool is_state = is_lower(host::kind_of(value.get())) && !host::requires_grad(value.get());
   const Owned former = is_state ? former_attribute(values[0], values[1]) : nullptr;
-  if (former) {
+  if (former && listens(Listener::watch)) watch::notice_carried(value.get(), former.get());
+  if (former && host::kind_of(former.get()) == Kind::f32) {
     const Owned what(PyUnicode_FromFormat("the attribute `%U` of %s", values[1], Py_TYPE(values[0])->tp_name));
     const char* const text = what ? PyUnicode_AsUTF8(what.get()) : nullptr;
     value = text == nullptr ? nullptr : values_of_state(value.get(), text, former.get());

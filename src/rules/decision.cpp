@@ -39,6 +39,7 @@ constexpr std::array words{
     Words{"sums", "added up in float32, the result rounded"},
     Words{"disabled", "under disable_casts"},
     Words{"autocast_off", "inside of torch.autocast(enabled=False)"},
+    Words{"unlisted", "in no list, as its input is"},
 };
 static_assert(words.size() == reason_count);
 

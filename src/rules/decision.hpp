@@ -36,8 +36,9 @@ enum class Reason : std::uint8_t {
   sums,            // rule 8: it adds up what was lowered, or its gradient does
   disabled,        // under disable_casts, and somebody watches
   autocast_off,    // rule 10: in a region of torch.autocast(enabled=False)
+  unlisted,        // neither a list nor a rule names the operation, and somebody watches
 };
-inline constexpr int reason_count = 24;
+inline constexpr int reason_count = 25;
 
 // For a program: "list", "widest", ...
 const char* word(Reason reason) noexcept;

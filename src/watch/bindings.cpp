@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include "pybind.hpp"
 #include "watch/calls.hpp"
 #include "watch/events.hpp"
+#include "watch/noticed.hpp"
 #include "weights/cache.hpp"
 
 namespace py = pybind11;
@@ -73,6 +75,17 @@ py::dict shown(const watch::Record& record) {
     if (record.refused[why] != 0) refused[weights::describe(static_cast<weights::Refusal>(why))] = record.refused[why];
   }
   row["refused"] = refused;
+  py::dict noticed;
+  const auto note = [&noticed](const char* what, auto amount) {
+    if (amount != 0) noticed[what] = amount;
+  };
+  note("largest count", record.noticed.largest_count);
+  note("largest angle", record.noticed.largest_angle);
+  note("with float64", record.noticed.with_float64);
+  note("in lower statistics", record.noticed.in_lower_statistics);
+  note("losses", record.noticed.losses);
+  note("carried", record.noticed.carried);
+  row["noticed"] = noticed;
   py::list from;
   for (const watch::Record::From& one : record.from) {
     from.append(py::make_tuple(one.record->number, one.calls, one.casts));
@@ -127,7 +140,18 @@ void register_watch(py::module_& module) {
     watch::set_module_names(names.ptr());
     watch::set_traced_place(traced_place.ptr());
   });
-  module.def("begin_watch", [](bool lines) { watch::begin(lines ? watch::Detail::lines : watch::Detail::modules); });
+  module.def("set_sensitive", [](const std::vector<std::string>& angles, const std::vector<std::string>& counts,
+                                 const std::vector<std::string>& statistics) {
+    std::unordered_map<std::string, watch::Sensitivity> operations;
+    for (const std::string& one : angles) operations[one] = watch::Sensitivity::angle;
+    for (const std::string& one : counts) operations[one] = watch::Sensitivity::count;
+    for (const std::string& one : statistics) operations[one] = watch::Sensitivity::statistics;
+    watch::set_sensitive(std::move(operations));
+  });
+  module.def("notice_loss", [](const py::object& tensor) { watch::notice_loss(tensor.ptr()); });
+  module.def("begin_watch", [](bool lines, double nanoseconds_a_cast) {
+    watch::begin(lines ? watch::Detail::lines : watch::Detail::modules, nanoseconds_a_cast);
+  });
   module.def("stop_watch", &watch::stop);
   module.def("watched_calls", &watched_calls);
   module.def("watched_modules", &watched_modules);

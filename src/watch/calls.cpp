@@ -12,6 +12,7 @@
 #include "host/reader.hpp"
 #include "kernels/cast.hpp"
 #include "watch/events.hpp"
+#include "watch/noticed.hpp"
 
 namespace habana_mp::watch {
 
@@ -22,6 +23,7 @@ Detail detail = Detail::modules;
 NeverDestroyed<Owned> traced_place;
 // How long a value takes that torch casts within its operation, where nobody can take the time: as one of ours does.
 double nanoseconds_a_byte = 0;
+double nanoseconds_a_cast = 0;
 
 // The calls of a greenlet, while another one runs.
 struct CallsAside final : host::PutAside {
@@ -138,6 +140,7 @@ void for_each_tensor(PyObject* const* values, Py_ssize_t count, const Visit& vis
 }
 
 void note_input(Record& record, PyObject* tensor, Kind wanted) {
+  notice_input(record, tensor, wanted);
   const Record* const maker = maker_of(tensor);
   if (maker == nullptr) return;
   const Kind kind = host::kind_of(tensor);
@@ -174,7 +177,8 @@ Call::~Call() {
   if (!is_recorded()) return;
   Record& record = *operation_->record;
   record.nanoseconds += whole - std::min(whole, operation_->inside);
-  record.cast_nanoseconds += operation_->casting;
+  // Some of them are an estimate, and casts within covered calls inside are those calls'.
+  record.cast_nanoseconds += std::min(operation_->casting, whole - std::min(whole, operation_->inside));
   try {
     note_event({.record = static_cast<std::int64_t>(record.number),
                 .begin = operation_->begin,
@@ -188,14 +192,18 @@ void Call::weight_was_refused(std::uint8_t why) noexcept {
   if (is_recorded() && why < operation_->record->refused.size()) ++operation_->record->refused[why];
 }
 
-void Call::ends(PyObject* const* arguments, Py_ssize_t count, PyObject* result) noexcept try {
+void Call::ends(PyObject* const* arguments, Py_ssize_t count, PyObject* result) noexcept {
   if (!is_recorded() || detail != Detail::lines) return;
+  HeldError held;  // the call may have raised
   Record& record = *operation_->record;
   const Kind wanted = kind_of(record.key.decision.precision);
-  for_each_tensor(arguments, count, [&](PyObject* tensor) { note_input(record, tensor, wanted); });
-  if (result == nullptr) return;
-  for_each_tensor(&result, 1, [&](PyObject* tensor) { remember_result(tensor, record); });
-} catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): the record loses where an input comes from
+  try {
+    for_each_tensor(arguments, count, [&](PyObject* tensor) { note_input(record, tensor, wanted); });
+    notice_call(record, arguments, count);
+    if (result != nullptr) for_each_tensor(&result, 1, [&](PyObject* tensor) { remember_result(tensor, record); });
+  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): the record loses where an input comes from
+  }
+  held.restore();
 }
 
 void decided(const void* target, const std::string& operation, bool is_kept, rules::Decision decision,
@@ -206,7 +214,9 @@ void decided(const void* target, const std::string& operation, bool is_kept, rul
   innermost->record = record;
   innermost->generation = record_generation();
   if (some_by_torch) {
-    innermost->casting += static_cast<std::uint64_t>(static_cast<double>(amounts.bytes) * nanoseconds_a_byte);
+    const double estimate = static_cast<double>(amounts.casts) * nanoseconds_a_cast +
+                            static_cast<double>(amounts.bytes) * nanoseconds_a_byte;
+    innermost->casting += static_cast<std::uint64_t>(estimate);
   }
 }
 
@@ -219,8 +229,9 @@ CastTime::~CastTime() {
 
 void set_traced_place(PyObject* function) noexcept { *traced_place = Owned::borrowed_or_null(function); }
 
-void begin(Detail wanted) {
+void begin(Detail wanted, double of_a_cast) {
   detail = wanted;
+  nanoseconds_a_cast = of_a_cast;
   if (nanoseconds_a_byte == 0) nanoseconds_a_byte = measured_nanoseconds_a_byte();
   set_listening(Listener::watch, true);
 }

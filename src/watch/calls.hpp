@@ -64,8 +64,9 @@ class CastTime {
 // Python's part for what torch.compile traces: gives (file, function, line, module path or None), or None. Held.
 void set_traced_place(PyObject* function) noexcept;
 
-// From now on each call is recorded with its module, and its line where that is wanted.
-void begin(Detail detail);
+// From now on each call is recorded with its module, and its line where that is wanted. A cast that torch makes within
+// its operation is taken to cost so many nanoseconds, besides those for its values.
+void begin(Detail detail, double nanoseconds_a_cast);
 void stop() noexcept;
 
 }  // namespace habana_mp::watch

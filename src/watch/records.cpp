@@ -2,6 +2,7 @@
 
 #include <array>
 #include <unordered_set>
+#include <utility>
 
 #include "host/inside.hpp"
 #include "host/reader.hpp"
@@ -27,6 +28,7 @@ struct Tables {
   std::array<Made, remembered> made{};
   std::size_t next = 0;
   std::uint64_t generation = 0;
+  std::unordered_map<std::string, Sensitivity> sensitive;
 };
 Tables& tables() {
   static auto* all = new Tables;
@@ -61,6 +63,10 @@ std::size_t Key::hash() const noexcept {
                       static_cast<std::size_t>(decision.reason) << 8U | static_cast<std::size_t>(phase));
 }
 
+void set_sensitive(std::unordered_map<std::string, Sensitivity> operations) {
+  tables().sensitive = std::move(operations);
+}
+
 const std::string* operation_named(const std::string& operation) { return &*tables().names.insert(operation).first; }
 
 Record& record_of(const Key& key) {
@@ -69,6 +75,8 @@ Record& record_of(const Key& key) {
     found = &tables().all.emplace_back();
     found->key = key;
     found->number = tables().all.size() - 1;
+    const auto sensitive = tables().sensitive.find(*key.operation);
+    if (sensitive != tables().sensitive.end()) found->sensitivity = sensitive->second;
   }
   return *found;
 }
@@ -96,7 +104,7 @@ void remember_result(PyObject* tensor, const Record& made_by) {
   tables().made[tables().next++ % remembered] = made;
 }
 
-const Record* maker_of(PyObject* tensor) noexcept {
+Record* maker_of(PyObject* tensor) noexcept {
   const Made wanted = identity_of(tensor);
   Tables& all = tables();
   for (std::size_t back = 1; back <= remembered; ++back) {

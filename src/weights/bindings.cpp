@@ -52,6 +52,8 @@ py::dict statistics() {
   py::dict result;
   result["hits"] = now.hits;
   result["refreshes"] = now.refreshes;
+  result["refreshed_bytes"] = now.refreshed_bytes;
+  result["refresh_seconds"] = static_cast<double>(now.refresh_nanoseconds) / 1e9;
   py::dict reasons;
   std::uint64_t refused = 0;
   for (std::size_t i = 0; i < weights::refusals; ++i) {

@@ -1,5 +1,6 @@
 #include "weights/cache.hpp"
 
+#include <chrono>
 #include <optional>
 #include <span>
 #include <utility>
@@ -163,6 +164,11 @@ void write_cast(Entry& entry, PyObject* weight) {
   }
 }
 
+void count_refresh(const Entry& entry) noexcept {
+  ++counts.refreshes;
+  counts.refreshed_bytes += entry.bytes();
+}
+
 // Is this the time to look again at a weight of which nothing could be kept? Less and less often.
 bool is_time_to_try(std::uint32_t refusals) { return (refusals & (refusals - 1)) == 0; }
 
@@ -285,7 +291,7 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
   // Another weight that lay there, before the insides of the two were swapped, is not told of what happens to it.
   if (registered != nullptr && registered != weight) distrust(registered);
   registered = weight;
-  if (had_cast) ++counts.refreshes;
+  if (had_cast) count_refresh(entry);
   if (entry.has(Form::plain) && entry.is_free()) {
     entry.refusals = 0;
     write_cast(entry, weight);
@@ -638,9 +644,14 @@ void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexce
   }
   if (jobs.empty()) return;
   const unsigned threads = host::torch_threads();
+  const auto begin = std::chrono::steady_clock::now();
   without_gil([&] { kernels::cast_many(jobs, threads); });
-  for (const Renewed& one : renewed) one.entry->busy.end();
-  counts.refreshes += renewed.size();
+  const std::chrono::nanoseconds taken = std::chrono::steady_clock::now() - begin;
+  for (const Renewed& one : renewed) {
+    one.entry->busy.end();
+    count_refresh(*one.entry);
+  }
+  counts.refresh_nanoseconds += static_cast<std::uint64_t>(taken.count());
 }
 
 PyObject* cast_to_write(PyObject* weight) noexcept {
@@ -676,7 +687,7 @@ void was_written(PyObject* weight, PyObject* cast) noexcept {
     entry->trust = Trust::sure;
     entry->is_used = false;
     entry->is_fresh = true;
-    ++counts.refreshes;
+    count_refresh(*entry);
   }
 }
 
@@ -719,7 +730,7 @@ Statistics statistics() noexcept { return counts; }
 const std::array<std::uint64_t, refusals>& refusals_so_far() noexcept { return counts.refused; }
 
 void reset_statistics() noexcept {
-  counts.hits = counts.refreshes = 0;
+  counts.hits = counts.refreshes = counts.refreshed_bytes = counts.refresh_nanoseconds = 0;
   counts.refused = {};
 }
 

@@ -119,6 +119,8 @@ const char* describe(Refusal refusal) noexcept;
 struct Statistics {
   std::uint64_t hits = 0;                         // casts handed out again
   std::uint64_t refreshes = 0;                    // casts made again because the weight had changed
+  std::uint64_t refreshed_bytes = 0;              // their size
+  std::uint64_t refresh_nanoseconds = 0;          // the time of those that were made for no call, but after a step
   std::array<std::uint64_t, refusals> refused{};  // calls that found a weight of which nothing could be kept, by why
   std::uint64_t weights = 0;                      // kept now
   std::uint64_t packed = 0;                       // of these, in a packed layout

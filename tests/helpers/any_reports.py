@@ -33,11 +33,19 @@ ROWS = st.builds(
     small=NUMBERS,
     seconds=TIMES,
     cast_seconds=TIMES,
+    noticed=st.dictionaries(
+        st.sampled_from(["largest count", "largest angle", "with float64", "losses", "carried", "of later"]),
+        st.floats(0, 1e9) | NUMBERS,
+        max_size=3,
+    ),
     refused=st.dictionaries(st.sampled_from(["NumPy had its memory", "{}"]), NUMBERS, max_size=2),
 )
 WEIGHTS = st.builds(
     KeptWeights,
     hits=NUMBERS,
+    refreshes=NUMBERS,
+    refreshed_bytes=NUMBERS,
+    refresh_seconds=st.floats(0, 1e9),
     refused=NUMBERS,
     bytes=NUMBERS,
     reasons=st.dictionaries(st.just("the limit was reached"), NUMBERS),

@@ -298,7 +298,7 @@ def _report(
 
 
 def _first_words(totals: Data, *, timed: bool) -> str:
-    field, words = ("seconds", "the time of covered operations was spent") if timed else ("calls", "the calls ran")
+    field, words = ("seconds", "the operations' time was spent") if timed else ("calls", "the calls ran")
     share = totals["by_precision"]["bf16"][field] / totals[field]
     return f"{100 * share:.0f} % of {words} in bf16."
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -48,18 +49,16 @@ def test_an_empty_report_says_why() -> None:
 
 def test_the_share_is_of_time_where_it_was_taken_and_of_calls_elsewhere() -> None:
     softmax = row("softmax", "fp32", rule="fp32.txt:2", seconds=3.0)
-    assert report(LOWER, softmax).words[0] == (
-        "bf16 took 25 % of the time of covered operations, fp32 75 % (200 calls, 4.00 s)"
-    )
+    assert report(LOWER, softmax).words[0] == ("bf16 took 25 % of the operations' time, fp32 75 % (200 calls, 4.00 s)")
     by_calls = report(row("linear", "bf16", seconds=None), row("softmax", "fp32", seconds=None, calls=300))
-    assert by_calls.words[0] == "bf16 had 25 % of the calls of covered operations, fp32 75 % (400 calls)"
+    assert by_calls.words[0] == "bf16 had 25 % of the calls, fp32 75 % (400 calls)"
 
 
 def test_calls_where_casts_are_off_are_counted_apart() -> None:
     step = row("mul_", "unchanged", "disabled", line=9, calls=4000, seconds=5.0)
     first, second, *_ = report(LOWER, step).words
-    assert first == "bf16 took 100 % of the time of covered operations (100 calls, 1.00 s)"
-    assert second == "Casts were off in 4,000 more calls (5.00 s): under disable_casts 4,000, most at train.py:9"
+    assert first == "bf16 took 17 % of the operations' time, calls left alone 83 % (4,100 calls, 6.00 s)"
+    assert second == "Casts were off in 4,000 calls (5.00 s): under disable_casts 4,000, most at train.py:9"
 
 
 def test_few_calls_are_warned_about() -> None:
@@ -73,8 +72,7 @@ def test_few_calls_are_warned_about() -> None:
 def test_traced_calls_have_no_time_of_their_own() -> None:
     traced = row("linear", "bf16", phase="traced", seconds=60.0, cast_seconds=50.0)
     assert report(traced).words == (
-        "bf16 had 100 % of the calls of covered operations (100 calls). "
-        "Of compiled code the calls of its tracing count",
+        "bf16 had 100 % of the calls (100 calls). Of compiled code the calls of its tracing count",
     )
 
 
@@ -230,6 +228,105 @@ def test_what_is_as_it_should_be_is_no_finding(one: Row) -> None:
     assert found(one) == []
 
 
+@pytest.mark.parametrize(
+    ("one", "kind", "text"),
+    [
+        (
+            row("mul", "bf16", rule="bf16.txt:9", noticed={"largest count": 999.0}, seconds=0.001),
+            "rounded counts",
+            "mul at train.py:7 rounds whole numbers up to 999, and bf16 counts to 256 only (100 calls). Compute it "
+            'under hmp.disable_casts(), or start from preset="recommended"',
+        ),
+        (
+            row("matmul", "fp16", rule="fp16.txt:9", noticed={"largest count": 3000.0}, seconds=0.001),
+            "rounded counts",
+            "matmul at train.py:7 rounds whole numbers up to 3,000, and fp16 counts to 2,048 only (100 calls). Compute "
+            "it under hmp.disable_casts()",
+        ),
+        (
+            row("cos", "fp32", rule="fp32.txt:9", noticed={"largest angle": 1000.0}, seconds=0.001),
+            "rounded angles",
+            "cos at train.py:7 is given angles up to 1,000, which bf16 holds to 2 radians only (100 calls). Compute it "
+            "under hmp.disable_casts()",
+        ),
+        (
+            row("long", "bf16", "unlisted", noticed={"largest count": 300.0}, seconds=0.001),
+            "compared counts",
+            "long at train.py:7 is given whole numbers up to 300, and bf16 counts to 256 only (100 calls). Compute it "
+            "under hmp.disable_casts()",
+        ),
+        (
+            row("add", "bf16", "widest", noticed={"carried": 9}, seconds=0.001),
+            "carried state",
+            "add at train.py:7 gives what a module keeps from step to step in bf16, where small changes get lost "
+            "(100 calls). Assign it in float32: compute it under hmp.disable_casts(), of inputs in float32",
+        ),
+        (
+            row("batch_norm", "bf16", "first_input", noticed={"in lower statistics": 9}, seconds=0.001),
+            "lower statistics",
+            "batch_norm at train.py:7 keeps its running statistics in bf16, where they stand still (100 calls). Keep "
+            "them in float32: call .float() on that module",
+        ),
+        (
+            row("mean", "bf16", "unlisted", noticed={"losses": 9}, seconds=0.001),
+            "loss in lower precision",
+            "mean at train.py:7 gives the loss in bf16, and a backward begins there (100 calls). Compute it in "
+            "float32: call .float() on what it is computed from",
+        ),
+        (
+            row("mul", "unchanged", "ineligible", noticed={"with float64": 9}, seconds=0.001, module="M"),
+            "float64",
+            "mul at train.py:7 (M) is left alone: an input is float64 (100 calls). Convert it to float32 where it is "
+            "made, with .float()",
+        ),
+    ],
+    ids=lambda one: one.replace(" ", "-") if isinstance(one, str) and " at " not in one else "",
+)
+def test_values_that_are_too_fine_for_the_precision_are_found_and_worded(one: Row, kind: str, text: str) -> None:
+    assert found(one) == [(kind, text)]
+
+
+def test_a_product_is_too_small_where_casts_take_a_third_of_it_and_it_takes_a_hundredth_of_all_time() -> None:
+    small = row("matmul", "bf16", rule="bf16.txt:9", seconds=0.005, cast_seconds=0.002)
+    (one,) = report(replace(LOWER, seconds=0.005), small).findings
+    assert (one.kind, one.text) == (
+        "too small",
+        "matmul at train.py:7 is too small to gain from bf16: its casts take 40 % of its time "
+        "(100 calls, 50 % of all time). List it in float32, or leave out such shapes by hmp.convert(skip_slower=True)",
+    )
+    assert found(small) == []
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        row("cos", "bf16", "unlisted", noticed={"largest angle": 6.3}),
+        # Outside of modules somebody may want it.
+        row("mul", "unchanged", "ineligible", noticed={"with float64": 9}),
+        # A long product gains, whatever its casts take.
+        row("matmul", "bf16", seconds=1.0, cast_seconds=0.9),
+        row("mul", "bf16", seconds=0.005, cast_seconds=0.004),
+    ],
+    ids=lambda one: one.operation,
+)
+def test_values_that_are_fit_for_the_precision_are_no_finding(one: Row) -> None:
+    assert found(one) == []
+
+
+@pytest.mark.parametrize("between", [(), ("add",), ("clamp",)])
+@pytest.mark.parametrize("logarithm", ["log", "binary_cross_entropy", "nll_loss"])
+@pytest.mark.parametrize("maker", ["sigmoid", "softmax"])
+def test_probabilities_before_a_logarithm_are_found(maker: str, logarithm: str, between: tuple[str, ...]) -> None:
+    rows = [row(name, "bf16", "unlisted", line=place) for place, name in enumerate((maker, *between))]
+    last = row(logarithm, "fp32", rule="fp32.txt:9", line=9)
+    edges = tuple(Edge(place, place + 1, 100, 0) for place in range(len(rows)))
+    (one,) = report(*rows, last, edges=edges).findings
+    assert (one.kind, one.rows) == ("rounded probabilities", (0,))
+    assert one.text.startswith(f"{maker} at train.py:0 gives probabilities in bf16 to {logarithm} at train.py:9: ")
+    in_float32 = [replace(each, precision="fp32") for each in rows]
+    assert report(*in_float32, last, edges=edges).findings == ()
+
+
 def test_the_source_of_a_precision_is_named() -> None:
     add = row("add", "fp32", "widest", line=5, module="M")
     attention = row("scaled_dot_product_attention", "fp32", "first_input", rule="rule 4", module="M")
@@ -255,8 +352,15 @@ def test_a_ping_pong_saves_its_own_casts_and_those_of_its_result() -> None:
     assert (one.kind, one.rows, one.saves) == ("ping-pong", (1,), pytest.approx(0.25 + 0.8 / 4))
     assert one.text == (
         "softmax at train.py:4 runs in fp32 (listed at fp32.txt:2) between linear and matmul in bf16. "
-        "Casts there and back take 450.00 ms: they go if it runs in bf16 too"
+        "Casts there and back take 450.00 ms: they go if it runs in bf16 too; small probabilities then keep few "
+        "digits, and a loss must not be computed from them"
     )
+
+
+def test_to_lower_something_is_advised_where_it_saves_a_hundredth_of_all_time() -> None:
+    rows = LOWER, SOFTMAX, MATMUL, row("conv2d", "bf16", seconds=100.0)
+    edges = (Edge(0, 1, 100, 100), Edge(1, 2, 100, 100))
+    assert report(*rows, edges=edges).findings == ()
 
 
 @pytest.mark.parametrize(

@@ -17,22 +17,33 @@ PLANTED = Path(__file__).parent / "planted"
 #: Of each script the words that tell of its oddity. They stand in one line, together with the place.
 TELLS = {
     "all_outside_of_modules": "no operation was called in a module, and convert(within=...)",
+    "angles_of_a_layer": "made by linear at angles_of_a_layer.py:",
     "attention_follows_its_query": "first input, rule 4, made by add at attention_follows_its_query.py:",
     "attention_of_a_library": "is left alone inside of torch.autocast(enabled=False)",
+    "average_carried": "gives what a module keeps from step to step in bf16",
     "casts_of_one_line": "% of that is matmul",
+    "compared_positions": "is given whole numbers up to 1,200",
     "disabled_block": "(Model.second) is left alone under disable_casts",
     "dtype_given": "is left alone: dtype= was given",
+    "float64_in_a_module": "is left alone: an input is float64 (10 calls",
     "float64_slips_in": "an input is float64",
+    "index_in_lower_precision": "is given whole numbers up to ",
     "listed_without_a_kernel": "cholesky",
+    "loss_by_hand": "gives the loss in bf16",
     "loss_in_a_function": "is a loss, and runs in bf16",
     "mask_beyond_the_range": "is given a number beyond the range of fp16",
     "no_kernel": "runs in float32: no kernel for the lower precision",
     "not_converted": "call hmp.convert()",
     "out_given": "is left alone: out= was given",
+    "ping_pong_through_a_function": "between matmul and matmul in bf16",
+    "positions_times_frequencies": "rounds whole numbers up to 9",
+    "probabilities_before_a_logarithm": "gives probabilities in bf16 to log at probabilities_before_a_logarithm.py:",
     "product_in_a_backward": "matmul in a backward",
+    "products_too_small": "is too small to gain from bf16",
     "products_listed_in_float32": "linear at products_listed_in_float32.py:",
     "protected_block": "is left alone inside of torch.autocast(enabled=False)",
     "slower_shape": "slower in the lower precision",
+    "statistics_in_lower_precision": "keeps its running statistics in bf16",
     "softmax_between_products": "between matmul and matmul in bf16",
     "weight_in_numpy": "casts a weight in each call, since no cast is kept: NumPy had its memory",
     "weight_written_in_each_step": "something computes it or writes to it",
@@ -112,4 +123,4 @@ def test_the_file_and_line_of_a_list_are_named(tmp_path: Path) -> None:
 def test_nothing_is_found_where_nothing_is_odd(tmp_path: Path) -> None:
     kinds, lines = answers("nothing_odd", tmp_path)
     assert kinds == []
-    assert re.match(r"bf16 took \d+ % of the time of covered operations, fp32 \d+ %", lines[0])
+    assert re.match(r"bf16 took \d+ % of the operations' time, fp32 \d+ %", lines[0])

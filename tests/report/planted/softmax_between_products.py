@@ -19,5 +19,5 @@ class Attention(nn.Module):
 
 hmp.convert(report="lines")
 attention = Attention()
-for _ in range(10):
+for _ in range(40):
     attention(torch.randn(4, 64, 32)).sum().backward()

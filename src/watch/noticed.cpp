@@ -1,0 +1,139 @@
+#include "watch/noticed.hpp"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <optional>
+
+#include "host/view.hpp"
+
+namespace habana_mp::watch {
+
+namespace {
+
+// So many values of a tensor are looked at: positions and time steps are few.
+constexpr std::int64_t most_values = std::int64_t{1} << 16;
+// A number beyond this is a mask, and counts nothing.
+constexpr double largest_that_counts = 1e9;
+
+float read(const char* value, Kind kind) {
+  if (kind == Kind::f32) {
+    float found = 0;
+    std::memcpy(&found, value, sizeof found);
+    return found;
+  }
+  std::uint16_t bits = 0;
+  std::memcpy(&bits, value, sizeof bits);
+  if (kind == Kind::bf16) return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16U);
+  const int exponent = static_cast<int>(bits >> 10U & 31U);
+  const double mantissa = bits & 1023U;
+  const double size = exponent == 0    ? std::ldexp(mantissa, -24)
+                      : exponent == 31 ? (mantissa == 0 ? HUGE_VAL : NAN)
+                                       : std::ldexp(mantissa + 1024, exponent - 25);
+  return static_cast<float>((bits & 0x8000U) != 0 ? -size : size);
+}
+
+// Calls `visit` with the values of a plain tensor on the CPU until it returns false. False where there are none to be
+// seen.
+template <typename Visit>
+bool for_each_value(PyObject* tensor, Kind kind, const Visit& visit) noexcept {
+  DLTensor view{};
+  constexpr std::size_t most_dimensions = 16;
+  if (!host::can_view() || !host::view_on_cpu(tensor, view) || !host::is_of_kind(view, kind)) return false;
+  if (static_cast<std::size_t>(view.ndim) > most_dimensions) return false;
+  const std::int64_t size = kind == Kind::f32 ? 4 : 2;
+  const std::int64_t count = std::min(host::count_in(view), most_values);
+  const char* value = static_cast<const char*>(view.data) + view.byte_offset;
+  std::array<std::int64_t, most_dimensions> at{};
+  for (std::int64_t done = 0; done < count; ++done) {
+    if (!visit(read(value, kind))) return true;
+    for (std::int32_t i = view.ndim - 1; i >= 0; --i) {
+      const std::int64_t stride = view.strides[i] * size;
+      value += stride;
+      if (++at[static_cast<std::size_t>(i)] < view.shape[i]) break;
+      value -= stride * view.shape[i];
+      at[static_cast<std::size_t>(i)] = 0;
+    }
+  }
+  return true;
+}
+
+// The largest whole number that a lower precision does not hold, or nothing where the values do not count something.
+double largest_count(PyObject* tensor, Kind kind, Kind lower) noexcept {
+  const double held = lower == Kind::bf16 ? 256 : 2048;
+  const std::uint32_t lost_bits = lower == Kind::bf16 ? 0xFFFFU : 0x1FFFU;
+  double largest = 0;
+  bool counts = true;
+  bool is_rounded = kind != Kind::f32;  // the values were, before
+  for_each_value(tensor, kind, [&](float value) {
+    counts = value >= 0 && value < largest_that_counts && std::trunc(value) == value;
+    if (!counts) return false;
+    largest = std::max(largest, static_cast<double>(value));
+    if (value > held && (std::bit_cast<std::uint32_t>(value) & lost_bits) != 0) is_rounded = true;
+    return true;
+  });
+  return counts && is_rounded && largest > held ? largest : 0;
+}
+
+double largest_size(PyObject* tensor, Kind kind) noexcept {
+  double largest = 0;
+  for_each_value(tensor, kind, [&](float value) {
+    if (std::isfinite(value)) largest = std::max(largest, std::fabs(static_cast<double>(value)));
+    return true;
+  });
+  return largest;
+}
+
+bool is_float64(PyObject* tensor) noexcept {
+  DLTensor view{};
+  return host::can_view() && host::view_of(tensor, view) && view.dtype.code == kDLFloat && view.dtype.bits == 64;
+}
+
+bool has_sizes_of(PyObject* tensor, PyObject* other) noexcept {
+  DLTensor view{};
+  DLTensor beside{};
+  if (!host::is_plain_tensor(tensor) || !host::is_plain_tensor(other) || !host::can_view() ||
+      !host::view_of(tensor, view) || !host::view_of(other, beside))
+    return false;
+  return std::equal(view.shape, view.shape + view.ndim, beside.shape, beside.shape + beside.ndim);
+}
+
+}  // namespace
+
+void notice_input(Record& record, PyObject* tensor, Kind wanted) noexcept {
+  Noticed& noticed = record.noticed;
+  const Kind kind = host::kind_of(tensor);
+  if (kind == Kind::f32 && is_lower(wanted)) {
+    noticed.largest_count = std::max(noticed.largest_count, largest_count(tensor, kind, wanted));
+  } else if (is_lower(kind) && record.sensitivity == Sensitivity::count) {
+    noticed.largest_count = std::max(noticed.largest_count, largest_count(tensor, kind, kind));
+  } else if (is_lower(kind) && record.sensitivity == Sensitivity::angle) {
+    noticed.largest_angle = std::max(noticed.largest_angle, largest_size(tensor, kind));
+  } else if (kind == Kind::wide && is_float64(tensor)) {
+    ++noticed.with_float64;
+  }
+}
+
+void notice_call(Record& record, PyObject* const* arguments, Py_ssize_t count) noexcept {
+  if (record.sensitivity != Sensitivity::statistics) return;
+  const Py_ssize_t end = std::min(count, statistics_from + statistics_count);
+  for (Py_ssize_t i = statistics_from; i < end; ++i) {
+    if (!is_lower(host::kind_of(arguments[i]))) continue;
+    ++record.noticed.in_lower_statistics;
+    return;
+  }
+}
+
+void notice_loss(PyObject* tensor) noexcept {
+  if (!is_lower(host::kind_of(tensor))) return;
+  if (Record* const maker = maker_of(tensor)) ++maker->noticed.losses;
+}
+
+void notice_carried(PyObject* tensor, PyObject* former) noexcept {
+  if (tensor == former || !is_lower(host::kind_of(former)) || !has_sizes_of(tensor, former)) return;
+  if (Record* const maker = maker_of(tensor)) ++maker->noticed.carried;
+}
+
+}  // namespace habana_mp::watch

@@ -1,0 +1,265 @@
+"""What the watch notices of values, and what a report counts beside the calls that lists decide."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from habana_mp import Report, Row, _core, hmp
+from helpers.lists import Converter
+
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def counted_from_zero() -> None:
+    hmp.reset_report()
+
+
+@pytest.fixture
+def watched(converted: Converter) -> Iterator[Converter]:
+    with hmp.watch("lines"):
+        yield converted
+        hmp.restore()
+
+
+def rows_of(operation: str) -> list[Row]:
+    return [row for row in hmp.report(show=False) if row.operation == operation]
+
+
+def noticed(operation: str) -> dict[str, float]:
+    """What was noticed at the one line that calls it, or at the first of some."""
+    return dict(min(rows_of(operation), key=lambda row: row.line or 0).noticed)
+
+
+# ---- whole numbers --------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    values=st.lists(st.integers(0, 5000).map(float) | st.floats(-5000, 5000, width=32), min_size=1, max_size=6),
+    dtype=st.sampled_from([torch.bfloat16, torch.float16]),
+    shape=st.sampled_from(["plain", "expanded", "transposed"]),
+)
+def test_whole_numbers_are_noticed_where_the_precision_does_not_hold_them(
+    values: list[float], dtype: torch.dtype, shape: str
+) -> None:
+    tensor = torch.tensor(values)
+    given_tensor = {
+        "plain": tensor,
+        "expanded": tensor[:, None].expand(-1, 3),
+        "transposed": torch.stack([tensor, tensor]).t(),
+    }[shape]
+    hmp.convert(dtype=dtype, report="lines")
+    hmp.reset_report()
+    try:
+        given_tensor * 1.0
+        found = noticed("mul").get("largest count", 0)
+    finally:
+        hmp.restore()
+    are_counts = all(value >= 0 and value.is_integer() for value in values)
+    is_rounded = bool((tensor.to(dtype).float() != tensor).any())
+    assert found == (max(values) if are_counts and is_rounded else 0)
+
+
+def test_a_mask_counts_nothing(watched: Converter) -> None:
+    watched(bf16=["mul"])
+    for mask in (torch.tensor([0.0, -10000.0]), torch.tensor([0.0, torch.finfo(torch.float32).max])):
+        mask * 1.0
+    assert noticed("mul") == {}
+
+
+@pytest.mark.parametrize(
+    ("operation", "call"),
+    [
+        ("eq", lambda x: x == 1.0),
+        ("lt", lambda x: torch.lt(x, 2.0)),
+        ("long", lambda x: x.long()),
+        ("int", lambda x: x.int()),
+        ("searchsorted", lambda x: torch.searchsorted(torch.ones(3, dtype=BF16), x)),
+    ],
+)
+def test_counts_in_lower_precision_are_noticed_where_they_are_compared(
+    operation: str, call: Callable[[torch.Tensor], Any], watched: Converter
+) -> None:
+    watched(bf16=["mm"])
+    call(torch.tensor([1.0, 300.0], dtype=BF16))
+    assert noticed(operation) == {"largest count": 300.0}
+
+
+# ---- other values ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operation", ["sin", "cos", "tan"])
+@pytest.mark.parametrize("fp32", [[], ["sin", "cos", "tan"]])
+def test_angles_in_lower_precision_are_noticed_whatever_the_list_says(
+    operation: str, fp32: list[str], watched: Converter
+) -> None:
+    watched(bf16=["mm"], fp32=fp32)
+    getattr(torch, operation)(torch.tensor([1.0, -300.0, float("inf")], dtype=BF16))
+    assert noticed(operation) == {"largest angle": 300.0}
+    getattr(torch, operation)(torch.tensor([500.0]))
+    assert noticed(operation) == {"largest angle": 300.0}
+
+
+def test_float64_and_statistics_are_noticed(watched: Converter) -> None:
+    watched(bf16=["mul", "batch_norm"])
+    torch.ones(3) * torch.ones(3, dtype=torch.float64)
+    torch.ones(3) * torch.ones(3, dtype=torch.complex64)
+    assert noticed("mul") == {"with float64": 1}
+    nn.functional.batch_norm(
+        torch.ones(2, 3, dtype=BF16), torch.zeros(3, dtype=BF16), torch.ones(3, dtype=BF16), training=True
+    )
+    assert noticed("batch_norm") == {"in lower statistics": 1}
+
+
+@pytest.mark.parametrize("begin", ["method", "function", "list", "keyword"])
+def test_a_loss_in_lower_precision_is_noticed(begin: str, watched: Converter) -> None:
+    watched(bf16=["matmul"])
+    weight = torch.ones(2, 2, requires_grad=True)
+    assert (weight @ weight).dtype is BF16
+    loss = (weight @ weight).mean()
+    if begin == "method":
+        loss.backward()
+    elif begin == "function":
+        torch.autograd.backward(loss)
+    elif begin == "list":
+        torch.autograd.backward([loss])
+    else:
+        torch.autograd.backward(tensors=loss)
+    assert noticed("mean") == {"losses": 1}
+
+
+def test_a_result_that_a_module_carries_on_is_noticed(watched: Converter) -> None:
+    watched(bf16=["matmul"])
+    module = nn.Module()
+    module.average = torch.zeros(2, 2, dtype=BF16)
+    with torch.no_grad():
+        for _ in range(3):
+            module.average = torch.ones(2, 2) @ torch.ones(2, 2)
+        assert noticed("matmul") == {"carried": 3}
+        module.average = torch.ones(3, 2) @ torch.ones(2, 2)  # of another size, as a cache that grows
+    assert sum(row.noticed.get("carried", 0) for row in rows_of("matmul")) == 3
+
+
+# ---- what is counted ------------------------------------------------------------------------------------------------
+
+
+def test_an_operation_in_no_list_has_a_row_where_it_runs_lower_and_somebody_watches(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    plain, lower = torch.ones(2, 2), torch.ones(2, 2, dtype=BF16)
+    expected = lower.softmax(-1)
+    assert rows_of("softmax") == []
+    with hmp.watch("lines"):
+        assert torch.equal(lower.softmax(-1), expected)
+        plain.softmax(-1)
+        with hmp.disable_casts():
+            lower.softmax(-1)
+    lower.softmax(-1)
+    (row,) = rows_of("softmax")
+    assert (row.precision, row.reason, row.calls, row.rule) == ("bf16", "unlisted", 1, None)
+
+
+def test_operations_in_no_list_are_as_they_were_when_nobody_watches_any_more(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    before = _core.installed_count()
+    with hmp.watch("lines"):
+        assert _core.installed_count() > before
+        with hmp.autocast("cpu"):
+            pass
+    in_region = _core.installed_count()
+    with hmp.watch("modules"):
+        hmp.convert()
+        assert _core.installed_count() > in_region
+    assert _core.installed_count() >= in_region
+    with hmp.watch("lines"):
+        hmp.restore()
+        assert _core.installed_count() == 0
+    assert _core.installed_count() == 0
+
+
+def test_lists_that_leave_an_operation_out_do_not_make_it_go_from_a_comparison() -> None:
+    def report_under(preset: str) -> Report:
+        hmp.convert(preset=preset, report="lines")
+        hmp.reset_report()
+        (torch.ones(2, 2) @ torch.ones(2, 2)).softmax(-1)
+        return hmp.report(show=False)
+
+    compared = hmp.compare(report_under("hmp-default"), report_under("torch-cpu"))
+    assert "softmax" in str(compared)
+    assert not any("softmax" in line and "gone" in line for line in str(compared).splitlines())
+
+
+@pytest.mark.parametrize("watch", [False, True])
+@pytest.mark.parametrize("listed", ["mm", "mul"])
+def test_a_call_that_raises_counts(listed: str, watch: bool, converted: Converter) -> None:
+    converted(bf16=[listed])
+
+    def call() -> None:
+        with pytest.raises(RuntimeError):
+            torch.mm(torch.ones(2, 3), torch.ones(2, 3))
+
+    if watch:
+        with hmp.watch("lines"):
+            call()
+    else:
+        call()
+    if listed == "mm":
+        (row,) = rows_of("mm")
+        assert (row.calls, row.precision) == (1, "bf16")
+        assert row.casts == 2
+
+
+def test_the_call_at_which_checkpointing_stops_counts(watched: Converter) -> None:
+    watched(bf16=["mm", "linear"])
+    layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    out = torch.utils.checkpoint.checkpoint(layers, torch.ones(2, 4, requires_grad=True), use_reentrant=False)
+    out.float().sum().backward()
+    counts = {
+        phase: sum(row.calls for row in rows_of("linear") if row.phase == phase) for phase in ("forward", "backward")
+    }
+    assert counts == {"forward": 2, "backward": 2}
+
+
+def test_casts_never_take_longer_than_their_calls(watched: Converter) -> None:
+    watched(bf16=["mm", "linear", "cat", "mul"])
+    layer = nn.Linear(64, 64)
+    for _ in range(5):
+        x = layer(torch.ones(8, 64))
+        (torch.cat([x, torch.ones(8, 64)]) * 0.5).float().sum().backward()
+    for row in hmp.report(show=False):
+        assert row.cast_seconds is not None
+        assert row.seconds is not None
+        assert row.cast_seconds <= row.seconds
+
+
+def test_the_step_of_an_optimizer_is_named_as_one(watched: Converter) -> None:
+    watched(bf16=["mm"])
+    weight = nn.Parameter(torch.ones(2, 2))
+    optimizer = torch.optim.AdamW([weight], foreach=False)
+    weight.grad = torch.ones(2, 2)
+    optimizer.step()
+    rows = hmp.report(show=False).rows
+    assert rows
+    assert {(row.precision, row.reason) for row in rows} == {("unchanged", "optimizer_step")}
+    assert "inside an optimizer's step" in "\n".join(hmp.report(show=False).words)
+
+
+def test_refreshes_of_kept_casts_have_a_size(converted: Converter) -> None:
+    converted(bf16=["linear"])
+    layer = nn.Linear(256, 256)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for _ in range(3):
+        layer(torch.ones(4, 256)).float().sum().backward()
+        optimizer.step()
+    kept = hmp.report(show=False).weights
+    assert kept.refreshes > 0
+    assert kept.refreshed_bytes >= kept.refreshes * 2 * 256
+    assert f"refreshed {kept.refreshes} times (" in str(kept)
