@@ -51,6 +51,8 @@ class Ruling:
     by_parts: bool = False
     #: Only for the matrix products of the calls that make any.
     products_only: bool = False
+    #: Only for products that add up at least so many terms; 0: for all.
+    least_terms: int = 0
 
     def rule(self, operation: str, *, keeps_weights: bool = True) -> _core.Rule:
         """The core's form, with the arguments that may be cast. May casts of weights be kept?"""
@@ -94,6 +96,8 @@ class Ruling:
             sparse_gradient=row.sparse_gradient,
             questions={name: function for name, function in questions.items() if function is not None},
             packs=row.packs if keeps_weights else "",
+            least_terms=self.least_terms,
+            terms=row.terms,
         )
 
 
@@ -343,6 +347,9 @@ def policy_from_lists(
         )
         for operation, (kind, listed) in decided.items()
     }
+    for operation, ruling in rulings.items() if lists.least_terms else ():
+        if operation not in named and ruling.precision == lower and ops.row_of(operation).terms is not None:
+            rulings[operation] = replace(ruling, least_terms=lists.least_terms)
     rulings |= {operation: Ruling("refused") for operation in refused - rulings.keys()}
     # The third list is weaker than the other two (rule 5).
     for listed in lists.widest:

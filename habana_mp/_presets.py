@@ -22,6 +22,8 @@ class Preset:
     lower: tuple[Listed, ...] = ()
     fp32: tuple[Listed, ...] = ()
     widest: tuple[Listed, ...] = ()
+    least_terms: int = 0
+    """Its lists mean products that add up at least so many terms."""
     of_autocast: bool = False
     """Does it do what torch.autocast does, for which the name of a loss does not mean the loss's parts?"""
 
@@ -60,7 +62,13 @@ def _shipped(name: str, content: dict[str, Any]) -> Preset:
     lists = {part: tuple(one for item in content.get(part, ()) for one in _listed(item, name)) for part in _PARTS}
     inside = _products_inside(content.get("products_inside", ()))
     lists["lower"] += tuple(Listed(one, f"the preset {name}", 0, shipped=True, products_only=True) for one in inside)
-    return Preset(name, content["description"], **lists, of_autocast=content.get("of_autocast", False))
+    return Preset(
+        name,
+        content["description"],
+        **lists,
+        least_terms=content.get("least_terms", 0),
+        of_autocast=content.get("of_autocast", False),
+    )
 
 
 def _shipped_presets() -> dict[str, Preset]:

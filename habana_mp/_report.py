@@ -125,8 +125,7 @@ class KeptWeights:
     def __str__(self) -> str:
         reasons = ", ".join(f"{reason}: {times}" for reason, times in self.reasons.items())
         size = f"{self.bytes / 1e6:.3f} MB, {self.packed} packed"
-        after_steps = f", {1e3 * self.refresh_seconds:.3f} ms after steps" if self.refresh_seconds else ""
-        again = f" ({self.refreshed_bytes / 1e6:.3f} MB{after_steps})" if self.refreshes else ""
+        again = f" ({self.refreshed_bytes / 1e6:.3f} MB)" if self.refreshes else ""
         return (
             f"kept casts of weights: {self.weights} ({size}), used {self.hits} times, "
             f"refreshed {self.refreshes} times{again}, not kept {self.refused} times"

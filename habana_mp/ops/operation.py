@@ -74,6 +74,9 @@ class Operation(NamedTuple):
     all positions where it is a keyword only). A cast cannot pass on such a gradient, so the lists are silent for that
     call."""
 
+    terms: tuple[str, int] | None = None
+    """Of a product: the argument whose last dimension has the terms that it adds up: keyword and position."""
+
     promotes: bool = False
     """Does torch itself compute in the precision of the tensors with dimensions where one without any is wider? (Of
     rule 2.)"""

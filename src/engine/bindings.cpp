@@ -168,7 +168,8 @@ Rule make_rule(const std::string& action, const std::string& precision, const st
                const std::vector<std::string_view>& words, const std::optional<engine::Castable>& castable,
                const py::tuple& target_keywords,
                const std::optional<std::pair<std::string, std::uint8_t>>& sparse_gradient,
-               const std::map<std::string, py::object>& questions, const std::string& packs) {
+               const std::map<std::string, py::object>& questions, const std::string& packs, std::uint8_t least_terms,
+               const std::optional<std::pair<std::string, std::uint8_t>>& terms) {
   Reserve::fill();
   Rule rule;
   rule.action = action_of(action);
@@ -182,6 +183,11 @@ Rule make_rule(const std::string& action, const std::string& precision, const st
     rule.questions.sparse_position = sparse_gradient->second;
   }
   for (const auto& [name, function] : questions) set_question(rule, name, function);
+  rule.least_terms = least_terms;
+  if (terms) {
+    rule.questions.terms_keyword = kept(py::make_tuple(terms->first));
+    rule.questions.terms_position = terms->second;
+  }
   rule.means.packs = weights::packs_named(packs);
   return rule;
 }
@@ -529,7 +535,8 @@ void register_engine(py::module_& module) {
   rule.def(py::init(&make_rule), py::kw_only(), py::arg("action"), py::arg("precision") = "", py::arg("why") = "",
            py::arg("traits") = std::vector<std::string_view>(), py::arg("castable") = std::nullopt,
            py::arg("target_keywords") = py::tuple(), py::arg("sparse_gradient") = std::nullopt,
-           py::arg("questions") = std::map<std::string, py::object>(), py::arg("packs") = "");
+           py::arg("questions") = std::map<std::string, py::object>(), py::arg("packs") = "",
+           py::arg("least_terms") = 0, py::arg("terms") = std::nullopt);
 
   module.def("bind_torch", [] {
     static bool bound = false;

@@ -240,6 +240,11 @@ PyObject* answer_otherwise(const Facts& facts, const Plan& plan) {
   }
 }
 
+// True for a reason that explains a call better than the rule that holds where the lists are silent.
+constexpr bool is_shown(Reason reason) {
+  return reason == Reason::state || reason == Reason::all_float32 || reason == Reason::few_terms;
+}
+
 // What is told of a call that is made as it is written: the step of an optimizer is named as one.
 template <bool is_watched>
 Decision told_of(Decision decision) {
@@ -263,7 +268,7 @@ template <bool is_watched>
     if (plan.way == Way::with_casts) return answer_with_casts(facts, plan);
     if (plan.way == Way::silent_rule && target.unlisted->action != Action::none) {
       rule = target.unlisted;
-      if (plan.decision.reason == Reason::state) shown = plan.decision;
+      if (is_shown(plan.decision.reason)) shown = plan.decision;
       continue;
     }
     if (plan.way != Way::as_written) return answer_otherwise(facts, plan);

@@ -4,6 +4,7 @@
 #include "engine/attempt.hpp"
 #include "engine/cast_arguments.hpp"
 #include "engine/known_tensors.hpp"
+#include "engine/modules.hpp"
 #include "errors.hpp"
 #include "host/callers.hpp"
 #include "host/casts_inside.hpp"
@@ -56,6 +57,22 @@ bool has_unit_stride(const Arguments& arguments) {
     if (!is_one(PyTuple_GET_ITEM(stride, i))) return false;
   }
   return true;
+}
+
+// Is the last dimension of this tensor shorter?
+bool has_short_rows(PyObject* tensor, std::int64_t than) {
+  DLTensor view{};
+  if (host::is_plain_tensor(tensor) && host::can_view() && host::view_of(tensor, view)) {
+    return view.ndim > 0 && view.shape[view.ndim - 1] < than;
+  }
+  static PyObject* const name = interned("shape");
+  const Owned shape(PyObject_GetAttr(tensor, name));
+  const Py_ssize_t count = shape && PyTuple_Check(shape.get()) ? PyTuple_GET_SIZE(shape.get()) : 0;
+  PyObject* const last = count == 0 ? nullptr : PyTuple_GET_ITEM(shape.get(), count - 1);
+  // A size that torch.compile leaves open is no number.
+  const bool is_short = last != nullptr && PyLong_CheckExact(last) && PyLong_AsLongLong(last) < than;
+  drop_error_but_of_memory();
+  return is_short;
 }
 
 std::optional<Reason> place() { return may_be_a_place(thread_state) ? why_not(thread_state) : std::nullopt; }
@@ -154,6 +171,23 @@ std::optional<Reason> Facts::place() const { return engine::place(); }
 bool Facts::caller_is_exact() const { return engine::caller_is_exact(); }
 
 bool Facts::computes_state() const { return engine::computes_state(arguments); }
+
+// Where the lists speak in modules because these are modules, and not because the user named them, some are no
+// networks: transforms of images, estimators of returns, functions that a library wraps.
+bool Facts::is_all_float32_in_any_module() const {
+  if (!is_of_modules(thread_state.region) || !lists_speak_in_any_module()) return false;
+  return !is_any_tensor(arguments.values, arguments.count(), [](PyObject* value, Kind kind) {
+    return is_lower(kind) || (kind == Kind::f32 && Py_TYPE(value) == host::api.parameter);
+  });
+}
+
+bool Facts::adds_fewer_terms(std::uint8_t least) const {
+  const Questions& questions = rule.questions;
+  if (questions.terms_keyword == nullptr) return false;
+  PyObject* const factor =
+      find_argument(arguments, questions.terms_position, PyTuple_GET_ITEM(questions.terms_keyword, 0));
+  return factor != nullptr && is_floating(host::kind_of(factor)) && has_short_rows(factor, least);
+}
 
 bool Facts::is_for_another_device() const { return engine::is_for_another_device(thread_state.region, arguments); }
 

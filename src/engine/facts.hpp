@@ -15,6 +15,8 @@ struct Facts : Call {
   [[nodiscard]] std::optional<Reason> place() const;
   [[nodiscard]] bool caller_is_exact() const;
   [[nodiscard]] bool computes_state() const;
+  [[nodiscard]] bool is_all_float32_in_any_module() const;
+  [[nodiscard]] bool adds_fewer_terms(std::uint8_t least) const;
   [[nodiscard]] bool is_for_another_device() const;
 
   // What it computes.

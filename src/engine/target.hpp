@@ -47,10 +47,10 @@ struct Target : host::Callable {
   std::string operation;       // the name that the lists and the report use
   std::string representation;  // repr(object), for the log
   bool installed = false;
-  bool in_policy = false;   // of convert
-  bool in_regions = false;  // of some region that was entered
+  bool in_policy = false;    // of convert
+  bool in_regions = false;   // of some region that was entered
   bool is_observed = false;  // the watch wants to see its calls, whether a rule names it or not
-  bool is_writer = false;   // the object is one of those that are watched as writers (see watched.hpp)
+  bool is_writer = false;    // the object is one of those that are watched as writers (see watched.hpp)
 };
 
 // By index; null beyond the last. The stubs in slots.cpp know their index at compile time.

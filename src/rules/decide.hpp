@@ -166,6 +166,14 @@ template <typename Facts>
     plan.decision = {Precision::unchanged, Reason::state};
     return by(Way::silent_rule);
   }
+  if (lowers_by_list && rule.is_elementwise && facts.is_all_float32_in_any_module()) {
+    plan.decision = {Precision::fp32, Reason::all_float32};
+    return by(Way::silent_rule);
+  }
+  if (lowers_by_list && rule.least_terms != 0 && facts.adds_fewer_terms(rule.least_terms)) {
+    plan.decision = {Precision::fp32, Reason::few_terms};
+    return by(Way::silent_rule);
+  }
   if (facts.is_for_another_device()) return leave(Reason::other_device);
 
   // What it computes.

@@ -37,8 +37,10 @@ enum class Reason : std::uint8_t {
   disabled,        // under disable_casts, and somebody watches
   autocast_off,    // rule 10: in a region of torch.autocast(enabled=False)
   unlisted,        // neither a list nor a rule names the operation, and somebody watches
+  few_terms,       // the lists mean products that add up more terms
+  all_float32,     // within modules: arithmetic that no weight and no lower tensor takes part in
 };
-inline constexpr int reason_count = 25;
+inline constexpr int reason_count = 27;
 
 // For a program: "list", "widest", ...
 const char* word(Reason reason) noexcept;

@@ -72,7 +72,7 @@ def test_calls_that_torch_autocast_protects_are_counted_as_left_alone(converted:
         with pytest.raises(RuntimeError):
             torch.mm(M, N[:2])
     (row,) = hmp.report(show=False)
-    assert (row.operation, row.precision, row.reason, row.calls, row.casts) == ("mm", "unchanged", "autocast_off", 1, 0)
+    assert (row.operation, row.precision, row.reason, row.calls, row.casts) == ("mm", "unchanged", "autocast_off", 2, 0)
     assert (row.why, row.rule) == ("inside of torch.autocast(enabled=False)", "rule 10")
 
 
@@ -90,11 +90,11 @@ def test_each_reason_has_a_row_and_the_rule_that_it_is_by(converted: Converter) 
     assert [str(one).rpartition("_")[2] for one in (where, elsewhere)] == ["bf16.txt:1", "fp32.txt:1"]
 
 
-def test_a_call_that_raises_is_not_counted(converted: Converter) -> None:
+def test_a_call_that_raises_is_counted(converted: Converter) -> None:
     converted(bf16=["mm"])
     with pytest.raises(RuntimeError):
         torch.mm(M, N[:2])
-    assert rows_of_report() == {}
+    assert rows_of_report() == {("mm", "bf16"): (1, 2, 48)}
 
 
 def test_the_report_outlives_restore_and_adds_up_over_configurations(converted: Converter) -> None:

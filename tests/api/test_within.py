@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from habana_mp import hmp
+from habana_mp import hmp, ops
 from helpers.cases import CASES, VIEWS, Case, cast
 from helpers.comparing import assert_same, tensors
 from helpers.compiling import BACKENDS, skip_where_no_region_is_exported
@@ -89,10 +89,50 @@ def test_outside_of_modules_every_operation_gives_what_plain_torch_gives(case: C
 def test_within_a_module_every_operation_gives_what_convert_gives(case: Case) -> None:
     hmp.convert()
     expected = case.run()
+    module = Calls(case.call)
+    hmp.convert(within=module)
+    torch.manual_seed(3)
+    result = module(*case.inputs)
+    assert_same(result, expected, close=case.name == "linalg_lstsq")
+
+
+@pytest.mark.parametrize("case", COMPUTING, ids=str)
+def test_in_whatever_module_arithmetic_on_float32_alone_is_that_of_torch(case: Case) -> None:
+    given = [one for one in tensors(case.inputs) if one.is_floating_point()]
+    is_left = ops.is_elementwise(case.name) and all(one.dtype is FP32 for one in given)
+    if not is_left:
+        hmp.convert()
+    expected = case.run()
     hmp.convert(within="modules")
     torch.manual_seed(3)
     result = Calls(case.call)(*case.inputs)
     assert_same(result, expected, close=case.name == "linalg_lstsq")
+
+
+class Prepares(nn.Module):
+    """Data preparation that is written as a module, positions, and what a network computes with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", torch.linspace(0, 1, 8))
+        self.scale = nn.Parameter(torch.linspace(0, 1, 8))
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        return [x * 0.1, x * self.frequencies, x * self.scale, x.bfloat16() * self.frequencies, (x @ x.t()) * 0.1]
+
+
+def test_arithmetic_in_whatever_module_is_lowered_with_a_weight_or_a_lower_tensor() -> None:
+    model = Prepares()
+    plain = model(X)
+    hmp.convert(within="modules", report="lines")
+    hmp.reset_report()
+    results = model(X)
+    assert dtypes(results) == [FP32, FP32, BF16, BF16, BF16]
+    assert_same(results[:2], plain[:2])
+    reasons = {(row.precision, row.reason) for row in hmp.report(show=False) if row.operation == "mul"}
+    assert reasons == {("fp32", "all_float32"), ("bf16", "list")}
+    hmp.convert(within=model)  # who names a module means all that it computes
+    assert dtypes(model(X)) == [BF16] * 5
 
 
 def test_what_is_lower_already_obeys_the_float32_list_outside_of_modules() -> None:
@@ -134,9 +174,9 @@ def test_what_a_module_calls_counts_and_what_calls_it_does_not() -> None:
     seen = []
 
     def between(x: torch.Tensor) -> torch.Tensor:
-        seen.append((x * x).dtype)
+        seen.append((x @ x.t()).dtype)
         result = inner(x, x.t())
-        seen.append((x * x).dtype)
+        seen.append((x @ x.t()).dtype)
         return result
 
     between(X)
@@ -149,17 +189,17 @@ def test_a_forward_that_is_called_past_the_module_is_a_function_as_any() -> None
     layer = Layer()
     assert layer(X).dtype is BF16
     seen: list[torch.dtype] = []
-    layer.linear.register_forward_hook(lambda *_: seen.append((X * X).dtype))
+    layer.linear.register_forward_hook(lambda *_: seen.append((X @ X.t()).dtype))
     layer.forward(X)
     assert seen == [BF16]  # the module within runs as such
-    assert Calls(lambda x: x * x).forward(X).dtype is FP32
+    assert Calls(lambda x: x @ x.t()).forward(X).dtype is FP32
 
 
 def test_hooks_of_a_module_belong_to_its_call() -> None:
     hmp.convert(within="modules")
     layer, seen = Layer(), []
-    layer.register_forward_pre_hook(lambda *_: seen.append((X * X).dtype))
-    layer.register_forward_hook(lambda *_: seen.append((X * X).dtype))
+    layer.register_forward_pre_hook(lambda *_: seen.append((X @ X.t()).dtype))
+    layer.register_forward_hook(lambda *_: seen.append((X @ X.t()).dtype))
     layer(X)
     assert seen == [BF16, BF16]
 
@@ -338,9 +378,9 @@ def test_restore_within_a_module_ends_its_casts() -> None:
 
 def test_convert_within_a_module_changes_its_lists(converted: Converter) -> None:
     def part(x: torch.Tensor) -> list[torch.Tensor]:
-        before = [x @ x.t(), x.exp()]
-        converted(bf16=["exp"], within="modules")
-        return [*before, x @ x.t(), x.exp()]
+        before = [x @ x.t(), x.softmax(-1)]
+        converted(bf16=["softmax"], within="modules")
+        return [*before, x @ x.t(), x.softmax(-1)]
 
     converted(bf16=["__matmul__"], within="modules")
     assert dtypes(Calls(part)(X)) == [BF16, FP32, FP32, BF16]
@@ -592,8 +632,8 @@ def test_functional_calls_and_transforms_are_within() -> None:
     layer = Layer()
     weights = dict(layer.named_parameters())
     assert functional_call(layer, weights, (X,)).dtype is BF16
-    assert vmap(Calls(lambda x: x * x))(X).dtype is BF16
-    assert vmap(lambda x: x * x)(X).dtype is FP32
+    assert vmap(Calls(lambda x: x @ x))(X).dtype is BF16
+    assert vmap(lambda x: x @ x)(X).dtype is FP32
     assert layer(X).dtype is BF16
     gradient = grad(lambda given: functional_call(layer, given, (X,)).float().sum())(weights)
     layer(X).float().sum().backward()

@@ -27,6 +27,8 @@ struct Facts {
   std::optional<Reason> at_place;
   bool exact_caller = false;
   bool only_state = false;
+  bool all_float32 = false;
+  bool few_terms = false;
   bool another_device = false;
   std::optional<Present> with_dimensions;
   bool one_tensor = false;
@@ -56,6 +58,8 @@ struct Facts {
   std::optional<Reason> place() const { return tell('p', at_place); }
   bool caller_is_exact() const { return tell('e', exact_caller); }
   bool computes_state() const { return tell('z', only_state); }
+  bool is_all_float32_in_any_module() const { return tell('4', all_float32); }
+  bool adds_fewer_terms(std::uint8_t) const { return tell('5', few_terms); }
   bool is_for_another_device() const { return tell('a', another_device); }
   std::optional<Present> inputs_with_dimensions() const { return tell('i', with_dimensions); }
   bool holds_one_tensor() const { return tell('1', one_tensor); }
@@ -168,6 +172,8 @@ void check_table() {
   Facts all;
   all.decided_elsewhere = all.exact_caller = all.only_state = all.another_device = all.one_tensor = all.in_a_transform =
       true;
+  all.all_float32 = all.few_terms = true;
+  rule.least_terms = 5;
   all.at_place = Reason::worker;
   all.product = Answer::failed;
   all.fused = all.wrong = all.sums = all.slower = Answer::failed;
@@ -187,10 +193,18 @@ void check_table() {
   all.exact_caller = false;
   CHECK(leaves(plan_of(rule, all, inputs), Way::silent_rule, Reason::state));
   CHECK(plan_of(widens, all, inputs).decision.reason == Reason::other_device);  // this alone is not lowered
+  all.only_state = false;
+  CHECK(plan_of(rule, all, inputs).way == Way::silent_rule);
+  CHECK(plan_of(rule, all, inputs).decision.reason == Reason::all_float32);
   rule.is_elementwise = false;
+  CHECK(plan_of(rule, all, inputs).decision.reason == Reason::few_terms);
+  rule.least_terms = 0;
+  CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::other_device));
+  rule.least_terms = 5;
+  all.few_terms = false;
   CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::other_device));
   rule.is_elementwise = true;
-  all.only_state = false;
+  all.all_float32 = false;
   CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::other_device));
   all.another_device = false;
   CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::view));
@@ -382,6 +396,7 @@ void answer(const std::string& line) {
                             &Rule::may_be_fused, &Rule::may_be_wrong, &Rule::may_add_up}) {
     rule.*trait = yes();
   }
+  rule.least_terms = yes() ? 5 : 0;
   Inputs inputs;
   Facts facts;
   Present with_dimensions;
@@ -398,9 +413,9 @@ void answer(const std::string& line) {
   inputs.target = static_cast<Kind>(number());
   inputs.explicit_out = yes();
   inputs.explicit_dtype = yes();
-  for (bool Facts::*fact :
-       {&Facts::decided_elsewhere, &Facts::exact_caller, &Facts::only_state, &Facts::another_device, &Facts::one_tensor,
-        &Facts::sparse_tensor, &Facts::number_beyond, &Facts::products_can_be_lowered, &Facts::in_a_transform}) {
+  for (bool Facts::*fact : {&Facts::decided_elsewhere, &Facts::exact_caller, &Facts::only_state, &Facts::all_float32,
+                            &Facts::few_terms, &Facts::another_device, &Facts::one_tensor, &Facts::sparse_tensor,
+                            &Facts::number_beyond, &Facts::products_can_be_lowered, &Facts::in_a_transform}) {
     facts.*fact = yes();
   }
   for (Answer Facts::*fact : {&Facts::product, &Facts::fused, &Facts::wrong, &Facts::sums, &Facts::slower}) {

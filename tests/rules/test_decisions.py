@@ -62,6 +62,7 @@ class Rule:
     may_be_fused: bool
     may_be_wrong: bool
     may_add_up: bool
+    least_terms: bool
 
 
 @dataclass
@@ -69,6 +70,8 @@ class Facts:
     decided_elsewhere: bool
     exact_caller: bool
     only_state: bool
+    all_float32: bool
+    few_terms: bool
     another_device: bool
     one_tensor: bool
     sparse_tensor: bool
@@ -153,6 +156,10 @@ def wanted(call: Call) -> tuple[Way, Kind, int, str]:
         return Way.SILENT_RULE, to, UNCHANGED, "library"
     if reason == "list" and to in LOWER and rule.is_elementwise and facts.only_state:
         return Way.SILENT_RULE, to, UNCHANGED, "state"
+    if reason == "list" and to in LOWER and rule.is_elementwise and facts.all_float32:
+        return Way.SILENT_RULE, to, PRECISIONS[Kind.F32], "all_float32"
+    if reason == "list" and to in LOWER and rule.least_terms and facts.few_terms:
+        return Way.SILENT_RULE, to, PRECISIONS[Kind.F32], "few_terms"
     if facts.another_device:
         return Way.LEAVE, to, UNCHANGED, "other_device"
     if rule.views_one and facts.one_tensor:

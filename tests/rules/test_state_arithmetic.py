@@ -303,7 +303,7 @@ def test_what_a_call_of_a_module_converts_to_the_dtype_of_an_activation_stays_fl
 
     class Follows(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            activation = x @ x
+            activation = x @ x.t()
             assert activation.dtype is BF16
             changed(module, kind, state().detach().to(activation.dtype))
             return activation
@@ -311,7 +311,7 @@ def test_what_a_call_of_a_module_converts_to_the_dtype_of_an_activation_stays_fl
     hmp.convert(preset=preset)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        Follows()(torch.ones(3, 3))
+        Follows()(torch.ones(3, 8))
     made: Any = module.state
     assert made.dtype is FP32
     assert any(issubclass(one.category, HmpWarning) for one in caught)
