@@ -24,11 +24,14 @@ _MANY_CALLS = 10
 #: What costs less than this share of all time is not worth an advice that makes results less exact.
 _LEAST_SHARE = 0.01
 
+#: Products that are too small take so much of all time before they are worth a finding.
+_LEAST_SHARE_OF_SMALL = 0.05
+
 #: Seconds that a product takes which is too small to gain from a lower precision.
 _SHORT = 100e-6
 
-#: A larger angle in bfloat16 is off by more than a sixty-fourth of a radian.
-_LARGEST_ANGLE = 8.0
+#: A larger angle in bfloat16 is off by more than a sixteenth of a radian.
+_LARGEST_ANGLE = 32.0
 
 _LOSSES = frozenset(name for row in ops.losses.ROWS for name in row.names.split())
 
@@ -50,7 +53,7 @@ class Finding:
 def of(report: Report) -> tuple[Finding, ...]:
     """All findings: the kinds by how odd they are, and of each kind the dearest first."""
     sources = _sources(report)
-    least = _LEAST_SHARE * _size(report, report.rows)[0]
+    least = _LEAST_SHARE_OF_SMALL * _size(report, report.rows)[0]
     found: list[Finding] = []
     for kind in _KINDS:
         numbers = [number for number, row in enumerate(report.rows) if kind.applies(row)]

@@ -25,7 +25,8 @@ def open_log(destination: LogDestination = None, *, append: bool = False, explai
 
     With ``explains`` each line says why, and which line of code called.
 
-    A file that cannot be opened raises the ``OSError`` of `open`, and the previous destination stays in force.
+    A file that cannot be opened raises the ``OSError`` of `open`, with what would be right, and the previous
+    destination stays in force.
     """
     if explains:
         watched_calls.tell_core()  # whose code is passed over
@@ -36,12 +37,26 @@ def open_log(destination: LogDestination = None, *, append: bool = False, explai
     elif isinstance(destination, (str, os.PathLike)):
         path = os.fspath(destination)
         kind: Literal["json", "file"] = "json" if PurePath(path).suffix.lower() in _JSON_SUFFIXES else "file"
-        _core.log_to(kind, path, append=append, explains=explains)
+        try:
+            _core.log_to(kind, path, append=append, explains=explains)
+        except OSError as error:
+            raise type(error)(error.errno, f"the log cannot be written: {_why(error)}", path) from None
     else:
         raise TypeError(
             '`log` must be None, "console", sys.stdout, a path, or a logging.Logger; '
             f"got {type(destination).__name__}: {destination!r}"
         )
+
+
+def _why(error: OSError) -> str:
+    """What is wrong with the path, and what would be right."""
+    if isinstance(error, FileNotFoundError):
+        return "its folder does not exist; make it, or give another path"
+    if isinstance(error, IsADirectoryError):
+        return "it must be a file, not a directory"
+    if isinstance(error, PermissionError):
+        return "this process may not write there; give another path"
+    return error.strerror or str(error)
 
 
 def close_log() -> None:

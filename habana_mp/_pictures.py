@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,28 @@ def table(report: Report) -> list[str]:
     rule = "  ".join("-" * width for width in widths)
     more = [f"... and {left_out} more rows: to_html() and to_json() have all"] if left_out else []
     return [line(columns), rule, *map(line, table_rows), *more, rule, line(total)]
+
+
+def html(report: Report) -> str:
+    """The same for a notebook: the first lines, and the rows in a table."""
+    columns, words = _columns(report)
+    rows, left_out = _shown(report)
+    lines = [f"<p>{escape(line)}</p>" for line in report.words]
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        sides = ["left" if number < words else "right" for number in range(len(cells))]
+        made = (
+            f'<{tag} style="text-align: {side}">{escape(cell)}</{tag}>' for side, cell in zip(sides, cells, strict=True)
+        )
+        return f"<tr>{''.join(made)}</tr>"
+
+    if rows:
+        body = "".join(line(_cells(row, columns), "td") for row in rows)
+        lines.append(f"<table><thead>{line(columns, 'th')}</thead><tbody>{body}</tbody>")
+        lines.append(f"<tfoot>{line(_total(report, columns), 'th')}</tfoot></table>")
+    if left_out:
+        lines.append(f"<p>... and {left_out} more rows: to_html() and to_json() have all</p>")
+    return "".join(lines)
 
 
 def rich_table(report: Report) -> Any:

@@ -15,6 +15,7 @@ from habana_mp._disable import CastsOff, disable_casts
 from habana_mp._errors import ListError, warn
 from habana_mp._install import installation
 from habana_mp._lists import Listed, given_list, read_list
+from habana_mp._misuse import called_first
 from habana_mp._policy import PRECISIONS, dtype_meant, policy_from_lists
 from habana_mp._presets import preset_named, with_own
 from habana_mp._scopes import Scope
@@ -80,6 +81,7 @@ class _Request:
 _requests: dict[int, _Request] = {}
 
 
+@called_first('autocast("cpu")')
 def autocast(
     device_type: str,
     dtype: torch.dtype | str | None = None,

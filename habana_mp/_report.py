@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TextIO, TypeVar
 
 import torch
 
@@ -179,7 +179,7 @@ def _checked(part: _Part) -> _Part:
     return part
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     """The rows of a report, the busiest first. Printing it gives the first lines in words, then a table."""
 
@@ -347,14 +347,39 @@ class Report:
         return pandas.DataFrame(self.as_dicts())
 
     def __str__(self) -> str:
-        lines = [*self.words, *([""] if self.words else []), *_pictures.table(self)]
+        table = _pictures.table(self) if self.rows else []
+        lines = [*self.words, *([""] if self.words and table else []), *table]
         if self.weights != KeptWeights():
             lines.append(str(self.weights))
         return "\n".join(lines)
 
+    def __repr__(self) -> str:
+        return f"<Report of {self.total('calls'):,} calls by {self.detail}; print() shows it>"
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows; nothing where :meth:`show` has just shown it."""
+        was_shown = vars(self).pop("_was_shown", False)
+        return None if was_shown else _pictures.html(self)
+
+    def show(self, file: TextIO | None = None) -> None:
+        """Print it, or show it as a notebook does."""
+        if file is not None or not _is_notebook():
+            print(self, file=file)
+            return
+        sys.modules["IPython"].display.display(self)
+        # A cell whose last line is the report would show it a second time.
+        vars(self)["_was_shown"] = True
+
     def __rich__(self) -> Any:
         """What `rich.print` shows."""
         return _pictures.rich_table(self)
+
+
+def _is_notebook() -> bool:
+    """True in a notebook, and in other front ends of Jupyter that show HTML."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return type(shell).__name__ == "ZMQInteractiveShell"
 
 
 def _write(path: _Path, text: str) -> None:

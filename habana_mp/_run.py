@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import multiprocessing
 import os
+import re
 import sys
 import types
 import warnings
@@ -78,6 +79,8 @@ def main(words: Sequence[str]) -> int:
     script = Script(command, is_module=is_module)
     options = _options(parser, given, script)
     ranks = Ranks()
+    if ranks.rank == 0:
+        _point_out_misplaced(parser, command)
     if given.gaudi is not None:
         _switch_gaudi_on(parser, given)
     if ranks.rank == 0 and options.opt_level != "O0":
@@ -158,6 +161,16 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str], bool]:
             break
         at += 1 if word in _SWITCHES or "=" in word else 2
     return list(words[:at]), list(words[at:]), False
+
+
+def _point_out_misplaced(parser: argparse.ArgumentParser, command: Sequence[str]) -> None:
+    """An option of ours that stands behind the script is the script's. The script may have one of that name."""
+    ours = set(re.findall(r"--[a-z0-9-]+", parser.format_help())) - {"--help"}
+    for word in command[1:]:
+        if word.partition("=")[0] in ours:
+            _say(
+                f"`{word}` stands behind the script, so it is given to the script; an option of habana-mp stands before"
+            )
 
 
 def _options(parser: argparse.ArgumentParser, given: argparse.Namespace, script: Script) -> Options:

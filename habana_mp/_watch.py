@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from habana_mp import _locks
 from habana_mp._install import installation
+from habana_mp._misuse import called_first
 from habana_mp._report import DETAILS, Detail, stopwatch
 from habana_mp.patches import watched_calls
 
@@ -60,6 +61,7 @@ def checked_detail(argument: str, detail: object) -> Detail:
     raise ValueError(f"`{argument}` must be one of {', '.join(map(repr, DETAILS))}; got {detail!r}")
 
 
+@called_first('watch("lines")')
 @contextmanager
 def watch(detail: Detail = "lines") -> Iterator[None]:
     """Record calls with their module, or with their line too, while the block runs, in all threads.

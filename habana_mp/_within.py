@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from habana_mp._misuse import check_keywords, no_block
 from habana_mp.patches.base import Within
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -38,10 +39,12 @@ def checked(within: Given) -> Within:
 
 
 def takes_no_model(convert: _F) -> _F:
-    """It says so to whoever gives it one, or an optimizer, as ``apex.amp.initialize`` takes them."""
+    """It says so to whoever gives it one, or an optimizer, as ``apex.amp.initialize`` takes them; and to whoever
+    misspells an argument, or makes a block of it."""
 
     @functools.wraps(convert)
     def checking(*args: Any, **kwargs: Any) -> Any:
+        check_keywords(convert, kwargs)
         given = [*args, *(value for name, value in kwargs.items() if name != "within")]
         found = [type(one).__name__ for value in given for one in _of_a_model(value)]
         if found:
@@ -50,7 +53,8 @@ def takes_no_model(convert: _F) -> _F:
                 "returns nothing. Write `hmp.convert()`, or `hmp.convert(within=model)` to lower only while the "
                 f"model's forward runs; got {', '.join(found)}"
             )
-        return convert(*args, **kwargs)
+        convert(*args, **kwargs)
+        return no_block
 
     return checking  # type: ignore[return-value]  # the same parameters
 

@@ -207,7 +207,13 @@ def _make_policy(
     lower = PRECISIONS[lower_dtype]
     if opt_level == "O1":
         lists = preset_named("hmp-default" if preset is None else preset)
-        lists, own = with_own(lists, given_list("bf16_file_path", lower_path), given_list("fp32_file_path", fp32_path))
+        listed = given_list("bf16_file_path", lower_path)
+        if listed == ():
+            warn(
+                f"{os.fsdecode(lower_path or '')}: the list names no operation, so nothing runs in {lower}: write one "
+                "name on each line, or leave the argument out for the preset's list"
+            )
+        lists, own = with_own(lists, listed, given_list("fp32_file_path", fp32_path))
         return _policy.policy_from_lists(lists, lower, own)
     if lower_path or fp32_path or preset:
         warn(f'the lists are ignored: opt_level="{opt_level}" does not use them')
@@ -238,7 +244,7 @@ def report(*, file: TextIO | None = None, show: bool = True) -> Report:
     The finest detail that was asked for decides what is told of places: ``convert(report=...)``, :func:`watch`.
 
     Args:
-        file: Where to print; ``sys.stdout`` when None.
+        file: Where to print; when None, ``sys.stdout``, or in a notebook the cell, as a table.
         show: False to print nothing and only return the data.
 
     Raises:
@@ -248,7 +254,7 @@ def report(*, file: TextIO | None = None, show: bool = True) -> Report:
         raise TypeError(f"`file` must be a stream to write text to, or None; got {type(file).__name__}: {file!r}")
     current = _report.current()
     if show:
-        print(current, file=file)
+        current.show(file)
     return current
 
 

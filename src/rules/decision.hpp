@@ -38,7 +38,7 @@ enum class Reason : std::uint8_t {
   autocast_off,    // rule 10: in a region of torch.autocast(enabled=False)
   unlisted,        // neither a list nor a rule names the operation, and somebody watches
   few_terms,       // the lists mean products that add up more terms
-  all_float32,     // within modules: arithmetic that no weight and no lower tensor takes part in
+  all_float32,     // within modules: arithmetic that neither a weight nor a lower tensor takes part in
 };
 inline constexpr int reason_count = 27;
 

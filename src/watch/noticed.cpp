@@ -127,7 +127,7 @@ void notice_call(Record& record, PyObject* const* arguments, Py_ssize_t count) n
 }
 
 void notice_loss(PyObject* tensor) noexcept {
-  if (!is_lower(host::kind_of(tensor))) return;
+  if (!is_lower(host::kind_of(tensor)) || host::count_elements(tensor) != 1) return;
   if (Record* const maker = maker_of(tensor)) ++maker->noticed.losses;
 }
 

@@ -92,7 +92,7 @@ PRODUCTS: dict[str, Callable[[int], torch.Tensor]] = {
 @pytest.mark.parametrize("call", PRODUCTS.values(), ids=PRODUCTS)
 def test_products_of_few_terms_stay_as_they_are(call: Callable[[int], torch.Tensor]) -> None:
     torch.manual_seed(0)
-    plain = [call(terms).detach() for terms in range(1, 5)]
+    plain = [call(terms).detach() for terms in range(1, 4)]
     hmp.convert(preset="recommended", report="lines")
     hmp.reset_report()
     torch.manual_seed(0)
@@ -101,7 +101,7 @@ def test_products_of_few_terms_stay_as_they_are(call: Callable[[int], torch.Tens
     rows = hmp.report(show=False).rows
     assert {row.precision for row in rows} == {"fp32"}
     assert "few_terms" in {row.reason for row in rows}
-    assert call(5).dtype is BF16
+    assert call(4).dtype is BF16
     hmp.convert(preset="torch-cpu")
     assert call(1).dtype is BF16
 

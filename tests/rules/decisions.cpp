@@ -197,15 +197,21 @@ void check_table() {
   CHECK(plan_of(rule, all, inputs).way == Way::silent_rule);
   CHECK(plan_of(rule, all, inputs).decision.reason == Reason::all_float32);
   rule.is_elementwise = false;
+  CHECK(plan_of(rule, all, inputs).decision.reason == Reason::all_float32);  // a product of few terms
+  rule.is_product = false;
+  CHECK(plan_of(rule, all, inputs).decision.reason == Reason::few_terms);
+  rule.is_product = true;
+  all.all_float32 = false;
   CHECK(plan_of(rule, all, inputs).decision.reason == Reason::few_terms);
   rule.least_terms = 0;
   CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::other_device));
   rule.least_terms = 5;
   all.few_terms = false;
   CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::other_device));
-  rule.is_elementwise = true;
+  all.all_float32 = true;
+  CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::other_device));  // a product of more terms
   all.all_float32 = false;
-  CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::other_device));
+  rule.is_elementwise = true;
   all.another_device = false;
   CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::view));
   all.one_tensor = false;

@@ -156,7 +156,8 @@ def wanted(call: Call) -> tuple[Way, Kind, int, str]:
         return Way.SILENT_RULE, to, UNCHANGED, "library"
     if reason == "list" and to in LOWER and rule.is_elementwise and facts.only_state:
         return Way.SILENT_RULE, to, UNCHANGED, "state"
-    if reason == "list" and to in LOWER and rule.is_elementwise and facts.all_float32:
+    prepares = rule.is_elementwise or (rule.is_product and facts.few_terms)
+    if reason == "list" and to in LOWER and prepares and facts.all_float32:
         return Way.SILENT_RULE, to, PRECISIONS[Kind.F32], "all_float32"
     if reason == "list" and to in LOWER and rule.least_terms and facts.few_terms:
         return Way.SILENT_RULE, to, PRECISIONS[Kind.F32], "few_terms"

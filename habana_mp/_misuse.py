@@ -1,0 +1,75 @@
+"""What says how a function is meant where it stands in a place that is not its own: ``with hmp.autocast:``."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def called_first(example: str) -> Callable[[_F], _F]:
+    """A function that returns a block, and says so where the block is made of the function itself."""
+
+    def decorate(function: _F) -> _F:
+        return _CalledFirst(function, example)  # type: ignore[return-value]  # it is called as the function is
+
+    return decorate
+
+
+class _CalledFirst:
+    def __init__(self, function: Callable[..., Any], example: str) -> None:
+        functools.update_wrapper(self, function)
+        self.__name__, self.__qualname__ = function.__name__, function.__qualname__
+        self._function = function
+        self._example = example
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(f"`hmp.{self.__name__}` must be called: write `with hmp.{self._example}:`")
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def __reduce__(self) -> str:
+        return self.__qualname__
+
+    def __repr__(self) -> str:
+        return repr(self._function)
+
+
+class _NoBlock:
+    """What a function returns that holds until another one takes it back."""
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError(
+            "`hmp.convert()` is no block: it holds from here on, until `hmp.restore()`. For a block write `with "
+            'hmp.autocast("cpu"):`, which takes `preset=` and list files too'
+        )
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def __repr__(self) -> str:
+        return "converted; hmp.report() tells what ran in which precision, hmp.restore() takes it back"
+
+
+#: What ``convert`` returns.
+no_block: Any = _NoBlock()
+
+
+def check_keywords(function: Callable[..., Any], keywords: dict[str, Any]) -> None:
+    """Raise where one is not among the function's, and name the one that may be meant."""
+    known = [*inspect.signature(function).parameters]
+    for name in keywords:
+        if name in known:
+            continue
+        near = [one for one in known if name.lower() in one.lower() or one.lower() in name.lower()]
+        near = near or difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean `{near[0]}`?" if near else f"it has {', '.join(known)}"
+        raise TypeError(f"`hmp.{function.__name__}` has no argument `{name}`; {hint}")

@@ -1,0 +1,119 @@
+"""Whoever takes a function for something else is told what to write."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from habana_mp import hmp
+from helpers.lists import warned_by_convert, write_list
+
+
+@pytest.mark.parametrize("name", ["autocast", "watch"])
+def test_a_function_that_stands_for_its_block_says_how_it_is_called(name: str) -> None:
+    function: Any = getattr(hmp, name)
+    with (
+        pytest.raises(TypeError, match=rf"`hmp\.{name}` must be called: write `with hmp\.{name}\(\"\w+\"\):`"),
+        function,
+    ):
+        pass
+    assert function.__name__ == name
+    assert function.__doc__
+    assert pickle.loads(pickle.dumps(function)) is function
+
+
+def test_a_block_of_convert_says_what_makes_one_and_converts() -> None:
+    block: Any = hmp.convert
+    with pytest.raises(TypeError, match=re.escape('write `with hmp.autocast("cpu"):`')), block():
+        pass
+    assert hmp.is_converted()
+    assert "hmp.restore()" in repr(block())
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("presett", "did you mean `preset`?"),
+        ("verbose", "did you mean `isVerbose`?"),
+        ("bf16_file", "did you mean `bf16_file_path`?"),
+        ("optlevel", "did you mean `opt_level`?"),
+        ("zzz", "it has opt_level, bf16_file_path, "),
+    ],
+)
+def test_a_misspelled_argument_is_named_with_the_one_that_is_near(name: str, hint: str) -> None:
+    given: dict[str, Any] = {name: 1}
+    with pytest.raises(TypeError, match=re.escape(f"`hmp.convert` has no argument `{name}`; {hint}")):
+        hmp.convert(**given)
+    assert not hmp.is_converted()
+
+
+def test_a_list_without_a_name_is_warned_about(tmp_path: Path) -> None:
+    path = write_list(tmp_path / "empty.txt", ["# nothing yet", ""])
+    (text,) = warned_by_convert("O1", path)
+    assert text.startswith(f"{path}: the list names no operation, so nothing runs in bf16: write one name on each line")
+    assert warned_by_convert("O1", "", path) == []  # nothing is forced into float32: that may be meant
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [("missing/cast.log", "its folder does not exist"), (".", "it must be a file, not a directory")],
+)
+def test_a_log_that_cannot_be_written_says_what_would_be_right(path: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=f"the log cannot be written: {why}") as raised:
+        hmp.convert(log=str(tmp_path / path))
+    assert raised.value.filename == str(tmp_path / path)
+    assert not hmp.is_converted()
+
+
+# ---- a report shows itself once -------------------------------------------------------------------------------------
+
+
+def test_what_report_returns_is_a_line_at_the_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    hmp.convert()
+    hmp.reset_report()
+    torch.ones(2, 8) @ torch.ones(8, 2)
+    returned = hmp.report()
+    assert "matmul" in capsys.readouterr().out
+    assert repr(returned) == "<Report of 1 calls by operations; print() shows it>"
+    hmp.reset_report()
+    hmp.report()
+    assert capsys.readouterr().out.count("\n") == 1  # no table without rows
+
+
+class Notebook:
+    """What a notebook is, as far as the report asks."""
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+        self.display = SimpleNamespace(display=self._display)
+
+    def get_ipython(self) -> object:
+        return type("ZMQInteractiveShell", (), {})()
+
+    def _display(self, shown: Any) -> None:
+        self.shown.append(shown._repr_html_())
+
+
+def test_a_notebook_shows_a_table_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    notebook = Notebook()
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
+    hmp.convert()
+    hmp.reset_report()
+    torch.ones(2, 8) @ torch.ones(8, 2)
+    returned: Any = hmp.report()
+    assert capsys.readouterr().out == ""
+    (html,) = notebook.shown
+    assert "<table>" in html
+    assert ">matmul</td>" in html
+    assert returned._repr_html_() is None  # the cell's last line
+    assert returned._repr_html_() == html  # whoever asks for it again
+    hmp.report(file=io.StringIO())
+    assert len(notebook.shown) == 1
