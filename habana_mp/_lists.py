@@ -9,7 +9,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from habana_mp._errors import ListError
+from habana_mp._errors import ListError, warn
 
 #: The longest list that anybody needs is some kilobytes; a file beyond this is a mistake.
 LARGEST_FILE = 1 << 20
@@ -64,7 +64,13 @@ def given_list(argument: str, path: str | os.PathLike[str] | None) -> tuple[List
         return None
     if not isinstance(path, (str, bytes, os.PathLike)):
         raise ListError(f"`{argument}` must be the path of a list file; got {type(path).__name__}: {path!r}")
-    return read_list(path)
+    listed = read_list(path)
+    if not listed and not Path(os.fsdecode(path)).read_bytes().strip():
+        warn(
+            f"{os.fsdecode(path)}: the list is empty: write one operation on each line, or leave `{argument}` out for "
+            "the preset's list. A comment (`# ...`) in the file tells that it is meant so"
+        )
+    return listed
 
 
 def parse_list(text: str, source: str) -> tuple[Listed, ...]:

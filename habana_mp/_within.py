@@ -44,7 +44,6 @@ def takes_no_model(convert: _F) -> _F:
 
     @functools.wraps(convert)
     def checking(*args: Any, **kwargs: Any) -> Any:
-        check_keywords(convert, kwargs)
         given = [*args, *(value for name, value in kwargs.items() if name != "within")]
         found = [type(one).__name__ for value in given for one in _of_a_model(value)]
         if found:
@@ -53,6 +52,7 @@ def takes_no_model(convert: _F) -> _F:
                 "returns nothing. Write `hmp.convert()`, or `hmp.convert(within=model)` to lower only while the "
                 f"model's forward runs; got {', '.join(found)}"
             )
+        check_keywords(convert, kwargs)
         convert(*args, **kwargs)
         return no_block
 

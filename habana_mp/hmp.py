@@ -207,13 +207,7 @@ def _make_policy(
     lower = PRECISIONS[lower_dtype]
     if opt_level == "O1":
         lists = preset_named("hmp-default" if preset is None else preset)
-        listed = given_list("bf16_file_path", lower_path)
-        if listed == ():
-            warn(
-                f"{os.fsdecode(lower_path or '')}: the list names no operation, so nothing runs in {lower}: write one "
-                "name on each line, or leave the argument out for the preset's list"
-            )
-        lists, own = with_own(lists, listed, given_list("fp32_file_path", fp32_path))
+        lists, own = with_own(lists, given_list("bf16_file_path", lower_path), given_list("fp32_file_path", fp32_path))
         return _policy.policy_from_lists(lists, lower, own)
     if lower_path or fp32_path or preset:
         warn(f'the lists are ignored: opt_level="{opt_level}" does not use them')

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from habana_mp import hmp
-from helpers.lists import warned_by_convert, write_list
+from helpers.lists import warned_by_convert
 
 
 @pytest.mark.parametrize("name", ["autocast", "watch"])
@@ -55,11 +55,14 @@ def test_a_misspelled_argument_is_named_with_the_one_that_is_near(name: str, hin
     assert not hmp.is_converted()
 
 
-def test_a_list_without_a_name_is_warned_about(tmp_path: Path) -> None:
-    path = write_list(tmp_path / "empty.txt", ["# nothing yet", ""])
-    (text,) = warned_by_convert("O1", path)
-    assert text.startswith(f"{path}: the list names no operation, so nothing runs in bf16: write one name on each line")
-    assert warned_by_convert("O1", "", path) == []  # nothing is forced into float32: that may be meant
+@pytest.mark.parametrize("argument", ["bf16_file_path", "fp32_file_path"])
+def test_an_empty_list_is_warned_about(argument: str, tmp_path: Path) -> None:
+    path = tmp_path / "empty.txt"
+    path.write_text(" \n\n", encoding="utf-8")
+    (text,) = warned_by_convert(**{argument: str(path)})
+    assert text.startswith(f"{path}: the list is empty: write one operation on each line, or leave `{argument}` out")
+    path.write_text("# none\n", encoding="utf-8")
+    assert warned_by_convert(**{argument: str(path)}) == []
 
 
 @pytest.mark.parametrize(

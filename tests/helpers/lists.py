@@ -13,8 +13,8 @@ Converter = Callable[..., None]
 
 
 def write_list(path: Path, names: Iterable[str]) -> str:
-    """A list file with these names; its path."""
-    path.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    """A list file with these names; its path. One without names says that it is meant so."""
+    path.write_text("".join(f"{name}\n" for name in names) or "# none\n", encoding="utf-8")
     return str(path)
 
 
