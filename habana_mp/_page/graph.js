@@ -14,7 +14,9 @@ function showGraph(report, store) {
     byId("graph-count").textContent = countOfNodes(shown.length, rows.length);
     view.replaceChildren(drawing(report, shown, state.module));
     view.scrollTop = 0;
-    if (shown.length > 0) scrollTo(state.finding === null ? shown[0].index : firstOf(report.findings[state.finding]));
+    if (shown.length > 0) {
+      scrollTo(state.finding === null ? firstOfModel(shown).index : firstOf(report.findings[state.finding]));
+    }
     markChosen(state);
   }
 
@@ -85,6 +87,11 @@ function showGraph(report, store) {
   store.listen(["module", "phase", "finding"], refill);
   store.listen(["row"], markChosen);
   refill(store.get());
+}
+
+/** Where the model begins: the first call of a forward within a module, whatever was called before. */
+function firstOfModel(rows) {
+  return rows.find((row) => row.module !== null && row.phase === "forward") ?? rows[0];
 }
 
 function isWithin(box, frame) {

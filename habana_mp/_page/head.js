@@ -70,7 +70,7 @@ function totals({ totals: all }) {
     ["casts", count(all.casts)],
     ["cast data", size(all.bytes)],
     ["kept casts used", count(all.hits)],
-    ["time", all.seconds === null ? null : duration(all.seconds)],
+    ["time of operations", all.seconds === null ? null : duration(all.seconds)],
     ["time of casts", all.cast_seconds === null ? null : duration(all.cast_seconds)],
   ];
   return shown.filter(([, value]) => value !== null);
@@ -78,11 +78,12 @@ function totals({ totals: all }) {
 
 function weightsInWords(weights) {
   if (!weights || weights.weights + weights.hits + weights.refused === 0) return "";
+  const again = weights.refreshed_bytes > 0 ? ` (${size(weights.refreshed_bytes)})` : "";
   const reasons = Object.entries(weights.reasons).map(([reason, times]) => `${reason}: ${count(times)}`);
   return (
     `Casts of ${counted(weights.weights, "weight")} are kept (${size(weights.bytes)}, ` +
     `${count(weights.packed)} packed), used ${counted(weights.hits, "time")}, refreshed ` +
-    `${counted(weights.refreshes, "time")} (${size(weights.refreshed_bytes)}), not kept ${counted(weights.refused, "time")}` +
+    `${counted(weights.refreshes, "time")}${again}, not kept ${counted(weights.refused, "time")}` +
     (reasons.length > 0 ? ` (${reasons.join(", ")}).` : ".")
   );
 }

@@ -110,7 +110,7 @@ function commonModule(report, rows) {
 
 /** The rows that a state leaves, in its order. */
 function shownRows(report, state) {
-  const text = state.text.trim().toLowerCase();
+  const words = state.text.toLowerCase().split(/\s+/).filter(Boolean);
   const wanted = state.finding === null ? null : new Set(report.findings[state.finding].rows);
   const rows = rowsBelow(report, state.module).filter(
     (row) =>
@@ -118,13 +118,21 @@ function shownRows(report, state) {
       (state.precisions.length === 0 || state.precisions.includes(row.precision)) &&
       (state.reason === null || row.reason === state.reason) &&
       (state.phase === null || row.phase === state.phase) &&
-      (text === "" || searchText(row).includes(text)),
+      words.every((word) => isFoundIn(row, word)),
   );
   return sorted(rows, columnNamed(state.sort), state.ascending);
 }
 
+/** A precision's name finds that precision, and no list file that has it in its name. */
+function isFoundIn(row, word) {
+  return PRECISIONS.includes(word) ? row.precision === word : searchText(row).includes(word);
+}
+
+/** All that is shown of a row in words. */
 function searchText(row) {
-  row.text ??= [row.operation, row.module, row.file, row.line, row.function, row.reason, row.why, row.rule]
+  const { operation, precision, phase, module, file, line, reason, why, rule } = row;
+  const place = file === null ? null : `${file}:${line}`;
+  row.text ??= [operation, precision, phase, module, place, row.function, reason, why, rule]
     .filter((part) => part !== null)
     .join("\n")
     .toLowerCase();

@@ -18,6 +18,8 @@ const COLUMNS = [
   numbers("order", "#", 46, String, "order of the first call"),
   words("operation", "operation", 134, (row) => row.operation),
   words("precision", "precision", 86, (row) => row.precision, (row) => precisionBadge(row.precision)),
+  words("reason", "reason", 124, (row) => row.why),
+  words("phase", "phase", 72, (row) => row.phase),
   words("module", "module", 164, (row) => row.module, (row) => endOf(row.module)),
   numbers("seconds", "ms", 66, milliseconds, "time in milliseconds"),
   numbers("calls", "calls", 52),
@@ -26,9 +28,11 @@ const COLUMNS = [
   numbers("cast_seconds", "cast ms", 62, milliseconds, "time of casts in milliseconds"),
   numbers("hits", "kept", 48, count, "how often a kept cast of a weight was used"),
   words("place", "place", 128, placeOf, (row) => endOf(placeOf(row))),
-  words("reason", "reason", 124, (row) => row.why),
-  words("phase", "phase", 72, (row) => row.phase),
 ];
+
+/** Pixels of a digit, and of the space around a number. */
+const DIGIT = 7.5;
+const AROUND = 15;
 
 function columnNamed(name) {
   return COLUMNS.find((column) => column.name === name);
@@ -46,7 +50,9 @@ function endOf(text) {
 function showTable(report, store) {
   const view = byId("table-view");
   const table = byId("table");
-  const columns = COLUMNS.filter((column) => report.rows.some((row) => column.key(row) !== null));
+  const columns = COLUMNS.filter((column) => report.rows.some((row) => column.key(row) !== null)).map((column) =>
+    column.isNumber ? { ...column, width: Math.max(column.width, widthOfNumbers(column, report.rows)) } : column,
+  );
   const mostCost = greatest(report.rows, (row) => row.cost);
   table.querySelector("colgroup").append(...columnElements(columns));
   table.style.minWidth = `${widthOf(columns)}px`;
@@ -110,16 +116,29 @@ function showTable(report, store) {
   refill(store.get());
 }
 
+/** So wide that no number is cut. */
+function widthOfNumbers(column, rows) {
+  const shown = (row) => (column.key(row) === null ? "" : column.shown(column.key(row)));
+  return Math.ceil(AROUND + DIGIT * greatest(rows, (row) => shown(row).length));
+}
+
 function widthOf(columns) {
   return sum(columns, (column) => column.width);
 }
 
 function columnElements(columns) {
   return columns.map((column) => {
-    const made = element("col");
+    const made = element("col", { class: classOf(column) });
     made.style.width = `${(100 * column.width) / widthOf(columns)}%`;
     return made;
   });
+}
+
+/** A narrow window shows the columns that say most; the others are in the details of a chosen row. */
+const ALWAYS_SHOWN = new Set(["operation", "precision", "seconds", "calls"]);
+
+function classOf({ name, isNumber }) {
+  return [isNumber ? "number" : "", ALWAYS_SHOWN.has(name) ? "" : "if-wide"].filter(Boolean).join(" ") || null;
 }
 
 // ---- headings ------------------------------------------------------------------------------------------------------
@@ -138,7 +157,7 @@ function heading(column, { sort, ascending }, store) {
   const order = isSorted ? (ascending ? "ascending" : "descending") : "none";
   const properties = { type: "button", "data-column": column.name, title: column.hint, onclick: sortBy };
   const button = element("button", properties, column.title);
-  return element("th", { scope: "col", class: column.isNumber ? "number" : null, "aria-sort": order }, button);
+  return element("th", { scope: "col", class: classOf(column), "aria-sort": order }, button);
 }
 
 // ---- lines ---------------------------------------------------------------------------------------------------------
@@ -158,10 +177,11 @@ function tableCell(report, column, row, mostCost) {
   const key = column.key(row);
   if (!column.isNumber) {
     const content = key === null ? "" : column.cell(row);
-    return element("td", { title: column.name === "place" ? row.file : key }, content);
+    return element("td", { class: classOf(column), title: column.name === "place" ? row.file : key }, content);
   }
   const isZero = key === 0 && column.name !== "order";
-  const cell = element("td", { class: isZero ? "number zero" : "number" }, key === null ? "" : column.shown(key));
+  const classes = isZero ? `${classOf(column)} zero` : classOf(column);
+  const cell = element("td", { class: classes }, key === null ? "" : column.shown(key));
   if (column.name === (report.timed ? "seconds" : "calls")) withShare(cell, row.cost / mostCost);
   return cell;
 }

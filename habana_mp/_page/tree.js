@@ -9,7 +9,7 @@ function showTree(report, store) {
   const tree = byId("tree");
   if (report.nodes.size === 0 || (report.nodes.size === 1 && report.nodes.has(OUTSIDE))) return;
   byId("modules").hidden = false;
-  byId("modules-unit").textContent = report.timed ? "by time" : "by calls";
+  byId("modules-unit").textContent = report.timed ? "by time from begin to end" : "by calls";
   document.body.classList.add("has-modules");
 
   const widest = greatest(report.roots, (node) => node.cost);

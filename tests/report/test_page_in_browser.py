@@ -515,3 +515,76 @@ def test_on_paper_all_is_open_and_no_control_is_left(page: Page) -> None:
     page.emulate_media(media="screen")
     expect(page.locator("[role=treeitem]")).not_to_have_count(modules)
     assert lines(page).count() < 60
+
+
+# ---- what a reader finds without scrolling, searching and on a telephone ---------------------------------------------
+
+
+def test_reason_and_phase_are_in_view_at_1280_pixels(page: Page) -> None:
+    frame = page.locator("#table-view").bounding_box()
+    assert frame is not None
+    for name in ("reason", "phase", "precision", "ms"):
+        box = page.locator(f'#table th:has([data-column="{"seconds" if name == "ms" else name}"])').bounding_box()
+        assert box is not None
+        assert box["x"] + box["width"] <= frame["x"] + frame["width"], name
+
+
+@pytest.mark.parametrize("factor", [1, 10**6])
+def test_no_number_is_cut(browser: Browser, tmp_path: Path, factor: int) -> None:
+    report = reports.encoder(2)
+    for row in report["rows"]:
+        for name in ("calls", "casts", "bytes", "hits"):
+            row[name] *= factor
+        row["seconds"] *= factor
+    with opened(browser, written(tmp_path, report)) as shown:
+        cut = "cells => cells.filter(one => one.scrollWidth > one.clientWidth).map(one => one.textContent)"
+        assert shown.locator("#table td.number").evaluate_all(cut) == []
+        assert shown.locator("#tree .cost").evaluate_all(cut) == []
+
+
+def test_on_a_telephone_nothing_scrolls_but_the_page_and_the_drawing_sideways(browser: Browser, encoder: Path) -> None:
+    inner = """() => [...document.querySelectorAll("*")].filter(one => {
+        const style = getComputedStyle(one);
+        const scrolls = (way, whole, seen) => /auto|scroll/.test(way) && whole > seen + 1;
+        return one !== document.documentElement && scrolls(style.overflowY, one.scrollHeight, one.clientHeight);
+    }).map(one => one.id || one.tagName)"""
+    with opened(browser, encoder, viewport={"width": 400, "height": 800}) as shown:
+        assert shown.evaluate(inner) == []
+        assert shown.evaluate("document.documentElement.scrollWidth") == 400
+        assert shown.locator("#table th:visible").all_text_contents() == ["operation", "precision", "ms", "calls"]
+        lines(shown).first.click()
+        expect(shown.locator("#row-details")).to_contain_text("first input")
+
+
+@pytest.mark.parametrize(
+    ("text", "finds"),
+    [
+        ("train.py:57", lambda row: row["line"] == 57),
+        ("linear backward", lambda row: row["phase"] == "backward" and "linear" in row["operation"]),
+        ("fp32", lambda row: row["precision"] == "fp32"),
+        ("bf16 layers.3", lambda row: row["precision"] == "bf16" and "layers.3" in (row["module"] or "")),
+    ],
+)
+def test_the_search_finds_what_is_shown(text: str, finds: Any, page: Page) -> None:
+    wanted = [row for row in ROWS if finds(row)]
+    assert wanted
+    page.locator("#search").fill(text)
+    shows(page, len(wanted))
+
+
+def test_the_graph_opens_where_the_model_begins(browser: Browser, tmp_path: Path) -> None:
+    report = reports.encoder(3)
+    in_model = [row for row in report["rows"] if row["module"] is not None and row["phase"] == "forward"]
+    first = min(in_model, key=lambda row: row["order"])
+    with opened(browser, written(tmp_path, report)) as shown:
+        frame = shown.locator("#graph-view").bounding_box()
+        node = shown.locator(f'#graph-view .node[data-index="{report["rows"].index(first)}"]').bounding_box()
+        assert frame is not None
+        assert node is not None
+        assert frame["y"] <= node["y"] <= frame["y"] + frame["height"]
+        assert frame["x"] <= node["x"] <= frame["x"] + frame["width"]
+
+
+def test_times_of_modules_and_of_operations_say_what_they_are(page: Page) -> None:
+    expect(page.locator("#modules-unit")).to_have_text("by time from begin to end")
+    expect(page.locator("#totals")).to_contain_text("time of operations")
