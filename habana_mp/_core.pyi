@@ -400,6 +400,9 @@ def assume_that_lowering_pays(answer: int) -> None:
 def forget_known(tensor: Any) -> None:
     """Drop the weak references to this tensor."""
 
+def was_computed_from_kept(tensor: Any, /) -> bool:
+    """True for the result of arithmetic in a lower precision on what a module keeps in one as an attribute."""
+
 def was_converted(tensor: Any) -> bool:
     """True if a method of a float32 tensor made this tensor, or one that shares its memory, in lower precision."""
 

@@ -118,12 +118,15 @@ def look_at_value(what: str, values: torch.Tensor, former: torch.Tensor | None) 
         return values
     if _is_lowered(values):
         return _in_float32(what, values, _KNOWN_TO_BE_LOWERED)
+    if _core.was_computed_from_kept(values) and _core.casts_are_made_here():
+        return _in_float32(what, values, _COMPUTED_FROM_ITSELF)
     if former is not None and _core.casts_are_made_here() and not _is_meant(former, values):
         return _in_float32(what, values, _PERHAPS_LOWERED)
     return values
 
 
 _PERHAPS_LOWERED = "is assigned a tensor in lower precision, perhaps computed from results that habana_mp lowered"
+_COMPUTED_FROM_ITSELF = "is computed in lower precision from what the module kept before"
 _KNOWN_TO_BE_LOWERED = "is made from a result that habana_mp lowered"
 
 

@@ -602,6 +602,8 @@ void register_engine(py::module_& module) {
   note_with_reserve(function);
   note_with_reserve(composite);
   module.def("forget_known", [](const py::object& tensor) { engine::forget_known(tensor.ptr()); });
+  module.def("was_computed_from_kept",
+             [](const py::object& tensor) { return engine::was_computed_from_kept(tensor.ptr()); });
   module.def("was_converted", [](const py::object& tensor) { return engine::was_converted(tensor.ptr()); });
   module.def("check_state",
              [](const py::object& set_attribute) { or_throw(engine::may_watch_state(set_attribute.ptr())); });

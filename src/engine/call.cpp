@@ -212,10 +212,16 @@ PyObject* counted_if_failed(PyObject* result, const Facts& facts, Decision decis
   return result.release();
 }
 
-// Notes the result of arithmetic on tensors of modules alone as such a tensor: an average may be computed in several
-// steps. Returns `made`, or null with an exception set where `made` is null or memory ran out.
+// Notes the result of arithmetic on tensors of modules alone as such a tensor, and that of arithmetic on a lower value
+// that a module keeps: an average may be computed in several steps. Returns `made`, or null with an exception set where
+// `made` is null or memory ran out.
 PyObject* noted_as_state(const Call& call, PyObject* made) {
-  if (made == nullptr || !module_tensors_are_followed || !call.rule.is_elementwise) return made;
+  if (made == nullptr || !(module_tensors_are_followed || lower_values_are_kept) || !call.rule.is_elementwise)
+    return made;
+  if (lower_values_are_kept && is_lower(host::kind_of(made)) && holds_kept_value(call.arguments)) {
+    Owned result(made);
+    return remember_computed_from_kept(made) ? result.release() : nullptr;
+  }
   if (!is_floating(host::kind_of(made)) || !computes_state(call.arguments)) return made;
   Owned result(made);
   // What shares memory with one is known already, and may die before it.

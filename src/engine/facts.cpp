@@ -114,6 +114,12 @@ bool holds_lowered_tensor(const Arguments& arguments) {
                        [](PyObject* value, Kind kind) { return is_lower(kind) && was_lowered(value); });
 }
 
+bool holds_kept_value(const Arguments& arguments) {
+  return is_any_tensor(arguments.values, arguments.count(), [](PyObject* value, Kind kind) {
+    return is_lower(kind) && is_kept_or_computed_from_kept(value);
+  });
+}
+
 bool computes_state(const Arguments& arguments) {
   if (!module_tensors_are_followed) return false;
   const bool records = host::grad_is_enabled();

@@ -55,6 +55,8 @@ bool holds_lower_tensor(const Arguments& arguments);
 Kind first_floating_kind(const Arguments& arguments);
 // True if one was lowered by an earlier call that autograd did not track.
 bool holds_lowered_tensor(const Arguments& arguments);
+// True if one is a lower value that a module keeps.
+bool holds_kept_value(const Arguments& arguments);
 // True if autograd does not track the call, and all floating tensors are of modules, but for numbers: tensors without
 // dimensions.
 bool computes_state(const Arguments& arguments);

@@ -106,6 +106,8 @@ class Tensors {
 NeverDestroyed<Tensors> lowered_results;
 NeverDestroyed<Tensors> conversions;
 NeverDestroyed<Tensors> module_tensors;
+NeverDestroyed<Tensors> kept_values;
+NeverDestroyed<Tensors> computed_from_kept;
 
 }  // namespace
 
@@ -152,14 +154,36 @@ bool is_module_tensor(PyObject* tensor) noexcept {
   return Py_TYPE(tensor) == host::api.parameter || module_tensors->holds_memory_of(tensor);
 }
 
+bool lower_values_are_kept = false;
+
+bool remember_kept(PyObject* tensor) {
+  lower_values_are_kept = true;
+  return kept_values->put_in(tensor);
+}
+
+bool remember_computed_from_kept(PyObject* tensor) { return computed_from_kept->put_in(tensor); }
+
+bool was_computed_from_kept(PyObject* tensor) noexcept {
+  return lower_values_are_kept && computed_from_kept->holds_memory_of(tensor);
+}
+
+bool is_kept_or_computed_from_kept(PyObject* tensor) noexcept {
+  return lower_values_are_kept && (kept_values->holds_memory_of(tensor) || computed_from_kept->holds_memory_of(tensor));
+}
+
 void forget_known(PyObject* tensor) noexcept {
-  for (const auto& table : {&lowered_results, &conversions, &module_tensors}) (*table)->take_out(tensor);
+  for (const auto& table : {&lowered_results, &conversions, &module_tensors, &kept_values, &computed_from_kept}) {
+    (*table)->take_out(tensor);
+  }
 }
 
 void forget_all_known() noexcept {
   follow_module_tensors(false);
   lowered_results->clear();
   conversions->clear();
+  kept_values->clear();
+  computed_from_kept->clear();
+  lower_values_are_kept = false;
 }
 
 }  // namespace habana_mp::engine

@@ -39,6 +39,19 @@ bool remember_module_tensor(PyObject* object);
 // True for a Parameter, and for a living tensor that was noted or that shares memory with one. To be asked of tensors.
 bool is_module_tensor(PyObject* tensor) noexcept;
 
+// ---- lower values that a module keeps -------------------------------------------------------------------------------
+
+// Notes a value in a lower precision that became an attribute of a module while casts were made; and what elementwise
+// arithmetic made of such a value, or of its result. False with an exception set where memory ran out.
+bool remember_kept(PyObject* tensor);
+bool remember_computed_from_kept(PyObject* tensor);
+// Set once a value was noted.
+extern bool lower_values_are_kept;
+// True for such a value or result, and for a tensor that shares memory with one.
+bool is_kept_or_computed_from_kept(PyObject* tensor) noexcept;
+// True for such a result, and for a tensor that shares memory with one.
+bool was_computed_from_kept(PyObject* tensor) noexcept;
+
 // ---- all of them ----------------------------------------------------------------------------------------------------
 
 // Drops the weak references to this tensor.

@@ -290,6 +290,17 @@ Owned former_attribute(PyObject* module, PyObject* name) {
   return former != nullptr && is_floating(host::kind_of(former)) ? Owned::borrowed(former) : nullptr;
 }
 
+// What is to be stored in place of `value`, which is in a lower precision and not tracked by autograd.
+Owned attribute_to_store(PyObject* module, PyObject* name, PyObject* value) {
+  const Owned former = former_attribute(module, name);
+  if (former && listens(Listener::watch)) watch::notice_carried(value, former.get());
+  const bool was_float32 = former && host::kind_of(former.get()) == Kind::f32;
+  if (!was_float32 && !was_computed_from_kept(value)) return Owned::borrowed(value);
+  const Owned what(PyUnicode_FromFormat("the attribute `%U` of %s", name, Py_TYPE(module)->tp_name));
+  const char* const text = what ? PyUnicode_AsUTF8(what.get()) : nullptr;
+  return text == nullptr ? nullptr : values_of_state(value, text, was_float32 ? former.get() : Py_None);
+}
+
 // `module.name = value`
 PyObject* set_attribute_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   const bool is_tensor = PyVectorcall_NARGS(flagged_count) == 3 && keywords == nullptr && PyUnicode_Check(values[1]) &&
@@ -297,16 +308,13 @@ PyObject* set_attribute_stub(PyObject*, PyObject* const* values, std::size_t fla
   if (!is_tensor) return set_attribute.call(values, flagged_count, keywords);
   Owned value = Owned::borrowed(values[2]);
   const bool is_state = is_lower(host::kind_of(value.get())) && !host::requires_grad(value.get());
-  const Owned former = is_state ? former_attribute(values[0], values[1]) : nullptr;
-  if (former && listens(Listener::watch)) watch::notice_carried(value.get(), former.get());
-  if (former && host::kind_of(former.get()) == Kind::f32) {
-    const Owned what(PyUnicode_FromFormat("the attribute `%U` of %s", values[1], Py_TYPE(values[0])->tp_name));
-    const char* const text = what ? PyUnicode_AsUTF8(what.get()) : nullptr;
-    value = text == nullptr ? nullptr : values_of_state(value.get(), text, former.get());
-  }
+  if (is_state) value = attribute_to_store(values[0], values[1], value.get());
   if (PyErr_Occurred() != nullptr) return nullptr;
   PyObject* const taken[] = {values[0], values[1], value.get()};
   Owned result(set_attribute.call(taken, 3, nullptr));
+  const bool is_kept_lower = result && is_state && host::is_plain_tensor(value.get()) &&
+                             is_lower(host::kind_of(value.get())) && casts_are_made_here();
+  if (is_kept_lower && !remember_kept(value.get())) return nullptr;
   return result && remember_module_tensor(value.get()) ? result.release() : nullptr;
 }
 

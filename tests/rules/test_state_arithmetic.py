@@ -317,6 +317,64 @@ def test_what_a_call_of_a_module_converts_to_the_dtype_of_an_activation_stays_fl
     assert any(issubclass(one.category, HmpWarning) for one in caught)
 
 
+class Covariance(nn.Module):
+    """An average of products that begins as a tensor like the first of them, as in TiCo."""
+
+    def __init__(self, update: str) -> None:
+        super().__init__()
+        self.average: Any = None
+        self.update = update
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        product = (x.t() @ x).detach() / len(x)
+        if self.average is None:
+            self.average = product.new_zeros(product.shape)
+        if self.update == "sum":
+            average = 0.9 * self.average + 0.1 * product
+        elif self.update == "lerp":
+            average = self.average.lerp(product, 0.1)
+        else:
+            average = self.average + 0.1 * (product - self.average)
+        self.average = average.detach()
+        return (x @ average).float().sum()
+
+
+@pytest.mark.parametrize("update", ["sum", "lerp", "difference"])
+@pytest.mark.parametrize("preset", ["hmp-default", "recommended", "torch-cpu", "torch-cuda", "hpu-autocast"])
+def test_an_average_that_begins_in_lower_precision_is_kept_in_float32(preset: str, update: str) -> None:
+    def trained() -> torch.Tensor:
+        torch.manual_seed(0)
+        model = Covariance(update)
+        for _ in range(200):
+            model(torch.randn(16, 8, requires_grad=True)).backward()
+        made: torch.Tensor = model.average
+        return made
+
+    expected = trained()
+    hmp.convert(preset=preset)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made = trained()
+    assert made.dtype is FP32
+    assert not made.requires_grad
+    assert ((made - expected).norm() / expected.norm()).item() < 0.01
+    warned = sum(issubclass(one.category, HmpWarning) for one in caught)
+    assert warned == (0 if preset in ("hmp-default", "hpu-autocast") else 1)  # these divide in float32
+
+
+def test_activations_that_a_module_keeps_stay_as_they_are() -> None:
+    hmp.convert()
+    module: Any = nn.Module()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            module.seen = torch.ones(3, 8) @ torch.ones(8, 3)
+            module.part = module.seen[:2]
+            module.part = module.part
+            module.cache = torch.cat([module.seen, module.part])
+    assert {module.seen.dtype, module.part.dtype, module.cache.dtype} == {BF16}
+
+
 def test_a_model_that_is_converted_as_a_whole_within_a_call_is_as_it_was_made() -> None:
     inner = nn.Linear(3, 3)
 
