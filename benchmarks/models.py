@@ -1,7 +1,7 @@
 """Whole models: hmp.convert beside torch.autocast, FP32, and the model converted to bfloat16.
 
-    python benchmarks/models.py [--small | --kinds | --within] [--only CASE[,CASE]] [--quick] [--threads N | --busy]
-        [--write]
+    python benchmarks/models.py [--small | --kinds] [--within | --recommended] [--only CASE[,CASE]] [--quick]
+        [--threads N | --busy] [--write]
 
 All contenders run the same model in turn, round after round, each in a process of its own that lasts, as a user's does:
 what is kept from step to step belongs to it. After some rounds new processes take over: where one happens to get its
@@ -13,7 +13,8 @@ the results of all are compared with FP32's. --write puts the table and a plot i
 --small is for steps that take little time, in which each call's share is large; --kinds for small networks of many
 other kinds, forward and in training, whose table --write puts there too.
 
---within is for convert(within="modules") beside convert() alone, of the same models; its table is written too.
+--within is for convert(within="modules") beside convert() alone, of the same models, and --recommended for
+preset="recommended" beside autocast's lists; their tables are written too.
 
 --busy is for a machine that others use: one thread, and the processor's time instead of the clock's.
 """
@@ -78,6 +79,7 @@ WAYS = {
     "hmp default": Way(converted, step=hmp.disable_casts),
     "hmp within": Way(lambda: converted(preset="torch-cpu", within="modules"), step=hmp.disable_casts),
     "hmp default within": Way(lambda: converted(within="modules"), step=hmp.disable_casts),
+    "hmp recommended": Way(lambda: converted(preset="recommended"), step=hmp.disable_casts),
     # For benchmarks/allocator.py.
     "hmp, none kept": Way(lambda: converted(preset="torch-cpu", reuse_memory=False), step=hmp.disable_casts),
 }
@@ -86,6 +88,8 @@ CONTENDERS = ("FP32", "autocast", "bf16 model", "hmp", "hmp default")
 LOWERED_WHILE_RUNNING = ("FP32", "autocast", "hmp", "hmp default")
 #: For --within; autocast tells how far from FP32 a result may be.
 WHERE = ("autocast", "hmp", "hmp within", "hmp default", "hmp default within")
+#: For --recommended.
+RECOMMENDED = ("autocast", "hmp", "hmp recommended")
 
 
 # ---- the cases -------------------------------------------------------------------------------------------------------
@@ -472,6 +476,11 @@ def within_cells(result: Result) -> list[str]:
     return [result.title, milliseconds, *(cell(result, *pair) for pair in pairs for cell in (ratio, middle_half))]
 
 
+def recommended_cells(result: Result) -> list[str]:
+    cells = [cell(result, "hmp recommended", peer) for peer in ("hmp", "autocast") for cell in (ratio, middle_half)]
+    return [result.title, f"{result.contenders['hmp recommended'].median * 1e3:.2f}", *cells]
+
+
 @dataclass
 class Table:
     """One of the page's: its place there, its columns with their widths in a terminal, and a row of it."""
@@ -506,6 +515,11 @@ WITHIN_TABLE = Table(
     [_TIMES[0], ("hmp, ms", 9), ("within, x everywhere", 22), _HALF, ("default lists, x everywhere", 29), _HALF],
     within_cells,
 )
+RECOMMENDED_TABLE = Table(
+    "recommended",
+    [_TIMES[0], ("recommended, ms", 16), ("x autocast's lists", 20), _HALF, ("x autocast", 11), _HALF],
+    recommended_cells,
+)
 KINDS_TABLE = Table("kinds", [*_TIMES, ("x FP32", 8), _DEFAULT, ("x FP32", 8)], kind_cells)
 SMALL_TABLE = Table("small", [*_TIMES, _HALF, ("x FP32", 8), _DEFAULT, _HALF], small_cells)
 
@@ -517,6 +531,17 @@ def training_mean(results: list[Result]) -> str:
     if len(medians) < 2:
         return ""
     return f"Training steps, geometric mean: {statistics.geometric_mean(medians):.2f} times as fast as autocast."
+
+
+def mean_of(results: list[Result], table: Table) -> str:
+    """What the rows of a table come to, in a line."""
+    if table is WITHIN_TABLE:
+        return ""
+    if table is not RECOMMENDED_TABLE:
+        return training_mean(results)
+    pairs = [one.faster("hmp recommended", "hmp") for one in results]
+    mean = statistics.geometric_mean([one[0] for one in pairs if one is not None])
+    return f"Geometric mean: {mean:.2f} times as fast as with autocast's lists."
 
 
 def machine(*, busy: bool) -> str:
@@ -544,6 +569,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="small steps")
     parser.add_argument("--kinds", action="store_true", help="small networks of other kinds")
     parser.add_argument("--within", action="store_true", help='convert(within="modules") beside convert()')
+    parser.add_argument("--recommended", action="store_true", help='preset="recommended" beside autocast\'s lists')
     parser.add_argument("--only", metavar="CASE[,CASE]", help="of " + ", ".join(ALL_CASES))
     parser.add_argument("--quick", action="store_true", help="fewer, shorter rounds")
     parser.add_argument("--threads", type=int, default=2, help="default 2")
@@ -563,15 +589,13 @@ def main() -> None:
         return
 
     about = machine(busy=options.busy)
-    table = (
-        SMALL_TABLE
-        if options.small
-        else KINDS_TABLE
-        if options.kinds
-        else WITHIN_TABLE
-        if options.within
-        else MODELS_TABLE
-    )
+    if options.recommended:
+        table = RECOMMENDED_TABLE
+    elif options.within:
+        table = WITHIN_TABLE
+    else:
+        table = SMALL_TABLE if options.small else KINDS_TABLE if options.kinds else MODELS_TABLE
+    contenders = {WITHIN_TABLE.name: WHERE, RECOMMENDED_TABLE.name: RECOMMENDED}.get(table.name)
     print(about)
     table.show(table.headings)
     results = []
@@ -580,7 +604,7 @@ def main() -> None:
         results.append(
             timed(
                 name,
-                WHERE if options.within else ALL_CASES[name].contenders,
+                contenders or ALL_CASES[name].contenders,
                 busy=options.busy,
                 processes=processes,
                 rounds=rounds,
@@ -588,7 +612,8 @@ def main() -> None:
             )
         )
         table.show(table.cells(results[-1]))
-    if not options.within and (mean := training_mean(results)):
+    mean = mean_of(results, table)
+    if mean:
         print(mean)
     if options.write:
         how = " ".join(["python benchmarks/models.py", *sys.argv[1:]])

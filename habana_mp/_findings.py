@@ -21,7 +21,7 @@ _OFF = ("disabled", "autocast_off", "construction", "optimizer_step", "worker", 
 #: First calls take longer. With fewer calls than this they weigh so much that times mislead.
 _MANY_CALLS = 10
 
-#: What costs less than this share of all time is not worth an advice that makes results less exact.
+#: An advice that makes results less exact must save at least this share of all time.
 _LEAST_SHARE = 0.01
 
 #: Products that are too small take so much of all time before they are worth a finding.
@@ -325,7 +325,7 @@ def _is_too_small(row: Row) -> bool:
     return row.is_lower and is_short and _is_product(row) and 3 * (row.cast_seconds or 0.0) > seconds
 
 
-#: The oddest first. What makes results wrong comes before what costs time.
+#: The oddest first. Kinds about wrong results come before those about time.
 _KINDS = (
     _Kind(
         "rounded counts",
@@ -549,7 +549,7 @@ def _ping_pong_text(report: Report, parts: list[tuple[int, int, int, float]], sa
     )
 
 
-#: What is at risk where an operation is made to run in lower precision.
+#: The risk of each operation when it runs in lower precision.
 _RISKS = {
     "add": "a residual sum then loses small terms",
     "layer_norm": "its statistics stay in float32, its result is rounded to it",

@@ -40,7 +40,7 @@ class Installation:
         self._is_ours = False
         self._are_patches_in = False
         self._composites: dict[Any, Composite] = {}
-        #: True while somebody watches: then operations without a rule are seen too.
+        #: True while calls are watched: then the core also answers operations without a rule.
         self._is_watched = False
 
     @computed_once
@@ -76,14 +76,14 @@ class Installation:
                 raise
 
     def watch(self, *, watched: bool) -> None:
-        """See operations without a rule too, or do so no longer."""
+        """Answer operations without a rule too, or no longer."""
         with _locks.installation:
             if watched != self._is_watched:
                 self._is_watched = watched
                 self._observe()
 
     def _observe(self) -> None:
-        """Outside of torch's lists there is nothing to see: then torch stays as it is."""
+        """Torch stays as it is while no lists are in force."""
         if self._is_ours and (self.policy is not None or self._regions_in_torch):
             _core.observe(_policy.plan_of_observed() if self._is_watched else [])
 

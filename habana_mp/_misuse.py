@@ -1,4 +1,4 @@
-"""What says how a function is meant where it stands in a place that is not its own: ``with hmp.autocast:``."""
+"""Errors that say how a function is used, for uses such as ``with hmp.autocast:``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def called_first(example: str) -> Callable[[_F], _F]:
-    """A function that returns a block, and says so where the block is made of the function itself."""
+    """Decorates a function that returns a block. A block of the function itself raises an error with this example."""
 
     def decorate(function: _F) -> _F:
         return _CalledFirst(function, example)  # type: ignore[return-value]  # it is called as the function is
@@ -44,7 +44,7 @@ class _CalledFirst:
 
 
 class _NoBlock:
-    """What a function returns that holds until another one takes it back."""
+    """The result of ``convert``. A block of it raises an error that names the functions for blocks."""
 
     def __enter__(self) -> NoReturn:
         raise TypeError(
@@ -59,7 +59,7 @@ class _NoBlock:
         return "converted; hmp.report() tells what ran in which precision, hmp.restore() takes it back"
 
 
-#: What ``convert`` returns.
+#: The result of ``convert``.
 no_block: Any = _NoBlock()
 
 

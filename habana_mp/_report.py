@@ -357,7 +357,7 @@ class Report:
         return f"<Report of {self.total('calls'):,} calls by {self.detail}; print() shows it>"
 
     def _repr_html_(self) -> str | None:
-        """What a notebook shows; nothing where :meth:`show` has just shown it."""
+        """The HTML that a notebook shows, or None if :meth:`show` has just shown it."""
         was_shown = vars(self).pop("_was_shown", False)
         return None if was_shown else _pictures.html(self)
 
@@ -436,7 +436,7 @@ def _sum(a: Row, b: Row) -> Row:
 
 
 def _joined(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
-    """What two rows together have noticed."""
+    """Returns the sums of what two rows noticed, and the larger of their values."""
     return {
         name: max(a.get(name, 0), b.get(name, 0)) if name.startswith("largest") else a.get(name, 0) + b.get(name, 0)
         for name in (*a, *(one for one in b if one not in a))

@@ -164,7 +164,7 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str], bool]:
 
 
 def _point_out_misplaced(parser: argparse.ArgumentParser, command: Sequence[str]) -> None:
-    """An option of ours that stands behind the script is the script's. The script may have one of that name."""
+    """Options behind the script are the script's, which may have options of the same names. So this is no error."""
     ours = set(re.findall(r"--[a-z0-9-]+", parser.format_help())) - {"--help"}
     for word in command[1:]:
         if word.partition("=")[0] in ours:

@@ -39,8 +39,8 @@ def checked(within: Given) -> Within:
 
 
 def takes_no_model(convert: _F) -> _F:
-    """It says so to whoever gives it one, or an optimizer, as ``apex.amp.initialize`` takes them; and to whoever
-    misspells an argument, or makes a block of it."""
+    """Raises TypeError for a model or an optimizer, which ``apex.amp.initialize`` takes, and for misspelled keywords.
+    The result is no block, and says so."""
 
     @functools.wraps(convert)
     def checking(*args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,6 @@
 """The operations that the watch looks at more closely: lower precision may be too coarse for their inputs' values."""
 
-#: Of a large angle in lower precision nothing is left but the number of its turns.
+#: A large angle in lower precision keeps the number of its turns, and no more.
 ANGLES = ("cos", "sin", "tan")
 
 #: They want whole numbers exact: comparisons, and what makes an index of its input.

@@ -75,7 +75,7 @@ class Operation(NamedTuple):
     call."""
 
     terms: tuple[str, int] | None = None
-    """Of a product: the argument whose last dimension has the terms that it adds up: keyword and position."""
+    """The argument of a product whose last dimension is the number of its terms: keyword and position."""
 
     promotes: bool = False
     """Does torch itself compute in the precision of the tensors with dimensions where one without any is wider? (Of

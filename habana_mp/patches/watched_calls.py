@@ -37,7 +37,7 @@ _TRACED = Assumption(
     otherwise="the report does not say which line or module a traced call belongs to",
 )
 
-#: What a backward begins with.
+#: The function that begins a backward.
 BEGINS_BACKWARD: Table = {"torch.autograd": ("backward",)}
 
 
@@ -136,7 +136,7 @@ def begin(*, lines: bool) -> None:
 
 @cache
 def _nanoseconds_a_cast() -> float:
-    """How long torch takes for a cast of one value."""
+    """Returns the time that torch takes for a cast of one value."""
     value, to = torch.ones(1), torch.bfloat16
     with torch.no_grad():
         return 1e9 * min(timeit.repeat(lambda: value.to(to), repeat=5, number=20)) / 20

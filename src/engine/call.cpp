@@ -180,8 +180,8 @@ bool makes_lowered_result(const Facts& facts, const Plan& plan, PyObject* result
   return plan.computed_in != plan.to && holds_lowered_tensor(facts.arguments);
 }
 
-// A call that raised counts too, with what was decided for it: an exception may be the way in which somebody ends a
-// computation early, as checkpointing does.
+// Counts a call that raised, with what was decided for it. Checkpointing, for one, ends a recomputation by an
+// exception.
 PyObject* counted_if_failed(PyObject* result, const Facts& facts, Decision decision, const Tally& tally) {
   if (result == nullptr) report(facts.target, decision, tally);
   return result;
@@ -246,12 +246,13 @@ PyObject* answer_otherwise(const Facts& facts, const Plan& plan) {
   }
 }
 
-// True for a reason that explains a call better than the rule that holds where the lists are silent.
+// True for a reason that explains a call better than the rule for operations in no list does.
 constexpr bool is_shown(Reason reason) {
   return reason == Reason::state || reason == Reason::all_float32 || reason == Reason::few_terms;
 }
 
-// What is told of a call that is made as it is written: the step of an optimizer is named as one.
+// Returns the decision that counts for a call which is made as it is written. While calls are watched, the step of an
+// optimizer has a reason of its own.
 template <bool is_watched>
 Decision told_of(Decision decision) {
   if (!is_watched || thread_state.optimizer_steps == 0) return decision;

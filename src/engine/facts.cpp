@@ -59,7 +59,7 @@ bool has_unit_stride(const Arguments& arguments) {
   return true;
 }
 
-// Is the last dimension of this tensor shorter?
+// True if the last dimension of this tensor is shorter.
 bool has_short_rows(PyObject* tensor, std::int64_t than) {
   DLTensor view{};
   if (host::is_plain_tensor(tensor) && host::can_view() && host::view_of(tensor, view)) {
@@ -178,10 +178,10 @@ bool Facts::caller_is_exact() const { return engine::caller_is_exact(); }
 
 bool Facts::computes_state() const { return engine::computes_state(arguments); }
 
-// Where the lists speak in modules because these are modules, and not because the user named them, some are no
-// networks: transforms of images, estimators of returns, functions that a library wraps.
+// If the lists apply in every module, some modules are no networks: transforms of images, estimators of returns,
+// functions that a library wraps.
 bool Facts::is_all_float32_in_any_module() const {
-  if (!is_of_modules(thread_state.region) || !lists_speak_in_any_module()) return false;
+  if (!is_of_modules(thread_state.region) || !lists_apply_in_any_module()) return false;
   return !is_any_tensor(arguments.values, arguments.count(), [](PyObject* value, Kind kind) {
     return is_lower(kind) || (kind == Kind::f32 && Py_TYPE(value) == host::api.parameter);
   });

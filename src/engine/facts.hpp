@@ -51,7 +51,7 @@ bool is_decided_elsewhere(const Arguments& arguments);
 bool is_for_another_device(const RuleSet* region, const Arguments& arguments);
 bool is_left_alone(const Arguments& arguments);
 bool holds_lower_tensor(const Arguments& arguments);
-// That of the first floating tensor; Kind::other where there is none.
+// The kind of the first floating tensor, or Kind::other.
 Kind first_floating_kind(const Arguments& arguments);
 // True if one was lowered by an earlier call that autograd did not track.
 bool holds_lowered_tensor(const Arguments& arguments);

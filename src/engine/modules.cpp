@@ -60,7 +60,7 @@ void put_stub_in(PyObject* call_impl, PyObject* answering) {
 
 }  // namespace
 
-bool lists_speak_in_any_module() noexcept { return any_module; }
+bool lists_apply_in_any_module() noexcept { return any_module; }
 
 bool begins_to_speak(PyObject* module) noexcept {
   const ThreadState& state = thread_state;

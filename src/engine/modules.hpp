@@ -27,8 +27,8 @@ bool can_follow_modules(PyObject* call_impl);
 bool follow_modules(PyObject* call_impl, PyObject* answering);
 void stop_following_modules() noexcept;
 
-// True if the lists speak in whatever module runs; false if the user named modules.
-bool lists_speak_in_any_module() noexcept;
+// True if the lists apply in every module; false if the user named modules.
+bool lists_apply_in_any_module() noexcept;
 
 // Would a call of this module, made here, be one where the lists begin to speak?
 bool begins_to_speak(PyObject* module) noexcept;

@@ -35,8 +35,8 @@ float read(const char* value, Kind kind) {
   return static_cast<float>((bits & 0x8000U) != 0 ? -size : size);
 }
 
-// Calls `visit` with the values of a plain tensor on the CPU until it returns false. False where there are none to be
-// seen.
+// Calls `visit` with the values of a plain tensor on the CPU until it returns false. Returns false if the values cannot
+// be read.
 template <typename Visit>
 bool for_each_value(PyObject* tensor, Kind kind, const Visit& visit) noexcept {
   DLTensor view{};

@@ -7,10 +7,10 @@
 
 namespace habana_mp::watch {
 
-// Of an input of a call that was made in the precision `wanted`.
+// Looks at an input of a call that was made in the precision `wanted`.
 void notice_input(Record& record, PyObject* tensor, Kind wanted) noexcept;
 
-// Of all arguments of a call.
+// Looks at all arguments of a call.
 void notice_call(Record& record, PyObject* const* arguments, Py_ssize_t count) noexcept;
 
 // A backward begins from this tensor.

@@ -1,4 +1,4 @@
-"""Whoever takes a function for something else is told what to write."""
+"""Errors for wrong uses of a function say what to write."""
 
 from __future__ import annotations
 
@@ -117,6 +117,6 @@ def test_a_notebook_shows_a_table_once(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "<table>" in html
     assert ">matmul</td>" in html
     assert returned._repr_html_() is None  # the cell's last line
-    assert returned._repr_html_() == html  # whoever asks for it again
+    assert returned._repr_html_() == html  # asked for a second time
     hmp.report(file=io.StringIO())
     assert len(notebook.shown) == 1

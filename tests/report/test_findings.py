@@ -301,7 +301,7 @@ def test_a_product_is_too_small_where_casts_take_a_third_of_it_and_it_takes_a_tw
     "one",
     [
         row("cos", "bf16", "unlisted", noticed={"largest angle": 31.0}),
-        # Outside of modules somebody may want it.
+        # Outside of modules float64 may be meant.
         row("mul", "unchanged", "ineligible", noticed={"with float64": 9}),
         # A long product gains, whatever its casts take.
         row("matmul", "bf16", seconds=1.0, cast_seconds=0.9),

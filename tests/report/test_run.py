@@ -398,6 +398,6 @@ def test_an_option_behind_the_script_is_pointed_out(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import sys\nprint(sys.argv[1:])\n")
     done = python(*RUN, "script.py", "--report", "a.html", "--lr=1", "--detail=lines", cwd=tmp_path)
     assert done.stdout == "['--report', 'a.html', '--lr=1', '--detail=lines']\n"
-    told = [line for line in done.stderr.splitlines() if "stands behind the script" in line]
-    assert [line.split("`")[1] for line in told] == ["--report", "--detail=lines"]
+    lines = [line for line in done.stderr.splitlines() if "stands behind the script" in line]
+    assert [line.split("`")[1] for line in lines] == ["--report", "--detail=lines"]
     assert not (tmp_path / "a.html").exists()
