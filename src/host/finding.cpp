@@ -8,7 +8,8 @@ Owned made_by(const char* script) {
   const Owned done(PyDict_SetItemString(globals.get(), "__builtins__", PyEval_GetBuiltins()) < 0
                        ? nullptr
                        : PyRun_String(script, Py_file_input, globals.get(), globals.get()));
-  return Owned(done ? PyObject_CallNoArgs(PyDict_GetItemString(globals.get(), "make")) : nullptr);
+  const Owned make(done ? PyMapping_GetItemString(globals.get(), "make") : nullptr);
+  return Owned(make ? PyObject_CallNoArgs(make.get()) : nullptr);
 }
 
 }  // namespace habana_mp::host

@@ -82,7 +82,11 @@ bool find_method(PyTypeObject* type, const char* name, PyCFunction& function, in
   return true;
 }
 
-PyObject* method_of_tensor(const char* name) noexcept { return PyDict_GetItemString(api.tensor_base->tp_dict, name); }
+PyObject* method_of_tensor(const char* name) {
+  // Not PyDict_GetItemString, which returns null without an exception when memory is short.
+  const Owned key(checked(PyUnicode_InternFromString(name)));
+  return PyDict_GetItemWithError(api.tensor_base->tp_dict, key.get());
+}
 
 bool bind_torch() {
   if (api.tensor != nullptr) return true;
@@ -181,9 +185,10 @@ bool bind_torch() {
   found.set_data = found.data->set;
   found.tensor = type(torch, "Tensor");
   if (found.tensor == nullptr) return false;
-  api = found;
   // Another library's table is watched, but not used.
-  const bool is_torchs_own = PyObject_HasAttrString(c, "_dlpack_exchange_api") != 0;
+  const bool is_torchs_own = static_cast<bool>(Owned(attribute(c, "_dlpack_exchange_api")));
+  drop_error_but_of_memory();
+  api = found;
   if (const DLPackExchangeAPI* table = is_torchs_own ? exchange_table() : nullptr; table != nullptr) {
     static DLPackExchangeAPI copy;
     copy = *table;

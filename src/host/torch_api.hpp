@@ -81,8 +81,8 @@ extern TorchApi api;
 // The C function behind a method of this calling convention. False with a Python exception set where it is none.
 bool find_method(PyTypeObject* type, const char* name, PyCFunction& function, int flags = METH_NOARGS);
 
-// The descriptor of a method of Tensor, borrowed; null where there is none.
-PyObject* method_of_tensor(const char* name) noexcept;
+// The descriptor of a method of Tensor, borrowed, or null if there is none. Throws std::bad_alloc.
+PyObject* method_of_tensor(const char* name);
 
 // The table of torch's DLPack exchange API, through which other libraries get tensors' memory: torch's own or, where it
 // is older than 2.10, one that such a library gave it. Null where there is none, or of another version.
