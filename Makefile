@@ -13,7 +13,7 @@ NEWEST_TORCH := torch==2.14.1
 NEWEST_TORCHVISION := torchvision==0.29.1
 NEWEST := build/newest
 # Tests that run at once, each in a process with one thread of OpenMP. What one has left, another takes over.
-WORKERS ?= 2
+WORKERS ?= $(shell n=$$(nproc); echo $$((n < 4 ? n : 4)))
 AT_ONCE := -n $(WORKERS) --dist worksteal
 APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 
