@@ -16,7 +16,7 @@ class TimeEncoder(nn.Module):
         return torch.cos(angles)  # <- odd
 
 
-hmp.convert(preset="recommended", report="lines")
+hmp.convert(preset="torch-cpu", report="lines")
 encode = TimeEncoder()
 for _ in range(10):
     encode(500 * torch.rand(64)).float().sum().backward()
