@@ -261,7 +261,7 @@ def watch_calls(watched: bool, /) -> None:
 def set_watch(
     passed_over: tuple[str, ...],
     compilers: tuple[str, ...],
-    call_impl_code: types.CodeType,
+    call_impl_code: types.CodeType | None,
     names: Callable[[Any, list[Any]], tuple[int, str, str]],
     traced_place: Callable[[], tuple[str | None, str, int, str | None] | None],
     /,
@@ -351,9 +351,10 @@ def set_recognised(
     between: tuple[str, ...],
     through: tuple[str, ...],
     operator_found: Callable[[Any, str, str | None], tuple[Any, ...]],
+    module_calls: types.CodeType | None,
 ) -> None:
-    """`operator_found` takes what torch has looked up for an operator, its name, and the overload's where there is one;
-    it returns the builtins that are to be watched as `writers`."""
+    """`module_calls` is the code of a module's call. `operator_found` takes what torch has looked up for an operator,
+    its name, and the overload's where there is one; it returns the builtins that are to be watched as `writers`."""
 
 def install_in_disabled_regions(regions: int) -> None:
     """This thread is in so many regions of torch.autocast, none of which is enabled."""

@@ -51,7 +51,7 @@ class Ruling:
     by_parts: bool = False
     #: Only for the matrix products of the calls that make any.
     products_only: bool = False
-    #: Only for products that add up at least so many terms; 0: for all.
+    #: In the forward of a module, without a Parameter, only for products that add up so many terms or more; 0: for all.
     least_terms: int = 0
 
     def rule(self, operation: str, *, keeps_weights: bool = True) -> _core.Rule:

@@ -23,7 +23,7 @@ class Preset:
     fp32: tuple[Listed, ...] = ()
     widest: tuple[Listed, ...] = ()
     least_terms: int = 0
-    """Its lists mean products that add up at least so many terms."""
+    """In the forward of a module, without a Parameter, its lists mean products that add up so many terms or more."""
     of_autocast: bool = False
     """Does it do what torch.autocast does, for which the name of a loss does not mean the loss's parts?"""
 

@@ -78,11 +78,11 @@ def end(watcher: str) -> None:
         _Watch.watched.put_code_back()
 
 
-def code_of_calls() -> types.CodeType:
-    """The code that a module's call runs, watched or not."""
+def code_of_calls() -> types.CodeType | None:
+    """Returns the code that a module's call runs, watched or not, or None if that is no function of Python."""
     function = torch.nn.Module._call_impl
     is_watched = _Watch.watchers and function is _Watch.watched.function
-    code: types.CodeType = (_Watch.watched.answering if is_watched else function).__code__
+    code: types.CodeType | None = getattr(_Watch.watched.answering if is_watched else function, "__code__", None)
     return code
 
 

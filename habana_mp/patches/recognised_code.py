@@ -13,6 +13,7 @@ from habana_mp import _core
 from habana_mp._ledger import Assumption, UnmetError, holds, require
 from habana_mp.patches import autocast_regions, torch_files
 from habana_mp.patches.base import Patch, Settings
+from habana_mp.patches.direct_calls import code_of_calls
 from habana_mp.patches.optimizer_steps import code_around_steps
 from habana_mp.patches.silent_writers import operator_found, silent_writers
 from habana_mp.patches.stored_values import look_at_value
@@ -100,6 +101,7 @@ class RecognisedCode(Patch):
             torch_files.between_operations(),
             torch_files.through_to_callers(),
             operator_found,
+            code_of_calls(),
         )
         _core.install_in_disabled_regions(regions)
         if _may_be_child_process():

@@ -59,6 +59,13 @@ bool has_unit_stride(const Arguments& arguments) {
   return true;
 }
 
+// True for a Parameter among the arguments, or a tensor in a lower precision.
+bool holds_weight_or_lower_tensor(const Arguments& arguments) {
+  return is_any_tensor(arguments.values, arguments.count(), [](PyObject* value, Kind kind) {
+    return is_lower(kind) || (kind == Kind::f32 && Py_TYPE(value) == host::api.parameter);
+  });
+}
+
 // True if the last dimension of this tensor is shorter.
 bool has_short_rows(PyObject* tensor, std::int64_t than) {
   DLTensor view{};
@@ -181,10 +188,11 @@ bool Facts::computes_state() const { return engine::computes_state(arguments); }
 // If the lists apply in every module, some modules are no networks: transforms of images, estimators of returns,
 // functions that a library wraps.
 bool Facts::is_all_float32_in_any_module() const {
-  if (!is_of_modules(thread_state.region) || !lists_apply_in_any_module()) return false;
-  return !is_any_tensor(arguments.values, arguments.count(), [](PyObject* value, Kind kind) {
-    return is_lower(kind) || (kind == Kind::f32 && Py_TYPE(value) == host::api.parameter);
-  });
+  return is_of_modules(thread_state.region) && lists_apply_in_any_module() && !holds_weight_or_lower_tensor(arguments);
+}
+
+bool Facts::is_all_float32_in_module_call() const {
+  return !holds_weight_or_lower_tensor(arguments) && a_module_runs();
 }
 
 bool Facts::adds_fewer_terms(std::uint8_t least) const {

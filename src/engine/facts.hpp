@@ -16,6 +16,7 @@ struct Facts : Call {
   [[nodiscard]] bool caller_is_exact() const;
   [[nodiscard]] bool computes_state() const;
   [[nodiscard]] bool is_all_float32_in_any_module() const;
+  [[nodiscard]] bool is_all_float32_in_module_call() const;
   [[nodiscard]] bool adds_fewer_terms(std::uint8_t least) const;
   [[nodiscard]] bool is_for_another_device() const;
 

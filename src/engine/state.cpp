@@ -277,6 +277,14 @@ void set_exact_files(PyObject* files) noexcept {
   *known_files = {};
 }
 
+bool a_module_runs() {
+  if (!known_things->module_calls) return false;
+  host::FrameWalk walk;
+  while (walk && walk.code() != known_things->module_calls.get()) walk.outwards();
+  if (walk.failed()) throw std::bad_alloc();
+  return static_cast<bool>(walk);
+}
+
 bool caller_is_custom_fwd() {
   const host::FrameWalk caller;
   if (caller.failed()) throw std::bad_alloc();

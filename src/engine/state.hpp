@@ -136,6 +136,7 @@ struct Recognised {
   Owned through;           // a tuple: those through which a library does
   Owned operator_found;    // called with what torch found for an operator's name, the name, and the overload's or None;
                            // a tuple of the builtins to watch as writers
+  Owned module_calls;      // the code of a module's call, or None
 };
 void set_recognised(Recognised given) noexcept;
 const Recognised& recognised() noexcept;
@@ -147,6 +148,9 @@ bool caller_is_inside_of_an_operation();
 // Both throw std::bad_alloc where there is no memory to find out.
 bool region_is_torchs_own();
 AutocastRegion region_of_torchs_own();
+
+// True if the forward of a module runs in this thread. Throws std::bad_alloc.
+bool a_module_runs();
 
 // Is the calling Python function the wrapper of torch.amp.custom_fwd?
 bool caller_is_custom_fwd();

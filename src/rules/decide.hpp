@@ -175,7 +175,8 @@ template <typename Facts>
     plan.decision = {Precision::fp32, Reason::all_float32};
     return by(Way::silent_rule);
   }
-  if (lowers_by_list && rule.least_terms != 0 && facts.adds_fewer_terms(rule.least_terms)) {
+  if (lowers_by_list && rule.least_terms != 0 && facts.adds_fewer_terms(rule.least_terms) &&
+      facts.is_all_float32_in_module_call()) {
     plan.decision = {Precision::fp32, Reason::few_terms};
     return by(Way::silent_rule);
   }

@@ -35,7 +35,7 @@ struct Rule {
   bool is_elementwise = false;
   // Does it add up products? Kernels for sparse tensors do so in the lower precision, where they have one.
   bool is_product = false;
-  // The lists mean products that add up at least so many terms; 0: all of them.
+  // In the forward of a module, without a weight, the lists mean products that add up at least so many terms; 0: all.
   std::uint8_t least_terms = 0;
   // Does the list mean only those calls that make a matrix product?
   bool only_with_product = false;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -76,11 +77,10 @@ def matrices(*sizes: int) -> torch.Tensor:
     return torch.linspace(-1, 1, math.prod(sizes)).reshape(sizes)
 
 
-#: By name, a product of so many terms, the same way for any number of them.
+#: By name, a product of so many terms.
 PRODUCTS: dict[str, Callable[[int], torch.Tensor]] = {
     "linear": lambda terms: F.linear(matrices(6, terms), matrices(8, terms)),
     "linear by keywords": lambda terms: F.linear(input=matrices(6, terms), weight=matrices(8, terms)),
-    "layer": lambda terms: nn.Linear(terms, 8)(matrices(6, terms)),
     "matmul": lambda terms: matrices(6, terms) @ matrices(terms, 6),
     "mm": lambda terms: torch.mm(matrices(6, terms), matrices(terms, 6)),
     "bmm": lambda terms: torch.bmm(matrices(2, 6, terms), matrices(2, terms, 6)),
@@ -89,45 +89,56 @@ PRODUCTS: dict[str, Callable[[int], torch.Tensor]] = {
 }
 
 
+class Calls(nn.Module):
+    """Whatever it is given."""
+
+    def __init__(self, function: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *given: int | torch.Tensor) -> torch.Tensor:
+        return self.function(*given)
+
+
 @pytest.mark.parametrize("call", PRODUCTS.values(), ids=PRODUCTS)
-def test_products_of_few_terms_stay_as_they_are(call: Callable[[int], torch.Tensor]) -> None:
-    torch.manual_seed(0)
-    plain = [call(terms).detach() for terms in range(1, 4)]
+def test_products_of_few_terms_stay_as_they_are_in_modules(call: Callable[[int], torch.Tensor]) -> None:
+    module = Calls(call)
+    plain = [module(terms) for terms in range(1, 4)]
     hmp.convert(preset="recommended", report="lines")
     hmp.reset_report()
-    torch.manual_seed(0)
     for terms, expected in enumerate(plain, 1):
-        assert torch.equal(call(terms).detach(), expected)
+        assert torch.equal(module(terms), expected)
     rows = hmp.report(show=False).rows
     assert {row.precision for row in rows} == {"fp32"}
     assert "few_terms" in {row.reason for row in rows}
-    assert call(4).dtype is BF16
+    assert module(4).dtype is BF16
+    assert call(1).dtype is BF16  # outside of modules
     hmp.convert(preset="torch-cpu")
-    assert call(1).dtype is BF16
+    assert module(1).dtype is BF16
 
 
-def test_products_of_few_terms_follow_their_first_factor() -> None:
+def test_products_of_few_terms_with_a_weight_or_a_lower_factor_are_lowered() -> None:
     hmp.convert(preset="recommended")
-    lower, plain = matrices(6, 3).bfloat16(), matrices(3, 6)
-    assert (lower @ plain).dtype is BF16
-    assert (plain.t() @ lower.t()).dtype is FP32
-    assert nn.Linear(3, 6)(lower).dtype is BF16
+    assert Calls(lambda x: x @ x.t())(matrices(6, 3).bfloat16()).dtype is BF16
+    assert nn.Linear(1, 6)(matrices(6, 1)).dtype is BF16
 
 
 def test_a_list_of_ones_own_means_all_products(tmp_path: Path) -> None:
     path = tmp_path / "own.txt"
     path.write_text("linear\n", encoding="utf-8")
     hmp.convert("O1", str(path), preset="recommended")
-    assert PRODUCTS["linear"](3).dtype is BF16
+    assert Calls(PRODUCTS["linear"])(3).dtype is BF16
 
 
-def test_rotations_of_points_are_exact() -> None:
+@pytest.mark.parametrize("report", ["operations", "lines"])
+def test_a_module_that_turns_points_is_exact(report: Any) -> None:
     angle = torch.tensor(0.3)
     turn = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()]).reshape(2, 2)
     points = 1000 * torch.rand(100, 2)
-    expected = points @ turn
-    hmp.convert(preset="recommended")
-    assert torch.equal(points @ turn, expected)
+    module = Calls(lambda x: x @ turn)
+    expected = module(points)
+    hmp.convert(preset="recommended", report=report)
+    assert torch.equal(module(points), expected)
 
 
 class Timesteps(nn.Module):

@@ -29,6 +29,7 @@ struct Facts {
   bool only_state = false;
   bool all_float32 = false;
   bool few_terms = false;
+  bool in_module_call = false;
   bool another_device = false;
   std::optional<Present> with_dimensions;
   bool one_tensor = false;
@@ -59,6 +60,7 @@ struct Facts {
   bool caller_is_exact() const { return tell('e', exact_caller); }
   bool computes_state() const { return tell('z', only_state); }
   bool is_all_float32_in_any_module() const { return tell('4', all_float32); }
+  bool is_all_float32_in_module_call() const { return tell('6', in_module_call); }
   bool adds_fewer_terms(std::uint8_t) const { return tell('5', few_terms); }
   bool is_for_another_device() const { return tell('a', another_device); }
   std::optional<Present> inputs_with_dimensions() const { return tell('i', with_dimensions); }
@@ -172,7 +174,7 @@ void check_table() {
   Facts all;
   all.decided_elsewhere = all.exact_caller = all.only_state = all.another_device = all.one_tensor = all.in_a_transform =
       true;
-  all.all_float32 = all.few_terms = true;
+  all.all_float32 = all.few_terms = all.in_module_call = true;
   rule.least_terms = 5;
   all.at_place = Reason::worker;
   all.product = Answer::failed;
@@ -203,6 +205,9 @@ void check_table() {
   rule.is_product = true;
   all.all_float32 = false;
   CHECK(plan_of(rule, all, inputs).decision.reason == Reason::few_terms);
+  all.in_module_call = false;
+  CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::other_device));
+  all.in_module_call = true;
   rule.least_terms = 0;
   CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::other_device));
   rule.least_terms = 5;
@@ -420,7 +425,7 @@ void answer(const std::string& line) {
   inputs.explicit_out = yes();
   inputs.explicit_dtype = yes();
   for (bool Facts::*fact : {&Facts::decided_elsewhere, &Facts::exact_caller, &Facts::only_state, &Facts::all_float32,
-                            &Facts::few_terms, &Facts::another_device, &Facts::one_tensor, &Facts::sparse_tensor,
+                            &Facts::few_terms, &Facts::in_module_call, &Facts::another_device, &Facts::one_tensor, &Facts::sparse_tensor,
                             &Facts::number_beyond, &Facts::products_can_be_lowered, &Facts::in_a_transform}) {
     facts.*fact = yes();
   }

@@ -72,6 +72,7 @@ class Facts:
     only_state: bool
     all_float32: bool
     few_terms: bool
+    in_module_call: bool
     another_device: bool
     one_tensor: bool
     sparse_tensor: bool
@@ -159,7 +160,7 @@ def wanted(call: Call) -> tuple[Way, Kind, int, str]:
     prepares = rule.is_elementwise or (rule.is_product and facts.few_terms)
     if reason == "list" and to in LOWER and prepares and facts.all_float32:
         return Way.SILENT_RULE, to, PRECISIONS[Kind.F32], "all_float32"
-    if reason == "list" and to in LOWER and rule.least_terms and facts.few_terms:
+    if reason == "list" and to in LOWER and rule.least_terms and facts.few_terms and facts.in_module_call:
         return Way.SILENT_RULE, to, PRECISIONS[Kind.F32], "few_terms"
     if facts.another_device:
         return Way.LEAVE, to, UNCHANGED, "other_device"
