@@ -193,7 +193,6 @@ class Rule:
         sparse_gradient: tuple[str, int] | None = None,
         questions: dict[str, Callable[..., Any]] = ...,
         packs: str = "",
-        least_terms: int = 0,
         terms: tuple[str, int] | None = None,
     ) -> None: ...
 

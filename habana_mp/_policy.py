@@ -51,8 +51,8 @@ class Ruling:
     by_parts: bool = False
     #: Only for the matrix products of the calls that make any.
     products_only: bool = False
-    #: In the forward of a module, without a Parameter, only for products that add up so many terms or more; 0: for all.
-    least_terms: int = 0
+    #: Not for products of three terms without a Parameter in the forward of a module, which turn points.
+    leaves_points: bool = False
 
     def rule(self, operation: str, *, keeps_weights: bool = True) -> _core.Rule:
         """The core's form, with the arguments that may be cast. May casts of weights be kept?"""
@@ -71,6 +71,7 @@ class Ruling:
             "views_one": row.views_one,
             "is_elementwise": ops.is_elementwise(operation),
             "is_product": row.is_product,
+            "leaves_points": self.leaves_points,
             "products_inside": self.products_only and row.products_inside,
             "is_not_repeated": not ops.may_be_repeated(operation),
             "counts_no_version": row.counts_no_version,
@@ -96,7 +97,6 @@ class Ruling:
             sparse_gradient=row.sparse_gradient,
             questions={name: function for name, function in questions.items() if function is not None},
             packs=row.packs if keeps_weights else "",
-            least_terms=self.least_terms,
             terms=row.terms,
         )
 
@@ -347,9 +347,9 @@ def policy_from_lists(
         )
         for operation, (kind, listed) in decided.items()
     }
-    for operation, ruling in rulings.items() if lists.least_terms else ():
+    for operation, ruling in rulings.items() if lists.leaves_points else ():
         if operation not in named and ruling.precision == lower and ops.row_of(operation).terms is not None:
-            rulings[operation] = replace(ruling, least_terms=lists.least_terms)
+            rulings[operation] = replace(ruling, leaves_points=True)
     rulings |= {operation: Ruling("refused") for operation in refused - rulings.keys()}
     # The third list is weaker than the other two (rule 5).
     for listed in lists.widest:

@@ -22,8 +22,8 @@ class Preset:
     lower: tuple[Listed, ...] = ()
     fp32: tuple[Listed, ...] = ()
     widest: tuple[Listed, ...] = ()
-    least_terms: int = 0
-    """In the forward of a module, without a Parameter, its lists mean products that add up so many terms or more."""
+    leaves_points: bool = False
+    """It does not mean products of three terms without a Parameter in the forward of a module, which turn points."""
     of_autocast: bool = False
     """Does it do what torch.autocast does, for which the name of a loss does not mean the loss's parts?"""
 
@@ -66,7 +66,7 @@ def _shipped(name: str, content: dict[str, Any]) -> Preset:
         name,
         content["description"],
         **lists,
-        least_terms=content.get("least_terms", 0),
+        leaves_points=content.get("leaves_points", False),
         of_autocast=content.get("of_autocast", False),
     )
 

@@ -99,6 +99,7 @@ constexpr struct {
     {"views_one", [](Rule& rule) { rule.views_one = true; }},
     {"is_elementwise", [](Rule& rule) { rule.is_elementwise = true; }},
     {"is_product", [](Rule& rule) { rule.is_product = true; }},
+    {"leaves_points", [](Rule& rule) { rule.leaves_points = true; }},
     {"products_inside", [](Rule& rule) { rule.products_inside = true; }},
     {"is_not_repeated", [](Rule& rule) { rule.may_repeat = false; }},
     {"counts_no_version", [](Rule& rule) { rule.counts_no_version = true; }},
@@ -168,7 +169,7 @@ Rule make_rule(const std::string& action, const std::string& precision, const st
                const std::vector<std::string_view>& words, const std::optional<engine::Castable>& castable,
                const py::tuple& target_keywords,
                const std::optional<std::pair<std::string, std::uint8_t>>& sparse_gradient,
-               const std::map<std::string, py::object>& questions, const std::string& packs, std::uint8_t least_terms,
+               const std::map<std::string, py::object>& questions, const std::string& packs,
                const std::optional<std::pair<std::string, std::uint8_t>>& terms) {
   Reserve::fill();
   Rule rule;
@@ -183,7 +184,6 @@ Rule make_rule(const std::string& action, const std::string& precision, const st
     rule.questions.sparse_position = sparse_gradient->second;
   }
   for (const auto& [name, function] : questions) set_question(rule, name, function);
-  rule.least_terms = least_terms;
   if (terms) {
     rule.questions.terms_keyword = kept(py::make_tuple(terms->first));
     rule.questions.terms_position = terms->second;
@@ -537,7 +537,7 @@ void register_engine(py::module_& module) {
            py::arg("traits") = std::vector<std::string_view>(), py::arg("castable") = std::nullopt,
            py::arg("target_keywords") = py::tuple(), py::arg("sparse_gradient") = std::nullopt,
            py::arg("questions") = std::map<std::string, py::object>(), py::arg("packs") = "",
-           py::arg("least_terms") = 0, py::arg("terms") = std::nullopt);
+           py::arg("terms") = std::nullopt);
 
   module.def("bind_torch", [] {
     static bool bound = false;

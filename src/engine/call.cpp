@@ -248,7 +248,7 @@ PyObject* answer_otherwise(const Facts& facts, const Plan& plan) {
 
 // True for a reason that explains a call better than the rule for operations in no list does.
 constexpr bool is_shown(Reason reason) {
-  return reason == Reason::state || reason == Reason::all_float32 || reason == Reason::few_terms;
+  return reason == Reason::state || reason == Reason::all_float32 || reason == Reason::points;
 }
 
 // Returns the decision that counts for a call which is made as it is written. While calls are watched, the step of an

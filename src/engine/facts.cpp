@@ -66,20 +66,20 @@ bool holds_weight_or_lower_tensor(const Arguments& arguments) {
   });
 }
 
-// True if the last dimension of this tensor is shorter.
-bool has_short_rows(PyObject* tensor, std::int64_t than) {
+// True if the last dimension of this tensor has this length.
+bool has_rows_of(PyObject* tensor, std::int64_t length) {
   DLTensor view{};
   if (host::is_plain_tensor(tensor) && host::can_view() && host::view_of(tensor, view)) {
-    return view.ndim > 0 && view.shape[view.ndim - 1] < than;
+    return view.ndim > 0 && view.shape[view.ndim - 1] == length;
   }
   static PyObject* const name = interned("shape");
   const Owned shape(PyObject_GetAttr(tensor, name));
   const Py_ssize_t count = shape && PyTuple_Check(shape.get()) ? PyTuple_GET_SIZE(shape.get()) : 0;
   PyObject* const last = count == 0 ? nullptr : PyTuple_GET_ITEM(shape.get(), count - 1);
   // A size that torch.compile leaves open is no number.
-  const bool is_short = last != nullptr && PyLong_CheckExact(last) && PyLong_AsLongLong(last) < than;
+  const bool is_equal = last != nullptr && PyLong_CheckExact(last) && PyLong_AsLongLong(last) == length;
   drop_error_but_of_memory();
-  return is_short;
+  return is_equal;
 }
 
 std::optional<Reason> place() { return may_be_a_place(thread_state) ? why_not(thread_state) : std::nullopt; }
@@ -195,12 +195,12 @@ bool Facts::is_all_float32_in_module_call() const {
   return !holds_weight_or_lower_tensor(arguments) && a_module_runs();
 }
 
-bool Facts::adds_fewer_terms(std::uint8_t least) const {
+bool Facts::adds_three_terms() const {
   const Questions& questions = rule.questions;
   if (questions.terms_keyword == nullptr) return false;
   PyObject* const factor =
       find_argument(arguments, questions.terms_position, PyTuple_GET_ITEM(questions.terms_keyword, 0));
-  return factor != nullptr && is_floating(host::kind_of(factor)) && has_short_rows(factor, least);
+  return factor != nullptr && is_floating(host::kind_of(factor)) && has_rows_of(factor, 3);
 }
 
 bool Facts::is_for_another_device() const { return engine::is_for_another_device(thread_state.region, arguments); }

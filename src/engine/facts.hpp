@@ -17,7 +17,7 @@ struct Facts : Call {
   [[nodiscard]] bool computes_state() const;
   [[nodiscard]] bool is_all_float32_in_any_module() const;
   [[nodiscard]] bool is_all_float32_in_module_call() const;
-  [[nodiscard]] bool adds_fewer_terms(std::uint8_t least) const;
+  [[nodiscard]] bool adds_three_terms() const;
   [[nodiscard]] bool is_for_another_device() const;
 
   // What it computes.

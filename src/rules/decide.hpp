@@ -129,9 +129,6 @@ Plan draft(const Rule& rule, Inputs& inputs, const Facts& facts) {
 // ---- the table: what overrules the draft
 // -----------------------------------------------------------------------------
 
-// A product that adds up fewer terms than this turns points and the like: it is no layer of a network.
-inline constexpr std::uint8_t few_terms = 4;
-
 // Is nothing cast for this call, whatever the lists say? The same rows begin the table.
 template <typename Facts>
 bool is_left_alone(const Facts& facts) {
@@ -170,14 +167,12 @@ template <typename Facts>
     return by(Way::silent_rule);
   }
   const bool may_be_preparation = lowers_by_list && (rule.is_elementwise || rule.is_product);
-  if (may_be_preparation && facts.is_all_float32_in_any_module() &&
-      (rule.is_elementwise || facts.adds_fewer_terms(few_terms))) {
+  if (may_be_preparation && facts.is_all_float32_in_any_module() && (rule.is_elementwise || facts.adds_three_terms())) {
     plan.decision = {Precision::fp32, Reason::all_float32};
     return by(Way::silent_rule);
   }
-  if (lowers_by_list && rule.least_terms != 0 && facts.adds_fewer_terms(rule.least_terms) &&
-      facts.is_all_float32_in_module_call()) {
-    plan.decision = {Precision::fp32, Reason::few_terms};
+  if (lowers_by_list && rule.leaves_points && facts.adds_three_terms() && facts.is_all_float32_in_module_call()) {
+    plan.decision = {Precision::fp32, Reason::points};
     return by(Way::silent_rule);
   }
   if (facts.is_for_another_device()) return leave(Reason::other_device);

@@ -40,7 +40,7 @@ constexpr std::array words{
     Words{"disabled", "under disable_casts"},
     Words{"autocast_off", "inside of torch.autocast(enabled=False)"},
     Words{"unlisted", "in no list, as its input is"},
-    Words{"few_terms", "a product of few terms"},
+    Words{"points", "a product of three terms, without a weight"},
     Words{"all_float32", "arithmetic in float32, without a weight"},
 };
 static_assert(words.size() == reason_count);

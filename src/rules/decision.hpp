@@ -37,7 +37,7 @@ enum class Reason : std::uint8_t {
   disabled,        // under disable_casts, and somebody watches
   autocast_off,    // rule 10: in a region of torch.autocast(enabled=False)
   unlisted,        // neither a list nor a rule names the operation, and somebody watches
-  few_terms,       // the lists mean products that add up more terms
+  points,          // in the forward of a module: a product of three terms without a weight, which turns points
   all_float32,     // within modules: arithmetic that neither a weight nor a lower tensor takes part in
 };
 inline constexpr int reason_count = 27;

@@ -35,8 +35,9 @@ struct Rule {
   bool is_elementwise = false;
   // Does it add up products? Kernels for sparse tensors do so in the lower precision, where they have one.
   bool is_product = false;
-  // In the forward of a module, without a weight, the lists mean products that add up at least so many terms; 0: all.
-  std::uint8_t least_terms = 0;
+  // True if the lists do not mean products of three terms without a weight in the forward of a module: they turn
+  // points.
+  bool leaves_points = false;
   // Does the list mean only those calls that make a matrix product?
   bool only_with_product = false;
   // Does the list mean no more than the matrix products that torch makes inside? All else, what a recurrent layer keeps

@@ -28,7 +28,7 @@ struct Facts {
   bool exact_caller = false;
   bool only_state = false;
   bool all_float32 = false;
-  bool few_terms = false;
+  bool three_terms = false;
   bool in_module_call = false;
   bool another_device = false;
   std::optional<Present> with_dimensions;
@@ -61,7 +61,7 @@ struct Facts {
   bool computes_state() const { return tell('z', only_state); }
   bool is_all_float32_in_any_module() const { return tell('4', all_float32); }
   bool is_all_float32_in_module_call() const { return tell('6', in_module_call); }
-  bool adds_fewer_terms(std::uint8_t) const { return tell('5', few_terms); }
+  bool adds_three_terms() const { return tell('5', three_terms); }
   bool is_for_another_device() const { return tell('a', another_device); }
   std::optional<Present> inputs_with_dimensions() const { return tell('i', with_dimensions); }
   bool holds_one_tensor() const { return tell('1', one_tensor); }
@@ -174,8 +174,8 @@ void check_table() {
   Facts all;
   all.decided_elsewhere = all.exact_caller = all.only_state = all.another_device = all.one_tensor = all.in_a_transform =
       true;
-  all.all_float32 = all.few_terms = all.in_module_call = true;
-  rule.least_terms = 5;
+  all.all_float32 = all.three_terms = all.in_module_call = true;
+  rule.leaves_points = true;
   all.at_place = Reason::worker;
   all.product = Answer::failed;
   all.fused = all.wrong = all.sums = all.slower = Answer::failed;
@@ -199,22 +199,22 @@ void check_table() {
   CHECK(plan_of(rule, all, inputs).way == Way::silent_rule);
   CHECK(plan_of(rule, all, inputs).decision.reason == Reason::all_float32);
   rule.is_elementwise = false;
-  CHECK(plan_of(rule, all, inputs).decision.reason == Reason::all_float32);  // a product of few terms
+  CHECK(plan_of(rule, all, inputs).decision.reason == Reason::all_float32);  // a product of three terms
   rule.is_product = false;
-  CHECK(plan_of(rule, all, inputs).decision.reason == Reason::few_terms);
+  CHECK(plan_of(rule, all, inputs).decision.reason == Reason::points);
   rule.is_product = true;
   all.all_float32 = false;
-  CHECK(plan_of(rule, all, inputs).decision.reason == Reason::few_terms);
+  CHECK(plan_of(rule, all, inputs).decision.reason == Reason::points);
   all.in_module_call = false;
   CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::other_device));
   all.in_module_call = true;
-  rule.least_terms = 0;
+  rule.leaves_points = false;
   CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::other_device));
-  rule.least_terms = 5;
-  all.few_terms = false;
+  rule.leaves_points = true;
+  all.three_terms = false;
   CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::other_device));
   all.all_float32 = true;
-  CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::other_device));  // a product of more terms
+  CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::other_device));  // a product of other terms
   all.all_float32 = false;
   rule.is_elementwise = true;
   all.another_device = false;
@@ -407,7 +407,7 @@ void answer(const std::string& line) {
                             &Rule::may_be_fused, &Rule::may_be_wrong, &Rule::may_add_up}) {
     rule.*trait = yes();
   }
-  rule.least_terms = yes() ? 5 : 0;
+  rule.leaves_points = yes();
   Inputs inputs;
   Facts facts;
   Present with_dimensions;
@@ -424,9 +424,10 @@ void answer(const std::string& line) {
   inputs.target = static_cast<Kind>(number());
   inputs.explicit_out = yes();
   inputs.explicit_dtype = yes();
-  for (bool Facts::*fact : {&Facts::decided_elsewhere, &Facts::exact_caller, &Facts::only_state, &Facts::all_float32,
-                            &Facts::few_terms, &Facts::in_module_call, &Facts::another_device, &Facts::one_tensor, &Facts::sparse_tensor,
-                            &Facts::number_beyond, &Facts::products_can_be_lowered, &Facts::in_a_transform}) {
+  for (bool Facts::*fact :
+       {&Facts::decided_elsewhere, &Facts::exact_caller, &Facts::only_state, &Facts::all_float32, &Facts::three_terms,
+        &Facts::in_module_call, &Facts::another_device, &Facts::one_tensor, &Facts::sparse_tensor,
+        &Facts::number_beyond, &Facts::products_can_be_lowered, &Facts::in_a_transform}) {
     facts.*fact = yes();
   }
   for (Answer Facts::*fact : {&Facts::product, &Facts::fused, &Facts::wrong, &Facts::sums, &Facts::slower}) {

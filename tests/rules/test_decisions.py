@@ -62,7 +62,7 @@ class Rule:
     may_be_fused: bool
     may_be_wrong: bool
     may_add_up: bool
-    least_terms: bool
+    leaves_points: bool
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Facts:
     exact_caller: bool
     only_state: bool
     all_float32: bool
-    few_terms: bool
+    three_terms: bool
     in_module_call: bool
     another_device: bool
     one_tensor: bool
@@ -157,11 +157,11 @@ def wanted(call: Call) -> tuple[Way, Kind, int, str]:
         return Way.SILENT_RULE, to, UNCHANGED, "library"
     if reason == "list" and to in LOWER and rule.is_elementwise and facts.only_state:
         return Way.SILENT_RULE, to, UNCHANGED, "state"
-    prepares = rule.is_elementwise or (rule.is_product and facts.few_terms)
+    prepares = rule.is_elementwise or (rule.is_product and facts.three_terms)
     if reason == "list" and to in LOWER and prepares and facts.all_float32:
         return Way.SILENT_RULE, to, PRECISIONS[Kind.F32], "all_float32"
-    if reason == "list" and to in LOWER and rule.least_terms and facts.few_terms and facts.in_module_call:
-        return Way.SILENT_RULE, to, PRECISIONS[Kind.F32], "few_terms"
+    if reason == "list" and to in LOWER and rule.leaves_points and facts.three_terms and facts.in_module_call:
+        return Way.SILENT_RULE, to, PRECISIONS[Kind.F32], "points"
     if facts.another_device:
         return Way.LEAVE, to, UNCHANGED, "other_device"
     if rule.views_one and facts.one_tensor:
