@@ -121,6 +121,8 @@ def look_at_value(what: str, values: torch.Tensor, former: torch.Tensor | None) 
     if _core.was_computed_from_kept(values) and _core.casts_are_made_here():
         return _in_float32(what, values, _COMPUTED_FROM_ITSELF)
     if former is not None and _core.casts_are_made_here() and not _is_meant(former, values):
+        if _is_conversion(values) and _has_values_of(former, values):
+            return former.detach()  # converted from what it is stored over: nothing has to be rounded
         return _in_float32(what, values, _PERHAPS_LOWERED)
     return values
 
@@ -146,12 +148,23 @@ def _is_meant(former: torch.Tensor, values: torch.Tensor) -> bool:
         return True
     if not (_has_memory(former) and _has_memory(values)):
         return True
-    if _is_in_module_call():
-        return False
+    return not _is_in_module_call() and _is_conversion(values)
+
+
+def _is_conversion(values: torch.Tensor) -> bool:
+    """True if a method of a float32 tensor converted these values."""
     if _core.was_converted(values):
         return True
     node = _first_computing(values.grad_fn) if _tells_nodes() else None
     return node is not None and node.name() == "ToCopyBackward0"
+
+
+def _has_values_of(former: torch.Tensor, values: torch.Tensor) -> bool:
+    """True if these are the values of the former tensor, rounded."""
+    if former.shape != values.shape or former.is_meta or values.is_meta:
+        return False
+    with disable_casts(), torch.no_grad():
+        return torch.equal(former.to(values.dtype), values)
 
 
 def _is_in_module_call() -> bool:

@@ -308,13 +308,33 @@ def test_what_a_call_of_a_module_converts_to_the_dtype_of_an_activation_stays_fl
             changed(module, kind, state().detach().to(activation.dtype))
             return activation
 
+    expected = state().detach().clone()
     hmp.convert(preset=preset)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Follows()(torch.ones(3, 8))
+    made: Any = module.state
+    assert made.dtype is FP32
+    assert torch.equal(made.detach(), expected)  # 0.7 is no number of bfloat16
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_tensor_that_a_call_of_a_module_converts_is_warned_about(kind: str) -> None:
+    module, _ = module_with(kind)
+
+    class Follows(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            changed(module, kind, torch.full((3, 3), 0.3).to((x @ x.t()).dtype))
+            return x
+
+    hmp.convert()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         Follows()(torch.ones(3, 8))
     made: Any = module.state
     assert made.dtype is FP32
-    assert any(issubclass(one.category, HmpWarning) for one in caught)
+    assert torch.equal(made.detach(), torch.full((3, 3), 0.3).bfloat16().float())
+    assert [one.filename for one in caught if issubclass(one.category, HmpWarning)] == [__file__]
 
 
 class Covariance(nn.Module):
