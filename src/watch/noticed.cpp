@@ -5,9 +5,9 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <optional>
 
 #include "host/view.hpp"
+#include "kernels/bits.hpp"
 
 namespace habana_mp::watch {
 
@@ -26,13 +26,7 @@ float read(const char* value, Kind kind) {
   }
   std::uint16_t bits = 0;
   std::memcpy(&bits, value, sizeof bits);
-  if (kind == Kind::bf16) return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16U);
-  const int exponent = static_cast<int>(bits >> 10U & 31U);
-  const double mantissa = bits & 1023U;
-  const double size = exponent == 0    ? std::ldexp(mantissa, -24)
-                      : exponent == 31 ? (mantissa == 0 ? HUGE_VAL : NAN)
-                                       : std::ldexp(mantissa + 1024, exponent - 25);
-  return static_cast<float>((bits & 0x8000U) != 0 ? -size : size);
+  return std::bit_cast<float>(kind == Kind::bf16 ? kernels::f32_of_bf16(bits) : kernels::f32_of_f16(bits));
 }
 
 // Calls `visit` with the values of a plain tensor on the CPU until it returns false. Returns false if the values cannot
