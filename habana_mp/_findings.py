@@ -53,14 +53,14 @@ class Finding:
 def of(report: Report) -> tuple[Finding, ...]:
     """All findings: the kinds by how odd they are, and of each kind the dearest first."""
     sources = _sources(report)
-    least = _LEAST_SHARE_OF_SMALL * _size(report, report.rows)[0]
+    whole, _ = _size(report, report.rows)
     found: list[Finding] = []
     for kind in _KINDS:
         numbers = [number for number, row in enumerate(report.rows) if kind.applies(row)]
         for together in _by_line(report, numbers):
-            if kind.name == "too small" and _size(report, [report.rows[one] for one in together])[0] < least:
-                continue
             rows = [report.rows[number] for number in together]
+            if _size(report, rows)[0] < kind.least_share * whole:
+                continue
             text = kind.words.format(
                 named=_named(rows),
                 why=rows[0].why,
@@ -261,6 +261,8 @@ class _Kind(NamedTuple):
     name: str
     applies: Callable[[Row], bool]
     words: str
+    #: Of all time, what its rows must take.
+    least_share: float = 0.0
 
 
 def _is_product(row: Row) -> bool:
@@ -389,6 +391,7 @@ _KINDS = (
         _is_too_small,
         "{named} is too small to gain from {lower}: its casts take {casts} of its time ({calls}). "
         "List it in float32, or leave out such shapes by hmp.convert(skip_slower=True)",
+        least_share=_LEAST_SHARE_OF_SMALL,
     ),
     _Kind("slower", _has("slower"), "{named} is left in float32: its shape was measured to be {why} ({calls})"),
     _Kind("as given", _has("explicit_out", "explicit_dtype"), "{named} is left alone: {why} ({calls})"),
