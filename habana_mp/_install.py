@@ -70,7 +70,8 @@ class Installation:
                 self._follow_module_tensors()
                 _report.remember(policy.named, described)
                 self._exchange_composites(composites)
-                self._observe()
+                if self._is_watched:
+                    self._observe()
             except BaseException:
                 self.uninstall()
                 raise
@@ -133,7 +134,8 @@ class Installation:
                 self._put_patches_in(Policy())
             self._follow_module_tensors()
             self._exchange_composites(composites)
-            self._observe()
+            if self._is_watched:
+                self._observe()
         except BaseException:
             if self.policy is None:
                 self.uninstall()
