@@ -269,8 +269,8 @@ def set_watch(
     modules are called, and where what is traced comes from. To be called once."""
 
 def set_sensitive(angles: Collection[str], counts: Collection[str], statistics: Collection[str], /) -> None:
-    """The operations whose inputs' values are looked at while lines are watched: as angles, as whole numbers, and those
-    that update running statistics."""
+    """While lines are watched, the core looks at the inputs of these operations: at angles, at whole numbers, and at
+    running statistics."""
 
 def notice_loss(tensor: Any, /) -> None:
     """A backward begins from this tensor."""

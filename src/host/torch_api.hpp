@@ -81,7 +81,7 @@ extern TorchApi api;
 // The C function behind a method of this calling convention. False with a Python exception set where it is none.
 bool find_method(PyTypeObject* type, const char* name, PyCFunction& function, int flags = METH_NOARGS);
 
-// The descriptor of a method of Tensor, borrowed, or null if there is none. Throws std::bad_alloc.
+// Returns the descriptor of a method of Tensor, borrowed, or null for an unknown name. Throws std::bad_alloc.
 PyObject* method_of_tensor(const char* name);
 
 // The table of torch's DLPack exchange API, through which other libraries get tensors' memory: torch's own or, where it
