@@ -18,7 +18,8 @@ import torch
 from timing import Contender, run
 from torch import Tensor
 
-from habana_mp import _core, _stepping, optim
+from habana_mp import _core, optim
+from habana_mp.patches.torch import kernel_steps
 
 LLAMA_LAYER = [(768, 768)] * 4 + [(2048, 768)] * 2 + [(768, 2048)] + [(768,)] * 2
 BERT_LAYER = [(768, 768), (768,)] * 4 + [(3072, 768), (3072,), (768, 3072), (768,)] + [(768,)] * 4
@@ -38,12 +39,12 @@ OPTIMIZERS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 @contextmanager
 def written_to(copies: dict[Tensor, Tensor]) -> Iterator[None]:
     """Our steps write these."""
-    before = _stepping.casts_to_write
-    _stepping.casts_to_write = lambda params: [copies[param] for param in params]
+    before = kernel_steps.casts_to_write
+    kernel_steps.casts_to_write = lambda params: [copies[param] for param in params]
     try:
         yield
     finally:
-        _stepping.casts_to_write = before
+        kernel_steps.casts_to_write = before
 
 
 def compare(name: str, optimizer: str, threads: int, rounds: int) -> None:

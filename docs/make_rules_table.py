@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from habana_mp import ops
-from habana_mp._policy import Ruling, ruling_without_list
-from habana_mp._presets import presets, shipped_names
+from habana_mp.policy.presets import presets, shipped_names
+from habana_mp.policy.rules import Ruling, ruling_without_list
 
 DOCS = Path(__file__).parent
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from habana_mp import _page
+from habana_mp.reporting.page import html_page
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent / "tests"))
@@ -35,7 +35,7 @@ def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, chromium() as browser:
         file = Path(folder) / "report.html"
-        file.write_text(_page.page(reports.encoder()), "utf-8")
+        file.write_text(html_page(reports.encoder()), "utf-8")
         with opened(browser, file, viewport=SIZE) as page:
             save("report-page.png", page.screenshot())
             page.locator(".finding").nth(1).click()

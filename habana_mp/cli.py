@@ -16,12 +16,14 @@ from contextlib import suppress
 import torch
 
 import habana_mp
-from habana_mp import _core, _ledger, _policy, hmp, kernels, ops
-from habana_mp._lists import read_list
-from habana_mp._lists_diff import difference
-from habana_mp._presets import Preset, hint_for, presets, presets_with
-from habana_mp._speed import devices, ratios
+from habana_mp import _core, hmp, kernels, ops
+from habana_mp.common import ledger
 from habana_mp.patches.all import modules_of_torch
+from habana_mp.policy import rules
+from habana_mp.policy.lists import read_list
+from habana_mp.policy.lists_diff import difference
+from habana_mp.policy.presets import Preset, hint_for, presets, presets_with
+from habana_mp.run.speed import devices, ratios
 
 #: The lists of a preset.
 _PARTS = ("lower", "fp32", "widest")
@@ -29,8 +31,8 @@ _PARTS = ("lower", "fp32", "widest")
 #: What is imported where it is needed, and takes something for granted.
 _WITH_ASSUMPTIONS = (
     "habana_mp.optim",
-    "habana_mp.patches.main_module",
-    "habana_mp.patches.spawned_processes",
+    "habana_mp.patches.tools.main_module",
+    "habana_mp.patches.tools.spawned_processes",
 )
 
 
@@ -58,9 +60,9 @@ def _drop_output() -> None:
 
 
 def _run_script(words: Sequence[str]) -> int:
-    from habana_mp import _run
+    from habana_mp.run import command
 
-    return _run.main(words)
+    return command.main(words)
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -152,7 +154,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _part(given: str) -> str:
     """The list that is meant by its name, or by that of its precision: `bf16`."""
-    dtype = _policy.dtype_meant(given)
+    dtype = rules.dtype_meant(given)
     return given if dtype is None else "fp32" if dtype is torch.float32 else "lower"
 
 
@@ -226,7 +228,7 @@ def _check(files: Sequence[str], *, together: bool) -> int:
             warnings.simplefilter("always")
             try:
                 listed = read_list(file)
-                problems = _policy.problems_of(listed)
+                problems = rules.problems_of(listed)
             except (OSError, ValueError) as error:
                 problems = [str(error)]
         if problems:
@@ -243,7 +245,7 @@ def _check(files: Sequence[str], *, together: bool) -> int:
     if together and status == 0:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they were shown, file by file
-            problems = _policy.problems_of(*fine)
+            problems = rules.problems_of(*fine)
         print("\n".join(problems) or "they do not contradict each other")
         status = 1 if problems else 0
     return status
@@ -307,10 +309,10 @@ def _show_assumptions() -> int:
     failed = _failed(rows)
     for name, assumed, check, otherwise, state in rows:
         print(f"{name:<{width}}  {state}")
-        if state.startswith(_ledger.DOES_NOT_HOLD):
+        if state.startswith(ledger.DOES_NOT_HOLD):
             for title, text in (("assumed", assumed), ("checked", check), ("instead", otherwise)):
                 print(f"{'':<{width}}    {title}: {text}")
-    waiting = sum(state == _ledger.NOT_ASKED for *_, state in rows)
+    waiting = sum(state == ledger.NOT_ASKED for *_, state in rows)
     print(f"{len(rows) - len(failed) - waiting} hold, {len(failed)} do not hold, {waiting} were not asked yet")
     if error is not None:
         print(f"convert is impossible here: {error}")
@@ -319,11 +321,11 @@ def _show_assumptions() -> int:
 
 def _assumptions() -> list[tuple[str, str, str, str, str]]:
     """All that is taken for granted, in Python and in the core."""
-    return [*_ledger.rows(), *_core.assumptions()]
+    return [*ledger.rows(), *_core.assumptions()]
 
 
 def _failed(rows: list[tuple[str, str, str, str, str]]) -> list[str]:
-    return [name for name, *_, state in rows if state.startswith(_ledger.DOES_NOT_HOLD)]
+    return [name for name, *_, state in rows if state.startswith(ledger.DOES_NOT_HOLD)]
 
 
 def _check_assumptions() -> Exception | None:

@@ -19,23 +19,26 @@ from typing import Literal, TextIO
 
 import torch
 
-from habana_mp import _core, _locks, _policy, _report
-from habana_mp._compare import Comparison, compare
-from habana_mp._custom import custom_bwd, custom_fwd
-from habana_mp._disable import disable_casts
-from habana_mp._errors import HmpWarning, ListError, warn
-from habana_mp._install import installation
-from habana_mp._lists import given_list
-from habana_mp._log import close_log, open_log
-from habana_mp._policy import PRECISIONS, Policy, dtype_meant
-from habana_mp._presets import preset_named, with_own
-from habana_mp._regions import autocast, get_autocast_dtype, is_autocast_available, is_autocast_enabled
-from habana_mp._report import Detail, KeptWeights, Report, Row
-from habana_mp._watch import checked_detail, watch, watching
-from habana_mp._within import Given, checked, takes_no_model
-from habana_mp._wrap import op_wrap
-from habana_mp.patches import autocast_regions, stored_values
-from habana_mp.patches.compiled_functions import refused_in_graphs
+from habana_mp import _core
+from habana_mp.common import locks
+from habana_mp.common.errors import HmpWarning, ListError, warn
+from habana_mp.patches.installation import installation
+from habana_mp.patches.tools.compiled_functions import refused_in_graphs
+from habana_mp.patches.torch import autocast_regions, stored_values
+from habana_mp.policy import rules
+from habana_mp.policy.lists import given_list
+from habana_mp.policy.presets import preset_named, with_own
+from habana_mp.policy.rules import PRECISIONS, Policy, dtype_meant
+from habana_mp.reporting import report as reports
+from habana_mp.reporting.comparison import Comparison, compare
+from habana_mp.reporting.log import close_log, open_log
+from habana_mp.reporting.report import Detail, KeptWeights, Report, Row
+from habana_mp.reporting.watch import checked_detail, watch, watching
+from habana_mp.scopes.custom_functions import custom_bwd, custom_fwd
+from habana_mp.scopes.disable import disable_casts
+from habana_mp.scopes.op_wrap import op_wrap
+from habana_mp.scopes.regions import autocast, get_autocast_dtype, is_autocast_available, is_autocast_enabled
+from habana_mp.scopes.within import Given, checked, takes_no_model
 
 __all__ = [
     "Comparison",
@@ -143,7 +146,7 @@ def convert(
     detail = checked_detail("report", report)
     where = checked(within)
     # A fork waits for all of it: the first conversion imports modules, and Python cannot fork beside an import.
-    with _locks.installation:
+    with locks.installation:
         policy = replace(
             _make_policy(opt_level, bf16_file_path, fp32_file_path, preset, dtype),
             weight_cache=weight_cache,
@@ -208,10 +211,10 @@ def _make_policy(
     if opt_level == "O1":
         lists = preset_named("hmp-default" if preset is None else preset)
         lists, own = with_own(lists, given_list("bf16_file_path", lower_path), given_list("fp32_file_path", fp32_path))
-        return _policy.policy_from_lists(lists, lower, own)
+        return rules.policy_from_lists(lists, lower, own)
     if lower_path or fp32_path or preset:
         warn(f'the lists are ignored: opt_level="{opt_level}" does not use them')
-    return _policy.policy_o2(lower) if opt_level == "O2" else Policy(lower=lower)
+    return rules.policy_o2(lower) if opt_level == "O2" else Policy(lower=lower)
 
 
 @refused_in_graphs
@@ -246,7 +249,7 @@ def report(*, file: TextIO | None = None, show: bool = True) -> Report:
     """
     if file is not None and not hasattr(file, "write"):
         raise TypeError(f"`file` must be a stream to write text to, or None; got {type(file).__name__}: {file!r}")
-    current = _report.current()
+    current = reports.current()
     if show:
         current.show(file)
     return current
@@ -254,4 +257,4 @@ def report(*, file: TextIO | None = None, show: bool = True) -> Report:
 
 def reset_report() -> None:
     """Count from zero again."""
-    _report.reset()
+    reports.reset()

@@ -29,8 +29,16 @@ from torch.optim.optimizer import Optimizer
 from torch.optim.sgd import sgd as _torch_sgd
 
 from habana_mp import _core
-from habana_mp._stepping import Stepping, is_number, loss_of, others, picked, step_by_kernels, writes_kept_casts
-from habana_mp.patches.optimizers import (
+from habana_mp.patches.torch.kernel_steps import (
+    Stepping,
+    is_number,
+    loss_of,
+    others,
+    picked,
+    step_by_kernels,
+    writes_kept_casts,
+)
+from habana_mp.patches.torch.optimizers import (
     ADAMW_ASKS_FOR_AMSGRAD,
     INSIDES_ARE_KNOWN,
     as_torchs_step,

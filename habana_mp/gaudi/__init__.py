@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 
-from habana_mp.gaudi._switch import devices, prepare_children, switch_off, switch_on
+from habana_mp.gaudi.switch import devices, prepare_children, switch_off, switch_on
 
 __all__ = ["devices", "prepare_children", "switch_off", "switch_on"]
 

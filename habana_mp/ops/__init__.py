@@ -2,7 +2,7 @@
 
 Each operation that has something peculiar to it is declared by one row (:class:`~habana_mp.ops.operation.Operation`) in
 the files of this package, by theme. Most list names are the name of a builtin and need no row. Here are the questions
-that others ask; :mod:`habana_mp._policy` makes rules of the answers.
+that others ask; :mod:`habana_mp.policy.rules` makes rules of the answers.
 """
 
 from __future__ import annotations

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from habana_mp.patches.aot_autograd import GraphCache, Runtime
-from habana_mp.patches.base import Patch, Settings
-from habana_mp.patches.checkpoint import Checkpoint
-from habana_mp.patches.constructors import Constructors
-from habana_mp.patches.data_parallel import DataParallel
-from habana_mp.patches.dynamo import (
+from habana_mp.patches.libraries.exact import DISTRIBUTED, EXACT_LIBRARIES, DistributedCode, ExactLibrary
+from habana_mp.patches.libraries.greenlet import Greenlets
+from habana_mp.patches.libraries.transformers import RotaryEmbeddings
+from habana_mp.patches.tools.patch import Patch, Settings
+from habana_mp.patches.tools.when_imported import WhenImported
+from habana_mp.patches.torch.aot_autograd import GraphCache, Runtime
+from habana_mp.patches.torch.checkpoint import Checkpoint
+from habana_mp.patches.torch.constructors import Constructors
+from habana_mp.patches.torch.data_parallel import DataParallel
+from habana_mp.patches.torch.dynamo import (
     GuardOnState,
     HooksOutsideOfGraphs,
     OwnCode,
@@ -17,20 +21,16 @@ from habana_mp.patches.dynamo import (
     dynamo_guards_on_autocast,
     nothing_compiled,
 )
-from habana_mp.patches.exchanged_functions import exchanged_functions
-from habana_mp.patches.export import RegionsInExport
-from habana_mp.patches.greenlets import Greenlets
-from habana_mp.patches.inductor import KernelTable
-from habana_mp.patches.kept_weights import KeptWeights
-from habana_mp.patches.libraries import DISTRIBUTED, EXACT_LIBRARIES, DistributedCode, ExactLibrary
-from habana_mp.patches.memory import Memory
-from habana_mp.patches.module_calls import ModuleCalls
-from habana_mp.patches.optimizer_steps import OptimizerSteps
-from habana_mp.patches.recognised_code import RecognisedCode
-from habana_mp.patches.rotary_embeddings import RotaryEmbeddings
-from habana_mp.patches.stored_values import StoredValues
-from habana_mp.patches.unwrapped_steps import UnwrappedSteps
-from habana_mp.patches.when_imported import WhenImported
+from habana_mp.patches.torch.exchanged_functions import exchanged_functions
+from habana_mp.patches.torch.export import RegionsInExport
+from habana_mp.patches.torch.inductor import KernelTable
+from habana_mp.patches.torch.kept_weights import KeptWeights
+from habana_mp.patches.torch.memory import Memory
+from habana_mp.patches.torch.module_calls import ModuleCalls
+from habana_mp.patches.torch.optimizer_steps import OptimizerSteps
+from habana_mp.patches.torch.recognised_code import RecognisedCode
+from habana_mp.patches.torch.stored_values import StoredValues
+from habana_mp.patches.torch.unwrapped_steps import UnwrappedSteps
 
 
 def all_patches() -> tuple[Patch, ...]:

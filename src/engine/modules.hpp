@@ -2,7 +2,7 @@
 //
 // Python's nn.Module calls `_call_impl` for each call of a module, whoever calls it. That function keeps its identity;
 // its vectorcall slot is ours. `answering` below is what answers its calls: itself, or a function with the code that it
-// had, where habana_mp/patches/direct_calls.py exchanges its code.
+// had, where habana_mp/patches/tools/direct_calls.py exchanges its code.
 #pragma once
 
 #include <Python.h>

@@ -86,7 +86,7 @@ class WatchedData {
 };
 
 // A Python function, whose identity stays what it is. CPython 3.11 runs most calls that Python code writes out past the
-// slot: habana_mp/patches/direct_calls.py brings these to it.
+// slot: habana_mp/patches/tools/direct_calls.py brings these to it.
 class WatchedFunction {
  public:
   // True if it is called as CPython calls every Python function. No exception is set.

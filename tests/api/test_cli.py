@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from habana_mp import cli, ops
-from habana_mp._lists import read_list
-from habana_mp._presets import presets
+from habana_mp.policy.lists import read_list
+from habana_mp.policy.presets import presets
 from helpers.lists import write_list
 from helpers.processes import run_script
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from habana_mp import hmp
-from habana_mp._disable import CastsOff
+from habana_mp.scopes.disable import CastsOff
 from helpers.lists import Converter
 from helpers.probes import dtype_of_product, is_cast
 

@@ -13,7 +13,7 @@ from torch import distributed as dist
 from torch import nn
 
 from habana_mp import hmp
-from habana_mp.patches import silent_writers
+from habana_mp.patches.torch import silent_writers
 from helpers.ranks import on_two_ranks
 from helpers.training_on_ranks import batch
 

@@ -49,7 +49,7 @@ import torch
 from call_arguments import KEYWORDS, SHAPES, TAKES_LIST, TEMPLATES, UNBOUNDED, UNSAFE, Maker, Text
 
 from habana_mp import _core, hmp, ops
-from habana_mp._install import installation
+from habana_mp.patches.installation import installation
 
 #: Longer than any call takes; a call that takes longer is reported as one that does not return.
 PATIENCE = 30

@@ -36,9 +36,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from habana_mp import _core, _install, _lists, _policy, _presets, hmp, ops
-from habana_mp._install import installation
-from habana_mp.patches import composites
+from habana_mp import _core, hmp, ops
+from habana_mp.patches import installation as installing
+from habana_mp.patches.installation import installation
+from habana_mp.patches.torch import composites
+from habana_mp.policy import lists, presets, rules
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 KEPT = ROOT / "build" / "fuzz"
@@ -231,7 +233,7 @@ def names() -> list[str]:
     others: set[str] = set()
     for owner in (*(space for _, space in ops.find.namespaces()), torch._C.TensorBase, torch, F):
         others.update(dir(owner))
-    return sorted({*ops.suggestions(), *_presets.shipped_names(), *others})
+    return sorted({*ops.suggestions(), *presets.shipped_names(), *others})
 
 
 def seeds() -> Iterator[bytes]:
@@ -252,7 +254,7 @@ def every_name(one: Callable[[bytes], None]) -> None:
 
 def instrument() -> None:
     """Count what the package's functions reach. (An editable install has an importer that atheris cannot look into.)"""
-    modules = (hmp, _lists, _policy, _presets, ops, ops.find, _install, composites)
+    modules = (hmp, lists, rules, presets, ops, ops.find, installing, composites)
     for module in modules:
         owners = [module, *(one for one in vars(module).values() if isinstance(one, type))]
         for owner in owners:

@@ -324,12 +324,12 @@ def test_torch_is_as_it_was_when_it_is_switched_off(variable: dict[str, str]) ->
 
 def test_torch_is_as_it_was_when_a_part_of_it_cannot_be_put_in() -> None:
     code = """
-        from habana_mp.patches import hpu_distributed
+        from habana_mp.gaudi.patches import distributed
 
         def fail(self, settings):
             raise RuntimeError("a part is missing")
 
-        hpu_distributed.HpuDataParallel.install = fail
+        distributed.HpuDataParallel.install = fail
         try:
             import habana_mp.gaudi
         except RuntimeError as error:

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.processor
 
 STEPS = """
 from habana_frameworks.torch.hpex.optimizers import FusedAdamW, FusedLamb, FusedLars, FusedSGD
-from habana_mp import _stepping
+from habana_mp.patches.torch import kernel_steps
 
 SHAPES = [(4099,), (64, 48), (1 << 17,), (3,), (1,), (0, 4), (5, 1031)]
 KINDS = {
@@ -70,11 +70,11 @@ def test_every_instruction_set_and_number_of_threads_gives_the_same_bits(path: s
 def test_weights_that_the_kernels_do_not_step_are_stepped_alike() -> None:
     code = """
         counts = []
-        count = _stepping.count_writes
+        count = kernel_steps.count_writes
         def counted(plan, *given):
             counts.append(len(plan.left_out))
             count(plan, *given)
-        _stepping.count_writes = counted
+        kernel_steps.count_writes = counted
 
         def apart(grad):
             \"\"\"Its elements lie two apart.\"\"\"

@@ -11,7 +11,7 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 
 from habana_mp import ops
-from habana_mp._policy import ruling_without_list
+from habana_mp.policy.rules import ruling_without_list
 
 BF16, FP32 = torch.bfloat16, torch.float32
 #: How many of an entry's samples are looked at; some have hundreds.

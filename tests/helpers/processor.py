@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from habana_mp import _core, hmp
-from habana_mp.patches.kept_weights import packing_operators
+from habana_mp.patches.torch.kept_weights import packing_operators
 from helpers.comparing import tensors
 
 #: Of rows, a weight and a bias, which may be None where it is not added.

@@ -17,14 +17,15 @@ import pytest
 import torch
 from torch import nn
 
-from habana_mp import _ledger, cli, hmp, optim
-from habana_mp.patches.exchanged_functions import EXCHANGES
-from habana_mp.patches.named_functions import functions_of
+from habana_mp import cli, hmp, optim
+from habana_mp.common import ledger
+from habana_mp.patches.tools.named_functions import functions_of
+from habana_mp.patches.torch.exchanged_functions import EXCHANGES
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
 assert optim.__all__  # what it takes for granted is declared too
-OTHERWISE = {name: otherwise for name, _, _, otherwise, _ in _ledger.rows()}
+OTHERWISE = {name: otherwise for name, _, _, otherwise, _ in ledger.rows()}
 REFUSED = [name for name, otherwise in OTHERWISE.items() if otherwise == "convert refuses"]
 GO_ON = [name for name in OTHERWISE if name not in REFUSED]
 
@@ -118,12 +119,12 @@ def expected() -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", GO_ON)
 def test_a_training_is_right_and_torch_is_as_it_was_without(name: str, expected: list[torch.Tensor]) -> None:
     before = changed_things()
-    with _ledger.broken(name):
+    with ledger.broken(name):
         hmp.convert()
         got = trained()
         assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is BF16
         hmp.restore()
-        state = _ledger.state_of(name)
+        state = ledger.state_of(name)
     assert all(map(torch.equal, got, expected))
     assert changed_things() == before
     assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is FP32
@@ -138,7 +139,7 @@ def test_nothing_is_cast_in_a_constructor_that_does_not_log_itself() -> None:
             self.weight = nn.Parameter(torch.mm(torch.full((2, 2), 1.001), torch.eye(2)))
 
     constructor = nn.Module.__init__.__code__
-    with _ledger.broken("torch.constructor-logs-itself"):
+    with ledger.broken("torch.constructor-logs-itself"):
         hmp.convert()
         assert nn.Module.__init__.__code__ is not constructor
         made = Product()
@@ -152,7 +153,7 @@ def test_nothing_is_cast_in_a_constructor_that_does_not_log_itself() -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_convert_refuses_without(name: str) -> None:
     before = changed_things()
-    with _ledger.broken(name), pytest.raises(RuntimeError, match=rf"{name}: broken on purpose.*Nothing was changed"):
+    with ledger.broken(name), pytest.raises(RuntimeError, match=rf"{name}: broken on purpose.*Nothing was changed"):
         hmp.convert()
     assert not hmp.is_converted()
     assert changed_things() == before
@@ -163,7 +164,7 @@ def test_convert_refuses_without(name: str) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_region_is_refused_without(name: str) -> None:
     before = changed_things()
-    with _ledger.broken(name), pytest.raises(RuntimeError, match=rf"{name}: broken on purpose"):
+    with ledger.broken(name), pytest.raises(RuntimeError, match=rf"{name}: broken on purpose"):
         hmp.autocast("cpu")
     assert changed_things() == before
     with hmp.autocast("cpu"):
@@ -172,7 +173,7 @@ def test_a_region_is_refused_without(name: str) -> None:
 
 def test_what_was_in_force_stays_where_the_next_convert_is_refused() -> None:
     hmp.convert("O2")
-    with _ledger.broken(REFUSED[0]), pytest.raises(RuntimeError, match="broken on purpose"):
+    with ledger.broken(REFUSED[0]), pytest.raises(RuntimeError, match="broken on purpose"):
         hmp.convert()
     assert hmp.is_converted()
     assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is BF16
@@ -182,10 +183,10 @@ def test_these_are_asked_when_the_package_is_imported_and_its_patches_are_made()
     asked = printed(
         """
         import habana_mp.optim
-        from habana_mp import _ledger
+        from habana_mp.common import ledger
         from habana_mp.patches.all import all_patches
         all_patches()
-        print(*(name for name, *_, state in _ledger.rows() if state != "not asked yet"), sep="\\n")
+        print(*(name for name, *_, state in ledger.rows() if state != "not asked yet"), sep="\\n")
         """
     )
     assert set(asked) == AT_IMPORT
@@ -213,7 +214,7 @@ def test_a_training_is_right_without_what_is_asked_at_import() -> None:
 def test_within_and_reports_of_modules_are_refused_where_calls_of_modules_cannot_be_watched(
     name: str, options: dict[str, Any]
 ) -> None:
-    with _ledger.broken(name), pytest.raises(RuntimeError, match=rf"{name}: broken on purpose"):
+    with ledger.broken(name), pytest.raises(RuntimeError, match=rf"{name}: broken on purpose"):
         hmp.convert(**options)
     assert not hmp.is_converted()
     assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is FP32
@@ -222,7 +223,7 @@ def test_within_and_reports_of_modules_are_refused_where_calls_of_modules_cannot
 @pytest.mark.parametrize("name", ["torch.operator-builtins", "torch.methods-that-hand-out-memory"])
 def test_no_casts_of_weights_are_kept_without(name: str) -> None:
     weight, x = nn.Parameter(torch.randn(64, 64)), torch.randn(8, 64)
-    with _ledger.broken(name):
+    with ledger.broken(name):
         hmp.convert()
         hmp.reset_report()
         for _ in range(3):
@@ -245,7 +246,7 @@ def test_steps_of_our_optimizers_are_torchs_own_without_their_insides() -> None:
 def test_tensors_are_worked_on_one_after_the_other_without_foreach() -> None:
     code = """
         import torch
-        from habana_mp.patches.optimizers import foreach, total_norm
+        from habana_mp.patches.torch.optimizers import foreach, total_norm
         tensors, others = [torch.arange(3.0), torch.ones(2)], [torch.ones(3), torch.full((2,), 4.0)]
         foreach.div_(tensors, torch.tensor(2.0))
         foreach.addcdiv_(tensors, others, others, value=-1.0)
@@ -259,7 +260,7 @@ def test_tensors_are_worked_on_one_after_the_other_without_foreach() -> None:
 
 
 def test_open_regions_of_autocast_are_seen_without_torchs_private_answer() -> None:
-    with _ledger.broken("torch.any-autocast"):
+    with ledger.broken("torch.any-autocast"):
         with torch.autocast("cpu", enabled=False):
             hmp.convert()
             assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is FP32
@@ -276,7 +277,7 @@ def test_a_block_that_runs_again_without_casts_is_noticed_or_as_exact_as_float32
         return weight.grad
 
     exact = gradient(False)
-    with _ledger.broken("torch.checkpoint"):
+    with ledger.broken("torch.checkpoint"):
         hmp.convert()
         torch.testing.assert_close(gradient(True), exact)
         with pytest.raises(torch.utils.checkpoint.CheckpointError, match="different metadata"):
@@ -286,13 +287,14 @@ def test_a_block_that_runs_again_without_casts_is_noticed_or_as_exact_as_float32
 def test_functions_that_are_missing_are_told_and_the_others_exchanged() -> None:
     code = """
         import torch
-        from habana_mp import _ledger, hmp
+        from habana_mp import hmp
+        from habana_mp.common import ledger
         fusion = torch.nn.utils.fusion
         del fusion.fuse_linear_bn_weights
         before = fusion.fuse_conv_bn_weights.__code__
         hmp.convert()
         print(fusion.fuse_conv_bn_weights.__code__ is before)
-        print(_ledger.state_of("torch.functions-that-make-state"))
+        print(ledger.state_of("torch.functions-that-make-state"))
         """
     missing = "does not hold: torch.nn.utils.fusion.fuse_linear_bn_weights is missing"
     assert printed(code) == ["False", missing]
@@ -312,11 +314,12 @@ def test_what_a_library_lacks_is_told_once_it_is_imported(source: str, state: st
     code = """
         import sys
         sys.path.insert(0, "")
-        from habana_mp import _ledger, hmp
+        from habana_mp import hmp
+        from habana_mp.common import ledger
         hmp.convert()
-        print(_ledger.state_of("zuko.functions"))
+        print(ledger.state_of("zuko.functions"))
         import zuko.utils
-        print(_ledger.state_of("zuko.functions"))
+        print(ledger.state_of("zuko.functions"))
         """
     before, after = printed(code, cwd=tmp_path)
     assert before == "not asked yet"
@@ -333,11 +336,12 @@ def test_functions_of_a_library_that_take_other_arguments_are_left_alone(tmp_pat
     code = """
         import sys
         sys.path.insert(0, "")
-        from habana_mp import _ledger, hmp
+        from habana_mp import hmp
+        from habana_mp.common import ledger
         hmp.convert()
         from torchmetrics.metric import Metric
         print(Metric()._wrap_update())
-        print(_ledger.state_of("torchmetrics.functions"))
+        print(ledger.state_of("torchmetrics.functions"))
         """
     told = "does not hold: torchmetrics.metric.Metric._wrap_update takes fewer arguments"
     assert printed(code, cwd=tmp_path) == ["1", told]
@@ -412,7 +416,7 @@ def test_the_doctor_names_what_is_not_as_expected(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cli, "_print_bf16", lambda: None)
-    with _ledger.broken("torch.checkpoint"):
+    with ledger.broken("torch.checkpoint"):
         cli.main(["doctor"])
     told = capsys.readouterr().out
     assert re.search(r"\btorch\.checkpoint\b.*: not as expected; `habana-mp doctor --assumptions`", told)

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from habana_mp import _core, _ledger, hmp
+from habana_mp import _core, hmp
+from habana_mp.common import ledger
 
 SOURCES = Path(__file__).parents[2] / "src"
 
@@ -131,7 +132,7 @@ def told() -> dict[str, dict[str, Any]]:
 
 def test_every_entry_of_the_core_is_broken_here() -> None:
     assert {row[0] for row in _core.assumptions()} == CORE.keys()
-    assert not CORE.keys() & {row[0] for row in _ledger.rows()}
+    assert not CORE.keys() & {row[0] for row in ledger.rows()}
 
 
 @pytest.mark.parametrize("name", sorted(CORE.keys() - REFUSED.keys()))

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import habana_mp.optim
-from habana_mp import _core, _ledger, cli, hmp
+from habana_mp import _core, cli, hmp
+from habana_mp.common import ledger
 
 assert habana_mp.optim.__all__  # what these assume is in the ledger too
 assert cli.main
@@ -150,9 +151,10 @@ def log_otherwise(function):
     function.__code__ = function.__code__.replace(co_consts=consts)
 
 def state_of(name):
-    from habana_mp import _core, _ledger
+    from habana_mp import _core
+    from habana_mp.common import ledger
     core = {row[0]: row[4] for row in _core.assumptions()}
-    return core[name] if name in core else _ledger.state_of(name)
+    return core[name] if name in core else ledger.state_of(name)
 
 def trained(name, statement, options):
     optimizer_of = torch.optim.SGD
@@ -240,7 +242,7 @@ def problems(found: dict[str, Any]) -> dict[str, str]:
 
 
 def test_each_entry_of_both_ledgers_is_made_false_or_it_says_why_not() -> None:
-    declared = {row[0] for row in _ledger.rows()} | {row[0] for row in _core.assumptions()}
+    declared = {row[0] for row in ledger.rows()} | {row[0] for row in _core.assumptions()}
     assert declared - FALSE.keys() - NOT_HERE.keys() - OF_RUN - OF_GAUDI == set()
     assert (FALSE.keys() | NOT_HERE.keys()) - declared == set()
     assert not FALSE.keys() & NOT_HERE.keys()

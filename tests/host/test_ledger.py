@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from habana_mp import _ledger
-from habana_mp._ledger import Assumption, UnmetError, holds, require
+from habana_mp.common import ledger
+from habana_mp.common.ledger import Assumption, UnmetError, holds, require
 from habana_mp.patches.all import Patches
-from habana_mp.patches.base import Patch, Settings
+from habana_mp.patches.tools.patch import Patch, Settings
 
 
 @pytest.fixture(autouse=True)
 def own_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test declares is forgotten after it."""
-    monkeypatch.setattr(_ledger, "_declared", {})
-    monkeypatch.setattr(_ledger, "_found", {})
+    monkeypatch.setattr(ledger, "_declared", {})
+    monkeypatch.setattr(ledger, "_found", {})
 
 
 def an_assumption(name: str = "a.thing") -> Assumption:
@@ -24,11 +24,11 @@ def an_assumption(name: str = "a.thing") -> Assumption:
 def test_a_test_runs_once_and_its_outcome_is_remembered() -> None:
     asked = []
     assumption = an_assumption()
-    assert _ledger.state_of("a.thing") == "not asked yet"
+    assert ledger.state_of("a.thing") == "not asked yet"
     for _ in range(3):
         assert holds(assumption, lambda: asked.append(1) or True)
     assert len(asked) == 1
-    assert _ledger.rows() == [("a.thing", "it is there", "it is looked for", "nothing happens", "holds")]
+    assert ledger.rows() == [("a.thing", "it is there", "it is looked for", "nothing happens", "holds")]
 
 
 def test_what_a_test_raises_counts_as_no_and_is_told() -> None:
@@ -38,7 +38,7 @@ def test_what_a_test_raises_counts_as_no_and_is_told() -> None:
     assert not holds(an_assumption("one"), lambda: [].pop())
     assert not holds(an_assumption("two"), missing)
     assert not holds(an_assumption("three"), lambda: False)
-    assert [state for *_, state in _ledger.rows()] == [
+    assert [state for *_, state in ledger.rows()] == [
         "does not hold: IndexError: pop from empty list",
         "does not hold: torch.x.y is missing",
         "does not hold: it is not so",
@@ -50,7 +50,7 @@ def test_one_part_that_is_not_so_does_not_hide_the_others() -> None:
     assert holds(assumption, lambda: True, "one part")
     assert not holds(assumption, lambda: False, "another")
     assert holds(assumption, lambda: True, "a third")
-    assert _ledger.state_of("a.thing") == "does not hold: it is not so"
+    assert ledger.state_of("a.thing") == "does not hold: it is not so"
 
 
 def test_what_is_required_is_asked_each_time_and_raised() -> None:
@@ -58,7 +58,7 @@ def test_what_is_required_is_asked_each_time_and_raised() -> None:
     with pytest.raises(RuntimeError, match=r"it is there \(a\.thing: it is not so\)"):
         require(assumption, lambda: False)
     require(assumption, lambda: True)
-    assert _ledger.state_of("a.thing") == "holds"
+    assert ledger.state_of("a.thing") == "holds"
 
     def refuse() -> bool:
         raise RuntimeError("in words of its own")
@@ -75,14 +75,14 @@ def test_what_a_signals_handler_raises_meanwhile_passes_on_and_is_not_remembered
     for ask in (holds, require):
         with pytest.raises(TimeoutError):
             ask(assumption, interrupted)
-    assert _ledger.state_of("a.thing") == "not asked yet"
+    assert ledger.state_of("a.thing") == "not asked yet"
     assert holds(assumption, lambda: True)
 
 
 def test_an_assumption_is_broken_for_a_while() -> None:
     assumption = an_assumption()
     assert holds(assumption, lambda: True)
-    with _ledger.broken("a.thing"):
+    with ledger.broken("a.thing"):
         assert not holds(assumption, lambda: True)
         with pytest.raises(RuntimeError, match="broken on purpose"):
             require(assumption, lambda: True)

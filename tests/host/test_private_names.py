@@ -75,7 +75,7 @@ def private_names(source: str) -> Iterator[str]:
 def modules() -> Iterator[tuple[str, Path]]:
     for path in sorted(PACKAGE.rglob("*.py")):
         name = path.relative_to(PACKAGE).as_posix()
-        if not name.startswith("patches/") and name not in FINDERS:
+        if not name.startswith(("patches/", "gaudi/patches/")) and name not in FINDERS:
             yield name, path
 
 

@@ -17,8 +17,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from habana_mp import _core, _install, hmp
-from habana_mp.patches.code_exchange import Replacement
+from habana_mp import _core, hmp
+from habana_mp.common.paths import PACKAGE
+from habana_mp.patches.tools.code_exchange import Replacement
 from helpers.interrupts import interrupted
 from helpers.lists import Converter
 from helpers.processes import run_script
@@ -164,7 +165,7 @@ def test_an_interrupt_while_torch_is_changed_leaves_it_as_it_was(
     config = torch._functorch.config
     caches = getattr(config, "enable_autograd_cache", None)
 
-    ours = str(Path(_install.__file__).parent)
+    ours = str(PACKAGE)
 
     def is_place(frame: types.FrameType, event: str) -> bool:
         return event in ("c_return", "call") and frame.f_code.co_filename.startswith(ours)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from habana_mp import _presets, hmp
+from habana_mp import hmp
+from habana_mp.policy import presets
 
 PAGE = Path(__file__).parents[2] / "docs" / "contributing.md"
 
@@ -22,10 +23,10 @@ def preset_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     (name,) = re.findall(r'is `preset="(.*?)"`', page)
     (content,) = re.findall(r"^```json\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     lists = tmp_path / "lists"
-    shutil.copytree(_presets.DIRECTORY, lists)
+    shutil.copytree(presets.DIRECTORY, lists)
     (lists / "presets" / f"{name}.json").write_text(content, "utf-8")
-    monkeypatch.setattr(_presets, "DIRECTORY", lists)
-    caches = _presets.presets, _presets.shipped_names
+    monkeypatch.setattr(presets, "DIRECTORY", lists)
+    caches = presets.presets, presets.shipped_names
     for one in caches:
         one.cache_clear()
     yield name
@@ -40,5 +41,5 @@ def test_the_preset_of_the_page_says_what_runs_how(preset_of_the_page: str) -> N
     assert torch.mean(x.bfloat16()).dtype is torch.float32
     assert torch.nn.functional.mse_loss(x.bfloat16(), x.bfloat16()).dtype is torch.float32
     assert torch.mm(x, x).dtype is torch.float32
-    shipped = list((_presets.DIRECTORY / "presets").glob("*.json"))
-    assert list(_presets.presets()).index(preset_of_the_page) == len(shipped) - 1  # without an order it is the last
+    shipped = list((presets.DIRECTORY / "presets").glob("*.json"))
+    assert list(presets.presets()).index(preset_of_the_page) == len(shipped) - 1  # without an order it is the last

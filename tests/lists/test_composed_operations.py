@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from habana_mp import ListError, hmp, ops
-from habana_mp._lists import Listed
-from habana_mp._policy import Ruling, policy_from_lists
-from habana_mp._presets import Preset
+from habana_mp.policy.lists import Listed
+from habana_mp.policy.presets import Preset
+from habana_mp.policy.rules import Ruling, policy_from_lists
 from helpers.lists import Converter, write_list
 
 MATRIX = torch.eye(3) + 1

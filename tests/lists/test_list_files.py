@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from habana_mp import ListError, hmp
-from habana_mp._lists import DIRECTORY, LARGEST_FILE, parse_list, read_list
+from habana_mp.policy.lists import DIRECTORY, LARGEST_FILE, parse_list, read_list
 from helpers.lists import write_list
 from helpers.state_of_torch import assert_torch_is_restored
 

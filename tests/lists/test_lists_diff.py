@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from habana_mp import cli
-from habana_mp._presets import presets
+from habana_mp.policy.presets import presets
 from helpers.lists import write_list
 
 

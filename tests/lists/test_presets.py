@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from habana_mp import HmpWarning, _presets, hmp, ops
-from habana_mp._lists import DIRECTORY, read_list
+from habana_mp import HmpWarning, hmp, ops
+from habana_mp.policy import presets
+from habana_mp.policy.lists import DIRECTORY, read_list
 from helpers.lists import warned_by_convert, write_list
 from helpers.state_of_torch import assert_torch_is_restored
 
@@ -41,9 +42,9 @@ def test_each_list_of_a_model_can_be_given_beside_the_default_of_the_other_side(
     assert hmp.is_converted()
 
 
-@pytest.mark.parametrize("name", sorted(_presets.presets()))
+@pytest.mark.parametrize("name", sorted(presets.presets()))
 def test_every_preset_loads(name: str) -> None:
-    preset = _presets.presets()[name]
+    preset = presets.presets()[name]
     assert preset.description
     assert preset.lower or preset.fp32
     with warnings.catch_warnings():
@@ -55,7 +56,7 @@ def test_every_preset_loads(name: str) -> None:
 def test_every_model_list_is_in_a_preset() -> None:
     in_presets = {
         (side, tuple(one.name for one in listed))
-        for preset in _presets.presets().values()
+        for preset in presets.presets().values()
         for side, listed in (("bf16", preset.lower), ("fp32", preset.fp32))
     }
     missing = [entry["model"] for entry in MODEL_LISTS if (entry["kind"], tuple(entry["ops"])) not in in_presets]
@@ -71,7 +72,7 @@ def test_an_unknown_preset_is_refused_with_the_known_names() -> None:
 def test_every_shipped_name_leads_to_torch_or_is_explained() -> None:
     names = {one.name for file in DIRECTORY.glob("*.txt") for one in read_list(file)}
     names |= {name for entry in MODEL_LISTS for name in entry["ops"]}
-    assert names <= _presets.shipped_names() | names
+    assert names <= presets.shipped_names() | names
     unexplained = []
     for name in sorted(names):
         resolved = ops.resolve(name)

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import hmp
-from habana_mp._install import installation
-from habana_mp._policy import Policy
+from habana_mp.patches.installation import installation
+from habana_mp.policy.rules import Policy
 from helpers.processes import RUN, python
 
 BF16, FP32 = torch.bfloat16, torch.float32

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import ListError, hmp, ops
-from habana_mp._lists import DIRECTORY
-from habana_mp._presets import shipped_names
+from habana_mp.policy.lists import DIRECTORY
+from habana_mp.policy.presets import shipped_names
 from helpers.lists import Converter, write_list
 from helpers.state_of_torch import assert_torch_is_restored
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from habana_mp._log import close_log
+from habana_mp.reporting.log import close_log
 from helpers.log_lines import Collector
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from habana_mp import _core, hmp
-from habana_mp._log import close_log, open_log
+from habana_mp.reporting.log import close_log, open_log
 from helpers import log_lines
 from helpers.lists import Converter
 from helpers.log_lines import MUL, emit, line_of, read

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from habana_mp import _core
-from habana_mp._log import close_log, open_log
+from habana_mp.reporting.log import close_log, open_log
 from helpers.log_lines import MUL, emit, line_of, read
 
 # Destinations that fail

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from habana_mp import _core
-from habana_mp._log import open_log
+from habana_mp.reporting.log import open_log
 from helpers.log_lines import MUL, PRECISIONS, REASONS, emit, line_of, read, records
 
 # The text of a line

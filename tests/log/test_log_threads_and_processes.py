@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from habana_mp._log import close_log, open_log
+from habana_mp.reporting.log import close_log, open_log
 from helpers.log_lines import emit, line_of, read, records, script
 
 # Threads, processes, exit

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from habana_mp import _core, hmp
-from habana_mp.patches import watched_calls
+from habana_mp.patches.torch import watched_calls
 from helpers.lists import Converter
 
 X = torch.ones(2, 2)

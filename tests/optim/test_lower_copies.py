@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from habana_mp import _stepping, hmp, optim
+from habana_mp import hmp, optim
+from habana_mp.patches.torch import kernel_steps
 from helpers.optimizers import (
     CLASSES,
     SHAPES,
@@ -33,8 +34,8 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[Tensor, Tensor
 
     def give(params: list[Any], kept: dict[Tensor, Tensor]) -> list[Tensor]:
         written: list[Tensor] = []
-        monkeypatch.setattr(_stepping, "casts_to_write", lambda some: [kept.get(param) for param in some])
-        monkeypatch.setattr(_stepping, "were_written", lambda params, _: written.extend(params))
+        monkeypatch.setattr(kernel_steps, "casts_to_write", lambda some: [kept.get(param) for param in some])
+        monkeypatch.setattr(kernel_steps, "were_written", lambda params, _: written.extend(params))
         return written
 
     return give
@@ -152,7 +153,7 @@ def assert_cast_is_fresh(weight: torch.nn.Parameter, x: Tensor) -> None:
 
 @every_class
 def test_a_write_of_another_thread_during_a_step_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = _stepping.were_written
+    written = kernel_steps.were_written
     hmp.convert()
     weight, x = kept_weight()
     other = torch.optim.SGD([weight], lr=0.5)
@@ -164,7 +165,7 @@ def test_a_write_of_another_thread_during_a_step_is_seen(name: str, monkeypatch:
         thread.join()
         written(params, lowers)
 
-    monkeypatch.setattr(_stepping, "were_written", write_besides)
+    monkeypatch.setattr(kernel_steps, "were_written", write_besides)
     CLASSES[name][0]([weight], lr=0.1).step()
     assert_cast_is_fresh(weight, x)
 
@@ -172,7 +173,7 @@ def test_a_write_of_another_thread_during_a_step_is_seen(name: str, monkeypatch:
 @every_class
 def test_a_write_is_counted_after_it_is_made(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cast that another thread makes between the two would pass for one of the new values."""
-    count = _stepping.count_writes
+    count = kernel_steps.count_writes
     weight, _ = kept_weight()
     before, versions = weight.detach().clone(), []
 
@@ -181,7 +182,7 @@ def test_a_write_is_counted_after_it_is_made(name: str, monkeypatch: pytest.Monk
         assert not torch.equal(weight, before)
         count(*given)
 
-    monkeypatch.setattr(_stepping, "count_writes", look_first)
+    monkeypatch.setattr(kernel_steps, "count_writes", look_first)
     CLASSES[name][0]([weight], lr=0.1).step()
     assert versions == [weight._version - 1]
 

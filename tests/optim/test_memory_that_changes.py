@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from habana_mp import _stepping, hmp, optim
+from habana_mp import hmp, optim
+from habana_mp.patches.torch import kernel_steps
 from helpers.gaudi import gaudi
 from helpers.optimizers import CLASSES
 
@@ -204,7 +205,7 @@ def test_a_weight_that_changes_each_time_is_stepped_by_torch_in_the_end(monkeypa
     optimizer, weight, _ = made("AdamW")
     expected_optimizer, expected_weight, _ = made("AdamW")
     rounds = []
-    left_out = _stepping.Stepping.left_out
+    left_out = kernel_steps.Stepping.left_out
 
     def changing(self: Any, column: Any) -> Any:
         rounds.append(0)
@@ -212,11 +213,11 @@ def test_a_weight_that_changes_each_time_is_stepped_by_torch_in_the_end(monkeypa
             weight.data = weight.data.clone()
         return left_out(self, column)
 
-    monkeypatch.setattr(_stepping.Stepping, "left_out", changing)
+    monkeypatch.setattr(kernel_steps.Stepping, "left_out", changing)
     optimizer.step()
     monkeypatch.undo()
     expected_optimizer.step()
-    assert len(rounds) == 6 * _stepping._ATTEMPTS
+    assert len(rounds) == 6 * kernel_steps._ATTEMPTS
     torch.testing.assert_close(weight, expected_weight)
     assert optimizer.state[weight]["step"] == expected_optimizer.state[expected_weight]["step"] == 2
 
@@ -236,7 +237,7 @@ def test_gradients_of_a_weight_that_changes_are_unscaled_once() -> None:
     grad, former = weight.grad, weight.detach()
     assert grad is not None
     before, values = grad.clone(), former.clone()
-    write = _stepping.Stepping.run
+    write = kernel_steps.Stepping.run
 
     def changing(self: Any, kernel: str, **numbers: Any) -> None:
         if weight.data_ptr() == former.data_ptr():
@@ -244,7 +245,7 @@ def test_gradients_of_a_weight_that_changes_are_unscaled_once() -> None:
         write(self, kernel, **numbers)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_stepping.Stepping, "run", changing)
+        patch.setattr(kernel_steps.Stepping, "run", changing)
         optim._step_adam(optimizer, group)
     torch.testing.assert_close(grad, before / 4, rtol=0, atol=0)
     assert torch.equal(former, values)

@@ -154,14 +154,15 @@ def test_whatever_the_options_and_shapes_torch_gives_the_same(
 PATH_SCRIPT = """
 import sys, torch
 from helpers.optimizers import CLASSES, OPTIONS, make, parameters, set_gradients, state_of
-from habana_mp import _core, _stepping, optim
+from habana_mp import _core, optim
+from habana_mp.patches.torch import kernel_steps
 assert _core.kernels_path() == {path!r}
 torch.set_num_threads(int({threads}))
 results = []
 for name, options in OPTIONS:
     params = parameters([(4099,), (64, 48), (1 << 17,)])
     kept = [torch.empty_like(param, dtype=dtype) for param, dtype in zip(params, (torch.bfloat16, torch.float16) * 2)]
-    _stepping.casts_to_write = lambda some: kept
+    kernel_steps.casts_to_write = lambda some: kept
     optimizer = make(CLASSES[name][0], params, options)
     for step in range(3):
         set_gradients(params, step)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from habana_mp import hmp
-from habana_mp.patches import autocast_regions, stored_values
+from habana_mp.patches.torch import autocast_regions, stored_values
 from helpers import processor
 from helpers.comparing import assert_same
 from helpers.models import small_network

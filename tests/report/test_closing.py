@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from habana_mp import Report, _closing
+from habana_mp import Report
+from habana_mp.run import closing
 from helpers.report_data import network, report, row
 
 Data = dict[str, Any]
@@ -32,17 +33,17 @@ A, B = row("linear", module="Net.a"), row("softmax", "fp32", module="Net.a")
     ],
 )
 def test_a_line_tells_of_a_report(rows: list[Data], line: str) -> None:
-    assert _closing.line(Report.from_dict(report(rows))) == line
+    assert closing.line(Report.from_dict(report(rows))) == line
 
 
 def test_whether_anything_ran_lower() -> None:
-    assert not _closing.ran_lower(Report.from_dict(report([B])))
-    assert _closing.ran_lower(Report.from_dict(report([B, row("mul", "fp16")])))
+    assert not closing.ran_lower(Report.from_dict(report([B])))
+    assert closing.ran_lower(Report.from_dict(report([B, row("mul", "fp16")])))
 
 
 def test_the_ending_of_a_files_name_says_as_what_a_report_is_written(tmp_path: Path) -> None:
     given = Report.from_dict(report(network()))
-    for ending in _closing.ENDINGS:
-        _closing.write(given, str(tmp_path / f"a{ending}"))
+    for ending in closing.ENDINGS:
+        closing.write(given, str(tmp_path / f"a{ending}"))
     assert Report.from_json(tmp_path / "a.json") == given
     assert (tmp_path / "a.html").read_text("utf-8").startswith("<!DOCTYPE html>")

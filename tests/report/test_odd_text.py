@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from habana_mp import Report, Row, _core, hmp
-from habana_mp._log import close_log, open_log
-from habana_mp._page import page
+from habana_mp.reporting.log import close_log, open_log
+from habana_mp.reporting.page import html_page
 from helpers.log_lines import emit, line_of, read, records
 
 ANYTHING = st.text(st.characters(exclude_categories=()))
@@ -132,8 +132,8 @@ def test_every_form_of_a_report_takes_any_name(tmp_path: Path, text: str) -> Non
     for line in (tmp_path / "report.dot").read_text("utf-8").splitlines():
         assert is_harmless(line)
         assert len(re.findall(r'(?<!\\)(?:\\\\)*"', line)) % 2 == 0, line
-    made = Data(page(report.to_dict()))
-    assert made.elements == Data(page(report_of("a").to_dict())).elements
+    made = Data(html_page(report.to_dict()))
+    assert made.elements == Data(html_page(report_of("a").to_dict())).elements
     assert json.loads(made.data["report-data"])["rows"][0]["module"] == json.loads(json.dumps(text))
     assert made.data["title"].encode()
 

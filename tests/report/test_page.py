@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from habana_mp import _page
+from habana_mp.common.paths import PACKAGE
+from habana_mp.reporting.page import html_page
 from helpers import reports
 
 ROOT = Path(__file__).parents[2]
-FOLDER = Path(_page.__file__).parent
+FOLDER = PACKAGE / "reporting" / "page"
 NASTY = "</script><script>window.broken = 1</script>\u2028\u2029\"'`]]><!--<u>&amp; {{style}}.py"
 
 
@@ -49,13 +50,13 @@ class Parts(HTMLParser):
 
 def test_the_data_in_the_page_is_the_report() -> None:
     report = reports.encoder(2)
-    data, _script = Parts(_page.page(report)).texts["script"]
+    data, _script = Parts(html_page(report)).texts["script"]
     assert json.loads(data) == report
 
 
 def test_nothing_in_the_data_breaks_out_of_its_element() -> None:
     report = reports.encoder(1, script=f"/home/{NASTY}")
-    page = _page.page(report)
+    page = html_page(report)
     parts = Parts(page)
     data, script = parts.texts["script"]
     assert json.loads(data) == report
@@ -68,13 +69,13 @@ def test_nothing_in_the_data_breaks_out_of_its_element() -> None:
 
 def test_a_file_name_that_is_no_text_is_spelled_out_in_the_title() -> None:
     report = reports.encoder(1, script="/home/\udcff.py")
-    page = _page.page(report)
+    page = html_page(report)
     page.encode("utf-8")
     assert Parts(page).texts["title"] == ["\\udcff.py: precision of operations"]
 
 
 def test_nothing_is_fetched() -> None:
-    parts = Parts(_page.page(reports.encoder(1)))
+    parts = Parts(html_page(reports.encoder(1)))
     assert [found for found in parts.attributes if found[1] in ("src", "href", "srcset", "action")] == [
         ("link", "href", "data:,")
     ]
@@ -83,7 +84,7 @@ def test_nothing_is_fetched() -> None:
 
 
 def test_the_policy_of_the_page_allows_its_own_style_and_script_only() -> None:
-    parts = Parts(_page.page(reports.encoder(1)))
+    parts = Parts(html_page(reports.encoder(1)))
     policy = next(value for tag, name, value in parts.attributes if tag == "meta" and name == "content")
     hashes = [
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
@@ -94,7 +95,7 @@ def test_the_policy_of_the_page_allows_its_own_style_and_script_only() -> None:
 
 
 def test_every_script_of_the_folder_is_in_the_page() -> None:
-    page = _page.page(reports.encoder(1))
+    page = html_page(reports.encoder(1))
     scripts = list(FOLDER.glob("*.js"))
     assert len(scripts) > 5
     assert [script.name for script in scripts if script.read_text("utf-8") not in page] == []
@@ -104,14 +105,14 @@ def test_every_script_of_the_folder_is_in_the_page() -> None:
 def test_what_is_no_report_of_this_version_is_refused(change: dict[str, Any]) -> None:
     given = {**reports.encoder(1), **change}
     with pytest.raises(ValueError, match=r"`report` must be of the format \('habana-mp report', 1\); got"):
-        _page.page(given)
+        html_page(given)
 
 
 def test_a_number_that_json_does_not_know_is_refused() -> None:
     report = reports.encoder(1)
     report["rows"][0]["seconds"] = math.nan
     with pytest.raises(ValueError, match="JSON"):
-        _page.page(report)
+        html_page(report)
 
 
 def test_wheels_have_the_files_of_the_page(tmp_path: Path) -> None:
@@ -125,7 +126,11 @@ def test_wheels_have_the_files_of_the_page(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        packed = {name for name in archive.namelist() if name.startswith("habana_mp/_page/")}
-    wanted = {f"habana_mp/_page/{path.name}" for path in FOLDER.iterdir() if path.is_file()}
-    assert {"habana_mp/_page/page.html", "habana_mp/_page/page.css", "habana_mp/_page/page.js"} <= wanted
+        packed = {name for name in archive.namelist() if name.startswith("habana_mp/reporting/page/")}
+    wanted = {f"habana_mp/reporting/page/{path.name}" for path in FOLDER.iterdir() if path.is_file()}
+    assert {
+        "habana_mp/reporting/page/page.html",
+        "habana_mp/reporting/page/page.css",
+        "habana_mp/reporting/page/page.js",
+    } <= wanted
     assert packed == wanted

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from habana_mp import _page
+from habana_mp.reporting.page import html_page
 from helpers import reports
 from helpers.browser import chromium, milliseconds_to_open, opened
 
@@ -43,7 +43,7 @@ def page(browser: Browser, encoder: Path) -> Iterator[Page]:
 
 def written(folder: Path, report: dict[str, Any]) -> Path:
     path = folder / "report.html"
-    path.write_text(_page.page(report), "utf-8")
+    path.write_text(html_page(report), "utf-8")
     return path
 
 

@@ -18,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from habana_mp import Report, Row, _report, hmp
-from habana_mp._report import merged
+from habana_mp import Report, Row, hmp
+from habana_mp.reporting import report
+from habana_mp.reporting.report import merged
 from helpers.any_reports import any_report
 
 COUNTED = ("calls", "casts", "bytes", "hits")
@@ -342,12 +343,12 @@ def test_lists_that_another_thread_puts_in_force_meanwhile_do_not_matter(monkeyp
         """Asked for an operation, it lets another thread convert."""
 
         def get(self, *given: Any) -> Any:
-            _report.remember({"mm": ("bf16", "other.txt:1")}, None)
+            report.remember({"mm": ("bf16", "other.txt:1")}, None)
             return super().get(*given)
 
     lists = deque([Converts(mm=("bf16", "mine.txt:1")), {"mm": ("bf16", "mine.txt:2")}], maxlen=16)
-    monkeypatch.setattr(_report, "_named", lists)
-    monkeypatch.setattr(_report._InForce, "described", None)
-    monkeypatch.setattr(_report._core, "counts", lambda: [("mm",)])  # rows of the lists that were in force
-    assert _report._rule_of("mm", "bf16", "list") == "mine.txt:1 or mine.txt:2"
+    monkeypatch.setattr(report, "_named", lists)
+    monkeypatch.setattr(report._InForce, "described", None)
+    monkeypatch.setattr(report._core, "counts", lambda: [("mm",)])  # rows of the lists that were in force
+    assert report._rule_of("mm", "bf16", "list") == "mine.txt:1 or mine.txt:2"
     assert len(lists) == 3

@@ -301,8 +301,9 @@ def test_a_slower_processor_is_told_of_before_the_script(tmp_path: Path) -> None
     (tmp_path / "script.py").write_text("import sys\nprint('the script', file=sys.stderr)\n")
     code = """
         import sys
-        from habana_mp import _run, _speed, cli
-        _speed.ratio_on_this_cpu = lambda dtype: float(sys.argv[1])
+        from habana_mp import cli
+        from habana_mp.run import speed
+        speed.ratio_on_this_cpu = lambda dtype: float(sys.argv[1])
         sys.exit(cli.main(["run", *sys.argv[2:], "script.py"]))
     """
     for ratio, options, count in (("2.5", [], 1), ("0.5", [], 0), ("2.5", ["--opt-level", "O0"], 0)):
@@ -316,8 +317,9 @@ def test_a_script_runs_where_nothing_can_be_written_to_the_standard_error(tmp_pa
     (tmp_path / "script.py").write_text("print('the script')\n")
     code = """
         import os, sys
-        from habana_mp import _speed, cli
-        _speed.ratio_on_this_cpu = lambda dtype: 2.5
+        from habana_mp import cli
+        from habana_mp.run import speed
+        speed.ratio_on_this_cpu = lambda dtype: 2.5
         os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
         sys.exit(cli.main(["run", "script.py"]))
     """
@@ -328,15 +330,15 @@ def test_a_script_runs_where_nothing_can_be_written_to_the_standard_error(tmp_pa
 def test_the_measurement_leaves_nothing_behind(tmp_path: Path) -> None:
     code = """
         import os, time, torch
-        from habana_mp import _speed
+        from habana_mp.run import speed
         before = torch.get_rng_state(), sorted(os.listdir("/proc/self/fd"))
         begin = time.perf_counter()
-        ratio = _speed.ratio_on_this_cpu(torch.bfloat16)
+        ratio = speed.ratio_on_this_cpu(torch.bfloat16)
         assert time.perf_counter() - begin < 2
         assert ratio is None or 0.01 < ratio < 1000
         assert torch.equal(before[0], torch.get_rng_state()) and before[1] == sorted(os.listdir("/proc/self/fd"))
-        _speed._SECONDS = 0.0
-        assert _speed.ratio_on_this_cpu(torch.bfloat16) is None
+        speed._SECONDS = 0.0
+        assert speed.ratio_on_this_cpu(torch.bfloat16) is None
         try:
             os.waitpid(-1, 0)
         except ChildProcessError:

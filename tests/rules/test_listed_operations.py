@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from habana_mp import _presets, ops
+from habana_mp import ops
+from habana_mp.policy import presets
 from helpers.cases import ADDED_UP, CASES, CLOSE, LATE_KERNELS, NO_KERNEL, VIEWS, WITHOUT_CASE, Case, cast, differing
 from helpers.comparing import assert_same, tensors
 from helpers.lists import Converter
@@ -23,7 +24,7 @@ N = M.t().contiguous() * 0.7
 
 def test_every_shipped_name_has_a_case_or_a_reason() -> None:
     named = {case.name for case in CASES + VIEWS}
-    here = {name for name in _presets.shipped_names() if ops.resolve(name) is not None}
+    here = {name for name in presets.shipped_names() if ops.resolve(name) is not None}
     assert here <= named | set(WITHOUT_CASE)
 
 

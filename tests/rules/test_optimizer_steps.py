@@ -230,7 +230,7 @@ def test_an_optimizer_that_torch_constructs_is_left_to_torchs_own_wrapper() -> N
 
     assert Mine.options == {"speed": 3}
     assert "return is_cast()" in inspect.getsource(Mine.step)
-    assert "habana_mp.patches.unwrapped_steps" not in Mine.step.__code__.co_names
+    assert "habana_mp.patches.torch.unwrapped_steps" not in Mine.step.__code__.co_names
     assert Mine([parameter()]).step() is False
     with pytest.raises(TypeError, match="takes no keyword arguments"):
         type("Wrong", (torch.optim.SGD,), {}, speed=3)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from hypothesis import given
 
 from habana_mp import hmp
-from habana_mp._presets import _shipped_presets
+from habana_mp.policy.presets import _shipped_presets
 from helpers.cases import LATE_KERNELS
 from helpers.comparing import assert_same
 from helpers.lists import Converter

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from exercise_common import SMALL, converted, lists, raises
 
-from habana_mp import _core, _stepping, kernels, optim
+from habana_mp import _core, kernels, optim
+from habana_mp.patches.torch import kernel_steps
 
 
 def the_kernels() -> None:
@@ -87,7 +88,7 @@ def the_optimizers() -> None:
     """Steps of weights that fit and of some that do not, with copies in lower precision."""
     shapes = [(), (0,), (3,), (70, 90), (1 << (10 if SMALL else 18),)]
     lowers = (torch.bfloat16, torch.float16, None)
-    targets = _stepping.casts_to_write
+    targets = kernel_steps.casts_to_write
     kept: dict[Any, Any] = {}
     for kind, options in (
         (optim.AdamW, {"amsgrad": True}),
@@ -103,7 +104,7 @@ def the_optimizers() -> None:
             params += [torch.nn.Parameter(torch._neg_view(torch.randn(3)))]
         for param, dtype in zip(params, lowers * 4, strict=False):
             kept[param] = None if dtype is None else torch.empty_like(param, dtype=dtype)
-        _stepping.casts_to_write = lambda some: [kept[param] for param in some]
+        kernel_steps.casts_to_write = lambda some: [kept[param] for param in some]
         optimizer = kind(params, lr=0.1, **options)
         for step in range(4):
             for param in params:
@@ -115,16 +116,16 @@ def the_optimizers() -> None:
             elif step == 3 and options.get("fused"):
                 optimizer.grad_scale, optimizer.found_inf = torch.tensor(2.0), torch.tensor(0.0)
             optimizer.step()
-    _stepping.casts_to_write = targets
+    kernel_steps.casts_to_write = targets
     columns = [[torch.randn(shape) for shape in shapes] for _ in range(4)]
     params, grads, averages, squares = columns
     steps = [torch.zeros(()) for _ in shapes]
     betas = {"beta1": 0.9, "beta2": 0.99}
-    _stepping.Stepping(params, grads, [averages, [one.abs() for one in squares]], steps).run(
+    kernel_steps.Stepping(params, grads, [averages, [one.abs() for one in squares]], steps).run(
         "lamb", lr=0.1, eps=1e-6, weight_decay=0.1, grad_scale=0.5, decoupled=True, corrects=True,
         averages_gradient=True, adapts=True, **betas,
     )  # fmt: skip
-    _stepping.Stepping(params, grads, [averages]).run(
+    kernel_steps.Stepping(params, grads, [averages]).run(
         "sgd", lr=0.1, momentum=0.9, dampening=0.0, weight_decay=0.1, nesterov=False, maximize=False, grad_scale=None,
         begins=[True] * 5, lars=[True, False, True, True, True], lars_factor=0.01, lars_eps=0.0,
     )  # fmt: skip

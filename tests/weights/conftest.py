@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from habana_mp.patches import kept_weights
+from habana_mp.patches.torch import kept_weights
 from helpers import processor
 from helpers.packed import assume
 

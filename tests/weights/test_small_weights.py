@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from habana_mp import Report, hmp
-from habana_mp.patches.kept_weights import LEAST_RECORDED
+from habana_mp.patches.torch.kept_weights import LEAST_RECORDED
 from helpers.lists import Converter
 from helpers.watching import assert_rows_sum_up
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import _core, hmp
-from habana_mp.patches import kept_weights
+from habana_mp.patches.torch import kept_weights
 from helpers import processor
 from helpers.accelerators import needs_accelerator
 from helpers.comparing import assert_same

@@ -25,7 +25,8 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.optim import lr_scheduler, swa_utils
 
 from habana_mp import HmpWarning, hmp
-from habana_mp.patches import exchanged_functions, named_functions
+from habana_mp.patches.tools import named_functions
+from habana_mp.patches.torch import exchanged_functions
 from helpers.comparing import assert_same, seeded, tensors
 from helpers.lists import Converter
 from helpers.processes import run_script

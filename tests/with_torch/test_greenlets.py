@@ -20,7 +20,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from habana_mp import _core, hmp
-from habana_mp._ledger import broken
+from habana_mp.common.ledger import broken
 from helpers.lists import Converter
 from helpers.processes import run_script
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from habana_mp import _core, hmp
-from habana_mp._ledger import UnmetError
+from habana_mp.common.ledger import UnmetError
 from helpers.processes import run_script
 
 X = torch.linspace(-1, 1, 32).reshape(4, 8)

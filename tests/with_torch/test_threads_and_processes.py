@@ -22,7 +22,7 @@ from torch.optim import optimizer as torch_optimizer
 
 import habana_mp
 from habana_mp import hmp
-from habana_mp.patches.when_imported import WhenImported
+from habana_mp.patches.tools.when_imported import WhenImported
 from helpers.probes import dtype_of_product
 from helpers.processes import run_script
 
@@ -136,7 +136,7 @@ BEGIN = """
 import atexit, os, sys, threading, time
 import torch
 from habana_mp import hmp
-from habana_mp.patches.when_imported import WhenImported
+from habana_mp.patches.tools.when_imported import WhenImported
 M = torch.rand(4, 4)
 hmp.convert(log=sys.argv[1] if len(sys.argv) > 1 else None)
 weight = torch.nn.Parameter(torch.rand(4, 4))
@@ -276,7 +276,7 @@ def forget():
 old = hmp
 forget()
 from habana_mp import hmp
-from habana_mp.patches.when_imported import WhenImported
+from habana_mp.patches.tools.when_imported import WhenImported
 assert hmp is not old
 for call in (hmp.convert, hmp.restore):
     try: call()

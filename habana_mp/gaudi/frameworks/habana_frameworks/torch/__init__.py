@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from habana_mp.gaudi._placement import log_placement_if_asked
+from habana_mp.gaudi.placement import log_placement_if_asked
 
 from . import core, hpu
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from habana_mp.gaudi._switch import migrate_from_cuda
+from habana_mp.gaudi.switch import migrate_from_cuda
 
 migrate_from_cuda()

@@ -7,7 +7,7 @@ import copy
 import torch
 
 from habana_mp import hmp
-from habana_mp.patches.optimizers import foreach
+from habana_mp.patches.torch.optimizers import foreach
 
 __all__ = ["FusedEMA"]
 

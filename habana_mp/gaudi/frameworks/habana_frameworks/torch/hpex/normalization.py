@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from habana_mp import hmp
-from habana_mp._stepping import make_gradients_dense
-from habana_mp.patches.optimizers import foreach, total_norm
+from habana_mp.patches.torch.kernel_steps import make_gradients_dense
+from habana_mp.patches.torch.optimizers import foreach, total_norm
 
 __all__ = ["FusedClipNorm"]
 

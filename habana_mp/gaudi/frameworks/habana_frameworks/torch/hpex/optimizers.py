@@ -14,8 +14,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from habana_mp import hmp, optim
-from habana_mp._stepping import Stepping, loss_of, make_gradients_dense, step_by_kernels, writes_kept_casts
-from habana_mp.patches.optimizers import INSIDES_ARE_KNOWN, foreach, total_norm
+from habana_mp.patches.torch.kernel_steps import (
+    Stepping,
+    loss_of,
+    make_gradients_dense,
+    step_by_kernels,
+    writes_kept_casts,
+)
+from habana_mp.patches.torch.optimizers import INSIDES_ARE_KNOWN, foreach, total_norm
 
 __all__ = [
     "FusedAdagrad",

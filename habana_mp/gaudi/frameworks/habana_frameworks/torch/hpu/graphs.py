@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from habana_mp.gaudi import devices
-from habana_mp.patches.seen_operations import Recording
+from habana_mp.gaudi.patches.seen_operations import Recording
 
 from . import streams
 

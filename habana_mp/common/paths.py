@@ -1,0 +1,5 @@
+"""The folder of this package."""
+
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1]

@@ -1,0 +1,94 @@
+"""Who asks: the script's own code, torch, or an installed library."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import site
+import sys
+import sysconfig
+import types
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from habana_mp.common.paths import PACKAGE
+
+_PATHS = sysconfig.get_paths()
+_OURS = str(PACKAGE) + os.sep
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_PYTHON = tuple({_PATHS[name] + os.sep for name in ("stdlib", "platstdlib")})
+_INSTALLED = tuple(
+    {
+        path + os.sep
+        for path in (
+            *(_PATHS["purelib"], _PATHS["platlib"]),
+            *getattr(site, "getsitepackages", list)(),
+            getattr(site, "getusersitepackages", lambda: _PATHS["purelib"])(),
+        )
+    }
+)
+_FOLDERS_OF_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+SCRIPT, TORCH, LIBRARY, PYTHON, OURS = "script", "torch", "library", "python", "ours"
+
+
+#: Of files whose frames were looked at.
+_known: dict[str, str] = {}
+
+
+@cache
+def _kind_of_file(path: str) -> str:
+    if path.startswith("<"):
+        return PYTHON  # frozen modules, and code that was generated
+    path = os.path.abspath(path)
+    if path.startswith(_OURS):
+        return OURS
+    if path.startswith(_TORCH):
+        return TORCH
+    if path.startswith(_INSTALLED) or any(folder in path for folder in _FOLDERS_OF_PACKAGES):
+        return LIBRARY
+    return PYTHON if path.startswith(_PYTHON) else SCRIPT
+
+
+def kind_of(frame: types.FrameType) -> str:
+    """Whose code runs in this frame."""
+    path = frame.f_code.co_filename
+    kind = _known.get(path)
+    if kind is not None:
+        return kind
+    # What was given by `-c`, typed at a prompt, or made by `exec`, belongs to its module.
+    if path.startswith("<") and not path.startswith("<frozen"):
+        root = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if root in ("__main__", "__mp_main__"):
+            return SCRIPT
+        return _kind_of_file(getattr(sys.modules.get(root), "__file__", None) or path)
+    kind = _known[path] = _kind_of_file(path)
+    return kind
+
+
+def is_script(frame: types.FrameType | None) -> bool:
+    """Does the script's own code run in this frame?"""
+    if frame is None:
+        return False
+    return (_known.get(frame.f_code.co_filename) or kind_of(frame)) == SCRIPT  # asked for each device that is read
+
+
+def a_library_asks() -> bool:
+    """Is it an installed library that called, whatever torch and Python did in between?"""
+    frame = inspect.currentframe()
+    while frame is not None:
+        kind = kind_of(frame)
+        if kind in (SCRIPT, LIBRARY):
+            return kind == LIBRARY
+        frame = frame.f_back
+    return False
+
+
+def place() -> tuple[str, int]:
+    """File and line of the code outside of torch, Python and this package that called."""
+    frame = inspect.currentframe()
+    while frame is not None and kind_of(frame) not in (SCRIPT, LIBRARY):
+        frame = frame.f_back
+    return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("<unknown>", 0)

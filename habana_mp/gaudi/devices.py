@@ -1,0 +1,143 @@
+"""What ``"hpu"`` means here."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import torch
+
+from habana_mp.gaudi.callers import is_script, place
+from habana_mp.run import speed
+
+logger = logging.getLogger("habana_mp.gaudi")
+
+#: What stands for the best device that there is.
+BEST = ("", "1", "auto")
+
+
+class _ToStandardError(logging.StreamHandler[Any]):
+    """Writes to whatever ``sys.stderr`` is at that moment."""
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, _: Any) -> None:
+        return None
+
+
+def chosen(name: str | None) -> torch.device:
+    """The device that is meant by ``--gaudi=``, the environment variable, or nothing.
+
+    Raises:
+        ValueError: no device, or one that is not here.
+    """
+    there = _there()
+    if name is None or name in BEST:
+        return torch.device(there[0])
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"`device` must be a device of torch, such as {' or '.join(there)}; got {name!r}") from error
+    if device.type not in there:
+        raise ValueError(f"`device` must be one that is here: {', '.join(there)}; got {name!r}")
+    return device
+
+
+def _there() -> list[str]:
+    """The best first."""
+    return [*(one for one in speed.devices() if one not in ("cpu", "hpu")), "cpu"]
+
+
+#: The one that a script sees where there is one.
+_FIRST = torch.device("hpu", 0)
+
+
+class Devices:
+    """The device that ``"hpu"`` leads to, and what was told of that."""
+
+    def __init__(self, real: torch.device) -> None:
+        self.real = real
+        #: The types of device that lead there.
+        self.names = {"hpu"}
+        #: The backends of torch.distributed that lead to the device's own.
+        self.backends = {"hccl"}
+        self._told: set[tuple[str, int, str]] = set()
+        self.is_script = is_script
+
+    @property
+    def module(self) -> Any:
+        """torch.cpu, torch.cuda, ..."""
+        return getattr(torch, self.real.type)
+
+    def means(self, value: Any) -> bool:
+        """Is the stand-in's device meant?"""
+        if isinstance(value, str):
+            return value.partition(":")[0] in self.names
+        return isinstance(value, torch.device) and value.type in self.names
+
+    def real_of(self, value: Any, what: str) -> Any:
+        """The device that is meant, if the stand-in's is given; else what is given."""
+        if not self.means(value):
+            return value
+        if not torch.compiler.is_compiling():  # it reads no frames
+            self.tell(what, value)
+        index = (torch.device(value) if isinstance(value, str) else value).index
+        # On Gaudi each process has one device, number 0: so that is the current one.
+        if not index or self.real.index is not None or self.real.type == "cpu":
+            return self.real
+        return torch.device(self.real.type, index)
+
+    def seen(self, device: torch.device) -> torch.device:
+        """What the script sees of a tensor's device."""
+        if device.type != self.real.type:
+            return device
+        if device.type == "cpu":
+            return _FIRST
+        index = device.index
+        return torch.device("hpu", 0 if index is None or index == self.current_index() else index)
+
+    def current_index(self) -> int:
+        return 0 if self.real.type == "cpu" else self.real.index or int(self.module.current_device())
+
+    def real_backend(self, backend: Any) -> Any:
+        """The backend of torch.distributed for the real device, where one for the stand-in's is given."""
+        if not isinstance(backend, str):
+            return backend
+        parts: dict[str, str] = {}
+        for part in backend.lower().split(","):
+            device, colon, name = part.rpartition(":")
+            device = self.real.type if device in self.names else device
+            name = self._own_backend() if name in self.backends else name
+            parts[device] = f"{device}{colon}{name}"
+        mapped = ",".join(parts.values())
+        if mapped == backend.lower():
+            return backend
+        self.tell(f"the backend {mapped} of torch.distributed", backend)
+        return mapped
+
+    def _own_backend(self) -> str:
+        own = {"cuda": "nccl", "xpu": "xccl"}.get(self.real.type, "gloo")
+        available = getattr(torch.distributed, f"is_{own}_available", lambda: True)
+        return own if available() else "gloo"
+
+    def tell(self, what: str, given: Any) -> None:
+        """Say once for each line of code what was mapped."""
+        file, line = place()
+        if (file, line, what) not in self._told:
+            self._told.add((file, line, what))
+            logger.info("%s:%d: %s is %s here (%s)", file, line, given, self.real, what)
+
+
+def log_to_standard_error() -> None:
+    """The logger has a handler of its own, unless the script gave it one."""
+    if not logger.handlers:
+        handler = _ToStandardError()
+        handler.setFormatter(logging.Formatter("habana_mp.gaudi: %(message)s"))
+        logger.addHandler(handler)
+        logger.propagate = False
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.INFO)

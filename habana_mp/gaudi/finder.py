@@ -1,0 +1,81 @@
+"""Finds the stand-in's modules, for the script's own code."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from habana_mp.gaudi.callers import a_library_asks
+
+FOLDER = Path(__file__).parent / "frameworks"
+#: What the folder holds at its top.
+ROOTS = ("habana_frameworks", "habana_dataloader", "hmp")
+
+#: What Gaudi has and nothing else: the modules, and why.
+_WITHOUT_MEANING = {
+    "habana_frameworks.mediapipe": "media pipelines decode on Gaudi's own hardware",
+    "habana_frameworks.medialoaders": "media pipelines decode on Gaudi's own hardware",
+    "habana_frameworks.tensorflow": "it is for TensorFlow",
+    "habana_frameworks.torch.core.quantization": "fp8 quantization is for Gaudi's own kernels",
+}
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Stands in front of Python's own finders. An installed library that asks gets no answer from it."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        root = fullname.partition(".")[0]
+        if root not in ROOTS or a_library_asks():
+            return None
+        if fullname == root and self.installed(root) is not None:
+            if root == "habana_frameworks":
+                refuse_to_shadow(self)
+            return None  # a module of the script's, or of a library, that has the same name
+        for name, why in _WITHOUT_MEANING.items():
+            if fullname == name or fullname.startswith(f"{name}."):
+                raise ModuleNotFoundError(f"`{fullname}` is not in habana_mp's stand-in for Gaudi: {why}", name=name)
+        file = FOLDER.joinpath(*fullname.split("."))
+        if (file / "__init__.py").exists():
+            spec = importlib.util.spec_from_file_location(fullname, file / "__init__.py")
+            assert spec is not None
+            # No path: its modules are found here only, and so by the script's own code only.
+            spec.submodule_search_locations = []
+            return spec
+        if file.with_suffix(".py").exists():
+            return importlib.util.spec_from_file_location(fullname, file.with_suffix(".py"))
+        if fullname == root or root != "habana_frameworks":
+            return None
+        raise ModuleNotFoundError(
+            f"`{fullname}` is not in habana_mp's stand-in for Gaudi; docs/gaudi.md says what is", name=fullname
+        )
+
+    def installed(self, root: str) -> importlib.machinery.ModuleSpec | None:
+        """What the other finders know by this name."""
+        for finder in list(sys.meta_path):
+            find: Any = getattr(finder, "find_spec", None)
+            if finder is not self and find is not None and (spec := find(root, None, None)) is not None:
+                return spec  # type: ignore[no-any-return]  # a spec
+        return None
+
+
+def refuse_to_shadow(finder: Finder) -> None:
+    """Raise where the real package is installed.
+
+    Raises:
+        ImportError: it is.
+    """
+    spec = finder.installed("habana_frameworks")
+    if spec is not None:
+        where = spec.origin or ", ".join(spec.submodule_search_locations or ())
+        raise ImportError(
+            f"habana_frameworks is installed ({where}), and habana_mp's stand-in never takes its place; run the "
+            "script without `--gaudi`, `import habana_mp.gaudi` and HABANA_MP_GAUDI"
+        )

@@ -1,0 +1,90 @@
+"""``torch.autocast("hpu")`` and ``torch.amp.GradScaler("hpu")``."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+
+from habana_mp.common.ledger import Assumption, holds
+from habana_mp.gaudi.patches.names import Meaning, with_arguments
+from habana_mp.patches.tools.code_exchange import Replacement
+from habana_mp.patches.tools.patch import Patch, Settings
+
+_AUTOCAST = Assumption(
+    "torch.autocast-class",
+    assumed="torch.autocast is a class of Python's that takes `device_type`, `dtype`, `enabled` and `cache_enabled`, "
+    "and torch.amp.GradScaler one that takes `device`",
+    check="their constructors' parameters",
+    otherwise='torch.autocast("hpu") casts nothing',
+)
+
+#: Where a torch.autocast of the stand-in's device keeps what it stands for.
+_REGION = "_habana_mp_region"
+
+
+class HpuAutocast(Patch):
+    """An autocast of the stand-in's device is a region of ours on the real one, with HPU's lists."""
+
+    def __init__(self, meaning: Meaning) -> None:
+        self._meaning = meaning
+        self._replacements: list[Replacement] = []
+
+    def install(self, settings: Settings) -> None:
+        if self._replacements or not holds(_AUTOCAST, _is_as_expected):
+            return
+        autocast: Any = torch.autocast
+        scaler: Any = torch.amp.GradScaler
+        self._replacements = [
+            Replacement(autocast.__init__, self._begin),
+            Replacement(autocast.__enter__, _enter),
+            Replacement(autocast.__exit__, _exit),
+            Replacement(scaler.__init__, with_arguments(scaler.__init__, self._scale)),
+        ]
+        for replacement in self._replacements:
+            replacement.install()
+
+    def uninstall(self) -> None:
+        while self._replacements:
+            self._replacements.pop().uninstall()
+
+    def _begin(self, original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        from habana_mp.scopes.regions import autocast
+
+        itself, device_type, dtype, enabled, cache_enabled = (*arguments, *keywords.values())
+        device_type = device_type.type if isinstance(device_type, torch.device) else device_type
+        if not self._meaning.means(device_type):
+            original(itself, device_type, dtype, enabled, cache_enabled)
+            return
+        real = self._meaning.real_of(device_type, "torch.autocast").type
+        region = autocast(real, dtype, enabled, cache_enabled, preset="hpu")
+        original(itself, real, torch.bfloat16 if dtype is None else dtype, enabled, cache_enabled)
+        setattr(itself, _REGION, region)
+
+    def _scale(self, arguments: dict[str, Any]) -> None:
+        if self._meaning.means(arguments.get("device")):
+            arguments["device"] = self._meaning.real_of(arguments["device"], "torch.amp.GradScaler").type
+
+
+def _enter(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    region = getattr(arguments[0], _REGION, None)
+    if region is None:
+        return original(*arguments, **keywords)
+    region.__enter__()
+    return arguments[0]
+
+
+def _exit(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    region = getattr(arguments[0], _REGION, None)
+    return original(*arguments, **keywords) if region is None else region.__exit__(*arguments[1:])
+
+
+def _is_as_expected() -> bool:
+    autocast: Any = torch.autocast
+    scaler: Any = torch.amp.GradScaler
+    expected = ["self", "device_type", "dtype", "enabled", "cache_enabled"]
+    return (
+        list(inspect.signature(autocast.__init__).parameters) == expected
+        and "device" in inspect.signature(scaler.__init__).parameters
+    )

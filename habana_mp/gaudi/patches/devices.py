@@ -1,0 +1,228 @@
+"""The device ``"hpu"`` in torch's functions and methods that take a device."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.jit import _builtins
+from torch.utils import _device as torchs_device
+
+from habana_mp.common.ledger import Assumption, UnmetError, holds
+from habana_mp.gaudi.patches.names import Meaning, with_arguments
+from habana_mp.patches.tools.code_exchange import Replacement
+from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
+from habana_mp.patches.tools.patch import Patch, Settings
+
+#: Functions of torch that take ``device=``. A release may lack some.
+_FUNCTIONS = (
+    *("arange", "as_tensor", "asarray", "bartlett_window", "blackman_window", "empty", "empty_like"),
+    *("empty_permuted", "empty_quantized", "empty_strided", "eye", "full", "full_like", "hamming_window"),
+    *("hann_window", "kaiser_window", "linspace", "logspace", "normal", "ones", "ones_like", "rand", "rand_like"),
+    *("randint", "randint_like", "randn", "randn_like", "randperm", "range", "scalar_tensor"),
+    *("sparse_bsc_tensor", "sparse_bsr_tensor", "sparse_compressed_tensor", "sparse_coo_tensor"),
+    *("sparse_csc_tensor", "sparse_csr_tensor", "tensor", "tril_indices", "triu_indices", "zeros", "zeros_like"),
+)
+_OF_FFT = ("fftfreq", "rfftfreq")
+#: Methods that take ``device=``; of `to` it may be the first argument too.
+_METHODS = ("to", "new", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
+
+_DEVICE_MODES = Assumption(
+    "torch.device-modes",
+    assumed="torch.set_default_device and `with torch.device(...)` make a torch.utils._device.DeviceContext, which "
+    "keeps a set of the functions that it is for",
+    check="its constructor takes `device`, and the set has torch.empty",
+    otherwise='of these two, "hpu" is refused by torch',
+)
+
+_TENSOR_DEVICE = Assumption(
+    "torch.tensor-device",
+    assumed="Tensor.device and Tensor.to are descriptors that torch.Tensor inherits, and that can be put in front of",
+    check="they are looked at",
+    otherwise="a script is told the real device of a tensor",
+)
+
+#: It has no types.
+_script_builtins: Any = _builtins
+
+_SCRIPT_BUILTINS = Assumption(
+    "torch.script-builtins",
+    assumed="TorchScript finds the operator of a function of torch in a table, by the function's id",
+    check="the first that is asked for is found there",
+    otherwise="torch.jit.script refuses functions that call a factory of torch",
+)
+
+
+class _Device:
+    """``Tensor.device``: what the script's own code sees of it. Of the class it is torch's own descriptor."""
+
+    def __init__(self, meaning: Meaning) -> None:
+        self._torchs = inspect.getattr_static(torch.Tensor, "device")
+        self._real, self._seen, self._is_script = self._torchs.__get__, meaning.seen, meaning.is_script
+
+    def __get__(self, tensor: Any, owner: Any = None) -> Any:
+        if tensor is None:
+            return self._torchs
+        real = self._real(tensor)
+        return self._seen(real) if self._is_script(sys._getframe(1)) else real
+
+    def __set__(self, tensor: Any, value: Any) -> None:
+        self._torchs.__set__(tensor, value)
+
+
+class _Method:
+    """A method of tensors that takes a device. Of the class it is torch's own descriptor."""
+
+    def __init__(self, name: str, call: Callable[..., Any]) -> None:
+        self._torchs = inspect.getattr_static(torch.Tensor, name)
+        self._call = call
+
+    def __get__(self, tensor: Any, owner: Any = None) -> Any:
+        return self._torchs if tensor is None else types.MethodType(self._call, tensor)
+
+
+class HpuDevices(Patch):
+    """Factories, methods of tensors and modules, generators, ``torch.set_default_device`` and ``with torch.device``."""
+
+    def __init__(self, meaning: Meaning) -> None:
+        self._meaning = meaning
+        self._attributes = ExchangedAttributes()
+        self._context: Replacement | None = None
+        #: What TorchScript was told of.
+        self._in_script: list[Any] = []
+
+    def install(self, settings: Settings) -> None:
+        # It compares with the functions that it finds in torch when it is first asked.
+        if holds(_DEVICE_MODES, _modes_are_as_expected):
+            context = torchs_device.DeviceContext.__init__
+            self._context = Replacement(context, with_arguments(context, self._map_default))
+            self._context.install()
+        for module, names in ((torch, _FUNCTIONS), (torch.fft, _OF_FFT)):
+            for name in names:
+                if hasattr(module, name):
+                    original, function = getattr(module, name), self._function(module, name)
+                    self._attributes.exchange(module, name, function)
+                    self._tell_script(original, function)
+        for name in _METHODS:
+            method = _Method(name, self._method(getattr(torch.Tensor, name)))
+            self._attributes.exchange(torch.Tensor, name, method)
+        self._attributes.exchange(torch.Tensor, "pin_memory", _Method("pin_memory", self._pin_memory()))
+        if holds(_TENSOR_DEVICE, _device_is_inherited):
+            self._attributes.exchange(torch.Tensor, "device", _Device(self._meaning))
+        self._add_methods()
+        self._attributes.exchange(torch, "Generator", _generator_class(self._meaning))
+
+    def _tell_script(self, original: Any, function: Any) -> None:
+        if holds(_SCRIPT_BUILTINS, lambda: _script_builtins._find_builtin(original) is not None):
+            operator = _script_builtins._find_builtin(original)
+            if operator is not None:
+                _script_builtins._register_builtin(function, operator)
+                self._in_script.append(function)
+
+    def uninstall(self) -> None:
+        self._attributes.put_back()
+        while self._in_script:
+            _script_builtins._get_builtin_table().pop(id(self._in_script.pop()), None)
+        if self._context is not None:
+            self._context.uninstall()
+            self._context = None
+
+    def _map_default(self, arguments: dict[str, Any]) -> None:
+        arguments["device"] = self._meaning.real_of(arguments["device"], "the default device")
+
+    def _function(self, module: types.ModuleType, name: str) -> Callable[..., Any]:
+        meaning, original, full_name = self._meaning, getattr(module, name), f"{module.__name__}.{name}"
+
+        @functools.wraps(original)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            if "device" in kwargs and meaning.means(kwargs["device"]):
+                kwargs["device"] = meaning.real_of(kwargs["device"], full_name)
+            return original(*args, **kwargs)
+
+        # It is pickled by its name.
+        function.__module__, function.__name__, function.__qualname__ = module.__name__, name, name
+        return function
+
+    def _method(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        meaning, name = self._meaning, f"Tensor.{original.__name__}"
+
+        @functools.wraps(original)
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if args and meaning.means(args[0]):
+                args = (meaning.real_of(args[0], name), *args[1:])
+            elif "device" in kwargs and meaning.means(kwargs["device"]):
+                kwargs["device"] = meaning.real_of(kwargs["device"], name)
+            return original(self, *args, **kwargs)
+
+        return method
+
+    def _pin_memory(self) -> Callable[..., Any]:
+        meaning, original = self._meaning, torch.Tensor.pin_memory
+
+        def pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+            if not meaning.means(device):
+                return original(self) if device is None else original(self, device)
+            real = meaning.real_of(device, "Tensor.pin_memory")
+            return self if real.type == "cpu" else original(self)
+
+        return pin_memory
+
+    def _add_methods(self) -> None:
+        meaning = self._meaning
+
+        def named(device: Any) -> Any:
+            return "hpu" if device is None else f"hpu:{device}" if isinstance(device, int) else device
+
+        def hpu(self: torch.Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> torch.Tensor:
+            """The tensor on the stand-in's device."""
+            real = meaning.real_of(named(device), "Tensor.hpu")
+            return self.to(real, non_blocking=non_blocking, **kwargs)
+
+        def module_hpu(self: torch.nn.Module, device: Any = None) -> torch.nn.Module:
+            """Move all parameters and buffers to the stand-in's device."""
+            return self.to(meaning.real_of(named(device), "Module.hpu"))
+
+        def is_hpu(self: torch.Tensor) -> bool:
+            """Does it lie on the stand-in's device?"""
+            return self.device.type == meaning.real.type
+
+        for function, owner, name in ((hpu, torch.Tensor, "hpu"), (module_hpu, torch.nn.Module, "hpu")):
+            function.__name__, function.__qualname__ = name, f"{owner.__name__}.{name}"
+            self._attributes.exchange(owner, name, function)
+        self._attributes.exchange(torch.Tensor, "is_hpu", property(is_hpu))
+
+
+def _generator_class(meaning: Meaning) -> type:
+    torchs: Any = torch.Generator
+
+    class Meta(type(torchs)):  # type: ignore[misc]  # whatever torch's is
+        def __call__(cls, device: Any = "cpu") -> Any:
+            return super().__call__(meaning.real_of(device, "torch.Generator"))
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, torchs) if cls is made else super().__instancecheck__(instance)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, torchs) if cls is made else super().__subclasscheck__(subclass)
+
+    def new(cls: type, device: Any = "cpu") -> Any:
+        return torchs(device) if cls is made else torchs.__new__(cls, device)
+
+    made: type = Meta("Generator", (torchs,), {"__new__": new, "__module__": "torch", "__doc__": torchs.__doc__})
+    return made
+
+
+def _modes_are_as_expected() -> bool:
+    parameters = inspect.signature(torchs_device.DeviceContext.__init__).parameters
+    return "device" in parameters and torch.empty in torchs_device._device_constructors()
+
+
+def _device_is_inherited() -> bool:
+    if "device" in vars(torch.Tensor):
+        raise UnmetError("torch.Tensor has a `device` of its own")
+    return hasattr(inspect.getattr_static(torch.Tensor, "device"), "__get__")

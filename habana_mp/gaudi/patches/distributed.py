@@ -1,0 +1,68 @@
+"""The backend ``"hccl"``, and devices of ``DistributedDataParallel``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from habana_mp.gaudi.patches.names import Meaning, with_arguments
+from habana_mp.patches.tools.code_exchange import Replacement
+from habana_mp.patches.tools.when_imported import WhenImported
+
+
+class HpuProcessGroups(WhenImported):
+    """Process groups: gloo or nccl, as it is the device's."""
+
+    name = "torch.distributed.distributed_c10d"
+
+    def __init__(self, meaning: Meaning) -> None:
+        super().__init__()
+        self._meaning = meaning
+        self._replacements: list[Replacement] = []
+
+    def do(self, module: Any) -> None:
+        for name in ("init_process_group", "new_group"):
+            function = getattr(module, name)
+            self._replacements.append(Replacement(function, with_arguments(function, self._map)))
+            self._replacements[-1].install()
+
+    def undo(self, module: Any) -> None:
+        while self._replacements:
+            self._replacements.pop().uninstall()
+
+    def _map(self, arguments: dict[str, Any]) -> None:
+        if "backend" in arguments:
+            arguments["backend"] = self._meaning.real_backend(arguments["backend"])
+        if self._meaning.means(arguments.get("device_id")):
+            real = self._meaning.real_of(arguments["device_id"], "torch.distributed")
+            arguments["device_id"] = None if real.type == "cpu" else torch.device(real.type, real.index or 0)
+
+
+class HpuDataParallel(WhenImported):
+    """``device_ids`` and ``output_device``: of a CPU there are none."""
+
+    name = "torch.nn.parallel.distributed"
+
+    def __init__(self, meaning: Meaning) -> None:
+        super().__init__()
+        self._meaning = meaning
+        self._replacement: Replacement | None = None
+
+    def do(self, module: Any) -> None:
+        function = module.DistributedDataParallel.__init__
+        self._replacement = Replacement(function, with_arguments(function, self._map))
+        self._replacement.install()
+
+    def undo(self, module: Any) -> None:
+        if self._replacement is not None:
+            self._replacement.uninstall()
+            self._replacement = None
+
+    def _map(self, arguments: dict[str, Any]) -> None:
+        if any(map(self._meaning.means, arguments.get("device_ids") or ())):
+            real = [self._meaning.real_of(one, "DistributedDataParallel") for one in arguments["device_ids"]]
+            arguments["device_ids"] = None if self._meaning.real.type == "cpu" else real
+        if self._meaning.means(arguments.get("output_device")):
+            real_output = self._meaning.real_of(arguments["output_device"], "DistributedDataParallel")
+            arguments["output_device"] = None if self._meaning.real.type == "cpu" else real_output

@@ -1,0 +1,42 @@
+"""What the patches of the stand-in for Gaudi must be told."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+
+class Meaning(Protocol):
+    """What ``"hpu"`` stands for: :class:`habana_mp.gaudi.devices.Devices`."""
+
+    real: torch.device
+    names: set[str]
+
+    def means(self, value: Any) -> bool: ...
+    def real_of(self, value: Any, what: str) -> Any: ...
+    def seen(self, device: torch.device) -> torch.device: ...
+    def real_backend(self, backend: Any) -> Any: ...
+    def tell(self, what: str, given: Any) -> None: ...
+    @property
+    def is_script(self) -> Callable[[types.FrameType | None], bool]: ...
+
+
+def with_arguments(
+    function: Callable[..., Any], change: Callable[[dict[str, Any]], None]
+) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
+    """For a ``Replacement`` of this function: what calls the original with its arguments, by name, changed."""
+    signature = inspect.signature(function)
+
+    def call(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        try:
+            bound = signature.bind(*arguments, **keywords)
+        except TypeError:
+            return original(*arguments, **keywords)  # it says what is wrong
+        change(bound.arguments)
+        return original(*bound.args, **bound.kwargs)
+
+    return call

@@ -1,0 +1,126 @@
+"""The operations that torch runs, seen one by one below autograd: they are named, or recorded to be run again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _python_dispatch
+
+from habana_mp.common.ledger import Assumption, require
+from habana_mp.patches.tools.pytree import tree_leaves
+
+_MODES = Assumption(
+    "torch.dispatch-modes",
+    assumed="a TorchDispatchMode sees each operation with its schema, which says what is written to and what is a view",
+    check="of addition in place it is asked",
+    otherwise="CPU fallback logs and HPUGraph are refused by the stand-in for Gaudi",
+)
+
+
+def _check() -> None:
+    require(_MODES, lambda: bool(list(_written(torch.ops.aten.add_.Tensor, (torch.ones(1), torch.ones(1)), {}))))
+
+
+def _written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    """The tensors that a call writes to."""
+    for place, argument in enumerate(function._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[place] if place < len(args) else kwargs.get(argument.name)
+            for one in tree_leaves(given):
+                if isinstance(one, Tensor):
+                    yield one
+
+
+#: It has no types.
+_Mode: Any = _python_dispatch.TorchDispatchMode
+
+
+class Seen(_Mode):  # type: ignore[misc]  # see there
+    """Tells of each operation: its name, the name of its first tensor, and that tensor."""
+
+    def __init__(self, tell: Callable[[str, str, Tensor], None]) -> None:
+        _check()
+        super().__init__()
+        self._tell = tell
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for place, argument in enumerate(func._schema.arguments):
+            value = args[place] if place < len(args) else kwargs.get(argument.name)
+            first = next((one for one in tree_leaves(value) if isinstance(one, Tensor)), None)
+            if first is not None:
+                self._tell(func.overloadpacket.__name__, argument.name, first)
+                break
+        return func(*args, **kwargs)
+
+
+class _Recorder(_Mode):  # type: ignore[misc]  # see there
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, dict[str, Any], list[Tensor | None]]] = []
+        #: Tensors from before the recording that were written to, with what they were.
+        self.before: list[tuple[Tensor, Tensor]] = []
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for tensor in _written(func, args, kwargs):
+            if tensor.untyped_storage().data_ptr() not in self._known:
+                self.before.append((tensor, tensor.clone()))
+        result = func(*args, **kwargs)
+        views = [one.alias_info is not None for one in func._schema.returns]
+        given = result if isinstance(result, tuple) else (result,)
+        kept: list[Tensor | None] = []
+        for place, one in enumerate(given):
+            for leaf in tree_leaves(one):
+                is_made = isinstance(leaf, Tensor) and not views[min(place, len(views) - 1)]
+                kept.append(leaf if is_made else None)
+                if is_made:
+                    self._known.add(leaf.untyped_storage().data_ptr())
+        self.calls.append((func, args, kwargs, kept))
+        return result
+
+
+class Recording:
+    """Operations that were called between :meth:`begin` and :meth:`end`, and can be run again with the same tensors.
+
+    As on a device that only records meanwhile, what they wrote to tensors from before is undone at the end.
+    """
+
+    def __init__(self) -> None:
+        _check()
+        self._recorder: _Recorder | None = None
+        self._is_open = False
+
+    def begin(self) -> None:
+        if self._is_open:
+            raise RuntimeError("this graph is being captured already: call `capture_end` first")
+        self._recorder = _Recorder()
+        self._recorder.__enter__()
+        self._is_open = True
+
+    def end(self) -> None:
+        if self._recorder is None or not self._is_open:
+            raise RuntimeError("no capture has begun: call `capture_begin` first")
+        self._recorder.__exit__(None, None, None)
+        self._is_open = False
+        with torch.no_grad():
+            for tensor, before in reversed(self._recorder.before):
+                tensor.copy_(before)
+        self._recorder.before.clear()
+
+    def replay(self) -> None:
+        if self._recorder is None or self._is_open:
+            raise RuntimeError("nothing was captured: call `capture_begin` and `capture_end` first")
+        with torch.no_grad():
+            for func, args, kwargs, kept in self._recorder.calls:
+                result = func(*args, **kwargs)
+                for old, new in zip(kept, tree_leaves(result), strict=True):
+                    if old is not None and old is not new:
+                        old.copy_(new)
+
+    def reset(self) -> None:
+        self._recorder = None

@@ -1,0 +1,58 @@
+"""The lines that say where an operation ran, asked for by Gaudi's environment variables.
+
+``PT_HPU_LOG_MOD_MASK=0x80 PT_HPU_LOG_TYPE_MASK=0x8`` asks for the CPU fallback logs. Where ``"hpu"`` leads to the CPU
+every operation falls back to it; elsewhere none does.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from habana_mp.gaudi.devices import logger
+from habana_mp.gaudi.patches.seen_operations import Seen
+from habana_mp.gaudi.switch import devices
+
+_CPU_FALLBACK, _DEBUG = 0x80, 0x8
+
+#: As HPU's logs call a tensor's type.
+_TYPES = {
+    torch.float32: "Float",
+    torch.float16: "Half",
+    torch.bfloat16: "BFloat16",
+    torch.float64: "Double",
+    torch.int64: "Long",
+    torch.int32: "Int",
+    torch.int16: "Short",
+    torch.int8: "Char",
+    torch.uint8: "Byte",
+    torch.bool: "Bool",
+}
+
+_told: set[tuple[str, str, torch.dtype]] = set()
+_modes: list[Seen] = []
+
+
+def _mask(variable: str, default: int) -> int:
+    given = os.environ.get(variable, "")
+    try:
+        return int(given, 16) if given else default
+    except ValueError as error:
+        raise ValueError(f"{variable} must be a mask in hexadecimal, such as 0x80; got {given!r}") from error
+
+
+def log_placement_if_asked() -> None:
+    """From here on, in this thread, each operation is logged once for each type."""
+    asked = _mask("PT_HPU_LOG_MOD_MASK", 0) & _CPU_FALLBACK and _mask("PT_HPU_LOG_TYPE_MASK", _DEBUG) & _DEBUG
+    if asked and not _modes and devices().real.type == "cpu":
+        _modes.append(Seen(_tell))
+        _modes[0].__enter__()
+
+
+def _tell(operation: str, argument: str, tensor: torch.Tensor) -> None:
+    key = operation, argument, tensor.dtype
+    if key not in _told and tensor.device.type == "cpu":
+        _told.add(key)
+        kind = _TYPES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
+        logger.info("CPU fallback %s : %s=HABANA%sType", operation, argument, kind)

@@ -1,0 +1,153 @@
+"""Switching the stand-in on, in this process and in those that it spawns."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+
+from habana_mp import _core
+from habana_mp.gaudi.callers import a_library_asks
+from habana_mp.gaudi.devices import Devices, chosen, log_to_standard_error
+from habana_mp.gaudi.finder import ROOTS, Finder, refuse_to_shadow
+from habana_mp.gaudi.patches.autocast import HpuAutocast
+from habana_mp.gaudi.patches.cuda import CudaNames
+from habana_mp.gaudi.patches.devices import HpuDevices
+from habana_mp.gaudi.patches.distributed import HpuDataParallel, HpuProcessGroups
+from habana_mp.gaudi.patches.files import HpuFiles, HpuLoaders
+from habana_mp.gaudi.patches.lightning import TRAINERS, HpuTrainer
+from habana_mp.gaudi.patches.packages import AnswersToLibraries, HpuModule
+from habana_mp.patches.installation import installation
+from habana_mp.patches.tools.patch import Patch, Settings
+from habana_mp.patches.tools.spawned_processes import tell_children, tell_children_no_more
+from habana_mp.scopes import regions
+
+#: The environment variable that names the device, in this process and in its children.
+VARIABLE = "HABANA_MP_GAUDI"
+#: What children of multiprocessing find it by.
+_ENTRY = "habana_mp.gaudi"
+
+
+class _State:
+    """There is one for the process."""
+
+    def __init__(self) -> None:
+        self.devices: Devices | None = None
+        self.patches: list[Patch] = []
+        self.finder: Finder | None = None
+        self.tells_children = False
+        self.variable_before: str | None = None
+
+
+_state = _State()
+
+
+def devices() -> Devices:
+    """What ``"hpu"`` means in this process.
+
+    Raises:
+        RuntimeError: the stand-in is off.
+    """
+    if _state.devices is None:
+        raise RuntimeError("habana_mp's stand-in for Gaudi is off; `import habana_mp.gaudi` switches it on")
+    return _state.devices
+
+
+def switch_on(device: str | None = None) -> None:
+    """Let ``habana_frameworks`` be imported, and ``"hpu"`` lead to a device, from here on in this process.
+
+    Args:
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ...; None for what was chosen before, else for the best there is.
+
+    Raises:
+        ValueError: no device, or one that is not here.
+        ImportError: the real habana_frameworks is installed.
+    """
+    if _state.devices is not None:
+        if device is not None:
+            _state.devices.real = chosen(device)
+            _tell_regions(_state.devices)
+            if _state.tells_children:
+                os.environ[VARIABLE] = str(_state.devices.real)
+        return
+    real = chosen(device)
+    finder = Finder()
+    refuse_to_shadow(finder)
+    log_to_standard_error()
+    _core.bind_torch()  # before torch's functions are exchanged
+    devices = _state.devices = Devices(real)
+    _state.finder = finder
+    sys.meta_path = [finder, *sys.meta_path]
+    try:
+        for patch in (
+            HpuDevices(devices),
+            HpuAutocast(devices),
+            HpuFiles(devices),
+            HpuLoaders(devices),
+            HpuProcessGroups(devices),
+            HpuDataParallel(devices),
+            *(HpuTrainer(name, devices) for name in TRAINERS),
+            HpuModule(devices),
+            AnswersToLibraries(ROOTS, a_library_asks),
+        ):
+            _state.patches.append(patch)
+            patch.install(Settings())
+    except BaseException:
+        switch_off()
+        raise
+    _tell_regions(devices)
+
+
+def migrate_from_cuda() -> None:
+    """Let ``"cuda"``, ``.cuda()`` and ``"nccl"`` lead where ``"hpu"`` does. Where that is CUDA, they do."""
+    here = devices()
+    if here.real.type == "cuda" or "cuda" in here.names:
+        return
+    here.names.add("cuda")
+    here.backends.add("nccl")
+    patch = CudaNames(here, importlib.import_module("habana_frameworks.torch.hpu"))
+    _state.patches.append(patch)
+    patch.install(Settings())
+    _tell_regions(here)
+
+
+def switch_off() -> None:
+    """Torch and Python are as they were. The stand-in's modules that were imported stay."""
+    while _state.patches:
+        _state.patches.pop().uninstall()
+    sys.meta_path = [one for one in sys.meta_path if one is not _state.finder]
+    _state.devices = _state.finder = None
+    regions.stand_ins.clear()
+    installation.numbers.clear()
+    if _state.tells_children:
+        tell_children_no_more(_ENTRY)
+        os.environ.pop(VARIABLE, None)
+        if _state.variable_before is not None:
+            os.environ[VARIABLE] = _state.variable_before
+        _state.tells_children = False
+
+
+def _tell_regions(devices: Devices) -> None:
+    regions.stand_ins.update(dict.fromkeys(devices.names, devices.real.type))
+    installation.numbers.clear()
+
+
+class _SwitchedOn:
+    """Switches the stand-in on in the process that unpickles it."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return switch_on, (self._device,)
+
+
+def prepare_children(device: str | None = None) -> None:
+    """Have processes that this one starts switch the stand-in on: those of multiprocessing before they import the
+    script, others, by the environment variable HABANA_MP_GAUDI, where they import habana_mp."""
+    if not _state.tells_children:
+        _state.variable_before = os.environ.get(VARIABLE)
+        _state.tells_children = True
+    os.environ[VARIABLE] = str(devices().real if device is None else chosen(device))
+    tell_children(_ENTRY, lambda: _SwitchedOn(os.environ[VARIABLE]))

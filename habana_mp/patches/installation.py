@@ -1,0 +1,231 @@
+"""Putting policies into torch, and taking them out again without a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from habana_mp import _core
+from habana_mp.common import locks
+from habana_mp.common.computed_once import computed_once
+from habana_mp.patches.tools.compiled_functions import forget_compiled_code
+from habana_mp.patches.tools.patch import Settings, Within
+from habana_mp.patches.tools.region_dtypes import MARK, MARK_DTYPES, MARK_NUMBER
+from habana_mp.patches.torch import module_tensors
+from habana_mp.patches.torch.autocast_regions import warn_if_in_autocast
+from habana_mp.patches.torch.composites import Composite
+from habana_mp.patches.torch.equivalent_functions import tell_function_twins
+from habana_mp.policy import rules
+from habana_mp.policy.rules import Policy
+from habana_mp.reporting import report
+
+if TYPE_CHECKING:
+    from habana_mp.patches.all import Patches
+
+_R = TypeVar("_R")
+
+
+class Installation:
+    """What is in torch now: convert's policy, if there is one, and those of regions that were entered. There is one for
+    the process, as there is one torch."""
+
+    def __init__(self) -> None:
+        #: convert's
+        self.policy: Policy | None = None
+        #: By number, what each region needs; and the numbers of those that are in torch.
+        self._regions: dict[int, Policy] = {}
+        self._regions_in_torch: set[int] = set()
+        #: What regions were asked for by arguments that say all, and the number of each. None of them needs putting in.
+        self.numbers: dict[tuple[Any, ...], int] = {}
+        #: Is what the core has put into torch, if anything, of this module?
+        self._is_ours = False
+        self._are_patches_in = False
+        self._composites: dict[Any, Composite] = {}
+        #: True while calls are watched: then the core also answers operations without a rule.
+        self._is_watched = False
+
+    @computed_once
+    def _patches(self) -> Patches:
+        """Made, and their modules imported, when they are first needed: a program may import this package and use its
+        kernels only."""
+        from habana_mp.patches.all import Patches, all_patches
+
+        return Patches(all_patches())
+
+    def install(self, policy: Policy, within: Within = None, described: dict[str, Any] | None = None) -> None:
+        """Replace convert's policy by this one, which lowers within these modules only. When that fails, what was
+        installed before stays."""
+        with locks.installation:
+            self.check_alone()
+            _bind()
+            # Whatever can fail is made before anything is changed; the core checks everything before its first store.
+            composites = self._make_composites(policy)
+            plan = rules.plan(policy)
+            self._patches.check(_settings_of(policy, within))
+            warn_if_in_autocast()
+            self._store(lambda: _core.install(plan, within_modules=within is not None), is_whole=True)
+            try:
+                self._put_patches_in(policy, within)
+                forget_compiled_code()
+                self.policy = policy
+                self._follow_module_tensors()
+                report.remember(policy.named, described)
+                self._exchange_composites(composites)
+                if self._is_watched:
+                    self._observe()
+            except BaseException:
+                self.uninstall()
+                raise
+
+    def watch(self, *, watched: bool) -> None:
+        """Answer operations without a rule too, or no longer."""
+        with locks.installation:
+            if watched != self._is_watched:
+                self._is_watched = watched
+                self._observe()
+
+    def _observe(self) -> None:
+        """Torch stays as it is while no lists are in force."""
+        if self._is_ours and (self.policy is not None or self._regions_in_torch):
+            _core.observe(rules.plan_of_observed() if self._is_watched else [])
+
+    def make_region(self, policy: Policy, *, on_cpu: bool, keeps_weights: bool, name: str, after_recorded: Any) -> int:
+        """The number of a region with these rules, ready to be entered."""
+        with locks.installation:
+            self.check_alone()
+            _bind()
+            composites = self._make_composites(policy)
+            plan = rules.plan(policy, keeps_weights=keeps_weights)
+            self._check_patches()
+            number = self._store(
+                lambda: _core.make_region(plan=plan, on_cpu=on_cpu, name=name, after_recorded_cast=after_recorded)
+            )
+            self._regions[number] = policy
+            self._add_region(number, composites)
+            return number
+
+    def put_in_region(self, number: int) -> None:
+        """A region is ready to be entered again after :meth:`uninstall`."""
+        with locks.installation:
+            self.check_alone()
+            composites = self._make_composites(self._regions[number])
+            self._check_patches()
+            self._store(lambda: _core.put_in_region(number))
+            self._add_region(number, composites)
+
+    def _store(self, change: Callable[[], _R], *, is_whole: bool = False) -> _R:
+        """Let the core change torch: all that is there, or a region's part of it."""
+        changes, was_ours = _core.change_count(), self._is_ours
+        self._is_ours = True
+        try:
+            changed = change()
+            tell_function_twins()
+            return changed
+        except BaseException:  # a signal's handler may raise after it was changed
+            if _core.change_count() == changes:
+                self._is_ours = was_ours
+            elif is_whole or self.policy is None:
+                self.uninstall()
+            raise
+
+    def _add_region(self, number: int, composites: dict[Any, Composite]) -> None:
+        self._regions_in_torch.add(number)
+        try:
+            if not self._are_patches_in:
+                self._put_patches_in(Policy())
+            self._follow_module_tensors()
+            self._exchange_composites(composites)
+            if self._is_watched:
+                self._observe()
+        except BaseException:
+            if self.policy is None:
+                self.uninstall()
+            raise
+
+    def _check_patches(self) -> None:
+        """Raise where patches that a region needs cannot be put in."""
+        if not self._are_patches_in:
+            self._patches.check(_settings_of(Policy(), None))
+
+    def _put_patches_in(self, policy: Policy, within: Within = None) -> None:
+        self._patches.install(_settings_of(policy, within))
+        _set_skips_slower(policy.skip_slower)
+        self._are_patches_in = True
+
+    def _policies(self) -> list[Policy]:
+        regions = [self._regions[number] for number in self._regions_in_torch]
+        return regions if self.policy is None else [self.policy, *regions]
+
+    def _follow_module_tensors(self) -> None:
+        if any(one.lowers_arithmetic() for one in self._policies()):
+            module_tensors.follow()
+        else:
+            module_tensors.stop()
+
+    def check_alone(self) -> None:
+        """The core is one for the process. A second copy of this module knows nothing of what the first has changed."""
+        with locks.installation:
+            if not self._is_ours and _core.installed_count() != 0:
+                raise RuntimeError(
+                    "habana_mp was imported a second time while the first import is converted; call `restore()` of "
+                    "the first one, or start a new process"
+                )
+
+    def _make_composites(self, policy: Policy) -> dict[Any, Composite]:
+        wanted = {one.builtin.object: one.operation for one in policy.composites}
+        return {
+            function: Composite(function, operation)
+            for function, operation in wanted.items()
+            if function not in self._composites
+        }
+
+    def _exchange_composites(self, made: dict[Any, Composite]) -> None:
+        wanted = {one.builtin.object for policy in self._policies() for one in policy.composites}
+        for function in self._composites.keys() - wanted:
+            self._composites.pop(function).uninstall()
+        self._composites |= made  # before they are installed: what is known is uninstalled, wherever a signal came
+        for replacement in made.values():
+            replacement.install()
+
+    def uninstall(self) -> None:
+        """Torch is as it was before the first :meth:`install`, and regions that are open cast nothing."""
+        with locks.installation:
+            if "_patches" in vars(self):
+                self._patches.uninstall()
+            forget_compiled_code()
+            _set_skips_slower(False)
+            for composite in self._composites.values():
+                composite.uninstall()
+            self._composites = {}
+            _core.uninstall()
+            self.policy = None
+            report.forget_configuration()
+            self._regions_in_torch = set()
+            self.numbers.clear()
+            self._are_patches_in = False
+            self._is_ours = False
+
+
+def _set_skips_slower(on: bool) -> None:
+    if "slower" in _core.accelerators:
+        _core.set_skips_slower(on)
+
+
+def _settings_of(policy: Policy, within: Within) -> Settings:
+    return Settings(
+        within=within,
+        weight_cache=policy.weight_cache,
+        weight_cache_limit=policy.weight_cache_limit,
+        packed_weights=policy.packed_weights,
+        reuse_memory=policy.reuse_memory,
+    )
+
+
+def _bind() -> None:
+    _core.bind_torch()
+    _core.set_region_mark(MARK, MARK_NUMBER, MARK_DTYPES, torch.set_autocast_enabled, torch.set_autocast_dtype)
+
+
+installation = Installation()

@@ -1,0 +1,37 @@
+"""Angles of rotary position embeddings are made in float32, as the models of transformers ask for.
+
+A position times a frequency is an angle: in bfloat16, position 1000 would be off by whole turns. Older releases switch
+autocast off around it (``without_casts.PROTECTS``), later ones write ``.float()``, which a list that
+lowers ``mul`` cannot see.
+"""
+
+from __future__ import annotations
+
+import types
+
+from habana_mp.patches.tools.named_functions import ExchangedCodes, functions_of
+from habana_mp.patches.tools.when_imported import WheneverImported
+from habana_mp.patches.torch.without_casts import without_casts
+
+_NAMES = ("*Rotary*.forward",)
+
+
+class RotaryEmbeddings(WheneverImported):
+    """The forwards of such modules run without casts. A model that has none is as it is."""
+
+    #: The library's models, and those that come with a model's files.
+    packages = ("transformers.models.", "transformers_modules.")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._codes = ExchangedCodes()
+
+    def means(self, name: str) -> bool:
+        return super().means(name) and ".modeling_" in name
+
+    def do(self, module: types.ModuleType) -> None:
+        for function in functions_of(module, _NAMES):
+            self._codes.exchange(function, without_casts)
+
+    def undo(self) -> None:
+        self._codes.put_back()

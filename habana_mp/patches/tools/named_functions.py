@@ -1,0 +1,170 @@
+"""Named functions of torch and of libraries, in whose stead others are called.
+
+A table tells by module what functions are meant. The code of each is exchanged once its module is imported. What is
+called instead is given the function's name, by which it finds the function as it was.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase as fnmatch
+from typing import Any, NamedTuple
+
+from habana_mp.common.ledger import Assumption, UnmetError, holds
+from habana_mp.patches.tools.code_exchange import forwarding_code, full_name, untouched
+from habana_mp.patches.tools.when_imported import WhenImported
+
+#: By module: functions and methods; ``*.method`` stands for every class of the module that has such a method of its
+#: own, ``*Name*.method`` for those that are called so, ``*`` alone for every public function of it.
+Table = dict[str, tuple[str, ...]]
+
+#: Each exchanged function as it was, by its full name.
+originals: dict[str, types.FunctionType] = {}
+
+
+class Exchange(NamedTuple):
+    """Functions, and what is called in their stead."""
+
+    call: Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
+    table: Table
+    #: What is assumed of those of torch; of a library's, what ``LIBRARIES`` says.
+    of_torch: Assumption | None = None
+    #: How many arguments are taken by their position.
+    positional: int = 0
+    #: Names that a function's own code must have, as ours relies on them.
+    names: tuple[str, ...] = ()
+    #: Is it enough that a module has some of them?
+    some: bool = False
+
+    def patches(self) -> Iterator[ExchangedFunctions]:
+        """One for each module."""
+        for module, names in self.table.items():
+            yield ExchangedFunctions(self, module, names)
+
+    def assumption_of(self, module: str) -> Assumption:
+        """What is assumed of the functions in this module."""
+        assumption = LIBRARIES.get(module.partition(".")[0], self.of_torch)
+        assert assumption is not None, module
+        return assumption
+
+
+def assumption_of_functions(name: str, what: str, otherwise: str) -> Assumption:
+    """That functions which are named in a table are there."""
+    return Assumption(
+        name,
+        assumed=what,
+        check="once their module is imported: each is there, a function of Python, and takes what ours rely on",
+        otherwise=f"of those that are not, {otherwise}",
+    )
+
+
+_AS_LISTED = "what they call goes by the lists"
+
+#: What is assumed of libraries.
+LIBRARIES = {
+    library: assumption_of_functions(f"{library}.functions", f"{library} has the functions that {what}", otherwise)
+    for library, what, otherwise in (
+        ("botorch", "optimise, and are exact", _AS_LISTED),
+        ("gpytorch", "make matrices and distributions, and are exact", _AS_LISTED),
+        ("opacus", "make gradients of single examples, and are exact", _AS_LISTED),
+        ("peft", "make and merge adapters", _AS_LISTED),
+        ("torchmetrics", "update and compute metrics, and are exact", _AS_LISTED),
+        ("torchvision", "prepare data", _AS_LISTED),
+        ("transformers", "make weights, or switch autocast off for a block", f"{_AS_LISTED}, and such a block too"),
+        ("zuko", "solve differential equations, and are exact", _AS_LISTED),
+    )
+}
+
+
+def functions_of(module: types.ModuleType, names: tuple[str, ...]) -> Iterator[types.FunctionType]:
+    """The functions of a module that these names mean, each once."""
+    found: dict[int, types.FunctionType] = {}
+    for name in names:
+        owner, _, attribute = name.rpartition(".")
+        owners: list[Any] = [module]
+        if name == "*":
+            public = [value for key, value in vars(module).items() if not key.startswith("_")]
+            public = [one for one in public if isinstance(one, types.FunctionType)]
+            found |= {id(one): one for one in public if one.__module__ == module.__name__}
+        elif "*" in owner:
+            owners = [one for key, one in vars(module).items() if isinstance(one, type) and fnmatch(key, owner)]
+            owners = [one for one in owners if one.__module__ == module.__name__]
+        elif owner:
+            owners = [getattr(module, owner, None)]
+        for one in owners:
+            value = getattr(one, "__dict__", {}).get(attribute)
+            value = getattr(value, "__func__", value)  # of a class method
+            # A class may have that of another module.
+            if isinstance(value, types.FunctionType) and ("*" not in owner or value.__module__ == module.__name__):
+                found[id(value)] = value
+    return iter(found.values())
+
+
+@functools.cache
+def _forwarding(function: types.FunctionType, code: types.CodeType, call: Callable[..., Any]) -> types.CodeType:
+    """Compiled once for each ``code`` that the function has had: that is a good part of what ``convert`` costs."""
+    return forwarding_code(function, call, imported=call.__module__)
+
+
+class ExchangedCodes:
+    """Functions in whose stead others are called, and the code that they had."""
+
+    def __init__(self) -> None:
+        self._codes: list[tuple[types.FunctionType, types.CodeType]] = []
+
+    def exchange(self, function: types.FunctionType, call: Callable[..., Any]) -> None:
+        """Have ``call`` be called in its stead."""
+        code = function.__code__
+        self._codes.append((function, code))
+        originals[full_name(function)] = untouched(function)
+        function.__code__ = _forwarding(function, code, call)
+
+    def put_back(self) -> None:
+        for function, code in self._codes:
+            function.__code__ = code
+        self._codes = []
+
+
+class ExchangedFunctions(WhenImported):
+    """The functions of one module."""
+
+    def __init__(self, exchange: Exchange, name: str, functions: tuple[str, ...]) -> None:
+        super().__init__()
+        self.name = name
+        self._exchange = exchange
+        self._functions = functions
+        self._assumption = exchange.assumption_of(name)
+        self._codes = ExchangedCodes()
+
+    def do(self, module: Any) -> None:
+        for function in self._found(module):
+            self._codes.exchange(function, self._exchange.call)
+
+    def undo(self, module: Any) -> None:
+        self._codes.put_back()
+
+    def _found(self, module: Any) -> Iterator[types.FunctionType]:
+        groups = [self._functions] if self._exchange.some else [(name,) for name in self._functions]
+        usable: dict[int, types.FunctionType] = {}
+        for names in groups:
+            functions = list(functions_of(module, names))
+            test = functools.partial(self._are_as_expected, functions, names)
+            if holds(self._assumption, test, f"{self.name}.{names[0]} {self._exchange.call.__name__}"):
+                usable |= {id(one): one for one in functions}
+        return iter(usable.values())
+
+    def _are_as_expected(self, functions: list[types.FunctionType], names: tuple[str, ...]) -> bool:
+        if not functions:
+            raise UnmetError(f"{self.name}.{names[0]} is missing")
+        for function in functions:
+            code = function.__code__
+            takes_any = code.co_flags & inspect.CO_VARARGS
+            if not takes_any and code.co_argcount < self._exchange.positional:
+                raise UnmetError(f"{full_name(function)} takes fewer arguments")
+            known = (*code.co_varnames, *code.co_names)
+            if not all(name in known for name in self._exchange.names):
+                raise UnmetError(f"{full_name(function)} does not know {', '.join(self._exchange.names)}")
+        return True

@@ -1,0 +1,77 @@
+"""How torch.compile knows of regions: by autocast for a device type that no torch has a backend for.
+
+Dynamo guards on the autocast dtype of each type for which autocast is on, and knows how to leave and enter
+``torch.autocast`` around a graph break. So the dtype for this type tells the number of a thread's region; a function of
+``hmp.op_wrap`` is one as well, in which the lists of the region around it are silent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from habana_mp import _core
+from habana_mp.common.ledger import Assumption, holds
+from habana_mp.patches.tools.compiled_functions import constant_in_graph
+
+_DEVICE_TYPES = Assumption(
+    "torch.device-types",
+    assumed="`torch._C._autograd.DeviceType` tells the number of a device type",
+    check="it has that of the type by which torch.compile knows regions, a number of 0 or more",
+    otherwise="the core sets autocast of that type by torch's functions of Python, which takes longer",
+)
+
+
+def _mark() -> str:
+    for device in ("maia", "mtia", "xla"):
+        try:
+            torch.get_autocast_dtype(device)
+        except RuntimeError:
+            continue  # older releases do not name it
+        return device
+    raise RuntimeError("habana_mp: this torch names no device type for its regions; please report it")
+
+
+MARK = _mark()
+
+
+def _number_of_mark() -> int:
+    types: Any = torch._C._autograd.DeviceType
+    return int(getattr(types, MARK.upper()))
+
+
+#: The same for torch's C++ functions; -1 where torch does not tell.
+MARK_NUMBER = _number_of_mark() if holds(_DEVICE_TYPES, lambda: _number_of_mark() >= 0) else -1
+
+
+def _dtypes() -> tuple[torch.dtype, ...]:
+    """All that torch has, its own choice for the type first: that stands for no region."""
+    first = torch.get_autocast_dtype(MARK)
+    every = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+    return (first, *sorted(every - {first}, key=str))
+
+
+#: By a region's number.
+MARK_DTYPES = _dtypes()
+
+
+def as_autocast(number: int) -> torch.autocast:
+    """The region of this number as a region of torch's that means it."""
+    return torch.autocast(MARK, dtype=MARK_DTYPES[number], enabled=False)
+
+
+@constant_in_graph
+def lists_speak() -> bool:
+    """Are casts on in this thread, and are there lists? For code that torch.compile may read."""
+    return _core.lists_speak_here()
+
+
+@constant_in_graph
+def _number_of_silence() -> int:
+    return _core.number_of_silence()
+
+
+def silence() -> torch.autocast:
+    """The region in which the lists that speak here are silent, as one of torch's. For code that Dynamo may read."""
+    return as_autocast(_number_of_silence())

@@ -1,0 +1,87 @@
+"""Processes that multiprocessing starts: each is told something before it imports the script again."""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing.spawn
+import multiprocessing.util
+from collections.abc import Callable
+from typing import Any
+
+from habana_mp.common.ledger import Assumption, holds
+from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
+
+_preparation = Assumption(
+    "cpython.spawn-preparation",
+    assumed="`multiprocessing.spawn.get_preparation_data` makes a dict that a child unpickles before anything else",
+    check="it is a function that takes the process's name",
+    otherwise="processes that multiprocessing starts anew under `habana-mp run` are not converted",
+)
+_after_fork = Assumption(
+    "cpython.after-fork",
+    assumed="`multiprocessing.util.register_after_fork` has a function called as each process of multiprocessing "
+    "begins, and a `Finalize` there runs as it ends",
+    check="both are there",
+    otherwise="what these processes compute is not in the report of `habana-mp run`",
+)
+
+
+def _is_there() -> bool:
+    return list(inspect.signature(multiprocessing.spawn.get_preparation_data).parameters) == ["name"]
+
+
+class _Preparation:
+    """What children are told, by its name in that dict. They read no other names than those that they know."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, Callable[[], Any]] = {}
+        self._exchanged = ExchangedAttributes()
+
+    def put_in(self) -> None:
+        if self.told or not holds(_preparation, _is_there):
+            return
+        original = multiprocessing.spawn.get_preparation_data
+
+        def get_preparation_data(name: str) -> dict[str, Any]:
+            values = {entry: told() for entry, told in self.told.items()}
+            return {**original(name), **{entry: value for entry, value in values.items() if value is not None}}
+
+        self._exchanged.exchange(multiprocessing.spawn, "get_preparation_data", get_preparation_data)
+
+    def take_out(self) -> None:
+        if not self.told:
+            self._exchanged.put_back()
+
+
+_children = _Preparation()
+
+
+def tell_children(entry: str, told: Callable[[], Any]) -> None:
+    """Send each process that is started anew what ``told`` gives, None for nothing. It is unpickled first of all."""
+    _children.put_in()
+    _children.told[entry] = told
+
+
+def tell_children_no_more(entry: str) -> None:
+    """Send this no longer."""
+    _children.told.pop(entry, None)
+    _children.take_out()
+
+
+def in_children(owner: Any, begin: Callable[[Any], None], end: Callable[[], None], *, is_child: bool) -> None:
+    """Call these as each process of multiprocessing, forked or new, begins and ends, while ``owner`` lives. This
+    process may be a child itself, of which multiprocessing knows as much as its start method lets it."""
+    util: Any = multiprocessing.util
+    if not holds(_after_fork, lambda: callable(util.register_after_fork) and isinstance(util.Finalize, type)):
+        return
+
+    def end_last() -> None:
+        util.Finalize(None, end, exitpriority=-100)  # after those of the script
+
+    def begin_and_wait(owner: Any) -> None:
+        begin(owner)
+        end_last()
+
+    util.register_after_fork(owner, begin_and_wait)
+    if is_child:  # a fork of the fork server forgets this, and is called back; one by `spawn` is not
+        end_last()

@@ -1,0 +1,66 @@
+"""Files of torch whose code is not a user's: it says what an operation consists of, or computes for its caller."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+
+from habana_mp.common.ledger import Assumption, UnmetError, holds
+from habana_mp.common.paths import PACKAGE
+
+_FILES = Assumption(
+    "torch.files-of-operations",
+    assumed="torch's code that says what operations consist of, or hands them on, lies in files that we know",
+    check="each is there",
+    otherwise="operations that are called in code which has moved elsewhere are decided one by one, as a user's",
+)
+
+#: Where torch says in Python what an operation consists of: for tracing, and for tensors without data. Such an
+#: operation was decided as a whole. Its code in C++ is not asked again either.
+_INSIDE = (
+    *("_decomp/", "_refs/", "_prims/", "_prims_common/", "_inductor/", "_subclasses/"),
+    "_meta_registrations.py",
+)
+#: The same, in older releases.
+_INSIDE_ONCE = ("_export/decomp_utils.py",)
+#: Through these such code calls other operations (``1 - x`` is ``Tensor.__rsub__``), and Inductor the operators of a
+#: graph, to learn what they give.
+_BETWEEN = (
+    *("_tensor.py", "functional.py", "nn/functional.py", "_ops.py", "fx/interpreter.py"),
+    "fx/passes/fake_tensor_prop.py",
+)
+
+#: Code of torch that computes for whoever calls it.
+_THROUGH = ("distributions/", "quasirandom.py")
+
+
+@cache
+def _known(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(path for name in names if holds(_FILES, partial(_is_there, path := _path(name)), name))
+
+
+def _path(name: str) -> str:
+    return str(Path(torch.__file__).parent / name) + "/" * name.endswith("/")
+
+
+def _is_there(path: str) -> bool:
+    if not Path(path).exists():
+        raise UnmetError(f"{path} is missing")
+    return True
+
+
+def inside_of_operations() -> tuple[str, ...]:
+    """What the names of files begin with whose code is a part of an operation that was decided already."""
+    return (*_known(_INSIDE), *map(_path, _INSIDE_ONCE))
+
+
+def between_operations() -> tuple[str, ...]:
+    """Those through which such code calls others."""
+    return _known(_BETWEEN)
+
+
+def through_to_callers() -> tuple[str, ...]:
+    """Those whose code computes for whoever calls it, ours among them."""
+    return (*between_operations(), *_known(_THROUGH), f"{PACKAGE}/")

@@ -1,0 +1,186 @@
+"""Patches of modules that may not have been imported yet."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import types
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from habana_mp.common import locks
+from habana_mp.patches.tools.patch import Patch, Settings
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Tells those who wait for a module that it has been imported, without importing it."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[WhenImported]] = {}
+        self._waiting_for_many: list[WheneverImported] = []
+        self._finding: set[str] = set()
+
+    def add(self, part: WhenImported) -> None:
+        self._waiting.setdefault(part.name, []).append(part)
+        self._begin()
+
+    def remove(self, part: WhenImported) -> None:
+        others = [one for one in self._waiting.pop(part.name, []) if one is not part]
+        if others:
+            self._waiting[part.name] = others
+        self._end()
+
+    def add_for_many(self, part: WheneverImported) -> None:
+        self._waiting_for_many = [*self._waiting_for_many, part]
+        self._begin()
+
+    def remove_for_many(self, part: WheneverImported) -> None:
+        self._waiting_for_many = [one for one in self._waiting_for_many if one is not part]
+        self._end()
+
+    def _begin(self) -> None:
+        if self not in sys.meta_path:
+            # A new list, here and below: another thread may be going through the old one.
+            sys.meta_path = [self, *sys.meta_path]
+
+    def _end(self) -> None:
+        # At the very end of the interpreter there is no path any more.
+        if not self._waiting and not self._waiting_for_many and self in (sys.meta_path or ()):
+            sys.meta_path = [one for one in sys.meta_path if one is not self]
+
+    def _is_waited_for(self, fullname: str) -> bool:
+        return fullname in self._waiting or any(one.means(fullname) for one in self._waiting_for_many)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname in self._finding or not self._is_waited_for(fullname):
+            return None
+        self._finding.add(fullname)
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._finding.discard(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        loader: Any = spec.loader
+        execute = loader.exec_module
+
+        def execute_and_tell(module: types.ModuleType) -> None:
+            execute(module)
+            if module.__name__ != fullname:
+                return  # of an archive all modules have one loader
+            if vars(loader).get("exec_module") is execute_and_tell:
+                del loader.exec_module
+            with locks.imports:
+                parts = [one for one in self._waiting_for_many if one.means(fullname)]
+                for part in (*self._waiting.get(fullname, ()), *parts):
+                    part.found(module)
+
+        loader.exec_module = execute_and_tell
+        return spec
+
+
+_finder = _Finder()
+
+#: None of these patches depends on them.
+_ANY = Settings()
+
+
+class WhenImported(Patch):
+    """Something done to a module while lists are in force: at once, or as soon as it is imported."""
+
+    name: str
+
+    def __init__(self) -> None:
+        self._is_waiting = False
+        self._module: types.ModuleType | None = None
+
+    def install(self, settings: Settings = _ANY) -> None:
+        with locks.imports:
+            if self._is_waiting or self._module is not None:
+                return
+            self._is_waiting = True
+            _finder.add(self)
+        if self.name in sys.modules:
+            # Another thread may be importing it at this moment: this waits until it is whole.
+            module = importlib.import_module(self.name)
+            with locks.imports:
+                self.found(module)
+
+    def uninstall(self) -> None:
+        with locks.imports:
+            self._stop_waiting()
+            if self._module is not None:
+                self.undo(self._module)
+                self._module = None
+
+    def found(self, module: types.ModuleType) -> None:
+        """The module is there; told once."""
+        if self._is_waiting:
+            self._stop_waiting()
+            self._module = module  # a signal's handler may raise in the middle of it
+            self.do(module)
+
+    def _stop_waiting(self) -> None:
+        self._is_waiting = False
+        _finder.remove(self)
+
+    @abstractmethod
+    def do(self, module: Any) -> None: ...
+
+    @abstractmethod
+    def undo(self, module: Any) -> None:
+        """Also of what was done by half."""
+
+
+class WheneverImported(Patch):
+    """Something done to many modules of some packages, to each at once or as soon as it is imported."""
+
+    #: What the names of the modules begin with.
+    packages: tuple[str, ...]
+
+    def __init__(self) -> None:
+        self._is_waiting = False
+        self._names: set[str] = set()
+
+    def means(self, name: str) -> bool:
+        """Is it for the module of this name?"""
+        return name.startswith(self.packages)
+
+    def install(self, settings: Settings = _ANY) -> None:
+        with locks.imports:
+            if self._is_waiting:
+                return
+            self._is_waiting = True
+            _finder.add_for_many(self)
+        if not any(package.partition(".")[0] in sys.modules for package in self.packages):
+            return  # to go through all modules takes longer than many a patch
+        for name in [name for name in list(sys.modules) if self.means(name)]:
+            module = importlib.import_module(name)  # waits for another thread that is importing it
+            with locks.imports:
+                self.found(module)
+
+    def uninstall(self) -> None:
+        with locks.imports:
+            self._is_waiting = False
+            _finder.remove_for_many(self)
+            self._names.clear()
+            self.undo()
+
+    def found(self, module: types.ModuleType) -> None:
+        """The module is there."""
+        if self._is_waiting and module.__name__ not in self._names:
+            self._names.add(module.__name__)
+            self.do(module)
+
+    @abstractmethod
+    def do(self, module: Any) -> None: ...
+
+    @abstractmethod
+    def undo(self) -> None:
+        """In all of them, also what was done by half."""

@@ -1,0 +1,122 @@
+"""AOTAutograd: how compiled code is run, and which of it is kept from one process to the next."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from habana_mp import _core
+from habana_mp.common.ledger import Assumption, UnmetError, holds
+from habana_mp.patches.tools.code_exchange import Replacement
+from habana_mp.patches.tools.when_imported import WhenImported
+from habana_mp.patches.torch.dynamo import compile_nothing
+
+_CACHE = Assumption(
+    "torch.aot-cache",
+    assumed="`enable_autograd_cache` of `torch._functorch.config` switches off the cache from graphs to compiled code",
+    check="the configuration has it",
+    otherwise="`torch.compiler.config.force_disable_caches` switches off all caches, if there is that",
+)
+
+_RUNTIME = Assumption(
+    "torch.aot-runtime",
+    assumed="AOTAutograd runs all compiled code by `call_func_at_runtime_with_args` and `RuntimeWrapper.post_compile`",
+    check="both are functions of Python, with as many parameters as ours hand on",
+    otherwise="torch.compile compiles nothing while lists are in force",
+)
+
+
+class GraphCache(WhenImported):
+    """No cache from Dynamo's graphs to compiled code: such a graph does not hold our casts, its code does.
+
+    Older releases have no such cache.
+    """
+
+    name = "torch._functorch.config"
+    _switched: tuple[Any, str, bool] | None = None
+
+    def do(self, module: Any) -> None:
+        owner, name, value = module, "enable_autograd_cache", False
+        if not holds(_CACHE, lambda: isinstance(module.enable_autograd_cache, bool)):
+            owner, name, value = getattr(torch.compiler, "config", None), "force_disable_caches", True
+        if hasattr(owner, name):
+            self._switched = (owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+
+    def undo(self, module: Any) -> None:
+        if self._switched is not None:
+            owner, name, before = self._switched
+            setattr(owner, name, before)
+            self._switched = None
+
+
+class Runtime(WhenImported):
+    """Compiled code calls operators of torch.ops as their users do, and the Python code that custom ones consist of.
+
+    While it runs no operator is cast again, and the lists are silent. What Inductor's writes into its inputs is counted
+    before, in older releases not at all.
+
+    AOTAutograd calls a backward through a function of its utilities, and wraps everything else into a function that it
+    writes anew each time (in releases before that, it went through the utilities too).
+    """
+
+    name = "torch._functorch._aot_autograd.runtime_wrappers"
+    _replacements: Sequence[Replacement] = ()
+
+    def do(self, module: Any) -> None:
+        if not holds(_RUNTIME, lambda: _is_as_expected(module)):
+            compile_nothing()
+            return
+
+        def wrap(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+            wrapper, compiled, *others = arguments
+            wrapped = original(wrapper, _outside_of_lists(compiled), *others, **keywords)
+            written = keywords["runtime_metadata"].mutated_graph_handled_indices
+            return _writer(wrapped, written) if written else wrapped
+
+        self._replacements = [
+            Replacement(module.call_func_at_runtime_with_args, _run_compiled),
+            Replacement(module.RuntimeWrapper.post_compile, wrap),
+        ]
+        for replacement in self._replacements:
+            replacement.install()
+
+    def undo(self, module: Any) -> None:
+        for replacement in self._replacements:
+            replacement.uninstall()
+
+
+def _is_as_expected(module: Any) -> bool:
+    for owner, name, count in (
+        (module, "call_func_at_runtime_with_args", 2),
+        (module.RuntimeWrapper, "post_compile", 2),
+    ):
+        function = vars(owner).get(name)
+        if not isinstance(function, types.FunctionType) or function.__code__.co_argcount < count:
+            raise UnmetError(f"`{name}` is {function!r}")
+    return "runtime_metadata" in module.RuntimeWrapper.post_compile.__code__.co_varnames
+
+
+def _run_compiled(compiled: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    # By the core: an exception of a signal's handler would come between the beginning and the call.
+    return _core.call_compiled(compiled, arguments, keywords)
+
+
+def _outside_of_lists(compiled: Any) -> Any:
+    @functools.wraps(compiled)  # keeps how its arguments are to be given
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return _run_compiled(compiled, args, kwargs)
+
+    return run
+
+
+def _writer(compiled: Any, written: list[int]) -> Any:
+    @functools.wraps(compiled)
+    def run(inputs: list[Any]) -> Any:  # which it empties
+        return _core.call_writer(compiled, inputs, [inputs[i] for i in written])
+
+    return run

@@ -1,0 +1,127 @@
+"""Regions of torch.autocast (rule 10): those that are open where lists come into force, and those that torch enters by
+itself in a user's autograd functions."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from typing import Any
+
+import torch
+
+from habana_mp import _core
+from habana_mp.common.errors import warn
+from habana_mp.common.ledger import Assumption, holds
+
+_ANY_AUTOCAST = Assumption(
+    "torch.any-autocast",
+    assumed="`torch._C._is_any_autocast_enabled` tells whether autocast is on for any kind of device",
+    check="it is there and says yes or no",
+    otherwise="torch.is_autocast_enabled is asked for each usual kind",
+)
+
+_WRAPPERS = Assumption(
+    "torch.custom-fwd",
+    assumed="the wrappers of torch.amp.custom_fwd and custom_bwd have variables `args`, the former `cast_inputs` too",
+    check="their code has variables of these names",
+    otherwise="such a function has the casts of any other in a region of `autocast`, and its backward may run without",
+)
+
+
+def disabled_regions() -> int:
+    """How many regions of torch.autocast this thread is in, when none of them is enabled."""
+    depth = _core.autocast_depth(torch.autocast_increment_nesting, torch.autocast_decrement_nesting)
+    return 0 if _is_enabled() else depth
+
+
+def _is_enabled() -> bool:
+    """Is autocast on in this thread, for any kind of device?"""
+    if holds(_ANY_AUTOCAST, lambda: isinstance(torch._C._is_any_autocast_enabled(), bool)):
+        return torch._C._is_any_autocast_enabled()
+    return _is_enabled_for_a_usual_device()
+
+
+def _is_enabled_for_a_usual_device() -> bool:
+    devices = filter(torch.amp.is_autocast_available, ("cpu", "cuda", "xpu", "hpu", "mps"))  # older releases lack mps
+    return any(map(torch.is_autocast_enabled, devices))
+
+
+def warn_if_in_autocast() -> None:
+    """Warn of a region of torch.autocast that is open where lists come into force."""
+    if _is_enabled_for_a_usual_device():
+        warn_of_autocast()
+
+
+def codes_of_regions() -> tuple[types.CodeType, ...]:
+    """The backward of ``torch.amp.custom_bwd`` runs under torch.autocast as its forward did. Where autocast was off,
+    that is no wish to do without casts."""
+    return (_code_of_custom_bwd(),) if _wrappers_are_known() else ()
+
+
+def code_of_custom_fwd() -> types.CodeType:
+    """The code of the wrapper of ``torch.amp.custom_fwd``."""
+    return _code_of_custom_fwd() if _wrappers_are_known() else _never_called.__code__
+
+
+def _wrappers_are_known() -> bool:
+    return holds(_WRAPPERS, _wrappers_have_variables)
+
+
+def _wrappers_have_variables() -> bool:
+    forward, backward = _code_of_custom_fwd(), _code_of_custom_bwd()
+    return "args" in forward.co_varnames and "cast_inputs" in forward.co_freevars and "args" in backward.co_varnames
+
+
+def _code_of_custom_fwd() -> types.CodeType:
+    decorate: Any = torch.amp.custom_fwd(device_type="cpu")
+    code: types.CodeType = decorate(_never_called).__code__
+    return code
+
+
+def _code_of_custom_bwd() -> types.CodeType:
+    decorate: Any = torch.amp.custom_bwd(device_type="cpu")
+    code: types.CodeType = decorate(_never_called).__code__
+    return code
+
+
+def _never_called(*_: Any) -> None: ...
+
+
+def custom_fwd_asks() -> bool:
+    """The wrapper of ``torch.amp.custom_fwd`` asks whether autocast is on, in a region of ours.
+
+    Its backward is to run as its forward does, so that is noted with its context. And where it casts its inputs it does
+    so, and goes on without casts, when it is told that autocast is on. Under convert alone such a function has the
+    casts of any other.
+    """
+    variables = sys._getframe(1).f_locals
+    casts_inputs = variables["cast_inputs"] is not None and _core.lists_speak_here()
+    state = _core.current_state()
+    variables["args"][0]._habana_mp_state = state | _core.state_without_casts if casts_inputs else state
+    return casts_inputs
+
+
+def custom_bwd_state() -> int | None:
+    # Through autocast.__enter__ to the wrapper of torch.amp.custom_bwd.
+    arguments = sys._getframe(2).f_locals.get("args")
+    state: int | None = getattr(arguments[0], "_habana_mp_state", None) if arguments else None
+    return state
+
+
+_warned_of_autocast = threading.Event()
+
+
+def warn_of_autocast() -> None:
+    if _warned_of_autocast.is_set():
+        return
+    _warned_of_autocast.set()
+    warn(
+        "torch.autocast is enabled while habana_mp casts: autocast acts after the lists, so an operation that it "
+        "lowers runs in its precision whatever they say; use one of the two"
+    )
+
+
+def forget_warnings() -> None:
+    """Warn again, as in a new process."""
+    _warned_of_autocast.clear()

@@ -1,0 +1,113 @@
+"""Hooks of users that autograd calls: the lists are silent in them, and what they return has the right precision."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from habana_mp import _core
+from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions, originals
+from habana_mp.patches.tools.precision_of_values import in_precision_of
+from habana_mp.patches.tools.region_dtypes import lists_speak, silence
+
+#: What takes a hook of gradients.
+TAKES_HOOKS: Table = {
+    "torch._tensor": ("Tensor.register_hook", "Tensor.register_post_accumulate_grad_hook"),
+}
+
+#: What keeps a module's hooks of its full backward: those of its inputs' gradients, and those of its outputs'.
+KEEPS_HOOKS: Table = {"torch.utils.hooks": ("BackwardHook.__init__",)}
+
+#: What runs the backward of a function written in Python.
+RUNS_BACKWARD: Table = {"torch.autograd.function": ("BackwardCFunction.apply",)}
+
+#: What takes a hook that packs the tensors which autograd saves, and one that unpacks them.
+TAKES_PACKING: Table = {"torch.autograd.graph": ("saved_tensors_hooks.__init__",)}
+
+
+def given_uncast_hook(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the code of a function is exchanged for that takes a hook: of a tensor and the hook."""
+    tensor, *hooks = (*arguments, *keywords.values())
+    return originals[name](tensor, *map(_uncast_hook, hooks))
+
+
+def _uncast_hook(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The hook, with the lists silent; what it returns has the gradient's precision, as autograd wants it."""
+
+    @functools.wraps(hook, updated=())
+    def uncast(gradient: Any) -> Any:
+        if not lists_speak():
+            return hook(gradient)
+        if torch.compiler.is_dynamo_compiling():
+            with silence():
+                result = hook(gradient)
+        else:  # without what a region costs, nor its error where torch.compile can tell no more of them apart
+            result = _core.call_silently(hook, gradient)
+        return result if gradient is None else in_precision_of(gradient.dtype, result)
+
+    return uncast
+
+
+def given_faithful_hooks(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the code of a function is exchanged for that keeps a module's hooks."""
+    keeper, module, *hooks = arguments
+    return originals[name](keeper, module, *([*map(_faithful, each)] for each in hooks))
+
+
+def _faithful(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """The hook, of a module and its gradients; those it returns have the precision that they had."""
+
+    @functools.wraps(hook, updated=())
+    def faithful(module: Any, gradients: Any, *others: Any) -> Any:
+        results = hook(module, gradients, *others)
+        if not isinstance(results, (tuple, list)) or len(results) != len(gradients):
+            return results
+        return tuple(
+            in_precision_of(gradient.dtype, result) if isinstance(gradient, torch.Tensor) else result
+            for gradient, result in zip(gradients, results, strict=True)
+        )
+
+    return faithful
+
+
+def given_faithful_packing(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the code of a function is exchanged for that takes hooks of saved tensors. torch's own give back what they
+    were given."""
+    keeper, pack, unpack = arguments
+    if str(getattr(pack, "__module__", None)).startswith("torch."):
+        return originals[name](keeper, pack, unpack)
+
+    @functools.wraps(pack, updated=())
+    def faithful_pack(tensor: torch.Tensor) -> tuple[torch.dtype, Any]:
+        # A hook may give the memory of what it packs another use: torch's own cast of a weight is nobody else's.
+        given = _core.call_silently(torch.clone, tensor) if _core.weights_are_kept_in(tensor) else tensor
+        return tensor.dtype, _core.call_without_casts_inside(pack, given)
+
+    @functools.wraps(unpack, updated=())
+    def faithful_unpack(packed: tuple[torch.dtype, Any]) -> Any:
+        dtype, value = packed
+        return in_precision_of(dtype, unpack(value))
+
+    return originals[name](keeper, faithful_pack, faithful_unpack)
+
+
+def as_backward(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the code of a function is exchanged for that runs the backward of a function written in Python."""
+    return _core.call_backward(originals[name], arguments, keywords)
+
+
+_HOOKS = assumption_of_functions(
+    "torch.functions-that-take-hooks",
+    "torch has the functions that take hooks of gradients, modules and saved tensors, and run backwards in Python",
+    "what a hook computes goes by the lists, and autograd refuses a result in another precision",
+)
+
+EXCHANGES = (
+    Exchange(given_uncast_hook, TAKES_HOOKS, of_torch=_HOOKS, positional=2),
+    Exchange(given_faithful_hooks, KEEPS_HOOKS, of_torch=_HOOKS, positional=2),
+    Exchange(given_faithful_packing, TAKES_PACKING, of_torch=_HOOKS, positional=3),
+    Exchange(as_backward, RUNS_BACKWARD, of_torch=_HOOKS),
+)

@@ -1,0 +1,64 @@
+"""Activation checkpointing: the second run of a block casts what the first one cast.
+
+``torch.utils.checkpoint`` runs the block again in the backward, under ``torch.autocast`` as it was in the forward, and
+autocast that was off then is entered as ``enabled=False``, which rule 10 would take for the model's own wish. So what
+was in force in the first run goes along with the block.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.utils.checkpoint
+
+from habana_mp import _core
+from habana_mp.common.ledger import Assumption
+from habana_mp.patches.tools.code_exchange import ReplacedFunction
+
+
+class AsWhenGiven:
+    """A block, and what it was given away under to be run later or by another thread: were casts on, by whose wish, and
+    which lists spoke? For the report: which module ran?"""
+
+    def __init__(self, block: Any) -> None:
+        self._block = block
+        self._state = _core.current_state()
+        self._module = _core.running_module()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        before = _core.exchange_state(self._state)
+        module = None if self._module < 0 else _core.Block(self._module)
+        try:
+            return self._block(*args, **kwargs)
+        finally:
+            if module is not None:
+                module.leave()
+            _core.exchange_state(before)
+
+
+class Checkpoint(ReplacedFunction):
+    """torch.utils.checkpoint.checkpoint, with the block made to remember.
+
+    Since torch 2.15 it is a decorator, too; what both ways call is exchanged there.
+    """
+
+    assumption = Assumption(
+        "torch.checkpoint",
+        assumed="`torch.utils.checkpoint._checkpoint_impl`, or else `checkpoint`, is given each block that runs again",
+        check="it is a function of Python that takes arguments by their position",
+        otherwise="a block runs again without casts: its gradients are those of float32, or torch raises because "
+        "what it recomputed has another precision",
+    )
+
+    @staticmethod
+    def find() -> Any:
+        module = torch.utils.checkpoint
+        return getattr(module, "_checkpoint_impl", None) or module.checkpoint
+
+    @staticmethod
+    def call(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        if arguments and callable(arguments[0]):
+            arguments = (AsWhenGiven(arguments[0]), *arguments[1:])
+        elif callable(keywords.get("function")):
+            keywords = {**keywords, "function": AsWhenGiven(keywords["function"])}
+        return original(*arguments, **keywords)

@@ -1,0 +1,68 @@
+"""Operations that torch writes in Python (``F.normalize``, ``F.softmin``, ``Tensor.__rtruediv__``).
+
+While lists cover one, its code is exchanged for code that calls the core with the function as it was.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from habana_mp import _core
+from habana_mp.common.ledger import Assumption, holds
+from habana_mp.patches.tools.code_exchange import Replacement, untouched
+from habana_mp.patches.tools.when_imported import WhenImported
+from habana_mp.patches.torch.dynamo import compile_nothing
+
+_CALLS_NOTED = Assumption(
+    "torch.dynamo-allowed-functions",
+    assumed="`torch._dynamo.trace_rules` has a set of functions whose calls Dynamo notes without reading their code",
+    check="`_allowed_callable_ids` takes and gives back, and `is_callable_allowed` is there",
+    otherwise="torch.compile compiles nothing while lists are in force",
+)
+
+
+class _WholeInGraphs(WhenImported):
+    """Dynamo notes the calls of a function and does not read its code. Of most of torch's it knows that by itself."""
+
+    name = "torch._dynamo.trace_rules"
+
+    def __init__(self, function: types.FunctionType) -> None:
+        super().__init__()
+        self._function = function
+        self._is_known = True
+
+    def do(self, module: Any) -> None:
+        if not holds(_CALLS_NOTED, lambda: _can_be_told(module)):
+            compile_nothing()
+            return
+        self._is_known = module.is_callable_allowed(self._function)
+        if not self._is_known:
+            module._allowed_callable_ids.add(id(self._function))
+
+    def undo(self, module: Any) -> None:
+        if not self._is_known:
+            module._allowed_callable_ids.remove(id(self._function))
+            self._is_known = True
+
+
+def _can_be_told(rules: Any) -> bool:
+    ids = rules._allowed_callable_ids
+    return callable(ids.add) and callable(ids.remove) and callable(rules.is_callable_allowed)
+
+
+class Composite(Replacement):
+    """One Python function of torch that lists cover."""
+
+    def __init__(self, function: types.FunctionType, operation: str) -> None:
+        engine = _core.Composite(function, untouched(function), operation)
+        super().__init__(function, lambda _, arguments, keywords: engine.call(arguments, keywords))
+        self._in_graphs = _WholeInGraphs(function)
+
+    def install(self) -> None:
+        super().install()
+        self._in_graphs.install()
+
+    def uninstall(self) -> None:
+        self._in_graphs.uninstall()
+        super().uninstall()

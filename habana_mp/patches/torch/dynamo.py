@@ -1,0 +1,254 @@
+"""What Dynamo must be told, so that compiled code casts as other code does.
+
+Where Dynamo cannot be told, it compiles nothing while lists are in force: functions run as they are written.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import types
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+
+from habana_mp import _core
+from habana_mp.common.ledger import Assumption, UnmetError, holds
+from habana_mp.patches.tools.code_exchange import Replacement
+from habana_mp.patches.tools.compiled_functions import forget_compiled_code, leave_to_python
+from habana_mp.patches.tools.when_imported import WhenImported
+
+_COMPILES_NOTHING = "torch.compile compiles nothing while lists are in force"
+
+_SKIPPED = Assumption(
+    "torch.dynamo-skipped-code",
+    assumed="`skip_code` of `torch._dynamo.eval_frame` makes Dynamo leave a function's code to Python",
+    check="it is there",
+    otherwise=_COMPILES_NOTHING,
+)
+
+_MARKED = Assumption(
+    "torch.dynamo-marks",
+    assumed="Dynamo finds by `_torchdynamo_disable` and `_dynamo_marked_constant` what it is not to read",
+    check="it sets both itself, in `disable` and `assume_constant_result`",
+    otherwise=_COMPILES_NOTHING,
+)
+
+_GUARDS_ON_AUTOCAST = Assumption(
+    "torch.dynamo-guards-on-autocast",
+    assumed="Dynamo compiles again where autocast was switched on or off since",
+    check="its guard on the global state fails after that",
+    otherwise="a guard of our own is added to compiled code, if Dynamo takes one (torch.dynamo-lambda-guards)",
+)
+
+_OWN_GUARDS = Assumption(
+    "torch.dynamo-lambda-guards",
+    assumed="a function can be made a guard, in a Dynamo that does not guard on autocast",
+    check="`OutputGraph.init_ambient_guards` and `GlobalStateSource` are there, and a guard manager takes a function",
+    otherwise=_COMPILES_NOTHING,
+)
+
+#: Operations that Dynamo takes apart.
+_TAKEN_APART = ("addcmul_", "addcdiv_")
+
+_HANDLERS = Assumption(
+    "torch.dynamo-tensor-methods",
+    assumed="`TensorVariable` has handlers of `addcmul_` and `addcdiv_`, which take them apart",
+    check="its table `tp_methods` has them, or the class has methods named for them",
+    otherwise="in compiled code such an operation may be taken apart, and its product go by the lists (rule 3)",
+)
+
+
+class NothingCompiled(WhenImported):
+    """Dynamo switched off, if it could not be told something."""
+
+    name = "torch._dynamo.config"
+    _is_wanted = False
+    _before: bool | None = None
+
+    def do(self, module: Any) -> None:
+        if self._is_wanted and self._before is None:
+            self._before = module.disable
+            module.disable = True
+
+    def undo(self, module: Any) -> None:
+        if self._before is not None:
+            module.disable = self._before
+            self._before = None
+
+    def uninstall(self) -> None:
+        super().uninstall()
+        self._is_wanted = False
+
+    def want(self) -> None:
+        """Switch it off, now or once it is imported."""
+        self._is_wanted = True
+        if self._module is not None:
+            self.do(self._module)
+
+
+nothing_compiled = NothingCompiled()
+
+
+def compile_nothing() -> None:
+    """While lists are in force, torch.compile runs functions as they are written."""
+    nothing_compiled.want()
+
+
+class OwnCode(WhenImported):
+    """Functions of ours that change the state of a thread: Dynamo runs them as they are, and does not look inside."""
+
+    name = "torch._dynamo.eval_frame"
+    functions: ClassVar[list[Any]] = []
+
+    def do(self, module: Any) -> None:
+        if not holds(_SKIPPED, lambda: callable(module.skip_code)):
+            compile_nothing()
+            return
+        for function in self.functions:
+            leave_to_python(function)
+            module.skip_code(function.__code__)
+
+    def undo(self, module: Any) -> None:
+        """They are nobody else's."""
+
+
+class HooksOutsideOfGraphs(WhenImported):
+    """The hooks around optimizers' steps, in a Dynamo that cannot be told to skip the code that calls them, nor to set
+    autocast's flags in a graph (older releases): it leaves the graph for each, so that the core recognises the step."""
+
+    name = "torch._dynamo"
+    functions: ClassVar[list[Any]] = []
+
+    def do(self, module: Any) -> None:
+        if not holds(_MARKED, lambda: _reads_marks(module)):
+            compile_nothing()
+        if not hasattr(module, "skip_frame"):
+            for function in self.functions:
+                leave_to_python(function)
+                module.eval_frame.skip_code(function.__code__)
+
+    def undo(self, module: Any) -> None:
+        """They are nobody else's."""
+
+
+def _reads_marks(dynamo: Any) -> bool:
+    def marked() -> None: ...
+
+    disabled, constant = dynamo.disable(lambda: None), dynamo.assume_constant_result(marked)
+    return hasattr(disabled, "_torchdynamo_disable") and hasattr(constant, "_dynamo_marked_constant")
+
+
+class GuardOnState(WhenImported):
+    """A guard of our own on which casts are made, in a Dynamo that does not guard on autocast (older releases)."""
+
+    name = "torch._dynamo.output_graph"
+    _replacement: Replacement | None = None
+
+    def do(self, module: Any) -> None:
+        if not holds(_OWN_GUARDS, lambda: _takes_our_guard(module)):
+            compile_nothing()
+            return
+
+        def guard() -> Any:
+            guards_on = functools.partial(_guard_on_state, _core.current_state())
+            return module.GlobalStateSource().make_guard(guards_on)
+
+        def add_guard(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            original(*arguments, **keywords)
+            arguments[0].guards.add(guard())
+
+        self._replacement = Replacement(module.OutputGraph.init_ambient_guards, add_guard)
+        self._replacement.install()
+        tracing = torch._guards.TracingContext.try_get()
+        if tracing is None:
+            forget_compiled_code()  # it has no such guard
+        else:  # for the first region of the process; what is being compiled cannot be forgotten
+            tracing.guards_context.dynamo_guards.add(guard())
+
+    def undo(self, module: Any) -> None:
+        if self._replacement is not None:
+            self._replacement.uninstall()
+
+
+def dynamo_guards_on_autocast() -> bool:
+    """Does a guard of Dynamo's fail where autocast was switched on or off since?"""
+    return holds(_GUARDS_ON_AUTOCAST, _guard_follows_autocast)
+
+
+def _guard_follows_autocast() -> bool:
+    guard: Any = torch._C._dynamo.guards.GlobalStateGuard()
+    flag = _core.disabled_flag
+    was_on = torch.is_autocast_enabled(flag)
+    torch.set_autocast_enabled(flag, not was_on)
+    follows = not guard.check()
+    torch.set_autocast_enabled(flag, was_on)
+    return follows
+
+
+def _guard_on_state(state: int, builder: Any, guard: Any) -> None:
+    if torch._dynamo.config.enable_cpp_guard_manager:
+        lambda_guard = functools.partial(_state_is, state)
+        builder.guard_manager.root.add_lambda_guard(lambda_guard, [f"habana_mp's state is {state}"])
+    else:
+        builder._produce_guard_code(guard, [f"__import__({__name__!r}, fromlist=['_'])._state_is({state})"])
+
+
+def _takes_our_guard(module: Any) -> bool:
+    if not (callable(module.GlobalStateSource) and callable(module.OutputGraph.init_ambient_guards)):
+        return False
+    if importlib.import_module("torch._dynamo.config").enable_cpp_guard_manager:
+        guards: Any = torch._C._dynamo.guards
+        guards.RootGuardManager().add_lambda_guard(lambda _: True, [""])
+    return True
+
+
+def _state_is(state: int, *_: Any) -> bool:
+    return _core.current_state() == state
+
+
+class WholeInPlaceOperations(WhenImported):
+    """``x.addcmul_(y, z, value=2)`` stays one in-place operation, which keeps its precision (rule 3).
+
+    Dynamo takes it apart, into a product among others, and the lists would have a say in that.
+    """
+
+    name = "torch._dynamo.variables.tensor"
+    _entries: Mapping[str, Any] = types.MappingProxyType({})
+    _originals: Mapping[str, Any] = types.MappingProxyType({})
+
+    def do(self, module: Any) -> None:
+        tensor: Any = module.TensorVariable
+        taken_apart = [
+            one for one in _TAKEN_APART if holds(_HANDLERS, functools.partial(_has_handler, tensor, one), one)
+        ]
+        # Since torch 2.15 a table says which handler is whose.
+        table = vars(tensor).get("tp_methods", {})
+        self._entries = {name: table[name] for name in taken_apart if name in table}
+        handlers = {f"method_{name}" for name in taken_apart}
+        self._originals = {name: vars(tensor)[name] for name in handlers if name in vars(tensor)}
+
+        def whole(original: Any) -> Any:
+            def method(self: Any, *arguments: Any, value: Any = None) -> Any:  # the tracer, in newer releases, and two
+                # A tensor as `value` would have to be read, which breaks the graph.
+                return original(self, *arguments, value=value) if isinstance(value, tensor) else None
+
+            return method
+
+        for name, original in self._originals.items():
+            setattr(tensor, name, whole(original))
+        for name, entry in self._entries.items():
+            table[name] = type(entry)(whole(entry.handler))
+
+    def undo(self, module: Any) -> None:
+        for name, original in self._originals.items():
+            setattr(module.TensorVariable, name, original)
+        if self._entries:
+            module.TensorVariable.tp_methods.update(self._entries)
+
+
+def _has_handler(tensor: Any, name: str) -> bool:
+    if name not in vars(tensor).get("tp_methods", {}) and f"method_{name}" not in vars(tensor):
+        raise UnmetError(f"TensorVariable has none of {name}")
+    return True

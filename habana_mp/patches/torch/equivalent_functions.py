@@ -1,0 +1,28 @@
+"""Functions that the core calls instead of methods that are covered, where that does the same and is faster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from habana_mp import _core, ops
+from habana_mp.common.ledger import Assumption, holds
+
+_TWINS = Assumption(
+    "torch.function-twins",
+    assumed="`torch._C.TensorBase` and `torch._C._VariableFunctions` have the products as methods and as functions",
+    check="each method and its function are there",
+    otherwise="the methods themselves are called, which takes a little longer",
+)
+
+
+def tell_function_twins() -> None:
+    """Tell the core of those whose methods are covered by now."""
+    if holds(_TWINS, _twins):
+        _core.set_function_twins(_twins())
+
+
+def _twins() -> dict[Any, Any]:
+    methods, functions = torch._C.TensorBase, torch._C._VariableFunctions
+    return {getattr(methods, method): getattr(functions, row.twin) for method, row in ops.rows().items() if row.twin}

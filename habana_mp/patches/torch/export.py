@@ -1,0 +1,89 @@
+"""torch.export: regions without casts in a strict export."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from habana_mp import _core
+from habana_mp.common.ledger import Assumption, holds
+from habana_mp.patches.tools.region_dtypes import MARK
+from habana_mp.patches.tools.when_imported import WhenImported
+
+_MODE = Assumption(
+    "torch.export-regions",
+    assumed="a strict export traces by `PreDispatchTorchFunctionMode`, which notes `_enter_autocast`, `_exit_autocast`",
+    check="the class has `__torch_function__` and `__exit__`, and torch.amp.autocast_mode these two functions",
+    otherwise="in a strict export, regions of `disable_casts` and `autocast` that the model has inside are not seen",
+)
+
+
+class RegionsInExport(WhenImported):
+    """Regions without casts in a strict export.
+
+    A strict export traces Dynamo's graph once more. torch then notes where a region of torch.autocast begins and ends,
+    but does not enter it, while the casts are decided right there.
+    """
+
+    name = "torch.fx.experimental.proxy_tensor"
+    _original: Any = None
+
+    def do(self, module: Any) -> None:
+        if not holds(_MODE, lambda: _notes_regions(module)):
+            return
+        mode: Any = module.PreDispatchTorchFunctionMode
+        self._original = original = mode.__torch_function__
+        leave_mode = mode.__exit__  # inherited
+        enter, leave = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
+
+        def entering_regions(tracing: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = original(tracing, function, types, args, kwargs)
+            if function is enter:
+                vars(tracing).setdefault("_habana_mp_regions", []).append(_enter_noted_region(*args))
+            elif function is leave and vars(tracing).get("_habana_mp_regions"):
+                _leave_noted_region(tracing._habana_mp_regions.pop())
+            return result
+
+        def leaving_all(tracing: Any, *error: Any) -> Any:
+            # An exception passes by the ends of the regions that it leaves.
+            for state in reversed(vars(tracing).pop("_habana_mp_regions", [])):
+                _leave_noted_region(state)
+            return leave_mode(tracing, *error)
+
+        mode.__torch_function__ = entering_regions
+        mode.__exit__ = leaving_all
+
+    def undo(self, module: Any) -> None:
+        if self._original is None:
+            return
+        mode: Any = module.PreDispatchTorchFunctionMode
+        mode.__torch_function__, self._original = self._original, None
+        if "__exit__" in vars(mode):
+            del mode.__exit__
+
+
+def _notes_regions(module: Any) -> bool:
+    mode, autocast = module.PreDispatchTorchFunctionMode, torch.amp.autocast_mode
+    functions = (mode.__torch_function__, mode.__exit__, autocast._enter_autocast, autocast._exit_autocast)
+    return all(map(callable, functions))
+
+
+def _enter_noted_region(device: str, dtype: torch.dtype, enabled: bool, *_: Any) -> int | None:
+    """Do here what a region of torch.autocast does where it is entered; the state before, None where torch has entered
+    it already, and will leave it."""
+    state = _core.current_state()
+    if device == MARK:
+        torch.set_autocast_dtype(device, dtype)
+        wanted = _core.current_state() & ~_core.state_without_casts
+    elif enabled == (device == _core.disabled_flag):
+        wanted = state | _core.state_without_casts
+    else:
+        return None
+    _core.exchange_state(wanted)
+    return None if wanted == state else state
+
+
+def _leave_noted_region(state: int | None) -> None:
+    if state is not None:
+        _core.exchange_state(state)

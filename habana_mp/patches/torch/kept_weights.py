@@ -1,0 +1,227 @@
+"""Kept casts of weights: when the core may keep them, and what it has to be told of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from habana_mp import _core
+from habana_mp.common.ledger import Assumption, UnmetError, holds
+from habana_mp.ops.find import HANDS_OUT_MEMORY, UNCOUNTED_METHODS
+from habana_mp.patches.tools.patch import Patch, Settings
+from habana_mp.patches.tools.tracked_casts import KeptCast
+from habana_mp.patches.tools.when_imported import WhenImported
+from habana_mp.patches.torch import kernel_steps
+from habana_mp.patches.torch.optimizer_steps import (
+    StepHook,
+    check_step_hooks,
+    only_our_hooks_follow,
+    tells_hooks_of_one,
+)
+from habana_mp.patches.torch.silent_writers import operators_have_builtins
+
+_METHODS = Assumption(
+    "torch.methods-that-hand-out-memory",
+    assumed="`torch._C.TensorBase` and `StorageBase` have the methods by which others get at a weight's memory",
+    check="each is there, but `const_data_ptr` and `_lazy_clone`, which older releases lack",
+    otherwise="no casts of weights are kept",
+)
+
+_EXCHANGE = Assumption(
+    "torch.dlpack-table-is-writable",
+    assumed="the table of DLPack's exchange API, through which libraries take a weight's memory, may be written to",
+    check="the system says so of its memory; also where a library brings the table later",
+    otherwise="no casts of weights are kept",
+)
+
+_LINEAR = Assumption(
+    "torch.linear-builtin",
+    assumed="`torch._C._nn.linear` is the builtin that torch.nn.functional has as `linear`",
+    check="it is",
+    otherwise="weights of `linear` are not packed",
+)
+
+_OPERATORS = Assumption(
+    "torch.packing-operators",
+    assumed="torch.ops.mkldnn has operators that pack weights of linear layers and convolutions, and compute with them",
+    check="each is there, with its builtin and the arguments that are given; `_is_mkldnn_bf16_supported` answers",
+    otherwise="weights are not packed for torch's own library, only for our kernels",
+)
+
+#: Modules that take the pointer of a tensor or storage only to tell one from another; what their names begin with.
+#: Whoever else takes one may write through it at any time.
+_COMPARE_POINTERS = ("torch.", "transformers.", "safetensors.", "accelerate.", "peft.")
+
+#: Those of torch that take a pointer for whoever called them.
+_PASS_POINTERS_ON = (
+    *("torch.storage", "torch._tensor", "torch.utils._pytree", "torch.utils._contextlib", "torch.amp.autocast_mode"),
+    *("torch.fx.interpreter", "torch._dynamo.eval_frame"),
+)
+
+#: Modules that make an array of NumPy, compute with it and drop it: they draw weights.
+_DROP_ARRAYS = ("torch.utils.tensorboard", "tensorboardX")
+
+#: Those that make one for whoever called them.
+_PASS_ARRAYS_ON = ("torch.utils.tensorboard._convert_np", "tensorboardX.x2num", "torch._tensor")
+
+
+def _has_linear() -> bool:
+    return torch._C._nn.linear is torch.nn.functional.linear
+
+
+#: What runs from packed weights: torch's functions, taken from `torch._C`, since a script may have put functions of its
+#: own into `torch`.
+_PACKED: dict[str, Any] = {
+    **({"linear": torch._C._nn.linear} if holds(_LINEAR, _has_linear) else {}),
+    "conv2d": torch._C._VariableFunctions.conv2d,
+    "addmm": torch._C._VariableFunctions.addmm,
+    "mm": torch._C._VariableFunctions.mm,
+    "matmul": torch._C._VariableFunctions.matmul,
+}
+
+#: Of these, the operators of ``torch.ops.mkldnn`` that pack and compute. The others have our kernels only.
+_PACKING_OPERATORS = {
+    "linear": ("_reorder_linear_weight", "_linear_pointwise"),
+    "conv2d": ("_reorder_convolution_weight", "_convolution_pointwise"),
+}
+#: What they take: the names of their arguments, in the order in which the core gives them.
+_TAKE = {
+    "_reorder_linear_weight": "self batch_size",
+    "_linear_pointwise": "X W B attr scalars algorithm",
+    "_reorder_convolution_weight": "self padding stride dilation groups input_size",
+    "_convolution_pointwise": "X W B padding stride dilation groups attr scalars algorithm",
+}
+
+#: A view of a weight with fewer elements is cast by itself: to find the weight and the same part of its cast takes as
+#: long.
+LEAST_PART = 1 << 14
+
+#: A weight with fewer elements whose gradient is recorded is cast by torch within the call, where torch can: a training
+#: step uses it once or a few times, and then a kept cast has to be made again, and made a part of the graph.
+LEAST_RECORDED = 1 << 14
+
+#: The largest limit in bytes that the core takes.
+_LARGEST_LIMIT = 2**64 - 1
+
+
+class _ExchangeOfC(WhenImported):
+    """The library that gives a torch before 2.10 DLPack's exchange API of C, through which it gets weights' memory."""
+
+    name = "tvm_ffi"
+
+    def do(self, module: Any) -> None:
+        if holds(_EXCHANGE, _core.weights_may_watch_exchange, self.name):
+            _core.weights_watch_exchange()
+        else:
+            keep_nothing()
+
+    def undo(self, module: Any) -> None:
+        pass  # watched as long as all other ways
+
+
+class KeptWeights(Patch):
+    """The cache of casts."""
+
+    def __init__(self) -> None:
+        self._hook = StepHook(_renew, before=False)
+        self._exchange = None if hasattr(torch.Tensor, "__dlpack_c_exchange_api__") else _ExchangeOfC()
+
+    def check(self, settings: Settings) -> None:
+        check_step_hooks()
+
+    def install(self, settings: Settings) -> None:
+        packed, limit = settings.packed_weights, settings.weight_cache_limit
+        if not (settings.weight_cache and _sees_who_writes()):
+            self.uninstall()
+            return
+        tells_hooks_of_one()  # asked here once, before the first step
+        methods = _methods()
+        pointers, arrays = (_COMPARE_POINTERS, _PASS_POINTERS_ON), (_DROP_ARRAYS, _PASS_ARRAYS_ON)
+        _core.weights_watch(methods, pointers, arrays)
+        self._hook.install()
+        operators = packing_operators() if packed else {}
+        for what, function in _PACKED.items() if "packed" in _core.accelerators else ():
+            plain = _core.untouched_twin(function) if packed else None
+            _core.weights_set_packing(what, *operators.get(what, (None, None)), plain)
+        view = _core.untouched_twin(torch.ops.aten._unsafe_view.default._op)
+        most_bytes = None if limit is None else min(limit, _LARGEST_LIMIT)
+        _core.weights_configure(
+            on=True,
+            view=view,
+            recorded=KeptCast.apply,
+            most_bytes=most_bytes,
+            least_part=LEAST_PART,
+            least_recorded=LEAST_RECORDED,
+        )
+        if self._exchange is not None:
+            self._exchange.install()  # last: it keeps nothing where it cannot watch
+
+    def uninstall(self) -> None:
+        keep_nothing()
+        if self._exchange is not None:
+            self._exchange.uninstall()
+        _core.weights_stop_watching()
+        self._hook.uninstall()
+
+
+def keep_nothing() -> None:
+    """Drop all casts of weights, and keep none."""
+    _core.weights_configure(on=False, view=None, recorded=None, most_bytes=0, least_part=0, least_recorded=0)
+
+
+def _sees_who_writes() -> bool:
+    return (
+        holds(_METHODS, _has_methods)
+        and operators_have_builtins()
+        and holds(_EXCHANGE, _core.weights_may_watch_exchange)
+    )
+
+
+#: Methods that older releases of torch lack.
+_MAY_BE_MISSING = ("const_data_ptr", "_lazy_clone")
+
+
+def _methods() -> dict[str, Any]:
+    methods = {name: getattr(torch._C.TensorBase, name, None) for name in (*HANDS_OUT_MEMORY, *UNCOUNTED_METHODS)}
+    methods["storage.data_ptr"] = torch._C.StorageBase.data_ptr  # type: ignore[attr-defined]  # torch's stubs lack it
+    return methods
+
+
+def _has_methods() -> bool:
+    missing = [name for name, method in _methods().items() if method is None and name not in _MAY_BE_MISSING]
+    if missing:
+        raise UnmetError(f"{', '.join(missing)} missing")
+    return True
+
+
+def packing_operators() -> dict[str, tuple[Any, Any]]:
+    """Private operators of torch that pack weights of linear layers and convolutions, and that run from packed ones.
+
+    None where this torch lacks them, or this CPU what they need."""
+    if not holds(_OPERATORS, _find_operators) or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return {}
+    return _find_operators()
+
+
+def _find_operators() -> dict[str, tuple[Any, Any]]:
+    torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    for name, taken in _TAKE.items():
+        arguments = getattr(torch.ops.mkldnn, name).default._schema.arguments
+        if [one.name for one in arguments] != taken.split():
+            raise UnmetError(f"torch.ops.mkldnn.{name} takes {', '.join(one.name for one in arguments)}")
+    return {
+        what: (getattr(torch.ops.mkldnn, pack).default._op, getattr(torch.ops.mkldnn, call).default._op)
+        for what, (pack, call) in _PACKING_OPERATORS.items()
+    }
+
+
+def _renew(optimizer: Optimizer, *_: Any) -> None:
+    """Whatever a step did to the weights, their casts are made again: all at once, before the next forward."""
+    if torch.compiler.is_compiling():
+        return
+    # Ours write the casts along with the weights; a class or a hook of somebody else's may have written more.
+    is_ours = kernel_steps.is_ours(optimizer) and tells_hooks_of_one() and only_our_hooks_follow(optimizer)
+    for group in optimizer.param_groups:
+        _core.weights_renew(tuple(group.get("params", ())), is_ours)

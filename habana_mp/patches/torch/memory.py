@@ -1,0 +1,77 @@
+"""Memory that is used again: large casts get blocks that wait for them, and the C library keeps what is freed.
+
+torch's allocator on a CPU is the C library's. It asks the kernel for a large block each time, and gives the heap's end
+back to it when much of that is free: in every step of a training. The kernel clears what it gives out, page by page.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+from habana_mp import _core
+from habana_mp.common.ledger import Assumption, holds
+from habana_mp.patches.tools.patch import Patch, Settings
+from habana_mp.patches.tools.tracked_casts import RecordedCast
+
+_MALLOPT = Assumption(
+    "glibc.mallopt",
+    assumed="the C library has `mallopt`, which sets how much may be free at the heap's end",
+    check="the process has a function of that name",
+    otherwise="the heap is left to itself: steps may take longer, by what the kernel needs to clear memory",
+)
+
+#: From this size on the C library asks the kernel for each block, whatever it learns of a program.
+_LARGE = 32 << 20
+
+#: So much may wait, in blocks for casts, and as much at the heap's end.
+_MOST_WAITING = 512 << 20
+
+#: Parameters of the C library's ``mallopt``, and what they come to by themselves once a block of 32 MB was freed.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_LEARNT_TRIM_THRESHOLD = 2 * _LARGE
+
+#: Who sets one of these has an opinion of his own.
+_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_")
+
+
+class Memory(Patch):
+    """What is kept for later."""
+
+    def __init__(self) -> None:
+        self._heap_is_kept = False
+
+    def install(self, settings: Settings) -> None:
+        _core.set_recorded_cast(RecordedCast.apply)
+        if not settings.reuse_memory:
+            self._give_back()
+            return
+        if "blocks" in _core.accelerators:
+            _core.keep_blocks(_LARGE, _MOST_WAITING)
+        if not self._heap_is_kept and not _is_set_by_user():
+            self._heap_is_kept = _set_heap(_MOST_WAITING)
+
+    def uninstall(self) -> None:
+        self._give_back()
+        _core.set_recorded_cast(None)
+
+    def _give_back(self) -> None:
+        if "blocks" in _core.accelerators:
+            _core.keep_blocks(None, 0)
+        if self._heap_is_kept:
+            _set_heap(_LEARNT_TRIM_THRESHOLD)
+            self._heap_is_kept = False
+
+
+def _is_set_by_user() -> bool:
+    return any(name in os.environ for name in _SETTINGS) or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
+
+
+def _set_heap(most_waiting: int) -> bool:
+    """How much may be free at the heap's end before the C library gives it back. False where it cannot be told."""
+    process = ctypes.CDLL(None)
+    if not holds(_MALLOPT, lambda: hasattr(process, "mallopt")):
+        return False
+    mallopt = process.mallopt
+    # Told one of them, it learns the other no more.
+    return bool(mallopt(_M_MMAP_THRESHOLD, _LARGE) and mallopt(_M_TRIM_THRESHOLD, most_waiting))

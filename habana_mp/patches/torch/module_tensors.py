@@ -1,0 +1,59 @@
+"""Tensors of modules: Parameters, buffers, and tensors that are attributes of a module (rule 11).
+
+Where a list lowers arithmetic, the core must know all of them. It sees by itself Parameters that are made, and
+attributes that are assigned; `stored_values.py` shows it the buffers that are registered. This file shows it the
+tensors of modules that exist already, the buffers that `Module.to` and its like exchange, and the tensors of a copied
+or unpickled module.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+
+from habana_mp import _core
+from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions, originals
+
+#: Methods that give a module other buffers, and register none.
+REPLACES_BUFFERS: Table = {"torch.nn.modules.module": ("Module._apply", "Module.__setstate__")}
+
+
+def follow() -> None:
+    """From now on the core knows the tensors of all modules."""
+    if _core.module_tensors_are_followed():
+        return
+    _core.follow_module_tensors(True)
+    for one in gc.get_objects():
+        if issubclass(type(one), torch.nn.Module):  # isinstance would ask `__class__`, which may run a user's code
+            _tell_of(one)
+
+
+def stop() -> None:
+    """The core forgets them."""
+    _core.follow_module_tensors(False)
+
+
+def _tell_of(module: torch.nn.Module) -> None:
+    attributes = vars(module)
+    for tensors in (attributes, attributes.get("_parameters"), attributes.get("_buffers")):
+        for one in list(tensors.values()) if isinstance(tensors, dict) else ():
+            _core.remember_module_tensor(one)
+
+
+def told_afterwards(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Runs in place of a method that gives its module other buffers."""
+    result = originals[name](*arguments, **keywords)
+    if _core.module_tensors_are_followed():
+        _tell_of(arguments[0])
+    return result
+
+
+_MODULES = assumption_of_functions(
+    "torch.methods-that-replace-buffers",
+    "`torch.nn.Module` has the methods by which a module gets other buffers: `_apply` and `__setstate__`",
+    "arithmetic on buffers of a module that was moved or copied may be lowered",
+)
+
+EXCHANGES = (Exchange(told_afterwards, REPLACES_BUFFERS, of_torch=_MODULES, positional=1),)

@@ -1,0 +1,175 @@
+"""Hooks around every optimizer's step (rule 11), put in and taken out while other threads take steps.
+
+torch goes through its hooks as they are, and what is put in or taken out meanwhile makes that raise.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer, optimizer
+from torch.utils.hooks import RemovableHandle
+
+from habana_mp import _core
+from habana_mp.common.ledger import Assumption, holds, require
+from habana_mp.patches.tools.patch import Patch, Settings
+from habana_mp.patches.torch.dynamo import HooksOutsideOfGraphs
+
+_HOOKS = Assumption(
+    "torch.step-hooks",
+    assumed="torch's wrapper around each step, which it has as `func`, calls `_global_optimizer_pre_hooks` and "
+    "`_global_optimizer_post_hooks`",
+    check="both are dictionaries, and the code of the wrapper that `profile_hook_step` makes has such a variable",
+    otherwise="convert refuses",
+)
+
+_HOOKS_OF_ONE = Assumption(
+    "torch.step-hooks-of-one-optimizer",
+    assumed="an optimizer has the hooks after its own steps as `_optimizer_step_post_hooks`",
+    check="torch's constructor names that",
+    otherwise="after a step of habana_mp.optim all kept casts of its weights are made again, which takes longer",
+)
+
+#: A hook that takes longer waits for us, perhaps.
+_PATIENCE_SECONDS = 1.0
+
+
+def code_around_steps() -> types.CodeType:
+    """The code of the wrapper that torch puts around every optimizer's step."""
+
+    def step() -> None: ...
+
+    return optimizer.Optimizer.profile_hook_step(step).__code__
+
+
+def check_step_hooks() -> None:
+    """Raise where hooks around every step cannot be put in here."""
+    require(_HOOKS, _hooks_are_there)
+
+
+def _hooks_are_there() -> bool:
+    code = code_around_steps()
+    hooks = (optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks)
+    return all(isinstance(one, dict) for one in hooks) and "func" in (*code.co_varnames, *code.co_freevars)
+
+
+def tells_hooks_of_one() -> bool:
+    """Can it be told who has hooks after the steps of one optimizer?"""
+    return holds(
+        _HOOKS_OF_ONE, lambda: "_optimizer_step_post_hooks" in inspect.unwrap(Optimizer.__init__).__code__.co_names
+    )
+
+
+def only_our_hooks_follow(stepped: Optimizer) -> bool:
+    """Does nobody else have a hook after this optimizer's steps, or after every optimizer's?"""
+    if stepped._optimizer_step_post_hooks:
+        return False
+    hooks = optimizer._global_optimizer_post_hooks.values()
+    return all(str(getattr(hook, "__module__", "")).startswith("habana_mp.") for hook in list(hooks))
+
+
+class StepHook:
+    """A hook that is called before or after every optimizer's step."""
+
+    def __init__(self, hook: Callable[..., Any], *, before: bool) -> None:
+        self._hook = hook
+        self._is_before = before
+        self._hooks: dict[int, Any] = {}
+        self._handle: RemovableHandle | None = None
+
+    def install(self) -> None:
+        if self._handle is None:
+            before, after = optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks
+            self._hooks = before if self._is_before else after
+            self._handle = RemovableHandle(self._hooks)
+            self._set(self._handle.id, self._hook)
+
+    def uninstall(self) -> None:
+        if self._handle is not None:
+            self._set(self._handle.id, None)
+            self._handle = None
+
+    def _set(self, key: int, hook: Callable[..., Any] | None) -> None:
+        end, caller = time.monotonic() + _PATIENCE_SECONDS, code_around_steps()
+        while not _core.set_hook(self._hooks, key, hook, caller, "func"):
+            if time.monotonic() > end:
+                _core.set_hook(self._hooks, key, hook, None, "")
+                return
+            time.sleep(1e-4)
+
+
+class OptimizerSteps(Patch):
+    """The core told of each step, where it begins and where it ends."""
+
+    def __init__(self) -> None:
+        self._hooks = [StepHook(before_step, before=True), StepHook(after_step, before=False)]
+
+    def check(self, settings: Settings) -> None:
+        check_step_hooks()
+
+    def install(self, settings: Settings) -> None:
+        for hook in self._hooks:
+            hook.install()
+
+    def uninstall(self) -> None:
+        for hook in self._hooks:
+            hook.uninstall()
+
+
+def before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    outside = _outside_of_step
+    if torch.compiler.is_compiling():
+        if type(optimizer).__module__.startswith("torch.optim."):
+            # These break the graph anyway. torch's wrapper then runs as it is, and the core recognises it.
+            torch._dynamo.skip_frame("the step of an optimizer")
+        # Somebody else's step may be traced whole: then the flag of disable_casts is set in the graph.
+        _disabled_before.append(torch.is_autocast_enabled(_core.disabled_flag))
+        torch.set_autocast_enabled(_core.disabled_flag, True)
+        outside = _outside_of_traced_step
+    else:
+        _core.optimizer_step_begins()
+    # A closure computes the loss: it is the model's forward, not the optimizer's arithmetic.
+    if "closure" in kwargs and callable(kwargs["closure"]):
+        return args, {**kwargs, "closure": outside(kwargs["closure"])}
+    if len(args) > 1 and callable(args[1]):
+        return (args[0], outside(args[1]), *args[2:]), kwargs
+    return None
+
+
+def after_step(*_: Any) -> None:
+    if torch.compiler.is_compiling():
+        torch.set_autocast_enabled(_core.disabled_flag, _disabled_before.pop())
+    else:
+        _core.optimizer_step_ends()
+
+
+HooksOutsideOfGraphs.functions += [before_step, after_step]
+
+#: What the flag was outside of each step that is being traced.
+_disabled_before: list[bool] = []
+
+
+def _outside_of_step(closure: Any) -> Any:
+    def closure_outside_of_step() -> Any:
+        steps = _core.exchange_optimizer_steps(0)
+        try:
+            return closure()
+        finally:
+            _core.exchange_optimizer_steps(steps)
+
+    return closure_outside_of_step
+
+
+def _outside_of_traced_step(closure: Any) -> Any:
+    def closure_outside_of_traced_step() -> Any:
+        torch.set_autocast_enabled(_core.disabled_flag, _disabled_before[-1])
+        loss = closure()
+        torch.set_autocast_enabled(_core.disabled_flag, True)
+        return loss
+
+    return closure_outside_of_traced_step

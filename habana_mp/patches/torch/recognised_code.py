@@ -1,0 +1,121 @@
+"""The builtins that the core watches, and the code and files of torch that it looks for in frames (rules 10 and 11)."""
+
+from __future__ import annotations
+
+import multiprocessing
+import types
+from multiprocessing import spawn
+from typing import Any
+
+import torch
+
+from habana_mp import _core
+from habana_mp.common.ledger import Assumption, UnmetError, holds, require
+from habana_mp.patches.tools import torch_files
+from habana_mp.patches.tools.direct_calls import code_of_calls
+from habana_mp.patches.tools.patch import Patch, Settings
+from habana_mp.patches.torch import autocast_regions
+from habana_mp.patches.torch.optimizer_steps import code_around_steps
+from habana_mp.patches.torch.silent_writers import operator_found, silent_writers
+from habana_mp.patches.torch.stored_values import look_at_value
+from habana_mp.patches.torch.unwrapped_steps import in_step
+
+_BUILTINS = Assumption(
+    "torch.watched-builtins",
+    assumed="torch enters autocast, constructs modules and Parameters, and hands out memory by builtins that we know",
+    check="each is there, and a builtin function",
+    otherwise="convert refuses",
+)
+
+_WORKER = Assumption(
+    "torch.data-workers",
+    assumed="`torch.utils.data._utils.worker` has `_worker_info`, which is None but in a worker of a DataLoader",
+    check="it is there, and what torch.utils.data.get_worker_info gives",
+    otherwise="convert refuses",
+)
+
+_SPAWNED = Assumption(
+    "cpython.spawned-process",
+    assumed="a process that multiprocessing spawns has `_inheriting` while it runs the main script again",
+    check="the code of `multiprocessing.spawn` that does so names that",
+    otherwise="each cast asks whether it is made in a worker of a DataLoader, which takes a little longer",
+)
+
+
+def _watched_builtins() -> tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]:
+    c: Any = torch._C  # where torch has them from: a script puts functions of its own into torch's other modules
+    return (
+        c.set_autocast_enabled,
+        c.set_autocast_dtype,
+        c.autocast_increment_nesting,
+        c.autocast_decrement_nesting,
+        c._log_api_usage_once,
+        c.TensorBase._make_subclass,
+        c.is_autocast_enabled,
+        c._to_dlpack,
+        getattr(c, "_to_dlpack_versioned", None),  # older releases lack these two
+        getattr(c, "_data_address", None),
+        c._autograd._unsafe_set_version_counter,
+        getattr(c, "_jit_get_operation", None),  # without these two no casts of weights are kept (silent_writers.py)
+        getattr(c, "_get_operation_overload", None),
+    )
+
+
+def _are_builtins() -> bool:
+    for one in _watched_builtins():
+        if one is not None and not isinstance(one, types.BuiltinFunctionType):
+            raise UnmetError(f"{one!r} is not a builtin function")
+    return True
+
+
+def _worker_namespace() -> dict[str, Any]:
+    from torch.utils.data._utils import worker
+
+    return vars(worker)
+
+
+class RecognisedCode(Patch):
+    """Passes them to the core."""
+
+    def __init__(self) -> None:
+        self._is_installed = False
+
+    def check(self, settings: Settings) -> None:
+        require(_BUILTINS, _are_builtins)
+        require(_WORKER, lambda: _worker_namespace()["_worker_info"] is torch.utils.data.get_worker_info())
+
+    def install(self, settings: Settings) -> None:
+        if self._is_installed:
+            return
+        regions = autocast_regions.disabled_regions()  # before the builtins are watched: it calls one of them
+        _core.watch_builtins(*_watched_builtins(), tuple(silent_writers()))
+        _core.set_recognised(
+            (code_around_steps(), in_step.__code__),
+            _worker_namespace(),
+            look_at_value,
+            autocast_regions.warn_of_autocast,
+            autocast_regions.codes_of_regions(),
+            autocast_regions.code_of_custom_fwd(),
+            autocast_regions.custom_fwd_asks,
+            autocast_regions.custom_bwd_state,
+            torch_files.inside_of_operations(),
+            torch_files.between_operations(),
+            torch_files.through_to_callers(),
+            operator_found,
+            code_of_calls(),
+        )
+        _core.install_in_disabled_regions(regions)
+        if _may_be_child_process():
+            _core.set_in_child_process()
+        self._is_installed = True
+
+    def uninstall(self) -> None:
+        self._is_installed = False  # the core itself takes out what it has put in
+
+
+def _may_be_child_process() -> bool:
+    """True if multiprocessing spawned this process, or may have. The core notices forks itself."""
+    process: Any = multiprocessing.current_process()
+    # A spawned process runs the main script again before it learns who its parent is.
+    is_child = multiprocessing.parent_process() is not None or getattr(process, "_inheriting", False)
+    return is_child or not holds(_SPAWNED, lambda: "_inheriting" in spawn._main.__code__.co_names)

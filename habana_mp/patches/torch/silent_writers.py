@@ -1,0 +1,164 @@
+"""Functions that write into their tensors without counting the versions up, by which a write is noticed elsewhere, or
+that make tensors which share their memory and not their version."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket, _OpNamespace
+
+from habana_mp.common.ledger import Assumption, holds
+from habana_mp.ops.find import (
+    METHODS_OF_C,
+    SILENT_WRITERS,
+    UNCOUNTED_OPERATORS,
+    UNCOUNTED_OVERLOADS,
+    UNCOUNTED_STATISTICS,
+    namespaces,
+)
+
+_BUILTINS = Assumption(
+    "torch.operator-builtins",
+    assumed="an operator of torch.ops has the builtin that it calls as `_op`; torch makes that when it looks the "
+    "operator up; one that counts versions has a kernel for that, or is made of others",
+    check="`torch.ops.aten._unsafe_view` and its overload have a builtin, and are looked up; `add_` and `chunk` have "
+    "such kernels, and `_fused_sgd_` has none",
+    otherwise="no casts of weights are kept",
+)
+
+#: Methods of torch.distributed's ProcessGroup, and of a backend behind it, that write into their tensors without
+#: counting the versions up; with an underscore at the end, operators of torch.ops.c10d.
+SILENT_COLLECTIVES = (
+    *("broadcast", "allreduce", "allreduce_coalesced", "reduce", "recv", "recv_anysource", "recv_any_source", "gather"),
+    *("scatter", "allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced", "alltoall"),
+    *("alltoall_base", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
+    # newer releases
+    *("all_to_all_single", "all_gather_single", "all_gather_single_coalesced", "reduce_scatter_single"),
+    *("reduce_scatter_single_coalesced", "gather_single", "gather_into_tensor"),
+)
+#: Operators for the same, which functional collectives consist of.
+_SILENT_FUNCTIONAL = (
+    *("all_reduce_", "all_reduce_coalesced_", "broadcast_", "all_gather_into_tensor_out", "reduce_scatter_tensor_out"),
+)
+
+
+#: The beginnings of the names of torch's own operators, which count what they write when they have written it.
+_OF_TORCH = ("aten::", "prims::", "prim::")
+
+
+def silent_writers() -> Iterator[Any]:
+    """Yields the builtins to watch that are there already. `operator_found` returns those that torch makes later."""
+    # What Dynamo has in the place of `.data`; and what turns a tensor's sign.
+    for place, name in (
+        (torch._C._autograd, "_get_data_attr"),
+        (torch._C, "_set_neg"),
+        (torch._C, "_dispatch_call_boxed"),
+    ):
+        if hasattr(place, name):
+            yield getattr(place, name)
+    yield from METHODS_OF_C
+    distributed = getattr(torch._C, "_distributed_c10d", None)
+    for group in (getattr(distributed, "ProcessGroup", None), getattr(distributed, "Backend", None)):
+        for name in SILENT_COLLECTIVES:
+            method = getattr(group, name, None)
+            if method is not None:
+                yield getattr(method, "__func__", method)
+    for _, namespace in (("torch", torch), *namespaces()):
+        for name in (*SILENT_WRITERS, *UNCOUNTED_OPERATORS):
+            if type(getattr(namespace, name, None)) is types.BuiltinFunctionType:
+                yield getattr(namespace, name)
+    if operators_have_builtins():
+        yield from _of_operators_in_use()
+
+
+def _of_operators_in_use() -> Iterator[Any]:
+    """Yields those of the operators that torch.ops has looked up already."""
+    for namespace in list(vars(torch.ops).values()):
+        packets = vars(namespace).values() if isinstance(namespace, _OpNamespace) else ()
+        for packet in [one for one in packets if isinstance(one, OpOverloadPacket)]:
+            yield from operator_found((packet._op, packet._overload_names), packet._qualified_op_name)
+            for overload in [one for one in vars(packet).values() if isinstance(one, OpOverload)]:
+                name = packet._qualified_op_name, overload._schema.overload_name
+                yield from operator_found((overload._op, overload._op_dk, None), *name)
+
+
+def operator_found(found: Any, name: str, overload: str | None = None) -> tuple[Any, ...]:
+    """Returns the builtins to watch of what torch has looked up for an operator, or for one of its overloads.
+
+    Torch finds a pair for an operator: the builtin that calls it, and its overloads' names. It finds a triple for an
+    overload: the builtin that calls it, one that calls a single kernel of it, and tags."""
+    if found[0] is None or not operators_have_builtins():
+        return ()
+    if overload is None:
+        wanted = found[:1] if any(_is_uncounted(name, one) for one in found[1]) else ()
+    else:
+        wanted = found[:2] if _is_uncounted(name, overload) else found[1:2] if _touches(name, overload) else ()
+    # Newer releases have something else in the place of some builtins.
+    return tuple(one for one in wanted if type(one) is types.BuiltinFunctionType)
+
+
+def _is_uncounted(name: str, overload: str) -> bool:
+    """True if an overload touches its arguments, and torch has no kernel for it that counts or shares the version.
+
+    Torch has such a kernel for each of its own operators that needs one, or makes the operator of others. An operator
+    of a library's counts before it writes, where it counts: another thread may cast what is only half written."""
+    whole = f"{name}.{overload}" if overload else name
+    if name in _UNCOUNTED_NAMES or whole in _UNCOUNTED_NAMES:
+        return True
+    if name.startswith(_OF_TORCH):
+        return whole not in _counting() and _touches(name, overload)
+    return _touches(name, overload) and (_touches(name, overload, only_writes=True) or not _has_counting_kernel(whole))
+
+
+def _touches(name: str, overload: str, *, only_writes: bool = False) -> bool:
+    """True if an overload writes into its arguments, or returns views of them."""
+    annotations = [one.alias_info for one in torch._C._get_schema(name, overload).arguments]
+    return any(one is not None and (one.is_write or not only_writes) for one in annotations)
+
+
+#: Kernels under these keys count the version, or call operators that do.
+_COUNTING = ("ADInplaceOrView", "CompositeImplicitAutograd")
+
+
+@cache
+def _counting() -> frozenset[str]:
+    """Returns the overloads that have such a kernel. Torch's own are all there when torch has been imported."""
+    return frozenset().union(*map(torch._C._dispatch_get_registrations_for_dispatch_key, _COUNTING))
+
+
+def _has_counting_kernel(whole: str) -> bool:
+    try:
+        return any(map(partial(torch._C._dispatch_has_kernel_for_dispatch_key, whole), _COUNTING))
+    except RuntimeError:  # the dispatcher does not know it
+        return False
+
+
+#: Names of operators and overloads that go uncounted although their schemas and kernels promise otherwise.
+_UNCOUNTED_NAMES = frozenset(
+    (
+        *(f"{namespace}::{name}" for namespace in ("aten", "prim", "inductor") for name in UNCOUNTED_OPERATORS),
+        *(f"aten::{name}" for name in (*UNCOUNTED_OVERLOADS, *UNCOUNTED_STATISTICS)),
+        *(f"aten::{name}" for name in SILENT_WRITERS),
+        *(f"c10d::{name}_" for name in SILENT_COLLECTIVES),
+        *(f"_c10d_functional::{name}" for name in _SILENT_FUNCTIONAL),
+    )
+)
+
+
+def operators_have_builtins() -> bool:
+    """Can the builtin of an operator be found?"""
+    return holds(_BUILTINS, _has_builtins)
+
+
+def _has_builtins() -> bool:
+    operator = torch.ops.aten._unsafe_view
+    if any(type(one._op) is not types.BuiltinFunctionType for one in (operator, operator.default)):
+        return False
+    _, overloads = torch._C._jit_get_operation("aten::_unsafe_view")
+    found = torch._C._get_operation_overload("aten::_unsafe_view", "")
+    counts = [_has_counting_kernel(name) for name in ("aten::add_.Tensor", "aten::chunk", "aten::_fused_sgd_")]
+    return "" in overloads and len(found) == 3 and counts == [True, True, False] and "aten::add_.Tensor" in _counting()

@@ -1,0 +1,251 @@
+"""Values that become a Parameter, a buffer, an attribute of a module or a tensor's ``.data`` (rule 11).
+
+Those that were lowered are made float32 again, with a warning. So is any lower value that is stored over a float32
+tensor of a module, unless it is a conversion that is stored outside of a module's call: the tensor's owner wanted that.
+Within a call the dtype of a conversion is often that of an activation, which the lists may have lowered.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_buffer_registration_hook
+
+from habana_mp import _core
+from habana_mp.common.errors import line_of_user, warn
+from habana_mp.common.ledger import Assumption, holds
+from habana_mp.patches.tools.direct_calls import code_of_calls
+from habana_mp.patches.tools.named_functions import originals
+from habana_mp.patches.tools.patch import Patch, Settings
+from habana_mp.scopes.disable import disable_casts
+
+_NODES = Assumption(
+    "torch.graph-nodes",
+    assumed="autograd names the node of a conversion `ToCopyBackward0`, and that of a leaf has it as `variable`",
+    check="torch has these two nodes, the latter with such an attribute",
+    otherwise="a buffer or Parameter that is made of a lowered result which autograd recorded keeps its low precision",
+)
+
+_WATCHED = Assumption(
+    "torch.state-that-is-watched",
+    assumed="`to`, `bfloat16`, `half` and `type` of Tensor are methods of C, and `torch.nn.Module.__setattr__` is a "
+    "function of Python",
+    check="the core looks at how they are called",
+    otherwise="a lower value that is stored over a float32 tensor of a module stays lower, unless it is known to be "
+    "lowered",
+)
+
+_BUFFERS = Assumption(
+    "torch.module-buffers",
+    assumed="a module has its buffers in the dictionary `_buffers`",
+    check="torch.nn.Module declares it",
+    otherwise="a buffer in float32 may be replaced by one in lower precision, without a warning",
+)
+
+
+class StoredValues(Patch):
+    """Installs a hook of torch's that sees buffers. The core calls `look_at_weight` for all else."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def install(self, settings: Settings) -> None:
+        if self._handle is None:
+            for tells in (_tells_nodes, _tells_buffers, _tells_state):
+                tells()  # so that the ledger has the answer before anything is stored
+            if _tells_state():
+                _core.watch_state(_set_attribute())
+            look: Any = _look_at_buffer  # torch's annotation has no return value
+            self._handle = register_module_buffer_registration_hook(look)
+
+    def uninstall(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+
+def _tells_nodes() -> bool:
+    return holds(_NODES, _names_nodes)
+
+
+def _names_nodes() -> bool:
+    nodes: Any = torch._C._functions
+    return hasattr(nodes, "ToCopyBackward0") and hasattr(nodes.AccumulateGrad, "variable")
+
+
+def _tells_buffers() -> bool:
+    return holds(_BUFFERS, lambda: "_buffers" in torch.nn.Module.__annotations__)
+
+
+def _tells_state() -> bool:
+    return holds(_WATCHED, _watches_state)
+
+
+def _watches_state() -> bool:
+    _core.check_state(_set_attribute())
+    return True
+
+
+def _set_attribute() -> Any:
+    return vars(torch.nn.Module)["__setattr__"]
+
+
+#: The lines that were warned about.
+_warned: set[tuple[str, int]] = set()
+
+
+def _look_at_buffer(module: torch.nn.Module, name: str, value: Any) -> torch.Tensor | None:
+    """What becomes the buffer instead, if anything."""
+    if torch.compiler.is_compiling() or not isinstance(value, torch.Tensor):
+        return None
+    former = _buffer(module, name)
+    is_float32 = former is not None and former.dtype is torch.float32
+    kept = look_at_value(f"the buffer `{name}` of {type(module).__name__}", value, former if is_float32 else None)
+    _core.remember_module_tensor(kept)
+    return None if kept is value else kept
+
+
+def _buffer(module: torch.nn.Module, name: str) -> torch.Tensor | None:
+    return module._buffers.get(name) if _tells_buffers() else None
+
+
+def look_at_value(what: str, values: torch.Tensor, former: torch.Tensor | None) -> torch.Tensor:
+    """The values that a Parameter, a buffer, an attribute of a module, or a tensor's ``.data`` gets. `former` is the
+    float32 tensor of a module that they are stored over, if any."""
+    if values.dtype not in (torch.bfloat16, torch.float16):
+        return values
+    if _is_lowered(values):
+        return _in_float32(what, values, _KNOWN_TO_BE_LOWERED)
+    if _core.was_computed_from_kept(values) and _core.casts_are_made_here():
+        return _in_float32(what, values, _COMPUTED_FROM_ITSELF)
+    if former is not None and _core.casts_are_made_here() and not _is_meant(former, values):
+        if _is_conversion(values) and _has_values_of(former, values):
+            return former.detach()  # converted from what it is stored over: nothing has to be rounded
+        return _in_float32(what, values, _PERHAPS_LOWERED)
+    return values
+
+
+_PERHAPS_LOWERED = "is assigned a tensor in lower precision, perhaps computed from results that habana_mp lowered"
+_COMPUTED_FROM_ITSELF = "is computed in lower precision from what the module kept before"
+_KNOWN_TO_BE_LOWERED = "is made from a result that habana_mp lowered"
+
+
+def _in_float32(what: str, values: torch.Tensor, why: str) -> torch.Tensor:
+    _warn_of_state(
+        f"{what} {why}; it stays in float32, but its values were rounded: compute them in a module's __init__ or under "
+        "hmp.disable_casts() to have them exact"
+    )
+    with disable_casts():
+        return values.float()
+
+
+def _is_meant(former: torch.Tensor, values: torch.Tensor) -> bool:
+    """True if these lower values are a conversion of float32 ones, by a method of a tensor outside of a module's call,
+    or if that cannot be found out. Where memory was freed, as sharding does, nothing is stored."""
+    if type(values) is not torch.Tensor or torch.nn.parameter.is_lazy(former) or not _tells_state():
+        return True
+    if not (_has_memory(former) and _has_memory(values)):
+        return True
+    return not _is_in_module_call() and _is_conversion(values)
+
+
+def _is_conversion(values: torch.Tensor) -> bool:
+    """True if a method of a float32 tensor converted these values."""
+    if _core.was_converted(values):
+        return True
+    node = _first_computing(values.grad_fn) if _tells_nodes() else None
+    return node is not None and node.name() == "ToCopyBackward0"
+
+
+def _has_values_of(former: torch.Tensor, values: torch.Tensor) -> bool:
+    """True if these are the values of the former tensor, rounded."""
+    if former.shape != values.shape or former.is_meta or values.is_meta:
+        return False
+    with disable_casts(), torch.no_grad():
+        return torch.equal(former.to(values.dtype), values)
+
+
+def _is_in_module_call() -> bool:
+    """True if the innermost of torch's functions around is a module's call. A model may also be converted as a whole
+    within one, by ``Module.to`` and its like."""
+    calls, conversion = code_of_calls(), torch.nn.Module._apply.__code__
+    as_it_was = originals.get("torch.nn.modules.module.Module._apply")
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code is calls:
+            return True
+        if frame.f_code is conversion or (as_it_was is not None and frame.f_code is as_it_was.__code__):
+            return False
+    return False
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    if tensor.is_meta or tensor.layout is not torch.strided:
+        return True
+    try:
+        storage = tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # of a transform
+        return True
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    return tensor.numel() == 0 or storage.nbytes() >= needed
+
+
+def _is_lowered(values: torch.Tensor) -> bool:
+    """True for a result that was lowered, or a view of one. The core remembers those that autograd does not track; the
+    graph shows where the others come from. Either answer depends on these values alone."""
+    if _core.was_lowered(values):
+        return True
+    return _core.may_be_lowered_in_graph(values) and _tells_nodes() and _comes_from_float32(values.grad_fn)
+
+
+#: Nodes of autograd's graph that pass values on as they are, without "Backward" and the number behind it.
+_SAME_VALUES = frozenset(
+    (
+        *("Alias", "AsStrided", "Clone", "Diagonal", "Expand", "Permute", "ReshapeAlias", "Select", "Slice", "Split"),
+        *("SplitWithSizes", "Squeeze", "T", "Transpose", "Unbind", "Unfold", "UnsafeSplit", "UnsafeView", "Unsqueeze"),
+        "View",
+    )
+)
+
+
+def _first_computing(node: Any) -> Any:
+    """The first node at or behind this one that changes values, or None."""
+    while node is not None and node.name().partition("Backward")[0] in _SAME_VALUES:
+        node = node.next_functions[0][0]
+    return node
+
+
+def _comes_from_float32(node: Any) -> bool:
+    """True where the results of this node were computed, not just converted, from a leaf in float32."""
+    node = _first_computing(node)
+    if node is None or node.name() == "ToCopyBackward0":
+        return False
+    nodes: Any = torch._C._functions
+    waiting = [node]
+    seen: set[Any] = set()
+    while waiting:
+        node = waiting.pop()
+        # Only of torch's own node: a user's autograd.Function may have an attribute of that name.
+        leaf = node.variable if isinstance(node, nodes.AccumulateGrad) else None
+        if isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float32:
+            return True
+        if node not in seen:
+            seen.add(node)
+            waiting += [one for one, _ in node.next_functions if one is not None]
+    return False
+
+
+def _warn_of_state(text: str) -> None:
+    line = line_of_user()
+    if line not in _warned:
+        _warned.add(line)
+        warn(text)
+
+
+def forget_warnings() -> None:
+    """Warn again, as in a new process."""
+    _warned.clear()

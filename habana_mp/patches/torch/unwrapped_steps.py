@@ -1,0 +1,117 @@
+"""Optimizers whose step torch does not wrap.
+
+The constructor of ``torch.optim.Optimizer`` puts torch's wrapper around the step of an optimizer's class, by which the
+core recognises it. A class that stands in front of another optimizer often never calls that constructor. Which do is
+read from their code; the code of their step is exchanged for one that begins and ends a step as torch's wrapper does.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from torch.optim import Optimizer
+
+from habana_mp.common.ledger import Assumption, holds
+from habana_mp.patches.tools.code_exchange import forwarding_code, full_name, untouched
+from habana_mp.patches.tools.patch import Patch, Settings
+from habana_mp.patches.torch.optimizer_steps import after_step, before_step
+
+_WRAPPED = Assumption(
+    "torch.wrapped-steps",
+    assumed="the constructor of torch.optim.Optimizer marks a step that it wraps by the attribute `hooked`",
+    check="the code that wraps it names that",
+    otherwise="a step that torch wraps may be wrapped once more, which changes nothing but takes longer",
+)
+
+_originals: dict[str, types.FunctionType] = {}
+_numbers = itertools.count()
+
+
+def in_step(key: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the code of such a step is exchanged for. The core looks for this function among those that run."""
+    given = before_step(arguments[0], arguments, keywords)
+    if given is not None:
+        arguments, keywords = given
+    try:
+        return _originals[key](*arguments, **keywords)
+    finally:
+        after_step()
+
+
+def _never_calls_constructor(optimizer: type) -> bool:
+    """Does what constructs an optimizer of this class not lead to torch's constructor, as far as its code tells?"""
+    for owner in optimizer.__mro__:
+        constructor = vars(owner).get("__init__")
+        if constructor is None:
+            continue
+        if owner is Optimizer:
+            return False
+        function = inspect.unwrap(constructor)
+        if not isinstance(function, types.FunctionType) or not _names(function.__code__, "__init__"):
+            return True
+    return False
+
+
+def _names(code: types.CodeType, name: str) -> bool:
+    inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
+    return name in code.co_names or any(_names(one, name) for one in inner)
+
+
+def _subclasses(owner: type) -> Iterator[type]:
+    for one in type.__subclasses__(owner):
+        yield one
+        yield from _subclasses(one)
+
+
+def _is_wrapped(step: types.FunctionType) -> bool:
+    """Has torch done so?"""
+    return holds(_WRAPPED, _torch_marks_steps) and hasattr(step, "hooked")
+
+
+def _torch_marks_steps() -> bool:
+    return _names(Optimizer._patch_step_function.__code__, "hooked")
+
+
+class UnwrappedSteps(Patch):
+    """All of them, those of classes that are made later too."""
+
+    def __init__(self) -> None:
+        self._codes: dict[str, tuple[types.FunctionType, types.CodeType]] = {}
+        self._watches = False
+
+    def install(self, settings: Settings) -> None:
+        for optimizer in set(_subclasses(Optimizer)):
+            self._exchange(optimizer)
+        if "__init_subclass__" not in vars(Optimizer):
+
+            def look(made: type[Any], /, **options: Any) -> None:
+                super(Optimizer, made).__init_subclass__(**options)  # type: ignore[misc]  # it is one
+                self._exchange(made)
+
+            self._watches = True
+            Optimizer.__init_subclass__ = classmethod(look)  # type: ignore[assignment]  # a hook of ours
+
+    def uninstall(self) -> None:
+        if self._watches and "__init_subclass__" in vars(Optimizer):
+            del Optimizer.__init_subclass__
+        self._watches = False
+        for function, code in self._codes.values():
+            function.__code__ = code
+        for key in self._codes:
+            _originals.pop(key, None)
+        self._codes = {}
+
+    def _exchange(self, optimizer: type) -> None:
+        step = vars(optimizer).get("step")
+        if not isinstance(step, types.FunctionType) or _is_wrapped(step):
+            return
+        if any(step is function for function, _ in self._codes.values()) or not _never_calls_constructor(optimizer):
+            return
+        key = f"{full_name(step)} {next(_numbers)}"  # names of local classes may be equal
+        self._codes[key] = (step, step.__code__)
+        _originals[key] = untouched(step)
+        step.__code__ = forwarding_code(step, in_step, imported=__name__, known_as=key)

@@ -1,0 +1,115 @@
+"""Functions that run without casts (rule 11): they make weights, gradients, statistics or learning rates of others, or
+prepare data.
+
+They run outside of an optimizer's step and of a constructor, and write what they computed where it stays: averaged and
+fused weights, pruned ones, the vectors of spectral norm, clipped gradients, what an observer has seen, a model that is
+loaded, adapters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions, originals
+from habana_mp.patches.tools.region_dtypes import lists_speak
+from habana_mp.scopes.disable import disable_casts
+
+#: What makes state.
+STATE: Table = {
+    "torch.nn.modules.module": ("Module.apply",),
+    "torch.optim.swa_utils": ("AveragedModel.update_parameters",),
+    "torch.optim.lr_scheduler": ("*.step", "*._initial_step"),
+    "torch.nn.utils.fusion": ("fuse_conv_bn_weights", "fuse_linear_bn_weights"),
+    "torch.nn.utils.parametrize": (
+        "register_parametrization",
+        "remove_parametrizations",
+        "transfer_parametrizations_and_params",
+        "ParametrizationList.forward",
+        "ParametrizationList.right_inverse",
+    ),
+    "torch.nn.utils.parametrizations": ("_SpectralNorm.forward",),
+    "torch.nn.utils.spectral_norm": ("SpectralNorm.apply", "SpectralNorm.compute_weight"),
+    "torch.nn.utils.weight_norm": ("WeightNorm.apply", "WeightNorm.compute_weight", "WeightNorm.remove"),
+    "torch.nn.utils.clip_grad": ("clip_grad_norm_", "_clip_grads_with_norm_", "_get_total_norm"),
+    "torch.amp.grad_scaler": ("GradScaler.scale",),
+    "torch.nn.utils.prune": ("BasePruningMethod.apply", "BasePruningMethod.apply_mask", "BasePruningMethod.remove"),
+    "torch.ao.pruning.sparsifier.base_sparsifier": ("BaseSparsifier.step",),
+    "torch.ao.pruning._experimental.data_sparsifier.base_data_sparsifier": ("BaseDataSparsifier.step",),
+    "torch.ao.quantization._equalize": ("equalize",),
+    "torch.signal.windows.windows": (
+        *("bartlett", "blackman", "cosine", "exponential", "gaussian", "general_cosine", "general_hamming", "hamming"),
+        *("hann", "kaiser", "nuttall"),
+    ),
+    "torch.ao.quantization.observer": ("*.forward", "*.calculate_qparams"),
+    # A model that is loaded begins without memory, and computes its buffers after its constructor.
+    "transformers.modeling_utils": (
+        *("PreTrainedModel.from_pretrained", "PreTrainedModel.init_weights", "PreTrainedModel.resize_token_embeddings"),
+    ),
+    "peft.tuners.tuners_utils": (
+        *("BaseTuner.inject_adapter", "BaseTuner.merge_adapter", "BaseTuner.unmerge_adapter"),
+        "BaseTuner._unload_and_optionally_merge",
+    ),
+    "peft.peft_model": ("PeftModel.get_prompt_embedding_to_save",),
+    "peft.tuners.lora.model": ("LoraModel.add_weighted_adapter",),
+}
+
+_TRANSFORMS = ("*.forward", "*.__call__", "*.get_params", "*.make_params")
+_V2, _V2_FUNCTIONS = "torchvision.transforms.v2", "torchvision.transforms.v2.functional"
+#: What prepares data. Grids of positions are made there, and integers told by their dtype.
+PREPARES_DATA: Table = {
+    **{f"torchvision.transforms.{name}": _TRANSFORMS for name in ("transforms", "autoaugment", "_presets")},
+    "torchvision.transforms.functional": ("*",),
+    **{
+        f"{_V2}._{name}": _TRANSFORMS
+        for name in ("augment", "auto_augment", "color", "container", "geometry", "misc", "transform")
+    },
+    **{
+        f"{_V2_FUNCTIONS}._{name}": ("*",)
+        for name in ("augment", "color", "deprecated", "geometry", "meta", "misc", "temporal", "type_conversion")
+    },
+}
+
+#: What makes state where it is switched on, and else calls what it was given.
+SCALED_STEPS: Table = {"torch.amp.grad_scaler": ("GradScaler.step",)}
+
+#: What switches autocast off for a block if it asks and hears that autocast is on (rule 10).
+PROTECTS: Table = {"transformers.utils.generic": ("maybe_autocast",)}
+
+
+def without_casts(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the code of a function is exchanged for that makes state or prepares data."""
+    if not lists_speak():  # those of data call one another
+        return originals[name](*arguments, **keywords)
+    with disable_casts():
+        return originals[name](*arguments, **keywords)
+
+
+def without_casts_where_enabled(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the code of a gradient scaler's method is exchanged for. One that is off may be given a closure, which is a
+    model's forward."""
+    if arguments[0].is_enabled():
+        return without_casts(name, arguments, keywords)
+    return originals[name](*arguments, **keywords)
+
+
+def protected(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """What the code of such a function is exchanged for: of device type, dtype, and whether to enable it."""
+    if arguments[2] is False and arguments[0] != "meta" and lists_speak():
+        return torch.autocast(arguments[0], enabled=False)
+    return originals[name](*arguments, **keywords)
+
+
+_STATE = assumption_of_functions(
+    "torch.functions-that-make-state",
+    "torch has the functions that make weights, gradients, statistics and learning rates of other ones",
+    "what they compute goes by the lists, and what they keep may be rounded",
+)
+
+EXCHANGES = (
+    Exchange(without_casts, STATE, of_torch=_STATE),
+    Exchange(without_casts, PREPARES_DATA, some=True),
+    Exchange(without_casts_where_enabled, SCALED_STEPS, of_torch=_STATE, positional=1),
+    Exchange(protected, PROTECTS, positional=3, names=("enabled",)),
+)

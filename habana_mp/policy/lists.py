@@ -1,0 +1,121 @@
+"""Reading operation lists: one name a line, as users wrote them over the years."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from habana_mp.common.errors import ListError, warn
+from habana_mp.common.paths import PACKAGE
+
+#: The longest list that anybody needs is some kilobytes; a file beyond this is a mistake.
+LARGEST_FILE = 1 << 20
+
+#: Where the shipped lists lie: beside the package when installed, beside the sources in a checkout.
+DIRECTORY = next(
+    (folder for folder in (PACKAGE / "lists", PACKAGE.parent / "lists") if folder.is_dir()),
+    PACKAGE / "lists",
+)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A name in a list, and where it stands."""
+
+    name: str
+    source: str
+    line: int
+    shipped: bool = False
+    #: Only the matrix products of its calls are meant, see :mod:`habana_mp.ops.products`.
+    products_only: bool = False
+    #: What is wrong with the line itself, whatever the name means.
+    problem: str = ""
+
+    @property
+    def where(self) -> str:
+        """File and line, as an error names them."""
+        return f"{self.source}:{self.line}" if self.line else self.source
+
+
+def read_list(path: str | os.PathLike[str], *, source: str | None = None) -> tuple[Listed, ...]:
+    """Read a list file at once.
+
+    Blank lines, ``#`` comments, surrounding spaces, CRLF, a byte order mark and a missing final newline are all fine,
+    and so is an empty file. ``source`` is what errors call the file; its path if nothing else is said. A line that
+    holds no single name comes with its ``problem``, so that whoever looks at the names tells of all at once.
+
+    Raises:
+        OSError: the file is missing, a directory, or may not be read; the message says which and names the path.
+        ListError: the content is no text; the message names the line.
+    """
+    path = os.fsdecode(path)
+    if "\0" in path:
+        raise ListError(f"a list file's path must not hold a zero byte; got {path!r}")
+    source = path if source is None else source
+    return parse_list(_read(path, source), source)
+
+
+def given_list(argument: str, path: str | os.PathLike[str] | None) -> tuple[Listed, ...] | None:
+    """The list of a file that may be left out, by None or an empty path; ``argument`` is what the user calls it."""
+    if path is None or path == "":
+        return None
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise ListError(f"`{argument}` must be the path of a list file; got {type(path).__name__}: {path!r}")
+    listed = read_list(path)
+    if not listed and not Path(os.fsdecode(path)).read_bytes().strip():
+        warn(
+            f"{os.fsdecode(path)}: the list is empty: write one operation on each line, or leave `{argument}` out for "
+            "the preset's list. A comment (`# ...`) in the file tells that it is meant so"
+        )
+    return listed
+
+
+def parse_list(text: str, source: str) -> tuple[Listed, ...]:
+    """The names in the text of a list; as :func:`read_list`."""
+    listed = []
+    # Not splitlines(): it also breaks at form feeds and other characters that no editor counts.
+    for number, line in enumerate(re.split(r"\r\n|\n|\r", text), start=1):
+        name = line.partition("#")[0].strip()
+        if not name:
+            continue
+        is_one = name.replace(",", " ").split() == [name]
+        problem = "" if is_one else f"a line must hold one operation name; got `{_shorten(name)}`"
+        listed.append(Listed(name, source, number, problem=problem))
+    return tuple(listed)
+
+
+def _read(path: str, source: str) -> str:
+    if not path:
+        raise ListError("a list file's path must not be empty")
+    called = f"the operation list of {source.removesuffix(f': {path}')}" if source != path else "the operation list"
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            error.errno, f"{called} does not exist (looked in the working directory {os.getcwd()})", path
+        ) from None
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, f"{called} must be a file, not a directory", path)
+    with open(path, "rb") as file:
+        content = file.read(LARGEST_FILE + 1)
+    if len(content) > LARGEST_FILE:
+        raise ListError(f"{source}: an operation list must be at most {LARGEST_FILE >> 20} MiB; this file is larger")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ListError(
+            f"{source}:{line}: an operation list must be UTF-8 text; byte {content[error.start]:#04x} is not"
+        ) from None
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise ListError(f"{source}:{line}: an operation list must be text; this file holds zero bytes")
+    return text
+
+
+def _shorten(text: str, width: int = 60) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."

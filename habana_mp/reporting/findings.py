@@ -1,0 +1,617 @@
+"""What a report tells in words: how much ran lower, what did not and why, and what is worth a look."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from habana_mp import _core, ops
+
+if TYPE_CHECKING:
+    from habana_mp.reporting.report import Edge, Report, Row
+
+#: How many lines there are at most, how many of them are of one kind, and how many operations the line of float32 has.
+_MOST_LINES, _MOST_OF_A_KIND, _MOST_LEFT = 10, 2, 3
+
+#: Where these are the reason casts are off for all calls, so that they tell nothing of an operation.
+_OFF = ("disabled", "autocast_off", "construction", "optimizer_step", "worker", "distributed", "library")
+
+#: First calls take longer. With fewer calls than this they weigh so much that times mislead.
+_MANY_CALLS = 10
+
+#: An advice that makes results less exact must save at least this share of all time.
+_LEAST_SHARE = 0.01
+
+#: Products that are too small take so much of all time before they are worth a finding.
+_LEAST_SHARE_OF_SMALL = 0.05
+
+#: Seconds that a product takes which is too small to gain from a lower precision.
+_SHORT = 100e-6
+
+#: A larger angle in bfloat16 is off by more than a sixteenth of a radian.
+_LARGEST_ANGLE = 32.0
+
+_LOSSES = frozenset(name for row in ops.losses.ROWS for name in row.names.split())
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something worth a look: rows, by their place in the report, and what they are about."""
+
+    kind: str
+    rows: tuple[int, ...]
+    text: str
+    #: Seconds of casts that would go, where that can be told.
+    saves: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "rows": list(self.rows)}
+
+
+def of(report: Report) -> tuple[Finding, ...]:
+    """All findings: the kinds by how odd they are, and of each kind the dearest first."""
+    sources = _sources(report)
+    whole, _ = _size(report, report.rows)
+    found: list[Finding] = []
+    for kind in _KINDS:
+        numbers = [number for number, row in enumerate(report.rows) if kind.applies(row)]
+        for together in _by_line(report, numbers):
+            rows = [report.rows[number] for number in together]
+            if _size(report, rows)[0] < kind.least_share * whole:
+                continue
+            text = kind.words.format(
+                named=_named(rows),
+                why=rows[0].why,
+                listed=_because(rows[0]) + _given_by(report, sources, together),
+                calls=_weight(report, rows),
+                precision=rows[0].precision,
+                lower=_lower(report, rows[0]),
+                refused=", ".join(dict.fromkeys(reason for row in rows for reason in row.refused)),
+                **_of_values(report, sources, together),
+            )
+            found.append(Finding(kind.name, tuple(together), _core.printable(text)))
+    return (*found, *_rounded_probabilities(report, sources), *_ping_pongs(report, sources))
+
+
+def in_words(report: Report) -> tuple[str, ...]:
+    """The first lines of a report."""
+    if not report.rows:
+        return (_why_nothing_was_called(report),)
+    lines = [_share(report), *_off(report), *_in_float32(report), *_dearest_casts(report)]
+    shown = _chosen(report.findings, _MOST_LINES - len(lines))
+    hidden = Counter(one.kind for one in report.findings) - Counter(one.kind for one in shown)
+    last = {one.kind: number for number, one in enumerate(shown)}
+    for number, one in enumerate(shown):
+        more = hidden[one.kind] if last[one.kind] == number else 0
+        lines.append(one.text + (f" ({_count(more, 'more place')} like it)" if more else ""))
+    return tuple(map(_core.printable, lines))
+
+
+def _chosen(findings: Iterable[Finding], most: int) -> list[Finding]:
+    """One of each kind, then a second one, so that none is crowded out; in their order."""
+    turns: Counter[str] = Counter()
+    ranked = []
+    for number, one in enumerate(findings):
+        if turns[one.kind] < _MOST_OF_A_KIND:
+            ranked.append((turns[one.kind], number, one))
+        turns[one.kind] += 1
+    return [one for _, _, one in sorted(sorted(ranked)[:most], key=lambda item: item[1])]
+
+
+# ---- how much -------------------------------------------------------------------------------------------------------
+
+
+def _share(report: Report) -> str:
+    """How much ran in which precision: by time, or by calls where no time was taken."""
+    rows = list(report.rows)
+    if not any(row.is_lower for row in rows):
+        return f"Nothing ran in lower precision{_why_nothing_ran_lower(report)}"
+    whole, of_time = _size(report, rows)
+    parts = []
+    for precision in sorted({row.precision for row in rows}, key=_PRECISIONS.index):
+        share = _percent(_share_of(_size(report, [row for row in rows if row.precision == precision])[0], whole))
+        parts.append(f"{_SUBJECTS.get(precision, precision)} {share}")
+    first, _, rest = parts[0].partition(" ")
+    verb, what = ("took", "operations' time") if of_time else ("had", "calls")
+    others = f", {', '.join(parts[1:])}" if parts[1:] else ""
+    time = f", {_time(whole)}" if of_time else ""
+    return f"{first} {verb} {rest} of the {what}{others} ({_calls(rows)}{time}){_caution(rows)}"
+
+
+_PRECISIONS = ("bf16", "fp16", "fp32", "unchanged")
+_SUBJECTS = {"unchanged": "calls left alone"}
+
+
+def _size(report: Report, rows: Iterable[Row]) -> tuple[float, bool]:
+    """The time of rows, or their calls where times are missing or those of tracing; and which of the two it is."""
+    if _seconds(report.rows) and not _is_traced(report.rows):
+        return _seconds(rows), True
+    return float(sum(row.calls for row in rows)), False
+
+
+def _seconds(rows: Iterable[Row]) -> float:
+    return sum(row.seconds or 0.0 for row in rows)
+
+
+def _is_traced(rows: Iterable[Row]) -> bool:
+    return any(row.phase == "traced" for row in rows)
+
+
+def _caution(rows: list[Row]) -> str:
+    """What makes the figures mean less."""
+    if _is_traced(rows):
+        return ". Of compiled code the calls of its tracing count"
+    if _seconds(row for row in rows if row.calls < _MANY_CALLS) > _seconds(rows) / 2:
+        return ". First calls take longer, and weigh much in so few"
+    return ""
+
+
+_WITHIN = "convert(within=...)"
+
+
+def _why_nothing_was_called(report: Report) -> str:
+    if report.configuration is None:
+        return "Nothing ran in lower precision: not converted (call hmp.convert() before the model runs)"
+    if report.configuration.get("opt_level") == "O0":
+        return 'Nothing ran in lower precision: opt_level="O0" casts nothing'
+    within = report.configuration.get("within")
+    if within is not None:
+        where = "a module" if within == "modules" else "the modules that convert was given"
+        return f"Nothing ran in lower precision: no operation was called in {where}, and {_WITHIN} lowers only there"
+    return "Nothing ran in lower precision: no covered operation was called where casts are on"
+
+
+def _why_nothing_ran_lower(report: Report) -> str:
+    """By the reason that most calls have, if no finding says the same."""
+    if report.configuration is None:
+        return ": not converted now"
+    if report.configuration.get("opt_level") == "O0":
+        return ': opt_level="O0" casts nothing'
+    by_reason = Counter[str]()
+    for row in report.rows:
+        by_reason[row.reason] += row.calls
+    ((reason, calls),) = by_reason.most_common(1)
+    rows = [row for row in report.rows if row.reason == reason]
+    within = report.configuration.get("within")
+    if within is not None and all(row.module is None for row in report.rows):
+        return f": no module ran, and {_WITHIN} lowers only in one"
+    if reason in _OFF or any(report.rows[number] in rows for one in report.findings for number in one.rows):
+        return ""
+    how = "left alone" if rows[0].precision == "unchanged" else f"in {rows[0].precision}"
+    return f": {_count(calls, 'call')} {how}{_at(rows)} ({_because(rows[0])})"
+
+
+def _off(report: Report) -> Iterator[str]:
+    """What ran where casts were off."""
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in report.rows:
+        if row.reason in _OFF:
+            groups[row.why].append(row)
+    if not groups:
+        return
+    rows = [row for group in groups.values() for row in group]
+    size, of_time = _size(report, rows)
+    ranked = sorted(groups.items(), key=lambda item: -_size(report, item[1])[0])
+    parts = [
+        f"{why} {sum(row.calls for row in group):,}{_at(group, ', most at ', with_modules=False)}"
+        for why, group in ranked[:2]
+    ]
+    yield f"Casts were off in {_calls(rows)}{f' ({_time(size)})' if of_time else ''}: {'; '.join(parts)}"
+
+
+def _in_float32(report: Report) -> Iterator[str]:
+    """What took most in float32 and is in no finding."""
+    told = {number for finding in report.findings for number in finding.rows}
+    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for number, row in enumerate(report.rows):
+        if row.precision == "fp32" and number not in told:
+            # Outside of modules a line may be a whole step of an optimizer.
+            is_line = row.place and not row.module
+            groups[("line", row.place) if is_line else (row.operation, _because(row))].append(row)
+    whole, _ = _size(report, report.rows)
+    parts: list[str] = []
+    for rows in sorted(groups.values(), key=lambda group: -_size(report, group)[0]):
+        share = _share_of(_size(report, rows)[0], whole)
+        if share >= 0.01 and len(parts) < _MOST_LEFT:
+            parts.append(_part_in_float32(rows, _percent(share)))
+    if parts:
+        yield f"In float32: {'; '.join(parts)}"
+
+
+def _part_in_float32(rows: list[Row], share: str) -> str:
+    names = list(dict.fromkeys(row.operation for row in rows))
+    if len(names) == 1:
+        return f"{names[0]} {share} ({_because(rows[0])}{_at(rows, ', ', with_modules=False)})"
+    named = ", ".join((*names[:3], "...") if len(names) > 3 else names)
+    return f"{_count(len(names), 'operation')} of {rows[0].place} {share} ({named})"
+
+
+def _because(row: Row) -> str:
+    if row.reason == "list" and row.rule is not None:
+        return f"listed at {row.rule}"
+    return row.why if row.rule is None or not row.rule.startswith("rule") else f"{row.why}, {row.rule}"
+
+
+def _dearest_casts(report: Report) -> Iterator[str]:
+    """How much time casts take, and where most of it."""
+    rows = report.rows
+    time, casting = _seconds(rows), sum(row.cast_seconds or 0.0 for row in rows)
+    if not time or not casting or _is_traced(rows):
+        return
+    casts = f"Casts took {_percent(casting / time)} of the time ({_count(sum(row.casts for row in rows), 'cast')})"
+    if casting < 0.01 * time:
+        yield casts
+        return
+    row = max(rows, key=lambda one: one.cast_seconds or 0.0)
+    share = (row.cast_seconds or 0.0) / casting
+    yield (
+        f"{casts}. {_percent(share)} of that is {_named([row])}: {_time(row.cast_seconds or 0.0)}, "
+        f"{_count(row.casts, 'cast')}, {_bytes(row.bytes)}"
+    )
+
+
+# ---- what is odd ----------------------------------------------------------------------------------------------------
+
+
+class _Kind(NamedTuple):
+    """A kind of finding: which rows are of it, and in which words."""
+
+    name: str
+    applies: Callable[[Row], bool]
+    words: str
+    #: Of all time, what its rows must take.
+    least_share: float = 0.0
+
+
+def _is_product(row: Row) -> bool:
+    known = ops.row_of(row.operation)
+    made = known.is_product or known.made_of_products or known.products_inside or known.o2 == "lower"
+    return made or row.operation == "scaled_dot_product_attention"
+
+
+def _has(*reasons: str) -> Callable[[Row], bool]:
+    return lambda row: row.reason in reasons
+
+
+def _product_has(*reasons: str) -> Callable[[Row], bool]:
+    return lambda row: row.reason in reasons and _is_product(row)
+
+
+def _has_no_kernel(row: Row) -> bool:
+    return row.reason == "no_kernel" and row.precision == "fp32" and row.operation not in _LOSSES
+
+
+def _is_product_in_float32(row: Row) -> bool:
+    return row.precision == "fp32" and row.reason not in ("no_kernel", "points") and _is_product(row)
+
+
+def _is_loss_in_lower(row: Row) -> bool:
+    return row.is_lower and row.operation in _LOSSES and row.reason != "list"
+
+
+def _casts_weight_anew(row: Row) -> bool:
+    """The input is one cast of a call at most; more are of the weight or the bias, which may be small ones."""
+    takes_one_input = row.operation == "linear" or row.operation.startswith("conv")
+    return (
+        takes_one_input and row.is_lower and row.phase == "forward" and 2 * (row.casts - row.small) > 3 * row.calls > 3
+    )
+
+
+def _noticed(what: str, beyond: float = 0) -> Callable[[Row], bool]:
+    return lambda row: row.noticed.get(what, 0) > beyond
+
+
+def _rounds_counts(row: Row) -> bool:
+    return "largest count" in row.noticed and row.operation not in _COUNTS
+
+
+def _uses_rounded_counts(row: Row) -> bool:
+    return "largest count" in row.noticed and row.operation in _COUNTS
+
+
+#: The names of operations as reports have them.
+_COUNTS = frozenset(name.strip("_") for name in ops.observed.COUNTS)
+
+
+def _holds_float64(row: Row) -> bool:
+    """In a module: what is computed outside may be float64 for a reason."""
+    return row.reason == "ineligible" and "with float64" in row.noticed and row.module is not None
+
+
+def _is_too_small(row: Row) -> bool:
+    """A short product whose casts take a third of its time."""
+    seconds = row.seconds or 0.0
+    is_short = row.calls >= _MANY_CALLS and seconds < row.calls * _SHORT
+    return row.is_lower and is_short and _is_product(row) and 3 * (row.cast_seconds or 0.0) > seconds
+
+
+#: The oddest first. Kinds about wrong results come before those about time.
+_KINDS = (
+    _Kind(
+        "rounded counts",
+        _rounds_counts,
+        "{named} rounds whole numbers up to {count}, and {lower} counts to {held} only ({calls}). {remedy}",
+    ),
+    _Kind(
+        "rounded angles",
+        _noticed("largest angle", _LARGEST_ANGLE),
+        "{named} is given angles up to {angle}{made_by}, which {lower} holds to {error} only ({calls}). {remedy}",
+    ),
+    _Kind(
+        "compared counts",
+        _uses_rounded_counts,
+        "{named} is given whole numbers up to {count}{made_by}, and {lower} counts to {held} only ({calls}). {remedy}",
+    ),
+    _Kind(
+        "carried state",
+        _noticed("carried"),
+        "{named} gives what a module keeps from step to step in {lower}, where small changes get lost ({calls}). "
+        "Assign it in float32: compute it under hmp.disable_casts(), of inputs in float32",
+    ),
+    _Kind(
+        "lower statistics",
+        _noticed("in lower statistics"),
+        "{named} keeps its running statistics in {lower}, where they stand still ({calls}). "
+        "Keep them in float32: call .float() on that module",
+    ),
+    _Kind(
+        "loss in lower precision",
+        _noticed("losses"),
+        "{named} gives the loss in {lower}, and a backward begins there ({calls}). "
+        "Compute it in float32: call .float() on what it is computed from",
+    ),
+    _Kind(
+        "float64",
+        _holds_float64,
+        "{named} is left alone: an input is float64 ({calls}). Convert it to float32 where it is made, with .float()",
+    ),
+    _Kind("product in float32", _is_product_in_float32, "{named} runs in float32: {listed} ({calls})"),
+    _Kind("no kernel", _has_no_kernel, "{named} runs in float32: {why} ({calls})"),
+    _Kind("protected", _has("autocast_off"), "{named} is left alone {why} ({calls})"),
+    _Kind("disabled", _product_has("disabled"), "{named} is left alone {why} ({calls})"),
+    _Kind(
+        "not eligible",
+        lambda row: row.reason == "ineligible" and _is_product(row) and not _holds_float64(row),
+        "{named} is left alone: an input is float64 or complex, or none is floating ({calls})",
+    ),
+    _Kind(
+        "unkept weight",
+        lambda row: bool(row.refused),
+        "{named} casts a weight in each call, since no cast is kept: {refused} ({calls})",
+    ),
+    _Kind(
+        "changing weight",
+        lambda row: not row.refused and _casts_weight_anew(row),
+        "{named} casts its weight in most calls: something computes it or writes to it in between ({calls})",
+    ),
+    _Kind(
+        "too small",
+        _is_too_small,
+        "{named} is too small to gain from {lower}: its casts take {casts} of its time ({calls}). "
+        "List it in float32, or leave out such shapes by hmp.convert(skip_slower=True)",
+        least_share=_LEAST_SHARE_OF_SMALL,
+    ),
+    _Kind("slower", _has("slower"), "{named} is left in float32: its shape was measured to be {why} ({calls})"),
+    _Kind("as given", _has("explicit_out", "explicit_dtype"), "{named} is left alone: {why} ({calls})"),
+    _Kind(
+        "scalar",
+        _has("scalar"),
+        "{named} is given a number beyond the range of {precision}: the largest one took its place ({calls})",
+    ),
+    _Kind("lower loss", _is_loss_in_lower, "{named} is a loss, and runs in {precision}: {listed} ({calls})"),
+    _Kind(
+        "elsewhere", _has("library", "distributed", "worker", "other_device"), "{named} is left alone: {why} ({calls})"
+    ),
+)
+
+
+def _by_line(report: Report, numbers: Iterable[int]) -> list[list[int]]:
+    """Rows of one operation at one line belong together, whichever module ran; the dearest first."""
+    groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for number in numbers:
+        row = report.rows[number]
+        groups[row.operation, row.file, row.line, row.reason].append(number)
+
+    def cost(group: list[int]) -> tuple[float, int]:
+        rows = [report.rows[number] for number in group]
+        return _seconds(rows), sum(row.calls for row in rows)
+
+    return sorted(groups.values(), key=cost, reverse=True)
+
+
+def _sources(report: Report) -> dict[int, list[Edge]]:
+    """Of each row, whose results went into it in most of the calls. A tensor may be taken for one whose memory it has,
+    so that an edge of a few calls means little."""
+    found = defaultdict(list)
+    for edge in report.edges:
+        if 2 * edge.calls >= min(report.rows[edge.source].calls, report.rows[edge.target].calls):
+            found[edge.target].append(edge)
+    return found
+
+
+def _given_by(report: Report, sources: dict[int, list[Edge]], numbers: list[int]) -> str:
+    """Where the input comes from whose precision an operation follows."""
+    row = report.rows[numbers[0]]
+    if row.reason not in ("first_input", "widest"):
+        return ""
+    makers = [report.rows[edge.source] for number in numbers for edge in sources[number]]
+    same = [maker for maker in makers if maker.precision == row.precision]
+    return f", made by {_named(same[:1])}" if same else ""
+
+
+def _of_values(report: Report, sources: dict[int, list[Edge]], numbers: list[int]) -> dict[str, str]:
+    """The words for what was noticed of values."""
+    rows = [report.rows[number] for number in numbers]
+    makers = [report.rows[edge.source] for number in numbers for edge in sources[number]]
+    lower = [maker for maker in makers if maker.is_lower]
+    bits = 11 if _lower(report, rows[0]) == "fp16" else 8
+    angle = max(row.noticed.get("largest angle", 0) for row in rows)
+    by_list = any(one.reason == "list" and one.is_lower and not _is_product(one) for one in (rows[0], *lower))
+    other = ', or start from preset="recommended"' if by_list else ""
+    return {
+        "count": f"{max(row.noticed.get('largest count', 0) for row in rows):,.0f}",
+        "held": f"{2**bits:,}",
+        "angle": f"{angle:,.0f}",
+        "error": f"{angle / 2 ** (bits + 1):.2g} radians",
+        "made_by": f", made by {_named(lower[:1])}" if lower else "",
+        "casts": _percent(_share_of(sum(row.cast_seconds or 0.0 for row in rows), _seconds(rows))),
+        "remedy": f"Compute it under hmp.disable_casts(){other}",
+    }
+
+
+def _lower(report: Report, row: Row) -> str:
+    """The lower precision that a finding is about."""
+    return row.precision if row.is_lower else str((report.configuration or {}).get("lower", "bf16"))
+
+
+#: What gives probabilities, and what takes a logarithm of its input.
+_PROBABILITIES = ("sigmoid", "softmax")
+_LOGARITHMS = ("binary_cross_entropy", "log", "log10", "log2", "logit", "nll_loss")
+#: What may stand in between: a small number that is added, a limit.
+_BETWEEN = ("add", "clamp", "clamp_max", "clamp_min", "clip", "radd", "rsub", "sub")
+
+
+def _rounded_probabilities(report: Report, sources: dict[int, list[Edge]]) -> list[Finding]:
+    """Probabilities in lower precision that go into a logarithm: those next to 1 are 1 there, and their loss is 0."""
+    after: dict[int, Row] = {}
+    for number in list(sources):
+        if report.rows[number].operation not in _LOGARITHMS:
+            continue
+        makers = [edge.source for edge in sources[number]]
+        makers += [
+            edge.source for maker in makers if report.rows[maker].operation in _BETWEEN for edge in sources[maker]
+        ]
+        for maker in makers:
+            if report.rows[maker].is_lower and report.rows[maker].operation in _PROBABILITIES:
+                after[maker] = report.rows[number]
+    found = []
+    for numbers in _by_line(report, after):
+        rows, logarithm = [report.rows[number] for number in numbers], after[numbers[0]]
+        instead = "log_softmax" if rows[0].operation == "softmax" else "binary_cross_entropy_with_logits or logsigmoid"
+        text = (
+            f"{_named(rows)} gives probabilities in {rows[0].precision} to {_named([logarithm])}: those near 0 and 1 "
+            f"are rounded to them, and so is the loss ({_weight(report, rows)}). Use {instead}, which take no "
+            "probabilities, or call .float() before"
+        )
+        found.append(Finding("rounded probabilities", tuple(numbers), _core.printable(text)))
+    return found
+
+
+def _ping_pongs(report: Report, sources: dict[int, list[Edge]]) -> list[Finding]:
+    """Calls between neighbours of the other precision, whose input is cast there and whose result is cast back. To
+    lower something is advised only where that saves a hundredth of all time."""
+    least = _LEAST_SHARE * _seconds(report.rows)
+    ins, outs = defaultdict(list), defaultdict(list)
+    for edges in sources.values():
+        for edge in edges:
+            if edge.casts:
+                ins[edge.target].append(edge)
+                outs[edge.source].append(edge)
+    between = []
+    for number, row in enumerate(report.rows):
+        before = [edge.source for edge in ins[number] if _are_opposite(row, report.rows[edge.source])]
+        after = [edge for edge in outs[number] if _are_opposite(row, report.rows[edge.target])]
+        if row.precision == "unchanged" or not before or not after:
+            continue
+        saves = (row.cast_seconds or 0.0) + sum(_part(report.rows[edge.target], edge.casts) for edge in after)
+        # A product is to be lower; so is all else that takes longer than the casts around it.
+        if row.is_lower and (_is_product(row) or saves < (row.seconds or 0.0)):
+            continue
+        between.append((number, before[0], after[0].target, saves))
+    found = []
+    for numbers in _by_line(report, [one[0] for one in between]):
+        parts = [one for one in between if one[0] in numbers]
+        saves = sum(one[3] for one in parts)
+        if saves < least and not report.rows[numbers[0]].is_lower:
+            continue
+        text = _core.printable(_ping_pong_text(report, parts, saves))
+        found.append(Finding("ping-pong", tuple(numbers), text, saves))
+    return sorted(found, key=lambda one: -(one.saves or 0.0))
+
+
+def _are_opposite(row: Row, neighbour: Row) -> bool:
+    return neighbour.precision == "fp32" if row.is_lower else neighbour.is_lower
+
+
+def _part(row: Row, casts: int) -> float:
+    """What so many of a row's casts take."""
+    return (row.cast_seconds or 0.0) * min(1.0, casts / row.casts) if row.casts else 0.0
+
+
+def _ping_pong_text(report: Report, parts: list[tuple[int, int, int, float]], saves: float) -> str:
+    number, before, after, _ = parts[0]
+    row, first, last = report.rows[number], report.rows[before], report.rows[after]
+    rows = [report.rows[one[0]] for one in parts]
+    risk = "" if row.is_lower else f"; {_RISKS.get(row.operation, 'its result is then rounded to it')}"
+    return (
+        f"{_named(rows)} runs in {row.precision} ({_because(row)}) between {first.operation} and {last.operation} in "
+        f"{first.precision}. Casts there and back take {_time(saves)}: they go if it runs in {first.precision} too"
+        f"{risk}"
+    )
+
+
+#: The risk of each operation when it runs in lower precision.
+_RISKS = {
+    "add": "a residual sum then loses small terms",
+    "layer_norm": "its statistics stay in float32, its result is rounded to it",
+    "log": "the logarithms of values near 1 are then rounded away",
+    "log_softmax": "a loss that is computed from it is then rounded to it",
+    "softmax": "small probabilities then keep few digits, and a loss must not be computed from them",
+}
+
+
+# ---- words ----------------------------------------------------------------------------------------------------------
+
+
+def _named(rows: list[Row]) -> str:
+    backward = " in a backward" if rows[0].phase == "backward" else ""
+    return f"{rows[0].operation}{backward}{_at(rows)}"
+
+
+def _at(rows: list[Row], before: str = " at ", *, with_modules: bool = True) -> str:
+    """The place of the dearest row, and the module, or how many of them it is the line of."""
+    row = max(rows, key=lambda one: (one.seconds or 0.0, one.calls))
+    modules = list(dict.fromkeys(one.module for one in rows if one.module))
+    named = modules[0] if len(modules) == 1 else f"{len(modules)} modules" if modules else ""
+    if row.place:
+        return before + row.place + (f" ({named})" if named and with_modules else "")
+    return f" in {named}" if named and with_modules else ""
+
+
+def _weight(report: Report, rows: list[Row]) -> str:
+    """Their calls, and how much of all time they are."""
+    size, of_time = _size(report, rows)
+    share = _share_of(size, _size(report, report.rows)[0])
+    return _calls(rows) + (f", {_percent(share)} of all time" if of_time and share >= 0.01 else "")
+
+
+def _calls(rows: Iterable[Row]) -> str:
+    return _count(sum(row.calls for row in rows), "call")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def _bytes(number: int) -> str:
+    return f"{number / 1e6:.1f} MB" if number >= 1e6 else f"{number / 1e3:.1f} kB"
+
+
+def _share_of(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.01 or share == 0 else "less than 1 %"
+
+
+def _time(seconds: float) -> str:
+    return (
+        f"{seconds:.2f} s"
+        if seconds >= 1
+        else f"{1e3 * seconds:.2f} ms"
+        if seconds >= 1e-3
+        else f"{1e6 * seconds:.0f} µs"
+    )

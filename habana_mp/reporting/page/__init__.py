@@ -1,0 +1,80 @@
+"""The report as one HTML page, which fetches nothing.
+
+``page.html`` is the template, ``page.css`` the style; the scripts are joined in the order of ``_SCRIPTS`` into one
+module, so that a function of one is known in all.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+FORMAT, VERSION = "habana-mp report", 1
+
+_HERE = Path(__file__).parent
+_SCRIPTS = (
+    "dom.js",
+    "numbers.js",
+    "report.js",
+    "state.js",
+    "window.js",
+    "head.js",
+    "tree.js",
+    "details.js",
+    "table.js",
+    "layers.js",
+    "graph.js",
+    "findings.js",
+    "page.js",
+)
+_NOT_IN_A_SCRIPT_ELEMENT = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
+
+
+def html_page(report: Mapping[str, Any]) -> str:
+    """The page of a report, which is given as ``Report.to_dict()`` gives it."""
+    given = (report.get("format"), report.get("version"))
+    if given != (FORMAT, VERSION):
+        raise ValueError(f"`report` must be of the format {(FORMAT, VERSION)!r}; got {given!r}")
+    style = _text("page.css")
+    script = "\n".join(_text(name) for name in _SCRIPTS)
+    parts = {
+        "policy": _policy(style, script),
+        "title": html.escape(_printable(f"{_script_name(report)}: precision of operations")),
+        "style": style,
+        "script": script,
+        "data": _data(report),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _text("page.html"))
+
+
+def _text(name: str) -> str:
+    return (_HERE / name).read_text("utf-8")
+
+
+def _script_name(report: Mapping[str, Any]) -> str:
+    return Path(report["environment"].get("script") or "habana_mp").name
+
+
+def _printable(text: str) -> str:
+    """A name of a file may hold bytes that are no text; they are spelled out, as in the log."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _data(report: Mapping[str, Any]) -> str:
+    """JSON in ASCII in which nothing can end the element that it stands in."""
+    return json.dumps(report, separators=(",", ":"), allow_nan=False).translate(_NOT_IN_A_SCRIPT_ELEMENT)
+
+
+def _policy(style: str, script: str) -> str:
+    """A Content-Security-Policy that lets our own style and script run, and nothing be fetched."""
+    return f"default-src 'none'; img-src data:; style-src {_source(style)}; script-src {_source(script)}"
+
+
+def _source(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

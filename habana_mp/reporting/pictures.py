@@ -1,0 +1,201 @@
+"""A report as a table, a graph, and a trace in time."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from habana_mp import _core
+
+if TYPE_CHECKING:
+    from habana_mp.reporting.report import Report, Row
+
+#: So many rows of a finer report are printed.
+_MOST_ROWS = 40
+
+_COLOURS = {"bf16": "#8ecae6", "fp16": "#95d5b2", "fp32": "#ffb703", "unchanged": "#dddddd"}
+
+
+def _columns(report: Report) -> tuple[tuple[str, ...], int]:
+    """The names of a table's columns, and how many of them are words."""
+    words = ["operation", "precision", "why"]
+    if report.detail != "operations":
+        words.append("module")
+    if report.detail == "lines":
+        words.append("place")
+    numbers = ["calls", "casts", "MB cast"]
+    if report.total("seconds") is not None:
+        numbers += ["ms", "ms of casts"]
+    return (*words, *numbers), len(words)
+
+
+def _cells(row: Row, columns: Sequence[str]) -> list[str]:
+    cells = {
+        "operation": row.operation,
+        "precision": row.precision,
+        "why": row.why if row.reason != "list" or row.rule is None else f"listed, {row.rule}",
+        "module": " ".join(filter(None, (row.module, "" if row.phase == "forward" else f"({row.phase})"))),
+        "place": row.place,
+        "calls": f"{row.calls}",
+        "casts": f"{row.casts}",
+        "MB cast": f"{row.bytes / 1e6:.3f}",
+        "ms": "" if row.seconds is None else f"{1e3 * row.seconds:.3f}",
+        "ms of casts": "" if row.cast_seconds is None else f"{1e3 * row.cast_seconds:.3f}",
+    }
+    return [_core.printable(cells[column]) for column in columns]
+
+
+def _total(report: Report, columns: Sequence[str]) -> list[str]:
+    totals = {
+        "operation": "total",
+        "calls": f"{report.total('calls')}",
+        "casts": f"{report.total('casts')}",
+        "MB cast": f"{report.total('bytes') / 1e6:.3f}",
+        "ms": f"{1e3 * (report.total('seconds') or 0.0):.3f}",
+        "ms of casts": f"{1e3 * (report.total('cast_seconds') or 0.0):.3f}",
+    }
+    return [totals.get(column, "") for column in columns]
+
+
+def _shown(report: Report) -> tuple[Sequence[Row], int]:
+    rows = report.rows if report.detail == "operations" else report.rows[:_MOST_ROWS]
+    return rows, len(report.rows) - len(rows)
+
+
+def table(report: Report) -> list[str]:
+    """Its lines."""
+    columns, words = _columns(report)
+    rows, left_out = _shown(report)
+    table_rows = [_cells(row, columns) for row in rows]
+    total = _total(report, columns)
+    widths = [max(map(len, column)) for column in zip(columns, *table_rows, total, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = [
+            cell.ljust(width) if number < words else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        return "  ".join(padded).rstrip()
+
+    rule = "  ".join("-" * width for width in widths)
+    more = [f"... and {left_out} more rows: to_html() and to_json() have all"] if left_out else []
+    return [line(columns), rule, *map(line, table_rows), *more, rule, line(total)]
+
+
+def html(report: Report) -> str:
+    """The same for a notebook: the first lines, and the rows in a table."""
+    columns, words = _columns(report)
+    rows, left_out = _shown(report)
+    lines = [f"<p>{escape(line)}</p>" for line in report.words]
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        sides = ["left" if number < words else "right" for number in range(len(cells))]
+        made = (
+            f'<{tag} style="text-align: {side}">{escape(cell)}</{tag}>' for side, cell in zip(sides, cells, strict=True)
+        )
+        return f"<tr>{''.join(made)}</tr>"
+
+    if rows:
+        body = "".join(line(_cells(row, columns), "td") for row in rows)
+        lines.append(f"<table><thead>{line(columns, 'th')}</thead><tbody>{body}</tbody>")
+        lines.append(f"<tfoot>{line(_total(report, columns), 'th')}</tfoot></table>")
+    if left_out:
+        lines.append(f"<p>... and {left_out} more rows: to_html() and to_json() have all</p>")
+    return "".join(lines)
+
+
+def rich_table(report: Report) -> Any:
+    """The same for the library rich."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    columns, words = _columns(report)
+    rows, left_out = _shown(report)
+    made = Table(box=None, header_style="bold")
+    for number, column in enumerate(columns):
+        made.add_column(column, justify="left" if number < words else "right", no_wrap=column == "operation")
+    styles = {"bf16": "cyan", "fp16": "green", "fp32": "yellow", "unchanged": "dim"}
+    for row in rows:
+        made.add_row(*map(Text, _cells(row, columns)), style=styles.get(row.precision))
+    made.add_section()
+    made.add_row(*_total(report, columns), style="bold")
+    more = [Text(f"... and {left_out} more rows: to_html() and to_json() have all")] if left_out else []
+    return Group(*map(Text, report.words), Text(""), made, *more)
+
+
+# ---- graph ----------------------------------------------------------------------------------------------------------
+
+
+def dot(report: Report) -> str:
+    """The text of a graph: operations, by module, and casts between them."""
+    lines = ["digraph report {", "  rankdir=TB; node [shape=box, style=filled, fontname=sans]; edge [fontname=sans];"]
+    by_module: dict[str | None, list[int]] = {}
+    for number, row in enumerate(report.rows):
+        by_module.setdefault(row.module, []).append(number)
+    for index, (module, numbers) in enumerate(by_module.items()):
+        if module is not None:
+            lines.append(f"  subgraph cluster_{index} {{ label={_quoted(module)}; color=gray;")
+        lines += [f"    {_node(number, report.rows[number])}" for number in numbers]
+        if module is not None:
+            lines.append("  }")
+    for number, edge in enumerate(report.edges):
+        if not edge.casts:
+            lines.append(f"  r{edge.source} -> r{edge.target};")
+            continue
+        to = report.rows[edge.target].precision
+        lines.append(f"  c{number} [label={_quoted(f'to {to}, {edge.casts} times')}, shape=oval, fillcolor=white];")
+        lines.append(f"  r{edge.source} -> c{number} -> r{edge.target};")
+    return "\n".join((*lines, "}", ""))
+
+
+def _node(number: int, row: Row) -> str:
+    place = f"\\n{_escaped(row.place)}" if row.place else ""
+    label = f'"{_escaped(row.operation)} {row.precision}{place}\\n{_escaped(row.why)}"'
+    return f"r{number} [label={label}, fillcolor={_quoted(_COLOURS.get(row.precision, '#dddddd'))}];"
+
+
+def _escaped(text: str) -> str:
+    return _core.printable(text).replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _quoted(text: str) -> str:
+    return f'"{_escaped(text)}"'
+
+
+# ---- time -----------------------------------------------------------------------------------------------------------
+
+
+def chrome_trace(beside: str | os.PathLike[str] | None) -> dict[str, Any]:
+    """The last calls that were watched, as events in time; with those of a profiler's file where one is given."""
+    trace: dict[str, Any] = {"displayTimeUnit": "ms", "traceEvents": []}
+    if beside is not None:
+        trace = json.loads(Path(beside).read_text("utf-8"))
+        if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
+            raise ValueError(f"{os.fspath(beside)}: it is no trace of torch.profiler: it has no list `traceEvents`")
+    # Times in such a file count from here.
+    base = int(trace.setdefault("baseTimeNanoseconds", 0))
+    trace["traceEvents"] += _events(base)
+    return trace
+
+
+def _events(base: int) -> Iterable[dict[str, Any]]:
+    records, process = _core.watched_calls(), os.getpid()
+    yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": "habana_mp"}}
+    for record, module, begin, end, thread in _core.watched_events():
+        event = {"ph": "X", "pid": process, "tid": thread, "ts": (begin - base) / 1e3, "dur": (end - begin) / 1e3}
+        if record < 0:
+            yield {**event, "cat": "module", "name": module}
+            continue
+        if record >= len(records):  # of another thread, meanwhile
+            continue
+        row = records[record]
+        arguments = {name: row[name] for name in ("precision", "reason", "phase")}
+        if row["file"] is not None:
+            arguments["place"] = f"{row['file']}:{row['line']}"
+        name, precision = row["operation"], row["precision"]
+        yield {**event, "cat": f"operation,{precision}", "name": f"{name} ({precision})", "args": arguments}

@@ -1,0 +1,97 @@
+"""The reports of a run's other processes: of torchrun's ranks, and of those that multiprocessing starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+import zlib
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch import distributed
+
+from habana_mp.reporting.report import Report
+
+#: How long rank 0 waits for the reports of the others once it has ended itself, and each rank for the store: seconds.
+PATIENCE, TO_CONNECT = 60.0, 10.0
+
+
+class Ranks:
+    """Where torchrun started the process: its ranks, which leave their reports in the store that torchrun keeps for
+    them. It is there to the end, on all nodes, whether or not a process group still is; no rank waits but the first."""
+
+    def __init__(self) -> None:
+        under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and distributed.is_available()
+        self.rank = int(os.environ["RANK"]) if under_torchrun else 0
+        self.count = int(os.environ["WORLD_SIZE"]) if under_torchrun else 1
+        self._reports: dict[int, Report] = {}
+
+    def leave(self, report: Report) -> None:
+        """The report of this rank, for the first."""
+        with suppress(RuntimeError):  # the store is gone: the first rank tells that this report is missing
+            self._store().set(self._key(self.rank), zlib.compress(json.dumps(report.to_dict()).encode()))
+
+    def others(self) -> list[Report]:
+        """The reports that the other ranks have left, after waiting for them."""
+        if not self.missing():
+            return list(self._reports.values())
+        deadline = time.monotonic() + PATIENCE
+        with suppress(RuntimeError):  # no store, or not there in time
+            store = self._store()
+            for rank in self.missing():
+                store.set_timeout(timedelta(seconds=max(0.1, deadline - time.monotonic())))
+                content = json.loads(zlib.decompress(store.get(self._key(rank))))
+                self._reports[rank] = Report.from_dict(content)
+        return list(self._reports.values())
+
+    def missing(self) -> list[int]:
+        """The ranks that left none."""
+        return [rank for rank in range(1, self.count) if rank not in self._reports]
+
+    def _store(self) -> Any:
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            raise RuntimeError("torchrun keeps no store for its ranks")
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        timeout = timedelta(seconds=TO_CONNECT)
+        make: Any = vars(distributed)["TCPStore"]  # torch's annotations do not name it
+        return make(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
+
+    @staticmethod
+    def _key(rank: int) -> str:
+        run, restart = os.environ["TORCHELASTIC_RUN_ID"], os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return f"habana_mp/{run}/{restart}/{rank}"
+
+
+class Children:
+    """Processes of multiprocessing, which leave their reports in a folder that their parent names."""
+
+    def __init__(self, folder: str | None = None) -> None:
+        #: Made when the first report is left there.
+        self.folder = folder or str(Path(tempfile.gettempdir()) / f"habana-mp-{secrets.token_hex(8)}")
+
+    def leave(self, report: Report) -> None:
+        """The report of a child, as it ends."""
+        if report.rows and not _is_loader_worker():
+            os.makedirs(self.folder, mode=0o700, exist_ok=True)
+            unfinished = Path(self.folder) / f"{secrets.token_hex(8)}.part"
+            report.to_json(unfinished)
+            unfinished.rename(unfinished.with_suffix(".json"))
+
+    def take(self) -> list[Report]:
+        """The reports that they left. They are there no longer."""
+        found = [Report.from_json(path) for path in sorted(Path(self.folder).glob("*.json"))]
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return found
+
+
+def _is_loader_worker() -> bool:
+    """Nothing is lowered there, and a report without them tells of the script."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None

@@ -1,0 +1,87 @@
+"""How finely calls are watched, for the report: what convert asks for, and what blocks of code do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from habana_mp.common import locks
+from habana_mp.common.misuse import called_first
+from habana_mp.patches.installation import installation
+from habana_mp.patches.torch import watched_calls
+from habana_mp.reporting.report import DETAILS, Detail, stopwatch
+
+
+class _Watching:
+    """What was asked for, by convert and by blocks; the finest of it is done, in all threads."""
+
+    def __init__(self) -> None:
+        self._of_convert: Detail = "operations"
+        self._of_blocks: list[Detail] = []
+
+    @property
+    def detail(self) -> Detail:
+        return max((self._of_convert, *self._of_blocks), key=DETAILS.index)
+
+    def of_convert(self, detail: Detail) -> None:
+        with locks.installation, locks.watching:
+            self._of_convert = detail
+            self._follow()
+
+    def begins(self, detail: Detail) -> None:
+        with locks.installation, locks.watching:
+            self._of_blocks.append(detail)
+            self._follow()
+
+    def ends(self, detail: Detail) -> None:
+        with locks.installation, locks.watching:
+            self._of_blocks.remove(detail)
+            self._follow()
+
+    def _follow(self) -> None:
+        is_watched = self.detail != "operations"
+        stopwatch.run(running=is_watched)
+        if is_watched:
+            watched_calls.begin(lines=self.detail == "lines")
+        else:
+            watched_calls.stop()
+        installation.watch(watched=is_watched)
+
+
+watching = _Watching()
+
+
+def checked_detail(argument: str, detail: object) -> Detail:
+    """Raise where it is none, or cannot be had here."""
+    for known in DETAILS:
+        if detail == known:
+            if known != "operations":
+                watched_calls.check()
+            return known
+    raise ValueError(f"`{argument}` must be one of {', '.join(map(repr, DETAILS))}; got {detail!r}")
+
+
+@called_first('watch("lines")')
+@contextmanager
+def watch(detail: Detail = "lines") -> Iterator[None]:
+    """Record calls with their module, or with their line too, while the block runs, in all threads.
+
+    ::
+
+        with hmp.watch("lines"):
+            loss = model(inputs).sum()
+        hmp.report().to_html("report.html")
+
+    Args:
+        detail: ``"modules"`` or ``"lines"``; ``"operations"`` records nothing beside what is counted always.
+
+    Raises:
+        ValueError: an unknown detail.
+        RuntimeError: this torch does not tell where modules run.
+    """
+    wanted = checked_detail("detail", detail)
+    watching.begins(wanted)
+    try:
+        yield
+    finally:
+        watching.ends(wanted)

@@ -1,0 +1,67 @@
+"""The end of a run: its report in a file, and in a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from habana_mp.reporting.report import Report, Row
+
+#: As what a report can be written, by how the file's name ends.
+ENDINGS = (".html", ".json")
+
+
+def write(report: Report, path: str) -> None:
+    """To a file, whose ending says as what."""
+    if path.endswith(".json"):
+        report.to_json(path)
+    else:
+        report.to_html(path)
+
+
+def ran_lower(report: Report) -> bool:
+    """Did anything run in a lower precision?"""
+    return any(row.calls for row in report if row.is_lower)
+
+
+def line(report: Report) -> str:
+    """How many calls in which precision, the share of the time in a lower one, and what cost most."""
+    calls: dict[str, int] = {}
+    for row in report:
+        calls[row.precision] = calls.get(row.precision, 0) + row.calls
+    if not calls:
+        never = "`hmp.convert` was not called"
+        return never if report.configuration is None else "no covered operation was called"
+    parts = ["calls: " + ", ".join(f"{calls[one]:,} {_in(one)}" for one in _PRECISIONS if one in calls)]
+    seconds = report.total("seconds")
+    if seconds:
+        lower = sum(row.seconds or 0.0 for row in report if row.is_lower)
+        parts.append(f"{lower / seconds:.0%} of their time in lower precision")
+    costs = _costs(report, "seconds" if seconds else "bytes")
+    if costs:
+        (name, precision), cost = max(costs.items(), key=lambda item: item[1])
+        amount = f"{cost:.3g} s" if seconds else f"{_size(cost)} of casts"
+        parts.append(f"`{name}` {_in(precision)} cost most, {amount}")
+    return "; ".join(parts)
+
+
+_PRECISIONS = ("bf16", "fp16", "fp32", "unchanged")
+
+
+def _costs(rows: Iterable[Row], name: str) -> dict[tuple[str, str], float]:
+    costs: dict[tuple[str, str], float] = {}
+    for row in rows:
+        if getattr(row, name):
+            key = row.operation, row.precision
+            costs[key] = costs.get(key, 0) + getattr(row, name)
+    return costs
+
+
+def _size(count: float) -> str:
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count} bytes"
+
+
+def _in(precision: str) -> str:
+    return precision if precision == "unchanged" else f"in {precision}"

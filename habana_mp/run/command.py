@@ -1,0 +1,358 @@
+"""``habana-mp run``: a script as it is, in mixed precision, and what ran how at the end."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import contextlib
+import multiprocessing
+import os
+import re
+import sys
+import types
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from habana_mp import _core, hmp
+from habana_mp.common.errors import HmpWarning
+from habana_mp.patches.tools import spawned_processes
+from habana_mp.reporting import report
+from habana_mp.reporting.ranks import Children, Ranks
+from habana_mp.reporting.report import Report
+from habana_mp.reporting.watch import watching
+from habana_mp.run import closing, speed
+from habana_mp.run.script import Script
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+#: Options without a value.
+_SWITCHES = ("--gaudi", "--verbose", "--require-lowered", "--help", "-h")
+
+_USAGE = """habana-mp run [OPTION]... [--] SCRIPT [ARGUMENT]...
+       habana-mp run [OPTION]... -m MODULE [ARGUMENT]..."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says of the conversion; as it is sent to other processes too."""
+
+    opt_level: str
+    bf16: str | None
+    fp32: str | None
+    preset: str | None
+    dtype: str
+    within: str | None
+    verbose: bool
+    detail: report.Detail
+    #: Is it the script that converts? Then only its calls are watched.
+    by_script: bool = False
+
+    def convert(self) -> list[str]:
+        """Convert this process. What was warned about."""
+        if self.by_script:
+            watching.begins(self.detail)
+            return []
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", HmpWarning)
+            hmp.convert(
+                self.opt_level,
+                self.bf16,
+                self.fp32,
+                self.verbose,
+                preset=self.preset,
+                dtype=_DTYPES[self.dtype],
+                within=self.within,
+                report=self.detail,
+            )
+        return [str(one.message) for one in caught if issubclass(one.category, HmpWarning)]
+
+
+def main(words: Sequence[str]) -> int:
+    """Run what the words after ``habana-mp run`` say. The script's own end passes through: what it raises, its exit."""
+    parser = _parser()
+    own, command, is_module = _split(words)
+    given = parser.parse_args(own)
+    if not command:
+        parser.error("a MODULE must follow -m" if is_module else "a SCRIPT to run is missing")
+    script = Script(command, is_module=is_module)
+    options = _options(parser, given, script)
+    ranks = Ranks()
+    if ranks.rank == 0:
+        _point_out_misplaced(parser, command)
+    if given.gaudi is not None:
+        _switch_gaudi_on(parser, given)
+    if ranks.rank == 0 and options.opt_level != "O0":
+        _warn_if_slower(options.dtype)
+    try:
+        warned = options.convert()
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    except (ImportError, RuntimeError) as error:
+        _say(f"nothing can be converted here: {error}")
+        return 1
+    if ranks.rank == 0:
+        for text in warned:
+            _say(text)
+    ending = _Ending(given.report, ranks, _watch_children(options))
+    atexit.register(ending.at_exit)  # called after those that the script registers
+    try:
+        script.run()
+    except SystemExit as error:
+        if error.code in (None, 0) and given.require_lowered and not ending.lowered():
+            raise SystemExit(1) from None
+        raise
+    except BaseException as error:
+        _show_without_ours(error)
+        raise
+    return 1 if given.require_lowered and not ending.lowered() else 0
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="habana-mp run",
+        usage=_USAGE,
+        description="Run an unmodified script in mixed precision, as `hmp.convert()` at its top would.",
+        epilog="The exit status is the script's; 2 for wrong usage, 1 for what --require-lowered finds.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--opt-level", metavar="LEVEL", help="O1 (the lists decide; the default), O2 or O0")
+    parser.add_argument("--bf16", metavar="FILE", help="a list file: what runs in the lower precision")
+    parser.add_argument("--fp32", metavar="FILE", help="a list file: what runs in float32")
+    parser.add_argument(
+        "--preset",
+        help="the lists to start from; `habana-mp lists` shows all. Without lists, a preset or a level: recommended",
+    )
+    parser.add_argument("--dtype", choices=_DTYPES, default="bf16", help="the lower precision; bf16 is the default")
+    parser.add_argument("--within", choices=["modules"], help="lower only while the forward of some module runs")
+    parser.add_argument("--verbose", action="store_true", help="log each call and what was decided")
+    parser.add_argument("--report", metavar="FILE", help="write the report there, as its ending says: .html or .json")
+    parser.add_argument(
+        "--detail", choices=report.DETAILS, help="what the report has a row for; `modules` with --report"
+    )
+    parser.add_argument(
+        "--gaudi",
+        nargs="?",
+        const="",
+        metavar="DEVICE",
+        help='a script for Gaudi: "hpu" leads to this device (--gaudi=cuda), or the best there is; habana_frameworks '
+        "can be imported, and the script itself converts",
+    )
+    parser.add_argument("--require-lowered", action="store_true", help="exit 1 where nothing ran in lower precision")
+    return parser
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], list[str], bool]:
+    """Our own words, those of the script, and whether these are a module's. The script's are not looked at."""
+    at = 0
+    while at < len(words):
+        word = words[at]
+        if word == "--":
+            rest = list(words[at + 1 :])
+            return list(words[:at]), rest[1:] if rest[:1] == ["-m"] else rest, rest[:1] == ["-m"]
+        if word.startswith("-m"):
+            name = [word[2:]] if word != "-m" else []
+            return list(words[:at]), [*name, *words[at + 1 :]], True
+        if not word.startswith("-"):
+            break
+        at += 1 if word in _SWITCHES or "=" in word else 2
+    return list(words[:at]), list(words[at:]), False
+
+
+def _point_out_misplaced(parser: argparse.ArgumentParser, command: Sequence[str]) -> None:
+    """Options behind the script are the script's, which may have options of the same names. So this is no error."""
+    ours = set(re.findall(r"--[a-z0-9-]+", parser.format_help())) - {"--help"}
+    for word in command[1:]:
+        if word.partition("=")[0] in ours:
+            _say(
+                f"`{word}` stands behind the script, so it is given to the script; an option of habana-mp stands before"
+            )
+
+
+def _options(parser: argparse.ArgumentParser, given: argparse.Namespace, script: Script) -> Options:
+    if given.report:
+        given.report = _absolute(given.report)
+        if not given.report.endswith(closing.ENDINGS):
+            parser.error(f"--report must be a file that ends in .html or .json; got {given.report}")
+        if not os.path.isdir(os.path.dirname(given.report)):
+            parser.error(f"--report must be in a folder that is there; got {given.report}")
+    try:
+        script.check()
+    except OSError as error:
+        parser.error(f"cannot open the script: {error}")
+    detail: report.Detail = given.detail or ("modules" if given.report else "operations")
+    says_how = any((given.opt_level, given.bf16, given.fp32, given.preset))
+    return Options(
+        opt_level=given.opt_level or "O1",
+        bf16=_absolute(given.bf16),
+        fp32=_absolute(given.fp32),
+        preset=given.preset if says_how else "recommended",
+        dtype=given.dtype,
+        within=given.within,
+        verbose=given.verbose,
+        detail=detail,
+        by_script=given.gaudi is not None,
+    )
+
+
+def _switch_gaudi_on(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    for name in ("opt_level", "bf16", "fp32", "preset", "dtype", "within", "verbose"):
+        if getattr(given, name) != parser.get_default(name):
+            option = name.replace("_", "-")
+            parser.error(f"--{option} does not go with --gaudi: the script's own `hmp.convert` decides")
+    try:
+        from habana_mp import gaudi
+
+        gaudi.switch_on(given.gaudi or None)
+        gaudi.prepare_children()
+    except (ImportError, ValueError) as error:
+        parser.error(str(error))
+
+
+def _absolute(path: str | None) -> str | None:
+    """The script may go elsewhere, and start processes there."""
+    return os.path.abspath(path) if path else None
+
+
+def _say(text: str) -> None:
+    """A line of ours, wherever the script has its own going."""
+    if sys.__stderr__ is not None and not sys.__stderr__.closed:
+        with contextlib.suppress(OSError, ValueError):  # a full disk, or a reader that has gone: the script runs anyway
+            print(f"habana-mp: {_core.printable(text)}", file=sys.__stderr__, flush=True)
+
+
+def _warn_if_slower(dtype: str) -> None:
+    ratio = speed.ratio_on_this_cpu(_DTYPES[dtype])
+    if ratio is not None and ratio > 1.05:
+        _say(
+            f"warning: on this processor a linear layer takes {ratio:.1f} times as long in {dtype} as in float32, so "
+            "the script may run slower than by itself. Its results and the report are those of any other processor; "
+            "for inference, `hmp.convert(skip_slower=True)` in the script leaves what is slower in float32"
+        )
+
+
+# ---- the end ---------------------------------------------------------------------------------------------------------
+
+
+class _Ending:
+    """What is told once the script has ended."""
+
+    def __init__(self, path: str | None, ranks: Ranks, children: Children) -> None:
+        self._path = path
+        self._ranks = ranks
+        self._children = children
+        self._of_children: list[Report] = []
+        self._process = os.getpid()
+        self._found_nothing = False
+
+    def lowered(self) -> bool:
+        """Did anything run in a lower precision? Of several ranks the first answers for all."""
+        if os.getpid() != self._process or self._ranks.rank or closing.ran_lower(report.current()):
+            return True
+        self._found_nothing = not closing.ran_lower(self._whole())
+        return not self._found_nothing
+
+    def at_exit(self) -> None:
+        """Write the report and its first lines. Other ranks than the first leave it what it needs for them."""
+        if os.getpid() != self._process:
+            return  # a fork that ends as a script does
+        if self._ranks.rank:
+            self._ranks.leave(self._of_this_rank())
+            return
+        report = self._whole()
+        if missing := self._ranks.missing():
+            _say(f"warning: the report is without rank {', '.join(map(str, missing))}, which left none in time")
+        where = ""
+        if self._path is not None:
+            try:
+                closing.write(report, self._path)
+                where = f"; the report is in {self._path}"
+            except OSError as error:
+                _say(f"the report could not be written: {error}")
+        _say(f"{closing.line(report)}{where}")
+        if self._found_nothing:
+            _say(f"--require-lowered: {report.words[0][:1].lower()}{report.words[0][1:]}")
+        told = 1 if closing.ran_lower(report) or self._found_nothing else 0  # by the lines above
+        for text in report.words[told:] if report.rows else ():
+            _say(text)
+
+    def _of_this_rank(self) -> Report:
+        for child in multiprocessing.active_children():
+            if not child.daemon:
+                child.join()  # as Python would, a little later
+        self._of_children += self._children.take()
+        return report.merged([report.current(), *self._of_children], ranks=1)
+
+    def _whole(self) -> Report:
+        own = self._of_this_rank()
+        return report.merged([own, *self._ranks.others()], ranks=self._ranks.count)
+
+
+def _show_without_ours(error: BaseException) -> None:
+    """Have Python show the traceback as if the script had been started by itself."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] == "habana_mp":
+        trace = trace.tb_next
+    hook = getattr(sys, "excepthook", sys.__excepthook__)
+
+    def show(kind: type[BaseException], value: BaseException, whole: types.TracebackType | None) -> None:
+        if value is error:
+            error.__traceback__ = whole = trace
+        hook(kind, value, whole)
+
+    sys.excepthook = show
+
+
+# ---- other processes -------------------------------------------------------------------------------------------------
+
+
+class _ForChild:
+    """Sent to a process that multiprocessing starts anew: it converts as it is unpickled, before the script is
+    imported there."""
+
+    def __init__(self, options: Options, folder: str) -> None:
+        self._options, self._folder = options, folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _convert_child, (asdict(self._options), self._folder)
+
+
+def _convert_child(options: dict[str, Any], folder: str) -> None:
+    made = Options(**options)
+    made.convert()
+    _watch_children(made, folder)
+
+
+class _Watched:
+    """Lives as long as the process: multiprocessing forgets what is owned by nobody."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+
+
+_watched: list[_Watched] = []
+
+
+def _watch_children(options: Options, folder: str | None = None) -> Children:
+    """From here on, processes of multiprocessing are converted, and leave their reports."""
+    children = Children(folder)
+    _watched.append(_Watched())
+
+    def begin(watched: _Watched) -> None:
+        if watched.process != os.getpid():  # a fork, which has the counts of its parent
+            hmp.reset_report()
+
+    spawned_processes.tell_children(
+        "habana_mp.run",
+        lambda: _ForChild(options, children.folder) if options.by_script or hmp.is_converted() else None,
+    )
+    spawned_processes.in_children(
+        _watched[-1], begin, lambda: children.leave(report.current()), is_child=folder is not None
+    )
+    return children

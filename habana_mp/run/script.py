@@ -1,0 +1,92 @@
+"""A script, or a module, run as ``python`` itself would run it."""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import os
+import pkgutil
+import sys
+import types
+from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader, SourcelessFileLoader
+from typing import Any
+
+from habana_mp.patches.tools import main_module
+
+#: The ``__main__`` that was there: its code runs on, below the script.
+_before: list[types.ModuleType] = []
+
+
+class Script:
+    """What follows ``python`` on its command line: a file (or a folder, or an archive) and its arguments; or, where
+    ``is_module`` is true, what follows ``-m``."""
+
+    def __init__(self, words: Sequence[str], *, is_module: bool) -> None:
+        self.name, self._arguments = words[0], list(words[1:])
+        self._is_module = is_module
+
+    def check(self) -> None:
+        """Raise an OSError where there is no such file. Of a module this shows as it is imported."""
+        if not self._is_module and not self._is_folder():
+            with open(self.name, "rb"):
+                pass
+
+    def run(self) -> None:
+        """Return as the script ends, or raise what it raises."""
+        _new_main()
+        if self._is_module:
+            sys.argv = ["-m", *self._arguments]
+            _begin_path_with(os.getcwd())
+            main_module.run_module(self.name)
+        elif self._is_folder():
+            sys.argv = [self.name, *self._arguments]
+            _begin_path_with(_from_here(self.name), always=True)
+            main_module.run_folder(self.name)
+        else:
+            sys.argv = [self.name, *self._arguments]
+            _begin_path_with(os.path.dirname(os.path.realpath(self.name)))
+            self._run_file()
+
+    def _is_folder(self) -> bool:
+        if not os.path.exists(self.name):
+            return False
+        if os.path.isdir(self.name) and not os.path.isfile(os.path.join(self.name, "__main__.py")):
+            raise IsADirectoryError(errno.EISDIR, "a folder without a `__main__.py` is no script", self.name)
+        return pkgutil.get_importer(_from_here(self.name)) is not None
+
+    def _run_file(self) -> None:
+        path = _from_here(self.name)
+        with open(path, "rb") as file:
+            code = pkgutil.read_code(file)  # None where the file is no bytecode
+        compiled = code is not None
+        if not compiled:
+            with open(path, "rb") as file:
+                code = compile(file.read(), path, "exec", dont_inherit=True)
+        main = vars(sys.modules["__main__"])
+        main["__file__"], main["__cached__"] = path, None
+        main["__loader__"] = (SourcelessFileLoader if compiled else SourceFileLoader)("__main__", path)
+        exec(code, main)
+
+
+def _from_here(path: str) -> str:
+    """As Python has it: ``..`` and links stay in it."""
+    return os.path.join(os.getcwd(), path)
+
+
+def _new_main() -> None:
+    main: Any = types.ModuleType("__main__")
+    main.__builtins__ = builtins
+    before = sys.modules["__main__"]
+    if "__annotations__" in vars(before):
+        main.__annotations__ = {}
+    _before.append(before)
+    sys.modules["__main__"] = main
+
+
+def _begin_path_with(folder: str, *, always: bool = False) -> None:
+    """In the place of the folder of what was started, which Python puts there where it may."""
+    if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
+        sys.path[0] = folder
+    elif always:
+        sys.path.insert(0, folder)

@@ -1,0 +1,62 @@
+"""``disable_casts``: a block of code, or a function, in which nothing is cast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar, overload
+
+import torch
+
+from habana_mp import _core
+from habana_mp.scopes.scope import Scope
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class CastsOff(Scope):
+    """What a call of :data:`disable_casts` returns."""
+
+    _name = "disable_casts"
+
+    def __enter__(self) -> None:
+        _core.enter_region(self, 0)
+
+    def __exit__(self, *_: object) -> None:
+        _core.leave_region(self)
+
+    def _again(self) -> AbstractContextManager[Any]:
+        return disable_casts()
+
+
+class DisableCasts(CastsOff):
+    """Casts off in this thread: ``with hmp.disable_casts():`` around a block, ``@hmp.disable_casts()`` on a function.
+
+    The parentheses may be left out of both, but not of a block in what torch.compile compiles as one graph
+    (``fullgraph=True``). It may be nested and reused, an exception leaves the state right, and other threads are not
+    affected. Tensors that are in lower precision already stay so.
+    """
+
+    __name__ = "disable_casts"
+
+    @overload
+    def __call__(self) -> CastsOff: ...
+    @overload
+    def __call__(self, function: _F) -> _F: ...
+    def __call__(self, function: Any = None) -> Any:
+        if function is not None:
+            return CastsOff()(function)
+        if torch.compiler.is_compiling():
+            # A flag of torch's own, so that autograd's threads inherit it and torch.compile guards on it. torch.compile
+            # knows this one by heart: how to leave and enter it again around a graph break, for instance.
+            return torch.autocast(_core.disabled_flag, dtype=torch.bfloat16)
+        return CastsOff()
+
+    def __repr__(self) -> str:
+        return "<hmp.disable_casts>"
+
+    def __reduce__(self) -> str:
+        return "disable_casts"  # the one of this module
+
+
+disable_casts = DisableCasts()

@@ -1,0 +1,131 @@
+"""``op_wrap``: a user's own function, or an operation, with a precision of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+import torch
+
+from habana_mp import _core
+from habana_mp.patches.tools.compiled_functions import constant_in_graph
+from habana_mp.patches.tools.region_dtypes import silence
+from habana_mp.policy.rules import PRECISIONS, Ruling, dtype_meant
+from habana_mp.scopes.scope import with_face_of
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_RULINGS = {
+    "bf16": Ruling("precision", "bf16"),
+    "fp16": Ruling("precision", "fp16"),
+    "fp32": Ruling("precision", "fp32"),
+    "widest": Ruling("widest"),
+    "first": Ruling("first_input"),
+}
+
+
+@overload
+def op_wrap(function: _F, to: str | torch.dtype = ...) -> _F: ...
+@overload
+def op_wrap(*, to: str | torch.dtype = ...) -> Callable[[_F], _F]: ...
+def op_wrap(function: Any = None, to: str | torch.dtype = "bf16") -> Any:
+    """Give a function of your own, or an operation, a precision: its tensor arguments are cast to it.
+
+    ``hmp.op_wrap(fn, to="bf16")`` returns the wrapped function; ``@hmp.op_wrap(to="fp32")`` decorates one. Inside of it
+    the lists are silent: every operation follows the precision of its inputs. It casts while ``convert`` is in force
+    or a region is open, and casts are not disabled.
+
+    Args:
+        function: What to wrap.
+        to: ``"bf16"``, ``"fp16"`` or ``"fp32"`` (or the dtype, or its name), ``"widest"`` for the widest among the
+            inputs, or ``"first"`` for the first input's.
+    """
+    dtype = dtype_meant(to)
+    name = to if dtype is None else PRECISIONS.get(dtype)
+    if not isinstance(name, str) or name not in _RULINGS:
+        raise ValueError(f"`to` must be one of {', '.join(map(repr, _RULINGS))}, or a dtype of these; got {to!r}")
+    if function is None:
+        return lambda decorated: op_wrap(decorated, to)
+    if not callable(function):
+        raise TypeError(f"`op_wrap` needs a function; got {type(function).__name__}: {function!r}")
+    operation = str(getattr(function, "__name__", type(function).__name__))
+    engine = _core.Function(_call, function, operation, _RULINGS[name].rule(""))
+
+    @constant_in_graph
+    def precisions(args: tuple[Any, ...], names: tuple[str, ...]) -> tuple[Any, ...] | None:
+        """The dtypes to come, of described arguments, the last of them by these names; None where nothing is cast."""
+        if not _core.lists_speak_here():
+            return None
+        given = [_like(one) for one in args]
+        count = len(args) - len(names)
+        got = engine.call((_as_they_are, *given[:count]), dict(zip(names, given[count:], strict=True)))
+        return tuple(map(_change, given, got))
+
+    @with_face_of(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return _call_in_graph(function, precisions, args, kwargs)
+        if not _core.lists_speak_here():
+            return function(*args, **kwargs)
+        return engine.call((function, *args), kwargs)
+
+    return wrapped
+
+
+def _call(function: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """What the core calls with the arguments cast. It does not hold the function: that may hold its wrapper."""
+    return function(*args, **kwargs)
+
+
+def _as_they_are(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    return (*args, *kwargs.values())
+
+
+# ---- the same in words that torch.compile can read -------------------------------------------------------------------
+
+
+def _call_in_graph(function: Any, precisions: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    values = (*args, *kwargs.values())
+    changes = precisions(tuple([_described(value) for value in values]), tuple(kwargs))
+    if changes is None:
+        return function(*args, **kwargs)
+    cast = [_changed(value, change) for value, change in zip(values, changes, strict=True)]
+    with silence():
+        return function(*cast[: len(args)], **dict(zip(kwargs, cast[len(args) :], strict=True)))
+
+
+def _described(value: Any) -> Any:
+    """What of an argument the core decides by, in constants: see :func:`_like`."""
+    if isinstance(value, torch.Tensor):
+        return ("tensor", value.dtype, value.device.type, value.dim() == 0)
+    if type(value) in (list, tuple):
+        return ("sequence", *[_described(one) for one in value])
+    if value is None or isinstance(value, torch.dtype):
+        return value
+    return 0 if type(value) in (int, float) else ""
+
+
+def _like(described: Any) -> Any:
+    """An argument of that description."""
+    if not isinstance(described, tuple):
+        return described
+    kind, *rest = described
+    if kind != "tensor":
+        return tuple(map(_like, rest))
+    dtype, device, has_no_dimensions = rest
+    return torch.empty(() if has_no_dimensions else 0, dtype=dtype, device=device)
+
+
+def _change(given: Any, got: Any) -> Any:
+    """The dtype to which a tensor was cast, and a tuple of that for a sequence; None where nothing was."""
+    if given is got:
+        return None
+    return tuple(map(_change, given, got)) if isinstance(given, tuple) else got.dtype
+
+
+def _changed(value: Any, change: Any) -> Any:
+    if change is None:
+        return value
+    if isinstance(change, tuple):
+        return type(value)([_changed(one, its) for one, its in zip(value, change, strict=True)])
+    return value.to(change)

@@ -1,0 +1,340 @@
+"""``autocast``: a block of code, or a function, that runs under lists of its own."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from habana_mp import _core
+from habana_mp.common.errors import ListError, warn
+from habana_mp.common.misuse import called_first
+from habana_mp.patches.installation import installation
+from habana_mp.patches.tools.compiled_functions import constant_in_graph
+from habana_mp.patches.tools.pytree import tree_leaves
+from habana_mp.patches.tools.region_dtypes import as_autocast
+from habana_mp.patches.torch.dynamo import OwnCode
+from habana_mp.policy.lists import Listed, given_list, read_list
+from habana_mp.policy.presets import preset_named, with_own
+from habana_mp.policy.rules import PRECISIONS, dtype_meant, policy_from_lists
+from habana_mp.scopes.disable import CastsOff, disable_casts
+from habana_mp.scopes.scope import Scope
+
+_Path = str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class _System:
+    """What torch or a vendor documents for a device: the lower precision, and the lists for each precision."""
+
+    dtype: torch.dtype
+    presets: dict[torch.dtype, str]
+
+
+def _same(preset: str) -> dict[torch.dtype, str]:
+    return {torch.bfloat16: preset, torch.float16: preset}
+
+
+_SYSTEMS = {
+    "cpu": _System(torch.bfloat16, _same("torch-cpu")),
+    "cuda": _System(torch.float16, _same("torch-cuda")),
+    "xpu": _System(torch.bfloat16, {torch.bfloat16: "xpu-amp-bf16", torch.float16: "xpu-amp-fp16"}),
+    "hpu": _System(torch.bfloat16, _same("hpu-autocast")),
+}
+
+#: Lists in whose lower precision, where that is float16, nothing may be trained.
+_INFERENCE_IN_FLOAT16 = ("xpu-amp-bf16", "xpu-amp-fp16")
+
+#: What raises under float16 where no list names it.
+_REFUSED_IN_FLOAT16 = frozenset({"binary_cross_entropy"})
+
+#: The environment variables that name files for HPU's lists: the name of HPU's first releases, and that of today.
+_LOWER_LIST = ("LOWER_LIST", "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST")
+_FP32_LIST = ("FP32_LIST", "PT_HPU_AUTOCAST_FP32_OPS_LIST")
+
+#: Types of device that stand for another one here, as habana_mp.gaudi has it: the lists are still their own.
+stand_ins: dict[str, str] = {}
+
+#: No region begins.
+_NOTHING = -1
+#: A region begins in which nothing is cast.
+_ISLAND = 0
+
+
+@dataclass(frozen=True)
+class _Request:
+    """All that a region's rules follow from."""
+
+    device_type: str
+    dtype: torch.dtype
+    preset: str
+    lower: tuple[Listed, ...] | None
+    fp32: tuple[Listed, ...] | None
+    keeps_weights: bool
+
+
+#: By its number, what a region is for.
+_requests: dict[int, _Request] = {}
+
+
+@called_first('autocast("cpu")')
+def autocast(
+    device_type: str,
+    dtype: torch.dtype | str | None = None,
+    enabled: bool = True,
+    cache_enabled: bool | None = None,
+    *,
+    preset: str | None = None,
+    bf16_file_path: _Path | None = "",
+    fp32_file_path: _Path | None = "",
+) -> Region:
+    """Lists of its own for a block of code, or a function, in the shape of :class:`torch.autocast`.
+
+    ``with hmp.autocast("cpu"):`` around a forward pass and its loss, or ``@hmp.autocast("cpu")`` on a function, a
+    generator or a coroutine function. It needs no :func:`convert`; where one is in force the region's lists hold
+    instead of its. Regions nest in any order, the innermost wins, and each thread has its own.
+
+    Args:
+        device_type: Whose tensors are cast: ``"cpu"``, ``"cuda"``, ``"xpu"``, ``"hpu"``. It gives the defaults of the
+            other arguments too. An index (``"cuda:0"``) does not matter.
+        dtype: The lower precision: ``torch.bfloat16`` or ``torch.float16``, or its name. None for that of the device
+            that ``preset`` names, else of ``device_type``: float16 for ``"cuda"``, bfloat16 for all others. With any
+            other dtype nothing is cast in the region, and a warning says so.
+        enabled: False for a region in which nothing is cast.
+        cache_enabled: False to keep no casts of weights in the region. On an HPU it has no effect, as documented there.
+        preset: The lists; ``habana-mp lists`` shows their names. A device's name stands for its lists, its precision
+            and what it refuses. None for those of ``device_type``.
+        bf16_file_path: A file with the operations for the lower precision instead, one name a line.
+        fp32_file_path: The same for float32.
+
+    Raises:
+        ValueError: an argument that cannot be, or (:class:`ListError`) a list that cannot be used.
+        RuntimeError: a device type that torch does not know.
+        OSError: a list file that cannot be read.
+    """
+    number = _number(device_type, dtype, enabled, cache_enabled, preset, bf16_file_path, fp32_file_path)
+    if torch.compiler.is_compiling():
+        in_graph: Any = _in_graph(number)
+        return in_graph  # type: ignore[no-any-return]  # torch.autocast, which does the same
+    return Region(number)
+
+
+class Region(Scope):
+    """What :func:`autocast` returns."""
+
+    _name = "autocast"
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __enter__(self) -> Region:
+        number = self._number
+        if number >= 0 and not _core.enter_region(self, number):
+            # `restore` has taken out what it needs.
+            _core.enter_region(self, _ready(number))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._number >= 0:
+            _core.leave_region(self)
+
+    def _again(self) -> AbstractContextManager[Any]:
+        return _in_graph(self._number) if torch.compiler.is_compiling() else self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Numbers are given out by each process.
+        return _region_for, (_requests.get(self._number, self._number),)
+
+
+def _region_for(request: _Request | int) -> Region:
+    return Region(_ready(_made(request)) if isinstance(request, _Request) else request)
+
+
+def is_autocast_available(device_type: str) -> bool:
+    """Does torch know autocast for this device type? As :func:`torch.amp.is_autocast_available`."""
+    return bool(torch.amp.is_autocast_available(device_type))
+
+
+def is_autocast_enabled(device_type: str | None = None) -> bool:
+    """Is a region of :func:`autocast` open in this thread that casts, for this device type if one is given?"""
+    wanted = None if device_type is None else _real_type(_type_of(device_type))
+    request = _current()
+    return request is not None and wanted in (None, request.device_type)
+
+
+def get_autocast_dtype(device_type: str) -> torch.dtype:
+    """The lower precision for this device type: the region's in one for it, else what a region would have."""
+    device_type = _type_of(device_type)
+    request = _current()
+    if request is not None and request.device_type == _real_type(device_type):
+        return request.dtype
+    return _SYSTEMS[device_type].dtype if device_type in _SYSTEMS else torch.get_autocast_dtype(device_type)
+
+
+def _type_of(device_type: str) -> str:
+    """The device type of ``"cpu"`` or ``"cuda:0"``, if torch has autocast for it."""
+    if not isinstance(device_type, str):
+        raise ValueError(f"`device_type` must be a string; got {type(device_type).__name__}: {device_type!r}")
+    if not torch.amp.is_autocast_available(device_type):
+        raise RuntimeError(f"`device_type` must be one that torch has autocast for; got {device_type!r}")
+    return torch.device(device_type).type
+
+
+def _real_type(device_type: str) -> str:
+    return stand_ins.get(device_type, device_type)
+
+
+def _current() -> _Request | None:
+    number = _core.current_region()
+    casts = number and _core.region_is_put_in(number) and _core.lists_speak_here()
+    return _requests[number] if casts else None
+
+
+def _in_graph(number: int) -> AbstractContextManager[Any]:
+    """A context manager that torch.compile knows by heart and that does what the region does."""
+    if number == _NOTHING:
+        return nullcontext()
+    return disable_casts() if number == _ISLAND else as_autocast(_ready(number))
+
+
+@constant_in_graph
+def _ready(number: int) -> int:
+    """The same number, of a region that can be entered."""
+    if not _core.region_is_put_in(number):
+        installation.put_in_region(number)
+    return number
+
+
+@constant_in_graph
+def _number(
+    device_type: str,
+    dtype: torch.dtype | str | None,
+    enabled: bool,
+    cache_enabled: bool | None,
+    preset: str | None,
+    lower_path: _Path | None,
+    fp32_path: _Path | None,
+) -> int:
+    """The number of a region with these arguments."""
+    lower, fp32 = given_list("bf16_file_path", lower_path), given_list("fp32_file_path", fp32_path)
+    if lower is not None or fp32 is not None:
+        return _find_number(device_type, dtype, enabled, cache_enabled, preset, lower, fp32)
+    asked = (device_type, dtype, enabled, cache_enabled, preset)
+    try:
+        number = installation.numbers.get(asked)
+    except TypeError:  # one that cannot be a key is wrong
+        number = None
+    if number is None:
+        number = _find_number(*asked, None, None)
+        if number != _NOTHING:
+            installation.numbers[asked] = number
+    return number
+
+
+def _find_number(
+    device_type: str,
+    dtype: torch.dtype | str | None,
+    enabled: bool,
+    cache_enabled: bool | None,
+    preset: str | None,
+    lower: tuple[Listed, ...] | None,
+    fp32: tuple[Listed, ...] | None,
+) -> int:
+    """What the region's arguments come to; everything that can be wrong with them is found here."""
+    device_type = _type_of(device_type)
+    if isinstance(enabled, str):
+        raise ValueError(f"`enabled` must be True or False; got {enabled!r}")
+    if isinstance(cache_enabled, str):
+        raise ValueError(f"`cache_enabled` must be True, False or None; got {cache_enabled!r}")
+    if preset is not None and not isinstance(preset, str):
+        preset_named(preset)  # raises
+    if not enabled:
+        return _ISLAND
+    if preset is None and device_type not in _SYSTEMS:
+        raise ValueError(f"`preset` must be given for {device_type!r}: there are no lists of its own for it")
+    preset = device_type if preset is None else preset
+    system = _SYSTEMS.get(preset)
+    given = (system or _SYSTEMS.get(device_type, _SYSTEMS["cpu"])).dtype if dtype is None else dtype
+    dtype = dtype_meant(given)
+    device_type = _real_type(device_type)
+    if dtype is None:
+        raise ValueError(f"`dtype` must be torch.bfloat16 or torch.float16; got {given!r}")
+    name = preset_named(preset).name if system is None else system.presets.get(dtype, "")
+    if name == "hpu-autocast" and dtype is torch.float16:
+        raise ValueError("`dtype` must be torch.bfloat16 with the lists of hpu: its autocast has no torch.float16")
+    if not _is_there(device_type):
+        warn(f'`hmp.autocast("{device_type}")` has no effect: {device_type.upper()} is not available here')
+        return _NOTHING
+    if dtype not in (torch.bfloat16, torch.float16):
+        warn(
+            f"`hmp.autocast` lowers to torch.bfloat16 or torch.float16, not to {dtype}: nothing is cast in this region"
+        )
+        return _ISLAND
+    if device_type == "cuda" and dtype is torch.bfloat16 and not torch.cuda.is_bf16_supported():
+        raise RuntimeError("this CUDA device does not support bfloat16; use dtype=torch.float16")
+    if name == "hpu-autocast":
+        if cache_enabled is not None:
+            warn("`cache_enabled` has no effect with the lists of hpu")
+        cache_enabled = None
+        lower = _from_environment(*_LOWER_LIST) if lower is None else lower
+        fp32 = _from_environment(*_FP32_LIST) if fp32 is None else fp32
+    return _ready(_made(_Request(device_type, dtype, name, lower, fp32, cache_enabled is None or bool(cache_enabled))))
+
+
+# torch.compile does not look into a region that was made outside of compiled code.
+OwnCode.functions += [Region.__enter__, Region.__exit__, CastsOff.__enter__, CastsOff.__exit__]
+
+
+@cache
+def _from_environment(*variables: str) -> tuple[Listed, ...] | None:
+    """The list of the file that one of these names for an environment variable gives; read once, when lists for hpu are
+    first used."""
+    given = [(variable, os.environ[variable]) for variable in variables if os.environ.get(variable)]
+    lists = [read_list(path, source=f"{variable}: {path}") for variable, path in given]
+    for (variable, path), listed in zip(given[1:], lists[1:], strict=True):
+        if {one.name for one in listed} != {one.name for one in lists[0]}:
+            first, its_path = given[0]
+            raise ListError(
+                f"{first} and {variable} are two names for one list, and must name the same operations; got {its_path} "
+                f"and {path}: unset one of the two"
+            )
+    return lists[0] if lists else None
+
+
+@cache
+def _made(request: _Request) -> int:
+    precision = PRECISIONS[request.dtype]
+    in_float16 = request.dtype is torch.float16
+    lists, own = with_own(preset_named(request.preset), request.lower, request.fp32)
+    policy = policy_from_lists(lists, precision, own, refused=_REFUSED_IN_FLOAT16 if in_float16 else frozenset())
+    number = installation.make_region(
+        policy,
+        on_cpu=request.device_type == "cpu",
+        keeps_weights=request.keeps_weights,
+        name=f"{request.preset} in {precision} on {request.device_type}",
+        after_recorded=_refuse_backward if in_float16 and request.preset in _INFERENCE_IN_FLOAT16 else None,
+    )
+    _requests[number] = request
+    return number
+
+
+def _is_there(device_type: str) -> bool:
+    is_available = getattr(getattr(torch, device_type, None), "is_available", None)
+    return device_type == "cpu" or (is_available is not None and bool(is_available()))
+
+
+def _refuse_backward(result: Any) -> None:
+    for tensor in tree_leaves(result):
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+            tensor.register_hook(_backward_is_refused)  # type: ignore[no-untyped-call]  # torch's has no types
+
+
+def _backward_is_refused(_: torch.Tensor) -> None:
+    raise RuntimeError(
+        "float16 with the lists of xpu is for inference only: its training supports bfloat16; give the region "
+        "dtype=torch.bfloat16"
+    )

@@ -1,0 +1,122 @@
+"""Blocks of code with a precision policy of their own: a context manager that is a decorator too."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+import types
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+import torch
+
+from habana_mp.patches.tools.compiled_functions import forget_that_it_was_compiled
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def with_face_of(function: Any) -> Callable[[_F], _F]:
+    """As :func:`functools.wraps`, but a wrapper of a compiled function is none: torch.compile would pass it by."""
+
+    def decorate(wrapper: _F) -> _F:
+        functools.update_wrapper(wrapper, function)
+        forget_that_it_was_compiled(wrapper)
+        return wrapper
+
+    return decorate
+
+
+class Scope(ABC):
+    """It may be nested, entered again, and shared by threads; what was in force before comes back when it is left."""
+
+    _name: str
+
+    @abstractmethod
+    def __enter__(self) -> Any: ...
+
+    @abstractmethod
+    def __exit__(self, *_: object) -> None: ...
+
+    def _again(self) -> AbstractContextManager[Any]:
+        """What a decorated function runs in."""
+        return self
+
+    def __call__(self, function: _F) -> _F:
+        """Decorate a function, a generator function or a coroutine function."""
+        if not callable(function) or isinstance(function, (type, torch.nn.Module)):
+            raise TypeError(
+                f"`{self._name}` decorates a function, or stands in a `with` statement around a block; got "
+                f"{type(function).__name__}: {function!r}"
+            )
+        decorated: Any
+        if inspect.isgeneratorfunction(function):
+
+            @with_face_of(function)
+            def decorated(*args: Any, **kwargs: Any) -> Any:
+                return (yield from self._between_yields(function(*args, **kwargs)))
+
+        elif inspect.isasyncgenfunction(function):
+
+            @with_face_of(function)
+            async def decorated(*args: Any, **kwargs: Any) -> Any:
+                running = function(*args, **kwargs)
+                step = running.__anext__()
+                try:
+                    while True:
+                        item = await _as_awaitable(self._between_yields(step))  # type: ignore[misc]  # by types.coroutine
+                        try:
+                            step = running.asend((yield item))
+                        except GeneratorExit:
+                            raise
+                        except BaseException as thrown:  # whatever is thrown in belongs to the generator
+                            step = running.athrow(thrown)
+                except StopAsyncIteration:
+                    return
+                finally:
+                    await _as_awaitable(self._between_yields(running.aclose()))  # type: ignore[misc]  # as above
+
+        elif inspect.iscoroutinefunction(function):
+
+            @with_face_of(function)
+            async def decorated(*args: Any, **kwargs: Any) -> Any:
+                return await _as_awaitable(self._between_yields(function(*args, **kwargs)))  # type: ignore[misc]  # as above
+
+        else:
+
+            @with_face_of(function)
+            def decorated(*args: Any, **kwargs: Any) -> Any:
+                with self._again():
+                    return function(*args, **kwargs)
+
+        return decorated  # type: ignore[no-any-return]  # of the same form
+
+    def _between_yields(self, running: Any) -> Generator[Any, Any, Any]:
+        """Run a generator or coroutine in this scope, and whoever drives it in whatever he had."""
+        value: Any = None
+        error: BaseException | None = None
+        try:
+            while True:
+                with self._again():
+                    yielded = running.send(value) if error is None else running.throw(error)
+                value, error = None, None
+                try:
+                    value = yield yielded
+                except GeneratorExit:
+                    raise
+                except BaseException as thrown:  # whatever is thrown in belongs to the generator
+                    error = thrown
+        except StopIteration as stop:
+            return stop.value
+        finally:
+            # While the interpreter ends nothing can be entered any more.
+            with contextlib.nullcontext() if sys.is_finalizing() else self._again():
+                running.close()
+
+
+@types.coroutine
+def _as_awaitable(steps: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    return (yield from steps)
