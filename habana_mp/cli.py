@@ -18,12 +18,13 @@ import torch
 import habana_mp
 from habana_mp import _core, hmp, kernels, ops
 from habana_mp.common import ledger
+from habana_mp.common.devices import devices
 from habana_mp.patches.all import modules_of_torch
 from habana_mp.policy import rules
 from habana_mp.policy.lists import read_list
 from habana_mp.policy.lists_diff import difference
 from habana_mp.policy.presets import Preset, hint_for, presets, presets_with
-from habana_mp.run.speed import devices, ratios
+from habana_mp.run.speed import ratios
 
 #: The lists of a preset.
 _PARTS = ("lower", "fp32", "widest")

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from habana_mp.common import devices
 from habana_mp.gaudi.callers import is_script, place
-from habana_mp.run import speed
 
 logger = logging.getLogger("habana_mp.gaudi")
 
@@ -49,7 +49,7 @@ def chosen(name: str | None) -> torch.device:
 
 def _there() -> list[str]:
     """The best first."""
-    return [*(one for one in speed.devices() if one not in ("cpu", "hpu")), "cpu"]
+    return [*(one for one in devices.devices() if one not in ("cpu", "hpu")), "cpu"]
 
 
 #: The one that a script sees where there is one.

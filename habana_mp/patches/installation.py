@@ -17,9 +17,8 @@ from habana_mp.patches.torch import module_tensors
 from habana_mp.patches.torch.autocast_regions import warn_if_in_autocast
 from habana_mp.patches.torch.composites import Composite
 from habana_mp.patches.torch.equivalent_functions import tell_function_twins
-from habana_mp.policy import rules
+from habana_mp.policy import in_force, rules
 from habana_mp.policy.rules import Policy
-from habana_mp.reporting import report
 
 if TYPE_CHECKING:
     from habana_mp.patches.all import Patches
@@ -71,7 +70,7 @@ class Installation:
                 forget_compiled_code()
                 self.policy = policy
                 self._follow_module_tensors()
-                report.remember(policy.named, described)
+                in_force.set_configuration(policy.named, described)
                 self._exchange_composites(composites)
                 if self._is_watched:
                     self._observe()
@@ -201,7 +200,7 @@ class Installation:
             self._composites = {}
             _core.uninstall()
             self.policy = None
-            report.forget_configuration()
+            in_force.clear_configuration()
             self._regions_in_torch = set()
             self.numbers.clear()
             self._are_patches_in = False

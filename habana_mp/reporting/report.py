@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ import torch
 import habana_mp
 from habana_mp import _core
 from habana_mp.common.computed_once import computed_once
+from habana_mp.policy.in_force import configuration, forget_earlier_lists, places_in_lists
 from habana_mp.reporting import findings, pictures
 
 Detail = Literal["operations", "modules", "lines"]
@@ -482,30 +483,6 @@ _RULES = {
     **{"op_wrap": "op_wrap", "slower": "skip_slower", "disabled": "disable_casts"},
 }
 
-#: Of the last configurations that were in force, by operation, the precision that a list gives it, and where.
-_named: deque[Mapping[str, tuple[str, str]]] = deque(maxlen=16)
-
-
-class _InForce:
-    """The configuration of convert that is in force, as it was described."""
-
-    described: Mapping[str, Any] | None = None
-
-
-def remember(named: Mapping[str, tuple[str, str]], described: Mapping[str, Any] | None) -> None:
-    """Of what is counted from now on these lists, or some before them, decide."""
-    _InForce.described = described
-    if not _core.counts():  # the former lists decided about no row
-        _named.clear()
-    if named in _named:
-        _named.remove(named)
-    _named.append(named)
-
-
-def forget_configuration() -> None:
-    """None is in force any more. What was counted stays."""
-    _InForce.described = None
-
 
 class Stopwatch:
     """How long calls were watched in all."""
@@ -534,10 +511,7 @@ stopwatch = Stopwatch()
 def _rule_of(operation: str, precision: str, reason: str) -> str | None:
     if reason not in ("list", "no_product"):
         return _RULES.get(reason)
-    # Another thread may convert meanwhile, and add one: a list is made of them at once.
-    found = [named.get(operation) for named in list(_named)]
-    wheres = dict.fromkeys(one[1] for one in found if one is not None and (reason != "list" or one[0] == precision))
-    return " or ".join(wheres) or None
+    return " or ".join(places_in_lists(operation, precision if reason == "list" else None)) or None
 
 
 def _plain_name(operation: str) -> str:
@@ -568,7 +542,7 @@ def current() -> Report:
         detail="lines" if any(row.file is not None for row in rows) else "modules" if records else "operations",
         modules=tuple(ModuleRow(path, kind, calls, whole / 1e9) for path, kind, calls, whole in modules if calls),
         edges=tuple(Edge(ranks[a], ranks[b], *counts) for (a, b), counts in edges.items()),
-        configuration=_InForce.described,
+        configuration=configuration(),
         seconds=stopwatch.seconds if records else None,
         environment=_environment(),
         is_live=True,
@@ -687,5 +661,4 @@ def reset() -> None:
     _core.reset_watch()
     _core.weights_reset_statistics()
     stopwatch.reset()
-    while len(_named) > 1:
-        _named.popleft()
+    forget_earlier_lists()

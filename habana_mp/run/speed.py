@@ -15,23 +15,10 @@ from typing import Any
 import torch
 
 from habana_mp import hmp
+from habana_mp.common.devices import devices
 
 #: Of the measurement before a script, in a process of its own: what it may take.
 _SECONDS = 1.0
-
-#: Devices besides the CPU, as modules of torch.
-ACCELERATORS = ("cuda", "xpu", "hpu", "mps")
-
-
-def devices() -> list[str]:
-    """The types of device that are here."""
-    found = ["cpu"]
-    for name in ACCELERATORS:
-        module = getattr(torch, name, None)
-        available: Callable[[], bool] | None = getattr(module, "is_available", None)
-        if available is not None and available():
-            found.append(name)
-    return found
 
 
 def ratios(

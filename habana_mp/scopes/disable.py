@@ -6,24 +6,16 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar, overload
 
-import torch
-
-from habana_mp import _core
+from habana_mp.patches.tools import casts_off
 from habana_mp.scopes.scope import Scope
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-class CastsOff(Scope):
+class CastsOff(casts_off.CastsOff, Scope):
     """What a call of :data:`disable_casts` returns."""
 
     _name = "disable_casts"
-
-    def __enter__(self) -> None:
-        _core.enter_region(self, 0)
-
-    def __exit__(self, *_: object) -> None:
-        _core.leave_region(self)
 
     def _again(self) -> AbstractContextManager[Any]:
         return disable_casts()
@@ -46,11 +38,7 @@ class DisableCasts(CastsOff):
     def __call__(self, function: Any = None) -> Any:
         if function is not None:
             return CastsOff()(function)
-        if torch.compiler.is_compiling():
-            # A flag of torch's own, so that autograd's threads inherit it and torch.compile guards on it. torch.compile
-            # knows this one by heart: how to leave and enter it again around a graph break, for instance.
-            return torch.autocast(_core.disabled_flag, dtype=torch.bfloat16)
-        return CastsOff()
+        return casts_off.casts_off(CastsOff)
 
     def __repr__(self) -> str:
         return "<hmp.disable_casts>"

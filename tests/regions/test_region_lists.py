@@ -120,12 +120,12 @@ def test_an_empty_value_that_is_no_path_is_refused(wrong: Any, which: str) -> No
 def test_torch_compile_is_told_of_regions_and_of_silence(number: int | None) -> None:
     code = (
         "import torch, habana_mp as hmp\n"
-        "from habana_mp import _install\nfrom habana_mp.patches import region_marks\n"
-        f"_install.MARK_NUMBER = {number if number is not None else 'region_marks.MARK_NUMBER'}\n"
+        "from habana_mp.patches import installation\nfrom habana_mp.patches.tools import region_dtypes\n"
+        f"installation.MARK_NUMBER = {number if number is not None else 'region_dtypes.MARK_NUMBER'}\n"
         "def told():\n"
-        "    mark = region_marks.MARK\n"
+        "    mark = region_dtypes.MARK\n"
         "    on = torch.is_autocast_enabled(mark)\n"
-        "    seen.append(region_marks.MARK_DTYPES.index(torch.get_autocast_dtype(mark)) if on else 0)\n"
+        "    seen.append(region_dtypes.MARK_DTYPES.index(torch.get_autocast_dtype(mark)) if on else 0)\n"
         "seen = []\n"
         "told()\n"
         "region, silent = hmp.autocast('cpu'), hmp.op_wrap(told)\n"

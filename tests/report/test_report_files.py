@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from habana_mp import Report, Row, hmp
+from habana_mp.policy import in_force
 from habana_mp.reporting import report
 from habana_mp.reporting.report import merged
 from helpers.any_reports import any_report
@@ -343,12 +344,12 @@ def test_lists_that_another_thread_puts_in_force_meanwhile_do_not_matter(monkeyp
         """Asked for an operation, it lets another thread convert."""
 
         def get(self, *given: Any) -> Any:
-            report.remember({"mm": ("bf16", "other.txt:1")}, None)
+            in_force.set_configuration({"mm": ("bf16", "other.txt:1")}, None)
             return super().get(*given)
 
     lists = deque([Converts(mm=("bf16", "mine.txt:1")), {"mm": ("bf16", "mine.txt:2")}], maxlen=16)
-    monkeypatch.setattr(report, "_named", lists)
-    monkeypatch.setattr(report._InForce, "described", None)
-    monkeypatch.setattr(report._core, "counts", lambda: [("mm",)])  # rows of the lists that were in force
+    monkeypatch.setattr(in_force, "_named", lists)
+    monkeypatch.setattr(in_force._InForce, "described", None)
+    monkeypatch.setattr(in_force._core, "counts", lambda: [("mm",)])  # rows of the lists that were in force
     assert report._rule_of("mm", "bf16", "list") == "mine.txt:1 or mine.txt:2"
     assert len(lists) == 3

@@ -153,7 +153,7 @@ def test_all_ranks_together_are_required_to_lower_something(tmp_path: Path) -> N
 
 
 def test_a_rank_that_leaves_no_report_is_named_and_not_waited_for_without_end(tmp_path: Path) -> None:
-    code = "import sys\nfrom habana_mp import _ranks, cli\n_ranks.PATIENCE = 2.0\n"
+    code = "import sys\nfrom habana_mp import cli\nfrom habana_mp.reporting import ranks\nranks.PATIENCE = 2.0\n"
     (tmp_path / "impatient.py").write_text(f"{code}sys.exit(cli.main(['run', *sys.argv[1:]]))\n")
     begin = time.monotonic()
     done = ranks(tmp_path, "impatient.py", "rank.py", "--die")

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from habana_mp import _core
+from habana_mp.patches.tools.casts_off import casts_off
 from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions, originals
 from habana_mp.patches.tools.precision_of_values import CASTABLE, in_precision_of
 from habana_mp.patches.tools.region_dtypes import lists_speak
-from habana_mp.scopes.disable import disable_casts
 
 #: What the encoder layers ask before they leave their operations for a fused kernel. (It takes float32 as it is given,
 #: and refuses mixed dtypes.)
@@ -45,7 +45,7 @@ def fused_if_nested(name: str, arguments: tuple[Any, ...], keywords: dict[str, A
     # Each once: the kernel attends from one tensor to itself.
     cast = {id(one): in_precision_of(dtype, one) for one in (*arguments, *keywords.values()) if _is_nested(one)}
     given = [cast.get(id(one), one) for one in arguments]
-    with disable_casts():
+    with casts_off():
         return originals[name](*given, **{key: cast.get(id(one), one) for key, one in keywords.items()})
 
 

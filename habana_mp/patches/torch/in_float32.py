@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from habana_mp.patches.tools import precision_of_values as precision
+from habana_mp.patches.tools.casts_off import casts_off
 from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions, originals
 from habana_mp.patches.tools.precision_of_values import is_packed_sequence
 from habana_mp.patches.tools.pytree import tree_map
 from habana_mp.patches.tools.region_dtypes import lists_speak
-from habana_mp.scopes.disable import disable_casts
 
 #: What has a kernel for float32 only.
 FLOAT32_ONLY: Table = {
@@ -67,7 +67,7 @@ def _exactly(function: Callable[..., Any], arguments: tuple[Any, ...], keywords:
     if not lists_speak():
         return function(*arguments, **keywords)
     arguments, keywords = tree_map(precision.in_float32, (arguments, keywords), is_leaf=is_packed_sequence)
-    with disable_casts():
+    with casts_off():
         return function(*arguments, **keywords)
 
 

@@ -16,10 +16,10 @@ from torch.nn.modules.module import register_module_buffer_registration_hook
 from habana_mp import _core
 from habana_mp.common.errors import line_of_user, warn
 from habana_mp.common.ledger import Assumption, holds
+from habana_mp.patches.tools.casts_off import casts_off
 from habana_mp.patches.tools.direct_calls import code_of_calls
 from habana_mp.patches.tools.named_functions import originals
 from habana_mp.patches.tools.patch import Patch, Settings
-from habana_mp.scopes.disable import disable_casts
 
 _NODES = Assumption(
     "torch.graph-nodes",
@@ -135,9 +135,9 @@ _KNOWN_TO_BE_LOWERED = "is made from a result that habana_mp lowered"
 def _in_float32(what: str, values: torch.Tensor, why: str) -> torch.Tensor:
     _warn_of_state(
         f"{what} {why}; it stays in float32, but its values were rounded: compute them in a module's __init__ or under "
-        "hmp.disable_casts() to have them exact"
+        "hmp.casts_off() to have them exact"
     )
-    with disable_casts():
+    with casts_off():
         return values.float()
 
 
@@ -163,7 +163,7 @@ def _has_values_of(former: torch.Tensor, values: torch.Tensor) -> bool:
     """True if these are the values of the former tensor, rounded."""
     if former.shape != values.shape or former.is_meta or values.is_meta:
         return False
-    with disable_casts(), torch.no_grad():
+    with casts_off(), torch.no_grad():
         return torch.equal(former.to(values.dtype), values)
 
 

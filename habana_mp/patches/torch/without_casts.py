@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from habana_mp.patches.tools.casts_off import casts_off
 from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions, originals
 from habana_mp.patches.tools.region_dtypes import lists_speak
-from habana_mp.scopes.disable import disable_casts
 
 #: What makes state.
 STATE: Table = {
@@ -82,7 +82,7 @@ def without_casts(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any
     """What the code of a function is exchanged for that makes state or prepares data."""
     if not lists_speak():  # those of data call one another
         return originals[name](*arguments, **keywords)
-    with disable_casts():
+    with casts_off():
         return originals[name](*arguments, **keywords)
 
 
