@@ -52,6 +52,8 @@ check: $(VENV)/.built $(VENV)/.checkers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/stubtest habana_mp._core --mypy-config-file pyproject.toml --allowlist tests/stubtest_allowlist.txt
+	$(BIN)/lint-imports
 	clang-format --dry-run --Werror $(CXX_SOURCES)
 	run-clang-tidy -quiet -p build/dev 'src/.*\.cpp' > build/tidy.log 2>&1 || { grep -E 'warning:|error:' build/tidy.log; exit 1; }
 
@@ -141,7 +143,7 @@ $(VENV)/.packages: $(VENV)/.torch pyproject.toml
 	touch $@
 
 $(VENV)/.checkers: $(VENV)/.torch
-	$(BIN)/pip install --quiet "ruff==0.14.*" "mypy==1.18.*"
+	$(BIN)/pip install --quiet "ruff==0.14.*" "mypy==1.18.*" "import-linter==2.*"
 	command -v clang-format clang-tidy >/dev/null || { $(APT) update -qq; $(APT) install -y -qq clang-format clang-tidy; }
 	touch $@
 

@@ -32,7 +32,7 @@ class Preset:
 _SILENT = {"pytorch", "habana", "benchmarks", "implementations", "training", "config", "hls-gaudi2-pt", "examples"}
 
 
-#: What each list of a preset's file is called there; see docs/contributing.md.
+#: What each list of a preset's file is called there; see CONTRIBUTING.md.
 _PARTS = ("lower", "fp32", "widest")
 
 #: So many names an error suggests.

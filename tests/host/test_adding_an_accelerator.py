@@ -1,4 +1,4 @@
-"""An accelerator is one folder: that of docs/contributing.md compiles, and does what the page says."""
+"""An accelerator is one folder: that of CONTRIBUTING.md compiles, and does what the page says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from helpers.compiling import needs_compiler
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "contributing.md").read_text("utf-8")
+PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 
 
 def block(kind: str) -> str:

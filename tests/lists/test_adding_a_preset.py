@@ -1,4 +1,4 @@
-"""A preset is one file: that of docs/contributing.md is there as soon as the file is."""
+"""A preset is one file: that of CONTRIBUTING.md is there as soon as the file is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from habana_mp import hmp
 from habana_mp.policy import presets
 
-PAGE = Path(__file__).parents[2] / "docs" / "contributing.md"
+PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from habana_mp import ListError, hmp, ops
 from habana_mp.ops import operation
 from habana_mp.ops.operation import Operation
 
-PAGE = Path(__file__).parents[2] / "docs" / "contributing.md"
+PAGE = Path(__file__).parents[2] / "CONTRIBUTING.md"
 LEFT, RIGHT = torch.randn(3, 4), torch.randn(5, 4)
 
 
