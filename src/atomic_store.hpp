@@ -1,4 +1,4 @@
-// Storing a pointer that other threads read meanwhile, in memory of CPython's or torch's.
+// Stores a pointer that other threads may read at the same time, in memory that belongs to CPython or torch.
 #pragma once
 
 #include <atomic>

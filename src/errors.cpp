@@ -16,11 +16,11 @@ bool is_main_thread() {
   const Owned main(threading ? PyObject_CallMethod(threading.get(), "main_thread", nullptr) : nullptr);
   const Owned number(main ? PyObject_GetAttrString(main.get(), "ident") : nullptr);
   const unsigned long ident = number ? PyLong_AsUnsignedLong(number.get()) : 0;
-  PyErr_Clear();  // a second one beside the one that is to be raised
+  PyErr_Clear();  // drops an error of these calls; the one to raise is held
   return ident == PyThread_get_thread_ident();
 }
 
-// With its traceback. Null where none is set.
+// Returns the exception with its traceback, or null if none is set.
 Owned taken_exception() {
 #if PY_VERSION_HEX >= 0x030C0000
   return Owned(PyErr_GetRaisedException());
@@ -42,10 +42,10 @@ Owned taken_exception() {
 void raise_later() noexcept {
   Owned exception = taken_exception();
   if (!exception) return;
-  // Pending calls run in the main thread. In another one an exception can be set by its class alone.
+  // Pending calls run in the main thread. In another thread an exception can be set only by its class.
   PyObject* const object = exception.get();
   if (is_main_thread() && Py_AddPendingCall(&raise_pending, object) == 0) {
-    static_cast<void>(exception.release());  // the call has it
+    static_cast<void>(exception.release());  // the pending call owns it now
     return;
   }
   PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), reinterpret_cast<PyObject*>(Py_TYPE(object)));

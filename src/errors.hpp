@@ -1,4 +1,4 @@
-// Python's exceptions, where a failure is no more than a reason to go another way.
+// Helpers for Python exceptions that this code handles itself.
 #pragma once
 
 #include <new>
@@ -7,7 +7,7 @@
 
 namespace habana_mp {
 
-// Takes the exception that is set out of the way, and drops it at the end.
+// Takes the exception that is set, and drops it on destruction unless it was restored.
 class HeldError {
  public:
 #if PY_VERSION_HEX >= 0x030C0000
@@ -33,7 +33,7 @@ class HeldError {
 #endif
 
  public:
-  // Of the exception, borrowed; null where it passed no Python code.
+  // Returns the traceback of the exception, borrowed; null if it passed no Python code.
   [[nodiscard]] PyObject* traceback() const {
 #if PY_VERSION_HEX >= 0x030C0000
     const Owned traceback(raised_ ? PyException_GetTraceback(raised_.get()) : nullptr);
@@ -42,7 +42,7 @@ class HeldError {
     return traceback_.get();
 #endif
   }
-  // Was it raised while another one was dealt with?
+  // True if it was raised while another exception was handled.
   [[nodiscard]] bool has_context() const {
 #if PY_VERSION_HEX >= 0x030C0000
     PyObject* const raised = raised_.get();
@@ -53,7 +53,7 @@ class HeldError {
     return static_cast<bool>(Owned(PyException_GetContext(raised)));
   }
 
-  // The exception is set again, and no longer held.
+  // Sets the exception again; it is no longer held.
   void restore() {
 #if PY_VERSION_HEX >= 0x030C0000
     PyErr_SetRaisedException(raised_.release());
@@ -63,7 +63,8 @@ class HeldError {
   }
 };
 
-// Drops the exception that is set, if any; an interrupt, or what else is none of Exception's, stays.
+// Drops the exception that is set, if any. An exception that does not derive from Exception, such as an interrupt,
+// stays.
 inline void drop_error() {
   if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_Exception) != 0) PyErr_Clear();
 }
@@ -90,8 +91,8 @@ inline void print_error(PyObject* where) noexcept {
   }
 }
 
-// Drops the Python exception of a look-up that found nothing. Throws std::bad_alloc where the look-up failed for want
-// of memory: it then proves nothing.
+// Drops the Python exception of a lookup that found nothing. Throws std::bad_alloc if the lookup failed because memory
+// ran out: it then proves nothing.
 inline void drop_error_but_of_memory() {
   if (PyErr_Occurred() == nullptr) return;
   const bool is_of_memory = PyErr_ExceptionMatches(PyExc_MemoryError) != 0;
@@ -99,15 +100,16 @@ inline void drop_error_but_of_memory() {
   if (is_of_memory) throw std::bad_alloc();
 }
 
-// Returns the object. Throws std::bad_alloc for null, for results of functions that return null only when memory is
-// short. The Python exception is dropped, since the code that catches std::bad_alloc sets one.
+// Returns the object. Throws std::bad_alloc for null, for results of functions that return null only when memory runs
+// out. The Python exception is dropped, since the code that catches std::bad_alloc sets one.
 inline PyObject* checked(PyObject* made) {
   if (made != nullptr) return made;
   PyErr_Clear();
   throw std::bad_alloc();
 }
 
-// A string of Python's that is kept for good. Throws std::bad_alloc; a static of this value is made by the next call.
+// Returns a Python string that is never freed. Throws std::bad_alloc; the next call then initializes a static of this
+// value.
 inline PyObject* interned(const char* text) { return checked(PyUnicode_InternFromString(text)); }
 
 }  // namespace habana_mp

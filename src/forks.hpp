@@ -1,9 +1,9 @@
-// What a forked child has to mend: its parent's other threads are gone, in the middle of what they did.
+// Repairs state in a forked child: the other threads of its parent are gone, in the middle of their work.
 //
-// What the GIL guards is mended by functions that are listed here, each in the file that owns the state. They run in
-// the child under the GIL, before os.fork returns, in the only thread; they may run Python code. State that threads
-// change without the GIL (kernels/threads.cpp, accel/blocks, host/held_memory.cpp) has handlers of pthread_atfork:
-// locks are taken before a fork, so that the child finds them free.
+// State that the GIL guards is repaired by functions that are listed here, each in the file that owns the state. They
+// run in the only thread of the child, under the GIL, before os.fork returns; they may run Python code. State that
+// threads change without the GIL has handlers of pthread_atfork. accel/blocks and host/held_memory.cpp take their locks
+// before a fork, so that the child finds them free. kernels/threads.cpp starts with a new pool in the child.
 #pragma once
 
 #include <vector>
@@ -18,7 +18,7 @@ inline std::vector<Function>& in_child() {
   return *functions;
 }
 
-// To be called as the module is loaded: `const bool is_mended = forks::mend_in_child(&function);`
+// Call it while the module is loaded: `const bool is_mended = forks::mend_in_child(&function);`
 inline bool mend_in_child(Function function) {
   in_child().push_back(function);
   return true;

@@ -10,7 +10,7 @@ namespace habana_mp {
 
 namespace {
 
-// Sets nothing where an exception is set already: the first one tells more.
+// Sets nothing if an exception is already set: the first one says more.
 void set(PyObject* type, const char* words) noexcept {
   if (PyErr_Occurred() == nullptr) PyErr_SetString(type, words);
 }

@@ -1,9 +1,9 @@
-// The way from C into this core: no exception of C++ leaves it on that way.
+// The border between C and this core: no C++ exception crosses it.
 //
-// CPython, torch and the C library call functions of this core by pointers: stubs, methods, getters, destructors. An
-// exception that leaves such a function unwinds C code, or ends the process. So a pointer that goes to C is made by
-// `from_c`, which catches the exception and sets a Python exception instead: MemoryError where there was no memory,
-// RuntimeError for any other error.
+// CPython, torch and the C library call functions of this core through pointers: stubs, methods, getters, destructors.
+// An exception that leaves such a function unwinds C code, or ends the process. So every pointer that is passed to C is
+// made by `from_c`, which catches the exception and sets a Python exception instead: MemoryError when memory runs out,
+// RuntimeError for most other errors.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -16,13 +16,13 @@
 
 namespace habana_mp {
 
-// Sets a Python exception for the exception of C++ that is being handled. Keeps a Python exception that is set already.
+// Sets a Python exception for the C++ exception that is being handled. Keeps a Python exception that is already set.
 // The caller holds the GIL.
 void set_python_error() noexcept;
 
 namespace detail {
 
-// The result of a function that failed. A function without a result cannot fail: its Python exception is written to
+// Returns the value that means failure. A function without a result cannot fail: its Python exception is written to
 // sys.unraisablehook.
 template <typename Result>
 Result failed() noexcept {
@@ -53,7 +53,7 @@ struct Guarded<function, Result (*)(Arguments...)> {
   }
 };
 
-// `first` gives the first argument, and is known when the core is compiled.
+// `first` returns the first argument, and is a compile-time constant.
 template <auto function, auto first, typename Type = decltype(function)>
 struct GuardedWith;
 
@@ -65,17 +65,17 @@ struct GuardedWith<function, first, Result (*)(First, Arguments...)> {
 
 }  // namespace detail
 
-// A pointer to a function that C may call. Only `from_c` makes one.
+// A pointer to a function that C may call. Only `from_c` and `from_c_with` make one.
 template <typename Function>
 class FromC {
  public:
   [[nodiscard]] constexpr Function pointer() const noexcept { return function_; }
-  // The same function, as the type by which CPython keeps all methods.
+  // Returns the same function with the type in which CPython stores all methods.
   [[nodiscard]] PyCFunction as_method() const noexcept {
     return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function_));
   }
 
-  constexpr FromC() noexcept = default;  // none
+  constexpr FromC() noexcept = default;  // null
 
  private:
   template <auto function>
@@ -99,11 +99,11 @@ constexpr auto from_c_pointer_with() noexcept {
   return FromC<decltype(&Guarded::call)>(&Guarded::call);
 }
 
-// `function` as C may call it. Without an exception this costs nothing.
+// The version of `function` that C may call. It costs nothing if no exception is thrown.
 template <auto function>
 inline constexpr auto from_c = from_c_pointer<function>();
 
-// The same with its first argument given: many functions of C that share one function of this core.
+// Like `from_c`, with the first argument fixed: many C functions then share one function of this core.
 template <auto function, auto first>
 inline constexpr auto from_c_with = from_c_pointer_with<function, first>();
 

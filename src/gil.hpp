@@ -1,4 +1,4 @@
-// Work without the GIL.
+// Runs work without the GIL.
 #pragma once
 
 #include <Python.h>
@@ -6,10 +6,10 @@
 
 namespace habana_mp {
 
-// Gives up the GIL, and takes it again at the end of its scope, also where an exception ends the scope.
+// Releases the GIL, and takes it again at the end of its scope, also if an exception ends the scope.
 //
-// Not pybind11's gil_scoped_release: before Python 3.14 a daemon thread that asks for the GIL while the interpreter
-// ends is ended by an unwinding, and in a destructor that would end the whole program, with an abort.
+// Replaces pybind11's gil_scoped_release: before Python 3.14 a daemon thread that requests the GIL while the
+// interpreter ends is ended by unwinding, and in a destructor that would abort the whole program.
 class WithoutGil {
  public:
   WithoutGil() noexcept : state_(PyEval_SaveThread()) {}

@@ -1,4 +1,4 @@
-// Objects of pybind11's classes that are made at any time.
+// Objects of pybind11 classes that are made at any time, also when memory runs out.
 #pragma once
 
 #include <cstdlib>
@@ -11,15 +11,15 @@
 
 namespace habana_mp {
 
-// Memory that is set aside for what has no way to fail.
+// Memory that is reserved for code that cannot report a failure.
 class Reserve {
  public:
-  // Sets the reserve aside. Throws std::bad_alloc when memory is short.
+  // Fills the reserve. Throws std::bad_alloc when memory runs out.
   static void fill() {
     if (memory_ == nullptr) memory_ = std::malloc(size);
     if (memory_ == nullptr) throw std::bad_alloc();
   }
-  // Gives the reserve back to the C library. Returns false where it is used up.
+  // Returns the reserve to the C library. False if it is already used up.
   static bool use() noexcept {
     if (memory_ == nullptr) return false;
     std::free(std::exchange(memory_, nullptr));
@@ -28,17 +28,17 @@ class Reserve {
 
  private:
   static constexpr std::size_t size = std::size_t{1} << 18;
-  static inline void* memory_ = nullptr;  // under the GIL
+  static inline void* memory_ = nullptr;  // guarded by the GIL
 };
 
 // Returns an object before its constructor runs. pybind11 does not check for null here, so the class throws
-// std::bad_alloc when memory is short.
+// std::bad_alloc when memory runs out.
 inline PyObject* new_instance(PyTypeObject* type, PyObject*, PyObject*) {
   return pybind11::detail::make_new_instance(type);
 }
 
-// After the constructor of an object pybind11 notes the object in a table, and an exception there ends the process. So
-// the constructors of such a class call `Reserve::fill`, and the table gets that memory where there is no other.
+// After the constructor pybind11 registers the object in a table, and an exception there ends the process. So the
+// constructors of such a class call `Reserve::fill`, and the table uses that memory when there is no other.
 template <typename T, typename... Options>
 void note_with_reserve(const pybind11::class_<T, Options...>& python_class) {
   namespace detail = pybind11::detail;
@@ -61,7 +61,7 @@ void note_with_reserve(const pybind11::class_<T, Options...>& python_class) {
   };
   class_object->tp_new = from_c<new_instance>.pointer();
   PyType_Modified(class_object);
-  // The first object of a class would make this.
+  // Otherwise the first object of the class would allocate this.
   detail::all_type_info(class_object);
 }
 

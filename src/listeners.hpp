@@ -1,4 +1,4 @@
-// Who is told of each call that a rule spoke about, beside the counters.
+// The listeners that are notified of each call that a rule decides, beside the counters.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@ namespace detail {
 inline std::atomic<std::uint8_t> listeners{0};
 }
 
-// One relaxed load: the hot path asks this and nothing else.
+// One relaxed load, the only check on the hot path.
 inline bool anybody_listens() noexcept { return detail::listeners.load(std::memory_order_relaxed) != 0; }
 
 inline bool listens(Listener one) noexcept {

@@ -1,4 +1,4 @@
-// The binding only: what each room offers to Python is in its own bindings.cpp.
+// Defines the module. Each folder of src/ adds its functions in its own bindings.cpp.
 
 #include <exception>
 #include <stdexcept>
@@ -19,7 +19,7 @@ void register_optim(py::module_& module);
 }  // namespace habana_mp
 
 PYBIND11_MODULE(_core_of_main_interpreter, module) {
-  // pybind11 raises RuntimeError where it cannot make an object. That there is no memory is set by then.
+  // pybind11 raises RuntimeError when it cannot make an object. If memory ran out, MemoryError is already set.
   // NOLINTNEXTLINE(performance-unnecessary-value-param): the type of the parameter is pybind11's
   py::register_local_exception_translator([](std::exception_ptr raised) {
     try {
@@ -46,7 +46,7 @@ PYBIND11_MODULE(_core_of_main_interpreter, module) {
   module.attr("accelerators") = py::tuple(accelerators);
 }
 
-// Python calls this one. pybind11's own would wait for the GIL of the main interpreter before it could refuse.
+// Python calls this function. pybind11's own would wait for the GIL of the main interpreter before it could refuse.
 extern "C" PYBIND11_EXPORT PyObject* PyInit__core() {
   if (PyInterpreterState_Get() == PyInterpreterState_Main()) return PyInit__core_of_main_interpreter();
   PyErr_SetString(PyExc_ImportError,

@@ -1,4 +1,4 @@
-// What a part of the module, such as an accelerator, offers to Python beside the rooms: put in where it is there.
+// Optional parts of the module, such as an accelerator: they add functions to the module if they are compiled in.
 #pragma once
 
 #include <vector>
@@ -8,11 +8,11 @@
 namespace habana_mp {
 
 struct ModulePart {
-  const char* name;  // as `_core.accelerators` tells it
+  const char* name;  // as listed in `_core.accelerators`
   void (*add_to)(pybind11::module_& module);
 };
 
-// Filled as the module is loaded.
+// Filled while the module is loaded.
 inline std::vector<ModulePart>& module_parts() {
   static std::vector<ModulePart> all;
   return all;

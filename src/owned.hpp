@@ -1,13 +1,13 @@
-// References of Python objects, counted by types: no other file counts them by hand (tests/host/test_references.py).
+// Python references, counted by types: no other file counts them by hand (tests/host/test_references.py).
 //
-// - A parameter that is borrowed is a PyObject*; so is a result that is.
-// - A result that is a new reference is an Owned. What CPython calls (stubs, slots, methods) gives back a PyObject* and
-//   ends in `release`. So does what a call passes on its way (engine/call.hpp, engine/originals.hpp): its result comes
-//   from CPython and goes there.
+// - A parameter or a result that is borrowed is a PyObject*.
+// - A result that is a new reference is an Owned. Functions that CPython calls (stubs, slots, methods) return a
+//   PyObject* and end in `release`. So do functions that pass on the result of a call (engine/call.hpp,
+//   engine/originals.hpp): it comes from CPython and goes back there.
 // - A global that holds references is a NeverDestroyed: when the program ends, the interpreter is gone.
-// - What is held until the process ends, and by nobody in particular, is `kept_for_good`.
+// - An object that is held until the process ends, without a particular owner, is `kept_for_good`.
 //
-// A pointer to a struct of CPython's, such as PyFrameObject*, is held as the object that it is, and cast at its use.
+// A pointer to a CPython struct, such as PyFrameObject*, is held as a PyObject* and cast where it is used.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -20,27 +20,27 @@
 
 namespace habana_mp {
 
-// One reference, or none. Where it is let go other code may run: finalizers, callbacks of weak references. An exception
-// that is set stays set.
+// One reference, or none. Releasing it may run other code: finalizers, callbacks of weak references. An exception that
+// is set stays set.
 class Owned {
  public:
   constexpr Owned() noexcept = default;
   constexpr Owned(std::nullptr_t) noexcept {}
-  // Takes a new reference, as CPython's functions give it, or null.
+  // Takes over a new reference, as CPython's functions return it, or null.
   constexpr explicit Owned(PyObject* new_reference) noexcept : object_(new_reference) {}
-  // One reference more to an object that somebody else holds.
+  // Returns a new reference to an object that has another owner.
   [[nodiscard]] static Owned borrowed(PyObject* object) noexcept {
     Py_INCREF(object);
     return Owned(object);
   }
-  // The same of what may be null.
+  // The same for an object that may be null.
   [[nodiscard]] static Owned borrowed_or_null(PyObject* object) noexcept {
     Py_XINCREF(object);
     return Owned(object);
   }
 
   Owned(Owned&& other) noexcept : object_(other.release()) {}
-  // What was held goes last, when the other reference is in its place.
+  // The former reference is released last, when the new one is in place.
   Owned& operator=(Owned&& other) noexcept {
     PyObject* const taken = other.release();
     PyObject* const former = std::exchange(object_, taken);
@@ -52,7 +52,7 @@ class Owned {
   ~Owned() { Py_XDECREF(object_); }
 
   [[nodiscard]] PyObject* get() const noexcept { return object_; }
-  // The reference is the caller's from now on.
+  // Passes the reference to the caller.
   [[nodiscard]] PyObject* release() noexcept { return std::exchange(object_, nullptr); }
   void reset() noexcept { *this = nullptr; }
   explicit operator bool() const noexcept { return object_ != nullptr; }
@@ -61,7 +61,7 @@ class Owned {
   PyObject* object_ = nullptr;
 };
 
-// Several, one after the other as CPython takes arguments; there is room for `most`.
+// Several references, adjacent in memory as CPython takes arguments, with room for `most`.
 class OwnedArray {
  public:
   explicit OwnedArray(Py_ssize_t most) : objects_(std::make_unique<PyObject*[]>(static_cast<std::size_t>(most))) {}
@@ -79,12 +79,12 @@ class OwnedArray {
   Py_ssize_t count_ = 0;
 };
 
-// A global that lives until the process ends: no destructor of it runs.
+// A global that lives until the process ends: its destructor never runs.
 template <typename T>
 class NeverDestroyed {
  public:
   constexpr NeverDestroyed() noexcept(std::is_nothrow_default_constructible_v<T>) : value_() {}
-  ~NeverDestroyed() {}  // NOLINT(modernize-use-equals-default): that would be none, since the value has one
+  ~NeverDestroyed() {}  // NOLINT(modernize-use-equals-default): a default one would be deleted
   NeverDestroyed(const NeverDestroyed&) = delete;
   NeverDestroyed& operator=(const NeverDestroyed&) = delete;
 
@@ -99,7 +99,7 @@ class NeverDestroyed {
   };
 };
 
-// One reference more to this object, which nobody lets go again.
+// Returns the object with one more reference, which is never released.
 inline PyObject* kept_for_good(PyObject* object) noexcept { return Owned::borrowed(object).release(); }
 
 }  // namespace habana_mp

@@ -1,7 +1,7 @@
-// Functions that Python calls past pybind11: those that run code of others.
+// Functions that Python calls without pybind11, because they run other code.
 //
-// pybind11 has a list of the calls that are under way in a thread. It ends the process where they end in another order
-// than the opposite of their beginnings, as they do in greenlets.
+// pybind11 keeps a list of the calls that are under way in a thread. It ends the process if they do not end in the
+// opposite order of their beginnings, which happens in greenlets.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace habana_mp {
 
 using Values = PyObject* const*;
 
-// CPython calls this function. It passes `count` positional arguments to `work`; before them a method gets its object.
+// CPython calls this function. It passes `count` positional arguments to `work`; a method gets its object before them.
 template <auto work, Py_ssize_t count, bool is_method = false>
 PyObject* plain(PyObject* self, Values values, Py_ssize_t given) {
   if (given != count) {
@@ -51,7 +51,7 @@ void define_plain_method(const pybind11::handle& type, const char* name) {
   type.attr(name) = made;
 }
 
-// An argument of one of Python's own types. Throws a TypeError where it is of another one.
+// Returns an argument as one of Python's own types. Throws pybind11::type_error if it has another type.
 template <typename Type>
 Type argument(PyObject* value) {
   if (!Type::check_(pybind11::handle(value))) {

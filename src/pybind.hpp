@@ -1,7 +1,7 @@
-// pybind11, where memory may run out. Every file includes it by this header.
+// Includes pybind11 with a check for failed allocations. Every file includes pybind11 through this header.
 //
-// pybind11 makes a string of each name that a call's keywords are compared with, and does not look whether there was
-// memory for it. Here that throws std::bad_alloc, which it turns into a MemoryError.
+// pybind11 makes a string of each keyword name of a call, and does not check whether there was memory for it. Here that
+// throws std::bad_alloc, which pybind11 turns into a MemoryError.
 #pragma once
 
 #include "errors.hpp"

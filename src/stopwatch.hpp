@@ -1,4 +1,4 @@
-// How long a call takes.
+// Measures how long a call takes.
 #pragma once
 
 #include <chrono>
@@ -7,7 +7,8 @@
 
 namespace habana_mp {
 
-// In seconds, of a call that returns a new reference; negative where it fails, with the exception set.
+// Returns the seconds that `call` takes, or a negative number with the exception set if it fails. `call` must return a
+// new reference.
 template <typename Call>
 double time_of(Call call) {
   using Clock = std::chrono::steady_clock;

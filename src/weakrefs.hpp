@@ -1,4 +1,4 @@
-// Python's weak references, which 3.13 reads by another function.
+// Python's weak references, which Python 3.13 reads with another function.
 #pragma once
 
 #include "errors.hpp"
@@ -6,7 +6,7 @@
 
 namespace habana_mp {
 
-// Borrowed, and for comparing and short looks only; null where it is gone.
+// Returns a borrowed reference, for comparisons and short reads only; null if the object no longer exists.
 inline PyObject* referent_of(PyObject* reference) noexcept {
 #if PY_VERSION_HEX >= 0x030D0000
   PyObject* found = nullptr;

@@ -1,8 +1,8 @@
-"""The operations: which of torch's functions a list name stands for, and how each may be treated.
+"""The operations: the torch functions that a list name stands for, and how each may be treated.
 
-Each operation that has something peculiar to it is declared by one row (:class:`~habana_mp.ops.operation.Operation`) in
-the files of this package, by theme. Most list names are the name of a builtin and need no row. Here are the questions
-that others ask; :mod:`habana_mp.policy.rules` makes rules of the answers.
+Each operation with special properties is declared by one row (:class:`~habana_mp.ops.operation.Operation`) in the files
+of this package, by theme. Most list names are the name of a builtin and need no row. This file holds the functions that
+other modules call; :mod:`habana_mp.policy.rules` makes rules from their results.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from habana_mp.ops import (
 from habana_mp.ops.find import ATEN, CachedByName, builtins_named, composite_named, exists, schemas
 from habana_mp.ops.operation import FIRST_INPUT, IN_PLACE, KERNEL_FOR_SOME, NO_KERNEL, WIDEST, Castable, Operation
 
-#: Every row that is declared.
+#: All declared rows.
 ROWS: tuple[Operation, ...] = (
     *(*pointwise.ROWS, *reductions.ROWS, *products.ROWS, *convolutions.ROWS, *recurrent.ROWS, *normalization.ROWS),
     *(*losses.ROWS, *pooling.ROWS, *indexing.ROWS, *shapes.ROWS, *linear_algebra.ROWS, *spectral.ROWS),
     *(*random.ROWS, *quantization.ROWS),
 )
 
-#: Names of lists that are in use although this torch has nothing of that name, and why.
+#: List names that are accepted although this torch has no such operation, and why.
 EXPLAINED: dict[str, str] = {
     "embedding_bag_sum_fwd": "a kernel of the HPU for DLRM, not an operation of torch",
     "embedding_bag_sum_bwd": "a kernel of the HPU for DLRM, not an operation of torch",
 }
 
-#: For an operation without a row.
+#: The row of an operation that has none of its own.
 _NOTHING_PECULIAR = Operation("")
 
 _by_name: dict[str, Operation] = {}
@@ -54,7 +54,7 @@ _by_spelling: dict[str, list[str]] = {}
 
 
 def answer_from(rows: Iterable[Operation]) -> None:
-    """Take the answers from these rows: from all of :data:`ROWS`, and perhaps from more."""
+    """Builds the lookup tables from these rows: from all of :data:`ROWS`, and possibly from more."""
     by_name: dict[str, Operation] = {}
     by_spelling: dict[str, list[str]] = {}
     for row in rows:
@@ -72,27 +72,27 @@ def answer_from(rows: Iterable[Operation]) -> None:
         question.cache_clear()
 
 
-# ---- about a row ---------------------------------------------------------------------------------------------------
+# ---- rows ----------------------------------------------------------------------------------------------------------
 
 
 def rows() -> Mapping[str, Operation]:
-    """The row of each operation that has one."""
+    """Returns the rows by the names of their operations."""
     return _by_name
 
 
 def is_elementwise(operation: str) -> bool:
-    """True if it computes each value of its result by itself."""
+    """True if it computes each value of its result independently."""
     return operation in pointwise.NAMES
 
 
 def row_of(operation: str) -> Operation:
-    """What is peculiar to an operation; where it has no row, a row that says nothing."""
+    """Returns the row of an operation, or an empty row if it has none."""
     return _by_name.get(operation, _NOTHING_PECULIAR)
 
 
 def saturates(operation: str, precision: str = "") -> Literal["", "numbers", "all"]:
-    """Rule 9: is what is beyond the lower precision's range brought into it, numbers or tensors without dimensions too?
-    ``precision`` is that of the list which holds the operation."""
+    """Returns what rule 9 clamps to the range of the lower precision: nothing, Python numbers ("numbers"), or also
+    tensors without dimensions ("all"). ``precision`` is that of the list which holds the operation."""
     said = row_of(operation).saturates
     if said == "numbers in bf16":
         return "numbers" if precision == "bf16" else ""
@@ -100,28 +100,28 @@ def saturates(operation: str, precision: str = "") -> Literal["", "numbers", "al
 
 
 def parts_of(whole: str) -> tuple[str, ...]:
-    """Those operations of this torch that decide how exact another one is."""
+    """Returns the operations of this torch that decide how exact ``whole`` is."""
     return tuple(one for one in row_of(whole).parts.split() if exists(one))
 
 
-# ---- what a name of a list means -----------------------------------------------------------------------------------
+# ---- meaning of a list name ----------------------------------------------------------------------------------------
 
 
 class Resolved(NamedTuple):
-    """What a list name means: operation names that have builtins, those meant exactly and those taken along."""
+    """The operations that a list name stands for, each with builtins: those it names, and those of their families."""
 
     exact: tuple[str, ...]
     family: tuple[str, ...] = ()
 
 
 def resolve(name: str) -> Resolved | None:
-    """What a list name stands for in this torch; None when it stands for nothing."""
+    """Returns what a list name stands for in this torch, or None if it stands for nothing."""
     return _meaning(plain_name(name))
 
 
 def plain_name(name: str) -> str:
-    """What a name is called in lists that code writes otherwise: ``softmax`` for ``F.softmax``, ``linear`` for
-    ``nn.Linear``. A name that means something as it is stays so."""
+    """Returns the list name for a name from code: ``softmax`` for ``F.softmax``, ``linear`` for ``nn.Linear``. A name
+    that lists can use is returned unchanged."""
     if _meaning(name) is not None:
         return name
     plain = written.plain_names(name)
@@ -145,32 +145,32 @@ def _meaning(name: str) -> Resolved | None:
 
 
 def _called(name: str) -> list[str]:
-    """The operations that lists call so. A name that others have as their spelling is an operation's own too only where
-    there is a row for it."""
+    """Returns the operations with this name in lists. If the name is a spelling of other operations, it counts as an
+    operation of its own only if it has a row."""
     if name not in _by_spelling:
         return [name]
     return [*([name] if name in _by_name else ()), *_by_spelling[name]]
 
 
 def spellings() -> Iterable[str]:
-    """Names that lists may use, and that are another operation's."""
+    """Returns the alternative names that lists may use for operations."""
     return _by_spelling.keys()
 
 
 @cache
 def suggestions() -> tuple[str, ...]:
-    """All names that a list may hold, for "did you mean"."""
+    """Returns all names that a list may hold, for "did you mean"."""
     names = {*_by_spelling, *names_with_rules(), *EXPLAINED, *find.public_names()}
     names.update(name for name, row in rows().items() if row.family or row.o2 == "float32")
     return tuple(sorted(names))
 
 
-# ---- what an operation does ----------------------------------------------------------------------------------------
+# ---- properties of an operation ------------------------------------------------------------------------------------
 
 
 @CachedByName
 def arguments_of(operation: str) -> Castable | None:
-    """Which arguments of an operation may be cast; None for all of them."""
+    """Returns which arguments of an operation may be cast, or None for all of them."""
     said = row_of(operation).castable
     if said is not None or "::" not in operation:
         return said
@@ -181,7 +181,7 @@ def arguments_of(operation: str) -> Castable | None:
     written = [
         (place, one) for place, one in arguments if _is_written(one) and not (place == 0 and is_in_place(operation))
     ]
-    # A dtype that is asked for stays readable; any other argument without tensors, in all overloads, says nothing.
+    # A `dtype` argument must stay visible to the rules. Any other argument without tensors in all overloads is ignored.
     read = [(place, one) for place, one in arguments if "Tensor" in str(one.type) or one.name == "dtype"]
     positions = {place for place, _ in read} - {place for place, _ in written}
     keywords = {one.name for _, one in read} - {one.name for _, one in written}
@@ -197,7 +197,7 @@ def _is_written(argument: Any) -> bool:
 
 
 def is_in_place(operation: str) -> bool:
-    """Does the operation write into its first input?"""
+    """True if the operation writes into its first input."""
     if "::" in operation:
         return any(schema.arguments and _is_written(schema.arguments[0]) for schema in schemas(operation))
     is_named_so = operation.endswith("_") and not operation.endswith("__")
@@ -205,14 +205,14 @@ def is_in_place(operation: str) -> bool:
 
 
 def target_keywords(operation: str) -> tuple[str, ...]:
-    """What the first input is called where it is given by keyword: ``input`` in all of torch's functions."""
+    """Returns the keywords of the first input: ``input`` in all torch functions."""
     overloads = schemas(operation) if "::" in operation else []
     return tuple(sorted({schema.arguments[0].name for schema in overloads if schema.arguments})) or ("input",)
 
 
 def may_be_repeated(operation: str) -> bool:
-    """May a call that failed be made again with other casts? Not where it may have written into an argument before it
-    did; torch's own updates of statistics look at dtypes first."""
+    """True if a call that failed may be made again with other casts. False if it may have written into an argument
+    before it failed. torch's own updates of statistics check dtypes first, so they may be repeated."""
     if is_in_place(operation):
         return False
     overloads = schemas(operation) if "::" in operation and row_of(operation).castable is None else []
@@ -221,8 +221,8 @@ def may_be_repeated(operation: str) -> bool:
 
 @CachedByName
 def gives_view(operation: str) -> bool:
-    """May the result be another view of the memory that an input lies in? Who writes into it means that memory; what
-    is written into a view of a cast would be lost."""
+    """True if the result may be a view of an input's memory. A write into such a view must reach that memory; a write
+    into a view of a cast would be lost."""
     overloads = schemas(operation if "::" in operation else ATEN + operation)
     results = [one.alias_info for schema in overloads for one in schema.returns]
     return row_of(operation).gives_view or any(one is not None and not one.is_write for one in results)
@@ -230,8 +230,8 @@ def gives_view(operation: str) -> bool:
 
 @cache
 def computes(operation: str) -> bool:
-    """Does the operation compute something? Some of torch's only tell of a tensor (``storage_offset``), and would tell
-    of a cast. One of somebody else's that gives nothing is there for what it does."""
+    """True if the operation computes something. Some torch operations only describe a tensor (``storage_offset``), and
+    would describe the cast instead. A custom operator that returns nothing counts: it is called for its effect."""
     if "::" in operation or row_of(operation).unlisted == WIDEST or is_in_place(operation):
         return True
     overloads = schemas(ATEN + operation)
@@ -239,7 +239,7 @@ def computes(operation: str) -> bool:
 
 
 def most_tensors(operation: str) -> int:
-    """How many arguments of the operation are tensors, in its longest form; 2 where that is not known."""
+    """Returns the largest number of tensor arguments in an overload of the operation, or 2 if it is unknown."""
     overloads = schemas(operation if "::" in operation else ATEN + operation)
     counts = [sum("Tensor" in str(one.type) for one in schema.arguments if one.name != "out") for schema in overloads]
     return max(counts, default=2)
@@ -247,9 +247,9 @@ def most_tensors(operation: str) -> int:
 
 @cache
 def names_with_rules() -> frozenset[str]:
-    """Every operation name that has a rule of its own when no list names it."""
+    """Returns all operation names that have a rule even if no list names them."""
     names = {name for name, row in rows().items() if row.unlisted or row.saturates or row.sums}
-    # An operation whose inputs have a rule has it in its in-place form too.
+    # The in-place form of an operation with a rule for its inputs has that rule too.
     names |= {
         name + "_" for name, row in rows().items() if row.unlisted in (WIDEST, FIRST_INPUT) or row.saturates == "all"
     }

@@ -1,8 +1,8 @@
-"""Convolutions, and which of them the CPU's library gets wrong in bfloat16.
+"""Convolutions, and those that the CPU library gets wrong in bfloat16.
 
-That was seen with oneDNN of torch 2.4 to 2.15 on AVX512_BF16, in plain torch too: the result, or a gradient where one
-is recorded, is memory that nobody wrote, or memory of somebody else's is written. Such a convolution runs in float32
-(rule 8). ``tests/test_convolutions.py`` looks for others, and sees more of them between guard pages
+This was seen with oneDNN of torch 2.4 to 2.15 on AVX512_BF16, in plain torch too. The result, or a gradient if autograd
+tracks one, is uninitialized memory, or the library writes outside its buffers. Such a convolution runs in float32 (rule
+8). ``tests/test_convolutions.py`` searches for further cases, and finds more of them between guard pages
 (``tests/sanitize/run.sh pages``).
 """
 
@@ -19,20 +19,21 @@ from habana_mp.ops.operation import FIRST_INPUT, Operation
 
 _Numbers = int | Sequence[int]
 
-#: The library takes fewer input channels than these for an image of few colours.
+#: With fewer input channels than this, the library uses its code for images of few colours.
 _CHANNELS_OF_A_BLOCK = 16
 
 
 def _has_wrong_result(
     weight: Tensor, sizes: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> bool:
-    """Of a convolution of images of these sizes, seen where they are in channels-last order, in which a packed weight
-    has them too. Four cases:
+    """True if the library gets the result of a convolution of images of these sizes wrong. This was seen with images in
+    channels-last order, which a packed weight uses too. There are four cases:
 
-    The kernel's last place in a row ends where it would in an image without padding: what the library counts as padding
-    on the right takes back what it counts on the left (from a padding of 3 on). A stride goes beyond the width of the
-    images, or is as wide as they are without padding. For images of one colour, or groups of one channel, a stride in
-    rows only, and volumes with fewer frames than the kernel is deep.
+    - The last position of the kernel in a row ends where it would in an image without padding: the padding that the
+      library counts on the right cancels the padding that it counts on the left (from a padding of 3 on).
+    - The stride is larger than the width of the images, or equal to it without padding.
+    - Images of one colour, or groups of one channel, have a stride in rows only.
+    - Volumes of one colour, or with groups of one channel, have fewer frames than the kernel is deep.
     """
     kernel = weight.shape[2:]
     width, step = sizes[-1], stride[-1]
@@ -53,10 +54,13 @@ def _has_wrong_result(
 def _has_wrong_gradient(
     weight: Tensor, sizes: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> bool:
-    """Of a convolution of images of these sizes; of a transposed one they are the result's. Four cases:
+    """True if the library gets the weight's gradient wrong for a convolution of images of these sizes. For a transposed
+    convolution the sizes are those of the result. There are four cases:
 
-    A stride goes beyond the width. Volumes have fewer frames than the kernel is deep, or images that it surpasses both
-    above and below. And a product of few channels, strided.
+    - The stride is larger than the width.
+    - Volumes have fewer frames than the kernel is deep.
+    - The kernel extends beyond the images of a volume both above and below.
+    - The kernel is a single point, with a stride and few input channels.
     """
     kernel = weight.shape[2:]
     if sizes[-1] < stride[-1]:
@@ -99,7 +103,7 @@ def wrong_in_bf16(
     dilation: _Numbers = 1,
     groups: int = 1,
 ) -> bool:
-    """Of ``conv1d``, ``conv2d`` and ``conv3d``, with their arguments."""
+    """True if ``conv1d``, ``conv2d`` or ``conv3d`` with these arguments is wrong in bfloat16."""
     if weight.device.type != "cpu":
         return False
     stride, dilation, sizes = _for_each(stride, weight), _for_each(dilation, weight), input.shape[2 - weight.dim() :]
@@ -119,8 +123,8 @@ def is_wrong_transposed(
     groups: int = 1,
     dilation: _Numbers = 1,
 ) -> bool:
-    """Of ``conv_transpose1d`` and its like, with their arguments: the gradient of what they are given is a convolution
-    of the result's."""
+    """True if ``conv_transpose1d`` or a similar function with these arguments has a wrong gradient in bfloat16. The
+    gradient of its input is a convolution of the result's gradient."""
     if weight.device.type != "cpu" or not (_is_recorded(weight) or _is_recorded(input)):
         return False
     stride, dilation = _for_each(stride, weight), _for_each(dilation, weight)
@@ -147,7 +151,7 @@ def is_wrong_of_either(
     groups: int,
     *_: Any,
 ) -> bool:
-    """Of ``torch.convolution``, with its arguments."""
+    """True if ``torch.convolution`` with these arguments is wrong in bfloat16."""
     if transposed:
         return is_wrong_transposed(input, weight, bias, stride, padding, output_padding, groups, dilation)
     return wrong_in_bf16(input, weight, bias, stride, padding, dilation, groups)

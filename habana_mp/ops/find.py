@@ -1,6 +1,6 @@
-"""Finding an operation by its name among torch's own objects: builtins, Python functions, operators.
+"""Finds an operation by its name among torch's own objects: builtins, Python functions, operators.
 
-What is known here of torch's private places and names is known nowhere else in ``ops``.
+In ``ops``, only this file contains private names and paths of torch.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from habana_mp import _core
 
 _T = TypeVar("_T")
 
-# ---- names that torch has ------------------------------------------------------------------------------------------
+# ---- names in torch ------------------------------------------------------------------------------------------------
 
-#: The builtin that holds ``tensor[key] = value``; it follows the in-place rule.
+#: The builtin behind ``tensor[key] = value``; it follows the in-place rule.
 ASSIGNMENT = "__setitem__"
 
-#: The builtin that holds ``tensor[key]``.
+#: The builtin behind ``tensor[key]``.
 SUBSCRIPT = "__getitem__"
 
-#: What the qualified names of torch's own operators begin with.
+#: The prefix of the qualified names of torch's own operators.
 ATEN = "aten::"
 
-#: Operations that torch writes in Python under another name, and where.
+#: Operations that torch implements in Python under another name: the owner and that name.
 _OTHERWISE_NAMED: dict[str, tuple[Any, str]] = {"__rtruediv__": (torch.Tensor, "__rdiv__")}
 
-#: Operators of torch's own that are there only once a module of torch has been imported.
+#: Operators of torch that exist only after a module has been imported, and that module.
 _DEFINED_BY = dict.fromkeys(
     (
         "torch_nn::_linear_cross_entropy_batch_chunked",
@@ -42,31 +42,31 @@ _DEFINED_BY = dict.fromkeys(
     "torch.nn.modules.linear_cross_entropy",
 )
 
-#: Methods of Tensor by which its memory gets into other hands, or that write without counting the version up.
+#: Methods of Tensor that give other code access to its memory, or write without incrementing the version counter.
 HANDS_OUT_MEMORY = (
     *("untyped_storage", "numpy", "data_ptr", "const_data_ptr", "apply_", "map_", "map2_", "set_"),
     *("resize_", "resize_as_"),
 )
 
-#: Methods of Tensor that make tensors which share its memory and not its version. Lists may name them.
+#: Methods of Tensor whose results share its memory but not its version counter. Lists may name them.
 UNCOUNTED_METHODS = ("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes", "_lazy_clone")
 
-#: Functions that write into their tensors without counting the versions up.
+#: Functions that write into their tensors without incrementing the version counters.
 SILENT_WRITERS = (
     *("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"),
     *("_amp_foreach_non_finite_check_and_unscale_", "resize_as_", "set_data"),
 )
 
-#: Operators that do one of three things without counting a version up, although their schemas or torch's kernels
-#: promise otherwise: they write into an argument, they make a tensor that shares an argument's memory and not its
-#: version, or they change how a tensor is stored. Functions of these names do the same.
+#: Operators that do one of three things without incrementing a version counter, although their schemas or torch's
+#: kernels promise otherwise: they write into an argument, they return a tensor that shares an argument's memory but not
+#: its version counter, or they change how a tensor is stored. Functions with these names do the same.
 #: `tests/weights/test_every_operator.py` finds further ones.
 UNCOUNTED_OPERATORS = (
     *("set", "set_", "set_data", "data", "resize_", "kron", "_lazy_clone", "_unsafe_view", "_reinterpret_tensor"),
     *("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes", "_alloc_from_pool", "resize_storage_bytes_"),
     *("_cummax_helper", "_cummin_helper", "rrelu_with_noise", "rrelu_with_noise_"),
     *("fused_moving_avg_obs_fake_quant", "_fused_moving_avg_obs_fq_helper"),
-    # The values of what they make share memory with an argument.
+    # The values of their results share memory with an argument.
     *("sparse_coo_tensor", "sparse_csr_tensor", "sparse_csc_tensor", "sparse_bsr_tensor", "sparse_bsc_tensor"),
     *("sparse_compressed_tensor", "_sparse_coo_tensor_unsafe", "_sparse_coo_tensor_with_dims_and_tensors"),
     *("_sparse_compressed_tensor_unsafe", "_sparse_csr_tensor_unsafe", "_sparse_csc_tensor_unsafe"),
@@ -74,17 +74,18 @@ UNCOUNTED_OPERATORS = (
     *("_gather_sparse_backward",),
 )
 
-#: Overloads that make such a tensor in inference mode.
+#: Overloads that return such a tensor in inference mode.
 UNCOUNTED_OVERLOADS = ("view.dtype",)
 
-#: Operators that write statistics without counting. Functions of these names are called too often to be watched.
+#: Operators that write statistics without incrementing the version counters. Functions with these names are called too
+#: often to be watched.
 UNCOUNTED_STATISTICS = (
     *("batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index"),
     *("_native_batch_norm_legit", "_batch_norm_with_update", "batch_norm_update_stats", "instance_norm"),
     *("batch_norm_gather_stats", "batch_norm_gather_stats_with_counts", "_native_batch_norm_legit_functional"),
 )
 
-#: Functions and methods that stand among torch's operations and are none, are the casts themselves, or are watched.
+#: Functions and methods among torch's operations that compute nothing, that are the casts themselves, or are watched.
 NO_OPERATION = frozenset(
     (
         *("assert_int_or_pair", "boolean_dispatch", "handle_torch_function", "has_torch_function_variadic"),
@@ -102,17 +103,17 @@ NO_OPERATION = frozenset(
 
 
 class Builtin(NamedTuple):
-    """One of torch's own objects: where it is reached, and the object."""
+    """One of torch's own objects, and its path in torch."""
 
     place: str
     object: Any
     shown: Any = None
-    """What the log shows for it, where that is another object."""
+    """The object that the log shows instead, if any."""
 
 
 class CachedByName(Generic[_T]):
-    """A function of a name. What it says of an operator is not kept: a library that is imported later may define one,
-    or give it an overload."""
+    """Caches a function of a name. Results for operators (``namespace::name``) are not cached: a library that is
+    imported later may define the operator, or add an overload."""
 
     def __init__(self, function: Callable[[str], _T]) -> None:
         self._function = function
@@ -127,7 +128,7 @@ class CachedByName(Generic[_T]):
 
 
 def namespaces() -> Iterator[tuple[str, Any]]:
-    """The places of torch that hold builtin functions."""
+    """Yields the namespaces of torch that hold builtin functions, with their paths."""
     c: Any = torch._C
     yield "torch", c._VariableFunctions
     for attribute in ("_nn", "_linalg", "_fft", "_special", "_sparse", "_nested"):
@@ -138,14 +139,14 @@ def namespaces() -> Iterator[tuple[str, Any]]:
 
 @CachedByName
 def builtins_named(name: str) -> tuple[Builtin, ...]:
-    """Every builtin function and Tensor method of that name."""
+    """Returns all builtin functions and Tensor methods with this name."""
     found: list[Builtin] = []
     if name.removeprefix(ATEN) in NO_OPERATION:
         return ()
     if "::" in name:
         return tuple(_of_operator(name))
     is_operator = name.startswith("__") and name.endswith("__")
-    # A namespace's own operators are Python's, not operations.
+    # The special methods of a namespace are those of any Python object, not operations.
     for place, namespace in () if is_operator else namespaces():
         candidate = getattr(namespace, name, None)
         if isinstance(candidate, types.BuiltinFunctionType) and _core.can_cover(candidate):
@@ -157,7 +158,7 @@ def builtins_named(name: str) -> tuple[Builtin, ...]:
 
 
 def makers_of_indexes() -> Iterator[Builtin]:
-    """The methods that make an index of a tensor. For lists they are no operations."""
+    """Yields the methods that turn a tensor into an index. For lists they are not operations."""
     for name in ("int", "long"):
         method = torch._C.TensorBase.__dict__.get(name)
         if isinstance(method, types.MethodDescriptorType) and _core.can_cover(method):
@@ -165,7 +166,7 @@ def makers_of_indexes() -> Iterator[Builtin]:
 
 
 def _operator(name: str) -> Any:
-    """The operator of torch.ops that is called ``namespace::name``; None where there is none."""
+    """Returns the operator of torch.ops with the name ``namespace::name``, or None."""
     if name in _DEFINED_BY and importlib.util.find_spec(_DEFINED_BY[name]):
         importlib.import_module(_DEFINED_BY[name])
     if not torch._C._jit_get_schemas_for_operator(name):
@@ -175,23 +176,23 @@ def _operator(name: str) -> Any:
 
 
 def schemas(name: str) -> list[Any]:
-    """What the overloads of such an operator take; nothing where there is none."""
+    """Returns the schemas of an operator's overloads; an empty list if there is no such operator."""
     operator = _operator(name)
     return [] if operator is None else [getattr(operator, overload)._schema for overload in operator.overloads()]
 
 
 def _of_operator(name: str) -> Iterator[Builtin]:
-    """The builtins behind ``torch.ops.namespace.name`` and its overloads."""
+    """Yields the builtins behind ``torch.ops.namespace.name`` and its overloads."""
     operator = _operator(name)
     if operator is None:
         return
     place = f"torch.ops.{name.replace('::', '.')}"
     yield Builtin(place, operator._op, operator)
-    # ATen's overloads are torch's own way from one layer to the next; nobody else calls them.
+    # Only torch itself calls the overloads of ATen operators.
     for overload_name in () if name.startswith(ATEN) else operator.overloads():
         overload = getattr(operator, overload_name)
         yield Builtin(f"{place}.{overload_name}", overload._op, overload)
-        # Where torch 2.15 has something shorter for an operator written in Python, this is called at times.
+        # torch 2.15 has a shorter handle for operators written in Python, and sometimes calls that instead.
         dispatched = getattr(overload, "_cpp_dispatch_handle", overload._op)
         if dispatched is not overload._op:
             yield Builtin(f"{place}.{overload_name}", dispatched, overload)
@@ -199,11 +200,11 @@ def _of_operator(name: str) -> Iterator[Builtin]:
 
 @CachedByName
 def composite_named(name: str) -> Builtin | None:
-    """The Python function of torch of that name, where no builtin stands for it."""
+    """Returns the Python function of torch with that name, for an operation without a builtin, or None."""
     if name in _OTHERWISE_NAMED:
         owner, attribute = _OTHERWISE_NAMED[name]
         return Builtin(f"Tensor.{attribute}", getattr(owner, attribute))
-    # Private functions are parts of operations, or no operations.
+    # A private function is a part of an operation, or not an operation at all.
     if name in NO_OPERATION or name.startswith("_"):
         return None
     for place, namespace, names in (
@@ -217,13 +218,13 @@ def composite_named(name: str) -> Builtin | None:
 
 
 def without_overload(name: str) -> str:
-    """``pow.Tensor_Scalar`` is ``pow``: an overload has no function of its own in Python."""
+    """Returns ``pow`` for ``pow.Tensor_Scalar``: an overload has no function of its own in Python."""
     head, dot, _ = name.partition(".")
     return head if dot and head else name
 
 
 def has_overload(name: str) -> bool:
-    """Is there such an overload of ATen's, where the name has one?"""
+    """True if the overload in this name exists, or if the name has none."""
     base = without_overload(name)
     if base == name:
         return "." not in name
@@ -232,12 +233,12 @@ def has_overload(name: str) -> bool:
 
 
 def exists(name: str) -> bool:
-    """Has this torch an operation of that name?"""
+    """True if this torch has an operation of that name."""
     return bool(builtins_named(name)) or composite_named(name) is not None
 
 
 def public_names() -> Iterator[str]:
-    """The names of torch's builtin functions, but for private ones."""
+    """Yields the names of torch's public builtin functions."""
     for _, namespace in namespaces():
         for name in dir(namespace):
             if not name.startswith("_") and isinstance(getattr(namespace, name), types.BuiltinFunctionType):
@@ -245,8 +246,8 @@ def public_names() -> Iterator[str]:
 
 
 def _builtins_of_methods() -> Iterator[Any]:
-    """Yields the builtins of methods that call an operator without those of its kernels that count, and that run a
-    script, in which `.data` and `set_` cannot be watched."""
+    """Yields the builtins of methods that call an operator without its kernels that increment the version counter, and
+    of methods that run a script, in which `.data` and `set_` cannot be watched."""
     methods = (
         ("_DispatchOperatorHandle", "redispatch_boxed"),
         ("ScriptFunction", "__call__"),
@@ -258,5 +259,5 @@ def _builtins_of_methods() -> Iterator[Any]:
             yield method
 
 
-#: Found at import: torch's own helpers for tests put Python functions around some of these methods later.
+#: Found at import, because torch's test helpers later replace some of these methods with Python functions.
 METHODS_OF_C = tuple(_builtins_of_methods())

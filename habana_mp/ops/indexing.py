@@ -1,10 +1,10 @@
-"""Operations that pick values by index, or that write or add values at places.
+"""Operations that pick values by index, or that write or add values at indices.
 
-Some of them add up in the lower precision, or their gradient does, where torch has no better kernel. Ones that are
-added up in bfloat16 come to 256 and stand still there: in ``index_add``, and in the gradient of a lookup that picks the
-same place often (``e[index]``, ``embedding``). Where lists apply such a call is made in float32, and its result is
-rounded once (rule 8), whoever made its inputs lower. Parameters in lower precision are left to torch: no cast of ours
-becomes a Parameter (rule 11), and a float32 copy of a large embedding for each step would cost too much.
+Some of them, or their gradients, add up in the lower precision, because torch has no better kernel. A sum of ones in
+bfloat16 stops at 256: in ``index_add``, and in the gradient of a lookup that picks the same value often (``e[index]``,
+``embedding``). If the lists apply, such a call runs in float32 and its result is rounded once (rule 8), regardless of
+what lowered its inputs. Parameters in lower precision are left to torch: a cast of this package never becomes a
+Parameter (rule 11), and a float32 copy of a large embedding in each step would cost too much.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ def _shows_parameter(tensor: Tensor) -> bool:
 
 
 def _adds_up(*arguments: Any, **keywords: Any) -> bool:
-    """Of ``index_add``, with its arguments."""
+    """True if ``index_add`` with these arguments must add up in float32."""
     return any(map(_is_summed_in_float32, (*arguments, *keywords.values())))
 
 
 def _adds_up_if_told(*arguments: Any, **keywords: Any) -> bool:
-    """Of ``index_put`` and ``put``, with their arguments."""
+    """True if ``index_put`` or ``put`` with these arguments accumulates, and must add up in float32."""
     accumulates = arguments[3] if len(arguments) > 3 else keywords.get("accumulate", False)
     return bool(accumulates) and _adds_up(*arguments, **keywords)
 
 
 def _looks_up(*arguments: Any, **keywords: Any) -> bool:
-    """Of what looks values up in its first input, with its arguments: is the gradient of that recorded?"""
+    """True if autograd tracks this lookup in the first input, and its gradient must add up in float32."""
     source = arguments[0] if arguments else keywords.get("input")
     return (
         isinstance(source, Tensor)
@@ -58,9 +58,11 @@ def _looks_up(*arguments: Any, **keywords: Any) -> bool:
 
 
 def _looks_up_unless_sparse(position: int) -> Tells:
-    """Of ``embedding`` and its like, with ``sparse=`` at this position: no cast can pass on a sparse gradient.
+    """Returns the test for ``embedding`` and similar functions, with ``sparse=`` at this position. False for a sparse
+    gradient, which no cast can pass on.
 
-    A float32 weight is looked up as it is, recorded or not: what is rounded then is less than the whole of it.
+    A lookup in a float32 weight runs in float32, tracked by autograd or not: rounding the result takes less time than
+    rounding the whole weight.
     """
 
     def tells(*arguments: Any, **keywords: Any) -> bool:
@@ -72,7 +74,7 @@ def _looks_up_unless_sparse(position: int) -> Tells:
 
 
 def _looks_up_by_index(source: Tensor, key: Any) -> bool:
-    """Of ``source[key]``: masks and single numbers pick no value twice."""
+    """The same for ``source[key]``. Masks and single numbers pick no value twice."""
     return any(map(_is_index, key if isinstance(key, tuple) else (key,))) and _looks_up(source)
 
 
@@ -87,7 +89,7 @@ _bag = partial(Operation, unlisted=FIRST_INPUT, sums=_looks_up_unless_sparse(5),
 _PICKING = (
     Operation(SUBSCRIPT, sums=_looks_up_by_index),
     Operation("index_select take repeat_interleave", sums=_looks_up),
-    # O2 leaves them to their input's precision: one picks values only, the other says where they are.
+    # O2 leaves these in their input's precision: one only picks values, the other returns positions.
     Operation("gather", o2="input", sparse_gradient=("sparse_grad", 255)),
     Operation("nonzero", o2="input"),
 )

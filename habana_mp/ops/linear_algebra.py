@@ -1,4 +1,4 @@
-"""Decompositions of matrices, and what is solved or computed by them. No CPU has kernels for the lower precisions."""
+"""Matrix decompositions, and what they solve or compute. No CPU has kernels for the lower precisions."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ ROWS = (
         FIRST_INPUT,
     ),
     _loss("binary_cross_entropy"),
-    # It rounds two terms to the lower precision, of which nothing is left but their difference.
+    # It rounds two terms to the lower precision, and only their difference remains.
     Operation("binary_cross_entropy_with_logits", NO_KERNEL, parts="binary_cross_entropy", parts_follow=True),
     _loss("kl_div", parts="log xlogy"),
     _loss("poisson_nll_loss", parts="exp log"),

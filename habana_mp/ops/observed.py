@@ -1,14 +1,14 @@
-"""The operations that the watch looks at more closely: lower precision may be too coarse for their inputs' values."""
+"""Operations whose input values the watch checks: the lower precision may be too coarse for them."""
 
-#: A large angle in lower precision keeps the number of its turns, and no more.
+#: A lower precision keeps only the number of turns of a large angle.
 ANGLES = ("cos", "sin", "tan")
 
-#: They want whole numbers exact: comparisons, and what makes an index of its input.
+#: Operations that need exact integers: comparisons, and conversions of the input to an index.
 COUNTS = (
     *("eq", "equal", "ge", "greater", "greater_equal", "gt", "le", "less", "less_equal", "lt", "ne", "not_equal"),
     *("__eq__", "__ge__", "__gt__", "__le__", "__lt__", "__ne__"),
     *("bucketize", "searchsorted", "int", "long"),
 )
 
-#: They update running statistics, which are their arguments 3 and 4.
+#: Operations that update running statistics, which are their arguments 3 and 4.
 STATISTICS = ("batch_norm", "instance_norm")

@@ -1,4 +1,4 @@
-"""Operations that compute each value of the result by itself: arithmetic, functions, activations, comparisons."""
+"""Operations that compute each value of the result independently: arithmetic, functions, activations, comparisons."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from habana_mp.ops.operation import FIRST_INPUT, IN_PLACE, NO_KERNEL, WIDEST, Ca
 
 _promoted = partial(Operation, unlisted=WIDEST, promotes=True)
 
-#: A Python number beyond their tensor's range becomes an infinity. In bfloat16, whose range ends so near to float32's,
-#: the result differs by less than its rounding where the number is brought into range. (In float16 a product by such a
-#: number may well be in range.)
+#: A Python number beyond the range of the tensor's dtype becomes an infinity. The range of bfloat16 ends so close to
+#: that of float32 that clamping the number changes the result by less than its rounding. (In float16, a product with
+#: such a number may well be in range.)
 _sum_or_product = partial(_promoted, saturates="numbers in bf16")
 
 _function = partial(Operation, o2="float32")
 
-#: They refuse a Python number beyond the range of their tensor's dtype.
+#: Operations that refuse a Python number beyond the range of their tensor's dtype.
 _refuses_large_numbers = partial(Operation, saturates="all")
 
 _ARITHMETIC = (
@@ -39,7 +39,7 @@ _ARITHMETIC = (
     _promoted("addcdiv addcmul"),
     Operation("float_power lerp", WIDEST),
     _function("ldexp"),
-    # in place; most names of this kind end in `_` and need no row
+    # In place. Most names of this kind end in `_` and need no row.
     Operation("__iadd__", IN_PLACE, spellings="iadd"),
     Operation("__isub__", IN_PLACE, spellings="isub"),
     Operation("__imul__", IN_PLACE, spellings="imul"),
@@ -49,13 +49,13 @@ _ARITHMETIC = (
 )
 
 _FUNCTIONS = (
-    # of two tensors
+    # Functions of two tensors.
     _promoted("atan2", family="arctan2"),
     _promoted("xlogy", family="special_xlogy"),
     _promoted("arctan2 special_xlogy special_xlog1py"),
     _promoted("copysign fmax fmin hypot logaddexp logaddexp2 maximum minimum nextafter"),
     Operation("heaviside", WIDEST),
-    # of one
+    # Functions of one tensor.
     Operation("acos", family="arccos"),
     Operation("asin", family="arcsin"),
     Operation("erfinv", family="special_erfinv"),
@@ -85,7 +85,7 @@ _FUNCTIONS = (
         """,
         NO_KERNEL,
     ),
-    # Its schema does not say that it gives a tensor without an imaginary part as it is.
+    # Returns a tensor without an imaginary part itself, which its schema does not declare.
     Operation("conj_physical", gives_view=True),
 )
 
@@ -108,7 +108,7 @@ _LIMITS = (
 
 _COMPARISONS = (
     Operation("allclose equal isclose", WIDEST),
-    # A number that it picks only passes through, and becomes an infinity.
+    # A number only passes through, and would become an infinity.
     _promoted("where", saturates="numbers"),
 )
 
@@ -119,7 +119,7 @@ _FILLING = (
 
 ROWS = (*_ARITHMETIC, *_FUNCTIONS, *_ACTIVATIONS, *_LIMITS, *_COMPARISONS, *_FILLING)
 
-#: Operations of this kind that need no row.
+#: Operations of this kind without a row.
 _WITHOUT_ROWS = """
     abs absolute angle ceil cosh exp fix floor leaky_relu log log10 log2 nan_to_num neg negative positive reciprocal
     relu rsqrt sign sinh tan trunc
@@ -127,5 +127,5 @@ _WITHOUT_ROWS = """
 
 _NAMES_IN_ROWS = " ".join(f"{row.names} {row.family}" for row in ROWS if not row.keeps_weights)
 
-#: The names of all of them but `prelu`, which takes a weight.
+#: The names of all of them except `prelu`, which takes a weight.
 NAMES = frozenset((*_WITHOUT_ROWS.split(), *_NAMES_IN_ROWS.split()))

@@ -1,4 +1,4 @@
-"""Pooling, and what makes images larger or smaller or reads between their pixels."""
+"""Pooling, and operations that resize images or sample them between their pixels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from habana_mp.ops.operation import FIRST_INPUT, NO_KERNEL, Operation
 
 _function = partial(Operation, o2="float32")
 _pooling = partial(Operation, is_only_parts=True)
-#: ``F.interpolate`` is a name for all of them.
+#: ``F.interpolate`` is a name for all operations of this kind.
 _resizing = partial(Operation, spellings="interpolate")
 
 _POOLING = (
@@ -18,7 +18,7 @@ _POOLING = (
     _function("adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool1d adaptive_max_pool2d avg_pool1d"),
     Operation("fractional_max_pool2d fractional_max_pool3d", FIRST_INPUT),
     Operation("avg_pool3d lp_pool3d", NO_KERNEL),
-    # It adds up in the lower precision, and stands still after some hundred values.
+    # Adds up in the lower precision: the sum stops growing after a few hundred values.
     Operation("adaptive_avg_pool3d", NO_KERNEL),
 )
 
@@ -30,8 +30,8 @@ _RESIZING = (
 )
 
 _SAMPLING = (
-    # The CPU's kernels compute positions and offsets in the lower precision, and read and write elsewhere beyond some
-    # 180 x 180 pixels.
+    # The CPU kernels compute positions and offsets in the lower precision. For images larger than about 180 x 180
+    # pixels they read and write out of bounds.
     Operation("grid_sampler", NO_KERNEL, spellings="grid_sample"),
     Operation("grid_sampler_2d grid_sampler_3d _grid_sampler_2d_cpu_fallback", NO_KERNEL),
 )

@@ -1,9 +1,9 @@
-"""Products of matrices and vectors, attention, and what torch makes of products.
+"""Products of matrices and vectors, attention, and operations that torch composes of products.
 
-``torch.autocast`` reaches the ``bmm`` and ``mm`` inside of an operation that torch makes of matrix products. The lists
-of a preset that says what ``torch.autocast`` does name it too, for those of its calls that make such a product. The
-others run in the widest precision among their inputs: angles of a rotary embedding, ``einsum("i,j->ij", positions,
-frequencies)``, are products of numbers, and would lose their positions in bfloat16.
+``torch.autocast`` applies to the ``bmm`` and ``mm`` inside an operation that torch composes of matrix products. The
+lists of a preset that follows ``torch.autocast`` name the operation too, for those of its calls that make such a
+product. The other calls run in the widest precision among their inputs: the angles of a rotary embedding,
+``einsum("i,j->ij", positions, frequencies)``, are products of numbers, and would lose their positions in bfloat16.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from habana_mp.ops.operation import FIRST_INPUT, IN_PLACE, NO_KERNEL, WIDEST, Ca
 
 @lru_cache(maxsize=1024)
 def _sums_products(equation: str) -> bool:
-    """Are products added up: is an index of two operands not one of the result?"""
+    """True if products are added up: an index of two operands is missing in the result."""
     inputs, arrow, result = equation.replace(" ", "").replace("...", ".").partition("->")
     operands = inputs.split(",")
     shared = {index for index in inputs if sum(index in operand for operand in operands) > 1}
-    # Without a result written down it has the indices that stand once, and all that the dots are for.
+    # Without an explicit result, the result has the indices that occur once, and all dimensions of the ellipsis.
     return not shared <= set(result if arrow else ".")
 
 
@@ -32,14 +32,14 @@ def _einsum_makes_product(equation: str, *_: Any, **__: Any) -> bool:
 
 
 def _inner_makes_product(input: Tensor, other: Tensor, **_: Any) -> bool:
-    # Of two vectors it is `dot`.
+    # For two vectors it is `dot`.
     return input.dim() > 1 or other.dim() > 1
 
 
 def _tensordot_makes_product(
     input: Tensor, other: Tensor, dims_self: Sequence[int], dims_other: Sequence[int], **_: Any
 ) -> bool:
-    # A number is the sum of an elementwise product.
+    # A result without dimensions is the sum of an elementwise product.
     return len(dims_self) < input.dim() or len(dims_other) < other.dim()
 
 
@@ -48,7 +48,7 @@ _gemm = partial(_product, o2="lower")
 _gemm_cast_by_autocast = partial(_gemm, casts_inside=True)
 _made_of_products = partial(Operation, o2="lower", made_of_products=True, keeps_weights=True)
 
-#: The factor whose last dimension they add up.
+#: The factor whose last dimension is summed over.
 _FIRST, _OF_MATRICES, _OF_BATCHES = ("input", 0), ("mat1", 1), ("batch1", 1)
 
 _GEMM = (
@@ -102,7 +102,7 @@ _SPARSE = (
 )
 
 _ATTENTION = (
-    # Nothing is said of its parts, `softmax` among them: its kernels are as exact as one rounding lets them be.
+    # It has no `parts`, such as `softmax`: its kernels are as exact as one rounding allows.
     Operation(
         "scaled_dot_product_attention",
         FIRST_INPUT,
@@ -113,7 +113,7 @@ _ATTENTION = (
             off_cpu_keywords=("attn_mask",),
         ),
     ),
-    # Its kernel on a CPU, as a function of torch and as an operator.
+    # Its CPU kernel, as a torch function and as an operator.
     Operation(
         "_scaled_dot_product_flash_attention_for_cpu aten::_scaled_dot_product_flash_attention_for_cpu",
         FIRST_INPUT,

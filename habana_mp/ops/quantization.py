@@ -1,4 +1,4 @@
-"""Quantization, and observers of what is to be quantized."""
+"""Quantization, and its observers."""
 
 from __future__ import annotations
 

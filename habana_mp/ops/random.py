@@ -1,4 +1,4 @@
-"""Dropout, and samples of distributions."""
+"""Dropout, and samples from distributions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Recurrent layers, and their cells.
 
-``torch.autocast`` reaches the matrix products that torch makes a layer of. What else it consists of stays as it is: its
-state, which each step of a sequence rounds again.
+``torch.autocast`` lowers the matrix products that torch composes a layer of. The rest of the layer is unchanged: each
+step of a sequence would round its state again.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ def _is_exporting() -> bool:
 
 
 def _lstm_is_fused(input: Tensor, state: Sequence[Tensor], *_: Any, **__: Any) -> bool:
-    # Of packed sequences, of none, or with a projection, torch makes it of products.
+    # torch composes it of products for packed sequences, for empty inputs, and with a projection.
     if isinstance(state, Tensor) or state[0].shape[-1] != state[1].shape[-1] or input.numel() == 0:
         return False
     library: Any = torch.backends.mkldnn
-    # While a model is exported torch switches it off, for operations that it does not know.
+    # torch disables the library while it exports a model, because of operations that the export does not support.
     return input.device.type != "cpu" or bool(library.is_available() and (library.enabled or _is_exporting()))
 
 
@@ -33,7 +33,7 @@ _cell = partial(Operation, unlisted=FIRST_INPUT, keeps_weights=True)
 _layer = partial(_cell, takes_steps=True, products_inside=True)
 
 ROWS = (
-    # A kernel of its own, which does not compute all calls of `lstm`.
+    # A separate kernel, which does not compute all calls of `lstm`.
     Operation("mkldnn_rnn_layer", means_products=True),
     _layer("lstm", spellings="LSTM mkldnn_rnn_layer", is_fused=_lstm_is_fused),
     _layer("gru", spellings="GRU"),

@@ -1,4 +1,4 @@
-"""Operations that make fewer values of many, or that each value of the result takes a whole row for: sums, statistics,
+"""Operations that reduce many values to fewer, or that need a whole row for each value of the result: sums, statistics,
 softmax, norms and distances."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _softmax_backward = partial(
 _SUMS = (
     Operation("logsumexp", family="special_logsumexp"),
     _function("cumprod cumsum cumulative_trapezoid diff logcumsumexp nansum trapezoid trapz"),
-    # These add up in the lower precision, and stand still after some hundred values.
+    # These add up in the lower precision: the sum stops growing after a few hundred values.
     Operation("histc segment_reduce", NO_KERNEL),
 )
 

@@ -1,4 +1,4 @@
-"""Operations that join tensors, or give their values in another shape or layout."""
+"""Operations that join tensors, or return their values in another shape or layout."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Names as code has them: with their place in torch (``F.softmax``, ``torch.ops.aten.mm``), or of modules (``Linear``).
+"""Names as they appear in code: with their path in torch (``F.softmax``, ``torch.ops.aten.mm``), or as the name of a
+module (``Linear``).
 
-Which of the names that :mod:`habana_mp.ops` knows is meant, is known here.
+This file maps them to the names that :mod:`habana_mp.ops` uses.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ import torch.nn.functional as F
 
 from habana_mp.ops import find
 
-#: What the name of a module of torch's may begin with.
+#: Prefixes of the name of a torch module.
 _MODULES = ("torch.nn.", "nn.")
 
-#: What the name of an operator may begin with, before its namespace.
+#: Prefixes of the name of an operator, before its namespace.
 _OPERATORS = ("torch.ops.", "ops.")
 
 
 @cache
 def _places() -> dict[str, Any]:
-    """Where code reaches operations, by what stands before the last dot."""
+    """Returns the objects of torch that code takes operations from, by the part of a name before its last dot."""
     return {
-        **dict(find.namespaces()),  # as the package's own tables name them
+        **dict(find.namespaces()),  # as in the package's own tables
         "torch": torch,
         **dict.fromkeys(("torch.Tensor", "Tensor"), torch.Tensor),
         **dict.fromkeys(("torch.nn.functional", "nn.functional", "functional", "F"), F),
@@ -41,11 +42,11 @@ def _places() -> dict[str, Any]:
 
 @cache
 def plain_names(name: str) -> tuple[str, ...]:
-    """What a name that code has may be called in lists, the likeliest first; nothing where it is not written so."""
+    """Returns the list names for a name in code, the likeliest first; an empty tuple if code uses no such name."""
     for before in _OPERATORS:
         if name.startswith(before):
             return _of_operator(name.removeprefix(before))
-    if name.startswith("aten."):  # as torch shows its operators
+    if name.startswith("aten."):  # as torch prints its operators
         return _of_operator(name)
     place, _, last = name.rpartition(".")
     if place in _places():
@@ -56,7 +57,7 @@ def plain_names(name: str) -> tuple[str, ...]:
 
 
 def module_named(name: str) -> type[torch.nn.Module] | None:
-    """torch's module that is called so: ``Linear``, ``nn.Linear``, ``torch.nn.modules.linear.Linear``."""
+    """Returns the torch module of that name, or None: ``Linear``, ``nn.Linear``, ``torch.nn.modules.linear.Linear``."""
     last = name.rpartition(".")[2]
     kind = inspect.getattr_static(torch.nn, last, None)
     if not isinstance(kind, type) or not issubclass(kind, torch.nn.Module):
@@ -66,26 +67,29 @@ def module_named(name: str) -> type[torch.nn.Module] | None:
 
 
 def _of_operator(name: str) -> tuple[str, ...]:
-    """``namespace::name`` of ``namespace.name``, and its overload if it has one."""
+    """Returns ``namespace::name`` for ``namespace.name``. An overload in the name stays."""
     namespace, dot, operator = name.partition(".")
     return (f"{namespace}::{operator}",) if dot else ()
 
 
 def _name_of(known: Any, name: str) -> str:
-    """A builtin has the name of its operation, also where it stands under another one: ``linalg.inv``."""
+    """Returns the name of an operation. A builtin has its own name, even under another one (``linalg.inv``)."""
     return known.__name__ if isinstance(known, types.BuiltinFunctionType) else name
 
 
 def _called_by(kind: type[torch.nn.Module]) -> tuple[str, ...]:
-    """The operation that the forward of a module calls. (A convolution pads first, attention asks for dtypes: what is
-    in `torch.nn.functional` and comes first is what the module is for.) Nothing where it calls other modules only."""
+    """Returns the operation that the forward of a module calls; an empty tuple if it calls only other modules.
+
+    A convolution pads first, and attention checks dtypes. So a function in `torch.nn.functional` comes before others.
+    """
     named = list(_named_in(kind, "forward", {"forward"}))
     found = (name for place in (F, torch) for where, name in named if where is place and find.exists(name))
     return tuple(itertools.islice(found, 1))
 
 
 def _named_in(kind: type[torch.nn.Module], method: str, seen: set[str]) -> Iterator[tuple[Any, str]]:
-    """What of torch's the code of a method names, in its order, and the code of the module's methods that it names."""
+    """Yields the torch names that the code of a method uses, in order, and those of the module's methods that it calls.
+    Each name comes with its place in torch."""
     function = inspect.getattr_static(kind, method, None)
     if not isinstance(function, types.FunctionType):
         return

@@ -1,4 +1,4 @@
-"""The one list of all patches, in the order in which they are put in."""
+"""The list of all patches, in the order of their installation."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from habana_mp.patches.torch.unwrapped_steps import UnwrappedSteps
 
 
 def all_patches() -> tuple[Patch, ...]:
-    """All of them, those of modules that are imported later too."""
+    """Returns all patches, including those of modules that are imported later."""
     return (
-        nothing_compiled,  # what follows may ask for it
+        nothing_compiled,  # first, because later patches may use it
         Greenlets(),
         ModuleCalls(),
         RecognisedCode(),
@@ -64,27 +64,27 @@ def all_patches() -> tuple[Patch, ...]:
 
 
 def modules_of_torch() -> list[str]:
-    """The names of torch's modules that patches wait for."""
+    """Returns the names of the torch modules that patches wait for."""
     waiting = [one.name for one in all_patches() if isinstance(one, WhenImported)]
     return sorted({name for name in waiting if name.startswith("torch.")})
 
 
 class Patches:
-    """All patches, put in and taken out together."""
+    """All patches, installed and uninstalled together."""
 
     def __init__(self, patches: Sequence[Patch]) -> None:
         self._patches = patches
-        #: Patches that are in, or partly: each is added before it is put in.
+        #: Patches that are installed, at least partly: each is added before its installation.
         self._installed: list[Patch] = []
 
     def check(self, settings: Settings) -> None:
-        """Raise if something that :meth:`install` needs is missing."""
+        """Raises if something that :meth:`install` needs is missing."""
         for patch in self._patches:
             patch.check(settings)
 
     def install(self, settings: Settings) -> None:
-        """Put all in, in order; those that are in already follow these settings. When one fails, what this call has put
-        in is taken out again."""
+        """Installs all patches in order; those that are installed already follow the new settings. If one fails, those
+        that this call has installed are uninstalled again."""
         before = list(self._installed)
         try:
             for patch in self._patches:
@@ -96,7 +96,7 @@ class Patches:
             raise
 
     def uninstall(self) -> None:
-        """Take all out, the last one first."""
+        """Uninstalls all patches, the last one first."""
         self._take_out(0)
 
     def _take_out(self, kept: int) -> None:

@@ -21,8 +21,8 @@ Assumption operators{
     "strides, graph",
     "torch's Python functions are called; gradients of parts of weights cost more"};
 
-// at::Tensor as it is handed over: one pointer, in a class that is not copied bit by bit. What is in one of ours was
-// moved out of it before it ends.
+// at::Tensor as C++ passes it: one pointer in a class that is not trivially copyable. `wrap` moves the pointer out
+// before a Handle is destroyed, so the destructor releases nothing.
 struct Handle {
   const void* implementation = nullptr;
 
@@ -32,27 +32,28 @@ struct Handle {
   ~Handle() {}  // NOLINT(modernize-use-equals-default): a trivial one would change how it is returned
 };
 
-// c10::ArrayRef<c10::SymInt>; a size that is a number is that number.
+// c10::ArrayRef<c10::SymInt>. A SymInt that is a plain number is stored as that number.
 struct Sizes {
   const std::int64_t* begin;
   std::size_t count;
 };
 
-// std::optional of c10::ScalarType and c10::Layout, and of c10::Device.
+// std::optional of c10::ScalarType or c10::Layout, and of c10::Device.
 using OptionalNumber = std::optional<std::int8_t>;
 using OptionalDevice = std::optional<std::array<std::int8_t, 2>>;
 
 Handle (*view)(const Handle&, Sizes) = nullptr;
 Handle (*empty)(const Handle&, Sizes, OptionalNumber, OptionalNumber, OptionalDevice, std::optional<bool>) = nullptr;
-PyObject* (*wrap)(Handle&&) = nullptr;  // THPVariable_Wrap, which takes a new tensor that it is given
+PyObject* (*wrap)(Handle&&) = nullptr;  // THPVariable_Wrap, which takes ownership of the new tensor
 
-// A tensor as torch's operators take it; null where this one's cannot be had.
+// Returns a tensor in the form that torch's operators take; null if `wrap` was not found or the tensor has no
+// implementation.
 const Handle* handle_of(PyObject* tensor) {
   if (wrap == nullptr || detail::implementation_of(tensor) == nullptr) return nullptr;
   return reinterpret_cast<const Handle*>(reinterpret_cast<const char*>(tensor) + detail::layout.implementation);
 }
 
-// Null where the operator fails with an error of torch's.
+// Returns the result of `run` as a Python object; null without an exception if torch throws.
 template <class Operator>
 Owned wrapped(const Operator& run) noexcept {
   PyObject* made = nullptr;

@@ -21,7 +21,7 @@ Assumption slots{
     "written to, in each class that has a copy of it",
     "convert refuses, and nothing has changed"};
 
-// Of a builtin, a method descriptor, or anything else that keeps its vectorcall in itself.
+// Returns the vectorcall slot of a builtin, a method descriptor or any other object that holds its own slot.
 vectorcallfunc* slot_of(PyObject* object) {
   return reinterpret_cast<vectorcallfunc*>(reinterpret_cast<char*>(object) + Py_TYPE(object)->tp_vectorcall_offset);
 }
@@ -35,15 +35,15 @@ PyCFunction as_definition(Function* function) {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function));
 }
 
-// Returns what CPython stores in the slot of `sample`, or null where it could not be made. The samples belong to this
-// file: a script replaces builtins such as `print`.
+// Returns what CPython stores in the slot of `sample`; null if the sample could not be made. Throws std::bad_alloc when
+// memory runs out. The samples are defined in this file because scripts replace builtins such as `print`.
 vectorcallfunc slot_of_sample(const Owned& sample) {
   if (sample) return *slot_of(sample.get());
   drop_error_but_of_memory();
   return nullptr;
 }
 
-// Returns what CPython stores in the slot of each fast function.
+// Returns what CPython stores in the slot of each builtin with METH_FASTCALL | METH_KEYWORDS.
 vectorcallfunc expected_fast_function_slot() {
   static PyMethodDef definition = {"sample", as_definition(&answer_none_to_array), METH_FASTCALL | METH_KEYWORDS,
                                    nullptr};
@@ -51,7 +51,7 @@ vectorcallfunc expected_fast_function_slot() {
   return slot;
 }
 
-// Returns what CPython stores in the slot of each method with these flags.
+// Returns what CPython stores in the slot of each method descriptor with these flags.
 vectorcallfunc expected_method_slot(int flags) {
   static PyMethodDef of_keywords = {"sample", as_definition(&answer_none_to_keywords), METH_VARARGS | METH_KEYWORDS,
                                     nullptr};
@@ -65,14 +65,14 @@ vectorcallfunc expected_method_slot(int flags) {
 
 bool is_type_slot(PyObject* object) { return Py_TYPE(object) == &PyWrapperDescr_Type; }
 
-// Visits the copy of the slot in `type` and in each class that derives from it. Each class has a copy, and classes that
-// are made later inherit what they find. False where a visit was, or where the classes are not known (with an exception
-// set).
+// Calls `visit` with the copy of the slot in `type` and in each class that derives from it. Each class has its own
+// copy, and a class that is made later inherits the current one. Returns false if a visit returns false. Also returns
+// false if the subclasses cannot be listed, with an exception set.
 template <auto slot, typename Visit>
 bool visit_classes(PyTypeObject* type, const Visit& visit) {
   PyMappingMethods* mapping = type->tp_as_mapping;
   if (mapping != nullptr && !visit(type, &(mapping->*slot))) return false;
-  // By `type`'s own method: a class may have another attribute of this name.
+  // Calls type.__subclasses__ itself, since a class may have another attribute of this name.
   const Owned subclasses(PyObject_CallMethod(reinterpret_cast<PyObject*>(&PyType_Type), "__subclasses__", "O", type));
   if (!subclasses) return false;
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(subclasses.get()); ++i) {
@@ -90,8 +90,8 @@ void replace_in_classes(const TensorClasses& classes, Function from, Function to
   }
 }
 
-// True if Tensor's slot wrapper calls Tensor's slot, and the slot may be written to in each class that has it. Else
-// false with an exception set.
+// True if Tensor's slot wrapper calls Tensor's slot and the slot is writable in each class that has it. Otherwise false
+// with an exception set.
 template <auto slot>
 bool may_replace_in_classes(PyObject* wrapper, MemoryMap& memory) {
   using Function = std::remove_reference_t<decltype(std::declval<PyMappingMethods>().*slot)>;
@@ -110,7 +110,7 @@ bool may_replace_in_classes(PyObject* wrapper, MemoryMap& memory) {
                                             : refuse(wrapper, "the classes that derive from Tensor are not known");
 }
 
-// True if everything that `put_in` stores into may be written to.
+// True if all memory that `put_in` stores into is writable.
 bool may_put_in(PyObject* object, Shape shape, MemoryMap& memory) {
   switch (shape) {
     case Shape::function:
@@ -167,7 +167,7 @@ bool refuse(PyObject* object, const char* why) {
 
 namespace {
 
-// The shape of an object whose flags and slot are CPython's. False with an exception set where they are not.
+// Sets `shape` if the object's flags and slot are those of CPython. Otherwise false with an exception set.
 bool recognise(PyObject* object, MemoryMap& memory, Shape& shape) {
   if (is_type_slot(object)) {
     auto* descriptor = reinterpret_cast<PyWrapperDescrObject*>(object);
@@ -211,7 +211,7 @@ bool recognise(PyObject* object, MemoryMap& memory, Shape& shape) {
     shape = Shape::composite;
     return true;
   }
-  // What torch 2.15 has in the place of the builtin where an operator is written in Python.
+  // Since torch 2.15 such an object replaces the builtin if an operator is written in Python.
   if (std::string_view(Py_TYPE(object)->tp_name).starts_with("torch._C.") && PyVectorcall_Function(object) != nullptr &&
       Py_TYPE(object)->tp_call == PyVectorcall_Call) {
     shape = Shape::fast_operator;
@@ -245,7 +245,7 @@ bool can_cover(PyObject* object) noexcept {
 std::optional<TensorClasses> TensorClasses::find() {
   MemoryMap memory;
   TensorClasses classes;
-  // A copy that may not be written to belongs to a class made after `may_replace_in_classes` was asked. It stays.
+  // A read-only copy belongs to a class that was made after `may_replace_in_classes` ran. It keeps its slots.
   const bool are_known =
       visit_classes<&PyMappingMethods::mp_subscript>(api.tensor_base, [&](PyTypeObject* type, binaryfunc* place) {
         if (memory.may_write(place) && memory.may_write(&type->tp_as_mapping->mp_ass_subscript)) {
@@ -266,8 +266,8 @@ void put_in(Callable& callable, const Stubs& stubs, const TensorClasses& classes
       store(slot_of(callable.object.get()), stubs.vectorcall.pointer());
       break;
     case Shape::fast_operator: {
-      // Where the flags say so the interpreter calls the C function itself, past the slot. The function stays the same:
-      // a builtin's hash is made of it.
+      // For some flags the interpreter calls the C function directly and bypasses the slot. A definition with other
+      // flags prevents this. The C function stays the same because a builtin's hash depends on it.
       if (PyCFunction_CheckExact(callable.object.get())) {
         auto* function = reinterpret_cast<PyCFunctionObject*>(callable.object.get());
         callable.definition = function->m_ml;
@@ -284,7 +284,7 @@ void put_in(Callable& callable, const Stubs& stubs, const TensorClasses& classes
       callable.definition = reinterpret_cast<PyMethodDescrObject*>(callable.object.get())->d_method;
       callable.original = callable.definition->ml_meth;
       callable.original_slot = *slot_of(callable.object.get());
-      // A method's hash is not made of ml_meth (a builtin function's is), so this may change.
+      // A method descriptor's hash does not depend on ml_meth (a builtin's does), so ml_meth may change.
       const PyCFunction stub =
           callable.shape == Shape::method ? stubs.method.as_method() : stubs.method_no_arguments.pointer();
       store(&callable.definition->ml_meth, stub);

@@ -1,6 +1,5 @@
-// What Python calls of torch's C code, and how a stub of ours is put in its place: builtins and method descriptors are
-// answered from their vectorcall slot, methods also from their definition, `tensor[key]` from the type's slots. The
-// objects stay what they are.
+// Replaces torch's C functions with stubs. Builtins and method descriptors get a stub in their vectorcall slot, methods
+// also in their definition. For `tensor[key]` the stub is in the slots of the type. The objects keep their identity.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -16,7 +15,7 @@
 
 namespace habana_mp::host {
 
-// The arguments of one call, as vectorcall hands them over. For a method the first one is the tensor itself.
+// The arguments of one call in vectorcall's form. The first argument of a method is the tensor.
 struct Arguments {
   PyObject* const* values;
   Py_ssize_t positional;
@@ -26,22 +25,23 @@ struct Arguments {
   Py_ssize_t count() const { return positional + keyword_count(); }
 };
 
-// Calls a C function that takes METH_VARARGS | METH_KEYWORDS; the first `skip` arguments are left out. Its result.
+// Calls a C function that takes METH_VARARGS | METH_KEYWORDS, without the first `skip` arguments. Returns its result;
+// null with an exception set on failure.
 PyObject* call_with_tuple(PyCFunction function, PyObject* self, const Arguments& arguments, Py_ssize_t skip = 0);
 
 enum class Shape : std::uint8_t {
-  function,             // builtin function, METH_VARARGS | METH_KEYWORDS
-  slow_operator,        // the same, an operator of torch.ops: in older releases (2.4 to 2.10, at least)
-  fast_operator,        // an operator of torch.ops: a builtin, METH_FASTCALL | METH_KEYWORDS, or another callable
-  method,               // method of Tensor, METH_VARARGS | METH_KEYWORDS
-  method_no_arguments,  // method of Tensor, METH_NOARGS
+  function,             // builtin function with METH_VARARGS | METH_KEYWORDS
+  slow_operator,        // operator of torch.ops with the same flags, in older releases (at least 2.4 to 2.10)
+  fast_operator,        // operator of torch.ops: a builtin with METH_FASTCALL | METH_KEYWORDS, or another callable
+  method,               // method of Tensor with METH_VARARGS | METH_KEYWORDS
+  method_no_arguments,  // method of Tensor with METH_NOARGS
   assignment,           // Tensor.__setitem__: a type slot, not a callable
-  subscript,            // Tensor.__getitem__: another
-  composite,            // an operation that torch writes in Python
-  users_function,       // a user's own function, called through the core (hmp.op_wrap)
+  subscript,            // Tensor.__getitem__: also a type slot
+  composite,            // operation that torch implements in Python
+  users_function,       // user-defined function, called through the core (hmp.op_wrap)
 };
 
-// What stands in an object's place while it is covered; of each shape one or two of these.
+// The functions that replace an object's own while it is patched. Each shape uses one or two of them.
 struct Stubs {
   FromC<vectorcallfunc> vectorcall = {};
   FromC<PyCFunctionWithKeywords> method = {};
@@ -57,25 +57,25 @@ struct Callable {
   vectorcallfunc original_slot = nullptr;
   objobjargproc original_assignment = nullptr;
   binaryfunc original_subscript = nullptr;
-  PyMethodDef* definition = nullptr;   // as the object had it
-  PyMethodDef definition_with_slot{};  // a fast function's, so that the interpreter does not pass the slot by
+  PyMethodDef* definition = nullptr;   // the object's original definition
+  PyMethodDef definition_with_slot{};  // only for fast_operator: keeps the interpreter from bypassing the slot
 
   bool is_method() const { return shape == Shape::method || shape == Shape::method_no_arguments; }
   bool is_python() const { return shape == Shape::composite || shape == Shape::users_function; }
   bool is_operator() const { return shape == Shape::slow_operator || shape == Shape::fast_operator; }
 };
 
-// Can this object be covered, and as what? False with an exception set. Everything is looked up that a store relies on:
-// a definition in memory that may not be written to must be found before the first store, not by it.
+// Finds the shape of an object that can be patched. False with an exception set if it cannot. Checks all memory that
+// `put_in` writes to, because read-only memory must be found before the first write.
 bool find_shape(PyObject* object, MemoryMap& memory, Shape& shape);
 
-// Is the object's calling convention one that we can answer? Nothing else is looked at.
+// True if the calling convention of the object is supported. Checks nothing else.
 bool can_cover(PyObject* object) noexcept;
 
-// Tensor and the classes that derive from it and have copies of its slots that may be written to.
+// Tensor and the derived classes whose copies of its slots are writable.
 class TensorClasses {
  public:
-  // None with an exception set where there is no memory.
+  // Returns nullopt with an exception set when memory runs out.
   static std::optional<TensorClasses> find();
 
   [[nodiscard]] const std::vector<Owned>& all() const { return all_; }
@@ -84,15 +84,15 @@ class TensorClasses {
   std::vector<Owned> all_;
 };
 
-// Nothing can fail from here on. `classes` were found after the last other code has run.
+// These cannot fail. No other Python code may run after `classes` were found.
 void put_in(Callable& callable, const Stubs& stubs, const TensorClasses& classes) noexcept;
 void take_out(Callable& callable, const Stubs& stubs, const TensorClasses& classes) noexcept;
 
-// A builtin function like this one that nobody answers for: same C function, an object of its own. `covered` is what
-// stands for it if it is covered, or null. Null with an exception set.
+// Returns a new builtin with the same C function and without a stub. `covered` describes the builtin if it is patched,
+// and is null otherwise. Null with an exception set on failure.
 Owned untouched_twin(PyObject* builtin, const Callable* covered);
 
-// Refuses an object, with an exception that asks to report it. False.
+// Sets an exception that asks the user to report this object. Returns false.
 bool refuse(PyObject* object, const char* why);
 
 }  // namespace habana_mp::host

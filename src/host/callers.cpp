@@ -19,7 +19,7 @@ Assumption raise_instruction{
     "an error that reaches torch's call through any Python code of others is passed on: the call is not made again in "
     "float32"};
 
-// As the module `opcode` calls it; -1 where it has no such one.
+// Returns the number of an instruction in the module `opcode`; -1 if there is no such instruction.
 long number_of_opcode(const char* name) {
   const Owned opcodes(PyImport_ImportModule("opcode"));
   const Owned map(opcodes ? PyObject_GetAttrString(opcodes.get(), "opmap") : nullptr);
@@ -62,8 +62,8 @@ bool raise_is_told() {
 
 bool instruction_tells = false;
 
-// The name of the innermost Python code's module; null where there is none. Each call with a cast asks: no object is
-// made for the frame.
+// Returns the module name of the innermost Python code; null if there is no such name. Each call with a cast runs this,
+// so it makes no object for the frame.
 Owned module_of_caller() {
   PyObject* const globals = PyEval_GetGlobals();
   return globals == nullptr ? nullptr : name_of_module(globals);
@@ -82,7 +82,7 @@ PyObject* function_of(PyObject* code) noexcept { return reinterpret_cast<PyCodeO
 
 bool is_of_file(PyObject* code, PyObject* beginnings) noexcept { return begins_with_one_of(file_of(code), beginnings); }
 
-// What it computes are parameters and gradients; a model's code is never there.
+// torch.distributed computes parameters and gradients. It contains no model code.
 bool caller_is_distributed() {
   const Owned name = module_of_caller();
   return name && text_of(name.get()).starts_with("torch.distributed.");
@@ -113,7 +113,7 @@ bool was_raised_by_others() {
   if (PyErr_ExceptionMatches(PyExc_NotImplementedError) != 0) return false;
   HeldError held;
   static PyObject* const own = [] {
-    const NoCollection no_finalizers;  // one that comes here again would wait for itself
+    const NoCollection no_finalizers;  // a finalizer that calls this function would wait for itself
     return checked(Py_BuildValue("(ss)", "torch.", "habana_mp."));
   }();
   const PyTracebackObject* entry = innermost_of(held.traceback());
@@ -158,7 +158,7 @@ Owned init_codes(PyTypeObject* type) {
       init = wrapped;
     }
   }
-  if (codes) clear_error();  // a key that cannot be compared
+  if (codes) clear_error();  // a key could not be compared
   return codes;
 }
 

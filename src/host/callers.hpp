@@ -1,41 +1,40 @@
-// Who called, and who raised: what the frames of running Python code tell, and the names of torch's modules by which
-// they tell it.
+// Finds the code that called or that raised an exception: reads the frames of running Python code and compares the
+// names of torch's modules.
 #pragma once
 
 #include "host/frames.hpp"
 
 namespace habana_mp::host {
 
-// Finds out what an exception tells of whoever raised it.
+// Checks that a traceback shows whether Python code raised the exception with `raise`.
 void bind_callers();
 
-// The file that a code object was read from, borrowed. The functions of a file share the string.
+// Returns the file name of a code object, borrowed. The functions of a file share the string.
 PyObject* file_of(PyObject* code) noexcept;
-// The name of its function, borrowed.
+// Returns the name of the code's function, borrowed.
 PyObject* function_of(PyObject* code) noexcept;
-// Does its name begin with one of these, a tuple of strings?
+// True if the file name begins with one of `beginnings`, a tuple of strings.
 bool is_of_file(PyObject* code, PyObject* beginnings) noexcept;
 
-// Is the innermost Python code that of torch.distributed?
+// True if the innermost Python code belongs to torch.distributed.
 bool caller_is_distributed();
 
-// Is this process a worker of a DataLoader? Given the namespace of torch.utils.data._utils.worker, or null.
+// True if this process is a DataLoader worker. `worker_namespace` is that of torch.utils.data._utils.worker, or null.
 bool is_worker(PyObject* worker_namespace);
 
-// Of the exception that is set: does torch.jit.trace record the call that has just failed? It crashes at the next
-// operation after such a one. (It records no more by now, so it cannot be asked.) Yes where there is no memory to find
-// out.
+// True if torch.jit.trace was recording the call that raised the current exception, or when memory runs out. After such
+// a failure torch crashes at the next operation. Recording has already stopped, so the tracer's frame is searched for.
 bool was_recorded_by_jit();
 
-// Of the exception that is set: has somebody's own code inside the call, a hook of saved tensors or a mode, raised it
-// by a `raise`, and not to tell of one of torch's? NotImplementedError says that there is no kernel, whoever says it.
-// Yes where there is no memory to find out.
+// True if other Python code inside the call (a saved-tensor hook, a mode) raised the current exception with `raise`, or
+// when memory runs out. False if it was raised while another exception, such as one of torch's, was handled. False for
+// NotImplementedError, which always means that there is no kernel.
 bool was_raised_by_others();
 
-// Of every __init__ that constructs an object of this class, decorated or not, the code and what it wraps: a list of
-// pairs. Null with an exception set.
+// Returns a list of pairs, one for each __init__ that constructs an object of this class: its code, and the function
+// that it wraps or None. Null with an exception set.
 Owned init_codes(PyTypeObject* type);
-// The pair with this code, borrowed, or null.
+// Returns the pair with this code, borrowed, or null.
 PyObject* pair_of(PyObject* codes, PyObject* code);
 
 }  // namespace habana_mp::host

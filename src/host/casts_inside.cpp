@@ -23,11 +23,11 @@ Assumption casts_inside{
 
 using ScalarType = std::int8_t;
 constexpr std::int8_t cpu = 0;
-// c10::ScalarType; the numbers are part of torch's serialization format.
+// Values of c10::ScalarType, which are part of torch's serialization format.
 constexpr ScalarType half = 5;
 constexpr ScalarType bfloat16 = 15;
 
-// Of at::autocast.
+// Functions of at::autocast.
 struct Functions {
   AutocastDtype dtype;
   bool (*is_cache_enabled)() = nullptr;
@@ -45,7 +45,7 @@ __attribute__((tls_model("initial-exec")))
 #endif
 constinit thread_local bool is_at_work = false;
 
-// Another greenlet must not find torch's autocast switched on.
+// Another greenlet must not run with torch's autocast switched on.
 std::unique_ptr<PutAside> take_work() {
   if (!is_at_work) return nullptr;
   is_at_work = false;
@@ -60,7 +60,7 @@ void put_work_back(PutAside& /*aside*/, std::uint64_t /*nanoseconds*/) noexcept 
 
 [[maybe_unused]] const bool is_part = add_greenlet_part({&take_work, &put_work_back});
 
-// Do torch's Python functions see what these set?
+// True if torch's Python functions return the same values as these functions.
 bool agree_with_python() {
   const Owned list = made_by(
       "import torch\n"
@@ -75,7 +75,7 @@ bool agree_with_python() {
          (dtype == bfloat16) == (seen == api.bfloat16) && (dtype == half) == (seen == api.float16);
 }
 
-// Does each function that sets set what the other one reads?
+// True if each getter returns what its setter set.
 bool are_set() {
   const ScalarType dtype = functions.dtype.ask(cpu);
   const ScalarType other = dtype == half ? bfloat16 : half;
@@ -117,7 +117,7 @@ CastsInside::CastsInside(Kind to) noexcept
   const ScalarType wanted = to == Kind::bf16 ? bfloat16 : half;
   dtype_changed_ = dtype_before_ != wanted;
   if (dtype_changed_) functions.dtype.set(cpu, wanted);
-  // Its cache would keep the cast of an input that is a leaf, whatever happens to the leaf.
+  // The autocast cache would keep the cast of a leaf input even after the leaf has changed.
   if (cache_before_) functions.set_cache_enabled(false);
   is_at_work = true;
   enabled.turn(true);

@@ -1,5 +1,5 @@
-// torch's own autocast, for the length of one call: it casts an operation's inputs inside of the dispatcher, where a
-// cast needs no Python object. That is worth it where autograd records; it records the same casts as ours.
+// Switches on torch.autocast for one call. It casts an operation's inputs inside the dispatcher, where a cast needs no
+// Python object. This is faster if autograd tracks the operation. Autograd tracks the same casts in both cases.
 #pragma once
 
 #include "host/inside.hpp"
@@ -7,25 +7,25 @@
 
 namespace habana_mp::host {
 
-// Finds torch's functions for it. To be called after bind_inside.
+// Finds the functions of torch.autocast. Call it after bind_inside.
 void bind_casts_inside();
 
 namespace detail {
 extern bool autocast_was_found;
 }
 
-// Can it cast such an input, and would it? Plain dense tensors on the CPU.
+// True if torch.autocast can and would cast this input: a plain dense tensor on the CPU.
 inline bool can_be_cast_inside(PyObject* tensor) noexcept {
   return detail::autocast_was_found && is_plain_tensor(tensor) && keys_of(tensor) == inside.plain;
 }
 
-// Is the user's own autocast for the CPU off in this thread? Where it is on it has the last word.
+// True if the user's own autocast for the CPU is off in this thread. If it is on, it takes precedence.
 bool autocast_is_off() noexcept;
 
-// May CastsInside be used in this thread?
+// True if CastsInside may be used in this thread.
 bool may_cast_inside() noexcept;
 
-// On in this thread as long as it lives; then everything is as it was.
+// Switches torch.autocast on in this thread during its lifetime, and then restores the former state.
 class CastsInside {
  public:
   explicit CastsInside(Kind to) noexcept;
@@ -39,8 +39,8 @@ class CastsInside {
   bool dtype_changed_;
 };
 
-// Off again as long as it lives, where CastsInside is on in this thread: for a user's hook, which may run within a call
-// that records more than one node.
+// Switches torch.autocast off during its lifetime if CastsInside is active in this thread. For user-defined hooks,
+// which may run inside a call for which autograd makes more than one node.
 class NoCastsInside {
  public:
   NoCastsInside() noexcept;

@@ -1,4 +1,4 @@
-// Looking for what torch keeps where, in memory of which nothing is assumed.
+// Finds the offsets at which torch stores its data, with no assumption about the memory that is read.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -16,7 +16,7 @@
 
 namespace habana_mp::host {
 
-// Reads memory that may not be there: the kernel answers EFAULT where we would crash.
+// Reads memory that may be unmapped: the kernel returns EFAULT where a direct read would crash.
 class CarefulReader {
  public:
   CarefulReader() { open_ = ::pipe(ends_) == 0; }
@@ -32,7 +32,7 @@ class CarefulReader {
     const iovec there{const_cast<void*>(from), size};
     const iovec here{to, size};
     if (::process_vm_readv(::getpid(), &here, 1, &there, 1, 0) == static_cast<ssize_t>(size)) return true;
-    // Not allowed everywhere; a pipe is.
+    // process_vm_readv is not allowed everywhere. A pipe is.
     if (!open_ || ::write(ends_[1], from, size) != static_cast<ssize_t>(size)) return false;
     return ::read(ends_[0], to, size) == static_cast<ssize_t>(size);
   }
@@ -42,10 +42,10 @@ class CarefulReader {
   int ends_[2] = {-1, -1};
 };
 
-// The list that the function `make` of a Python script returns; null with an exception set.
+// Returns the list that the function `make` of a Python script returns; null with an exception set.
 Owned made_by(const char* script);
 
-// The value at an offset from an address.
+// Returns the value at an offset from an address.
 template <typename T>
 T load(const void* address, std::ptrdiff_t offset) noexcept {
   T value{};
@@ -53,7 +53,7 @@ T load(const void* address, std::ptrdiff_t offset) noexcept {
   return value;
 }
 
-// The one offset, of a value of this size, that fits; none when there is none or more than one.
+// Returns the only offset that fits a value of this size; nullopt if no offset fits or several do.
 template <std::size_t size, typename Fits>
 std::optional<std::ptrdiff_t> only_offset(std::size_t of_value, Fits fits) {
   std::optional<std::ptrdiff_t> found;
@@ -66,7 +66,7 @@ std::optional<std::ptrdiff_t> only_offset(std::size_t of_value, Fits fits) {
   return found;
 }
 
-// The one offset at which every sample's memory holds what it should.
+// Returns the only offset at which the memory of every sample holds the expected value.
 template <typename T, typename Sample, std::size_t size, typename Expected>
 std::optional<std::ptrdiff_t> unique_offset(const std::vector<Sample>& samples,
                                             const std::vector<std::array<char, size>>& memory, Expected expected) {

@@ -1,4 +1,4 @@
-// The Python code that is running: where a call comes from.
+// Reads the frames of running Python code, to find where a call comes from.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -13,7 +13,7 @@
 
 namespace habana_mp::host {
 
-// Does a string begin with one of these, a tuple of strings?
+// True if a string begins with one of `beginnings`, a tuple of strings.
 inline bool begins_with_one_of(PyObject* text, PyObject* beginnings) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(beginnings); ++i) {
     if (PyUnicode_Tailmatch(text, PyTuple_GET_ITEM(beginnings, i), 0, PY_SSIZE_T_MAX, -1) == 1) return true;
@@ -21,7 +21,7 @@ inline bool begins_with_one_of(PyObject* text, PyObject* beginnings) {
   return false;
 }
 
-// Of a string; empty where it is no text. It lives as long as the string.
+// Returns the UTF-8 text of a string; empty if it cannot be encoded. Valid as long as the string lives.
 inline std::string_view text_of(PyObject* string) noexcept {
   Py_ssize_t size = 0;
   const char* const text = PyUnicode_AsUTF8AndSize(string, &size);
@@ -29,15 +29,15 @@ inline std::string_view text_of(PyObject* string) noexcept {
   return text == nullptr ? std::string_view() : std::string_view(text, static_cast<std::size_t>(size));
 }
 
-// The same of any string, as bytes: a lone surrogate becomes three bytes, as Python's "surrogatepass" writes it.
+// Returns the UTF-8 bytes of any string. A lone surrogate becomes three bytes, as with Python's "surrogatepass".
 inline std::string bytes_of(PyObject* string) {
   const Owned bytes(PyUnicode_AsEncodedString(string, "utf-8", "surrogatepass"));
-  if (!bytes) clear_error();  // no memory; no code of others runs
+  if (!bytes) clear_error();  // memory ran out; no other code runs
   if (!bytes) return {};
   return {PyBytes_AS_STRING(bytes.get()), static_cast<std::size_t>(PyBytes_GET_SIZE(bytes.get()))};
 }
 
-// What the globals of a module's code give as its name; null where there is none.
+// Returns the module name that these globals contain; null if it is missing or not a string.
 inline Owned name_of_module(PyObject* globals) {
   static PyObject* const key = interned("__name__");
   Owned name = Owned::borrowed_or_null(PyDict_Check(globals) ? PyDict_GetItemWithError(globals, key) : nullptr);
@@ -46,9 +46,8 @@ inline Owned name_of_module(PyObject* globals) {
   return name;
 }
 
-// Steps from frame to frame, outwards, without leaving an exception behind. CPython makes an object
-// for a frame that has none; without memory for it the walk ends early and has `failed`. An exception that is set is
-// lost then.
+// Walks outwards from frame to frame and leaves no exception set. CPython makes an object for a frame that has none. If
+// memory runs out for it, the walk ends early and `failed` returns true. An exception that was set before is then lost.
 class FrameWalk {
  public:
   FrameWalk() : FrameWalk(PyEval_GetFrame()) { failed_ = !frame_ && PyEval_GetGlobals() != nullptr; }
@@ -56,25 +55,25 @@ class FrameWalk {
       : frame_(Owned::borrowed_or_null(reinterpret_cast<PyObject*>(innermost))) {}
 
   explicit operator bool() const { return static_cast<bool>(frame_); }
-  // True if memory ran out for the next frame, or for a variable of one. The caller is then unknown.
+  // True if memory ran out for the next frame or for a variable. The caller is then unknown.
   [[nodiscard]] bool failed() const { return failed_; }
   void outwards() {
     frame_ = Owned(reinterpret_cast<PyObject*>(PyFrame_GetBack(frame())));
     if (!frame_ && PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_MemoryError) != 0) note_error();
   }
-  // Borrowed from the frame, which is running.
+  // Returns the frame's code, borrowed from the frame, which is running.
   PyObject* code() const {
     const Owned code(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame())));
     return code.get();
   }
-  // The name of the module whose code it is; null where there is none.
+  // Returns the name of the frame's module, or null.
   Owned module_name() {
     static PyObject* const attribute = interned("f_globals");
     const Owned globals(PyObject_GetAttr(frame_.get(), attribute));
     note_error();
     return globals ? name_of_module(globals.get()) : nullptr;
   }
-  // Where in the code it is: a number that differs from line to line.
+  // Returns the position in the code, a number that differs from line to line.
   int position() const {
 #if PY_VERSION_HEX >= 0x030B0000
     return PyFrame_GetLasti(frame());
@@ -83,13 +82,13 @@ class FrameWalk {
 #endif
   }
   int line() const { return PyFrame_GetLineNumber(frame()); }
-  // Has a debugger a function of its own there?
+  // True if a debugger has set a trace function for the frame.
   bool is_traced() {
     const Owned tracing(PyObject_GetAttrString(frame_.get(), "f_trace"));
     note_error();
     return tracing && tracing.get() != Py_None;
   }
-  // The value of the code's first parameter (or the first of its *args), borrowed; null where it has none.
+  // Returns the value of the code's first parameter (or the first of its *args), borrowed; null if it has none.
   PyObject* first_parameter() {
     auto* code = reinterpret_cast<PyCodeObject*>(this->code());
     const bool starred = code->co_argcount == 0;
@@ -99,15 +98,15 @@ class FrameWalk {
 #else
     const Owned names = Owned::borrowed(code->co_varnames);
 #endif
-    // Keyword-only parameters stand between the positional ones and *args.
+    // Keyword-only parameters come between the positional parameters and *args.
     const Owned held = names ? variable(PyTuple_GET_ITEM(names.get(), starred ? code->co_kwonlyargcount : 0)) : nullptr;
     note_error();
-    PyObject* const value = held.get();  // the frame keeps it
+    PyObject* const value = held.get();  // the frame holds it
     if (value == nullptr || !starred) return value;
     return PyTuple_Check(value) && PyTuple_GET_SIZE(value) > 0 ? PyTuple_GET_ITEM(value, 0) : nullptr;
   }
 
-  // Is this one of the variables that the code's function took from around it? Also where there are none to tell.
+  // True if `object` is the value of a free variable of the code, or if the code has no free variables.
   bool encloses(PyObject* object) {
     auto* code = reinterpret_cast<PyCodeObject*>(this->code());
 #if PY_VERSION_HEX >= 0x030B0000
@@ -124,7 +123,7 @@ class FrameWalk {
     return found;
   }
 
-  // A variable of the code; null, with an exception set, where it has no value.
+  // Returns a variable of the code; null with an exception set if it has no value.
   Owned variable(PyObject* name) const {
 #if PY_VERSION_HEX >= 0x030C0000
     return Owned(PyFrame_GetVar(frame(), name));

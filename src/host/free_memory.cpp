@@ -50,7 +50,7 @@ void for_each_line(std::string_view text, const Look& look) {
   }
 }
 
-// Returns the number behind this word at the beginning of a line.
+// Returns the number after `word`, which begins a line; nullopt if there is no such line.
 std::optional<std::uint64_t> number_after(std::string_view text, std::string_view word) {
   std::optional<std::uint64_t> found;
   for_each_line(text, [&](std::string_view line) {
@@ -73,7 +73,7 @@ struct GroupFiles {
   std::string_view mount;
   const char* limit;
   const char* used;
-  std::string_view inactive;  // words in memory.stat, for contents of files
+  std::string_view inactive;  // keys in memory.stat for cached file contents
   std::string_view active;
 };
 constexpr GroupFiles version_2{"/sys/fs/cgroup", "/memory.max", "/memory.current", "inactive_file ", "active_file "};
@@ -81,7 +81,7 @@ constexpr GroupFiles version_1{"/sys/fs/cgroup/memory", "/memory.limit_in_bytes"
                                "total_inactive_file ", "total_active_file "};
 
 std::uint64_t free_of_group(const GroupFiles& files, const std::string& directory) {
-  // Version 2 has the word `max` where there is no limit.
+  // Version 2 writes `max` for no limit.
   const std::optional<std::uint64_t> limit = number_in(read(directory + files.limit));
   const std::optional<std::uint64_t> used = limit ? number_in(read(directory + files.used)) : std::nullopt;
   if (!used) return unlimited;
@@ -91,8 +91,8 @@ std::uint64_t free_of_group(const GroupFiles& files, const std::string& director
   return difference(*limit, difference(*used, of_files));
 }
 
-// A group's memory is limited by each group that it is in. In a container the path may name groups that cannot be seen:
-// their names are left out one by one, up to the root, which then is the container's own group.
+// Each enclosing group also limits a group's memory. In a container the path may name groups that are not visible. So
+// names are removed one by one up to the root, which then is the container's own group.
 std::uint64_t free_of_groups(const GroupFiles& files, std::string path) {
   std::uint64_t found = unlimited;
   while (true) {
@@ -103,7 +103,8 @@ std::uint64_t free_of_groups(const GroupFiles& files, std::string path) {
   }
 }
 
-// A line of /proc/self/cgroup: a number, the controllers with commas between, the path. Version 2 has no controllers.
+// A line of /proc/self/cgroup has a number, the controllers separated by commas, and the path. Version 2 has no
+// controllers.
 std::uint64_t free_of_own_groups() {
   std::uint64_t found = unlimited;
   for_each_line(read("/proc/self/cgroup"), [&](std::string_view line) {
@@ -119,7 +120,7 @@ std::uint64_t free_of_own_groups() {
   return found;
 }
 
-// /proc/self/statm has numbers of pages: of the address space, then five others, of which the fifth is the data.
+// The numbers in /proc/self/statm count pages. The first is the address space, the sixth is the data.
 std::uint64_t free_of_process() {
   rlimit space{};
   rlimit data{};

@@ -1,4 +1,4 @@
-// The memory that this process may still take.
+// The memory that this process can still allocate.
 #pragma once
 
 #include <cstdint>
@@ -6,12 +6,12 @@
 
 namespace habana_mp::host {
 
-// Returns the bytes that may be taken before the system, the process's control group or its own limits refuse more.
-// Memory that holds contents of files counts as free: the kernel can drop it. Returns the largest number where nothing
-// limits. Reads some small files of the system, which takes some 50 microseconds.
+// Returns the number of bytes that can be allocated before the system, the control group or the limits of the process
+// refuse more. Cached file contents count as free because the kernel can drop them. Returns the largest number if there
+// is no limit, and 0 when memory runs out. Reads small system files, which takes about 50 microseconds.
 std::uint64_t free_memory() noexcept;
 
-// For tests: reads `/proc` and `/sys` below this directory. An empty one stands for the real files.
+// For tests: reads `/proc` and `/sys` below this directory. An empty path selects the real files.
 void set_root_of_memory_files(std::string root);
 
 }  // namespace habana_mp::host

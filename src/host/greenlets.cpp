@@ -34,9 +34,9 @@ struct Waiting {
 struct OfThread {
   bool is_followed = false;
   bool is_switching = false;
-  // The greenlet that the state belongs to, borrowed and told apart by its address. It runs, so it is alive.
+  // The greenlet that owns the state, borrowed and identified by its address. It runs, so it is alive.
   PyObject* running = nullptr;
-  // Greenlets that are suspended in the middle of something. One that has ended is not among them.
+  // The saved states of suspended greenlets. A greenlet that has ended is removed.
   std::unordered_map<PyObject*, Waiting>* waiting = nullptr;
 };
 constinit thread_local OfThread here;
@@ -59,11 +59,11 @@ void forget_thread() {
 
 bool has_ended(PyObject* greenlet) {
   const Owned dead(PyObject_GetAttrString(greenlet, "dead"));
-  if (!dead) clear_error();  // an attribute of C
+  if (!dead) clear_error();  // a C attribute: no Python code runs
   return dead.get() == Py_True;
 }
 
-// Exchanges the states of two greenlets.
+// Saves the state of `from` and restores that of `to`.
 void exchange(PyObject* from, PyObject* to) {
   Waiting taken;
   bool has_any = false;
@@ -95,7 +95,7 @@ bool is_ours(PyObject* function) {
   return PyCFunction_CheckExact(function) && reinterpret_cast<PyCFunctionObject*>(function)->m_ml == &definition;
 }
 
-// Takes the function out of this thread, if greenlet still calls it and no greenlet waits.
+// Removes the trace function from this thread if greenlet still calls it and no suspended greenlet has a saved state.
 void leave_this_thread() {
   if (here.waiting != nullptr && !here.waiting->empty()) return;
   if (!functions->gettrace) return;
@@ -105,11 +105,11 @@ void leave_this_thread() {
   const Owned done(PyObject_CallOneArg(functions->settrace.get(), PyCFunction_GET_SELF(current.get())));
 }
 
-// What greenlet calls after each switch, in the greenlet that runs from now on: with "switch" or "throw", and a pair of
-// greenlets. `previous` is the function that was there before, or None.
+// The trace function. greenlet calls it after each switch, in the greenlet that now runs, with "switch" or "throw" and
+// a pair of greenlets. `previous` is the former trace function or None.
 PyObject* switched(PyObject* previous, PyObject* const* values, Py_ssize_t count) {
   PyObject* const pair = count == 2 ? values[1] : nullptr;
-  if (here.is_switching) Py_RETURN_NONE;  // another function that calls us is called by us
+  if (here.is_switching) Py_RETURN_NONE;  // `previous` has called this function
   here.is_switching = true;
   try {
     if (pair != nullptr && PyTuple_Check(pair) && PyTuple_GET_SIZE(pair) == 2 &&
@@ -125,7 +125,7 @@ PyObject* switched(PyObject* previous, PyObject* const* values, Py_ssize_t count
                      : Owned(PyObject_Vectorcall(previous, values, static_cast<std::size_t>(count), nullptr));
   here.is_switching = false;
   if (PyErr_Occurred() != nullptr) {
-    here.is_followed = false;  // greenlet takes out a function that raises
+    here.is_followed = false;  // greenlet removes a trace function that raises
     return nullptr;
   }
   Py_RETURN_NONE;

@@ -1,5 +1,5 @@
-// Greenlets: several flows of Python code take turns in one thread. The state of a thread that belongs to the running
-// code is put aside while another greenlet runs.
+// Supports greenlets: several flows of Python code that take turns in one thread. While another greenlet runs, the
+// thread's state that belongs to the suspended code is saved.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -10,7 +10,7 @@
 
 namespace habana_mp::host {
 
-// One part of the state of a greenlet that waits.
+// One part of the saved state of a suspended greenlet.
 struct PutAside {
   PutAside() = default;
   PutAside(const PutAside&) = delete;
@@ -18,21 +18,23 @@ struct PutAside {
   virtual ~PutAside() = default;
 };
 
-// A part of a thread's state that each greenlet has for itself.
+// A part of a thread's state of which each greenlet has its own.
 struct GreenletPart {
-  // Takes what this thread has, and leaves what a new thread has. Null where these are the same.
+  // Returns the state of this thread and replaces it with that of a new thread. Null if both are equal.
   std::unique_ptr<PutAside> (*take)();
-  // Puts back what `take` gave. `nanoseconds` is how long it was aside.
+  // Restores what `take` returned. `nanoseconds` is the time since then.
   void (*put_back)(PutAside& aside, std::uint64_t nanoseconds) noexcept;
 };
 
-// To be called while the module is loaded.
+// Registers a part. Call it while the module is loaded. Returns true.
 bool add_greenlet_part(const GreenletPart& part);
 
-// Tells greenlets apart from now on, in each thread that has a state of its own. `settrace` and `gettrace` are
-// functions of the module greenlet. False with a Python exception set where that fails; then nothing has changed.
+// Follows greenlets from now on: each gets its own state in every thread that has a state. `settrace` and `gettrace`
+// are functions of the module greenlet. False with a Python exception set on failure; greenlets are then handled as
+// before.
 bool follow_greenlets(PyObject* settrace, PyObject* gettrace);
-// No more. A thread in which greenlets wait with a state of their own is followed until they have it back.
+// Stops following greenlets. A thread in which suspended greenlets have saved states is followed until these are
+// restored.
 void leave_greenlets() noexcept;
 
 namespace detail {
@@ -40,7 +42,7 @@ extern bool greenlets_are_followed;
 void follow_in_this_thread() noexcept;
 }  // namespace detail
 
-// To be called before this thread gets a state of its own.
+// Call this before the thread gets a state of its own.
 inline void tell_greenlets_apart() noexcept {
   if (detail::greenlets_are_followed) [[unlikely]]
     detail::follow_in_this_thread();

@@ -39,7 +39,7 @@ int (*delete_tensor)(Handle) = nullptr;
 
 using Deleter = void (*)(void*);
 
-// Memory that kernels use now. If the storage frees it meanwhile, the last kernel that is done frees it.
+// Memory that kernels use now. If the storage frees it in the meantime, the last kernel that ends frees it instead.
 struct Pinned {
   std::uint32_t pins = 0;
   bool is_freed = false;
@@ -54,18 +54,18 @@ Pins& pins() {
   return *the_pins;
 }
 
-// As the module is loaded. A child has none of the threads that might hold the lock.
+// Registered when the module is loaded. A child has none of the threads that might hold the lock.
 [[maybe_unused]] const int fork_handlers =
     pthread_atfork([]() noexcept { pins().lock.lock(); }, []() noexcept { pins().lock.unlock(); },
                    []() noexcept { pins().lock.unlock(); });
 
-// The function by which torch's allocator frees.
+// Returns the function with which torch's allocator frees memory.
 Deleter own_deleter() noexcept { return reinterpret_cast<Deleter>(const_cast<void*>(inside.own_deleter)); }
 
 void free_by_torch(void* memory) noexcept { own_deleter()(memory); }
 
-// Stands in a storage in the place of torch's own deleter. Any thread may call it, with or without the GIL. Where a
-// storage's memory was moved to another one meanwhile, it stays there.
+// Replaces torch's own deleter in a storage. Any thread may call it, with or without the GIL. If the memory of a
+// storage moves to another storage, this deleter stays in that one.
 void free_when_unpinned(void* memory) {
   {
     const std::lock_guard held(pins().lock);
@@ -82,7 +82,8 @@ Deleter* deleter_in(const char* storage) {
   return reinterpret_cast<Deleter*>(const_cast<char*>(storage) + inside.deleter);
 }
 
-// Memory of torch's own allocator; null where another allocator made it: torch cannot resize such memory.
+// Pins memory of torch's own allocator and returns it. Null when memory runs out, and for memory of another allocator,
+// which torch cannot resize.
 void* pin(const char* storage) noexcept {
   void* const memory = const_cast<char*>(load<const char*>(storage, inside.data));
   const auto* deleter = load<const void*>(storage, inside.deleter);
@@ -130,7 +131,7 @@ struct HeldMemory::Node {
 
 namespace {
 
-// All of them. Under the GIL.
+// The list of all nodes, guarded by the GIL.
 HeldMemory::Node* first = nullptr;
 
 void add(HeldMemory::Node& node) noexcept {
@@ -151,7 +152,7 @@ void let_go(HeldMemory::Node* node) noexcept {
   delete node;
 }
 
-// A dense tensor on the CPU has an alias; of others torch writes an error to the console.
+// True for a dense tensor on the CPU. For other tensors torch makes no alias and writes an error to the console.
 bool has_alias(PyObject* tensor) noexcept {
   const std::uint64_t keys = keys_of(tensor);
   return can_look_inside() && is_plain_tensor(tensor) && (keys & inside.least) == inside.least &&
@@ -231,7 +232,7 @@ void forget_memory_of_other_threads() noexcept {
   for (HeldMemory::Node* node = first; node != nullptr;) {
     const bool is_here = pthread_equal(node->thread, here) != 0;
     HeldMemory::Node* const next = node->behind;
-    if (!is_here) let_go(node);  // others may run
+    if (!is_here) let_go(node);  // other code may run
     node = is_here ? next : first;
   }
 }

@@ -1,4 +1,4 @@
-// Keeping the memory of tensors while other threads run.
+// Keeps the memory of tensors valid while other threads run.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -13,12 +13,13 @@
 
 namespace habana_mp::host {
 
-// Finds torch's functions for it. To be called after bind_inside.
+// Finds the torch functions that this file needs. Call it after bind_inside.
 void bind_held_memory();
 
-// Holds a plain tensor's memory: while this lives the memory stays valid, whatever others do to the tensor or to its
-// storage (`.data = ...`, set_, a resize of the storage in place). Made and destroyed under the GIL. Making it runs no
-// Python code, so an address that was read before is still right. Destroying it may run some.
+// Holds a plain tensor's memory: it stays valid during the lifetime of this object, whatever other code does to the
+// tensor or to its storage (`.data = ...`, set_, an in-place resize of the storage). It is made and destroyed under the
+// GIL. The constructor runs no Python code, so an address that was read before is still right. The destructor may run
+// Python code.
 class HeldMemory {
  public:
   struct Node;
@@ -30,17 +31,17 @@ class HeldMemory {
   HeldMemory& operator=(HeldMemory&&) = delete;
   ~HeldMemory();
 
-  // False where the memory cannot be held: then the GIL must be kept while it is used.
+  // False if the memory cannot be held. The caller must then keep the GIL while it uses the memory.
   explicit operator bool() const noexcept { return node_ != nullptr; }
 
-  // The storage that is held; null where none is.
+  // Returns the held storage, or null.
   [[nodiscard]] const char* storage() const noexcept;
 
  private:
   Node* node_;
 };
 
-// Runs `work`, which uses the memory of these tensors: without the GIL where their memory can be held.
+// Runs `work`, which uses the memory of these tensors. Releases the GIL if all their memory can be held.
 template <class Work>
 void without_gil_on(std::initializer_list<PyObject*> tensors, const Work& work) {
   std::vector<HeldMemory> held;
@@ -53,11 +54,11 @@ void without_gil_on(std::initializer_list<PyObject*> tensors, const Work& work) 
   }
 }
 
-// Ends in a forked child what threads that it does not have held. To be called under the GIL.
+// In a forked child, releases the memory that the missing threads of the parent held. Call it under the GIL.
 void forget_memory_of_other_threads() noexcept;
 
-// While this lives an allocation of a Python object runs no garbage collector: before Python 3.12 it may, and with it
-// finalizers. To be used for some instructions, under the GIL.
+// During its lifetime no allocation of a Python object runs the garbage collector, and with it finalizers. Before
+// Python 3.12 any allocation may do so. Use it for a few instructions, under the GIL.
 class NoCollection {
  public:
 #if PY_VERSION_HEX < 0x030C0000

@@ -28,10 +28,10 @@ Assumption tensor_inside{
 
 bool found_all = false;
 
-// Functions of torch that tell of owners.
+// Torch objects that count or add owners.
 PyCFunction untyped_storage = nullptr;  // Tensor.untyped_storage
-PyObject* gradient_edge = nullptr;      // torch.autograd.graph.get_gradient_edge; kept for good, as the next
-PyObject* held_in_cpp = nullptr;        // a torch._C.ScriptDict: by number, tensors that have a holder
+PyObject* gradient_edge = nullptr;      // torch.autograd.graph.get_gradient_edge; never released, like the next one
+PyObject* held_in_cpp = nullptr;        // a torch._C.ScriptDict from numbers to the tensors that have a holder
 
 constexpr std::size_t implementation_size = 192;
 constexpr std::size_t storage_size = 96;
@@ -48,7 +48,8 @@ struct Sample {
   std::uint8_t resizable;
 };
 
-// Plain tensors and views with different versions, some whose memory is NumPy's, and some that NumPy had.
+// Makes plain tensors and views with different versions. The memory of some belongs to NumPy; others were NumPy arrays
+// for a time. Nullopt with an exception set on failure.
 std::optional<std::vector<Sample>> make_samples(Owned& aliases) {
   Owned list = made_by(
       "import torch\n"
@@ -88,7 +89,7 @@ std::optional<std::vector<Sample>> make_samples(Owned& aliases) {
                        PyTuple_GET_ITEM(row, 4) == Py_True,
                        static_cast<std::uint8_t>(PyTuple_GET_ITEM(row, 5) == Py_True)});
   }
-  // The aliases stay until the counts have been looked at.
+  // The caller destroys the aliases after it has read the counts.
   aliases = std::move(list);
   return samples;
 }
@@ -96,7 +97,8 @@ std::optional<std::vector<Sample>> make_samples(Owned& aliases) {
 template <std::size_t size>
 using Memory = std::vector<std::array<char, size>>;
 
-// Where the implementation holds the counter's address, and where the counter holds the version.
+// Finds the version counter's address in the implementation and the version in the counter. False unless exactly one
+// pair of offsets fits.
 bool find_version(const CarefulReader& reader, const std::vector<Sample>& samples,
                   const Memory<implementation_size>& implementations, Inside& found) {
   int places = 0;
@@ -117,8 +119,8 @@ bool find_version(const CarefulReader& reader, const std::vector<Sample>& sample
   return places == 1;
 }
 
-// Where the implementation holds its dispatch keys: the one place that is alike in all plain tensors, has one bit more
-// in negated views of them, and less bits in a tensor of inference mode.
+// Finds the dispatch keys in the implementation: the only value that is equal in all plain tensors, has one more bit in
+// negated views of them, and has fewer bits in a tensor of inference mode.
 bool find_keys(const CarefulReader& reader, Inside& found) {
   constexpr Py_ssize_t plain = 3;
   Owned list = made_by(
@@ -157,8 +159,8 @@ bool find_keys(const CarefulReader& reader, Inside& found) {
   return places == 1;
 }
 
-// Where a storage holds the allocator that would resize its memory: the one address that is alike in all storages of
-// torch's allocator, and missing in those of NumPy's memory.
+// Finds the allocator that would resize a storage's memory: the only address that is equal in all storages of torch's
+// allocator and null in the storages of NumPy's memory.
 std::optional<std::ptrdiff_t> find_allocator(const CarefulReader& reader, const std::vector<Sample>& samples,
                                              const Memory<storage_size>& storages) {
   return only_offset<storage_size>(sizeof(void*), [&](std::ptrdiff_t offset) {
@@ -170,8 +172,8 @@ std::optional<std::ptrdiff_t> find_allocator(const CarefulReader& reader, const 
   });
 }
 
-// Where a storage holds its memory, the owner's context, the function that frees it, and whether it may be resized. For
-// memory of torch's own allocator the context is the memory itself.
+// Finds a storage's memory, its number of owners, the context and the deleter of the memory, and whether it is
+// resizable. For memory of torch's own allocator the context is the memory itself.
 bool find_memory(const CarefulReader& reader, const std::vector<Sample>& samples, Inside& found) {
   Memory<storage_size> storages(samples.size());
   for (std::size_t i = 0; i < samples.size(); ++i) {
@@ -193,7 +195,7 @@ bool find_memory(const CarefulReader& reader, const std::vector<Sample>& samples
   });
   if (!context || *context != found.data + 16) return false;
   found.context = *context;
-  // std::unique_ptr with a function for a deleter keeps it in front of the pointer.
+  // A std::unique_ptr stores a function deleter in front of the pointer.
   found.deleter = found.context - 8;
   const auto deleter = [&](std::size_t i) { return load<std::uint64_t>(storages[i].data(), found.deleter); };
   for (std::size_t i = 0; i < samples.size(); ++i) {
@@ -204,7 +206,8 @@ bool find_memory(const CarefulReader& reader, const std::vector<Sample>& samples
   return true;
 }
 
-// What frees a slice of a storage: safetensors and torch.load(mmap=True) hand out such slices of a whole file.
+// Returns the deleter of a slice of a storage; null if it is unknown. safetensors and torch.load(mmap=True) return such
+// slices of a whole file.
 const void* find_slice_deleter(const Inside& found) {
   const Owned list = made_by(
       "import torch\n"
@@ -266,7 +269,7 @@ std::uint32_t owners_of_tensor(PyObject* tensor) noexcept {
 
 std::uint32_t owners_of_storage(const char* storage) noexcept { return load<std::uint32_t>(storage, inside.owners); }
 
-// The node that accumulates a weight's gradient holds the weight too. It is the one owner that may be there besides.
+// True if a weight has exactly one other owner apart from `views`: the node that accumulates its gradient.
 bool other_owner_accumulates(PyObject* tensor, std::uint32_t views) noexcept {
   if (!requires_grad(tensor)) return false;
   const Owned edge(PyObject_CallOneArg(gradient_edge, tensor));
@@ -274,11 +277,11 @@ bool other_owner_accumulates(PyObject* tensor, std::uint32_t views) noexcept {
     drop_error();
     return false;
   }
-  // Where there was none, asking has made one.
+  // get_gradient_edge has made the node if there was none.
   return owners_of_tensor(tensor) == 2 + views;
 }
 
-// The answer of last time: the weights of a model are slices of one or a few files.
+// The last result of is_private_file, reused because the weights of a model are slices of one or a few files.
 struct AnsweredFile {
   const char* storage = nullptr;
   const char* data = nullptr;
@@ -286,7 +289,7 @@ struct AnsweredFile {
 };
 AnsweredFile answered_file;
 
-// Is this memory of a file that is mapped for this process alone?
+// True if the memory belongs to a file that is mapped for this process alone.
 bool is_private_file(const char* storage) {
   const char* data = load<const char*>(storage, inside.data);
   if (storage == answered_file.storage && data == answered_file.data) return answered_file.is_private;
@@ -296,14 +299,15 @@ bool is_private_file(const char* storage) {
   return answered_file.is_private;
 }
 
-// Did torch.load make this storage? Such a one has torch's memory and no allocator, and was never to be resized.
+// True if torch.load made this storage. Such a storage has torch's memory and no allocator, and was never resizable.
 bool was_loaded(const char* storage) noexcept {
   return inside.allocator != 0 && load<const void*>(storage, inside.allocator) == nullptr &&
          load<const void*>(storage, inside.deleter) == inside.own_deleter;
 }
 
-// Who holds a tensor's storage, the tensor's own hold and that of the storage's Python object included. That object is
-// kept by the storage in newer versions of torch, so what it counts for is found out once.
+// The number of owners of a tensor's storage and of the storage's Python object. The tensor and the Python object are
+// owners of the storage too. In newer versions of torch the storage keeps the Python object, so the numbers for a
+// single owner are measured once, in `single_holds`.
 struct Holds {
   std::uint32_t of_storage = 0;
   Py_ssize_t of_object = 0;
@@ -315,8 +319,8 @@ Holds count_holds(PyObject* tensor, PyObject* object) noexcept {
   return {owners_of_storage(storage_of(tensor)), Py_REFCNT(object)};
 }
 
-// The torch.UntypedStorage of a tensor; null with an exception set. If a collection ran while torch makes that object,
-// and its finalizers asked for the same storage, torch would return an object that it has freed.
+// Returns the torch.UntypedStorage of a tensor; null with an exception set. A collection while torch makes this object
+// may run finalizers that request the same storage. torch would then return an object that it has freed.
 Owned storage_object(PyObject* tensor) noexcept {
   const NoCollection no_finalizers;
   return Owned(untyped_storage(tensor, nullptr));
@@ -333,7 +337,8 @@ bool find_single_holds(PyObject* tensor) noexcept {
   return single_holds != Holds{};
 }
 
-// What its holders count for, of a tensor that Python holds once and perhaps a holder.
+// The number of owners of a tensor and of references to its Python object. The expected values for a tensor with one
+// Python reference are `held_once` without a holder and `held_beside` with one.
 struct Counts {
   std::uint32_t holders = 0;
   Py_ssize_t references = 0;
@@ -350,14 +355,14 @@ bool find_counts(PyObject* tensor) {
   return holder && held_once.holders == 1 && held_once.references == 1 && held_beside.holders == 2;
 }
 
-// An array of NumPy holds an alias of the tensor that it was made of, which is one owner more.
+// True if a NumPy array adds an owner to the storage: it holds an alias of its tensor.
 bool counts_arrays(PyObject* tensor) noexcept {
   const std::uint32_t before = owners_of_storage(storage_of(tensor));
   const Owned array(PyObject_CallMethod(tensor, "numpy", nullptr));
   return array && owners_of_storage(storage_of(tensor)) > before;
 }
 
-// What is counted of a tensor that nobody else holds.
+// Measures the counts of a tensor that has no other owner. False if they are not as expected.
 bool find_owners() {
   const Owned list = made_by(
       "import torch\n"
@@ -369,26 +374,26 @@ bool find_owners() {
   return find_counts(tensor) && find_single_holds(tensor) && counts_arrays(tensor);
 }
 
-// The holders that have gone while no function could be called, since no frame or no memory was left. There is room for
-// each holder that is alive.
+// The numbers of destroyed holders whose tensors could not be released, because no frame or no memory was left to call
+// a function. There is room for each holder that is alive.
 NeverDestroyed<std::vector<std::size_t>> still_held;
 std::size_t holders_alive = 0;
 
 bool forget_held(std::size_t number) {
   const Owned key(PyLong_FromSize_t(number));
-  // It must not die while the dictionary is being changed: whoever is told of that may make another holder.
+  // Keeps the tensor alive while the dictionary changes: code that runs when the tensor dies may make another holder.
   const Owned tensor(key ? PyObject_GetItem(held_in_cpp, key.get()) : nullptr);
   const bool done = tensor && PyObject_DelItem(held_in_cpp, key.get()) == 0;
   clear_error();
   return done;
 }
 
-// Those that are left from before go with the next one.
+// Releases the tensors of earlier holders too. Stops at the first failure.
 void forget_still_held() {
   for (std::size_t left = still_held->size(); left != 0 && !still_held->empty(); --left) {
     const std::size_t number = still_held->back();
     still_held->pop_back();
-    if (forget_held(number)) continue;  // others may have run
+    if (forget_held(number)) continue;  // other code may have run
     still_held->insert(still_held->begin(), number);
     break;
   }
@@ -405,12 +410,12 @@ void holder_goes(PyObject* capsule) {
 
 }  // namespace
 
-// No list of C++'s own for each: to make one runs Python code that finds out the type of its items, and torch crashes
-// where a signal's handler raises in there, or where no frame is left for it.
+// All holders share one ScriptDict. A C++ list for each holder would run Python code to find the type of its items, and
+// torch crashes if a signal handler raises an exception in that code or if no frame is left for it.
 Owned make_holder(PyObject* tensor) noexcept {
   static std::size_t last = 0;
   if (!still_held->empty()) forget_still_held();
-  // The holder finds room there when it goes.
+  // Reserves the room that the holder needs when it is destroyed.
   try {
     still_held->reserve(still_held->size() + holders_alive + 2);
   } catch (const std::bad_alloc&) {
@@ -419,7 +424,7 @@ Owned make_holder(PyObject* tensor) noexcept {
   const std::size_t number = ++last;
   const Owned key(PyLong_FromSize_t(number));
   const bool done = key && PyObject_SetItem(held_in_cpp, key.get(), tensor) == 0;
-  // NOLINTNEXTLINE(performance-no-int-to-ptr): nothing lies there, it is the number itself
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): not an address but the number itself
   void* const as_pointer = reinterpret_cast<void*>(number);
   Owned holder(done ? PyCapsule_New(as_pointer, nullptr, from_c<holder_goes>.pointer()) : nullptr);
   if (holder) ++holders_alive;
@@ -469,7 +474,7 @@ const char* storage_behind(const char* storage) noexcept {
   return is_slice ? load<const char*>(storage, inside.context) : nullptr;
 }
 
-// Torch forbids to resize a storage when NumPy gets it, and for good.
+// torch makes a storage permanently non-resizable when NumPy gets its memory.
 bool tells_of_arrays(const char* storage) noexcept {
   return storage_behind(storage) == nullptr && !was_loaded(storage);
 }
@@ -491,7 +496,7 @@ bool holds_its_memory_alone(PyObject* tensor, std::uint32_t views) {
   object.reset();
   drop_error();
   if (!is_alone) return false;
-  // A view holds the tensor that it is of, too.
+  // A view also holds its base.
   const std::uint32_t owners = owners_of_tensor(tensor) - views;
   return owners == 1 || (owners == 2 && other_owner_accumulates(tensor, views));
 }

@@ -1,5 +1,5 @@
-// Everything private of torch, CPython and the system that is relied on, one entry each: what is assumed, how it is
-// checked before it is relied on, and what happens where it does not hold. `habana-mp doctor --assumptions` prints it.
+// The private details of torch, CPython and the system on which the core relies. Each entry states the assumption, its
+// check before use, and what happens if it does not hold. `habana-mp doctor --assumptions` prints them.
 #pragma once
 
 #include <cstdint>
@@ -11,21 +11,21 @@ class Assumption {
  public:
   enum class State : std::uint8_t { not_asked, holds, fails };
 
-  // All four are kept as they are given. The name is `whose.what`.
+  // Stores the four pointers; the texts must outlive the entry. The name has the form `owner.subject`.
   Assumption(const char* name, const char* assumed, const char* check, const char* otherwise);
   Assumption(const Assumption&) = delete;
   Assumption& operator=(const Assumption&) = delete;
 
-  // Is it broken on purpose, to see what happens then? The environment variable HABANA_MP_BREAK names such entries,
-  // with commas between them.
+  // True if the entry is broken on purpose, to test the fallback. The environment variable HABANA_MP_BREAK lists such
+  // entries, separated by commas.
   [[nodiscard]] bool is_broken() const { return is_broken_; }
 
-  // Does it hold? The test is made each time it is asked so, and not at all where the entry is broken.
+  // Runs the test, and stores and returns its result. An entry that is broken on purpose fails without the test.
   template <typename Test>
   bool holds_by(const Test& test) {
     return settle(!is_broken_ && test());
   }
-  // What a test has found. An entry with several parts fails with one of them.
+  // Stores and returns the result of a test. An entry with several parts fails if one of them fails.
   bool settle(bool holds) {
     if (!holds) {
       state_ = State::fails;
@@ -51,7 +51,7 @@ class Assumption {
   bool is_broken_;
 };
 
-// All entries, in the order in which they were made.
+// Returns all entries in the order in which they were made.
 const std::vector<const Assumption*>& ledger();
 
 }  // namespace habana_mp::host

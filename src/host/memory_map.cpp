@@ -39,8 +39,9 @@ Assumption mappings_tell{"system.mappings",
                          "mapped are not told, so "
                          "no casts of weights in such are kept"};
 
-// The kernel answers EFAULT where we would crash. Nobody else writes there meanwhile: what is tried are definitions of
-// CPython's and torch's, and we hold the GIL.
+// True if a pointer at this address can be written back: the kernel returns EFAULT where a store would crash. No other
+// thread writes to it at the same time, because the address belongs to a definition of CPython or torch and the caller
+// holds the GIL.
 bool can_be_rewritten(const void* address) {
   constexpr auto size = static_cast<ssize_t>(sizeof(void*));
   int ends[2] = {-1, -1};
@@ -55,7 +56,8 @@ bool can_be_rewritten(const void* address) {
   return done;
 }
 
-// Of a line `7f12...-7f13... rw-p 00000000 103:02 4711   /path`: addresses, mode, offset, device, the file's number.
+// Parses a line such as `7f12...-7f13... rw-p 00000000 103:02 4711   /path`: addresses, mode, offset, device, inode.
+// Nullopt if it has another form.
 std::optional<Mapping> mapping_of(std::string_view line) {
   const auto number = [&line](std::uint64_t& value, int base) {
     const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), value, base);

@@ -1,4 +1,4 @@
-// The mappings of this process.
+// The memory mappings of this process.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace habana_mp::host {
 
-// Returns the whole text of a file of the system; an empty one where it cannot be read.
+// Returns the whole text of a system file; empty if it cannot be read.
 std::string read_all(const char* path);
 
 struct Mapping {
@@ -18,18 +18,18 @@ struct Mapping {
   bool of_file;
 };
 
-// Read when it is first asked, which takes the kernel longer than all else that convert does.
+// Reads the mappings at first use, since this takes the kernel longer than everything else that convert does.
 class MemoryMap {
  public:
-  // False where the system does not tell.
+  // False if the system does not list the mappings.
   [[nodiscard]] bool is_known() { return !mappings().empty(); }
 
   [[nodiscard]] const Mapping* find(const void* address);
 
-  // Does the system tell that this memory may be written to? Where it was so once, it is: torch and CPython protect
-  // nothing of theirs later.
+  // True if the system lists this memory as writable. This stays true once it was: torch and CPython do not protect
+  // their memory later.
   [[nodiscard]] bool is_writable(const void* address);
-  // May a pointer be stored there? Where the system does not tell, it is tried: what is there is written again.
+  // True if a pointer may be stored there. If the mappings are not known, this tries it and writes the same value back.
   [[nodiscard]] bool may_write(const void* address);
 
  private:

@@ -42,7 +42,7 @@ struct Functions {
   KeyFlag functorch;
   KeyFlag functionalize;
   KeyFlag pre_dispatch;
-  std::uint64_t interceptors = 0;  // the bits of these three, where they have such
+  std::uint64_t interceptors = 0;  // the bits of these three; 0 unless each has a bit
 };
 Functions functions;
 
@@ -82,8 +82,8 @@ Functions find_functions() {
   return found;
 }
 
-// Functions of Python that turn something on and off, what tells of it, and tensors that want a gradient and do not.
-// With one of them missing there is nothing to compare.
+// Python functions that switch gradients, a dispatch mode and a function mode on and off, and two tensors, without and
+// with requires_grad. If one of them is missing, nothing can be compared.
 constexpr const char* switches =
     "import torch\n"
     "from torch.overrides import TorchFunctionMode\n"
@@ -100,7 +100,7 @@ constexpr const char* switches =
     "    return [torch._C._set_grad_enabled, mode.__enter__, lambda: mode.__exit__(None, None, None),\n"
     "            function_mode.__enter__, lambda: function_mode.__exit__(None, None, None), *tensors]\n";
 
-// Of what CPython's functions give back, null where they failed: a new reference, which is let go.
+// True if a CPython function succeeded. Takes the new reference that it returned, or null, and releases it.
 bool is_done(PyObject* result) { return static_cast<bool>(Owned(result)); }
 
 bool is_true(PyObject* new_reference, bool when_failed) {
@@ -147,7 +147,7 @@ bool agree_with_python(const Functions& found) {
     agree = agree && number && PyLong_AsUnsignedLongLong(number.get()) == found.next_sequence_number();
   }
   if (found.context != nullptr && found.onednn_is_enabled != nullptr) {
-    // It is one for all threads, so it is not switched.
+    // All threads share this setting, so it is not switched here.
     const bool is_on = is_true(PyObject_CallNoArgs(api.is_mkldnn_enabled), false);
     agree = agree && found.onednn_is_enabled(found.context()) == is_on;
   }
@@ -167,9 +167,9 @@ bool level_is_known() {
   return list && PyList_GET_ITEM(list.get(), 0) == Py_True;
 }
 
-// Kept for good; made by bind_modes.
+// Never released; made by bind_modes.
 PyObject* level_name = nullptr;
-PyObject* level_outside = nullptr;  // as a rule the only object with this value: -1
+PyObject* level_outside = nullptr;  // -1; CPython usually has only one object with this value
 
 bool in_forward_ad() {
   if (!forward_level.holds()) return true;
@@ -188,16 +188,17 @@ bool is_included(const KeyFlag& flag, PyObject* key) {
   return flag.is_known() ? flag.is_on() : is_true(PyObject_CallOneArg(api.is_key_included, key), true);
 }
 
-// Is torch.func at work in this thread?
+// True if torch.func is active in this thread.
 bool in_transform() { return is_included(functions.functorch, api.functorch_key); }
 
-// Is functionalization? Under both, memory that is asked for may come wrapped.
+// True if functionalization is active in this thread. Under functionalization and torch.func, newly requested memory
+// may come in a wrapper.
 bool in_functionalization() { return is_included(functions.functionalize, api.functionalize_key); }
 
-// Does a tracer record operations as they are called, before they are dispatched? It is no mode for the dispatcher.
+// True if a tracer records operations as they are called, before they are dispatched. It is not a dispatch mode.
 bool is_recorded_as_called() { return is_included(functions.pre_dispatch, api.pre_dispatch_key); }
 
-// Is one of these three?
+// True if one of these three is active.
 bool a_key_intercepts() {
   if (functions.interceptors != 0) return includes_any(functions.interceptors);
   return in_transform() || in_functionalization() || is_recorded_as_called();

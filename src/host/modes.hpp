@@ -1,59 +1,61 @@
-// What is going on in torch in this thread: who records, traces or intercepts what is called.
+// The state of torch in this thread: gradients, and the modes, tracers and transforms that see each operation.
 #pragma once
 
 #include "host/reader.hpp"
 
 namespace habana_mp::host {
 
-// Finds the quick ways to ask. Without it torch's Python functions are asked. To be called after bind_reader.
+// Finds the fast functions that read this state. Without them torch's Python functions are called. Call it after
+// bind_reader.
 void bind_modes();
 
 bool grad_is_enabled() noexcept;
 
-// Does torch record operations, or ask what they give, by nobody's modes but its own? It may record one as a whole, and
-// what was decided about the products inside is lost.
+// True if torch's own modes, and no others, record operations or infer their results. torch may record an operation as
+// a whole, which loses the decisions about the products inside.
 bool is_recorded_by_torch() noexcept;
 
-// Is somebody at work in this thread who sees each operation: a tracer, a dispatch mode, a transform of torch.func?
+// True if a tracer, a dispatch mode or a transform of torch.func sees each operation in this thread.
 bool is_intercepted() noexcept;
 
-// Or forward-mode AD? Then a cast must not be made past torch.
+// True if operations are intercepted, or forward-mode AD is active. A cast must then be made by torch.
 bool is_traced() noexcept;
 
-// Does torch.func or forward-mode AD work out gradients by formulas of their own?
+// True if torch.func or forward-mode AD computes gradients by its own formulas.
 bool is_transformed() noexcept;
 
-// Is a function mode at work in this thread?
+// True if a function mode is active in this thread.
 bool function_mode_is_on() noexcept;
 
-// Has the user left torch's CPU library, oneDNN, switched on?
+// True unless the user has switched off oneDNN, torch's library for the CPU.
 bool onednn_is_enabled() noexcept;
 
-// For kernels that work for long: how many threads torch uses.
+// Returns the number of threads that torch uses, for kernels that run long.
 unsigned torch_threads() noexcept;
 
-// Does this thread work out gradients? False where torch does not tell.
+// True if this thread computes gradients. False if that is unknown.
 bool gradients_are_worked_out() noexcept;
 
-// The number that the next operation which this thread records gets; 0 where torch does not tell.
+// Returns the sequence number of the next operation that autograd tracks in this thread; 0 if it is unknown.
 std::uint64_t next_sequence_number() noexcept;
-// The number of the recorded operation whose gradient is worked out now; 0 where that cannot be told.
+// Returns the sequence number of the operation whose gradient is being computed; 0 if it is unknown.
 std::uint64_t sequence_number_of_gradient() noexcept;
 
-// Is there a tensor of a class of its own among the arguments?
+// True if an argument, or the first item of a list or tuple, is an instance of a tensor subclass.
 bool holds_subclass(PyObject* const* values, Py_ssize_t count) noexcept;
 
-// Will a subclass's __torch_function__ get a call with these arguments in torch's stead?
+// True if a subclass's __torch_function__ handles a call with these arguments. Throws std::bad_alloc when memory runs
+// out.
 bool has_torch_function(PyObject* const* values, Py_ssize_t count);
 
-// Of a plain tensor.
+// `tensor` must be a plain tensor here and in the next function.
 bool requires_grad(PyObject* tensor) noexcept;
-// Does it count as negated, by a bit that a view of its memory does not tell?
+// True if the tensor has the negative bit, which a view of its memory does not show.
 bool counts_as_negated(PyObject* tensor) noexcept;
 
-// Of any tensor.
+// True if a tensor of any class has no dimensions. Throws std::bad_alloc when memory runs out.
 bool has_no_dimensions(PyObject* tensor);
-// Is it on another device than the CPU? False where that cannot be read.
+// True if the tensor is on another device than the CPU. False if its device cannot be read.
 bool is_off_cpu(PyObject* tensor) noexcept;
 
 }  // namespace habana_mp::host

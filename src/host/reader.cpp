@@ -45,7 +45,7 @@ constexpr std::array<Kind, scalar_types> make_kinds() {
 const std::array<Kind, scalar_types> kind_of_scalar_type = make_kinds();
 
 Kind kind_by_attribute(PyObject* tensor) noexcept {
-  // A plain tensor's getter is called directly; a subclass may answer `dtype` itself.
+  // Calls a plain tensor's getter directly; a subclass may define `dtype` itself.
   const Owned dtype(is_plain_tensor(tensor) ? api.get_dtype->get(tensor, api.get_dtype->closure)
                                             : PyObject_GetAttrString(tensor, "dtype"));
   if (!dtype) {
@@ -68,7 +68,7 @@ Kind kind_of_dtype(PyObject* dtype) noexcept {
 
 namespace {
 
-// As much of a tensor's implementation as is looked at; its dtype lies well within.
+// The searched part of a tensor's implementation. The dtype is well within it.
 constexpr std::size_t implementation_size = 192;
 
 struct Sample {
@@ -77,7 +77,8 @@ struct Sample {
   std::int64_t elements;
 };
 
-// Tensors of all kinds that differ in everything but what is looked for.
+// Makes tensors of all kinds that differ in everything except the searched offsets. Nullopt with an exception set on
+// failure.
 std::optional<std::vector<Sample>> make_samples() {
   constexpr const char* script =
       "import torch\n"
@@ -112,8 +113,8 @@ std::optional<std::vector<Sample>> make_samples() {
   return samples;
 }
 
-// Where torch keeps a tensor's implementation, and where that keeps dtype and size. Nothing is assumed but that both
-// are somewhere: the offsets are those, and the only ones, at which some 180 tensors of all kinds agree.
+// Finds where torch stores a tensor's implementation, and where that stores dtype and size. Assumes only that both
+// exist: the offsets are the only ones at which about 180 tensors of all kinds agree.
 std::optional<detail::Layout> find_layout() {
   const std::optional<std::vector<Sample>> samples = make_samples();
   if (!samples) {

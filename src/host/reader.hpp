@@ -1,4 +1,4 @@
-// What kind of argument is this? The one question the hot path asks of every argument of every covered call.
+// Finds the kind of an argument. The hot path does this for each argument of each call of a patched function.
 #pragma once
 
 #include <array>
@@ -12,21 +12,21 @@
 
 namespace habana_mp::host {
 
-// How a tensor's dtype and number of elements are read, best first.
+// The ways to read a tensor's dtype and number of elements, best first.
 enum class Way : std::uint8_t {
-  layout,     // where torch keeps them in memory, as found by bind_reader; 3 ns
+  layout,     // at the offsets in torch's memory that bind_reader has found; 3 ns
   dlpack,     // through the DLPack exchange API; 50 ns, plain tensors only, torch >= 2.10
   attribute,  // through Python; 70 ns and more, any torch
 };
 extern Way way;
 const char* name(Way way) noexcept;
 
-// Finds the best way that works in this torch, or the one that the environment variable HABANA_MP_READER names.
-// False with a Python exception set when that one does not work. To be called after bind_torch.
+// Finds the best way that works in this torch, or tries the one that the environment variable HABANA_MP_READER names.
+// False with a Python exception set if that one does not work. Call it after bind_torch.
 bool bind_reader();
 
 namespace detail {
-// Offsets in bytes: of the implementation's address in the Python object, of the dtype's number and of the number of
+// Offsets in bytes: of the implementation's address in the Python object, and of the dtype's number and the number of
 // elements in the implementation.
 struct Layout {
   std::ptrdiff_t implementation = 0;
@@ -35,11 +35,11 @@ struct Layout {
 };
 extern Layout layout;
 
-// c10::ScalarType, whose numbers are part of torch's serialization format, to kinds.
+// Maps c10::ScalarType to kinds. Its numbers are part of torch's serialization format.
 inline constexpr std::size_t scalar_types = 64;
 extern const std::array<Kind, scalar_types> kind_of_scalar_type;
 
-// The caller's promise that an object is a tensor makes these reads sound once bind_reader has verified the layout.
+// These reads are valid if the caller passes a tensor and bind_reader has verified the layout.
 inline const char* implementation_of(PyObject* tensor) noexcept {
   const char* implementation = nullptr;
   std::memcpy(&implementation, reinterpret_cast<const char*>(tensor) + layout.implementation, sizeof implementation);
@@ -53,7 +53,8 @@ inline Kind kind_by_layout(PyObject* tensor) noexcept {
   return scalar_type < scalar_types ? kind_of_scalar_type[scalar_type] : Kind::other;
 }
 
-// By the `dtype` attribute: subclasses, wrappers of torch.func, sparse and quantized tensors, torch before 2.10.
+// Reads the `dtype` attribute: for subclasses, wrappers of torch.func, sparse and quantized tensors, and torch before
+// 2.10.
 Kind kind_by_attribute(PyObject* tensor) noexcept;
 
 inline Kind kind_of_dlpack(DLDataType type) noexcept {
@@ -67,7 +68,8 @@ inline Kind kind_of_dlpack(DLDataType type) noexcept {
 }
 }  // namespace detail
 
-// Exactly torch.Tensor or torch.nn.Parameter: the types whose memory may be read through the exchange API.
+// True if the type is exactly torch.Tensor or torch.nn.Parameter. Only their memory may be read through the exchange
+// API.
 inline bool is_plain_tensor(PyObject* object) noexcept {
   return Py_TYPE(object) == api.tensor || Py_TYPE(object) == api.parameter;
 }
@@ -87,7 +89,7 @@ namespace detail {
 std::int64_t count_by_method(PyObject* tensor) noexcept;
 }
 
-// How many elements a tensor has; 0 where that cannot be told (a nested tensor, symbolic sizes).
+// Returns the number of elements of a tensor; 0 if it is unknown (a nested tensor, symbolic sizes).
 inline std::int64_t count_elements(PyObject* tensor) noexcept {
   if (way != Way::layout) [[unlikely]]
     return detail::count_by_method(tensor);
@@ -97,10 +99,10 @@ inline std::int64_t count_elements(PyObject* tensor) noexcept {
   return count < 0 ? 0 : count;
 }
 
-// What a tensor of this dtype is.
+// Returns the kind of a tensor with this dtype.
 Kind kind_of_dtype(PyObject* dtype) noexcept;
 
-// Never leaves a Python exception behind.
+// Returns the kind of any object. Leaves no Python exception set.
 inline Kind kind_of(PyObject* object) noexcept {
   PyTypeObject* type = Py_TYPE(object);
   if (type == api.tensor || type == api.parameter) return kind_of_tensor(object);

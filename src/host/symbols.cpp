@@ -13,7 +13,7 @@ namespace habana_mp::host {
 
 namespace {
 
-// Text as it is compared: without comments, white space and the macros that export a name.
+// Returns the text without comments, white space and export macros, so that it can be compared.
 std::string condensed(const std::string& text) {
   std::string words;
   for (std::size_t i = 0; i < text.size(); ++i) {

@@ -1,21 +1,20 @@
-// Functions of torch's libraries, found by name in what is already loaded. A torch that does not have one gets along
-// without it.
+// Finds functions of torch's loaded libraries by name. If a torch lacks one, its callers use a fallback.
 #pragma once
 
 #include <vector>
 
 namespace habana_mp::host {
 
-// A mangled name tells what a function takes, and not what it gives back. So a name is trusted in the releases of torch
-// in which what it gives was looked up, and in others where torch's own header declares it so.
+// A mangled name contains a function's parameters, but not its result. So a name is trusted in the torch releases in
+// which the result was checked, and in other releases if torch's own header has this declaration.
 struct Symbol {
-  const char* library;  // "libtorch_cpu.so", say. What it was linked against is searched along with it.
+  const char* library;  // "libtorch_cpu.so", for example; its dependencies are searched too
   const char* name;
-  const char* header;       // below torch/include
-  const char* declaration;  // white space and macros of export apart
+  const char* header;       // relative to torch/include
+  const char* declaration;  // compared without white space and export macros
 };
 
-// Null where there is none, or none that is trusted.
+// Returns the function; null if it is missing or not trusted.
 void* find_symbol(const Symbol& symbol);
 
 template <class Function>
@@ -23,14 +22,14 @@ void find(const Symbol& symbol, Function*& function) {
   function = reinterpret_cast<Function*>(find_symbol(symbol));
 }
 
-// As the loader finds it now: of a variable that each thread has its own of, the calling thread's. It is not asked
-// whether it may be trusted.
+// Returns the address that the loader finds now. For a thread-local variable it is that of the calling thread. Does not
+// check whether the symbol is trusted.
 void* look_up(const Symbol& symbol) noexcept;
 
-// All that were asked for.
+// Returns all symbols that were requested.
 const std::vector<Symbol>& known_symbols() noexcept;
 
-// Does torch's header declare it so? False too where torch came without its headers.
+// True if torch's header has this declaration. False if torch came without its headers.
 bool is_declared(const Symbol& symbol) noexcept;
 
 }  // namespace habana_mp::host

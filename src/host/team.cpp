@@ -9,7 +9,7 @@
 #include "host/ledger.hpp"
 #include "kernels/threads.hpp"
 
-// It cannot see how OpenMP's runtime keeps its threads in step.
+// ThreadSanitizer cannot see the synchronization in the OpenMP runtime.
 #if defined(__SANITIZE_THREAD__)
 #define HABANA_MP_UNDER_THREAD_SANITIZER
 #elif defined(__has_feature)
@@ -56,7 +56,7 @@ struct Seen {
   int place = -1;
 };
 
-// In this thread alone: no thread is started for it.
+// True if a loop of one thread calls its function once. Starts no thread.
 bool calls_once(const kernels::Team& team) {
   Seen seen{&team};
   team.run(
@@ -69,7 +69,8 @@ bool calls_once(const kernels::Team& team) {
   return seen.calls == 1 && seen.place == 0 && team.size() >= 1;
 }
 
-// Others than GCC's start anew in a child by themselves, and may forget how many threads were wished for.
+// True for GCC's OpenMP runtime. Other runtimes restart in a child by themselves, and may forget the requested number
+// of threads.
 bool is_of_gcc(void* function) {
   Dl_info found;
   return dladdr(function, &found) != 0 && std::string_view(found.dli_fname).find("libgomp") != std::string_view::npos;
@@ -81,7 +82,7 @@ bool ends_and_starts(const kernels::Team& team) {
          is_of_gcc(reinterpret_cast<void*>(team.run)) && team.pause(hard) == 0 && calls_once(team);
 }
 
-// As the module is loaded: a process may fork before anything is bound.
+// Set when the module is loaded: a process may fork before torch is bound.
 [[maybe_unused]] const bool is_asked = [] {
   kernels::is_only_thread = []() noexcept {
     DIR* const tasks = opendir("/proc/self/task");
@@ -107,7 +108,7 @@ void bind_team() {
   team.place = reinterpret_cast<decltype(team.place)>(functions[1]);
   team.size = reinterpret_cast<decltype(team.size)>(functions[2]);
   if (!openmp_threads.holds_by([&] { return are_of_one_library(functions) && calls_once(team); })) return;
-  if (!kernels::may_use_team()) return;  // to end a team without threads would wait for these
+  if (!kernels::may_use_team()) return;  // to end a team whose threads are missing would wait for them
   team.pause = reinterpret_cast<decltype(team.pause)>(find_in_torch("omp_pause_resource_all"));
   if (!openmp_pause.holds_by([&] { return ends_and_starts(team); })) team.pause = nullptr;
   kernels::use_team(team);

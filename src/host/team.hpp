@@ -1,10 +1,9 @@
-// Torch's threads for our kernels.
+// Runs the kernels on torch's threads.
 #pragma once
 
 namespace habana_mp::host {
 
-// Finds OpenMP's runtime in what torch has loaded. Where torch was built without, the kernels keep to their own
-// threads.
+// Finds the OpenMP runtime that torch has loaded. If torch was built without OpenMP, the kernels use their own threads.
 void bind_team();
 
 }  // namespace habana_mp::host

@@ -19,7 +19,7 @@ struct Ending {
   std::thread::id thread = std::this_thread::get_id();
 };
 
-// Python clears the states of other threads after a fork and when it ends. Their thread_local objects are out of reach.
+// Python clears the states of other threads after a fork and at exit. Their thread_local objects are then out of reach.
 void end_thread(PyObject* capsule) {
   const std::unique_ptr<Ending> ending(static_cast<Ending*>(PyCapsule_GetPointer(capsule, PyCapsule_GetName(capsule))));
   if (ending && ending->thread == std::this_thread::get_id()) ending->work();
@@ -35,11 +35,11 @@ void at_thread_end(const char* name, void (*work)()) noexcept {
     std::unique_ptr<Ending> ending(new (std::nothrow) Ending{work});
     const Owned capsule(ending ? PyCapsule_New(ending.get(), name, from_c<end_thread>.pointer()) : nullptr);
     if (capsule) {
-      static_cast<void>(ending.release());  // the capsule has it
+      static_cast<void>(ending.release());  // owned by the capsule
       PyDict_SetItemString(dictionary, name, capsule.get());
     }
   }
-  clear_error();  // no code of others runs here
+  clear_error();  // no other code runs here
   held.restore();
 }
 

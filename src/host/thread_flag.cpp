@@ -125,8 +125,8 @@ namespace detail {
 constinit thread_local LocalKeys* known_local_keys = nullptr;
 
 LocalKeys* find_local_keys() {
-  // Of a variable that each thread has its own of, the loader gives the address of the calling thread's. It may wait
-  // there for another thread's dlopen.
+  // For a thread-local variable the loader returns the address of the calling thread. It may have to wait for another
+  // thread's dlopen.
   constexpr Symbol keys{c10, "_ZN3c104impl26raw_local_dispatch_key_setE", keys_header,
                         "extern thread_local PODLocalDispatchKeySet raw_local_dispatch_key_set;"};
   static const bool is_trusted = !flags_in_place.is_broken() && find_symbol(keys) != nullptr;
@@ -135,7 +135,7 @@ LocalKeys* find_local_keys() {
 }
 
 Bit find_bit(bool (*is_on)(const void* flag), void (*turn)(const void* flag, bool on), const void* flag) {
-  // Who forces another way of reading wants nothing of torch's insides to be assumed.
+  // If HABANA_MP_READER selects another way of reading, no internals of torch may be assumed.
   LocalKeys* const keys = way == Way::layout ? find_local_keys() : nullptr;
   if (keys == nullptr) {
     flags_in_place.settle(false);
@@ -153,7 +153,7 @@ Bit find_bit(bool (*is_on)(const void* flag), void (*turn)(const void* flag, boo
   const auto word = included != 0 ? &LocalKeys::included : &LocalKeys::excluded;
   const std::uint64_t mask = included | excluded;
   const Bit bit{word, mask, off.*word & mask};
-  // And the other way: does torch see what is written there?
+  // Checks the other direction too: torch must see what is written there.
   std::uint64_t& kept = keys->*word;
   kept ^= mask;
   const bool follows = is_on(flag) != was_on;

@@ -11,7 +11,7 @@ TorchApi api;
 
 namespace {
 
-// A new reference that is kept for the life of the process.
+// Returns a new reference. Most are kept for the life of the process.
 PyObject* attribute(PyObject* owner, const char* name) { return PyObject_GetAttrString(owner, name); }
 
 bool getter(PyTypeObject* type, const char* name, PyGetSetDef*& definition) {
@@ -25,7 +25,7 @@ bool getter(PyTypeObject* type, const char* name, PyGetSetDef*& definition) {
   return true;
 }
 
-// The number behind a member of one of torch's enumerations; -1 where it has none.
+// Returns the number of a member of a torch enumeration; -1 if it has none.
 long number_of(PyObject* member) {
   const Owned number(PyNumber_Long(member));
   const long value = number ? PyLong_AsLong(number.get()) : -1;
@@ -33,7 +33,7 @@ long number_of(PyObject* member) {
   return value;
 }
 
-// In these releases it was looked up what the functions give back that are found by name.
+// The releases in which the results of the functions that are found by name were checked.
 constexpr int first_known_minor = 4;
 constexpr int last_known_minor = 13;
 
@@ -83,7 +83,7 @@ bool find_method(PyTypeObject* type, const char* name, PyCFunction& function, in
 }
 
 PyObject* method_of_tensor(const char* name) {
-  // Not PyDict_GetItemString, which returns null without an exception when memory is short.
+  // PyDict_GetItemString would return null without an exception when memory runs out.
   const Owned key(checked(PyUnicode_InternFromString(name)));
   return PyDict_GetItemWithError(api.tensor_base->tp_dict, key.get());
 }
@@ -185,7 +185,7 @@ bool bind_torch() {
   found.set_data = found.data->set;
   found.tensor = type(torch, "Tensor");
   if (found.tensor == nullptr) return false;
-  // Another library's table is watched, but not used.
+  // The table of another library is watched, but not used.
   const bool is_torchs_own = static_cast<bool>(Owned(attribute(c, "_dlpack_exchange_api")));
   drop_error_but_of_memory();
   api = found;

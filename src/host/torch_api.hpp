@@ -1,4 +1,4 @@
-// What the core needs of torch, looked up once: types, dtypes, a few of its functions, the DLPack exchange API.
+// The parts of torch that the core needs, looked up once: types, dtypes, a few functions, the DLPack exchange API.
 // Nothing here links against libtorch.
 #pragma once
 
@@ -25,12 +25,12 @@ struct TorchApi {
   PyObject* complex64 = nullptr;
   PyObject* complex128 = nullptr;
 
-  // Tensor's own functions, called directly: no attribute look-up, no descriptor, and never answered by the engine.
+  // C functions of Tensor. A direct call needs no attribute look-up and no descriptor, and bypasses the core's stubs.
   PyCFunction to_float32 = nullptr;    // Tensor.float
   PyCFunction to_bfloat16 = nullptr;   // Tensor.bfloat16
   PyCFunction to_float16 = nullptr;    // Tensor.half
-  PyCFunction add_in_place = nullptr;  // Tensor.add_, with a tuple and a dictionary
-  PyCFunction as_strided = nullptr;    // the same form
+  PyCFunction add_in_place = nullptr;  // Tensor.add_; takes a tuple and a dictionary
+  PyCFunction as_strided = nullptr;    // Tensor.as_strided; takes the same
   PyCFunction is_neg = nullptr;
   PyCFunction detach = nullptr;
   PyCFunction is_inference = nullptr;
@@ -39,20 +39,20 @@ struct TorchApi {
   PyGetSetDef* get_dtype = nullptr;
   PyGetSetDef* get_base = nullptr;  // Tensor._base
   PyGetSetDef* data = nullptr;
-  setter set_data = nullptr;  // as torch has it, whatever stands in the definition
+  setter set_data = nullptr;  // torch's own setter, also while a stub is in the definition
   PyObject* get_num_threads = nullptr;
   PyObject* is_mkldnn_enabled = nullptr;  // torch._C._get_mkldnn_enabled
   PyObject* empty_like = nullptr;
-  PyObject* strided = nullptr;  // the layouts of dense tensors, and of nested ones
+  PyObject* strided = nullptr;  // the layout of dense tensors; the next is that of nested ones
   PyObject* jagged = nullptr;
   PyObject* from_dlpack = nullptr;          // torch._C._from_dlpack
   PyObject* channels_last_order = nullptr;  // torch.channels_last
-  // Keys of dispatch (torch._C.DispatchKey) under which even making a tensor is not what it seems, and who tells of
-  // them.
+  // Dispatch keys (torch._C.DispatchKey) under which even the creation of a tensor is intercepted, and the functions
+  // that report them.
   PyObject* functorch_key = nullptr;
   PyObject* functionalize_key = nullptr;
-  PyObject* pre_dispatch_key = nullptr;  // of tracers that record operations as they were called
-  long functorch_number = -1;            // the same as numbers, -1 where they have none
+  PyObject* pre_dispatch_key = nullptr;  // for tracers that record operations as they are called
+  long functorch_number = -1;            // the same keys as numbers; -1 if they have none
   long functionalize_number = -1;
   long pre_dispatch_number = -1;
   PyObject* is_key_included = nullptr;        // torch._C._dispatch_tls_is_dispatch_key_included
@@ -61,34 +61,34 @@ struct TorchApi {
   PyObject* dispatch_stack_length = nullptr;  // torch._C._len_torch_dispatch_stack
   PyObject* has_torch_function = nullptr;     // torch._C._has_torch_function
   PyObject* is_function_mode_on = nullptr;    // torch._C._is_torch_function_mode_enabled
-  PyObject* current_graph_task = nullptr;     // torch._C._current_graph_task_id; null where there is none
-  PyObject* current_autograd_node = nullptr;  // torch._C._current_autograd_node; null where there is none
-  PyObject* next_sequence_number = nullptr;   // torch._C._autograd._get_sequence_nr; likewise
+  PyObject* current_graph_task = nullptr;     // torch._C._current_graph_task_id; null if it is missing
+  PyObject* current_autograd_node = nullptr;  // torch._C._current_autograd_node; null if it is missing
+  PyObject* next_sequence_number = nullptr;   // torch._C._autograd._get_sequence_nr; null if it is missing
   PyObject* inference_mode = nullptr;         // torch._C._InferenceMode
   PyObject* is_inference_mode = nullptr;      // torch.is_inference_mode_enabled
   PyObject* forward_ad_namespace = nullptr;   // the dictionary of torch.autograd.forward_ad
 
-  std::string folder;             // where torch lies
-  bool is_known_release = false;  // one in whose sources it was looked up what is private here
+  std::string folder;             // the directory of torch
+  bool is_known_release = false;  // true if the private details were checked in this release's sources
 
-  // Null where torch is older than 2.10. A copy: others' calls through torch's own table are watched.
+  // Null before torch 2.10. This is a copy, because calls of other code through torch's own table are watched.
   const DLPackExchangeAPI* exchange = nullptr;
 };
 
-// Filled by bind_torch; every other function of this room may only be called after it.
+// Filled by bind_torch. Call every other function in this directory after bind_torch.
 extern TorchApi api;
 
-// The C function behind a method of this calling convention. False with a Python exception set where it is none.
+// Finds the C function of a method with these flags. False with a Python exception set if there is no such method.
 bool find_method(PyTypeObject* type, const char* name, PyCFunction& function, int flags = METH_NOARGS);
 
 // Returns the descriptor of a method of Tensor, borrowed, or null for an unknown name. Throws std::bad_alloc.
 PyObject* method_of_tensor(const char* name);
 
-// The table of torch's DLPack exchange API, through which other libraries get tensors' memory: torch's own or, where it
-// is older than 2.10, one that such a library gave it. Null where there is none, or of another version.
+// Returns the table of the DLPack exchange API through which other libraries get the memory of tensors. It is torch's
+// own or, before torch 2.10, one that such a library has set. Null if there is no table of this version.
 DLPackExchangeAPI* exchange_table();
 
-// Imports torch's objects. False with a Python exception set when something is missing.
+// Imports torch's objects. False with a Python exception set if one is missing.
 bool bind_torch();
 
 }  // namespace habana_mp::host

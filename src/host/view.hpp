@@ -1,5 +1,5 @@
-// Where a plain tensor's values lie, and new tensors whose values are filled from outside: through the DLPack exchange
-// API, and where torch is older than that (before 2.10) through its C functions for compiled models.
+// Views the memory of plain tensors, and makes new tensors whose values the core fills. Uses the DLPack exchange API
+// or, before torch 2.10, torch's C functions for compiled models.
 #pragma once
 
 #include "errors.hpp"
@@ -9,22 +9,21 @@
 namespace habana_mp::host {
 
 namespace detail {
-extern bool has_functions;  // those of an older torch
+extern bool has_functions;  // those of torch before 2.10
 bool view_by_functions(PyObject* tensor, DLTensor& view) noexcept;
 }  // namespace detail
 
-// Tries torch's table, and does without where it is not what it should be. To be called after bind_torch, before
-// bind_reader.
+// Tests torch's exchange table, and drops it if the test fails. Call it after bind_torch and before bind_reader.
 void bind_exchange();
 
-// Finds the way of an older torch, where there is no other. To be called when `inside` tells of dispatch keys.
+// Finds the functions of an older torch if there is no exchange table. Call it when `inside` holds the dispatch keys.
 void bind_views();
 
-// Is there a way? Without one the functions below answer false and null.
+// True if tensors can be viewed. Otherwise the functions below return false or null.
 inline bool can_view() noexcept { return api.exchange != nullptr || detail::has_functions; }
 
-// A plain tensor's memory, on whatever device, null where it is empty. A negative view answers with its bit ignored.
-// False where there is none to be seen.
+// Views a plain tensor's memory on any device. `data` is null for an empty tensor. The negative bit is ignored. False
+// if the memory cannot be viewed.
 inline bool view_of(PyObject* tensor, DLTensor& view) noexcept {
   if (api.exchange == nullptr) return detail::has_functions && detail::view_by_functions(tensor, view);
   if (api.exchange->dltensor_from_py_object_no_sync(tensor, &view) == 0) [[likely]]
@@ -33,30 +32,30 @@ inline bool view_of(PyObject* tensor, DLTensor& view) noexcept {
   return false;
 }
 
-// The same; false where it is not on the CPU, or empty.
+// The same, but false if the tensor is not on the CPU or is empty.
 inline bool view_on_cpu(PyObject* tensor, DLTensor& view) noexcept {
   return view_of(tensor, view) && view.device.device_type == kDLCPU && view.data != nullptr;
 }
 
-// Are its strides those of a new tensor? Of dimensions of one element too: torch's cast keeps them, and a convolution
-// heeds them.
+// True if the strides are those of a new tensor, also in dimensions of one element: torch's cast keeps their strides,
+// and convolutions depend on them.
 bool is_contiguous(const DLTensor& view) noexcept;
 
-// True if its values have this floating kind.
+// True if the values have this floating kind.
 inline bool is_of_kind(const DLTensor& view, Kind kind) noexcept { return detail::kind_of_dlpack(view.dtype) == kind; }
 
-// The number of its values.
+// Returns the number of values.
 inline std::int64_t count_in(const DLTensor& view) noexcept {
   std::int64_t count = 1;
   for (std::int32_t i = 0; i < view.ndim; ++i) count *= view.shape[i];
   return count;
 }
 
-// A new contiguous tensor of this kind, with the sizes of another one on the CPU, and where its values go. Null,
-// without an exception, where that is not possible.
+// Returns a new contiguous tensor of this kind with the sizes of `like`, which is on the CPU, and sets `values` to its
+// memory. Null without an exception on failure.
 Owned allocate_like(const DLTensor& like, Kind kind, void*& values);
 
-// The type as DLPack names it.
+// Returns the DLPack type of a kind.
 DLDataType dlpack_type(Kind kind) noexcept;
 
 }  // namespace habana_mp::host

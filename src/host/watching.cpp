@@ -18,8 +18,9 @@ Assumption definitions{
     "the object's type and flags; what is stored into may be written to",
     "convert refuses, and nothing has changed; or, of what tells of weights, no cast of a weight is kept"};
 
-// Where a definition's text tells no signature newer Pythons tell one by its flags (3.13), and ours has others. So its
-// text tells the signature, as CPython's own do, and then what the text told before. Empty where there is none to tell.
+// Returns the documentation for the new definition: the signature in CPython's format, and then the original text. If
+// the text has no signature, Python 3.13 and newer derive one from the flags, which differ in the new definition. Empty
+// if the function has no signature.
 std::string text_with_signature(PyObject* function) {
   const auto ask = [=](const char* name) -> std::string {
     const Owned value(PyObject_GetAttrString(function, name));
@@ -32,7 +33,7 @@ std::string text_with_signature(PyObject* function) {
   return signature.empty() ? "" : ask("__name__") + signature + "\n--\n\n" + ask("__doc__");
 }
 
-// Returns what CPython stores in the slot of each Python function, or null where no sample could be made.
+// Returns what CPython stores in the slot of each Python function; null if no sample could be made.
 vectorcallfunc slot_of_functions() {
   static const vectorcallfunc slot = []() -> vectorcallfunc {
     const Owned code(reinterpret_cast<PyObject*>(PyCode_NewEmpty("", "sample", 1)));
@@ -44,7 +45,7 @@ vectorcallfunc slot_of_functions() {
   return slot;
 }
 
-// Calls that the interpreter has specialized for the function go past the slot unless they are told.
+// Calls that the interpreter has specialized for the function bypass the slot unless the function's version is reset.
 void set_slot(PyFunctionObject* function, vectorcallfunc slot) {
 #if PY_VERSION_HEX >= 0x030C0000
   PyFunction_SetVectorcall(function, slot);

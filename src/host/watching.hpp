@@ -1,4 +1,4 @@
-// Watching calls of functions that are not covered: a stub of ours sees each call and hands it on.
+// Watches calls of functions that are not targets: a stub sees each call and passes it on.
 #pragma once
 
 #include <string>
@@ -8,18 +8,18 @@
 
 namespace habana_mp::host {
 
-// A builtin. It may have any calling convention: where the interpreter would inline a call, the builtin gets a
-// definition of ours with the same C function and other flags.
+// A builtin with any calling convention. If the interpreter would inline its calls, the builtin gets a new definition
+// with the same C function and other flags.
 class WatchedBuiltin {
  public:
-  // False with an exception set where it is no builtin, or may not be written to.
+  // False with an exception set if it is no builtin or may not be written to.
   static bool check(PyObject* object, MemoryMap& memory);
 
-  // Makes what `watch` needs memory for. To be called before it; changes nothing of the builtin.
+  // Allocates what `watch` needs. Call it before `watch`. Does not change the builtin.
   void prepare(PyObject* builtin);
   void watch(PyObject* builtin, FromC<vectorcallfunc> stub) noexcept;
   void stop() noexcept;
-  // Forgets the builtin, too: no call of it may be under way.
+  // Stops and releases the builtin. No call of it may be running.
   void forget() noexcept;
 
   [[nodiscard]] bool is_watched() const { return is_watched_; }
@@ -27,15 +27,15 @@ class WatchedBuiltin {
   PyObject* call(PyObject* const* values, std::size_t flagged_count, PyObject* keywords) const;
 
  private:
-  NeverDestroyed<Owned> object_;  // `forget` alone lets it go
+  NeverDestroyed<Owned> object_;  // released by `forget` only
   vectorcallfunc original_slot_ = nullptr;
   PyMethodDef* original_definition_ = nullptr;
   PyMethodDef definition_{};
-  std::string text_;         // of our definition, where the builtin tells a signature
-  bool is_watched_ = false;  // afterwards the rest stays: a call may be under way
+  std::string text_;         // documentation of the new definition, if the builtin has a signature
+  bool is_watched_ = false;  // the other members outlive it: a call may be running
 };
 
-// What stands in the definition of a method of C, of any calling convention.
+// The stub in the definition of a C method with any calling convention.
 class MethodStub {
  public:
   template <typename Function>
@@ -46,10 +46,10 @@ class MethodStub {
   PyCFunction function_;
 };
 
-// A method of C. Every call of it, bound or not, goes through its definition.
+// A C method. Every call of it, bound or not, goes through its definition.
 class WatchedMethod {
  public:
-  // False with an exception set where it is none of this calling convention, or may not be written to.
+  // False with an exception set if it has another calling convention or may not be written to.
   static bool check(PyObject* method, int flags, MemoryMap& memory);
 
   void watch(PyObject* method, MethodStub stub) noexcept;
@@ -63,10 +63,10 @@ class WatchedMethod {
 
  private:
   PyMethodDef* definition_ = nullptr;
-  PyCFunction original_ = nullptr;  // stays: a call under way still needs it
+  PyCFunction original_ = nullptr;  // kept for calls that are still running
 };
 
-// Tensor.data: reading it and assigning to it, each by itself.
+// Tensor.data. Reading and assigning are watched separately.
 class WatchedData {
  public:
   static bool check(MemoryMap& memory);  // false with an exception set
@@ -85,16 +85,16 @@ class WatchedData {
   bool assigning_is_watched_ = false;
 };
 
-// A Python function, whose identity stays what it is. CPython 3.11 runs most calls that Python code writes out past the
-// slot: habana_mp/patches/tools/direct_calls.py brings these to it.
+// A Python function, which keeps its identity. In CPython 3.11 most calls from Python code bypass the slot.
+// habana_mp/patches/tools/direct_calls.py sends these calls to it.
 class WatchedFunction {
  public:
-  // True if it is called as CPython calls every Python function. No exception is set.
+  // True if the function has CPython's own slot and the slot is writable. Sets no exception.
   static bool check(PyObject* function, MemoryMap& memory);
-  // True if another function than CPython's is in its slot.
+  // True if its slot holds another function than CPython's.
   static bool is_watched_by_anybody(PyObject* function) noexcept;
 
-  // A call is answered by `answering`: the function, or another one with the code that the function had.
+  // `answering` runs each call: the function itself, or another one with the code that the function had.
   void watch(PyObject* function, PyObject* answering, FromC<vectorcallfunc> stub) noexcept;
   void exchange_stub(FromC<vectorcallfunc> stub) noexcept;
   void stop() noexcept;
@@ -105,8 +105,8 @@ class WatchedFunction {
   }
 
  private:
-  NeverDestroyed<Owned> function_;   // `stop` alone lets it go
-  NeverDestroyed<Owned> answering_;  // stays: a call may be under way
+  NeverDestroyed<Owned> function_;   // released by `stop` only
+  NeverDestroyed<Owned> answering_;  // kept for calls that are still running
   vectorcallfunc original_ = nullptr;
 };
 

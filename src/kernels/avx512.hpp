@@ -1,7 +1,7 @@
-// What the two AVX-512 files share; each compiles its own copy, with its own flags.
+// Code shared by the AVX-512 files. Each file compiles its own copy with its own flags.
 #pragma once
 
-// GCC 12 takes its own intrinsics' deliberately undefined registers for mistakes (its bug 105593).
+// GCC 12 reports the deliberately undefined registers of its own intrinsics as mistakes (GCC bug 105593).
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wuninitialized"
@@ -22,7 +22,7 @@ namespace {  // NOLINT(google-build-namespaces): see above
 constexpr std::size_t step = 32;
 constexpr std::size_t register_size = 64;
 
-// `count` elements of the type, as a mask of that type's lanes.
+// Returns a mask of the first `count` lanes, of 32 bits each in `lanes32` and of 16 bits in `lanes16`.
 inline __mmask16 lanes32(std::size_t count) {
   return static_cast<__mmask16>(count >= 16 ? 0xffffU : (1U << count) - 1U);
 }
@@ -32,10 +32,10 @@ constexpr int f16_rounding = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
 inline __m256i f16_of(__m512i f32_bits) { return _mm512_cvtps_ph(_mm512_castsi512_ps(f32_bits), f16_rounding); }
 
-// Where a step's elements come from and go to: the whole step, or its first `count` elements.
+// Access to the elements of a step in memory: the whole step, or its first `count` elements.
 struct Whole {
   static __m512i load32(const unsigned char* from, std::size_t at) { return _mm512_loadu_si512(from + at * 4); }
-  // Loading a half costs less than taking a register apart.
+  // Loading half a register costs less than splitting a whole one.
   static __m256i load16(const unsigned char* from, std::size_t at) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + at * 2));
   }
@@ -45,7 +45,7 @@ struct Whole {
 };
 
 struct Streamed : Whole {
-  // In halves, which suits Zen 4: a twentieth faster there with one thread past the caches.
+  // Converts in halves, which suits Zen 4: a twentieth faster there on one thread, with stores that bypass the caches.
   static __m256i load_as_f16(const unsigned char* from, std::size_t at) {
     const auto* floats = reinterpret_cast<const float*>(from + at * 4);
     const __m128i low = _mm256_cvtps_ph(_mm256_loadu_ps(floats), f16_rounding);
@@ -75,17 +75,17 @@ struct First {
   void store16(unsigned char* to, __m512i value) const { _mm512_mask_storeu_epi16(to, lanes16(count), value); }
 };
 
-// The bfloat16 lands in the upper half of each lane; the lower half is of no use.
+// The bfloat16 is in the upper half of each lane; the lower half is meaningless.
 inline __m512i round_to_bf16(__m512i x) {
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(x, 16), _mm512_set1_epi32(1));
   const __m512i rounded = _mm512_add_epi32(x, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-  // twice the bits drop the sign: a NaN's are above infinity's
+  // Doubling drops the sign bit; a NaN is then above infinity.
   const __mmask16 nan =
       _mm512_cmpgt_epu32_mask(_mm512_add_epi32(x, x), _mm512_set1_epi32(static_cast<int>(0xff000000U)));
   return _mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc00000));
 }
 
-// The upper halves of a's lanes, then of b's.
+// Returns the upper halves of a's lanes, then those of b's.
 inline __m512i upper_halves(__m512i a, __m512i b) {
   alignas(64) static constexpr std::uint16_t odd_words[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
                                                               23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
@@ -97,7 +97,7 @@ inline __m512i f32_bits_of_bf16(__m256i x) { return _mm512_slli_epi32(_mm512_cvt
 inline __m512i f32_bits_of_f16(__m256i x) { return _mm512_castps_si512(_mm512_cvtph_ps(x)); }
 inline __m512i join(__m256i low, __m256i high) { return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1); }
 
-// Of two bfloat16 in each lane the one in the lower half, and the one in the upper, as float32.
+// Returns the bfloat16 in the lower half (`even_of`) or in the upper half (`odd_of`) of each lane, as float32.
 inline __m512 even_of(__m512i pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
 inline __m512 odd_of(__m512i pairs) {
   return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000U))));
@@ -105,7 +105,7 @@ inline __m512 odd_of(__m512i pairs) {
 
 inline __m512i bf16_by_integers(__m512i a, __m512i b) { return upper_halves(round_to_bf16(a), round_to_bf16(b)); }
 
-// Narrow is how 32 float32 become 32 bfloat16: `any` takes whatever there is, `normal` only what has no denormals.
+// `Narrow` converts 32 float32 to 32 bfloat16: `any` accepts all values, `normal` only values that are not denormal.
 template <class Cast, class Narrow>
 struct Step;
 
@@ -152,7 +152,7 @@ struct Step<F16ToF32, Narrow> {
   }
 };
 
-// Every float16 is normal, or zero, in float32.
+// No float16 value is denormal in float32.
 template <class Narrow>
 struct Step<F16ToBf16, Narrow> {
   template <class Memory>

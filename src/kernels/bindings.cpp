@@ -26,7 +26,7 @@ namespace {
 using kernels::Float;
 using kernels::Job;
 
-// Below this many elements a cast is done sooner than another thread could make use of the GIL.
+// Below this many elements, a cast is done before another thread could use the GIL.
 constexpr std::size_t gil_kept_below = std::size_t{1} << 16;
 
 constexpr const char* bfloat16_is = " (ml_dtypes.bfloat16, or its bits as uint16)";
@@ -50,7 +50,7 @@ const char* name_of(Float type) {
 }
 
 std::optional<Float> float_of(const py::dtype& dtype) {
-  // A dtype from outside NumPy is numbered as it is registered, once in a process.
+  // NumPy numbers a dtype of another package when it is registered, once per process.
   static std::atomic<int> bfloat16_number{-1};
   const int number = dtype.num();
   constexpr char swapped = std::endian::native == std::endian::little ? '>' : '<';
@@ -63,7 +63,7 @@ std::optional<Float> float_of(const py::dtype& dtype) {
   if (number == py::detail::npy_api::NPY_USHORT_ || number == bfloat16_number.load(std::memory_order_relaxed)) {
     return Float::bf16;
   }
-  if (number == 23) {  // NPY_HALF, which pybind11 gives no name
+  if (number == 23) {  // NPY_HALF, which pybind11 does not define
     return Float::f16;
   }
   if (dtype.itemsize() == 2 && std::string(py::str(dtype.attr("name"))) == "bfloat16") {
@@ -97,7 +97,7 @@ struct Span {
   std::uintptr_t end;
 };
 
-// The memory between an array's first and last byte, whatever its strides.
+// Returns the range from an array's first to its last byte, whatever its strides.
 Span span_of(const py::array& array) {
   const auto data = reinterpret_cast<std::uintptr_t>(array.data());
   Span span{data, data + static_cast<std::uintptr_t>(array.itemsize())};
@@ -130,7 +130,7 @@ bool same_shape(const py::array& a, const py::array& b) {
   return true;
 }
 
-// Of the right shape, fit to be written, and apart from `array`.
+// Raises unless `out` has the shape of `array`, is writeable, and overlaps neither itself nor `array`.
 void check_target(const py::array& out, const std::string& out_name, const py::array& array,
                   const std::string& array_name) {
   if (!same_shape(out, array)) {
@@ -151,9 +151,9 @@ void check_target(const py::array& out, const std::string& out_name, const py::a
   }
 }
 
-// Raises if the array has another type by now. Other checks may run code of the caller, an `__index__` say, that
-// changes an array. So this check and `check_target` come last before a kernel: they run no Python code where they
-// pass. No address is read before them.
+// Raises if the array now has another type. Other checks may run the caller's code, such as an `__index__`, that
+// changes an array. So this check and `check_target` come last before a kernel: they run no Python code if they pass.
+// No address is read before them.
 void check_still(const py::array& array, const std::string& name, Float type) {
   if (float_of(array.dtype()) != type) {
     throw py::value_error("`" + name + "` must stay an array of " + name_of(type) + " until it is cast, got " +
@@ -215,7 +215,7 @@ Job job_of(const py::array& array, Float from, py::array& out, Float to) {
   return {array.data(), from, out.mutable_data(), to, std::move(axes)};
 }
 
-// Without the GIL, unless that takes longer than the work.
+// Runs `work` without the GIL, unless releasing it takes longer than the work.
 template <class Work>
 void released(std::size_t count, const Work& work) {
   if (count < gil_kept_below) {
@@ -225,7 +225,7 @@ void released(std::size_t count, const Work& work) {
   }
 }
 
-// `cast` is called as kernels::cast, `cast_many` as kernels::cast_many.
+// `cast` has the signature of kernels::cast, `cast_many` that of kernels::cast_many.
 template <class Cast, class CastMany>
 py::array cast_array(const py::object& object, const py::object& dtype, const py::object& out_or_none,
                      const py::object& threads_or_none, const Cast& cast, const CastMany& cast_many) {
@@ -295,7 +295,7 @@ std::uint64_t checked_seed(const py::object& object) {
   return seed;
 }
 
-// On a copy where the array or `out` is not contiguous: an element's place is counted in the array's own order.
+// Casts a copy if the array or `out` is not contiguous: an element's index is its position in the array's own order.
 py::array kernels_cast_stochastically(const py::object& object, const py::dtype& bfloat16, const py::object& seed_given,
                                       const py::object& out_or_none, const py::object& threads_or_none,
                                       const std::optional<std::string>& path) {
@@ -310,7 +310,7 @@ py::array kernels_cast_stochastically(const py::object& object, const py::dtype&
   };
   py::array out = out_or_none.is_none() ? fresh() : checked_out(out_or_none, array, Float::bf16);
   array = py::array::ensure(array, py::array::c_style);
-  if (!array) throw std::bad_alloc();  // what else can be wrong with it was asked before
+  if (!array) throw std::bad_alloc();  // everything else was checked before
   const kernels::Table* table = path ? &checked_path(*path) : nullptr;
   py::array target = is_contiguous(out) ? out : fresh();
   check_still(array, "array", Float::f32);
@@ -341,7 +341,7 @@ py::list listed(const py::object& object, const std::string& name) {
   return object;
 }
 
-// No target may overlap anything else: an element would be read after it was written, or written twice.
+// Raises if a target overlaps another array: an element would be read after it was written, or written twice.
 void check_apart(const std::vector<py::array>& arrays, std::size_t sources) {
   struct Place {
     Span span;
@@ -359,7 +359,7 @@ void check_apart(const std::vector<py::array>& arrays, std::size_t sources) {
     return number < sources ? "sources[" + std::to_string(number) + "]"
                             : "outs[" + std::to_string(number - sources) + "]";
   };
-  // Of those before, the ones that reach furthest: of all, and of the targets.
+  // The earlier arrays that reach furthest: among all arrays, and among the targets.
   const Place* reach = nullptr;
   const Place* target_reach = nullptr;
   const auto further = [](const Place& place, const Place* other) {
@@ -383,7 +383,7 @@ void check_apart(const std::vector<py::array>& arrays, std::size_t sources) {
   }
 }
 
-// `cast_many` is called as kernels::cast_many.
+// `cast_many` has the signature of kernels::cast_many.
 template <class CastMany>
 void cast_arrays(const py::object& sources_given, const py::object& outs_given, const py::object& threads_or_none,
                  const CastMany& cast_many) {
@@ -452,7 +452,8 @@ std::vector<std::string> kernels_paths() {
 
 using Bits = py::array_t<std::uint16_t, py::array::c_style>;
 
-// What a product takes of these, or an error: for tests, whose mistakes must not write anywhere.
+// Raises unless `right`. The tests call these functions directly, and a mistake there must not write outside the
+// arrays.
 void check(bool right, const char* what) {
   if (!right) throw py::value_error(what);
 }

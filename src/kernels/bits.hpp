@@ -1,6 +1,6 @@
-// Casts of one element in integer arithmetic: no floating-point instruction is involved, so neither FTZ/DAZ nor the
-// rounding mode can change a result. In an anonymous namespace, because every instruction set's file compiles its own
-// copy with its own flags.
+// Casts of single elements in integer arithmetic. They use no floating-point instructions, so FTZ, DAZ and the rounding
+// mode cannot change a result. In an anonymous namespace because each instruction set's file compiles its own copy with
+// its own flags.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace {  // NOLINT(google-build-namespaces): see above
 
 inline std::uint16_t bf16_of_f32(std::uint32_t x) {
   const std::uint32_t rounded = x + 0x7fffU + ((x >> 16) & 1U);
-  // rounding could carry a NaN's mantissa into an infinity or over the sign
+  // Rounding could carry a NaN's mantissa into infinity or into the sign bit.
   const bool nan = (x & 0x7fffffffU) > 0x7f800000U;
   return static_cast<std::uint16_t>(nan ? 0x7fc0U : rounded >> 16);
 }
@@ -24,11 +24,11 @@ inline std::uint16_t f16_of_f32(std::uint32_t x) {
   std::uint32_t result = 0;
   if (magnitude > 0x7f800000U) {
     result = 0x7e00U;
-  } else if (magnitude >= 0x47800000U) {  // 2^16 and up; what lies between 65520 and 2^16 carries into infinity below
+  } else if (magnitude >= 0x47800000U) {  // 2^16 and above; values from 65520 up round to infinity below
     result = 0x7c00U;
-  } else if (magnitude >= 0x38800000U) {  // 2^-14 and up: normal in float16
+  } else if (magnitude >= 0x38800000U) {  // 2^-14 and above: a normal number in float16
     result = (magnitude + 0xfffU + ((magnitude >> 13) & 1U) - 0x38000000U) >> 13;
-  } else if (magnitude >= 0x33000000U) {  // 2^-25 and up: denormal in float16, or a tie with zero
+  } else if (magnitude >= 0x33000000U) {  // 2^-25 and above: a denormal in float16, or a tie with zero
     const std::uint32_t shift = 126U - (magnitude >> 23);
     const std::uint32_t mantissa = (magnitude & 0x7fffffU) | 0x800000U;
     const std::uint32_t rest = mantissa & ((1U << shift) - 1U);
@@ -53,11 +53,11 @@ inline std::uint32_t f32_of_f16(std::uint16_t x) {
   if (magnitude == 0U) {
     return sign;
   }
-  const auto shift = static_cast<std::uint32_t>(__builtin_clz(magnitude)) - 21U;  // brings the first bit to bit 10
+  const auto shift = static_cast<std::uint32_t>(__builtin_clz(magnitude)) - 21U;  // moves the highest set bit to bit 10
   return sign | (((magnitude << shift) & 0x3ffU) << 13) | ((113U - shift) << 23);
 }
 
-// One element's cast, for arrays of any alignment.
+// The cast of one element. `cast_each` applies it to arrays of any alignment.
 struct F32ToBf16 {
   using In = std::uint32_t;
   using Out = std::uint16_t;
@@ -99,8 +99,8 @@ inline void cast_each(const unsigned char* source, unsigned char* target, std::s
   }
 }
 
-// How many elements of `size` bytes lie before the next multiple of `boundary`: what to cast before aligned stores can
-// begin. 0 where no whole number of elements gets there.
+// Returns the number of elements of `size` bytes before the next multiple of `boundary`, which must be cast before
+// aligned stores can begin. Returns 0 if no whole number of elements reaches the boundary.
 inline std::size_t before_boundary(const unsigned char* target, std::size_t boundary, std::size_t size) {
   const std::size_t past = reinterpret_cast<std::uintptr_t>(target) % boundary;
   return past % size == 0 ? (boundary - past) % boundary / size : 0;

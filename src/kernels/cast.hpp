@@ -1,4 +1,4 @@
-// Casts between the floating types of mixed precision: pure C++, no Python, no torch.
+// Casts between the floating-point types of mixed precision. Pure C++: no Python, no torch.
 #pragma once
 
 #include <cstddef>
@@ -10,27 +10,28 @@
 
 namespace habana_mp::kernels {
 
-// Casts `count` contiguous elements, round-to-nearest-even, denormals kept whatever MXCSR says; any NaN may stand for
-// a NaN. `source` and `target` must not overlap. `threads` is the most to use; small arrays stay on the calling thread.
-// Thread-safe, safe after fork, never throws.
+// Casts `count` contiguous elements with round-to-nearest-even. Denormals are preserved whatever MXCSR says. A NaN may
+// become any other NaN. `source` and `target` must not overlap. Uses at most `threads` threads; small arrays are cast
+// on the calling thread alone. Thread-safe, safe after fork, never throws.
 void cast(const void* source, Float from, void* target, Float to, std::size_t count, unsigned threads) noexcept;
 
-// The same for many arrays of any strides at once: the threads share out the bytes of all of them. No target may
-// overlap another target or a source. Writes to the jobs' own notes, so two calls must not share them at once.
+// Casts many arrays of any strides in one call: the threads share the bytes of all of them. No target may overlap
+// another target or a source. Writes to `Job::begin`, so two calls must not use the same jobs at the same time.
 void cast_many(std::span<Job> jobs, unsigned threads) noexcept;
 
-// The same where an operation of the library whose team (threads.hpp) helps comes right before or after: the team is
-// awake, or is to be woken anyway.
+// Like `cast_many`, for casts right before or after an operation of the library whose team of threads helps
+// (threads.hpp). The team is awake then, or will be woken anyway.
 void cast_many_beside_team(std::span<Job> jobs, unsigned threads) noexcept;
 
-// Casts `count` contiguous float32 to bfloat16 and rounds stochastically: up or down, the likelier the nearer. What
-// bfloat16 can hold stays as it is. The bits depend on `seed`, on an element's value and on its place in the array, and
-// on nothing else. The rest as for `cast`.
+// Casts `count` contiguous float32 elements to bfloat16 with stochastic rounding: up or down; the nearer value is more
+// likely. Values that bfloat16 can represent do not change. The bits depend only on `seed`, on the element's value and
+// on its index in the array. Otherwise like `cast`.
 void cast_stochastically(const void* source, void* target, std::size_t count, std::uint64_t seed,
                          unsigned threads) noexcept;
 
-// The instruction set in use: "scalar", "avx2", "avx512", "avx512_bf16", "amx", "neon" or "neon_bf16". Chosen once,
-// from the processor and from the environment variable HABANA_MP_KERNELS, which forces one.
+// Returns the name of the instruction set in use: "scalar", "avx2", "avx512", "avx512_bf16", "amx", "neon" or
+// "neon_bf16". It is chosen once, from the processor and from the environment variable HABANA_MP_KERNELS, which forces
+// one.
 const char* path() noexcept;
 
 }  // namespace habana_mp::kernels

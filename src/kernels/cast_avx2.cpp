@@ -1,5 +1,5 @@
-// AVX2 and F16C. The bfloat16 half is integer arithmetic. VCVTPS2PH is told its rounding and pays no heed to FTZ;
-// VCVTPH2PS pays none to DAZ; where DAZ does act, on float32 denormals, the result is zero in float16 anyway.
+// AVX2 and F16C. bfloat16 is converted in integer arithmetic. VCVTPS2PH has its rounding mode as an operand and ignores
+// FTZ; VCVTPH2PS ignores DAZ. DAZ does affect float32 denormals, but these become zero in float16 anyway.
 #include <immintrin.h>
 
 #include "kernels/bits.hpp"
@@ -33,7 +33,7 @@ __m256i round_to_bf16(__m256i x) {
   return _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), nan);
 }
 
-// The registers' lanes are packed in turn: [a0 b0 a1 b1] back to [a0 a1 b0 b1].
+// Packing interleaves the 128-bit lanes. This moves [a0 b0 a1 b1] back to [a0 a1 b0 b1].
 __m256i pack(__m256i a, __m256i b) { return _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8); }
 
 __m256i f32_bits_of_bf16(__m128i x) { return _mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16); }

@@ -4,8 +4,8 @@
 namespace habana_mp::kernels {
 namespace {
 
-// VCVTNE2PS2BF16 reads denormals as zero, whatever MXCSR says. A denormal's doubled bits are 1 to 0x00fffffe, so that
-// one less is small for denormals only: zero wraps around to the top.
+// VCVTNE2PS2BF16 reads denormals as zero, whatever MXCSR says. The doubled bits of a value, minus one, are below
+// 0x00ffffff for denormals only: zero wraps around to the maximum.
 inline bool has_denormals(__m512i a, __m512i b) {
   const __m512i one = _mm512_set1_epi32(1);
   const __m512i least =

@@ -4,7 +4,7 @@
 namespace habana_mp::kernels {
 namespace {
 
-// Under the default FPCR, BFCVTN keeps denormals.
+// With the default FPCR, BFCVTN preserves denormals.
 struct Instruction {
   static uint16x4_t bf16_of(uint32x4_t x) { return vreinterpret_u16_bf16(vcvt_bf16_f32(vreinterpretq_f32_u32(x))); }
 };

@@ -1,4 +1,4 @@
-// Runs everywhere; also what the other instruction sets are tested against.
+// Runs on every processor. The tests compare the other instruction sets with it.
 #include "kernels/bits.hpp"
 #include "kernels/stochastic.hpp"
 #include "kernels/table.hpp"

@@ -23,16 +23,17 @@ constexpr const char* variable = "HABANA_MP_KERNELS";
 constexpr std::array<std::string_view, 7> all_names = {"scalar", "avx2", "avx512",   "avx512_bf16",
                                                        "amx",    "neon", "neon_bf16"};
 
-// Measured, in elements. Below the first a second thread gains nothing; between the two it gains only where the threads
-// need not be woken for one cast alone, which takes about as long as the calling thread takes for the second.
+// Measured, in elements. Below the first threshold a second thread gains nothing. Between the two it gains only if
+// threads need not be woken for this cast alone: waking them takes about as long as the calling thread takes for the
+// second threshold.
 constexpr std::size_t threads_from_in_burst = std::size_t{1} << 15;
 constexpr std::size_t threads_from_alone = std::size_t{1} << 20;
 constexpr std::chrono::microseconds burst_gap{
-    120};  // from start to start: a cast below the second, and the pause after it
+    120};  // from start to start: a cast below the second threshold, and the pause after it
 
-// A multiple of every cache line and register, so that the pieces after the first start as aligned as the first.
+// A multiple of all cache line and register sizes, so that every piece has the same alignment as the first.
 constexpr std::size_t piece = std::size_t{1} << 14;
-constexpr std::size_t streamed_piece = std::size_t{1} << 18;  // longer: the processor must find out what to prefetch
+constexpr std::size_t streamed_piece = std::size_t{1} << 18;  // longer: the hardware prefetcher must adapt first
 constexpr std::size_t most_bytes_an_element = 6;
 
 class Choice {
@@ -65,8 +66,8 @@ class Choice {
 
   void add_vectors() {
 #if defined(__x86_64__)
-    // The compiler's own check asks the operating system too, whether it keeps the wide registers; but some compilers
-    // do not know F16C's name in it.
+    // The compiler's check also asks the operating system whether it saves the wide registers. F16C is checked
+    // separately because some compilers do not support its name in that check.
     unsigned eax = 0;
     unsigned ebx = 0;
     unsigned ecx = 0;
@@ -94,7 +95,7 @@ class Choice {
 #elif defined(__aarch64__)
     add(neon_table);                               // part of the baseline
 #if defined(HABANA_MP_NEON_BF16)
-    constexpr unsigned long has_bf16 = 1UL << 14;  // HWCAP2_BF16, which older headers do not name
+    constexpr unsigned long has_bf16 = 1UL << 14;  // HWCAP2_BF16, which older headers do not define
     if ((getauxval(AT_HWCAP2) & has_bf16) != 0) {
       add(neon_bf16_table);
     }
@@ -103,8 +104,8 @@ class Choice {
   }
 
 #if defined(HABANA_MP_AMX)
-  // By hand: compilers learned the names of these at different times. Whether this process may use the tiles is another
-  // question (product.cpp).
+  // Checked by hand because compilers added the names of these features at different times. product.cpp checks for
+  // permission to use the tiles.
   static bool has_amx() {
     unsigned eax = 0;
     unsigned ebx = 0;
@@ -124,7 +125,7 @@ class Choice {
   }
 #endif
 
-  // Not sysconf's figure: on some processors the C library adds up caches that no one core can use.
+  // The figure of sysconf is not used: on some processors the C library adds up caches that no single core can use.
   static std::size_t measure_last_level_cache() {
     for (const char* file :
          {"/sys/devices/system/cpu/cpu0/cache/index3/size", "/sys/devices/system/cpu/cpu0/cache/index2/size"}) {
@@ -152,7 +153,7 @@ const Choice& choice() noexcept {
   return once;
 }
 
-// Whether to share a cast out. A cast soon after another is one of a burst.
+// True if a cast is worth sharing among threads. A cast soon after another one counts as part of a burst.
 bool is_worth_threads(std::size_t count, bool beside_team = false) noexcept {
   static std::atomic<std::chrono::steady_clock::rep> last{0};
   if (count < threads_from_in_burst) {
@@ -202,7 +203,7 @@ struct Batch {
   bool stream;
 };
 
-// A unit of a job is run by whoever has its first byte.
+// A unit of a job runs on the thread that has its first byte.
 void run_batch(const void* context, std::size_t begin, std::size_t end) noexcept {
   const Batch& batch = *static_cast<const Batch*>(context);
   auto job = std::upper_bound(batch.jobs.begin(), batch.jobs.end(), begin,
@@ -259,7 +260,7 @@ std::optional<std::string> complaint() {
 void cast_with(const Table& table, const void* source, Float from, void* target, Float to, std::size_t count,
                unsigned threads, bool stream) noexcept {
   if (count == 0) {
-    return;  // there may be no memory to point to
+    return;  // the pointers may be null
   }
   const Contiguous job = {
       .kernel = table.convert[static_cast<std::size_t>(from)][static_cast<std::size_t>(to)],

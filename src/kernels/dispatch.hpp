@@ -1,4 +1,4 @@
-// The choice of an instruction set, for the casts themselves and for the bindings that report and test it.
+// The choice of an instruction set. The casts use it, and the bindings report and test it.
 #pragma once
 
 #include <cstddef>
@@ -13,26 +13,27 @@
 
 namespace habana_mp::kernels {
 
-// What this processor can run, the plainest first.
+// The instruction sets that this processor can run, the simplest first.
 std::span<const Table* const> supported() noexcept;
 
-// What was chosen.
+// The instruction set in use.
 const Table& chosen() noexcept;
 
-// Stores past the caches save reading what is to be overwritten, but leave nothing in the caches for whoever comes
-// next. Measured, whoever reads the target next included: on one thread they win once the source, counted twice, and
-// the target fill the last-level cache. Several threads have no more of the memory's speed for such stores than one
-// has, but more of the cache's: there they win once the two arrays alone fill it.
+// True if stores that bypass the caches are worthwhile. They avoid reading the memory that they overwrite, but leave
+// nothing in the caches for the code that reads the target next. Measured, with that read included: on one thread they
+// win once twice the source plus the target fill the last-level cache. Several threads get no more memory bandwidth for
+// such stores than one thread, but more cache bandwidth. There they win only once the two arrays alone fill that cache.
 bool is_worth_streaming(std::size_t source_bytes, std::size_t target_bytes, unsigned threads) noexcept;
 
-// nullptr where this processor cannot run it, or there is no such instruction set.
+// Returns null if there is no instruction set of this name, or if this processor cannot run it.
 const Table* find(std::string_view name) noexcept;
 
-// What is wrong with the value of HABANA_MP_KERNELS, or nothing. A wrong value changes no cast: the processor chooses.
+// Returns an error message if the value of HABANA_MP_KERNELS is wrong, else nothing. A wrong value changes no cast: the
+// instruction set is chosen from the processor.
 std::optional<std::string> complaint();
 
-// Casts that leave nothing to be decided: on `threads` threads, unless there are fewer pieces to share out, and with
-// stores that bypass the caches if `stream` says so and the instruction set has them.
+// Casts with every choice made by the caller: on `threads` threads, or fewer if there are fewer pieces, and with stores
+// that bypass the caches if `stream` is true and the instruction set has them.
 void cast_with(const Table& table, const void* source, Float from, void* target, Float to, std::size_t count,
                unsigned threads, bool stream) noexcept;
 void cast_many_with(const Table& table, std::span<Job> jobs, unsigned threads, bool stream) noexcept;

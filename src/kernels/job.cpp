@@ -9,15 +9,16 @@
 namespace habana_mp::kernels {
 namespace {
 
-// In elements. A unit that is read and written in long stretches; a multiple of every cache line and register, so that
-// the units after the first start as aligned as the first.
+// In elements. The size of a unit that is read and written contiguously. A multiple of all cache line and register
+// sizes, so that every unit has the same alignment as the first.
 constexpr std::size_t long_tile = std::size_t{1} << 13;
-// A tile that is transposed: a buffer of it and both sides stay in the nearest cache, and its rows fill cache lines.
+// The size of a tile that is transposed. Both sides and a buffer fit in the first-level cache, and rows fill cache
+// lines.
 constexpr std::size_t square_tile = std::size_t{1} << 12;
 constexpr std::size_t square_side = 64;
-constexpr std::size_t copied_side = 128;  // measured: without a buffer, longer stretches of the target pay
+constexpr std::size_t copied_side = 128;  // measured: without a buffer, longer runs in the target are faster
 constexpr std::size_t gathered = 512;
-constexpr std::size_t streamed_row = 2048;  // shorter ones are not worth stores past the caches
+constexpr std::size_t streamed_row = 2048;  // shorter rows are not worth stores that bypass the caches
 
 std::ptrdiff_t at(std::size_t index, std::ptrdiff_t stride) { return static_cast<std::ptrdiff_t>(index) * stride; }
 
@@ -27,7 +28,7 @@ std::ptrdiff_t one_step(Float type) { return static_cast<std::ptrdiff_t>(size_of
 
 bool is_one_step(std::ptrdiff_t stride, Float type) { return stride == one_step(type); }
 
-// A cast of contiguous elements; of the same type, a copy.
+// Casts contiguous elements; copies them if both types are the same.
 struct Stretch {
   Kernel kernel;
   std::size_t source_size;
@@ -41,7 +42,7 @@ struct Stretch {
     }
   }
 
-  // As many stretches as `lines` has, of `count` elements each; in one go where they lie end to end.
+  // Casts `lines.extent` runs of `count` elements each, in one go if the runs are adjacent.
   void each(Axis lines, const unsigned char* source, unsigned char* target, std::size_t count,
             bool stream) const noexcept {
     if (lines.source_stride == at(count, static_cast<std::ptrdiff_t>(source_size)) &&
@@ -65,7 +66,7 @@ template <class T>
 void copy_apart(const unsigned char* source, std::ptrdiff_t source_stride, unsigned char* target,
                 std::ptrdiff_t target_stride, std::size_t count) noexcept {
   constexpr std::ptrdiff_t step = sizeof(T);
-  if (source_stride == 2 * step && target_stride == step) {  // strides that are known make a loop of vectors
+  if (source_stride == 2 * step && target_stride == step) {  // constant strides allow vectorization
     for (std::size_t i = 0; i < count; ++i) {
       std::memcpy(target + at(i, step), source + at(i, 2 * step), sizeof(T));
     }
@@ -82,20 +83,19 @@ void copy_apart_sized(std::size_t size, const unsigned char* source, std::ptrdif
   copier(source, source_stride, target, target_stride, count);
 }
 
-// What a tile is made of, whichever way it is cast.
+// A tile, with the functions that cast it.
 struct Tile {
   Stretch stretch;
   Float from;
   Float to;
   const unsigned char* source;
   unsigned char* target;
-  Axis rows;     // as many as there are in this tile
-  Axis columns;  // the same
+  Axis rows;     // the extent is that of this tile
+  Axis columns;  // likewise
 
   void run_rows(bool stream) const noexcept { stretch.each(rows, source, target, columns.extent, stream); }
 
-  // The source's elements lie side by side along the rows' axis. What is transposed are 2-byte elements where there is
-  // a choice.
+  // The source's elements are adjacent along the rows' axis. Transposes 2-byte elements if there is a choice.
   void run_transposed() const noexcept {
     const std::size_t size = size_of(to);
     if (from == to) {
@@ -163,7 +163,7 @@ Job::Job(const void* source, Float from, void* target, Float to, std::vector<Axi
   }
   std::erase_if(outer_, [](const Axis& axis) { return axis.extent == 1; });
   for (Axis& axis : outer_) {
-    if (axis.target_stride < 0) {  // walked from its other end
+    if (axis.target_stride < 0) {  // walk it from its other end
       source_ += at(axis.extent - 1, axis.source_stride);
       target_ += at(axis.extent - 1, axis.target_stride);
       axis.source_stride = -axis.source_stride;
@@ -172,7 +172,7 @@ Job::Job(const void* source, Float from, void* target, Float to, std::vector<Axi
   }
   std::stable_sort(outer_.begin(), outer_.end(),
                    [](const Axis& a, const Axis& b) { return a.target_stride > b.target_stride; });
-  // An axis whose end is the next outer one's next step is one with it.
+  // Merge an axis with the next outer one if a step of the outer one is the whole length of the inner one.
   std::vector<Axis> merged;
   for (const Axis& axis : outer_) {
     if (!merged.empty() && merged.back().source_stride == at(axis.extent, axis.source_stride) &&

@@ -1,4 +1,4 @@
-// One array's cast, of any strides on both sides, brought into the form in which it is run.
+// The cast of one array, with any strides on both sides, in the form in which it runs.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace habana_mp::kernels {
 
-// Strides are in bytes, of either sign; a source's may be zero.
+// Strides are in bytes and may be negative; those of a source may be zero.
 struct Axis {
   std::size_t extent;
   std::ptrdiff_t source_stride;
@@ -19,30 +19,32 @@ struct Axis {
 
 class Job {
  public:
-  // Contiguous elements.
+  // Casts contiguous elements.
   Job(const void* source, Float from, void* target, Float to, std::size_t count);
 
-  // The element at an index lies at the sum of index times stride, in the source and in the target.
+  // Casts elements at any strides: an element's offset is the sum of index times stride, in the source and in the
+  // target.
   Job(const void* source, Float from, void* target, Float to, std::vector<Axis> axes);
 
   [[nodiscard]] std::size_t count() const { return count_; }
   [[nodiscard]] std::size_t source_bytes() const { return count_ * size_of(from_); }
   [[nodiscard]] std::size_t target_bytes() const { return count_ * size_of(to_); }
 
-  // The work is cut into units of about this many bytes, read and written; any number of threads may run any of them.
+  // The work is divided into `units()` units of about `unit_bytes()` bytes, read and written. Any number of threads may
+  // run any of them.
   [[nodiscard]] std::size_t units() const { return units_; }
   [[nodiscard]] std::size_t unit_bytes() const { return unit_bytes_; }
   void run(const Table& table, std::size_t first_unit, std::size_t end_unit, bool stream) const noexcept;
 
-  // Where this job's bytes begin among those of all jobs of a call; for whoever shares them out.
+  // The offset of this job's bytes among those of all jobs of a call. `cast_many` sets it.
   std::size_t begin = 0;
 
  private:
   enum class Way : std::uint8_t {
-    whole,       // one stretch of memory on both sides
-    rows,        // stretches along the same axis
-    transposed,  // stretches along one axis of the source, along another one of the target
-    scattered,   // neither
+    whole,       // contiguous on both sides
+    rows,        // contiguous along the same axis
+    transposed,  // contiguous along one axis of the source and along another one of the target
+    scattered,   // none of these
   };
 
   void choose_way();
@@ -55,7 +57,7 @@ class Job {
   Way way_ = Way::whole;
   std::size_t count_ = 1;
 
-  // A unit is a tile of the innermost two axes; `columns_` is the axis along which the target is written.
+  // A unit is a tile of two axes; `columns_` is the axis along which the target is written.
   Axis columns_{1, 0, 0};
   Axis rows_{1, 0, 0};
   std::vector<Axis> outer_;

@@ -1,6 +1,6 @@
-// What the two files for Advanced SIMD of aarch64 share; each compiles its own copy, with its own flags. FCVTN, FCVTL
-// and BFCVTN take the rounding mode, the flushing of denormals and the choice of float16's format from FPCR, so FPCR is
-// put to its default for the length of a call.
+// Code shared by the two files for Advanced SIMD on aarch64. Each file compiles its own copy with its own flags. FCVTN,
+// FCVTL and BFCVTN take the rounding mode, the flushing of denormals and the float16 format from FPCR, so FPCR has its
+// default value during a call.
 #pragma once
 
 #include <arm_neon.h>
@@ -24,7 +24,7 @@ class DefaultFpcr {
   DefaultFpcr& operator=(const DefaultFpcr&) = delete;
 
  private:
-  // The clobber keeps the compiler from moving a conversion, which is fed from memory, to the other side.
+  // The clobber keeps the compiler from moving a conversion, whose operand comes from memory, across this instruction.
   static void set(std::uint64_t value) { __asm__ volatile("msr fpcr, %0" : : "r"(value) : "memory"); }
 
   std::uint64_t saved_ = 0;
@@ -49,7 +49,7 @@ inline uint16x4_t f16_of(uint32x4_t f32_bits) {
 inline uint32x4_t f32_bits_of_bf16(uint16x4_t x) { return vshll_n_u16(x, 16); }
 inline uint32x4_t f32_bits_of_f16(uint16x4_t x) { return vreinterpretq_u32_f32(vcvt_f32_f16(vreinterpret_f16_u16(x))); }
 
-// Narrow is how 4 float32 become 4 bfloat16.
+// `Narrow` converts 4 float32 to 4 bfloat16.
 template <class Cast, class Narrow>
 struct Step;
 

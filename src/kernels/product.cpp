@@ -13,12 +13,13 @@
 namespace habana_mp::kernels {
 namespace {
 
-// In products of two numbers. Measured: below, waking a thread costs what it gains.
+// In multiplications. Measured: below this, waking a thread costs as much as it gains.
 constexpr std::size_t threads_from = std::size_t{1} << 19;
 constexpr std::size_t arranged_threads_from = std::size_t{1} << 18;  // in elements
-// So many pieces for each thread, where that takes no more than sharing out the panels: they keep pace with each other.
+// The number of pieces for each thread, so that the threads finish together. The input's rows are divided only if there
+// are fewer panels than that.
 constexpr std::size_t pieces_per_thread = 4;
-// Fewer rows of the input are not worth reading a panel of the weight again.
+// With fewer rows of the input, it is not worth reading a panel of the weight again.
 constexpr std::size_t fewest_rows = 24;
 constexpr std::size_t rows_of_tile = 16;
 
@@ -41,7 +42,7 @@ void arrange_panels(const void* context, std::size_t begin, std::size_t end) noe
   }
 }
 
-// A pair of rows gives all of its values at once.
+// Two adjacent rows of this weight hold all values of a pair.
 void arrange_inner_first(const void* context, std::size_t begin, std::size_t end) noexcept {
   const auto& work = *static_cast<const Arranging*>(context);
   for (std::size_t i = begin; i < end; ++i) {
@@ -74,10 +75,11 @@ Multiply kernel_for(Order order) {
   }
 }
 
-// The operating system's leave to use tiles, for all threads of the process and those that fork from it.
+// Requests the operating system's permission to use tiles, for all threads of the process and for its forked children.
+// True if it is granted.
 bool may_use_tiles() {
 #if defined(HABANA_MP_AMX)
-  constexpr int request_permission = 0x1023;  // ARCH_REQ_XCOMP_PERM, which older headers do not name
+  constexpr int request_permission = 0x1023;  // ARCH_REQ_XCOMP_PERM, which older headers do not define
   constexpr int tile_data = 18;
   static const bool granted = syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
   return granted;
@@ -89,9 +91,9 @@ bool may_use_tiles() {
 struct Multiplying {
   Multiply multiply;
   const Product* product;
-  std::size_t row_pieces;  // the input's rows are cut into so many
+  std::size_t row_pieces;  // the input's rows are divided into this many pieces
 
-  // Only the last piece leaves a tile unfilled.
+  // Only the last piece has a partly filled tile.
   [[nodiscard]] std::size_t first_row_of(std::size_t piece) const {
     if (piece == row_pieces) return product->rows;
     const std::size_t row = product->rows * piece / row_pieces;

@@ -1,5 +1,5 @@
-// Products by AMX's tiles. The intrinsics want the tiles' numbers as literals: 0 to 3 are the sums of two groups of
-// rows by two of columns, 4 and 5 the groups' inputs, 6 and 7 the weights of the columns.
+// Products with AMX's tiles. The intrinsics need the tiles' numbers as literals: 0 to 3 are the sums of two groups of
+// rows by two groups of columns, 4 and 5 the inputs of the row groups, 6 and 7 the weights of the column groups.
 #include "kernels/tile_sums.hpp"
 
 namespace habana_mp::kernels {
@@ -7,17 +7,17 @@ namespace {
 
 constexpr std::size_t tile_side = 16;  // rows of a tile, and columns of float32
 constexpr std::size_t square_side = 2 * tile_side;
-// So few rows read a weight as fast as memory gives it.
+// With so few rows, reading a weight is limited by memory bandwidth.
 constexpr std::size_t few_rows = tile_side;
 
-// What the tiles hold: so many rows and columns of a patch, and so many pairs of values.
+// The extent of the tiles: rows and columns of a patch, and pairs of values.
 struct Shape {
   std::size_t rows;
   std::size_t columns;
   std::size_t pairs;
 };
 
-// As the instruction reads it.
+// The operand of the instruction LDTILECFG.
 struct alignas(64) TileConfig {
   std::uint8_t palette = 1;
   std::uint8_t start_row = 0;
@@ -25,7 +25,7 @@ struct alignas(64) TileConfig {
   std::uint16_t row_bytes[16] = {};
   std::uint8_t rows[16] = {};
 
-  // A tile without rows or columns stays out of use.
+  // A tile without rows or columns stays unused.
   void set(std::size_t tile, std::size_t tile_rows, std::size_t numbers) {
     if (tile_rows == 0 || numbers == 0) return;
     rows[tile] = static_cast<std::uint8_t>(tile_rows);
@@ -33,11 +33,11 @@ struct alignas(64) TileConfig {
   }
 };
 
-// What of `all` is in the first of two tiles, and in the second.
+// Returns the part of `all` that goes into the first of two tiles (`first_of`) or into the second (`second_of`).
 inline std::size_t first_of(std::size_t all) { return all < tile_side ? all : tile_side; }
 inline std::size_t second_of(std::size_t all) { return all - first_of(all); }
 
-// The tiles of this thread, from the first shape on until the end. Another shape clears them.
+// The tiles of this thread, in use from the first `shape` until destruction. Another shape clears them.
 class Tiles {
  public:
   Tiles() = default;
@@ -56,7 +56,7 @@ class Tiles {
       config.set(4 + i, rows[i], wanted.pairs);
       config.set(6 + i, columns[i] == 0 ? 0 : wanted.pairs, columns[i]);
     }
-    // GCC takes the intrinsic for one that reads the first bytes only.
+    // GCC assumes that the intrinsic reads only the first bytes.
     asm volatile("" : : "r"(&config) : "memory");
     _tile_loadconfig(&config);
   }
@@ -65,7 +65,7 @@ class Tiles {
   Shape now_{0, 0, 0};
 };
 
-// The sums of a patch while they are in tiles. Has it a second group of rows, of columns?
+// The sums of a patch while they are in tiles. `two_rows`, `two_columns`: there is a second group of rows, of columns.
 template <bool two_rows, bool two_columns>
 struct Square {
   const PanelProduct& product;
@@ -97,7 +97,7 @@ struct Square {
     if constexpr (two_rows && two_columns) _tile_stored(3, second + tile_side, apart);
   }
 
-  // Adds the products of a tile's pairs, or of as many as the tiles are shaped for.
+  // Adds the products of a tile's pairs, or of as many pairs as the tiles are shaped for.
   void add(std::size_t pair) const {
     const std::uint16_t* const input = product.input + patch.row * product.input_step + pair * 2;
     const std::size_t input_step = product.input_step * sizeof *input;
@@ -122,8 +122,8 @@ struct Square {
     }
   }
 
-  // The sums of the pairs from `begin` to `end`, to memory that is laid out as the patch's. Those that fill no tile
-  // take other shapes, for which the sums leave the tiles.
+  // Writes the sums of the pairs from `begin` to `end` to memory with the layout of the patch's sums. Pairs that do not
+  // fill a tile need another shape, for which the sums are stored and loaded again.
   void sum_block(std::size_t begin, std::size_t end, float* sums, Tiles& tiles) const {
     const std::size_t rest = (end - begin) % pairs_of_tile;
     const std::size_t filled = end - rest;
@@ -165,10 +165,10 @@ void multiply_patch(const PanelProduct& product, const Patch& patch, Tiles& tile
 
 }  // namespace
 
-// The columns' weights stay near while all rows take their turn.
+// All rows use one group of columns before the next group, so that its weights stay in the caches.
 void multiply_by_tiles(const PanelProduct& product) noexcept {
   Tiles tiles;
-  SquareSums sums;  // as above
+  SquareSums sums;  // written before it is read
   const auto most = [](std::size_t left) { return square_side < left ? square_side : left; };
   for (std::size_t column = 0; column < product.outer; column += square_side) {
     const std::size_t columns = most(product.outer - column);

@@ -1,13 +1,13 @@
-// Sums in the order of AMX's tiles without tiles: for few rows, with which memory's speed decides and not arithmetic's.
-// The bits are those of product_amx.cpp.
+// Sums in the order of AMX's tiles but without tiles, for few rows, which are limited by memory bandwidth and not by
+// arithmetic. The bits are those of product_amx.cpp.
 #include "kernels/tile_sums.hpp"
 
 namespace habana_mp::kernels {
 namespace {
 
 constexpr std::size_t most_columns = panel_rows / lanes;  // in registers
-// So many rows go through the panel together, and so many of them at once: their sums, a column's values and an input's
-// take 28 registers of 32.
+// `most_rows` rows go through the panel together, `rows_at_once` of them at the same time: their sums, the values of a
+// column and an input take 28 of the 32 registers.
 constexpr std::size_t most_rows = 8;
 constexpr std::size_t rows_at_once = 3;
 
@@ -15,8 +15,8 @@ struct alignas(64) BlockSums {
   float values[most_rows][panel_rows];
 };
 
-// Tiles take denormals for zero, both of what they are given and of what they make. The compiler does not know that
-// arithmetic depends on this: so nothing of it stands where this is switched, but in functions that are not inlined.
+// Tiles treat denormals as zero, both in their operands and in their results. The compiler does not know that
+// arithmetic depends on this mode. So arithmetic that depends on it is only in functions that are not inlined.
 class DenormalsAreZero {
  public:
   DenormalsAreZero() {
@@ -33,14 +33,14 @@ class DenormalsAreZero {
   unsigned before_ = _mm_getcsr();
 };
 
-// A tile's pairs, or the last ones, of some rows and of the panel.
+// The pairs of one tile, or the remaining ones, of several rows and of the panel.
 struct Group {
   const std::uint16_t* input;  // of the first row
   std::size_t input_step;
   const std::uint16_t* panel;
   std::size_t outer;
   std::size_t pairs;
-  bool fetches;  // whoever reads the panel first fetches what comes later
+  bool fetches;  // true for the rows that read the panel first: they prefetch what comes later
 };
 
 template <std::size_t rows, std::size_t columns>
@@ -89,7 +89,7 @@ inline void add_group(const Group& group, float (*sums)[panel_rows]) {
   }
 }
 
-// The sums of `rows` rows from `row` on, of the pairs from `begin` to `end`.
+// Sums the pairs from `begin` to `end`, for `rows` rows from `row` on.
 template <std::size_t columns>
 [[gnu::noinline]] void sum_block(const PanelProduct& product, std::size_t row, std::size_t rows, std::size_t begin,
                                  std::size_t end, BlockSums& sums) {

@@ -5,33 +5,34 @@ namespace {
 
 constexpr std::size_t lanes = 16;
 constexpr std::size_t registers = panel_rows / lanes;  // for a panel's sums
-// So many rows of the input at once: with a panel's registers for each, one for a pair of values and four for the
-// panel's, all 32 are in use.
+// The most rows of the input at once that fit in the 32 registers: four registers of sums for each row, one for a pair
+// of input values and four for the panel's values.
 constexpr std::size_t most_rows = 6;
-constexpr std::size_t line = 32;  // of the cache, in bfloat16
-// With so few rows, which are never a share of more, a weight is read as fast as memory gives it: a bit ahead.
+constexpr std::size_t line = 32;  // a cache line, in bfloat16 elements
+// With so few rows, reading a weight is limited by memory bandwidth, so it is prefetched. Inputs with more rows are
+// never divided into so few.
 constexpr std::size_t few_rows = 2;
-constexpr std::size_t soon = std::size_t{1} << 13;  // in bfloat16; measured
+constexpr std::size_t soon = std::size_t{1} << 13;  // in bfloat16 elements; measured
 
 template <std::size_t rows, std::size_t columns>
 using RowSums = __m512[rows][columns];
 
-// So many rows of the input go through one block of the panel after the other; their sums wait in between.
+// This many rows of the input go through the panel block by block; their sums are stored in between.
 constexpr std::size_t waiting_rows = 11 * most_rows;
 struct alignas(64) WaitingSums {
   float values[waiting_rows][panel_rows];
 };
 
-// A part of the work: some pairs of values of some rows, `row` being the first of those whose sums wait.
+// A part of the work: the pairs from `begin` to `end` of several rows, of which `row` is the first.
 struct Part {
   std::size_t row;
   std::size_t begin;
   std::size_t end;
-  // What comes after this block is fetched by those who work on it, a line of the cache for each pair.
+  // The data after this block. The rows of this block prefetch it, one cache line for each pair.
   const std::uint16_t* ahead;
 };
 
-// 16 values of as many of the panel's rows: all of them are there, or the first ones.
+// Access to 16 rows of the panel, or to the first ones of them.
 struct WholeLanes {
   static __m512i load(const std::uint16_t* from) { return _mm512_loadu_si512(from); }
   static __m256i load16(const std::uint16_t* from) {
@@ -46,7 +47,7 @@ struct FirstLanes {
   void store(std::uint16_t* to, __m256i value) const { _mm256_mask_storeu_epi16(to, there, value); }
 };
 
-// Adds a part's products to the sums; the last of the columns is loaded as `last` says.
+// Adds a part's products to the sums. `last` loads the last of the columns.
 template <std::size_t rows, std::size_t columns, class Last>
 inline void add_products(const PanelProduct& product, const Part& part, Last last, RowSums<rows, columns>& sums) {
   const std::uint16_t* input = product.input + part.row * product.input_step;
@@ -142,7 +143,8 @@ void multiply_rows(const PanelProduct& product, const Part& part, std::size_t ro
   }
 }
 
-// Rows are taken as equal shares of `most_rows` at most: few rows alone make little of what was read of the panel.
+// Rows are divided into equal shares of at most `most_rows`: a share of few rows makes little use of the panel data
+// that it reads.
 template <std::size_t columns, class Last>
 void multiply_panel(const PanelProduct& product, Last last) {
   WaitingSums waiting;  // written before it is read
@@ -163,14 +165,14 @@ void multiply_panel(const PanelProduct& product, Last last) {
   }
 }
 
-// Sums as a vector of 16 pairs makes them. The panel's columns take turns with so many pairs, which the nearest cache
-// holds; their 16 sums wait in between.
+// Sums like a vector of 16 pairs. The panel's columns take turns with this many pairs, which fit in the first-level
+// cache. Their 16 sums are stored in between.
 constexpr std::size_t pairs_at_once = 64;
 struct alignas(64) LaneSums {
   float values[lanes][lanes];
 };
 
-// `fetches`: whoever comes first asks for what the whole panel needs soon.
+// `fetches`: true for the first column, which prefetches for the whole panel.
 template <bool fetches>
 void add_by_lanes(const std::uint16_t* input, const std::uint16_t* panel, std::size_t pair_step, std::size_t pairs,
                   FirstLanes there, LaneSums& waiting) {
@@ -268,12 +270,12 @@ void multiply(const PanelProduct& product) noexcept {
   }
 }
 
-// A pair of bfloat16 is moved as one number of 32 bits.
+// A pair of bfloat16 is moved as one 32-bit number.
 void arrange(const std::uint16_t* rows, std::size_t inner, std::size_t outer, std::uint16_t* panel) noexcept {
   const std::size_t pairs = inner / 2;
   const __m512i row_steps = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
                                                _mm512_set1_epi32(static_cast<int>(pairs)));
-  // Two lines of the cache of each row at a time, so that they are still there for their last pair.
+  // Two cache lines of each row at a time, so that they are still cached for their last pair.
   constexpr std::size_t at_once = 32;
   for (std::size_t begin = 0; begin < pairs; begin += at_once) {
     const std::size_t end = at_once < pairs - begin ? begin + at_once : pairs;

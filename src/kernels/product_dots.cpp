@@ -1,5 +1,5 @@
-// Sums in the order of torch's own loop, which it takes where its library is not worth calling: the dot product of two
-// rows in eight lanes. The products here are small; what counts is that there is no call of torch around them.
+// Sums in the order of torch's own loop, which torch uses when its library is not worth calling: the dot product of two
+// rows in eight lanes. The products here are small: avoiding a call of torch is what saves time.
 #include "kernels/avx512.hpp"
 #include "kernels/product_table.hpp"
 
@@ -7,18 +7,18 @@ namespace habana_mp::kernels {
 namespace {
 
 constexpr std::size_t lanes = 16;         // of a register: columns of the panel
-constexpr std::size_t dot_lanes = 8;      // of the loop
-constexpr std::size_t pairs_of_all = 32;  // in its eight registers of eight lanes
+constexpr std::size_t dot_lanes = 8;      // of torch's loop
+constexpr std::size_t pairs_of_all = 32;  // in the eight registers of torch's loop, of eight lanes each
 constexpr std::size_t pairs_of_group = 8;
 
-// A row of the input and 16 columns of the panel, or the first of them.
+// A row of the input, and up to 16 columns of the panel.
 struct Dots {
   const std::uint16_t* input;
   const std::uint16_t* panel;
   std::size_t pair_step;
   __mmask16 there;
 
-  // Adds the products of a pair, each to its sum, or one after the other to the same.
+  // Adds the two products of a pair, each to its own sum, or one after the other if both are the same sum.
   void add_pair(std::size_t pair, __m512& even, __m512& odd) const {
     const __m512i values = _mm512_maskz_loadu_epi32(there, panel + pair * pair_step);
     even = _mm512_fmadd_ps(input_at(pair * 2), even_of(values), even);
@@ -31,7 +31,7 @@ struct Dots {
   }
 };
 
-// The first half and the second, until one is left.
+// Adds the second half of the sums to the first half until one sum is left.
 template <std::size_t count>
 inline __m512 folded(__m512 (&sums)[count]) {
   for (std::size_t half = count / 2; half > 0; half /= 2) {
@@ -45,7 +45,7 @@ inline void clear(__m512 (&sums)[count]) {
   for (__m512& sum : sums) sum = _mm512_setzero_ps();
 }
 
-// Of as many pairs as fill all registers of the loop.
+// Sums pairs in blocks that fill all registers of torch's loop.
 __m512 sum_of_all(const Dots& dots, std::size_t pairs) {
   __m512 sums[2 * pairs_of_all];
   clear(sums);
@@ -55,7 +55,7 @@ __m512 sum_of_all(const Dots& dots, std::size_t pairs) {
   return folded(sums);
 }
 
-// Of groups of two registers of the loop.
+// Sums pairs in groups that fill two registers of torch's loop.
 inline __m512 sum_of_groups(const Dots& dots, std::size_t begin, std::size_t end) {
   __m512 sums[dot_lanes];
   clear(sums);
@@ -79,7 +79,7 @@ inline __m512 dot(const Dots& dots, std::size_t pairs) {
 
 }  // namespace
 
-// Unlike the processor's instruction for pairs the loop, and torch's rounding, take denormals for what they are.
+// Unlike the processor's instruction for pairs, this loop and torch's rounding preserve denormals.
 void multiply_by_dots(const PanelProduct& product) noexcept {
   for (std::size_t column = 0; column < product.outer; column += lanes) {
     const __mmask16 there = lanes32(product.outer - column);

@@ -1,5 +1,6 @@
-# The float casts, included from the top CMakeLists.txt once the target _core exists. One file per instruction set, each
-# with its own flags: the choice between them is made at run time, so the rest of the module keeps the baseline's flags.
+# The kernels; included from the top CMakeLists.txt after the target _core is defined. Each instruction set has its own
+# files with their own flags. The choice between them is made at run time, so the rest of the module keeps the baseline
+# flags.
 set(_kernels "${CMAKE_CURRENT_LIST_DIR}")
 
 target_sources(_core PRIVATE
@@ -13,7 +14,8 @@ target_sources(_core PRIVATE
   "${_kernels}/threads.cpp"
 )
 
-# No product and sum become one unless told to: the same bits on every instruction set. A root sets no errno.
+# A product and a sum are fused only where the code says so: all instruction sets give the same bits. Square roots do
+# not set errno.
 set(_step -ffp-contract=off -fno-math-errno)
 set_source_files_properties("${_kernels}/step_scalar.cpp" PROPERTIES COMPILE_OPTIONS "${_step}")
 

@@ -10,10 +10,11 @@
 namespace habana_mp::kernels {
 namespace {
 
-// In elements. What lies in the nearest cache when it is cast to lower precision, all of a step's arrays beside it.
+// In elements. All arrays of a step fit in the first-level cache, where the chunk still is when it is cast to lower
+// precision.
 constexpr std::size_t chunk = std::size_t{1} << 10;
 constexpr std::size_t piece = std::size_t{1} << 14;
-// Every weight begins at a multiple of it, so that no two threads write to one line of the cache.
+// Every weight begins at a multiple of this, so that no two threads write to the same cache line.
 constexpr std::size_t alignment = 64;
 constexpr std::size_t threads_from = std::size_t{1} << 16;  // measured: below, waking a thread costs what it gains
 
@@ -22,7 +23,7 @@ StepArrays from(const StepArrays& arrays, std::size_t first) {
   return {after(arrays.param), after(arrays.grad), after(arrays.first), after(arrays.second), after(arrays.largest)};
 }
 
-// Gives each weight its place among all, at a multiple of `every`. Their sum.
+// Sets each weight's offset among all weights, at multiples of `every`. Returns the total length.
 template <class Numbers>
 std::size_t place(std::span<Weight<Numbers>> weights, std::size_t every) {
   std::size_t total = 0;
@@ -33,8 +34,8 @@ std::size_t place(std::span<Weight<Numbers>> weights, std::size_t every) {
   return total;
 }
 
-// Calls `body(weight, arrays, first, count)` for all weights, which have their places, chunk by chunk. Where their
-// places are multiples of a chunk, each but a weight's last one has its full length.
+// Calls `body(weight, arrays, first, count)` chunk by chunk for all weights, whose offsets are set. If the offsets are
+// multiples of a chunk, every chunk but the last of a weight has its full length.
 template <class Numbers, class Body>
 void over_chunks(std::span<const Weight<Numbers>> weights, std::size_t total, unsigned threads,
                  const Body& body) noexcept {
@@ -67,7 +68,7 @@ std::span<const Weight<Numbers>> read_only(std::span<Weight<Numbers>> weights) {
   return weights;
 }
 
-// Runs the kernel on all weights, and writes what is lower beside them.
+// Runs the kernel on all weights, and writes the lowered copies in the same pass.
 template <class Numbers>
 void write_weights(std::span<Weight<Numbers>> weights, unsigned threads,
                    void (*kernel)(const Numbers&, const StepArrays&, std::size_t) noexcept) noexcept {
@@ -75,7 +76,7 @@ void write_weights(std::span<Weight<Numbers>> weights, unsigned threads,
   const Table& table = chosen();
   std::size_t bytes = 0;
   for (const Weight<Numbers>& weight : weights) bytes += weight.count * sizeof(float);
-  // The weights and their gradients are read, at least.
+  // At least the weights and their gradients are read.
   const bool stream = is_worth_streaming(2 * bytes, bytes / 2, threads);
   over_chunks(read_only(weights), total, threads,
               [&](const Weight<Numbers>& weight, const StepArrays& arrays, std::size_t first, std::size_t count) {
@@ -87,7 +88,8 @@ void write_weights(std::span<Weight<Numbers>> weights, unsigned threads,
               });
 }
 
-// The sums over each weight of what `body` gives for its chunks: added up in their order, whichever thread had them.
+// Sums the results of `body` over the chunks of each weight, in the order of the chunks, whichever thread computed
+// them.
 template <class Numbers, class Body>
 std::vector<Squares> sums_over(std::span<Weight<Numbers>> weights, unsigned threads, const Body& body) {
   const std::size_t total = place(weights, chunk);

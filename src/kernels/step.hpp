@@ -1,4 +1,4 @@
-// The steps of optimizers on many weights at once: pure C++, no Python, no torch.
+// Optimizer steps on many weights at once. Pure C++: no Python, no torch.
 #pragma once
 
 #include <cstddef>
@@ -9,29 +9,29 @@
 
 namespace habana_mp::kernels {
 
-// One weight's part in a step. What is written may overlap nothing else that takes part.
+// One weight's part in a step. An array that is written must not overlap any other array of the step.
 template <class Numbers>
 struct Weight {
   Numbers numbers;
   StepArrays arrays;
   std::size_t count;
-  void* lower;  // gets the new weight in `lower_type`, rounded to nearest even; null for none
+  void* lower;  // receives the new weight in `lower_type`, rounded to nearest even; may be null
   Float lower_type;
-  std::size_t begin = 0;  // among all weights of a call, in elements; for whoever shares them out
+  std::size_t begin = 0;  // offset among all weights of a call, in elements; set by the step
 };
 
-// A step of torch.optim.Adam or AdamW, in double as torch's fused step has it.
+// A step of torch.optim.Adam or AdamW, in double as in torch's fused step.
 struct Adam {
   double lr;
   double beta1;
   double beta2;
   double eps;
   double weight_decay;
-  double grad_scale;  // the gradient is divided by it where `scaled`
+  double grad_scale;  // divides the gradient if `scaled`
   bool scaled;
   bool decoupled;
   bool maximize;
-  bool corrects;  // the averages, for having begun with zero
+  bool corrects;  // corrects the bias of averages that begin with zero
 
   // `step` counts from 1.
   [[nodiscard]] AdamNumbers numbers(double step) const noexcept;
@@ -48,7 +48,7 @@ struct Sgd {
   bool nesterov;
   bool maximize;
 
-  // `begins` where there was no momentum before.
+  // `begins` is true if there was no momentum before.
   [[nodiscard]] SgdNumbers numbers(bool begins) const noexcept;
 };
 
@@ -71,35 +71,36 @@ struct Lamb {
   double beta2;
   double eps;
   double weight_decay;
-  double grad_scale;  // the gradient is multiplied by it
+  double grad_scale;  // multiplies the gradient
   bool decoupled;
   bool corrects;
-  bool averages_gradient;  // it goes into its average by 1 - beta1, else as a whole
-  bool adapts;             // the rate is scaled by a weight's norm over its update's
+  bool averages_gradient;  // adds 1 - beta1 of the gradient to its average, else all of it
+  bool adapts;             // scales the rate by the weight's norm divided by the update's norm
 
   // `step` counts from 1.
   [[nodiscard]] LambNumbers numbers(double step) const noexcept;
 };
 
-// How LARS scales gradients, their weight decay included.
+// The way LARS scales gradients, including their weight decay.
 struct Lars {
   double factor;
   double eps;  // added to the gradient's norm
 };
 
-// Updates all weights in one pass over their arrays. The bits are the same on every instruction set and any number of
-// threads: those of torch's fused step, but for the last elements of an array that is no multiple of a register, where
-// torch orders a sum otherwise. Thread-safe, safe after fork, never throws; writes to the weights' own notes.
+// Updates all weights in one pass over their arrays. The bits are the same on every instruction set and with any number
+// of threads. They are those of torch's fused step, except for the last elements of an array whose length is not a
+// multiple of a register, where torch sums in another order. Thread-safe, safe after fork, never throws. Writes to
+// `Weight::begin`.
 void step(std::span<Weight<AdamNumbers>> weights, unsigned threads) noexcept;
 void step(std::span<Weight<SgdNumbers>> weights, unsigned threads) noexcept;
 void step(std::span<Weight<AdagradNumbers>> weights, unsigned threads) noexcept;
 
-// In two passes: a weight's update depends on the norms of the whole of it. Throws std::bad_alloc before any
-// array is written.
+// Updates all weights in two passes, because an update depends on the norms of the whole weight. Throws std::bad_alloc
+// before any array is written.
 void step(std::span<Weight<LambNumbers>> weights, unsigned threads);
 
-// Has the next step scale the gradients of these weights, and add the decay to them before. What it writes are the
-// weights' numbers alone.
+// Makes the next step scale the gradients of these weights, after it adds the decay to them. Changes only the weights'
+// `numbers`.
 void scale_gradients(const Lars& lars, std::span<Weight<SgdNumbers>*> weights, unsigned threads);
 
 }  // namespace habana_mp::kernels

@@ -1,6 +1,6 @@
-// The steps of optimizers on one array, in the order of operations of torch's fused steps for the CPU, whose bits they
-// give. In an anonymous namespace, because every instruction set's file compiles its own copy; the compiler makes
-// vectors of the loops. No product and sum may become one but where `__builtin_fmaf` says so.
+// Optimizer steps on one array, in the order of operations of torch's fused steps for the CPU, so that the bits are the
+// same. In an anonymous namespace because each instruction set's file compiles its own copy. The compiler vectorizes
+// the loops. It must not fuse a product and a sum, except for `__builtin_fmaf`.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,8 @@
 namespace habana_mp::kernels {
 namespace {  // NOLINT(google-build-namespaces): see above
 
-// The gradient as the step takes it: unscaled where GradScaler left that to the optimizer, with the sign of `maximize`.
+// Returns the gradient as the step uses it, with the sign of `maximize`. Unscales it if GradScaler left that to the
+// optimizer.
 template <bool scaled, typename Numbers>
 inline float gradient_of(float* grad, std::size_t i, const Numbers& n) {
   if constexpr (scaled) grad[i] = grad[i] / n.scale;
@@ -113,12 +114,12 @@ inline void adagrad(const AdagradNumbers& numbers, const StepArrays& arrays, std
   }
 }
 
-// What LAMB adds to the weight, but for its rate.
+// Returns the update that LAMB adds to the weight, before the rate is applied.
 inline float lamb_update(const LambNumbers& n, float p, float m, float v) {
   return __builtin_fmaf(p, n.decay, m * n.correction / (__builtin_sqrtf(v * n.square_correction) + n.eps));
 }
 
-// Sums that the compiler makes vectors of, and that have the same bits whatever their length.
+// Sums that the compiler can vectorize, with the same bits for vectors of any length.
 struct Lanes {
   static constexpr std::size_t count = 16;
   float sums[count] = {};
@@ -131,7 +132,7 @@ struct Lanes {
   }
 };
 
-// Calls `body(element, lane)`.
+// Calls `body(element, lane)` for all elements.
 template <class Body>
 inline void over_lanes(std::size_t count, const Body& body) {
   std::size_t i = 0;

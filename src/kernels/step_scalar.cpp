@@ -1,4 +1,4 @@
-// Runs everywhere. Where the processor fuses products and sums, as every aarch64 does, the compiler uses that.
+// Runs on every processor. If the processor has fused multiply-add, as every aarch64 does, the compiler uses it.
 #include "kernels/step_loops.hpp"
 
 namespace habana_mp::kernels {

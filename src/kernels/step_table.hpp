@@ -1,31 +1,31 @@
-// What one instruction set offers for the steps of optimizers. As table.hpp: no inline functions in here.
+// The kernels of one instruction set for optimizer steps. No inline functions, for the reason given in table.hpp.
 #pragma once
 
 #include <cstddef>
 
 namespace habana_mp::kernels {
 
-// Equally long arrays of one weight, which do not overlap. What a step does not use is null.
+// Arrays of one weight, of equal length, which do not overlap. Arrays that a step does not use are null.
 struct StepArrays {
   float* param;
-  float* grad;     // written only where it is scaled
+  float* grad;     // written only if it is scaled
   float* first;    // Adam's average of gradients, SGD's momentum, Adagrad's sum of squares
   float* second;   // Adam's average of squares
-  float* largest;  // AMSGrad's
+  float* largest;  // AMSGrad's largest average of squares
 };
 
-// What holds for all elements of one weight, rounded to what the arithmetic is done in.
+// The factors for all elements of one weight, rounded to float, the type of the arithmetic.
 struct AdamNumbers {
-  float scale;  // the gradient is divided by it, unless it is 1
+  float scale;  // divides the gradient if `scaled`
   float sign;   // -1 to maximize
-  float l2;     // how much of the weight is added to the gradient
-  float decay;  // what the weight is multiplied by
-  float blend;  // how much of the gradient goes into its average
+  float l2;     // multiplies the weight, which is then added to the gradient
+  float decay;  // multiplies the weight itself
+  float blend;  // the share of the gradient in its average
   float beta2;
-  float square;  // how much of the gradient's square goes into its average
-  float root;    // the bias correction of the average's root
+  float square;  // the share of the gradient's square in its average
+  float root;    // the square root of the bias correction of the average of squares
   float eps;
-  float rate;  // how much of the quotient is added to the weight: negative
+  float rate;  // multiplies the quotient that is added to the weight; negative
   bool scaled;
 };
 
@@ -34,35 +34,35 @@ struct SgdNumbers {
   float sign;
   float l2;
   float momentum;
-  float blend;  // how much of the gradient goes into the momentum
-  float rate;   // how much of the gradient is added to the weight: negative
+  float blend;  // the share of the gradient in the momentum
+  float rate;   // multiplies the gradient that is added to the weight; negative
   bool scaled;
   bool decays;
   bool nesterov;
-  bool begins;  // the momentum becomes the gradient, whatever it was
+  bool begins;  // the momentum is set to the gradient, whatever it was
 };
 
 struct AdagradNumbers {
   float sign;
   float l2;
   float eps;
-  float rate;  // how much of the quotient is added to the weight: negative
+  float rate;  // multiplies the quotient that is added to the weight; negative
   bool decays;
 };
 
 struct LambNumbers {
-  float scale;  // what the gradient is multiplied by
-  float l2;     // how much of the weight is added to the gradient
+  float scale;  // multiplies the gradient
+  float l2;     // multiplies the weight, which is then added to the gradient
   float beta1;
-  float blend;  // how much of the gradient goes into its average
+  float blend;  // the share of the gradient in its average
   float beta2;
-  float square;             // how much of the gradient's square goes into its average
-  float correction;         // what the average is multiplied by
-  float square_correction;  // what the average of squares is multiplied by
+  float square;             // the share of the gradient's square in its average
+  float correction;         // multiplies the average
+  float square_correction;  // multiplies the average of squares
   float eps;
-  float decay;  // how much of the weight is added to the update
-  float rate;   // how much of the update is added to the weight: negative
-  bool adapts;  // the rate is scaled by the weight's norm over the update's
+  float decay;  // multiplies the weight, which is then added to the update
+  float rate;   // multiplies the update that is added to the weight; negative
+  bool adapts;  // the rate is scaled by the weight's norm divided by the update's
 };
 
 // Sums of squares.
@@ -75,10 +75,11 @@ struct StepKernels {
   void (*adam)(const AdamNumbers& numbers, const StepArrays& arrays, std::size_t count) noexcept;
   void (*sgd)(const SgdNumbers& numbers, const StepArrays& arrays, std::size_t count) noexcept;
   void (*adagrad)(const AdagradNumbers& numbers, const StepArrays& arrays, std::size_t count) noexcept;
-  // LAMB's two passes: the averages, and the squares of the weight and of the update; then the weight.
+  // LAMB's two passes. The first updates the averages and returns the squares of the weight and of the update. The
+  // second updates the weight.
   Squares (*lamb_averages)(const LambNumbers& numbers, const StepArrays& arrays, std::size_t count) noexcept;
   void (*lamb_weight)(const LambNumbers& numbers, const StepArrays& arrays, std::size_t count) noexcept;
-  // Of the weight and of its gradient.
+  // Sums the squares of the weight and of its gradient.
   Squares (*squares)(const StepArrays& arrays, std::size_t count) noexcept;
 };
 

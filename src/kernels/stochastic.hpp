@@ -1,5 +1,5 @@
-// Stochastic rounding from float32 to bfloat16: up or down, the likelier the nearer. In an anonymous namespace, because
-// every instruction set's file compiles its own copy; the compiler makes vectors of the loops over lanes.
+// Stochastic rounding from float32 to bfloat16: up or down; the nearer value is more likely. In an anonymous namespace
+// because each instruction set's file compiles its own copy. The compiler vectorizes the loops over lanes.
 #pragma once
 
 #include <cstddef>
@@ -8,9 +8,9 @@
 namespace habana_mp::kernels {
 namespace {  // NOLINT(google-build-namespaces): see above
 
-// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"), for 32 successive counters at once:
-// fewer, and GCC would unroll the loops before it makes vectors of them. A counter's four words round eight elements,
-// which lie 32 apart: element e of a chunk takes lane e % 32, and there the lower or upper half of a word.
+// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"), for 32 successive counters at once.
+// With fewer, GCC would unroll the loops before it vectorizes them. The four words of a counter round eight elements
+// that are 32 apart: element e of a chunk uses the lower or upper half of a word in lane e % 32.
 constexpr std::size_t lanes = 32;
 constexpr std::size_t chunk = 8 * lanes;
 
@@ -42,8 +42,9 @@ inline void philox(std::uint64_t first_counter, std::uint64_t seed, Words& words
   }
 }
 
-// Adding a number below one step of bfloat16 carries into it as often as the rest is large. The rest of an infinity, or
-// of any value that bfloat16 has, is zero.
+// Adds a random number smaller than one step of bfloat16. The larger the bits that are dropped, the more often the sum
+// carries into the bits that stay. The dropped bits are zero for infinities and for all values that bfloat16 can
+// represent.
 inline void round_chunk(const std::uint32_t* in, const Words& words, std::uint16_t* out) {
   for (std::size_t part = 0; part < chunk / lanes; ++part) {
     for (std::size_t lane = 0; lane < lanes; ++lane) {

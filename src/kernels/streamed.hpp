@@ -1,4 +1,4 @@
-// Casts whose stores bypass the caches, for the x86 files; each compiles its own copy, with its own flags.
+// Casts whose stores bypass the caches, for the x86 files. Each file compiles its own copy with its own flags.
 #pragma once
 
 #include <immintrin.h>
@@ -7,13 +7,13 @@
 
 namespace habana_mp::kernels {
 
-// How far ahead to ask for what such a cast reads, in bytes: what suits this processor.
+// The distance in bytes between a prefetch and the load that it is for, chosen for this processor.
 extern const std::size_t source_lead;
 
 namespace {  // NOLINT(google-build-namespaces): see above
 
-// As many whole steps of `step` elements as there are in `count`; how many elements that was. To ask for what lies past
-// the source's end does no harm.
+// Runs as many whole steps of `step` elements as fit in `count`. Returns the number of elements that were cast.
+// Prefetching past the end of the source is harmless.
 template <class Cast, std::size_t step, class RunStep>
 inline std::size_t streamed_steps(const unsigned char* in, unsigned char* out, std::size_t count, RunStep run_step) {
   constexpr std::size_t line = 64;

@@ -16,11 +16,11 @@
 namespace habana_mp::kernels {
 namespace {
 
-// A loop over memory gains nothing from more.
+// Loops over memory gain nothing from more threads.
 constexpr unsigned most_threads = 64;
 
-// Waking a sleeping thread costs more than a cast within the caches, and casts come in bursts: a thread watches for the
-// next one this long before it sleeps.
+// Waking a sleeping thread costs more than a cast within the caches, and casts come in bursts. So a thread spins this
+// long before it sleeps.
 constexpr std::chrono::microseconds watch_time{50};
 
 void relax() {
@@ -33,7 +33,7 @@ void relax() {
 
 const bool alone = std::thread::hardware_concurrency() == 1;
 
-// Watches for `value` to differ from `old`; false when it did not in time.
+// Spins until `value` differs from `old`. False if it did not change in time.
 template <class T>
 bool watch(const std::atomic<T>& value, T old) {
   if (alone) {
@@ -51,7 +51,7 @@ bool watch(const std::atomic<T>& value, T old) {
   return false;
 }
 
-// A thread's own stretch of the loop; those who are done with theirs help with the others'.
+// One thread's range of the loop. A thread that is done with its own range helps with the others.
 struct alignas(64) Share {
   std::atomic<std::size_t> next;
   std::size_t end;
@@ -70,7 +70,7 @@ class Loop {
 
   [[nodiscard]] unsigned threads() const { return threads_; }
 
-  // To be called by each of the threads; whatever some of them do not come to, the others do.
+  // Called by each of the threads. Pieces that one thread does not reach are done by the others.
   void work(unsigned id) {
     for (unsigned i = 0; i < threads_; ++i) {
       Share& share = shares_[(id + i) % threads_];
@@ -94,7 +94,7 @@ class Loop {
 
 class Pool {
  public:
-  // False when the pool is not to be had: then nothing was done.
+  // Returns false, with nothing done, if the pool is not available.
   bool run(Loop& loop) {
     const std::unique_lock<std::mutex> job(job_, std::try_to_lock);
     if (!job.owns_lock() || stopped_.load(std::memory_order_relaxed)) {
@@ -110,7 +110,7 @@ class Pool {
     call();
     loop.work(0);
 
-    // No one can join any more: what is left is to wait for those who did.
+    // No thread can join any more. Wait for those that did.
     const unsigned joined = helpers - seats_.exchange(0, std::memory_order_acq_rel);
     for (unsigned now = finished_.load(std::memory_order_acquire); now != joined;
          now = finished_.load(std::memory_order_acquire)) {
@@ -121,7 +121,7 @@ class Pool {
     return true;
   }
 
-  // Ends the threads. Later loops find no pool.
+  // Ends the threads. Later calls of `run` return false.
   void stop() {
     const std::lock_guard<std::mutex> job(job_);
     stopped_.store(true, std::memory_order_relaxed);
@@ -133,10 +133,10 @@ class Pool {
   }
 
  private:
-  // How many threads there are to help, `wanted` at most.
+  // Starts threads until there are `wanted`. Returns how many can help, which is fewer if threads cannot be started.
   unsigned start(unsigned wanted) {
     if (threads_.size() < wanted) {
-      // The program's signals are for the program's own threads.
+      // Only the program's own threads must handle its signals.
       sigset_t all;
       sigset_t before;
       sigfillset(&all);
@@ -147,7 +147,7 @@ class Pool {
           threads_.emplace_back(&Pool::stay, this, static_cast<unsigned>(threads_.size()) + 1U,
                                 calls_.load(std::memory_order_relaxed));
         }
-      } catch (...) {  // NOLINT(bugprone-empty-catch): with fewer threads the loop takes longer, no more
+      } catch (...) {  // NOLINT(bugprone-empty-catch): with fewer threads the loop only takes longer
       }
       pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
@@ -176,7 +176,7 @@ class Pool {
     }
   }
 
-  // A seat is to be had only while a loop is open, so that a thread that wakes late can never mix up two loops.
+  // A seat is available only while a loop is open, so that a thread that wakes late cannot mix up two loops.
   bool take_seat() {
     unsigned seats = seats_.load(std::memory_order_relaxed);
     while (seats != 0) {
@@ -198,19 +198,20 @@ class Pool {
   alignas(64) std::atomic<unsigned> finished_{0};
 };
 
-// Never deleted: a thread that outlives the program's end may still look at it.
+// Never deleted: a thread that outlives the program's end may still read it.
 std::atomic<Pool*> current{nullptr};
 
-// Set once. Never taken away but in a child that cannot start a team.
+// Set once. Cleared only in a child that cannot start a team.
 Team team_in_use{};
 std::atomic<bool> team_is_there{false};
 // False in a child that may have inherited a team without its threads.
 std::atomic<bool> may_start_team{true};
 
-// True in the thread that forks while it has no team. The child reads it, and has this thread alone.
+// True if the thread that forks has no team. The child, which has only this thread, reads it.
 thread_local bool has_no_team = false;
 
-// A thread that has no team yet is asked too: that costs nothing. The one that forks inside of a loop keeps its team.
+// A thread that has no team yet also calls `pause`, which costs nothing. A thread that forks inside a loop keeps its
+// team.
 void end_team() {
   constexpr int hard = 2;  // omp_pause_hard
   if (has_team()) {
@@ -220,8 +221,8 @@ void end_team() {
   }
 }
 
-// After fork the child has none of the threads, and another thread may have held the lock: the child starts afresh. No
-// lock guards the pool's making, for the same reason.
+// The child has none of the pool's threads, and another thread may have held the lock. So the child starts with a new
+// pool. For the same reason, no lock guards the creation of the pool.
 void forget() {
   current.store(nullptr, std::memory_order_relaxed);
   may_start_team.store(has_no_team, std::memory_order_relaxed);
@@ -248,8 +249,8 @@ Pool* pool() {
   return found;
 }
 
-// As the module is loaded, not on first use: a fork by another thread meanwhile would leave them half made in the
-// child.
+// Initialized when the module is loaded, not on first use: a fork by another thread during initialization would leave
+// them half made in the child.
 const int fork_handler = pthread_atfork(end_team, nullptr, forget);
 const StopAtExit stop_at_exit{};
 
@@ -276,7 +277,8 @@ void parallel_for(std::size_t count, std::size_t grain, unsigned threads, Body b
   }
   Loop loop(count, grain, used, body, context);
   if (has_team() && static_cast<int>(used) <= team_in_use.size()) {
-    // All of its threads, as in any loop of the library it belongs to: a smaller team would end the others.
+    // Use all threads of the team, like any loop of the library that owns it: a smaller team would end the other
+    // threads.
     team_in_use.run(
         [](void* shared) {
           Loop& work = *static_cast<Loop*>(shared);

@@ -1,4 +1,5 @@
-// What the two files that sum in the order of AMX's tiles share; each compiles its own copy, with its own flags.
+// Code shared by the two files that sum in the order of AMX's tiles. Each file compiles its own copy with its own
+// flags.
 #pragma once
 
 #include "kernels/avx512.hpp"
@@ -9,24 +10,24 @@ namespace {  // NOLINT(google-build-namespaces): see above
 
 constexpr std::size_t lanes = 16;
 constexpr std::size_t pairs_of_tile = 16;
-constexpr std::size_t line = 32;  // of the cache, in bfloat16
-// With few rows a weight is read as fast as memory gives it: so much is fetched ahead, in bfloat16. As measured for the
-// product in pairs, not for these.
+constexpr std::size_t line = 32;  // a cache line, in bfloat16 elements
+// With few rows, reading a weight is limited by memory bandwidth, so it is prefetched this many bfloat16 elements
+// ahead. Measured for products in pairs, not for these.
 constexpr std::size_t soon = std::size_t{1} << 13;
 
-// Some rows and columns of the result, and their sums in memory.
+// A block of rows and columns of the result, and its sums in memory.
 struct Patch {
   std::size_t row;
   std::size_t rows;
   std::size_t column;
   std::size_t columns;
   float* sums;
-  std::size_t sums_step;  // from row to row
+  std::size_t sums_step;  // elements from row to row
 
   [[nodiscard]] __mmask16 there(std::size_t at) const { return lanes32(columns - at); }
 };
 
-// Adds the sums of one more block, which lie as the patch's do.
+// Adds the sums of one more block, which have the same layout as the patch's sums.
 inline void add_block(const Patch& patch, const float* block) {
   for (std::size_t i = 0; i < patch.rows; ++i) {
     for (std::size_t j = 0; j < patch.columns; j += lanes) {
@@ -38,7 +39,7 @@ inline void add_block(const Patch& patch, const float* block) {
   }
 }
 
-// Adds the bias and rounds.
+// Adds the bias, rounds to bfloat16 and writes the result.
 inline void finish(const PanelProduct& product, const Patch& patch) {
   for (std::size_t j = 0; j < patch.columns; j += lanes) {
     const __mmask16 there = patch.there(j);

@@ -1,4 +1,4 @@
-// Transposes blocks of 2- or 4-byte elements. In vectors of 16 bytes, which every processor has that runs this.
+// Transposes blocks of 2- or 4-byte elements with vectors of 16 bytes, which every supported processor has.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +23,8 @@ struct Vector {
   }
 };
 
-// A square of as many rows as a vector has lanes. Each round interleaves the rows' halves, as shuffling cards does;
-// after as many rounds as an index has bits, rows have become columns.
+// Transposes a square with as many rows as a vector has lanes. Each round interleaves the two halves of the rows, like
+// a card shuffle. After as many rounds as an index has bits, the rows have become columns.
 template <class T>
 void transpose_square(const unsigned char* source, std::ptrdiff_t source_stride, unsigned char* target,
                       std::ptrdiff_t target_stride) {
@@ -48,8 +48,8 @@ void transpose_square(const unsigned char* source, std::ptrdiff_t source_stride,
   }
 }
 
-// The source has `rows` rows of `columns` elements that lie side by side; in the target a row's elements lie a stride
-// apart and a column's side by side.
+// Transposes `rows` rows of `columns` adjacent elements. In the target the elements of a column are adjacent, and those
+// of a row are `target_stride` bytes apart.
 template <class T>
 void transpose(const unsigned char* source, std::ptrdiff_t source_stride, unsigned char* target,
                std::ptrdiff_t target_stride, std::size_t rows, std::size_t columns) {

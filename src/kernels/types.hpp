@@ -1,4 +1,4 @@
-// The floating types of mixed precision.
+// The floating-point types of mixed precision.
 #pragma once
 
 #include <cstddef>

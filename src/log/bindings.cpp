@@ -25,21 +25,21 @@ std::shared_ptr<log::Destination> destination_of(const std::string& kind, const 
 }
 
 void log_to(const std::string& kind, const py::object& target, bool append, bool explains) {
-  // Before a file is opened: it may be the same one, which opening empties.
+  // Flush before a file is opened: it may be the same file, which opening empties.
   log::flush();
   const std::shared_ptr<log::Destination> destination = destination_of(kind, target, append);
   destination->explains = explains;
   log::send_to(destination);
 }
 
-// Lone surrogates pass, as they do on every way that bytes of a file name take into a repr.
+// Lone surrogates pass, as they do wherever the bytes of a file name get into a repr.
 std::string bytes_of(const py::str& text) {
   const auto bytes = py::reinterpret_steal<py::bytes>(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "surrogatepass"));
   if (!bytes) throw py::error_already_set();
   return bytes;
 }
 
-// Lone surrogates are spelled out as Python does it.
+// Escapes lone surrogates as Python does.
 py::str printable(const py::str& text) {
   const py::bytes bytes =
       py::reinterpret_steal<py::bytes>(PyUnicode_AsEncodedString(text.ptr(), "utf-8", "backslashreplace"));
@@ -90,13 +90,13 @@ void register_log(py::module_& module) {
   }
   module.attr("reasons") = reasons;
 
-  // For the tests of the log alone, which must not depend on the engine: nothing in the package calls these two.
+  // Only for the tests of the log, which must not depend on the engine. Nothing in the package calls these two.
   module.def("_log_operation", &log_operation, py::arg("representation"), py::arg("operation"), py::arg("precision"),
              py::arg("reason"), py::arg("casts"));
   module.def(
       "_log_event", [](const py::str& text) { log::event(bytes_of(text)); }, py::arg("text"));
 
-  // atexit calls last what was registered first, so lines that the script's own atexit functions cause are still kept.
+  // atexit calls the first registered function last, so lines from the script's own atexit functions are still logged.
   py::module_::import("atexit").attr("register")(py::cpp_function(&log::shut_down));
   py::module_::import("os").attr("register_at_fork")(py::arg("before") = py::cpp_function(&log::before_fork));
 }

@@ -27,17 +27,17 @@ namespace habana_mp::log {
 namespace {
 
 // Guarded by the GIL. Never destroyed: a static's destructor would run after Python is gone, and sinks own Python
-// objects; shut_down(), which atexit calls, is what empties it.
+// objects. shut_down(), which atexit calls, empties it.
 std::shared_ptr<Destination>& in_force() {
   static constinit NeverDestroyed<std::shared_ptr<Destination>> destination;
   return *destination;
 }
 
-// Lines being written now, in all threads. Guarded by the GIL.
+// The number of lines that all threads write now. Guarded by the GIL.
 int lines_in_flight = 0;
 
-// Set while this thread writes a line. A sink in Python may itself call a covered operation (a logging handler that
-// computes with tensors): that one's line is dropped, or it would call the sink again without end.
+// True while this thread writes a line. A sink in Python may itself call a handled operation (a logging handler that
+// computes with tensors). The line of that operation is dropped, or it would call the sink again without end.
 thread_local bool writing = false;
 
 class LineScope {
@@ -95,7 +95,7 @@ void append_quoted(fmt::memory_buffer& out, std::string_view text, std::string_v
   out.push_back('"');
 }
 
-// Only what stands after the time and the thread, which the sink's formatter writes.
+// Appends the fields after the time and the thread, which the sink's formatter writes.
 void append_fields(fmt::memory_buffer& out, std::string_view representation, std::string_view operation,
                    rules::Decision decision, unsigned casts, const Origin* origin) {
   out.append(std::string_view(R"("kind": "operation", "function": )"));
@@ -113,14 +113,14 @@ void append_fields(fmt::memory_buffer& out, std::string_view representation, std
   out.push_back('}');
 }
 
-// What every line has in common; `fill` writes its text.
+// Writes one line; `fill` writes its text.
 template <typename Fill>
 void write_line(Fill fill) noexcept {
   const LineScope scope;
   if (!scope) return;
-  // A sink calls Python, which must not meet, or lose, an exception that is on its way.
+  // A sink calls Python, which must neither see nor lose an exception that is set.
   const py::error_scope pending;
-  // A copy: a sink in Python may let another thread run, or itself change the destination.
+  // A copy: a sink in Python may let another thread run, or change the destination itself.
   const std::shared_ptr<Destination> destination = in_force();
   if (!destination) return;
   try {
@@ -177,15 +177,15 @@ std::shared_ptr<Destination> destination() { return in_force(); }
 void send_to(std::shared_ptr<Destination> destination) {
   set_listening(Listener::log, destination != nullptr);
   const std::shared_ptr<Destination> previous = std::exchange(in_force(), std::move(destination));
-  // Closing the file would flush it too, but say nothing of a full disk.
+  // Closing the file would flush it too, but would not report a full disk.
   if (previous) previous->flush();
 }
 
 void shut_down() {
   send_to(nullptr);
-  // A daemon thread that comes back from a sink's Python code once the interpreter is gone is ended there and then, by
-  // unwinding through operation(), which may not throw: the process would abort. Let it finish its line; not for ever,
-  // it may be stuck in a pipe that nobody reads.
+  // When a daemon thread returns from a sink's Python code after the interpreter is gone, Python ends it by unwinding
+  // through operation(). That function may not throw, so the process would abort. So wait for such lines to end, but
+  // not for ever: a thread may be stuck in a pipe that is never read.
   constexpr int patience = 1000;
   const int own = writing ? 1 : 0;
   for (int waited = 0; lines_in_flight > own && waited < patience; ++waited) {

@@ -1,4 +1,4 @@
-// The cast log: one line for each call of a covered operation, through spdlog.
+// The cast log: one line for each call of a handled operation, written with spdlog.
 #pragma once
 
 #include <string>
@@ -9,26 +9,26 @@
 
 namespace habana_mp::log {
 
-// Is anybody listening?
+// True if the log has a destination.
 inline bool is_active() noexcept { return listens(Listener::log); }
 
-// Shall each line say why, and where the call comes from?
+// True if each line gives the reason and the origin of the call.
 bool explains() noexcept;
 
-// Where a call comes from.
+// The origin of a call.
 struct Origin {
   std::string file;
   int line = 0;
 };
 
-// One call of a covered operation. `representation` is the repr of torch's own object, `operation` its list name,
-// `casts` how many tensors were cast. With an `origin` the line says why, and where. The caller holds the GIL. A sink
-// that fails never fails the call it reports.
+// Logs one call of a handled operation. `representation` is the repr of torch's own object, `operation` its name in the
+// lists, `casts` the number of tensors that were cast. With an `origin` the line gives the reason and the origin. The
+// caller holds the GIL. A sink that fails never fails the call that it reports.
 void operation(std::string_view representation, std::string_view operation, rules::Decision decision, unsigned casts,
                const Origin* origin) noexcept;
 
-// Something else worth a line: casts left or entered again, a weight made from a lowered tensor.
-// `rest` follows it without a gap.
+// Logs other events: casts are left or entered again, a weight is made from a lowered tensor. `rest` follows `text`
+// without a gap.
 void event(std::string_view text, std::string_view rest = {}) noexcept;
 
 }  // namespace habana_mp::log

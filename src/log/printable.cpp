@@ -12,8 +12,8 @@ namespace {
 
 constexpr bool is_plain(char c) { return c >= 0x20 && c < 0x7F; }
 
-// Returns the length of the UTF-8 sequence at the start of `text`, 0 where the bytes are no such sequence. Python's
-// "surrogatepass" writes lone surrogates as three bytes that no reader of UTF-8 accepts; those count as 0 too.
+// Returns the length of the UTF-8 sequence at the start of `text`, or 0 if the bytes are not valid UTF-8. Lone
+// surrogates, which Python's "surrogatepass" writes as three bytes, are not valid either.
 std::size_t sequence_length(std::string_view text) {
   const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0U; };
   const auto follows = [&](std::size_t i) { return (byte(i) & 0xC0) == 0x80; };
@@ -33,7 +33,7 @@ std::size_t sequence_length(std::string_view text) {
   return 0;
 }
 
-// The code point of a whole sequence of UTF-8.
+// Returns the code point of a whole UTF-8 sequence.
 constexpr char32_t code_point(std::string_view sequence) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(sequence[i]); };
   switch (sequence.size()) {
@@ -56,7 +56,7 @@ constexpr bool controls(char32_t c) {
   return is_control || ends_line || turns_text;
 }
 
-// The letter of a short escape, or 0.
+// Returns the letter of a short escape, or 0.
 constexpr char short_escape(char32_t c) {
   switch (c) {
     case '\n':

@@ -28,10 +28,10 @@ namespace {
 
 using PythonSink = spdlog::sinks::base_sink<spdlog::details::null_mutex>;
 
-// logging.INFO, fixed by Python's documentation.
+// logging.INFO, whose value Python's documentation guarantees.
 constexpr int python_info = 20;
 
-// Room for some five hundred lines between two writes.
+// Room for about five hundred lines between two writes.
 constexpr std::size_t file_buffer_size = std::size_t{64} * 1024;
 
 bool each_line_at_once = false;
@@ -41,7 +41,7 @@ py::object decode(std::string_view text) {
       PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
 }
 
-// spdlog's pattern formatter would spend more than the rest of the line on a time that nobody asked for.
+// spdlog's pattern formatter would spend more time on an unused timestamp than on the rest of the line.
 class LineFormatter final : public spdlog::formatter {
  public:
   void format(const spdlog::details::log_msg& message, spdlog::memory_buf_t& out) override {
@@ -51,14 +51,14 @@ class LineFormatter final : public spdlog::formatter {
   std::unique_ptr<spdlog::formatter> clone() const override { return std::make_unique<LineFormatter>(); }
 };
 
-// Puts time and thread before the fields, which come ready in the payload.
+// Puts the time and the thread before the fields, which the payload contains.
 class JsonFormatter final : public spdlog::formatter {
  public:
   void format(const spdlog::details::log_msg& message, spdlog::memory_buf_t& out) override {
     using namespace std::chrono;
     const auto second = floor<seconds>(message.time);
     if (second != second_) {
-      // The C++20 calendar, not gmtime_r: that one takes libc's time-zone lock.
+      // Use the C++20 calendar, because gmtime_r takes libc's time-zone lock.
       const auto day = floor<days>(second);
       const year_month_day date{day};
       const hh_mm_ss clock{second - day};
@@ -70,7 +70,7 @@ class JsonFormatter final : public spdlog::formatter {
       second_ = second;
     }
     out.append(date_.data(), date_.data() + date_.size());
-    // gettid(), not the message's thread id: spdlog keeps that one per thread, and a forked child would inherit it.
+    // Use gettid(), not the message's thread id: spdlog caches that per thread, and a forked child would inherit it.
     fmt::format_to(std::back_inserter(out), FMT_COMPILE("{:06}+00:00\", \"thread\": {}, "),
                    duration_cast<microseconds>(message.time - second).count(), ::gettid());
     out.append(message.payload.begin(), message.payload.end());
@@ -95,13 +95,13 @@ class ConsoleSink final : public PythonSink {
  protected:
   void sink_it_(const spdlog::details::log_msg& message) override {
     const auto stream = py::reinterpret_borrow<py::object>(PySys_GetObject("stdout"));
-    // As print() does: a process without a console has None here.
+    // Like print(): a process without a console has None here.
     if (!stream || stream.is_none()) return;
     spdlog::memory_buf_t line;
     formatter_->format(message, line);
     const py::object text = decode({line.data(), line.size()});
     if (!text || write(stream, text) || PyErr_ExceptionMatches(PyExc_UnicodeEncodeError) == 0) return;
-    // A console that cannot show a character gets it spelled out, as at the interactive prompt.
+    // Escape characters that the console cannot show, as the interactive prompt does.
     clear_error();
     const auto ascii =
         py::reinterpret_steal<py::object>(PyUnicode_AsEncodedString(text.ptr(), "ascii", "backslashreplace"));
@@ -110,7 +110,7 @@ class ConsoleSink final : public PythonSink {
     if (spelled) write(stream, spelled);
   }
 
-  // sys.stdout belongs to the script: when it is flushed is the script's affair.
+  // sys.stdout belongs to the script, which decides when to flush it.
   void flush_() override {}
 
  private:
@@ -122,10 +122,10 @@ class ConsoleSink final : public PythonSink {
   py::str write_{"write"};
 };
 
-// How many frames of this package stand between the core and the code whose call is told of?
+// Returns the number of frames of this package between the core and the code whose call is logged.
 int own_frames() {
   static PyObject* const package = [] {
-    const host::NoCollection no_finalizers;  // one that comes here again would wait for itself
+    const host::NoCollection no_finalizers;  // a finalizer that comes here again would wait for itself
     return py::make_tuple("habana_mp.").release().ptr();
   }();
   int frames = 0;
@@ -151,7 +151,7 @@ class LoggerSink final : public PythonSink {
   void sink_it_(const spdlog::details::log_msg& message) override {
     const py::object text = decode({message.payload.data(), message.payload.size()});
     if (!text) return;
-    // No arguments follow, so logging leaves a "%" in the line alone.
+    // No arguments follow, so logging leaves a "%" in the line as it is.
     const int frames = own_frames();
     if (frames == 0) {
       py::reinterpret_steal<py::object>(PyObject_CallMethodOneArg(logger_.ptr(), info_.ptr(), text.ptr()));
@@ -192,10 +192,10 @@ class FileDestination final : public Destination {
   using Destination::Destination;
 
  protected:
-  // Flushing before the buffer overflows keeps every write(2) to whole lines, so that processes that share the file (a
-  // parent and its forked children) never tear each other's lines.
+  // Flushes before the buffer overflows, so that every write(2) has whole lines. Processes that share the file (a
+  // parent and its forked children) then never split each other's lines.
   void deliver(std::string_view line) override {
-    // The most that a formatter adds: time, thread and the newline of a JSON line.
+    // The most that a formatter adds: the time, the thread and the newline of a JSON line.
     constexpr std::size_t frame = 96;
     has_arrived_ = false;
     if (buffered_ + line.size() + frame > file_buffer_size) {
@@ -223,7 +223,7 @@ class FileDestination final : public Destination {
 
 Destination::Destination(spdlog::sink_ptr sink, Layout layout)
     : logger_("habana_mp", std::move(sink)), layout_(layout) {
-  // Instead of spdlog's own handler, which prints to stderr behind Python's back.
+  // Replace spdlog's own handler, which writes to stderr and not to Python's sys.stderr.
   logger_.set_error_handler([](const std::string& text) {
     if (PyErr_Occurred() != nullptr) return;
     if (text.starts_with("std::bad_alloc")) {
@@ -255,7 +255,7 @@ void Destination::settle(bool has_arrived) {
     failing_ = failing_ && !has_arrived;
     return;
   }
-  // Ctrl-C that arrives in the middle of a line is meant for the script: it is raised once the operation is over.
+  // Ctrl-C during a line is meant for the script: it is raised after the operation.
   if (failing_ || PyErr_ExceptionMatches(PyExc_Exception) == 0) {
     clear_error();
     return;
@@ -277,7 +277,7 @@ std::shared_ptr<Destination> file(py::handle path, bool append, Layout layout) {
   std::exception_ptr failure;
   std::shared_ptr<spdlog::sinks::basic_file_sink_st> sink;
   const auto open = [&] {
-    // spdlog would make missing folders, try five times with pauses, and lose errno: ask the system first.
+    // spdlog would make missing folders, try five times with pauses, and lose errno. So open the file here first.
     const int probe = ::open(name.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     error = probe < 0 ? errno : 0;
     if (probe >= 0) {
@@ -292,7 +292,7 @@ std::shared_ptr<Destination> file(py::handle path, bool append, Layout layout) {
       sink->set_formatter(formatter_of(layout));
     }
   };
-  // A folder across a network may take its time; other threads need not wait for it.
+  // A network folder may be slow; other threads need not wait for it.
   without_gil([&] {
     try {
       open();

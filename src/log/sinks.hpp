@@ -1,4 +1,4 @@
-// Where the lines of the cast log go: the console, a file, JSON lines or Python's logging, each behind a spdlog logger.
+// Destinations of the cast log: the console, a file, JSON lines or Python's logging, each behind a spdlog logger.
 #pragma once
 
 #include <spdlog/logger.h>
@@ -11,13 +11,13 @@
 
 namespace habana_mp::log {
 
-// What a line is made of: words for a person, or the fields of a JSON object.
+// The form of a line: words for a person, or the fields of a JSON object.
 enum class Layout { text, json };
 
-// One destination. Everything here is called with the GIL held, and the GIL is the only lock: the sinks have spdlog's
-// null_mutex. A sink with a mutex of its own would deadlock (a thread that holds the mutex and waits for the GIL to
-// call Python, another that holds the GIL and waits for the mutex), and in a forked child that mutex could stay locked
-// for ever by a thread that no longer exists.
+// One destination. All functions are called with the GIL held, and the GIL is the only lock: the sinks have spdlog's
+// null_mutex. A sink with its own mutex would deadlock (one thread holds the mutex and waits for the GIL to call
+// Python, another holds the GIL and waits for the mutex). In a forked child that mutex could stay locked for ever by a
+// thread that no longer exists.
 class Destination {
  public:
   Destination(spdlog::sink_ptr sink, Layout layout);
@@ -27,10 +27,10 @@ class Destination {
 
   Layout layout() const noexcept { return layout_; }
 
-  // Does each line say why, and where the call comes from?
+  // True if each line gives the reason and the origin of the call.
   bool explains = false;
 
-  // Asked before a line is formatted: a line that nobody takes must not cost its formatting.
+  // Called before a line is formatted, so that a line that is not wanted costs no formatting.
   virtual bool wants_line();
 
   void write(std::string_view line);
@@ -39,12 +39,12 @@ class Destination {
  protected:
   virtual void deliver(std::string_view line);
   void deliver_flush() { logger_.flush(); }
-  // Did what was delivered last reach its end? A line in a buffer proves nothing.
+  // True if the last line reached its destination. A line in a buffer does not count.
   virtual bool has_arrived() const { return true; }
 
-  // A sink that fails leaves its Python error set. The first failure of a row is reported as unraisable, the rest are
-  // not: a closed stdout would otherwise print a traceback for every operation of a training run. A row ends where
-  // something `has_arrived` at its end.
+  // Handles the Python error that a failed sink leaves set. The first failure of a series is reported as unraisable,
+  // the others are not: a closed stdout would otherwise print a traceback for every operation of a training run. A
+  // series ends when a line `has_arrived`.
   void settle(bool has_arrived);
 
  private:
@@ -53,27 +53,28 @@ class Destination {
   bool failing_ = false;
 };
 
-// Whatever sys.stdout is when a line is written.
+// Writes to the object that is sys.stdout when a line is written.
 std::shared_ptr<Destination> console();
 
-// A file, emptied first unless `append`. Throws what Python's open() would throw: an OSError that names the path.
+// Writes to a file, which is emptied first unless `append`. Throws as Python's open() does: an OSError that names the
+// path.
 std::shared_ptr<Destination> file(pybind11::handle path, bool append, Layout layout);
 
-// A logging.Logger.
+// Writes to a logging.Logger.
 std::shared_ptr<Destination> python(pybind11::object logger);
 
-// From here on a file gets each line at once: a forked child mostly ends through os._exit(), which flushes nothing.
+// Makes files get each line at once from now on: a forked child mostly ends through os._exit(), which flushes nothing.
 void write_each_line_at_once() noexcept;
 
-// Which destination is in force; an empty pointer turns the log off. Defined in log.cpp.
+// The destination in use; an empty pointer turns the log off. Defined in log.cpp.
 std::shared_ptr<Destination> destination();
 void send_to(std::shared_ptr<Destination> destination);
 void flush();
 
-// Turns the log off for good and lets lines in other threads finish.
+// Turns the log off for good, and lets other threads finish their lines.
 void shut_down();
 
-// A line left in the buffer across a fork would be written by both processes.
+// Flushes the log: a line left in the buffer during a fork would be written by both processes.
 void before_fork();
 
 }  // namespace habana_mp::log

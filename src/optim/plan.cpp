@@ -27,7 +27,7 @@ using kernels::Float;
 constexpr std::int32_t most_dimensions = 64;
 constexpr std::size_t most_states = 3;
 
-// A stretch of memory that takes part.
+// A range of memory that is part of the step.
 struct Extent {
   const char* begin;
   const char* end;
@@ -36,8 +36,8 @@ struct Extent {
 
 class View {
  public:
-  // Nothing where the tensor's memory is not what it seems: a negative view, one of torch.func's wrappers, a subclass,
-  // another device, no memory at all.
+  // Returns nothing if the tensor's memory cannot be used directly: a negative view, a tensor of inference mode, a
+  // wrapper of torch.func, a subclass, another device, or no memory at all.
   static std::optional<View> of(py::handle tensor) {
     if (!host::is_plain_tensor(tensor.ptr()) || is_negative(tensor) || is_of_inference_mode(tensor)) {
       return std::nullopt;
@@ -60,7 +60,7 @@ class View {
   }
   [[nodiscard]] bool is_float32() const { return is(kDLFloat, 32); }
 
-  // Each element in memory of its own, and no gap between them.
+  // True if each element has its own memory and there are no gaps.
   [[nodiscard]] bool is_dense() const {
     std::array<std::int32_t, most_dimensions> axes{};
     const auto used = std::span(axes).first(static_cast<std::size_t>(tensor_.ndim));
@@ -83,7 +83,7 @@ class View {
     return true;
   }
 
-  // From the first to the last byte, whatever the strides.
+  // Returns the range from the first to the last byte, whatever the strides.
   [[nodiscard]] Extent extent(bool written) const {
     if (count_ == 0) return {nullptr, nullptr, written};
     std::int64_t reach = 1;
@@ -95,7 +95,7 @@ class View {
   static bool is_negative(py::handle tensor) {
     return host::can_look_inside() ? host::is_negative(tensor.ptr()) : is_true(host::api.is_neg, tensor);
   }
-  // Such a tensor has no version.
+  // Such a tensor has no version counter.
   static bool is_of_inference_mode(py::handle tensor) {
     return host::can_look_inside() ? host::snapshot_of(tensor.ptr()).counter == nullptr
                                    : is_true(host::api.is_inference, tensor);
@@ -118,7 +118,7 @@ class View {
 
 bool is_any_tensor(py::handle object) { return PyType_IsSubtype(Py_TYPE(object.ptr()), host::api.tensor) != 0; }
 
-// Does a stretch that is written overlap another one?
+// True if a range that is written overlaps another range.
 bool any_overlap(std::vector<Extent>& extents) {
   std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
   const char* end = nullptr;
@@ -150,8 +150,8 @@ bool are_same(const kernels::StepArrays& one, const kernels::StepArrays& other) 
          one.largest == other.largest;
 }
 
-// True if the step takes long enough to let other threads run meanwhile. Each tensor has to be held then, which takes
-// time as well.
+// True if the step takes long enough to let other threads run meanwhile. Each tensor has to be held then, which also
+// takes time.
 bool is_worth_releasing(std::size_t weights, std::size_t values) {
   constexpr std::size_t fewest_values = std::size_t{1} << 12;
   return values >= static_cast<std::size_t>(tensor::gil_kept_below) && values >= weights * fewest_values;
@@ -159,13 +159,13 @@ bool is_worth_releasing(std::size_t weights, std::size_t values) {
 
 }  // namespace
 
-// Looks at the tensors of weights as they are now.
+// Examines the tensors of weights as they are now.
 class StepPlan::Looking {
  public:
   explicit Looking(const StepPlan& plan)
       : columns_(plan.kept_), writes_grads_(plan.writes_grads_), closed_(!host::can_view() || host::is_traced()) {}
 
-  // Nothing where the weight cannot be taken. Runs no Python code where it can.
+  // Returns nothing if the weight cannot be taken. Runs no Python code if it can.
   std::optional<Taken> at(std::size_t place) {
     Taken one{.place = place,
               .arrays = {},
@@ -212,7 +212,7 @@ class StepPlan::Looking {
     return one;
   }
 
-  // True if one of these shares memory with another one, or with a tensor that cannot be viewed.
+  // True if one of these weights shares memory with another one, or with a tensor that cannot be viewed.
   bool any_share(const std::vector<Taken>& taken) {
     std::sort(unseen_.begin(), unseen_.end());
     const auto is_unseen = [&](py::handle tensor) {
@@ -239,7 +239,7 @@ class StepPlan::Looking {
   bool writes_grads_;
   bool closed_;
   std::vector<Extent> extents_;
-  std::vector<const char*> unseen_;  // storages of what cannot be viewed
+  std::vector<const char*> unseen_;  // storages of the tensors that cannot be viewed
 };
 
 bool StepPlan::Taken::operator==(const Taken& other) const {
@@ -270,7 +270,7 @@ StepPlan::StepPlan(const py::list& params, const py::list& grads, const py::list
       left_out_.push_back(i);
     }
   }
-  // Then order matters, which only torch's own code has.
+  // If arrays share memory, the order of the updates matters, and only torch's own code follows it.
   if (looking.any_share(taken_)) {
     taken_.clear();
     lowered_.clear();
@@ -281,7 +281,7 @@ StepPlan::StepPlan(const py::list& params, const py::list& grads, const py::list
 
 void StepPlan::look_again() {
   const std::size_t before = changed_.size();
-  // Where a tensor cannot be viewed any more, finding that out may have run Python code.
+  // If a tensor can no longer be viewed, finding that out may have run Python code, so look again.
   for (bool are_alike = false; !are_alike;) {
     are_alike = true;
     Looking looking(*this);

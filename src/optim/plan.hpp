@@ -1,4 +1,4 @@
-// Which weights of an optimizer's group our kernels can step, and where their arrays lie.
+// Finds the weights of an optimizer's group that the kernels can step, and the addresses of their arrays.
 #pragma once
 
 #include <cstddef>
@@ -10,31 +10,30 @@
 
 namespace habana_mp::optim {
 
-// A weight is taken where its gradient and states are float32 on the CPU, lie in memory as it does and without gaps,
-// and share memory with nothing else that takes part. All of that is found out before anything is written.
+// A weight is taken if its gradient and states are float32 on the CPU, have the same layout as the weight without gaps,
+// and share memory with nothing else in the step. All of this is checked before anything is written.
 //
-// Between the plan and its step other code may run, and give a tensor other memory. So a step looks at all tensors
-// again. It leaves a weight out where anything of it changed, and holds the memory of the others while the GIL is let
-// go.
+// Between the plan and its step other code may run and give a tensor other memory. So a step checks all tensors again.
+// It leaves out weights that changed, and holds the memory of the others while the GIL is released.
 class StepPlan {
  public:
-  // `states` holds up to three lists: what kernels::StepArrays calls first, second and largest. `steps` is empty or
-  // holds scalars that count the steps. `lowers` holds tensors to be written beside the weights, or None.
+  // `states` holds up to three lists: `first`, `second` and `largest` of kernels::StepArrays. `steps` is empty or holds
+  // scalars that count the steps. `lowers` holds tensors that are written together with the weights, or None.
   StepPlan(const pybind11::list& params, const pybind11::list& grads, const pybind11::list& states,
            const pybind11::list& steps, const pybind11::list& lowers, bool writes_grads);
 
-  // The places in the lists of the weights that are not taken, those that changed before the step included; of those
+  // Indices in the lists: of the weights that are not taken, including those that changed before the step; of those
   // that changed; and of those whose lower tensor is written.
   [[nodiscard]] const std::vector<std::size_t>& left_out() const { return left_out_; }
   [[nodiscard]] const std::vector<std::size_t>& changed() const { return changed_; }
   [[nodiscard]] const std::vector<std::size_t>& lowered() const { return lowered_; }
 
-  // Each steps all weights that are taken, once: a second one steps nothing. A long step gives the GIL up meanwhile.
-  // Throws std::bad_alloc before any array is written.
+  // Steps all weights that are taken, once: a second call steps nothing. A long step releases the GIL. Throws
+  // std::bad_alloc before any array is written.
   void step(const kernels::Adam& adam);
   void step(const kernels::Adagrad& adagrad);
   void step(const kernels::Lamb& lamb);
-  // `scaled` is empty, or says for each weight whether LARS scales its gradient.
+  // `scaled` is empty, or has a flag for each weight: true if LARS scales its gradient.
   void step(const kernels::Sgd& sgd, const pybind11::list& begins, const kernels::Lars& lars,
             const pybind11::list& scaled);
 
@@ -44,7 +43,7 @@ class StepPlan {
     kernels::StepArrays arrays;
     std::size_t count;
     float* step;
-    bool has_lower;  // whose address is null where it is empty
+    bool has_lower;  // true also for an empty one, whose address is null
     void* lower;
     kernels::Float lower_type;
 
@@ -53,12 +52,12 @@ class StepPlan {
 
   class Looking;
 
-  // Leaves out what changed. After it no Python code may run before the step.
+  // Leaves out weights that changed. No Python code may run between this and the step.
   void look_again();
-  // Runs `kernel`, holding the memory of all that is taken.
+  // Runs `kernel`. If it is worth releasing the GIL for it, holds the memory of all taken weights meanwhile.
   template <class Kernel>
   void run(const Kernel& kernel);
-  // Counts each weight's step up before.
+  // Increments each weight's step count first.
   template <class Rule>
   void step_counted(const Rule& rule);
 

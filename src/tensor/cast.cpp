@@ -13,7 +13,7 @@ CastMemory cast_memory;
 
 namespace {
 
-// Below this many elements the kernels never use a second thread, so torch need not be asked how many there are.
+// Below this many elements the kernels never use a second thread, so torch's number of threads is not needed.
 constexpr std::int64_t parallel_from = 1 << 16;
 
 NeverDestroyed<Owned> recorded_cast;
@@ -30,18 +30,19 @@ Owned cast_by_torch(PyObject* tensor, Kind to) {
     const auto method = reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(function));
     return Owned(method(tensor, no_arguments, nullptr));
   }
-  // A subclass may have its own.
+  // A subclass may override the method.
   return Owned(
       PyObject_CallMethod(tensor, to == Kind::bf16 ? "bfloat16" : (to == Kind::f16 ? "half" : "float"), nullptr));
 }
 
-// Might the gradient of a recorded cast have another layout than the tensor? The backward of torch's cast refuses it.
+// True if the gradient of a tracked cast may have another layout than the tensor, which the backward of torch's cast
+// rejects.
 bool may_change_layout(PyObject* tensor, const CastResult& seen) {
   return seen.by_sparse && host::requires_grad(tensor) && !host::is_traced();
 }
 
-// A cast that nobody but the caller has to see: allocated past torch's dispatcher, filled by our kernel. Null without
-// an exception where this way is closed.
+// Returns a cast that only the caller needs to see: allocated without torch's dispatcher and filled by one of our
+// kernels. Returns null, with no exception set, if the tensor is not suitable.
 Owned cast_by_kernel(PyObject* tensor, Kind from, Kind to) {
   DLTensor source;
   void* values = nullptr;
@@ -73,8 +74,8 @@ bool must_be_seen(PyObject* tensor, CastResult& seen) {
     seen.recorded = true;
     return true;
   }
-  // A view of a negative tensor ignores that bit.
   if (host::is_traced()) return true;
+  // A DLPack view of a negative tensor lacks its negative bit.
   return host::counts_as_negated(tensor);
 }
 
@@ -100,7 +101,7 @@ Owned cast_in_block(PyObject* tensor, Kind to) {
   if (must_be_seen(tensor, ignored) || !host::read_geometry(tensor, geometry) || !geometry.is_dense()) return nullptr;
   void* values = nullptr;
   Owned made = cast_memory.tensor_in_block(geometry, to, values);
-  // Others may have run meanwhile.
+  // Other code may have run meanwhile.
   const bool is_unchanged = made && host::kind_of_tensor(tensor) == from && host::has_geometry(tensor, geometry, true);
   if (!is_unchanged) return nullptr;
   convert(tensor, geometry.values, from, values, to, geometry.count());
@@ -146,7 +147,7 @@ const Makers untimed_makers{&make_cast, &convert_values};
 Makers makers = untimed_makers;
 
 Owned cast_saturated(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
-  // Only a finite value out of range is changed, and only where it can be read.
+  // Changes only a finite value out of range, and only if it can be read.
   Owned item(PyObject_CallMethod(tensor, "item", nullptr));
   const double value = item ? PyFloat_AsDouble(item.get()) : 0.0;
   item.reset();

@@ -1,4 +1,4 @@
-// Making a cast of a tensor.
+// Casts of tensors.
 #pragma once
 
 #include <cstdint>
@@ -11,45 +11,46 @@
 
 namespace habana_mp::tensor {
 
-// What was seen while casting; sums over the casts of one call.
+// Facts about the casts of one call, summed up.
 struct CastResult {
   std::uint64_t bytes = 0;  // the size of the new tensors
-  bool recorded = false;    // autograd records one of them, and so what is computed of it
-  bool by_sparse = false;   // given: they are made for a call with a sparse tensor, where gradients may change layouts
+  bool recorded = false;    // autograd tracks one of them, and so every result computed from it
+  bool by_sparse = false;   // input: the call has a sparse tensor, so gradients may change their layout
 };
 
-// `tensor` in the precision `to` (f32, bf16 or f16), or null with a Python exception set. Autograd, tracing and
-// dispatch modes see the cast; only where none of them is at work is it made by our own kernels.
+// Returns `tensor` in the precision `to` (f32, bf16 or f16), or null with a Python exception set. Our own kernels make
+// the cast only if autograd, tracing and dispatch modes are inactive; otherwise torch makes it, and they see it.
 inline Owned cast(PyObject* tensor, Kind from, Kind to, CastResult& seen);
 
-// What makes a cast in autograd's graph whose memory is large, or whose gradient may have another layout: called with
-// the tensor and a dtype. Held; null for none.
+// Sets the function that makes a cast in autograd's graph if the cast needs a large block or its gradient may have
+// another layout. The function takes the tensor and a dtype. Keeps a reference to it; null for none.
 void set_recorded_cast(PyObject* function) noexcept;
 
-// Is a cast of so many values, or its gradient, large enough for a block of its own?
+// True if a cast of this many values, or its gradient, is large enough for a block of its own.
 inline bool is_cast_to_block(std::int64_t count) noexcept {
   return is_block(static_cast<std::uint64_t>(count) * sizeof(float));
 }
 
-// A cast of a plain tensor that nobody has to see, in such a block. Null, without an exception, where that is not
-// possible.
+// Returns a cast of a plain tensor in such a block, if only the caller needs to see the cast. Returns null, with no
+// exception set, if that is not possible.
 Owned cast_in_block(PyObject* tensor, Kind to);
 
-// Is a cast of this tensor recorded, and there is nothing about it but the graph?
+// True if autograd tracks a cast of this plain CPU tensor, and no tracer or dispatch mode sees it.
 bool is_cast_in_graph(PyObject* tensor) noexcept;
 
-// Would anybody but the caller have to see a cast of this tensor?
+// True if torch must see a cast of this tensor: autograd tracks it, the thread is traced, or the tensor's values count
+// as negated. Sets `seen.recorded` if autograd tracks it.
 bool must_be_seen(PyObject* tensor, CastResult& seen);
 
-// Casts the values of `tensor`, whose memory begins at `source`. Many of them by torch's number of threads and without
-// the GIL: the tensor's memory is held meanwhile.
+// Casts the values of `tensor`, whose memory begins at `source`. Many values are cast with torch's number of threads
+// and without the GIL; the tensor's memory is held meanwhile.
 inline void convert(PyObject* tensor, const void* source, Kind from, void* target, Kind to, std::int64_t count);
 
-// Below so many values a kernel is done sooner than another thread could make use of the GIL.
+// Below this many values a kernel ends before another thread could use the GIL.
 inline constexpr std::int64_t gil_kept_below = std::int64_t{1} << 18;
 
-// Runs a kernel that reads so many values of this tensor, whose address was read with nothing in between that may run
-// Python code.
+// Runs a kernel that reads `count` values of this tensor. Since the caller read the tensor's address, nothing has run
+// that may run Python code.
 template <class Work>
 void run_on(PyObject* tensor, std::int64_t count, const Work& work) {
   if (count < gil_kept_below) {
@@ -59,7 +60,8 @@ void run_on(PyObject* tensor, std::int64_t count, const Work& work) {
   }
 }
 
-// What makes them. The watch takes the time of each.
+// The functions that make casts. While calls are watched, they are replaced by functions that measure the time of each
+// cast.
 struct Makers {
   Owned (*cast)(PyObject* tensor, Kind from, Kind to, CastResult& seen);
   void (*convert)(PyObject* tensor, const void* source, Kind from, void* target, Kind to, std::int64_t count);
@@ -73,19 +75,19 @@ inline void convert(PyObject* tensor, const void* source, Kind from, void* targe
   makers.convert(tensor, source, from, target, to, count);
 }
 
-// The type as the kernels name it.
+// Returns the kernels' name of this kind.
 kernels::Float float_of(Kind kind) noexcept;
 
-// What so many values of a kind take in memory.
+// Returns the size in bytes of `count` values of this kind.
 std::uint64_t bytes_as(Kind kind, std::int64_t count) noexcept;
 
 // As cast, but finite values beyond the range of `to` become its largest finite value instead of an infinity (rule 9).
 Owned cast_saturated(PyObject* tensor, Kind from, Kind to, CastResult& seen);
 
-// Tensor.add_ of two plain tensors. False with a Python exception set.
+// Calls Tensor.add_ with two plain tensors. Returns false with a Python exception set if it fails.
 bool add_in_place(PyObject* tensor, PyObject* other) noexcept;
 
-// The largest finite value of a precision.
+// Returns the largest finite value of a precision.
 double largest(Kind kind) noexcept;
 
 }  // namespace habana_mp::tensor

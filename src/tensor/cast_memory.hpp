@@ -1,5 +1,5 @@
-// Where the memory of casts comes from: from torch's allocator, or from accelerators (src/accel) that are there. Each
-// fills in what it does as the module is loaded; without it the cast is made the ordinary way.
+// The memory of casts: it comes from torch's allocator, or from the accelerators (src/accel) of this build. Each
+// accelerator sets its functions when the module is loaded. Without it casts are made in the ordinary way.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace habana_mp::tensor {
 struct CastResult;
 
 struct CastMemory {
-  // Memory that is used again by the next call (accel/buffers).
+  // Memory that the next call reuses (accel/buffers).
   Owned (*cast_transient)(PyObject* tensor, Kind from, Kind to, CastResult& seen, bool& transient) = nullptr;
   bool (*has_uneven_rows)(PyObject* tensor, bool heeds_single_elements) noexcept = nullptr;
   Owned (*cast_in_rows)(PyObject* tensor, Kind from, Kind to, CastResult& seen) = nullptr;
@@ -26,24 +26,25 @@ struct CastMemory {
 };
 extern CastMemory cast_memory;
 
-// Is so much memory better taken as a block of its own?
+// True if this much memory should be a block of its own.
 inline bool is_block(std::uint64_t bytes) noexcept {
   return cast_memory.is_block != nullptr && cast_memory.is_block(bytes);
 }
 
-// Do the rows of this tensor of more than two dimensions on the CPU not lie at one distance from each other? Torch
-// heeds the strides of dimensions of one element where it multiplies, but not where it adds a bias in the same
-// operation. Only asked where something can be done about it.
+// True if this CPU tensor has more than two dimensions, and its rows are not at equal distances in memory. Torch
+// respects the strides of dimensions of one element when it multiplies, but not when it adds a bias in the same
+// operation. Always false if no accelerator can make the rows even.
 inline bool has_uneven_rows(PyObject* tensor, bool heeds_single_elements) noexcept {
   return cast_memory.has_uneven_rows != nullptr && cast_memory.has_uneven_rows(tensor, heeds_single_elements);
 }
 
-// Memory for now of this kind that lies as this view: it goes to `give_back`. Null where there is none.
+// Returns temporary memory of this kind with the layout of this view. The caller passes it to `give_back`. Returns
+// null, with no exception set, if none is free.
 inline Owned borrow(const DLTensor& wanted, Kind kind) noexcept {
   return cast_memory.borrow == nullptr ? nullptr : cast_memory.borrow(wanted, kind);
 }
 
-// A tensor that goes to `give_back` when the scope ends, by an exception too, if `transient` is true.
+// A tensor that is passed to `give_back` at the end of the scope, also after an exception, if `transient` is true.
 class Transient {
  public:
   Transient(Owned tensor, bool transient) noexcept : tensor_(std::move(tensor)), transient_(transient) {}
@@ -60,7 +61,7 @@ class Transient {
   bool transient_;
 };
 
-// Takes the reference of what was made for now. The tensor is used again if nobody else holds it or its memory.
+// Takes over the reference to a temporary tensor. The tensor is reused if nothing else holds it or its memory.
 inline void give_back(PyObject* cast) noexcept {
   if (cast_memory.give_back == nullptr) {
     const Owned gone(cast);

@@ -20,7 +20,7 @@ namespace habana_mp {
 
 namespace {
 
-// Names are what users write: lone surrogates are in them as three bytes each.
+// Names come from users: lone surrogates in them are three bytes each.
 py::object text(const std::string& bytes) {
   auto made = py::reinterpret_steal<py::object>(
       PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "surrogatepass"));
@@ -32,7 +32,7 @@ py::object path_or_none(const watch::Module* module) {
   return module == nullptr ? py::object(py::none()) : text(module->path);
 }
 
-// A block of code that was given away in a module, and runs now.
+// A block of code that was deferred in a module and runs now.
 class Block {
  public:
   explicit Block(std::int64_t module) : call_(with_reserve(module)) {}
@@ -95,7 +95,7 @@ py::dict shown(const watch::Record& record) {
 }
 
 py::list watched_calls() {
-  // Making objects may run other code, which may count from zero.
+  // Making objects may run other code, which may drop the records.
   const std::uint64_t generation = watch::record_generation();
   py::list rows;
   for (std::size_t i = 0; watch::record_generation() == generation && i < watch::all_records().size(); ++i) {
@@ -104,7 +104,7 @@ py::list watched_calls() {
   return rows;
 }
 
-// (path, class name, calls, nanoseconds)
+// Returns a list of (path, class name, calls, nanoseconds).
 py::list watched_modules() {
   // Making objects may run other code, which may drop modules.
   std::vector<std::tuple<std::string, std::string, std::uint64_t, std::uint64_t>> found;
@@ -118,7 +118,8 @@ py::list watched_modules() {
   return rows;
 }
 
-// (record or -1, path of the module or None, begin, end, thread); begin and end in nanoseconds since 1970
+// Returns a list of (record or -1, path of the module or None, begin, end, thread). The times are nanoseconds since
+// 1970.
 py::list watched_events() {
   const std::int64_t shift = watch::nanoseconds_to_calendar();
   py::list rows;

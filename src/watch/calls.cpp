@@ -21,11 +21,12 @@ namespace {
 thread_local OpenCalls<Operation> open_calls;
 Detail detail = Detail::modules;
 NeverDestroyed<Owned> traced_place;
-// How long a value takes that torch casts within its operation, where nobody can take the time: as one of ours does.
+// Estimates for casts that torch makes within its operation, which cannot be timed. A value takes as long as in a cast
+// of this package.
 double nanoseconds_a_byte = 0;
 double nanoseconds_a_cast = 0;
 
-// The calls of a greenlet, while another one runs.
+// The calls of a greenlet while another one runs.
 struct CallsAside final : host::PutAside {
   OpenCalls<Operation> calls;
 };
@@ -57,7 +58,7 @@ double measured_nanoseconds_a_byte() {
   return static_cast<double>(best) / static_cast<double>(count * sizeof(std::uint16_t));
 }
 
-// Of what a compiler traces: its place and module in the code that is traced.
+// Finds the place and the module in the code that a compiler traces.
 void find_traced(Key& key) {
   if (!*traced_place) return;
   const Owned function = Owned::borrowed(traced_place->get());
@@ -97,7 +98,7 @@ void find_place(Key& key) {
 Record* record_call(const std::string& operation, bool is_kept, rules::Decision decision, const Amounts& amounts) {
   HeldError held;
   Key key;
-  // Other code may run while the place is found. Where it counts from zero, what was found is gone.
+  // Other code may run while the place is found. If it drops the records, the place is found again.
   for (std::uint64_t generation = ~std::uint64_t{0}; generation != record_generation();) {
     generation = record_generation();
     key = {.decision = decision};
@@ -127,11 +128,11 @@ Kind kind_of(rules::Precision precision) {
   }
 }
 
-// Tensors among the values, and in lists and tuples among them.
+// Visits the tensors among the values, and in lists and tuples among them.
 template <typename Visit>
 void for_each_tensor(PyObject* const* values, Py_ssize_t count, const Visit& visit, bool may_nest = true) {
   for (Py_ssize_t i = 0; i < count; ++i) {
-    if (Py_TYPE(values[i]) == host::api.tensor) {  // a weight comes from no call
+    if (Py_TYPE(values[i]) == host::api.tensor) {  // weights are skipped: no call made them
       visit(values[i]);
     } else if (may_nest && (PyTuple_Check(values[i]) || PyList_Check(values[i]))) {
       for_each_tensor(PySequence_Fast_ITEMS(values[i]), PySequence_Fast_GET_SIZE(values[i]), visit, false);
@@ -177,7 +178,7 @@ Call::~Call() {
   if (!is_recorded()) return;
   Record& record = *operation_->record;
   record.nanoseconds += whole - std::min(whole, operation_->inside);
-  // Some of them are an estimate, and casts within covered calls inside are those calls'.
+  // Some casts are estimates, and casts within handled calls inside count for those calls.
   record.cast_nanoseconds += std::min(operation_->casting, whole - std::min(whole, operation_->inside));
   try {
     note_event({.record = static_cast<std::int64_t>(record.number),
@@ -201,7 +202,7 @@ void Call::ends(PyObject* const* arguments, Py_ssize_t count, PyObject* result) 
     for_each_tensor(arguments, count, [&](PyObject* tensor) { note_input(record, tensor, wanted); });
     notice_call(record, arguments, count);
     if (result != nullptr) for_each_tensor(&result, 1, [&](PyObject* tensor) { remember_result(tensor, record); });
-  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): the record loses where an input comes from
+  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): the record loses the origin of an input
   }
   held.restore();
 }

@@ -1,4 +1,4 @@
-// The calls that are under way, and the switch of the watch.
+// The calls that are under way, and the functions that start and stop the watch.
 #pragma once
 
 #include <memory>
@@ -11,17 +11,17 @@ namespace habana_mp::watch {
 
 enum class Detail : std::uint8_t { modules, lines };
 
-// A call of an operation that has begun and not ended.
+// A call of an operation that is under way.
 struct Operation : OpenCall<Operation> {
   const void* target = nullptr;
   std::uint64_t begin = 0;
-  std::uint64_t inside = 0;  // nanoseconds of covered calls inside, and of other greenlets meanwhile
+  std::uint64_t inside = 0;  // nanoseconds of handled calls inside, and of other greenlets meanwhile
   std::uint64_t casting = 0;
   Record* record = nullptr;
   std::uint64_t generation = 0;  // of the record
 };
 
-// One call of a covered operation, between its beginning and its end in the caller's frame.
+// One call of a handled operation, from its beginning to its end in the caller's frame.
 class Call {
  public:
   explicit Call(const void* target) noexcept;
@@ -29,27 +29,26 @@ class Call {
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
-  // No cast of a weight that it was given is kept, for this reason, a number of weights::Refusal.
+  // Counts a weight of this call whose cast is not cached. `why` is a number of weights::Refusal.
   void weight_was_refused(std::uint8_t why) noexcept;
 
-  // What it was given and what it gave, or null; looked at before the caller lets go of them.
+  // Examines the arguments and the result, which may be null, before the caller releases them.
   void ends(PyObject* const* arguments, Py_ssize_t count, PyObject* result) noexcept;
 
-  // Was anything decided for it?
+  // True if a decision was recorded for it.
   [[nodiscard]] bool is_recorded() const noexcept;
 
  private:
-  std::unique_ptr<Operation> operation_;  // null where there was no memory for it: then the call is not timed
+  std::unique_ptr<Operation> operation_;  // null if memory ran out: the call is not timed then
 };
 
-// Something was decided for a call: of the innermost one where the target is its, else of one that is not timed.
-// `some_by_torch`: torch made some of the casts, within the operation.
-// `is_kept`: the operation's name lives as long as the process. Throws std::bad_alloc where there is no memory for a
-// record.
+// Records a decision for a call: the innermost one if `target` is its target, else one that is not timed.
+// `some_by_torch`: torch made some of the casts, within the operation. `is_kept`: the operation's name lives as long as
+// the process. Throws std::bad_alloc when memory runs out.
 void decided(const void* target, const std::string& operation, bool is_kept, rules::Decision decision,
              const Amounts& amounts, bool some_by_torch);
 
-// The time from its construction to its end counts as the innermost call's time for casts.
+// Counts the time from its construction to its destruction as time for casts of the innermost call.
 class CastTime {
  public:
   CastTime() noexcept;
@@ -61,11 +60,12 @@ class CastTime {
   std::uint64_t begin_;
 };
 
-// Python's part for what torch.compile traces: gives (file, function, line, module path or None), or None. Held.
+// Sets the Python function that returns the place of what torch.compile traces: (file or None, function, line, module
+// path or None), or None. Holds a reference; null for none.
 void set_traced_place(PyObject* function) noexcept;
 
-// From now on each call is recorded with its module, and its line where that is wanted. A cast that torch makes within
-// its operation is taken to cost so many nanoseconds, besides those for its values.
+// Starts to record each call with its module, and with its line if `detail` says so. A cast that torch makes within its
+// operation is estimated at `nanoseconds_a_cast`, plus the time for its values.
 void begin(Detail detail, double nanoseconds_a_cast);
 void stop() noexcept;
 

@@ -16,7 +16,7 @@ std::vector<Event>& ring() {
   static auto* all = new std::vector<Event>;
   return *all;
 }
-std::size_t oldest = 0;  // where the ring is full
+std::size_t oldest = 0;  // index in a ring that is full
 
 template <typename Clock>
 std::int64_t now() noexcept {
@@ -51,7 +51,7 @@ std::int64_t nanoseconds_to_calendar() noexcept {
   return now<std::chrono::system_clock>() - now<std::chrono::steady_clock>();
 }
 
-// A child's only thread has another number than the one that it goes on from.
+// In a forked child the thread has another number than before the fork.
 static thread_local std::uint64_t number_here = 0;
 [[maybe_unused]] static const bool is_mended = forks::mend_in_child([] { number_here = 0; });
 

@@ -1,4 +1,4 @@
-// The last calls as they followed each other in time.
+// The last calls in order of time.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace habana_mp::watch {
 
-// Of a record, by its number, or of a module; the other is -1.
+// The call of a record, by its number, or of a module; the other number is -1.
 struct Event {
   std::int64_t record = -1;
   std::int64_t module = -1;
@@ -15,18 +15,18 @@ struct Event {
   std::uint64_t thread = 0;
 };
 
-// So many are kept.
+// The number of calls that are kept.
 inline constexpr std::size_t most_events = 200'000;
 
 void note_event(const Event& event);
-// In the order in which they ended.
+// Returns the calls in the order in which they ended.
 std::vector<Event> events();
 void forget_events() noexcept;
 
 std::uint64_t nanoseconds() noexcept;
-// What is to be added for nanoseconds since 1970.
+// Returns the difference between nanoseconds since 1970 and `nanoseconds()`.
 std::int64_t nanoseconds_to_calendar() noexcept;
-// The system's number of this thread.
+// Returns the operating system's number of this thread.
 std::uint64_t thread_number() noexcept;
 
 }  // namespace habana_mp::watch

@@ -23,7 +23,7 @@ namespace {
 
 thread_local OpenCalls<ModuleCall> open_calls;
 
-// A module ran in this thread from this number of recorded operations on; -1 stands for no module.
+// The module that ran in this thread from this sequence number of autograd on; -1 stands for no module.
 struct Stretch {
   std::uint64_t from;
   std::int64_t module;
@@ -31,21 +31,21 @@ struct Stretch {
 constexpr std::size_t most_stretches = 1 << 16;
 thread_local std::deque<Stretch> stretches;
 
-// From now on the innermost module runs.
+// Notes that the innermost module runs from now on.
 void note_stretch() noexcept try {
   const std::uint64_t from = host::next_sequence_number();
   const std::int64_t module = running_module();
   if (!stretches.empty() && stretches.back().module == module) return;
-  if (!stretches.empty() && stretches.back().from == from) {  // nothing was recorded meanwhile
+  if (!stretches.empty() && stretches.back().from == from) {  // autograd tracked no operation meanwhile
     stretches.back().module = module;
     return;
   }
   if (stretches.size() == most_stretches) stretches.pop_front();
   stretches.push_back({from, module});
-} catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): what is recorded meanwhile counts for the former one
+} catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): operations meanwhile count for the former module
 }
 
-// The calls of a greenlet, while another one runs.
+// The calls of a greenlet while another one runs.
 struct CallsAside final : host::PutAside {
   OpenCalls<ModuleCall> calls;
 };
@@ -83,13 +83,13 @@ struct Tables {
   std::uint64_t next_number = 0;
   std::unordered_map<std::string, Module*> by_path;
   Table<Child, Known> children;
-  Table<Child, Known> last;  // where a module was called last beside others; no parent
+  Table<Child, Known> last;  // the place of a module that was called inside others before; the key has no parent
 };
 NeverDestroyed<Tables> tables;
 
 Owned reference_to(PyObject* module) {
   Owned reference(PyWeakref_NewRef(module, nullptr));
-  if (!reference) clear_error();  // a class without them; no code of others ran
+  if (!reference) clear_error();  // a class without weak references; no other code ran
   return reference;
 }
 
@@ -111,7 +111,8 @@ Module* module_at(Module* parent, std::string path, std::string class_name) {
   return found;
 }
 
-// The objects of the modules around, from the innermost outwards. One that is gone is None.
+// Returns the objects of the modules around, from the innermost outwards, with None for one that no longer exists. Null
+// with a Python exception set on failure.
 Owned objects_around(const Module* module) {
   Owned list(PyList_New(0));
   for (; list && module != nullptr; module = module->parent) {
@@ -121,7 +122,7 @@ Owned objects_around(const Module* module) {
   return list;
 }
 
-// Asks Python. Where it does not tell, this gives the module around, with a Python exception set.
+// Calls Python to find the module. On failure returns the module around, with a Python exception set.
 Module* find_module(Module* around, PyObject* object) {
   if (!tables->names) return around;
   const Owned names = Owned::borrowed(tables->names.get());
@@ -145,7 +146,7 @@ void remember(Table<Child, Known>& table, const Child& key, Module* module) {
   table[key] = {reference_to(key.object), module};
 }
 
-// With a Python exception set where the code that tells its name was interrupted.
+// A Python exception is set afterwards if the code that finds the name was interrupted.
 Module* module_of(Module* around, PyObject* object) {
   if (around == nullptr) {
     const Known* const last = tables->last.find({nullptr, object});
@@ -158,7 +159,7 @@ Module* module_of(Module* around, PyObject* object) {
   Module* const module = find_module(around, object);
   drop_error();
   if (PyErr_Occurred() != nullptr) return around;
-  if (module != nullptr) ++module->under_way;  // making a weak reference may collect garbage, and so run other code
+  if (module != nullptr) ++module->under_way;  // making a weak reference may collect garbage, which may run other code
   remember(tables->children, child, module);
   if (around != nullptr && module != nullptr) remember(tables->last, {nullptr, object}, module);
   if (module != nullptr && module != around) module->reference = reference_to(object);
@@ -174,7 +175,7 @@ std::unique_ptr<ModuleCall> opened(Module* module) {
   return call;
 }
 
-// Ends the call, and returns its module. The pointer is valid until modules are dropped the next time.
+// Ends the call and returns its module. The pointer is valid until modules are dropped the next time.
 Module* closed(ModuleCall& call) noexcept {
   call.leave();
   if (call.module != nullptr) --call.module->under_way;

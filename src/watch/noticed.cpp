@@ -13,9 +13,9 @@ namespace habana_mp::watch {
 
 namespace {
 
-// So many values of a tensor are looked at: positions and time steps are few.
+// At most this many values of a tensor are examined: positions and time steps are few.
 constexpr std::int64_t most_values = std::int64_t{1} << 16;
-// A number beyond this is a mask, and counts nothing.
+// A number beyond this is a mask, not a count.
 constexpr double largest_that_counts = 1e9;
 
 float read(const char* value, Kind kind) {
@@ -54,13 +54,13 @@ bool for_each_value(PyObject* tensor, Kind kind, const Visit& visit) noexcept {
   return true;
 }
 
-// The largest whole number that a lower precision does not hold, or nothing where the values do not count something.
+// Returns the largest value if all values are counts and the lower precision rounds some of them, else 0.
 double largest_count(PyObject* tensor, Kind kind, Kind lower) noexcept {
   const double held = lower == Kind::bf16 ? 256 : 2048;
   const std::uint32_t lost_bits = lower == Kind::bf16 ? 0xFFFFU : 0x1FFFU;
   double largest = 0;
   bool counts = true;
-  bool is_rounded = kind != Kind::f32;  // the values were, before
+  bool is_rounded = kind != Kind::f32;  // values in lower precision are rounded already
   for_each_value(tensor, kind, [&](float value) {
     counts = value >= 0 && value < largest_that_counts && std::trunc(value) == value;
     if (!counts) return false;

@@ -1,5 +1,5 @@
-// What is noticed of the values that watched calls are given, and of what becomes of their results: where a lower
-// precision may be too coarse for them.
+// Observes the input values of watched calls and the use of their results, to find values for which a lower precision
+// may be too coarse.
 #pragma once
 
 #include "rules/kind.hpp"
@@ -7,16 +7,16 @@
 
 namespace habana_mp::watch {
 
-// Looks at an input of a call that was made in the precision `wanted`.
+// Examines an input of a call that was made in the precision `wanted`.
 void notice_input(Record& record, PyObject* tensor, Kind wanted) noexcept;
 
-// Looks at all arguments of a call.
+// Examines all arguments of a call.
 void notice_call(Record& record, PyObject* const* arguments, Py_ssize_t count) noexcept;
 
-// A backward begins from this tensor.
+// Notes that a backward begins from this tensor.
 void notice_loss(PyObject* tensor) noexcept;
 
-// A module's attribute gets this tensor in place of the former one.
+// Notes that a module's attribute gets this tensor in place of the former one.
 void notice_carried(PyObject* tensor, PyObject* former) noexcept;
 
 }  // namespace habana_mp::watch

@@ -1,12 +1,12 @@
-// Calls that are under way in a thread: a list from the innermost one outwards.
+// The calls that are under way in a thread: a list from the innermost one outwards.
 //
-// The calls of a thread end in the opposite order of their beginnings, but for greenlets: there others may begin and
-// end in between. So each entry lies on the heap, and leaves whatever list it is in.
+// The calls of a thread end in the opposite order of their beginnings, except in greenlets: there others may begin and
+// end in between. So each entry is allocated on the heap and can leave its list at any time.
 #pragma once
 
 namespace habana_mp::watch {
 
-// Stands in a ring: the list's own link, and one for each entry.
+// A link of a ring, which has one for the list itself and one for each entry.
 class Link {
  public:
   Link() noexcept = default;
@@ -31,11 +31,11 @@ class Link {
   friend class OpenCalls;
 };
 
-// The base of an entry.
+// The base class of an entry.
 template <typename Entry>
 class OpenCall : public Link {
  public:
-  // The next one outwards, or null.
+  // Returns the next entry outwards, or null.
   [[nodiscard]] Entry* outer() const noexcept { return outer_->is_list_ ? nullptr : static_cast<Entry*>(outer_); }
 };
 
@@ -52,7 +52,7 @@ class OpenCalls : Link {
     outer_->inner_ = &entry;
     outer_ = &entry;
   }
-  // All entries of the other list, which is empty afterwards. This one must be empty.
+  // Moves all entries of the other list to this one, which must be empty.
   void take(OpenCalls& other) noexcept {
     if (other.innermost() == nullptr) return;
     outer_ = other.outer_;

@@ -24,10 +24,10 @@ struct Code {
   bool operator==(const Code&) const = default;
   [[nodiscard]] std::size_t hash() const noexcept { return hash_of(object); }
 };
-// Code is not held: programs generate functions and drop them. Another one may get the address of one that is gone, so
-// each has a number.
+// Code objects are not held: programs generate functions and drop them. A new code object may get the address of a
+// freed one, so each has a number.
 struct KnownCode {
-  Owned reference;  // a weak one
+  Owned reference;  // weak
   Whose whose = Whose::user;
   std::uint64_t number = 0;
 };
@@ -71,7 +71,7 @@ Whose whose_code(PyObject* code) {
   return Whose::user;
 }
 
-// Takes out code that is gone, and its positions.
+// Removes code objects that no longer exist, and their positions.
 void forget_old_code() {
   std::unordered_set<std::uint64_t> alive;
   tables->codes.keep_only([&](const Code& code, const KnownCode& known) {
@@ -88,7 +88,7 @@ const KnownCode& known_code(PyObject* code) {
     return *known;
   Owned reference(PyWeakref_NewRef(code, nullptr));
   if (!reference) {
-    clear_error();  // no memory; no code of others ran
+    clear_error();  // memory ran out; no other code ran
     throw std::bad_alloc();
   }
   if (tables->codes.is_full()) forget_old_code();
@@ -159,7 +159,7 @@ const Place* place_of_call(ModuleCall* call, bool finds_compilers) {
     host::FrameWalk frame;
     place = place_outwards(frame, call, finds_compilers);
   } catch (const std::bad_alloc&) {
-    place = nullptr;  // the call counts as one without a place
+    place = nullptr;  // the call is recorded without a place
   }
   held.restore();
   return place;

@@ -1,4 +1,5 @@
-// Where a call comes from: the innermost line of Python code that is not torch's, nor Python's own library's.
+// The origin of a call: the innermost line of Python code that belongs neither to torch nor to Python's standard
+// library.
 #pragma once
 
 #include <cstddef>
@@ -14,26 +15,26 @@ struct ModuleCall;
 // A line of a file. Two code objects with the same line have the same place.
 struct Place {
   Owned file;
-  const std::string* path = nullptr;  // the same in UTF-8; lone surrogates stand in it as three bytes each
+  const std::string* path = nullptr;  // the same in UTF-8, with lone surrogates as three bytes each
   std::string function;
   int line = 0;
-  bool is_compiler = false;  // code of torch that traces: Python is asked for what it traces
+  bool is_compiler = false;  // code of torch that traces; Python then gives the place in the traced code
 };
 
-// Which files are passed over, and which trace: two tuples of what their names begin with. And the code of
-// nn.Module._call_impl, which begins the frames of a module's call. To be called once.
+// Sets the files that the search skips and the files that trace, as two tuples of prefixes of file names.
+// `call_impl_code` is the code of nn.Module._call_impl, which begins the frames of a module's call. Called once.
 void set_passed_over(PyObject* files, PyObject* compilers, PyObject* call_impl_code);
 
-// Where the innermost Python code calls; null where all of it is passed over. Leaves a Python exception that is set as
-// it is. `call` is the innermost module's call in this thread, or null.
-// With `finds_compilers` code that traces ends the search; else it is passed over.
-// The place lives until `forget_places` is called.
+// Returns the place of the innermost Python code that is not skipped, or null if all code is skipped or memory runs
+// out. Keeps a Python exception that is set. `call` is the innermost module call of this thread, or null. With
+// `finds_compilers`, code that traces ends the search; otherwise it is skipped. The place is valid until
+// `forget_places` is called.
 const Place* place_of_call(ModuleCall* call, bool finds_compilers);
 
-// The place with this file, function and line, as Python tells it.
+// Returns the place with this file, function and line, which come from Python.
 const Place* place_named(PyObject* file, const char* function, int line);
 
-// Frees all places, and counts how often: a place that was found under another count is gone.
+// Frees all places and increments the generation: a place found in another generation is no longer valid.
 void forget_places() noexcept;
 std::uint64_t place_generation() noexcept;
 

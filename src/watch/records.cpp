@@ -12,12 +12,12 @@ namespace habana_mp::watch {
 
 namespace {
 
-// Memory is used again by others: an entry counts while all of this is the same. Small, since most of what a call is
-// given was made just before: a few lines of memory are looked through, the last one first.
+// Memory is reused, so an entry is valid only while all of these fields match. The array is small because most inputs
+// of a call were made just before it: a few cache lines are searched, the last entry first.
 struct Made {
   const void* memory = nullptr;
   std::uint32_t by = 0;    // the record's number
-  std::uint32_t rest = 0;  // of the storage's address, and the kind
+  std::uint32_t rest = 0;  // the storage's address, shortened, and the kind
 };
 constexpr std::size_t remembered = 32;
 

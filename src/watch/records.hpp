@@ -1,4 +1,4 @@
-// What was seen of calls: one record for each operation, place, module, precision and reason.
+// Records of calls: one for each operation, place, module, precision, reason and phase.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ enum class Phase : std::uint8_t { forward, backward, traced };
 const char* name(Phase phase) noexcept;
 
 struct Key {
-  const std::string* operation = nullptr;  // which lives as long as the records do
+  const std::string* operation = nullptr;  // lives as long as the records
   const Place* place = nullptr;
   const Module* module = nullptr;
   rules::Decision decision{};
@@ -26,31 +26,31 @@ struct Key {
   [[nodiscard]] std::size_t hash() const noexcept;
 };
 
-// What was cast for a call.
+// Counts the casts of calls.
 struct Amounts {
   std::uint64_t casts = 0;
   std::uint64_t kept = 0;
   std::uint64_t bytes = 0;
-  std::uint64_t small = 0;  // of the casts, those of weights that are too small to be kept
+  std::uint64_t small = 0;  // of the casts, those of weights that are too small to be cached
 };
 
-// Which values of its inputs matter for an operation, beside their precision.
+// The kinds of operations for which the input values matter, beside their precision.
 enum class Sensitivity : std::uint8_t {
   none,
-  angle,       // as those of a sine: rounding a large one changes the result wholly
-  count,       // as those of a comparison or of an index: a lower precision holds whole numbers to some hundred only
-  statistics,  // it updates running statistics, which are its tensors at `statistics_from` and behind it
+  angle,       // such as a sine's: rounding a large one changes the result completely
+  count,       // such as a comparison's or an index's: whole numbers are exact only to 256 (bf16), 2048 (fp16)
+  statistics,  // updates running statistics: its tensors from `statistics_from` on
 };
 inline constexpr Py_ssize_t statistics_from = 3;
 inline constexpr Py_ssize_t statistics_count = 2;
 
-// What was seen of the values that calls were given, and of what became of their results.
+// Observations about the input values of calls, and about the use of their results.
 struct Noticed {
-  double largest_count = 0;               // among whole numbers that the lower precision does not hold
+  double largest_count = 0;               // among whole numbers that the lower precision cannot represent
   double largest_angle = 0;               // among angles in lower precision
-  std::uint64_t with_float64 = 0;         // calls with such a tensor
+  std::uint64_t with_float64 = 0;         // calls with a float64 tensor
   std::uint64_t in_lower_statistics = 0;  // calls that update statistics in lower precision
-  std::uint64_t losses = 0;               // results in lower precision that a backward began from
+  std::uint64_t losses = 0;               // results in lower precision from which a backward began
   std::uint64_t carried = 0;  // results in lower precision that replaced a module's attribute of the same size
 };
 
@@ -60,11 +60,11 @@ struct Record {
   std::size_t number = 0;  // in order of first call
   std::uint64_t calls = 0;
   Amounts amounts;
-  std::uint64_t nanoseconds = 0;           // its own, without covered calls inside
-  std::uint64_t cast_nanoseconds = 0;      // of them
-  std::array<std::uint64_t, 8> refused{};  // weights of which no cast was kept, by a number of weights::Refusal
+  std::uint64_t nanoseconds = 0;           // of the calls alone, without handled calls inside them
+  std::uint64_t cast_nanoseconds = 0;      // of their casts
+  std::array<std::uint64_t, 8> refused{};  // weights whose cast was not cached, by weights::Refusal
   Noticed noticed;
-  // Whose results were among its inputs.
+  // A record whose results were among the inputs of this one.
   struct From {
     const Record* record;
     std::uint64_t calls;
@@ -73,19 +73,19 @@ struct Record {
   std::vector<From> from;
 };
 
-// The operations that are sensitive; those that are not named are not.
+// Sets the operations that are sensitive. All others are not.
 void set_sensitive(std::unordered_map<std::string, Sensitivity> operations);
-// One that lives as long as the records do.
+// Returns an equal string that lives as long as the records.
 const std::string* operation_named(const std::string& operation);
 Record& record_of(const Key& key);
 const std::deque<Record>& all_records() noexcept;
-// Counts from zero. How often that was done: a call that is under way must not write into a record that is gone.
+// Drops all records and increments the generation: a call under way must not write to a record that is gone.
 void forget_records() noexcept;
-// Frees the places if there are many and no record has one: the log finds places without recording calls.
+// Frees the places if there are many and no record uses one: the log finds places without recording calls.
 void bound_places() noexcept;
 std::uint64_t record_generation() noexcept;
 
-// Which call made what lies in this tensor's memory?
+// Stores the call that made the data in this tensor's memory. `maker_of` returns its record, or null if it is unknown.
 void remember_result(PyObject* tensor, const Record& made_by);
 Record* maker_of(PyObject* tensor) noexcept;
 

@@ -1,5 +1,5 @@
-// A hash table whose look-up touches one line of memory: the models that are watched empty the processor's caches
-// between two calls, and each line that is touched then costs as much as many instructions.
+// A hash table whose lookup touches one cache line. The watched models evict the caches between two calls, so that each
+// cache line costs as much as many instructions.
 #pragma once
 
 #include <cstddef>
@@ -8,17 +8,17 @@
 
 namespace habana_mp::watch {
 
-// Keys are compared and hashed by their own members, and a new one stands for a free slot.
+// Keys are compared and hashed by their own members. A default-constructed key stands for a free slot.
 template <typename Key, typename Value>
 class Table {
  public:
-  // Null where it is not there.
+  // Returns null if the key is not there.
   Value* find(const Key& key) noexcept {
     if (slots_.empty()) return nullptr;
     Slot& slot = slot_of(key);
     return slot.key == key ? &slot.value : nullptr;
   }
-  // The value moves when others are put in.
+  // The value moves when other keys are added.
   Value& operator[](const Key& key) {
     if (is_full()) grow();
     Slot& slot = slot_of(key);
@@ -28,11 +28,12 @@ class Table {
     }
     return slot.value;
   }
-  // True if the next key makes the table grow: the time to take out what is not needed any more.
+  // True if the next new key makes the table grow. This is the time to remove entries that are no longer needed.
   [[nodiscard]] bool is_full() const noexcept { return 2 * (count_ + 1) > slots_.size(); }
   [[nodiscard]] std::size_t count() const noexcept { return count_; }
 
-  // Takes out all others. At least half of the room is free afterwards, so that this is seldom worth doing again.
+  // Removes the entries for which `is_kept` is false. At least half of the room is free afterwards, so this is seldom
+  // needed again.
   template <typename Predicate>
   void keep_only(const Predicate& is_kept) {
     std::vector<Slot> former = std::exchange(slots_, {});

@@ -50,7 +50,7 @@ void forget_place(const Entry& entry) {
 }
 
 void forget_address(PyObject* weight) {
-  std::shared_ptr<Entry> dropped[2];  // freed when nothing here is under way any more
+  std::shared_ptr<Entry> dropped[2];  // released last, since that may run other code
   for (std::size_t i = 0; i < 2; ++i) {
     const auto found = cache().entries.find({weight, precisions[i]});
     if (found == cache().entries.end()) continue;
@@ -80,7 +80,7 @@ void distrust(PyObject* weight) {
   }
 }
 
-// What is made inside of it is an ordinary tensor, in torch's inference mode too.
+// In its scope new tensors are ordinary tensors, even in torch's inference mode.
 class OutsideOfInferenceMode {
  public:
   OutsideOfInferenceMode() {
@@ -97,7 +97,7 @@ class OutsideOfInferenceMode {
     if (!guard_) return;
     HeldError held;
     const Owned done(PyObject_CallMethod(guard_.get(), "__exit__", "OOO", Py_None, Py_None, Py_None));
-    if (!done) clear_error();  // the guard ends its mode as it goes
+    if (!done) clear_error();  // the guard also ends the mode when it is destroyed
     held.restore();
   }
   OutsideOfInferenceMode(const OutsideOfInferenceMode&) = delete;
@@ -107,15 +107,15 @@ class OutsideOfInferenceMode {
   Owned guard_;
 };
 
-// Does a method without arguments answer "no"?
+// True if a method without arguments returns False.
 bool denies(PyCFunction method, PyObject* tensor) {
   const Owned answer(method(tensor, nullptr));
   clear_error();
   return answer.get() == Py_False;
 }
 
-// The cast as torch makes it, where it lies in memory as the weight does: then it can be made again in place. Null
-// where not.
+// Returns the weight's cast, as torch makes it, if it has the weight's layout: then it can be made again in place.
+// Returns null, with no exception set, if it does not.
 Owned make_cast(const Entry& entry, PyObject* weight) {
   const OutsideOfInferenceMode guard;
   Owned plain(host::api.detach(weight, nullptr));
@@ -130,12 +130,13 @@ Owned make_cast(const Entry& entry, PyObject* weight) {
   return made;
 }
 
-// Where the weight's values lie. False where it has none here, or they do not lie one after the other.
+// Sets the entry's sizes, layout and samples from the weight. Returns false if the weight has no values on the CPU, or
+// if they have gaps or overlap. Throws std::bad_alloc when memory runs out.
 bool find_values(Entry& entry, PyObject* weight) {
   host::Geometry geometry;
   const std::int64_t elements = host::count_elements(weight);
   if (elements == 0 || !host::read_geometry(weight, geometry) || !geometry.is_dense()) return false;
-  Owned size = host::as_tuple(geometry.sizes);  // may let others run
+  Owned size = host::as_tuple(geometry.sizes);  // may run other code
   if (!size) throw std::bad_alloc();
   if (!host::has_geometry(weight, geometry, true)) return false;
   entry.size = std::move(size);
@@ -152,7 +153,8 @@ bool find_values(Entry& entry, PyObject* weight) {
 
 void* target_of(const Entry& entry) { return const_cast<char*>(host::snapshot_of(entry.cast.get()).data); }
 
-// Casts a weight that is held into a cast that is held once. If that fails, the cast is made again before its next use.
+// Makes a plain cast again in place. The caller holds the weight's memory, and the cast has no other owner. If this
+// fails, the cast is made again before its next use.
 void write_cast(Entry& entry, PyObject* weight) {
   const Owned cast = Owned::borrowed(entry.cast.get());
   const BusyScope busy(entry);
@@ -169,7 +171,7 @@ void count_refresh(const Entry& entry) noexcept {
   counts.refreshed_bytes += entry.bytes();
 }
 
-// Is this the time to look again at a weight of which nothing could be kept? Less and less often.
+// True if a weight that was refused this many times is to be tried again: after 1, 2, 4, 8 ... refusals.
 bool is_time_to_try(std::uint32_t refusals) { return (refusals & (refusals - 1)) == 0; }
 
 bool limit_allows(std::uint64_t bytes) {
@@ -179,7 +181,7 @@ bool limit_allows(std::uint64_t bytes) {
 
 constexpr std::size_t most_remembered = 1 << 20;
 
-// Is it among these storages, with the memory that it had then?
+// True if these storages include this one with the memory that it has now.
 bool is_known_in(std::unordered_map<const char*, const char*>& storages, const char* storage) {
   const auto found = storages.find(storage);
   if (found == storages.end()) return false;
@@ -188,7 +190,8 @@ bool is_known_in(std::unordered_map<const char*, const char*>& storages, const c
   return false;
 }
 
-// Without memory to remember it, every weight counts as pointed to from now on.
+// Remembers that code took a pointer to this storage. If memory runs out, every weight counts as pointed to from then
+// on.
 void remember_pointer(const char* storage) noexcept try {
   if (cache().pointed_to.size() + cache().pointed_into.size() >= most_remembered) cache().too_many_pointers = true;
   if (cache().too_many_pointers) return;
@@ -199,7 +202,8 @@ void remember_pointer(const char* storage) noexcept try {
   cache().too_many_pointers = true;
 }
 
-// A pointer to another slice of what this one is a slice of is none to this one.
+// True if code took a pointer to this storage, to a slice of it, or to a storage of which it is a slice. A pointer to
+// another slice of the same storage does not count.
 bool is_pointed_to(const char* storage) {
   if (cache().too_many_pointers || is_known_in(cache().pointed_into, storage)) return true;
   const char* one = storage;
@@ -207,7 +211,7 @@ bool is_pointed_to(const char* storage) {
   return one != nullptr;
 }
 
-// Who but torch holds this weight's memory, or a pointer to it?
+// Returns the reason if anything besides the weight and `views` of it holds its memory or a pointer to it.
 std::optional<Refusal> find_other_hands(PyObject* weight, const char* storage, std::uint32_t views) {
   if (is_pointed_to(storage)) return Refusal::pointer;
   if (!host::is_known_memory(storage, is_known_in(cache().lent, storage))) {
@@ -224,7 +228,7 @@ std::optional<Refusal> reason_to_doubt(PyObject* weight, const Snapshot& now, st
   return is_counted ? std::nullopt : std::optional(Refusal::version);
 }
 
-// May a cast of this weight be kept, as things are? Others may run meanwhile.
+// True if a cast of this weight may be cached now. Other code may run meanwhile.
 bool earn_trust(Entry& entry, PyObject* weight, const Snapshot& now, std::uint32_t views) {
   if (!now.same_owners(entry.snapshot) && entry.trust != Trust::exposed) entry.trust = Trust::exposed;
   if (!now.same_memory(entry.snapshot)) {
@@ -246,7 +250,8 @@ bool is_kept(const Entry& entry) {
   return found != cache().entries.end() && found->second.get() == &entry;
 }
 
-// Brings an entry to the weight's values of now. False where nothing of it can be kept: the entry tells why.
+// Brings the entry's cast up to date with the weight's values. Returns false if no cast can be cached, and sets the
+// entry's `refusal`.
 bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
   const auto refuse = [&entry](Refusal why) {
     entry.trust = Trust::exposed;
@@ -273,7 +278,7 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
     entry.drop();
     if (!find_values(entry, weight)) return refuse(Refusal::layout);
   }
-  // Others may have run till here; from here to the cast they do not.
+  // Other code may have run up to here. None runs from here to the cast.
   const Snapshot held = snapshot_beside(weight, views);
   if (!held.same_memory(now) || held.version != now.version || cache().escapes != escapes || entry.busy ||
       memory.storage() != held.storage || !is_kept(entry) || entry.geometry.values == nullptr) {
@@ -281,14 +286,15 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
     entry.refusal = Refusal::changing;
     return false;
   }
-  PyObject*& registered = cache().weights[held.storage];  // before anything is changed: there may be no memory
-  // Whatever happens to the weight now makes the snapshot another one, or takes the trust away.
+  PyObject*& registered = cache().weights[held.storage];  // before any change, since it may throw std::bad_alloc
+  // From now on every change of the weight makes its snapshot differ from this one, or ends the trust.
   entry.snapshot = held;
-  --entry.snapshot.owners;  // ours goes
+  --entry.snapshot.owners;  // `memory` is released at the end
   entry.samples = entry.look();
   entry.trust = silent_writers == 0 ? Trust::sure : Trust::changed;
   entry.quiet_uses = 0;
-  // Another weight that lay there, before the insides of the two were swapped, is not told of what happens to it.
+  // If another weight was in this storage before the contents of the two were swapped, `memory_escapes` no longer finds
+  // it.
   if (registered != nullptr && registered != weight) distrust(registered);
   registered = weight;
   if (had_cast) count_refresh(entry);
@@ -320,7 +326,7 @@ std::shared_ptr<Entry> make_entry(PyObject* weight, Kind to) {
     return nullptr;
   }
   auto entry = std::make_shared<Entry>();
-  // Making it may have let others run.
+  // Other code may have run while the reference was made.
   const auto [place, is_new] = cache().entries.try_emplace({weight, to}, entry);
   if (!is_new) return place->second;
   entry->weight = weight;
@@ -330,20 +336,23 @@ std::shared_ptr<Entry> make_entry(PyObject* weight, Kind to) {
   return entry;
 }
 
-// Its entry, made where there is none. Null, without an exception, where there is no memory.
+// Returns the weight's entry, which is made if needed. When memory runs out, returns null with no exception set or
+// throws std::bad_alloc.
 std::shared_ptr<Entry> entry_for(PyObject* weight, Kind to) {
   const auto found = cache().entries.find({weight, to});
   return found == cache().entries.end() ? make_entry(weight, to) : found->second;
 }
 
-// The cast as a part of autograd's graph: made of the weight without a copy, and given the cast's memory and dtype. Its
-// gradient comes in the cast's dtype, the graph's node knows the weight's and converts. It is no view to torch, whose
-// compiled backward would ask the weight how it lies in memory.
+// Returns the cast as a part of autograd's graph: a tensor that is made from the weight without a copy, and then gets
+// the cast's memory and dtype. Its gradient arrives in the cast's dtype; the graph's node has the weight's dtype and
+// converts the gradient. For torch the tensor is not a view, since torch's compiled backward would read the layout of a
+// view's base. Returns null if this fails; an exception is set only for an interrupt.
 //
-// Its `size` is the tuple of its sizes, or null where none is at hand.
+// `size` is the tuple of `sizes`, or null if the caller has none.
 //
-// A large one gets a node of our own, since memory for its gradient would be new, and the kernel clears each page of
-// it. Not one that is used often: to that node the cast is what it is, and torch sums gradients in its precision.
+// A large cast gets a node of this package, since its gradient would need new memory, which the operating system clears
+// page by page. A cast that is used often does not: with that node torch would sum the gradients in the cast's
+// precision.
 Owned as_part_of_graph(PyObject* weight, std::span<const std::int64_t> sizes, PyObject* size, PyObject* cast, Use use) {
   constexpr std::int64_t large = std::int64_t{1} << 22;
   if (host::count_elements(weight) >= large && use != Use::recorded_often && settings->recorded) {
@@ -355,7 +364,7 @@ Owned as_part_of_graph(PyObject* weight, std::span<const std::int64_t> sizes, Py
   }
   Owned made = host::unsafe_view(weight, sizes);
   if (!made && settings->view) {
-    // Other threads may run meanwhile, and take away what is held here.
+    // Other threads may run meanwhile and release what the settings hold.
     const Owned view = Owned::borrowed(settings->view.get());
     const Owned held_size = size == nullptr ? host::as_tuple(sizes) : Owned::borrowed(size);
     PyObject* const arguments[] = {weight, held_size.get()};
@@ -366,8 +375,8 @@ Owned as_part_of_graph(PyObject* weight, std::span<const std::int64_t> sizes, Py
   return made;
 }
 
-// A weight's entry whose cast is up to date, or was brought there, as long as `held` is; and the cast. Null, without an
-// exception but an interrupt's, where nothing is kept.
+// A weight's entry, whose cast is up to date, and the cast. Both are null if no cast can be cached; an exception is set
+// only for an interrupt. If the cast had to be made, `held` keeps the entry alive.
 struct UpToDate {
   Entry* entry = nullptr;
   Owned cast;
@@ -378,7 +387,7 @@ UpToDate up_to_date(PyObject* weight, Kind to, bool records, std::uint32_t views
   Entry* entry = entry_of(weight, to);
   if (entry == nullptr || !entry->has(Form::plain) || !is_unchanged(*entry, snapshot_beside(weight, views))) {
     if (!settings->on) return {};  // switched off since the call began
-    // Others may run, and forget the entry.
+    // Other code may run and drop the entry.
     held = entry_for(weight, to);
     const bool is_packed = held != nullptr && held->cast && held->form != Form::plain;
     if (is_packed && !records) {
@@ -392,7 +401,7 @@ UpToDate up_to_date(PyObject* weight, Kind to, bool records, std::uint32_t views
     }
     entry = held.get();
     elements = entry->elements;
-    if (!entry->has(Form::plain)) return {};  // taken away meanwhile
+    if (!entry->has(Form::plain)) return {};  // dropped meanwhile
   } else {
     ++counts.hits;
   }
@@ -401,7 +410,8 @@ UpToDate up_to_date(PyObject* weight, Kind to, bool records, std::uint32_t views
   return {entry, Owned::borrowed(entry->cast.get())};
 }
 
-// The weight that a plain tensor is a view of, held; null where it is of none, or not in its memory any more.
+// Holds the weight that a plain tensor is a view of. Null if the tensor is no view of a weight, or no longer shares its
+// memory.
 class Base {
  public:
   explicit Base(PyObject* view) : held_(host::api.get_base->get(view, host::api.get_base->closure)) {
@@ -416,15 +426,15 @@ class Base {
     if (Py_TYPE(weight()) != host::api.parameter || host::kind_of_tensor(weight()) != Kind::f32) return false;
     const Snapshot part = host::snapshot_of(view);
     const Snapshot whole = host::snapshot_of(weight());
-    // A view counts its changes with what it is of.
+    // A view shares the version counter of its base.
     return part.storage == whole.storage && part.counter != nullptr && part.counter == whole.counter;
   }
 
   Owned held_;
 };
 
-// Is this view the only one? Another one takes nothing from the weight's own cast: neither that nor the trust in it.
-// Others may run meanwhile.
+// True if this view is the only one. Another view does not affect the weight's own cast or the trust in it. Other code
+// may run meanwhile.
 bool is_only_view(Entry& entry, PyObject* weight) {
   const Snapshot now = snapshot_beside(weight, 1);
   if (entry.trust != Trust::exposed && now.same_memory(entry.snapshot)) return now.owners == entry.snapshot.owners;
@@ -435,8 +445,8 @@ bool is_only_view(Entry& entry, PyObject* weight) {
   return is_alone;
 }
 
-// Is a part of a weight to be served from the cast of the whole? That is made only after as much was cast for parts
-// that were cast by themselves.
+// True if a part of a weight is to be taken from the cast of the whole weight. The whole is cast only after as many
+// values of parts were cast separately.
 bool pays_off(Entry& entry, PyObject* weight, std::int64_t elements) {
   if (entry.has(Form::plain) && is_unchanged(entry, snapshot_beside(weight, 1))) return true;
   entry.cast_apart += elements;
@@ -445,7 +455,7 @@ bool pays_off(Entry& entry, PyObject* weight, std::int64_t elements) {
   return true;
 }
 
-// Of a weight's cast, what lies so. Null where that reaches beyond the weight.
+// Returns the part of a weight's cast that has this layout. Returns null if it reaches beyond the weight.
 Owned part_of(const Entry& entry, PyObject* cast, const host::Geometry& part) {
   const std::int64_t begin = static_cast<const float*>(part.values) - static_cast<const float*>(entry.geometry.values);
   std::int64_t end = begin + 1;
@@ -462,14 +472,14 @@ void configure(Settings wanted) noexcept {
   room = {};
   if (!settings->on || (settings->most_bytes && counts.bytes > *settings->most_bytes)) forget_all();
   if (settings->on) return;
-  // Nobody watches any more: what was seen says nothing of later.
+  // The watches end as well, so what they noted would soon be outdated.
   cache().pointed_to.clear();
   cache().pointed_into.clear();
   cache().lent.clear();
   cache().too_many_pointers = false;
 }
 
-// No memory is no error of the user's call: then nothing is kept.
+// Returns null when memory runs out: the user's call goes on without a cached cast.
 template <typename Make>
 [[gnu::always_inline]] static inline Owned or_nothing(std::int64_t& elements, const Make& make) noexcept {
   try {
@@ -502,7 +512,7 @@ static Owned find_kept_part(PyObject* view, Kind to, Use use, std::int64_t& elem
   if (base.weight() == nullptr || !settings->on) return nullptr;
   const bool is_recorded = records && host::requires_grad(view);
   const bool is_whole = host::count_elements(view) == host::count_elements(base.weight());
-  // A cast of what has gaps would have none.
+  // A separate cast of a view with gaps has no gaps, so a part of the weight's cast would have another layout.
   host::Geometry part;
   if ((is_recorded && !is_whole) || host::is_negative(view) || !host::read_geometry(view, part) || !part.is_dense()) {
     return nullptr;
@@ -537,7 +547,7 @@ Owned cast_for_many(PyObject* given, Kind to) {
 Owned transposed_weight(PyObject* view) noexcept {
   DLTensor part;
   DLTensor whole;
-  // Most of what is asked about is none: that is told at a glance.
+  // These cheap checks exclude most tensors.
   if (!host::view_on_cpu(view, part) || part.ndim != 2 || part.strides == nullptr || part.strides[0] != 1 ||
       host::is_negative(view)) {
     return nullptr;
@@ -585,7 +595,7 @@ struct Renewed {
   host::HeldMemory memory;
 };
 
-// The casts of this weight are stale from now on.
+// Marks the casts of this weight as outdated.
 void was_changed(PyObject* weight) noexcept {
   for (const Kind to : precisions) {
     const auto found = cache().entries.find({weight, to});
@@ -593,7 +603,7 @@ void was_changed(PyObject* weight) noexcept {
   }
 }
 
-// The casts that are to be made again, and what does so. Each is busy from now on.
+// Collects the casts that are to be made again, with a job for each, and marks their entries as busy.
 void find_jobs(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh, std::vector<Renewed>& renewed,
                std::vector<kernels::Job>& jobs) {
   for (Py_ssize_t i = 0; i < count; ++i) {
@@ -606,7 +616,7 @@ void find_jobs(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh, st
       if (!entry->cast || entry->trust == Trust::exposed || is_fresh) continue;
       entry->trust = Trust::changed;
       if (entry->busy || entry->form != Form::plain || entry->in_parts) continue;
-      // Nobody asked for the former one: perhaps nobody will for this one.
+      // The last cast was not used, so a new one may not be used either.
       if (!std::exchange(entry->is_used, false)) continue;
       host::HeldMemory memory(weight);
       Snapshot now = host::snapshot_of(weight);
@@ -637,7 +647,7 @@ void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexce
   try {
     find_jobs(weights, count, may_be_fresh, renewed, jobs);
   } catch (const std::bad_alloc&) {
-    // Each is cast when it is used again.
+    // Each weight is cast at its next use instead.
     for (const Renewed& one : renewed) one.entry->busy.end();
     for (Py_ssize_t i = 0; i < count; ++i) was_changed(weights[i]);
     return;
@@ -666,7 +676,7 @@ PyObject* cast_to_write(PyObject* weight) noexcept {
     const bool may_write =
         now.same_owners(entry->snapshot) && host::has_geometry(weight, entry->geometry, true) && entry->is_free();
     if (!may_write) continue;
-    // Whoever needs the weight before it was written sees that its cast is held elsewhere, and makes one of his own.
+    // A call that needs the weight before it is written finds that its cast has another owner, and makes a new one.
     entry->trust = Trust::changed;
     entry->written_from = now.version;
     return entry->cast.get();
@@ -679,7 +689,8 @@ void was_written(PyObject* weight, PyObject* cast) noexcept {
     Entry* entry = entry_of(weight, to);
     if (entry == nullptr || entry->cast.get() != cast || entry->trust != Trust::changed) continue;
     const Snapshot now = host::snapshot_of(weight);
-    // The step counts as one write. Another thread's, meanwhile, may be in the weight and not in the cast.
+    // The step increments the version once. Any other increment comes from another thread, whose write the cast may
+    // lack.
     if (!now.same_owners(entry->snapshot) || now.version != entry->written_from + 1) continue;
     entry->snapshot = now;
     entry->samples = entry->look();
@@ -700,7 +711,8 @@ void forget_all() noexcept {
   cache().weights.clear();
 }
 
-// A cast that another thread was writing is half written, and that thread's mark is never taken away.
+// Repairs the cache in a forked child. A cast that another thread was writing is incomplete, and that thread, which the
+// child does not have, cannot clear the busy flag.
 static void mend_after_fork() {
   silent_writers = silent_writers_here;
   for (const auto& [key, entry] : cache().entries) {

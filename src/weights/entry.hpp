@@ -1,4 +1,4 @@
-// One kept cast, and all of them. For this room only.
+// The entries of the cache, one for each weight and precision. Only for src/weights and src/accel/packed.
 #pragma once
 
 #include <array>
@@ -19,25 +19,26 @@ using host::Snapshot;
 
 extern Statistics counts;
 
-// So many of a weight's values are compared at each use: whoever writes a weight without telling torch, C code with a
-// pointer, writes all of it.
+// This many of a weight's values are compared at each use. This notices C code that writes through a pointer, which
+// torch does not see: such code writes all of the weight.
 constexpr std::size_t sample_count = 8;
 using Samples = std::array<std::uint32_t, sample_count>;
 
 enum class Trust : std::uint8_t {
-  sure,     // nobody can write to the weight without its version telling
-  changed,  // so too, but its values are to be cast again whatever the version says
-  exposed,  // somebody may have got hold of its memory: its owners are counted before it is trusted again
+  sure,     // every write to the weight changes its version
+  changed,  // the same, but the cast must be made again whatever the version is
+  exposed,  // code may have got access to its memory: its owners are counted before it is trusted again
 };
 
 enum class Form : std::uint8_t {
-  plain,        // a tensor like the weight
-  library,      // in the layout of torch's CPU library, where nothing is recorded
-  panels,       // in that of our own kernels, where nothing is recorded either
-  inner_first,  // the same, of a weight whose columns are what a linear layer has for rows
+  plain,        // a tensor with the weight's sizes and strides
+  library,      // in the layout of torch's CPU library, for calls that autograd does not track
+  panels,       // in the layout of our own kernels, also for such calls
+  inner_first,  // the same, for a weight that is [inner][outer], the transpose of a linear layer's
 };
 
-// A mark of the thread that has set it: a forked child has none of the other threads, which would never take it away.
+// A flag that remembers which thread set it. A forked child has only the thread that forked: flags of other threads
+// would never be cleared there.
 class Busy {
  public:
   void begin() noexcept { thread_ = here(); }
@@ -46,7 +47,7 @@ class Busy {
   [[nodiscard]] bool is_of_another_thread() const noexcept { return thread_ != nullptr && thread_ != here(); }
 
  private:
-  // An address of its own for each thread, which a fork keeps.
+  // Identifies the thread by the address of a thread-local variable, which stays the same after a fork.
   static const void* here() noexcept {
     static thread_local const char place = 0;
     return &place;
@@ -55,30 +56,30 @@ class Busy {
 };
 
 struct Entry {
-  PyObject* weight = nullptr;  // not held
-  Owned reference;             // a weak one, whose callback drops the entry
-  Owned cast;                  // null where nothing is kept at the moment
-  Snapshot cast_snapshot;      // of a plain cast, as we left it: a graph gives it to whoever asks what it saved
-  Owned holder;                // holds the cast besides, or null
+  PyObject* weight = nullptr;  // borrowed
+  Owned reference;             // a weak reference to the weight, whose callback drops the entry
+  Owned cast;                  // null if no cast is cached at the moment
+  Snapshot cast_snapshot;      // of a plain cast after the core's last write: graphs expose it as a saved tensor
+  Owned holder;                // holds the cast in C++ as well (host::make_holder), or null
   Form form = Form::plain;
   Kind to = Kind::bf16;
   Trust trust = Trust::exposed;
-  Busy busy;                         // being written, by a thread that may have let go of the GIL
-  bool is_used = false;              // since it was last made again ahead of its next use
-  bool is_fresh = false;             // an optimizer wrote the cast along with the weight
-  std::uint32_t written_from = 0;    // the weight's version before it did
-  bool in_parts = false;             // only views of a part of the weight were used of late
-  std::int64_t cast_apart = 0;       // how many values of parts were cast by themselves, before the whole is
-  std::uint32_t views_in_doubt = 0;  // in a row: views that were not known to be the only ones
+  Busy busy;                         // being written, by a thread that may have released the GIL
+  bool is_used = false;              // since it was last made again after an optimizer's step
+  bool is_fresh = false;             // an optimizer wrote the cast together with the weight
+  std::uint32_t written_from = 0;    // the weight's version before that write
+  bool in_parts = false;             // the last use was of a view of a part of the weight
+  std::int64_t cast_apart = 0;       // values of such parts that were cast separately, before the whole weight is cast
+  std::uint32_t views_in_doubt = 0;  // views in a row that could not be shown to be the only one
   std::uint32_t refusals = 0;        // in a row
-  Refusal refusal{};                 // why the last one
-  std::uint32_t quiet_uses = 0;      // in a row: hits where nothing was recorded
-  std::uint32_t unpacked = 0;        // how often a packed form could not serve, where nothing was recorded either
-  Snapshot snapshot;                 // as it was before the cast was made
-  std::uint32_t probed = 0;          // kinds of calls for which a form with another order was tried, to no end perhaps
-  Owned packed_for;                  // the options of the convolution that a packed form is for
-  host::Geometry geometry;           // as the weight lay then; without values: unknown
-  Owned size;                        // the weight's sizes, a tuple
+  Refusal refusal{};                 // the reason for the last one
+  std::uint32_t quiet_uses = 0;      // uses in a row that autograd did not track
+  std::uint32_t unpacked = 0;        // such uses for which the packed form was of no use
+  Snapshot snapshot;                 // of the weight, before the cast was made
+  std::uint32_t probed = 0;          // convolutions with reordered images that were tried, and failed trials of panels
+  Owned packed_for;                  // the options of the convolution that the library's packed form is for
+  host::Geometry geometry;           // of the weight at that time; without values: unknown
+  Owned size;                        // the weight's sizes as a tuple
   std::int64_t elements = 0;
   std::array<const std::uint32_t*, sample_count> sampled{};
   Samples samples{};
@@ -89,19 +90,19 @@ struct Entry {
   ~Entry() { drop(); }
 
   [[nodiscard]] std::uint64_t bytes() const { return tensor::bytes_as(to, elements); }
-  // What was held goes last: others may run then. Throws std::bad_alloc where there is no memory to note a plain cast,
-  // and nothing has changed.
+  // Replaces the cast. Releases the former one last, since that may run other code. Throws std::bad_alloc, with nothing
+  // changed, if memory runs out.
   void hold(Owned made, Owned its_holder, Form its_form = Form::plain, Owned options = nullptr);
   void drop() { hold(nullptr, nullptr); }
   [[nodiscard]] bool has(Form wanted) const { return cast && form == wanted && (form != Form::plain || is_intact()); }
-  // Does a plain cast lie where it lay, and was it written by nobody else, as far as its version tells?
+  // True if a plain cast is still in the same memory and has the version that the core's last write left.
   [[nodiscard]] bool is_intact() const {
     const Snapshot now = host::snapshot_of(cast.get());
     return now.same_memory(cast_snapshot) && now.version == cast_snapshot.version &&
            host::count_elements(cast.get()) == elements;
   }
-  // May the cast be written? Not where others work with its former values: a graph that waits for its backward,
-  // another thread.
+  // True if the cast may be overwritten: no other owner, such as a graph that waits for its backward or another thread,
+  // works with its former values.
   [[nodiscard]] bool is_free() const { return host::is_held_once(cast.get(), static_cast<bool>(holder)); }
 
   [[nodiscard]] Samples look() const {
@@ -111,7 +112,7 @@ struct Entry {
   }
 };
 
-// The entry is being changed while others may run, to the end of this scope.
+// Marks the entry as busy in a scope that changes it while other code may run.
 class BusyScope {
  public:
   explicit BusyScope(Entry& entry) noexcept : entry_(entry) { entry_.busy.begin(); }
@@ -130,13 +131,13 @@ struct Key {
 };
 struct HashOfKey {
   std::size_t operator()(const Key& key) const noexcept {
-    // Objects of one kind lie at equal distances from each other: higher digits take part.
+    // Objects of one type are at regular distances from each other, so higher bits of the address take part too.
     const auto address = reinterpret_cast<std::uintptr_t>(key.weight);
     return (address >> 4U) ^ (address >> 13U) ^ static_cast<std::size_t>(key.to);
   }
 };
 
-// The look-up that was made last for a weight like this one.
+// The last look-up of a weight with this hash.
 struct Recent {
   PyObject* weight = nullptr;
   Kind to = Kind::bf16;
@@ -147,28 +148,28 @@ struct Cache {
   static constexpr std::size_t recent_size = 512;
   std::array<Recent, recent_size> recent{};
   std::unordered_map<Key, std::shared_ptr<Entry>, HashOfKey> entries;
-  // Which weight lies in a storage; for those that are trusted.
+  // The weight in each storage, for weights that have been trusted.
   std::unordered_map<const char*, PyObject*> weights;
-  // Those of the plain casts that are kept.
+  // The storages of the cached plain casts.
   std::unordered_set<const char*> casts;
-  // Storages to which somebody took a pointer, with where their memory began, and whether there were too many to
-  // remember. One with other memory is another storage, or the pointer is of no use any more.
+  // Storages to which code took a pointer, each with the address of its memory at that time, and whether there were too
+  // many to remember. If a storage has other memory now, it is a new storage, or the pointer is no longer valid.
   std::unordered_map<const char*, const char*> pointed_to;
-  std::unordered_map<const char*, const char*> pointed_into;  // a slice of them was pointed to
+  std::unordered_map<const char*, const char*> pointed_into;  // a pointer to a slice of them was taken
   bool too_many_pointers = false;
-  // Storages of which NumPy never had more than arrays that their makers drop, likewise.
+  // Storages whose memory NumPy had only in arrays that the code which made them dropped, with the same address.
   std::unordered_map<const char*, const char*> lent;
-  // How often somebody got hold of a tensor's memory.
+  // The number of times that code may have got access to a tensor's memory.
   std::uint64_t escapes = 0;
 };
 
-// There is one, and it is never destroyed: weights may outlive the interpreter's modules.
+// Returns the only cache. It is never destroyed: weights may outlive the interpreter's modules.
 Cache& cache();
 
 inline void Entry::hold(Owned made, Owned its_holder, Form its_form, Owned options) {
   const Snapshot made_snapshot = made && its_form == Form::plain ? host::snapshot_of(made.get()) : Snapshot{};
   if (made_snapshot.storage != nullptr) cache().casts.insert(made_snapshot.storage);
-  // From here on nothing can fail.
+  // Nothing below can fail.
   quiet_uses = 0;
   if (cast) {
     counts.bytes -= bytes();
@@ -203,7 +204,7 @@ inline Entry* entry_of(PyObject* weight, Kind to) {
   return recent.entry;
 }
 
-// Does the weight hold what it held when its cast was made?
+// True if the weight holds the values from which its cast was made.
 inline bool is_unchanged(const Entry& entry, const Snapshot& now) {
   return entry.trust == Trust::sure && !entry.busy && now == entry.snapshot && entry.look() == entry.samples;
 }
@@ -211,7 +212,7 @@ inline bool is_unchanged(const Entry& entry, PyObject* weight) {
   return is_unchanged(entry, host::snapshot_of(weight));
 }
 
-// What identifies the weight's values, `views` of which are known.
+// Returns the weight's snapshot without `views`, the number of views that the caller knows, among the owners.
 inline Snapshot snapshot_beside(PyObject* weight, std::uint32_t views) {
   Snapshot snapshot = host::snapshot_of(weight);
   snapshot.owners -= views;

@@ -38,7 +38,8 @@ bool (*lists_speak_here)() = nullptr;
 NeverDestroyed<Callers> callers_of_pointers;
 NeverDestroyed<Callers> callers_of_arrays;
 
-// Is the Python code that calls harmless? Code that hands on what it asked for is passed by: what counts is who called.
+// True if the calling Python code is harmless. Modules that pass the result on to their own caller are skipped: that
+// caller counts.
 bool caller_is_harmless(const Callers& callers) {
   bool harmless = false;
   bool passes_on = true;
@@ -57,11 +58,12 @@ PyObject* escaping_stub_without_arguments(PyObject* self, PyObject* none) {
   return method.call(self, none);
 }
 
-// NumPy has no bfloat16, so the method would raise.
+// Tensor.numpy raises for bfloat16, which NumPy lacks. If the lists apply, the tensor is converted to float32 first.
 PyObject* numpy_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
   tensor_escapes(self, false);
   if (host::can_look_inside() && callers_of_arrays->harmless) {
-    // A weight is held beside what was detached of it to give it to NumPy; most tensors are not, which spares a look.
+    // A weight is still held when a detached tensor of it goes to NumPy, so its memory has two owners. Most tensors
+    // have one, and their callers need not be looked up.
     const host::Snapshot snapshot = host::snapshot_of(self);
     numpy_gets(snapshot.storage, snapshot.owners > 1 && caller_is_harmless(*callers_of_arrays));
   }
@@ -77,7 +79,7 @@ PyObject* escaping_stub(PyObject* self, PyObject* arguments, PyObject* keywords)
   return method.call(self, arguments, keywords);
 }
 
-// What writes runs Python code itself: nothing that is kept meanwhile holds.
+// For methods that run Python code while they write: a cast that this code makes is outdated afterwards.
 template <typename Call>
 PyObject* while_open(PyObject* tensor, Call call) {
   const Owned held = Owned::borrowed(tensor);
@@ -99,7 +101,7 @@ PyObject* map2_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
   return while_open(self, [&] { return map2.call(self, arguments, keywords); });
 }
 
-// Tensor.set_: another tensor's memory may be its source, without that one's version.
+// Tensor.set_ may take the memory of another tensor without its version counter.
 PyObject* set_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(arguments); ++i) tensor_escapes(PyTuple_GET_ITEM(arguments, i), false);
   Py_ssize_t position = 0;
@@ -121,7 +123,7 @@ PyObject* storage_data_ptr_stub(PyObject* self, PyObject* none) {
   return storage_data_ptr.call(self, none);
 }
 
-// Where inference mode is on, Tensor.view(dtype) makes a tensor that does not share the version.
+// In inference mode Tensor.view(dtype) makes a tensor that does not share the version counter.
 PyObject* view_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
   const bool to_dtype = PyTuple_GET_SIZE(arguments) == 1 ? Py_TYPE(PyTuple_GET_ITEM(arguments, 0)) == host::api.dtype
                                                          : keywords != nullptr;
@@ -134,8 +136,8 @@ PyObject* data_getter_stub(PyObject* self, void* closure) {
   return data.read(self, closure);
 }
 
-// ---- DLPack's exchange of C ---------------------------------------------------------------------------------------
-// A table of functions that other libraries call without Python. What they get hold of nobody counts.
+// ---- DLPack's C exchange API --------------------------------------------------------------------------------------
+// A table of functions that other libraries call without Python. Nothing counts the pointers that they get.
 
 DLPackExchangeAPI* exchange = nullptr;  // the table while it is watched
 DLPackExchangeAPI original_exchange;
@@ -257,14 +259,15 @@ void stop_watching_escapes() noexcept {
 
 namespace {
 
-// Whatever escapes now, no kept cast is wrong.
+// True if the cache has no entries, so that no cast can become wrong. The cached answer about a mapped file is dropped,
+// too.
 bool nothing_is_lost() noexcept {
   if (keeps_anything()) return false;
   host::forget_files();
   return true;
 }
 
-// Not by iterating: no code of a user's runs.
+// Reads lists and tuples directly, since iterating could run user code.
 void argument_escapes(PyObject* value, int depth) noexcept {
   constexpr int deepest = 2;
   if (!PyList_Check(value) && !PyTuple_Check(value)) {

@@ -1,54 +1,55 @@
-// Watching the ways by which a weight's memory gets into hands of which torch tells nobody.
+// Watches the torch functions through which code can write to a weight without changing its version.
 #pragma once
 
 #include "owned.hpp"
 
 namespace habana_mp::weights {
 
-// Tuples of what the names of modules begin with: those that do no harm with what they ask for, and those that ask for
-// whoever called them.
+// Tuples of prefixes of module names: modules whose calls are harmless, and modules that act for their own callers.
 struct Callers {
   Owned harmless;
   Owned passing_on;
 };
 
-// Objects of torch, borrowed, and who may call them.
+// Torch objects, borrowed, and the callers that may use them.
 struct MemoryMethods {
   PyObject* untyped_storage;          // methods of Tensor
   PyObject* data_ptr;                 //
-  PyObject* const_data_ptr;           // null where this torch lacks it
-  PyObject* apply;                    // these write without counting the version up
+  PyObject* const_data_ptr;           // null if this torch lacks it
+  PyObject* apply;                    // these write without incrementing the version counter
   PyObject* map;                      //
   PyObject* map2;                     //
-  PyObject* set;                      // takes the memory of its arguments
-  PyObject* resize;                   // these lay out the same values in another order
+  PyObject* set;                      // uses the memory of its arguments
+  PyObject* resize;                   // these give the same values another layout
   PyObject* resize_as;                //
-  PyObject* unsafe_chunk;             // these make tensors that share the memory and not the version
+  PyObject* unsafe_chunk;             // these make tensors that share the memory but not the version counter
   PyObject* unsafe_split;             //
   PyObject* unsafe_split_with_sizes;  //
-  PyObject* lazy_clone;               // null where this torch lacks it
+  PyObject* lazy_clone;               // null if this torch lacks it
   PyObject* storage_data_ptr;         // a method of a storage
-  Callers of_pointers;                // take them to compare them
-  Callers of_arrays;                  // compute with an array and drop it
+  Callers of_pointers;                // callers that only compare the pointers
+  Callers of_arrays;                  // callers that compute with an array and drop it
 };
 
-// Two methods of Tensor that are watched before anything is covered, and until nothing is: `view`, which a list may
-// name too, and `numpy`, which takes float32 of what is in bfloat16, where the lists speak.
+// Starts and stops the watch of two methods of Tensor. It starts before the first target is patched, and stops when
+// none is patched any more. A list may also name `view`. If the lists apply, `numpy` of a bfloat16 tensor returns
+// float32.
 void watch_view_and_numpy(bool (*lists_speak)());
 void stop_watching_view_and_numpy() noexcept;
 
-// DLPack's exchange API of C, as soon as torch has one: an older torch gets it of another library.
+// Watches DLPack's C exchange API, as soon as torch has it: an older torch gets it from another library.
 void watch_exchange();
-// True if there is no table, or one that may be written to.
+// True if there is no exchange table, or if the table is writable.
 bool may_watch_exchange();
 
-// False with a Python exception set when one of them is not what it should be; nothing has changed then.
+// Returns false with a Python exception set, and changes nothing, if one of the methods is not as expected.
 bool watch_escapes(MemoryMethods methods);
 void stop_watching_escapes() noexcept;
 
-// A tensor's memory may be written to from now on, unseen or not (see memory_escapes).
+// Reports that a tensor's memory may be written to from now on, unseen or not (see memory_escapes).
 void tensor_escapes(PyObject* tensor, bool unseen) noexcept;
-// What a function is given that writes unseen: of lists too, and of lists in them, as torch takes them.
+// Reports the arguments of a function that writes unseen. Lists, and lists in lists, are searched as well, since torch
+// takes them.
 void arguments_escape(PyObject* const* values, Py_ssize_t count) noexcept;
 
 }  // namespace habana_mp::weights

@@ -1,4 +1,4 @@
-// Products and convolutions that can be answered from a packed weight.
+// Products and convolutions that can be computed from a packed weight.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ enum class Packs : std::uint8_t {
 };
 inline constexpr std::size_t packs_count = 6;
 
-// Throws std::invalid_argument where nothing has that name.
+// Returns the member with this name; "" is `nothing`. Throws std::invalid_argument for any other name.
 Packs packs_named(const std::string& name);
 
 }  // namespace habana_mp::weights

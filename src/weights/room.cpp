@@ -6,7 +6,7 @@ namespace habana_mp::weights {
 
 namespace {
 
-// Casts of this size in all are always kept: a process with torch takes several times as much.
+// Casts up to this total size are always cached: a process with torch takes several times as much.
 constexpr std::uint64_t negligible = std::uint64_t{32} << 20;
 
 // Casts may use this fraction of what a reading allows before the next reading: other processes take memory meanwhile.

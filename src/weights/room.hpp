@@ -1,4 +1,4 @@
-// Computes how much memory the kept casts may take where the user gives no limit.
+// Computes how much memory the cached casts may take if the user sets no limit.
 #pragma once
 
 #include <chrono>
@@ -6,10 +6,10 @@
 
 namespace habana_mp::weights {
 
-// The kept casts together may take half of the memory that would be free without them. The other half stays for
-// activations, gradients and the contents of mapped files. A reading of the system's files is used for one second
-// while the casts stay within a quarter of what it left, and for 0.1 seconds to refuse as much again. After a refusal a
-// smaller cast makes this read them again.
+// All cached casts together may take half of the memory that would be free without them. The other half stays for
+// activations, gradients and the contents of mapped files. A reading of the system's files is valid for one second
+// while the casts grow by at most a quarter of what it allowed. A refusal is valid for 0.1 seconds, and only for casts
+// of at least the refused size: a smaller one causes a new reading.
 class Room {
  public:
   // Returns true if casts of `bytes` may be added to `kept` bytes.

@@ -20,12 +20,12 @@ _AUTOCAST = Assumption(
     otherwise='torch.autocast("hpu") casts nothing',
 )
 
-#: Where a torch.autocast of the stand-in's device keeps what it stands for.
+#: The attribute in which a torch.autocast for the stand-in's device holds its region.
 _REGION = "_habana_mp_region"
 
 
 class HpuAutocast(Patch):
-    """An autocast of the stand-in's device is a region of ours on the real one, with HPU's lists."""
+    """Makes torch.autocast on the stand-in's device a region of ``hmp.autocast`` on the real one, with HPU's lists."""
 
     def __init__(self, meaning: Meaning) -> None:
         self._meaning = meaning

@@ -1,4 +1,4 @@
-"""CUDA's names for scripts that were written for it: with ``gpu_migration`` they lead to the stand-in's device."""
+"""CUDA names for scripts that were written for CUDA: with ``gpu_migration`` they lead to the stand-in's device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from habana_mp.gaudi.patches.names import Meaning
 from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
 from habana_mp.patches.tools.patch import Patch, Settings
 
-#: What the stand-in's ``torch.hpu`` has too.
+#: Functions that the stand-in's ``torch.hpu`` has too.
 _FUNCTIONS = (
     *("current_device", "current_stream", "default_stream", "device_count", "empty_cache", "get_device_name"),
     *("is_available", "is_bf16_supported", "max_memory_allocated", "max_memory_reserved", "mem_get_info"),
@@ -42,7 +42,7 @@ class _IsCuda:
 
 
 class CudaNames(Patch):
-    """``torch.cuda``, ``.cuda()`` and ``.is_cuda``: torch and libraries still see no CUDA."""
+    """``torch.cuda``, ``.cuda()`` and ``.is_cuda`` for the script's own code. torch and libraries still see no CUDA."""
 
     def __init__(self, meaning: Meaning, hpu: Any) -> None:
         self._meaning = meaning

@@ -19,7 +19,7 @@ from habana_mp.patches.tools.code_exchange import Replacement
 from habana_mp.patches.tools.exchanged_attributes import ExchangedAttributes
 from habana_mp.patches.tools.patch import Patch, Settings
 
-#: Functions of torch that take ``device=``. A release may lack some.
+#: torch functions that take ``device=``. Some releases lack some of them.
 _FUNCTIONS = (
     *("arange", "as_tensor", "asarray", "bartlett_window", "blackman_window", "empty", "empty_like"),
     *("empty_permuted", "empty_quantized", "empty_strided", "eye", "full", "full_like", "hamming_window"),
@@ -29,7 +29,7 @@ _FUNCTIONS = (
     *("sparse_csc_tensor", "sparse_csr_tensor", "tensor", "tril_indices", "triu_indices", "zeros", "zeros_like"),
 )
 _OF_FFT = ("fftfreq", "rfftfreq")
-#: Methods that take ``device=``; of `to` it may be the first argument too.
+#: Methods that take ``device=``; for `to` it may also be the first argument.
 _METHODS = ("to", "new", "new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
 
 _DEVICE_MODES = Assumption(
@@ -47,7 +47,7 @@ _TENSOR_DEVICE = Assumption(
     otherwise="a script is told the real device of a tensor",
 )
 
-#: It has no types.
+#: The module has no type annotations.
 _script_builtins: Any = _builtins
 
 _SCRIPT_BUILTINS = Assumption(
@@ -59,7 +59,7 @@ _SCRIPT_BUILTINS = Assumption(
 
 
 class _Device:
-    """``Tensor.device``: what the script's own code sees of it. Of the class it is torch's own descriptor."""
+    """``Tensor.device``, as the script's own code sees it. On the class it is torch's own descriptor."""
 
     def __init__(self, meaning: Meaning) -> None:
         self._torchs = inspect.getattr_static(torch.Tensor, "device")
@@ -76,7 +76,7 @@ class _Device:
 
 
 class _Method:
-    """A method of tensors that takes a device. Of the class it is torch's own descriptor."""
+    """A method of tensors that takes a device. On the class it is torch's own descriptor."""
 
     def __init__(self, name: str, call: Callable[..., Any]) -> None:
         self._torchs = inspect.getattr_static(torch.Tensor, name)
@@ -93,11 +93,11 @@ class HpuDevices(Patch):
         self._meaning = meaning
         self._attributes = ExchangedAttributes()
         self._context: Replacement | None = None
-        #: What TorchScript was told of.
+        #: Functions that are registered with TorchScript.
         self._in_script: list[Any] = []
 
     def install(self, settings: Settings) -> None:
-        # It compares with the functions that it finds in torch when it is first asked.
+        # First, because torch collects its own functions when DeviceContext needs them for the first time.
         if holds(_DEVICE_MODES, _modes_are_as_expected):
             context = torchs_device.DeviceContext.__init__
             self._context = Replacement(context, with_arguments(context, self._map_default))
@@ -144,7 +144,7 @@ class HpuDevices(Patch):
                 kwargs["device"] = meaning.real_of(kwargs["device"], full_name)
             return original(*args, **kwargs)
 
-        # It is pickled by its name.
+        # Functions are pickled by their names.
         function.__module__, function.__name__, function.__qualname__ = module.__name__, name, name
         return function
 
@@ -179,16 +179,16 @@ class HpuDevices(Patch):
             return "hpu" if device is None else f"hpu:{device}" if isinstance(device, int) else device
 
         def hpu(self: torch.Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> torch.Tensor:
-            """The tensor on the stand-in's device."""
+            """Returns the tensor on the stand-in's device."""
             real = meaning.real_of(named(device), "Tensor.hpu")
             return self.to(real, non_blocking=non_blocking, **kwargs)
 
         def module_hpu(self: torch.nn.Module, device: Any = None) -> torch.nn.Module:
-            """Move all parameters and buffers to the stand-in's device."""
+            """Moves all parameters and buffers to the stand-in's device."""
             return self.to(meaning.real_of(named(device), "Module.hpu"))
 
         def is_hpu(self: torch.Tensor) -> bool:
-            """Does it lie on the stand-in's device?"""
+            """True if the tensor is on the stand-in's device."""
             return self.device.type == meaning.real.type
 
         for function, owner, name in ((hpu, torch.Tensor, "hpu"), (module_hpu, torch.nn.Module, "hpu")):
@@ -200,7 +200,7 @@ class HpuDevices(Patch):
 def _generator_class(meaning: Meaning) -> type:
     torchs: Any = torch.Generator
 
-    class Meta(type(torchs)):  # type: ignore[misc]  # whatever torch's is
+    class Meta(type(torchs)):  # type: ignore[misc]  # the metaclass of torch's own class
         def __call__(cls, device: Any = "cpu") -> Any:
             return super().__call__(meaning.real_of(device, "torch.Generator"))
 

@@ -1,4 +1,4 @@
-"""The backend ``"hccl"``, and devices of ``DistributedDataParallel``."""
+"""The backend ``"hccl"``, and the devices of ``DistributedDataParallel``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from habana_mp.patches.tools.when_imported import WhenImported
 
 
 class HpuProcessGroups(WhenImported):
-    """Process groups: gloo or nccl, as it is the device's."""
+    """Process groups: gloo or nccl, depending on the real device."""
 
     name = "torch.distributed.distributed_c10d"
 
@@ -40,7 +40,7 @@ class HpuProcessGroups(WhenImported):
 
 
 class HpuDataParallel(WhenImported):
-    """``device_ids`` and ``output_device``: of a CPU there are none."""
+    """``device_ids`` and ``output_device``: both are None for a CPU."""
 
     name = "torch.nn.parallel.distributed"
 

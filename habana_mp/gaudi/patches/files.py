@@ -28,12 +28,12 @@ _RANDOM = Assumption(
     otherwise='torch refuses device_type="hpu" there',
 )
 
-#: Before torch's own, of which one is for HPUs.
+#: Before torch's own entries, one of which is for HPUs.
 _PRIORITY = 5
 
 
 class HpuFiles(Patch):
-    """``torch.load``."""
+    """``torch.load`` and ``torch.random.fork_rng``."""
 
     def __init__(self, meaning: Meaning) -> None:
         self._meaning = meaning
@@ -69,7 +69,7 @@ class HpuFiles(Patch):
         arguments["map_location"] = self._location(where)
 
     def _location(self, where: Any) -> Any:
-        """As torch takes it: text for text."""
+        """Returns the real location in the form that torch expects: a string for a string."""
         real = self._meaning.real_of(where, "torch.load")
         return str(real) if isinstance(where, str) and real is not where else real
 
@@ -84,7 +84,7 @@ class HpuFiles(Patch):
         if isinstance(device_type, str) and self._meaning.means(device_type):
             real = self._meaning.real_of(device_type, "torch.random.fork_rng")
             if real.type == "cpu":
-                arguments["devices"] = []  # that of the CPU is always kept
+                arguments["devices"] = []  # the state of the CPU is always saved
             arguments["device_type"] = "cuda" if real.type == "cpu" else real.type
 
 
@@ -110,7 +110,7 @@ class HpuLoaders(Patch):
         device = arguments.get("pin_memory_device")
         if device and self._meaning.means(device):
             self._meaning.tell("pin_memory_device of a DataLoader", device)
-            # There is nothing to pin for the CPU, and torch pins for the device that there is.
+            # torch pins memory for the device that is available, and needs none for the CPU.
             arguments["pin_memory_device"] = ""
             if self._meaning.real.type == "cpu":
                 arguments["pin_memory"] = False

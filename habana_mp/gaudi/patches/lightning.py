@@ -1,4 +1,4 @@
-"""``Trainer(accelerator="hpu")`` of Lightning, which has no HPU any more."""
+"""``Trainer(accelerator="hpu")`` of Lightning, which no longer supports HPUs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _TRAINER = Assumption(
 
 TRAINERS = ("pytorch_lightning.trainer.trainer", "lightning.pytorch.trainer.trainer")
 
-#: What Lightning calls the devices.
+#: Lightning's names of devices.
 _NAMES = {"cuda": "gpu"}
 
 
 class HpuTrainer(WhenImported):
-    """The accelerator is the real device."""
+    """Replaces the accelerator by the real device."""
 
     def __init__(self, name: str, meaning: Meaning) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the patches of the stand-in for Gaudi must be told."""
+"""The interface between the stand-in for Gaudi and its patches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class Meaning(Protocol):
-    """What ``"hpu"`` stands for: :class:`habana_mp.gaudi.devices.Devices`."""
+    """The meaning of ``"hpu"``, see :class:`habana_mp.gaudi.devices.Devices`."""
 
     real: torch.device
     names: set[str]
@@ -28,14 +28,15 @@ class Meaning(Protocol):
 def with_arguments(
     function: Callable[..., Any], change: Callable[[dict[str, Any]], None]
 ) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
-    """For a ``Replacement`` of this function: what calls the original with its arguments, by name, changed."""
+    """Returns a function for a ``Replacement`` that calls the original after ``change`` has edited its arguments, which
+    it gets by name."""
     signature = inspect.signature(function)
 
     def call(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         try:
             bound = signature.bind(*arguments, **keywords)
         except TypeError:
-            return original(*arguments, **keywords)  # it says what is wrong
+            return original(*arguments, **keywords)  # which raises the appropriate error
         change(bound.arguments)
         return original(*bound.args, **bound.kwargs)
 

@@ -26,7 +26,7 @@ _LAZY_NAMES = Assumption(
 
 
 class HpuModule(Patch):
-    """``torch.hpu`` is there for the script's own code. Libraries take it for a sign that there is an HPU."""
+    """``torch.hpu`` for the script's own code only. Libraries would take it as a sign of an HPU."""
 
     def __init__(self, meaning: Meaning) -> None:
         self._meaning = meaning
@@ -44,7 +44,7 @@ class HpuModule(Patch):
                 return importlib.import_module("habana_frameworks.torch.hpu")
             with warnings.catch_warnings(record=True) as caught:
                 found = torchs(name)
-            for one in caught:  # torch warns of whoever called
+            for one in caught:  # attributed to the caller, as torch does
                 warnings.warn(one.message, one.category, stacklevel=2)
             return found
 
@@ -55,7 +55,8 @@ class HpuModule(Patch):
 
 
 class AnswersToLibraries(Patch):
-    """``importlib.util.find_spec`` answers from what is imported already, without asking a finder."""
+    """Hides the stand-in's packages from libraries that call ``importlib.util.find_spec``, which finds imported modules
+    without a finder."""
 
     def __init__(self, roots: Collection[str], a_library_asks: Callable[[], bool]) -> None:
         self._roots = roots

@@ -1,4 +1,4 @@
-"""The operations that torch runs, seen one by one below autograd: they are named, or recorded to be run again."""
+"""The operations that torch runs, seen one by one below autograd: they are reported, or recorded for replay."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _check() -> None:
 
 
 def _written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    """The tensors that a call writes to."""
+    """Yields the tensors that a call writes to."""
     for place, argument in enumerate(function._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = args[place] if place < len(args) else kwargs.get(argument.name)
@@ -34,12 +34,12 @@ def _written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> It
                     yield one
 
 
-#: It has no types.
+#: The module has no type annotations.
 _Mode: Any = _python_dispatch.TorchDispatchMode
 
 
-class Seen(_Mode):  # type: ignore[misc]  # see there
-    """Tells of each operation: its name, the name of its first tensor, and that tensor."""
+class Seen(_Mode):  # type: ignore[misc]  # see `_Mode`
+    """Reports each operation by its name, the name of its first tensor argument, and that tensor."""
 
     def __init__(self, tell: Callable[[str, str, Tensor], None]) -> None:
         _check()
@@ -57,11 +57,11 @@ class Seen(_Mode):  # type: ignore[misc]  # see there
         return func(*args, **kwargs)
 
 
-class _Recorder(_Mode):  # type: ignore[misc]  # see there
+class _Recorder(_Mode):  # type: ignore[misc]  # see `_Mode`
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[Any, Any, dict[str, Any], list[Tensor | None]]] = []
-        #: Tensors from before the recording that were written to, with what they were.
+        #: Tensors from before the recording that were written to, with copies of their former values.
         self.before: list[tuple[Tensor, Tensor]] = []
         self._known: set[int] = set()
 
@@ -85,9 +85,9 @@ class _Recorder(_Mode):  # type: ignore[misc]  # see there
 
 
 class Recording:
-    """Operations that were called between :meth:`begin` and :meth:`end`, and can be run again with the same tensors.
+    """Operations that were called between :meth:`begin` and :meth:`end`. They can be replayed with the same tensors.
 
-    As on a device that only records meanwhile, what they wrote to tensors from before is undone at the end.
+    Writes to tensors from before the recording are undone at the end: a device only records them in a capture.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Whose own code is not lowered by lists: torch.distributed's, and that of libraries that compute exactly (rule 11)."""
+"""Code that lists do not lower (rule 11): torch.distributed, and libraries that compute exactly."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 from habana_mp import _core
 from habana_mp.patches.tools.when_imported import WhenImported
 
-#: Those parts of torch.distributed that handle parameters and gradients in Python.
+#: The parts of torch.distributed that handle parameters and gradients in Python.
 DISTRIBUTED = ("torch.distributed.fsdp", "torch.distributed.algorithms.ddp_comm_hooks")
 
 
 class DistributedCode(WhenImported):
-    """One of them. Only where one is imported does each cast ask who calls."""
+    """One of these parts. The caller of a cast is checked only once one of them is imported."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -25,13 +25,13 @@ class DistributedCode(WhenImported):
         _core.set_distributed_is_imported(False)
 
 
-#: Libraries whose own arithmetic is not lowered: they factorise matrices that bfloat16 leaves without an inverse, or
-#: add up what is compared to the last digit. What they call stays covered: a network of torch's modules is lowered.
+#: Libraries whose own arithmetic is not lowered: they factorise matrices that are singular in bfloat16, or sum values
+#: that are compared to the last digit. Lists apply to the code that they call: a network of torch modules is lowered.
 EXACT_LIBRARIES = ("botorch", "gpytorch", "linear_operator", "torchmetrics")
 
 
 class ExactLibrary(WhenImported):
-    """One of them. Only where one is imported is it asked, before a list lowers something, who calls."""
+    """One of these libraries. The caller of an operation that a list lowers is checked only once one is imported."""
 
     files: ClassVar[list[str]] = []
 
@@ -43,7 +43,7 @@ class ExactLibrary(WhenImported):
         self._set([*self.files, *(f"{path}/" for path in module.__path__)])
 
     def undo(self, module: Any) -> None:
-        self._set([])  # all of them are taken out at once
+        self._set([])  # all libraries are uninstalled at once
 
     def _set(self, files: list[str]) -> None:
         type(self).files = files

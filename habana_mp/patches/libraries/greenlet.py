@@ -1,7 +1,7 @@
-"""Greenlets: each has its own regions, and its own place in the report, as each thread has.
+"""Greenlets: each has its own regions and its own module in the report, as each thread has.
 
-Greenlets take turns in one thread. Where the module greenlet is imported (gevent imports it), the core is called after
-each switch, and exchanges what belongs to the greenlets.
+Greenlets take turns in one thread. Once the module greenlet is imported (gevent imports it), the core is called after
+each switch, and exchanges the state of the two greenlets.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SWITCHES = Assumption(
 
 
 class Greenlets(WhenImported):
-    """The state of a thread, for each greenlet by itself."""
+    """Keeps the state of a thread separately for each greenlet."""
 
     name = "greenlet"
 

@@ -1,7 +1,7 @@
-"""Angles of rotary position embeddings are made in float32, as the models of transformers ask for.
+"""The angles of rotary position embeddings are computed in float32, as the models of transformers require.
 
-A position times a frequency is an angle: in bfloat16, position 1000 would be off by whole turns. Older releases switch
-autocast off around it (``without_casts.PROTECTS``), later ones write ``.float()``, which a list that
+An angle is a position times a frequency: in bfloat16, position 1000 would be off by whole turns. Older releases of
+transformers switch autocast off for it (``without_casts.PROTECTS``). Later ones call ``.float()``, which a list that
 lowers ``mul`` cannot see.
 """
 
@@ -17,9 +17,9 @@ _NAMES = ("*Rotary*.forward",)
 
 
 class RotaryEmbeddings(WheneverImported):
-    """The forwards of such modules run without casts. A model that has none is as it is."""
+    """Runs the forwards of rotary modules without casts. Models without such modules are unchanged."""
 
-    #: The library's models, and those that come with a model's files.
+    #: The library's models, and those that are loaded with a model's files.
     packages = ("transformers.models.", "transformers_modules.")
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""Other code for a function of Python.
+"""Replaces the code of a Python function.
 
-The function keeps its identity: its code object is exchanged for one with the same parameters, which hands them to
-whoever is to answer, with the function as it was. Aliases taken before obey, and putting the old code back leaves
-nothing behind.
+The function keeps its identity: its code object is replaced by one with the same parameters. The new code passes them,
+and the original function, to the replacement. Aliases of the function follow the change, and restoring the old code
+undoes it completely.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CODE = Assumption(
 
 
 def untouched(function: types.FunctionType) -> types.FunctionType:
-    """A function that does what ``function`` does now, whatever happens to its code later."""
+    """Returns a copy of ``function`` that does not change when the code of ``function`` does."""
     copy = types.FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
@@ -41,18 +41,18 @@ def untouched(function: types.FunctionType) -> types.FunctionType:
 
 
 def full_name(function: types.FunctionType) -> str:
-    """Where a function is defined."""
+    """Returns the module and qualified name of a function."""
     return f"{function.__module__}.{function.__qualname__}"
 
 
 def forwarding_code(
     function: types.FunctionType, call: Callable[..., Any], *, imported: str = "", known_as: str = ""
 ) -> types.CodeType:
-    """A code object with the parameters of ``function`` that hands them to ``call(args, kwargs)``.
+    """Returns a code object with the parameters of ``function`` that passes them to ``call(args, kwargs)``.
 
     torch.compile does not read code that holds a function as a constant. With ``imported``, the name of a module,
-    ``call`` is a function of that module and is imported in each call; before the rest it gets ``function``'s name, or
-    what ``known_as`` says.
+    ``call`` is a function of that module and is imported in each call. Its first argument is then the full name of
+    ``function``, or ``known_as``.
     """
     code = function.__code__
     parameters: list[str] = []
@@ -62,7 +62,7 @@ def forwarding_code(
     names = iter(code.co_varnames)
     for index, name in enumerate(itertools.islice(names, code.co_argcount)):
         parameters.append(name)
-        # The core knows what is written into by its name. What comes after it is handed over by name too.
+        # The core recognises a written argument by its name. All arguments after it are also passed by name.
         if name == "out" or keywords:
             keywords.append(f"{name!r}: {name}")
         else:
@@ -82,7 +82,7 @@ def forwarding_code(
         others = next(names)
         parameters.append(f"**{others}")
         keywords.append(f"**{others}")
-    # A function only takes code with as many free variables as its own has, so the new code names them too.
+    # A function accepts only code with as many free variables as its own, so the new code refers to them too.
     free = "".join(name + ", " for name in code.co_freevars)
     called = f"{call.__name__}({(known_as or full_name(function))!r}, (" if imported else f"{_PLACEHOLDER!r}(("
     statements = [free] if free else []
@@ -91,7 +91,7 @@ def forwarding_code(
     statements.append(f"return {called}{''.join(a + ', ' for a in arguments)}), {{{', '.join(keywords)}}})")
     source = (
         f"def enclosing({free}):\n"
-        # One line: a traceback shows the function's first.
+        # All on one line, because a traceback shows the first line of the function.
         f"    def {code.co_name}({', '.join(parameters)}): {'; '.join(statements)}\n"
     )
     with warnings.catch_warnings():
@@ -125,7 +125,7 @@ class Replacement:
 
 
 class ReplacedFunction(Patch):
-    """One function of torch's in whose stead another is called."""
+    """Replaces one torch function by another one."""
 
     assumption: ClassVar[Assumption]
     _replacement: Replacement | None = None
@@ -133,12 +133,12 @@ class ReplacedFunction(Patch):
     @staticmethod
     @abstractmethod
     def find() -> Any:
-        """The function."""
+        """Returns the function to replace."""
 
     @staticmethod
     @abstractmethod
     def call(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """What is called instead, with the function as it was."""
+        """Runs in place of the function, which is passed as ``original``."""
 
     def check(self, settings: Settings) -> None:
         require(_CODE, _exchanges_code)

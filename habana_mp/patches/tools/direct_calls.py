@@ -1,8 +1,8 @@
-"""The calls of ``torch.nn.Module._call_impl``, seen by the core however Python code makes them.
+"""Calls of ``torch.nn.Module._call_impl``, seen by the core however Python code makes them.
 
-The core stands in the function's vectorcall slot. CPython 3.11 runs a call that Python code writes out
-(``module._call_impl(x)``) in the caller's frame and does not read the slot. There the function also gets other code,
-which hands such a call to the slot; a function with the code that it had answers.
+The core replaces the function's vectorcall slot. CPython 3.11 runs an explicit call in Python code
+(``module._call_impl(x)``) in the caller's frame and does not read the slot. For such calls the function also gets other
+code, which passes the call to the slot; a function with the original code handles it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Watched:
         self.function = function
         self._code = function.__code__
         self._forwarding: types.CodeType | None = None
-        #: What answers calls: the function, or another one with its code.
+        #: The function that handles calls: the watched one, or another one with its code.
         self.answering = function
         if not _reaches_slot(exchanged=False):
             self.answering = untouched(function)
@@ -49,20 +49,20 @@ class _Watched:
 
 
 class _Watch:
-    """The function that was watched last, and who watches it now."""
+    """The last watched function, and its current watchers."""
 
     watched: Any = None
     watchers: ClassVar[set[str]] = set()
 
 
 def check() -> None:
-    """Raise where calls of modules cannot be watched."""
+    """Raises if calls of modules cannot be watched."""
     _core.check_modules(torch.nn.Module._call_impl)
     require(_SLOT, _every_call_reaches_slot)
 
 
 def begin(watcher: str) -> tuple[Any, Any]:
-    """The function whose calls the core is to watch, and what answers them."""
+    """Returns the function whose calls the core is to watch, and the function that handles them."""
     if not _Watch.watchers:
         function: Any = torch.nn.Module._call_impl
         _Watch.watched = _Watched(function)
@@ -72,14 +72,14 @@ def begin(watcher: str) -> tuple[Any, Any]:
 
 
 def end(watcher: str) -> None:
-    """The core does not watch it for this one any more."""
+    """Ends the watch for this watcher. Without any watcher, the function gets its code back."""
     _Watch.watchers.discard(watcher)
     if not _Watch.watchers and _Watch.watched is not None:
         _Watch.watched.put_code_back()
 
 
 def code_of_calls() -> types.CodeType | None:
-    """Returns the code that a module's call runs, watched or not, or None if that is no function of Python."""
+    """Returns the code that a module's call runs, watched or not, or None if that is not a Python function."""
     function = torch.nn.Module._call_impl
     is_watched = _Watch.watchers and function is _Watch.watched.function
     code: types.CodeType | None = getattr(_Watch.watched.answering if is_watched else function, "__code__", None)
@@ -87,7 +87,7 @@ def code_of_calls() -> types.CodeType | None:
 
 
 def call_directly(_: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What the exchanged code calls. torch.compile reads it, and what it calls for it."""
+    """Called by the new code. torch.compile reads this function, and the call that it makes in that case."""
     watched = _Watch.watched
     if torch.compiler.is_dynamo_compiling():
         return watched.answering(*arguments, **keywords)

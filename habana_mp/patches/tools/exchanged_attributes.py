@@ -1,4 +1,4 @@
-"""Attributes of modules and classes that are exchanged, and put back."""
+"""Attributes of modules and classes that are replaced and restored."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ _MISSING = object()
 
 
 class ExchangedAttributes:
-    """What was exchanged, the last one last."""
+    """The replaced attributes with their former values, the latest one last."""
 
     def __init__(self) -> None:
         self._before: list[tuple[Any, str, Any]] = []
 
     def exchange(self, owner: Any, name: str, value: Any) -> None:
-        """Give ``owner`` itself this attribute; what it inherits stays as it is."""
+        """Sets this attribute on ``owner`` itself; inherited attributes stay unchanged."""
         self._before.append((owner, name, vars(owner).get(name, _MISSING)))
         setattr(owner, name, value)
 

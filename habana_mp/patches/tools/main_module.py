@@ -1,4 +1,4 @@
-"""Running a module as ``python -m`` does, and a folder or an archive as ``python`` does."""
+"""Runs a module as ``python -m`` does, and a folder or an archive as ``python`` does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _is_there() -> bool:
 
 
 def run_module(name: str) -> None:
-    """As ``python -m name``."""
+    """Equivalent to ``python -m name``."""
     if holds(_python_itself, _is_there):
         _call(name, True)
     else:
@@ -31,7 +31,7 @@ def run_module(name: str) -> None:
 
 
 def run_folder(path: str) -> None:
-    """As ``python path``, of a folder or an archive that ``sys.path`` begins with."""
+    """Equivalent to ``python path``, for a folder or an archive that is the first entry of ``sys.path``."""
     if holds(_python_itself, _is_there):
         _call("__main__", False)
     else:

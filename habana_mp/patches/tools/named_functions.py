@@ -1,7 +1,7 @@
-"""Named functions of torch and of libraries, in whose stead others are called.
+"""Named functions of torch and of libraries that are replaced by others.
 
-A table tells by module what functions are meant. The code of each is exchanged once its module is imported. What is
-called instead is given the function's name, by which it finds the function as it was.
+A table lists the functions of each module. Their code is replaced once the module is imported. The replacement gets the
+function's full name, by which it finds the original.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ from habana_mp.common.ledger import Assumption, UnmetError, holds
 from habana_mp.patches.tools.code_exchange import forwarding_code, full_name, untouched
 from habana_mp.patches.tools.when_imported import WhenImported
 
-#: By module: functions and methods; ``*.method`` stands for every class of the module that has such a method of its
-#: own, ``*Name*.method`` for those that are called so, ``*`` alone for every public function of it.
+#: By module: functions and methods. ``*.method`` stands for every class of the module that defines such a method,
+#: ``*Name*.method`` for the classes whose names match, ``*`` alone for every public function of the module.
 Table = dict[str, tuple[str, ...]]
 
-#: Each exchanged function as it was, by its full name.
+#: The originals of all replaced functions, by their full names.
 originals: dict[str, types.FunctionType] = {}
 
 
 class Exchange(NamedTuple):
-    """Functions, and what is called in their stead."""
+    """Functions, and their replacement."""
 
     call: Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
     table: Table
-    #: What is assumed of those of torch; of a library's, what ``LIBRARIES`` says.
+    #: The assumption about torch's functions; those about libraries are in ``LIBRARIES``.
     of_torch: Assumption | None = None
-    #: How many arguments are taken by their position.
+    #: The number of arguments that the replacement takes by position.
     positional: int = 0
-    #: Names that a function's own code must have, as ours relies on them.
+    #: Names that the function's own code must use, because the replacement relies on them.
     names: tuple[str, ...] = ()
-    #: Is it enough that a module has some of them?
+    #: True if the module needs to have only one of them.
     some: bool = False
 
     def patches(self) -> Iterator[ExchangedFunctions]:
-        """One for each module."""
+        """Yields one patch for each module."""
         for module, names in self.table.items():
             yield ExchangedFunctions(self, module, names)
 
     def assumption_of(self, module: str) -> Assumption:
-        """What is assumed of the functions in this module."""
+        """Returns the assumption about the functions in this module."""
         assumption = LIBRARIES.get(module.partition(".")[0], self.of_torch)
         assert assumption is not None, module
         return assumption
 
 
 def assumption_of_functions(name: str, what: str, otherwise: str) -> Assumption:
-    """That functions which are named in a table are there."""
+    """Returns the assumption that the functions named in a table exist."""
     return Assumption(
         name,
         assumed=what,
@@ -63,7 +63,7 @@ def assumption_of_functions(name: str, what: str, otherwise: str) -> Assumption:
 
 _AS_LISTED = "what they call goes by the lists"
 
-#: What is assumed of libraries.
+#: The assumptions about libraries.
 LIBRARIES = {
     library: assumption_of_functions(f"{library}.functions", f"{library} has the functions that {what}", otherwise)
     for library, what, otherwise in (
@@ -80,7 +80,7 @@ LIBRARIES = {
 
 
 def functions_of(module: types.ModuleType, names: tuple[str, ...]) -> Iterator[types.FunctionType]:
-    """The functions of a module that these names mean, each once."""
+    """Returns the functions of a module that these names stand for, each once."""
     found: dict[int, types.FunctionType] = {}
     for name in names:
         owner, _, attribute = name.rpartition(".")
@@ -96,8 +96,8 @@ def functions_of(module: types.ModuleType, names: tuple[str, ...]) -> Iterator[t
             owners = [getattr(module, owner, None)]
         for one in owners:
             value = getattr(one, "__dict__", {}).get(attribute)
-            value = getattr(value, "__func__", value)  # of a class method
-            # A class may have that of another module.
+            value = getattr(value, "__func__", value)  # for a class method
+            # A class may have a function of another module.
             if isinstance(value, types.FunctionType) and ("*" not in owner or value.__module__ == module.__name__):
                 found[id(value)] = value
     return iter(found.values())
@@ -105,18 +105,18 @@ def functions_of(module: types.ModuleType, names: tuple[str, ...]) -> Iterator[t
 
 @functools.cache
 def _forwarding(function: types.FunctionType, code: types.CodeType, call: Callable[..., Any]) -> types.CodeType:
-    """Compiled once for each ``code`` that the function has had: that is a good part of what ``convert`` costs."""
+    """Compiles the code once for each ``code`` of a function. This takes a large part of the time of ``convert``."""
     return forwarding_code(function, call, imported=call.__module__)
 
 
 class ExchangedCodes:
-    """Functions in whose stead others are called, and the code that they had."""
+    """Functions that are replaced, and their former code."""
 
     def __init__(self) -> None:
         self._codes: list[tuple[types.FunctionType, types.CodeType]] = []
 
     def exchange(self, function: types.FunctionType, call: Callable[..., Any]) -> None:
-        """Have ``call`` be called in its stead."""
+        """Replaces the function by ``call``."""
         code = function.__code__
         self._codes.append((function, code))
         originals[full_name(function)] = untouched(function)
@@ -129,7 +129,7 @@ class ExchangedCodes:
 
 
 class ExchangedFunctions(WhenImported):
-    """The functions of one module."""
+    """Replaces the functions of one module."""
 
     def __init__(self, exchange: Exchange, name: str, functions: tuple[str, ...]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What every patch is."""
+"""The base class of all patches."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Literal
 
 import torch
 
-#: Where lists lower: None for everywhere, ``"modules"`` while any module's forward runs, or while that of one of these.
+#: Lists lower everywhere (None), while the forward of any module runs (``"modules"``), or while the forward of one of
+#: these modules runs.
 Within = Literal["modules"] | list[torch.nn.Module] | None
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What patches ask of a configuration."""
+    """The parts of a configuration that patches use."""
 
     within: Within = None
     weight_cache: bool = True
@@ -24,19 +25,19 @@ class Settings:
 
 
 class Patch(ABC):
-    """Something that is put into torch while lists are in force, and taken out again without a trace.
+    """A change to torch while lists are in force, which is undone completely afterwards.
 
-    What it relies on it declares in the ledger (:class:`habana_mp.common.ledger.Assumption`), and asks before.
+    A patch declares what it relies on in the ledger (:class:`habana_mp.common.ledger.Assumption`), and checks it first.
     """
 
     def check(self, settings: Settings) -> None:
-        """Raise where :meth:`install` could not do without what is missing here. Nothing is changed."""
+        """Raises if something is missing that :meth:`install` cannot do without. Changes nothing."""
         return None
 
     @abstractmethod
     def install(self, settings: Settings) -> None:
-        """Put it in. Where it is in already, it follows these settings."""
+        """Installs the patch. If it is installed already, it follows these settings."""
 
     @abstractmethod
     def uninstall(self) -> None:
-        """Take it out, also what was put in by half. Where nothing is in, this does nothing."""
+        """Uninstalls the patch, even if it is installed only partly. A no-op if it is not installed."""

@@ -1,4 +1,4 @@
-"""Values in the precision that other code expects of them."""
+"""Values in the precision that other code expects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def in_precision_of(dtype: torch.dtype, value: Any) -> Any:
-    """What autograd takes where it expects a tensor of this dtype."""
+    """Returns a tensor in this dtype, as autograd expects, if both dtypes are castable. Else the value is unchanged."""
     if isinstance(value, torch.Tensor) and value.dtype in CASTABLE and dtype in CASTABLE:
         return value.to(dtype)
     return value
@@ -22,6 +22,6 @@ def is_packed_sequence(value: Any) -> bool:
 
 
 def in_float32(value: Any) -> Any:
-    """Where it is a tensor in lower precision; anything else as it is."""
+    """Returns a tensor in lower precision as float32, and any other value unchanged."""
     is_lower = isinstance(value, (torch.Tensor, PackedSequence)) and value.data.dtype in (torch.bfloat16, torch.float16)
     return value.float() if is_lower else value

@@ -1,4 +1,4 @@
-"""What lies in nests of lists, tuples and dictionaries."""
+"""Access to the values in nested lists, tuples and dictionaries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _works() -> bool:
 
 
 def _map(function: Callable[[Any], Any], value: Any, is_leaf: Callable[[Any], bool] = lambda _: False) -> Any:
-    """What the function makes of each leaf, in the same nest."""
+    """Returns the same nest with the function applied to each leaf."""
     if is_leaf(value):
         return function(value)
     if isinstance(value, dict):
@@ -44,4 +44,4 @@ def _leaves(value: Any) -> list[Any]:
 tree_map: Callable[..., Any] = _map
 tree_leaves: Callable[..., list[Any]] = _leaves
 if holds(_PYTREE, _works):
-    from torch.utils._pytree import tree_leaves, tree_map  # noqa: F401  for others
+    from torch.utils._pytree import tree_leaves, tree_map  # noqa: F401  for other modules

@@ -1,8 +1,8 @@
-"""How torch.compile knows of regions: by autocast for a device type that no torch has a backend for.
+"""Shows torch.compile the regions, through autocast for a device type without a backend in any torch.
 
-Dynamo guards on the autocast dtype of each type for which autocast is on, and knows how to leave and enter
-``torch.autocast`` around a graph break. So the dtype for this type tells the number of a thread's region; a function of
-``hmp.op_wrap`` is one as well, in which the lists of the region around it are silent.
+Dynamo guards on the autocast dtype of each type for which autocast is on, and can leave and enter ``torch.autocast``
+around a graph break. So the dtype for this type shows the number of a thread's region. A function of ``hmp.op_wrap`` is
+a region too, in which the lists of the surrounding region are suspended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _mark() -> str:
         try:
             torch.get_autocast_dtype(device)
         except RuntimeError:
-            continue  # older releases do not name it
+            continue  # older releases lack it
         return device
     raise RuntimeError("habana_mp: this torch names no device type for its regions; please report it")
 
@@ -41,29 +41,29 @@ def _number_of_mark() -> int:
     return int(getattr(types, MARK.upper()))
 
 
-#: The same for torch's C++ functions; -1 where torch does not tell.
+#: The number of this device type for torch's C++ functions; -1 if torch does not provide it.
 MARK_NUMBER = _number_of_mark() if holds(_DEVICE_TYPES, lambda: _number_of_mark() >= 0) else -1
 
 
 def _dtypes() -> tuple[torch.dtype, ...]:
-    """All that torch has, its own choice for the type first: that stands for no region."""
+    """Returns all dtypes of torch, with torch's own default for the device type first: that stands for no region."""
     first = torch.get_autocast_dtype(MARK)
     every = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
     return (first, *sorted(every - {first}, key=str))
 
 
-#: By a region's number.
+#: The dtypes by the number of their regions.
 MARK_DTYPES = _dtypes()
 
 
 def as_autocast(number: int) -> torch.autocast:
-    """The region of this number as a region of torch's that means it."""
+    """Returns the region of torch.autocast that stands for the region with this number."""
     return torch.autocast(MARK, dtype=MARK_DTYPES[number], enabled=False)
 
 
 @constant_in_graph
 def lists_speak() -> bool:
-    """Are casts on in this thread, and are there lists? For code that torch.compile may read."""
+    """True if casts are on in this thread and there are lists. For code that torch.compile may read."""
     return _core.lists_speak_here()
 
 
@@ -73,5 +73,6 @@ def _number_of_silence() -> int:
 
 
 def silence() -> torch.autocast:
-    """The region in which the lists that speak here are silent, as one of torch's. For code that Dynamo may read."""
+    """Returns a region of torch.autocast in which the lists that apply here are suspended. For code that Dynamo may
+    read."""
     return as_autocast(_number_of_silence())

@@ -1,4 +1,4 @@
-"""Processes that multiprocessing starts: each is told something before it imports the script again."""
+"""Processes that multiprocessing starts: each gets some values before it imports the script again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _is_there() -> bool:
 
 
 class _Preparation:
-    """What children are told, by its name in that dict. They read no other names than those that they know."""
+    """The values for child processes, by their names in that dict. A child reads only the names that it knows."""
 
     def __init__(self) -> None:
         self.told: dict[str, Callable[[], Any]] = {}
@@ -57,20 +57,21 @@ _children = _Preparation()
 
 
 def tell_children(entry: str, told: Callable[[], Any]) -> None:
-    """Send each process that is started anew what ``told`` gives, None for nothing. It is unpickled first of all."""
+    """Sends each newly started process the result of ``told``, unless it is None. The process unpickles it first."""
     _children.put_in()
     _children.told[entry] = told
 
 
 def tell_children_no_more(entry: str) -> None:
-    """Send this no longer."""
+    """Stops sending this entry."""
     _children.told.pop(entry, None)
     _children.take_out()
 
 
 def in_children(owner: Any, begin: Callable[[Any], None], end: Callable[[], None], *, is_child: bool) -> None:
-    """Call these as each process of multiprocessing, forked or new, begins and ends, while ``owner`` lives. This
-    process may be a child itself, of which multiprocessing knows as much as its start method lets it."""
+    """Calls ``begin`` and ``end`` as each process of multiprocessing, forked or new, begins and ends, while ``owner``
+    lives. ``is_child`` is true if this process itself may be a child; how much multiprocessing knows of it depends on
+    its start method."""
     util: Any = multiprocessing.util
     if not holds(_after_fork, lambda: callable(util.register_after_fork) and isinstance(util.Finalize, type)):
         return
@@ -83,5 +84,5 @@ def in_children(owner: Any, begin: Callable[[Any], None], end: Callable[[], None
         end_last()
 
     util.register_after_fork(owner, begin_and_wait)
-    if is_child:  # a fork of the fork server forgets this, and is called back; one by `spawn` is not
+    if is_child:  # a fork of the fork server loses this and runs `begin_and_wait`; a spawned child does not
         end_last()

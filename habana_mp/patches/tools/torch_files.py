@@ -1,4 +1,4 @@
-"""Files of torch whose code is not a user's: it says what an operation consists of, or computes for its caller."""
+"""Files of torch whose code does not count as user code: it implements operations, or computes for its caller."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _FILES = Assumption(
     otherwise="operations that are called in code which has moved elsewhere are decided one by one, as a user's",
 )
 
-#: Where torch says in Python what an operation consists of: for tracing, and for tensors without data. Such an
-#: operation was decided as a whole. Its code in C++ is not asked again either.
+#: Files that implement operations in Python: for tracing, and for tensors without data. Such an operation was decided
+#: as a whole. Its parts are not decided again, just as those of an operation in C++.
 _INSIDE = (
     *("_decomp/", "_refs/", "_prims/", "_prims_common/", "_inductor/", "_subclasses/"),
     "_meta_registrations.py",
 )
-#: The same, in older releases.
+#: The same in older releases.
 _INSIDE_ONCE = ("_export/decomp_utils.py",)
-#: Through these such code calls other operations (``1 - x`` is ``Tensor.__rsub__``), and Inductor the operators of a
-#: graph, to learn what they give.
+#: Files through which such code calls other operations (``1 - x`` is ``Tensor.__rsub__``), and through which Inductor
+#: calls the operators of a graph to learn their results.
 _BETWEEN = (
     *("_tensor.py", "functional.py", "nn/functional.py", "_ops.py", "fx/interpreter.py"),
     "fx/passes/fake_tensor_prop.py",
 )
 
-#: Code of torch that computes for whoever calls it.
+#: Files of torch that compute for their caller.
 _THROUGH = ("distributions/", "quasirandom.py")
 
 
@@ -52,15 +52,15 @@ def _is_there(path: str) -> bool:
 
 
 def inside_of_operations() -> tuple[str, ...]:
-    """What the names of files begin with whose code is a part of an operation that was decided already."""
+    """Returns the prefixes of files whose code is a part of an operation that was decided already."""
     return (*_known(_INSIDE), *map(_path, _INSIDE_ONCE))
 
 
 def between_operations() -> tuple[str, ...]:
-    """Those through which such code calls others."""
+    """Returns the files through which such code calls other operations."""
     return _known(_BETWEEN)
 
 
 def through_to_callers() -> tuple[str, ...]:
-    """Those whose code computes for whoever calls it, ours among them."""
+    """Returns the files whose code computes for its caller, including this package."""
     return (*between_operations(), *_known(_THROUGH), f"{PACKAGE}/")

@@ -1,4 +1,4 @@
-"""Casts that autograd records, as nodes of its graph."""
+"""Casts that autograd tracks, as nodes of its graph."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from habana_mp import _core
 
 
 class _Cast(Function):
-    """A cast in autograd's graph. The cast of its gradient gets a block that waits for it, where that is large, and
-    keeps the gradient's layout: that of a sparse tensor may be dense."""
+    """A cast in autograd's graph. The cast of its gradient gets a block from the pool if it is large, and keeps the
+    gradient's layout: the gradient of a sparse tensor may be dense."""
 
     @staticmethod
     def note(ctx: Any, tensor: torch.Tensor) -> None:
@@ -25,7 +25,7 @@ class _Cast(Function):
 
 
 class RecordedCast(_Cast):
-    """One that gets such a block itself, or has to do with a sparse tensor."""
+    """A cast that gets such a block itself, or whose tensor or gradient may be sparse."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -34,7 +34,7 @@ class RecordedCast(_Cast):
 
 
 class KeptCast(_Cast):
-    """The kept cast of a weight as a part of the graph: without a copy."""
+    """The cached cast of a weight as a part of the graph, without a copy."""
 
     @staticmethod
     def forward(ctx: Any, weight: torch.Tensor, cast: torch.Tensor) -> torch.Tensor:
@@ -44,7 +44,7 @@ class KeptCast(_Cast):
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """As ``tensor.to(dtype)``."""
-    # Where somebody differentiates the gradient, or traces it, torch casts.
+    """Returns ``tensor.to(dtype)``, in a block from the pool if possible."""
+    # torch casts if the gradient is differentiated or traced.
     made = None if torch.compiler.is_compiling() else _core.cast_in_block(tensor, dtype)
     return tensor.to(dtype) if made is None else made

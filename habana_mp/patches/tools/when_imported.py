@@ -17,7 +17,7 @@ from habana_mp.patches.tools.patch import Patch, Settings
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Tells those who wait for a module that it has been imported, without importing it."""
+    """Notifies patches that wait for a module when it has been imported, without importing it."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[WhenImported]] = {}
@@ -44,11 +44,11 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def _begin(self) -> None:
         if self not in sys.meta_path:
-            # A new list, here and below: another thread may be going through the old one.
+            # A new list, here and below: another thread may be iterating over the old one.
             sys.meta_path = [self, *sys.meta_path]
 
     def _end(self) -> None:
-        # At the very end of the interpreter there is no path any more.
+        # At the very end of the interpreter `sys.meta_path` is None.
         if not self._waiting and not self._waiting_for_many and self in (sys.meta_path or ()):
             sys.meta_path = [one for one in sys.meta_path if one is not self]
 
@@ -73,7 +73,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         def execute_and_tell(module: types.ModuleType) -> None:
             execute(module)
             if module.__name__ != fullname:
-                return  # of an archive all modules have one loader
+                return  # all modules of an archive share one loader
             if vars(loader).get("exec_module") is execute_and_tell:
                 del loader.exec_module
             with locks.imports:
@@ -87,12 +87,12 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 _finder = _Finder()
 
-#: None of these patches depends on them.
+#: Default settings: these patches depend on none of them.
 _ANY = Settings()
 
 
 class WhenImported(Patch):
-    """Something done to a module while lists are in force: at once, or as soon as it is imported."""
+    """Changes a module while lists are in force: at once, or as soon as it is imported."""
 
     name: str
 
@@ -107,7 +107,7 @@ class WhenImported(Patch):
             self._is_waiting = True
             _finder.add(self)
         if self.name in sys.modules:
-            # Another thread may be importing it at this moment: this waits until it is whole.
+            # Another thread may be importing it at this moment: this waits until the import is complete.
             module = importlib.import_module(self.name)
             with locks.imports:
                 self.found(module)
@@ -120,10 +120,10 @@ class WhenImported(Patch):
                 self._module = None
 
     def found(self, module: types.ModuleType) -> None:
-        """The module is there; told once."""
+        """Called once, when the module has been imported."""
         if self._is_waiting:
             self._stop_waiting()
-            self._module = module  # a signal's handler may raise in the middle of it
+            self._module = module  # before the change, which an exception of a signal handler may interrupt
             self.do(module)
 
     def _stop_waiting(self) -> None:
@@ -135,13 +135,13 @@ class WhenImported(Patch):
 
     @abstractmethod
     def undo(self, module: Any) -> None:
-        """Also of what was done by half."""
+        """Undoes the change, even if it is only partly done."""
 
 
 class WheneverImported(Patch):
-    """Something done to many modules of some packages, to each at once or as soon as it is imported."""
+    """Changes many modules of some packages while lists are in force: at once, or as soon as each is imported."""
 
-    #: What the names of the modules begin with.
+    #: Prefixes of the names of the modules.
     packages: tuple[str, ...]
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class WheneverImported(Patch):
         self._names: set[str] = set()
 
     def means(self, name: str) -> bool:
-        """Is it for the module of this name?"""
+        """True if the patch is for the module of this name."""
         return name.startswith(self.packages)
 
     def install(self, settings: Settings = _ANY) -> None:
@@ -159,7 +159,7 @@ class WheneverImported(Patch):
             self._is_waiting = True
             _finder.add_for_many(self)
         if not any(package.partition(".")[0] in sys.modules for package in self.packages):
-            return  # to go through all modules takes longer than many a patch
+            return  # a search through all modules takes longer than many patches
         for name in [name for name in list(sys.modules) if self.means(name)]:
             module = importlib.import_module(name)  # waits for another thread that is importing it
             with locks.imports:
@@ -173,7 +173,7 @@ class WheneverImported(Patch):
             self.undo()
 
     def found(self, module: types.ModuleType) -> None:
-        """The module is there."""
+        """Called when a module has been imported."""
         if self._is_waiting and module.__name__ not in self._names:
             self._names.add(module.__name__)
             self.do(module)
@@ -183,4 +183,4 @@ class WheneverImported(Patch):
 
     @abstractmethod
     def undo(self) -> None:
-        """In all of them, also what was done by half."""
+        """Undoes the changes in all modules, even those that are only partly done."""

@@ -1,4 +1,4 @@
-"""AOTAutograd: how compiled code is run, and which of it is kept from one process to the next."""
+"""AOTAutograd: how compiled code runs, and which of it is cached between processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RUNTIME = Assumption(
 
 
 class GraphCache(WhenImported):
-    """No cache from Dynamo's graphs to compiled code: such a graph does not hold our casts, its code does.
+    """Disables the cache from Dynamo's graphs to compiled code: the graph does not show the casts that the code holds.
 
     Older releases have no such cache.
     """
@@ -55,13 +55,13 @@ class GraphCache(WhenImported):
 
 
 class Runtime(WhenImported):
-    """Compiled code calls operators of torch.ops as their users do, and the Python code that custom ones consist of.
+    """Runs compiled code, which calls operators of torch.ops as user code does, and Python code of custom operators.
 
-    While it runs no operator is cast again, and the lists are silent. What Inductor's writes into its inputs is counted
-    before, in older releases not at all.
+    While it runs, operators are not cast again and the lists are suspended. Inductor's code increments the version
+    counters of the inputs that it writes into before it writes, in older releases not at all.
 
-    AOTAutograd calls a backward through a function of its utilities, and wraps everything else into a function that it
-    writes anew each time (in releases before that, it went through the utilities too).
+    AOTAutograd calls a backward through a function in its utilities. It wraps all other code in a function that it
+    generates each time (older releases use the utilities for this too).
     """
 
     name = "torch._functorch._aot_autograd.runtime_wrappers"
@@ -102,12 +102,12 @@ def _is_as_expected(module: Any) -> bool:
 
 
 def _run_compiled(compiled: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    # By the core: an exception of a signal's handler would come between the beginning and the call.
+    # Done by the core: in Python, a signal handler could raise between the beginning and the call.
     return _core.call_compiled(compiled, arguments, keywords)
 
 
 def _outside_of_lists(compiled: Any) -> Any:
-    @functools.wraps(compiled)  # keeps how its arguments are to be given
+    @functools.wraps(compiled)  # keeps how its arguments are to be passed
     def run(*args: Any, **kwargs: Any) -> Any:
         return _run_compiled(compiled, args, kwargs)
 
@@ -116,7 +116,7 @@ def _outside_of_lists(compiled: Any) -> Any:
 
 def _writer(compiled: Any, written: list[int]) -> Any:
     @functools.wraps(compiled)
-    def run(inputs: list[Any]) -> Any:  # which it empties
+    def run(inputs: list[Any]) -> Any:  # the compiled code empties this list
         return _core.call_writer(compiled, inputs, [inputs[i] for i in written])
 
     return run

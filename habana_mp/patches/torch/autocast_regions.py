@@ -1,5 +1,5 @@
-"""Regions of torch.autocast (rule 10): those that are open where lists come into force, and those that torch enters by
-itself in a user's autograd functions."""
+"""Regions of torch.autocast (rule 10): those that are open when lists come into force, and those that torch itself
+enters in user-defined autograd functions."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _WRAPPERS = Assumption(
 
 
 def disabled_regions() -> int:
-    """How many regions of torch.autocast this thread is in, when none of them is enabled."""
+    """Returns how many regions of torch.autocast this thread is in, or 0 if one of them is enabled."""
     depth = _core.autocast_depth(torch.autocast_increment_nesting, torch.autocast_decrement_nesting)
     return 0 if _is_enabled() else depth
 
 
 def _is_enabled() -> bool:
-    """Is autocast on in this thread, for any kind of device?"""
+    """True if autocast is on in this thread, for any kind of device."""
     if holds(_ANY_AUTOCAST, lambda: isinstance(torch._C._is_any_autocast_enabled(), bool)):
         return torch._C._is_any_autocast_enabled()
     return _is_enabled_for_a_usual_device()
@@ -48,19 +48,19 @@ def _is_enabled_for_a_usual_device() -> bool:
 
 
 def warn_if_in_autocast() -> None:
-    """Warn of a region of torch.autocast that is open where lists come into force."""
+    """Warns if a region of torch.autocast is open when lists come into force."""
     if _is_enabled_for_a_usual_device():
         warn_of_autocast()
 
 
 def codes_of_regions() -> tuple[types.CodeType, ...]:
-    """The backward of ``torch.amp.custom_bwd`` runs under torch.autocast as its forward did. Where autocast was off,
-    that is no wish to do without casts."""
+    """Returns the code of wrappers that enter torch.autocast without a request of the user: ``torch.amp.custom_bwd``
+    runs a backward under torch.autocast as it was in the forward. If it was off, casts are still wanted."""
     return (_code_of_custom_bwd(),) if _wrappers_are_known() else ()
 
 
 def code_of_custom_fwd() -> types.CodeType:
-    """The code of the wrapper of ``torch.amp.custom_fwd``."""
+    """Returns the code of the wrapper of ``torch.amp.custom_fwd``."""
     return _code_of_custom_fwd() if _wrappers_are_known() else _never_called.__code__
 
 
@@ -89,11 +89,11 @@ def _never_called(*_: Any) -> None: ...
 
 
 def custom_fwd_asks() -> bool:
-    """The wrapper of ``torch.amp.custom_fwd`` asks whether autocast is on, in a region of ours.
+    """Runs when the wrapper of ``torch.amp.custom_fwd`` checks, in a region of ``hmp.autocast``, if autocast is on.
 
-    Its backward is to run as its forward does, so that is noted with its context. And where it casts its inputs it does
-    so, and goes on without casts, when it is told that autocast is on. Under convert alone such a function has the
-    casts of any other.
+    Returns True if the function has `cast_inputs` and the lists apply: the wrapper then casts the inputs, and runs the
+    function without casts. The state is stored in the function's context, because the backward must run as the forward
+    does. Under convert alone such a function has the same casts as any other.
     """
     variables = sys._getframe(1).f_locals
     casts_inputs = variables["cast_inputs"] is not None and _core.lists_speak_here()
@@ -103,7 +103,7 @@ def custom_fwd_asks() -> bool:
 
 
 def custom_bwd_state() -> int | None:
-    # Through autocast.__enter__ to the wrapper of torch.amp.custom_bwd.
+    # From here through autocast.__enter__ to the wrapper of torch.amp.custom_bwd.
     arguments = sys._getframe(2).f_locals.get("args")
     state: int | None = getattr(arguments[0], "_habana_mp_state", None) if arguments else None
     return state
@@ -123,5 +123,5 @@ def warn_of_autocast() -> None:
 
 
 def forget_warnings() -> None:
-    """Warn again, as in a new process."""
+    """Resets the warnings, so that they appear again as in a new process."""
     _warned_of_autocast.clear()

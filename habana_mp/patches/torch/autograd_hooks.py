@@ -1,4 +1,4 @@
-"""Hooks of users that autograd calls: the lists are silent in them, and what they return has the right precision."""
+"""User hooks that autograd calls: the lists are suspended in them, and their results get the right precision."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_
 from habana_mp.patches.tools.precision_of_values import in_precision_of
 from habana_mp.patches.tools.region_dtypes import lists_speak, silence
 
-#: What takes a hook of gradients.
+#: Functions that take a hook of gradients.
 TAKES_HOOKS: Table = {
     "torch._tensor": ("Tensor.register_hook", "Tensor.register_post_accumulate_grad_hook"),
 }
 
-#: What keeps a module's hooks of its full backward: those of its inputs' gradients, and those of its outputs'.
+#: Functions that store a module's hooks of its full backward: those of input gradients, and those of output gradients.
 KEEPS_HOOKS: Table = {"torch.utils.hooks": ("BackwardHook.__init__",)}
 
-#: What runs the backward of a function written in Python.
+#: Functions that run the backward of a function written in Python.
 RUNS_BACKWARD: Table = {"torch.autograd.function": ("BackwardCFunction.apply",)}
 
-#: What takes a hook that packs the tensors which autograd saves, and one that unpacks them.
+#: Functions that take two hooks of saved tensors: one packs the tensors that autograd saves, the other unpacks them.
 TAKES_PACKING: Table = {"torch.autograd.graph": ("saved_tensors_hooks.__init__",)}
 
 
 def given_uncast_hook(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What the code of a function is exchanged for that takes a hook: of a tensor and the hook."""
+    """Replaces a function that takes a tensor and its hooks."""
     tensor, *hooks = (*arguments, *keywords.values())
     return originals[name](tensor, *map(_uncast_hook, hooks))
 
 
 def _uncast_hook(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The hook, with the lists silent; what it returns has the gradient's precision, as autograd wants it."""
+    """Returns the hook with the lists suspended. Its result gets the gradient's precision, as autograd requires."""
 
     @functools.wraps(hook, updated=())
     def uncast(gradient: Any) -> Any:
@@ -44,7 +44,7 @@ def _uncast_hook(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if torch.compiler.is_dynamo_compiling():
             with silence():
                 result = hook(gradient)
-        else:  # without what a region costs, nor its error where torch.compile can tell no more of them apart
+        else:  # cheaper than a region, which also raises if torch.compile cannot distinguish more of them
             result = _core.call_silently(hook, gradient)
         return result if gradient is None else in_precision_of(gradient.dtype, result)
 
@@ -52,13 +52,13 @@ def _uncast_hook(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def given_faithful_hooks(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What the code of a function is exchanged for that keeps a module's hooks."""
+    """Replaces a function that stores a module's hooks."""
     keeper, module, *hooks = arguments
     return originals[name](keeper, module, *([*map(_faithful, each)] for each in hooks))
 
 
 def _faithful(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """The hook, of a module and its gradients; those it returns have the precision that they had."""
+    """Returns a hook of a module and its gradients, such that the gradients it returns keep their precision."""
 
     @functools.wraps(hook, updated=())
     def faithful(module: Any, gradients: Any, *others: Any) -> Any:
@@ -74,15 +74,16 @@ def _faithful(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def given_faithful_packing(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What the code of a function is exchanged for that takes hooks of saved tensors. torch's own give back what they
-    were given."""
+    """Replaces a function that takes hooks of saved tensors. Hooks of torch itself are used as they are: they return
+    what they were given."""
     keeper, pack, unpack = arguments
     if str(getattr(pack, "__module__", None)).startswith("torch."):
         return originals[name](keeper, pack, unpack)
 
     @functools.wraps(pack, updated=())
     def faithful_pack(tensor: torch.Tensor) -> tuple[torch.dtype, Any]:
-        # A hook may give the memory of what it packs another use: torch's own cast of a weight is nobody else's.
+        # A hook may reuse the memory that it packs: no other code owns torch's own cast of a weight. So it gets a copy
+        # of a cached cast.
         given = _core.call_silently(torch.clone, tensor) if _core.weights_are_kept_in(tensor) else tensor
         return tensor.dtype, _core.call_without_casts_inside(pack, given)
 
@@ -95,7 +96,7 @@ def given_faithful_packing(name: str, arguments: tuple[Any, ...], keywords: dict
 
 
 def as_backward(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What the code of a function is exchanged for that runs the backward of a function written in Python."""
+    """Replaces a function that runs the backward of a function written in Python."""
     return _core.call_backward(originals[name], arguments, keywords)
 
 

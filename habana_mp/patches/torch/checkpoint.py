@@ -1,8 +1,8 @@
-"""Activation checkpointing: the second run of a block casts what the first one cast.
+"""Activation checkpointing: the second run of a block makes the same casts as the first one.
 
-``torch.utils.checkpoint`` runs the block again in the backward, under ``torch.autocast`` as it was in the forward, and
-autocast that was off then is entered as ``enabled=False``, which rule 10 would take for the model's own wish. So what
-was in force in the first run goes along with the block.
+``torch.utils.checkpoint`` runs the block again in the backward, under ``torch.autocast`` as it was in the forward. If
+autocast was off, it is entered as ``enabled=False``, which rule 10 would take for a request of the model. So the block
+carries the state of its first run along.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from habana_mp.patches.tools.code_exchange import ReplacedFunction
 
 
 class AsWhenGiven:
-    """A block, and what it was given away under to be run later or by another thread: were casts on, by whose wish, and
-    which lists spoke? For the report: which module ran?"""
+    """A block that runs later or in another thread, with the state in which it was passed on: if casts were on, what
+    turned them off, and which lists applied. For the report it also holds the module that ran."""
 
     def __init__(self, block: Any) -> None:
         self._block = block
@@ -37,9 +37,9 @@ class AsWhenGiven:
 
 
 class Checkpoint(ReplacedFunction):
-    """torch.utils.checkpoint.checkpoint, with the block made to remember.
+    """Replaces torch.utils.checkpoint.checkpoint, so that the block keeps its state.
 
-    Since torch 2.15 it is a decorator, too; what both ways call is exchanged there.
+    Since torch 2.15 it is also a decorator; there the function that both forms call is replaced.
     """
 
     assumption = Assumption(

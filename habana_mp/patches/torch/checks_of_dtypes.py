@@ -1,4 +1,4 @@
-"""Functions of torch's modules that ask for dtypes or fused kernels beforehand, and one that exchanges tensors."""
+"""Functions of torch's modules that check dtypes or look for fused kernels first, and one that swaps tensors."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_
 from habana_mp.patches.tools.precision_of_values import CASTABLE, in_precision_of
 from habana_mp.patches.tools.region_dtypes import lists_speak
 
-#: What the encoder layers ask before they leave their operations for a fused kernel. (It takes float32 as it is given,
-#: and refuses mixed dtypes.)
+#: Functions that the encoder layers call before they use a fused kernel instead of their operations. (The kernel takes
+#: float32 as it is given, and refuses mixed dtypes.)
 ASKS_FOR_FUSED: Table = {"torch.backends.mha": ("get_fastpath_enabled",)}
 
-#: What takes nested tensors, by a fused kernel only.
+#: Functions that take nested tensors, by a fused kernel only.
 TAKES_NESTED: Table = {
     "torch.nn.modules.activation": ("MultiheadAttention.forward",),
     "torch.nn.modules.transformer": ("TransformerEncoderLayer.forward",),
 }
 
-#: What refuses an input of another dtype than the weights', unless torch.autocast is on.
+#: Functions that refuse an input whose dtype differs from that of the weights, unless torch.autocast is on.
 COMPARES_DTYPES: Table = {"torch.nn.modules.rnn": ("RNNBase.check_input",)}
 
-#: What exchanges the insides of tensors, and refuses to where anybody refers to one of them weakly, as kept casts do.
+#: Functions that swap the contents of tensors. They refuse a tensor with a weak reference, such as a cached cast holds.
 EXCHANGES_TENSORS: Table = {"torch.utils": ("swap_tensors",)}
 
 
 def unfused(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What the code of a function is exchanged for that asks for fused kernels."""
+    """Replaces a function that looks for fused kernels."""
     return not lists_speak() and originals[name](*arguments, **keywords)
 
 
 def fused_if_nested(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What the code of a module's forward is exchanged for that takes nested tensors, but only by its fused kernel.
+    """Replaces a module's forward that takes nested tensors only by its fused kernel.
 
-    That takes one precision, and those tensors may have been lowered before.
+    The kernel takes one precision, and these tensors may have been lowered before.
     """
     if not any(map(_is_nested, (*arguments, *keywords.values()))) or not lists_speak():
         return originals[name](*arguments, **keywords)
     dtype = next(arguments[0].parameters()).dtype
-    # Each once: the kernel attends from one tensor to itself.
+    # Each tensor is cast once: the kernel computes the attention of one tensor to itself.
     cast = {id(one): in_precision_of(dtype, one) for one in (*arguments, *keywords.values()) if _is_nested(one)}
     given = [cast.get(id(one), one) for one in arguments]
     with casts_off():
@@ -54,7 +54,7 @@ def _is_nested(value: Any) -> bool:
 
 
 def compared_as_cast(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What the code of a module's method is exchanged for that compares its input's dtype with that of its weights."""
+    """Replaces a module's method that compares the dtype of its input with that of its weights."""
     module, tensor, *others = arguments
     dtype = module._flat_weights[0].dtype
     if tensor.dtype is not dtype and tensor.dtype in CASTABLE and lists_speak():
@@ -63,7 +63,7 @@ def compared_as_cast(name: str, arguments: tuple[Any, ...], keywords: dict[str, 
 
 
 def not_held(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What the code of a function is exchanged for that wants tensors which nobody holds weakly."""
+    """Replaces a function that refuses tensors with weak references."""
     for tensor in (*arguments, *keywords.values()):
         _core.weights_forget(tensor)
         _core.forget_known(tensor)

@@ -1,6 +1,6 @@
-"""Operations that torch writes in Python (``F.normalize``, ``F.softmin``, ``Tensor.__rtruediv__``).
+"""Operations that torch implements in Python (``F.normalize``, ``F.softmin``, ``Tensor.__rtruediv__``).
 
-While lists cover one, its code is exchanged for code that calls the core with the function as it was.
+While lists apply to one, its code is replaced by code that passes the original function to the core.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _CALLS_NOTED = Assumption(
 
 
 class _WholeInGraphs(WhenImported):
-    """Dynamo notes the calls of a function and does not read its code. Of most of torch's it knows that by itself."""
+    """Makes Dynamo put calls of a function in its graph, without reading its code. For most torch functions it does so
+    by itself."""
 
     name = "torch._dynamo.trace_rules"
 
@@ -52,7 +53,7 @@ def _can_be_told(rules: Any) -> bool:
 
 
 class Composite(Replacement):
-    """One Python function of torch that lists cover."""
+    """A Python function of torch that lists apply to."""
 
     def __init__(self, function: types.FunctionType, operation: str) -> None:
         engine = _core.Composite(function, untouched(function), operation)

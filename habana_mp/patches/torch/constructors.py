@@ -1,7 +1,7 @@
-"""Constructors of modules, in which nothing is cast: what they make are weights.
+"""Constructors of modules, in which nothing is cast: they create weights.
 
-The first thing that ``nn.Module.__init__`` does is to log itself, by a builtin whose calls the core watches. Where it
-does not, the constructor itself tells the core.
+``nn.Module.__init__`` first logs itself, by a builtin whose calls the core watches. In a torch where it does not, its
+code is replaced by code that notifies the core.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SIGN = Assumption(
 
 
 class Constructors(ReplacedFunction):
-    """``nn.Module.__init__``, where it does not log itself."""
+    """Replaces ``nn.Module.__init__`` if it does not log itself."""
 
     assumption = Assumption(
         "torch.module-constructor",

@@ -1,7 +1,7 @@
-"""``nn.DataParallel``: replicas cast as the thread that calls them.
+"""``nn.DataParallel``: replicas make the same casts as the thread that calls them.
 
-``parallel_apply`` runs each replica in a thread of its own, under ``torch.autocast`` as it was in the caller, and
-autocast that was off is entered as ``enabled=False``, which rule 10 would take for the model's own wish.
+``parallel_apply`` runs each replica in its own thread, under ``torch.autocast`` as it was in the caller. If autocast
+was off, it is entered as ``enabled=False``, which rule 10 would take for a request of the model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from habana_mp.patches.torch.checkpoint import AsWhenGiven
 
 
 class DataParallel(ReplacedFunction):
-    """torch.nn.parallel.parallel_apply, with the replicas made to remember."""
+    """Replaces torch.nn.parallel.parallel_apply, so that the replicas keep their state."""
 
     assumption = Assumption(
         "torch.parallel-apply",

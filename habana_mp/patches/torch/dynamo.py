@@ -1,6 +1,6 @@
-"""What Dynamo must be told, so that compiled code casts as other code does.
+"""Changes to Dynamo, so that compiled code makes the same casts as other code.
 
-Where Dynamo cannot be told, it compiles nothing while lists are in force: functions run as they are written.
+If one of these changes is not possible, Dynamo compiles nothing while lists are in force: functions run as written.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _OWN_GUARDS = Assumption(
     otherwise=_COMPILES_NOTHING,
 )
 
-#: Operations that Dynamo takes apart.
+#: Operations that Dynamo decomposes.
 _TAKEN_APART = ("addcmul_", "addcdiv_")
 
 _HANDLERS = Assumption(
@@ -61,7 +61,7 @@ _HANDLERS = Assumption(
 
 
 class NothingCompiled(WhenImported):
-    """Dynamo switched off, if it could not be told something."""
+    """Switches Dynamo off if one of the changes to it is not possible."""
 
     name = "torch._dynamo.config"
     _is_wanted = False
@@ -82,7 +82,7 @@ class NothingCompiled(WhenImported):
         self._is_wanted = False
 
     def want(self) -> None:
-        """Switch it off, now or once it is imported."""
+        """Switches Dynamo off, now or once it is imported."""
         self._is_wanted = True
         if self._module is not None:
             self.do(self._module)
@@ -92,12 +92,12 @@ nothing_compiled = NothingCompiled()
 
 
 def compile_nothing() -> None:
-    """While lists are in force, torch.compile runs functions as they are written."""
+    """Makes torch.compile run functions as written while lists are in force."""
     nothing_compiled.want()
 
 
 class OwnCode(WhenImported):
-    """Functions of ours that change the state of a thread: Dynamo runs them as they are, and does not look inside."""
+    """Functions of this package that change a thread's state: Dynamo runs them as they are, without reading them."""
 
     name = "torch._dynamo.eval_frame"
     functions: ClassVar[list[Any]] = []
@@ -111,12 +111,12 @@ class OwnCode(WhenImported):
             module.skip_code(function.__code__)
 
     def undo(self, module: Any) -> None:
-        """They are nobody else's."""
+        """Leaves the functions as they are: they belong to this package."""
 
 
 class HooksOutsideOfGraphs(WhenImported):
-    """The hooks around optimizers' steps, in a Dynamo that cannot be told to skip the code that calls them, nor to set
-    autocast's flags in a graph (older releases): it leaves the graph for each, so that the core recognises the step."""
+    """The hooks around optimizer steps, in older releases: their Dynamo can neither skip the code that calls the hooks
+    nor set autocast's flags in a graph. So it breaks the graph for each hook, and the core recognises the step."""
 
     name = "torch._dynamo"
     functions: ClassVar[list[Any]] = []
@@ -130,7 +130,7 @@ class HooksOutsideOfGraphs(WhenImported):
                 module.eval_frame.skip_code(function.__code__)
 
     def undo(self, module: Any) -> None:
-        """They are nobody else's."""
+        """Leaves the functions as they are: they belong to this package."""
 
 
 def _reads_marks(dynamo: Any) -> bool:
@@ -141,7 +141,7 @@ def _reads_marks(dynamo: Any) -> bool:
 
 
 class GuardOnState(WhenImported):
-    """A guard of our own on which casts are made, in a Dynamo that does not guard on autocast (older releases)."""
+    """Adds a guard on the state of casts, to a Dynamo that does not guard on autocast (older releases)."""
 
     name = "torch._dynamo.output_graph"
     _replacement: Replacement | None = None
@@ -163,8 +163,8 @@ class GuardOnState(WhenImported):
         self._replacement.install()
         tracing = torch._guards.TracingContext.try_get()
         if tracing is None:
-            forget_compiled_code()  # it has no such guard
-        else:  # for the first region of the process; what is being compiled cannot be forgotten
+            forget_compiled_code()  # compiled without this guard
+        else:  # the first region of the process; the code that is being compiled cannot be forgotten
             tracing.guards_context.dynamo_guards.add(guard())
 
     def undo(self, module: Any) -> None:
@@ -173,7 +173,7 @@ class GuardOnState(WhenImported):
 
 
 def dynamo_guards_on_autocast() -> bool:
-    """Does a guard of Dynamo's fail where autocast was switched on or off since?"""
+    """True if one of Dynamo's guards fails when autocast has been switched on or off."""
     return holds(_GUARDS_ON_AUTOCAST, _guard_follows_autocast)
 
 
@@ -209,9 +209,9 @@ def _state_is(state: int, *_: Any) -> bool:
 
 
 class WholeInPlaceOperations(WhenImported):
-    """``x.addcmul_(y, z, value=2)`` stays one in-place operation, which keeps its precision (rule 3).
+    """Makes ``x.addcmul_(y, z, value=2)`` stay a single in-place operation, which keeps its precision (rule 3).
 
-    Dynamo takes it apart, into a product among others, and the lists would have a say in that.
+    Dynamo decomposes it. One of the parts is a product, which the lists would apply to.
     """
 
     name = "torch._dynamo.variables.tensor"
@@ -223,15 +223,16 @@ class WholeInPlaceOperations(WhenImported):
         taken_apart = [
             one for one in _TAKEN_APART if holds(_HANDLERS, functools.partial(_has_handler, tensor, one), one)
         ]
-        # Since torch 2.15 a table says which handler is whose.
+        # Since torch 2.15 a table holds the handlers.
         table = vars(tensor).get("tp_methods", {})
         self._entries = {name: table[name] for name in taken_apart if name in table}
         handlers = {f"method_{name}" for name in taken_apart}
         self._originals = {name: vars(tensor)[name] for name in handlers if name in vars(tensor)}
 
         def whole(original: Any) -> Any:
-            def method(self: Any, *arguments: Any, value: Any = None) -> Any:  # the tracer, in newer releases, and two
-                # A tensor as `value` would have to be read, which breaks the graph.
+            def method(self: Any, *arguments: Any, value: Any = None) -> Any:
+                # The arguments are two operands, after the tracer in newer releases. A tensor as `value` would have to
+                # be read, which breaks the graph: torch's handler stays.
                 return original(self, *arguments, value=value) if isinstance(value, tensor) else None
 
             return method

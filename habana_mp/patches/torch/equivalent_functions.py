@@ -1,4 +1,4 @@
-"""Functions that the core calls instead of methods that are covered, where that does the same and is faster."""
+"""Functions that the core calls in place of methods with rules: they are equivalent and faster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TWINS = Assumption(
 
 
 def tell_function_twins() -> None:
-    """Tell the core of those whose methods are covered by now."""
+    """Passes the core the functions for those methods that have rules by now."""
     if holds(_TWINS, _twins):
         _core.set_function_twins(_twins())
 

@@ -1,4 +1,4 @@
-"""All named functions that others are called for."""
+"""All named functions that are replaced by others."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ EXCHANGES: tuple[Exchange, ...] = (
 
 
 def exchanged_functions() -> Iterator[ExchangedFunctions]:
-    """The patches of them, one for each module."""
+    """Yields the patches of these functions, one for each module."""
     for exchange in EXCHANGES:
         yield from exchange.patches()

@@ -20,10 +20,10 @@ _MODE = Assumption(
 
 
 class RegionsInExport(WhenImported):
-    """Regions without casts in a strict export.
+    """Enters regions without casts in a strict export.
 
-    A strict export traces Dynamo's graph once more. torch then notes where a region of torch.autocast begins and ends,
-    but does not enter it, while the casts are decided right there.
+    A strict export traces Dynamo's graph again. torch then records where a region of torch.autocast begins and ends,
+    but does not enter it, although the casts are decided at that time.
     """
 
     name = "torch.fx.experimental.proxy_tensor"
@@ -46,7 +46,7 @@ class RegionsInExport(WhenImported):
             return result
 
         def leaving_all(tracing: Any, *error: Any) -> Any:
-            # An exception passes by the ends of the regions that it leaves.
+            # An exception skips the ends of the regions that it leaves.
             for state in reversed(vars(tracing).pop("_habana_mp_regions", [])):
                 _leave_noted_region(state)
             return leave_mode(tracing, *error)
@@ -70,8 +70,8 @@ def _notes_regions(module: Any) -> bool:
 
 
 def _enter_noted_region(device: str, dtype: torch.dtype, enabled: bool, *_: Any) -> int | None:
-    """Do here what a region of torch.autocast does where it is entered; the state before, None where torch has entered
-    it already, and will leave it."""
+    """Sets the state that a region of torch.autocast sets on entry. Returns the former state, or None if it is
+    unchanged: torch has entered the region itself, and will leave it."""
     state = _core.current_state()
     if device == MARK:
         torch.set_autocast_dtype(device, dtype)

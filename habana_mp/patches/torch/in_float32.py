@@ -1,4 +1,5 @@
-"""Functions that run in float32: they have no other kernel (rule 8), or compute to a tolerance, or what is compared."""
+"""Functions that run in float32: they have no other kernel (rule 8), compute to a tolerance, or compute values that are
+compared."""
 
 from __future__ import annotations
 
@@ -13,53 +14,54 @@ from habana_mp.patches.tools.precision_of_values import is_packed_sequence
 from habana_mp.patches.tools.pytree import tree_map
 from habana_mp.patches.tools.region_dtypes import lists_speak
 
-#: What has a kernel for float32 only.
+#: Functions with a kernel for float32 only.
 FLOAT32_ONLY: Table = {
     "torch.ao.nn.quantized.dynamic.modules.linear": ("Linear.forward",),
     "torch.ao.nn.quantized.dynamic.modules.rnn": ("*.forward",),
     "torch.ao.nn.intrinsic.quantized.dynamic.modules.linear_relu": ("LinearReLU.forward",),
 }
 
-#: What other libraries compute to a tolerance, or add up to be compared: all of it in float32, a user's own code and
-#: networks that run in there too. (Of some nothing else that they compute is lowered either: ``libraries.py``.)
+#: Functions of other libraries that compute to a tolerance, or sum values that are compared. They run completely in
+#: float32, including user code and networks in them. (For some of these libraries, lists lower none of
+#: their code: ``libraries.py``.)
 EXACT: Table = {
-    # Matrices that are factorised, and what stands beside them: of a network's features they are made in float32.
+    # Matrices that are factorised, and values used with them: they are made in float32 from a network's features.
     "gpytorch.kernels.kernel": ("Kernel.__call__",),
     "gpytorch.lazy.lazy_evaluated_kernel_tensor": ("LazyEvaluatedKernelTensor._diagonal",),
     "gpytorch.means.mean": ("Mean.__call__",),
     "gpytorch.distributions.multivariate_normal": ("MultivariateNormal.__init__",),
-    # Line searches, which end where two values are alike.
+    # Line searches, which stop when two values are equal.
     "botorch.fit": ("fit_gpytorch_mll",),
     "botorch.optim.optimize": (
         *("optimize_acqf", "optimize_acqf_cyclic", "optimize_acqf_discrete", "optimize_acqf_discrete_local_search"),
         *("optimize_acqf_list", "optimize_acqf_mixed"),
     ),
     "botorch.optim.optimize_mixed": ("optimize_acqf_mixed_alternating",),
-    # An adaptive solver makes its steps so short that an error in the last digits does not show.
+    # An adaptive solver shortens its steps until an error in the last digits does not show.
     "zuko.utils": ("odeint", "AdaptiveCheckpointAdjoint.backward"),
-    # Gradients of single examples, whose norm is what privacy is reckoned by.
+    # Gradients of single examples, whose norm determines the privacy.
     "opacus.grad_sample.grad_sample_module": ("*.capture_backprops_hook",),
     "opacus.grad_sample.grad_sample_module_fast_gradient_clipping": ("*.capture_backprops_hook",),
 }
 
-#: What gives such code what a network's layers have seen.
+#: Functions that pass exact code the inputs of a network's layers.
 GIVES_FLOAT32: Table = {
     "opacus.grad_sample.grad_sample_module": ("*.rearrange_grad_samples",),
 }
 
-#: What takes a method that is exact, and makes of it what an object has in its stead.
+#: Functions that take an exact method, and return the method that replaces it on an object.
 TAKES_EXACT: Table = {"torchmetrics.metric": ("Metric._wrap_update", "Metric._wrap_compute")}
 
 
 def in_float32(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What the code of a function with a kernel for float32 only is exchanged for."""
+    """Replaces a function with a kernel for float32 only."""
     if lists_speak():
         arguments, keywords = tree_map(precision.in_float32, (arguments, keywords), is_leaf=is_packed_sequence)
     return originals[name](*arguments, **keywords)
 
 
 def exactly(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What the code of a function is exchanged for that runs in float32 as a whole."""
+    """Replaces a function that runs completely in float32."""
     return _exactly(originals[name], arguments, keywords)
 
 
@@ -72,13 +74,13 @@ def _exactly(function: Callable[..., Any], arguments: tuple[Any, ...], keywords:
 
 
 def giving_float32(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What the code of a function is exchanged for that gives what may have been lowered to such code."""
+    """Replaces a function that passes exact code values which may have been lowered."""
     given = originals[name](*arguments, **keywords)
     return tree_map(precision.in_float32, given)
 
 
 def given_exact_method(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What the code of a function is exchanged for that takes a method, of an object and the method."""
+    """Replaces a function that takes an object and its exact method."""
     owner, method = (*arguments, *keywords.values())
 
     @functools.wraps(method)

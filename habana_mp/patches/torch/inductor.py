@@ -1,8 +1,8 @@
 """Inductor: the table of kernels that its code calls at run time.
 
-Code that Inductor generated calls torch's builtins (``extern_kernels.convolution(...)``). What is to be cast was
-decided when the graph was traced; answering these calls again would cast a second time, and a kernel would read memory
-in a precision that the code around it does not know of. So Inductor gets builtins that nobody answers for.
+Code that Inductor generated calls torch's builtins (``extern_kernels.convolution(...)``). The casts were decided when
+the graph was traced. Handling these calls again would cast a second time, and a kernel would read memory in a
+precision that the surrounding code does not expect. So Inductor gets builtins without rules.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TABLE = Assumption(
 
 
 class KernelTable(WhenImported):
-    """Untouched twins of torch's builtins in the table that Inductor's code calls at run time."""
+    """Puts unpatched copies of torch's builtins in the table that Inductor's code calls at run time."""
 
     name = "torch._inductor.select_algorithm"
     _originals: Mapping[str, Any] = types.MappingProxyType({})
@@ -42,7 +42,7 @@ class KernelTable(WhenImported):
                 value = _core.untouched_twin(value)
             object.__setattr__(namespace, name, value)
 
-        # Kernels are added to the table as lowerings are registered, so later ones must be seen too.
+        # Kernels are added to the table when lowerings are registered, so later ones must be replaced too.
         type(kernels).__setattr__ = set_untouched  # type: ignore[assignment]  # called as a method
         for name, value in list(vars(kernels).items()):
             setattr(kernels, name, value)

@@ -1,4 +1,4 @@
-"""Kept casts of weights: when the core may keep them, and what it has to be told of."""
+"""Cached casts of weights: when the core may cache them, and the writes to weights that it must see."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ _OPERATORS = Assumption(
     otherwise="weights are not packed for torch's own library, only for our kernels",
 )
 
-#: Modules that take the pointer of a tensor or storage only to tell one from another; what their names begin with.
-#: Whoever else takes one may write through it at any time.
+#: Prefixes of modules that take the pointer of a tensor or storage only to compare it. Any other code that takes one
+#: may write through it at any time.
 _COMPARE_POINTERS = ("torch.", "transformers.", "safetensors.", "accelerate.", "peft.")
 
-#: Those of torch that take a pointer for whoever called them.
+#: Those modules of torch that take a pointer for their caller.
 _PASS_POINTERS_ON = (
     *("torch.storage", "torch._tensor", "torch.utils._pytree", "torch.utils._contextlib", "torch.amp.autocast_mode"),
     *("torch.fx.interpreter", "torch._dynamo.eval_frame"),
 )
 
-#: Modules that make an array of NumPy, compute with it and drop it: they draw weights.
+#: Modules that convert a weight to a NumPy array, compute with it and drop it: they plot weights.
 _DROP_ARRAYS = ("torch.utils.tensorboard", "tensorboardX")
 
-#: Those that make one for whoever called them.
+#: Those that convert it for their caller.
 _PASS_ARRAYS_ON = ("torch.utils.tensorboard._convert_np", "tensorboardX.x2num", "torch._tensor")
 
 
@@ -71,8 +71,8 @@ def _has_linear() -> bool:
     return torch._C._nn.linear is torch.nn.functional.linear
 
 
-#: What runs from packed weights: torch's functions, taken from `torch._C`, since a script may have put functions of its
-#: own into `torch`.
+#: The torch functions that can run from packed weights. They come from `torch._C`, since a script may have replaced
+#: those in `torch`.
 _PACKED: dict[str, Any] = {
     **({"linear": torch._C._nn.linear} if holds(_LINEAR, _has_linear) else {}),
     "conv2d": torch._C._VariableFunctions.conv2d,
@@ -81,12 +81,12 @@ _PACKED: dict[str, Any] = {
     "matmul": torch._C._VariableFunctions.matmul,
 }
 
-#: Of these, the operators of ``torch.ops.mkldnn`` that pack and compute. The others have our kernels only.
+#: The operators of ``torch.ops.mkldnn`` that pack weights and compute. The other functions have only our own kernels.
 _PACKING_OPERATORS = {
     "linear": ("_reorder_linear_weight", "_linear_pointwise"),
     "conv2d": ("_reorder_convolution_weight", "_convolution_pointwise"),
 }
-#: What they take: the names of their arguments, in the order in which the core gives them.
+#: The names of their arguments, in the order in which the core passes them.
 _TAKE = {
     "_reorder_linear_weight": "self batch_size",
     "_linear_pointwise": "X W B attr scalars algorithm",
@@ -94,12 +94,12 @@ _TAKE = {
     "_convolution_pointwise": "X W B padding stride dilation groups attr scalars algorithm",
 }
 
-#: A view of a weight with fewer elements is cast by itself: to find the weight and the same part of its cast takes as
-#: long.
+#: A view of a weight with fewer elements is cast separately: finding the weight and the same part of its cast takes
+#: as long.
 LEAST_PART = 1 << 14
 
-#: A weight with fewer elements whose gradient is recorded is cast by torch within the call, where torch can: a training
-#: step uses it once or a few times, and then a kept cast has to be made again, and made a part of the graph.
+#: A weight with fewer elements whose gradient is tracked by autograd is cast by torch within the call, if torch can do
+#: so: a training step uses it once or a few times, and a cached cast must then be made again and added to the graph.
 LEAST_RECORDED = 1 << 14
 
 #: The largest limit in bytes that the core takes.
@@ -107,7 +107,8 @@ _LARGEST_LIMIT = 2**64 - 1
 
 
 class _ExchangeOfC(WhenImported):
-    """The library that gives a torch before 2.10 DLPack's exchange API of C, through which it gets weights' memory."""
+    """Watches DLPack's C exchange API. This library provides it to a torch before 2.10, and gets the memory of weights
+    through it."""
 
     name = "tvm_ffi"
 
@@ -118,7 +119,7 @@ class _ExchangeOfC(WhenImported):
             keep_nothing()
 
     def undo(self, module: Any) -> None:
-        pass  # watched as long as all other ways
+        pass  # watched as long as all other accesses
 
 
 class KeptWeights(Patch):
@@ -136,7 +137,7 @@ class KeptWeights(Patch):
         if not (settings.weight_cache and _sees_who_writes()):
             self.uninstall()
             return
-        tells_hooks_of_one()  # asked here once, before the first step
+        tells_hooks_of_one()  # checked here once, before the first step
         methods = _methods()
         pointers, arrays = (_COMPARE_POINTERS, _PASS_POINTERS_ON), (_DROP_ARRAYS, _PASS_ARRAYS_ON)
         _core.weights_watch(methods, pointers, arrays)
@@ -156,7 +157,7 @@ class KeptWeights(Patch):
             least_recorded=LEAST_RECORDED,
         )
         if self._exchange is not None:
-            self._exchange.install()  # last: it keeps nothing where it cannot watch
+            self._exchange.install()  # last: it disables the cache if it cannot watch
 
     def uninstall(self) -> None:
         keep_nothing()
@@ -167,7 +168,7 @@ class KeptWeights(Patch):
 
 
 def keep_nothing() -> None:
-    """Drop all casts of weights, and keep none."""
+    """Drops all casts of weights, and disables the cache."""
     _core.weights_configure(on=False, view=None, recorded=None, most_bytes=0, least_part=0, least_recorded=0)
 
 
@@ -197,9 +198,9 @@ def _has_methods() -> bool:
 
 
 def packing_operators() -> dict[str, tuple[Any, Any]]:
-    """Private operators of torch that pack weights of linear layers and convolutions, and that run from packed ones.
+    """Returns torch's private operators that pack weights of linear layers and convolutions, and compute with them.
 
-    None where this torch lacks them, or this CPU what they need."""
+    The result is empty if this torch lacks the operators, or this CPU lacks what they need."""
     if not holds(_OPERATORS, _find_operators) or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return {}
     return _find_operators()
@@ -218,10 +219,11 @@ def _find_operators() -> dict[str, tuple[Any, Any]]:
 
 
 def _renew(optimizer: Optimizer, *_: Any) -> None:
-    """Whatever a step did to the weights, their casts are made again: all at once, before the next forward."""
+    """Makes the core cast the weights of a step again: all at once, before the next forward."""
     if torch.compiler.is_compiling():
         return
-    # Ours write the casts along with the weights; a class or a hook of somebody else's may have written more.
+    # The optimizers of this package write the casts along with the weights. A user-defined class or hook may have
+    # written more.
     is_ours = kernel_steps.is_ours(optimizer) and tells_hooks_of_one() and only_our_hooks_follow(optimizer)
     for group in optimizer.param_groups:
         _core.weights_renew(tuple(group.get("params", ())), is_ours)

@@ -1,7 +1,7 @@
-"""Memory that is used again: large casts get blocks that wait for them, and the C library keeps what is freed.
+"""Reuse of memory: large casts get blocks from a pool, and the C library keeps freed memory.
 
-torch's allocator on a CPU is the C library's. It asks the kernel for a large block each time, and gives the heap's end
-back to it when much of that is free: in every step of a training. The kernel clears what it gives out, page by page.
+On a CPU, torch uses the C library's allocator. It requests each large block from the kernel, and returns the end of the
+heap when much of it is free: in every training step. The kernel clears the memory that it provides, page by page.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ _MALLOPT = Assumption(
     otherwise="the heap is left to itself: steps may take longer, by what the kernel needs to clear memory",
 )
 
-#: From this size on the C library asks the kernel for each block, whatever it learns of a program.
+#: From this size on, the C library requests each block from the kernel, whatever thresholds it has learnt.
 _LARGE = 32 << 20
 
-#: So much may wait, in blocks for casts, and as much at the heap's end.
+#: The most bytes that wait for reuse in blocks for casts, and also at the end of the heap.
 _MOST_WAITING = 512 << 20
 
-#: Parameters of the C library's ``mallopt``, and what they come to by themselves once a block of 32 MB was freed.
+#: Parameters of ``mallopt``, and the value that the C library itself sets once a block of 32 MB was freed.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LEARNT_TRIM_THRESHOLD = 2 * _LARGE
 
-#: Who sets one of these has an opinion of his own.
+#: If one of these is set, the heap is left to the user.
 _SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_")
 
 
 class Memory(Patch):
-    """What is kept for later."""
+    """Keeps memory for reuse."""
 
     def __init__(self) -> None:
         self._heap_is_kept = False
@@ -68,10 +68,10 @@ def _is_set_by_user() -> bool:
 
 
 def _set_heap(most_waiting: int) -> bool:
-    """How much may be free at the heap's end before the C library gives it back. False where it cannot be told."""
+    """Sets how much may be free at the end of the heap before the C library returns it. False if that fails."""
     process = ctypes.CDLL(None)
     if not holds(_MALLOPT, lambda: hasattr(process, "mallopt")):
         return False
     mallopt = process.mallopt
-    # Told one of them, it learns the other no more.
+    # Setting one of them stops the C library from adjusting the other.
     return bool(mallopt(_M_MMAP_THRESHOLD, _LARGE) and mallopt(_M_TRIM_THRESHOLD, most_waiting))

@@ -1,7 +1,7 @@
-"""``convert(within=...)``: the lists speak only while the forward of a module runs.
+"""``convert(within=...)``: the lists apply only while the forward of a module runs.
 
-The core watches the calls of modules. It sees none in code that torch.compile reads: there a module's call is made a
-region of the core's number (``region_marks.py``), so that its beginning and its end are in the graph.
+The core watches the calls of modules. It sees no calls in code that torch.compile reads: there a module's call becomes
+a region with a number from the core (``region_marks.py``), so that the graph holds its beginning and end.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CALLS_IN_GRAPHS = Assumption(
 
 
 class ModuleCalls(Patch):
-    """The watch over modules' calls."""
+    """Watches the calls of modules."""
 
     def __init__(self) -> None:
         self._references: dict[int, weakref.ref[torch.nn.Module]] = {}
@@ -60,7 +60,7 @@ class ModuleCalls(Patch):
         self._in_graphs.install()
 
     def _forget(self, gone: weakref.ref[torch.nn.Module]) -> None:
-        """Another object may get the address of one that has gone."""
+        """Removes a module that was destroyed: another object may get its address."""
         for key, reference in list(self._references.items()):
             if reference is gone:
                 del self._references[key]
@@ -80,7 +80,7 @@ def _can_watch() -> bool:
 
 
 class ModulesInGraphs(WhenImported):
-    """The calls of modules that Dynamo traces."""
+    """Turns the module calls that Dynamo traces into regions."""
 
     name = "torch._dynamo.variables.nn_module"
     _replacements: tuple[Replacement, ...] = ()
@@ -90,7 +90,7 @@ class ModulesInGraphs(WhenImported):
             variable, tx, args, kwargs = arguments
             if not _core.begins_to_speak(_module_of(variable, tx)):
                 return original(*arguments, **keywords)
-            from torch._dynamo.variables import UserFunctionVariable  # which imports this module itself
+            from torch._dynamo.variables import UserFunctionVariable  # which itself imports this module
 
             function: Any = _call_as_region
             return UserFunctionVariable(function).call_function(tx, [variable, *args], kwargs)
@@ -130,6 +130,6 @@ def _number() -> int:
 
 
 def _call_as_region(module: Any, *args: Any, **kwargs: Any) -> Any:
-    """What Dynamo reads instead of the call of a module."""
+    """Read by Dynamo in place of the call of a module."""
     with as_autocast(_number()):
         return module(*args, **kwargs)

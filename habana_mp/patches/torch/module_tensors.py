@@ -1,9 +1,8 @@
 """Tensors of modules: Parameters, buffers, and tensors that are attributes of a module (rule 11).
 
-Where a list lowers arithmetic, the core must know all of them. It sees by itself Parameters that are made, and
-attributes that are assigned; `stored_values.py` shows it the buffers that are registered. This file shows it the
-tensors of modules that exist already, the buffers that `Module.to` and its like exchange, and the tensors of a copied
-or unpickled module.
+While a list lowers arithmetic, the core must know all of them. It sees new Parameters and assigned attributes itself;
+`stored_values.py` passes it the buffers that are registered. This file passes it the tensors of modules that exist
+already, the buffers that `Module.to` and similar methods replace, and the tensors of a copied or unpickled module.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ import torch
 from habana_mp import _core
 from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions, originals
 
-#: Methods that give a module other buffers, and register none.
+#: Methods that give a module other buffers without registering them.
 REPLACES_BUFFERS: Table = {"torch.nn.modules.module": ("Module._apply", "Module.__setstate__")}
 
 
 def follow() -> None:
-    """From now on the core knows the tensors of all modules."""
+    """Passes the core the tensors of all modules, and makes it follow new ones."""
     if _core.module_tensors_are_followed():
         return
     _core.follow_module_tensors(True)
     for one in gc.get_objects():
-        if issubclass(type(one), torch.nn.Module):  # isinstance would ask `__class__`, which may run a user's code
+        if issubclass(type(one), torch.nn.Module):  # isinstance would read `__class__`, which may run user code
             _tell_of(one)
 
 
 def stop() -> None:
-    """The core forgets them."""
+    """Makes the core forget these tensors."""
     _core.follow_module_tensors(False)
 
 

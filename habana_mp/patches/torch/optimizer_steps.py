@@ -1,6 +1,6 @@
-"""Hooks around every optimizer's step (rule 11), put in and taken out while other threads take steps.
+"""Hooks around every optimizer's step (rule 11), which are added and removed while other threads take steps.
 
-torch goes through its hooks as they are, and what is put in or taken out meanwhile makes that raise.
+torch iterates over its dictionaries of hooks, which raises if a hook is added or removed meanwhile.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _HOOKS_OF_ONE = Assumption(
     otherwise="after a step of habana_mp.optim all kept casts of its weights are made again, which takes longer",
 )
 
-#: A hook that takes longer waits for us, perhaps.
+#: The longest wait for running hooks to end. One that takes longer may itself be waiting for this thread.
 _PATIENCE_SECONDS = 1.0
 
 
 def code_around_steps() -> types.CodeType:
-    """The code of the wrapper that torch puts around every optimizer's step."""
+    """Returns the code of the wrapper that torch puts around every optimizer's step."""
 
     def step() -> None: ...
 
@@ -48,7 +48,7 @@ def code_around_steps() -> types.CodeType:
 
 
 def check_step_hooks() -> None:
-    """Raise where hooks around every step cannot be put in here."""
+    """Raises if hooks around every step cannot be added in this torch."""
     require(_HOOKS, _hooks_are_there)
 
 
@@ -59,14 +59,14 @@ def _hooks_are_there() -> bool:
 
 
 def tells_hooks_of_one() -> bool:
-    """Can it be told who has hooks after the steps of one optimizer?"""
+    """True if the hooks after the steps of one optimizer can be read."""
     return holds(
         _HOOKS_OF_ONE, lambda: "_optimizer_step_post_hooks" in inspect.unwrap(Optimizer.__init__).__code__.co_names
     )
 
 
 def only_our_hooks_follow(stepped: Optimizer) -> bool:
-    """Does nobody else have a hook after this optimizer's steps, or after every optimizer's?"""
+    """True if only this package has hooks after this optimizer's steps, or after every optimizer's."""
     if stepped._optimizer_step_post_hooks:
         return False
     hooks = optimizer._global_optimizer_post_hooks.values()
@@ -104,7 +104,7 @@ class StepHook:
 
 
 class OptimizerSteps(Patch):
-    """The core told of each step, where it begins and where it ends."""
+    """Notifies the core at the beginning and the end of each step."""
 
     def __init__(self) -> None:
         self._hooks = [StepHook(before_step, before=True), StepHook(after_step, before=False)]
@@ -125,15 +125,15 @@ def before_step(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, A
     outside = _outside_of_step
     if torch.compiler.is_compiling():
         if type(optimizer).__module__.startswith("torch.optim."):
-            # These break the graph anyway. torch's wrapper then runs as it is, and the core recognises it.
+            # torch's optimizers break the graph anyway. The wrapper then runs as it is, and the core recognises it.
             torch._dynamo.skip_frame("the step of an optimizer")
-        # Somebody else's step may be traced whole: then the flag of disable_casts is set in the graph.
+        # Dynamo may trace another optimizer's step as a whole: then the flag of disable_casts is set in the graph.
         _disabled_before.append(torch.is_autocast_enabled(_core.disabled_flag))
         torch.set_autocast_enabled(_core.disabled_flag, True)
         outside = _outside_of_traced_step
     else:
         _core.optimizer_step_begins()
-    # A closure computes the loss: it is the model's forward, not the optimizer's arithmetic.
+    # A closure computes the loss: it runs the model's forward, not the optimizer's arithmetic.
     if "closure" in kwargs and callable(kwargs["closure"]):
         return args, {**kwargs, "closure": outside(kwargs["closure"])}
     if len(args) > 1 and callable(args[1]):
@@ -150,7 +150,7 @@ def after_step(*_: Any) -> None:
 
 HooksOutsideOfGraphs.functions += [before_step, after_step]
 
-#: What the flag was outside of each step that is being traced.
+#: The flag as it was before each step that is being traced.
 _disabled_before: list[bool] = []
 
 

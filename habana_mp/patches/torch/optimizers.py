@@ -1,4 +1,4 @@
-"""What habana_mp.optim uses of the insides of torch's optimizers."""
+"""The private parts of torch's optimizers that habana_mp.optim uses."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _FOREACH = Assumption(
 )
 _USED = ("add", "add_", "addcdiv_", "addcmul_", "div", "div_", "lerp_", "mul", "mul_", "norm", "sqrt", "sqrt_")
 
-#: How many lists each fills; AdamW of older releases is told of ``amsgrad`` too.
+#: The number of lists that each of them fills. In older releases AdamW also takes ``amsgrad``.
 _LISTS = {torch.optim.AdamW: (6, 7), torch.optim.Adam: (6,), torch.optim.SGD: (3,), torch.optim.Adagrad: (4,)}
 
-#: torch's first check in a step of Adam, and what it is called in older releases.
+#: torch's first check in a step of Adam, and its name in older releases.
 _CAPTURE_CHECKS = ("_accelerator_graph_capture_health_check", "_cuda_graph_capture_health_check")
 
 
@@ -49,33 +49,33 @@ def _are_known() -> bool:
 
 INSIDES_ARE_KNOWN = holds(_INSIDES, _are_known)
 
-#: In older releases AdamW is no Adam, and wants to be told of ``amsgrad`` between the gradients and the state.
+#: True for older releases: AdamW does not derive from Adam, and takes ``amsgrad`` between the gradients and the state.
 ADAMW_ASKS_FOR_AMSGRAD = INSIDES_ARE_KNOWN and "amsgrad" in inspect.signature(torch.optim.AdamW._init_group).parameters
 
 
 def as_torchs_step(step: _F) -> _F:
-    """A step that records what it does only where its optimizer is ``differentiable``."""
+    """Wraps a step, so that autograd tracks it only if its optimizer is ``differentiable``."""
     wrap: Any = optimizer._use_grad_for_differentiable if INSIDES_ARE_KNOWN else lambda function: function
-    return wrap(step)  # type: ignore[no-any-return]  # of the same form
+    return wrap(step)  # type: ignore[no-any-return]  # of the same type
 
 
 def gather(stepped: Any, group: dict[str, Any], *lists: Any) -> Any:
-    """Fill the lists with the weights that have gradients, and what belongs to them; are some of them complex or, of
-    SGD, some gradients sparse? Of Adagrad both: sparse, complex."""
+    """Fills the lists with the weights that have gradients, and with their state. Returns true if some weights are
+    complex (for SGD: if some gradients are sparse; for Adagrad both, as a pair: sparse, complex)."""
     return stepped._init_group(group, *lists)
 
 
 def check_capture(stepped: Any) -> None:
-    """Torch's own first check of a step of Adam."""
+    """Runs torch's own first check in a step of Adam."""
     newer, older = _CAPTURE_CHECKS
     getattr(stepped, newer if hasattr(stepped, newer) else older)()
 
 
 class Foreach:
-    """``foreach.mul_(tensors, ...)`` is ``torch._foreach_mul_``, or the same one tensor after the other."""
+    """``foreach.mul_(tensors, ...)`` calls ``torch._foreach_mul_``, or without it the method of each tensor."""
 
     def __init__(self) -> None:
-        # Asked here, before anybody waits for a step.
+        # Checked here, so that no step has to wait for it.
         self._is_there = holds(_FOREACH, lambda: all(hasattr(torch, f"_foreach_{name}") for name in _USED))
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -99,7 +99,7 @@ foreach = Foreach()
 
 
 def total_norm(tensors: Sequence[Tensor]) -> Tensor:
-    """The norm of all together, on the device of the first."""
+    """Returns the norm of all tensors together, on the device of the first."""
     norms: Sequence[Tensor] = foreach.norm(tensors)
     total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
     return total

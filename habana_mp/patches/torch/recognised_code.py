@@ -43,7 +43,7 @@ _SPAWNED = Assumption(
 
 
 def _watched_builtins() -> tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any, Any]:
-    c: Any = torch._C  # where torch has them from: a script puts functions of its own into torch's other modules
+    c: Any = torch._C  # the source of torch's functions: a script may replace those in torch's other modules
     return (
         c.set_autocast_enabled,
         c.set_autocast_dtype,
@@ -56,7 +56,7 @@ def _watched_builtins() -> tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, An
         getattr(c, "_to_dlpack_versioned", None),  # older releases lack these two
         getattr(c, "_data_address", None),
         c._autograd._unsafe_set_version_counter,
-        getattr(c, "_jit_get_operation", None),  # without these two no casts of weights are kept (silent_writers.py)
+        getattr(c, "_jit_get_operation", None),  # without these two no casts of weights are cached (silent_writers.py)
         getattr(c, "_get_operation_overload", None),
     )
 
@@ -75,7 +75,7 @@ def _worker_namespace() -> dict[str, Any]:
 
 
 class RecognisedCode(Patch):
-    """Passes them to the core."""
+    """Passes the builtins, code and files to the core."""
 
     def __init__(self) -> None:
         self._is_installed = False
@@ -87,7 +87,7 @@ class RecognisedCode(Patch):
     def install(self, settings: Settings) -> None:
         if self._is_installed:
             return
-        regions = autocast_regions.disabled_regions()  # before the builtins are watched: it calls one of them
+        regions = autocast_regions.disabled_regions()  # before the builtins are watched, because it calls one of them
         _core.watch_builtins(*_watched_builtins(), tuple(silent_writers()))
         _core.set_recognised(
             (code_around_steps(), in_step.__code__),
@@ -110,12 +110,12 @@ class RecognisedCode(Patch):
         self._is_installed = True
 
     def uninstall(self) -> None:
-        self._is_installed = False  # the core itself takes out what it has put in
+        self._is_installed = False  # the core itself removes what it has installed
 
 
 def _may_be_child_process() -> bool:
-    """True if multiprocessing spawned this process, or may have. The core notices forks itself."""
+    """True if multiprocessing spawned this process, or may have done so. The core detects forks itself."""
     process: Any = multiprocessing.current_process()
-    # A spawned process runs the main script again before it learns who its parent is.
+    # A spawned process runs the main script again before its parent process is set.
     is_child = multiprocessing.parent_process() is not None or getattr(process, "_inheriting", False)
     return is_child or not holds(_SPAWNED, lambda: "_inheriting" in spawn._main.__code__.co_names)

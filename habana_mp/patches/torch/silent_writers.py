@@ -1,5 +1,5 @@
-"""Functions that write into their tensors without counting the versions up, by which a write is noticed elsewhere, or
-that make tensors which share their memory and not their version."""
+"""Functions that write into their tensors without incrementing the version counters, which reveal all other writes, or
+that return tensors which share their memory but not their version counters."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ _BUILTINS = Assumption(
     otherwise="no casts of weights are kept",
 )
 
-#: Methods of torch.distributed's ProcessGroup, and of a backend behind it, that write into their tensors without
-#: counting the versions up; with an underscore at the end, operators of torch.ops.c10d.
+#: Methods of torch.distributed's ProcessGroup, and of its backends, that write into their tensors without incrementing
+#: the version counters. With a trailing underscore these are also operators of torch.ops.c10d.
 SILENT_COLLECTIVES = (
     *("broadcast", "allreduce", "allreduce_coalesced", "reduce", "recv", "recv_anysource", "recv_any_source", "gather"),
     *("scatter", "allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced", "alltoall"),
     *("alltoall_base", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
-    # newer releases
+    # In newer releases.
     *("all_to_all_single", "all_gather_single", "all_gather_single_coalesced", "reduce_scatter_single"),
     *("reduce_scatter_single_coalesced", "gather_single", "gather_into_tensor"),
 )
-#: Operators for the same, which functional collectives consist of.
+#: Operators for the same, which functional collectives call.
 _SILENT_FUNCTIONAL = (
     *("all_reduce_", "all_reduce_coalesced_", "broadcast_", "all_gather_into_tensor_out", "reduce_scatter_tensor_out"),
 )
 
 
-#: The beginnings of the names of torch's own operators, which count what they write when they have written it.
+#: The prefixes of torch's own operators, which increment the version counters after they have written.
 _OF_TORCH = ("aten::", "prims::", "prim::")
 
 
 def silent_writers() -> Iterator[Any]:
-    """Yields the builtins to watch that are there already. `operator_found` returns those that torch makes later."""
-    # What Dynamo has in the place of `.data`; and what turns a tensor's sign.
+    """Yields the builtins to watch that exist already. `operator_found` returns those that torch creates later."""
+    # The first one replaces `.data` in Dynamo, the second one sets the bit for a tensor's sign.
     for place, name in (
         (torch._C._autograd, "_get_data_attr"),
         (torch._C, "_set_neg"),
@@ -76,7 +76,7 @@ def silent_writers() -> Iterator[Any]:
 
 
 def _of_operators_in_use() -> Iterator[Any]:
-    """Yields those of the operators that torch.ops has looked up already."""
+    """Yields the builtins to watch of the operators that torch.ops has looked up already."""
     for namespace in list(vars(torch.ops).values()):
         packets = vars(namespace).values() if isinstance(namespace, _OpNamespace) else ()
         for packet in [one for one in packets if isinstance(one, OpOverloadPacket)]:
@@ -87,25 +87,26 @@ def _of_operators_in_use() -> Iterator[Any]:
 
 
 def operator_found(found: Any, name: str, overload: str | None = None) -> tuple[Any, ...]:
-    """Returns the builtins to watch of what torch has looked up for an operator, or for one of its overloads.
+    """Returns the builtins to watch among those that torch has looked up for an operator, or for one of its overloads.
 
-    Torch finds a pair for an operator: the builtin that calls it, and its overloads' names. It finds a triple for an
-    overload: the builtin that calls it, one that calls a single kernel of it, and tags."""
+    For an operator, torch returns a pair: the builtin that calls it, and the names of its overloads. For an overload it
+    returns a triple: the builtin that calls it, one that calls a single kernel of it, and tags."""
     if found[0] is None or not operators_have_builtins():
         return ()
     if overload is None:
         wanted = found[:1] if any(_is_uncounted(name, one) for one in found[1]) else ()
     else:
         wanted = found[:2] if _is_uncounted(name, overload) else found[1:2] if _touches(name, overload) else ()
-    # Newer releases have something else in the place of some builtins.
+    # In newer releases some of them are not builtins.
     return tuple(one for one in wanted if type(one) is types.BuiltinFunctionType)
 
 
 def _is_uncounted(name: str, overload: str) -> bool:
-    """True if an overload touches its arguments, and torch has no kernel for it that counts or shares the version.
+    """True if an overload touches its arguments, and torch has no kernel for it that handles the version counter.
 
-    Torch has such a kernel for each of its own operators that needs one, or makes the operator of others. An operator
-    of a library's counts before it writes, where it counts: another thread may cast what is only half written."""
+    Such a kernel increments the counter, or shares it with a view. torch has one for each of its own operators that
+    needs one, or composes the operator of others. A library's operator increments the counter before it writes, if at
+    all. That is too early: another thread may cast a weight that is only partly written."""
     whole = f"{name}.{overload}" if overload else name
     if name in _UNCOUNTED_NAMES or whole in _UNCOUNTED_NAMES:
         return True
@@ -115,29 +116,29 @@ def _is_uncounted(name: str, overload: str) -> bool:
 
 
 def _touches(name: str, overload: str, *, only_writes: bool = False) -> bool:
-    """True if an overload writes into its arguments, or returns views of them."""
+    """True if an overload writes into its arguments or, without ``only_writes``, returns views of them."""
     annotations = [one.alias_info for one in torch._C._get_schema(name, overload).arguments]
     return any(one is not None and (one.is_write or not only_writes) for one in annotations)
 
 
-#: Kernels under these keys count the version, or call operators that do.
+#: Kernels under these keys increment the version counter, or call operators that do.
 _COUNTING = ("ADInplaceOrView", "CompositeImplicitAutograd")
 
 
 @cache
 def _counting() -> frozenset[str]:
-    """Returns the overloads that have such a kernel. Torch's own are all there when torch has been imported."""
+    """Returns the overloads that have such a kernel. All of torch's own exist once torch has been imported."""
     return frozenset().union(*map(torch._C._dispatch_get_registrations_for_dispatch_key, _COUNTING))
 
 
 def _has_counting_kernel(whole: str) -> bool:
     try:
         return any(map(partial(torch._C._dispatch_has_kernel_for_dispatch_key, whole), _COUNTING))
-    except RuntimeError:  # the dispatcher does not know it
+    except RuntimeError:  # the dispatcher does not know the overload
         return False
 
 
-#: Names of operators and overloads that go uncounted although their schemas and kernels promise otherwise.
+#: Operators and overloads that increment no version counter, although their schemas and kernels promise otherwise.
 _UNCOUNTED_NAMES = frozenset(
     (
         *(f"{namespace}::{name}" for namespace in ("aten", "prim", "inductor") for name in UNCOUNTED_OPERATORS),
@@ -150,7 +151,7 @@ _UNCOUNTED_NAMES = frozenset(
 
 
 def operators_have_builtins() -> bool:
-    """Can the builtin of an operator be found?"""
+    """True if the builtin of an operator can be found."""
     return holds(_BUILTINS, _has_builtins)
 
 

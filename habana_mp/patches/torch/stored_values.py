@@ -1,7 +1,7 @@
 """Values that become a Parameter, a buffer, an attribute of a module or a tensor's ``.data`` (rule 11).
 
-Those that were lowered are made float32 again, with a warning. So is any lower value that is stored over a float32
-tensor of a module, unless it is a conversion that is stored outside of a module's call: the tensor's owner wanted that.
+Lowered values are made float32 again, with a warning. So is any lower value that replaces a float32 tensor of a module,
+unless it is a conversion that is stored outside of a module's call: then the owner of the tensor has asked for it.
 Within a call the dtype of a conversion is often that of an activation, which the lists may have lowered.
 """
 
@@ -46,7 +46,7 @@ _BUFFERS = Assumption(
 
 
 class StoredValues(Patch):
-    """Installs a hook of torch's that sees buffers. The core calls `look_at_weight` for all else."""
+    """Installs a torch hook that sees buffers. The core calls `look_at_value` for all other values."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -54,7 +54,7 @@ class StoredValues(Patch):
     def install(self, settings: Settings) -> None:
         if self._handle is None:
             for tells in (_tells_nodes, _tells_buffers, _tells_state):
-                tells()  # so that the ledger has the answer before anything is stored
+                tells()  # so that the ledger has the result before any value is stored
             if _tells_state():
                 _core.watch_state(_set_attribute())
             look: Any = _look_at_buffer  # torch's annotation has no return value
@@ -92,12 +92,12 @@ def _set_attribute() -> Any:
     return vars(torch.nn.Module)["__setattr__"]
 
 
-#: The lines that were warned about.
+#: The lines that warnings were issued for.
 _warned: set[tuple[str, int]] = set()
 
 
 def _look_at_buffer(module: torch.nn.Module, name: str, value: Any) -> torch.Tensor | None:
-    """What becomes the buffer instead, if anything."""
+    """Returns the tensor that becomes the buffer instead, or None."""
     if torch.compiler.is_compiling() or not isinstance(value, torch.Tensor):
         return None
     former = _buffer(module, name)
@@ -112,8 +112,8 @@ def _buffer(module: torch.nn.Module, name: str) -> torch.Tensor | None:
 
 
 def look_at_value(what: str, values: torch.Tensor, former: torch.Tensor | None) -> torch.Tensor:
-    """The values that a Parameter, a buffer, an attribute of a module, or a tensor's ``.data`` gets. `former` is the
-    float32 tensor of a module that they are stored over, if any."""
+    """Returns the values for a Parameter, a buffer, an attribute of a module, or a tensor's ``.data``. `former` is the
+    float32 tensor of a module that they replace, if any."""
     if values.dtype not in (torch.bfloat16, torch.float16):
         return values
     if _is_lowered(values):
@@ -122,7 +122,7 @@ def look_at_value(what: str, values: torch.Tensor, former: torch.Tensor | None) 
         return _in_float32(what, values, _COMPUTED_FROM_ITSELF)
     if former is not None and _core.casts_are_made_here() and not _is_meant(former, values):
         if _is_conversion(values) and _has_values_of(former, values):
-            return former.detach()  # converted from what it is stored over: nothing has to be rounded
+            return former.detach()  # converted from the tensor that it replaces: no rounding is needed
         return _in_float32(what, values, _PERHAPS_LOWERED)
     return values
 
@@ -142,8 +142,8 @@ def _in_float32(what: str, values: torch.Tensor, why: str) -> torch.Tensor:
 
 
 def _is_meant(former: torch.Tensor, values: torch.Tensor) -> bool:
-    """True if these lower values are a conversion of float32 ones, by a method of a tensor outside of a module's call,
-    or if that cannot be found out. Where memory was freed, as sharding does, nothing is stored."""
+    """True if a tensor method converted float32 values to these lower ones outside of a module's call, or if this is
+    unknown. Also true if the memory of a tensor was freed, as by sharding: then no value is stored."""
     if type(values) is not torch.Tensor or torch.nn.parameter.is_lazy(former) or not _tells_state():
         return True
     if not (_has_memory(former) and _has_memory(values)):
@@ -160,7 +160,7 @@ def _is_conversion(values: torch.Tensor) -> bool:
 
 
 def _has_values_of(former: torch.Tensor, values: torch.Tensor) -> bool:
-    """True if these are the values of the former tensor, rounded."""
+    """True if these are the rounded values of the former tensor."""
     if former.shape != values.shape or former.is_meta or values.is_meta:
         return False
     with casts_off(), torch.no_grad():
@@ -168,8 +168,8 @@ def _has_values_of(former: torch.Tensor, values: torch.Tensor) -> bool:
 
 
 def _is_in_module_call() -> bool:
-    """True if the innermost of torch's functions around is a module's call. A model may also be converted as a whole
-    within one, by ``Module.to`` and its like."""
+    """True if the innermost torch function around is a module's call. False within ``Module.to`` and similar methods: a
+    call may also convert a whole model."""
     calls, conversion = code_of_calls(), torch.nn.Module._apply.__code__
     as_it_was = originals.get("torch.nn.modules.module.Module._apply")
     frame = sys._getframe()
@@ -187,7 +187,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
         return True
     try:
         storage = tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):  # of a transform
+    except (NotImplementedError, RuntimeError):  # in a transform
         return True
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
@@ -195,14 +195,14 @@ def _has_memory(tensor: torch.Tensor) -> bool:
 
 
 def _is_lowered(values: torch.Tensor) -> bool:
-    """True for a result that was lowered, or a view of one. The core remembers those that autograd does not track; the
-    graph shows where the others come from. Either answer depends on these values alone."""
+    """True for a result that was lowered, or a view of one. The core remembers those that autograd does not track; for
+    the others the graph shows their origin. Both checks depend only on these values."""
     if _core.was_lowered(values):
         return True
     return _core.may_be_lowered_in_graph(values) and _tells_nodes() and _comes_from_float32(values.grad_fn)
 
 
-#: Nodes of autograd's graph that pass values on as they are, without "Backward" and the number behind it.
+#: Nodes of autograd's graph that do not change values, without "Backward" and the number after it.
 _SAME_VALUES = frozenset(
     (
         *("Alias", "AsStrided", "Clone", "Diagonal", "Expand", "Permute", "ReshapeAlias", "Select", "Slice", "Split"),
@@ -213,14 +213,14 @@ _SAME_VALUES = frozenset(
 
 
 def _first_computing(node: Any) -> Any:
-    """The first node at or behind this one that changes values, or None."""
+    """Returns the first node at or behind this one that changes values, or None."""
     while node is not None and node.name().partition("Backward")[0] in _SAME_VALUES:
         node = node.next_functions[0][0]
     return node
 
 
 def _comes_from_float32(node: Any) -> bool:
-    """True where the results of this node were computed, not just converted, from a leaf in float32."""
+    """True if the results of this node were computed, not only converted, from a float32 leaf."""
     node = _first_computing(node)
     if node is None or node.name() == "ToCopyBackward0":
         return False
@@ -229,7 +229,7 @@ def _comes_from_float32(node: Any) -> bool:
     seen: set[Any] = set()
     while waiting:
         node = waiting.pop()
-        # Only of torch's own node: a user's autograd.Function may have an attribute of that name.
+        # Checked for torch's own node only: a user-defined autograd.Function may have an attribute of that name.
         leaf = node.variable if isinstance(node, nodes.AccumulateGrad) else None
         if isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float32:
             return True
@@ -247,5 +247,5 @@ def _warn_of_state(text: str) -> None:
 
 
 def forget_warnings() -> None:
-    """Warn again, as in a new process."""
+    """Resets the warnings, so that they appear again as in a new process."""
     _warned.clear()

@@ -1,8 +1,8 @@
 """Optimizers whose step torch does not wrap.
 
-The constructor of ``torch.optim.Optimizer`` puts torch's wrapper around the step of an optimizer's class, by which the
-core recognises it. A class that stands in front of another optimizer often never calls that constructor. Which do is
-read from their code; the code of their step is exchanged for one that begins and ends a step as torch's wrapper does.
+The constructor of ``torch.optim.Optimizer`` wraps the step of an optimizer's class, and the core recognises a step by
+that wrapper. A class that wraps another optimizer often does not call that constructor. These classes are found by
+their code. The code of their step is replaced by code that begins and ends a step as torch's wrapper does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _numbers = itertools.count()
 
 
 def in_step(key: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What the code of such a step is exchanged for. The core looks for this function among those that run."""
+    """Replaces the code of such a step. The core looks for this function in the call stack."""
     given = before_step(arguments[0], arguments, keywords)
     if given is not None:
         arguments, keywords = given
@@ -43,7 +43,7 @@ def in_step(key: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> A
 
 
 def _never_calls_constructor(optimizer: type) -> bool:
-    """Does what constructs an optimizer of this class not lead to torch's constructor, as far as its code tells?"""
+    """True if the constructor of this class does not lead to torch's constructor, as far as its code shows."""
     for owner in optimizer.__mro__:
         constructor = vars(owner).get("__init__")
         if constructor is None:
@@ -68,7 +68,7 @@ def _subclasses(owner: type) -> Iterator[type]:
 
 
 def _is_wrapped(step: types.FunctionType) -> bool:
-    """Has torch done so?"""
+    """True if torch has wrapped this step."""
     return holds(_WRAPPED, _torch_marks_steps) and hasattr(step, "hooked")
 
 
@@ -77,7 +77,7 @@ def _torch_marks_steps() -> bool:
 
 
 class UnwrappedSteps(Patch):
-    """All of them, those of classes that are made later too."""
+    """Replaces all such steps, including those of classes that are created later."""
 
     def __init__(self) -> None:
         self._codes: dict[str, tuple[types.FunctionType, types.CodeType]] = {}
@@ -89,11 +89,11 @@ class UnwrappedSteps(Patch):
         if "__init_subclass__" not in vars(Optimizer):
 
             def look(made: type[Any], /, **options: Any) -> None:
-                super(Optimizer, made).__init_subclass__(**options)  # type: ignore[misc]  # it is one
+                super(Optimizer, made).__init_subclass__(**options)  # type: ignore[misc]  # `made` is a subclass
                 self._exchange(made)
 
             self._watches = True
-            Optimizer.__init_subclass__ = classmethod(look)  # type: ignore[assignment]  # a hook of ours
+            Optimizer.__init_subclass__ = classmethod(look)  # type: ignore[assignment]  # removed by `uninstall`
 
     def uninstall(self) -> None:
         if self._watches and "__init_subclass__" in vars(Optimizer):
@@ -111,7 +111,7 @@ class UnwrappedSteps(Patch):
             return
         if any(step is function for function, _ in self._codes.values()) or not _never_calls_constructor(optimizer):
             return
-        key = f"{full_name(step)} {next(_numbers)}"  # names of local classes may be equal
+        key = f"{full_name(step)} {next(_numbers)}"  # local classes may share a name
         self._codes[key] = (step, step.__code__)
         _originals[key] = untouched(step)
         step.__code__ = forwarding_code(step, in_step, imported=__name__, known_as=key)

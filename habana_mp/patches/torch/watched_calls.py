@@ -1,5 +1,5 @@
-"""What the watch must know of torch: the calls of modules, whose code is passed over, what a compiler traces, and where
-a backward begins."""
+"""The parts of torch that the watch uses: calls of modules, code that it skips, code that a compiler traces, and the
+beginning of a backward."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _BACKWARD = assumption_of_functions(
 
 (_backward,) = Exchange(told_of_loss, BEGINS_BACKWARD, of_torch=_BACKWARD, positional=1).patches()
 
-#: Modules that stand around another one and hand calls on, and what they call it. They have no place in a path.
+#: Modules that wrap another one and pass calls on, and their attribute for it. They do not appear in a path.
 _WRAPPERS = {
     "CheckpointWrapper": "_checkpoint_wrapped_module",
     "DataParallel": "module",
@@ -69,12 +69,12 @@ _WRAPPERS = {
 
 
 class _Roots:
-    """Names of modules that are called alone: that of the class, with the lowest number that no living one has."""
+    """Names of root modules: the name of the class, with the lowest number that no living module of the class has."""
 
     def __init__(self) -> None:
         self._names: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}
         self._taken: set[str] = set()
-        #: By class, how many numbers were given, and those that were given back.
+        #: By class: how many numbers were given out, and which were returned.
         self._given: dict[str, int] = {}
         self._free: dict[str, list[int]] = {}
 
@@ -82,7 +82,7 @@ class _Roots:
         known = self._names.get(id(module))
         if known is not None and known[0]() is module:
             return known[1]
-        passed_over = []  # a class may be called as another one with its number
+        passed_over = []  # a class may have the name of another one with its number
         while True:
             number = self._number(kind)
             name = kind if number == 1 else f"{kind}#{number}"
@@ -110,14 +110,14 @@ class _Roots:
         free = self._free.setdefault(kind, [])
         heapq.heappush(free, number)
         if len(free) == self._given.get(kind):
-            del self._free[kind], self._given[kind]  # none is in use
+            del self._free[kind], self._given[kind]  # no number is in use
 
 
 _roots = _Roots()
 
 
 def check() -> None:
-    """Raise where calls of modules cannot be watched."""
+    """Raises if calls of modules cannot be watched."""
     require(_CALLS, _can_follow)
 
 
@@ -127,7 +127,7 @@ def _can_follow() -> bool:
 
 
 def begin(*, lines: bool) -> None:
-    """Have each call recorded with its module, and its line where that is wanted."""
+    """Starts recording each call with its module, and with its line if ``lines`` is true."""
     tell_core()
     _backward.install(Settings())
     _core.follow_modules(*direct_calls.begin("report"))
@@ -145,7 +145,7 @@ def _nanoseconds_a_cast() -> float:
 
 @cache
 def tell_core() -> None:
-    """Whose code is passed over where the place of a call is looked for, and how modules are called."""
+    """Passes the core the files that it skips when it looks for the line of a call, and the code of module calls."""
     code = direct_calls.code_of_calls()
     _core.set_watch(_passed_over(), _compilers(), code, module_name, _traced_place)
     _core.set_sensitive(observed.ANGLES, observed.COUNTS, observed.STATISTICS)
@@ -161,7 +161,7 @@ def stop() -> None:
 
 @cache
 def _passed_over() -> tuple[str, ...]:
-    """What the files begin with whose lines are nobody's: torch's, ours, and Python's own."""
+    """Returns the prefixes of files whose lines are skipped: those of torch, of this package and of Python."""
     paths = sysconfig.get_paths()
     stdlib = [str(one) for one in Path(paths["stdlib"]).glob("*.py")]
     packages = [f"{paths['stdlib']}/{name}/" for name in ("asyncio", "concurrent", "multiprocessing", "unittest")]
@@ -175,8 +175,8 @@ def _compilers() -> tuple[str, ...]:
 
 
 def module_name(module: Any, around: list[Any]) -> tuple[int, str, str]:
-    """A module's place among those around it: how many of them to go outwards (-1: it is a root), its name there, and
-    that of its class. The name is empty where the module counts as the one around it, or as none."""
+    """Returns the place of a module among the modules around it: the number of modules to go outwards (-1 for a root),
+    its name there, and the name of its class. Its name is empty if it has no place of its own in a path."""
     kind = type(module).__name__
     for steps, outer in enumerate(around):
         for name, inner in () if outer is None else outer.named_modules():
@@ -188,7 +188,7 @@ def module_name(module: Any, around: list[Any]) -> tuple[int, str, str]:
 
 
 def _inside_of(module: Any) -> str | None:
-    """The name of what a module only stands around, where it does."""
+    """Returns the name of the attribute that holds a wrapper's module, or None for any other module."""
     name = _WRAPPERS.get(type(module).__name__)
     return name if name is not None and isinstance(getattr(module, name, None), torch.nn.Module) else None
 
@@ -201,13 +201,14 @@ def _without_wrappers(outer: Any, name: str) -> Iterator[str]:
 
 
 def _root_name(module: Any, kind: str) -> str:
-    if getattr(module, "_is_replica", False):  # nn.DataParallel makes new ones for each call
+    if getattr(module, "_is_replica", False):  # nn.DataParallel creates new ones for each call
         return kind
     return _roots.name_of(module, kind)
 
 
 def _traced_place() -> tuple[str | None, str, int, str | None] | None:
-    """File, function, line and module of what Dynamo traces now; None for the file where all of it is torch's own."""
+    """Returns the file, function, line and module that Dynamo traces now, or None if Dynamo does not provide them. The
+    file is None if all traced code belongs to files that are skipped."""
     if not holds(_TRACED, _tells_of_tracing):
         return None
     context: Any = torch._guards.TracingContext
@@ -225,17 +226,18 @@ def _tells_of_tracing() -> bool:
 
 
 def _traced_module() -> str | None:
-    """The path of the module whose forward is traced: Dynamo knows what `self` is in each function around."""
+    """Returns the path of the module whose forward is traced, or None. It is made from the `self` of each function that
+    Dynamo traces."""
     translators: Any = importlib.import_module("torch._dynamo.symbolic_convert").InstructionTranslator
     modules: list[Any] = []
     try:
-        translator = translators.current_tx().output.current_tx  # that of the innermost function
+        translator = translators.current_tx().output.current_tx  # for the innermost function
         while translator is not None:
             module = getattr(translator.symbolic_locals.get("self"), "value", None)
             if isinstance(module, torch.nn.Module) and module not in modules:
                 modules.append(module)
             translator = translator.parent
-    except AttributeError:  # no translator is at work: the graph is being made ready
+    except AttributeError:  # no translator is active: the graph is being prepared
         return None
     names: list[str] = []
     for place, module in enumerate(modules):

@@ -1,9 +1,8 @@
-"""Functions that run without casts (rule 11): they make weights, gradients, statistics or learning rates of others, or
-prepare data.
+"""Functions that run without casts (rule 11): they compute weights, gradients, statistics or learning rates, or prepare
+data.
 
-They run outside of an optimizer's step and of a constructor, and write what they computed where it stays: averaged and
-fused weights, pruned ones, the vectors of spectral norm, clipped gradients, what an observer has seen, a model that is
-loaded, adapters.
+They run outside of optimizer steps and constructors, and write persistent values: averaged, fused and pruned weights,
+the vectors of spectral norm, clipped gradients, the statistics of an observer, a loaded model, adapters.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from habana_mp.patches.tools.casts_off import casts_off
 from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions, originals
 from habana_mp.patches.tools.region_dtypes import lists_speak
 
-#: What makes state.
+#: Functions that create state.
 STATE: Table = {
     "torch.nn.modules.module": ("Module.apply",),
     "torch.optim.swa_utils": ("AveragedModel.update_parameters",),
@@ -43,7 +42,7 @@ STATE: Table = {
         *("hann", "kaiser", "nuttall"),
     ),
     "torch.ao.quantization.observer": ("*.forward", "*.calculate_qparams"),
-    # A model that is loaded begins without memory, and computes its buffers after its constructor.
+    # A model that is loaded starts without memory, and computes its buffers after its constructor.
     "transformers.modeling_utils": (
         *("PreTrainedModel.from_pretrained", "PreTrainedModel.init_weights", "PreTrainedModel.resize_token_embeddings"),
     ),
@@ -57,7 +56,7 @@ STATE: Table = {
 
 _TRANSFORMS = ("*.forward", "*.__call__", "*.get_params", "*.make_params")
 _V2, _V2_FUNCTIONS = "torchvision.transforms.v2", "torchvision.transforms.v2.functional"
-#: What prepares data. Grids of positions are made there, and integers told by their dtype.
+#: Functions that prepare data. They create grids of positions, and recognise integers by their dtype.
 PREPARES_DATA: Table = {
     **{f"torchvision.transforms.{name}": _TRANSFORMS for name in ("transforms", "autoaugment", "_presets")},
     "torchvision.transforms.functional": ("*",),
@@ -71,31 +70,30 @@ PREPARES_DATA: Table = {
     },
 }
 
-#: What makes state where it is switched on, and else calls what it was given.
+#: Methods that create state if they are enabled, and else only call their argument.
 SCALED_STEPS: Table = {"torch.amp.grad_scaler": ("GradScaler.step",)}
 
-#: What switches autocast off for a block if it asks and hears that autocast is on (rule 10).
+#: Functions that switch autocast off for a block, but only if they find it on (rule 10).
 PROTECTS: Table = {"transformers.utils.generic": ("maybe_autocast",)}
 
 
 def without_casts(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What the code of a function is exchanged for that makes state or prepares data."""
-    if not lists_speak():  # those of data call one another
+    """Replaces a function that creates state or prepares data."""
+    if not lists_speak():  # functions that prepare data call one another
         return originals[name](*arguments, **keywords)
     with casts_off():
         return originals[name](*arguments, **keywords)
 
 
 def without_casts_where_enabled(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What the code of a gradient scaler's method is exchanged for. One that is off may be given a closure, which is a
-    model's forward."""
+    """Replaces a gradient scaler's method. A disabled one may get a closure, which runs a model's forward."""
     if arguments[0].is_enabled():
         return without_casts(name, arguments, keywords)
     return originals[name](*arguments, **keywords)
 
 
 def protected(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What the code of such a function is exchanged for: of device type, dtype, and whether to enable it."""
+    """Replaces a function that takes a device type, a dtype, and whether to enable autocast."""
     if arguments[2] is False and arguments[0] != "meta" and lists_speak():
         return torch.autocast(arguments[0], enabled=False)
     return originals[name](*arguments, **keywords)

@@ -34,8 +34,8 @@ struct Block {
   std::uint64_t bytes;
 };
 
-// Tensors end in any thread, with or without the GIL: the lock is held for some instructions only, never while memory
-// goes back to the kernel.
+// Tensors are freed in any thread, with or without the GIL. So the lock is held for a few instructions only, and never
+// while memory is returned to the operating system.
 struct Waiting {
   std::mutex lock;
   std::vector<Block> blocks;
@@ -50,7 +50,7 @@ Waiting& waiting() noexcept {
   return *the_blocks;
 }
 
-// As the module is loaded. A child has none of the threads that might hold the lock, so nobody does when it is made.
+// Registered when the module is loaded. A fork first takes the lock, so no thread that the child lacks can hold it.
 [[maybe_unused]] const int fork_handlers =
     pthread_atfork([]() noexcept { waiting().lock.lock(); }, []() noexcept { waiting().lock.unlock(); },
                    []() noexcept { waiting().lock.unlock(); });
@@ -72,12 +72,13 @@ void* take(std::uint64_t bytes) {
   return std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
 }
 
-// Puts the block among those that wait. What did not find room, it or another one, is to be freed.
+// Adds the block to those that wait, and returns an empty one. Otherwise returns a block to free: this one if it may
+// not wait, or another one that must make room before the caller tries again.
 Block put(Waiting& all, Block block) {
   const std::lock_guard held(all.lock);
   if (block.bytes > all.most) return block;
   if (all.bytes + block.bytes > all.most) {
-    // In a step that needs more than may wait, the oldest is what is needed next.
+    // If a step needs more than may wait, the oldest block is the one that is needed next, so it is not always chosen.
     Block& place = all.blocks[all.next_to_go++ % all.blocks.size()];
     all.bytes -= place.bytes;
     const Block gone = std::exchange(place, all.blocks.back());
@@ -101,7 +102,7 @@ void give_back(void* memory, std::uint64_t bytes) noexcept {
   }
 }
 
-// What a capsule of DLPack holds.
+// The memory behind a DLPack capsule.
 struct Lent {
   DLManagedTensor managed{};
   std::vector<std::int64_t> sizes;
@@ -114,7 +115,7 @@ void end_lent(DLManagedTensor* managed) noexcept {
   give_back(managed->dl_tensor.data, lent->bytes);
 }
 
-// Of a capsule that nobody took.
+// The destructor of a capsule. Frees the block if the capsule was never consumed.
 void end_capsule(PyObject* capsule) {
   if (PyCapsule_IsValid(capsule, "dltensor") == 0) return;
   end_lent(static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor")));

@@ -1,5 +1,5 @@
-// Large blocks of memory for casts. The C library takes each from the kernel anew, which clears it page by page: that
-// takes several times as long as the cast. Here they wait for the next cast of their size instead.
+// Large blocks of memory for casts. The C library requests each large block from the operating system, which clears it
+// page by page: that takes several times as long as the cast. Here freed blocks wait for the next cast of their size.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,14 @@
 
 namespace habana_mp::accel {
 
-// Casts from `from` bytes on get such blocks, and up to `most_waiting` bytes of them wait. What waits now is given
-// back.
+// Sets that casts of `from` bytes or more get such blocks, and that up to `most_waiting` bytes of freed blocks wait.
+// Frees the blocks that wait now.
 void keep_blocks(std::uint64_t from, std::uint64_t most_waiting) noexcept;
 
 bool is_block(std::uint64_t bytes) noexcept;
 
-// A new tensor that lies like this, in such a block. Null, without an exception, where there is none to be had.
+// Returns a new tensor with this layout in such a block, and sets `values` to its memory. Returns null, with no
+// exception set, if that is not possible.
 Owned tensor_in_block(const host::Geometry& like, Kind kind, void*& values) noexcept;
 
 std::uint64_t bytes_waiting() noexcept;

@@ -24,9 +24,9 @@ constexpr std::size_t most_buffers = 16;
 constexpr std::int64_t most_bytes = std::int64_t{32} << 20;
 
 struct Buffer {
-  PyObject* tensor = nullptr;  // which it is
-  Owned waiting;               // the same; null while it is lent
-  Owned holder;                // goes first
+  PyObject* tensor = nullptr;  // borrowed; identifies the buffer
+  Owned waiting;               // the same tensor, owned; null while it is lent
+  Owned holder;                // released before `waiting`
   Kind kind = Kind::other;
   host::Geometry geometry;
 
@@ -38,12 +38,12 @@ struct Buffer {
   }
 };
 
-// Under the GIL, as everything here.
+// The GIL guards all state of this file.
 NeverDestroyed<std::vector<Buffer>> buffers;
 std::int64_t bytes_held = 0;
 std::size_t next_to_go = 0;
 
-// Shapes that were asked for and not found, by their hash: only what is asked for again is worth a buffer.
+// Hashes of shapes for which no buffer was found. A shape gets a buffer only if it comes again.
 std::array<std::size_t, 64> missed{};
 
 std::size_t hash_of(const host::Geometry& geometry, Kind kind) {
@@ -52,14 +52,15 @@ std::size_t hash_of(const host::Geometry& geometry, Kind kind) {
   return hash;
 }
 
-// Others may run as it goes.
+// Removes the buffer, which may run other code.
 void drop(Buffer& place) {
   bytes_held -= place.bytes();
   const Buffer gone = std::exchange(place, std::move(buffers->back()));
   buffers->pop_back();
 }
 
-// Is there room for so many bytes? What was not lent for some time goes.
+// Makes room for this many bytes. Drops other buffers in turn, but not those that are lent. Returns false if there is
+// not enough room.
 bool make_room(std::int64_t bytes) {
   if (bytes > most_bytes / 2) return false;
   for (std::size_t tried = 0; buffers->size() >= most_buffers || bytes_held + bytes > most_bytes; ++tried) {
@@ -70,7 +71,7 @@ bool make_room(std::int64_t bytes) {
   return true;
 }
 
-// A cast that an operation is done with becomes a buffer.
+// Turns a cast that an operation no longer needs into a buffer, if its shape came before.
 void adopt(Owned cast) {
   Buffer made;
   made.waiting = std::move(cast);
@@ -82,7 +83,7 @@ void adopt(Owned cast) {
   if (!fits || std::exchange(missed[hash % missed.size()], hash) != hash || !make_room(made.bytes())) {
     return;
   }
-  made.holder = host::make_holder(made.tensor);  // others may run
+  made.holder = host::make_holder(made.tensor);  // may run other code
   if (!made.holder || !host::is_held_once(made.tensor, true) || buffers->size() >= most_buffers) return;
   const std::int64_t bytes = made.bytes();
   buffers->push_back(std::move(made));
@@ -102,7 +103,7 @@ Owned cast_transient(PyObject* tensor, Kind from, Kind to, tensor::CastResult& s
   if (!lent) return tensor::cast(tensor, from, to, seen);
   const std::int64_t count = host::count_in(source);
   seen.bytes += tensor::bytes_as(to, count);
-  // Others may run meanwhile; what is lent stays what it is.
+  // Other code may run meanwhile. A lent buffer stays as it is.
   tensor::convert(tensor, static_cast<const char*>(source.data) + source.byte_offset, from,
                   const_cast<char*>(host::snapshot_of(lent.get()).data), to, count);
   return lent;
@@ -124,10 +125,10 @@ Owned cast_in_rows(PyObject* tensor, Kind from, Kind to, tensor::CastResult& see
   DLTensor source;
   host::Geometry geometry;
   if (!host::can_look_inside() || tensor::must_be_seen(tensor, seen)) return nullptr;
-  // A finalizer could give the tensor other memory. It is held longer than that, when the GIL is let go.
+  // A finalizer could give the tensor other memory. Later, while the GIL is released, `run_on` holds the memory.
   std::optional<host::NoCollection> no_finalizers(std::in_place);
   if (!host::view_on_cpu(tensor, source) || !host::is_of_kind(source, from)) return nullptr;
-  // A cast of what has gaps has none, and its rows may lie evenly.
+  // A cast of a tensor with gaps has no gaps, so its rows may be even.
   if (from != to && (!host::read_geometry(tensor, geometry) || !geometry.is_dense())) return nullptr;
   const auto size = static_cast<std::ptrdiff_t>(kernels::size_of(tensor::float_of(from)));
   const auto target_size = static_cast<std::ptrdiff_t>(kernels::size_of(tensor::float_of(to)));
@@ -160,7 +161,7 @@ Owned cast_in_rows(PyObject* tensor, Kind from, Kind to, tensor::CastResult& see
 }
 
 Owned borrow_buffer(const DLTensor& wanted, Kind kind) noexcept {
-  // The same strides: how a convolution's result lies depends on those of dimensions of one element too.
+  // All strides must match: the layout of a convolution's result also depends on those of dimensions of one element.
   const auto found = std::find_if(buffers->rbegin(), buffers->rend(), [&](const Buffer& one) {
     return !one.is_lent() && one.kind == kind && host::lies_alike(wanted, one.geometry, true) &&
            host::is_held_once(one.tensor, true);
@@ -173,7 +174,7 @@ void give_back(PyObject* cast) noexcept {
   const auto found = std::find_if(buffers->begin(), buffers->end(),
                                   [cast](const Buffer& one) { return one.is_lent() && one.tensor == cast; });
   if (found == buffers->end()) {
-    // Not with the exception of an operation that failed.
+    // An operation that failed has left its exception, so no other code may run.
     if (PyErr_Occurred() != nullptr) return;
     try {
       adopt(std::move(given));
@@ -195,8 +196,8 @@ void forget_buffers() noexcept {
 
 namespace {
 
-// Buffers that other threads had borrowed never come back. A buffer that this thread has counts as a new one when it
-// comes back.
+// Forgets the lent buffers in a forked child. Other threads' buffers are never given back. A buffer that this thread
+// has borrowed counts as a new one when it is given back.
 void forget_lent_buffers() {
   std::vector<Buffer> gone;
   for (std::size_t i = buffers->size(); i-- > 0;) {

@@ -29,13 +29,13 @@ Strides strides_of_channels_last(const std::int64_t* sizes) {
 
 bool are_images(PyObject* tensor, DLTensor& view) { return host::view_on_cpu(tensor, view) && view.ndim == dimensions; }
 
-// Images of these sizes and this kind, with strides.
+// True for images of these sizes and this kind, with strides.
 bool are_images_like(PyObject* tensor, const Sizes& sizes, Kind kind, DLTensor& view) {
   return are_images(tensor, view) && view.strides != nullptr && host::is_of_kind(view, kind) &&
          std::equal(sizes.begin(), sizes.end(), view.shape);
 }
 
-// `from` is how `images` lie now.
+// Copies the images, whose present layout is `from`, to `target` with these strides.
 void reorder(PyObject* images, const DLTensor& from, void* target, const Strides& strides, Kind kind) {
   const auto bytes = static_cast<std::ptrdiff_t>(tensor::bytes_as(kind, 1));
   std::vector<kernels::Axis> axes;
@@ -47,14 +47,15 @@ void reorder(PyObject* images, const DLTensor& from, void* target, const Strides
   kernels::Job job(static_cast<const char*>(from.data) + from.byte_offset, tensor::float_of(kind), target,
                    tensor::float_of(kind), std::move(axes));
   const unsigned threads = host::torch_threads();
-  // Torch's operation on these images uses its threads.
+  // Torch's operation on these images runs right before or after, so its threads are awake.
   tensor::run_on(images, host::count_in(from), [&] { kernels::cast_many_beside_team({&job, 1}, threads); });
 }
 
-// Memory like the images' in channels-last order.
+// Returns a new tensor like the images in channels-last order. Returns null, perhaps with an exception set, if that
+// fails or if its layout is not the `wanted` one.
 Owned make_channels_last(PyObject* images, Kind kind, const DLTensor& wanted) {
   static PyObject* const keywords = [] {
-    const host::NoCollection no_finalizers;  // one that comes here again would wait for itself
+    const host::NoCollection no_finalizers;  // a finalizer that calls this function would deadlock
     return checked(PyTuple_Pack(1, interned("memory_format")));
   }();
   PyObject* const values[] = {images, host::api.channels_last_order};
@@ -91,7 +92,7 @@ Owned channels_last_transient(PyObject* images, Kind kind) {
   wanted.shape = sizes.data();
   wanted.strides = strides.data();
   Owned memory = tensor::borrow(wanted, kind);
-  if (!memory) memory = make_channels_last(images, kind, wanted);  // others may run
+  if (!memory) memory = make_channels_last(images, kind, wanted);  // may run other code
   drop_error();
   if (!memory) return nullptr;
   tensor::Transient made(std::move(memory), true);
@@ -106,7 +107,7 @@ Owned channels_first(PyObject* images, Kind kind) {
   Sizes sizes{};
   std::copy_n(view.shape, dimensions, sizes.begin());
   void* target = nullptr;
-  Owned made = host::allocate_like(view, kind, target);  // others may run
+  Owned made = host::allocate_like(view, kind, target);  // may run other code
   if (!made || !are_images_like(images, sizes, kind, view)) return nullptr;
   reorder(images, view, target, strides_of_channels_first(sizes.data()), kind);
   return made;

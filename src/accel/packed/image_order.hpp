@@ -1,5 +1,5 @@
-// Batches of images of 16-bit values on the CPU, in channels-last order and in channels-first, the ordinary one: from
-// one to the other, where nothing is recorded.
+// Converts batches of 16-bit images on the CPU between channels-last order and channels-first, the ordinary order. For
+// calls that autograd does not track.
 #pragma once
 
 #include "host/reader.hpp"
@@ -7,14 +7,15 @@
 
 namespace habana_mp::accel {
 
-// Is this plain tensor a batch of images in channels-last order, and in that order only?
+// True if this plain tensor is a batch of images in channels-last order, and in that order only.
 bool is_channels_last(PyObject* tensor) noexcept;
 
-// Is it one in channels-first order, with the strides that torch gives to a new one?
+// True if this plain tensor is a batch of images in channels-first order, with the strides that torch gives a new
+// tensor.
 bool is_channels_first(PyObject* tensor) noexcept;
 
-// The same images in the other order; null, without an exception but an interrupt's, where that cannot be had. What is
-// made for a while, for an operation's input, goes to `give_back`.
+// Return the same images in the other order, or null if that is not possible; an exception is set only for an
+// interrupt. `channels_last_transient` makes a temporary input of an operation: the caller passes it to `give_back`.
 Owned channels_last_transient(PyObject* images, Kind kind);
 Owned channels_first(PyObject* images, Kind kind);
 

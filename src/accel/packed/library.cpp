@@ -17,7 +17,7 @@ namespace {
 
 NeverDestroyed<std::array<PackingOperators, packs_count>> operators;
 
-// It is held meanwhile: others may run, and exchange the operators.
+// Holds the operator during the call: other code may run and exchange the operators.
 Owned call_operator(const Owned& one, PyObject* const* values, std::size_t count) {
   if (!one) return nullptr;
   const Owned held = Owned::borrowed(one.get());

@@ -1,4 +1,4 @@
-// Torch's private operators for weights in its CPU library's layout. For this room only.
+// Torch's private operators for weights in the layout of its CPU library. Only for this directory.
 #pragma once
 
 #include "accel/packed/packed.hpp"
@@ -9,19 +9,21 @@ inline constexpr Py_ssize_t conv_options = 4;
 
 const PackingOperators& operators_of(Packs what) noexcept;
 
-// Is there a packed form of the library's for the weight of such calls?
+// True if the library has a packed form of the weight for such calls.
 bool library_packs(const PackedCall& call) noexcept;
 
-// Does torch's own function use its CPU library in this thread, and has nothing else a say in the precision of what it
-// gives? Neither is the library switched off nor torch's autocast on.
+// True if torch's own function uses its CPU library in this thread, and nothing else decides the precision of its
+// result: the library is enabled, and torch's autocast is off.
 bool is_in_use() noexcept;
 
-// All of them return null where the operator fails, with its exception, or was taken away meanwhile, without one.
+// The functions below return null with an exception set if the operator fails, and null with no exception set if it was
+// removed meanwhile.
 
-// The packed form of a cast for such calls.
+// Returns the packed form of a cast for such calls.
 Owned pack(PyObject* cast, const PackedCall& call);
 Owned call_packed(const PackedCall& call, PyObject* packed);
-// Torch's own function, with a cast of the weight: as the call was written, of the weight's view where it has one.
+// Calls the torch function with a cast of the weight in the form in which the call was written: a cast of the weight's
+// view if the call has one.
 Owned call_plain(const PackedCall& call, PyObject* cast);
 
 }  // namespace habana_mp::accel

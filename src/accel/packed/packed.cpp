@@ -28,37 +28,39 @@ namespace {
 
 Assumed assumed = Assumed::measured;
 
-// A weight is packed after so many uses in a row without a gradient and without a change.
+// A weight is packed after this many uses in a row without a gradient and without a change.
 constexpr std::uint32_t quiet_enough = 4;
 
-// One that could not serve all of its calls, and had to be cast anew, is packed less and less often after some times.
+// Returns that number for a weight. It doubles with each call, after the first several, for which the packed weight was
+// of no use and a plain cast was made.
 std::uint32_t quiet_uses_before_packing(const Entry& entry) {
   constexpr std::uint32_t forgiven = 8;
   constexpr std::uint32_t most_doublings = 20;
   return quiet_enough << (std::clamp(entry.unpacked, forgiven, forgiven + most_doublings) - forgiven);
 }
 
-// Below this many values the library's operator itself costs more than it spares.
+// Below this many values the library's operator costs more than it saves.
 constexpr std::int64_t worth_packing = 1 << 14;
 // The packed call must be faster by this factor when it is measured.
 constexpr double clearly = 1.1;
-// A form with another order is tried for so many kinds of calls at most: images may be of ever new sizes.
+// Reordered images are tried for at most this many kinds of calls of a weight, since their sizes may always be new.
 constexpr std::uint32_t most_probed = 8;
 
-// A linear layer's weight that takes more memory is not packed by the library: to try it takes as much again.
+// The library packs no linear layer's weight with more values: a trial takes as much memory again.
 constexpr std::int64_t most_tried = std::int64_t{1} << 28;
 
-// Whether packing pays is measured once for each (shape of the weight, size of the input, options): a dictionary.
+// A dictionary: for each (shape of the weight, options, size of the input, bias) whether packing pays, measured once.
 PyObject* verdicts() {
   static PyObject* const all = [] {
-    const host::NoCollection no_finalizers;  // one that comes here again would wait for itself
+    const host::NoCollection no_finalizers;  // a finalizer that calls this function would deadlock
     return checked(PyDict_New());
   }();
   return all;
 }
 
-// What a packed form is for: nothing, or (stride, padding, dilation, groups), and with them the input's sizes and the
-// number of threads where the order of sums, which both have a part in, was found to be the same.
+// Returns the options for which a packed form is valid: an empty tuple for a product, else (stride, padding, dilation,
+// groups). For reordered images they include the input's sizes and the number of threads, since the order of sums
+// depends on both and was found to be the same only for these. Returns null if that fails.
 Owned options_of(const PackedCall& call) {
   if (call.is_product()) return Owned(PyTuple_New(0));
   PyObject* const* options = call.options;
@@ -71,7 +73,7 @@ Owned options_of(const PackedCall& call) {
                              host::torch_threads()));
 }
 
-// What a measurement holds for: the input's size counts by its number of binary digits.
+// Returns the key of a measurement. The input's size counts by its number of binary digits. Returns null if that fails.
 Owned case_of(const Entry& entry, const PackedCall& call) {
   const auto digits = std::bit_width(static_cast<std::uint64_t>(host::count_elements(call.input)));
   const Owned options = options_of(call);
@@ -80,9 +82,9 @@ Owned case_of(const Entry& entry, const PackedCall& call) {
                              call.bias == Py_None ? Py_False : Py_True));
 }
 
-// Does the library order the sums of such linear layers alike whether their weight is packed or not? (Convolutions that
-// may not are tried by `gives_the_same_bits`.) Found out once for each kind of call. Under the GIL, as everything here.
-// Never destroyed, as the cache.
+// For each kind of linear layer, whether the library sums in the same order with a packed weight as with a plain one,
+// tried once. (`gives_the_same_bits` tries the convolutions whose order may differ.) The GIL guards all state of this
+// file. Never destroyed, as the cache.
 std::unordered_map<ProductCase, bool, HashOfProductCase>& orders_of_sums() {
   static NeverDestroyed<std::unordered_map<ProductCase, bool, HashOfProductCase>> all;
   return *all;
@@ -96,7 +98,8 @@ std::optional<bool> known_to_sum_alike(const Entry& entry, const PackedCall& cal
   return found == orders_of_sums().end() ? std::nullopt : std::optional(found->second);
 }
 
-// Tries it where it is not known, with values of its own. Others may run meanwhile. An interrupt leaves its exception.
+// True if the sums are in the same order. If that is not known, tries it with values of its own. Other code may run
+// meanwhile. An interrupt leaves its exception set.
 bool sums_alike(const Entry& entry, const PackedCall& call) {
   if (const std::optional<bool> known = known_to_sum_alike(entry, call)) return *known;
   const std::optional<ProductCase> one = product_case_of(entry, call);
@@ -115,13 +118,14 @@ enum class Verdict : std::uint8_t { none, pays, does_not };
 
 Verdict verdict_on(const Owned& one_case) {
   PyObject* known = one_case ? PyDict_GetItemWithError(verdicts(), one_case.get()) : nullptr;
-  clear_error();  // no layer has options that cannot be hashed
+  clear_error();  // the options of a layer can always be hashed
   if (known == nullptr) return Verdict::none;
   return known == Py_True ? Verdict::pays : Verdict::does_not;
 }
 
-// A convolution in another order may sum in another order, too. That shows in one of some ten thousand results, so
-// enough of them are compared to be sure. Not with the weight's values, which may all be alike just now.
+// True if the packed weight gives the same bits. With reordered images a convolution may sum in another order. That
+// shows in one of some ten thousand results, so enough of them are compared to be sure. The weight's own values are not
+// used, since they may all be alike at this time.
 bool gives_the_same_bits(const PackedCall& call, PyObject* cast) {
   constexpr int probes = 5;
   constexpr std::int64_t enough = std::int64_t{1} << 17;
@@ -146,7 +150,8 @@ bool gives_the_same_bits(const PackedCall& call, PyObject* cast) {
   return same && compared >= enough;
 }
 
-// The shortest calls decide, of some made in turn: whatever else runs on this machine only makes a call longer.
+// True if packing pays, by the shortest of several calls made in turn: other work on this machine can only make a call
+// longer.
 bool pays(const PackedCall& call, PyObject* cast, PyObject* packed) {
   if (call.reorders && !gives_the_same_bits(call, cast)) return false;
   if (assumed != Assumed::measured) return assumed == Assumed::library;
@@ -162,10 +167,10 @@ bool pays(const PackedCall& call, PyObject* cast, PyObject* packed) {
   return from_packed * clearly < plain;
 }
 
-// Others may have run since it was looked at.
+// Checked again after other code may have run.
 bool is_plain_and_idle(const Entry& entry) { return entry.has(Form::plain) && !entry.busy; }
 
-// Brings the weight into the order of our own kernels if these are the best for this call.
+// Brings the weight into the layout of our own kernels if these are the best for this call.
 void consider_panels(Entry& entry, const PackedCall& call) {
   if (assumed == Assumed::nothing || assumed == Assumed::library || !may_try_panels(entry, call)) return;
   std::optional<PanelVerdict> verdict = known_verdict(entry, call);
@@ -177,7 +182,7 @@ void consider_panels(Entry& entry, const PackedCall& call) {
     if (!verdict) verdict = try_panels(entry, call);
     if (verdict && verdict->pays) panels = make_panels(cast.get(), call.is_inner_first());
   }
-  // Not where somebody took the weight away meanwhile. Nobody runs between the two.
+  // The cast may have been replaced meanwhile. No other code runs between this check and the change.
   if (panels && entry.cast.get() == cast.get()) entry.hold(std::move(panels), nullptr, panels_for(call));
 }
 
@@ -204,7 +209,7 @@ void consider_library(Entry& entry, const PackedCall& call) {
   one_case.reset();
   Owned options = worth && !interrupted ? options_of(call) : nullptr;
   busy.reset();
-  // As above.
+  // As in consider_panels.
   if (options && entry.cast.get() == cast.get()) {
     entry.hold(std::move(packed), std::move(holder), Form::library, std::move(options));
   }
@@ -228,8 +233,8 @@ bool is_unchanged_for(const PackedCall& call, const Entry& entry) {
   return is_unchanged(entry, snapshot_beside(call.weight, call.transposed ? 1 : 0));
 }
 
-// Can this call be computed from a packed weight as it is? Not with an input whose values count as negated, with a bias
-// of another form than a layer's, or with an input that lies so that torch sums it in another order.
+// True if this call can be computed from a packed weight as it is. False if the input's values count as negated, if the
+// bias is not of the form that a layer has, or if torch sums an input of this layout in another order.
 bool is_plain_call(const PackedCall& call, const Entry& entry) {
   if (host::is_negative(call.input)) return false;
   if (call.is_product() && !lies_in_rows(call.input)) return false;
@@ -278,10 +283,10 @@ bool may_be_packed(const PackedCall& call, Kind to) {
     }
     if (!library_packs(call) || known->elements < worth_packing) return false;
     if (known_to_sum_alike(*known, call) == false) return false;
-    // The result of a weight in channels-last order is in that order, whatever the input's is.
+    // A weight in channels-last order gives a result in that order, whatever the order of the input.
     if (call.reorders && !is_channels_first(known->cast.get())) return false;
   }
-  const std::shared_ptr<Entry> entry = cache().entries.at({call.weight, to});  // comparing may let others run
+  const std::shared_ptr<Entry> entry = cache().entries.at({call.weight, to});  // comparing may run other code
   if (entry->form == Form::library) return is_packed_for(*entry, call) && known_to_sum_alike(*entry, call) != false;
   const Verdict verdict = verdict_on(case_of(*entry, call));
   if (call.reorders && verdict == Verdict::none && entry->probed >= most_probed) return false;
@@ -313,7 +318,7 @@ Owned answer(const PackedCall& call, Kind to) {
   Owned result = verdict ? multiply_panels(call, packed.get(), sides_for(call, entry), verdict->sums)
                          : call_packed(call, packed.get());
   if (!result) {
-    // The ordinary call will say what is wrong.
+    // The ordinary call raises the error.
     drop_error();
     return nullptr;
   }

@@ -16,25 +16,26 @@ using kernels::Order;
 
 namespace {
 
-// Sums in the order of tiles are tried without them too for so few rows; with more the tiles should be faster. All
-// calls of a kind (trial.hpp) have more rows than this, or none has: so what was measured holds for all of them.
+// For at most this many rows, sums in the order of tiles are also tried without tiles; with more rows the tiles should
+// be faster. All calls of a kind (trial.hpp) have more rows than this, or none has, so a measurement holds for all of
+// them.
 constexpr std::int64_t most_rows_by_fma = 7;
 // More values would take too much memory for a measurement.
 constexpr std::int64_t most_tried = std::int64_t{1} << 26;
-// A trial that failed is made again so often.
+// A weight is not tried any more after this many failed trials.
 constexpr std::uint32_t most_trials = 8;
-// A weight's panels must be faster by this factor than the weight as it is: making them takes as long as some calls.
+// A weight's panels must be faster by this factor than the plain weight: making them takes as long as several calls.
 constexpr double clearly = 1.05;
-// Below so many products of two numbers a call is over sooner than another thread could make use of the GIL.
+// Below this many products of two numbers a call ends before another thread could use the GIL.
 constexpr std::size_t gil_kept_below = std::size_t{1} << 21;
 
-// Under the GIL, as everything here. Never destroyed, as the cache.
+// The GIL guards all state of this file. Never destroyed, as the cache.
 std::unordered_map<ProductCase, PanelVerdict, HashOfProductCase>& verdicts() {
   static NeverDestroyed<std::unordered_map<ProductCase, PanelVerdict, HashOfProductCase>> all;
   return *all;
 }
 
-// What our kernels make of the values with which calls of a kind are tried.
+// Runs our kernels on the values with which calls of a kind are tried.
 class Trial {
  public:
   Trial(const ProductCase& one, const PackedCall& like)
@@ -42,7 +43,7 @@ class Trial {
         values_(one, like),
         panels_(values_.weight() == nullptr ? nullptr : make_panels(values_.weight(), like.is_inner_first())) {}
 
-  // Nothing where something failed: then nothing is known.
+  // Returns nothing if something failed, so that the verdict is unknown.
   std::optional<PanelVerdict> run() {
     if (!panels_) return std::nullopt;
     std::vector<Sums> left = sums_to_try();
@@ -57,7 +58,8 @@ class Trial {
  private:
   [[nodiscard]] std::size_t whole() const { return static_cast<std::size_t>(case_.inner); }
 
-  // The blocks that the library was seen to take, and half and twice of them; in tiles where it may use these.
+  // Returns the sums with the block sizes that the library was seen to use, and with half and twice of them; also in
+  // tiles if the library may use these.
   [[nodiscard]] std::vector<Sums> sums_to_try() const {
     const bool tiles = kernels::has_tiles();
     const bool tiles_by_fma = tiles && values_.rows() <= most_rows_by_fma;
@@ -75,7 +77,7 @@ class Trial {
     return all;
   }
 
-  // Takes out the sums by which our kernels give other bits than torch's function. False where something failed.
+  // Removes the sums for which our kernels give other bits than torch's function. Returns false if something failed.
   bool compare(PyObject* expected, std::vector<Sums>& left) {
     for (std::size_t i = left.size(); i-- > 0;) {
       const Owned made = multiply(left[i]);
@@ -85,7 +87,8 @@ class Trial {
     return true;
   }
 
-  // Is one left, or two that are the same by definition? Others could not be told apart: who knows which is right.
+  // True if one is left, or several that are the same by definition. Any others gave the same bits in this trial only,
+  // so the right one is unknown.
   static bool are_all_the_same(const std::vector<Sums>& left) {
     const auto in_tiles = [](const Sums& sums) {
       return sums.order == Order::tiles || sums.order == Order::tiles_by_fma;
@@ -97,15 +100,15 @@ class Trial {
     return !left.empty() && std::ranges::all_of(left, is_the_first);
   }
 
-  // Is the fastest of the kernels that are left faster than torch's function, and than its library's packed weights?
-  // The shortest calls decide, of some made in turn. Nothing where one fails.
+  // Returns whether the fastest of these kernels is faster than torch's function and than its library's packed weight.
+  // The shortest of several calls made in turn decide. Returns nothing if a call fails.
   std::optional<PanelVerdict> pays(const std::vector<Sums>& left) {
     const bool has_packed = library_packs(values_.call());
     const Owned packed = has_packed ? pack(values_.weight(), values_.call()) : nullptr;
     if (has_packed && !packed) return std::nullopt;
     constexpr int most_rounds = 7;
     constexpr int fewest_rounds = 3;
-    constexpr double long_enough = 0.03;  // seconds: of long calls fewer tell as much
+    constexpr double long_enough = 0.03;  // seconds; long calls need fewer rounds
     double plain = 1e9;
     double from_packed = 1e9;
     double from_panels = 1e9;
@@ -173,7 +176,7 @@ Owned make_panels(PyObject* cast, bool inner_first) {
   if (values_of(cast) == nullptr || !host::read_geometry(cast, geometry) || geometry.sizes.size() != 2) return nullptr;
   const std::int64_t outer = geometry.sizes[inner_first ? 1 : 0];
   const std::int64_t inner = geometry.sizes[inner_first ? 0 : 1];
-  Owned made = host::new_empty(cast, std::array{outer * inner});  // others may run
+  Owned made = host::new_empty(cast, std::array{outer * inner});  // may run other code
   const unsigned threads = host::torch_threads();
   const void* const values = values_of(cast);
   void* const target = values_of(made.get());
@@ -197,7 +200,7 @@ Owned multiply_panels(const PackedCall& call, PyObject* panels, const Sides& sid
   const std::size_t dimensions = static_cast<std::size_t>(view.ndim);
   Owned result = host::new_empty(call.input, std::span(sizes).first(dimensions));
   const unsigned threads = host::torch_threads();
-  // Others may have run meanwhile: addresses are read from here on.
+  // Other code may have run meanwhile, so addresses are read from here on.
   sizes[dimensions - 1] = inner;
   if (!host::view_on_cpu(call.input, view) || !host::is_of_kind(view, Kind::bf16) ||
       static_cast<std::size_t>(view.ndim) != dimensions ||

@@ -1,7 +1,7 @@
-// Linear layers and other products from kept weights that our own kernels read, where these give the bits of torch's
-// and are faster than its library's packed weights. The library takes its time over each call, however small; our
-// kernels do not, and theirs are the products of two bfloat16 and a sum in float32 by the same instructions of the
-// processor, or in their order. For this room only.
+// Linear layers and other products that our own kernels compute from cached weights, if the kernels give the bits of
+// torch's function and are faster than its library's packed weights. The library spends time on the preparation of each
+// call, however small; our kernels do not. They multiply two bfloat16 and add in float32 with the same processor
+// instructions as the library, or in the same order. Only for this directory.
 #pragma once
 
 #include <cstdint>
@@ -18,34 +18,34 @@ using kernels::Sums;
 using weights::Entry;
 using weights::Form;
 
-// What was found out about calls of a kind.
+// The result of a trial of one kind of call.
 struct PanelVerdict {
   bool pays;
   Sums sums;
 };
 
-// Of calls like this one; nothing where none was tried yet, or where there is nothing to try.
+// Returns the verdict on calls like this one. Returns nothing if none was tried yet, or if such calls cannot be tried.
 std::optional<PanelVerdict> known_verdict(const Entry& entry, const PackedCall& call) noexcept;
 
-// May our kernels answer such calls at all?
+// True if our kernels may compute such calls at all.
 bool may_try_panels(const Entry& entry, const PackedCall& call) noexcept;
 
-// Tries it, with values of its own. Others may run meanwhile. Nothing where the trial failed; an interrupt leaves its
-// exception.
+// Tries such calls with values of its own. Other code may run meanwhile. Returns nothing if the trial failed; an
+// interrupt leaves its exception set.
 std::optional<PanelVerdict> try_panels(Entry& entry, const PackedCall& call);
 
 void forget_panel_verdicts() noexcept;
 
-// Fewer values are not worth a measurement.
+// A weight with fewer values is not worth a measurement.
 inline constexpr std::int64_t worth_trying = 1 << 6;
 
 inline Form panels_for(const PackedCall& call) { return call.is_inner_first() ? Form::inner_first : Form::panels; }
 
-// The weight's kept cast in the kernels' order; null, without an exception but an interrupt's, where it cannot be made.
-// `inner_first` tells that the cast is [inner][outer].
+// Returns the weight's cast in the kernels' layout. `inner_first` says that the cast is [inner][outer]. Returns null if
+// that is not possible; an exception is set only for an interrupt.
 Owned make_panels(PyObject* cast, bool inner_first);
 
-// The product, where input and bias are bfloat16 by now; as above.
+// Returns the product. Input and bias are bfloat16 already. Returns null as `make_panels` does.
 Owned multiply_panels(const PackedCall& call, PyObject* panels, const Sides& sides, const Sums& sums);
 
 }  // namespace habana_mp::accel

@@ -1,4 +1,3 @@
-
 #include <new>
 #include <string>
 #include <utility>
@@ -24,7 +23,7 @@ using engine::Tally;
 
 namespace {
 
-// Where the arguments are that a packed weight is used with, in a call of so many.
+// The positions of the arguments that a packed weight is used with, and the least and most arguments of such a call.
 struct ArgumentPositions {
   Py_ssize_t input = 0;
   Py_ssize_t weight = 1;
@@ -33,7 +32,7 @@ struct ArgumentPositions {
   Py_ssize_t most = 2;
 };
 
-// As modules write them; conv2d with all of its options.
+// Returns the positions in calls as torch's modules write them; conv2d with all of its options.
 ArgumentPositions positions_of(Packs what) {
   switch (what) {
     case Packs::linear:
@@ -47,14 +46,15 @@ ArgumentPositions positions_of(Packs what) {
   }
 }
 
-// The weight with whose transposed view a call is written; null where it is none.
+// Returns the weight whose transposed view the call is written with, or null.
 Owned weight_behind(PyObject* given) {
   return host::is_plain_tensor(given) && weights::may_be_part(given) ? weights::transposed_weight(given) : nullptr;
 }
 
-// Answers a call whose input and bias, of these kinds, are still to be cast. As answer_from_packed.
+// As `answer_from_packed`, for a call whose input and bias, of these kinds, are still to be cast.
 Owned cast_and_answer(const Rule& rule, PackedCall& call, Kind input_kind, Kind bias_kind, Kind to, Tally& tally) {
-  // What the weight of a product tells costs less than the rest; a convolution's depends on how its input lies.
+  // The weight of a product is checked first, since that is the cheapest check. The check of a convolution's weight
+  // depends on the layout of the input.
   if (call.is_product() && !may_be_packed(call, to)) return nullptr;
   if (host::is_traced()) return nullptr;
   if (!call.is_product()) {
@@ -83,7 +83,7 @@ Owned cast_and_answer(const Rule& rule, PackedCall& call, Kind input_kind, Kind 
   return result;
 }
 
-// As answer_from_packed, which catches that there is no memory.
+// As `answer_from_packed`, but throws std::bad_alloc when memory runs out.
 Owned try_packed(const Call& call, Kind to, Tally& tally) {
   const Arguments& arguments = call.arguments;
   const Reading& reading = call.reading;
@@ -114,14 +114,15 @@ Owned try_packed(const Call& call, Kind to, Tally& tally) {
   const Owned weight = packed.transposed ? weight_behind(given) : Owned::borrowed(given);
   if (!weight) return nullptr;
   packed.weight = weight.get();
-  // A weight's product with itself needs its plain cast besides.
+  // A product of the weight with itself needs the plain cast as well.
   const bool is_by_itself = input == packed.weight || input == given;
   return is_by_itself ? nullptr
                       : cast_and_answer(call.rule, packed, reading.kinds[positions.input], bias_kind, to, tally);
 }
 
-// A product or convolution of a float32 weight where nothing is recorded, from the weight's packed form. Null, without
-// an exception, where the call is to be made the ordinary way.
+// Returns the result of a product or convolution that autograd does not track, computed from the packed form of its
+// float32 weight. Returns null if the call is to be made in the ordinary way; an exception is set only for an
+// interrupt.
 Owned answer_from_packed(const Call& call, Kind to, Tally& tally) {
   try {
     return try_packed(call, to, tally);

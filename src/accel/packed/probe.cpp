@@ -35,7 +35,7 @@ void fill_with_sums_to_nothing(void* bf16_values, std::int64_t rows, std::int64_
   const std::int64_t rest = inner > smallest_block ? inner % smallest_block : 0;
   auto* const first = static_cast<std::uint16_t*>(bf16_values);
   fill_with_noise(first, std::min(rows, different_rows) * inner, seed);
-  // The same order for both sides.
+  // Both sides use the same order.
   const auto half = static_cast<std::size_t>((inner - rest) / 2);
   std::vector<std::size_t> order(half);
   std::iota(order.begin(), order.end(), std::size_t{0});

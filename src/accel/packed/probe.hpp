@@ -1,4 +1,4 @@
-// Finding out whether two ways to the same result give the same bits. For this room only.
+// Helpers that find out whether two ways to compute a result give the same bits. Only for this directory.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -8,21 +8,22 @@
 
 namespace habana_mp::accel {
 
-// Values of both signs and of many sizes: float32 rounds the sums of their products, so these depend on their order.
+// Fills an array with values of both signs and many magnitudes. Float32 rounds the sums of their products, so these
+// depend on the order.
 void fill_with_noise(void* bf16_values, std::int64_t count, std::uint64_t seed) noexcept;
 
-// The same for one of the sides of a product, [rows][inner]. In the product of an input that is `reversed` and a weight
-// that is not, the second half of each sum takes back what the first has brought, in another order. What is left is
-// what rounding left, so that the results tell the order of the sums; a value without a partner is zero. What is left
-// over of a row by `smallest_block` adds up to nothing for itself, and is so large on the way that the sum before it
-// shows whether it was there.
+// Fills one side of a product, [rows][inner], in the same way. In the product of an input that is `reversed` and a
+// weight that is not, the second half of each sum cancels the first half, in another order. Only rounding errors
+// remain, so the results show the order of the sums. A value without a partner is zero. The rest of a row that does not
+// fill a block of `smallest_block` cancels by itself. Its values are so large that they show whether the sum before
+// them was there.
 void fill_with_sums_to_nothing(void* bf16_values, std::int64_t rows, std::int64_t inner, bool reversed,
                                std::uint64_t seed);
 inline constexpr std::int64_t smallest_block = 256;
-// So many rows differ from each other, the others are copies.
+// This many rows differ from each other; the others are copies.
 inline constexpr std::int64_t different_rows = 61;
 
-// Do two tensors of bfloat16 lie in the same way and hold the same bits? Either may be null: then no.
+// True if two bfloat16 tensors have the same layout and the same bits. False if either is null.
 bool are_same(PyObject* one, PyObject* other);
 
 }  // namespace habana_mp::accel

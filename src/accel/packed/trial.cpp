@@ -19,7 +19,7 @@ Owned make_input(const PackedCall& like) {
   return host::new_empty(like.input, sizes);
 }
 
-// A view of a contiguous matrix, or null.
+// Returns the transposed view of a contiguous matrix, or null.
 Owned transposed(PyObject* matrix) {
   host::Geometry geometry;
   if (matrix == nullptr || !host::read_geometry(matrix, geometry)) return nullptr;
@@ -121,7 +121,7 @@ void ProductTrial::fill_weight() {
   for (std::int64_t k = 0; k < case_.inner; ++k) {
     std::uint16_t* const row = values + k * case_.outer;
     for (std::int64_t j = 0; j < different; ++j) row[j] = rows[static_cast<std::size_t>(j * case_.inner + k)];
-    // What is copied is there by then: as far as the rows that differ.
+    // Copies the columns that differ; each is filled before it is copied.
     for (std::int64_t j = different; j < case_.outer; ++j) row[j] = row[j - different];
   }
 }
@@ -143,12 +143,13 @@ bool ProductTrial::show_one(std::uint64_t seed, bool denormal, const std::functi
   return expected && compare(expected.get());
 }
 
-// With denormals, which some kernels take for zero, or with a bias as small as the sums.
+// Fills the input, and the bias with values as small as the sums. If `denormal`, the input has denormals, which some
+// kernels take for zero, and the bias is zero.
 void ProductTrial::fill(std::uint64_t seed, bool denormal) {
   auto* const input = static_cast<std::uint16_t*>(values_of(input_.get()));
   fill_with_sums_to_nothing(input, rows(), case_.inner, true, seed);
   if (denormal) {
-    // Without signs, so that they do not add up to nothing.
+    // Without signs, so that they do not cancel.
     const std::int64_t count = rows() * case_.inner;
     for (std::int64_t i = 0; i < count; ++i) input[i] &= 0x007f;
   }

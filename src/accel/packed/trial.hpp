@@ -1,5 +1,5 @@
-// Calls of linear layers, and of other products, of one kind, and the values with which they are tried: do they give
-// the bits of torch's own function when they are made another way? For this room only.
+// Trials of linear layers and other products of one kind: they show whether another way to compute such a call gives
+// the bits of torch's own function. Only for this directory.
 #pragma once
 
 #include <cstddef>
@@ -17,18 +17,18 @@ namespace habana_mp::accel {
 
 using weights::Entry;
 
-// Calls of one kind: they sum in the same order, and take about as long. The library orders the sums of one row
-// otherwise than those of several, and may order them by the number of its threads; torch has a loop of its own for the
-// smallest products.
+// Calls of one kind: they sum in the same order and take about as long. The library sums one row in another order than
+// several rows, and its order may depend on its number of threads. Torch has a loop of its own for the smallest
+// products.
 struct ProductCase {
   Packs what;
   bool transposed;
   std::int64_t outer;
   std::int64_t inner;
-  std::size_t rows;  // the binary digits of their number; of small products the number itself
+  std::size_t rows;  // the binary digits of their number; for small products 64 plus the number
   std::size_t threads;
   bool has_bias;
-  bool is_matrix;  // an input of two dimensions
+  bool is_matrix;  // the input has two dimensions
 
   bool operator==(const ProductCase&) const = default;
 };
@@ -46,50 +46,52 @@ struct Sides {
   std::int64_t outer;
   std::int64_t inner;
 };
-// How the weight, a matrix, counts in such a call.
+// Returns the sides of the weight, a matrix, in such a call.
 inline Sides sides_for(const PackedCall& call, const Entry& entry) {
   const std::vector<std::int64_t>& sizes = entry.geometry.sizes;
   return call.is_inner_first() ? Sides{sizes[1], sizes[0]} : Sides{sizes[0], sizes[1]};
 }
 
-// Torch calls its library from 4096 products of two numbers on; some other version may from more.
+// Torch calls its library for 4096 products of two numbers or more; another version may start at a larger number.
 inline constexpr std::int64_t small_product = 1 << 14;
 
-// Nothing where it is no product, or the input's rows are none, or lie so that torch sums them otherwise.
+// Returns the kind of a call. Returns nothing if the call is no product, if the input is empty, or if torch sums an
+// input of this layout in another order.
 std::optional<ProductCase> product_case_of(const Entry& entry, const PackedCall& call);
 
-// An input's rows in memory.
+// The rows of an input in memory.
 struct Rows {
   std::int64_t count = 1;
-  std::int64_t step = 0;  // from one to the next, in elements
+  std::int64_t step = 0;  // from one row to the next, in elements
 };
 inline constexpr std::int32_t most_dimensions = 8;
 
-// Nothing where these are no rows of that length, or lie in a way for which torch has other ways, that sum otherwise:
-// the rows of a matrix must lie evenly, those of more dimensions one after the other.
+// Returns the rows of a view. Returns nothing if they do not have this length, or if torch computes their layout in
+// another way, which sums in another order: the rows of a matrix must be at equal distances without overlap, those of a
+// tensor with more dimensions must be adjacent.
 std::optional<Rows> rows_of(const DLTensor& view, std::int64_t length);
 
-// Do an input's rows lie in memory so that torch's function takes the way for which packed weights give the same bits?
-// From others it sums in another order, or adds a bias after rounding.
+// True if the rows of an input have a layout for which torch's function gives the same bits as packed weights. For
+// other layouts torch sums in another order, or adds a bias after rounding.
 bool lies_in_rows(PyObject* input) noexcept;
 
-// Where the values of a contiguous bfloat16 tensor on the CPU are; null where it is none.
+// Returns the address of the values of a contiguous bfloat16 tensor on the CPU; null for any other tensor.
 void* values_of(PyObject* tensor);
 
-// A call of a kind, with a weight, a bias and inputs of its own: the order of their sums shows in the results.
+// A call of a kind, with its own weight, bias and inputs. Their values make the order of the sums show in the results.
 class ProductTrial {
  public:
   ProductTrial(const ProductCase& one, const PackedCall& like);
 
-  // As the weight of such calls lies. Null where it could not be made.
+  // In the layout of the weight of such calls. Null if it could not be made.
   [[nodiscard]] PyObject* weight() const { return has_values_ ? weight_.get() : nullptr; }
-  // The same as the call is written: that or its transposed view.
+  // The same as the call has it: the weight or its transposed view.
   [[nodiscard]] PyObject* given() const { return given_.get(); }
   [[nodiscard]] const PackedCall& call() const { return call_; }
   [[nodiscard]] std::int64_t rows() const { return host::count_elements(input_.get()) / case_.inner; }
 
-  // Gives the result of torch's function to `compare`, for one input after the other until enough results are seen, and
-  // for one of denormals, until it says no. False where it did, or where something failed.
+  // Passes results of torch's function to `compare`, for one input after the other until enough values are compared,
+  // and then for an input of denormals. Stops when `compare` returns false. Returns false then, or if something failed.
   bool show(const std::function<bool(PyObject* expected)>& compare);
 
  private:
@@ -100,7 +102,7 @@ class ProductTrial {
   ProductCase case_;
   Owned bias_;
   Owned weight_;
-  Owned given_;  // the weight as the call is written
+  Owned given_;  // the weight, or its transposed view
   Owned input_;
   bool has_values_;
   PackedCall call_;

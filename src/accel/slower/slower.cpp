@@ -1,5 +1,5 @@
-// Does lowering pay? On a CPU a small GEMM may take longer in bfloat16. Where the user wants it so (`skip_slower`),
-// each shape is measured once and left as it is written if that is faster.
+// Skips lowering if it is slower: on a CPU a small GEMM may take longer in bfloat16. If the user sets `skip_slower`,
+// each shape is measured once, and left as it is written if that is faster.
 
 #include <algorithm>
 #include <bit>
@@ -28,13 +28,13 @@ using rules::Action;
 
 namespace {
 
-// A weight is cast by the first use and packed after some more.
+// A weight is cast at its first use and packed after several more, so a shape is measured only after this many.
 constexpr std::uint32_t uses_before = 8;
-// Many more shapes than this are no shapes that come again.
+// A program with more shapes than this hardly repeats them, so further ones are not measured.
 constexpr std::size_t most_shapes = 4096;
 
 enum class Verdict : std::uint8_t {
-  unknown,  // not used often enough: what is kept of weights is still to come
+  unknown,  // not used often enough: its weights may not be cached and packed yet
   due,      // to be measured now
   lower,
   as_written,
@@ -53,7 +53,7 @@ std::unordered_map<std::uint64_t, Measured>& shapes() {
   return *all;
 }
 
-// Two shapes with one hash would share a verdict, which costs time and nothing else.
+// Two shapes with one hash share a verdict, which costs time and nothing else.
 struct Hash {
   std::uint64_t value = 0xcbf29ce484222325U;
   void add(std::uint64_t number) { value = std::rotl((value ^ number) * 0x9e3779b97f4a7c15U, 29); }
@@ -69,7 +69,7 @@ bool add_tensor(Hash& hash, PyObject* tensor) {
     hash.add(static_cast<std::uint64_t>(std::bit_width(static_cast<std::uint64_t>(host::count_elements(tensor)))));
     hash.add(static_cast<std::uint64_t>(view.ndim == 0 ? 0 : view.shape[view.ndim - 1]));
   }
-  // In which order its dimensions lie.
+  // The order of its dimensions in memory.
   const bool channels_last = view.ndim > 1 && view.strides != nullptr && view.strides[1] == 1;
   hash.add(channels_last ? 1U : 0U);
   return true;
@@ -90,8 +90,8 @@ void add_option(Hash& hash, PyObject* value) {
   }
 }
 
-// What a measurement holds for: the operation, the precision, the weights' sizes, the magnitude of the other inputs,
-// the options. 0 where nothing can be told of a call.
+// Returns a hash of all that a measurement depends on: the operation, the precision, the weights' sizes, the magnitude
+// of the other inputs, the options. Returns 0 if the call cannot be measured.
 std::uint64_t shape_of(const Target& target, Kind to, const Arguments& arguments) {
   Hash hash;
   hash.add(reinterpret_cast<std::uintptr_t>(&target));
@@ -110,7 +110,7 @@ std::uint64_t shape_of(const Target& target, Kind to, const Arguments& arguments
         add_option(hash, value);
         break;
       default:
-        return 0;  // something is lower already: whoever lowered it wanted it so
+        return 0;  // an argument in a lower precision: the user chose it
     }
   }
   return hash.value | 1U;
@@ -131,8 +131,8 @@ Verdict verdict_on(std::uint64_t shape) {
 
 void set_verdict(std::uint64_t shape, Verdict verdict) { shapes()[shape].verdict = verdict; }
 
-// Is it one of the calls that may be left as they are written where that is faster? Not where a backward follows, of
-// whose time nothing is known.
+// True if this call may be left as it is written when that is faster. False if gradients are enabled, since the time of
+// the backward is unknown.
 bool may_be_skipped(const Call& call) {
   const auto& [target, rule, _, reading] = call;
   return rule.action == Action::precision && rule.to != Kind::f32 && rule.takes_weights_once() &&
@@ -141,7 +141,7 @@ bool may_be_skipped(const Call& call) {
          !host::is_traced();
 }
 
-// The shortest calls decide, of some made in turn. An interrupt leaves its exception.
+// Measures the call both ways in turn, several times. The shortest calls decide. An interrupt leaves its exception set.
 Verdict measure(const Call& call, Kind to) {
   constexpr double clearly = 1.05;
   double lowered_time = 1e9;
@@ -153,19 +153,19 @@ Verdict measure(const Call& call, Kind to) {
     });
     const double other = one < 0 ? -1.0 : time_of([&] { return engine::call_original(call.target, call.arguments); });
     if (other < 0) {
-      // The ordinary call will say what is wrong.
+      // The ordinary call raises the error.
       drop_error();
       return Verdict::lower;
     }
     lowered_time = std::min(lowered_time, one);
     written_time = std::min(written_time, other);
-    // Not by the first round: what was never called as it is written has to be prepared by torch's libraries first.
+    // The first round does not decide: torch's libraries prepare an operation at its first call as written.
     if (i > 0 && lowered_time * 2 < written_time) break;
   }
   return written_time * clearly < lowered_time ? Verdict::as_written : Verdict::lower;
 }
 
-// An interrupt leaves its exception.
+// Returns `yes` if the call is faster as it is written. Returns `failed`, with the exception set, after an interrupt.
 rules::Answer is_slower_lowered(const Call& call, Kind to) {
   if (!is_on) [[likely]]
     return rules::Answer::no;
@@ -179,19 +179,20 @@ rules::Answer is_slower_lowered(const Call& call, Kind to) {
       set_verdict(shape, verdict);
     }
   } catch (const std::bad_alloc&) {
-    drop_error();  // it is measured another time
+    drop_error();  // a later call is measured
   }
   if (PyErr_Occurred() != nullptr) return rules::Answer::failed;
   return verdict == Verdict::as_written ? rules::Answer::yes : rules::Answer::no;
 }
 
 void add_to(py::module_& module) {
-  // Forgets what was measured.
+  // Also forgets all measurements.
   module.def("set_skips_slower", [](bool on) {
     is_on = on;
     shapes().clear();
   });
-  // For tests: what every measurement is to say, without one; below zero for what is measured.
+  // For tests: replaces every measurement by one verdict, "as written" for 0 and "lower" above. A negative number
+  // brings the measurements back.
   module.def("assume_that_lowering_pays", [](int answer) {
     assumed = answer < 0 ? Verdict::unknown : answer == 0 ? Verdict::as_written : Verdict::lower;
   });
