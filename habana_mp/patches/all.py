@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from habana_mp.patches.libraries.exact import DISTRIBUTED, EXACT_LIBRARIES, DistributedCode, ExactLibrary
-from habana_mp.patches.libraries.greenlet import Greenlets
-from habana_mp.patches.libraries.transformers import RotaryEmbeddings
+from habana_mp.patches.libraries import library_patches
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.tools.when_imported import WhenImported
 from habana_mp.patches.torch.aot_autograd import GraphCache, Runtime
 from habana_mp.patches.torch.checkpoint import Checkpoint
 from habana_mp.patches.torch.constructors import Constructors
 from habana_mp.patches.torch.data_parallel import DataParallel
+from habana_mp.patches.torch.distributed import DISTRIBUTED, DistributedCode
 from habana_mp.patches.torch.dynamo import (
     GuardOnState,
     HooksOutsideOfGraphs,
@@ -37,12 +36,10 @@ def all_patches() -> tuple[Patch, ...]:
     """Returns all patches, including those of modules that are imported later."""
     return (
         nothing_compiled,  # first, because later patches may use it
-        Greenlets(),
         ModuleCalls(),
         RecognisedCode(),
         Constructors(),
         *map(DistributedCode, DISTRIBUTED),
-        *map(ExactLibrary, EXACT_LIBRARIES),
         OptimizerSteps(),
         UnwrappedSteps(),
         StoredValues(),
@@ -55,7 +52,7 @@ def all_patches() -> tuple[Patch, ...]:
         RegionsInExport(),
         *([] if dynamo_guards_on_autocast() else [GuardOnState()]),
         *exchanged_functions(),
-        RotaryEmbeddings(),
+        *library_patches(),
         KeptWeights(),
         Memory(),
         Checkpoint(),

@@ -19,6 +19,7 @@ from torch import nn
 
 from habana_mp import cli, hmp, optim
 from habana_mp.common import ledger
+from habana_mp.patches.libraries import exchanges
 from habana_mp.patches.tools.named_functions import functions_of
 from habana_mp.patches.torch.exchanged_functions import EXCHANGES
 
@@ -93,7 +94,7 @@ def printed(code: str, *broken: str, cwd: Path | None = None) -> list[str]:
 def changed_things() -> list[Any]:
     """What patches exchange in torch, as far as its modules are imported."""
     found: list[Any] = []
-    for exchange in EXCHANGES:
+    for exchange in (*EXCHANGES, *exchanges()):
         for name, functions in exchange.table.items():
             if name in sys.modules:
                 found += [one.__code__ for one in functions_of(sys.modules[name], functions)]

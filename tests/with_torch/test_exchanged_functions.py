@@ -1,6 +1,6 @@
 """What torch keeps: weights made of weights, statistics of observers, learning rates. They are those of plain torch.
 
-Needs what the tables of ``exchanged_functions.py`` name: botorch, gpytorch, opacus, peft, torchmetrics, torchvision,
+Needs the libraries of ``patches/libraries/``: botorch, gpytorch, opacus, peft, torchmetrics, torchvision,
 transformers, zuko.
 """
 
@@ -26,6 +26,7 @@ from torch.optim import lr_scheduler, swa_utils
 
 from habana_mp import HmpWarning, hmp
 from habana_mp.patches.tools import named_functions
+from habana_mp.patches.libraries import exchanges
 from habana_mp.patches.torch import exchanged_functions
 from helpers.comparing import assert_same, seeded, tensors
 from helpers.lists import Converter
@@ -243,7 +244,7 @@ HALVES = ("_clip_grads_with_norm_", "_get_total_norm")
 
 
 def test_the_functions_that_make_state_exist_in_this_torch() -> None:
-    for name, functions in itertools.chain(*(one.table.items() for one in exchanged_functions.EXCHANGES)):
+    for name, functions in itertools.chain(*(one.table.items() for one in (*exchanged_functions.EXCHANGES, *exchanges()))):
         # All modules of torchvision are asked for the same, and none has all of it.
         if name.startswith("torchvision."):
             assert list(named_functions.functions_of(import_torchvision(name), functions)), name

@@ -45,3 +45,6 @@ def _switches_are_told(module: Any) -> bool:
         module.settrace(before)
     here = module.getcurrent()
     return seen == [("switch", here, one), ("switch", one, here)]
+
+
+PATCHES = (Greenlets,)

@@ -1,7 +1,7 @@
-"""The angles of rotary position embeddings are computed in float32, as the models of transformers require.
+"""transformers: loading a model, and the angles of rotary position embeddings, run without casts.
 
 An angle is a position times a frequency: in bfloat16, position 1000 would be off by whole turns. Older releases of
-transformers switch autocast off for it (``without_casts.PROTECTS``). Later ones call ``.float()``, which a list that
+transformers switch autocast off for it (``maybe_autocast``). Later ones call ``.float()``, which a list that
 lowers ``mul`` cannot see.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import types
 
-from habana_mp.patches.tools.named_functions import ExchangedCodes, functions_of
+from habana_mp.patches.tools.named_functions import Exchange, ExchangedCodes, assumption_of_library, functions_of
 from habana_mp.patches.tools.when_imported import WheneverImported
-from habana_mp.patches.torch.without_casts import without_casts
+from habana_mp.patches.tools.without_casts import protected, without_casts
 
 _NAMES = ("*Rotary*.forward",)
 
@@ -35,3 +35,31 @@ class RotaryEmbeddings(WheneverImported):
 
     def undo(self) -> None:
         self._codes.put_back()
+
+
+_FUNCTIONS = assumption_of_library(
+    "transformers", "make weights, or switch autocast off for a block", ", and such a block too"
+)
+
+EXCHANGES = (
+    Exchange(
+        without_casts,
+        {
+            # A model that is loaded starts without memory, and computes its buffers after its constructor.
+            "transformers.modeling_utils": (
+                *(
+                    "PreTrainedModel.from_pretrained",
+                    "PreTrainedModel.init_weights",
+                    "PreTrainedModel.resize_token_embeddings",
+                ),
+            ),
+        },
+        _FUNCTIONS,
+    ),
+    # It switches autocast off for a block, but only if it finds autocast on (rule 10).
+    Exchange(
+        protected, {"transformers.utils.generic": ("maybe_autocast",)}, _FUNCTIONS, positional=3, names=("enabled",)
+    ),
+)
+
+PATCHES = (RotaryEmbeddings,)

@@ -30,8 +30,7 @@ class Exchange(NamedTuple):
 
     call: Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
     table: Table
-    #: The assumption about torch's functions; those about libraries are in ``LIBRARIES``.
-    of_torch: Assumption | None = None
+    assumption: Assumption
     #: The number of arguments that the replacement takes by position.
     positional: int = 0
     #: Names that the function's own code must use, because the replacement relies on them.
@@ -44,12 +43,6 @@ class Exchange(NamedTuple):
         for module, names in self.table.items():
             yield ExchangedFunctions(self, module, names)
 
-    def assumption_of(self, module: str) -> Assumption:
-        """Returns the assumption about the functions in this module."""
-        assumption = LIBRARIES.get(module.partition(".")[0], self.of_torch)
-        assert assumption is not None, module
-        return assumption
-
 
 def assumption_of_functions(name: str, what: str, otherwise: str) -> Assumption:
     """Returns the assumption that the functions named in a table exist."""
@@ -61,22 +54,12 @@ def assumption_of_functions(name: str, what: str, otherwise: str) -> Assumption:
     )
 
 
-_AS_LISTED = "what they call goes by the lists"
-
-#: The assumptions about libraries.
-LIBRARIES = {
-    library: assumption_of_functions(f"{library}.functions", f"{library} has the functions that {what}", otherwise)
-    for library, what, otherwise in (
-        ("botorch", "optimise, and are exact", _AS_LISTED),
-        ("gpytorch", "make matrices and distributions, and are exact", _AS_LISTED),
-        ("opacus", "make gradients of single examples, and are exact", _AS_LISTED),
-        ("peft", "make and merge adapters", _AS_LISTED),
-        ("torchmetrics", "update and compute metrics, and are exact", _AS_LISTED),
-        ("torchvision", "prepare data", _AS_LISTED),
-        ("transformers", "make weights, or switch autocast off for a block", f"{_AS_LISTED}, and such a block too"),
-        ("zuko", "solve differential equations, and are exact", _AS_LISTED),
+def assumption_of_library(library: str, what: str, otherwise: str = "") -> Assumption:
+    """Returns the assumption that a library has the functions that do this."""
+    as_listed = "what they call goes by the lists"
+    return assumption_of_functions(
+        f"{library}.functions", f"{library} has the functions that {what}", as_listed + otherwise
     )
-}
 
 
 def functions_of(module: types.ModuleType, names: tuple[str, ...]) -> Iterator[types.FunctionType]:
@@ -136,7 +119,7 @@ class ExchangedFunctions(WhenImported):
         self.name = name
         self._exchange = exchange
         self._functions = functions
-        self._assumption = exchange.assumption_of(name)
+        self._assumption = exchange.assumption
         self._codes = ExchangedCodes()
 
     def do(self, module: Any) -> None:

@@ -107,8 +107,8 @@ _HOOKS = assumption_of_functions(
 )
 
 EXCHANGES = (
-    Exchange(given_uncast_hook, TAKES_HOOKS, of_torch=_HOOKS, positional=2),
-    Exchange(given_faithful_hooks, KEEPS_HOOKS, of_torch=_HOOKS, positional=2),
-    Exchange(given_faithful_packing, TAKES_PACKING, of_torch=_HOOKS, positional=3),
-    Exchange(as_backward, RUNS_BACKWARD, of_torch=_HOOKS),
+    Exchange(given_uncast_hook, TAKES_HOOKS, assumption=_HOOKS, positional=2),
+    Exchange(given_faithful_hooks, KEEPS_HOOKS, assumption=_HOOKS, positional=2),
+    Exchange(given_faithful_packing, TAKES_PACKING, assumption=_HOOKS, positional=3),
+    Exchange(as_backward, RUNS_BACKWARD, assumption=_HOOKS),
 )

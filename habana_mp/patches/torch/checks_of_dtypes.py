@@ -83,8 +83,8 @@ _SWAP = assumption_of_functions(
 )
 
 EXCHANGES = (
-    Exchange(not_held, EXCHANGES_TENSORS, of_torch=_SWAP),
-    Exchange(unfused, ASKS_FOR_FUSED, of_torch=_MODULES),
-    Exchange(fused_if_nested, TAKES_NESTED, of_torch=_MODULES, positional=1),
-    Exchange(compared_as_cast, COMPARES_DTYPES, of_torch=_MODULES, positional=2, names=("_flat_weights",)),
+    Exchange(not_held, EXCHANGES_TENSORS, assumption=_SWAP),
+    Exchange(unfused, ASKS_FOR_FUSED, assumption=_MODULES),
+    Exchange(fused_if_nested, TAKES_NESTED, assumption=_MODULES, positional=1),
+    Exchange(compared_as_cast, COMPARES_DTYPES, assumption=_MODULES, positional=2, names=("_flat_weights",)),
 )

@@ -55,4 +55,4 @@ _MODULES = assumption_of_functions(
     "arithmetic on buffers of a module that was moved or copied may be lowered",
 )
 
-EXCHANGES = (Exchange(told_afterwards, REPLACES_BUFFERS, of_torch=_MODULES, positional=1),)
+EXCHANGES = (Exchange(told_afterwards, REPLACES_BUFFERS, assumption=_MODULES, positional=1),)

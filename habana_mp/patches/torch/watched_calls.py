@@ -56,7 +56,7 @@ _BACKWARD = assumption_of_functions(
     "the report does not warn of a loss in lower precision",
 )
 
-(_backward,) = Exchange(told_of_loss, BEGINS_BACKWARD, of_torch=_BACKWARD, positional=1).patches()
+(_backward,) = Exchange(told_of_loss, BEGINS_BACKWARD, assumption=_BACKWARD, positional=1).patches()
 
 #: Modules that wrap another one and pass calls on, and their attribute for it. They do not appear in a path.
 _WRAPPERS = {

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from habana_mp.patches.tools.casts_off import casts_off
 from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions, originals
-from habana_mp.patches.tools.region_dtypes import lists_speak
+from habana_mp.patches.tools.without_casts import without_casts
 
 #: Functions that create state.
 STATE: Table = {
@@ -42,60 +39,16 @@ STATE: Table = {
         *("hann", "kaiser", "nuttall"),
     ),
     "torch.ao.quantization.observer": ("*.forward", "*.calculate_qparams"),
-    # A model that is loaded starts without memory, and computes its buffers after its constructor.
-    "transformers.modeling_utils": (
-        *("PreTrainedModel.from_pretrained", "PreTrainedModel.init_weights", "PreTrainedModel.resize_token_embeddings"),
-    ),
-    "peft.tuners.tuners_utils": (
-        *("BaseTuner.inject_adapter", "BaseTuner.merge_adapter", "BaseTuner.unmerge_adapter"),
-        "BaseTuner._unload_and_optionally_merge",
-    ),
-    "peft.peft_model": ("PeftModel.get_prompt_embedding_to_save",),
-    "peft.tuners.lora.model": ("LoraModel.add_weighted_adapter",),
-}
-
-_TRANSFORMS = ("*.forward", "*.__call__", "*.get_params", "*.make_params")
-_V2, _V2_FUNCTIONS = "torchvision.transforms.v2", "torchvision.transforms.v2.functional"
-#: Functions that prepare data. They create grids of positions, and recognise integers by their dtype.
-PREPARES_DATA: Table = {
-    **{f"torchvision.transforms.{name}": _TRANSFORMS for name in ("transforms", "autoaugment", "_presets")},
-    "torchvision.transforms.functional": ("*",),
-    **{
-        f"{_V2}._{name}": _TRANSFORMS
-        for name in ("augment", "auto_augment", "color", "container", "geometry", "misc", "transform")
-    },
-    **{
-        f"{_V2_FUNCTIONS}._{name}": ("*",)
-        for name in ("augment", "color", "deprecated", "geometry", "meta", "misc", "temporal", "type_conversion")
-    },
 }
 
 #: Methods that create state if they are enabled, and else only call their argument.
 SCALED_STEPS: Table = {"torch.amp.grad_scaler": ("GradScaler.step",)}
-
-#: Functions that switch autocast off for a block, but only if they find it on (rule 10).
-PROTECTS: Table = {"transformers.utils.generic": ("maybe_autocast",)}
-
-
-def without_casts(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Replaces a function that creates state or prepares data."""
-    if not lists_speak():  # functions that prepare data call one another
-        return originals[name](*arguments, **keywords)
-    with casts_off():
-        return originals[name](*arguments, **keywords)
 
 
 def without_casts_where_enabled(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces a gradient scaler's method. A disabled one may get a closure, which runs a model's forward."""
     if arguments[0].is_enabled():
         return without_casts(name, arguments, keywords)
-    return originals[name](*arguments, **keywords)
-
-
-def protected(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Replaces a function that takes a device type, a dtype, and whether to enable autocast."""
-    if arguments[2] is False and arguments[0] != "meta" and lists_speak():
-        return torch.autocast(arguments[0], enabled=False)
     return originals[name](*arguments, **keywords)
 
 
@@ -106,8 +59,6 @@ _STATE = assumption_of_functions(
 )
 
 EXCHANGES = (
-    Exchange(without_casts, STATE, of_torch=_STATE),
-    Exchange(without_casts, PREPARES_DATA, some=True),
-    Exchange(without_casts_where_enabled, SCALED_STEPS, of_torch=_STATE, positional=1),
-    Exchange(protected, PROTECTS, positional=3, names=("enabled",)),
+    Exchange(without_casts, STATE, _STATE),
+    Exchange(without_casts_where_enabled, SCALED_STEPS, _STATE, positional=1),
 )

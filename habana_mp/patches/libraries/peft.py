@@ -1,0 +1,23 @@
+"""peft creates and merges adapters."""
+
+from __future__ import annotations
+
+from habana_mp.patches.tools.named_functions import Exchange, assumption_of_library
+from habana_mp.patches.tools.without_casts import without_casts
+
+_FUNCTIONS = assumption_of_library("peft", "make and merge adapters")
+
+EXCHANGES = (
+    Exchange(
+        without_casts,
+        {
+            "peft.tuners.tuners_utils": (
+                *("BaseTuner.inject_adapter", "BaseTuner.merge_adapter", "BaseTuner.unmerge_adapter"),
+                "BaseTuner._unload_and_optionally_merge",
+            ),
+            "peft.peft_model": ("PeftModel.get_prompt_embedding_to_save",),
+            "peft.tuners.lora.model": ("LoraModel.add_weighted_adapter",),
+        },
+        _FUNCTIONS,
+    ),
+)

@@ -1,0 +1,51 @@
+"""Replacements for functions that run in float32, or return float32."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from habana_mp.patches.tools import precision_of_values as precision
+from habana_mp.patches.tools.casts_off import casts_off
+from habana_mp.patches.tools.named_functions import originals
+from habana_mp.patches.tools.precision_of_values import is_packed_sequence
+from habana_mp.patches.tools.pytree import tree_map
+from habana_mp.patches.tools.region_dtypes import lists_speak
+
+
+def in_float32(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Replaces a function with a kernel for float32 only."""
+    if lists_speak():
+        arguments, keywords = tree_map(precision.in_float32, (arguments, keywords), is_leaf=is_packed_sequence)
+    return originals[name](*arguments, **keywords)
+
+
+def exactly(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Replaces a function that runs completely in float32."""
+    return _exactly(originals[name], arguments, keywords)
+
+
+def _exactly(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    if not lists_speak():
+        return function(*arguments, **keywords)
+    arguments, keywords = tree_map(precision.in_float32, (arguments, keywords), is_leaf=is_packed_sequence)
+    with casts_off():
+        return function(*arguments, **keywords)
+
+
+def giving_float32(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Replaces a function that passes exact code values which may have been lowered."""
+    given = originals[name](*arguments, **keywords)
+    return tree_map(precision.in_float32, given)
+
+
+def given_exact_method(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Replaces a function that takes an object and its exact method."""
+    owner, method = (*arguments, *keywords.values())
+
+    @functools.wraps(method)
+    def exact(*given: Any, **named: Any) -> Any:
+        return _exactly(method, given, named)
+
+    return originals[name](owner, exact)
