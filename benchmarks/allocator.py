@@ -1,11 +1,11 @@
-"""What a training step pays for memory: with the C library's malloc as it is, and told to keep all that it has.
+"""The cost of memory in a training step: with the C library's malloc as it is, and set to keep all its memory.
 
     python benchmarks/allocator.py [--only CASE[,CASE]] [--quick] [--threads N | --busy]
 
-torch's allocator on a CPU is the C library's, which gives a large block back to the kernel when it is freed, and gets
-the next one from there, page by page. Each contender of benchmarks/models.py runs in processes of its own, with and
-without the settings, in turn, round after round; `hmp, none kept` is `hmp.convert(reuse_memory=False)`. A ratio above 1
-means faster with the settings.
+torch's allocator on a CPU is the C library's. It returns a large block to Linux when the block is freed, and gets the
+next one from there, page by page. Each contender of benchmarks/models.py runs in processes of its own, with and without
+the settings, in turn, round after round; `hmp, none kept` is `hmp.convert(reuse_memory=False)`. A ratio above 1 means
+faster with the settings.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch
 from models import command, machine
 from timing import Elsewhere, run
 
-#: Never ask the kernel for a block of its own, never give the heap's end back, and ask for much at once.
+#: Allocates no block from Linux separately, never returns the heap's end, and requests much memory at once.
 KEEPING = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 46), "MALLOC_TOP_PAD_": str(64 << 20)}
 
 
 def faults_of_a_step(contender: Elsewhere) -> float:
     before, steps = contender.page_faults(), 3
     contender.time(steps)
-    return (contender.page_faults() - before) / (steps + 1)  # one is not timed
+    return (contender.page_faults() - before) / (steps + 1)  # one step is not timed
 
 
 def main() -> None:

@@ -1,12 +1,12 @@
-"""Every architecture of transformers, small: does it train under the default lists, and how near to FP32?
+"""Trains every architecture of transformers, small, under the default lists, and compares it with FP32.
 
     python benchmarks/architectures.py [--kinds causal,masked,...] [--only TYPE] [--ways WAY,...]
 
-Each is trained one step in FP32, converted, and under torch.autocast, from the same weights. Close is a loss within 2 %
-of FP32's and gradients with a cosine over 0.98 to FP32's. Printed are each failure, each one that is not close, and the
-counts. The exit status is 1 when anything failed that trains in FP32. --all also prints what does not train in FP32.
-The ways are "recommended", "hmp" (the default lists), "within" (these with within="modules"), "autocast", and each
-preset.
+Each is trained one step in FP32, converted, and under torch.autocast, from the same weights. Close means a loss within
+2 % of FP32's and gradients with a cosine over 0.98 to FP32's. The output has each failure, each architecture that is
+not close, and the counts. The exit status is 1 if anything fails that trains in FP32. --all also prints what does not
+train in FP32. The ways are "recommended", "hmp" (the default lists), "within" (these with within="modules"),
+"autocast", and each preset.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from helpers.architectures import KINDS, distance, make_batch, make_model, pairs
 
 SECONDS, PARAMETERS, ADDRESS_SPACE = 60, 40_000_000, 16 << 30
 
-#: What holds during a step, and during its forward.
+#: The states of a whole step and of its forward.
 WAYS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "hmp": lambda: (converted(), None),
     "within": lambda: (converted(within="modules"), None),
@@ -44,7 +44,7 @@ def way(name: str) -> tuple[Any, Any]:
 
 
 class TooSlowError(Exception):
-    """One architecture took more than its time on the processor."""
+    """One architecture took more processor time than its limit."""
 
 
 @contextlib.contextmanager
@@ -61,7 +61,7 @@ def limited_to(seconds: int) -> Iterator[None]:
 
 
 def place(error: BaseException) -> str:
-    """What an exception says, and the innermost lines that it came through."""
+    """Returns the message of an exception, and the innermost lines of its traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     models = [frame for frame in frames if "/transformers/models/" in frame.filename]
     where = " <- ".join(f"{Path(one.filename).name}:{one.lineno} {one.line}" for one in (frames[-1], *models[-1:]))
@@ -71,7 +71,7 @@ def place(error: BaseException) -> str:
 def sweep(
     kind: str, model_type: str, counts: collections.Counter[str], *, titles: Sequence[str], show_all: bool
 ) -> None:
-    """Train one architecture three times, print what is wrong, and count."""
+    """Trains one architecture in FP32 and in each way, prints what is wrong, and counts."""
     name = f"{kind} {model_type}"
     try:
         with limited_to(SECONDS):
@@ -118,7 +118,7 @@ def main() -> int:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    # A model that asks for more memory than the machine has fails, and the others go on.
+    # A model that needs more memory than this fails, and the others go on.
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
     titles = options.ways.split(",")
     columns = ["FP32", *[column for title in titles for column in (title, f"close {title}")], "no step"]

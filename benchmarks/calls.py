@@ -1,8 +1,8 @@
-"""What one call costs, over operations that all contenders lower: torch.autocast, hmp.convert, functions of Python.
+"""The cost of one call, for operations that all contenders lower: torch.autocast, hmp.convert, Python functions.
 
 python benchmarks/calls.py [--quick]
 
-The functions of Python are what apex's O1 does: torch's attributes exchanged for functions that cast and call.
+The Python functions do what apex's O1 does: they replace torch's attributes, cast, and call the original.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from habana_mp import hmp
 
 
 def operations(activation: torch.Tensor, image: torch.Tensor):
-    """Name and call; the weights are in bf16 already, so that only the activation may need a cast."""
+    """Yields names and calls; the weights are already in bf16, so only the activation may need a cast."""
     weight = torch.randn(16, 16, dtype=torch.bfloat16, requires_grad=True)
     matrix = torch.randn(16, 16, dtype=torch.bfloat16, requires_grad=True)
     kernel = torch.randn(4, 1, 3, 3, dtype=torch.bfloat16, requires_grad=True)
@@ -31,10 +31,10 @@ def operations(activation: torch.Tensor, image: torch.Tensor):
 
 
 def cases():
-    """What is cast, whether a gradient is recorded, and the operation's name and call."""
+    """Yields for each case what is cast, whether autograd tracks the call, and the operation's name and call."""
     for case, dtype in (("no cast", torch.bfloat16), ("one activation cast", torch.float32)):
         for grad in (False, True):
-            # an activation is no leaf: what requires grad comes out of another operation
+            # an activation is not a leaf: it is the result of another operation
             activation = torch.randn(4, 16, requires_grad=grad).to(dtype) * 1
             image = torch.randn(1, 1, 4, 16, requires_grad=grad).to(dtype) * 1
             for name, call in operations(activation, image):
@@ -42,7 +42,7 @@ def cases():
 
 
 class Again(torch.nn.Module):
-    """It calls a module a hundred times."""
+    """Calls a module a hundred times."""
 
     def forward(self, module: torch.nn.Module) -> None:
         for _ in range(100):
@@ -50,7 +50,8 @@ class Again(torch.nn.Module):
 
 
 def added(ours: Contender, plain: Contender) -> float:
-    """In nanoseconds. By the shortest rounds: beside so little, whatever else runs on the machine only adds."""
+    """Returns the difference in nanoseconds, from the shortest rounds: other load on the machine can only add, and the
+    difference is small."""
     return (min(ours.seconds) - min(plain.seconds)) * 1e9
 
 
@@ -131,7 +132,7 @@ def main() -> None:
 
     with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "casts.log"
-        # What is added does not depend on the operation; beside one that takes 2000 ns it drowns in noise.
+        # The added time does not depend on the operation; beside an operation of 2000 ns it would drown in noise.
         for name, call in (("torch.t(x)", function), ("x.t()", method), ("x.mul_(y)", with_argument)):
             plain = Contender("plain", call)
             disabled = Contender("disabled", call, converted_but_disabled)

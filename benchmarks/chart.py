@@ -11,7 +11,7 @@ BAR, GAP, LEFT, WIDTH, TOP = 11, 12, 270, 560, 74
 
 
 def bars(groups: dict[str, dict[str, Figure]], title: str, notes: list[str]) -> str:
-    """``groups`` holds for each group its bars' names, medians and middle halves."""
+    """Returns the SVG. ``groups`` has for each group the names, medians and middle halves of its bars."""
     names = list(dict.fromkeys(name for group in groups.values() for name in group))
     colours = dict(zip(names, COLOURS, strict=False))
     most = max(high for group in groups.values() for _, _, high in group.values()) * 1.08

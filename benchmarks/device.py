@@ -6,7 +6,7 @@ The device is any that torch supports: cpu, cuda, xpu, hpu, mps. The script make
 the device, under the same lists of operations. It compares the decisions, which the report gives, and compares the
 results with those of float32 on the CPU. It trains small networks in float32, under torch.autocast and under this
 package, saves them and loads them. It times calls, steps and a decoder beside torch.autocast. It needs only torch and
-this package, and takes some minutes, with ``--short`` less than one. The exit status is 1 where a verdict is `WRONG`.
+this package, and takes several minutes, with ``--short`` less than one. The exit status is 1 if a verdict is `WRONG`.
 
 A verdict is `ok`, `other kernels` (the decisions differ since the devices have different kernels, rule 8), `not here`
 (the device cannot do it without this package either), or `WRONG`.
@@ -39,7 +39,7 @@ from habana_mp import hmp, optim
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 NAMES = {BF16: "bf16", FP16: "fp16", FP32: "fp32"}
-#: The largest error of a result in this precision, relative to the largest number in it: some roundings.
+#: The largest error of a result in this precision, relative to its largest number: a few roundings.
 TOLERANCE = {BF16: 4e-2, FP16: 5e-3, FP32: 2e-4}
 #: Reasons that depend on the kernels of a device.
 OF_KERNELS = {"no_kernel", "sums", "slower"}
@@ -106,7 +106,7 @@ def precisions_of(device: torch.device) -> list[torch.dtype]:
 
 
 def allocated(device: torch.device) -> int | None:
-    """Returns the bytes of tensors on the device; None where torch does not count them."""
+    """Returns the bytes of tensors on the device; None if torch does not count them."""
     count = getattr(module_of(device), "memory_allocated", None)
     return None if count is None or device.type == "cpu" else int(count())
 
@@ -143,13 +143,13 @@ def converted(**options: Any) -> Iterator[None]:
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
-    """Returns the same numbers for every device: the CPU's generator makes them."""
+    """Returns the same numbers for every device, since the CPU's generator makes them."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 @dataclass
 class Call:
-    """A function of tensors that are moved to the device. With ``gradients`` these are compared too."""
+    """A function of tensors, which are moved to the device. With ``gradients``, the gradients are compared too."""
 
     name: str
     function: Callable[..., Any]
@@ -279,12 +279,12 @@ def checkpointed(a: Tensor, b: Tensor) -> Tensor:
     return checkpoint(lambda one, other: torch.relu(one @ other), a, b, use_reentrant=False)
 
 
-#: The decisions of one call: operation, precision, reason and how often.
+#: The decisions of one call: operation, precision, reason and count.
 Decisions = list[tuple[str, str, str, int]]
 
 
 def on(device: torch.device, call: Call) -> tuple[list[Tensor], Decisions]:
-    """Calls on the device; returns the result and the gradients on the CPU, and the decisions."""
+    """Makes the call on the device; returns the result and the gradients on the CPU, and the decisions."""
     inputs = [one.clone().to(device) for one in call.inputs]
     records = call.gradients and any(one.is_floating_point() for one in inputs)
     if records:
@@ -302,7 +302,7 @@ def on(device: torch.device, call: Call) -> tuple[list[Tensor], Decisions]:
 
 
 def error_of(one: Tensor, exact: Tensor) -> float:
-    """Returns the largest difference, relative to the largest number; infinite where only one tensor is not finite."""
+    """Returns the largest difference, relative to the largest number; infinite if only one tensor is not finite."""
     one, exact = one.double(), exact.double()
     finite = exact.isfinite() & (exact.abs() < 1e30)
     if not bool(((one.isfinite() & (one.abs() < 1e30)) == finite).all()):
@@ -414,7 +414,7 @@ def again(device: torch.device) -> float:
 
 
 def chain(weights: list[Tensor], x: Tensor) -> Tensor:
-    """Computes products in the lower precision, each of a result in float32: many casts, whose memory may be reused."""
+    """Computes products in the lower precision, each from a float32 result: many casts, which may reuse memory."""
     for _ in range(10):
         for weight in weights:
             x = torch.tanh(x.float() @ weight)
@@ -512,7 +512,7 @@ def convolution_network() -> nn.Module:
 
 
 def images_batch(step: int) -> tuple[Tensor, Tensor]:
-    """One of five patterns, under noise."""
+    """Returns images of one of five patterns, under noise."""
     classes = torch.randint(0, 5, (64,), generator=torch.Generator().manual_seed(step))
     patterns = normal(5, 1, 16, 16, seed=99)
     return patterns[classes] + 1.5 * normal(64, 1, 16, 16, seed=step), classes
@@ -620,7 +620,7 @@ def compare_training(table: Table, device: torch.device, dtypes: list[torch.dtyp
 
 
 def compare_weights(table: Table, device: torch.device, dtype: torch.dtype, steps: int) -> None:
-    """Saves and loads weights, and changes them in several ways: casts must follow."""
+    """Saves and loads weights, and changes them in several ways; the casts must follow."""
     part = f"weights, {NAMES[dtype]}"
     way = Way(lambda: converted(dtype=dtype), scales=dtype is FP16)
     x = words_batch(0)[0].to(device)
@@ -711,7 +711,7 @@ def compare_compiled(table: Table, device: torch.device, dtype: torch.dtype) -> 
 
 
 def seconds_of(call: Callable[[], object], device: torch.device, repeat: int) -> float:
-    """Returns the seconds of one of ``repeat`` calls. It waits for the device before and after them."""
+    """Returns the mean seconds of ``repeat`` calls. It waits for the device before and after them."""
     call()
     synchronize(device)
     begin = time.perf_counter()
@@ -723,7 +723,7 @@ def seconds_of(call: Callable[[], object], device: torch.device, repeat: int) ->
 
 @dataclass
 class Timed:
-    """A contender: the state that it runs in, the call, and the seconds of each round."""
+    """A contender: its state, its call, and the seconds of each round."""
 
     all_the_while: Callable[[], AbstractContextManager[Any]]
     call: Callable[[], object]
@@ -746,7 +746,7 @@ def timed(contenders: dict[str, Timed], device: torch.device, rounds: int, budge
 
 
 def kinds_of_call(device: torch.device, *, short: bool) -> dict[str, Callable[[Way], Callable[[], object]]]:
-    """Returns what is timed. Each value makes the call for a way."""
+    """Returns the calls that are timed. Each value makes the call for a way."""
     from networks import Llama
 
     def one_call(rows: int, size: int, *, records: bool) -> Callable[[Way], Callable[[], object]]:
@@ -802,7 +802,7 @@ def kinds_of_call(device: torch.device, *, short: bool) -> dict[str, Callable[[W
 
 def time_all(table: Table, device: torch.device, dtypes: list[torch.dtype], *, short: bool) -> None:
     for dtype in dtypes[:1] if short else dtypes:
-        # Training in float16 needs a scaler, which waits for the device in each step: for all of them.
+        # Training in float16 needs a scaler, which waits for the device in each step, with every contender.
         here = {"float32": Way(), **ways(device, dtype)}
         for kind, make in kinds_of_call(device, short=short).items():
             contenders = {}
@@ -835,11 +835,11 @@ def main() -> int:
     parts = options.only.split(",")
     if unknown := set(parts) - set(PARTS):
         parser.error(f"--only takes {', '.join(PARTS)}; got {', '.join(sorted(unknown))}")
-    warnings.simplefilter("ignore")  # the table has what is wrong
+    warnings.simplefilter("ignore")  # the table shows what is wrong
     device = torch.device(options.device)
     if device.type == "hpu":
-        importlib.import_module("habana_frameworks.torch")  # torch knows of it then
-    torch.empty(0, device=device)  # raises torch's own error where it is not there
+        importlib.import_module("habana_frameworks.torch")  # registers the device with torch
+    torch.empty(0, device=device)  # raises torch's own error if the device is missing
     if device.index is not None:
         module_of(device).set_device(device)
     begin = time.perf_counter()
@@ -848,7 +848,7 @@ def main() -> int:
         table.add("device", f"products in {NAMES[dtype]}", "", "torch refuses them", "not here")
 
     def run(part: str, compare: Callable[..., None], *arguments: Any, **keywords: Any) -> None:
-        """Runs a part that was asked for. An error becomes a row, so that the other parts still run."""
+        """Runs a part if it is selected. An error becomes a row, so that the other parts still run."""
         if part not in parts:
             return
         print(f"{time.perf_counter() - begin:6.0f} s  {compare.__name__} {arguments}", file=sys.stderr, flush=True)

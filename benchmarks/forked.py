@@ -3,9 +3,9 @@
     python benchmarks/forked.py [--threads N] [--rounds N] [--small]
 
 A decoder of 110 M parameters decodes tokens. Parent and child take
-turns, so that other load on the machine slows both. The median token
-of each round is taken, and the median of all rounds. The parent has
-run torch on its threads before it forks. The exit status is 1 where
+turns, so that other load on the machine slows both. The result is the
+median over all rounds of the median token of a round. The parent has
+run torch on its threads before it forks. The exit status is 1 if
 the child's token takes over 5 % more.
 """
 
@@ -52,7 +52,7 @@ class Decoder(torch.nn.Module):
 
     @torch.no_grad()
     def decode(self, tokens: int) -> float:
-        """The median time of a token, in milliseconds."""
+        """Returns the median time of a token, in milliseconds."""
         dtype = self.head(torch.zeros(1, self.width)).dtype
         pasts = [[torch.zeros(1, 0, self.width, dtype=dtype) for _ in range(2)] for _ in self.blocks]
         word, times = torch.zeros(1, 1, dtype=torch.long), []
@@ -95,7 +95,7 @@ def main() -> None:
         parent = model.decode(30)
         os.write(parent_writes, b"x")
         answer = os.read(parent_reads, 8)
-        if i:  # each starts its threads in the first one
+        if i:  # each process starts its threads in the first round
             times["parent"].append(parent)
             times["child"].append(struct.unpack("d", answer)[0])
     os.close(parent_writes)

@@ -2,9 +2,9 @@
 
     python benchmarks/gaudi_optimizers.py [--rounds N] [--threads N] [--only NAME]
 
-30 M parameters on the CPU, in weights of a language model's and of a ResNet's sizes. The peer is what torch has fused,
-where it has such a thing, else the loop over weights that one would write. All contenders step in turn, round after
-round; a ratio is the peer's time over ours in the same round, the median of all rounds: above 1 we are faster.
+30 M parameters on the CPU, in weights with the sizes of a language model's and of a ResNet's. The peer is torch's fused
+function, if it has one, else the loop over weights that one would write. All contenders step in turn, round after
+round; a ratio is the peer's time over ours in the same round, the median of all rounds: above 1 the stand-in is faster.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import habana_mp.gaudi  # noqa: F401 (lets be imported what follows)
+import habana_mp.gaudi  # noqa: F401 (makes the next imports work)
 
 # isort: split
 
@@ -115,10 +115,10 @@ def torchs(ours: Any, torchs: Any, **options: Any) -> tuple[Step, Step]:
 
 
 def clipping(factor: float) -> tuple[Step, Step]:
-    """To the norm of the last time, times ``factor``."""
+    """Clips to the norm of the last call, times ``factor``."""
 
     def clip(call: Callable[[Params, float], object]) -> Step:
-        params, norm = weights(), [50.0 if factor < 1 else 100.0]  # theirs is 54.8
+        params, norm = weights(), [50.0 if factor < 1 else 100.0]  # the gradients' norm is 54.8
 
         def step() -> None:
             norm[0] *= factor
@@ -137,11 +137,11 @@ def moving_average() -> tuple[Step, Step]:
     model.weights = torch.nn.ParameterList(weights())
     ours = FusedEMA(model, 0.999)
     theirs = AveragedModel(copy.deepcopy(model), multi_avg_fn=get_ema_multi_avg_fn(0.999))
-    theirs.update_parameters(model)  # the first time it copies
+    theirs.update_parameters(model)  # the first call copies
     return lambda: ours.update(model), lambda: theirs.update_parameters(model)
 
 
-#: What makes ours and the peer, and whether the peer is torch's own.
+#: For each case: a function that makes the steps of the stand-in and of the peer, and the kind of the peer.
 CASES: dict[str, tuple[Callable[[], tuple[Step, Step]], str]] = {
     "FusedAdamW": (lambda: torchs(FusedAdamW, torch.optim.AdamW, lr=1e-5, weight_decay=0.01), "fused"),
     "FusedSGD": (lambda: torchs(FusedSGD, torch.optim.SGD, lr=1e-5, momentum=0.9, weight_decay=1e-4), "fused"),

@@ -1,9 +1,9 @@
-"""What one call costs in instructions, which no noise changes: those of calls.py, counted by callgrind.
+"""The cost of one call in instructions, which no noise changes: the calls of calls.py, counted by callgrind.
 
     python benchmarks/instructions.py [--steps]
 
-Less than a minute; needs valgrind and a C compiler. The emulated
-processor has AVX2: what needs more is not counted here. --steps
+Takes less than a minute; needs valgrind and a C compiler. The emulated
+processor has AVX2, so kernels that need more are not counted. --steps
 counts the shortest training steps of models.py instead.
 """
 
@@ -36,7 +36,7 @@ STEPS = ("linears-16-train", "softmax-16-train", "mlp-64-train")
 
 
 class Counting:
-    """Within callgrind: one dump for each case, named for it."""
+    """Runs within callgrind; makes one dump for each case, with its name."""
 
     def __init__(self, library: str) -> None:
         self.marks = ctypes.CDLL(library)

@@ -3,9 +3,10 @@
     python benchmarks/kernels.py [--quick] [--only one|many|strided|stochastic|bypass] [--threads N]
 
 All contenders cast the same arrays in turn, round after round. A ratio is the other's time over ours in the same round,
-the median of all rounds: above 1 we are faster. The memory's own speed is that of a copy of as many bytes, plain and
-with stores that bypass the caches ("nt"), and, since writing and reading are not equally fast, that of a loop which
-reads and writes as much as the cast does, and does nothing else ("shares"). Needs a C compiler, for these.
+the median of all rounds: above 1 the package is faster. The memory's own speed is that of a copy of as many bytes,
+plain and with stores that bypass the caches ("nt"). Since writing and reading are not equally fast, there is also the
+speed of a loop that reads and writes as much as the cast does, and does nothing else ("shares"). Needs a C compiler for
+these.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def random_array(shape: tuple[int, ...], dtype: str) -> Array:
 
 
 def tensor_of(array: Array, dtype: str) -> torch.Tensor:
-    """The very same memory: which pages an array got makes more of a difference beyond the caches than who casts it."""
+    """Returns a tensor over the same memory: beyond the caches, the pages of an array affect the speed most."""
     integers = {2: np.int16, 4: np.int32}
     return torch.from_numpy(array.view(integers[array.itemsize])).view(TORCH[dtype])
 
@@ -69,13 +70,13 @@ def aligned(size: int) -> Array:
 
 
 def shares_of(source: str, target: str) -> tuple[int, int]:
-    """How much a cast reads for how much it writes."""
+    """Returns the ratio of what a cast reads and what it writes, in whole numbers."""
     sizes = NUMPY[source].itemsize, NUMPY[target].itemsize
     return sizes[0] // min(sizes), sizes[1] // min(sizes)
 
 
 class MemoryCopy:
-    """What moves as many bytes as a cast reads and writes."""
+    """Copies as many bytes as a cast reads and writes."""
 
     def __init__(self, folder: str) -> None:
         library = Path(folder) / "memory_copy.so"
@@ -88,10 +89,10 @@ class MemoryCopy:
     def contender(
         self, name: str, totals: list[int], threads: int, *, bypass: bool, shares: tuple[int, int] = (1, 1)
     ) -> Contender:
-        """As many copies as `totals` has; memory in several small parts is slower than in one.
+        """Returns a contender that makes a copy for each of ``totals``; several small parts are slower than one.
 
         Args:
-            shares: How much is read for how much that is written; of other than equal shares it is no copy.
+            shares: The amounts read and written in each step. If they differ, it is not a copy.
         """
         steps = [total // 64 // sum(shares) for total in totals]
         pairs = [tuple(aligned(step * share * 64) for share in shares) for step in steps]
@@ -109,11 +110,11 @@ class MemoryCopy:
 
 
 def compare(ours: Contender, others: list[Contender], threads: int, rounds: int) -> list[str]:
-    """A cell for each of the others: their time as a multiple of ours."""
+    """Returns a cell for each of the others: its time as a multiple of the time of ``ours``."""
     torch.set_num_threads(threads)
-    # Whoever came before has left its own data in the caches, and its threads awake and watching for more: those of
-    # libgomp, which torch uses, do so for milliseconds, on a processor that others could use. Many short rounds: where
-    # another program takes a processor from two threads, the round that it spoils must not be all of them.
+    # The previous contender has left its own data in the caches, and its threads spinning: those of libgomp, which
+    # torch uses, do so for milliseconds, on a processor that others could use. There are many short rounds: another
+    # program that takes a processor from two threads must not spoil all of them.
     run([ours, *others], rounds=rounds, target_seconds=0.002, settle_seconds=0.01)
     return [f"{other.ratio_to(ours)[0]:>12.2f}" for other in others]
 
@@ -214,7 +215,7 @@ def stochastic(powers: range, numbers: list[int], rounds: int) -> None:
 
 
 def past_the_caches(numbers: list[int], rounds: int) -> None:
-    """Whether stores should bypass the caches: casts, from cold memory too, and reading the target right afterwards."""
+    """Shows whether stores should bypass the caches: casts, warm and cold, and reads of the target afterwards."""
     evicting = np.ones(2**26, np.uint8)
     dtype = NUMPY["bfloat16"]
     print(
@@ -262,7 +263,7 @@ def main() -> None:
     numbers = [arguments.threads] if arguments.threads else [1, 2]
     powers = range(14, 27, 4 if arguments.quick else 2)
 
-    hmp.convert()  # our loops run on torch's threads from then on
+    hmp.convert()  # from here on the package's loops run on torch's threads
     hmp.restore()
     print(f"instruction set: {kernels.path()}, torch {torch.__version__}, {rounds} rounds")
     with tempfile.TemporaryDirectory() as folder:

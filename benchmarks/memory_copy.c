@@ -7,7 +7,7 @@
 
 enum { line = 64 };
 
-// Reads `read` lines, writes `written` lines that hold some of their bits, `steps` times; of one each it is a copy.
+// Reads `read` lines and writes `written` lines with some of their bits, `steps` times. One line each is a copy.
 static inline void pass(const char* source, char* target, size_t steps, int read, int written, int bypass) {
 #ifdef __AVX__
   for (size_t step = 0; step < steps; ++step) {
@@ -41,7 +41,7 @@ static inline void pass(const char* source, char* target, size_t steps, int read
 static void run(const char* source, char* target, size_t steps, int read, int written, int bypass) {
   if (read == written && !bypass) {
     memcpy(target, source, steps * line);
-  } else if (read == written) {  // numbers that the compiler knows unroll its loops
+  } else if (read == written) {  // constant numbers, so that the compiler unrolls the loops
     pass(source, target, steps, 1, 1, 1);
   } else if (read < written) {
     bypass ? pass(source, target, steps, 1, 2, 1) : pass(source, target, steps, 1, 2, 0);
@@ -50,7 +50,7 @@ static void run(const char* source, char* target, size_t steps, int read, int wr
   }
 }
 
-// One line each, or twice as many of one as of the other. All addresses are multiples of 64.
+// Takes one line of each, or two of one and one of the other. All addresses are multiples of 64.
 void move(const char* source, char* target, size_t steps, int read, int written, int threads, int bypass) {
   if (threads == 1) {
     run(source, target, steps, read, written, bypass);

@@ -3,18 +3,18 @@
     python benchmarks/models.py [--small | --kinds] [--within | --recommended] [--only CASE[,CASE]] [--quick]
         [--threads N | --busy] [--write]
 
-All contenders run the same model in turn, round after round, each in a process of its own that lasts, as a user's does:
-what is kept from step to step belongs to it. After some rounds new processes take over: where one happens to get its
-memory makes it faster or slower for good. A ratio is the other's time over ours in the same round, the median of all
-rounds: above 1 we are faster. Autocast is used as its documentation does: one region a step, around the forward pass
-and the loss. `hmp` has the lists that autocast has on a CPU, `hmp default` the default lists. Before anything is timed
-the results of all are compared with FP32's. --write puts the table and a plot into docs/.
+All contenders run the same model in turn, round after round. Each has a process of its own, as in real use, which keeps
+what is cached from step to step. After some rounds new processes take over, since the place of its memory makes a
+process faster or slower for good. A ratio is the other's time over ours in the same round, the median of all rounds:
+above 1 hmp is faster. Autocast is used as its documentation does: one region a step, around the forward pass and the
+loss. `hmp` has the lists that autocast has on a CPU, `hmp default` the default lists. Before anything is timed, all
+results are compared with those of FP32. --write puts the table and a plot into docs/.
 
---small is for steps that take little time, in which each call's share is large; --kinds for small networks of many
+--small is for steps that take little time, in which the share of each call is large; --kinds for small networks of many
 other kinds, forward and in training, whose table --write puts there too.
 
---within is for convert(within="modules") beside convert() alone, of the same models, and --recommended for
-preset="recommended" beside autocast's lists; their tables are written too.
+--within compares convert(within="modules") with convert() alone, for the same models, and --recommended compares
+preset="recommended" with autocast's lists; their tables are written too.
 
 --busy is for a machine that others use: one thread, and the processor's time instead of the clock's.
 """
@@ -64,7 +64,7 @@ State = Callable[[], AbstractContextManager[Any]]
 
 @dataclass
 class Way:
-    """How a contender runs a model: what holds all the while, and what surrounds a forward pass, and a step."""
+    """The states in which a contender runs a model: that of the whole run, of a forward pass, and of a step."""
 
     all_the_while: State = nullcontext
     forward: State = nullcontext
@@ -84,9 +84,9 @@ WAYS = {
     "hmp, none kept": Way(lambda: converted(preset="torch-cpu", reuse_memory=False), step=hmp.disable_casts),
 }
 CONTENDERS = ("FP32", "autocast", "bf16 model", "hmp", "hmp default")
-#: A model in bfloat16 is nothing to train.
+#: A model in bfloat16 is not trained.
 LOWERED_WHILE_RUNNING = ("FP32", "autocast", "hmp", "hmp default")
-#: For --within; autocast tells how far from FP32 a result may be.
+#: For --within. Autocast is there since its distance from FP32 sets the limit for the others.
 WHERE = ("autocast", "hmp", "hmp within", "hmp default", "hmp default within")
 #: For --recommended.
 RECOMMENDED = ("autocast", "hmp", "hmp recommended")
@@ -95,8 +95,8 @@ RECOMMENDED = ("autocast", "hmp", "hmp recommended")
 # ---- the cases -------------------------------------------------------------------------------------------------------
 
 
-#: What one step of a contender is, by the contender's name, and how far its result is from FP32's. Whatever holds all
-#: the while is entered for good.
+#: Takes the contender's name. Returns its step, and the distance of its result from FP32's. The state of the whole run
+#: is entered, and stays so until the ExitStack closes.
 Make = Callable[[str, ExitStack], tuple[Callable[[], object], float]]
 
 
@@ -116,7 +116,7 @@ def llama_500m() -> Llama:
 
 
 def difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    """As a part of the other's norm."""
+    """Returns the norm of the difference, relative to the norm of the other."""
     return ((one.float() - other.float()).norm() / other.float().norm()).item()
 
 
@@ -126,7 +126,7 @@ def inference(
     prepare: Callable[[nn.Module, torch.Tensor], tuple[Any, ...]] = lambda model, batch: (batch,),
     call: Callable[..., torch.Tensor] = lambda model, x: model(x),
 ) -> Make:
-    """``prepare`` runs once, in the contender's state, and gives what ``call`` gets beside the model."""
+    """``prepare`` runs once, in the contender's state; ``call`` gets the model and what ``prepare`` returned."""
 
     def make(name: str, state: ExitStack) -> tuple[Callable[[], object], float]:
         way = WAYS[name]
@@ -158,7 +158,7 @@ def with_past(model: Any, words: torch.Tensor) -> tuple[Any, ...]:
 
 
 def prefilled(model: Any, words: torch.Tensor) -> torch.Tensor:
-    """As `generate` of transformers begins: only the last position's scores are asked for."""
+    """Begins as `generate` of transformers does: it needs the scores of the last position only."""
     return model(words, last=1)[0]
 
 
@@ -234,7 +234,7 @@ def pictures(batch: int, size: int) -> Callable[[], tuple[torch.Tensor, torch.Te
 
 
 def compiled(length: int) -> Make:
-    """The model compiled with frozen weights."""
+    """Makes the model, compiled with frozen weights."""
 
     def make(name: str, state: ExitStack) -> tuple[Callable[[], object], float]:
         import torch._inductor.config
@@ -291,7 +291,7 @@ CASES = {
     "compiled-64": Case("compiled Llama 110 M, 64 tokens", compiled(64), LOWERED_WHILE_RUNNING),
 }
 
-#: Small networks of other kinds: what they are, and the sizes of their input.
+#: Small networks of other kinds: title, model, and the sizes of the input.
 KINDS: dict[str, tuple[str, Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp-1": ("MLP, 2 x 64, one row", lambda: mlp(8, 64, 64, 10), (1, 8)),
     "mlp-32": ("MLP, 2 x 512, 32 rows", lambda: mlp(128, 512, 512, 10), (32, 128)),
@@ -323,7 +323,7 @@ KIND_CASES = {
 
 
 def layers_16(*, softmax: bool) -> nn.Sequential:
-    """50 linear layers that compute next to nothing."""
+    """Returns 50 linear layers that compute next to nothing."""
     layer = (lambda: (nn.Linear(16, 16), nn.Softmax(-1))) if softmax else (lambda: (nn.Linear(16, 16),))
     return nn.Sequential(*(one for _ in range(50) for one in layer()))
 
@@ -376,13 +376,13 @@ ALL_CASES = CASES | KIND_CASES | SMALL_CASES
 
 
 def command(case: str, name: str, *, busy: bool) -> list[str]:
-    """What runs one contender of a case; see :func:`alone`."""
+    """Returns the command that runs one contender of a case; see :func:`alone`."""
     options = ["--busy"] if busy else ["--threads", str(torch.get_num_threads())]
     return [sys.executable, __file__, *options, "--alone", case, name]
 
 
 def alone(case: str, name: str, *, busy: bool) -> None:
-    """Serve one contender to another process."""
+    """Serves one contender to another process."""
     answers, sys.stdout = sys.stdout, sys.stderr
     torch.manual_seed(0)
     with ExitStack() as state:
@@ -396,7 +396,7 @@ class Result:
     contenders: dict[str, Contender]
 
     def faster(self, name: str, peer: str) -> tuple[float, float, float] | None:
-        """How many times as fast the first is as the second: median, and the middle half of the rounds."""
+        """Returns the speed of the first as a multiple of the second's: median, and the middle half of the rounds."""
         if peer not in self.contenders or name not in self.contenders:
             return None
         return self.contenders[peer].ratio_to(self.contenders[name])
@@ -405,7 +405,7 @@ class Result:
 def timed(
     name: str, contenders: tuple[str, ...], *, busy: bool, processes: int, rounds: int, target_seconds: float
 ) -> Result:
-    """Of so many processes one after the other, each for so many rounds."""
+    """Times the contenders in so many processes, one after the other, each for so many rounds."""
     together = Result(ALL_CASES[name].title, {one: Contender(one, lambda: None) for one in contenders})
     for _ in range(processes):
         for one in timed_once(name, contenders, busy=busy, rounds=rounds, target_seconds=target_seconds):
@@ -419,13 +419,13 @@ def timed_once(name: str, names: tuple[str, ...], *, busy: bool, rounds: int, ta
         for one in contenders:
             stack.callback(one.close)
         differences = {one.name: one.difference for one in contenders}
-        # bfloat16 keeps 8 bits; torch.autocast is as far from FP32 as its casts are: far, for the gradients of a deep
-        # network that has learnt nothing yet.
+        # bfloat16 has 8 bits of precision. The distance of torch.autocast from FP32 is that of its casts; it is large
+        # for the gradients of a deep network that has learnt nothing yet.
         limit = max(0.02, 1.5 * differences["autocast"])
         far = {one: found for one, found in differences.items() if not found <= limit}
         if far:
             raise ArithmeticError(f"{ALL_CASES[name].title}: the results are too far from FP32's: {differences}")
-        # A process that had to wait finds its memory out of the processor's cache.
+        # A process that had to wait finds its data evicted from the processor's cache.
         run(list(contenders), rounds=rounds, target_seconds=target_seconds, settle_seconds=target_seconds / 4)
     return contenders
 
@@ -445,7 +445,7 @@ def milliseconds(result: Result, digits: int) -> list[str]:
 
 
 def cells_with_halves(result: Result, digits: int, peers: tuple[str, ...]) -> list[str]:
-    """Beside autocast with the middle half of the rounds, beside these without."""
+    """Returns the cells: beside autocast with the middle half of the rounds, beside ``peers`` without."""
     return [
         result.title,
         *milliseconds(result, digits),
@@ -483,7 +483,7 @@ def recommended_cells(result: Result) -> list[str]:
 
 @dataclass
 class Table:
-    """One of the page's: its place there, its columns with their widths in a terminal, and a row of it."""
+    """A table of the page: its name there, its columns with their widths in a terminal, and the function for a row."""
 
     name: str
     columns: list[tuple[str, int]]
@@ -497,7 +497,7 @@ class Table:
         print("".join(f"{one:>{width}}" for one, (_, width) in zip(cells, self.columns, strict=True)), flush=True)
 
     def write(self, results: list[Result], how: str, *below: str) -> None:
-        """Into the page, between its marks."""
+        """Writes the rows into the page, between the table's HTML comments."""
         rows = (self.headings, ["---"] * len(self.columns), *map(self.cells, results))
         text = "\n\n".join([how, "\n".join(f"| {' | '.join(row)} |" for row in rows), *below]) + "\n"
         begin, end = f"<!-- {self.name}: written by benchmarks/models.py -->\n", f"<!-- {self.name}: end -->\n"
@@ -525,7 +525,7 @@ SMALL_TABLE = Table("small", [*_TIMES, _HALF, ("x FP32", 8), _DEFAULT, _HALF], s
 
 
 def training_mean(results: list[Result]) -> str:
-    """One figure of all training steps, where there are several."""
+    """Returns a line with the mean of all training steps, or nothing if there are fewer than two."""
     steps = [one.faster("hmp", "autocast") for one in results if one.title.startswith("train ")]
     medians = [one[0] for one in steps if one is not None]
     if len(medians) < 2:
@@ -534,7 +534,7 @@ def training_mean(results: list[Result]) -> str:
 
 
 def mean_of(results: list[Result], table: Table) -> str:
-    """What the rows of a table come to, in a line."""
+    """Returns a line that summarizes the rows of a table."""
     if table is WITHIN_TABLE:
         return ""
     if table is not RECOMMENDED_TABLE:
@@ -545,7 +545,7 @@ def mean_of(results: list[Result], table: Table) -> str:
 
 
 def machine(*, busy: bool) -> str:
-    """What the figures depend on."""
+    """Returns what the figures depend on: releases, processors, instructions."""
     flags = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")), "")
     features = [one for one in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if one in flags.split()]
     return (
@@ -555,7 +555,7 @@ def machine(*, busy: bool) -> str:
 
 
 def draw(results: list[Result], how: str, about: str) -> None:
-    """The plot into docs/."""
+    """Draws the plot into docs/."""
     bars = {}
     for result in results:
         found = {name: result.faster(name, "autocast") for name in CONTENDERS if name != "autocast"}

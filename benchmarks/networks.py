@@ -1,7 +1,7 @@
-"""Networks in the shapes of well-known models, with random weights: what the benchmarks of whole models run.
+"""Networks in the shapes of well-known models, with random weights, for the benchmarks of whole models.
 
-Written here, of torch alone, as such models are usually written: nothing to download, and little Python between torch's
-operations.
+They use torch alone, and are written as such models usually are: there is nothing to download, and little Python
+between torch's operations.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ Past = tuple[torch.Tensor, torch.Tensor]
 
 
 def heads(x: torch.Tensor, count: int) -> torch.Tensor:
-    """(batch, length, hidden) to (batch, heads, length, hidden / heads)."""
+    """Reshapes (batch, length, hidden) to (batch, heads, length, hidden / heads)."""
     return x.unflatten(-1, (count, -1)).transpose(1, 2)
 
 
 class RMSNorm(nn.Module):
-    """As Llama's authors wrote it."""
+    """The norm as Llama's authors wrote it."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class GatedMLP(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Experts of which each word has two, as Mixtral's in transformers."""
+    """Experts, two of which process each word, as in transformers' Mixtral."""
 
     def __init__(self, hidden: int, intermediate: int, experts: int) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class LlamaLayer(nn.Module):
 
 
 class Llama(nn.Module):
-    """A decoder whose embedding is its head, too."""
+    """A decoder that uses its embedding as its head."""
 
     def __init__(
         self, hidden: int, layers: int, heads: int, intermediate: int, words: int = 32_000, experts: int = 0
@@ -105,7 +105,7 @@ class Llama(nn.Module):
     def forward(
         self, words: torch.Tensor, pasts: list[Past] | None = None, last: int = 0
     ) -> tuple[torch.Tensor, list[Past]]:
-        """Scores of the next word (for the ``last`` positions, 0 for all), and keys and values for the next call."""
+        """Returns scores of the next word (for the ``last`` positions, 0 for all), and the keys and values."""
         x = self.embedding(words)
         begin = 0 if pasts is None else pasts[0][0].shape[2]
         cos, sin = (table[begin : begin + words.shape[1]] for table in (self.cos, self.sin))
@@ -117,7 +117,7 @@ class Llama(nn.Module):
 
 
 class Block(nn.Module):
-    """A transformer's layer: BERT's, which norms after adding, or ViT's, which norms before."""
+    """A transformer's layer: BERT's, which normalizes after adding, or ViT's, which normalizes before."""
 
     def __init__(self, hidden: int, heads: int, *, norm_first: bool) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class Block(nn.Module):
 
 
 class Bert(nn.Module):
-    """An encoder that guesses words."""
+    """An encoder that predicts words."""
 
     def __init__(self, hidden: int, layers: int, heads: int, words: int = 30_522, length: int = 512) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
-"""How many of torch's operations run on mixed bfloat16 and float32 inputs: plain torch, torch.autocast, habana_mp.
+"""Counts torch's operations that run on mixed bfloat16 and float32 inputs: plain torch, torch.autocast, habana_mp.
 
 python benchmarks/operations.py
 
-Of torch's own database of operations: those with two or more float inputs and kernels for both dtypes on a CPU. An
-operation counts when every sample that float32 runs with runs on its inputs in either dtype by turns.
+The operations are those of torch's own database with two or more float inputs and kernels for both dtypes on a CPU. An
+operation counts if every sample that runs in float32 also runs with its inputs in either dtype by turns.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python benchmarks/optimizers.py [--rounds N] [--threads N] [--small]
 
 All contenders step the same weights with the same gradients and the same state, in turn, round after round. A ratio is
-the other's time over ours in the same round, the median of all rounds: above 1 we are faster. The copy is written by
-ours in the same pass, and by `torch._foreach_copy_` after torch's step.
+torch's time over ours in the same round, the median of all rounds: above 1 the package is faster. The package writes
+the copy in the same pass, and `torch._foreach_copy_` writes it after torch's step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from habana_mp.patches.torch import kernel_steps
 
 LLAMA_LAYER = [(768, 768)] * 4 + [(2048, 768)] * 2 + [(768, 2048)] + [(768,)] * 2
 BERT_LAYER = [(768, 768), (768,)] * 4 + [(3072, 768), (3072,), (768, 3072), (768,)] + [(768,)] * 4
-#: 12 layers each, 110 M parameters; and a thousand small weights, which show what a weight costs.
+#: 12 layers each, 110 M parameters; and a thousand small weights, which show the cost of a weight.
 MODELS = {
     "Llama-like": [(32_000, 768), *LLAMA_LAYER * 12, (768,)],
     "BERT-like": [(30_522, 768), (512, 768), (2, 768), (768,), (768,), *BERT_LAYER * 12, (768, 768), (768,)],
@@ -38,7 +38,7 @@ OPTIMIZERS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 
 @contextmanager
 def written_to(copies: dict[Tensor, Tensor]) -> Iterator[None]:
-    """Our steps write these."""
+    """The package's steps write these copies."""
     before = kernel_steps.casts_to_write
     kernel_steps.casts_to_write = lambda params: [copies[param] for param in params]
     try:

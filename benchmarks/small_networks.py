@@ -1,4 +1,4 @@
-"""Small networks of other kinds than networks.py has, of torch alone: each input is one tensor, each output scores."""
+"""Small networks of kinds that networks.py lacks, of torch alone: each input is one tensor, each output scores."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class CellInALoop(nn.Module):
 
 
 class Waves(nn.Module):
-    """Gated convolutions of sound, each reaching twice as far as the one before."""
+    """Gated convolutions of sound; the reach of each is twice that of the one before."""
 
     def __init__(self, width: int = 64, layers: int = 8) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Encoder(nn.Module):
 
 
 class EinsumAttention(nn.Module):
-    """Attention whose products are all written as ``einsum``."""
+    """Attention that writes all its products as ``einsum``."""
 
     def __init__(self, hidden: int = 256, heads: int = 8, layers: int = 4) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class EinsumAttention(nn.Module):
 
 
 class Recommender(nn.Module):
-    """Tables of categories, and the products of each with each."""
+    """Tables of categories, and the products of all pairs."""
 
     def __init__(self, tables: int = 26, width: int = 32, size: int = 10_000) -> None:
         super().__init__()
@@ -125,9 +125,9 @@ class Recommender(nn.Module):
         self.size = size
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """13 numbers, and one for each table."""
+        """Takes 13 numbers, and one for each table."""
         numbers = self.numbers(x[:, :13])
-        chosen = (x[:, 13:].double() * 1000).long() % self.size  # of float64, which no list lowers
+        chosen = (x[:, 13:].double() * 1000).long() % self.size  # in float64, which no list lowers
         all_of_them = torch.stack([numbers, *(one(row) for one, row in zip(self.tables, chosen.T, strict=True))], 1)
         products = torch.bmm(all_of_them, all_of_them.transpose(1, 2))
         rows, columns = torch.tril_indices(len(self.tables) + 1, len(self.tables) + 1, -1)
@@ -151,7 +151,7 @@ class Graph(nn.Module):
 
 
 class Experts(nn.Module):
-    """Eight small networks of which each row chooses two."""
+    """Eight small networks; each row chooses two of them."""
 
     def __init__(self, width: int = 128, experts: int = 8) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class Experts(nn.Module):
 
 
 def volumes() -> nn.Sequential:
-    """Convolutions of films."""
+    """Convolutions of videos."""
     return nn.Sequential(
         *(nn.Conv3d(3, 32, 3, padding=1), nn.BatchNorm3d(32), nn.ReLU(), nn.MaxPool3d(2)),
         *(nn.Conv3d(32, 64, 3, padding=1), nn.BatchNorm3d(64), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten()),
@@ -178,7 +178,7 @@ def volumes() -> nn.Sequential:
 
 
 class Generator(nn.Module):
-    """Images out of noise, by transposed convolutions."""
+    """Makes images from noise, by transposed convolutions."""
 
     def __init__(self) -> None:
         super().__init__()

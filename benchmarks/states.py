@@ -1,4 +1,4 @@
-"""The states that contenders run in: hmp.convert, torch.autocast, and functions patched in Python."""
+"""The states in which contenders run: hmp.convert, torch.autocast, and functions patched in Python."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def autocast() -> torch.autocast:
 
 @contextmanager
 def region() -> Iterator[None]:
-    """A region of ours, without convert."""
+    """A region of hmp.autocast, without convert."""
     with hmp.autocast("cpu", dtype=torch.bfloat16):
         yield
     hmp.restore()
@@ -42,14 +42,14 @@ def region() -> Iterator[None]:
 
 @contextmanager
 def outside_of_regions() -> Iterator[None]:
-    """What regions need is in torch, and none is open."""
+    """The patches that regions need are installed, and no region is open."""
     with hmp.autocast("cpu"):
         pass
     yield
     hmp.restore()
 
 
-#: What a patch in Python has to name one by one: aliases that were taken before are missed.
+#: A patch in Python has to name each of these; it misses aliases that were taken before.
 _PATCHED: list[tuple[Any, str]] = [
     (F, "linear"),
     (F, "conv2d"),
@@ -72,7 +72,7 @@ def _lowering(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def patched_in_python() -> Iterator[None]:
-    """As apex's O1 does it: attributes exchanged for functions of Python that cast what they are given."""
+    """Patches as apex's O1 does: it replaces attributes by Python functions that cast their arguments."""
     originals = [(holder, name, name in vars(holder), getattr(holder, name)) for holder, name in _PATCHED]
     for holder, name, _, original in originals:
         setattr(holder, name, _lowering(original))

@@ -15,7 +15,7 @@ from typing import TextIO
 
 @dataclass
 class Contender:
-    """Something to time: a call, and the state it runs in, entered once a round."""
+    """A call to time, and the state it runs in, which is entered once a round."""
 
     name: str
     call: Callable[[], object]
@@ -24,7 +24,7 @@ class Contender:
     seconds: list[float] = field(default_factory=list)
 
     def time(self, repeat: int, settle_seconds: float = 0.0) -> float:
-        """Seconds of one call, from ``repeat`` calls; before, one call and ``settle_seconds`` of them unmeasured."""
+        """Returns the mean seconds of ``repeat`` calls, after one untimed call and more for ``settle_seconds``."""
         call = self.call
         with self.state():
             call()
@@ -41,13 +41,13 @@ class Contender:
         return statistics.median(self.seconds)
 
     def ratio_to(self, peer: Contender) -> tuple[float, float, float]:
-        """Time as a multiple of the peer's in the same round: median, and the middle half of the rounds."""
+        """Returns the time as a multiple of the peer's in the same round: median, and the middle half of the rounds."""
         ratios = sorted(mine / theirs for mine, theirs in zip(self.seconds, peer.seconds, strict=True))
         return statistics.median(ratios), ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
 
 
 class Elsewhere(Contender):
-    """A contender in a process of its own, for what belongs to a process: compiled code, an allocator's settings.
+    """A contender in a process of its own, for state that belongs to a process: compiled code, an allocator's settings.
 
     The command's program calls :func:`serve`.
     """
@@ -76,7 +76,7 @@ class Elsewhere(Contender):
             return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
 
     def page_faults(self) -> int:
-        """Until now: pages that the kernel had to give, and to clear."""
+        """Returns the number of pages so far that Linux had to provide, and to clear."""
         with open(f"/proc/{self._process.pid}/stat") as stat:
             return int(stat.read().rpartition(")")[2].split()[7])
 
@@ -85,7 +85,7 @@ class Elsewhere(Contender):
 
 
 def serve(contender: Contender, difference: float, answers: TextIO) -> None:
-    """The other side of :class:`Elsewhere`: say how far the result is from the right one, then time when asked."""
+    """The other side of :class:`Elsewhere`: prints the error of the result, then times on each request."""
     print(difference, file=answers, flush=True)
     for line in sys.stdin:
         repeat, settle_seconds = line.split()
@@ -93,9 +93,9 @@ def serve(contender: Contender, difference: float, answers: TextIO) -> None:
 
 
 def run(contenders: list[Contender], *, rounds: int, target_seconds: float, settle_seconds: float = 0.0) -> None:
-    """Time all contenders in turn, round after round, each for about ``target_seconds``.
+    """Times all contenders in turn, round after round, each for about ``target_seconds``.
 
-    Before each timing the contender runs for ``settle_seconds`` unmeasured.
+    Before each timing the contender runs for ``settle_seconds`` that are not timed.
     """
     repeats = []
     for one in contenders:

@@ -1,9 +1,9 @@
-"""What the report costs: a step or a token with calls recorded by module and by line, over the same without.
+"""The cost of the report: a step or a token with calls recorded by module and by line, over the same without.
 
     python benchmarks/watching.py [--rounds N]
 
-One process, one thread, and the thread's time: the three are called in turn, round after round. A ratio of 1.02 means
-2 % longer. Two minutes.
+One process, one thread, and the thread's time. The three variants run in turn, round after round. A ratio of 1.02 means
+2 % longer. It takes two minutes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STATES: dict[str, Callable[[], AbstractContextManager[None]]] = {
 
 
 def bert() -> Callable[[], object]:
-    """A training step of six layers of 512 on 4 x 64 words."""
+    """Makes a training step of six layers of width 512 on 4 x 64 words."""
     model = Bert(hidden=512, layers=6, heads=8, words=8192)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     words, labels = torch.randint(0, 8192, (4, 64)), torch.randint(0, 8192, (4, 64))
@@ -44,7 +44,7 @@ def bert() -> Callable[[], object]:
 
 
 def token() -> Callable[[], object]:
-    """A token of a decoder of 110 M parameters, with 64 words before it."""
+    """Makes the computation of a token by a decoder of 110 M parameters, with 64 words before it."""
     model = llama_110m().eval()
     with torch.no_grad():
         word, pasts = with_past(model, torch.randint(0, 32_000, (1, 64)))

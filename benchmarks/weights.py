@@ -1,5 +1,5 @@
-"""What kept casts of weights cost: a use of one beside a new cast, over more and more weights, many small layers in a
-row, and a refresh of many.
+"""The cost of cached casts of weights: a use of one beside a new cast, over more and more weights, many small layers in
+a row, and a refresh of many.
 
 python benchmarks/weights.py [--quick] [--layers]
 """
@@ -24,7 +24,7 @@ from habana_mp import _core, hmp
 
 
 def uses(weights: list[nn.Parameter], x: torch.Tensor) -> Callable[[], object]:
-    """A call with one weight after the other."""
+    """Returns a call that uses one weight after the other."""
     following = cycle(weights)
     return lambda: F.linear(x, next(following))
 
@@ -33,12 +33,12 @@ def small_layers(width: int) -> tuple[nn.Module, torch.Tensor]:
     return nn.Sequential(*[nn.Linear(width, width) for _ in range(50)]), torch.randn(4, width)
 
 
-#: Of an input, a weight and a bias.
+#: Takes an input, a weight and a bias.
 ByHand = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Product(nn.Module):
-    """A layer as some write it by hand."""
+    """A layer as user code may write it by hand."""
 
     def __init__(self, width: int, call: ByHand) -> None:
         super().__init__()
@@ -64,12 +64,12 @@ def small_products(call: ByHand, width: int) -> tuple[nn.Module, torch.Tensor]:
 
 
 def attention(width: int) -> tuple[nn.Module, torch.Tensor]:
-    """What torch gives to its linear layers there does not lie in rows."""
+    """The rows that torch passes to its linear layers there are not evenly spaced."""
     return nn.TransformerEncoderLayer(width, 4, 2 * width, batch_first=True).eval(), torch.randn(4, 32, width)
 
 
 def contenders(model: nn.Module, x: torch.Tensor) -> list[Contender]:
-    """Autocast first."""
+    """Returns the contenders, autocast first."""
     lower, lower_x = copy.deepcopy(model).bfloat16(), x.bfloat16()
 
     def in_a_region() -> object:
@@ -117,7 +117,7 @@ def measure_uses(**options: Any) -> None:
                 base = Contender("bf16", uses(lower, x), converted)
                 kept = Contender("kept", uses(weights, x), converted)
                 cast = Contender("cast", uses(weights, x), lambda: converted(weight_cache=False))
-                # A round begins with no cast at all: the first pass over the weights is not what is asked for.
+                # A round begins with an empty cache; the first pass over the weights is not measured.
                 with converted():
                     for one in (base, kept):
                         one.state = nullcontext

@@ -1,11 +1,11 @@
-"""Mixed precision for PyTorch that a person can steer, see and trust.
+"""Mixed precision for PyTorch that users can control, inspect and trust.
 
 ``import habana_mp as hmp`` and ``from habana_mp import hmp`` give the same functions.
 """
 
 import os
 
-from habana_mp import _core, hmp  # noqa: F401  first the core: it refuses where torch cannot be imported
+from habana_mp import _core, hmp  # noqa: F401  the core first: it raises if torch cannot be imported
 from habana_mp.hmp import (
     Comparison,
     HmpWarning,

@@ -1,4 +1,4 @@
-"""The C++ core. Signatures and docstrings of what it offers to the Python layer; nothing here is public."""
+"""The C++ core: signatures and docstrings of its functions and classes for the Python layer. Nothing here is public."""
 
 import types
 from collections.abc import Callable, Collection, Sequence
@@ -41,11 +41,11 @@ def kernels_cast_stochastically(
     """`path` is for tests."""
 
 def kernels_can_multiply() -> bool:
-    """Are there kernels here for products with weights?"""
+    """True if there are kernels for products with weights here."""
 
 def kernels_arrange(weight: NDArray[np.uint16], threads: int, inner_first: bool = False) -> NDArray[np.uint16]:
-    """For tests, as the next one: the bits of a bfloat16 weight in these kernels' order. Of an `inner_first` one the
-    columns are what a linear layer has for rows."""
+    """For tests, like the next one: returns the bits of a bfloat16 weight in the order of these kernels. The columns of
+    an `inner_first` weight correspond to the rows of a linear layer's weight."""
 
 def kernels_multiply(
     input: NDArray[np.uint16],
@@ -56,11 +56,11 @@ def kernels_multiply(
     block: int,
     threads: int,
 ) -> None:
-    """`order` is one of those of kernels_orders(); of "lanes" the block says nothing."""
+    """`order` is one of kernels_orders(). "lanes" ignores the block."""
 
 def kernels_orders() -> list[str]:
-    """In which orders kernels here can sum: of "pairs", "lanes", "tiles" and "tiles by FMA", which are the same sums.
-    Where the processor has tiles, the operating system is asked for the leave to use them."""
+    """Returns the orders in which kernels here can sum: some of "pairs", "lanes", "tiles" and "tiles by FMA", which has
+    the sums of "tiles". If the processor has tiles, this asks the operating system for permission to use them."""
 
 def kernels_path() -> str: ...
 def kernels_paths() -> list[str]: ...
@@ -76,15 +76,15 @@ def log_to(
 def log_off() -> None: ...
 
 class LogDestination:
-    """Where the cast log went, to be given back."""
+    """A destination of the cast log, for log_back_to()."""
 
 def log_destination() -> LogDestination | None: ...
 def log_back_to(destination: LogDestination | None) -> None: ...
 def log_flush() -> None: ...
 def printable(text: str) -> str:
-    """The text with what controls a terminal or ends a line spelled out, as in the log."""
+    """Returns the text with terminal controls and line ends spelled out, as in the log."""
 
-#: Words of reasons, and what they mean.
+#: The names of reasons, and their meanings.
 reasons: dict[str, str]
 
 def _log_operation(representation: str, operation: str, precision: int, reason: int, casts: int) -> None:
@@ -95,7 +95,8 @@ def _log_event(text: str) -> None:
 
 # ---- optim ----
 class StepPlan:
-    """Which weights of an optimizer's group the core can step, once. What gets other memory before is left out."""
+    """A single step of the weights of an optimizer's group that the core can step. A weight whose memory changes before
+    it is left out."""
 
     def __init__(
         self,
@@ -109,15 +110,15 @@ class StepPlan:
     ) -> None: ...
     @property
     def left_out(self) -> list[int]:
-        """The places of the weights that it cannot."""
+        """The indices of the weights that it cannot step."""
 
     @property
     def changed(self) -> list[int]:
-        """After the step: the places of those among them that it could have stepped as they were before."""
+        """After the step: the indices of those weights among them that it could have stepped before they changed."""
 
     @property
     def lowered(self) -> list[int]:
-        """The places of the weights whose lower tensors will be written too."""
+        """The indices of the weights whose lower tensors will be written too."""
 
     def adam(
         self,
@@ -165,7 +166,7 @@ class StepPlan:
 
 # ---- engine ----
 class Castable:
-    """Which arguments of an operation may be cast; sets of positions are bit masks."""
+    """The arguments of an operation that may be cast. Sets of positions are bit masks."""
 
     def __init__(
         self,
@@ -179,7 +180,7 @@ class Castable:
     ) -> None: ...
 
 class Rule:
-    """What a policy says of one operation."""
+    """The rule of a policy for one operation."""
 
     def __init__(
         self,
@@ -197,7 +198,7 @@ class Rule:
     ) -> None: ...
 
 class Composite:
-    """A Python function of torch's that lists may cover; ``called`` is what it did before its calls came here."""
+    """A Python function of torch that lists may cover. ``called`` does what its calls did before they came here."""
 
     def __init__(self, function: Any, called: Any, operation: str) -> None: ...
     def call(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any: ...
@@ -209,53 +210,53 @@ class Function:
     def call(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any: ...
 
 accelerators: tuple[str, ...]
-"""Those of src/accel that this build has; what belongs to another one is missing here."""
+"""The accelerators in src/accel that this build has. Functions of another one are missing here."""
 
 def assumptions() -> list[tuple[str, str, str, str, str]]:
-    """The core's ledger: name, what is assumed, how it is checked, what happens otherwise, state."""
+    """Returns the core's ledger: name, what is assumed, the check, the fallback, state."""
 
 def symbols() -> list[tuple[str, bool]]:
-    """Functions of torch's libraries by name, and whether torch's headers declare them as they are called."""
+    """Returns functions of torch's libraries by name, and if torch's headers declare them as they are called."""
 
 def bind_torch() -> None: ...
 def reads_flags_in_place() -> bool:
-    """Are the flags of torch's dispatcher read in its memory, without calling a function of torch's?"""
+    """True if the flags of torch's dispatcher are read from its memory, without calling a torch function."""
 
 def looks_inside() -> bool:
-    """Can it be told where a tensor's memory lies and whether anybody has written to it? Else no cast is kept, nor do
-    our kernels cast or step before torch 2.10."""
+    """True if the core can find a tensor's memory and detect writes to it. Otherwise no cast is cached, and before
+    torch 2.10 our kernels neither cast nor step."""
 
 def reader() -> str:
-    """How tensors are read: ``layout``, ``dlpack`` or ``attribute``."""
+    """Returns how tensors are read: ``layout``, ``dlpack`` or ``attribute``."""
 
 def install(plan: list[tuple[Any, Any, str, Rule, Rule]], *, within_modules: bool) -> None:
-    """Replace what is installed: (object, what the log shows for it, operation, rule of the lists, rule where the lists
-    are silent). With ``within_modules`` nothing is lowered but in the calls of modules that are watched."""
+    """Replaces what is installed: (object, what the log shows for it, operation, rule of the lists, rule while the
+    lists are suspended). With ``within_modules``, only calls inside watched modules are lowered."""
 
 def observe(plan: list[tuple[Any, Any, str, Rule, Rule]], /) -> None:
-    """Answer calls of these objects too, so that the watch sees them; in place of those that were given before."""
+    """Handles calls of these objects too, so that the watch sees them. They replace those of the previous call."""
 
 def check_modules(call_impl: Any) -> None:
-    """Raise where :func:`watch_modules` would, and change nothing."""
+    """Raises if :func:`watch_modules` would, and changes nothing."""
 
 def watch_modules(call_impl: Any, answering: Any, modules: list[Any] | None) -> None:
-    """In calls of these modules, or of any, the lists of :func:`install` speak from now on. The modules are not held:
-    whoever gives them says so when one has gone. Calls are answered by ``answering``: ``call_impl``, or a function with
-    the code that it had."""
+    """From now on the lists of :func:`install` apply in calls of these modules, or of all for None. The modules are not
+    held: the caller must call again when one of them is gone. ``answering`` handles the calls: ``call_impl``, or a
+    function with the code that it had."""
 
 def stop_watching_modules() -> None: ...
 def follow_modules(call_impl: Any, answering: Any, /) -> None:
-    """Make the watch record which module's forward runs."""
+    """Makes the watch record which module's forward runs."""
 
 def stop_following_modules() -> None: ...
 def count_calls(function: Any, answering: Any, during: Any, /) -> tuple[Any, int]:
-    """What ``during()`` returns, and how many calls of the function reached its vectorcall slot meanwhile."""
+    """Returns the result of ``during()``, and the number of calls of the function that reached its vectorcall slot."""
 
 def call_by_slot(function: Any, answering: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], /) -> Any:
-    """Call the function by its vectorcall slot while it is watched, else ``answering``."""
+    """Calls the function by its vectorcall slot while it is watched, else ``answering``."""
 
 def watch_calls(watched: bool, /) -> None:
-    """Is the watch to see calls begin and end?"""
+    """Sets if the watch sees calls begin and end."""
 
 def set_watch(
     passed_over: tuple[str, ...],
@@ -265,57 +266,58 @@ def set_watch(
     traced_place: Callable[[], tuple[str | None, str, int, str | None] | None],
     /,
 ) -> None:
-    """What begins the names of files that are passed over, and of those that trace; the code of a module's call; how
-    modules are called, and where what is traced comes from. To be called once."""
+    """Sets what the watch needs to find the place of a call; called once: the beginnings of the names of files to pass
+    over, and of files that trace; the code of a module's call; functions that return the names of modules, and the
+    place of traced code."""
 
 def set_sensitive(angles: Collection[str], counts: Collection[str], statistics: Collection[str], /) -> None:
-    """While lines are watched, the core looks at the inputs of these operations: at angles, at whole numbers, and at
-    running statistics."""
+    """Sets the operations whose inputs the core checks while lines are watched: angles, whole numbers, and running
+    statistics."""
 
 def notice_loss(tensor: Any, /) -> None:
-    """A backward begins from this tensor."""
+    """Notes that a backward begins from this tensor."""
 
 def begin_watch(lines: bool, nanoseconds_a_cast: float, /) -> None:
-    """Record calls, with their lines or not; a cast that torch makes within its operation is taken to cost so much,
-    besides what its values cost."""
+    """Records calls, with their lines or without. Each cast that torch makes inside its operation is assumed to cost
+    this much time, in addition to the time for its values."""
 
 def stop_watch() -> None: ...
 def reset_watch() -> None: ...
 def watched_calls() -> list[dict[str, Any]]:
-    """In order of first call: the fields of a row of the report, ``nanoseconds``
-    and ``cast_nanoseconds``; ``from``, [(number of the record that made an input, calls, casts)]."""
+    """Returns, in order of first call: the fields of a row of the report, ``nanoseconds`` and ``cast_nanoseconds``;
+    ``from``, [(number of the record that made an input, calls, casts)]."""
 
 def watched_modules() -> list[tuple[str, str, int, int]]:
-    """(path, class, calls, nanoseconds)"""
+    """Returns (path, class, calls, nanoseconds) of each module."""
 
 def watched_events() -> list[tuple[int, str | None, int, int, int]]:
-    """(record or -1, path of the module or None, begin, end, thread) of the last calls; times in nanoseconds since
-    1970"""
+    """Returns (record or -1, path of the module or None, begin, end, thread) of the last calls. Times are nanoseconds
+    since 1970."""
 
 def watch_sizes() -> dict[str, int]:
-    """How many ``codes``, ``places``, ``modules`` and ``records`` the watch has: for tests of what is kept."""
+    """Returns how many ``codes``, ``places``, ``modules`` and ``records`` the watch holds. For tests."""
 
 def running_module() -> int:
-    """The number of the module whose forward runs here, or -1: for code that is given away to run later."""
+    """Returns the number of the module whose forward runs here, or -1. For code that is handed over to run later."""
 
 class Block:
-    """Code that was given away in the module of that number, and runs now, until it leaves."""
+    """Runs code as a part of the module of this number, in which it was handed over, until ``leave``."""
 
     def __init__(self, module: int) -> None: ...
     def leave(self) -> None: ...
 
 def follow_greenlets(settrace: Callable[[Any], Any], gettrace: Callable[[], Any], /) -> None:
-    """Give each greenlet a state of its own, by these functions of the module greenlet."""
+    """Gives each greenlet a state of its own, by these functions of the module greenlet."""
 
 def leave_greenlets() -> None: ...
 def begins_to_speak(module: Any) -> bool:
-    """Would a call of this module, made here, be one in which the lists begin to speak?"""
+    """True if the lists would begin to apply in a call of this module made here."""
 
 def number_of_modules() -> int:
-    """Of the region that a watched module's call is."""
+    """Returns the number of the region that calls of watched modules run in."""
 
 def set_function_twins(twins: dict[Any, Any]) -> None:
-    """Functions that are called instead of methods that are covered, where these are called with two plain tensors."""
+    """Sets functions that are equivalent to covered methods, and called instead of these for two plain tensors."""
 
 def watch_builtins(
     autocast_set_enabled: Any,
@@ -333,8 +335,8 @@ def watch_builtins(
     find_overload: Any,
     writers: tuple[Any, ...],
 ) -> None:
-    """`writers` write into their tensors without counting the versions up, or make tensors that share their memory and
-    not their version."""
+    """`writers` write into their tensors without incrementing the version counters, or make tensors that share their
+    memory but not their version counter."""
 
 def construction_begins(module: Any) -> None: ...
 def set_recognised(
@@ -353,33 +355,34 @@ def set_recognised(
     module_calls: types.CodeType | None,
 ) -> None:
     """`module_calls` is the code of a module's call. `operator_found` takes what torch has looked up for an operator,
-    its name, and the overload's where there is one; it returns the builtins that are to be watched as `writers`."""
+    its name, and the name of the overload, if any. It returns the builtins to watch as `writers`."""
 
 def install_in_disabled_regions(regions: int) -> None:
-    """This thread is in so many regions of torch.autocast, none of which is enabled."""
+    """Sets the number of regions of torch.autocast that this thread is in. None of them is enabled."""
 
 def uninstall() -> None: ...
 def installed_count() -> int: ...
 def change_count() -> int:
-    """How often rules have been put into torch: of a call that raised it tells whether it had changed anything."""
+    """Returns how often rules were installed in torch. It shows if a call that raised has changed anything."""
 
 def counts() -> list[tuple[str, str, str, str, int, int, int, int]]:
-    """(operation, representation, precision, reason, calls, casts, bytes, casts of weights too small to be kept)"""
+    """Returns (operation, representation, precision, reason, calls, casts, bytes, casts of weights that are too small
+    to be cached) of each row."""
 
 def reset_counts() -> None: ...
 def buffer_count() -> int:
-    """How many casts of activations are kept as memory for the next ones."""
+    """Returns the number of casts of activations whose memory is kept for the next ones."""
 
 def keep_blocks(from_bytes: int | None, most_waiting: int, /) -> None:
-    """Casts of so many bytes get blocks of memory that wait for the next one, up to so many bytes; None for no casts.
-    What waits now is given back."""
+    """Makes casts of at least `from_bytes` bytes use memory blocks that wait for reuse, up to `most_waiting` bytes;
+    None for no casts. Frees the blocks that wait now."""
 
 def block_bytes_waiting() -> int: ...
 def set_recorded_cast(function: Any) -> None:
-    """What makes a large cast in autograd's graph, called with a tensor and a dtype; None to leave them to torch."""
+    """Sets the function that makes a large cast tracked by autograd, from a tensor and a dtype. None: torch does it."""
 
 def cast_in_block(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """A cast that nobody has to see, in such a block; None where that is not possible."""
+    """Returns a cast in such a block, if only the caller needs to see the cast. None if that is not possible."""
 
 def set_hook(
     dictionary: dict[int, Any],
@@ -388,43 +391,43 @@ def set_hook(
     caller: types.CodeType | None,
     called: str,
 ) -> bool:
-    """Put a hook into a dictionary of torch's, or take it out. False, and nothing done, while another thread runs
-    `caller`, which goes through the dictionary, outside of the function that its variable `called` names."""
+    """Adds a hook to a dictionary of torch, or removes it for None. Returns False and does nothing while another thread
+    runs `caller`, which iterates over the dictionary, outside of the function in its variable `called`."""
 
 def set_skips_slower(on: bool) -> None:
-    """Switch on or off that calls are left as written where that is faster; forgets what was measured."""
+    """Sets whether calls are left unchanged if that is faster; forgets the measurements."""
 
 def assume_that_lowering_pays(answer: int) -> None:
-    """What every measurement is to say, for tests: 1 yes, 0 no, -1 what is measured."""
+    """Sets the result of every measurement, for tests: 1 yes, 0 no, -1 what is measured."""
 
 def forget_known(tensor: Any) -> None:
-    """Drop the weak references to this tensor."""
+    """Drops the weak references to this tensor."""
 
 def was_computed_from_kept(tensor: Any, /) -> bool:
-    """True for the result of arithmetic in a lower precision on what a module keeps in one as an attribute."""
+    """True for the result of arithmetic in a lower precision on a module's attribute in a lower precision."""
 
 def was_converted(tensor: Any) -> bool:
     """True if a method of a float32 tensor made this tensor, or one that shares its memory, in lower precision."""
 
 def check_state(set_attribute: Any) -> None:
-    """Raise where :func:`watch_state` would."""
+    """Raises if :func:`watch_state` would."""
 
 def watch_state(set_attribute: Any) -> None:
-    """Watch conversions by methods of tensors, and `nn.Module.__setattr__`."""
+    """Watches conversions by methods of tensors, and `nn.Module.__setattr__`."""
 
 def follow_module_tensors(on: bool) -> None:
-    """From now on arithmetic on tensors of modules alone is not lowered where autograd does not track it."""
+    """If `on`, arithmetic on module tensors alone is not lowered from now on, unless autograd tracks it."""
 
 def module_tensors_are_followed() -> bool: ...
 def remember_module_tensor(object: Any) -> None:
-    """Note a tensor of a module, where they are followed. Does nothing with any other object."""
+    """Notes a tensor of a module, if these are followed. Ignores any other object."""
 
 def was_lowered(tensor: Any) -> bool:
     """True if this tensor shares memory with a living result that was lowered and that autograd does not track."""
 
 def may_be_lowered_in_graph(tensor: Any) -> bool: ...
 def untouched_twin(builtin: Any) -> Any:
-    """A builtin function like this one that nobody answers for."""
+    """Returns an equivalent of this builtin function whose calls are not intercepted."""
 
 def is_covered(object: Any) -> bool: ...
 
@@ -434,136 +437,137 @@ disabled_flag: str
 def optimizer_step_begins() -> None: ...
 def optimizer_step_ends() -> None: ...
 def autocast_depth(increment: Callable[[], int], decrement: Callable[[], int]) -> int:
-    """How many regions of torch.autocast this thread is in, by the functions that count them."""
+    """Returns how many regions of torch.autocast this thread is in, by the functions that count them."""
 
 def call_without_casts_inside(function: Callable[[Any], Any], argument: Any) -> Any:
-    """Call it with torch's own autocast off that the core may have turned on for the call that this one is within."""
+    """Calls a function with torch's own autocast off. The core may have turned that on for the surrounding call."""
 
 def call_silently(function: Callable[[Any], Any], argument: Any) -> Any:
-    """Call a function with the lists silent in this thread: rules 2 to 4 speak."""
+    """Calls a function with the lists suspended in this thread: only rules 2 to 4 apply."""
 
 def call_compiled(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function that was compiled: the lists are silent, and operators of torch.ops are not cast in it."""
+    """Calls a compiled function: the lists are suspended in it, and operators of torch.ops are not cast."""
 
 def call_writer(function: Callable[[Any], Any], argument: Any, written: list[Any]) -> Any:
-    """Call a function that counts the versions of the tensors that it writes up before it writes, or not at all."""
+    """Calls a function that writes to tensors. It increments their version counters before the writes, or never."""
 
 def exchange_optimizer_steps(steps: int) -> int:
-    """Set how many optimizer steps this thread is in; what it was."""
+    """Sets how many optimizer steps this thread is in. Returns the previous number."""
 
 def set_distributed_is_imported(imported: bool) -> None: ...
 def set_exact_files(files: tuple[str, ...] | None) -> None:
-    """What the names of files begin with whose code is not lowered by lists."""
+    """Sets the beginnings of the names of files whose code the lists do not lower."""
 
 def current_region() -> int:
-    """The number of the region that this thread is in, 0 for none."""
+    """Returns the number of the region that this thread is in, or 0."""
 
 def call_backward(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call what is the backward of a function written in Python."""
+    """Calls the backward of an autograd function that is written in Python."""
 
 def number_of_silence() -> int:
-    """Of the region in which the lists that speak here are silent."""
+    """Returns the number of the region in which the lists that apply here are suspended."""
 
 def current_state() -> int:
-    """All that decides in this thread whether and by what rules there are casts."""
+    """Returns everything in this thread that decides if there are casts, and by which rules."""
 
 state_without_casts: int
-"""What is set in a state with casts off."""
+"""The bits that are set in a state with casts off."""
 
 def exchange_state(state: int) -> int:
-    """Set all that; what it was."""
+    """Sets the state of this thread. Returns the previous one."""
 
 def make_region(
     *, plan: list[tuple[Any, Any, str, Rule, Rule]], on_cpu: bool, name: str, after_recorded_cast: Any
 ) -> int:
-    """The number of a region with these rules. What they cover is answered from then on, and without a rule outside of
-    regions. ``after_recorded_cast`` is called with the result of each lowered call that autograd records."""
+    """Returns the number of a region with these rules. Calls of what they cover are handled from then on; outside of
+    regions they have no rule. ``after_recorded_cast`` is called with the result of each lowered call that autograd
+    tracks."""
 
 def region_is_put_in(number: int) -> bool:
-    """Is all that a region needs covered?"""
+    """True if everything that the region needs is covered."""
 
 def put_in_region(number: int) -> None:
-    """Cover again what a region needs."""
+    """Covers again what the region needs."""
 
 def enter_region(owner: Any, number: int) -> bool:
-    """Begin the region of this number in this thread, or with 0 one without casts. False, and nothing begun, where
-    what it needs has been taken out of torch."""
+    """Begins the region of this number in this thread, or for 0 one without casts. Returns False, and begins none, if
+    what the region needs was removed from torch."""
 
 def leave_region(owner: Any) -> None:
-    """End the last region that this owner began in this thread."""
+    """Ends the last region that this owner began in this thread."""
 
 def casts_are_made_here() -> bool: ...
 def lists_speak_here() -> bool:
-    """Are casts on in this thread, and are there lists: a region's, or convert's?"""
+    """True if casts are on in this thread, and lists apply: a region's, or convert's."""
 
 def set_region_mark(
     device_type: str, device: int, dtypes: tuple[Any, ...], set_autocast_enabled: Any, set_autocast_dtype: Any
 ) -> None:
-    """The device type whose autocast dtype tells torch.compile the number of a thread's region, the type's own number
-    in torch or -1, the dtypes by number (the first, torch's own, stands for no region), and torch's functions that set
-    both."""
+    """Sets the region dtype, by which torch.compile sees the number of a thread's region: the device type that has it
+    as its autocast dtype, the type's number in torch or -1, the dtypes by region number (the first one, torch's
+    default, stands for no region), and torch's functions that set the flag and the dtype."""
 
 def set_in_child_process() -> None: ...
 def can_cover(object: Any) -> bool:
-    """Is the object's calling convention one that the engine can answer?"""
+    """True if the engine can handle the object's calling convention."""
 
 # ---- weights ----
 def weights_configure(
     on: bool, view: Any, recorded: Any, most_bytes: int | None, least_part: int, least_recorded: int
 ) -> None:
-    """Keep casts of weights or not, and how many bytes of them; None: half of the memory that is free. `view` is
-    ``aten::_unsafe_view``, untouched; `recorded` makes the cast of a large weight a part of autograd's graph; a view of
-    a weight with fewer elements than `least_part` is cast by itself, and a weight with fewer than `least_recorded` by
-    torch where that records it."""
+    """Sets whether casts of weights are cached, and the most bytes of them; None: half of the free memory. `view` is
+    ``aten::_unsafe_view``, not intercepted. `recorded` makes the cast of a large weight a part of autograd's graph. A
+    view of a weight with fewer than `least_part` elements is cast by itself; a weight with fewer than `least_recorded`
+    elements is cast by torch if autograd tracks it."""
 
 def weights_set_root_of_memory_files(root: str) -> None:
-    """For tests: the files of the system that tell how much memory is free are read below this directory. An empty one
-    stands for the real files."""
+    """For tests: sets the root of the system's files about free memory. An empty string stands for the real files."""
 
 def weights_free_memory() -> int:
-    """The bytes that this process may still take, by the system, its control group and its own limits."""
+    """Returns the bytes that this process may still take, by the system, its control group and its own limits."""
 
 def weights_watch(
     methods: dict[str, Any],
     of_pointers: tuple[tuple[str, ...], tuple[str, ...]],
     of_arrays: tuple[tuple[str, ...], tuple[str, ...]],
 ) -> None:
-    """Watch the methods by which a weight's memory gets into other hands, or that write without a new version.
+    """Watches the methods that give other code access to a weight's memory, or that write without incrementing the
+    version counter.
 
     Args:
-        of_pointers: What the names of modules begin with that do no harm with the pointers that they take, and of those
-            that take them for whoever called.
-        of_arrays: The same for arrays of NumPy.
+        of_pointers: The beginnings of the names of modules that do no harm with the pointers that they take, and of
+            modules that take pointers for their callers.
+        of_arrays: The same for NumPy arrays.
     """
 
 def weights_watch_exchange() -> None:
-    """Watch DLPack's exchange API of C, which another library has just given to torch."""
+    """Watches DLPack's C exchange API, which another library has just registered with torch."""
 
 def weights_may_watch_exchange() -> bool:
-    """True if there is no such table, or one that may be written to."""
+    """True if there is no such table, or if it is writable."""
 
 def weights_stop_watching() -> None: ...
 def weights_renew(parameters: tuple[Any, ...], may_be_fresh: bool) -> None:
-    """These weights were written to; with `may_be_fresh` some of their casts perhaps along with them."""
+    """Notes that these weights were written to. With `may_be_fresh`, some of their casts may be up to date."""
 
 def weights_casts_to_write(parameters: list[Any]) -> list[Any]:
-    """For each weight the kept cast that an optimizer may write along with it, or None."""
+    """Returns for each weight the cached cast that an optimizer may write along with it, or None."""
 
 def weights_were_written(parameters: list[Any], casts: list[Any]) -> None:
-    """These casts hold their weights' new values."""
+    """Notes that these casts hold their weights' new values."""
 
 def weights_set_packing(what: str, pack: Any, call: Any, plain: Any) -> None:
-    """What an operation uses, named as in a rule's `packs`: the operators that pack a weight and compute with it, Nones
-    where there are none, and torch's function untouched, None to switch it off."""
+    """Sets what an operation uses, named as in a rule's `packs`: the operators that pack a weight and compute with it,
+    or None; and torch's function, not intercepted, or None to switch packing off."""
 
 def weights_assume_packing(
     what: Literal["library", "panels", "panels in any order", "nothing", "measured"],
 ) -> None:
-    """For tests: what weights are packed for, torch's library or our own kernels, instead of a measurement. In any
-    order: also where our kernels give other bits than torch's function."""
+    """For tests: sets for which code weights are packed, torch's library or our kernels, instead of a measurement. In
+    any order: even if our kernels return other bits than torch's function."""
 
 def weights_are_kept_in(tensor: Any) -> bool:
-    """Is this tensor's memory that of a cast which is kept?"""
+    """True if this tensor has the memory of a cached cast."""
 
 def weights_forget(weight: Any) -> None: ...
 def weights_statistics() -> dict[str, Any]: ...

@@ -29,7 +29,7 @@ from habana_mp.run.speed import ratios
 #: The lists of a preset.
 _PARTS = ("lower", "fp32", "widest")
 
-#: What is imported where it is needed, and takes something for granted.
+#: Modules that are only imported when they are needed, and that declare assumptions.
 _WITH_ASSUMPTIONS = (
     "habana_mp.optim",
     "habana_mp.patches.tools.main_module",
@@ -38,7 +38,7 @@ _WITH_ASSUMPTIONS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the exit status is 0 when all is well, 1 when something was found, 2 for wrong usage."""
+    """Runs a command. Returns the exit status: 0 if all is well, 1 if something was found, 2 for wrong usage."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["run"]:  # all but our own options belong to the script
         return _run_script(words[1:])
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _drop_output() -> None:
-    """Let the flush succeed that Python makes when it ends."""
+    """Redirects the output to nowhere, so that Python can flush it when it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -119,7 +119,7 @@ def _run(arguments: Sequence[str]) -> int:
         help="what is taken for granted of the insides of torch, Python and libraries, and whether it holds here",
     )
     given, rest = parser.parse_known_args(arguments)
-    # What follows an option: argparse gives files to one place only.
+    # Words after an option may be files too: argparse fills `files` from one place only.
     strange = [word for word in rest if word.startswith("-") or given.command != "lists"]
     if strange:
         parser.error(f"unrecognized arguments: {' '.join(strange)}")
@@ -154,19 +154,19 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _part(given: str) -> str:
-    """The list that is meant by its name, or by that of its precision: `bf16`."""
+    """Returns the list with this name, or the list of the precision with this name, such as `bf16`."""
     dtype = rules.dtype_meant(given)
     return given if dtype is None else "fp32" if dtype is torch.float32 else "lower"
 
 
 def _import(modules: Sequence[str]) -> bool:
-    """Import them as a script in the working directory would."""
+    """Imports modules as a script in the working directory would. Prints the error and returns False if one fails."""
     if modules:
         sys.path.insert(0, "")
     for module in modules:
         try:
             importlib.import_module(module)
-        except (Exception, SystemExit) as error:  # whatever a module of the user's does when it is imported
+        except (Exception, SystemExit) as error:  # a user's module may raise anything when it is imported
             print(f"habana-mp: cannot import `{module}`: {type(error).__name__}: {error}", file=sys.stderr)
             return False
     return True
@@ -192,7 +192,7 @@ def _show_preset(name: str, only: str | None) -> int:
     if only is not None:
         print(f"# {preset.name}, {only}")
         for one in getattr(preset, only):
-            # In a file a name means every call.
+            # In a list file a name means every call.
             print(f"# its matrix products only: {one.name}" if one.products_only else one.name)
         return 0
     print(f"{preset.name}: {preset.description}")
@@ -207,7 +207,7 @@ def _show_preset(name: str, only: str | None) -> int:
 
 
 def _meaning(name: str) -> str:
-    """The objects of torch that a list name stands for."""
+    """Returns the objects of torch that a list name stands for."""
     resolved = ops.resolve(name)
     if resolved is None:
         return f"- ({ops.EXPLAINED.get(name, 'not in this torch')})"
@@ -221,7 +221,7 @@ def _meaning(name: str) -> str:
 
 
 def _check(files: Sequence[str], *, together: bool) -> int:
-    """Check each file on its own, every name, line by line; and whether the two of them agree."""
+    """Checks every name of each file, and with ``together`` that the two files agree. Returns the exit status."""
     status = 0
     fine = []
     for file in files:
@@ -245,7 +245,7 @@ def _check(files: Sequence[str], *, together: bool) -> int:
             print(f"  {one.line:>4}  {one.name:<31} {_meaning(one.name)}")
     if together and status == 0:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # they were shown, file by file
+            warnings.simplefilter("ignore")  # they were shown above, file by file
             problems = rules.problems_of(*fine)
         print("\n".join(problems) or "they do not contradict each other")
         status = 1 if problems else 0
@@ -321,7 +321,7 @@ def _show_assumptions() -> int:
 
 
 def _assumptions() -> list[tuple[str, str, str, str, str]]:
-    """All that is taken for granted, in Python and in the core."""
+    """Returns all assumptions, of Python code and of the core."""
     return [*ledger.rows(), *_core.assumptions()]
 
 
@@ -330,11 +330,12 @@ def _failed(rows: list[tuple[str, str, str, str, str]]) -> list[str]:
 
 
 def _check_assumptions() -> Exception | None:
-    """Have all be asked that can be: of what is imported, and of torch. What was raised, if anything."""
+    """Checks all assumptions that can be checked, of modules that it imports and of torch. Returns the error of
+    ``convert``, or None."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of its older modules
+        warnings.simplefilter("ignore")  # torch warns about its older modules
         for module in (*_WITH_ASSUMPTIONS, *modules_of_torch()):
-            with suppress(Exception):  # what is not in this torch, or was built without
+            with suppress(Exception):  # a module that this torch lacks, or was built without
                 importlib.import_module(module)
         before = hmp.is_converted()
         try:

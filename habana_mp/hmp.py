@@ -1,4 +1,4 @@
-"""Mixed precision for PyTorch, steered by lists: the functions a user calls.
+"""Mixed precision for PyTorch, steered by lists: the public functions.
 
 ::
 
@@ -92,46 +92,46 @@ def convert(
     skip_slower: bool = False,
     reuse_memory: bool = True,
 ) -> None:
-    """Make torch run the safe operations in lower precision and the delicate ones in float32, from here on.
+    """Makes torch run the safe operations in lower precision and the delicate ones in float32, from now on.
 
-    Calling it again replaces the first configuration. When anything is wrong it raises before torch is touched.
+    Another call replaces the first configuration. If an argument is wrong, the call raises before it changes torch.
 
     Args:
-        opt_level: ``"O1"``: the two lists decide. ``"O2"``: GEMM and convolutions in the lower precision, every other
-            operation that computes in float32. ``"O0"``: nothing is cast. Small letters will do.
-        bf16_file_path: A file with the operations for the lower precision, one name a line; ``""`` or None for the
-            preset's. The file is read at once.
+        opt_level: ``"O1"``: the two lists decide. ``"O2"``: GEMM and convolutions run in the lower precision, every
+            other operation that computes runs in float32. ``"O0"``: nothing is cast. Lower-case letters are accepted.
+        bf16_file_path: A file with the operations for the lower precision, one name per line. ``""`` or None: the
+            preset's list. The file is read during the call.
         fp32_file_path: The same for float32.
-        isVerbose: Log each call of a covered operation and what was decided. ``"why"``: with the reason and the line
-            that calls. 0 and None mean False, 1 means True. A
-            ``log`` turns the log on too.
+        isVerbose: Logs each call of a covered operation and the decision about it. ``"why"``: also logs the reason and
+            the line of the caller. 0 and None mean False, 1 means True. A ``log`` turns the log on too.
         preset: The lists to start from; ``habana-mp lists`` shows their names. The default is ``"hmp-default"``.
         dtype: The lower precision: ``torch.bfloat16`` or ``torch.float16``, or its name (``"bf16"``, ``"half"``).
-        within: Where operations are lowered. None: wherever Python code calls torch. ``"modules"``: only while the
-            forward of some ``nn.Module`` runs. A module or a list of modules: only while theirs runs. Elsewhere
-            nothing is lowered; what is lower already obeys the float32 list and rules 2 to 4.
-        report: How finely the report tells: by ``"operations"``, which is counted always, by ``"modules"``, or by
-            ``"lines"`` of the code that calls.
-        log: Where the log goes: None for the console, a path for a file (``.jsonl`` for JSON lines), or a
-            ``logging.Logger``. Giving it turns the log on, whatever ``isVerbose`` says.
-        weight_cache: Keep the casts of weights from call to call, and make one again when its weight changed.
-        weight_cache_limit: The most bytes that kept casts may take. None: half of the memory that is free. All casts
-            take half of the weights' size.
-        packed_weights: Where no gradient is recorded and a measurement says that it pays, keep the weights of linear
-            layers, of other products with a weight and of ``conv2d`` in a layout of our kernels or of the CPU's
-            library.
-        skip_slower: Where no gradient is recorded, leave a GEMM or convolution of the CPU as it is written if its
+        within: The code in which operations are lowered. None: wherever Python code calls torch. ``"modules"``: only
+            while the forward of an ``nn.Module`` runs. A module or a list of modules: only while the forward of one of
+            them runs. Elsewhere nothing is lowered, but tensors that are already in lower precision still follow the
+            float32 list and rules 2 to 4.
+        report: The detail of the report: by ``"operations"``, which are always counted, by ``"modules"``, or by
+            ``"lines"`` of the calling code.
+        log: The destination of the log: None for the console, a path for a file (``.jsonl`` for JSON lines), or a
+            ``logging.Logger``. A destination turns the log on, whatever ``isVerbose`` is.
+        weight_cache: Caches the casts of weights between calls. A weight that changed is cast again.
+        weight_cache_limit: The most bytes that cached casts may take. None: half of the free memory. The casts of all
+            weights together take half of the weights' size.
+        packed_weights: Caches the weights of linear layers, of other products with a weight and of ``conv2d`` in a
+            layout of habana_mp's kernels or of the CPU's library. Only if autograd does not track the call and a
+            measurement shows that the layout is worth it.
+        skip_slower: Leaves a GEMM or convolution on the CPU unchanged if autograd does not track the call and its
             shape, measured once, takes longer in the lower precision.
-        reuse_memory: On the CPU, keep up to 512 MB of freed memory for the next large casts, and as much in the C
-            library's heap, instead of giving it back to the system in every step.
+        reuse_memory: On the CPU, keeps up to 512 MB of freed memory for the next large casts, and as much in the C
+            library's heap, instead of returning it to the system in every step.
 
     Raises:
         ValueError: an unknown level, preset or dtype, or (:class:`ListError`) a list that cannot be used.
-        TypeError: a destination of the log that is none, or a model: ``convert`` takes none.
+        TypeError: an invalid destination of the log, or a model: ``convert`` takes no model.
         OSError: a list file that cannot be read, or a log file that cannot be written.
     """
     explains = isinstance(isVerbose, str) and isVerbose == "why"
-    if explains or isVerbose is None or (type(isVerbose) is int and isVerbose in (0, 1)):  # as scripts have it
+    if explains or isVerbose is None or (type(isVerbose) is int and isVerbose in (0, 1)):  # as scripts pass it
         isVerbose = bool(isVerbose)  # noqa: N806  as above
     opt_level = _level_meant(opt_level)
     if not isinstance(isVerbose, bool):
@@ -145,7 +145,7 @@ def convert(
     _check_limit(weight_cache_limit)
     detail = checked_detail("report", report)
     where = checked(within)
-    # A fork waits for all of it: the first conversion imports modules, and Python cannot fork beside an import.
+    # A fork waits for the whole block: the first conversion imports modules, and Python cannot fork during an import.
     with locks.installation:
         policy = replace(
             _make_policy(opt_level, bf16_file_path, fp32_file_path, preset, dtype),
@@ -174,7 +174,7 @@ def convert(
         try:
             installation.install(policy, where, described)
         except BaseException:
-            # Of whatever stays in force.
+            # Restores the log of the configuration that stays in force.
             _core.log_back_to(log_before if is_converted() else None)
             raise
         if not verbose:
@@ -219,10 +219,10 @@ def _make_policy(
 
 @refused_in_graphs
 def restore() -> None:
-    """Undo :func:`convert`: torch is exactly as it was, the log is closed. Without a ``convert`` it does nothing.
+    """Undoes :func:`convert`: torch is exactly as before, and the log is closed. Without a ``convert`` it does nothing.
 
-    What regions have put into torch goes too: one that is open casts nothing until something is put in again, and
-    leaves as it should.
+    The patches of regions are removed too. A region that is open then casts nothing until torch is patched again, and
+    it ends normally.
     """
     installation.check_alone()
     installation.uninstall()
@@ -231,21 +231,21 @@ def restore() -> None:
 
 
 def is_converted() -> bool:
-    """Is a configuration of :func:`convert` in force?"""
+    """True if a configuration of :func:`convert` is in force."""
     return installation.policy is not None
 
 
 def report(*, file: TextIO | None = None, show: bool = True) -> Report:
-    """Print what ran in which precision so far, where and why, and give the same as data.
+    """Prints what ran in which precision so far, where and why, and returns the same as data.
 
-    The finest detail that was asked for decides what is told of places: ``convert(report=...)``, :func:`watch`.
+    The finest detail that ``convert(report=...)`` or :func:`watch` requested decides how exact the places are.
 
     Args:
-        file: Where to print; when None, ``sys.stdout``, or in a notebook the cell, as a table.
+        file: The stream to print to. None: ``sys.stdout``, or in a notebook the cell, as a table.
         show: False to print nothing and only return the data.
 
     Raises:
-        TypeError: a ``file`` that is none.
+        TypeError: a ``file`` that is not a stream.
     """
     if file is not None and not hasattr(file, "write"):
         raise TypeError(f"`file` must be a stream to write text to, or None; got {type(file).__name__}: {file!r}")
@@ -256,5 +256,5 @@ def report(*, file: TextIO | None = None, show: bool = True) -> Report:
 
 
 def reset_report() -> None:
-    """Count from zero again."""
+    """Resets all counts to zero."""
     reports.reset()

@@ -1,8 +1,8 @@
-"""Casts between float32, float16 and bfloat16 NumPy arrays, in vector instructions and on several threads.
+"""Casts between float32, float16 and bfloat16 NumPy arrays, with vector instructions and on several threads.
 
-Rounding is to nearest, ties to even, as in torch; denormals are kept even where they are flushed elsewhere
-(`torch.set_flush_denormal`). bfloat16 arrays are `ml_dtypes.bfloat16` where ml_dtypes is installed; a uint16 array is
-taken for the bits of a bfloat16 array, and is what `to_bfloat16` gives where ml_dtypes is not.
+Rounding is to nearest, ties to even, as in torch. Denormals are preserved, even if `torch.set_flush_denormal` makes
+other code flush them. bfloat16 arrays are `ml_dtypes.bfloat16` if ml_dtypes is installed. A uint16 array is read as the
+bits of a bfloat16 array; `to_bfloat16` returns such an array if ml_dtypes is not installed.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ _FLOAT16 = np.dtype(np.float16)
 
 
 def to_float32(array: Array, out: Array | None = None, threads: int | None = None) -> npt.NDArray[np.float32]:
-    """Cast an array to float32, which holds every float16 and bfloat16 exactly.
+    """Casts an array to float32, which represents every float16 and bfloat16 value exactly.
 
     Args:
         array: float32, float16 or bfloat16 (or its bits as uint16), of any shape and strides.
-        out: Where to put the result: a float32 array of the same shape, of any strides, that does not overlap
-            `array`.
-        threads: The most threads to use; all of the machine's when not given. Small arrays need only one.
+        out: The array for the result: float32, of the same shape, of any strides. It must not overlap `array`.
+        threads: The most threads to use; by default all of the machine's. Small arrays need only one.
 
     Returns:
         `out`, or a new C-contiguous array.
@@ -46,13 +45,12 @@ def to_float32(array: Array, out: Array | None = None, threads: int | None = Non
 
 
 def to_float16(array: Array, out: Array | None = None, threads: int | None = None) -> npt.NDArray[np.float16]:
-    """Cast an array to float16; what is 65520 or more in magnitude becomes infinite.
+    """Casts an array to float16. Values of 65520 or more in magnitude become infinite.
 
     Args:
         array: float32, float16 or bfloat16 (or its bits as uint16), of any shape and strides.
-        out: Where to put the result: a float16 array of the same shape, of any strides, that does not overlap
-            `array`.
-        threads: The most threads to use; all of the machine's when not given. Small arrays need only one.
+        out: The array for the result: float16, of the same shape, of any strides. It must not overlap `array`.
+        threads: The most threads to use; by default all of the machine's. Small arrays need only one.
 
     Returns:
         `out`, or a new C-contiguous array.
@@ -63,16 +61,16 @@ def to_float16(array: Array, out: Array | None = None, threads: int | None = Non
 def to_bfloat16(
     array: Array, out: Array | None = None, threads: int | None = None, *, seed: int | None = None
 ) -> Array:
-    """Cast an array to bfloat16: `ml_dtypes.bfloat16`, or uint16 bits where ml_dtypes is not installed.
+    """Casts an array to bfloat16: `ml_dtypes.bfloat16`, or its bits as uint16 if ml_dtypes is not installed.
 
     Args:
         array: float32, float16 or bfloat16 (or its bits as uint16), of any shape and strides.
-        out: Where to put the result: an array of bfloat16, or of uint16 for its bits, of the same shape and any
-            strides, that does not overlap `array`.
-        threads: The most threads to use; all of the machine's when not given. Small arrays need only one.
-        seed: Round a float32 array stochastically: up or down, the likelier the nearer, so that the mean is kept. The
-            result depends on the seed, an element's value and its place in the array, and on nothing else: it is the
-            same on every machine and any number of threads. From 0 to 2**64 - 1.
+        out: The array for the result: bfloat16, or uint16 for its bits, of the same shape, of any strides. It must not
+            overlap `array`.
+        threads: The most threads to use; by default all of the machine's. Small arrays need only one.
+        seed: Rounds a float32 array stochastically, up or down. The nearer value is more likely, so that the mean is
+            preserved. The result depends only on the seed, an element's value and its position in the array: it is the
+            same on every machine and with any number of threads. From 0 to 2**64 - 1.
 
     Returns:
         `out`, or a new C-contiguous array.
@@ -83,22 +81,22 @@ def to_bfloat16(
 
 
 def cast_many(sources: Sequence[Array], outs: Sequence[Array], threads: int | None = None) -> None:
-    """Cast each array of `sources` into the array at the same place in `outs`, whose dtype says to what.
+    """Casts each array of `sources` into the array at the same position in `outs`, to that array's dtype.
 
-    One call for many arrays, such as all weights of a model: the threads share out the bytes of all of them.
+    This is one call for many arrays, such as all weights of a model: the threads share the bytes of all of them.
 
     Args:
         sources: A list or tuple of arrays of float32, float16 or bfloat16 (or its bits as uint16), each of any shape
             and strides.
         outs: As many arrays of the same shapes. None may overlap another one or one of `sources`.
-        threads: The most threads to use; all of the machine's when not given. Few bytes need only one.
+        threads: The most threads to use; by default all of the machine's. Few bytes need only one.
     """
     _core.kernels_cast_many(sources, outs, threads)
 
 
 def path() -> str:
-    """The instruction set in use: "scalar", "avx2", "avx512", "avx512_bf16", "amx", "neon" or "neon_bf16".
+    """Returns the instruction set in use: "scalar", "avx2", "avx512", "avx512_bf16", "amx", "neon" or "neon_bf16".
 
-    The fastest that the processor can run, unless the environment variable HABANA_MP_KERNELS names another.
+    It is the fastest one that the processor supports, unless the environment variable HABANA_MP_KERNELS names another.
     """
     return _core.kernels_path()

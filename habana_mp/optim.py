@@ -1,4 +1,4 @@
-"""AdamW, Adam, SGD and Adagrad that step on the CPU in one pass over memory, instead of torch.optim's classes.
+"""AdamW, Adam, SGD and Adagrad that step on the CPU in one pass over memory. They replace torch.optim's classes.
 
 ::
 
@@ -6,13 +6,14 @@
 
     optimizer = AdamW(model.parameters(), lr=1e-3)
 
-Each is a subclass of torch's class of the same name and differs from it in :meth:`step` alone: arguments, groups,
-state, hooks, schedulers, closures and ``torch.amp.GradScaler`` are torch's.
+Each is a subclass of torch's class of the same name and differs from it only in :meth:`step`: arguments, groups, state,
+hooks, schedulers, closures and ``torch.amp.GradScaler`` work as in torch.
 
-Our kernels step a weight where it, its gradient and its state are float32 on the CPU and lie in memory alike, without
-gaps. Their arithmetic is that of torch's ``fused=True``, whatever ``fused`` and ``foreach`` say. Any other weight of
-the same optimizer (sparse, complex, in another dtype or on another device, ``capturable``, ``differentiable``) is
-stepped by torch's own code as these say, and so is everything inside ``torch.compile``.
+The kernels step a weight if it, its gradient and its state are float32 on the CPU and have the same memory layout,
+without gaps. Their arithmetic is that of torch's ``fused=True``, whatever ``fused`` and ``foreach`` are. Any other
+weight of the same optimizer (sparse, complex, in another dtype or on another device, ``capturable``,
+``differentiable``) is stepped by torch's own code according to ``fused`` and ``foreach``, and so is every weight inside
+``torch.compile``.
 """
 
 from __future__ import annotations
@@ -57,50 +58,50 @@ _Closure = Callable[[], Any] | None
 
 @writes_kept_casts
 class AdamW(torch.optim.AdamW):
-    """:class:`torch.optim.AdamW`, stepped by our kernels. Its arguments are torch's."""
+    """:class:`torch.optim.AdamW` with steps by habana_mp's kernels. It takes the same arguments."""
 
     @as_torchs_step
     def step(self, closure: _Closure = None) -> Any:
-        """Perform a single optimization step, as torch does."""
+        """Performs a single optimization step, as torch does."""
         check_capture(self)
         return _step(self, closure, _step_adam)
 
 
 @writes_kept_casts
 class Adam(torch.optim.Adam):
-    """:class:`torch.optim.Adam`, stepped by our kernels. Its arguments are torch's."""
+    """:class:`torch.optim.Adam` with steps by habana_mp's kernels. It takes the same arguments."""
 
     @as_torchs_step
     def step(self, closure: _Closure = None) -> Any:
-        """Perform a single optimization step, as torch does."""
+        """Performs a single optimization step, as torch does."""
         check_capture(self)
         return _step(self, closure, _step_adam)
 
 
 @writes_kept_casts
 class SGD(torch.optim.SGD):
-    """:class:`torch.optim.SGD`, stepped by our kernels. Its arguments are torch's."""
+    """:class:`torch.optim.SGD` with steps by habana_mp's kernels. It takes the same arguments."""
 
-    #: Set around a step.
+    #: Set only during a step with LARS.
     _lars: Lars | None = None
 
     @as_torchs_step
     def step(self, closure: _Closure = None) -> Any:
-        """Perform a single optimization step, as torch does."""
+        """Performs a single optimization step, as torch does."""
         return _step(self, closure, _step_sgd)
 
 
 @writes_kept_casts
 class Adagrad(torch.optim.Adagrad):
-    """:class:`torch.optim.Adagrad`, stepped by our kernels. Its arguments are torch's."""
+    """:class:`torch.optim.Adagrad` with steps by habana_mp's kernels. It takes the same arguments."""
 
     @as_torchs_step
     def step(self, closure: _Closure = None) -> Any:
-        """Perform a single optimization step, as torch does."""
+        """Performs a single optimization step, as torch does."""
         return _step(self, closure, _step_adagrad)
 
 
-if not INSIDES_ARE_KNOWN:  # then torch's own steps are inherited
+if not INSIDES_ARE_KNOWN:  # then the classes inherit torch's own steps
     for _optimizer in (AdamW, Adam, SGD, Adagrad):
         del _optimizer.step
 
@@ -161,11 +162,11 @@ def _step_adam(optimizer: Any, group: _Group) -> None:
 
 
 class Lars:
-    """How the gradients of weights are scaled before a step by SGD, their decay included.
+    """The scaling of gradients, with the weight decay included, before a step of SGD.
 
     Args:
-        is_scaled: Those that are; to the others the decay alone is added.
-        factor: The scale of all.
+        is_scaled: True for each weight whose gradient is scaled. To the others only the decay is added.
+        factor: The scale of all gradients.
         eps: Added to the gradient's norm.
     """
 
@@ -175,12 +176,12 @@ class Lars:
         self.eps = eps
 
     def numbers(self, params: list[Tensor]) -> dict[str, Any]:
-        """What the kernel wants to know."""
+        """Returns the kernel's arguments for the scaling."""
         scaled = [self.is_scaled[param] for param in params]
         return {"lars": scaled, "lars_factor": self.factor, "lars_eps": self.eps}
 
     def scale_(self, params: list[Tensor], grads: list[Tensor], decay: float, *, maximize: bool) -> None:
-        """Scale these gradients in place."""
+        """Adds the decay to these gradients and scales them, in place."""
         for param, grad in zip(params, grads, strict=True):
             size, size_of_grad = torch.linalg.vector_norm(param), torch.linalg.vector_norm(grad)
             if decay:
@@ -286,7 +287,7 @@ def _step_adagrad(optimizer: Any, group: _Group) -> None:
 
 
 class _Scaling:
-    """What GradScaler leaves for an optimizer that unscales the gradients itself."""
+    """The values that GradScaler sets on an optimizer that unscales the gradients itself."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.grad_scale: Tensor | None = getattr(optimizer, "grad_scale", None)
@@ -294,7 +295,7 @@ class _Scaling:
 
     @property
     def is_ours(self) -> bool:
-        """Can we read it without waiting for a device?"""
+        """True if the values can be read without waiting for a device."""
         return all(is_number(one) for one in (self.grad_scale, self.found_inf) if one is not None)
 
     @property
@@ -303,12 +304,12 @@ class _Scaling:
 
     @property
     def skips(self) -> bool:
-        """Is a gradient infinite, so that nothing may be done?"""
+        """True if a gradient is infinite, so that the step must not change anything."""
         return self.found_inf is not None and float(self.found_inf) != 0
 
 
 def _numbers(options: _Group) -> dict[str, float] | None:
-    """The options as numbers, or None where one of them is something that only torch knows how to handle."""
+    """Returns the options as numbers, or None if only torch can handle one of them."""
     if not all(is_number(value) for value in options.values()):
         return None
     return {name: float(value) for name, value in options.items()}
@@ -321,9 +322,9 @@ def _may_step(group: _Group, scaling: _Scaling) -> bool:
 
 
 def _leave(by_torch: Callable[..., None], group: _Group, scaling: _Scaling, columns: Sequence[list[Any]]) -> None:
-    """Have torch's own code step these weights."""
-    # torch's fused step for the CPU takes for granted that a weight, its gradient and its state lie in memory alike.
-    # That of SGD leaves weights in half precision as they are.
+    """Lets torch's own code step these weights."""
+    # torch's fused step for the CPU assumes that a weight, its gradient and its state have the same memory layout. That
+    # of SGD does not change weights in half precision.
     weights = zip(*(column for column in columns if column), strict=True)
     leaves_lower = "momentum" in group
     apart = [
@@ -339,7 +340,7 @@ def _leave(by_torch: Callable[..., None], group: _Group, scaling: _Scaling, colu
         single = [picked(column, apart) for column in columns]
         if scaling.grad_scale is not None:
             foreach.div_(single[1], scaling.grad_scale)
-        # The fused step for the CPU asks for nothing of what is capturable.
+        # The fused step for the CPU ignores `capturable`, so this step ignores it too.
         plain = {"capturable": False} if "capturable" in group else {}
         by_torch(*single, foreach=False, fused=False, **plain)
 
@@ -353,7 +354,7 @@ def _lie_apart(param: Tensor, *others: Tensor | None) -> bool:
 
 
 def _steps(tensor: Tensor) -> list[int]:
-    """The strides that lead anywhere."""
+    """Returns the strides that matter: those of dimensions whose size is not 1."""
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
 
 

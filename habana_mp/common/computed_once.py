@@ -9,8 +9,8 @@ _T = TypeVar("_T")
 
 
 class computed_once(Generic[_T]):  # noqa: N801  # it is used as a decorator
-    """As ``functools.cached_property``, without the lock that this one has until Python 3.11: a child that is forked
-    while another thread holds it would wait for ever."""
+    """Like ``functools.cached_property``, but without the lock that it has until Python 3.11: a child that is forked
+    while another thread holds that lock would wait for ever."""
 
     def __init__(self, function: Callable[[Any], _T]) -> None:
         self._function = function

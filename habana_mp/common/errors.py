@@ -1,4 +1,4 @@
-"""What habana_mp raises and warns with."""
+"""The errors and warnings of habana_mp."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import warnings
 
 
 class HmpWarning(UserWarning):
-    """Something a user should know that stops nothing."""
+    """Something that the user should know, but that stops nothing."""
 
 
 class ListError(ValueError):
-    """Operation lists that cannot be used: the message names the file and the line, of each problem on a line."""
+    """Operation lists that cannot be used. The message has one line per problem, with its file and line."""
 
 
 def line_of_user() -> tuple[str, int]:
-    """File and line of the user's own code, however deep inside torch or habana_mp this is called."""
+    """Returns the file and line of the user's code, at any depth of calls inside torch or habana_mp."""
     frame: types.FrameType | None = inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("torch", "habana_mp"):
         frame = frame.f_back
@@ -24,5 +24,5 @@ def line_of_user() -> tuple[str, int]:
 
 
 def warn(text: str) -> None:
-    """Warn at the line of the user's own code."""
+    """Warns at the line of the user's code."""
     warnings.warn_explicit(text, HmpWarning, *line_of_user())

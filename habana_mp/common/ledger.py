@@ -1,9 +1,10 @@
-"""What is taken for granted of the private insides of torch, CPython and libraries, and what came of it here.
+"""The ledger of assumptions about the private parts of torch, CPython and libraries, and whether they hold here.
 
-Whoever relies on such a thing declares an :class:`Assumption`, and asks :func:`holds` (or :func:`require`) before. So
-what is not as expected leads to what the assumption promises, never to a crash or a wrong value.
+Code that relies on such a part declares an :class:`Assumption`, and calls :func:`holds` (or :func:`require`) first. If
+the part is not as expected, the fallback that the assumption declares applies: no crash and no wrong value.
 
-The environment variable ``HABANA_MP_BREAK`` names assumptions, with commas between, that are not to hold: for tests.
+The environment variable ``HABANA_MP_BREAK`` names assumptions, separated by commas, that must not hold. It is for
+tests.
 """
 
 from __future__ import annotations
@@ -13,37 +14,37 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-#: By name, all that were declared; and what was found of each: for a part of it, None where that holds, else why not.
+#: All declared assumptions by name, and the results of each by part: None if the part holds, else the reason why not.
 _declared: dict[str, Assumption] = {}
 _found: dict[str, dict[str, str | None]] = {}
 
 _broken = set(os.environ.get("HABANA_MP_BREAK", "").split(","))
 
-#: How an assumption's state begins.
+#: The beginnings of an assumption's state.
 NOT_ASKED, HOLDS, DOES_NOT_HOLD = "not asked yet", "holds", "does not hold"
 
 
 class UnmetError(Exception):
-    """What a test raises to say why the assumption does not hold."""
+    """Raised by a test to say why the assumption does not hold."""
 
 
-#: What a test raises where something is not as expected. Anything else is somebody else's, such as that of a signal's
-#: handler, and passes on.
+#: The errors of a test that finds something unexpected. All other errors are passed on: they come from elsewhere, for
+#: example from a signal handler.
 _UNEXPECTED = (
     *(UnmetError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError),
 )
 
 
-@dataclass(frozen=True, eq=False)  # each is one of its kind
+@dataclass(frozen=True, eq=False)  # compared by identity
 class Assumption:
-    """One thing that is taken for granted."""
+    """One assumption."""
 
     #: Short, and the same in every release.
     name: str
     assumed: str
-    #: How that is checked before anything relies on it.
+    #: The check that runs before anything relies on the assumption.
     check: str
-    #: What happens where it does not hold.
+    #: The fallback if it does not hold.
     otherwise: str
 
     def __post_init__(self) -> None:
@@ -54,9 +55,9 @@ class Assumption:
 
 
 def holds(assumption: Assumption, test: Callable[[], object], part: str = "") -> bool:
-    """Is it so? The test runs once; an error that it raises counts as no.
+    """True if the assumption holds. The test runs once; an error that it raises counts as False.
 
-    An assumption of several parts, such as functions that must be there, is asked for each, and holds where all do.
+    An assumption of several parts, such as functions that must exist, is tested for each. It holds if all parts do.
     """
     found = _found[assumption.name]
     if part not in found:
@@ -65,10 +66,10 @@ def holds(assumption: Assumption, test: Callable[[], object], part: str = "") ->
 
 
 def require(assumption: Assumption, test: Callable[[], object]) -> None:
-    """Raise where it is not so. The test runs each time, and a RuntimeError of its own is what is raised.
+    """Raises if the assumption does not hold. The test runs each time. A RuntimeError of the test itself is passed on.
 
     Raises:
-        RuntimeError: it does not hold.
+        RuntimeError: the assumption does not hold.
     """
     reason, error = _why_not(assumption, test)
     _found[assumption.name][""] = reason
@@ -91,12 +92,12 @@ def _why_not(assumption: Assumption, test: Callable[[], object]) -> tuple[str | 
 
 
 def rows() -> list[tuple[str, str, str, str, str]]:
-    """All that were declared: name, what is assumed, the check, what happens otherwise, and the state."""
+    """Returns all declared assumptions: name, what is assumed, the check, the fallback, and the state."""
     return [(one.name, one.assumed, one.check, one.otherwise, state_of(name)) for name, one in _declared.items()]
 
 
 def state_of(name: str) -> str:
-    """``not asked yet``, ``holds``, or ``does not hold: `` and why."""
+    """Returns ``not asked yet``, ``holds``, or ``does not hold: `` and the reasons."""
     found = _found[name]
     if not found:
         return NOT_ASKED
@@ -106,7 +107,7 @@ def state_of(name: str) -> str:
 
 @contextmanager
 def broken(name: str) -> Iterator[None]:
-    """For tests: this assumption does not hold for what asks meanwhile."""
+    """For tests: while the block runs, this assumption does not hold."""
     before, was_broken = _found[name], name in _broken
     _found[name] = {}
     _broken.add(name)

@@ -1,7 +1,7 @@
-"""The locks of what this package keeps for the whole process.
+"""The locks of the state that this package keeps for the whole process.
 
-A fork waits until other threads have released them. So a forked child finds them free, and torch converted whole or not
-at all.
+A fork waits until other threads have released them. So they are free in a forked child, and torch is either completely
+converted or not at all.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import threading
 
-#: Guards what is put into torch.
+#: Guards what is installed in torch.
 installation = threading.RLock()
-#: Guards how finely calls are watched.
+#: Guards the detail in which calls are watched.
 watching = threading.RLock()
-#: Guards which patch waits for which module. It is never held during an import, which has locks of its own.
+#: Guards the patches that wait for a module. It is never held during an import, which has locks of its own.
 imports = threading.RLock()
 
-#: A thread that holds one may take the ones after it.
+#: A thread that holds one may acquire those after it.
 _IN_ORDER = (installation, watching, imports)
 
 

@@ -1,4 +1,4 @@
-"""Errors that say how a function is used, for uses such as ``with hmp.autocast:``."""
+"""Errors that explain the right use of a function after a wrong one, such as ``with hmp.autocast:``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def called_first(example: str) -> Callable[[_F], _F]:
-    """Decorates a function that returns a block. A block of the function itself raises an error with this example."""
+    """Decorates a function that returns a context manager. In a ``with`` statement, the function itself raises an error
+    with this example."""
 
     def decorate(function: _F) -> _F:
-        return _CalledFirst(function, example)  # type: ignore[return-value]  # it is called as the function is
+        return _CalledFirst(function, example)  # type: ignore[return-value]  # it is called like the function
 
     return decorate
 
@@ -44,7 +45,7 @@ class _CalledFirst:
 
 
 class _NoBlock:
-    """The result of ``convert``. A block of it raises an error that names the functions for blocks."""
+    """The result of ``convert``. In a ``with`` statement it raises an error that names the context managers."""
 
     def __enter__(self) -> NoReturn:
         raise TypeError(
@@ -64,7 +65,7 @@ no_block: Any = _NoBlock()
 
 
 def check_keywords(function: Callable[..., Any], keywords: dict[str, Any]) -> None:
-    """Raise where one is not among the function's, and name the one that may be meant."""
+    """Raises TypeError for a keyword that the function does not have, and names the one that may be meant."""
     known = [*inspect.signature(function).parameters]
     for name in keywords:
         if name in known:

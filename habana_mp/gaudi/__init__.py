@@ -1,11 +1,11 @@
-"""Gaudi scripts on any device: importing this module lets ``habana_frameworks`` be imported, and ``"hpu"`` be used.
+"""Runs Gaudi scripts on any device: after its import, ``habana_frameworks`` can be imported and ``"hpu"`` used.
 
 ::
 
     import habana_mp.gaudi              # the first line of a script that was written for Gaudi
 
     import habana_frameworks.torch.core as htcore
-    model.to("hpu")                     # leads to the CPU, to CUDA, to what there is
+    model.to("hpu")                     # leads to the CPU, to CUDA, or to another device
 
 ``HABANA_MP_GAUDI=cpu`` (or ``cuda``, ...) in the environment chooses the device. docs/gaudi.md says what is mapped.
 """

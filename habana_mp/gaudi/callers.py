@@ -1,4 +1,4 @@
-"""Who asks: the script's own code, torch, or an installed library."""
+"""Finds the caller: the script's own code, torch, or an installed library."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _FOLDERS_OF_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-package
 SCRIPT, TORCH, LIBRARY, PYTHON, OURS = "script", "torch", "library", "python", "ours"
 
 
-#: Of files whose frames were looked at.
+#: The kinds of files whose frames were checked.
 _known: dict[str, str] = {}
 
 
 @cache
 def _kind_of_file(path: str) -> str:
     if path.startswith("<"):
-        return PYTHON  # frozen modules, and code that was generated
+        return PYTHON  # frozen modules, and generated code
     path = os.path.abspath(path)
     if path.startswith(_OURS):
         return OURS
@@ -53,12 +53,12 @@ def _kind_of_file(path: str) -> str:
 
 
 def kind_of(frame: types.FrameType) -> str:
-    """Whose code runs in this frame."""
+    """Returns the kind of the code that runs in this frame."""
     path = frame.f_code.co_filename
     kind = _known.get(path)
     if kind is not None:
         return kind
-    # What was given by `-c`, typed at a prompt, or made by `exec`, belongs to its module.
+    # Code from `-c`, from a prompt, or from `exec` belongs to its module.
     if path.startswith("<") and not path.startswith("<frozen"):
         root = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if root in ("__main__", "__mp_main__"):
@@ -69,14 +69,14 @@ def kind_of(frame: types.FrameType) -> str:
 
 
 def is_script(frame: types.FrameType | None) -> bool:
-    """Does the script's own code run in this frame?"""
+    """True if the script's own code runs in this frame."""
     if frame is None:
         return False
-    return (_known.get(frame.f_code.co_filename) or kind_of(frame)) == SCRIPT  # asked for each device that is read
+    return (_known.get(frame.f_code.co_filename) or kind_of(frame)) == SCRIPT  # called for each device that is read
 
 
 def a_library_asks() -> bool:
-    """Is it an installed library that called, whatever torch and Python did in between?"""
+    """True if an installed library called. Frames of torch and Python in between are ignored."""
     frame = inspect.currentframe()
     while frame is not None:
         kind = kind_of(frame)
@@ -87,7 +87,7 @@ def a_library_asks() -> bool:
 
 
 def place() -> tuple[str, int]:
-    """File and line of the code outside of torch, Python and this package that called."""
+    """Returns file and line of the caller outside of torch, Python and this package."""
     frame = inspect.currentframe()
     while frame is not None and kind_of(frame) not in (SCRIPT, LIBRARY):
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""What ``"hpu"`` means here."""
+"""The device that ``"hpu"`` means here."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from habana_mp.gaudi.callers import is_script, place
 
 logger = logging.getLogger("habana_mp.gaudi")
 
-#: What stands for the best device that there is.
+#: The names that stand for the best available device.
 BEST = ("", "1", "auto")
 
 
 class _ToStandardError(logging.StreamHandler[Any]):
-    """Writes to whatever ``sys.stderr`` is at that moment."""
+    """Writes to the ``sys.stderr`` of that moment."""
 
     @property
     def stream(self) -> Any:
@@ -30,10 +30,10 @@ class _ToStandardError(logging.StreamHandler[Any]):
 
 
 def chosen(name: str | None) -> torch.device:
-    """The device that is meant by ``--gaudi=``, the environment variable, or nothing.
+    """Returns the device for the value of ``--gaudi=`` or of the environment variable, or for None.
 
     Raises:
-        ValueError: no device, or one that is not here.
+        ValueError: not a device, or one that is not available here.
     """
     there = _there()
     if name is None or name in BEST:
@@ -48,20 +48,20 @@ def chosen(name: str | None) -> torch.device:
 
 
 def _there() -> list[str]:
-    """The best first."""
+    """Returns the available device types, the best first."""
     return [*(one for one in devices.devices() if one not in ("cpu", "hpu")), "cpu"]
 
 
-#: The one that a script sees where there is one.
+#: The device that a script sees if there is only one.
 _FIRST = torch.device("hpu", 0)
 
 
 class Devices:
-    """The device that ``"hpu"`` leads to, and what was told of that."""
+    """The device that ``"hpu"`` leads to, and the log of its uses."""
 
     def __init__(self, real: torch.device) -> None:
         self.real = real
-        #: The types of device that lead there.
+        #: The device types that lead there.
         self.names = {"hpu"}
         #: The backends of torch.distributed that lead to the device's own.
         self.backends = {"hccl"}
@@ -74,25 +74,25 @@ class Devices:
         return getattr(torch, self.real.type)
 
     def means(self, value: Any) -> bool:
-        """Is the stand-in's device meant?"""
+        """True if the value means the stand-in's device."""
         if isinstance(value, str):
             return value.partition(":")[0] in self.names
         return isinstance(value, torch.device) and value.type in self.names
 
     def real_of(self, value: Any, what: str) -> Any:
-        """The device that is meant, if the stand-in's is given; else what is given."""
+        """Returns the real device for the stand-in's device; any other value unchanged."""
         if not self.means(value):
             return value
-        if not torch.compiler.is_compiling():  # it reads no frames
+        if not torch.compiler.is_compiling():  # it cannot trace the reading of frames
             self.tell(what, value)
         index = (torch.device(value) if isinstance(value, str) else value).index
-        # On Gaudi each process has one device, number 0: so that is the current one.
+        # On Gaudi each process has one device, number 0. So 0 means the current device.
         if not index or self.real.index is not None or self.real.type == "cpu":
             return self.real
         return torch.device(self.real.type, index)
 
     def seen(self, device: torch.device) -> torch.device:
-        """What the script sees of a tensor's device."""
+        """Returns the device that the script sees for a tensor's device."""
         if device.type != self.real.type:
             return device
         if device.type == "cpu":
@@ -104,7 +104,7 @@ class Devices:
         return 0 if self.real.type == "cpu" else self.real.index or int(self.module.current_device())
 
     def real_backend(self, backend: Any) -> Any:
-        """The backend of torch.distributed for the real device, where one for the stand-in's is given."""
+        """Returns the real device's backend of torch.distributed for the stand-in's; any other value unchanged."""
         if not isinstance(backend, str):
             return backend
         parts: dict[str, str] = {}
@@ -125,7 +125,7 @@ class Devices:
         return own if available() else "gloo"
 
     def tell(self, what: str, given: Any) -> None:
-        """Say once for each line of code what was mapped."""
+        """Logs once for each line of code what was mapped."""
         file, line = place()
         if (file, line, what) not in self._told:
             self._told.add((file, line, what))
@@ -133,7 +133,7 @@ class Devices:
 
 
 def log_to_standard_error() -> None:
-    """The logger has a handler of its own, unless the script gave it one."""
+    """Gives the logger a handler of its own, unless the script gave it one."""
     if not logger.handlers:
         handler = _ToStandardError()
         handler.setFormatter(logging.Formatter("habana_mp.gaudi: %(message)s"))

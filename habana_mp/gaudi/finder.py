@@ -14,10 +14,10 @@ from typing import Any
 from habana_mp.gaudi.callers import a_library_asks
 
 FOLDER = Path(__file__).parent / "frameworks"
-#: What the folder holds at its top.
+#: The top-level packages in the folder.
 ROOTS = ("habana_frameworks", "habana_dataloader", "hmp")
 
-#: What Gaudi has and nothing else: the modules, and why.
+#: Modules that make sense only on Gaudi, and the reasons.
 _WITHOUT_MEANING = {
     "habana_frameworks.mediapipe": "media pipelines decode on Gaudi's own hardware",
     "habana_frameworks.medialoaders": "media pipelines decode on Gaudi's own hardware",
@@ -27,7 +27,7 @@ _WITHOUT_MEANING = {
 
 
 class Finder(importlib.abc.MetaPathFinder):
-    """Stands in front of Python's own finders. An installed library that asks gets no answer from it."""
+    """Comes before Python's own finders. It finds nothing for an installed library."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
@@ -38,7 +38,7 @@ class Finder(importlib.abc.MetaPathFinder):
         if fullname == root and self.installed(root) is not None:
             if root == "habana_frameworks":
                 refuse_to_shadow(self)
-            return None  # a module of the script's, or of a library, that has the same name
+            return None  # a module of the script or of a library with the same name
         for name, why in _WITHOUT_MEANING.items():
             if fullname == name or fullname.startswith(f"{name}."):
                 raise ModuleNotFoundError(f"`{fullname}` is not in habana_mp's stand-in for Gaudi: {why}", name=name)
@@ -46,7 +46,7 @@ class Finder(importlib.abc.MetaPathFinder):
         if (file / "__init__.py").exists():
             spec = importlib.util.spec_from_file_location(fullname, file / "__init__.py")
             assert spec is not None
-            # No path: its modules are found here only, and so by the script's own code only.
+            # Without a path, only this finder finds its modules, and so only the script's own code can import them.
             spec.submodule_search_locations = []
             return spec
         if file.with_suffix(".py").exists():
@@ -58,7 +58,7 @@ class Finder(importlib.abc.MetaPathFinder):
         )
 
     def installed(self, root: str) -> importlib.machinery.ModuleSpec | None:
-        """What the other finders know by this name."""
+        """Returns what the other finders find under this name, or None."""
         for finder in list(sys.meta_path):
             find: Any = getattr(finder, "find_spec", None)
             if finder is not self and find is not None and (spec := find(root, None, None)) is not None:
@@ -67,10 +67,10 @@ class Finder(importlib.abc.MetaPathFinder):
 
 
 def refuse_to_shadow(finder: Finder) -> None:
-    """Raise where the real package is installed.
+    """Raises if the real package is installed.
 
     Raises:
-        ImportError: it is.
+        ImportError: habana_frameworks is installed.
     """
     spec = finder.installed("habana_frameworks")
     if spec is not None:

@@ -1,7 +1,7 @@
-"""The lines that say where an operation ran, asked for by Gaudi's environment variables.
+"""Logs where an operation ran, if Gaudi's environment variables request it.
 
-``PT_HPU_LOG_MOD_MASK=0x80 PT_HPU_LOG_TYPE_MASK=0x8`` asks for the CPU fallback logs. Where ``"hpu"`` leads to the CPU
-every operation falls back to it; elsewhere none does.
+``PT_HPU_LOG_MOD_MASK=0x80 PT_HPU_LOG_TYPE_MASK=0x8`` requests the CPU fallback logs. If ``"hpu"`` leads to the CPU,
+every operation falls back to it; on any other device none does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from habana_mp.gaudi.switch import devices
 
 _CPU_FALLBACK, _DEBUG = 0x80, 0x8
 
-#: As HPU's logs call a tensor's type.
+#: The names of dtypes in HPU's logs.
 _TYPES = {
     torch.float32: "Float",
     torch.float16: "Half",
@@ -43,7 +43,7 @@ def _mask(variable: str, default: int) -> int:
 
 
 def log_placement_if_asked() -> None:
-    """From here on, in this thread, each operation is logged once for each type."""
+    """From now on, in this thread, each operation is logged once for each dtype."""
     asked = _mask("PT_HPU_LOG_MOD_MASK", 0) & _CPU_FALLBACK and _mask("PT_HPU_LOG_TYPE_MASK", _DEBUG) & _DEBUG
     if asked and not _modes and devices().real.type == "cpu":
         _modes.append(Seen(_tell))

@@ -1,4 +1,4 @@
-"""Switching the stand-in on, in this process and in those that it spawns."""
+"""Switches the stand-in on, in this process and in processes that it starts."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from habana_mp.scopes import regions
 
 #: The environment variable that names the device, in this process and in its children.
 VARIABLE = "HABANA_MP_GAUDI"
-#: What children of multiprocessing find it by.
+#: The key of the stand-in for children of multiprocessing.
 _ENTRY = "habana_mp.gaudi"
 
 
 class _State:
-    """There is one for the process."""
+    """The state of the stand-in, one for the process."""
 
     def __init__(self) -> None:
         self.devices: Devices | None = None
@@ -44,7 +44,7 @@ _state = _State()
 
 
 def devices() -> Devices:
-    """What ``"hpu"`` means in this process.
+    """Returns the device that ``"hpu"`` means in this process.
 
     Raises:
         RuntimeError: the stand-in is off.
@@ -55,13 +55,13 @@ def devices() -> Devices:
 
 
 def switch_on(device: str | None = None) -> None:
-    """Let ``habana_frameworks`` be imported, and ``"hpu"`` lead to a device, from here on in this process.
+    """Makes ``habana_frameworks`` importable, and ``"hpu"`` lead to a device, from now on in this process.
 
     Args:
-        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ...; None for what was chosen before, else for the best there is.
+        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ...; None: the device that was chosen before, else the best one.
 
     Raises:
-        ValueError: no device, or one that is not here.
+        ValueError: not a device, or one that is not available here.
         ImportError: the real habana_frameworks is installed.
     """
     if _state.devices is not None:
@@ -75,7 +75,7 @@ def switch_on(device: str | None = None) -> None:
     finder = Finder()
     refuse_to_shadow(finder)
     log_to_standard_error()
-    _core.bind_torch()  # before torch's functions are exchanged
+    _core.bind_torch()  # before torch's functions are replaced
     devices = _state.devices = Devices(real)
     _state.finder = finder
     sys.meta_path = [finder, *sys.meta_path]
@@ -100,7 +100,7 @@ def switch_on(device: str | None = None) -> None:
 
 
 def migrate_from_cuda() -> None:
-    """Let ``"cuda"``, ``.cuda()`` and ``"nccl"`` lead where ``"hpu"`` does. Where that is CUDA, they do."""
+    """Makes ``"cuda"``, ``.cuda()`` and ``"nccl"`` lead where ``"hpu"`` does. Does nothing if that is CUDA."""
     here = devices()
     if here.real.type == "cuda" or "cuda" in here.names:
         return
@@ -113,7 +113,7 @@ def migrate_from_cuda() -> None:
 
 
 def switch_off() -> None:
-    """Torch and Python are as they were. The stand-in's modules that were imported stay."""
+    """Restores torch and Python. Modules of the stand-in that were imported stay."""
     while _state.patches:
         _state.patches.pop().uninstall()
     sys.meta_path = [one for one in sys.meta_path if one is not _state.finder]
@@ -144,8 +144,8 @@ class _SwitchedOn:
 
 
 def prepare_children(device: str | None = None) -> None:
-    """Have processes that this one starts switch the stand-in on: those of multiprocessing before they import the
-    script, others, by the environment variable HABANA_MP_GAUDI, where they import habana_mp."""
+    """Makes processes that this one starts switch the stand-in on: those of multiprocessing before they import the
+    script; others when they import habana_mp, by the environment variable HABANA_MP_GAUDI."""
     if not _state.tells_children:
         _state.variable_before = os.environ.get(VARIABLE)
         _state.tells_children = True

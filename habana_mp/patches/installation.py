@@ -1,4 +1,4 @@
-"""Putting policies into torch, and taking them out again without a trace."""
+"""Installs policies in torch, and removes them without a trace."""
 
 from __future__ import annotations
 
@@ -27,39 +27,39 @@ _R = TypeVar("_R")
 
 
 class Installation:
-    """What is in torch now: convert's policy, if there is one, and those of regions that were entered. There is one for
-    the process, as there is one torch."""
+    """The policies that are installed in torch: convert's, if there is one, and those of regions. There is one instance
+    in a process, as there is one torch."""
 
     def __init__(self) -> None:
-        #: convert's
+        #: The policy of convert.
         self.policy: Policy | None = None
-        #: By number, what each region needs; and the numbers of those that are in torch.
+        #: The policies of all regions by number, and the numbers of the regions that are installed in torch.
         self._regions: dict[int, Policy] = {}
         self._regions_in_torch: set[int] = set()
-        #: What regions were asked for by arguments that say all, and the number of each. None of them needs putting in.
+        #: The numbers of regions by the arguments of `autocast`, if these say everything. All of them are installed.
         self.numbers: dict[tuple[Any, ...], int] = {}
-        #: Is what the core has put into torch, if anything, of this module?
+        #: True if this module, and no other copy of it, made the core change torch.
         self._is_ours = False
         self._are_patches_in = False
         self._composites: dict[Any, Composite] = {}
-        #: True while calls are watched: then the core also answers operations without a rule.
+        #: True while calls are watched: then the core also handles operations without a rule.
         self._is_watched = False
 
     @computed_once
     def _patches(self) -> Patches:
-        """Made, and their modules imported, when they are first needed: a program may import this package and use its
-        kernels only."""
+        """Created on first use, with the imports that they need: a program may import this package only for its
+        kernels."""
         from habana_mp.patches.all import Patches, all_patches
 
         return Patches(all_patches())
 
     def install(self, policy: Policy, within: Within = None, described: dict[str, Any] | None = None) -> None:
-        """Replace convert's policy by this one, which lowers within these modules only. When that fails, what was
-        installed before stays."""
+        """Replaces convert's policy by this one, which lowers only within these modules. After an error before torch is
+        changed the previous policy stays; after a later error nothing is installed."""
         with locks.installation:
             self.check_alone()
             _bind()
-            # Whatever can fail is made before anything is changed; the core checks everything before its first store.
+            # All that can fail is done before anything is changed; the core checks everything before its first store.
             composites = self._make_composites(policy)
             plan = rules.plan(policy)
             self._patches.check(_settings_of(policy, within))
@@ -79,19 +79,19 @@ class Installation:
                 raise
 
     def watch(self, *, watched: bool) -> None:
-        """Answer operations without a rule too, or no longer."""
+        """Begins or stops to handle operations without a rule."""
         with locks.installation:
             if watched != self._is_watched:
                 self._is_watched = watched
                 self._observe()
 
     def _observe(self) -> None:
-        """Torch stays as it is while no lists are in force."""
+        """Updates what the core handles for the watch. Torch stays unchanged while no lists are in force."""
         if self._is_ours and (self.policy is not None or self._regions_in_torch):
             _core.observe(rules.plan_of_observed() if self._is_watched else [])
 
     def make_region(self, policy: Policy, *, on_cpu: bool, keeps_weights: bool, name: str, after_recorded: Any) -> int:
-        """The number of a region with these rules, ready to be entered."""
+        """Returns the number of a new region with these rules, ready to be entered."""
         with locks.installation:
             self.check_alone()
             _bind()
@@ -106,7 +106,7 @@ class Installation:
             return number
 
     def put_in_region(self, number: int) -> None:
-        """A region is ready to be entered again after :meth:`uninstall`."""
+        """Makes a region ready to be entered again after :meth:`uninstall`."""
         with locks.installation:
             self.check_alone()
             composites = self._make_composites(self._regions[number])
@@ -115,14 +115,14 @@ class Installation:
             self._add_region(number, composites)
 
     def _store(self, change: Callable[[], _R], *, is_whole: bool = False) -> _R:
-        """Let the core change torch: all that is there, or a region's part of it."""
+        """Lets the core change torch: everything if ``is_whole``, else the part of one region."""
         changes, was_ours = _core.change_count(), self._is_ours
         self._is_ours = True
         try:
             changed = change()
             tell_function_twins()
             return changed
-        except BaseException:  # a signal's handler may raise after it was changed
+        except BaseException:  # a signal handler may raise after the change
             if _core.change_count() == changes:
                 self._is_ours = was_ours
             elif is_whole or self.policy is None:
@@ -144,7 +144,7 @@ class Installation:
             raise
 
     def _check_patches(self) -> None:
-        """Raise where patches that a region needs cannot be put in."""
+        """Raises if the patches that a region needs cannot be installed."""
         if not self._are_patches_in:
             self._patches.check(_settings_of(Policy(), None))
 
@@ -164,7 +164,8 @@ class Installation:
             module_tensors.stop()
 
     def check_alone(self) -> None:
-        """The core is one for the process. A second copy of this module knows nothing of what the first has changed."""
+        """Raises RuntimeError if another copy of this module has changed torch. All copies share one core, and this one
+        cannot undo the changes of another."""
         with locks.installation:
             if not self._is_ours and _core.installed_count() != 0:
                 raise RuntimeError(
@@ -184,12 +185,12 @@ class Installation:
         wanted = {one.builtin.object for policy in self._policies() for one in policy.composites}
         for function in self._composites.keys() - wanted:
             self._composites.pop(function).uninstall()
-        self._composites |= made  # before they are installed: what is known is uninstalled, wherever a signal came
+        self._composites |= made  # before they are installed, so that `uninstall` finds them even after a signal
         for replacement in made.values():
             replacement.install()
 
     def uninstall(self) -> None:
-        """Torch is as it was before the first :meth:`install`, and regions that are open cast nothing."""
+        """Restores torch as it was before the first :meth:`install`. Open regions then cast nothing."""
         with locks.installation:
             if "_patches" in vars(self):
                 self._patches.uninstall()

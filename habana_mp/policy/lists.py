@@ -1,4 +1,4 @@
-"""Reading operation lists: one name a line, as users wrote them over the years."""
+"""Reads operation lists: one name per line, in all forms that users wrote over the years."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 from habana_mp.common.errors import ListError, warn
 from habana_mp.common.paths import PACKAGE
 
-#: The longest list that anybody needs is some kilobytes; a file beyond this is a mistake.
+#: The longest useful list has a few kilobytes; a larger file than this is a mistake.
 LARGEST_FILE = 1 << 20
 
-#: Where the shipped lists lie: beside the package when installed, beside the sources in a checkout.
+#: The folder of the shipped lists: inside the installed package, or beside the package in a checkout.
 DIRECTORY = next(
     (folder for folder in (PACKAGE / "lists", PACKAGE.parent / "lists") if folder.is_dir()),
     PACKAGE / "lists",
@@ -24,33 +24,33 @@ DIRECTORY = next(
 
 @dataclass(frozen=True)
 class Listed:
-    """A name in a list, and where it stands."""
+    """A name in a list, and its position."""
 
     name: str
     source: str
     line: int
     shipped: bool = False
-    #: Only the matrix products of its calls are meant, see :mod:`habana_mp.ops.products`.
+    #: True if only the matrix products of its calls are meant, see :mod:`habana_mp.ops.products`.
     products_only: bool = False
-    #: What is wrong with the line itself, whatever the name means.
+    #: The error in the line itself, whatever the name means.
     problem: str = ""
 
     @property
     def where(self) -> str:
-        """File and line, as an error names them."""
+        """File and line, as in errors."""
         return f"{self.source}:{self.line}" if self.line else self.source
 
 
 def read_list(path: str | os.PathLike[str], *, source: str | None = None) -> tuple[Listed, ...]:
-    """Read a list file at once.
+    """Reads a list file.
 
     Blank lines, ``#`` comments, surrounding spaces, CRLF, a byte order mark and a missing final newline are all fine,
-    and so is an empty file. ``source`` is what errors call the file; its path if nothing else is said. A line that
-    holds no single name comes with its ``problem``, so that whoever looks at the names tells of all at once.
+    and so is an empty file. ``source`` is the name of the file in errors, by default its path. A line that does not
+    hold exactly one name gets a ``problem``, so that the caller can report all problems together.
 
     Raises:
         OSError: the file is missing, a directory, or may not be read; the message says which and names the path.
-        ListError: the content is no text; the message names the line.
+        ListError: the content is not text; the message names the line.
     """
     path = os.fsdecode(path)
     if "\0" in path:
@@ -60,7 +60,7 @@ def read_list(path: str | os.PathLike[str], *, source: str | None = None) -> tup
 
 
 def given_list(argument: str, path: str | os.PathLike[str] | None) -> tuple[Listed, ...] | None:
-    """The list of a file that may be left out, by None or an empty path; ``argument`` is what the user calls it."""
+    """Returns the list in a file, or None for None or an empty path. ``argument`` is its name in errors."""
     if path is None or path == "":
         return None
     if not isinstance(path, (str, bytes, os.PathLike)):
@@ -75,9 +75,9 @@ def given_list(argument: str, path: str | os.PathLike[str] | None) -> tuple[List
 
 
 def parse_list(text: str, source: str) -> tuple[Listed, ...]:
-    """The names in the text of a list; as :func:`read_list`."""
+    """Returns the names in the text of a list, as :func:`read_list` does."""
     listed = []
-    # Not splitlines(): it also breaks at form feeds and other characters that no editor counts.
+    # Not splitlines(): it also breaks at form feeds and other characters that editors do not count as lines.
     for number, line in enumerate(re.split(r"\r\n|\n|\r", text), start=1):
         name = line.partition("#")[0].strip()
         if not name:

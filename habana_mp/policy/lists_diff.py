@@ -1,4 +1,4 @@
-"""``habana-mp lists diff``: which names two presets, or list files, have in other lists."""
+"""``habana-mp lists diff``: the names that are in different lists in two presets or list files."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from habana_mp import ops
 from habana_mp.policy.lists import Listed, read_list
 from habana_mp.policy.presets import Preset, hint_for, presets
 
-#: What a list is called where a file of its own has no part to play.
+#: The name of the list in a file that is compared by itself.
 _FILE = "listed"
 
-#: By what a name means: the name as it is written, and the list that it is in.
+#: The names as written and their lists, by the meaning of the name.
 _Meanings = dict[object, tuple[str, str]]
 
 
 def difference(a: str, b: str) -> list[str]:
-    """What differs, a line each; none where nothing does. Each is a preset, a list file, or two list files with a comma
-    between: the lower list and the float32 list.
+    """Returns one line for each difference. Each argument is a preset, a list file, or two list files separated by a
+    comma: the lower list and the float32 list.
 
     Raises:
         OSError: a file that cannot be read.
-        ValueError: a name that is none of these, or a file that is no list.
+        ValueError: an argument of another form, or a file that is not a list.
     """
     of_a, of_b = _meanings(a), _meanings(b)
     both = [meaning for meaning in of_a if meaning in of_b]
@@ -34,7 +34,7 @@ def difference(a: str, b: str) -> list[str]:
 
 
 def _agree(a: str, b: str) -> bool:
-    """A file by itself does not say which list it is."""
+    """True if the lists are the same, or one of them is a file by itself, which does not say which list it is."""
     return a == b or _FILE in (a, b)
 
 
@@ -47,7 +47,7 @@ def _meanings(given: str) -> _Meanings:
 
 
 def _meaning(one: Listed) -> object:
-    """Names that stand for the same operations are the same, however they are spelled."""
+    """Returns the meaning of a name. Names of the same operations are equal, however they are spelled."""
     resolved = ops.resolve(one.name)
     return one.name if resolved is None else (frozenset(resolved.exact + resolved.family), one.products_only)
 

@@ -15,7 +15,7 @@ from habana_mp.policy.lists import DIRECTORY, Listed, read_list
 
 @dataclass(frozen=True)
 class Preset:
-    """A named set of lists: what runs lower, what runs in float32, what goes to the widest input."""
+    """A named set of lists: what runs in lower precision, what in float32, and what in the widest input's precision."""
 
     name: str
     description: str
@@ -23,35 +23,36 @@ class Preset:
     fp32: tuple[Listed, ...] = ()
     widest: tuple[Listed, ...] = ()
     leaves_points: bool = False
-    """It does not mean products of three terms without a Parameter in the forward of a module, which turn points."""
+    """True if its names do not mean products of three terms without a Parameter in the forward of a module: these
+    rotate points."""
     of_autocast: bool = False
-    """Does it do what torch.autocast does, for which the name of a loss does not mean the loss's parts?"""
+    """True if it does what torch.autocast does: there the name of a loss does not mean the parts of the loss."""
 
 
-#: Folder names that tell nothing about the model.
+#: Folder names that say nothing about the model.
 _SILENT = {"pytorch", "habana", "benchmarks", "implementations", "training", "config", "hls-gaudi2-pt", "examples"}
 
 
-#: What each list of a preset's file is called there; see CONTRIBUTING.md.
+#: The keys of the lists in a preset's file; see CONTRIBUTING.md.
 _PARTS = ("lower", "fp32", "widest")
 
-#: So many names an error suggests.
+#: The most names that an error suggests.
 _SHOWN = 5
 
-#: Stands, among ``products_inside``, for whatever torch makes of matrix products.
+#: In ``products_inside``, stands for all operations that torch composes of matrix products.
 _WHATEVER_HOLDS_PRODUCTS = "*"
 
 
 def _listed(item: str, preset: str) -> tuple[Listed, ...]:
-    """The names of a list file, or one name."""
+    """Returns the names of a list file, or one name."""
     if not item.endswith(".txt"):
         return (Listed(item, f"the preset {preset}", 0, shipped=True),)
     return tuple(Listed(one.name, item, one.line, shipped=True) for one in read_list(DIRECTORY / item))
 
 
 def _products_inside(items: Iterable[str]) -> list[str]:
-    """Operations in which a preset's torch.autocast meets the matrix products that torch makes of them; see
-    `ops/products.py`. (The lists of CUDA and XPU name others themselves.)"""
+    """Returns the operations that torch composes of matrix products which this preset's torch.autocast casts; see
+    `ops/products.py`. (The lists of CUDA and XPU name others directly.)"""
     names = set(items)
     if _WHATEVER_HOLDS_PRODUCTS in names:
         names |= {name for name, row in ops.rows().items() if row.made_of_products}
@@ -72,7 +73,7 @@ def _shipped(name: str, content: dict[str, Any]) -> Preset:
 
 
 def _shipped_presets() -> dict[str, Preset]:
-    """Of each file in ``lists/presets``, in their order."""
+    """Returns the preset of each file in ``lists/presets``, in their order."""
     files = sorted((DIRECTORY / "presets").glob("*.json"))
     contents = {file.stem: json.loads(file.read_text("utf-8")) for file in files}
     names = sorted(contents, key=lambda name: contents[name].get("order", len(contents)))
@@ -81,7 +82,7 @@ def _shipped_presets() -> dict[str, Preset]:
 
 @dataclass(frozen=True)
 class _ModelList:
-    """One list of a model of the Gaudi model garden."""
+    """One list of a model in the Gaudi model garden."""
 
     folder: str
     stem: str
@@ -115,7 +116,7 @@ def _readable(folder: str, stem: str) -> str:
 
 
 def _model_presets() -> dict[str, Preset]:
-    """A preset for each pair of lists of one model that shipped together; ``@release`` tells older pairs apart."""
+    """Returns a preset for each pair of lists that shipped together for a model. Older pairs have an ``@release``."""
     entries = [_model_list(entry) for entry in json.loads((DIRECTORY / "gaudi_model_lists.json").read_text("utf-8"))]
     groups: dict[tuple[str, str], list[_ModelList]] = {}
     for entry in entries:
@@ -143,12 +144,12 @@ def _model_presets() -> dict[str, Preset]:
 
 @cache
 def presets() -> dict[str, Preset]:
-    """All presets by name."""
+    """Returns all presets by name."""
     return {**_shipped_presets(), **_model_presets()}
 
 
 def preset_named(name: str) -> Preset:
-    """The preset of that name."""
+    """Returns the preset of that name. Raises ValueError if there is none."""
     known = presets()
     if not isinstance(name, str) or name not in known:
         shipped = ", ".join(one for one in known if not one.startswith("gaudi/"))
@@ -159,12 +160,12 @@ def preset_named(name: str) -> Preset:
 
 
 def presets_with(part: str) -> list[Preset]:
-    """The presets in whose names this is, in letters of either size."""
+    """Returns the presets whose names contain this text, in upper or lower case."""
     return [preset for name, preset in presets().items() if part.lower() in name]
 
 
 def hint_for(name: object) -> str:
-    """The preset that was meant, or those that may be, as the end of an error's text."""
+    """Returns the end of an error's text that names the presets that may be meant, or an empty text."""
     known = presets()
     near = [one for one in known if one == f"torch-{name}"]
     if not near and isinstance(name, str) and name:
@@ -178,7 +179,7 @@ def hint_for(name: object) -> str:
 
 
 def with_own(lists: Preset, lower: tuple[Listed, ...] | None, fp32: tuple[Listed, ...] | None) -> tuple[Preset, Preset]:
-    """What stays of a preset, and the user's own lists, each of which replaces its side of the preset."""
+    """Returns what stays of a preset, and the user's own lists. Each of these replaces its side of the preset."""
     own = Preset("", "")
     if lower is not None:
         lists, own = replace(lists, lower=()), replace(own, lower=lower)
@@ -189,7 +190,7 @@ def with_own(lists: Preset, lower: tuple[Listed, ...] | None, fp32: tuple[Listed
 
 @cache
 def shipped_names() -> frozenset[str]:
-    """Every operation name in any shipped list: names that users wrote, whether or not this torch has them."""
+    """Returns every operation name in the shipped lists: names that users wrote, even if this torch lacks them."""
     return frozenset(
         listed.name
         for preset in presets().values()

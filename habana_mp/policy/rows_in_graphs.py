@@ -1,4 +1,4 @@
-"""Products of three dimensions and more in graphs: where torch folds them into rows, and where it must be helped."""
+"""Products of three and more dimensions in graphs: torch folds them into rows, but not for all strides."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import torch
 
 
 def in_rows(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """The first factor of a product in a graph, copied where torch would not fold its dimensions into rows.
+    """Returns the first factor of a product in a graph, copied if torch would not fold its dimensions into rows.
 
-    In eager code the core does so (``attempt_in_rows`` in src/engine/attempt.cpp)."""
+    In eager code the core does this (``attempt_in_rows`` in src/engine/attempt.cpp)."""
     if tensor.dim() < 3 or other.dim() != 2 or tensor.device.type != "cpu":
         return tensor
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # takes long to import

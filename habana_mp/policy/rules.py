@@ -1,4 +1,4 @@
-"""From lists to rules: what is to be done with each of torch's functions, decided before torch is touched."""
+"""From lists to rules: what to do with each torch function. All of this is decided before torch is changed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Action = Literal["none", "precision", "widest", "in_place", "first_input", "scal
 
 _NONE: frozenset[str] = frozenset()
 
-#: The words for precisions, in lists, logs and reports.
+#: The names of precisions in lists, logs and reports.
 PRECISIONS: dict[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
-#: What users call the dtypes besides, in small letters.
+#: The names of dtypes that users may pass, in lower case.
 _SPELLINGS = {
     **{"bf16": torch.bfloat16, "bfloat16": torch.bfloat16},
     **{"fp16": torch.float16, "float16": torch.float16, "half": torch.float16},
@@ -33,7 +33,7 @@ _SPELLINGS = {
 
 
 def dtype_meant(given: object) -> torch.dtype | None:
-    """The dtype that was given, by itself or by one of its names; None if it is neither."""
+    """Returns the dtype for a dtype or one of its names; None for anything else."""
     if isinstance(given, str):
         return _SPELLINGS.get(given.lower().removeprefix("torch."))
     return given if isinstance(given, torch.dtype) else None
@@ -41,21 +41,22 @@ def dtype_meant(given: object) -> torch.dtype | None:
 
 @dataclass(frozen=True)
 class Ruling:
-    """What holds for one operation, and why; the readable form of a rule of the core."""
+    """The rule for one operation, and its reason; the readable form of a rule of the core."""
 
     action: Action = "none"
     precision: str = ""
     saturate: Literal["", "numbers", "all"] = ""
     no_kernel: bool = False
-    #: Does a list name it only by its parts, or what it is a part of?
+    #: True if a list names only its parts, or only the operation that it is a part of.
     by_parts: bool = False
-    #: Only for the matrix products of the calls that make any.
+    #: True if it holds only for the matrix products of calls that compute any.
     products_only: bool = False
-    #: Not for products of three terms without a Parameter in the forward of a module, which turn points.
+    #: True if it does not hold for products of three terms without a Parameter in the forward of a module: these
+    #: rotate points.
     leaves_points: bool = False
 
     def rule(self, operation: str, *, keeps_weights: bool = True) -> _core.Rule:
-        """The core's form, with the arguments that may be cast. May casts of weights be kept?"""
+        """Returns the core's form, with the arguments that may be cast. ``keeps_weights``: cache casts of weights."""
         row, key = ops.row_of(operation), (self, operation, keeps_weights)
         known = _rules.get(key)
         if known is None or known[0] is not row:
@@ -101,7 +102,7 @@ class Ruling:
         )
 
 
-#: The rules that were made, each with the row that it was made of.
+#: The rules that were made, each with the row that it was made from.
 _rules: dict[tuple[Ruling, str, bool], tuple[ops.Operation, _core.Rule]] = {}
 
 
@@ -123,7 +124,7 @@ def _mask(positions: tuple[int, ...]) -> int:
 
 
 class Covered(NamedTuple):
-    """One object of torch that a policy covers."""
+    """A torch object that a policy covers, with its rules."""
 
     operation: str
     builtin: Builtin
@@ -138,19 +139,19 @@ class Policy:
     covered: tuple[Covered, ...] = ()
     composites: tuple[Covered, ...] = ()
     lower: str = "bf16"
-    #: Are casts of weights kept from call to call, and how many bytes of them (None: any number)?
+    #: True if casts of weights are cached between calls, and the most bytes of them (None: half of the free memory).
     weight_cache: bool = True
     weight_cache_limit: int | None = None
     packed_weights: bool = True
-    #: Are calls left as written where they were measured to be faster so?
+    #: True if a call is left unchanged when it was measured to be faster that way.
     skip_slower: bool = False
-    #: Is memory of large casts, and at the heap's end, kept for later?
+    #: True if the memory of large casts, and memory at the heap's end, is kept for later casts.
     reuse_memory: bool = True
-    #: By operation, the precision that a list gives it, and where that list says so.
+    #: The precision that a list gives an operation, and the place in that list, by operation.
     named: Mapping[str, tuple[str, str]] = field(default_factory=dict, compare=False)
 
     def lowers_arithmetic(self) -> bool:
-        """True if a list lowers an operation that computes each value of its result by itself."""
+        """True if a list lowers an operation that computes each value of its result independently."""
         return any(
             one.listed.action == "precision" and one.listed.precision != "fp32" and ops.is_elementwise(one.operation)
             for one in (*self.covered, *self.composites)
@@ -158,7 +159,7 @@ class Policy:
 
 
 def ruling_without_list(operation: str) -> Ruling:
-    """Rules 2 to 4, 8 and 9: what holds for an operation that no list names."""
+    """Returns what holds for an operation that no list names: rules 2 to 4, 8 and 9."""
     row, saturate = ops.row_of(operation), ops.saturates(operation)
     if ops.is_in_place(operation):
         return Ruling("in_place", saturate=saturate)
@@ -172,7 +173,7 @@ def ruling_without_list(operation: str) -> Ruling:
 
 
 def ruling_in_list(operation: str, precision: str, *, products_only: bool = False) -> Ruling:
-    """Rules 1, 3, 5 and 8: what holds for an operation in the list of a precision."""
+    """Returns what holds for an operation in the list of a precision: rules 1, 3, 5 and 8."""
     if ops.is_in_place(operation):
         return ruling_without_list(operation)
     if precision != "fp32" and _has_no_kernel(operation):
@@ -185,13 +186,13 @@ def _has_no_kernel(operation: str) -> bool:
 
 
 class _Assignment:
-    """Which list decides for which operation. An operation listed by its own name beats one taken along by a family."""
+    """Assigns each operation to the list that decides. An operation's own name takes precedence over its family's."""
 
     def __init__(self, lists: Preset, lower: str) -> None:
         self._exact: dict[str, tuple[str, Listed]] = {}
         self._family: dict[str, list[tuple[str, Listed]]] = {}
         self._names: dict[str, tuple[str, Listed]] = {}
-        #: What is wrong, a line each, by the lines of the lists that it is about.
+        #: The problems, one line of text each, by the lines of the lists that they are about.
         self._problems: dict[tuple[Listed, ...], str] = {}
         for listed in lists.lower:
             self._add(listed, lower)
@@ -237,7 +238,7 @@ class _Assignment:
         return decided
 
     def _conflict(self, operation: str, first: Listed, second: Listed) -> None:
-        """Two names may have several operations in common: that is one problem."""
+        """Notes a problem of two names. It is one problem, even if they have several operations in common."""
         self._problems.setdefault((first, second), _conflict(operation, first, second))
 
 
@@ -251,10 +252,10 @@ def _conflict(operation: str, first: Listed, second: Listed) -> str:
 
 
 def _resolve(listed: Listed) -> ops.Resolved | None:
-    """The operations that a listed name stands for; None for a known name without a meaning here.
+    """Returns the operations that a listed name stands for; None for a known name that has no effect here.
 
-    That is warned about, but not where a preset names an operation that this torch lacks: its releases differ in some,
-    and who asked for the preset can do nothing about it."""
+    Warns about a name without effect, unless a preset names an operation that this torch lacks: releases of torch
+    differ in a few operations, and the user of the preset can do nothing about it."""
     if listed.problem:
         raise ListError(f"{listed.where}: {listed.problem}")
     resolved = ops.resolve(listed.name)
@@ -297,7 +298,7 @@ def _resolve(listed: Listed) -> ops.Resolved | None:
 
 
 def _is_in_place_anyhow(operation: str) -> bool:
-    """Does the operation keep the precision of what it writes into, and have no input that a list would let follow?"""
+    """True if the operation keeps the precision of the tensor it writes into, and no list could cast another input."""
     has_rule = operation in ops.names_with_rules()
     return ops.is_in_place(operation) and (has_rule or ops.most_tensors(operation) == 1)
 
@@ -306,7 +307,7 @@ _PARTS_OF_PLACES = frozenset(("", "torch", "tensor", "nn", "functional", "f", "o
 
 
 def _nearest(name: str) -> str | None:
-    """The name that was meant, perhaps with a place around in which torch has no such thing: `torch.gelu`."""
+    """Returns the name that may be meant. The given one may have a prefix that is wrong in torch: `torch.gelu`."""
     parts = [part for part in reversed(name.split(".")) if part.lower() not in _PARTS_OF_PLACES]
     parts = [*dict.fromkeys(("_".join(reversed(parts)), *parts))]
     for part in parts:
@@ -323,17 +324,17 @@ def _nearest(name: str) -> str | None:
 
 
 def problems_of(lower: Iterable[Listed], fp32: Iterable[Listed] = ()) -> list[str]:
-    """All that is wrong with the lines of a list, or of two beside each other."""
+    """Returns all problems in the lines of a list, or of two lists that are used together."""
     return _Assignment(Preset("", "", tuple(lower), tuple(fp32)), "bf16").problems
 
 
 def policy_from_lists(
     lists: Preset, lower: str, own: Preset | None = None, *, refused: frozenset[str] = _NONE
 ) -> Policy:
-    """O1: the lists decide; where they are silent, rules 2 to 4 do.
+    """Returns the policy of O1: the lists decide; for operations that they do not name, rules 2 to 4 decide.
 
-    ``own`` are lists of the user's that replace a part of ``lists``: whatever operation they name, they win. What is
-    ``refused`` raises where no list names it.
+    ``own`` are the user's lists, which replace a part of ``lists``: they take precedence for every operation that they
+    name. An operation in ``refused`` raises if no list names it.
     """
     decided = _assign(lists, lower)
     named = {} if own is None else _assign(own, lower)
@@ -351,7 +352,7 @@ def policy_from_lists(
         if operation not in named and ruling.precision == lower and ops.row_of(operation).terms is not None:
             rulings[operation] = replace(ruling, leaves_points=True)
     rulings |= {operation: Ruling("refused") for operation in refused - rulings.keys()}
-    # The third list is weaker than the other two (rule 5).
+    # The other two lists take precedence over the third one (rule 5).
     for listed in lists.widest:
         resolved = _resolve(listed)
         for operation in () if resolved is None else resolved.exact + resolved.family:
@@ -367,7 +368,7 @@ def policy_from_lists(
 def _by_parts(
     decided: Mapping[str, tuple[str, Listed]], followed: Mapping[str, tuple[str, Listed]], lower: str
 ) -> dict[str, str]:
-    """The precision of what torch computes as one and lists name in parts, and of the parts of what is ``followed``."""
+    """Returns the precision of operations whose parts are listed, and of the parts of operations in ``followed``."""
     lowered: dict[str, str] = {}
     raised: dict[str, str] = {}
     for whole, row in ops.rows().items():
@@ -392,9 +393,10 @@ def _assign(lists: Preset, lower: str) -> dict[str, tuple[str, Listed]]:
 
 
 def policy_o2(lower: str) -> Policy:
-    """O2: GEMM and convolutions in the lower precision, every other known floating operation in float32."""
+    """Returns the policy of O2: GEMM and convolutions in the lower precision, all other known floating-point operations
+    in float32."""
     rulings = {}
-    # Whatever has a rule for the dtypes of its inputs computes with floating numbers. (In place rule 3 holds anyway.)
+    # An operation with a rule for its inputs' dtypes is a floating-point operation. (In place, rule 3 holds anyway.)
     floating = {
         operation
         for operation, row in ops.rows().items()
@@ -415,7 +417,7 @@ def policy_o2(lower: str) -> Policy:
 
 
 def _policy(decided: Mapping[str, Ruling], lower: str) -> Policy:
-    # Rule 6: what gives a view is never cast.
+    # Rule 6: an operation that returns a view is never cast.
     rulings = {one: ruling for one, ruling in decided.items() if ops.computes(one) and not ops.gives_view(one)}
     covered: list[Covered] = []
     composites: list[Covered] = []
@@ -431,7 +433,7 @@ def _policy(decided: Mapping[str, Ruling], lower: str) -> Policy:
 
 
 def _one_each(covered: Iterable[Covered]) -> tuple[Covered, ...]:
-    """An object may be found under two places (`torch.x` and `torch._C._nn.x`); it has one rule."""
+    """Returns one entry for each object: it may have two names (`torch.x` and `torch._C._nn.x`), but has one rule."""
     by_object: dict[int, Covered] = {}
     for one in covered:
         by_object.setdefault(id(one.builtin.object), one)
@@ -439,8 +441,8 @@ def _one_each(covered: Iterable[Covered]) -> tuple[Covered, ...]:
 
 
 def observed_operations() -> tuple[str, ...]:
-    """What the watch wants to see although no rule may name it: each operation that some shipped list names,
-    arithmetic, and those whose values it looks at."""
+    """Returns the operations that the watch sees even without a rule: each operation in a shipped list, arithmetic, and
+    those whose values it checks."""
     found = {*ops.observed.ANGLES, *ops.observed.COUNTS, *ops.observed.STATISTICS, *ops.pointwise.NAMES}
     for name in shipped_names():
         resolved = ops.resolve(name)
@@ -455,14 +457,14 @@ def _is_observed(operation: str) -> bool:
 
 
 def plan_of_observed() -> list[tuple[Any, Any, str, _core.Rule, _core.Rule]]:
-    """What the core answers for the watch, without a rule."""
+    """Returns what the core handles for the watch, without a rule."""
     builtins = [(one, builtin) for one in observed_operations() for builtin in ops.builtins_named(one)]
     builtins += [(builtin.place.rpartition(".")[2], builtin) for builtin in ops.find.makers_of_indexes()]
     return [(one.object, one.object, name, Ruling().rule(name), Ruling().rule(name)) for name, one in builtins]
 
 
 def plan(policy: Policy, *, keeps_weights: bool = True) -> list[tuple[Any, Any, str, _core.Rule, _core.Rule]]:
-    """What the core installs."""
+    """Returns what the core installs."""
     return [
         (
             one.builtin.object,

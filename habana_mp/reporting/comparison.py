@@ -1,4 +1,4 @@
-"""What differs between two reports."""
+"""Compares two reports."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from habana_mp.reporting.report import Report
 
 _Row = dict[str, Any]
 
-#: A report as :meth:`Report.to_dict` gives it.
+#: A report as :meth:`Report.to_dict` returns it.
 Data = dict[str, Any]
 
-#: What a report of :func:`compare` may be.
+#: The forms of a report that :func:`compare` accepts.
 Given = Report | Data | str | os.PathLike[str]
 
-#: A call is slower where it takes this many times as long, and all of its calls this share of the whole time.
+#: A call is slower if it takes this many times as long, and the difference over all its calls is at least this share of
+#: the whole time.
 _TIMES, _SHARE = 1.2, 0.01
 
-#: Where a call is made: rows that agree in these are one place, in several precisions or for several reasons.
+#: The fields that identify the place of a call. Rows that agree in them are one place, in several precisions or for
+#: several reasons.
 _PLACE = ("module", "file", "line", "function", "operation", "phase")
 
-#: What a place is recognised by in another report. Not its line: scripts are edited.
+#: The fields that identify a place in another report. The line is not among them: scripts are edited.
 _SEEN_AGAIN_BY = ("module", "operation", "phase")
 
-#: At the end of a rule: where in a list file it stands.
+#: The line of a list file, at the end of a rule.
 _LINE = re.compile(r":\d+$")
 
 FORMAT, VERSION = "habana-mp comparison", 1
@@ -38,18 +40,18 @@ FORMAT, VERSION = "habana-mp comparison", 1
 
 @dataclass(frozen=True)
 class Pair:
-    """A row of each report that stand for the same calls."""
+    """Two rows, one of each report, that stand for the same calls."""
 
     a: _Row
     b: _Row
-    #: Which of the places with this operation in this module, from 1.
+    #: The number of this place among those with the same operation in the same module, from 1.
     occurrence: int
     #: ``"slower"``, ``"faster"``, or None.
     speed: str | None = None
 
     @property
     def change(self) -> str | None:
-        """``"precision"``, ``"reason"``, or None where neither changed."""
+        """``"precision"``, ``"reason"``, or None if neither changed."""
         if self.a["precision"] != self.b["precision"]:
             return "precision"
         return "reason" if _compared(self.a) != _compared(self.b) else None
@@ -64,8 +66,8 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two reports, a and b. Each row of both is in one pair, or ``gone`` (of a), or ``new`` (of b). Printing it tells
-    what differs."""
+    """Two reports, a and b. Each row of both is in one pair, in ``gone`` (rows of a), or in ``new`` (rows of b).
+    ``print`` shows the differences."""
 
     pairs: tuple[Pair, ...]
     gone: tuple[_Row, ...]
@@ -73,27 +75,27 @@ class Comparison:
 
     @property
     def differs(self) -> bool:
-        """Is anything new, gone, or in another precision or for another reason? (No two runs take the same time, and a
-        longer run has more calls.)"""
+        """True if a row is new or gone, or has another precision or another reason. Times and numbers of calls do not
+        count: no two runs take the same time, and a longer run has more calls."""
         return bool(self.gone or self.new or any(pair.change for pair in self.pairs))
 
     def changed(self, change: str | None) -> list[Pair]:
-        """The pairs with this change, in the order of b."""
+        """Returns the pairs with this change, in the order of b."""
         return [pair for pair in self.pairs if pair.change == change]
 
     def of_speed(self, speed: str) -> list[Pair]:
-        """The pairs that are ``"slower"`` or ``"faster"``, per call; what matters most first."""
+        """Returns the pairs that are ``"slower"`` or ``"faster"`` per call, the largest difference in time first."""
         return sorted((pair for pair in self.pairs if pair.speed == speed), key=lambda pair: -_weight(pair))
 
     def calls(self) -> tuple[int, int]:
-        """All calls of a, and of b."""
+        """Returns the number of calls of a, and of b."""
         pairs = self.pairs
         of_a = sum(pair.a["calls"] for pair in pairs) + sum(row["calls"] for row in self.gone)
         of_b = sum(pair.b["calls"] for pair in pairs) + sum(row["calls"] for row in self.new)
         return of_a, of_b
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain data, for JSON."""
+        """Returns the comparison as plain data, for JSON."""
         of_a, of_b = self.calls()
         return {
             "format": FORMAT,
@@ -106,7 +108,7 @@ class Comparison:
         }
 
     def mirrored(self) -> Comparison:
-        """Of b and a."""
+        """Returns the comparison of b with a."""
         return Comparison(tuple(pair.mirrored() for pair in self.pairs), self.new, self.gone)
 
     def __str__(self) -> str:
@@ -137,19 +139,19 @@ class Comparison:
 
 
 def compare(a: Given, b: Given) -> Comparison:
-    """What differs between two reports: of ``hmp.report()``, their ``to_dict()``, or the paths of their JSON files.
+    """Compares two reports, given as results of ``hmp.report()``, their ``to_dict()``, or paths of their JSON files.
 
     Raises:
-        TypeError: something that is none of these.
-        ValueError: a dict or a file that holds no report.
+        TypeError: an argument of another type.
+        ValueError: a dict or a file that does not hold a report.
         OSError: a file that cannot be read.
     """
     return of_data(_data(a, "a"), _data(b, "b"))
 
 
 def of_data(a: Data, b: Data) -> Comparison:
-    """The same of reports as data."""
-    # Of alignments that are as good the first is taken: which that is must not depend on the order given.
+    """Compares two reports, given as data."""
+    # The first of several equally good alignments is taken. The order of the arguments must not change which one it is.
     is_turned = _text(b["rows"]) < _text(a["rows"])
     found = _found(b, a).mirrored() if is_turned else _found(a, b)
     order = {id(row): i for rows in (a["rows"], b["rows"]) for i, row in enumerate(_in_time(rows))}
@@ -205,20 +207,21 @@ def _key(row: _Row, names: Iterable[str]) -> tuple[Any, ...]:
 
 _Place = list[_Row]
 
-#: A place, and what tells it from others of its kind: precisions, function, and what is called before and after it.
+#: A place and its traits, which distinguish it from similar places: its precisions, its function, and the calls before
+#: and after it.
 _Seen = tuple[_Place, tuple[Any, ...]]
 
-#: What a pair is worth, whatever its places have in common: more than all that they may.
+#: The worth of a pair without any common traits. It is more than all traits together are worth.
 _PAIR = 1000
 
 
 def _in_time(rows: Sequence[_Row]) -> list[_Row]:
-    """In the order of their first calls."""
+    """Returns the rows in the order of their first calls."""
     return [row for _, row in sorted(enumerate(rows), key=lambda item: item[1].get("order", item[0]))]
 
 
 def _places(rows: Sequence[_Row]) -> list[_Place]:
-    """The rows of each place, in the order in which these were first called."""
+    """Returns the rows of each place. The places are in the order of their first calls."""
     places: dict[Any, _Place] = {}
     for row in _in_time(rows):
         places.setdefault(_key(row, _PLACE), []).append(row)
@@ -226,7 +229,7 @@ def _places(rows: Sequence[_Row]) -> list[_Place]:
 
 
 def _aligned(a: list[_Place], b: list[_Place]) -> list[tuple[_Place, _Place]]:
-    """Places of a beside those of b; one of them is empty where the other report has more of its like."""
+    """Pairs the places of a with those of b. One side is empty if the other report has more places of this kind."""
     of_a, of_b = _by_key(a), _by_key(b)
     found: list[tuple[_Place, _Place]] = []
     for key in dict.fromkeys((*of_a, *of_b)):
@@ -235,7 +238,7 @@ def _aligned(a: list[_Place], b: list[_Place]) -> list[tuple[_Place, _Place]]:
 
 
 def _by_key(places: list[_Place]) -> dict[Any, list[_Seen]]:
-    """Places that may be the same in another report, in their order, each with what is peculiar to it."""
+    """Groups the places that may be the same in another report. Each group is in order, each place has its traits."""
     keys = [_key(place[0], _SEEN_AGAIN_BY) for place in places]
     found: dict[Any, list[_Seen]] = {}
     for before, key, place, after in zip([None, *keys], keys, places, [*keys[1:], None], strict=False):
@@ -245,13 +248,13 @@ def _by_key(places: list[_Place]) -> dict[Any, list[_Seen]]:
 
 
 def _in_order(a: list[_Seen], b: list[_Seen]) -> list[tuple[_Place, _Place]]:
-    """As many pairs as there can be that keep the order of both; among these, such that have most in common."""
+    """Returns as many pairs as possible that keep the order of both; among these, those with the most in common."""
 
     def worth(i: int, j: int) -> int:
         precision, *rest = (bool(one == other) for one, other in zip(a[i][1], b[j][1], strict=True))
         return _PAIR + 2 * precision + sum(rest)
 
-    # The best of what follows the first i of a and the first j of b.
+    # The highest worth of the pairs after the first i places of a and the first j of b.
     best = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
     for i in reversed(range(len(a))):
         for j in reversed(range(len(b))):
@@ -272,7 +275,7 @@ def _in_order(a: list[_Seen], b: list[_Seen]) -> list[tuple[_Place, _Place]]:
 
 
 def _matched(a: _Place, b: _Place) -> list[tuple[Any, Any]]:
-    """The rows of one place: those that agree in most, then those in one precision, then the rest in their order."""
+    """Pairs the rows of one place: those that agree in most fields, then those in one precision, then the rest."""
     found: list[tuple[Any, Any]] = []
     left_a, left_b = list(a), list(b)
     for names in (("precision", "reason", "why", "rule"), ("precision", "reason"), ("precision",), ()):
@@ -301,7 +304,7 @@ def _per_call(row: _Row) -> float | None:
 
 
 def _weight(pair: Pair) -> float:
-    """How much time the difference makes over all calls, those of both runs in the mean."""
+    """Returns the difference in time over all calls. The number of calls is the mean of both runs."""
     of_a, of_b = _per_call(pair.a) or 0.0, _per_call(pair.b) or 0.0
     return abs(of_b - of_a) * float(pair.a["calls"] + pair.b["calls"]) / 2
 
@@ -343,7 +346,7 @@ def _why(row: _Row) -> tuple[Any, ...]:
 
 
 def _compared(row: _Row) -> tuple[Any, ...]:
-    """Not the line of a list: names above it may have come or gone."""
+    """Returns the reason without the line of its list: names above it may have been added or removed."""
     why, rule = _why(row)
     return why, _LINE.sub("", rule) if rule else None
 

@@ -1,4 +1,4 @@
-"""What a report tells in words: how much ran lower, what did not and why, and what is worth a look."""
+"""The words of a report: how much ran in lower precision, what did not and why, and what is worth a look."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from habana_mp import _core, ops
 if TYPE_CHECKING:
     from habana_mp.reporting.report import Edge, Report, Row
 
-#: How many lines there are at most, how many of them are of one kind, and how many operations the line of float32 has.
+#: The most lines, the most lines of one kind, and the most operations in the line about float32.
 _MOST_LINES, _MOST_OF_A_KIND, _MOST_LEFT = 10, 2, 3
 
-#: Where these are the reason casts are off for all calls, so that they tell nothing of an operation.
+#: With these reasons casts are off for all calls, so they say nothing about one operation.
 _OFF = ("disabled", "autocast_off", "construction", "optimizer_step", "worker", "distributed", "library")
 
-#: First calls take longer. With fewer calls than this they weigh so much that times mislead.
+#: First calls take longer. With fewer calls than this, they make times misleading.
 _MANY_CALLS = 10
 
-#: An advice that makes results less exact must save at least this share of all time.
+#: Advice that makes results less exact must save at least this share of all time.
 _LEAST_SHARE = 0.01
 
-#: Products that are too small take so much of all time before they are worth a finding.
+#: Products that are too small are a finding if they take at least this share of all time.
 _LEAST_SHARE_OF_SMALL = 0.05
 
-#: Seconds that a product takes which is too small to gain from a lower precision.
+#: A product that takes fewer seconds may be too small to gain from a lower precision.
 _SHORT = 100e-6
 
-#: A larger angle in bfloat16 is off by more than a sixteenth of a radian.
+#: In bfloat16 the error of a larger angle is more than a sixteenth of a radian.
 _LARGEST_ANGLE = 32.0
 
 _LOSSES = frozenset(name for row in ops.losses.ROWS for name in row.names.split())
@@ -38,12 +38,12 @@ _LOSSES = frozenset(name for row in ops.losses.ROWS for name in row.names.split(
 
 @dataclass(frozen=True)
 class Finding:
-    """Something worth a look: rows, by their place in the report, and what they are about."""
+    """Something worth a look: the indices of its rows in the report, and its text."""
 
     kind: str
     rows: tuple[int, ...]
     text: str
-    #: Seconds of casts that would go, where that can be told.
+    #: Seconds of casts that the advice would save, if known.
     saves: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class Finding:
 
 
 def of(report: Report) -> tuple[Finding, ...]:
-    """All findings: the kinds by how odd they are, and of each kind the dearest first."""
+    """Returns all findings: the most unusual kinds first, and the most expensive finding of each kind first."""
     sources = _sources(report)
     whole, _ = _size(report, report.rows)
     found: list[Finding] = []
@@ -76,7 +76,7 @@ def of(report: Report) -> tuple[Finding, ...]:
 
 
 def in_words(report: Report) -> tuple[str, ...]:
-    """The first lines of a report."""
+    """Returns the first lines of a report."""
     if not report.rows:
         return (_why_nothing_was_called(report),)
     lines = [_share(report), *_off(report), *_in_float32(report), *_dearest_casts(report)]
@@ -90,7 +90,7 @@ def in_words(report: Report) -> tuple[str, ...]:
 
 
 def _chosen(findings: Iterable[Finding], most: int) -> list[Finding]:
-    """One of each kind, then a second one, so that none is crowded out; in their order."""
+    """Returns one finding of each kind, then a second one, in their order. So no kind is crowded out."""
     turns: Counter[str] = Counter()
     ranked = []
     for number, one in enumerate(findings):
@@ -104,7 +104,7 @@ def _chosen(findings: Iterable[Finding], most: int) -> list[Finding]:
 
 
 def _share(report: Report) -> str:
-    """How much ran in which precision: by time, or by calls where no time was taken."""
+    """Returns the line with the share of each precision: of the time, or of the calls if no time was taken."""
     rows = list(report.rows)
     if not any(row.is_lower for row in rows):
         return f"Nothing ran in lower precision{_why_nothing_ran_lower(report)}"
@@ -125,7 +125,7 @@ _SUBJECTS = {"unchanged": "calls left alone"}
 
 
 def _size(report: Report, rows: Iterable[Row]) -> tuple[float, bool]:
-    """The time of rows, or their calls where times are missing or those of tracing; and which of the two it is."""
+    """Returns the time of the rows and True. If times are missing or are those of tracing: their calls and False."""
     if _seconds(report.rows) and not _is_traced(report.rows):
         return _seconds(rows), True
     return float(sum(row.calls for row in rows)), False
@@ -140,7 +140,7 @@ def _is_traced(rows: Iterable[Row]) -> bool:
 
 
 def _caution(rows: list[Row]) -> str:
-    """What makes the figures mean less."""
+    """Returns a sentence that says why the figures are less meaningful, or an empty text."""
     if _is_traced(rows):
         return ". Of compiled code the calls of its tracing count"
     if _seconds(row for row in rows if row.calls < _MANY_CALLS) > _seconds(rows) / 2:
@@ -164,7 +164,7 @@ def _why_nothing_was_called(report: Report) -> str:
 
 
 def _why_nothing_ran_lower(report: Report) -> str:
-    """By the reason that most calls have, if no finding says the same."""
+    """Returns the reason of most calls, or an empty text if a finding says the same."""
     if report.configuration is None:
         return ": not converted now"
     if report.configuration.get("opt_level") == "O0":
@@ -184,7 +184,7 @@ def _why_nothing_ran_lower(report: Report) -> str:
 
 
 def _off(report: Report) -> Iterator[str]:
-    """What ran where casts were off."""
+    """Yields a line about the calls that ran with casts off."""
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in report.rows:
         if row.reason in _OFF:
@@ -202,12 +202,12 @@ def _off(report: Report) -> Iterator[str]:
 
 
 def _in_float32(report: Report) -> Iterator[str]:
-    """What took most in float32 and is in no finding."""
+    """Yields a line about the largest shares in float32 that are in no finding."""
     told = {number for finding in report.findings for number in finding.rows}
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for number, row in enumerate(report.rows):
         if row.precision == "fp32" and number not in told:
-            # Outside of modules a line may be a whole step of an optimizer.
+            # Outside of modules, one line may be a whole step of an optimizer.
             is_line = row.place and not row.module
             groups[("line", row.place) if is_line else (row.operation, _because(row))].append(row)
     whole, _ = _size(report, report.rows)
@@ -235,7 +235,7 @@ def _because(row: Row) -> str:
 
 
 def _dearest_casts(report: Report) -> Iterator[str]:
-    """How much time casts take, and where most of it."""
+    """Yields a line about the time of casts, and the row with the most of it."""
     rows = report.rows
     time, casting = _seconds(rows), sum(row.cast_seconds or 0.0 for row in rows)
     if not time or not casting or _is_traced(rows):
@@ -252,16 +252,16 @@ def _dearest_casts(report: Report) -> Iterator[str]:
     )
 
 
-# ---- what is odd ----------------------------------------------------------------------------------------------------
+# ---- what is unusual ------------------------------------------------------------------------------------------------
 
 
 class _Kind(NamedTuple):
-    """A kind of finding: which rows are of it, and in which words."""
+    """A kind of finding: the condition on its rows, and its text."""
 
     name: str
     applies: Callable[[Row], bool]
     words: str
-    #: Of all time, what its rows must take.
+    #: The share of all time that its rows must take at least.
     least_share: float = 0.0
 
 
@@ -292,7 +292,8 @@ def _is_loss_in_lower(row: Row) -> bool:
 
 
 def _casts_weight_anew(row: Row) -> bool:
-    """The input is one cast of a call at most; more are of the weight or the bias, which may be small ones."""
+    """True if most calls cast their weight. At most one cast per call is of the input; the others are of the weight or
+    the bias, whose casts may be small ones."""
     takes_one_input = row.operation == "linear" or row.operation.startswith("conv")
     return (
         takes_one_input and row.is_lower and row.phase == "forward" and 2 * (row.casts - row.small) > 3 * row.calls > 3
@@ -311,23 +312,23 @@ def _uses_rounded_counts(row: Row) -> bool:
     return "largest count" in row.noticed and row.operation in _COUNTS
 
 
-#: The names of operations as reports have them.
+#: The names of these operations in reports.
 _COUNTS = frozenset(name.strip("_") for name in ops.observed.COUNTS)
 
 
 def _holds_float64(row: Row) -> bool:
-    """In a module: what is computed outside may be float64 for a reason."""
+    """True for float64 in a module. Code outside of modules may use float64 for a reason."""
     return row.reason == "ineligible" and "with float64" in row.noticed and row.module is not None
 
 
 def _is_too_small(row: Row) -> bool:
-    """A short product whose casts take a third of its time."""
+    """True for a short product whose casts take more than a third of its time."""
     seconds = row.seconds or 0.0
     is_short = row.calls >= _MANY_CALLS and seconds < row.calls * _SHORT
     return row.is_lower and is_short and _is_product(row) and 3 * (row.cast_seconds or 0.0) > seconds
 
 
-#: The oddest first. Kinds about wrong results come before those about time.
+#: The most unusual kinds first. Kinds about wrong results come before those about time.
 _KINDS = (
     _Kind(
         "rounded counts",
@@ -408,7 +409,7 @@ _KINDS = (
 
 
 def _by_line(report: Report, numbers: Iterable[int]) -> list[list[int]]:
-    """Rows of one operation at one line belong together, whichever module ran; the dearest first."""
+    """Groups the rows of one operation at one line, whichever module ran. The most expensive group comes first."""
     groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for number in numbers:
         row = report.rows[number]
@@ -422,8 +423,8 @@ def _by_line(report: Report, numbers: Iterable[int]) -> list[list[int]]:
 
 
 def _sources(report: Report) -> dict[int, list[Edge]]:
-    """Of each row, whose results went into it in most of the calls. A tensor may be taken for one whose memory it has,
-    so that an edge of a few calls means little."""
+    """Returns for each row the edges from rows whose results went into it in most of the calls. An edge of few calls
+    means little: a new tensor may be mistaken for an earlier one that had the same memory."""
     found = defaultdict(list)
     for edge in report.edges:
         if 2 * edge.calls >= min(report.rows[edge.source].calls, report.rows[edge.target].calls):
@@ -432,7 +433,7 @@ def _sources(report: Report) -> dict[int, list[Edge]]:
 
 
 def _given_by(report: Report, sources: dict[int, list[Edge]], numbers: list[int]) -> str:
-    """Where the input comes from whose precision an operation follows."""
+    """Names the row that made the input whose precision an operation follows."""
     row = report.rows[numbers[0]]
     if row.reason not in ("first_input", "widest"):
         return ""
@@ -442,7 +443,7 @@ def _given_by(report: Report, sources: dict[int, list[Edge]], numbers: list[int]
 
 
 def _of_values(report: Report, sources: dict[int, list[Edge]], numbers: list[int]) -> dict[str, str]:
-    """The words for what was noticed of values."""
+    """Returns the words about the noticed values, for the text of a kind."""
     rows = [report.rows[number] for number in numbers]
     makers = [report.rows[edge.source] for number in numbers for edge in sources[number]]
     lower = [maker for maker in makers if maker.is_lower]
@@ -462,19 +463,19 @@ def _of_values(report: Report, sources: dict[int, list[Edge]], numbers: list[int
 
 
 def _lower(report: Report, row: Row) -> str:
-    """The lower precision that a finding is about."""
+    """Returns the lower precision that a finding is about."""
     return row.precision if row.is_lower else str((report.configuration or {}).get("lower", "bf16"))
 
 
-#: What gives probabilities, and what takes a logarithm of its input.
+#: Operations that return probabilities, and those that take the logarithm of their input.
 _PROBABILITIES = ("sigmoid", "softmax")
 _LOGARITHMS = ("binary_cross_entropy", "log", "log10", "log2", "logit", "nll_loss")
-#: What may stand in between: a small number that is added, a limit.
+#: Operations that may stand in between: they add a small number, or limit the values.
 _BETWEEN = ("add", "clamp", "clamp_max", "clamp_min", "clip", "radd", "rsub", "sub")
 
 
 def _rounded_probabilities(report: Report, sources: dict[int, list[Edge]]) -> list[Finding]:
-    """Probabilities in lower precision that go into a logarithm: those next to 1 are 1 there, and their loss is 0."""
+    """Finds probabilities in lower precision that go into a logarithm: those next to 1 become 1, and their loss 0."""
     after: dict[int, Row] = {}
     for number in list(sources):
         if report.rows[number].operation not in _LOGARITHMS:
@@ -500,8 +501,8 @@ def _rounded_probabilities(report: Report, sources: dict[int, list[Edge]]) -> li
 
 
 def _ping_pongs(report: Report, sources: dict[int, list[Edge]]) -> list[Finding]:
-    """Calls between neighbours of the other precision, whose input is cast there and whose result is cast back. To
-    lower something is advised only where that saves a hundredth of all time."""
+    """Finds calls between neighbours of the other precision: their input is cast, and their result is cast back. The
+    advice to lower a call is given only if it saves a hundredth of all time."""
     least = _LEAST_SHARE * _seconds(report.rows)
     ins, outs = defaultdict(list), defaultdict(list)
     for edges in sources.values():
@@ -516,7 +517,7 @@ def _ping_pongs(report: Report, sources: dict[int, list[Edge]]) -> list[Finding]
         if row.precision == "unchanged" or not before or not after:
             continue
         saves = (row.cast_seconds or 0.0) + sum(_part(report.rows[edge.target], edge.casts) for edge in after)
-        # A product is to be lower; so is all else that takes longer than the casts around it.
+        # A product should stay lower; so should any operation that takes longer than the casts around it.
         if row.is_lower and (_is_product(row) or saves < (row.seconds or 0.0)):
             continue
         between.append((number, before[0], after[0].target, saves))
@@ -536,7 +537,7 @@ def _are_opposite(row: Row, neighbour: Row) -> bool:
 
 
 def _part(row: Row, casts: int) -> float:
-    """What so many of a row's casts take."""
+    """Returns the seconds that this many of a row's casts take."""
     return (row.cast_seconds or 0.0) * min(1.0, casts / row.casts) if row.casts else 0.0
 
 
@@ -571,7 +572,7 @@ def _named(rows: list[Row]) -> str:
 
 
 def _at(rows: list[Row], before: str = " at ", *, with_modules: bool = True) -> str:
-    """The place of the dearest row, and the module, or how many of them it is the line of."""
+    """Returns the place of the most expensive row, and its module, or the number of modules at that line."""
     row = max(rows, key=lambda one: (one.seconds or 0.0, one.calls))
     modules = list(dict.fromkeys(one.module for one in rows if one.module))
     named = modules[0] if len(modules) == 1 else f"{len(modules)} modules" if modules else ""
@@ -581,7 +582,7 @@ def _at(rows: list[Row], before: str = " at ", *, with_modules: bool = True) -> 
 
 
 def _weight(report: Report, rows: list[Row]) -> str:
-    """Their calls, and how much of all time they are."""
+    """Returns the number of calls, and their share of all time."""
     size, of_time = _size(report, rows)
     share = _share_of(size, _size(report, report.rows)[0])
     return _calls(rows) + (f", {_percent(share)} of all time" if of_time and share >= 0.01 else "")

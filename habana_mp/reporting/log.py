@@ -1,4 +1,4 @@
-"""Where the cast log goes: what a user may give as ``log``, and the destination of the core that it means."""
+"""The destination of the cast log: from the argument ``log`` to the core."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _JSON_SUFFIXES = (".jsonl", ".json")
 
 
 def open_log(destination: LogDestination = None, *, append: bool = False, explains: bool = False) -> None:
-    """Send the cast log to ``destination``, from the next line on.
+    """Sends the cast log to ``destination``, from the next line on.
 
-    ``None``, ``"console"`` and ``sys.stdout`` mean the console: whatever ``sys.stdout`` is when a line is written. Any
-    other string and any path is a file, of JSON lines where its name ends in ``.jsonl`` or ``.json``. A file is emptied
-    first unless ``append`` is true. A `logging.Logger` gets a record at level INFO for each line.
+    ``None``, ``"console"`` and ``sys.stdout`` mean the console: the ``sys.stdout`` of the time when a line is written.
+    Any other string and any path is a file. It holds JSON lines if its name ends in ``.jsonl`` or ``.json``, and is
+    emptied first unless ``append`` is true. A `logging.Logger` gets a record at level INFO for each line.
 
-    With ``explains`` each line says why, and which line of code called.
+    With ``explains`` each line gives the reason, and the line of code that called.
 
-    A file that cannot be opened raises the ``OSError`` of `open`, with what would be right, and the previous
+    A file that cannot be opened raises the ``OSError`` of `open` with advice in its message, and the previous
     destination stays in force.
     """
     if explains:
-        watched_calls.tell_core()  # whose code is passed over
+        watched_calls.tell_core()  # which files are not the caller's
     if destination is None or destination is sys.stdout or destination == "console":
         _core.log_to("console", explains=explains)
     elif isinstance(destination, logging.Logger):
@@ -49,7 +49,7 @@ def open_log(destination: LogDestination = None, *, append: bool = False, explai
 
 
 def _why(error: OSError) -> str:
-    """What is wrong with the path, and what would be right."""
+    """Returns what is wrong with the path, and what to do about it."""
     if isinstance(error, FileNotFoundError):
         return "its folder does not exist; make it, or give another path"
     if isinstance(error, IsADirectoryError):
@@ -60,5 +60,5 @@ def _why(error: OSError) -> str:
 
 
 def close_log() -> None:
-    """Turn the cast log off. A file is complete when this returns."""
+    """Turns the cast log off. A file is complete when this returns."""
     _core.log_off()

@@ -1,4 +1,4 @@
-"""A report as a table, a graph, and a trace in time."""
+"""A report as a table, as a graph, and as a trace in time."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from habana_mp import _core
 if TYPE_CHECKING:
     from habana_mp.reporting.report import Report, Row
 
-#: So many rows of a finer report are printed.
+#: The most rows that are printed of a report by modules or by lines.
 _MOST_ROWS = 40
 
 _COLOURS = {"bf16": "#8ecae6", "fp16": "#95d5b2", "fp32": "#ffb703", "unchanged": "#dddddd"}
 
 
 def _columns(report: Report) -> tuple[tuple[str, ...], int]:
-    """The names of a table's columns, and how many of them are words."""
+    """Returns the names of a table's columns, and how many of them hold words."""
     words = ["operation", "precision", "why"]
     if report.detail != "operations":
         words.append("module")
@@ -67,7 +67,7 @@ def _shown(report: Report) -> tuple[Sequence[Row], int]:
 
 
 def table(report: Report) -> list[str]:
-    """Its lines."""
+    """Returns the lines of the table."""
     columns, words = _columns(report)
     rows, left_out = _shown(report)
     table_rows = [_cells(row, columns) for row in rows]
@@ -87,7 +87,7 @@ def table(report: Report) -> list[str]:
 
 
 def html(report: Report) -> str:
-    """The same for a notebook: the first lines, and the rows in a table."""
+    """Returns the HTML for a notebook: the first lines, and the rows in a table."""
     columns, words = _columns(report)
     rows, left_out = _shown(report)
     lines = [f"<p>{escape(line)}</p>" for line in report.words]
@@ -109,7 +109,7 @@ def html(report: Report) -> str:
 
 
 def rich_table(report: Report) -> Any:
-    """The same for the library rich."""
+    """Returns the same for the library rich."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -132,7 +132,7 @@ def rich_table(report: Report) -> Any:
 
 
 def dot(report: Report) -> str:
-    """The text of a graph: operations, by module, and casts between them."""
+    """Returns a graph for Graphviz: the operations by module, and the casts between them."""
     lines = ["digraph report {", "  rankdir=TB; node [shape=box, style=filled, fontname=sans]; edge [fontname=sans];"]
     by_module: dict[str | None, list[int]] = {}
     for number, row in enumerate(report.rows):
@@ -171,13 +171,13 @@ def _quoted(text: str) -> str:
 
 
 def chrome_trace(beside: str | os.PathLike[str] | None) -> dict[str, Any]:
-    """The last calls that were watched, as events in time; with those of a profiler's file where one is given."""
+    """Returns the last watched calls as events in time, with those of a profiler's file if one is given."""
     trace: dict[str, Any] = {"displayTimeUnit": "ms", "traceEvents": []}
     if beside is not None:
         trace = json.loads(Path(beside).read_text("utf-8"))
         if not isinstance(trace, dict) or not isinstance(trace.get("traceEvents"), list):
             raise ValueError(f"{os.fspath(beside)}: it is no trace of torch.profiler: it has no list `traceEvents`")
-    # Times in such a file count from here.
+    # The times in such a file are relative to this one.
     base = int(trace.setdefault("baseTimeNanoseconds", 0))
     trace["traceEvents"] += _events(base)
     return trace
@@ -191,7 +191,7 @@ def _events(base: int) -> Iterable[dict[str, Any]]:
         if record < 0:
             yield {**event, "cat": "module", "name": module}
             continue
-        if record >= len(records):  # of another thread, meanwhile
+        if record >= len(records):  # recorded by another thread in the meantime
             continue
         row = records[record]
         arguments = {name: row[name] for name in ("precision", "reason", "phase")}

@@ -1,4 +1,4 @@
-"""The reports of a run's other processes: of torchrun's ranks, and of those that multiprocessing starts."""
+"""The reports of a run's other processes: torchrun's ranks, and processes that multiprocessing starts."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from torch import distributed
 
 from habana_mp.reporting.report import Report
 
-#: How long rank 0 waits for the reports of the others once it has ended itself, and each rank for the store: seconds.
+#: The seconds that rank 0, when it has ended, waits for the reports of the others, and that each rank waits for the
+#: store.
 PATIENCE, TO_CONNECT = 60.0, 10.0
 
 
 class Ranks:
-    """Where torchrun started the process: its ranks, which leave their reports in the store that torchrun keeps for
-    them. It is there to the end, on all nodes, whether or not a process group still is; no rank waits but the first."""
+    """The ranks of a process that torchrun started. They leave their reports in torchrun's store, which exists to the
+    end, on all nodes, with or without a process group. Only the first rank waits."""
 
     def __init__(self) -> None:
         under_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and distributed.is_available()
@@ -34,16 +35,16 @@ class Ranks:
         self._reports: dict[int, Report] = {}
 
     def leave(self, report: Report) -> None:
-        """The report of this rank, for the first."""
-        with suppress(RuntimeError):  # the store is gone: the first rank tells that this report is missing
+        """Leaves the report of this rank for the first one."""
+        with suppress(RuntimeError):  # the store is gone: the first rank says that this report is missing
             self._store().set(self._key(self.rank), zlib.compress(json.dumps(report.to_dict()).encode()))
 
     def others(self) -> list[Report]:
-        """The reports that the other ranks have left, after waiting for them."""
+        """Waits for the reports of the other ranks, and returns those that were left."""
         if not self.missing():
             return list(self._reports.values())
         deadline = time.monotonic() + PATIENCE
-        with suppress(RuntimeError):  # no store, or not there in time
+        with suppress(RuntimeError):  # no store, or a report that is late
             store = self._store()
             for rank in self.missing():
                 store.set_timeout(timedelta(seconds=max(0.1, deadline - time.monotonic())))
@@ -52,7 +53,7 @@ class Ranks:
         return list(self._reports.values())
 
     def missing(self) -> list[int]:
-        """The ranks that left none."""
+        """Returns the ranks that left no report."""
         return [rank for rank in range(1, self.count) if rank not in self._reports]
 
     def _store(self) -> Any:
@@ -70,14 +71,14 @@ class Ranks:
 
 
 class Children:
-    """Processes of multiprocessing, which leave their reports in a folder that their parent names."""
+    """Processes of multiprocessing. They leave their reports in a folder that their parent names."""
 
     def __init__(self, folder: str | None = None) -> None:
-        #: Made when the first report is left there.
+        #: Created when the first report is left there.
         self.folder = folder or str(Path(tempfile.gettempdir()) / f"habana-mp-{secrets.token_hex(8)}")
 
     def leave(self, report: Report) -> None:
-        """The report of a child, as it ends."""
+        """Leaves the report of a child, as it ends."""
         if report.rows and not _is_loader_worker():
             os.makedirs(self.folder, mode=0o700, exist_ok=True)
             unfinished = Path(self.folder) / f"{secrets.token_hex(8)}.part"
@@ -85,13 +86,13 @@ class Children:
             unfinished.rename(unfinished.with_suffix(".json"))
 
     def take(self) -> list[Report]:
-        """The reports that they left. They are there no longer."""
+        """Removes the reports that the children left, and returns them."""
         found = [Report.from_json(path) for path in sorted(Path(self.folder).glob("*.json"))]
         shutil.rmtree(self.folder, ignore_errors=True)
         return found
 
 
 def _is_loader_worker() -> bool:
-    """Nothing is lowered there, and a report without them tells of the script."""
+    """True in a worker of a data loader. Nothing is lowered there, and without it the report is about the script."""
     data = sys.modules.get("torch.utils.data")
     return data is not None and data.get_worker_info() is not None

@@ -1,4 +1,4 @@
-"""What ran in which precision so far: where, why, at what cost."""
+"""Reports of the calls so far: their precision, place, reason and cost."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _Path = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class Row:
-    """The calls of one operation with one outcome: in one precision, for one reason, and at one place where the report
-    tells of places. ``unchanged`` stands for calls that were left alone."""
+    """The calls of one operation with one outcome: one precision, one reason, and one place if the report has places.
+    ``unchanged`` stands for calls that were left alone."""
 
     operation: str
     precision: str
@@ -39,27 +39,28 @@ class Row:
     casts: int
     bytes: int
     reason: str = ""
-    #: The list and line, or the rule, that the reason stands for.
+    #: The list and line, or the rule, behind the reason.
     rule: str | None = None
     module: str | None = None
     file: str | None = None
     line: int | None = None
     function: str | None = None
-    #: ``forward``, ``backward``, or ``traced`` for what a compiler traced.
+    #: ``forward``, ``backward``, or ``traced`` for calls that a compiler traced.
     phase: str = "forward"
-    #: How often a kept cast of a weight served.
+    #: The number of times that a cached cast of a weight was used.
     hits: int = 0
-    #: Casts of weights that are too small for one to be kept while they are trained.
+    #: The number of casts of weights that are too small to be cached while they are trained.
     small: int = 0
-    #: Of the calls, without covered calls inside of them; and what their casts took of it.
+    #: The time of the calls, without covered calls inside of them; and the part of it that their casts took.
     seconds: float | None = None
     cast_seconds: float | None = None
-    #: In which order the rows were met.
+    #: The position of the row in the order of first calls.
     order: int = 0
-    #: Why how many weights had no kept cast.
+    #: The number of weights without a cached cast, by reason.
     refused: Mapping[str, int] = field(default_factory=dict, hash=False)
-    #: What was noticed of values: the ``largest count`` and ``largest angle`` that were rounded, and how many calls
-    #: were ``with float64``, ``in lower statistics``, gave ``losses``, or what was ``carried`` to the next step.
+    #: What was noticed about values: the ``largest count`` and ``largest angle`` that were rounded, and the number of
+    #: calls that were ``with float64``, ``in lower statistics``, returned ``losses``, or returned values that were
+    #: ``carried`` to the next step.
     noticed: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
@@ -81,7 +82,7 @@ class Row:
 
     @property
     def place(self) -> str:
-        """File and line, as short as they can be told apart; empty where none is known."""
+        """File and line in a short form; empty if they are unknown."""
         return "" if self.file is None else f"{_shown(self.file)}:{self.line}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,12 +90,12 @@ class Row:
         return {**found, "why": self.why, "casts_up": self.casts_up, "casts_down": self.casts_down}
 
 
-#: What each reason means, as the log words it.
+#: The meaning of each reason, in the words of the log.
 REASONS: dict[str, str] = dict(_core.reasons)
 
 
 def _shown(file: str) -> str:
-    """An installed file as its package names it, one in the working directory relative to that."""
+    """Returns an installed file relative to site-packages, and a file in the working directory relative to that."""
     _, installed, rest = file.rpartition("/site-packages/")
     if installed:
         return rest
@@ -106,12 +107,12 @@ def _shown(file: str) -> str:
 
 @dataclass(frozen=True)
 class KeptWeights:
-    """The casts of weights that are kept: how often they served, and what they take now.
+    """The cached casts of weights: how often they were used, and the memory that they take now.
 
-    ``refused`` counts the uses of weights of which nothing could be kept: others hold their memory too, or the limit
-    was reached. They were cast for the call, as without a cache. ``reasons`` tells how many for which reason.
-    ``refresh_seconds`` is the time of casts that were made again after an optimizer's step; the time of those that a
-    call made again is that call's.
+    ``refused`` counts the uses of weights whose casts could not be cached: their memory had other owners too, or the
+    limit was reached. Such a weight was cast for the call, as without a cache. ``reasons`` has the numbers by reason.
+    ``refresh_seconds`` is the time of casts that were made again after an optimizer's step. The time of a cast that a
+    call made again belongs to that call.
     """
 
     hits: int = 0
@@ -137,7 +138,7 @@ class KeptWeights:
 
 @dataclass(frozen=True)
 class ModuleRow:
-    """A module that ran: its calls, and the time from their beginnings to their ends."""
+    """A module that ran: the number of its calls, and their total time from beginning to end."""
 
     path: str
     kind: str
@@ -147,7 +148,7 @@ class ModuleRow:
 
 @dataclass(frozen=True)
 class Edge:
-    """Results of one row's calls that went into another one's; ``casts``: how often they had to be cast for that."""
+    """Results of one row's calls that went into another row's calls. ``casts``: how many of them had to be cast."""
 
     source: int
     target: int
@@ -155,7 +156,7 @@ class Edge:
     casts: int
 
 
-#: The values that a field of a report in JSON may have, by its annotation.
+#: The types that a field of a report may have in JSON, by its annotation.
 _KINDS: dict[str, Any] = {
     "str": str,
     "str | None": str | None,
@@ -173,7 +174,7 @@ _Part = TypeVar("_Part", Row, KeptWeights, ModuleRow, Edge)
 
 
 def _checked(part: _Part) -> _Part:
-    """Return a part of a report that was read. Raises TypeError where a field has a value of another kind."""
+    """Returns a part of a report that was read. Raises TypeError if a field has a value of another type."""
     for one in fields(part):
         value, kind = getattr(part, one.name), str(one.type)
         if not isinstance(value, _KINDS[kind]) or (isinstance(value, int) and abs(value) >= _LARGEST):
@@ -183,20 +184,20 @@ def _checked(part: _Part) -> _Part:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """The rows of a report, the busiest first. Printing it gives the first lines in words, then a table."""
+    """The rows of a report, the busiest first. ``print`` shows the first lines in words, then a table."""
 
     rows: tuple[Row, ...]
     weights: KeptWeights = KeptWeights()
     detail: Detail = "operations"
     modules: tuple[ModuleRow, ...] = ()
     edges: tuple[Edge, ...] = ()
-    #: Of convert, None where it is not in force; and where all of this ran.
+    #: The configuration of convert, None if it is not in force; and the environment of the calls.
     configuration: Mapping[str, Any] | None = field(default=None, hash=False)
     environment: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    #: How long calls were watched; None where they were only counted.
+    #: The seconds in which calls were watched; None if they were only counted.
     seconds: float | None = field(default=None, compare=False)
     ranks: int = 1
-    #: Was it made in this process, of what ran here?
+    #: True if this process made it from its own calls.
     is_live: bool = field(default=False, compare=False)
 
     def __iter__(self) -> Iterator[Row]:
@@ -207,25 +208,25 @@ class Report:
 
     @computed_once
     def findings(self) -> tuple[findings.Finding, ...]:
-        """What is worth a look, the dearest first."""
+        """The findings, the most unusual kinds first, and the most expensive finding of each kind first."""
         return findings.of(self)
 
     @computed_once
     def words(self) -> tuple[str, ...]:
-        """The first lines: what ran lower, what did not and why, where casts cost most."""
+        """The first lines: what ran in lower precision, what did not and why, and where casts cost most."""
         return findings.in_words(self)
 
     def total(self, name: str) -> Any:
-        """The sum over the rows; of times None where no row has one."""
+        """Returns the sum over the rows. A sum of times is None if no row has one."""
         values = [getattr(row, name) for row in self.rows if getattr(row, name) is not None]
         return sum(values) if values or not name.endswith("seconds") else None
 
     def as_dicts(self) -> list[dict[str, Any]]:
-        """The rows as plain data."""
+        """Returns the rows as plain data."""
         return [row.to_dict() for row in self.rows]
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain data; :meth:`from_dict` reads it."""
+        """Returns the report as plain data; :meth:`from_dict` reads it."""
         by_precision: dict[str, dict[str, Any]] = {}
         for precision in dict.fromkeys(row.precision for row in self.rows):
             part = replace(self, rows=tuple(row for row in self.rows if row.precision == precision))
@@ -257,10 +258,10 @@ class Report:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Report:
-        """What :meth:`to_dict` gave.
+        """Returns the report from a result of :meth:`to_dict`.
 
         Raises:
-            ValueError: it is no report, or one of a later version of the format.
+            ValueError: it is not a report, or one of another version of the format.
         """
         if not isinstance(content, Mapping) or content.get("format") != _FORMAT:
             raise ValueError(f'it is no report: a report has "format": "{_FORMAT}"')
@@ -298,11 +299,11 @@ class Report:
 
     @classmethod
     def from_json(cls, path: _Path) -> Report:
-        """What :meth:`to_json` wrote.
+        """Returns the report from a file that :meth:`to_json` wrote.
 
         Raises:
-            ValueError: it is no report, or one of a later version of the format; the message names the file.
-            OSError: it cannot be read.
+            ValueError: it is not a report, or one of another version of the format; the message names the file.
+            OSError: the file cannot be read.
         """
         try:
             return cls.from_dict(json.loads(Path(path).read_text("utf-8")))
@@ -314,32 +315,32 @@ class Report:
             raise ValueError(f"{os.fspath(path)}: {error}") from None
 
     def to_json(self, path: _Path) -> None:
-        """Write it as JSON."""
+        """Writes the report as JSON."""
         _write(path, json.dumps(self.to_dict(), indent=1, ensure_ascii=False))
 
     def to_html(self, path: _Path) -> None:
-        """Write a page for a browser, in one file that asks for no other."""
+        """Writes the report as a page for a browser, in one file that loads no other."""
         from habana_mp.reporting.page import html_page
 
         _write(path, html_page(self.to_dict()))
 
     def to_dot(self, path: _Path) -> None:
-        """Write the operations, and what went from one to another, for Graphviz."""
+        """Writes the operations, and the results that went from one to another, for Graphviz."""
         _write(path, pictures.dot(self))
 
     def to_chrome_trace(self, path: _Path, *, beside: _Path | None = None) -> None:
-        """Write the last calls in time, for Perfetto or chrome://tracing.
+        """Writes the last calls as a trace in time, for Perfetto or chrome://tracing.
 
         Args:
-            path: The file that is written.
-            beside: A trace of ``torch.profiler`` (``export_chrome_trace``) whose events are to be in the file too.
+            path: The file to write.
+            beside: A trace of ``torch.profiler`` (``export_chrome_trace``) whose events are included in the file.
         """
         if not self.is_live:
             raise ValueError("a report that was read or merged has no calls in time; write the trace where it was made")
         _write(path, json.dumps(pictures.chrome_trace(beside)))
 
     def to_dataframe(self) -> Any:
-        """The rows as a ``pandas.DataFrame``; pandas must be installed."""
+        """Returns the rows as a ``pandas.DataFrame``; pandas must be installed."""
         try:
             import pandas  # type: ignore[import-untyped]
         except ModuleNotFoundError as error:
@@ -359,21 +360,21 @@ class Report:
         return f"<Report of {self.total('calls'):,} calls by {self.detail}; print() shows it>"
 
     def _repr_html_(self) -> str | None:
-        """The HTML that a notebook shows, or None if :meth:`show` has just shown it."""
+        """Returns the HTML for a notebook, or None if :meth:`show` has just shown it."""
         was_shown = vars(self).pop("_was_shown", False)
         return None if was_shown else pictures.html(self)
 
     def show(self, file: TextIO | None = None) -> None:
-        """Print it, or show it as a notebook does."""
+        """Prints the report, or shows it in a notebook."""
         if file is not None or not _is_notebook():
             print(self, file=file)
             return
         sys.modules["IPython"].display.display(self)
-        # A cell whose last line is the report would show it a second time.
+        # Otherwise a cell whose last line is the report would show it a second time.
         vars(self)["_was_shown"] = True
 
     def __rich__(self) -> Any:
-        """What `rich.print` shows."""
+        """Returns what `rich.print` shows."""
         return pictures.rich_table(self)
 
 
@@ -385,13 +386,13 @@ def _is_notebook() -> bool:
 
 
 def _write(path: _Path, text: str) -> None:
-    # Surrogates: names of files that are no text.
+    # A file name that is not text contains surrogates.
     Path(path).write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
 def merged(reports: Iterable[Report], *, ranks: int | None = None) -> Report:
-    """One report of several processes that ran the same: rows of the same place and outcome are one. It is of so many
-    ranks, by default of all that theirs are."""
+    """Merges the reports of several processes that ran the same code: rows with the same place and outcome become one.
+    ``ranks`` is the number of ranks, by default the sum over the reports."""
     reports = list(reports)
     first = reports[0]
     if len(reports) == 1 and ranks in (None, first.ranks):
@@ -417,7 +418,7 @@ def merged(reports: Iterable[Report], *, ranks: int | None = None) -> Report:
         weights=_sum_of_weights([report.weights for report in reports]),
         edges=tuple(Edge(places[a], places[b], *counts) for (a, b), counts in edges.items()),
         modules=tuple(modules.values()),
-        seconds=max((one.seconds for one in reports if one.seconds is not None), default=None),  # side by side
+        seconds=max((one.seconds for one in reports if one.seconds is not None), default=None),  # in parallel
         ranks=sum(report.ranks for report in reports) if ranks is None else ranks,
         is_live=False,
     )
@@ -438,7 +439,7 @@ def _sum(a: Row, b: Row) -> Row:
 
 
 def _joined(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
-    """Returns the sums of what two rows noticed, and the larger of their values."""
+    """Returns what two rows noticed: the sums of their counts, and the larger of their largest values."""
     return {
         name: max(a.get(name, 0), b.get(name, 0)) if name.startswith("largest") else a.get(name, 0) + b.get(name, 0)
         for name in (*a, *(one for one in b if one not in a))
@@ -473,7 +474,7 @@ _COUNTS_OF_WEIGHTS = (
     "bytes",
 )
 
-#: Which of the numbered rules a reason stands for, where no list does.
+#: The rule behind a reason that is not a list.
 _RULES = {
     **{"widest": "rule 2", "in_place": "rule 3", "first_input": "rule 4", "parts": "rule 5"},
     **dict.fromkeys(("ineligible", "explicit_out", "explicit_dtype", "view"), "rule 6"),
@@ -485,7 +486,7 @@ _RULES = {
 
 
 class Stopwatch:
-    """How long calls were watched in all."""
+    """Measures for how long calls were watched in total."""
 
     def __init__(self) -> None:
         self._before = 0.0
@@ -515,12 +516,12 @@ def _rule_of(operation: str, precision: str, reason: str) -> str | None:
 
 
 def _plain_name(operation: str) -> str:
-    """`*` is listed as mul and reported as mul; mul_ is another operation."""
+    """Returns the name in lists and reports: `*` is mul there. mul_ is another operation."""
     return operation.strip("_") if operation.startswith("__") else operation
 
 
 def current() -> Report:
-    """What the core counted, one row for each operation, precision, reason, and place."""
+    """Returns a report of the core's counts, with one row for each operation, precision, reason, and place."""
     records, modules = _core.watched_calls(), _core.watched_modules()
     counted = _counted()
     watched = [_row_of(number, record, counted) for number, record in enumerate(records)]
@@ -551,7 +552,7 @@ def current() -> Report:
 
 @dataclass
 class _Counts:
-    """What the counters say of one operation, precision and reason, and the rule that it was by."""
+    """The counts of one operation, precision and reason, and the rule behind the reason."""
 
     rule: str | None = None
     calls: int = 0
@@ -616,7 +617,7 @@ def _row_of(number: int, record: dict[str, Any], counted: Mapping[tuple[str, str
 
 
 def _one_each(rows: list[Row]) -> tuple[list[Row], list[int]]:
-    """Rows of several instructions of one line are one. And for each the number of what it became."""
+    """Joins the rows of several instructions of one line. Returns the joined rows, and the new index of each row."""
     joined: dict[tuple[Any, ...], int] = {}
     made: list[Row] = []
     places = []
@@ -646,7 +647,7 @@ def _environment() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """As Linux calls it."""
+    """Returns the name of the processor, as Linux gives it."""
     try:
         text = Path("/proc/cpuinfo").read_text("utf-8", "replace")
     except OSError:
@@ -656,7 +657,7 @@ def _processor() -> str:
 
 
 def reset() -> None:
-    """Count from zero again."""
+    """Resets all counts to zero."""
     _core.reset_counts()
     _core.reset_watch()
     _core.weights_reset_statistics()

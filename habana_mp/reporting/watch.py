@@ -1,4 +1,4 @@
-"""How finely calls are watched, for the report: what convert asks for, and what blocks of code do."""
+"""The detail in which calls are watched for the report, as convert and blocks of code request it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from habana_mp.reporting.report import DETAILS, Detail, stopwatch
 
 
 class _Watching:
-    """What was asked for, by convert and by blocks; the finest of it is done, in all threads."""
+    """The details that convert and blocks requested. The finest one applies, in all threads."""
 
     def __init__(self) -> None:
         self._of_convert: Detail = "operations"
@@ -52,7 +52,7 @@ watching = _Watching()
 
 
 def checked_detail(argument: str, detail: object) -> Detail:
-    """Raise where it is none, or cannot be had here."""
+    """Returns a detail. Raises if there is no such detail, or if it is not available here."""
     for known in DETAILS:
         if detail == known:
             if known != "operations":
@@ -64,7 +64,7 @@ def checked_detail(argument: str, detail: object) -> Detail:
 @called_first('watch("lines")')
 @contextmanager
 def watch(detail: Detail = "lines") -> Iterator[None]:
-    """Record calls with their module, or with their line too, while the block runs, in all threads.
+    """Records calls with their module, or also with their line, while the block runs, in all threads.
 
     ::
 
@@ -73,11 +73,11 @@ def watch(detail: Detail = "lines") -> Iterator[None]:
         hmp.report().to_html("report.html")
 
     Args:
-        detail: ``"modules"`` or ``"lines"``; ``"operations"`` records nothing beside what is counted always.
+        detail: ``"modules"`` or ``"lines"``; ``"operations"`` records nothing beyond the usual counts.
 
     Raises:
         ValueError: an unknown detail.
-        RuntimeError: this torch does not tell where modules run.
+        RuntimeError: this torch does not show where modules run.
     """
     wanted = checked_detail("detail", detail)
     watching.begins(wanted)

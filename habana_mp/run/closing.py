@@ -1,4 +1,4 @@
-"""The end of a run: its report in a file, and in a line."""
+"""The end of a run: its report as a file, and as one line."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from habana_mp.reporting.report import Report, Row
 
-#: As what a report can be written, by how the file's name ends.
+#: The file formats of a report, by the ending of the file's name.
 ENDINGS = (".html", ".json")
 
 
 def write(report: Report, path: str) -> None:
-    """To a file, whose ending says as what."""
+    """Writes the report in the format that the ending of the path names."""
     if path.endswith(".json"):
         report.to_json(path)
     else:
@@ -19,12 +19,12 @@ def write(report: Report, path: str) -> None:
 
 
 def ran_lower(report: Report) -> bool:
-    """Did anything run in a lower precision?"""
+    """True if anything ran in a lower precision."""
     return any(row.calls for row in report if row.is_lower)
 
 
 def line(report: Report) -> str:
-    """How many calls in which precision, the share of the time in a lower one, and what cost most."""
+    """Returns one line: the calls by precision, the share of the time in a lower precision, and the largest cost."""
     calls: dict[str, int] = {}
     for row in report:
         calls[row.precision] = calls.get(row.precision, 0) + row.calls

@@ -1,4 +1,4 @@
-"""``habana-mp run``: a script as it is, in mixed precision, and what ran how at the end."""
+"""``habana-mp run``: runs an unmodified script in mixed precision, and reports at its end what ran how."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _USAGE = """habana-mp run [OPTION]... [--] SCRIPT [ARGUMENT]...
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says of the conversion; as it is sent to other processes too."""
+    """The options of the conversion on the command line. They are sent to other processes too."""
 
     opt_level: str
     bf16: str | None
@@ -48,11 +48,11 @@ class Options:
     within: str | None
     verbose: bool
     detail: report.Detail
-    #: Is it the script that converts? Then only its calls are watched.
+    #: True if the script converts by itself. Then only its calls are watched.
     by_script: bool = False
 
     def convert(self) -> list[str]:
-        """Convert this process. What was warned about."""
+        """Converts this process. Returns the texts of the warnings."""
         if self.by_script:
             watching.begins(self.detail)
             return []
@@ -72,7 +72,7 @@ class Options:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run what the words after ``habana-mp run`` say. The script's own end passes through: what it raises, its exit."""
+    """Runs the command after ``habana-mp run``. An error or an exit of the script is passed on."""
     parser = _parser()
     own, command, is_module = _split(words)
     given = parser.parse_args(own)
@@ -98,7 +98,7 @@ def main(words: Sequence[str]) -> int:
         for text in warned:
             _say(text)
     ending = _Ending(given.report, ranks, _watch_children(options))
-    atexit.register(ending.at_exit)  # called after those that the script registers
+    atexit.register(ending.at_exit)  # called after the handlers that the script registers
     try:
         script.run()
     except SystemExit as error:
@@ -149,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str], bool]:
-    """Our own words, those of the script, and whether these are a module's. The script's are not looked at."""
+    """Returns our own words, those of the script, and True if these name a module. The script's are not parsed."""
     at = 0
     while at < len(words):
         word = words[at]
@@ -166,7 +166,7 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str], bool]:
 
 
 def _point_out_misplaced(parser: argparse.ArgumentParser, command: Sequence[str]) -> None:
-    """Options behind the script are the script's, which may have options of the same names. So this is no error."""
+    """Points out our options after the script. They are no error: the script may have options of the same names."""
     ours = set(re.findall(r"--[a-z0-9-]+", parser.format_help())) - {"--help"}
     for word in command[1:]:
         if word.partition("=")[0] in ours:
@@ -216,14 +216,14 @@ def _switch_gaudi_on(parser: argparse.ArgumentParser, given: argparse.Namespace)
 
 
 def _absolute(path: str | None) -> str | None:
-    """The script may go elsewhere, and start processes there."""
+    """Returns an absolute path: the script may change the working directory, and start processes there."""
     return os.path.abspath(path) if path else None
 
 
 def _say(text: str) -> None:
-    """A line of ours, wherever the script has its own going."""
+    """Prints a line of habana_mp, even if the script redirects its own output."""
     if sys.__stderr__ is not None and not sys.__stderr__.closed:
-        with contextlib.suppress(OSError, ValueError):  # a full disk, or a reader that has gone: the script runs anyway
+        with contextlib.suppress(OSError, ValueError):  # a full disk, or a closed pipe: the script runs on
             print(f"habana-mp: {_core.printable(text)}", file=sys.__stderr__, flush=True)
 
 
@@ -241,7 +241,7 @@ def _warn_if_slower(dtype: str) -> None:
 
 
 class _Ending:
-    """What is told once the script has ended."""
+    """Reports what ran when the script has ended."""
 
     def __init__(self, path: str | None, ranks: Ranks, children: Children) -> None:
         self._path = path
@@ -252,16 +252,16 @@ class _Ending:
         self._found_nothing = False
 
     def lowered(self) -> bool:
-        """Did anything run in a lower precision? Of several ranks the first answers for all."""
+        """True if anything ran in a lower precision. The first of several ranks decides for all: others return True."""
         if os.getpid() != self._process or self._ranks.rank or closing.ran_lower(report.current()):
             return True
         self._found_nothing = not closing.ran_lower(self._whole())
         return not self._found_nothing
 
     def at_exit(self) -> None:
-        """Write the report and its first lines. Other ranks than the first leave it what it needs for them."""
+        """Writes the report and its first lines. All ranks but the first only leave their reports for it."""
         if os.getpid() != self._process:
-            return  # a fork that ends as a script does
+            return  # a fork that ends like a script
         if self._ranks.rank:
             self._ranks.leave(self._of_this_rank())
             return
@@ -278,14 +278,14 @@ class _Ending:
         _say(f"{closing.line(report)}{where}")
         if self._found_nothing:
             _say(f"--require-lowered: {report.words[0][:1].lower()}{report.words[0][1:]}")
-        told = 1 if closing.ran_lower(report) or self._found_nothing else 0  # by the lines above
+        told = 1 if closing.ran_lower(report) or self._found_nothing else 0  # already said by the lines above
         for text in report.words[told:] if report.rows else ():
             _say(text)
 
     def _of_this_rank(self) -> Report:
         for child in multiprocessing.active_children():
             if not child.daemon:
-                child.join()  # as Python would, a little later
+                child.join()  # as Python would do a little later
         self._of_children += self._children.take()
         return report.merged([report.current(), *self._of_children], ranks=1)
 
@@ -295,7 +295,7 @@ class _Ending:
 
 
 def _show_without_ours(error: BaseException) -> None:
-    """Have Python show the traceback as if the script had been started by itself."""
+    """Makes Python show the traceback as if the script had been started by itself."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_globals.get("__name__", "").partition(".")[0] == "habana_mp":
         trace = trace.tb_next
@@ -313,8 +313,8 @@ def _show_without_ours(error: BaseException) -> None:
 
 
 class _ForChild:
-    """Sent to a process that multiprocessing starts anew: it converts as it is unpickled, before the script is
-    imported there."""
+    """Sent to a process that multiprocessing spawns. Unpickling it converts the process, before the script is imported
+    there."""
 
     def __init__(self, options: Options, folder: str) -> None:
         self._options, self._folder = options, folder
@@ -330,7 +330,7 @@ def _convert_child(options: dict[str, Any], folder: str) -> None:
 
 
 class _Watched:
-    """Lives as long as the process: multiprocessing forgets what is owned by nobody."""
+    """Lives as long as the process: multiprocessing forgets callbacks whose owner is gone."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
@@ -340,12 +340,12 @@ _watched: list[_Watched] = []
 
 
 def _watch_children(options: Options, folder: str | None = None) -> Children:
-    """From here on, processes of multiprocessing are converted, and leave their reports."""
+    """From now on, processes of multiprocessing are converted, and leave their reports."""
     children = Children(folder)
     _watched.append(_Watched())
 
     def begin(watched: _Watched) -> None:
-        if watched.process != os.getpid():  # a fork, which has the counts of its parent
+        if watched.process != os.getpid():  # a fork, which has inherited the counts of its parent
             hmp.reset_report()
 
     spawned_processes.tell_children(

@@ -1,4 +1,4 @@
-"""A script, or a module, run as ``python`` itself would run it."""
+"""Runs a script, or a module, as ``python`` itself would run it."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from typing import Any
 
 from habana_mp.patches.tools import main_module
 
-#: The ``__main__`` that was there: its code runs on, below the script.
+#: The previous ``__main__``: its code continues to run, below the script.
 _before: list[types.ModuleType] = []
 
 
 class Script:
-    """What follows ``python`` on its command line: a file (or a folder, or an archive) and its arguments; or, where
-    ``is_module`` is true, what follows ``-m``."""
+    """The words after ``python`` on its command line: a file (or a folder, or an archive) and its arguments. If
+    ``is_module`` is true: the words after ``-m``."""
 
     def __init__(self, words: Sequence[str], *, is_module: bool) -> None:
         self.name, self._arguments = words[0], list(words[1:])
         self._is_module = is_module
 
     def check(self) -> None:
-        """Raise an OSError where there is no such file. Of a module this shows as it is imported."""
+        """Raises OSError if the file does not exist. A missing module is found by its import."""
         if not self._is_module and not self._is_folder():
             with open(self.name, "rb"):
                 pass
 
     def run(self) -> None:
-        """Return as the script ends, or raise what it raises."""
+        """Runs the script to its end, or raises what it raises."""
         _new_main()
         if self._is_module:
             sys.argv = ["-m", *self._arguments]
@@ -58,7 +58,7 @@ class Script:
     def _run_file(self) -> None:
         path = _from_here(self.name)
         with open(path, "rb") as file:
-            code = pkgutil.read_code(file)  # None where the file is no bytecode
+            code = pkgutil.read_code(file)  # None if the file is not bytecode
         compiled = code is not None
         if not compiled:
             with open(path, "rb") as file:
@@ -70,7 +70,7 @@ class Script:
 
 
 def _from_here(path: str) -> str:
-    """As Python has it: ``..`` and links stay in it."""
+    """Returns the path as Python forms it: ``..`` and links stay in it."""
     return os.path.join(os.getcwd(), path)
 
 
@@ -85,7 +85,8 @@ def _new_main() -> None:
 
 
 def _begin_path_with(folder: str, *, always: bool = False) -> None:
-    """In the place of the folder of what was started, which Python puts there where it may."""
+    """Makes this folder the first on the path, in place of the folder of the started program, which Python puts there
+    unless an option forbids it."""
     if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
         sys.path[0] = folder
     elif always:

@@ -1,4 +1,4 @@
-"""How fast the lower precision is here, beside float32."""
+"""Measures how fast the lower precision is here, compared to float32."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 from habana_mp import hmp
 from habana_mp.common.devices import devices
 
-#: Of the measurement before a script, in a process of its own: what it may take.
+#: The time limit of the measurement before a script, which runs in a process of its own.
 _SECONDS = 1.0
 
 
@@ -30,8 +30,8 @@ def ratios(
     rounds: int = 10,
     repeat: int | None = None,
 ) -> tuple[float, float | None]:
-    """A linear layer's time in the lower precision over its time in float32, weights in place: the best of interleaved
-    rounds. And while converted, from a kept weight, where such weights are kept."""
+    """Returns a linear layer's time in the lower precision over its time in float32, with a weight in each precision:
+    the best of interleaved rounds. And the ratio with a cached cast, or None if not converted or not on the CPU."""
     x, weight = torch.randn(rows, size, device=device), torch.nn.Parameter(torch.randn(size, size, device=device))
     lower, lower_weight = x.to(dtype), weight.detach().to(dtype)
     linear = torch.nn.functional.linear
@@ -59,14 +59,14 @@ def ratios(
 
 
 def ratio_on_this_cpu(dtype: torch.dtype) -> float | None:
-    """The ratio for a middling layer, where there is no device but the CPU; None where there is one, or no answer soon.
+    """Returns the ratio for a layer of medium size. None if there is a device besides the CPU, or no result in time.
 
-    A fork measures: this process keeps its random numbers, has no threads of OpenMP (which no fork of the script's
-    could use), and no device is touched.
+    A forked child measures. So this process keeps its random numbers, starts no OpenMP threads (which a fork of the
+    script could not use), and touches no device.
     """
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python warns of a fork beside threads
+        warnings.simplefilter("ignore")  # Python warns about a fork in a process with threads
         child = os.fork()
     if child == 0:
         try:
@@ -77,14 +77,14 @@ def ratio_on_this_cpu(dtype: torch.dtype) -> float | None:
             found = ratios("cpu", 512, 64, dtype=dtype, rounds=4, repeat=2)[0] if devices() == ["cpu"] else None
             os.write(writing, json.dumps(found).encode())
         finally:
-            os.kill(os.getpid(), signal.SIGKILL)  # nothing that the script's process has waiting may run here
+            os.kill(os.getpid(), signal.SIGKILL)  # no exit handler of the script's process may run here
     os.close(writing)
     try:
         ready = select.select([reading], [], [], _SECONDS)[0]
         answer = os.read(reading, 100) if ready else b""
     finally:
         os.close(reading)
-        os.kill(child, signal.SIGKILL)  # it may be at it still
+        os.kill(child, signal.SIGKILL)  # it may still be measuring
         os.waitpid(child, 0)
     found = json.loads(answer or b"null")
     return None if found is None else float(found)

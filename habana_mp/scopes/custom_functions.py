@@ -1,4 +1,4 @@
-"""``custom_fwd`` and ``custom_bwd``: the forward and backward of a user's own autograd function under lists."""
+"""``custom_fwd`` and ``custom_bwd``: the forward and backward of a user-defined autograd function under lists."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from habana_mp.scopes.disable import disable_casts
 def custom_fwd(
     fwd: Callable[..., Any] | None = None, *, device_type: str, cast_inputs: torch.dtype | None = None
 ) -> Callable[..., Any]:
-    """Decorate the ``forward`` of a :class:`torch.autograd.Function`; :func:`torch.amp.custom_fwd` for regions of ours.
+    """Decorates the ``forward`` of a :class:`torch.autograd.Function`: :func:`torch.amp.custom_fwd` for habana_mp too.
 
-    Outside of regions of both kinds, and without :func:`convert`, the forward runs as it is.
+    Without :func:`convert`, and outside of regions of both habana_mp and torch, the forward runs as it is.
 
     Args:
         fwd: The function to decorate.
-        device_type: Whose tensors ``cast_inputs`` is for.
-        cast_inputs: Cast floating tensors of that device, float64 left out, to this dtype, and run the forward without
-            casts. None to run it as everything around it runs.
+        device_type: The device whose tensors ``cast_inputs`` applies to.
+        cast_inputs: Casts the floating-point tensors of that device, except float64, to this dtype, and runs the
+            forward without casts. None: the forward runs like the code around it.
     """
     _check_function("fwd", fwd)
     if cast_inputs is not None and not isinstance(cast_inputs, torch.dtype):
@@ -50,7 +50,7 @@ def custom_fwd(
 
 
 def custom_bwd(bwd: Callable[..., Any] | None = None, *, device_type: str) -> Callable[..., Any]:
-    """Decorate the ``backward``: it runs under the lists that its forward, decorated by :func:`custom_fwd`, ran under.
+    """Decorates the ``backward``: it runs under the lists of its forward, which :func:`custom_fwd` must decorate.
 
     Args:
         bwd: The function to decorate.
@@ -64,7 +64,7 @@ def custom_bwd(bwd: Callable[..., Any] | None = None, *, device_type: str) -> Ca
     @functools.wraps(bwd)
     def decorated(ctx: Any, *args: Any, **kwargs: Any) -> Any:
         state = getattr(ctx, "_habana_mp_state", None)
-        if state is None or not hasattr(ctx, "_habana_mp_is_torchs"):  # its forward was not decorated by ours
+        if state is None or not hasattr(ctx, "_habana_mp_is_torchs"):  # our custom_fwd did not decorate its forward
             return torchs(ctx, *args, **kwargs)
         before = _core.exchange_state(state)
         try:

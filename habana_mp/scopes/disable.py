@@ -13,7 +13,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class CastsOff(casts_off.CastsOff, Scope):
-    """What a call of :data:`disable_casts` returns."""
+    """The result of a call of :data:`disable_casts`."""
 
     _name = "disable_casts"
 
@@ -24,9 +24,9 @@ class CastsOff(casts_off.CastsOff, Scope):
 class DisableCasts(CastsOff):
     """Casts off in this thread: ``with hmp.disable_casts():`` around a block, ``@hmp.disable_casts()`` on a function.
 
-    The parentheses may be left out of both, but not of a block in what torch.compile compiles as one graph
-    (``fullgraph=True``). It may be nested and reused, an exception leaves the state right, and other threads are not
-    affected. Tensors that are in lower precision already stay so.
+    The parentheses are optional, except for a block in code that torch.compile compiles as one graph
+    (``fullgraph=True``). It can be nested and reused, an exception restores the state, and other threads are not
+    affected. Tensors that are already in lower precision stay so.
     """
 
     __name__ = "disable_casts"
@@ -44,7 +44,7 @@ class DisableCasts(CastsOff):
         return "<hmp.disable_casts>"
 
     def __reduce__(self) -> str:
-        return "disable_casts"  # the one of this module
+        return "disable_casts"  # the instance in this module
 
 
 disable_casts = DisableCasts()

@@ -1,4 +1,4 @@
-"""``op_wrap``: a user's own function, or an operation, with a precision of its own."""
+"""``op_wrap``: a user-defined function, or an operation, with a precision of its own."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def op_wrap(function: _F, to: str | torch.dtype = ...) -> _F: ...
 @overload
 def op_wrap(*, to: str | torch.dtype = ...) -> Callable[[_F], _F]: ...
 def op_wrap(function: Any = None, to: str | torch.dtype = "bf16") -> Any:
-    """Give a function of your own, or an operation, a precision: its tensor arguments are cast to it.
+    """Gives a function of your own, or an operation, a precision: its tensor arguments are cast to it.
 
-    ``hmp.op_wrap(fn, to="bf16")`` returns the wrapped function; ``@hmp.op_wrap(to="fp32")`` decorates one. Inside of it
-    the lists are silent: every operation follows the precision of its inputs. It casts while ``convert`` is in force
-    or a region is open, and casts are not disabled.
+    ``hmp.op_wrap(fn, to="bf16")`` returns the wrapped function; ``@hmp.op_wrap(to="fp32")`` decorates one. The lists
+    are suspended inside it: every operation follows the precision of its inputs. It casts while ``convert`` is in force
+    or a region is open, unless casts are disabled.
 
     Args:
-        function: What to wrap.
+        function: The function to wrap.
         to: ``"bf16"``, ``"fp16"`` or ``"fp32"`` (or the dtype, or its name), ``"widest"`` for the widest among the
             inputs, or ``"first"`` for the first input's.
     """
@@ -53,7 +53,8 @@ def op_wrap(function: Any = None, to: str | torch.dtype = "bf16") -> Any:
 
     @constant_in_graph
     def precisions(args: tuple[Any, ...], names: tuple[str, ...]) -> tuple[Any, ...] | None:
-        """The dtypes to come, of described arguments, the last of them by these names; None where nothing is cast."""
+        """Returns the dtypes of the described arguments after the cast, or None if nothing is cast. The last arguments
+        have these names."""
         if not _core.lists_speak_here():
             return None
         given = [_like(one) for one in args]
@@ -73,7 +74,7 @@ def op_wrap(function: Any = None, to: str | torch.dtype = "bf16") -> Any:
 
 
 def _call(function: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """What the core calls with the arguments cast. It does not hold the function: that may hold its wrapper."""
+    """Called by the core with the cast arguments. It does not hold the function, which may hold its wrapper."""
     return function(*args, **kwargs)
 
 
@@ -81,7 +82,7 @@ def _as_they_are(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
     return (*args, *kwargs.values())
 
 
-# ---- the same in words that torch.compile can read -------------------------------------------------------------------
+# ---- the same in code that torch.compile can trace -------------------------------------------------------------------
 
 
 def _call_in_graph(function: Any, precisions: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -95,7 +96,7 @@ def _call_in_graph(function: Any, precisions: Any, args: tuple[Any, ...], kwargs
 
 
 def _described(value: Any) -> Any:
-    """What of an argument the core decides by, in constants: see :func:`_like`."""
+    """Returns the properties of an argument that the core decides by, as constants; see :func:`_like`."""
     if isinstance(value, torch.Tensor):
         return ("tensor", value.dtype, value.device.type, value.dim() == 0)
     if type(value) in (list, tuple):
@@ -106,7 +107,7 @@ def _described(value: Any) -> Any:
 
 
 def _like(described: Any) -> Any:
-    """An argument of that description."""
+    """Returns an argument of that description."""
     if not isinstance(described, tuple):
         return described
     kind, *rest = described
@@ -117,7 +118,7 @@ def _like(described: Any) -> Any:
 
 
 def _change(given: Any, got: Any) -> Any:
-    """The dtype to which a tensor was cast, and a tuple of that for a sequence; None where nothing was."""
+    """Returns the dtype to which a tensor was cast, or a tuple of these for a sequence; None if nothing was cast."""
     if given is got:
         return None
     return tuple(map(_change, given, got)) if isinstance(given, tuple) else got.dtype

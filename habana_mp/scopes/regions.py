@@ -29,7 +29,7 @@ _Path = str | os.PathLike[str]
 
 @dataclass(frozen=True)
 class _System:
-    """What torch or a vendor documents for a device: the lower precision, and the lists for each precision."""
+    """The documented defaults of torch or a vendor for a device: the lower precision, and the lists for each one."""
 
     dtype: torch.dtype
     presets: dict[torch.dtype, str]
@@ -46,28 +46,28 @@ _SYSTEMS = {
     "hpu": _System(torch.bfloat16, _same("hpu-autocast")),
 }
 
-#: Lists in whose lower precision, where that is float16, nothing may be trained.
+#: Presets that are for inference only if their lower precision is float16.
 _INFERENCE_IN_FLOAT16 = ("xpu-amp-bf16", "xpu-amp-fp16")
 
-#: What raises under float16 where no list names it.
+#: Operations that raise under float16 if no list names them.
 _REFUSED_IN_FLOAT16 = frozenset({"binary_cross_entropy"})
 
-#: The environment variables that name files for HPU's lists: the name of HPU's first releases, and that of today.
+#: The environment variables that name files for HPU's lists: the name in HPU's first releases, and today's name.
 _LOWER_LIST = ("LOWER_LIST", "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST")
 _FP32_LIST = ("FP32_LIST", "PT_HPU_AUTOCAST_FP32_OPS_LIST")
 
-#: Types of device that stand for another one here, as habana_mp.gaudi has it: the lists are still their own.
+#: Device types that lead to another device, by the stand-in of habana_mp.gaudi. Their lists are still their own.
 stand_ins: dict[str, str] = {}
 
-#: No region begins.
+#: Stands for no region.
 _NOTHING = -1
-#: A region begins in which nothing is cast.
+#: The number of a region in which nothing is cast.
 _ISLAND = 0
 
 
 @dataclass(frozen=True)
 class _Request:
-    """All that a region's rules follow from."""
+    """Everything that determines a region's rules."""
 
     device_type: str
     dtype: torch.dtype
@@ -77,7 +77,7 @@ class _Request:
     keeps_weights: bool
 
 
-#: By its number, what a region is for.
+#: The request of each region, by its number.
 _requests: dict[int, _Request] = {}
 
 
@@ -92,28 +92,30 @@ def autocast(
     bf16_file_path: _Path | None = "",
     fp32_file_path: _Path | None = "",
 ) -> Region:
-    """Lists of its own for a block of code, or a function, in the shape of :class:`torch.autocast`.
+    """Runs a block of code, or a function, under lists of its own. It is used like :class:`torch.autocast`.
 
-    ``with hmp.autocast("cpu"):`` around a forward pass and its loss, or ``@hmp.autocast("cpu")`` on a function, a
-    generator or a coroutine function. It needs no :func:`convert`; where one is in force the region's lists hold
-    instead of its. Regions nest in any order, the innermost wins, and each thread has its own.
+    ``with hmp.autocast("cpu"):`` goes around a forward pass and its loss. ``@hmp.autocast("cpu")`` decorates a
+    function, a generator or a coroutine function. It needs no :func:`convert`. If one is in force, the region's lists
+    replace its lists. Regions nest in any order, the innermost one applies, and each thread has its own.
 
     Args:
-        device_type: Whose tensors are cast: ``"cpu"``, ``"cuda"``, ``"xpu"``, ``"hpu"``. It gives the defaults of the
-            other arguments too. An index (``"cuda:0"``) does not matter.
-        dtype: The lower precision: ``torch.bfloat16`` or ``torch.float16``, or its name. None for that of the device
-            that ``preset`` names, else of ``device_type``: float16 for ``"cuda"``, bfloat16 for all others. With any
-            other dtype nothing is cast in the region, and a warning says so.
+        device_type: The device whose tensors are cast: ``"cpu"``, ``"cuda"``, ``"xpu"``, ``"hpu"``. It also determines
+            the defaults of the other arguments. An index (``"cuda:0"``) is ignored.
+        dtype: The lower precision: ``torch.bfloat16`` or ``torch.float16``, or its name. None: that of the device that
+            ``preset`` names, else of ``device_type``: float16 for ``"cuda"``, bfloat16 for all others. With any other
+            dtype nothing is cast in the region, and a warning says so.
         enabled: False for a region in which nothing is cast.
-        cache_enabled: False to keep no casts of weights in the region. On an HPU it has no effect, as documented there.
+        cache_enabled: False to cache no casts of weights in the region. It has no effect with the lists of HPU, as
+            documented there.
         preset: The lists; ``habana-mp lists`` shows their names. A device's name stands for its lists, its precision
-            and what it refuses. None for those of ``device_type``.
-        bf16_file_path: A file with the operations for the lower precision instead, one name a line.
+            and its restrictions. None: those of ``device_type``.
+        bf16_file_path: A file with the operations for the lower precision, one name per line, which replaces the list
+            of the preset.
         fp32_file_path: The same for float32.
 
     Raises:
-        ValueError: an argument that cannot be, or (:class:`ListError`) a list that cannot be used.
-        RuntimeError: a device type that torch does not know.
+        ValueError: an invalid argument, or (:class:`ListError`) a list that cannot be used.
+        RuntimeError: a device type for which torch has no autocast.
         OSError: a list file that cannot be read.
     """
     number = _number(device_type, dtype, enabled, cache_enabled, preset, bf16_file_path, fp32_file_path)
@@ -124,7 +126,7 @@ def autocast(
 
 
 class Region(Scope):
-    """What :func:`autocast` returns."""
+    """The result of :func:`autocast`."""
 
     _name = "autocast"
 
@@ -134,7 +136,7 @@ class Region(Scope):
     def __enter__(self) -> Region:
         number = self._number
         if number >= 0 and not _core.enter_region(self, number):
-            # `restore` has taken out what it needs.
+            # `restore` has removed the patches of the region.
             _core.enter_region(self, _ready(number))
         return self
 
@@ -146,7 +148,7 @@ class Region(Scope):
         return _in_graph(self._number) if torch.compiler.is_compiling() else self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Numbers are given out by each process.
+        # A number is valid in one process only.
         return _region_for, (_requests.get(self._number, self._number),)
 
 
@@ -155,19 +157,19 @@ def _region_for(request: _Request | int) -> Region:
 
 
 def is_autocast_available(device_type: str) -> bool:
-    """Does torch know autocast for this device type? As :func:`torch.amp.is_autocast_available`."""
+    """True if torch has autocast for this device type, as :func:`torch.amp.is_autocast_available` says."""
     return bool(torch.amp.is_autocast_available(device_type))
 
 
 def is_autocast_enabled(device_type: str | None = None) -> bool:
-    """Is a region of :func:`autocast` open in this thread that casts, for this device type if one is given?"""
+    """True if this thread is in a region of :func:`autocast` that casts, for this device type if one is given."""
     wanted = None if device_type is None else _real_type(_type_of(device_type))
     request = _current()
     return request is not None and wanted in (None, request.device_type)
 
 
 def get_autocast_dtype(device_type: str) -> torch.dtype:
-    """The lower precision for this device type: the region's in one for it, else what a region would have."""
+    """Returns the lower precision for this device type: that of the current region for it, else a region's default."""
     device_type = _type_of(device_type)
     request = _current()
     if request is not None and request.device_type == _real_type(device_type):
@@ -176,7 +178,7 @@ def get_autocast_dtype(device_type: str) -> torch.dtype:
 
 
 def _type_of(device_type: str) -> str:
-    """The device type of ``"cpu"`` or ``"cuda:0"``, if torch has autocast for it."""
+    """Returns the device type of ``"cpu"`` or ``"cuda:0"``. Raises RuntimeError if torch has no autocast for it."""
     if not isinstance(device_type, str):
         raise ValueError(f"`device_type` must be a string; got {type(device_type).__name__}: {device_type!r}")
     if not torch.amp.is_autocast_available(device_type):
@@ -195,7 +197,7 @@ def _current() -> _Request | None:
 
 
 def _in_graph(number: int) -> AbstractContextManager[Any]:
-    """A context manager that torch.compile knows by heart and that does what the region does."""
+    """Returns a context manager that torch.compile supports and that has the region's effect."""
     if number == _NOTHING:
         return nullcontext()
     return disable_casts() if number == _ISLAND else as_autocast(_ready(number))
@@ -203,7 +205,7 @@ def _in_graph(number: int) -> AbstractContextManager[Any]:
 
 @constant_in_graph
 def _ready(number: int) -> int:
-    """The same number, of a region that can be entered."""
+    """Returns the same number, after making sure that its region can be entered."""
     if not _core.region_is_put_in(number):
         installation.put_in_region(number)
     return number
@@ -219,14 +221,14 @@ def _number(
     lower_path: _Path | None,
     fp32_path: _Path | None,
 ) -> int:
-    """The number of a region with these arguments."""
+    """Returns the number of a region with these arguments."""
     lower, fp32 = given_list("bf16_file_path", lower_path), given_list("fp32_file_path", fp32_path)
     if lower is not None or fp32 is not None:
         return _find_number(device_type, dtype, enabled, cache_enabled, preset, lower, fp32)
     asked = (device_type, dtype, enabled, cache_enabled, preset)
     try:
         number = installation.numbers.get(asked)
-    except TypeError:  # one that cannot be a key is wrong
+    except TypeError:  # an argument that cannot be hashed is invalid
         number = None
     if number is None:
         number = _find_number(*asked, None, None)
@@ -244,7 +246,7 @@ def _find_number(
     lower: tuple[Listed, ...] | None,
     fp32: tuple[Listed, ...] | None,
 ) -> int:
-    """What the region's arguments come to; everything that can be wrong with them is found here."""
+    """Returns the number of a region with these arguments. All errors in them are found here."""
     device_type = _type_of(device_type)
     if isinstance(enabled, str):
         raise ValueError(f"`enabled` must be True or False; got {enabled!r}")
@@ -285,14 +287,14 @@ def _find_number(
     return _ready(_made(_Request(device_type, dtype, name, lower, fp32, cache_enabled is None or bool(cache_enabled))))
 
 
-# torch.compile does not look into a region that was made outside of compiled code.
+# torch.compile does not trace these methods of a region that was created outside of compiled code.
 OwnCode.functions += [Region.__enter__, Region.__exit__, CastsOff.__enter__, CastsOff.__exit__]
 
 
 @cache
 def _from_environment(*variables: str) -> tuple[Listed, ...] | None:
-    """The list of the file that one of these names for an environment variable gives; read once, when lists for hpu are
-    first used."""
+    """Returns the list in the file that one of these environment variables names, or None if none is set. The file is
+    read once, when lists for hpu are first used."""
     given = [(variable, os.environ[variable]) for variable in variables if os.environ.get(variable)]
     lists = [read_list(path, source=f"{variable}: {path}") for variable, path in given]
     for (variable, path), listed in zip(given[1:], lists[1:], strict=True):

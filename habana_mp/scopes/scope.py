@@ -20,7 +20,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def with_face_of(function: Any) -> Callable[[_F], _F]:
-    """As :func:`functools.wraps`, but a wrapper of a compiled function is none: torch.compile would pass it by."""
+    """Like :func:`functools.wraps`, but without the mark of a compiled function: torch.compile would skip it."""
 
     def decorate(wrapper: _F) -> _F:
         functools.update_wrapper(wrapper, function)
@@ -31,7 +31,7 @@ def with_face_of(function: Any) -> Callable[[_F], _F]:
 
 
 class Scope(ABC):
-    """It may be nested, entered again, and shared by threads; what was in force before comes back when it is left."""
+    """It can be nested, entered again, and shared by threads. Its exit restores the state before its entry."""
 
     _name: str
 
@@ -42,11 +42,11 @@ class Scope(ABC):
     def __exit__(self, *_: object) -> None: ...
 
     def _again(self) -> AbstractContextManager[Any]:
-        """What a decorated function runs in."""
+        """Returns the context manager that a decorated function runs in."""
         return self
 
     def __call__(self, function: _F) -> _F:
-        """Decorate a function, a generator function or a coroutine function."""
+        """Decorates a function, a generator function or a coroutine function."""
         if not callable(function) or isinstance(function, (type, torch.nn.Module)):
             raise TypeError(
                 f"`{self._name}` decorates a function, or stands in a `with` statement around a block; got "
@@ -72,7 +72,7 @@ class Scope(ABC):
                             step = running.asend((yield item))
                         except GeneratorExit:
                             raise
-                        except BaseException as thrown:  # whatever is thrown in belongs to the generator
+                        except BaseException as thrown:  # an exception thrown in belongs to the generator
                             step = running.athrow(thrown)
                 except StopAsyncIteration:
                     return
@@ -95,7 +95,7 @@ class Scope(ABC):
         return decorated  # type: ignore[no-any-return]  # of the same form
 
     def _between_yields(self, running: Any) -> Generator[Any, Any, Any]:
-        """Run a generator or coroutine in this scope, and whoever drives it in whatever he had."""
+        """Runs a generator or coroutine in this scope. The code that drives it runs in its own scope in between."""
         value: Any = None
         error: BaseException | None = None
         try:
@@ -107,12 +107,12 @@ class Scope(ABC):
                     value = yield yielded
                 except GeneratorExit:
                     raise
-                except BaseException as thrown:  # whatever is thrown in belongs to the generator
+                except BaseException as thrown:  # an exception thrown in belongs to the generator
                     error = thrown
         except StopIteration as stop:
             return stop.value
         finally:
-            # While the interpreter ends nothing can be entered any more.
+            # While the interpreter shuts down, no scope can be entered.
             with contextlib.nullcontext() if sys.is_finalizing() else self._again():
                 running.close()
 

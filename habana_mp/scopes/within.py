@@ -1,4 +1,4 @@
-"""What ``within`` of ``convert`` comes to, and that a model is given nowhere else."""
+"""Checks the argument ``within`` of ``convert``, and that no other argument is a model."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from habana_mp.patches.tools.patch import Within
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-#: What ``within`` of ``convert`` may be.
+#: The values that ``within`` of ``convert`` accepts.
 Given = str | torch.nn.Module | Iterable[torch.nn.Module] | None
 
 
 def checked(within: Given) -> Within:
-    """What ``within`` comes to.
+    """Returns ``within`` in its final form: None, ``"modules"`` or a list of modules.
 
     Raises:
-        ValueError: it is none of what it may be.
+        ValueError: any other value.
     """
     if within is None or (isinstance(within, str) and within == "modules"):
-        return within  # type: ignore[return-value]  # that very string
+        return within  # type: ignore[return-value]  # the literal
     if isinstance(within, torch.nn.Module):
         return [within]
     try:
@@ -39,8 +39,8 @@ def checked(within: Given) -> Within:
 
 
 def takes_no_model(convert: _F) -> _F:
-    """Raises TypeError for a model or an optimizer, which ``apex.amp.initialize`` takes, and for misspelled keywords.
-    The result is no block, and says so."""
+    """Makes ``convert`` raise TypeError for a model or an optimizer, which ``apex.amp.initialize`` takes, and for
+    misspelled keywords. Its result raises in a ``with`` statement, and says why."""
 
     @functools.wraps(convert)
     def checking(*args: Any, **kwargs: Any) -> Any:
@@ -60,6 +60,6 @@ def takes_no_model(convert: _F) -> _F:
 
 
 def _of_a_model(value: object) -> list[object]:
-    """The modules and optimizers that a value is, or holds."""
+    """Returns the modules and optimizers that a value is, or holds."""
     values = value if isinstance(value, (list, tuple)) else [value]
     return [one for one in values if isinstance(one, (torch.nn.Module, torch.optim.Optimizer))]

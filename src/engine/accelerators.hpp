@@ -1,4 +1,4 @@
-// Where accelerators (src/accel) plug into the way of a call. Each fills in what it does as the module is loaded.
+// The functions that accelerators (src/accel) add to a call. Each accelerator sets its own when the module is loaded.
 #pragma once
 
 #include "engine/cast_arguments.hpp"
@@ -7,10 +7,11 @@
 namespace habana_mp::engine {
 
 struct Accelerators {
-  // Answers a call that records nothing from a weight in another layout (accel/packed). Null, without an exception but
-  // an interrupt's, where the call is to be made the ordinary way.
+  // Returns the result of a call that autograd does not track, computed from a weight in another layout (accel/packed).
+  // Null if the call must be made the ordinary way; an exception is then set only by an interrupt.
   Owned (*answer_from_packed)(const Call& call, Kind to, Tally& tally) = nullptr;
-  // Is the call faster as it is written (accel/slower)?
+  // Returns `yes` if the call is faster as it is written than with its inputs cast to `to` (accel/slower), and `failed`
+  // with the exception of an interrupt set.
   rules::Answer (*is_slower_lowered)(const Call& call, Kind to) = nullptr;
 };
 extern Accelerators accelerators;

@@ -1,4 +1,4 @@
-// The arguments of one call, and room for what goes with each.
+// The arguments of one call, and buffers with one element for each.
 #pragma once
 
 #include "host/callables.hpp"
@@ -7,7 +7,7 @@ namespace habana_mp::engine {
 
 using host::Arguments;
 
-// Most calls have no more arguments than this; longer ones use the heap.
+// Most calls have no more arguments than this. Calls with more use the heap.
 inline constexpr Py_ssize_t inline_arguments = 24;
 
 template <typename T>
@@ -28,12 +28,12 @@ class SmallBuffer {
   T* data_;
 };
 
-// A call may hand over keywords that are no strings; what is wrong with them is for torch to say.
+// True if two keywords are equal. A caller may pass keywords that are not strings: torch raises the error for them.
 inline bool same_name(PyObject* a, PyObject* b) {
   return a == b || (PyUnicode_Check(a) && PyUnicode_Check(b) && PyUnicode_Compare(a, b) == 0);
 }
 
-// `keywords` is a tuple of names, or null for none.
+// True if `keywords`, a tuple of names or null, contains `keyword`.
 inline bool holds(PyObject* keywords, PyObject* keyword) {
   if (keywords == nullptr) return false;
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keywords); ++i) {
@@ -42,7 +42,7 @@ inline bool holds(PyObject* keywords, PyObject* keyword) {
   return false;
 }
 
-// What was given at this position, or by this name; null for nothing.
+// Returns the argument at this position or with this name, a borrowed reference. Null if the call has no such argument.
 inline PyObject* find_argument(const Arguments& arguments, Py_ssize_t position, PyObject* name) {
   if (position < arguments.positional) return arguments.values[position];
   for (Py_ssize_t i = 0; i < arguments.keyword_count(); ++i) {

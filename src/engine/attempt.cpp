@@ -16,10 +16,11 @@ Accelerators accelerators;
 
 namespace {
 
-// What torch casts itself, within its operation.
+// The casts of a call that torch's autocast makes within the operation.
 enum class Left : std::uint8_t { nothing, what_is_not_kept, everything };
 
-// Torch casts only where it casts nothing else than we would. What it casts is noted where that is everything.
+// Returns the casts that are left to torch's autocast: none if autocast would also cast inputs that the rule does not.
+// Counts them in `tally` if they are all casts of the call.
 Left left_to_torch(const Call& call, Kind to, Tally& tally) {
   const auto& [target, rule, arguments, reading] = call;
   if (!rule.means.casts_inside || rule.action != Action::precision || rule.to == Kind::f32) return Left::nothing;
@@ -49,22 +50,23 @@ Owned call_and_cast_inside(Target& target, const Arguments& arguments, Kind to) 
   return Owned(call_unseen(target, arguments));
 }
 
-// The place of the last list among the arguments, which holds the weights of a recurrent layer; -1 where there is none.
+// Returns the position of the last list among the arguments, which holds the weights of a recurrent layer; -1 if no
+// argument is a list.
 Py_ssize_t position_of_weights(const Call& call) {
   Py_ssize_t place = call.arguments.count() - 1;
   while (place >= 0 && call.reading.kinds[place] != Kind::sequence) --place;
   return place;
 }
 
-// Are all tensors of this list plain?
+// True if all items of this list are plain tensors.
 bool are_plain(PyObject* list) {
   return std::all_of(PySequence_Fast_ITEMS(list), PySequence_Fast_ITEMS(list) + PySequence_Fast_GET_SIZE(list),
                      [](PyObject* item) { return host::is_plain_tensor(item); });
 }
 
-// Where nothing is recorded a cast wants no gradient, and then torch makes the products of sequences that lie one after
-// another one by one. So these get another tensor of the same memory, which says that it wants one. `made` is a list or
-// tuple of ours.
+// If autograd does not track the call, its casts do not require gradients, and torch then makes the products of
+// adjacent sequences one by one. So this replaces each cast by an alias that requires a gradient. It changes `made`, a
+// list or tuple that belongs to this call, in place. Returns false with an exception set on failure.
 bool fold_products(PyObject* made) {
   static PyObject* const detach = interned("detach");
   static PyObject* const requires_grad = interned("requires_grad_");
@@ -80,7 +82,8 @@ bool fold_products(PyObject* made) {
   return true;
 }
 
-// The casts of a call; those of a recurrent layer's weights as its products want them.
+// Makes the casts of a call, and prepares those of a recurrent layer's weights for its products (fold_products).
+// Returns false with an exception set on failure.
 bool make_casts(const Call& call, Kind to, bool records, CastArguments& cast, Attempt& attempt) {
   if (!cast.make(call.rule, call.reading, to, attempt.tally)) return false;
   if (!call.rule.means.takes_steps || attempt.is_fused || records || to == Kind::f32) return true;
@@ -89,8 +92,9 @@ bool make_casts(const Call& call, Kind to, bool records, CastArguments& cast, At
   return made == nullptr || made == call.arguments.values[place] || fold_products(made);
 }
 
-// Torch's autocast lowers what goes into each product. The weights are cast before, since every step takes them; where
-// somebody watches, or they are no plain tensors, torch does it.
+// Makes a call in which torch's autocast lowers the inputs of each product. The weights are cast before the call, since
+// every step uses them. Autocast casts them too if other code sees each operation (host::is_traced) or if they are not
+// plain tensors.
 Owned attempt_products_inside(const Call& call, Kind to, Attempt& attempt) {
   const Arguments& arguments = call.arguments;
   const Py_ssize_t place = position_of_weights(call);
@@ -120,7 +124,7 @@ Owned attempt_as_they_lie(const Call& call, Kind to, bool records, Attempt& atte
   }
   const Left left = records ? left_to_torch(call, to, tally) : Left::nothing;
   if (left == Left::everything) return call_and_cast_inside(call.target, call.arguments, to);
-  // Where something is recorded the graph holds what was cast.
+  // If autograd tracks the call, its graph holds the casts, so their memory cannot be reused.
   tally.may_reuse_memory = !records && rule.takes_weights_once() && !call.target.is_python();
   tally.leaves_casts = left == Left::what_is_not_kept;
   CastArguments cast(call.arguments);
@@ -131,10 +135,10 @@ Owned attempt_as_they_lie(const Call& call, Kind to, bool records, Attempt& atte
                           : Owned(call_unseen(call.target, cast.arguments()));
 }
 
-// Is there a bias to be added to a product?
+// True if the call adds a bias to its product.
 bool has_bias(const Arguments& arguments) { return arguments.positional == 3 && arguments.values[2] != Py_None; }
 
-// Is it a product of rows that do not lie evenly, and of a matrix?
+// True for a product of a tensor with unevenly spaced rows (tensor::has_uneven_rows) and a matrix.
 bool is_of_uneven_rows(const Arguments& arguments, const Reading& reading) {
   if (arguments.keywords != nullptr || arguments.positional < 2 || arguments.positional > 3) return false;
   const Py_ssize_t tensors = has_bias(arguments) ? 3 : 2;
@@ -146,7 +150,8 @@ bool is_of_uneven_rows(const Arguments& arguments, const Reading& reading) {
          host::view_on_cpu(arguments.values[1], matrix) && matrix.ndim == 2;
 }
 
-// Torch makes such a product first, and then adds the bias to what was rounded.
+// Adds the bias to the rounded product, in place. Torch does the same for such rows. Returns false with an exception
+// set on failure.
 bool add_bias(const Rule& rule, PyObject* result, PyObject* bias, Kind kind, Kind to, Tally& tally) {
   Owned cast = cast_item(rule, bias, kind, to, tally);
   if (!cast) return false;
@@ -155,8 +160,8 @@ bool add_bias(const Rule& rule, PyObject* result, PyObject* bias, Kind kind, Kin
   return added;
 }
 
-// A try with the rows of a tracer's tensor made even. It has no memory yet, so the copy becomes a part of what is
-// traced.
+// Attempts the call with a copy of the first input whose rows are evenly spaced. A tracer's tensor has no memory yet,
+// so the copy becomes part of the traced code.
 Owned attempt_in_traced_rows(const Call& call, Kind to, Attempt& attempt) {
   const Arguments& arguments = call.arguments;
   const Owned rows(
@@ -208,7 +213,7 @@ bool may_lower_products(const Call& call, Kind to) {
       if (!is_known(value)) return false;
       continue;
     }
-    // Of a copy: a subclass is asked in Python for its device, and may change the list.
+    // Reading the device of a subclass may run Python code that changes the list, so this reads a copy.
     const Owned items = PyTuple_Check(value) ? Owned::borrowed(value) : Owned(PyList_AsTuple(value));
     if (!items) {
       drop_error_but_of_memory();

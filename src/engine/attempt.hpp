@@ -1,26 +1,26 @@
-// One try of a call with its casts: from a packed weight, with rows that lie evenly, with torch's own casts, or with
-// ours.
+// One attempt at a call with its casts: from a packed weight, with evenly spaced rows, with the casts of torch's
+// autocast, or with casts that the engine makes.
 #pragma once
 
 #include "engine/cast_arguments.hpp"
 
 namespace habana_mp::engine {
 
-// What came of a try.
+// The options and the outcome of an attempt.
 struct Attempt {
   Tally tally;
-  bool is_fused = false;   // as the plan says
-  bool is_inside = false;  // likewise
-  bool made = true;        // the casts were
+  bool is_fused = false;   // from the plan
+  bool is_inside = false;  // from the plan
+  bool made = true;        // false if a cast failed
   bool scalar_changed = false;
   bool interrupted = false;
 };
 
-// Can torch's autocast lower the products inside of this call, and leave the rest as it would be without lists? Only
-// on the CPU, where all is in float32 or in this precision already, and where torch records no operations.
+// True if torch's autocast can lower the products inside this call and leave all else as it is without lists. That
+// requires that all tensors are on the CPU, in float32 or in `to`, and that torch records no operations.
 bool may_lower_products(const Call& call, Kind to);
 
-// The result, or null with the exception of a cast or of the call; `attempt` tells which.
+// Returns the result, or null with the exception of a cast or of the call set. `attempt` says which of them failed.
 Owned attempt_with_casts(const Call& call, Kind to, Attempt& attempt);
 
 }  // namespace habana_mp::engine

@@ -69,7 +69,7 @@ Kind precision_of(const std::string& name) {
   throw std::invalid_argument("unknown precision: " + name);
 }
 
-// Why there is such a rule, where its action does not say it.
+// Returns the reason of a rule: `why`, or the reason that follows from the action if `why` is empty.
 rules::Reason reason_of(rules::Action action, const std::string& why) {
   if (why == "no_kernel") return rules::Reason::no_kernel;
   if (why == "parts") return rules::Reason::parts;
@@ -87,7 +87,7 @@ rules::Reason reason_of(rules::Action action, const std::string& why) {
   }
 }
 
-// What can be said of an operation in a word, as `_policy.py` says it.
+// The properties of an operation that `_policy.py` passes by name.
 constexpr struct {
   std::string_view name;
   void (*set)(Rule& rule);
@@ -115,7 +115,8 @@ void set_trait(Rule& rule, std::string_view name) {
   found->set(rule);
 }
 
-// Held for ever, each once: a call under way may still read it after another policy came.
+// Returns a borrowed reference to the one permanent copy of this value. It is never freed, since a running call may
+// still read it after another policy is installed.
 PyObject* kept(const py::object& names_or_function) {
   static PyObject* const all = checked(PyDict_New());
   PyObject* known = PyDict_SetDefault(all, names_or_function.ptr(), names_or_function.ptr());
@@ -123,15 +124,15 @@ PyObject* kept(const py::object& names_or_function) {
   return known;
 }
 
-// Null for an empty tuple.
+// Returns null for an empty tuple.
 PyObject* kept(const py::tuple& names) { return names.empty() ? nullptr : kept(py::object(names)); }
 
-// Which arguments may be cast. As engine::Castable.
+// Returns the engine::Castable with these values.
 engine::Castable make_castable(std::uint64_t positions, const py::tuple& kept_keywords, std::uint64_t raised_positions,
                                const py::tuple& raised_keywords, std::uint64_t off_cpu_positions,
                                const py::tuple& off_cpu_keywords) {
   Reserve::fill();
-  // A call looks at the keywords only where a position is named. An argument without a position gets one that no call
+  // A call reads the keywords only if a position is set. If only keywords are given, this sets a position that no call
   // has.
   constexpr std::uint64_t no_position = std::uint64_t{1} << 63U;
   if (raised_positions == 0 && !raised_keywords.empty()) raised_positions = no_position;
@@ -197,7 +198,7 @@ py::object called(PyObject* result) {
   return py::reinterpret_steal<py::object>(result);
 }
 
-// The result of a call that is made in this state; the one before comes back.
+// Returns the result of `call`, made in this state, and restores the previous state. Throws if the call raised.
 template <typename Call>
 py::object in_state(const engine::CastState& wanted, const Call& call) {
   const engine::CastState before = engine::exchange_state(wanted);
@@ -209,8 +210,8 @@ py::object in_state(const engine::CastState& wanted, const Call& call) {
   return result;
 }
 
-// The result of a call that is made with the lists silent. Where torch.compile could not tell silence from lists that
-// speak, casts are off instead.
+// Returns the result of `call`, made while the lists are suspended. If no number is left that tells torch.compile so,
+// casts are disabled instead.
 template <typename Call>
 py::object with_silent_lists(const Call& call) {
   engine::CastState wanted = engine::current_state();
@@ -224,9 +225,9 @@ py::object with_silent_lists(const Call& call) {
   return in_state(wanted, call);
 }
 
-// The result of a call that is the backward of a function written in Python. As torch.autocast does not reach there,
-// convert's lists are silent; but where gradients are recorded a forward is made a second time, and they speak. A
-// region that is open speaks all the while.
+// Returns the result of the backward of a Python function. torch.autocast does not apply in a backward, so convert's
+// lists are suspended there. They apply again while autograd tracks operations, since such code repeats a forward. In
+// an open region the lists apply throughout.
 py::object call_backward(Values values) {
   const auto function = py::reinterpret_borrow<py::object>(values[0]);
   const auto arguments = argument<py::tuple>(values[1]);
@@ -261,7 +262,7 @@ py::object call_compiled(Values values) {
   });
 }
 
-// (function, its argument, the tensors that it writes into)
+// The values are (function, its argument, the tensors that it writes to).
 py::object call_writer(Values values) {
   const auto written = argument<py::list>(values[2]);
   py::object result;
@@ -276,7 +277,7 @@ py::object call_writer(Values values) {
   return result;
 }
 
-// (object, what the log shows for it, operation, rule of the lists, rule where the lists are silent)
+// (object, the object that the log shows for it, operation, rule of the lists, rule while the lists are suspended)
 using PlannedTarget = std::tuple<py::object, py::object, std::string, Rule, Rule>;
 
 std::vector<engine::CoveredObject> entries_of(const std::vector<PlannedTarget>& plan) {
@@ -302,7 +303,7 @@ PyObject* counting_stub(PyObject*, PyObject* const* values, std::size_t flagged_
   return counted.call(values, flagged_count, keywords);
 }
 
-// Returns what `during()` returns, and how many calls of `function` reached its slot meanwhile.
+// Returns the result of `during()`, and the number of calls of `function` that reached its slot meanwhile.
 std::pair<py::object, std::size_t> count_calls(const py::object& function, const py::object& answering,
                                                const py::function& during) {
   host::MemoryMap memory;
@@ -317,7 +318,7 @@ std::pair<py::object, std::size_t> count_calls(const py::object& function, const
   return {std::move(result), calls_of_counted};
 }
 
-// The values are (function, the function that answers where no watch is set, arguments, keywords).
+// The values are (function, the function to call if that one is not watched, arguments, keywords).
 py::object call_by_slot(Values values) {
   const auto arguments = argument<py::tuple>(values[2]);
   const auto keywords = argument<py::dict>(values[3]);
@@ -352,7 +353,8 @@ engine::RuleSet& region(std::uint64_t number) {
   return *set;
 }
 
-// (owner, number). The log may have a line for it, and writes by code of others.
+// The values are (owner, number). Returns false if the region belongs to an earlier installation. This may write to the
+// log, which runs code outside this package, so it is a plain function (plain_functions.hpp).
 py::object enter_region(Values values) {
   const std::uint64_t number = number_argument(values[1]);
   const engine::RuleSet* set = number == 0 ? nullptr : &region(number);
@@ -399,12 +401,13 @@ void set_recognised(const py::tuple& steps, const py::dict& worker_namespace, co
                           held(inside), held(between), held(through), held(operator_found), held(module_calls)});
 }
 
-// Names and reprs are what users write: lone surrogates are in them as three bytes each.
+// Decodes a name or a repr. Users write these, so they may contain lone surrogates, encoded as three bytes each.
 py::object text_of_bytes(const std::string& bytes) {
   return called(PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "surrogatepass"));
 }
 
-// (operation, representation, precision, reason, calls, casts, bytes) for whatever was called
+// Returns a row for each operation that was called and each decision about it: (operation, representation, precision,
+// reason, calls, casts, bytes, casts of weights that are too small to be cached).
 py::list counts() {
   struct Row {
     std::string operation;
@@ -412,7 +415,7 @@ py::list counts() {
     rules::Decision decision;
     engine::Count count;
   };
-  // No Python object is made meanwhile: a collection of garbage may free functions with rules of their own.
+  // No Python object is created during the iteration, since garbage collection may free functions with their own rules.
   std::vector<Row> found;
   engine::for_each_count([&found](const engine::Counted& one) {
     found.push_back({one.operation, one.representation, one.decision, one.count});
@@ -472,8 +475,8 @@ py::object answer(Target& target, const py::tuple& arguments, const py::dict& ke
   return py::reinterpret_steal<py::object>(result);
 }
 
-// A Python function of torch's that lists may cover: the policy's and the regions' rules hold for calls of it, and
-// `called` is what it did before its calls came here.
+// A Python function of torch that lists may name. Its calls go through the engine and follow the rules of the policy
+// and of the regions. `called` runs the function's original code.
 class Composite {
  public:
   Composite(const py::object& function, const py::object& called, const std::string& operation)
@@ -487,11 +490,11 @@ class Composite {
   }
 
  private:
-  Target* target_;  // it stays
+  Target* target_;  // never freed
 };
 
-// A Python function with a rule of its own, called through the engine. `shown` is what the log calls it, and is not
-// held, `function` what is to be called.
+// A Python function with its own rule, called through the engine. The log shows `shown`, to which the engine holds no
+// reference; the engine calls `function`.
 class Function {
  public:
   Function(const py::object& function, const py::object& shown, const py::str& operation, const Rule& rule)
@@ -519,7 +522,7 @@ class Function {
   Target* target_;
 };
 
-// (arguments, keywords)
+// The values are (arguments, keywords).
 template <typename Called>
 py::object call_through_engine(PyObject* self, Values values) {
   return py::handle(self).cast<Called&>().call(argument<py::tuple>(values[0]), argument<py::dict>(values[1]));
@@ -631,7 +634,8 @@ void register_engine(py::module_& module) {
   module.def("optimizer_step_ends", [] {
     if (thread_state.optimizer_steps != 0) --thread_state.optimizer_steps;
   });
-  // Whole, as what follows: an exception of a signal's handler would come between the parts.
+  // This function and those below are one call each: between several calls from Python, a signal handler could raise an
+  // exception.
   module.def("autocast_depth", [](const py::object& increment, const py::object& decrement) {
     const auto depth = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(increment.ptr()));
     if (!depth) throw py::error_already_set();

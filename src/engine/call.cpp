@@ -49,7 +49,8 @@ void log_call(const Target& target, Decision decision, unsigned casts) {
   log::operation(target.representation, target.operation, decision, casts, &origin);
 }
 
-// The call is over: without memory the watch and the log lose it, and its result stays.
+// Reports a finished call to the watch and the log. When memory runs out they miss the call, and its result is still
+// returned.
 [[gnu::noinline]] void tell(Target& target, Decision decision, const Tally& tally) noexcept {
   HeldError held;
   try {
@@ -72,7 +73,7 @@ void report(Target& target, Decision decision, const Tally& tally) {
 
 // ---- after a call that failed ---------------------------------------------------------------------------------------
 
-// With every input in one precision.
+// Makes the call with every input in one precision.
 PyObject* make_in(Kind to, Decision decision, const Call& call, rules::Failure& failure) {
   Tally tally;
   CastArguments cast(call.arguments);
@@ -102,7 +103,8 @@ PyObject* make_try(Try step, const Call& call, rules::Failure& failure) {
   }
 }
 
-// Down the ladder from this step on. `was_as_written` tells that the call as it is written has failed already.
+// Tries this step and then the next steps of the ladder (rules/retry.hpp). `was_as_written` is true if the call has
+// already failed as it is written. Returns null with an exception set if all steps fail.
 PyObject* try_again(Try step, bool was_as_written, const Facts& facts) {
   for (;;) {
     HeldError former;
@@ -118,7 +120,7 @@ PyObject* try_again(Try step, bool was_as_written, const Facts& facts) {
   }
 }
 
-// The first step of a call that our casts would make wrong, or that nobody can cast for.
+// Makes a call that has no correct lowered form: in float32 if the rule allows it, else as it is written.
 PyObject* answer_without_lowering(const Facts& facts) {
   const bool may_widen = facts.rule.action != Action::in_place;
   return try_again(may_widen ? Try::in_float32 : Try::as_written, false, facts);
@@ -129,7 +131,7 @@ PyObject* try_plain_again(bool holds_lower, const Facts& facts) {
   return step == Try::give_up ? nullptr : try_again(step, true, facts);
 }
 
-// ---- as the plan wants it -------------------------------------------------------------------------------------------
+// ---- by the plan ----------------------------------------------------------------------------------------------------
 
 PyObject* refuse(const Target& target) {
   PyErr_Format(PyExc_RuntimeError,
@@ -141,7 +143,7 @@ PyObject* refuse(const Target& target) {
   return nullptr;
 }
 
-// A result in float32, rounded, or several.
+// Returns the float32 result, or the tuple of results, rounded to `to`. Null with an exception set on failure.
 Owned rounded(PyObject* result, Kind to, Tally& tally) {
   if (PyTuple_CheckExact(result)) {
     Owned all(PyTuple_New(PyTuple_GET_SIZE(result)));
@@ -155,8 +157,8 @@ Owned rounded(PyObject* result, Kind to, Tally& tally) {
   return host::kind_of(result) == Kind::f32 ? tensor::cast(result, Kind::f32, to, tally.made) : Owned::borrowed(result);
 }
 
-// Notes a result of lowered inputs, or calls the region's function with it. False with an exception set where that
-// raised, or memory ran out.
+// Remembers a result of lowered inputs. If autograd tracks it, this calls the region's function with it instead.
+// Returns false with an exception set if that function raised or memory ran out.
 bool note_as_lowered(PyObject* result, bool is_recorded) {
   const RuleSet* region = thread_state.region;
   if (!is_recorded) return remember_lowered(result);
@@ -166,28 +168,28 @@ bool note_as_lowered(PyObject* result, bool is_recorded) {
   return true;
 }
 
-// True if the call returned one of its arguments, as an operation in place does.
+// True if the call returned one of its arguments, as in-place operations do.
 bool is_argument(PyObject* result, const Arguments& arguments) {
   PyObject* const* const end = arguments.values + arguments.count();
   return std::find(arguments.values, end, result) != end;
 }
 
-// True where this call lowered its inputs, or where what it sums in float32 was lowered before. An argument that it
-// returns is not its result: that one is the user's own, or is known already.
+// True if this call lowered its inputs, or if it sums inputs in float32 that an earlier call lowered. An argument that
+// the call returns does not count: it is the user's tensor or is remembered already.
 bool makes_lowered_result(const Facts& facts, const Plan& plan, PyObject* result) {
   if (!is_lower(plan.to) || is_argument(result, facts.arguments)) return false;
   if (rules::must_cast(plan.to, facts.reading)) return true;
   return plan.computed_in != plan.to && holds_lowered_tensor(facts.arguments);
 }
 
-// Counts a call that raised, with what was decided for it. Checkpointing, for one, ends a recomputation by an
-// exception.
+// Counts a call that raised, with the decision made for it, and returns `result`. Checkpointing, for example, ends a
+// recomputation with an exception.
 PyObject* counted_if_failed(PyObject* result, const Facts& facts, Decision decision, const Tally& tally) {
   if (result == nullptr) report(facts.target, decision, tally);
   return result;
 }
 
-// A part of its callers: out of torch's depths each frame takes a processor several nanoseconds to return through.
+// Inlined: each extra frame costs several nanoseconds on return.
 [[gnu::always_inline]] inline PyObject* answer_with_casts(const Facts& facts, Plan plan) {
   Attempt attempt;
   attempt.is_fused = plan.is_fused;
@@ -212,9 +214,9 @@ PyObject* counted_if_failed(PyObject* result, const Facts& facts, Decision decis
   return result.release();
 }
 
-// Notes the result of arithmetic on tensors of modules alone as such a tensor, and that of arithmetic on a lower value
-// that a module keeps: an average may be computed in several steps. Returns `made`, or null with an exception set where
-// `made` is null or memory ran out.
+// Remembers the result of arithmetic on module tensors alone as a module tensor. Also remembers the result of
+// arithmetic on a lower value that a module holds: an average may be computed in several steps. Returns `made`, or null
+// with an exception set if `made` is null or memory runs out.
 PyObject* noted_as_state(const Call& call, PyObject* made) {
   if (made == nullptr || !(module_tensors_are_followed || lower_values_are_kept) || !call.rule.is_elementwise)
     return made;
@@ -224,15 +226,15 @@ PyObject* noted_as_state(const Call& call, PyObject* made) {
   }
   if (!is_floating(host::kind_of(made)) || !computes_state(call.arguments)) return made;
   Owned result(made);
-  // What shares memory with one is known already, and may die before it.
+  // An alias of a module tensor is known already. Its entry would replace that tensor's, and it may die earlier.
   return is_module_tensor(made) || remember_module_tensor(made) ? result.release() : nullptr;
 }
 
-// What is not cast, or not just so.
+// Makes a call whose plan is neither `with_casts` nor `as_written`.
 PyObject* answer_otherwise(const Facts& facts, const Plan& plan) {
   switch (plan.way) {
     case Way::leave:
-    case Way::silent_rule:  // there is none
+    case Way::silent_rule:  // the target has no such rule
       report(facts.target, plan.decision, {});
       return noted_as_state(facts, call_original(facts.target, facts.arguments));
     case Way::leave_to_outer:
@@ -246,13 +248,13 @@ PyObject* answer_otherwise(const Facts& facts, const Plan& plan) {
   }
 }
 
-// True for a reason that explains a call better than the rule for operations in no list does.
+// True if this reason explains a call better than the rule for unlisted operations does.
 constexpr bool is_shown(Reason reason) {
   return reason == Reason::state || reason == Reason::all_float32 || reason == Reason::points;
 }
 
-// Returns the decision that counts for a call which is made as it is written. While calls are watched, the step of an
-// optimizer has a reason of its own.
+// Returns the decision to report for a call that is made as it is written. While calls are watched, an optimizer step
+// has its own reason.
 template <bool is_watched>
 Decision told_of(Decision decision) {
   if (!is_watched || thread_state.optimizer_steps == 0) return decision;
@@ -260,11 +262,11 @@ Decision told_of(Decision decision) {
   return is_step ? Decision{Precision::unchanged, Reason::optimizer_step} : decision;
 }
 
-// Apart from answer, whose early way out then needs no room for a reading.
+// Not inlined, so that calls which `answer` ends early need no stack space for a reading.
 template <bool is_watched>
 [[gnu::noinline]] PyObject* answer_by_rule(Target& target, const Rule& speaking, const Arguments& arguments) {
   const Rule* rule = &speaking;
-  std::optional<Decision> shown;  // where it is another one than the plan's
+  std::optional<Decision> shown;  // the decision to report, if it is not the plan's
   for (;;) {
     Reading reading(arguments.count());
     read(*rule, arguments, reading);
@@ -285,14 +287,14 @@ template <bool is_watched>
       PyObject* const again = try_plain_again(is_lower(plan.to), facts);
       return counted_if_failed(again, facts, shown.value_or(plan.decision), {});
     }
-    // One of another release may not count up the version of what it writes into.
+    // In another release of torch the operation may not increment the version counter of the tensor that it writes to.
     if (plan.decision.reason == Reason::explicit_out) weights::tensor_escapes(result, false);
     report(target, told_of<is_watched>(shown.value_or(plan.decision)), {});
     return noted_as_state(facts, result);
   }
 }
 
-// Counted, but not logged: the model's wish is obeyed as disable_casts is.
+// Counted but not logged, as under disable_casts: the model itself disables autocast here.
 constexpr Decision protected_call{Precision::unchanged, Reason::autocast_off};
 
 PyObject* counted_as_protected(Target& target, PyObject* result) {
@@ -300,7 +302,7 @@ PyObject* counted_as_protected(Target& target, PyObject* result) {
   return result;
 }
 
-// In a region of torch.autocast(enabled=False).
+// Answers a call in a region of torch.autocast(enabled=False).
 [[gnu::noinline]] PyObject* answer_protected(Target& target, const Arguments& arguments) {
   const Rule& rule = *target.unlisted;
   if (rule.action == Action::none) return counted_as_protected(target, call_original(target, arguments));
@@ -326,9 +328,10 @@ PyObject* counted_as_protected(Target& target, PyObject* result) {
   return result;
 }
 
-// ---- who answers ----------------------------------------------------------------------------------------------------
+// ---- choice of the rule ---------------------------------------------------------------------------------------------
 
-// What the lists say of a target: the innermost region's, or convert's. A user's own function has its own rule.
+// Returns the rule that the lists have for a target: those of the innermost region, or convert's. A user-defined
+// function has its own rule.
 const Rule& rule_of_lists(const Target& target) {
   const RuleSet* region = thread_state.region;
   if (region == nullptr || target.index == no_index) [[likely]]
@@ -336,7 +339,7 @@ const Rule& rule_of_lists(const Target& target) {
   return *region->rules[target.index];
 }
 
-// As `tell`, to the watch alone.
+// Reports a finished call to the watch alone.
 void tell_watch(Target& target, Decision decision) noexcept {
   try {
     watch::decided(&target, target.operation, target.index != no_index, decision, {}, false);
@@ -344,7 +347,7 @@ void tell_watch(Target& target, Decision decision) noexcept {
   }
 }
 
-// As the two above, and the watch sees the call begin and end.
+// Like answer_by_rule. The watch also sees the call begin and end.
 PyObject* answer_by_rule_watched(Target& target, const Rule& speaking, const Arguments& arguments) {
   watch::Call call(&target);
   const auto refused = weights::refusals_so_far();
@@ -364,8 +367,8 @@ PyObject* answer_protected_watched(Target& target, const Arguments& arguments) {
   return result;
 }
 
-// An operation that neither a list nor a rule names is recorded where its first floating tensor is in lower precision:
-// so is its result.
+// Records a call of an operation without a rule if its first floating tensor is in a lower precision: its result then
+// is too.
 PyObject* answer_unlisted_watched(Target& target, const Arguments& arguments) {
   const Kind kind = first_floating_kind(arguments);
   if (!is_lower(kind) || is_left_alone(arguments)) return call_original(target, arguments);
@@ -378,7 +381,7 @@ PyObject* answer_unlisted_watched(Target& target, const Arguments& arguments) {
   return result;
 }
 
-// Under disable_casts nobody counts otherwise: it costs such a call nothing.
+// Counts a call under disable_casts. Without the watch such calls are not counted, and so cost nothing.
 PyObject* answer_disabled_watched(Target& target, const Arguments& arguments) {
   const bool has_rule = rule_of_lists(target).action != Action::none || target.unlisted->action != Action::none;
   if (!has_rule || (!policy_is_installed && thread_state.region == nullptr)) return call_original(target, arguments);
@@ -391,7 +394,8 @@ PyObject* answer_disabled_watched(Target& target, const Arguments& arguments) {
   return result;
 }
 
-// Exchanged while calls are watched, so that nothing has to be asked in a call.
+// The functions that make a call. They are exchanged while calls are watched, so that a call does not check for the
+// watch.
 struct Answers {
   PyObject* (*by_rule)(Target&, const Rule&, const Arguments&);
   PyObject* (*in_protected_region)(Target&, const Arguments&);
@@ -401,7 +405,7 @@ struct Answers {
 constexpr Answers unwatched{&answer_by_rule<false>, &answer_protected, &call_original, &call_original};
 Answers answers = unwatched;
 
-// What the lists say of a call of the target that is given a lower tensor.
+// Returns the lists' rule for a call of the target that has a lowered tensor among its arguments.
 const Rule& rule_beside_lower(const Target& target) {
   const Rule& rule = rule_of_lists(target);
   return rule.of_lower == nullptr ? rule : *rule.of_lower;
@@ -426,11 +430,11 @@ PyObject* answer_by_lists(Target& target, const Arguments& arguments) {
   const rules::Speaker speaker = who_speaks(target);
   if (speaker == rules::Speaker::nobody) return answers.under_disable_casts(target, arguments);
   if (speaker == rules::Speaker::protection) return answers.in_protected_region(target, arguments);
-  // Read once: another policy may be installed while the arguments are looked at.
+  // Read once: another policy may be installed while the arguments are read.
   const Rule* rule = speaker == rules::Speaker::lists ? &rule_of_lists(target) : target.unlisted;
   if (rule->action == Action::none) {
     if (rule->of_lower == nullptr || !holds_lower_tensor(arguments)) {
-      // A function of torch's that other lists cover: here the lists speak of what it calls.
+      // A Python function of torch that only other lists name: the current lists apply to the operations that it calls.
       return target.is_python() ? call_python(target, arguments) : answers.unlisted(target, arguments);
     }
     rule = rule->of_lower;
@@ -507,7 +511,8 @@ int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject*
   return result;
 }
 
-// Can this key pick one value several times? A number, a slice and the like cannot; lists, tensors and the rest may.
+// True if this key may select a value several times, as lists and tensors may. Numbers, slices, None and Ellipsis
+// select each value at most once.
 static bool may_pick_twice(PyObject* key) {
   if (PyTuple_Check(key)) {
     return std::any_of(PySequence_Fast_ITEMS(key), PySequence_Fast_ITEMS(key) + PyTuple_GET_SIZE(key),

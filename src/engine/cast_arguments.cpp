@@ -9,13 +9,14 @@ namespace habana_mp::engine {
 
 namespace {
 
-// A tensor without dimensions stands for a number where the rule brings numbers into range.
+// True if the rule brings tensors without dimensions into range, as it does Python numbers, and this is one.
 bool is_number_tensor(const Rule& rule, PyObject* item, Kind to) {
   return rule.means.saturates_tensors && to != Kind::f32 && host::count_elements(item) == 1 &&
          host::has_no_dimensions(item);
 }
 
-// Of a weight, or of a view of one. Null, without an exception but an interrupt's, where no cast of it is kept.
+// Returns the cached cast of a weight or of a view of one. Null if it is not cached; an exception is then set only by
+// an interrupt.
 Owned kept_cast(PyObject* weight, bool is_view, Kind to, Tally& tally) {
   if (!tally.looked_around) {
     tally.looked_around = true;
@@ -85,14 +86,14 @@ Owned cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tal
 
 namespace {
 
-// A new list or tuple with its tensors cast, where there is anything to cast; another one's class (a named tuple, say)
-// is not kept, no operation asks.
+// Returns a new list or tuple with its tensors cast, or the given one if none is cast. The new one is a plain list or
+// tuple: no operation needs the class of another one, such as a named tuple.
 Owned cast_sequence(const Rule& rule, PyObject* sequence, Kind to, Tally& tally, int depth) {
-  // Not by iterating: torch does not either, and a subclass may do anything there.
+  // Not iterated, as in torch: the iterator of a subclass may do anything.
   Owned items(PyTuple_Check(sequence) ? PyTuple_GetSlice(sequence, 0, PyTuple_GET_SIZE(sequence))
                                       : PyList_AsTuple(sequence));
   if (!items) return nullptr;
-  const bool may_reuse_memory = std::exchange(tally.may_reuse_memory, false);  // the list holds what it is given
+  const bool may_reuse_memory = std::exchange(tally.may_reuse_memory, false);  // the list holds its casts
   tally.of_steps = rule.means.takes_steps && is_lower(to);
   const Py_ssize_t size = PyTuple_GET_SIZE(items.get());
   Owned made(PyTuple_Check(sequence) ? PyTuple_New(size) : PyList_New(size));
@@ -123,7 +124,7 @@ bool is_called_bias(const Arguments& arguments, Py_ssize_t i) {
   return i >= arguments.positional && same_name(PyTuple_GET_ITEM(arguments.keywords, i - arguments.positional), bias);
 }
 
-// Is this argument one that the kernel takes in float32 beside a lower input?
+// True if the kernel takes this argument in float32 beside a lowered input.
 bool may_stay_in_float32(const Rule& rule, const Arguments& arguments, Py_ssize_t i) {
   bool raised_only = false;
   bool off_cpu = false;
@@ -153,8 +154,8 @@ Owned saturated(PyObject* number, Kind precision) {
   return nullptr;
 }
 
-// The kernel wants all of them in float32 then. A norm's bias alone does not decide: without a weight its backward
-// wants the bias as the input is.
+// The kernel then needs all such arguments in float32. A norm's bias alone does not decide: without a weight, the
+// backward needs the bias in the input's precision.
 bool one_stays_in_float32(const Rule& rule, const Arguments& arguments, const Reading& reading) {
   if (rule.castable.raised_positions == 0 && rule.castable.off_cpu_positions == 0) return false;
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
@@ -182,7 +183,7 @@ inline Owned CastArguments::cast_one(const Rule& rule, const Reading& reading, P
 }
 
 bool CastArguments::make(const Rule& rule, const Reading& reading, Kind to, Tally& tally) {
-  // Beside an input without dimensions a tensor without them is promoted like any other.
+  // If the first input has no dimensions, torch promotes other tensors without dimensions like any tensor.
   if (rule.action == Action::scalars && given_.positional > 0 && is_floating(reading.kinds[0]) &&
       host::has_no_dimensions(given_.values[0])) {
     return keep_all();

@@ -14,14 +14,13 @@ namespace habana_mp::engine {
 
 namespace {
 
-// Is there a tensor that the test, of the tensor and its kind, says yes to? Those in lists and tuples are looked at
-// too.
+// True if `test(value, kind)` holds for an argument or for an item of a list or tuple among them.
 template <typename Test>
 bool is_any_tensor(PyObject* const* values, Py_ssize_t count, const Test& test, int depth = 0) {
   for (Py_ssize_t i = 0; i < count; ++i) {
     const Kind kind = host::kind_of(values[i]);
     if (kind == Kind::sequence && depth < deepest_sequence) {
-      // Of a copy: a subclass is asked in Python for its dtype and its device, and may change the list.
+      // Reading the dtype or device of a subclass may run Python code that changes the list, so this reads a copy.
       const Owned items = PyTuple_Check(values[i]) ? Owned::borrowed(values[i]) : Owned(PyList_AsTuple(values[i]));
       if (!items) {
         drop_error_but_of_memory();
@@ -36,17 +35,17 @@ bool is_any_tensor(PyObject* const* values, Py_ssize_t count, const Test& test, 
   return false;
 }
 
-// Is one of the floating tensors on a device of this kind?
+// True if one of the floating tensors is on a device of this kind.
 bool holds_tensor_on(RuleSet::Device device, const Arguments& arguments) {
   return is_any_tensor(arguments.values, arguments.count(), [=](PyObject* value, Kind kind) {
     if (!is_floating(kind)) return false;
-    // A plain tensor on the CPU is told at a glance.
+    // The fast check comes first: it holds for plain tensors on the CPU alone.
     const bool off_cpu = !host::can_be_cast_inside(value) && host::is_off_cpu(value);
     return off_cpu == (device == RuleSet::Device::accelerator);
   });
 }
 
-// Is the stride of a convolution, its fourth argument, 1?
+// True if the stride of a convolution, its fourth argument, is 1.
 bool has_unit_stride(const Arguments& arguments) {
   static PyObject* const name = interned("stride");
   PyObject* stride = find_argument(arguments, 3, name);
@@ -59,7 +58,7 @@ bool has_unit_stride(const Arguments& arguments) {
   return true;
 }
 
-// True for a Parameter among the arguments, or a tensor in a lower precision.
+// True if the arguments hold a float32 Parameter or a tensor in a lower precision.
 bool holds_weight_or_lower_tensor(const Arguments& arguments) {
   return is_any_tensor(arguments.values, arguments.count(), [](PyObject* value, Kind kind) {
     return is_lower(kind) || (kind == Kind::f32 && Py_TYPE(value) == host::api.parameter);
@@ -76,7 +75,7 @@ bool has_rows_of(PyObject* tensor, std::int64_t length) {
   const Owned shape(PyObject_GetAttr(tensor, name));
   const Py_ssize_t count = shape && PyTuple_Check(shape.get()) ? PyTuple_GET_SIZE(shape.get()) : 0;
   PyObject* const last = count == 0 ? nullptr : PyTuple_GET_ITEM(shape.get(), count - 1);
-  // A size that torch.compile leaves open is no number.
+  // A size that torch.compile keeps symbolic is not an int.
   const bool is_equal = last != nullptr && PyLong_CheckExact(last) && PyLong_AsLongLong(last) == length;
   drop_error_but_of_memory();
   return is_equal;
@@ -86,9 +85,9 @@ std::optional<Reason> place() { return may_be_a_place(thread_state) ? why_not(th
 
 }  // namespace
 
-// Is this call decided on elsewhere? Torch's own Python makes some for another operation, which was decided as a whole:
-// below the dispatcher, and where a tracer asks what an operation consists of. And what is intercepted calls torch
-// again.
+// True if this call is part of an operation that was decided as a whole. Torch's own Python code makes such calls below
+// the dispatcher, and while a tracer decomposes an operation. Intercepted calls count too, since the interceptor calls
+// torch again.
 bool is_decided_elsewhere(const Arguments& arguments) {
   if (is_below_dispatcher() || host::function_mode_is_on()) return true;
   if (!host::holds_subclass(arguments.values, arguments.count())) return false;
@@ -148,7 +147,7 @@ bool has_sparse_gradient(const Rule& rule, const Arguments& arguments) {
 rules::Answer ask(PyObject* question, const Arguments& arguments) {
   const Owned answer(PyObject_Vectorcall(question, arguments.values, static_cast<std::size_t>(arguments.positional),
                                          arguments.keywords));
-  // Arguments that do not fit are torch's to refuse.
+  // Torch itself raises the error for invalid arguments.
   if (!answer && PyErr_ExceptionMatches(PyExc_MemoryError) == 0) drop_error();
   if (PyErr_Occurred() != nullptr) return rules::Answer::failed;
   return answer.get() == Py_True ? rules::Answer::yes : rules::Answer::no;
@@ -172,8 +171,8 @@ Kind lower_state_of(const Call& call) {
   return Kind::other;
 }
 
-// A user's own function is decided wherever he calls it. An operation that torch writes in Python looks by itself for
-// who intercepts it, and not every one does, so it is decided first.
+// A user-defined function is decided wherever it is called. A composite looks for interceptors by itself, but not every
+// composite does, so it is decided first.
 bool Facts::is_decided_elsewhere() const {
   if (target.shape == host::Shape::users_function) return false;
   return target.shape == host::Shape::composite ? is_below_dispatcher() : engine::is_decided_elsewhere(arguments);
@@ -185,8 +184,8 @@ bool Facts::caller_is_exact() const { return engine::caller_is_exact(); }
 
 bool Facts::computes_state() const { return engine::computes_state(arguments); }
 
-// If the lists apply in every module, some modules are no networks: transforms of images, estimators of returns,
-// functions that a library wraps.
+// If the lists apply in every module, they reach modules that are not networks: image transforms, estimators of
+// returns, functions that a library wraps.
 bool Facts::is_all_float32_in_any_module() const {
   return is_of_modules(thread_state.region) && lists_apply_in_any_module() && !holds_weight_or_lower_tensor(arguments);
 }
@@ -230,15 +229,15 @@ rules::Answer Facts::is_slower_lowered(Kind to) const {
   return accelerators.is_slower_lowered == nullptr ? rules::Answer::no : accelerators.is_slower_lowered(*this, to);
 }
 
-// The kernels take a float32 weight beside a lower input; the formulas that gradients are worked out by in a transform
-// of torch.func, or in forward-mode AD, do not.
+// Kernels take a float32 weight beside a lowered input. The gradient formulas of torch.func transforms and of
+// forward-mode AD do not.
 bool Facts::mixes_in_a_transform() const {
   return (rule.castable.off_cpu_positions | rule.castable.raised_positions) != 0 && host::is_transformed() &&
          host::grad_is_enabled() && one_stays_in_float32(*this);
 }
 
-// An exception of any other class comes from Python code inside the call (a hook that stops a recomputation, say) and
-// is not ours to catch.
+// An exception of any other class comes from Python code inside the call, such as a hook that stops a recomputation,
+// and must reach the caller.
 bool Facts::torch_raised() const {
   PyObject* type = PyErr_Occurred();
   const bool is_torchs = type == PyExc_RuntimeError || type == PyExc_NotImplementedError || type == PyExc_TypeError ||
@@ -246,7 +245,8 @@ bool Facts::torch_raised() const {
   return is_torchs && !host::was_recorded_by_jit() && !host::was_raised_by_others();
 }
 
-// A layout without such a copy, a subclass that refuses: the call is then made as it was written.
+// True for a layout that cannot be cast and for a subclass that refuses the cast: the call is then made as it is
+// written.
 bool Facts::cast_refused() const { return engine::cast_refused(); }
 
 bool Facts::is_left_alone() const {

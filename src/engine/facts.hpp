@@ -1,4 +1,5 @@
-// What rules ask of a call (rules/decide.hpp, retry.hpp, speak.hpp), found out of torch and Python when it is asked.
+// The facts of a call that the rules use (rules/decide.hpp, rules/retry.hpp). Each is looked up in torch or Python only
+// when a rule needs it.
 #pragma once
 
 #include <optional>
@@ -9,7 +10,7 @@
 namespace habana_mp::engine {
 
 struct Facts : Call {
-  // Where it is made.
+  // The surroundings of the call.
   [[nodiscard]] bool is_python_function() const { return target.is_python(); }
   [[nodiscard]] bool is_decided_elsewhere() const;
   [[nodiscard]] std::optional<Reason> place() const;
@@ -20,7 +21,7 @@ struct Facts : Call {
   [[nodiscard]] bool adds_three_terms() const;
   [[nodiscard]] bool is_for_another_device() const;
 
-  // What it computes.
+  // The inputs and the operation.
   [[nodiscard]] std::optional<rules::Present> inputs_with_dimensions() const;
   [[nodiscard]] bool holds_one_tensor() const;
   [[nodiscard]] bool holds_sparse_tensor() const;
@@ -30,36 +31,36 @@ struct Facts : Call {
   [[nodiscard]] rules::Answer wrong_in_bf16() const;
   [[nodiscard]] rules::Answer adds_up() const;
 
-  // What it costs, and what torch can do.
+  // Costs, and limits of torch.
   [[nodiscard]] bool may_lower_products(Kind to) const;
   [[nodiscard]] rules::Answer is_slower_lowered(Kind to) const;
   [[nodiscard]] bool mixes_in_a_transform() const;
 
-  // Of the exception that is set.
+  // After a failure: the exception that is set, and the next attempt.
   [[nodiscard]] bool torch_raised() const;
   [[nodiscard]] bool cast_refused() const;
   [[nodiscard]] bool is_left_alone() const;
-  // Would a try in the precision of what the call updates be another than the one as it is written?
+  // True if an attempt in the precision of the updated state would differ from the call as it is written.
   [[nodiscard]] bool updates_lower_state() const;
 };
 
-// The lower precision of what a call updates beside its first input: statistics of a model that is lower as a whole.
-// Kind::other where there is none.
+// Returns the lower precision of the state that a call updates besides its first input: statistics of a model whose
+// tensors are all in a lower precision. Kind::other if the call updates no such state.
 Kind lower_state_of(const Call& call);
 
-// Parts of the above, for who has no reading.
+// Some of the above for callers without a reading.
 bool is_decided_elsewhere(const Arguments& arguments);
 bool is_for_another_device(const RuleSet* region, const Arguments& arguments);
 bool is_left_alone(const Arguments& arguments);
 bool holds_lower_tensor(const Arguments& arguments);
-// The kind of the first floating tensor, or Kind::other.
+// Returns the kind of the first floating tensor, or Kind::other.
 Kind first_floating_kind(const Arguments& arguments);
-// True if one was lowered by an earlier call that autograd did not track.
+// True if an earlier call that autograd did not track lowered one of the tensors.
 bool holds_lowered_tensor(const Arguments& arguments);
-// True if one is a lower value that a module keeps.
+// True if one of the tensors is a lower value that a module holds, or was computed from one.
 bool holds_kept_value(const Arguments& arguments);
-// True if autograd does not track the call, and all floating tensors are of modules, but for numbers: tensors without
-// dimensions.
+// True if autograd does not track the call and all its floating tensors, at least one, are module tensors. Other
+// tensors without dimensions count as numbers and are ignored.
 bool computes_state(const Arguments& arguments);
 bool has_sparse_gradient(const Rule& rule, const Arguments& arguments);
 rules::Answer ask(PyObject* question, const Arguments& arguments);

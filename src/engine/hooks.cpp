@@ -8,7 +8,7 @@ namespace habana_mp::engine {
 namespace {
 
 bool goes_through_hooks(PyObject* innermost, PyObject* caller, PyObject* called) {
-  PyObject* inner = nullptr;  // the code of what the frame called
+  PyObject* inner = nullptr;  // the code that the frame called
   host::FrameWalk frame(reinterpret_cast<PyFrameObject*>(innermost));
   for (; frame; frame.outwards()) {
     PyObject* const code = frame.code();
@@ -21,12 +21,12 @@ bool goes_through_hooks(PyObject* innermost, PyObject* caller, PyObject* called)
     }
     inner = code;
   }
-  return frame.failed();  // its callers are unknown then
+  return frame.failed();  // the outer frames are then unknown
 }
 
 }  // namespace
 
-// No other thread runs between the look and the change: the garbage collection, whose finalizers could let one run, is
+// No other thread runs between the check and the change: garbage collection, whose finalizers could let one run, is
 // off.
 int set_hook(PyObject* dictionary, PyObject* key, PyObject* hook, PyObject* caller, PyObject* called) noexcept {
   // `sys` is not imported, since an import fails at the interpreter's end. If `sys` is empty, no other thread runs.

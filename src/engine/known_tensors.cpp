@@ -16,21 +16,21 @@ namespace habana_mp::engine {
 
 namespace {
 
-// Returns the address of the tensor's storage, which is fixed while one of its tensors lives. Where storages cannot be
-// read, it returns the address of the tensor.
+// Returns the address of the tensor's storage, which is fixed while one of its tensors lives. If storages cannot be
+// read, returns the address of the tensor.
 const void* memory_of(PyObject* tensor) noexcept {
   const void* storage = host::can_look_inside() ? host::storage_of(tensor) : nullptr;
   return storage == nullptr ? tensor : storage;
 }
 
-// Living tensors, by their memory. A view keeps its base alive, so the entry of the base answers for it. A detached
-// tensor keeps no base, nor does a view in inference mode: such a one is found only while the tensor in the table
-// lives. Dead entries are dropped where the table grows, or where a new tensor gets the memory of a dead one.
+// Living tensors, by their memory. A view keeps its base alive, so the base's entry also finds the view. A detached
+// tensor and a view in inference mode do not keep their base alive: each is found only while the tensor in the table
+// lives. Dead entries are dropped when the table grows, or when a new tensor gets the memory of a dead one.
 class Tensors {
  public:
-  // False where memory ran out.
+  // Returns false with an exception set when memory runs out.
   bool put_in(PyObject* tensor) {
-    Owned reference(PyWeakref_NewRef(tensor, nullptr));  // first, since it may collect garbage, and so run other code
+    Owned reference(PyWeakref_NewRef(tensor, nullptr));  // first, since it may collect garbage and run other code
     if (!reference || (room_ == 0 && !drop_dead())) return false;
     const void* memory = memory_of(tensor);
     Slot& slot = slot_of(memory);
@@ -44,7 +44,7 @@ class Tensors {
     if (size_ == 0) return false;
     const void* memory = memory_of(tensor);
     PyObject* const known = living(slot_of(memory));
-    // It may have got other memory, as by `known.data = other`.
+    // Its memory may have changed, as by `known.data = other`.
     return known != nullptr && memory_of(known) == memory;
   }
 
@@ -69,15 +69,15 @@ class Tensors {
 
   static PyObject* living(const Slot& slot) noexcept { return slot.tensor ? referent_of(slot.tensor.get()) : nullptr; }
 
-  // The slot of this memory, or the free one for it.
+  // Returns the slot of this memory, or the free slot for it.
   [[nodiscard]] Slot& slot_of(const void* memory) const noexcept {
     std::size_t place = (reinterpret_cast<std::uintptr_t>(memory) >> 4U) * std::size_t{0x9E3779B97F4A7C15U} >> 20U;
     while (slots_[place & (size_ - 1)].memory != nullptr && slots_[place & (size_ - 1)].memory != memory) ++place;
     return slots_[place & (size_ - 1)];
   }
 
-  // Drops dead entries, and makes room for a quarter as many new tensors as are alive: on average a new one costs a
-  // constant number of steps. Returns false where memory ran out.
+  // Drops dead entries and makes room for a quarter as many new tensors as are alive, so adding one takes amortized
+  // constant time. Returns false with an exception set when memory runs out.
   bool drop_dead() {
     std::size_t alive = 0;
     for (std::size_t i = 0; i < size_; ++i) alive += living(slots_[i]) != nullptr ? 1 : 0;
@@ -100,7 +100,7 @@ class Tensors {
 
   std::unique_ptr<Slot[]> slots_;
   std::size_t size_ = 0;
-  std::size_t room_ = 0;  // so many more new entries, and dead ones are dropped
+  std::size_t room_ = 0;  // number of new entries until dead ones are dropped
 };
 
 NeverDestroyed<Tensors> lowered_results;

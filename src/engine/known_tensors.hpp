@@ -1,4 +1,4 @@
-// Rule 11 must know where some tensors come from: results of lowered calls, conversions to a lower precision, and
+// Rule 11 depends on the origin of some tensors: results of lowered calls, conversions to a lower precision, and
 // tensors of modules. Tables hold them by their memory, so their aliases are found too.
 #pragma once
 
@@ -8,44 +8,44 @@ namespace habana_mp::engine {
 
 // ---- lowered results ------------------------------------------------------------------------------------------------
 
-// Notes the result of a call whose inputs were lowered: a tensor, or a tuple of some. Results that autograd tracks are
-// left out, since their graph shows where they come from. False with an exception set where memory ran out.
+// Remembers the result of a call whose inputs were lowered: a tensor or a tuple of tensors. Ignores results that
+// autograd tracks, since their graph shows their origin. Returns false with an exception set when memory runs out.
 bool remember_lowered(PyObject* result);
-// True for a tensor in a lower precision if a living result that was noted has its memory: the result itself, or a
-// tensor that shares it.
+// True for a tensor in a lower precision that is a remembered living result or shares memory with one.
 bool was_lowered(PyObject* tensor) noexcept;
 
-// True for a tensor in a lower precision that autograd tracks, where casts are made: its graph then shows where its
-// values come from.
+// True for a tensor in a lower precision that autograd tracks, if casts are made here: its graph then shows the origin
+// of its values.
 bool may_be_lowered_in_graph(PyObject* tensor);
 
 // ---- conversions ----------------------------------------------------------------------------------------------------
 
-// Notes what a float32 tensor was converted to by its own method, if that is in a lower precision and autograd does not
-// track it. False with an exception set where memory ran out.
+// Remembers the result of a float32 tensor's own conversion method if it is in a lower precision and autograd does not
+// track it. Returns false with an exception set when memory runs out.
 bool remember_converted(PyObject* tensor, PyObject* result);
-// True for a tensor that was converted so, or one that shares its memory.
+// True for a remembered conversion, and for a tensor that shares memory with one.
 bool was_converted(PyObject* tensor) noexcept;
 
 // ---- tensors of modules ---------------------------------------------------------------------------------------------
 
-// From now on tensors of modules are noted, or none are, and those that were are forgotten.
+// Starts to remember tensors of modules, or stops and forgets all of them.
 void follow_module_tensors(bool on) noexcept;
-// Set while they are noted.
+// True while tensors of modules are remembered.
 extern bool module_tensors_are_followed;
-// Notes a Parameter, a buffer, a tensor that is an attribute of a module, or what was computed from such alone. Other
-// objects are passed over. False with an exception set where memory ran out.
+// Remembers a Parameter, a buffer, a tensor attribute of a module, or a tensor computed from such tensors alone.
+// Ignores other objects. Returns false with an exception set when memory runs out.
 bool remember_module_tensor(PyObject* object);
-// True for a Parameter, and for a living tensor that was noted or that shares memory with one. To be asked of tensors.
+// True for a Parameter, and for a tensor that is a remembered living tensor or shares memory with one. `tensor` must be
+// a tensor.
 bool is_module_tensor(PyObject* tensor) noexcept;
 
 // ---- lower values that a module keeps -------------------------------------------------------------------------------
 
-// Notes a value in a lower precision that became an attribute of a module while casts were made; and what elementwise
-// arithmetic made of such a value, or of its result. False with an exception set where memory ran out.
+// Remember a value in a lower precision that became an attribute of a module while casts were made, and the result of
+// elementwise arithmetic on such a value or result. Both return false with an exception set when memory runs out.
 bool remember_kept(PyObject* tensor);
 bool remember_computed_from_kept(PyObject* tensor);
-// Set once a value was noted.
+// True once such a value was remembered.
 extern bool lower_values_are_kept;
 // True for such a value or result, and for a tensor that shares memory with one.
 bool is_kept_or_computed_from_kept(PyObject* tensor) noexcept;

@@ -17,7 +17,7 @@ namespace {
 host::WatchedFunction watched;
 bool any_module = false;
 std::vector<PyObject*> modules;  // sorted
-// What the stub is for.
+// The two reasons for a stub.
 bool lists_wait_for_modules = false;
 bool is_followed = false;
 
@@ -39,7 +39,7 @@ PyObject* call_impl_stub(PyObject*, PyObject* const* values, std::size_t flagged
   return result;
 }
 
-// As the one above, and the watch is told which module runs.
+// Like call_impl_stub. Also reports the running module to the watch.
 PyObject* followed_call_impl_stub(PyObject* function, PyObject* const* values, std::size_t flagged_count,
                                   PyObject* keywords) {
   if (PyVectorcall_NARGS(flagged_count) == 0) return watched.call(values, flagged_count, keywords);

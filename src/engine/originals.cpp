@@ -11,15 +11,15 @@
 
 namespace habana_mp::engine {
 
-// What is called may be exchanged meanwhile, by an installation.
+// Holds the function during the call, since an installation may exchange it.
 PyObject* call_python(Target& target, const Arguments& arguments) {
   const Owned called = Owned::borrowed(target.called.get());
   return PyObject_Vectorcall(called.get(), arguments.values, static_cast<std::size_t>(arguments.positional),
                              arguments.keywords);
 }
 
-// A function that decides its own precision: inside of it the lists are silent. torch.compile has to know where that is
-// a user's code, which it may compile; torch's own is decided as a whole.
+// Calls a function that decides its own precision: the lists are suspended inside it. torch.compile must know this
+// about a user-defined function, whose code it may compile; a torch function is decided as a whole.
 static PyObject* call_deciding(Target& target, const Arguments& arguments) {
   ThreadState& state = thread_state;
   if (state.silent) return call_python(target, arguments);

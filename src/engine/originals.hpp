@@ -1,4 +1,4 @@
-// The call of what was there before us.
+// Calls of the original functions. Each returns a new reference, or null with an exception set.
 #pragma once
 
 #include "engine/arguments.hpp"
@@ -6,20 +6,22 @@
 
 namespace habana_mp::engine {
 
-// The original, with nothing done.
+// Calls the original with these arguments.
 PyObject* call_original(Target& target, const Arguments& arguments);
 
-// As call_original, of a call that no function mode sees. A function's parser holds its tensors in C++ for as long as
-// the call takes, a method's does not hold the tensor it belongs to.
+// Like call_original, for a call that no function mode sees. If a method has an equivalent function, calls that: a
+// function's parser holds its tensors in C++ during the call, while a method's parser does not hold the tensor that the
+// method belongs to.
 PyObject* call_unseen(Target& target, const Arguments& arguments);
 
-// An operator of torch.ops that was decided already, or will be when it is called again.
+// Calls an operator of torch.ops that is already decided, or that will be decided when torch calls it again.
 PyObject* call_operator(Target& target, const Arguments& arguments);
 
-// The original of a call that is decided when it comes back: an operator of torch.ops does not count as running.
+// Calls the original of a call that is decided later, when torch calls the target again. So an operator of torch.ops
+// does not count as running.
 PyObject* call_undecided(Target& target, const Arguments& arguments);
 
-// A Python function as it is.
+// Calls a Python function as it is.
 PyObject* call_python(Target& target, const Arguments& arguments);
 
 }  // namespace habana_mp::engine

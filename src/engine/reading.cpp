@@ -12,7 +12,7 @@ namespace {
 struct Names {
   PyObject* out = interned("out");
   PyObject* dtype = interned("dtype");
-  PyObject* input = interned("input");  // what torch calls nearly every operation's first input
+  PyObject* input = interned("input");  // torch's name for the first input of nearly every operation
   PyObject* query = interned("query");
 };
 const Names& names() {
@@ -20,14 +20,14 @@ const Names& names() {
   return interned;
 }
 
-// Calls `note` with each item of a list or tuple, and of those inside of it, and with its kind. Lists of numbers, by
-// far the most, end at their first item.
+// Calls `note` with each item of a list or tuple, and of those inside it, and with the item's kind. Stops at the first
+// number, since most lists contain only numbers.
 template <typename Note>
 void for_each_in_sequence(const Rule& rule, PyObject* sequence, int depth, const Note& note) {
   if (!may_exchange(rule, sequence)) return;
   const bool is_tuple = PyTuple_Check(sequence);
   const auto size = [&] { return is_tuple ? PyTuple_GET_SIZE(sequence) : PyList_GET_SIZE(sequence); };
-  // Reading a subclass's dtype can run Python code, so the size is asked again each time and the item is held.
+  // Reading a subclass's dtype may run Python code, so the size is read again each time and the item is held.
   for (Py_ssize_t i = 0; i < size(); ++i) {
     PyObject* const next = is_tuple ? PyTuple_GET_ITEM(sequence, i) : PyList_GET_ITEM(sequence, i);
     if (PyLong_CheckExact(next) || PyFloat_CheckExact(next)) return;
@@ -41,7 +41,7 @@ void for_each_in_sequence(const Rule& rule, PyObject* sequence, int depth, const
   }
 }
 
-// The kinds of the tensors in a list or tuple.
+// Returns the kinds of the tensors in a list or tuple, and notes them in `reading`.
 Kinds read_sequence(const Rule& rule, PyObject* sequence, Reading& reading) {
   Kinds seen = 0;
   for_each_in_sequence(rule, sequence, 0, [&](PyObject*, Kind kind) {
@@ -52,7 +52,7 @@ Kinds read_sequence(const Rule& rule, PyObject* sequence, Reading& reading) {
   return seen;
 }
 
-// Where the argument is that is written into; -1: nowhere.
+// Returns the position of the argument that is written into, or -1.
 Py_ssize_t place_of_target(const Rule& rule, const Arguments& arguments) {
   if (arguments.positional != 0) return 0;
   Py_ssize_t place = arguments.keyword_count() - 1;
@@ -86,7 +86,7 @@ void read(const Rule& rule, const Arguments& arguments, Reading& reading) {
       if (same_name(name, names().out)) {
         reading.explicit_out = true;
       } else if (holds(rule.castable.kept_keywords, name)) {
-        // never cast, and not what decides
+        // never cast, and without effect on the decision
       } else if (same_name(name, names().dtype)) {
         reading.explicit_dtype = true;
       } else {

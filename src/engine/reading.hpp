@@ -1,4 +1,4 @@
-// What the arguments of a call are.
+// Reads the arguments of a call.
 #pragma once
 
 #include <optional>
@@ -10,16 +10,16 @@
 
 namespace habana_mp::engine {
 
-// How deep lists of tensors are followed: LSTM takes a tuple of tensors, some operations a list of tuples.
+// The depth to which lists of tensors are read: LSTM takes a tuple of tensors, some operations take a list of tuples.
 inline constexpr int deepest_sequence = 2;
 
-// One kind for each argument, and what rules ask of all.
+// The kind of each argument, and the summary on which rules depend.
 struct Reading : rules::Inputs {
   explicit Reading(Py_ssize_t count) : kinds(count) {}
   SmallBuffer<Kind> kinds;
 };
 
-// A call of a target, and the rule that speaks about it.
+// A call of a target, and the rule that applies to it.
 struct Call {
   Target& target;
   const Rule& rule;
@@ -29,22 +29,23 @@ struct Call {
 
 void read(const Rule& rule, const Arguments& arguments, Reading& reading);
 
-// The floating inputs that have dimensions. None where every input has some.
+// Returns the floating inputs that have dimensions, or nullopt if every input has some.
 std::optional<rules::Present> inputs_with_dimensions(const Call& call);
-// Keeps tensors without dimensions from being cast. `reading` is that of the call.
+// Excludes tensors without dimensions from the casts. `reading` is that of the call.
 void leave_out_numbers(const Call& call, Reading& reading);
 
-// May this sequence be exchanged for a plain list or tuple? A user's own function may want its class (a named tuple's).
+// True if this sequence may be replaced by a plain list or tuple. A user-defined function may need its class (a named
+// tuple's).
 inline bool may_exchange(const Rule& rule, PyObject* sequence) {
   return rule.reason != Reason::op_wrap || PyList_CheckExact(sequence) || PyTuple_CheckExact(sequence);
 }
 
-// Is there one tensor, by itself or in a sequence?
+// True if the inputs hold exactly one tensor, by itself or in a sequence.
 bool holds_one_tensor(const Arguments& arguments, const Reading& reading);
 
 bool holds_sparse_tensor(const Arguments& arguments, const Reading& reading);
 
-// Is there a number that rule 9 may change?
+// True if there is a number that rule 9 may clamp.
 bool has_number_beyond(Kind precision, const Arguments& arguments);
 
 }  // namespace habana_mp::engine

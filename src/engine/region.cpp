@@ -29,30 +29,30 @@ struct Entrance {
   CastState before;
   std::uint32_t installation;
 };
-// By thread, the innermost last.
+// The open regions of this thread, the innermost last.
 std::vector<Entrance>& entrances() {
   static thread_local std::vector<Entrance> open;
   return open;
 }
 
-// What the mark's dtype can tell: the lists of a region, or with null convert's, and whether they are silent.
+// The meaning of a region dtype: the lists of a region, or convert's if `set` is null, and whether they are suspended.
 struct MarkMeaning {
   const RuleSet* set = nullptr;
   bool silent = false;
   bool until_recording = false;
 };
-// By number, the first of which is for convert's lists that speak.
+// By number. Number 0 stands for convert's lists while they apply.
 std::vector<MarkMeaning>& mark_meanings() {
   static std::vector<MarkMeaning> all(1);
   return all;
 }
 
 RegionMark mark{};
-// What reads and sets the mark below Python, where torch lets us.
+// These read and set the region dtype without Python, if torch allows it.
 host::DeviceFlag mark_flag;
 host::AutocastDtype mark_dtype;
-std::vector<std::int8_t> dtype_numbers;  // of the mark's dtypes; empty where they are not known
-// Set while the mark is written by ourselves.
+std::vector<std::int8_t> dtype_numbers;  // the c10::ScalarType of each region dtype; empty if unknown
+// True while this file itself sets the region dtype.
 thread_local bool marking = false;
 
 void call_with_device(PyObject* function, PyObject* value) noexcept {
@@ -61,7 +61,8 @@ void call_with_device(PyObject* function, PyObject* value) noexcept {
   if (!done) print_error(function);
 }
 
-// Tries the functions below Python: they must do what Python's do. `numbers` has room for one of each dtype.
+// Uses the C++ functions if they do what torch's Python functions do. `numbers` has capacity for one number of each
+// dtype.
 void find_functions_of_mark(const host::DeviceFlag& flag, const host::AutocastDtype& dtype,
                             std::vector<std::int8_t> numbers) noexcept {
   if (!flag.is_known() || !dtype.is_known()) return;
@@ -94,14 +95,14 @@ void switch_mark(bool on) noexcept {
 
 void write_mark(std::uint64_t from, std::uint64_t to) noexcept {
   if (mark.dtypes == nullptr) return;
-  // With autocast off Dynamo does not look at the dtype.
+  // Dynamo ignores the dtype while autocast is off.
   if (!dtype_numbers.empty()) {
     if (mark_flag.is_on() != (to != 0)) switch_mark(to != 0);
     mark_dtype.set(mark.device, dtype_numbers[static_cast<std::size_t>(to)]);
     return;
   }
   marking = true;
-  const AutocastRegion entering = thread_state.entering;  // the calls are watched
+  const AutocastRegion entering = thread_state.entering;  // these calls are watched, and the watch changes it
   if ((from != 0) != (to != 0)) switch_mark(to != 0);
   call_with_device(mark.set_autocast_dtype, PyTuple_GET_ITEM(mark.dtypes, static_cast<Py_ssize_t>(to)));
   thread_state.entering = entering;
@@ -145,7 +146,8 @@ void put_state_back(host::PutAside& aside, std::uint64_t /*nanoseconds*/) noexce
 
 std::uint64_t number_of(const RuleSet* set) { return set == nullptr ? 0 : set->number; }
 
-// The set's own number where silence was never asked for: then the mark cannot tell of it.
+// Returns the set's own number if its suspension has no number. The region dtype then cannot show that the lists are
+// suspended.
 std::uint64_t number_of(const RuleSet* set, bool silent, bool until_recording) noexcept {
   const std::vector<MarkMeaning>& all = mark_meanings();
   for (std::size_t number = 0; silent && number < all.size(); ++number) {
@@ -155,7 +157,7 @@ std::uint64_t number_of(const RuleSet* set, bool silent, bool until_recording) n
   return number_of(set);
 }
 
-// Is there a number left? If not, a Python exception is set.
+// True if a number is left. Otherwise a Python exception is set.
 bool may_tell_more() {
   if (mark.dtypes == nullptr || mark_meanings().size() < static_cast<std::size_t>(PyTuple_GET_SIZE(mark.dtypes)))
     return true;
@@ -181,7 +183,7 @@ RuleSet* intern_rule_set(RuleSet&& content) {
   mark_meanings().reserve(mark_meanings().size() + 1);
   content.number = static_cast<std::uint16_t>(mark_meanings().size());
   RuleSet* made = &sets().emplace_back(std::move(content));
-  if (made->after_recorded_cast != nullptr) kept_for_good(made->after_recorded_cast);  // as the set is
+  if (made->after_recorded_cast != nullptr) kept_for_good(made->after_recorded_cast);  // the set is never freed either
   mark_meanings().push_back({made});
   return made;
 }
@@ -267,7 +269,7 @@ CastState unpack(std::uint64_t packed) noexcept {
 void enter_region(const void* owner, const RuleSet* set) {
   const ThreadState& state = thread_state;
   CastState wanted{false, false, false, set};
-  // An island is where it is: under the same lists, with casts off.
+  // A region without casts keeps the lists around it, and their suspension, and disables casts.
   if (set == nullptr) wanted = {true, false, state.silent, state.region, state.silent_until_recording};
   if (set != nullptr && log::is_active()) log::event("entering region ", set->name);
   enter_state(owner, wanted);
@@ -294,7 +296,7 @@ bool leave_region(const void* owner) noexcept {
   const auto found = std::find_if(open.rbegin(), open.rend(), [=](const Entrance& one) { return one.owner == owner; });
   if (found == open.rend()) return false;
   CastState before = found->before;
-  // A restore in between has forgotten torch's regions, and whatever they had set.
+  // A restore in the meantime has forgotten torch's regions and reset the flag that they had set.
   if (before.by_region && found->installation != installation_number()) before.disabled = before.by_region = false;
   if (found != open.rbegin()) {
     std::prev(found)->before = before;
@@ -340,7 +342,7 @@ void mark_was_set(PyObject* dtype) noexcept {
     thread_state.region = told.set;
     thread_state.silent = told.silent;
     thread_state.silent_until_recording = told.until_recording;
-    // torch.autocast has just switched it to what it should be in its own eyes.
+    // torch.autocast has just set the flag according to its own `enabled`.
     switch_mark(number != 0);
     return;
   }

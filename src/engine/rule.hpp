@@ -1,4 +1,4 @@
-// A rule: what a policy says of one operation, resolved when the policy is installed. The hot path reads nothing else.
+// A policy's rule for one operation, resolved when the policy is installed. The hot path reads nothing else.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -16,57 +16,58 @@ using rules::Decision;
 using rules::Precision;
 using rules::Reason;
 
-// Which arguments may be cast. Keywords are tuples of interned strings, kept for the life of the process, or null for
-// none. Of positions the first 64 are told apart; later ones may be cast.
+// The arguments that may be cast. Keywords are tuples of interned strings that live as long as the process, or null for
+// none. Only the first 64 positions are distinguished; later ones may always be cast.
 struct Castable {
   std::uint64_t positions = ~std::uint64_t{0};
-  PyObject* kept_keywords = nullptr;  // of those that may not be cast
-  // To float32, but not lower.
+  PyObject* kept_keywords = nullptr;  // of arguments that may not be cast
+  // Arguments that may be cast to float32 but not to a lower precision.
   std::uint64_t raised_positions = 0;
   PyObject* raised_keywords = nullptr;
-  // Lower off the CPU only: its kernels take them in float32 beside a lower input.
+  // Arguments that are lowered off the CPU only: the CPU's kernels take them in float32 beside a lower input.
   std::uint64_t off_cpu_positions = 0;
   PyObject* off_cpu_keywords = nullptr;
-  // What the argument that is written into is called, for Action::in_place.
+  // The keywords of the argument that is written into, for Action::in_place.
   PyObject* target_keywords = nullptr;
 
   bool operator==(const Castable&) const = default;
 };
 
-// What depends on the arguments of a call: Python functions of them, kept for the life of the process, or null. What
-// each tells is said of rules::Rule.
+// Conditions on the arguments of a call: Python functions of these, which live as long as the process, or null.
+// rules::Rule describes the conditions.
 struct Questions {
   PyObject* makes_product = nullptr;
   PyObject* is_fused = nullptr;
   PyObject* adds_up = nullptr;
   PyObject* wrong_in_bf16 = nullptr;
-  bool wrong_if_strided = false;  // asked only where the stride, the fourth argument, is another than 1
-  // The argument that, where it is true, makes the gradient of the first input sparse: its keyword (a tuple of that one
-  // string, or null) and its position. A cast cannot pass on such a gradient, so the lists are silent for that call.
+  bool wrong_if_strided = false;  // wrong_in_bf16 is then called only if the stride, the fourth argument, is not 1
+  // The argument that makes the gradient of the first input sparse if it is true: its keyword (a tuple of that one
+  // string, or null) and its position. A cast cannot pass on such a gradient, so the lists are suspended for that call.
   PyObject* sparse_keyword = nullptr;
   std::uint8_t sparse_position = 0;
-  // For a product: the argument whose last dimension has its terms: its keyword (a tuple of that string, or null) and
-  // its position.
+  // For a product, the argument whose last dimension is the number of terms: its keyword (a tuple of that string, or
+  // null) and its position.
   PyObject* terms_keyword = nullptr;
   std::uint8_t terms_position = 0;
 
   bool operator==(const Questions&) const = default;
 };
 
-// How casts are made, and what may make a call faster.
+// Execution options: how casts are made, and what may make a call faster.
 struct Means {
-  // Rule 9, of tensors without dimensions.
+  // Rule 9 for tensors without dimensions.
   bool saturates_tensors = false;
-  // May casts of weights be kept for this operation? Only where no result shares memory with an argument.
+  // True if casts of weights may be cached for this operation. Requires that no result shares memory with an argument.
   bool keeps_weights = false;
-  // Does it go through sequences step by step, with the weights in the last list that it is given?
+  // True if it processes sequences step by step, with the weights in its last list argument.
   bool takes_steps = false;
-  // Does torch's own autocast cast the same inputs of it on the CPU?
+  // True if torch's own autocast on the CPU casts the same inputs.
   bool casts_inside = false;
-  // Can it be answered from a packed weight?
+  // The torch function that it calls, if it can be computed from a packed weight.
   weights::Packs packs = weights::Packs::nothing;
-  // Gives the first input in rows that lie evenly where the operation, a product, is slow on others: a Python function
-  // of both inputs, for a tracer's tensors, kept for the life of the process; null for any other operation.
+  // For a product that is slow if the rows of the first input are unevenly spaced: a Python function of both inputs
+  // that returns the first one in evenly spaced rows, for tensors of tracers. It lives as long as the process. Null for
+  // any other operation.
   PyObject* in_rows = nullptr;
 
   bool operator==(const Means&) const = default;
@@ -76,27 +77,27 @@ struct Rule : rules::Rule {
   Castable castable;
   Questions questions;
   Means means;
-  // For Action::none: the rule of calls that are given a tensor which is lower already, kept for the life of the
-  // process; null where there is none. Where nothing is to be lowered, what is lower obeys all the same.
+  // For Action::none: the rule of calls with a tensor that is already lower, or null. It lives as long as the process.
+  // Where nothing is lowered, lower tensors still follow this rule.
   const Rule* of_lower = nullptr;
-  // Does the operation write into a result that it is given without counting the version up?
+  // True if the operation writes into a given result without incrementing the version counter.
   bool counts_no_version = false;
 
   bool operator==(const Rule&) const = default;
 
-  // Is each weight a part of one product?
+  // True if each weight is used in one product only.
   bool takes_weights_once() const { return means.keeps_weights && !means.takes_steps; }
   bool may_cast(Py_ssize_t position) const { return position >= 64 || ((castable.positions >> position) & 1U) != 0; }
 };
 
-// The one object that stands for this rule. It is never freed, so a call under way may go on reading it while another
+// Returns the one permanent copy of this rule. It is never freed, so a running call may still read it while another
 // policy is installed.
 const Rule* intern(const Rule& rule);
 
-// The rule of what is not covered.
+// The rule of operations that are not handled.
 inline constexpr Rule no_rule{};
 
-// What holds of two rules, that of the lists and that where they are silent, where nothing is to be lowered.
+// Returns the rule where nothing may be lowered, made from the rule of the lists and the rule for suspended lists.
 Rule without_lowering(const Rule& listed, const Rule& unlisted);
 
 }  // namespace habana_mp::engine

@@ -23,9 +23,9 @@ namespace habana_mp::engine {
 
 namespace {
 
-// ---- what stands in the slots -----------------------------------------------------------------------------------
-// One stub for each target: its index is a constant, so that no look-up is needed to know which operation was called.
-// What a stub does is written once outside of it where it is more than a few instructions: there are thousands.
+// ---- the functions in the slots ---------------------------------------------------------------------------------
+// Each target has its own stubs. Its index is a constant in them, so no lookup is needed to find the called operation.
+// There are thousands of stubs, so any code of more than a few instructions is shared by all of them.
 
 PyObject* answer_vectorcall(Target& target, PyObject* callable, PyObject* const* values, std::size_t flagged_count,
                             PyObject* keywords) {
@@ -33,7 +33,7 @@ PyObject* answer_vectorcall(Target& target, PyObject* callable, PyObject* const*
   if (target.is_method()) {
     const bool plausible = arguments.positional >= 1 && PyObject_TypeCheck(values[0], PyDescr_TYPE(callable)) != 0 &&
                            (target.shape == host::Shape::method || arguments.count() == 1);
-    // CPython knows best what is wrong with the call.
+    // CPython raises the error for a wrong call.
     if (!plausible) return target.original_slot(callable, values, flagged_count, keywords);
   } else if (target.is_operator() && is_decided(target)) {
     return call_operator(target, arguments);
@@ -41,8 +41,8 @@ PyObject* answer_vectorcall(Target& target, PyObject* callable, PyObject* const*
   return answer(target, arguments);
 }
 
-// Bound methods (`f = x.matmul`), old and new, and the calls that the interpreter inlines go to the definition's C
-// function without passing the descriptor's slot.
+// Bound methods (`f = x.matmul`), old and new, and the calls that the interpreter inlines bypass the descriptor's slot
+// and call the C function of the definition.
 PyObject* answer_method(Target& target, PyObject* self, PyObject* tuple, PyObject* dictionary) {
   const Py_ssize_t given = tuple == nullptr ? 0 : PyTuple_GET_SIZE(tuple);
   const Py_ssize_t named = dictionary == nullptr ? 0 : PyDict_GET_SIZE(dictionary);
@@ -63,7 +63,7 @@ PyObject* answer_method(Target& target, PyObject* self, PyObject* tuple, PyObjec
   return answer(target, {values.data(), 1 + given, names.get()});
 }
 
-// A method without arguments, which the interpreter calls past the descriptor's slot.
+// Answers a method without arguments, for which the interpreter bypasses the descriptor's slot.
 PyObject* answer_found_method(Target& target, PyObject* self, PyObject*) { return answer(target, {&self, 1, nullptr}); }
 
 template <std::size_t index>
@@ -98,7 +98,7 @@ PyObject* subscript_stub(PyObject* self, PyObject* key) {
   return answer_subscript(*subscript, self, key, subscript->original_subscript);
 }
 
-// ---- storing ------------------------------------------------------------------------------------------------------
+// ---- patching -----------------------------------------------------------------------------------------------------
 
 host::Stubs stubs_of(const Target& target) {
   if (target.shape == host::Shape::assignment) return {.assignment = from_c<assignment_stub>};
@@ -107,9 +107,9 @@ host::Stubs stubs_of(const Target& target) {
   return {.vectorcall = indexed.vectorcall, .method = indexed.method, .method_no_arguments = indexed.find_method};
 }
 
-// Finds out how an object can be covered, as if it was not watched.
+// Finds the shape of an object as if it was not watched. False with an exception set if it cannot be patched.
 bool shape_unwatched(PyObject* object, host::MemoryMap& memory, host::Shape& shape) {
-  // Watched again at the end, also where there is no memory.
+  // Resumes the watch at the end, also when memory runs out.
   struct Suspended {
     explicit Suspended(PyObject* writer) noexcept : object(suspend_writer(writer) ? writer : nullptr) {}
     ~Suspended() {
@@ -141,7 +141,7 @@ void unhook(Target& target, const host::TensorClasses& classes) {
 
 std::uint64_t changes = 0;
 
-// A target for each entry. False with a Python exception set where one of them cannot be covered.
+// Finds or makes a target for each entry. False with a Python exception set if one of the objects cannot be handled.
 bool find_targets(const std::vector<CoveredObject>& entries, std::vector<Target*>& found) {
   host::MemoryMap memory;
   found.reserve(entries.size());
@@ -160,7 +160,7 @@ bool find_targets(const std::vector<CoveredObject>& entries, std::vector<Target*
   return true;
 }
 
-// The part of an entry that is stored.
+// The part of an entry that is stored in its target.
 struct Ready {
   Target* target;
   std::string operation;
@@ -241,7 +241,7 @@ RuleSet* make_rule_set(const std::vector<CoveredObject>& entries, RuleSet::Devic
     content.covered.push_back({found[i], intern(entries[i].unlisted)});
     if (!found[i]->installed) found[i]->operation = entries[i].operation;
   }
-  if (!may_put_in(content)) return nullptr;  // before it takes one of the numbers that there are
+  if (!may_put_in(content)) return nullptr;  // before it uses up a number
   RuleSet* set = intern_rule_set(std::move(content));
   return set == nullptr || !put_in(*set) ? nullptr : set;
 }
@@ -290,7 +290,7 @@ bool observe(const std::vector<CoveredObject>& entries) {
 }
 
 bool uninstall() {
-  if (host::api.tensor_base == nullptr) return true;  // nothing is put in before torch is bound
+  if (host::api.tensor_base == nullptr) return true;  // nothing is patched before torch is bound
   const std::optional<host::TensorClasses> classes = host::TensorClasses::find();
   if (!classes) return false;
   // From here on nothing can fail.

@@ -1,5 +1,5 @@
-// Interposition: torch's own C functions answered from their vectorcall slot, its methods also from their definition,
-// `tensor[key] = value` from the type's slot. The objects stay what they are.
+// Replaces torch's functions with stubs: C functions in their vectorcall slot, methods also in their definition,
+// `tensor[key]` and `tensor[key] = value` in the slots of the type. The objects keep their identity.
 #pragma once
 
 #include <string>
@@ -12,38 +12,39 @@ namespace habana_mp::engine {
 
 struct CoveredObject {
   PyObject* object;  // borrowed
-  PyObject* shown;   // borrowed: what the log shows; most often the object itself
+  PyObject* shown;   // borrowed: the object that the log shows, usually the same
   std::string operation;
   Rule listed;
   Rule unlisted;
 };
 
-// Replaces whatever is installed by these entries. Everything is checked before the first store, so that a failure
-// (false, with a Python exception set) leaves torch as it was. With `within_modules` the lists lower nothing but where
-// the rule set of modules is in force.
+// Replaces all installed rules by those of these entries. Checks everything before it changes anything, so a failure
+// (false with a Python exception set) leaves torch as it was. With `within_modules` the lists lower operations only
+// while the rule set of modules applies.
 bool install(const std::vector<CoveredObject>& entries, bool within_modules);
 
-// The rules of a region's lists: `listed` for each entry, where the object's own rule for silent lists is `unlisted`.
-// What is not answered yet is put in, without a rule of convert's. Null with a Python exception set on failure, and
-// then nothing has changed.
+// Returns the rules of a region's lists: `listed` of each entry, and `unlisted` while the lists are suspended. Also
+// patches those objects that are not patched yet, without a rule of convert's. Null with a Python exception set on
+// failure; then nothing has changed.
 RuleSet* make_rule_set(const std::vector<CoveredObject>& entries, RuleSet::Device device, PyObject* after_recorded_cast,
                        const std::string& name);
 
-// Puts in again what uninstall has taken out.
+// Patches the objects of a set again after an uninstall. False with a Python exception set on failure; then nothing has
+// changed.
 bool put_in(RuleSet& set);
 
-// From now on calls of these are answered too, and the watch sees those that no rule names; their rules are not looked
-// at. Those of an earlier call that are not among them are taken out, unless convert or a region wants them. Everything
-// is checked before the first store.
+// Patches these objects too, so that the watch sees those of their calls that no rule names. The rules of the entries
+// are ignored. Objects of an earlier call that are not among them are restored, unless convert or a region needs them.
+// Checks everything before it changes anything. False with a Python exception set on failure.
 bool observe(const std::vector<CoveredObject>& entries);
 
-// Puts every slot and definition back. False with a Python exception set where there is no memory; then nothing has
-// changed.
+// Restores every slot and definition. False with a Python exception set when memory runs out; then nothing has changed.
 bool uninstall();
 
-// How many objects are answered by us right now.
+// Returns the number of objects that are patched now.
 std::size_t installed_count() noexcept;
-// How often rules have been put into torch: of a call that raised it tells whether it had changed anything.
+// Returns how often rules have been put into torch. A caller compares two counts to see if a call that raised has
+// changed anything.
 std::uint64_t change_count() noexcept;
 
 }  // namespace habana_mp::engine

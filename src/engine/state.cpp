@@ -19,10 +19,10 @@
 
 namespace habana_mp::engine {
 
-// A module that is being constructed. It is held weakly: a mark that outlives the construction must not keep a model
-// alive.
+// The record of a module that is being constructed. It holds the module weakly, because a record that outlives the
+// construction must not keep a model alive.
 struct Construction {
-  Owned codes;   // a list: of each __init__ of its classes the code, and the function that it wraps or None
+  Owned codes;   // a list of pairs: the code of each __init__ of its classes, and the function that it wraps or None
   Owned module;  // a weak reference
 };
 
@@ -38,10 +38,11 @@ namespace {
 
 NeverDestroyed<Recognised> known_things;
 
-// Regions that were entered under another installation are not this one's to leave.
+// The number of this installation. A region of torch.autocast that was entered under another one is forgotten, so its
+// end changes nothing.
 std::uint32_t current_installation = 1;
 
-// Stands for torch.autocast among those who begin regions: torch does not tell which of its regions ends.
+// The owner of torch.autocast's regions. They have one owner, since torch does not show which of them ends.
 constexpr char torch_autocast{};
 
 void leave_regions_of_torch() noexcept {
@@ -64,7 +65,7 @@ bool is_one_of(PyObject* code, PyObject* codes) {
   return false;
 }
 
-// Throws std::bad_alloc where there is no memory to find out.
+// True if an __init__ of the module is running. Throws std::bad_alloc when memory runs out.
 bool is_running(const Construction& construction) {
   PyObject* module = referent_of(construction.module.get());
   if (module == nullptr) return false;
@@ -72,8 +73,8 @@ bool is_running(const Construction& construction) {
   for (; walk; walk.outwards()) {
     PyObject* pair = host::pair_of(construction.codes.get(), walk.code());
     if (pair == nullptr) continue;
-    // A decorator may wrap other methods with the same code. And asking a frame for its variables would undo what a
-    // debugger has changed in it.
+    // A decorator may wrap other methods with the same code. Reading a frame's variables would undo the changes that a
+    // debugger has made to them.
     PyObject* wrapped = PyTuple_GET_ITEM(pair, 1);
     const bool is_init = wrapped == Py_None || (!walk.is_traced() && walk.encloses(wrapped));
     if (is_init && (walk.is_traced() || walk.first_parameter() == module)) return true;
@@ -82,13 +83,13 @@ bool is_running(const Construction& construction) {
   return false;
 }
 
-// The mark, or null, takes the place of the one that is there.
+// Replaces the current record by `mark`, which may be null, and frees the former one.
 void set_construction(ThreadState& state, Construction* mark) {
   const std::unique_ptr<Construction> former(std::exchange(state.construction, mark));
 }
 
-// Is the module that the mark tells of still being constructed? Where it is not, the mark goes. Nobody else has it
-// while the frames are walked: that may run finalizers, which may call operations and construct modules.
+// True if the recorded module is still being constructed. If not, the record is dropped. The record is taken out of the
+// state while the frames are walked: the walk may run finalizers, which may call operations and construct modules.
 bool is_constructing(ThreadState& state) {
   Construction* mark = std::exchange(state.construction, nullptr);
   if (mark == nullptr) return false;
@@ -104,13 +105,14 @@ bool is_constructing(ThreadState& state) {
   return running;
 }
 
-// Whose code is in a file: a library's that is exact, torch's that computes for its caller, or anybody's.
+// The owner of the code in a file: a library that computes exactly, a part of torch that computes for its caller, or
+// anything else.
 enum class Whose : std::uint8_t { anybodys, torchs, exact };
 struct KnownFile {
-  Owned name;  // held, so that no other string is found under its address
+  Owned name;  // held, so that no other string gets its address
   Whose whose = Whose::anybodys;
 };
-// The functions of a file share its name, so the string itself tells the file.
+// The functions of a file share its name, so the address of the string identifies the file.
 NeverDestroyed<std::array<KnownFile, 256>> known_files;
 
 Whose whose_is(PyObject* code) {
@@ -125,7 +127,7 @@ Whose whose_is(PyObject* code) {
   return known.whose;
 }
 
-// Throws std::bad_alloc where there is no memory to find out.
+// True if a step of an optimizer is running. Throws std::bad_alloc when memory runs out.
 bool is_stepping() {
   host::FrameWalk walk;
   for (; walk; walk.outwards()) {
@@ -175,13 +177,13 @@ void autocast_region_is_entered() noexcept {
     case AutocastRegion::no_casts:
       if (!wanted.disabled) wanted.disabled = wanted.by_region = true;
       break;
-    case AutocastRegion::as_outside:  // in a backward too, which torch.amp.custom_bwd wants to run as its forward
+    case AutocastRegion::as_outside:  // also in a backward, which torch.amp.custom_bwd runs as its forward ran
       if (wanted.silent_until_recording) wanted.silent = wanted.silent_until_recording = false;
       break;
     case AutocastRegion::as_forward:
       wanted = unpack(state.entering_state);
       break;
-    case AutocastRegion::ours:  // the mark's dtype has told its lists
+    case AutocastRegion::ours:  // the region dtype has set the lists
       wanted.disabled = wanted.by_region = false;
       break;
   }
@@ -197,7 +199,7 @@ void autocast_region_is_left() noexcept {
 void install_in_disabled_regions(std::uint32_t regions) {
   ThreadState& state = thread_state;
   leave_regions_of_former_installations(state);
-  if (has_begun_region(&torch_autocast)) return;  // they were watched
+  if (has_begun_region(&torch_autocast)) return;  // the regions were watched
   for (std::uint32_t i = 0; i < regions; ++i) {
     prepare_region();
     state.entering = AutocastRegion::no_casts;
@@ -209,7 +211,7 @@ std::uint32_t installation_number() noexcept { return current_installation; }
 
 void forget_regions() noexcept {
   leave_regions_of_torch();
-  if (thread_state.silent) end_silence(0);  // torch.compile's code would not be heard when it ends
+  if (thread_state.silent) end_silence(0);  // the end of a region in compiled code will not be seen
   ++current_installation;
 }
 
@@ -217,7 +219,7 @@ std::optional<rules::Reason> why_not(ThreadState& state) {
   if (is_constructing(state)) return rules::Reason::construction;
   if (state.optimizer_steps != 0) {
     if (is_stepping()) return rules::Reason::optimizer_step;
-    state.optimizer_steps = 0;  // a step raised, and nobody said that it was over
+    state.optimizer_steps = 0;  // a step raised, and its end was not reported
   }
   if (in_child_process && host::is_worker(known_things->worker_namespace.get())) return rules::Reason::worker;
   if (distributed_is_imported && host::caller_is_distributed()) return rules::Reason::distributed;
@@ -229,7 +231,7 @@ bool construction_begins(PyObject* module) {
   if (is_constructing(state)) return true;  // a module inside the module
   host::tell_greenlets_apart();
   if (module == nullptr) {
-    // The innermost frame is nn.Module.__init__, or a function that stands in for it.
+    // The innermost frame is nn.Module.__init__, or a function that replaces it.
     host::FrameWalk innermost;
     module = innermost ? innermost.first_parameter() : nullptr;
     if (innermost.failed()) throw std::bad_alloc();
@@ -239,11 +241,11 @@ bool construction_begins(PyObject* module) {
   Owned codes = reference ? host::init_codes(Py_TYPE(module)) : nullptr;
   if (!codes) {
     if (PyErr_ExceptionMatches(PyExc_MemoryError) != 0) return false;
-    clear_error();  // a class of whose objects there are no weak references
+    clear_error();  // the class does not support weak references
     return true;
   }
   set_construction(state, new Construction{std::move(codes), std::move(reference)});
-  // The mark stays until the next cast looks for it: perhaps to the end of the thread.
+  // The record stays until the next cast checks it, perhaps until the thread ends.
   host::at_thread_end("habana_mp.construction", [] { set_construction(thread_state, nullptr); });
   return true;
 }
@@ -306,7 +308,7 @@ AutocastRegion region_of_torchs_own() {
 }
 
 bool region_is_torchs_own() {
-  host::FrameWalk walk;  // begins in autocast.__enter__
+  host::FrameWalk walk;  // starts in autocast.__enter__
   if (walk) walk.outwards();
   if (walk.failed()) throw std::bad_alloc();
   return walk && known_things->codes_of_regions && is_one_of(walk.code(), known_things->codes_of_regions.get());

@@ -1,4 +1,4 @@
-// What is going on in this thread: are casts on, and if so, is this a place where nothing may be cast?
+// The state of a thread: whether casts are on, and whether this is a place where nothing may be cast.
 #pragma once
 
 #include <cstdint>
@@ -10,149 +10,156 @@
 
 namespace habana_mp::engine {
 
-// What a region of torch.autocast does that is being entered.
+// The effect of a region of torch.autocast that is being entered.
 enum class AutocastRegion : std::uint8_t { casts, no_casts, as_outside, as_forward, ours };
 
 struct ThreadState {
-  // A copy of torch's flag for disable_casts, for the log and for where the flag itself cannot be read.
+  // A copy of torch's flag for disable_casts, for the log and for when the flag itself cannot be read.
   bool disabled = false;
-  // Was it a region of torch.autocast(enabled=False) that set the flag?
+  // True if a region of torch.autocast(enabled=False) has set the flag.
   bool disabled_by_region = false;
-  // The region of torch.autocast that is being entered.
+  // The effect of the region of torch.autocast that is being entered.
   AutocastRegion entering = AutocastRegion::casts;
   std::uint64_t entering_state = 0;  // for AutocastRegion::as_forward, packed
-  // Inside of functions that decide for themselves (hmp.op_wrap, composites) the lists are silent, rules 2 to 4 speak.
+  // True inside functions that decide for themselves (hmp.op_wrap, composites). The lists are suspended there, and
+  // rules 2 to 4 apply.
   bool silent = false;
-  // So it is in the backward of a function written in Python: but what records there is a forward, made a second time.
+  // True in the backward of a function written in Python. The lists are suspended there, except for operations that
+  // autograd tracks: these repeat a forward.
   bool silent_until_recording = false;
-  // The lists of the innermost region (hmp.autocast), or null: then convert's policy holds.
+  // The lists of the innermost region (hmp.autocast), or null if convert's policy applies.
   const struct RuleSet* region = nullptr;
-  // Steps of optimizers that have begun; whether they still run is looked up when it matters.
+  // The number of optimizer steps that have begun. They are checked for being over only when needed.
   std::uint32_t optimizer_steps = 0;
-  // Depth of compiled code that runs: what it casts was decided when it was traced.
+  // The depth of running compiled code, whose casts were decided when it was traced.
   std::uint32_t compiled_runs = 0;
-  // The operator of torch.ops that runs: what calls it again from inside (a dispatch mode, torch's autocast) got what
-  // was decided.
+  // The running operator of torch.ops. A dispatch mode or torch's autocast may call it again from inside, with
+  // arguments that are already decided.
   const struct Target* running_operator = nullptr;
-  // Under which installation torch.autocast's regions were entered.
+  // The installation under which torch.autocast's regions were entered.
   std::uint32_t installation = 0;
   // The module that is being constructed, or null.
   struct Construction* construction = nullptr;
 };
 
-// Set in processes that fork or multiprocessing made: only there a DataLoader's worker can be.
+// Set in processes that fork or multiprocessing started. Only such a process can be a DataLoader worker.
 extern bool in_child_process;
 
 #if defined(__GNUC__)
-// A few words that every covered call reads: worth the fixed offset.
+// Every handled call reads these few words, so they have a fixed offset.
 __attribute__((tls_model("initial-exec")))
 #endif
 extern constinit thread_local ThreadState thread_state;
 
-// The flag of disable_casts, where it can be read below Python.
+// The flag of disable_casts, if it can be read without Python.
 extern host::DeviceFlag flag_of_torch;
 
 inline bool casts_are_disabled() { return flag_of_torch.is_on(thread_state.disabled); }
 
-// Is this code that torch's dispatcher called: a decomposition, the meaning of an operation for a tensor subclass?
-// There the operation was decided on above, as torch.autocast does. Where the flag is not known nothing counts as such.
+// True in code that torch's dispatcher called: a decomposition, or a tensor subclass's implementation of an operation.
+// The operation was decided before the dispatcher, as torch.autocast does it. False if the flag is unknown.
 extern host::KeyFlag below_autograd;
 inline bool is_below_dispatcher() { return below_autograd.is_on(); }
 
-// Finds both flags. False with a Python exception set where torch has no flag for disable_casts at all.
+// Finds both flags. False with a Python exception set if torch has no flag for disable_casts.
 bool bind_flags();
 
-// The flag, set for this thread. The log has a line for a change that `is_told`.
+// Sets the flag for this thread. If `is_told`, the log gets a line for a change.
 void set_flag(bool disabled, bool is_told = true) noexcept;
 
-// The flag was set from Python, by disable_casts or by whoever restores what he found.
+// Called after Python has set the flag: by disable_casts, or by code that restores a former value.
 void flag_was_set(bool disabled) noexcept;
 
-// torch.autocast's regions (rule 10): one with enabled=False disables casts like disable_casts does, and one with
-// enabled=True inside of it takes that back.
-// `prepare_autocast_region` finds the memory for one more region: then entering one cannot fail.
+// Regions of torch.autocast (rule 10). One with enabled=False disables casts as disable_casts does, and one with
+// enabled=True inside it enables them again. `prepare_autocast_region` allocates memory for one more region, so that
+// entering it cannot fail.
 void prepare_autocast_region();
 void autocast_region_is_entered() noexcept;
 void autocast_region_is_left() noexcept;
 
-// A policy is installed while this thread is in so many regions of torch.autocast, none of which is enabled.
+// Called when a policy is installed while this thread is in this many regions of torch.autocast, none of which is
+// enabled.
 void install_in_disabled_regions(std::uint32_t regions);
-// Counts installations; it changes when everything is taken out of torch.
+// Returns the number of the installation. It changes when everything is removed from torch.
 std::uint32_t installation_number() noexcept;
-// What regions have set is taken back, and they count for nothing when they are left.
+// Takes back what regions have set. Their ends then have no effect.
 void forget_regions() noexcept;
 
-// Are there lists that speak here, and are casts on? Outside of regions that is convert's policy.
+// True if convert's policy is installed. Its lists apply outside of regions.
 extern bool policy_is_installed;
 inline bool lists_speak_here() {
   return !casts_are_disabled() && (policy_is_installed || thread_state.region != nullptr);
 }
 
-// Set where parts of torch.distributed that handle parameters and gradients in Python are imported.
+// Set when the parts of torch.distributed are imported that handle parameters and gradients in Python.
 extern bool distributed_is_imported;
 
-// Where the files lie of libraries whose own arithmetic is not lowered, a tuple of what their names begin with; null
-// where none of them is imported.
+// The files of libraries whose own arithmetic is not lowered: a tuple of the beginnings of their names, or null if no
+// such library is imported.
 extern NeverDestroyed<Owned> exact_files;
 
-// Is there anything to be looked up before a cast is made?
+// True if anything has to be looked up before a cast is made.
 inline bool may_be_a_place(const ThreadState& state) {
   return state.construction != nullptr || state.optimizer_steps != 0 || in_child_process || distributed_is_imported ||
          *exact_files;
 }
 
-// Why nothing may be cast here, if so. Called when a cast is about to be made, not before. Throws std::bad_alloc
-// where there is no memory to find out.
+// Returns the reason why nothing may be cast here, or nullopt. Called only when a cast is about to be made. Throws
+// std::bad_alloc when memory runs out.
 std::optional<rules::Reason> why_not(ThreadState& state);
 
-// Is the caller code of such a library? Asked when a list is about to lower something.
+// True if the caller is code of such a library. Called when a list is about to lower a call. Throws std::bad_alloc when
+// memory runs out.
 bool caller_is_exact();
 
-// The files of these libraries, or None.
+// Sets the files of these libraries, a tuple or None.
 void set_exact_files(PyObject* files) noexcept;
 
-// Are casts made here?
+// True if casts are made here.
 inline bool casts_are_made_here() { return lists_speak_here() && !why_not(thread_state).has_value(); }
 
-// nn.Module.__init__ was entered in this thread; the frames above it tell who is being constructed. Null for the module
-// whose __init__ the innermost Python code is. False with a Python exception set where there is no memory.
+// Records that the construction of `module` has begun in this thread. Null stands for the module whose __init__ is the
+// innermost Python code. Frames show later if the construction still runs. False with a Python exception set when
+// memory runs out.
 bool construction_begins(PyObject* module);
-// Frees a mark of a construction, or null.
+// Frees the record of a construction. `mark` may be null.
 void forget_construction(Construction* mark) noexcept;
 
-// What is to be recognised.
+// The code that is recognised in frames, and the Python functions that are called.
 struct Recognised {
-  Owned steps;             // a tuple: the code of torch.optim's wrapper around steps, and of ours around others
-  Owned worker_namespace;  // of torch.utils.data._utils.worker, whose _worker_info tells a worker
-  Owned made_of_lowered;   // called with words for what gets lower values, these, and what had others or None;
-                           // gives the values that it is to get
-  Owned autocast_entered;  // called when torch.autocast is enabled beside us
-  Owned codes_of_regions;  // a tuple: code of torch that enters autocast as it was, which is nobody's wish
+  Owned steps;             // a tuple: code of torch.optim's wrapper of steps, and of the package's wrapper of others
+  Owned worker_namespace;  // of torch.utils.data._utils.worker, whose _worker_info identifies a worker
+  Owned made_of_lowered;   // called with a description of what gets lower values, these, and the float32 tensor that
+                           // they replace or None; returns the values to store
+  Owned autocast_entered;  // called when the user enables torch.autocast while casts are on
+  Owned codes_of_regions;  // a tuple: code of torch that enters autocast again without a request of the user
   Owned custom_fwd;        // the code of torch.amp.custom_fwd's wrapper
-  Owned custom_fwd_asks;   // called where that asks whether autocast is on; what it is told
-  Owned custom_bwd_state;  // called where custom_bwd enters autocast; the state that its forward ran in, or None
-  Owned inside;            // a tuple: what the files begin with that say in Python what an operation consists of
-  Owned between;           // a tuple: files of torch through which such code calls other operations
-  Owned through;           // a tuple: those through which a library does
+  Owned custom_fwd_asks;   // called when that wrapper checks if autocast is on; returns the answer
+  Owned custom_bwd_state;  // called when custom_bwd enters autocast; returns the state of its forward, or None
+  Owned inside;            // a tuple: beginnings of the names of files that implement operations in Python
+  Owned between;           // a tuple: the same for torch's files through which such code calls other operations
+  Owned through;           // a tuple: the same for torch's files through which a library calls operations
   Owned operator_found;    // called with what torch found for an operator's name, the name, and the overload's or None;
-                           // a tuple of the builtins to watch as writers
+                           // returns a tuple of the builtins to watch as writers
   Owned module_calls;      // the code of a module's call, or None
 };
 void set_recognised(Recognised given) noexcept;
 const Recognised& recognised() noexcept;
 
-// Is the caller torch itself, which does in Python what another operation consists of? Asked for tensors of tracers.
+// True if the caller is torch code that implements another operation in Python. Called for tensors of tracers. Throws
+// std::bad_alloc when memory runs out.
 bool caller_is_inside_of_an_operation();
 
-// Is the region of torch.autocast that is being entered one of torch's own making? Then what it is to do here.
-// Both throw std::bad_alloc where there is no memory to find out.
+// True if torch itself, and not the user, enters the current region of torch.autocast. `region_of_torchs_own` then
+// returns the effect of the region. Both throw std::bad_alloc when memory runs out.
 bool region_is_torchs_own();
 AutocastRegion region_of_torchs_own();
 
-// True if the forward of a module runs in this thread. Throws std::bad_alloc.
+// True if the forward of a module runs in this thread. Throws std::bad_alloc when memory runs out.
 bool a_module_runs();
 
-// Is the calling Python function the wrapper of torch.amp.custom_fwd?
+// True if the calling Python function is the wrapper of torch.amp.custom_fwd. Throws std::bad_alloc when memory runs
+// out.
 bool caller_is_custom_fwd();
 
 }  // namespace habana_mp::engine

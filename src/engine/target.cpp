@@ -27,7 +27,7 @@ std::vector<Target*>& functions() {
   return alive;
 }
 
-// The counts of functions that are gone.
+// The counts of functions that no longer exist.
 struct Dropped {
   std::string representation;
   Count count;
@@ -51,7 +51,7 @@ std::unique_ptr<Target> make(PyObject* object, PyObject* shown, const std::strin
 }  // namespace
 
 const Rule* intern(const Rule& rule) {
-  static std::deque<Rule> rules;  // its elements never move; a few dozen serve every policy
+  static std::deque<Rule> rules;  // its elements never move; a few dozen are enough for every policy
   for (const Rule& known : rules) {
     if (known == rule) return &known;
   }
@@ -107,7 +107,7 @@ Target* make_function_target(PyObject* function, PyObject* shown, const std::str
 
 namespace {
 
-// Moves the counts of a function that goes to where they stay.
+// Moves the counts of this target into `dropped`.
 void keep_counts(Target& target) {
   for (std::size_t precision = 0; precision < target.counts.size(); ++precision) {
     for (std::size_t reason = 0; reason < target.counts[precision].size(); ++reason) {
@@ -130,9 +130,9 @@ void drop_function_target(Target* target) noexcept {
     keep_counts(*target);
     alive.erase(std::remove(alive.begin(), alive.end(), target), alive.end());
   } catch (const std::bad_alloc&) {
-    static_cast<void>(gone.release());  // it stays with its counts, and lets go of the function
+    static_cast<void>(gone.release());  // the target stays with its counts, and releases the function
   }
-  // What it held goes last: others may run then.
+  // Released last, since that may run other code.
   const Owned called = std::move(target->called);
   const Owned object = std::move(target->object);
 }

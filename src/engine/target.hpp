@@ -1,4 +1,4 @@
-// A target: one of torch's own C functions or methods that the engine can answer, with its rule and its counters.
+// A target: a torch function or method that the engine handles, with its rules and its counters.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@ struct Count {
   std::uint64_t calls = 0;
   std::uint64_t casts = 0;
   std::uint64_t bytes = 0;
-  std::uint64_t small = 0;  // of the casts, those of weights that are too small to be kept
+  std::uint64_t small = 0;  // of the casts, those of weights that are too small to be cached
 
   Count& operator+=(const Count& other) noexcept {
     calls += other.calls;
@@ -30,50 +30,50 @@ struct Count {
 inline constexpr std::size_t target_capacity = 2048;
 inline constexpr std::size_t no_index = target_capacity;
 
-// Targets are never freed: a call may be under way in another thread while a policy is replaced.
+// The targets in `targets` are never freed: a call may be running in another thread while a policy is replaced.
 struct Target : host::Callable {
   // Read on every call.
-  const Rule* listed = &no_rule;    // what convert's policy says
-  const Rule* unlisted = &no_rule;  // the rule outside of the lists (rules 2 to 4)
-  bool counts_no_version = false;   // torch does not count up the version of what it writes
+  const Rule* listed = &no_rule;    // convert's rule
+  const Rule* unlisted = &no_rule;  // the rule for suspended lists (rules 2 to 4)
+  bool counts_no_version = false;   // torch does not increment the version counter of what it writes
   std::array<std::array<Count, rules::reason_count>, rules::precision_count> counts{};
 
-  // Read in regions: the place of its rule in theirs.
+  // Read in regions: the index of its rule in RuleSet::rules.
   std::size_t index = no_index;
 
-  // Read when something is out of the ordinary.
+  // Read in unusual cases only.
   Owned called;                // the function that a call of the object runs
-  Owned twin;                  // of a method: the function that does the same with two tensors
+  Owned twin;                  // for a method: the equivalent function of two tensors
   std::string operation;       // the name that the lists and the report use
   std::string representation;  // repr(object), for the log
   bool installed = false;
-  bool in_policy = false;    // of convert
-  bool in_regions = false;   // of some region that was entered
-  bool is_observed = false;  // the watch wants to see its calls, whether a rule names it or not
-  bool is_writer = false;    // the object is one of those that are watched as writers (see watched.hpp)
+  bool in_policy = false;    // named by convert's policy
+  bool in_regions = false;   // named by a region that was entered
+  bool is_observed = false;  // the watch sees its calls, with or without a rule
+  bool is_writer = false;    // the object is one of the watched writers (see watched.hpp)
 };
 
-// By index; null beyond the last. The stubs in slots.cpp know their index at compile time.
+// The targets by index; null beyond the last. The stubs in slots.cpp know their index at compile time.
 extern std::array<Target*, target_capacity> targets;
 extern std::size_t target_count;
 
-// Null when the object has never been covered.
+// Returns null if the object has never been handled.
 Target* find_target(PyObject* object) noexcept;
 
-// The target of an object, made when there is none. Null with a Python exception set when there is no room.
-// `shown` is what the log calls it.
+// Returns the target of an object, and makes it at the first call. Null with a Python exception set if there are too
+// many targets or `repr(shown)` fails. The log shows `shown` for the target.
 Target* target_for(PyObject* object, host::Shape shape, const char* operation, PyObject* shown);
 
-// From now on the builtin `function` is called where the method is called with two plain tensors. Does nothing if the
-// method is not covered, has such a function already, or `function` has another calling convention.
+// Makes calls of the method with two plain tensors call the builtin `function` instead. Ignores a method that is not
+// handled or already has such a function, and a function with another calling convention.
 void set_function_twin(PyObject* method, PyObject* function) noexcept;
 
-// The target of a Python function: not in `targets`, since users make as many as they like. The counts of a dropped
-// target stay in the report.
+// Makes the target of a Python function. It is not in `targets`, since users may make any number of them. Null with a
+// Python exception set on failure. The counts of a dropped target stay in the report.
 Target* make_function_target(PyObject* function, PyObject* shown, const std::string& operation);
 void drop_function_target(Target* target) noexcept;
 
-// What was counted of calls: of all targets, and of functions that are gone.
+// The counts of calls, for all targets and for functions that no longer exist.
 struct Counted {
   const std::string& operation;
   const std::string& representation;

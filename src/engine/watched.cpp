@@ -43,7 +43,7 @@ WatchedBuiltin find_overload;
 using Writers = std::unordered_map<PyObject*, std::unique_ptr<WatchedBuiltin>>;
 Writers writers;
 
-// The keywords by which torch takes the arguments of these functions.
+// The keywords of these torch functions.
 struct Names {
   PyObject* device_type = interned("device_type");
   PyObject* enabled = interned("enabled");
@@ -56,8 +56,8 @@ const Names& names() {
   return known;
 }
 
-// The device type and the value that `set_autocast_enabled` or `set_autocast_dtype` is given, by position or by
-// keyword. Null where the call has none: an older form of the first function takes no device type.
+// The device type and the value that `set_autocast_enabled` or `set_autocast_dtype` gets, by position or by keyword.
+// Null if the call has none: an older form of the first function takes no device type.
 struct AutocastSetting {
   PyObject* device_type = nullptr;
   PyObject* value = nullptr;
@@ -81,11 +81,11 @@ PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::siz
   const bool is_mark_of_ours = given.is_of_mark();
   const bool casts = !casts_are_disabled() || thread_state.disabled_by_region;
   if (enabled && casts && !is_ours && !is_mark_of_ours && (policy_is_installed || thread_state.region != nullptr)) {
-    // Before it is enabled: the warning may be an error.
+    // This comes before autocast is enabled, because the warning may be an error.
     const Owned told(PyObject_CallNoArgs(recognised().autocast_entered.get()));
     if (!told) return nullptr;
   }
-  // Before it is set, too: nothing can fail afterwards.
+  // This also comes before: nothing can fail afterwards.
   const bool is_wish = is_ours || is_mark_of_ours || enabled || !region_is_torchs_own();
   const AutocastRegion of_torch = is_wish ? AutocastRegion::casts : region_of_torchs_own();
   if (PyErr_Occurred() != nullptr) return nullptr;  // interrupted
@@ -131,15 +131,15 @@ PyObject* module_constructed_stub(PyObject*, PyObject* const* values, std::size_
   return module_constructed.call(values, flagged_count, keywords);
 }
 
-// Shows Python the values that are state from now on, if they are in a lower precision, and the float32 tensor of a
-// module that they are stored over, or None. What is to be taken in their stead: they themselves, or, where they were
-// lowered, in float32. Null with an exception set when the warning was made an error.
+// Returns the values to store as state in place of `values`: the same ones, or if they were lowered, in float32. Values
+// in a lower precision are passed to Python, with the float32 tensor of a module that they replace, or None. Null with
+// an exception set if the warning is an error.
 Owned values_of_state(PyObject* values, const char* what, PyObject* former) {
   if (!is_lower(host::kind_of(values))) return Owned::borrowed(values);
   return Owned(PyObject_CallFunction(recognised().made_of_lowered.get(), "sOO", what, values, former));
 }
 
-// A Parameter made of a result that was lowered would be a lowered weight.
+// A Parameter made of a lowered result would be a lowered weight.
 PyObject* make_subclass_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   const Arguments given{values, PyVectorcall_NARGS(flagged_count), keywords};
   PyObject* const data = find_argument(given, 1, names().data);
@@ -164,9 +164,9 @@ PyObject* is_autocast_enabled_stub(PyObject*, PyObject* const* values, std::size
   return result.release();
 }
 
-// ---- weights' memory that gets into other hands --------------------------------------------------------------------
+// ---- weights' memory that other code gets --------------------------------------------------------------------------
 
-// Code that takes a DLPack capsule or an address holds nothing that torch counts.
+// Code that takes a DLPack capsule or an address holds no reference that torch counts.
 template <const WatchedBuiltin& exporter>
 PyObject* exporting_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   const Py_ssize_t count = Arguments{values, PyVectorcall_NARGS(flagged_count), keywords}.count();
@@ -174,7 +174,7 @@ PyObject* exporting_stub(PyObject*, PyObject* const* values, std::size_t flagged
   return exporter.call(values, flagged_count, keywords);
 }
 
-// A version that is set back hides that a tensor was written to.
+// A version counter that is set back hides a write to the tensor.
 PyObject* set_version_counter_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   weights::arguments_escape(values, Arguments{values, PyVectorcall_NARGS(flagged_count), keywords}.count());
   return set_version_counter.call(values, flagged_count, keywords);
@@ -193,7 +193,8 @@ PyObject* writer_stub(PyObject* callable, PyObject* const* values, std::size_t f
   return nullptr;
 }
 
-// Watches those of these builtins that are not watched yet. False with an exception set; then nothing has changed.
+// Watches these builtins, except those that are already watched. False with an exception set on failure; then nothing
+// has changed.
 bool add_writers(const std::vector<PyObject*>& builtins, host::MemoryMap& memory) {
   for (PyObject* builtin : builtins) {
     if (!WatchedBuiltin::check(builtin, memory)) return false;
@@ -218,7 +219,7 @@ bool add_writers(const std::vector<PyObject*>& builtins, host::MemoryMap& memory
   return true;
 }
 
-// torch.ops looks an operator up at its first use. Python tells which of the builtins that were made for it are to be
+// torch.ops looks up an operator at its first use. A Python function then returns those of its builtins that are to be
 // watched.
 template <const WatchedBuiltin& lookup>
 PyObject* lookup_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
@@ -238,16 +239,17 @@ PyObject* lookup_stub(PyObject*, PyObject* const* values, std::size_t flagged_co
 
 host::WatchedData data;
 
-// A float32 weight that gets lowered data this way would lose its precision without a cast that anybody wrote.
+// A float32 weight that gets lowered data this way would lose its precision although the user wrote no cast.
 int data_setter_stub(PyObject* self, PyObject* value, void* closure) {
   weights::tensor_escapes(self, false);
   if (value != nullptr) weights::tensor_escapes(value, false);
-  // Before it is assigned: the warning may be an error, and what the value was computed from may be this tensor.
+  // This comes before the assignment: the warning may be an error, and the value may have been computed from this
+  // tensor.
   if (value == nullptr || host::kind_of(self) != Kind::f32) return data.assign(self, value, closure);
   const bool is_of_module = is_module_tensor(self);
   const Owned taken = values_of_state(value, "the `.data` of a tensor", is_of_module ? self : Py_None);
   if (!taken || data.assign(self, taken.get(), closure) != 0) return -1;
-  return is_of_module && !remember_module_tensor(self) ? -1 : 0;  // it has other memory now
+  return is_of_module && !remember_module_tensor(self) ? -1 : 0;  // its memory has changed
 }
 
 // ---- conversions, and attributes of modules -------------------------------------------------------------------------
@@ -277,8 +279,8 @@ constexpr std::size_t conversion_count = std::size(conversions);
 
 host::WatchedFunction set_attribute;
 
-// What the module holds under this name beside its Parameters, buffers and modules, if that is a floating tensor; null
-// without an exception where it is not.
+// Returns the floating tensor that the module holds under this name besides its Parameters, buffers and modules. Null
+// without an exception if it holds no such tensor.
 Owned former_attribute(PyObject* module, PyObject* name) {
   static PyObject* const dict_name = interned("__dict__");
   const Owned attributes(PyObject_GenericGetAttr(module, dict_name));
@@ -290,7 +292,8 @@ Owned former_attribute(PyObject* module, PyObject* name) {
   return former != nullptr && is_floating(host::kind_of(former)) ? Owned::borrowed(former) : nullptr;
 }
 
-// What is to be stored in place of `value`, which is in a lower precision and not tracked by autograd.
+// Returns what to store in place of `value`, which is in a lower precision and not tracked by autograd. Null with an
+// exception set on failure.
 Owned attribute_to_store(PyObject* module, PyObject* name, PyObject* value) {
   const Owned former = former_attribute(module, name);
   if (former && listens(Listener::watch)) watch::notice_carried(value, former.get());

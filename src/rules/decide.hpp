@@ -1,8 +1,8 @@
-// The decision about one call: its rule and the facts in, what is to be done out.
+// Decides what is done with one call, from its rule, its inputs and the facts about it.
 //
-// Nothing here knows Python or torch. Most facts cost something to find out, so they are asked for one by one, in the
-// order of the table, of an object that the caller brings (`Facts`): engine/facts.hpp has that of a real call, the
-// tests have their own.
+// This header depends on neither Python nor torch. Most facts are expensive, so each is requested from an object that
+// the caller passes (`Facts`), one by one in the order of the table. engine/facts.hpp holds the facts of a real call;
+// the tests have their own.
 #pragma once
 
 #include <bit>
@@ -13,30 +13,30 @@
 
 namespace habana_mp::rules {
 
-// What is to be done with a call.
+// The way in which a call is made.
 enum class Way : std::uint8_t {
-  as_written,        // nothing is to be cast
-  leave,             // something would be, but the reason forbids it
-  leave_to_outer,    // it is a part of another operation, which was decided
-  with_casts,        // every input that may be cast, to one precision
-  without_lowering,  // in float32, if it can be made so; else as it is written
-  silent_rule,       // the rule for where the lists are silent is to decide
-  refuse,            // an error
-  failed,            // finding out a fact failed; its exception is to be passed on
+  as_written,        // as written: no input has to be cast
+  leave,             // as written, for the reason in Plan::decision
+  leave_to_outer,    // as written: it is part of another operation, which was decided
+  with_casts,        // with every input that may be cast in one precision
+  without_lowering,  // in float32 if that is possible, else as written
+  silent_rule,       // by the rule for suspended lists
+  refuse,            // raises an error
+  failed,            // a fact raised an exception, which is passed on
 };
 
 struct Plan {
   Way way = Way::as_written;
-  Kind to = Kind::other;           // what the rule wants; other: nothing is to be cast
-  Kind computed_in = Kind::other;  // what the inputs are cast to: `to`, or float32 where the result is rounded to it
-  Decision decision{};             // what is told of it
-  bool is_fused = false;           // one kernel computes the call as a whole
-  bool is_inside = false;          // only the products inside are to be lowered
-  // Tensors without dimensions are to be left as they are, for torch promotes them as it does numbers (rule 2).
+  Kind to = Kind::other;           // the precision that the rule gives; other: no cast
+  Kind computed_in = Kind::other;  // that of the cast inputs: `to`, or float32 if the result is rounded to `to`
+  Decision decision{};             // what is reported
+  bool is_fused = false;           // one kernel computes the whole call
+  bool is_inside = false;          // only the products inside are lowered
+  // True if tensors without dimensions stay unchanged, since torch promotes them as it does numbers (rule 2).
   bool leaves_numbers = false;
 };
 
-// The kinds among some inputs, and that of the first floating one.
+// The kinds of some inputs, and the kind of the first floating input.
 struct Present {
   Kinds kinds = 0;
   Kind first = Kind::other;
@@ -46,44 +46,43 @@ struct Present {
     if (first == Kind::other && is_floating(kind)) first = kind;
   }
   [[nodiscard]] bool holds_one_precision() const { return std::has_single_bit(static_cast<Kinds>(kinds & floating)); }
-  // No floating inputs but these.
+  // Replaces the floating inputs by those of `rest`.
   void leave_only(const Present& rest) {
     kinds = static_cast<Kinds>((kinds & ~floating) | rest.kinds);
     first = rest.first;
   }
-  // Rule 2.
+  // Rule 2: the precision of all inputs, or float32 if they differ.
   [[nodiscard]] Kind widest() const { return holds_one_precision() ? first : Kind::f32; }
 };
 
-// What the arguments of a call are.
+// The inputs of a call, as far as rules depend on them.
 struct Inputs {
   Present present;
-  Kind target = Kind::other;  // of what is written into, in place
+  Kind target = Kind::other;  // of the tensor that an in-place operation writes into
   bool explicit_out = false;
   bool explicit_dtype = false;
 };
 
-// The answer to a question that may fail.
+// The result of a condition whose evaluation may fail.
 enum class Answer : std::uint8_t { no, yes, failed };
 
-// What a cast to this kind, or to none, is told as.
+// Returns the precision that is reported for a cast to this kind. That of any other kind is fp32.
 constexpr Precision precision_of(Kind kind) {
   return kind == Kind::bf16 ? Precision::bf16 : kind == Kind::f16 ? Precision::fp16 : Precision::fp32;
 }
 
-// Is there an input to be cast for this precision?
+// True if a floating input has another precision than `to`.
 constexpr bool must_cast(Kind to, const Inputs& inputs) {
   return to != Kind::other && (inputs.present.kinds & floating & ~bit(to)) != 0;
 }
 
-// ---- the draft: what the rule says of such inputs, whatever the circumstances
-// -----------------------------------------
+// ---- the draft: the decision that the rule makes from the inputs alone ----------------------------------------------
 
 constexpr Plan leave_as_written(Reason reason) { return {.decision = {Precision::unchanged, reason}}; }
 
-// Rule 2: the widest of several precisions. As in torch's promotion, a tensor without dimensions does not widen one
-// that has some. It is cast to their precision, unless the operation promotes by itself: then it stays as it is, with
-// all its digits, and is taken out of `inputs`.
+// Rule 2: returns the widest of several precisions. As in torch's promotion, a tensor without dimensions does not widen
+// one with dimensions: it is cast to the precision of those. If the operation itself promotes it, the tensor stays
+// unchanged, with all its digits, and is removed from `inputs`.
 template <typename Facts>
 Kind widest_of(const Rule& rule, Inputs& inputs, const Facts& facts, Plan& plan) {
   if (inputs.present.holds_one_precision()) return inputs.present.first;
@@ -126,23 +125,22 @@ Plan draft(const Rule& rule, Inputs& inputs, const Facts& facts) {
   return plan;
 }
 
-// ---- the table: what overrules the draft
-// -----------------------------------------------------------------------------
+// ---- the table: conditions that overrule the draft ------------------------------------------------------------------
 
-// Is nothing cast for this call, whatever the lists say? The same rows begin the table.
+// True if no input of this call may be cast, whatever the lists contain. The table has the same conditions.
 template <typename Facts>
 bool is_left_alone(const Facts& facts) {
   return facts.is_decided_elsewhere() || facts.place() || facts.is_for_another_device();
 }
 
-// Is there more to look at, although no input is to be cast?
+// True if the table may overrule a draft that casts no input.
 template <typename Facts>
 bool must_look_closer(const Rule& rule, const Plan& plan, const Facts& facts) {
   if (is_lower(plan.to) && (rule.may_add_up || (rule.is_product && facts.holds_sparse_tensor()))) return true;
   return rule.saturates && is_lower(plan.to) && facts.has_number_beyond(plan.to);
 }
 
-// From above to below: the first row that holds decides, and the facts below it are not asked for.
+// Applies the table from top to bottom. The first row that holds decides, and the facts of later rows are not computed.
 template <typename Facts>
 [[gnu::noinline]] Plan confirm(const Rule& rule, Inputs& inputs, const Facts& facts, Plan plan) {
   const auto by = [&plan](Way way) {
@@ -154,7 +152,7 @@ template <typename Facts>
     return by(Way::leave);
   };
 
-  // Where the call is made.
+  // The surroundings of the call.
   if (facts.is_decided_elsewhere()) return by(Way::leave_to_outer);
   if (const std::optional<Reason> place = facts.place()) return leave(*place);
   const bool lowers_by_list = plan.decision.reason == Reason::list && is_lower(plan.to);
@@ -177,7 +175,7 @@ template <typename Facts>
   }
   if (facts.is_for_another_device()) return leave(Reason::other_device);
 
-  // What it computes.
+  // The inputs and the operation.
   if (rule.views_one && facts.holds_one_tensor()) return leave(Reason::view);
   if (rule.only_with_product) {
     const Answer makes_product = facts.makes_product();
@@ -211,7 +209,7 @@ template <typename Facts>
     }
   }
 
-  // What it costs, and what torch can do.
+  // Costs, and limits of torch.
   const Answer is_slower = facts.is_slower_lowered(plan.to);
   if (is_slower == Answer::failed) return by(Way::failed);
   if (is_slower == Answer::yes) return leave(Reason::slower);
@@ -229,8 +227,9 @@ Plan decide(const Rule& rule, Inputs inputs, const Facts& facts) {
   return plan;
 }
 
-// In a region of torch.autocast(enabled=False) nothing is cast. But what a call is given there may have been lowered
-// outside; whoever protects himself so wants float32 for it, where torch takes no two precisions (rule 10).
+// Drafts the plan of a call in a region of torch.autocast(enabled=False). Nothing is lowered there, but the inputs may
+// have been lowered outside. Code that protects itself with such a region expects float32, so if torch refuses mixed
+// precisions, the inputs are cast to float32 (rule 10).
 template <typename Facts>
 Plan draft_protected(const Rule& rule, Inputs& inputs, const Facts& facts) {
   Plan plan = draft(rule, inputs, facts);
@@ -240,8 +239,8 @@ Plan draft_protected(const Rule& rule, Inputs& inputs, const Facts& facts) {
   return plan;
 }
 
-// Of products alone: a tracer may take two precisions where the kernels of what it traces do not. Other calls are made
-// as they are written first.
+// Decides a product in such a region before it is called, since a tracer may accept mixed precisions that the kernels
+// of the traced code refuse. Other operations are first called as they are written.
 template <typename Facts>
 Plan decide_protected(const Rule& rule, Inputs inputs, const Facts& facts) {
   const Plan plan = draft_protected(rule, inputs, facts);

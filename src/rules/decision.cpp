@@ -11,7 +11,7 @@ constexpr std::array names{"bf16", "fp16", "fp32", "unchanged"};
 static_assert(names.size() == precision_count);
 
 struct Words {
-  const char* word;  // as the enumerator is called: a program that reads the JSON lines compares these
+  const char* word;  // the enumerator's name; programs that read the JSON lines compare it
   const char* description;
 };
 constexpr std::array words{

@@ -1,4 +1,4 @@
-// What an argument of a call can be, as far as rules ask.
+// The kinds of arguments that rules distinguish.
 #pragma once
 
 #include <cstdint>
@@ -6,13 +6,13 @@
 namespace habana_mp {
 
 enum class Kind : std::uint8_t {
-  other,  // no tensor, or one that is never cast: integer, bool, quantized
+  other,  // not a tensor, or one that is never cast: integer, bool, quantized
   f32,
   bf16,
   f16,
-  wide,      // float64 or complex, a number too: its presence leaves a call alone
+  wide,      // float64 or complex, also a complex number: no input of such a call is cast
   sequence,  // a list or tuple that may hold tensors
-  dtype,     // a torch.dtype: an explicit dtype= given by position
+  dtype,     // a torch.dtype: an explicit dtype= passed by position
 };
 
 // Sets of kinds are bit masks.

@@ -1,7 +1,10 @@
-// What is tried after a try that failed: a ladder, down which a call goes step by step until one holds or none is left.
+// Decides what is tried after a failed try. The tries form a ladder, which a call descends until one succeeds or none
+// is left.
 //
-// With our casts; with every input in float32, for the operation may have no kernel for the lower precision (rule 8);
-// as it is written, and whatever comes of that is the caller's; in the precision of what the call updates.
+// 1. With the core's casts.
+// 2. With every input in float32, since the operation may have no kernel for the lower precision (rule 8).
+// 3. As it is written. The caller gets the error of this try.
+// 4. In the precision of the state that the call updates.
 #pragma once
 
 #include "rules/rule.hpp"
@@ -13,27 +16,27 @@ enum class Try : std::uint8_t {
   in_float32,
   as_written,
   in_precision_of_state,
-  give_up,         // the last error is the caller's
-  give_up_former,  // the error of the first try is
+  give_up,         // raises the last error
+  give_up_former,  // raises the error of the try before
 };
 
-// The try that failed.
+// A failed try.
 struct Failure {
   Try step = Try::with_casts;
-  bool was_as_written = false;  // with nothing changed, by this try or the first one
-  bool casts_were_made = true;  // did the call fail, and not a cast of it?
+  bool was_as_written = false;  // true if nothing was changed, in this try or the first one
+  bool casts_were_made = true;  // false if a cast failed, and not the call
   bool changed_anything = true;
 };
 
-// A Python function is not called again: a user's own may have done anything before it failed, and the operations
-// inside of one of torch's have been tried again one by one.
+// True if the call may be made again. A Python function is called only once: a user-defined one may have had any effect
+// before it failed, and the operations inside a torch function have been tried again one by one.
 template <typename Facts>
 bool may_repeat(const Rule& rule, const Facts& facts) {
   return rule.may_repeat && !facts.is_python_function();
 }
 
-// Of the exception that is set the facts tell whether torch itself raised it (`torch_raised`), or a cast refused
-// (`cast_refused`), and whether nothing else stands against one more call.
+// True if another try may follow. The facts examine the exception that is set: `torch_raised` is true if torch itself
+// raised it, `cast_refused` if a cast was refused. Both are false if anything else forbids another call.
 template <typename Facts>
 bool may_try_again(const Rule& rule, const Failure& failure, const Facts& facts) {
   if (!failure.casts_were_made) return facts.cast_refused();
@@ -42,7 +45,7 @@ bool may_try_again(const Rule& rule, const Failure& failure, const Facts& facts)
 
 template <typename Facts>
 Try next_try(const Rule& rule, const Failure& failure, const Facts& facts) {
-  // An in-place target stays what it is, so the inputs cannot all go to float32.
+  // An in-place target keeps its precision, so the inputs cannot all be cast to float32.
   const bool may_widen = rule.action != Action::in_place;
   switch (failure.step) {
     case Try::with_casts:
@@ -62,8 +65,8 @@ Try next_try(const Rule& rule, const Failure& failure, const Facts& facts) {
   }
 }
 
-// What is tried after a call as it is written, of which nothing was to be cast. What is lower already may have no
-// kernel either.
+// Returns the next try after the failure of a call as written whose inputs needed no cast. An input that is already
+// lower may lack a kernel too.
 template <typename Facts>
 Try next_try_of_plain(const Rule& rule, bool holds_lower, const Facts& facts) {
   const bool may_widen = holds_lower && rule.action != Action::in_place && may_repeat(rule, facts);

@@ -1,4 +1,4 @@
-// What a policy says of one operation, as far as it decides about a call.
+// The part of an operation's rule on which decisions depend.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,13 @@
 namespace habana_mp::rules {
 
 enum class Action : std::uint8_t {
-  none,         // the operation is not covered
+  none,         // the operation is not handled
   precision,    // rule 1: every eligible input in one precision
   widest,       // rule 2: every eligible input in the widest among them
-  in_place,     // rule 3: the first input keeps its precision, the others follow
-  first_input,  // rule 4: the others follow the first floating input
-  scalars,      // rule 9 alone: torch accepts the mixture, but not a number beyond the range of the first input
-  refused,      // the operation's backward would lose values in the lower precision: an error
+  in_place,     // rule 3: the first input keeps its precision, the others are cast to it
+  first_input,  // rule 4: the others are cast to the precision of the first floating input
+  scalars,      // rule 9 alone: torch accepts mixed precisions, but no number beyond the range of the first input
+  refused,      // an error: the operation's backward would lose values in the lower precision
 };
 
 struct Rule {
@@ -23,34 +23,34 @@ struct Rule {
   Kind to = Kind::other;  // for Action::precision
   Reason reason = Reason::list;
 
-  // Rule 2: does torch itself promote a tensor without dimensions as it does a number?
+  // Rule 2: true if torch itself promotes a tensor without dimensions as it does a number.
   bool promotes = false;
-  // Rule 2: true where the operation gives tensors without dimensions some, before it takes all together.
+  // Rule 2: true if the operation adds dimensions to tensors without any before it joins them with the others.
   bool gives_dimensions = false;
-  // Rule 9: are Python numbers beyond the range of the precision brought into it?
+  // Rule 9: true if Python numbers beyond the range of the precision are clamped to it.
   bool saturates = false;
-  // With one tensor alone, does it give a view of it, or only sum it up (`einsum("ii->i", x)`)?
+  // True if the operation returns a view of a single tensor or only sums it (`einsum("ii->i", x)`).
   bool views_one = false;
   // True if it computes each value of the result by itself, as arithmetic does.
   bool is_elementwise = false;
-  // Does it add up products? Kernels for sparse tensors do so in the lower precision, where they have one.
+  // True if it adds up products. Kernels for sparse tensors add up in the lower precision, if they support it.
   bool is_product = false;
-  // True if the lists do not mean products of three terms without a weight in the forward of a module: they turn
-  // points.
+  // True if the lists do not apply to products of three terms without a weight in the forward of a module. Such
+  // products rotate points.
   bool leaves_points = false;
-  // Does the list mean only those calls that make a matrix product?
+  // True if the list applies only to calls that make a matrix product.
   bool only_with_product = false;
-  // Does the list mean no more than the matrix products that torch makes inside? All else, what a recurrent layer keeps
-  // from step to step among it, stays in the precision that it comes in.
+  // True if the list applies only to the matrix products that torch makes inside. Everything else stays in its
+  // precision, including the state that a recurrent layer passes from step to step.
   bool products_inside = false;
-  // Can one kernel compute a call as a whole, which is lowered as a whole then?
+  // True if one kernel may compute a call as a whole. Such a call is lowered as a whole.
   bool may_be_fused = false;
-  // Are there calls that the CPU's library gets wrong in bfloat16, or their gradients?
+  // True if the CPU library gets some calls, or their gradients, wrong in bfloat16.
   bool may_be_wrong = false;
-  // True where calls, or their gradients, may add up in the lower precision. These are made in float32, and the result
-  // is rounded.
+  // True if calls, or their gradients, may add up in the lower precision. Those are made in float32, and the result is
+  // rounded.
   bool may_add_up = false;
-  // May a call that failed be made again with other casts? Not where it may have written into an argument first.
+  // True if a failed call may be made again with other casts. False if it may already have written into an argument.
   bool may_repeat = true;
 
   bool operator==(const Rule&) const = default;

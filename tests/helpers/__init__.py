@@ -1,4 +1,4 @@
-"""What several tests use: data, comparisons, processes. What only the tests of one folder use is here too."""
+"""Shared helpers of the tests: data, comparisons, processes. Helpers of a single folder of tests are here too."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import pkgutil
 
 import pytest
 
-# Before any of them is imported, so that an assertion in a helper tells what it compared.
+# Registered before the import of any of them, so that a failing assertion in a helper shows its values.
 pytest.register_assert_rewrite(*(f"{__name__}.{one.name}" for one in pkgutil.iter_modules(__path__)))

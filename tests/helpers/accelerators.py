@@ -8,5 +8,5 @@ from habana_mp import _core
 
 
 def needs_accelerator(name: str) -> pytest.MarkDecorator:
-    """For tests of what that one does, or of what it is told."""
+    """Skips a test of this accelerator, or of its interface, if the build lacks it."""
     return pytest.mark.skipif(name not in _core.accelerators, reason=f"this build is without src/accel/{name}")

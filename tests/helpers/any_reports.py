@@ -1,4 +1,4 @@
-"""Reports with whatever a report may hold, for properties that hold of all."""
+"""Random reports with any content that a report may hold, for tests of properties that hold for all reports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS = st.builds(
     reason=st.sampled_from([*REASONS, "of later"]),
     rule=st.none() | st.sampled_from(["rule 2", "a{0}.txt:3", ""]),
     module=st.none() | st.sampled_from(["M", "M.layers.0", "M.<lambda>", ""]),
-    # The last one is how Python names a file whose name is no text.
+    # The last one is how Python represents a file name that is not valid text.
     file=st.none() | st.sampled_from(["a.py", "/x/site-packages/p/b.py", '{c} "\\.py', "", "\udcff.py"]),
     line=st.none() | st.integers(0, 9),
     function=st.none() | st.just("forward"),

@@ -1,4 +1,4 @@
-"""Architectures of transformers, small and random: how one is made, a step of training, how far two steps are apart."""
+"""Architectures of transformers, small and with random weights: makes models, trains a step, compares two steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers.models.auto import modeling_auto
 
 transformers.logging.set_verbosity_error()
 
-#: How transformers calls the table of a kind's architectures, and the class that makes one of them.
+#: For each kind: the name in transformers' table of its architectures, and the class that makes one of them.
 KINDS = {
     "causal": ("CAUSAL_LM", transformers.AutoModelForCausalLM),
     "masked": ("MASKED_LM", transformers.AutoModelForMaskedLM),
@@ -27,7 +27,7 @@ KINDS = {
 VOCABULARY, PAD, BEGIN, END = 128, 0, 1, 2
 LENGTH = 12
 
-#: What makes a model small. A configuration takes the names that it has, where it expects one integer.
+#: Settings that make a model small. A configuration takes those of its attributes that hold an integer or None.
 SMALL: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "entity_vocab_size"), VOCABULARY),
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "embedding_size", "entity_emb_size"), 32),
@@ -59,7 +59,7 @@ SMALL: dict[str, Any] = {
     "decoder_start_token_id": BEGIN,
 }
 
-#: What else a type of configuration needs; each stage of a model for images has one block and few channels.
+#: Further settings for single types of configurations; each stage of a model for images has one block and few channels.
 OWN: dict[str, dict[str, Any]] = {
     "bamba": {"mamba_n_heads": 8, "mamba_d_head": 8, "attn_layer_indices": [1]},
     "bit": {"num_groups": 8, "hidden_sizes": [32, 32, 64, 64]},
@@ -131,14 +131,14 @@ OWN: dict[str, dict[str, Any]] = {
 
 
 def pairs(kinds: tuple[str, ...] = tuple(KINDS)) -> Iterator[tuple[str, str]]:
-    """Every kind with every type of model that transformers has for it."""
+    """Yields every kind with every type of model that transformers has for it."""
     for kind in kinds:
         for model_type in getattr(modeling_auto, f"MODEL_FOR_{KINDS[kind][0]}_MAPPING_NAMES"):
             yield kind, model_type
 
 
 def make_model(kind: str, model_type: str, **settings: Any) -> Any:
-    """A small model with random weights, the same ones each time, and no dropout; ``settings`` come before ours."""
+    """Returns a small model with random weights, always the same, and no dropout; ``settings`` override others."""
     table = getattr(modeling_auto, f"MODEL_FOR_{KINDS[kind][0]}_MAPPING_NAMES")
     config = small_config(transformers.CONFIG_MAPPING[model_type](), **settings)
     if kind == "seq2seq" or config.is_encoder_decoder:
@@ -152,7 +152,7 @@ def make_model(kind: str, model_type: str, **settings: Any) -> Any:
 
 
 def small_config(default: Any, **settings: Any) -> Any:
-    """The configuration like ``default``, and small."""
+    """Returns a small configuration of the same type as ``default``."""
     return type(default)(**_small_settings(default) | settings)
 
 
@@ -179,7 +179,7 @@ def _small_settings(default: Any) -> dict[str, Any]:
 
 
 def _few_layers(values: dict[str, Any]) -> dict[str, Any]:
-    """As few layers as show every kind of layer that the lists of a configuration name, but at least two."""
+    """Returns settings with as few layers as contain every kind of layer that the configuration lists, at least two."""
     count = values.get("num_hidden_layers")
     lists = {
         name: value
@@ -196,7 +196,7 @@ def _few_layers(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_batch(kind: str, model: Any) -> dict[str, torch.Tensor]:
-    """What a step of training takes: two sequences of which one is padded, or eight images, with labels."""
+    """Returns the inputs of a training step: two sequences, one of them padded, or eight images, with labels."""
     torch.manual_seed(1)
     name = model.main_input_name
     if kind == "image" and name != "input_ids":
@@ -216,7 +216,7 @@ def make_batch(kind: str, model: Any) -> dict[str, torch.Tensor]:
 
 @dataclass(frozen=True)
 class Step:
-    """What one step of training gave: the loss, and the gradients by the names of their parameters."""
+    """The result of a training step: the loss, and the gradients by the names of their parameters."""
 
     loss: float
     gradients: dict[str, torch.Tensor]
@@ -226,7 +226,7 @@ class Step:
         return math.isfinite(self.loss) and all(bool(one.isfinite().all()) for one in self.gradients.values())
 
     def faults(self, reference: Step) -> list[str]:
-        """What is wrong with this step's gradients, where ``reference`` is a step in FP32."""
+        """Returns what is wrong with this step's gradients; ``reference`` is the same step in FP32."""
         mine, theirs = self.gradients, reference.gradients
         faults = [f"no gradient of {name}" for name in theirs.keys() - mine.keys()]
         faults += [f"a gradient of {name}, which has none in FP32" for name in mine.keys() - theirs.keys()]
@@ -241,7 +241,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Distance:
-    """How far one step is from another: by how much of it the loss differs, and the cosine of the gradients."""
+    """The distance of two steps: the relative difference of their losses, and the cosine of their gradients."""
 
     loss: float
     cosine: float
@@ -255,7 +255,7 @@ class Distance:
 
 
 def train_step(model: Any, batch: dict[str, torch.Tensor], state: AbstractContextManager[Any] | None = None) -> Step:
-    """One step of a copy of the model, under the same random state each time; ``state`` surrounds the forward pass."""
+    """Trains a copy of the model for a step, always with the same random state; ``state`` surrounds the forward."""
     model = copy.deepcopy(model)
     torch.manual_seed(2)
     with state or nullcontext():

@@ -1,4 +1,4 @@
-"""Bits of arrays that are hard to cast, and what torch makes of them."""
+"""Bits of arrays that are hard to cast, and the results of torch's casts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ streamed_or_not = pytest.mark.parametrize("stream", [False, True], ids=["cached"
 
 
 def torch_bits(bits: Array, source: str, target: str) -> Array:
-    """What torch makes of the bits of `source` values: bits of `target` values."""
+    """Casts the bits of `source` values in torch, and returns the bits of the `target` values."""
     signed = bits.astype(BITS[source], copy=True).view(np.dtype(f"int{BITS[source].itemsize * 8}"))
     cast = torch.from_numpy(signed).view(TORCH[source]).to(TORCH[target])
     expected: Array = cast.view(INTEGERS[target]).numpy().view(BITS[target])
@@ -55,7 +55,7 @@ def is_nan(bits: Array, dtype: str) -> npt.NDArray[np.bool_]:
 
 
 def assert_same_bits(ours: Array, expected: Array, dtype: str, inputs: Array | None = None) -> None:
-    """Bit for bit, but that any NaN may stand for any other."""
+    """Asserts that the bits are equal; any NaN may stand for any other."""
     same = (ours == expected) | (is_nan(ours, dtype) & is_nan(expected, dtype))
     if same.all():
         return
@@ -65,9 +65,9 @@ def assert_same_bits(ours: Array, expected: Array, dtype: str, inputs: Array | N
 
 
 def hard_bits() -> npt.NDArray[np.uint32]:
-    """float32 bits of every sign and exponent with the mantissas around what rounding turns on."""
+    """Returns float32 bits of every sign and exponent, with the mantissas at which the rounding changes."""
     mantissas = {0, 1, 2, 0x7FFFFF, 0x7FFFFE, 0x400000, 0x3FFFFF, 0x400001}
-    for kept in range(23):  # a tie at every bit, which covers float16's denormals too
+    for kept in range(23):  # a tie at every bit; this includes float16's denormals
         half = 1 << kept
         for odd in (0, half << 1):
             for rest in (half - 1, half, half + 1):
@@ -78,7 +78,7 @@ def hard_bits() -> npt.NDArray[np.uint32]:
     mantissa = np.array(sorted(mantissas), np.uint32)
     upper = (np.arange(512, dtype=np.uint32) << 23)[:, None]
     bits = (upper | mantissa).ravel()
-    # what surrounds float16's largest and smallest, and what rounds up to infinity in bfloat16
+    # The neighbours of float16's largest and smallest values, and values that round up to infinity in bfloat16.
     edges = [0x477FE000, 0x477FEFFF, 0x477FF000, 0x477FFFFF, 0x47800000, 0x33000000, 0x33000001, 0x32FFFFFF]
     edges += [0x387FC000, 0x387FE000, 0x387FFFFF, 0x38800000, 0x7F7F0000, 0x7F7F7FFF, 0x7F7F8000, 0x7F7FFFFF]
     edges += [0x7F800000, 0x7F800001, 0x7FBFFFFF, 0x7FC00000, 0x7FFFFFFF, 0x00400000, 0x00008000, 0x00018000, 1]

@@ -34,7 +34,7 @@ def chromium() -> Iterator[Browser]:
 
 @contextmanager
 def opened(browser: Browser, file: Path, fragment: str = "", **options: Any) -> Iterator[Page]:
-    """A page that was shown. When it is left, it must have asked for nothing but itself, and complained of nothing."""
+    """Opens the page and yields it once it is drawn. Then asserts that it loaded only itself, without a warning."""
     options = {"viewport": {"width": 1280, "height": 900}, **options}
     page = browser.new_page(**options)
     page.set_default_timeout(10_000)
@@ -59,6 +59,6 @@ def opened(browser: Browser, file: Path, fragment: str = "", **options: Any) -> 
 
 
 def milliseconds_to_open(page: Page) -> float:
-    """From the start of the navigation until the report was drawn."""
+    """Returns the time from the start of the navigation until the report was drawn."""
     mark: float = page.evaluate("performance.getEntriesByName('report-shown')[0].startTime")
     return mark

@@ -1,4 +1,4 @@
-"""What a call of an operator does to a weight that it is given, in torch and with kept casts."""
+"""Finds out the effect of an operator's call on a weight that it gets, in torch and with cached casts."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Call:
 
     name: str
     position: int
-    #: Gives the weight, which is new each time and has the same values.
+    #: Returns the weight, which is new each time and has the same values.
     subject: Callable[[], nn.Parameter]
-    #: Gives the other arguments, which are new too, and has the weight among them.
+    #: Returns all arguments, the weight among them; the others are new too.
     arguments: Callable[[nn.Parameter], Arguments]
     schema: Any
 
@@ -46,7 +46,7 @@ class Call:
         return f"{self.name} {self.schema.arguments[self.position].name}"
 
     def run(self, weight: nn.Parameter, *, by_packet: bool = False) -> list[torch.Tensor]:
-        """The tensors that were given and that came out, in an order that is always the same."""
+        """Makes the call. Returns the tensors among its results and arguments, always in the same order."""
         torch.manual_seed(1)
         values, named = self.arguments(weight)
         operator = operators.operator_of(self.schema)
@@ -56,13 +56,13 @@ class Call:
 
 @dataclass
 class Effect:
-    """What torch did to the weight."""
+    """The effect of a call on the weight in torch."""
 
-    #: The changes that the weight's version does not count.
+    #: The changes for which the weight's version counter was not incremented.
     uncounted: set[str] = field(default_factory=set)
-    #: The weight has other values, where it was.
+    #: True if the weight has other values in the same memory.
     wrote: bool = False
-    #: Which of the call's tensors share the weight's memory.
+    #: The indices of the call's tensors that share the weight's memory.
     aliases: list[int] = field(default_factory=list)
 
     @property
@@ -84,7 +84,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(one)
 
 
-#: Calls whose arguments are made from the schemas, other such calls, and those of torch's samples.
+#: "schema" and "other values": calls with arguments made from the schemas. "samples": calls of torch's samples.
 Kind = Literal["schema", "other values", "samples"]
 
 
@@ -97,12 +97,12 @@ def calls_of(kind: Kind) -> list[Call]:
 
 
 def calls_of_ways() -> Iterator[Call]:
-    """Those with arguments made from the schemas."""
+    """Yields the calls with arguments made from the schemas."""
     yield from (call for number, call in _numbered() if number == 0)
 
 
 def other_calls_of_ways() -> Iterator[Call]:
-    """Those of operators that write or give views, with other shapes, sizes and memory formats."""
+    """Yields calls of operators that write or return views, with other shapes, sizes and memory formats."""
     yield from (call for number, call in _numbered() if number > 0)
 
 
@@ -141,7 +141,7 @@ def _copied(value: Any) -> Any:
 
 
 def calls_of_samples(samples: int = 3) -> Iterator[Call]:
-    """Those that torch makes for the samples of its own database of operations."""
+    """Yields the calls that torch makes for the samples of its own database of operations."""
     from torch.testing._internal.common_methods_invocations import op_db
 
     recorder = _Recorder()
@@ -151,7 +151,7 @@ def calls_of_samples(samples: int = 3) -> Iterator[Call]:
                 with warnings.catch_warnings(), torch.no_grad(), recorder:
                     warnings.simplefilter("ignore")
                     one.op(sample.input, *sample.args, **sample.kwargs)
-        except Exception:  # what torch's own database cannot do here is of no interest
+        except Exception:  # samples that fail in torch itself are skipped
             continue
     for schema in operators.schemas():
         if given := recorder.seen.get(operators.name_of(schema)):
@@ -192,7 +192,7 @@ def _call_of_sample(schema: Any, position: int, given: Arguments, value: torch.T
 
 
 def effect_of(call: Call) -> Effect:
-    """What a call does to a new weight, found out in torch without casts.
+    """Finds out in torch, without casts, what a call does to a new weight.
 
     Raises:
         Exception: whatever the operator raises.
@@ -204,7 +204,7 @@ def effect_of(call: Call) -> Effect:
     effect = Effect()
     is_counted = weight._version != version
     if _memory(weight) != memory:
-        # Its own memory is another one, which the core sees; but another tensor may have that too.
+        # The weight has other memory now, which the core notices; another tensor may share that memory.
         return effect
     if _geometry(weight) != lies:
         effect.uncounted |= set() if is_counted else {"layout"}
@@ -223,7 +223,7 @@ def effect_of(call: Call) -> Effect:
 def _memory(tensor: torch.Tensor) -> tuple[int, int]:
     try:
         storage = tensor.untyped_storage()
-    except (NotImplementedError, RuntimeError):  # one without a storage
+    except (NotImplementedError, RuntimeError):  # a tensor without a storage
         return (0, 0)
     return storage._cdata, storage.data_ptr()
 
@@ -236,7 +236,7 @@ def _share_version(weight: torch.Tensor, alias: torch.Tensor) -> bool:
     version = weight._version
     try:
         torch.autograd.graph.increment_version(alias)
-    except RuntimeError:  # an alias of inference mode has none
+    except RuntimeError:  # an alias that was made in inference mode has no version counter
         return False
     return weight._version != version
 
@@ -245,7 +245,7 @@ def _share_version(weight: torch.Tensor, alias: torch.Tensor) -> bool:
 
 
 class Prepared:
-    """A weight that is made before casts are switched on, so that its memory can be written past torch."""
+    """A weight that is made before casts are switched on, so that its memory can be written without torch."""
 
     def __init__(self, call: Call, effect: Effect) -> None:
         self.call, self.effect = call, effect
@@ -256,7 +256,7 @@ class Prepared:
         self._compared = [(size - 1) // last * i + (size - 1) % last * i // last for i in range(COMPARED)]
 
     def problem(self, *, by_packet: bool = False) -> str:
-        """Return what is wrong with the weight's cast after the call, or an empty string."""
+        """Returns what is wrong with the weight's cast after the call, or an empty string."""
         for _ in range(2):
             hits = _core.weights_statistics()["hits"]
             self._use()
@@ -265,7 +265,7 @@ class Prepared:
         compared = [self._values[i] for i in self._compared]
         tensors = self.call.run(self.weight, by_packet=by_packet)
         if self.effect.wrote:
-            # As if the call had written all others but these.
+            # Restores these values, as if the call had written all others but these.
             for i, value in zip(self._compared, compared, strict=True):
                 self._values[i] = value
         for i in self.effect.aliases:
@@ -285,7 +285,7 @@ class Prepared:
         return torch.matmul(weight, torch.linspace(0.5, 1, weight.shape[-1]).to(torch.bfloat16)).float()
 
     def _write(self, alias: torch.Tensor) -> None:
-        """Into one element that is not compared."""
+        """Writes into one element that is not compared."""
         if alias.dtype not in (torch.float32, torch.int32):
             return
         for index in itertools.product(*map(range, alias.shape)):

@@ -1,4 +1,4 @@
-"""Every operation that a shipped list names, in the ways that programs reach it: what the rules are tried on."""
+"""Every operation that a shipped list names, in the ways that programs reach it: the cases that test the rules."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _generator = torch.Generator().manual_seed(7)
 
 
 def rand(*shape: int) -> torch.Tensor:
-    """Numbers between 0.1 and 0.9, inside the domain of every operation."""
+    """Returns numbers between 0.1 and 0.9, inside the domain of every operation."""
     return torch.rand(*shape, generator=_generator) * 0.8 + 0.1
 
 
 @dataclass(frozen=True)
 class Case:
-    """One way of calling one operation. ``kept`` are the inputs that stay as they are."""
+    """One way of calling one operation. ``kept`` are the positions of the inputs that are not cast."""
 
     name: str
     form: str
@@ -37,19 +37,19 @@ class Case:
         return f"{self.name}-{self.form}"
 
     def run(self, inputs: tuple[Any, ...] | None = None) -> Any:
-        """The result, with the same random numbers each time."""
+        """Returns the result, made with the same random numbers each time."""
         torch.manual_seed(3)
         return self.call(*(self.inputs if inputs is None else inputs))
 
     def cast(self, dtype: torch.dtype, *, everything: bool = False) -> tuple[Any, ...]:
-        """The inputs as a careful person would cast them."""
+        """Returns the inputs, cast by hand."""
         return tuple(
             one if index in self.kept and not everything else cast(one, dtype) for index, one in enumerate(self.inputs)
         )
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
-    """Tensors, in lists too, and modules in another precision; the rest as it is."""
+    """Returns tensors, also in lists, and modules in another precision; other values unchanged."""
     if isinstance(value, nn.Module):
         return copy.deepcopy(value).to(dtype)
     return tree_map(
@@ -256,7 +256,7 @@ case("dropout2d", (I2,), functional=lambda x: F.dropout2d(x, 0.5), module=nn.Dro
 case("dropout3d", (I3,), functional=lambda x: F.dropout3d(x, 0.5), module=nn.Dropout3d(0.5))
 case("feature_dropout", (I2,), torch=lambda x: torch.feature_dropout(x, 0.5, True))
 
-# norms: a CPU's kernels take float32 weights beside a lower input
+# norms: a CPU's kernels take float32 weights beside an input in lower precision
 case("rms_norm", (M, V), functional=lambda x, w: F.rms_norm(x, (4,), w), torch=lambda x, w: torch.rms_norm(x, (4,), w))
 case(
     "layer_norm",
@@ -395,7 +395,7 @@ case("gather", (M,), torch=lambda x: torch.gather(x, 0, INDEX[None]), tensor=lam
 case("sort", (M,), torch=torch.sort, tensor=torch.Tensor.sort)
 case("topk", (M,), torch=lambda x: torch.topk(x, 2), tensor=lambda x: x.topk(2))
 
-# what gives a view is left alone whatever a list says
+# operations that return a view are left alone whatever a list says
 VIEWS_FROM = len(CASES)
 unary("t")
 case("expand", (V,), tensor=lambda x: x.expand(1, 4))
@@ -480,13 +480,13 @@ NO_KERNEL = {one.name for one in CASES[NO_KERNEL_FROM:]} | {
     "multilabel_margin_loss_forward",
 }
 
-#: What is added up in float32 and rounded then (rule 8).
+#: Operations that add up in float32 and round the result (rule 8).
 ADDED_UP = {"embedding_bag", "index_add"}
 
-#: What got a kernel for the lower precisions after torch 2.4: before, it runs in float32 too (rule 8).
+#: Operations that got a kernel for the lower precisions after torch 2.4; before, they run in float32 too (rule 8).
 LATE_KERNELS = {"max_unpool2d", "max_unpool3d", "mse_loss", "trace"}
 
-#: Shipped names that no case is for, and why.
+#: Shipped names without a case, and the reasons.
 WITHOUT_CASE = {
     "embedding_bag_sum_fwd": "means nothing in this torch",
     "embedding_bag_sum_bwd": "means nothing in this torch",
@@ -497,12 +497,12 @@ WITHOUT_CASE = {
     "nonzero": "its result is integer",
 }
 
-#: Their results differ from call to call in plain torch.
+#: Operations whose results differ from call to call in plain torch.
 CLOSE = {"linalg_lstsq"}
 
 
 def differing(given: list[tuple[Case, tuple[Any, ...], Any]]) -> dict[str, str]:
-    """The cases whose result is not the expected one."""
+    """Returns the cases whose result is not the expected one, with the start of the error."""
     failed = {}
     for case, inputs, expected in given:
         try:

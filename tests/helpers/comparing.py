@@ -1,4 +1,4 @@
-"""Are two results the same?"""
+"""Asserts that two results are the same."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch.utils._pytree import tree_leaves
 
 
 def seeded(call: Callable[[], Any]) -> Any:
-    """The result of ``call`` with the same random numbers each time."""
+    """Returns the result of ``call``, made with the same random numbers each time."""
     torch.manual_seed(0)
     return call()
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
-    """The tensors in a nest of lists, tuples and dictionaries."""
+    """Returns the tensors in nested lists, tuples and dictionaries."""
     return [one for one in tree_leaves(value) if isinstance(one, torch.Tensor)]
 
 
 def assert_same(result: Any, expected: Any, *, close: bool = False, nans: bool = False) -> None:
-    """Equal dtypes, shapes and values; ``close`` where LAPACK's own result depends on where the memory lies, ``nans``
-    where both may have some."""
+    """Asserts equal dtypes, shapes and values. ``close`` is for results of LAPACK that depend on the address of the
+    memory, ``nans`` for results that may both contain NaN."""
     got, wanted = tensors(result), tensors(expected)
     assert len(got) == len(wanted) > 0
     for one, other in zip(got, wanted, strict=True):
@@ -36,7 +36,7 @@ def assert_same(result: Any, expected: Any, *, close: bool = False, nans: bool =
 
 
 def assert_close(result: Any, expected: Any) -> None:
-    """Equal dtypes, and values as near as bfloat16 has them: Inductor keeps float32 between what it fuses."""
+    """Asserts equal dtypes, and values within bfloat16's precision: Inductor keeps float32 between fused operations."""
     for one, other in zip(tree_leaves(result), tree_leaves(expected), strict=True):
         assert one.dtype is other.dtype
         torch.testing.assert_close(one, other, rtol=3e-2, atol=1e-2)

@@ -1,4 +1,4 @@
-"""What torch.compile can do here."""
+"""The abilities of torch.compile on this machine."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 import torch
 
 HAS_COMPILER = shutil.which("c++") is not None or shutil.which("g++") is not None
-#: Of torch.compile; Inductor itself needs a C++ compiler.
+#: Backends of torch.compile. Only Inductor needs a C++ compiler.
 BACKENDS = ["eager", "aot_eager", *(["inductor"] if HAS_COMPILER else [])]
 
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="Inductor itself needs a C++ compiler")
 
 
 def enable_compiled_autograd(compiler: Any) -> Any:
-    """torch's own, which has another name in older releases."""
+    """Calls torch's own function, which has another name in older releases."""
     from torch._dynamo import compiled_autograd
 
     name = "_enable" if hasattr(compiled_autograd, "_enable") else "enable"
@@ -24,7 +24,7 @@ def enable_compiled_autograd(compiler: Any) -> Any:
 
 
 def skip_where_no_region_is_exported(strict: bool) -> None:
-    """A strict export of older releases takes no region of torch.autocast, theirs or ours."""
+    """Skips if a strict export refuses regions of torch.autocast and of the package, as in older releases of torch."""
 
     class Region(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Scripts with the stand-in for Gaudi, in processes of their own: it is for the whole process."""
+"""Runs scripts with the stand-in for Gaudi in separate processes, since it is on for a whole process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NOT_PASSED_ON = ("HABANA_MP_GAUDI", "PT_HPU_LOG_MOD_MASK", "PT_HPU_LOG_TYPE_MAS
 def run_gaudi(
     code: str, *, on: str = ON, cwd: Path | None = None, arguments: Sequence[str] = (), **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """The code, with the stand-in switched on by its first line unless ``on`` says otherwise."""
+    """Runs the code. Its first line switches the stand-in on, unless ``on`` is given."""
     kept = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED_ON}
     return subprocess.run(
         [sys.executable, "-c", on + textwrap.dedent(code), *arguments],
@@ -30,7 +30,7 @@ def run_gaudi(
 
 
 def gaudi(code: str, *, on: str = ON, cwd: Path | None = None, **environment: str) -> list[str]:
-    """The lines that it prints; it must end well."""
+    """Runs the code and returns the lines that it prints; fails if the exit status is not 0."""
     done = run_gaudi(code, on=on, cwd=cwd, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

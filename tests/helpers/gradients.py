@@ -1,4 +1,4 @@
-"""Gradients of an operation, through our casts and through those of a careful person."""
+"""Gradients of an operation, through the package's casts and through casts by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def leaf(value: torch.Tensor) -> torch.Tensor:
 
 
 def low(value: torch.Tensor) -> torch.Tensor:
-    """The cast that a careful person writes."""
+    """Casts float32 to bfloat16, as a cast by hand does."""
     return value.to(BF16) if value.dtype is FP32 else value
 
 
@@ -34,14 +34,14 @@ WITHOUT_GRADIENT = {
 
 
 def loss_of(result: Any) -> torch.Tensor:
-    """A number made of all results that have a gradient; squared, so that no gradient is a constant."""
+    """Returns one number made from all results that have a gradient; squared, so that no gradient is constant."""
     outputs = [one for one in tree_leaves(result) if isinstance(one, torch.Tensor) and one.requires_grad]
     real = [torch.view_as_real(one.resolve_conj()) if one.is_complex() else one.to(FP32) for one in outputs]
     return torch.stack([torch.square(one).sum() for one in real]).sum()
 
 
 def gradients(case: Case, dtype: torch.dtype | None = None) -> list[torch.Tensor | None]:
-    """The gradients of all inputs and weights; with ``dtype``, through the casts of a careful person."""
+    """Returns the gradients of all inputs and weights; with ``dtype``, through casts by hand to it."""
     leaves: list[torch.Tensor] = []
 
     def prepare(value: Any, index: int) -> Any:

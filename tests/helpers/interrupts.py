@@ -1,4 +1,4 @@
-"""An error that is raised at a chosen place, as the handler of a signal may raise one."""
+"""Raises an error at a chosen place, as a signal handler may do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 def interrupted(
     is_place: Callable[[types.FrameType, str], bool], nth: int = 1, error: type[BaseException] = KeyboardInterrupt
 ) -> Iterator[None]:
-    """The error is raised in the nth place of these: of a frame and what is told of it (``call``, ``c_return``)."""
+    """Raises the error at the nth event for which ``is_place(frame, event)`` is true (``call``, ``c_return``, ...)."""
     left = nth
 
     def interrupt(frame: types.FrameType, event: str, _: Any) -> None:

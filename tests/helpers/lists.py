@@ -1,4 +1,4 @@
-"""List files made of names, and what convert says of them."""
+"""Writes list files, and collects the warnings of convert."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 from habana_mp import HmpWarning, hmp
 
-#: Of the fixture ``converted``.
+#: The type of the fixture ``converted``.
 Converter = Callable[..., None]
 
 
 def write_list(path: Path, names: Iterable[str]) -> str:
-    """A list file with these names; its path. One without names says that it is meant so."""
+    """Writes a list file with these names and returns its path. A file without names gets a comment instead."""
     path.write_text("".join(f"{name}\n" for name in names) or "# none\n", encoding="utf-8")
     return str(path)
 

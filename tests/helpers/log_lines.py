@@ -1,4 +1,4 @@
-"""Lines for the log, and what came of them."""
+"""Writes lines to the log, and reads what arrived."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Collector(logging.Handler):
         return [record.getMessage() for record in self.records]
 
 
-# The core alone: importing the package imports torch, which takes a second or two for each of these scripts.
+# Loads the core without the package: importing the package imports torch, which takes a second or two in each script.
 LOAD_CORE = f"""
 import importlib.util
 _spec = importlib.util.spec_from_file_location("_core", {_core.__file__!r})

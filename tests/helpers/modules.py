@@ -1,4 +1,4 @@
-"""Modules of torch.nn: what they give and their gradients, beside casts by hand."""
+"""Runs modules of torch.nn, and compares results and gradients with those of casts by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def lower(value: Any) -> Any:
 
 
 def assert_near(result: Any, expected: Any, tolerance: float = 0.03) -> None:
-    """Equal but for the digits that bfloat16 lacks."""
+    """Asserts that the values are equal up to the precision of bfloat16."""
     got, wanted = tensors(result), tensors(expected)
     assert len(got) == len(wanted) > 0
     for one, other in zip(got, wanted, strict=True):
@@ -28,7 +28,7 @@ def assert_near(result: Any, expected: Any, tolerance: float = 0.03) -> None:
 
 
 def trained(module: nn.Module, *inputs: Any, **keywords: Any) -> tuple[Any, list[torch.Tensor | None]]:
-    """What a module gives, and the gradients of its parameters."""
+    """Returns the result of a module, and the gradients of its parameters."""
     module.zero_grad()
     result = module(*inputs, **keywords)
     leaves = [one for one in tensors(result) if one.requires_grad]
@@ -39,7 +39,7 @@ def trained(module: nn.Module, *inputs: Any, **keywords: Any) -> tuple[Any, list
 
 
 def trained_by_hand(module: nn.Module, *inputs: Any, **keywords: Any) -> tuple[Any, list[torch.Tensor]]:
-    """The same with weights and inputs cast by hand; the gradients in float32, as those of the module's weights are."""
+    """The same with weights and inputs cast by hand; the gradients are converted to the module's float32."""
     result, gradients = trained(copy.deepcopy(module).bfloat16(), *lower(inputs), **keywords)
     return result, [one.float() for one in gradients if one is not None]
 

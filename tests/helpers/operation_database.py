@@ -1,4 +1,4 @@
-"""torch's own database of operations, and what the rules say about each of its samples."""
+"""torch's own database of operations, and the effect of the rules on each of its samples."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from habana_mp import ops
 from habana_mp.policy.rules import ruling_without_list
 
 BF16, FP32 = torch.bfloat16, torch.float32
-#: How many of an entry's samples are looked at; some have hundreds.
+#: The number of samples that are used of each entry; some entries have hundreds.
 SAMPLES = 40
 
 
 def name_of(op: Any) -> str:
-    """The database's name of an entry."""
+    """Returns the database's name of an entry."""
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
 
 
@@ -31,7 +31,7 @@ class Call:
     keywords: dict[str, Any]
 
     def mapped(self, change: Callable[[torch.Tensor, int | str], torch.Tensor]) -> Call:
-        """The call with each float32 or bfloat16 tensor changed; ``change`` is told position or keyword too."""
+        """Returns the call with ``change(tensor, position or keyword)`` for each float32 or bfloat16 tensor."""
 
         def walk(value: Any, where: int | str) -> Any:
             if isinstance(value, torch.Tensor):
@@ -44,7 +44,7 @@ class Call:
         return Call(arguments, {name: walk(value, name) for name, value in self.keywords.items()})
 
     def tensors(self) -> list[tuple[torch.Tensor, int | str]]:
-        """Its float32 and bfloat16 tensors in order, each with its position or keyword."""
+        """Returns its float32 and bfloat16 tensors in order, each with its position or keyword."""
         found: list[tuple[torch.Tensor, int | str]] = []
 
         def note(tensor: torch.Tensor, where: int | str) -> torch.Tensor:
@@ -55,19 +55,19 @@ class Call:
         return found
 
     def copied(self) -> Call:
-        """With tensors of its own, so that a call may write into them."""
+        """Returns the call with copies of its tensors, into which a function may write."""
         return self.mapped(lambda tensor, _: tensor.detach().clone())
 
     def run(self, function: Callable[..., Any]) -> Any:
-        """The function's result; random numbers are the same ones each time."""
+        """Returns the function's result, made with the same random numbers each time."""
         torch.manual_seed(0)
         return function(*self.arguments, **self.keywords)
 
 
 def calls_of(op: Any, limit: int, requires_grad: bool = False) -> Iterator[Call]:
-    """The first samples of an entry."""
+    """Yields the first samples of an entry."""
     torch.manual_seed(0)
-    # Not sample_inputs: that looks through the whole stack each time, to tell where a test failed.
+    # sample_inputs searches the whole stack each time, to say where a test failed, so this calls sample_inputs_func.
     for sample in islice(op.sample_inputs_func(op, torch.device("cpu"), FP32, requires_grad), limit):
         yield Call((sample.input, *sample.args), dict(sample.kwargs))
 
@@ -77,19 +77,19 @@ def supports(op: Any, *dtypes: torch.dtype) -> bool:
 
 
 def several_inputs(op: Any) -> bool:
-    """Is it an operation of two or more float tensors that has kernels for float32 and bfloat16?"""
+    """True if the operation takes two or more float tensors and has kernels for float32 and bfloat16."""
     return supports(op, FP32, BF16) and any(len(call.tensors()) > 1 for call in calls_of(op, SAMPLES))
 
 
-# What jiterator makes runs on a GPU only.
+# jiterator's operations run on a GPU only.
 ON_CPU = [op for op in op_db if not op.name.startswith("jiterator")]
 SEVERAL_INPUTS = [op for op in ON_CPU if several_inputs(op)]
 FLOATING = [op for op in ON_CPU if supports(op, FP32)]
 
 
 def operation_of(op: Any) -> str | None:
-    """The operation of ours that stands for the entry; None for one that torch writes in Python of several, or whose
-    inputs change places."""
+    """Returns the package's operation for an entry. Returns None for an operation that torch composes in Python from
+    others, and for one whose inputs are swapped."""
     if op.name.startswith(("__r", "masked.")):
         return None
     last = op.name.rpartition(".")[2]
@@ -101,7 +101,7 @@ def operation_of(op: Any) -> str | None:
 
 
 def castable_of(op: Any) -> ops.Castable | None:
-    """Which of the entry's arguments may be cast."""
+    """Returns which of the entry's arguments may be cast."""
     castable = ops.arguments_of(operation_of(op) or "")
     if castable is not None and op.name in ("nn.functional.batch_norm", "nn.functional.instance_norm"):
         # These take the statistics before the weights.
@@ -110,9 +110,9 @@ def castable_of(op: Any) -> ops.Castable | None:
 
 
 def mixtures(op: Any, limit: int) -> Iterator[tuple[Call, Call]]:
-    """Calls in float32, and the same with its inputs in bfloat16 and float32 by turns, either one first.
+    """Yields calls in float32, and the same with inputs in bfloat16 and float32 by turns, each of the two first once.
 
-    What an operation keeps (running statistics) stays float32, as a model has it.
+    Running statistics and similar buffers stay in float32, as in a model.
     """
     castable = castable_of(op)
     for call in calls_of(op, SAMPLES):
@@ -148,7 +148,7 @@ def _is_sparse(tensor: torch.Tensor) -> bool:
 
 
 def cast_by_hand(op: Any, call: Call) -> Call:
-    """What the rules make of a call that no list decides."""
+    """Returns the call with the casts that the rules make if no list names the operation."""
     operation = operation_of(op)
     assert operation is not None
     ruling = ruling_without_list(operation)
@@ -159,7 +159,7 @@ def cast_by_hand(op: Any, call: Call) -> Call:
     dtypes = [tensor.dtype for tensor, _ in eligible]
     if not dtypes or ruling.action in ("none", "scalars"):
         return call
-    # A tensor without dimensions widens none that has some, unless the operation gives it some.
+    # A tensor without dimensions does not widen those with dimensions, unless the operation gives it some.
     row = ops.row_of(operation)
     kinds = {tensor.dtype for tensor, _ in eligible if row.gives_dimensions or tensor.dim()} or set(dtypes)
     leaves_numbers = ruling.action == "widest" and row.promotes and len(kinds) == 1
@@ -191,7 +191,7 @@ def cast_by_hand(op: Any, call: Call) -> Call:
 
 
 def floating_results(result: Any) -> list[torch.Tensor]:
-    """The tensors of a result, however it is nested."""
+    """Returns the tensors of a result, however it is nested."""
     if isinstance(result, torch.Tensor):
         return [result]
     if isinstance(result, (list, tuple)):

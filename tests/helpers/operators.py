@@ -16,11 +16,11 @@ WAYS, NOT_CALLED = FOLDER / "operators.txt", FOLDER / "operators_not_called.txt"
 
 SHAPES = ((12, 12), (2, 4, 6, 6), (12,), (2, 12, 12), (2, 4, 4, 6, 6))
 
-#: What the tensors are that stand beside the one that is looked at: floats, integers, truth values, numbers without
-#: dimensions, vectors of the last or of the second dimension, integer vectors, or what their names suggest.
+#: The kinds of the other tensors beside the weight: floats, integers, truth values, numbers without dimensions, vectors
+#: of the last or of the second dimension, integer vectors, or what their names suggest.
 KINDS = ("g", "n", "f", "i", "1", "c", "b", "0", "v")
 
-#: Each variant is one set of the values that are no tensors: some leave the defaults, others give all.
+#: Each variant is one set of the values that are not tensors: some keep the defaults, others pass all.
 VARIANTS = (0, 1, 2, 3)
 
 _INTEGERS = (
@@ -51,7 +51,7 @@ _WORDS = {
 
 
 class Way(NamedTuple):
-    """How the arguments of a call are made."""
+    """The way in which the arguments of a call are made."""
 
     shape: int
     kinds: str
@@ -71,7 +71,7 @@ def all_ways() -> Iterator[Way]:
 
 
 def schemas() -> list[Any]:
-    """The schemas of all operators of ``torch.ops``, by their names."""
+    """Returns the schemas of all operators of ``torch.ops``, sorted by name."""
     found = {name_of(one): one for one in torch._C._jit_get_all_schemas()}
     return [found[name] for name in sorted(found)]
 
@@ -94,15 +94,15 @@ def _is_tensor(argument: Any) -> bool:
 
 
 def tensor_arguments(schema: Any) -> list[int]:
-    """The positions of those arguments that are tensors, or lists of them."""
+    """Returns the positions of the arguments that are tensors, or lists of tensors."""
     return [i for i, one in enumerate(schema.arguments) if _is_tensor(one) or _is_list_of_tensors(one)]
 
 
 def arguments(schema: Any, position: int, way: Way, subject: torch.Tensor) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call, with ``subject`` at this position.
+    """Makes the arguments of a call, with ``subject`` at this position.
 
     Raises:
-        NotImplementedError: one of them is of a type of which none can be made.
+        NotImplementedError: an argument has a type for which no value can be made.
     """
     shape = SHAPES[way.shape]
     positional: list[Any] = []
@@ -126,7 +126,7 @@ def arguments(schema: Any, position: int, way: Way, subject: torch.Tensor) -> tu
 
 
 def subject_of(way: Way) -> torch.nn.Parameter:
-    """A weight of the way's shape, whose values are those of the seed."""
+    """Returns a weight of the way's shape; the seed determines its values."""
     return torch.nn.Parameter(_floats(SHAPES[way.shape]), requires_grad=False)
 
 

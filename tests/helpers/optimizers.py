@@ -1,4 +1,4 @@
-"""Our optimizers and torch's, with the same weights, gradients and options."""
+"""The package's optimizers and torch's, with the same weights, gradients and options."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
 ]
 every_option = pytest.mark.parametrize(("name", "options"), OPTIONS, ids=[f"{n}-{'-'.join(o)}" for n, o in OPTIONS])
 every_class = pytest.mark.parametrize("name", CLASSES)
-#: Whole registers: what torch does with an array's last elements differs in the last bit.
+#: Whole registers: torch computes the last elements of an array in another way, which changes the last bit.
 SHAPES = [(64, 48), (128,), (16, 3, 4, 4), (0, 4), (1 << 17,)]
 
 
@@ -40,7 +40,7 @@ def parameters(shapes: list[tuple[int, ...]] = SHAPES) -> list[torch.nn.Paramete
 
 
 def set_gradients(params: list[Any], step: int, scale: float = 1.0) -> None:
-    """The same for the same step."""
+    """Sets gradients that depend only on the step."""
     generator = torch.Generator().manual_seed(step)
     for param in params:
         exponent = torch.randn(param.shape, generator=generator)
@@ -52,7 +52,7 @@ def make(kind: Any, params: list[Any], options: dict[str, Any]) -> Any:
 
 
 def pair(name: str, options: dict[str, Any], **torch_options: Any) -> tuple[Any, Any, list[Any], list[Any]]:
-    """Ours and torch's, each with parameters of its own."""
+    """Returns the package's optimizer and torch's, and the parameters of each."""
     ours, theirs = parameters(), parameters()
     ours_class, torch_class = CLASSES[name]
     return make(ours_class, ours, options), make(torch_class, theirs, options | torch_options), ours, theirs
@@ -63,7 +63,7 @@ def state_of(optimizer: Any) -> list[Any]:
 
 
 def assert_same_optimizers(ours: Any, theirs: Any) -> None:
-    """Parameters, gradients and state, bit for bit."""
+    """Asserts equal parameters, gradients and state, bit for bit."""
     for one, other in zip(ours.param_groups, theirs.param_groups, strict=True):
         for param, expected in zip(one["params"], other["params"], strict=True):
             torch.testing.assert_close(param, expected, rtol=0, atol=0, equal_nan=True)

@@ -1,8 +1,8 @@
-"""Builds a core with options of its own, and puts a copy of the package around it. The installed one is not touched.
+"""Builds a core with the given options, and a copy of the package around it. The installed package is not touched.
 
 python tests/helpers/own_core.py FOLDER [-DOPTION=VALUE ...]
 
-The build is in FOLDER, the copy in FOLDER/site; a Python that has this folder in PYTHONPATH imports the copy.
+The build is in FOLDER, the copy in FOLDER/site. A Python process with this folder in PYTHONPATH imports the copy.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: Imported by each Python that has the copy in its PYTHONPATH. It goes before an editable install's importer, and
-#: before the checkout in the working directory.
+#: Every Python process with the copy in its PYTHONPATH imports this. It precedes the importer of an editable install,
+#: and the checkout in the working directory.
 IMPORTER = """\
 import importlib.machinery
 import sys
@@ -36,7 +36,7 @@ sys.meta_path[:] = [OurPackage, *(one for one in sys.meta_path if "editable" not
 
 
 def tool(name: str) -> str:
-    """The path of a program: of this Python's environment, else of the system."""
+    """Returns the path of a program: in this Python's environment, else in the system."""
     own = Path(sys.executable).parent / name
     path = str(own) if own.exists() else shutil.which(name)
     if path is None:
@@ -75,12 +75,12 @@ def make_site(folder: Path, importer: str = IMPORTER) -> Path:
 
 
 def environment(site: Path) -> dict[str, str]:
-    """The variables for processes that are to import the copy."""
+    """Returns the environment variables of processes that are to import the copy."""
     return {**os.environ, "PYTHONPATH": str(site), "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def check_site(site: Path) -> None:
-    """Raises RuntimeError where such a process would import another package or another core."""
+    """Raises RuntimeError if such a process would import another package or another core."""
     code = "import habana_mp\nfrom habana_mp import _core\nprint(habana_mp.__file__, _core.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment(site), capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""Layers and products whose weights are packed, and their results by hand."""
+"""Layers and products whose weights are packed, and the same computed by hand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def assume(form: processor.Form, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def draw_short_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random numbers are of few bits from here on: float32 sums their products without rounding, in whatever order."""
+    """From here on random numbers have few bits, so float32 sums their products without rounding, in any order."""
 
     def draw(*sizes: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         shape = sizes[0] if sizes and not isinstance(sizes[0], int) else sizes
@@ -44,7 +44,7 @@ def draw_short_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def is_packed_for(layer: nn.Linear | Weighted, x: torch.Tensor) -> bool:
-    """Must the layer be packed here after a call, of some, with these rows?"""
+    """True if the layer must be packed here after some calls with these rows."""
     has_bias = layer.bias is not None
     product = Product(F.linear, turned=False, bias=has_bias) if isinstance(layer, nn.Linear) else layer.product
     outer, inner = layer.weight.shape[::-1] if product.turned else layer.weight.shape
@@ -52,13 +52,13 @@ def is_packed_for(layer: nn.Linear | Weighted, x: torch.Tensor) -> bool:
 
 
 def changes_over(calls: Iterable[object]) -> int:
-    """How often a weight was packed or unpacked while these calls were made, one by one."""
+    """Returns how often a weight was packed or unpacked during these calls."""
     counts = [packed(), *(packed() for _ in calls)]
     return sum(one != other for one, other in itertools.pairwise(counts))
 
 
 def called_often(layer: Layer, width: int = 144) -> Layer:
-    """Until it is packed, if this processor packs it."""
+    """Calls the layer until it is packed, if this processor packs it."""
     hmp.convert()
     with torch.no_grad():
         for _ in range(8):
@@ -75,7 +75,7 @@ def assert_same_bits(result: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def linear_by_hand(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    """As a layer in bfloat16 does it: of a weight that wants no gradient torch makes some products another way."""
+    """Computes as a layer in bfloat16 does; without a gradient of the weight, torch makes some products differently."""
     bias = None if layer.bias is None else layer.bias.detach().bfloat16()
     return F.linear(x.bfloat16(), layer.weight.detach().clone().bfloat16().requires_grad_(), bias)
 
@@ -86,7 +86,7 @@ def packed_layer(bias: bool = True, shape: tuple[int, int] = (160, 144)) -> nn.L
 
 
 def assert_calls_are_right(layer: nn.Linear, x: torch.Tensor) -> None:
-    """Often enough to be packed."""
+    """Asserts the result of each call; there are enough calls for the layer to be packed."""
     with torch.no_grad():
         for _ in range(8):
             assert torch.equal(layer(x), linear_by_hand(layer, x))
@@ -140,12 +140,12 @@ BIASES: dict[str, Callable[[], torch.Tensor]] = {
 
 @dataclass
 class Product:
-    """A product as somebody writes it, of rows of 144 values."""
+    """A product as user code writes it, of rows of 144 values."""
 
     call: Call
-    turned: bool = True  # a weight of 144 x 160
+    turned: bool = True  # the weight is 144 x 160
     matrix_only: bool = False
-    bias: bool = False  # is it added?
+    bias: bool = False  # True if it adds a bias
 
 
 PRODUCTS = {
@@ -166,7 +166,7 @@ PRODUCTS = {
 
 
 class Weighted(nn.Module):
-    """A product with a weight and a bias of its own."""
+    """A module that makes a product with its own weight and bias."""
 
     def __init__(self, product: Product, shape: tuple[int, int] = (160, 144)) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Libraries in C that tests compile and have loaded before a program begins."""
+"""Compiles C libraries for tests, and runs programs that load them first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def compiled(source: Path, folder: Path) -> Path:
-    """The shared library of a file in C or C++."""
+    """Compiles a file in C or C++ and returns the shared library."""
     library = folder / f"{source.stem}.so"
     language = ["g++", "-std=c++20"] if source.suffix == ".cpp" else ["gcc"]
     include = sysconfig.get_paths()["include"]
@@ -26,7 +26,7 @@ def compiled(source: Path, folder: Path) -> Path:
 def run_guarded(
     guard_pages: Path | None, script: Path, *arguments: str, seconds: float, threads: int = 1
 ) -> subprocess.CompletedProcess[str]:
-    """A script where each access to freed memory of a tensor, or beside it, ends the process."""
+    """Runs a script in which each access to freed memory of a tensor, or beside a tensor, ends the process."""
     guarded = {"LD_PRELOAD": str(guard_pages), "GUARD_PAGES_FREED": "1"} if guard_pages else {}
     return subprocess.run(
         [sys.executable, "-X", "faulthandler", "-W", "ignore", str(script), *arguments],

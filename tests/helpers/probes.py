@@ -1,4 +1,4 @@
-"""What holds at the moment."""
+"""Probes of the current state."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def dtype_of_product() -> torch.dtype:
 
 
 def is_cast() -> bool:
-    """Is a product of float32 matrices made in bfloat16?"""
+    """True if a product of float32 matrices is made in bfloat16."""
     return dtype_of_product() is torch.bfloat16
 
 
 def rows_of_report() -> dict[tuple[str, str], tuple[int, int, int]]:
-    """Calls, casts and bytes of each operation in each precision."""
+    """Returns the calls, casts and bytes of each operation in each precision."""
     sums: dict[tuple[str, str], tuple[int, int, int]] = {}
     for row in hmp.report(show=False):
         calls, casts, size = sums.get((row.operation, row.precision), (0, 0, 0))

@@ -1,4 +1,4 @@
-"""Work in threads and in processes of its own."""
+"""Runs work in threads and in separate processes."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-#: Where a script finds ``helpers``.
+#: The working directory in which a script can import ``helpers``.
 TESTS = Path(__file__).parents[1]
 
 
 def in_threads(work: Callable[[int], None], count: int = 4) -> None:
-    """``work`` with each number below ``count``, in a thread each, at once."""
+    """Runs ``work`` at once with each number below ``count``, each in its own thread."""
     threads = [threading.Thread(target=work, args=(i,)) for i in range(count)]
     for thread in threads:
         thread.start()
@@ -25,7 +25,7 @@ def in_threads(work: Callable[[int], None], count: int = 4) -> None:
 def run_script(
     code: str, *arguments: str, cwd: Path | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """A script in a process of its own, where it finds ``helpers`` if nothing else is said."""
+    """Runs a script in a process of its own, by default in a folder where it can import ``helpers``."""
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
         capture_output=True,
@@ -38,7 +38,7 @@ def run_script(
 
 
 def python(*words: str | Path, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    """``python`` with these words, one thread for torch, and no colours."""
+    """Runs ``python`` with these arguments, and with one thread for torch."""
     return subprocess.run(
         [sys.executable, *map(str, words)],
         capture_output=True,
@@ -50,13 +50,13 @@ def python(*words: str | Path, cwd: Path | None = None, **environment: str) -> s
     )
 
 
-#: The words after ``python`` that start ``habana-mp run``.
+#: The arguments of ``python`` that start ``habana-mp run``.
 RUN = ("-m", "habana_mp", "run")
 
 
 def split_lines(stderr: str) -> tuple[str, list[str]]:
-    """What a script itself has written to its standard error, and our own lines, without the warning of processors on
-    which bfloat16 is slow."""
+    """Returns what the script itself wrote to standard error, and the lines of habana-mp, without the warning for
+    processors on which bfloat16 is slow."""
     lines = stderr.splitlines(keepends=True)
     ours = [line for line in lines if line.startswith("habana-mp: ")]
     return "".join(line for line in lines if line not in ours), [

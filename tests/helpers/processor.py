@@ -1,6 +1,6 @@
-"""What the processor at hand can do, and what plain torch does on it: found out by trying, never by its name.
+"""Abilities of this processor, and of plain torch on it. They are found out by trying, never by the processor's name.
 
-Nothing of this goes through the core's own trials of packed weights: what they decide is what the tests are about.
+The core's own trials of packed weights are not used here, since the tests check what these trials decide.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from habana_mp import _core, hmp
 from habana_mp.patches.torch.kept_weights import packing_operators
 from helpers.comparing import tensors
 
-#: Of rows, a weight and a bias, which may be None where it is not added.
+#: Takes rows, a weight and a bias, which may be None if it is not added.
 Call = Callable[[torch.Tensor, torch.Tensor, Any], torch.Tensor]
 
-#: What linear layers are packed for: torch's CPU library, our own kernels where these give torch's bits, or even where
-#: they do not.
+#: The layout in which linear layers are packed: that of torch's CPU library, that of the package's kernels if they give
+#: torch's bits, or that of the kernels even if they give other bits.
 Form = Literal["library", "panels", "panels in any order"]
 
 _BLOCKS = (256, 512, 1024, 2048)
-#: More rows are not summed in the order of tiles without tiles.
+#: With more rows, the sums of tiles are not computed without tiles.
 _MOST_ROWS_BY_FMA = 7
-#: Torch may sum a product of no more numbers in a loop of its own.
+#: Torch may sum a product of at most so many numbers in its own loop.
 _SMALL_PRODUCT = 1 << 14
 
 _SEEDS = 4
 
-#: Of a weight with fewer elements torch's library is not asked.
+#: A weight with fewer elements is not packed by torch's library.
 _FEWEST_OF_LIBRARY = 1 << 14
 
 _assumed: list[Form] = []
@@ -42,7 +42,7 @@ _found_out: dict[Any, bool] = {}
 
 
 def assume_packing(form: Form) -> None:
-    """Weights are packed for this wherever it gives the right bits, whatever a measurement would say."""
+    """Packs weights in this form wherever it gives the right bits, without a measurement of the speed."""
     _assumed[:] = [form]
     if "packed" in _core.accelerators:
         _core.weights_assume_packing(form)
@@ -55,7 +55,7 @@ def measure_packing() -> None:
 
 
 def packs(call: Call, like: torch.Tensor, shape: tuple[int, int], *, turned: bool, bias: bool) -> bool:
-    """Must such calls, with a weight of that shape as (outer, inner), run from a packed one here, as assumed?"""
+    """True if such calls with a weight of shape (outer, inner) must use a packed weight here, as assumed."""
     (form,) = _assumed
     if form == "panels in any order":
         return _core.kernels_can_multiply()
@@ -72,8 +72,8 @@ def _bits(values: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint16]]:
 def kernels_product(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, order: str = "pairs", block: int | None = None
 ) -> torch.Tensor:
-    """What our kernels make of bfloat16 rows, a weight [outer][inner] and a bias; summed in pairs, in one block, if
-    nothing is said."""
+    """Returns the product that the package's kernels make of bfloat16 rows, a weight [outer][inner] and a bias. The
+    default is to sum in pairs, in one block."""
     rows = x.reshape(-1, x.shape[-1])
     result = np.empty((rows.shape[0], weight.shape[0]), np.uint16)
     _core.kernels_multiply(
@@ -95,8 +95,8 @@ def _noise(generator: torch.Generator, *shape: int) -> torch.Tensor:
 
 
 def sums_of_rounding(x: torch.Tensor, outer: int, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Values for rows that lie as these do, a weight and a bias. Each sum takes back what it has brought, in another
-    order: what is left is what rounding left, and tells the order. The bias is as small."""
+    """Returns values for rows with the layout of ``x``, a weight and a bias. The second half of each sum cancels the
+    first half, in another order: only rounding errors remain, and these show the order. The bias is equally small."""
     generator = torch.Generator().manual_seed(seed)
     inner = x.shape[-1]
     half = inner // 2
@@ -112,17 +112,17 @@ def sums_of_rounding(x: torch.Tensor, outer: int, seed: int) -> tuple[torch.Tens
 
 
 def _denormals(x: torch.Tensor) -> torch.Tensor:
-    """Without signs, so that they do not add up to nothing."""
+    """Makes denormals of the values, without signs, so that they do not cancel."""
     return (x.view(torch.int16) & 0x7F).view(torch.bfloat16)
 
 
 def _alike(call: Call, made: Call, like: torch.Tensor, outer: int, *, turned: bool, bias: bool) -> bool:
-    """Does the one give the bits of the other, for whatever tells orders of sums from each other?"""
+    """True if ``made`` gives the bits of ``call`` for values that distinguish the orders of sums."""
     with hmp.disable_casts(), torch.no_grad():
         for seed in range(_SEEDS):
             x, weight, small = sums_of_rounding(like, outer, seed)
             given = weight.t().contiguous() if turned else weight
-            # As a layer's: of a weight that wants no gradient torch makes some products another way.
+            # As a layer's weight: if it requires no gradient, torch makes some products in another way.
             given.requires_grad_()
             for rows, added in ((x, small), (_denormals(x), torch.zeros_like(small))):
                 b = added if bias else None
@@ -132,9 +132,9 @@ def _alike(call: Call, made: Call, like: torch.Tensor, outer: int, *, turned: bo
 
 
 def kernels_sum_as(call: Call, like: torch.Tensor, outer: int, *, turned: bool = False, bias: bool = True) -> bool:
-    """Can our kernels run here, and do they give the bits of torch's function for such rows and such a weight?
+    """True if the package's kernels run here and give the bits of torch's function for such rows and weights.
 
-    ``call`` takes a weight that lies [inner][outer] if it is ``turned``."""
+    ``call`` takes a weight [inner][outer] if ``turned`` is true."""
     if not _core.kernels_can_multiply():
         return False
     inner = like.shape[-1]
@@ -161,7 +161,7 @@ def kernels_sum_as(call: Call, like: torch.Tensor, outer: int, *, turned: bool =
 
 
 def _orders(like: torch.Tensor, outer: int) -> list[str]:
-    """In which orders our kernels may answer a call with such rows here, and a weight of so many."""
+    """Returns the orders in which the package's kernels may sum a call with such rows and ``outer`` outputs here."""
     rows = like.numel() // like.shape[-1]
     orders = ["pairs", *(["lanes"] if rows == 1 else [])]
     if rows * like.shape[-1] * outer <= _SMALL_PRODUCT:
@@ -173,7 +173,7 @@ def _orders(like: torch.Tensor, outer: int) -> list[str]:
 
 
 def library_sums_as_linear(like: torch.Tensor, outer: int, *, bias: bool = True) -> bool:
-    """Does torch's CPU library pack weights here, and give the bits of the plain layer from them?"""
+    """True if torch's CPU library packs weights here, and gives the bits of the plain layer from them."""
     operators = packing_operators()
     if not operators:
         return False
@@ -196,7 +196,7 @@ def library_sums_as_linear(like: torch.Tensor, outer: int, *, bias: bool = True)
 def _found_out_once(
     who: str, call: Call, like: torch.Tensor, outer: int, turned: bool, bias: bool, find: Callable[[], bool]
 ) -> bool:
-    # A function of torch may be the wrapper of one, each time another.
+    # A torch function may be wrapped anew at each access, so the key has its name.
     name = call.__code__ if call.__name__ == "<lambda>" else call.__name__
     key = (who, name, like.shape, like.stride(), outer, turned, bias, torch.get_num_threads())
     if key not in _found_out:
@@ -209,7 +209,7 @@ def library_packs_convolutions() -> bool:
 
 
 def library_sums_as_convolution(layer: torch.nn.Conv2d, like: torch.Tensor) -> bool:
-    """The same of a convolution of images in channels-first order, which its packed form has in channels-last order."""
+    """The same for a convolution of images in channels-first order; its packed form takes channels-last order."""
     operators = packing_operators()
     if not operators:
         return False
@@ -229,7 +229,7 @@ def library_sums_as_convolution(layer: torch.nn.Conv2d, like: torch.Tensor) -> b
 
 
 def aot_eager_gives_the_bits_of_eager(function: Callable[..., Any], *arguments: Any) -> bool:
-    """Those of plain torch."""
+    """Compares in plain torch."""
     with hmp.disable_casts():
         expected = tensors(function(*arguments))
         compiled = tensors(torch.compile(function, backend="aot_eager", fullgraph=True)(*arguments))
@@ -237,7 +237,7 @@ def aot_eager_gives_the_bits_of_eager(function: Callable[..., Any], *arguments: 
 
 
 def can_run(call: Callable[[], object]) -> bool:
-    """Has plain torch a kernel for all of it here?"""
+    """True if plain torch has all kernels for the call here."""
     try:
         call()
     except RuntimeError as error:
@@ -248,7 +248,7 @@ def can_run(call: Callable[[], object]) -> bool:
 
 
 def has_lstm(dtype: torch.dtype) -> bool:
-    """Has torch's CPU library an LSTM in that precision for this processor?"""
+    """True if torch's CPU library has an LSTM in that precision for this processor."""
     module, x = torch.nn.LSTM(8, 6), torch.zeros(4, 4, 8)
 
     def call() -> None:

@@ -27,7 +27,7 @@ TO_START, TO_RUN, TO_FOLLOW = 120.0, 60.0, 5.0  # seconds
 
 
 def serve(rank: int, store: str, pipe: connection.Connection) -> None:
-    """A rank: run one body after another, and say of each what went wrong."""
+    """Runs one body after another as a rank, and sends back the failure of each, or None."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
@@ -36,7 +36,7 @@ def serve(rank: int, store: str, pipe: connection.Connection) -> None:
         try:
             module, name, parameters = pickle.loads(pipe.recv_bytes())
         except EOFError:
-            os._exit(0)  # without a word to the other rank, which may be gone
+            os._exit(0)  # without notice to the other rank, which may have ended
         try:
             getattr(importlib.import_module(module), name).__wrapped__(**parameters)
             hmp.restore()
@@ -82,7 +82,7 @@ class Ranks:
         self._answers(TO_RUN)
 
     def _answers(self, seconds: float) -> None:
-        """Wait for all ranks. One that failed may leave the other waiting for it: that is not waited for long."""
+        """Waits for all ranks. A failed rank may leave the other one waiting for it, so the wait is short then."""
         deadline = time.monotonic() + seconds
         failures: list[str] = []
         silent = dict(enumerate(self._pipes))
@@ -108,7 +108,7 @@ ranks = Ranks()
 
 
 def on_two_ranks(body: Callable[..., None]) -> Callable[..., None]:
-    """Run the body of a test on two ranks. Its parameters must be picklable."""
+    """Runs the body of a test on two ranks. Its parameters must be picklable."""
 
     @functools.wraps(body)
     def test(**parameters: Any) -> None:
@@ -117,7 +117,7 @@ def on_two_ranks(body: Callable[..., None]) -> Callable[..., None]:
     return test
 
 
-#: In the first releases that have it, fully_shard takes streams of CUDA whatever it shards; it was private then.
+#: The first releases with fully_shard use CUDA streams on any device; fully_shard was private then.
 needs_fully_shard = pytest.mark.skipif(
     not dist.is_available() or not hasattr(importlib.import_module("torch.distributed.fsdp"), "fully_shard"),
     reason="this torch's fully_shard needs a GPU",

@@ -1,4 +1,4 @@
-"""Reports as data, made by hand: of rows, and of a small network."""
+"""Reports as data, made by hand: from rows, and for a small network."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 Row = dict[str, Any]
 
-#: What a row has where nothing else is said.
+#: The default values of a row.
 PLAIN: Row = {
     "module": None,
     "file": None,
@@ -33,14 +33,14 @@ PLAIN: Row = {
 
 
 def row(operation: str, precision: str = "bf16", **more: Any) -> Row:
-    """A row, with what is said of it and :data:`PLAIN` for the rest."""
+    """Returns a row with the given values, and those of :data:`PLAIN` for the rest."""
     unknown = more.keys() - PLAIN.keys() - {"order"}
     assert not unknown, unknown
     return {**PLAIN, "operation": operation, "precision": precision, **more}
 
 
 def report(rows: Sequence[Row], **more: Any) -> dict[str, Any]:
-    """A report with these rows, in this order of their first calls."""
+    """Returns a report with these rows; their order is that of their first calls."""
     placed = [{"order": i, **one} for i, one in enumerate(rows)]
     by_precision: dict[str, dict[str, Any]] = {}
     for one in placed:
@@ -72,7 +72,7 @@ def report(rows: Sequence[Row], **more: Any) -> dict[str, Any]:
 
 
 def network(layers: int = 2, *, steps: int = 10, softmax: str = "fp32", line: int = 20) -> list[Row]:
-    """The rows of a network: in each layer two linear layers of one module, at two lines, and a softmax."""
+    """Returns the rows of a network. Each layer has two linear layers of one module, at two lines, and a softmax."""
     rows = []
     for layer in range(layers):
         module, file = f"Net.layers.{layer}", "/home/somebody/net.py"

@@ -1,4 +1,4 @@
-"""Reports as ``Report.to_dict()`` gives them, made up: of an encoder, of many call sites, of operations alone."""
+"""Invented reports in the form of ``Report.to_dict()``: of an encoder, of many call sites, of operations alone."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _LAYER = [
     ("out", "layer_norm", "output.norm", "fp32", "list", 122, 0.6, ["added"]),
     ("mean", "mean", "", "fp32", "list", 131, 0.1, ["out"]),
 ]  # fmt: skip
-#: In a layer, these go back and forth between bfloat16 and float32.
+#: The operations of a layer that go back and forth between bfloat16 and float32.
 _PING_PONG = ["wide", "cubed", "mixed", "bent", "opened"]
 _CLASSES = {
     "Encoder": "Encoder",
@@ -68,7 +68,7 @@ _CLASSES = {
 
 
 class _Maker:
-    """Gathers rows in the order of their calls, and edges between them."""
+    """Collects rows in the order of their calls, and edges between them."""
 
     def __init__(self, calls: int, *, script: str = _SCRIPT) -> None:
         self.rows: list[Data] = []
@@ -78,7 +78,7 @@ class _Maker:
         self._random = random.Random(0)
 
     def row(self, operation: str, module: str | None, precision: str, reason: str = "list", **more: Any) -> int:
-        """Adds a row, and gives its index."""
+        """Adds a row, and returns its index."""
         milliseconds = more.pop("milliseconds", 0.2) * self._random.uniform(0.9, 1.1)
         casts = {"bf16": self._calls, "fp32": self._calls if reason == "list" else 0}.get(precision, 0)
         rule = f"hmp_default_{precision}.txt:{7 + len(operation)}" if reason == "list" else "rule 2"
@@ -113,7 +113,7 @@ class _Maker:
         self.edges.append({"from": start, "to": end, "calls": self._calls, "casts": casts})
 
     def report(self, findings: list[Data], *, words: list[str] | None = None) -> Data:
-        """All that was gathered, the costliest row first."""
+        """Returns a report of all rows, the costliest first."""
         ranks = sorted(range(len(self.rows)), key=lambda i: (-self.rows[i]["seconds"], i))
         new = {old: rank for rank, old in enumerate(ranks)}
         rows = [self.rows[old] for old in ranks]
@@ -123,7 +123,7 @@ class _Maker:
 
 
 def encoder(layers: int = 12, *, script: str = _SCRIPT, calls: int = 20) -> Data:
-    """A report of an encoder in training: forward and backward, some fifty rows a layer."""
+    """Returns a report of an encoder in training: forward and backward, about fifty rows a layer."""
     maker = _Maker(calls, script=script)
     word = maker.row("embedding", "Encoder.embeddings.word", "fp32", "first_input", line=21, milliseconds=0.8)
     position = maker.row("embedding", "Encoder.embeddings.position", "fp32", "first_input", line=22, milliseconds=0.2)
@@ -192,7 +192,7 @@ def _ping_pong(layer: int, rows: list[int], calls: int) -> Data:
 
 
 def many(rows: int = 10_000) -> Data:
-    """A report of so many call sites, ten in each module."""
+    """Returns a report of so many call sites, ten in each module."""
     maker = _Maker(3)
     before: int | None = None
     for number in range(rows):
@@ -209,7 +209,7 @@ def many(rows: int = 10_000) -> Data:
 
 
 def operations_only() -> Data:
-    """A report of the least detail: no modules, no places, no times."""
+    """Returns a report of the least detail: no modules, no places, no times."""
     detailed = encoder(2)["rows"]
     nothing = ("module", "file", "line", "function", "seconds", "cast_seconds")
     merged: dict[tuple[str, str, str, str], Data] = {}
@@ -224,19 +224,19 @@ def operations_only() -> Data:
 
 
 def nothing() -> Data:
-    """A report of a program in which no covered operation ran."""
+    """Returns the report of a program in which no handled operation ran."""
     return _report("operations", [], words=[])
 
 
 def _modules(rows: Iterable[Data]) -> list[Data]:
-    """The modules of the rows and all that they are in, with times that hold a little more than their operations."""
+    """Returns the modules of the rows and their parents, with times slightly above those of their operations."""
     seconds: Counter[str] = Counter()
     for row in rows:
         path = row["module"]
         while path:
             seconds[path] += row["seconds"] * 1.02
             path = path.rpartition(".")[0]
-    # A Counter keeps the order of arrival, in which the inner ones come first.
+    # A Counter keeps the insertion order, in which the inner modules come first.
     ordered = sorted(seconds, key=lambda path: path.count("."))
     return [{"path": path, "class": _class_of(path), "calls": 20, "seconds": seconds[path]} for path in ordered]
 
@@ -304,7 +304,7 @@ def _first_words(totals: Data, *, timed: bool) -> str:
 
 
 def _script_of(rows: Iterable[Data]) -> str:
-    """The file of what ran outside of modules."""
+    """Returns the file of the code that ran outside of modules."""
     return next((row["file"] for row in rows if row["module"] is None and row["file"] is not None), _SCRIPT)
 
 

@@ -2,8 +2,8 @@
 
     cd tests && python -m helpers.search_operators
 
-Torch does not check all that it is given: arguments that fit a schema and nothing else can crash it. So the search runs
-in a child process, and goes on behind an operator that ends it. It takes some minutes.
+Torch does not check all arguments: arguments that fit a schema, but nothing else, can crash it. So the search runs in a
+child process, and continues after an operator that ends the process. It takes several minutes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import torch
 from helpers import operators
 from helpers.operators import Way, way_of
 
-#: So many seconds of the processor's time may the search for one argument take.
+#: The longest processor time in seconds of the search for one argument.
 MOST_SECONDS = 0.06
 
-#: With these the C library ends a process that has written beside its memory.
+#: With these variables the C library ends a process that has written beside its memory.
 CHECKED = {"LD_PRELOAD": "libc_malloc_debug.so.0", "MALLOC_CHECK_": "3"}
 
 NO_KERNEL = "no kernel for tensors in the memory of the CPU"
@@ -35,7 +35,7 @@ CRASHES = "torch crashes with arguments that are made from the schema"
 
 
 def ways() -> dict[str, list[str]]:
-    """By operator, how to call it with a weight as each of its tensors; ``-`` where that is not possible."""
+    """Returns by operator the ways to call it with a weight as each of its tensors; ``-`` if that is not possible."""
     if not operators.WAYS.exists():
         return {}
     rows = (line.split() for line in operators.WAYS.read_text().splitlines())
@@ -43,12 +43,12 @@ def ways() -> dict[str, list[str]]:
 
 
 def release_of_files() -> str:
-    """The release of torch for which the files were written."""
+    """Returns the release of torch for which the files were written."""
     return operators.NOT_CALLED.read_text().split("\n")[0].removeprefix("# torch ")
 
 
 def not_called() -> dict[str, str]:
-    """By operator and argument, why it is not called."""
+    """Returns by operator and argument the reason why it is not called."""
     found: dict[str, str] = {}
     reason = ""
     for line in operators.NOT_CALLED.read_text().splitlines():
@@ -60,9 +60,9 @@ def not_called() -> dict[str, str]:
 
 
 def ways_to_call(schema: Any, position: int, hints: str) -> str:
-    """Return the ways to call an operator, with commas between, or the reason why no way was found.
+    """Returns the ways to call an operator, with commas between, or the reason why no way was found.
 
-    One way is enough for an operator that neither writes nor gives views. For others the size or the format may matter.
+    One way is enough for an operator that neither writes nor returns views. For others the size or format may matter.
     """
     try:
         operator = operators.operator_of(schema)
@@ -96,7 +96,7 @@ def ways_to_call(schema: Any, position: int, hints: str) -> str:
 
 
 def work(path: Path, first: int) -> None:
-    """Writes what is found of the operators from this one on. A row is there before its call, in case that crashes."""
+    """Writes the results for the operators from ``first`` on. A row is written before its call, in case of a crash."""
     hints = ways()
     with path.open("a") as file:
         for number, schema in enumerate(operators.schemas()):
@@ -111,7 +111,7 @@ def work(path: Path, first: int) -> None:
 
 
 def search(path: Path) -> dict[tuple[int, int], str]:
-    """By number of operator and argument, the way or the reason."""
+    """Returns the way or the reason by the numbers of operator and argument."""
     path.write_text("")
     first = 0
     while True:

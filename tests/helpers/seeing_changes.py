@@ -1,4 +1,4 @@
-"""A layer whose weight changes between calls: what it must give, and what it gives."""
+"""A layer whose weight changes between calls: the expected results, and the actual ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def backward(result: torch.Tensor) -> None:
 
 
 def used(of: nn.Linear, mode: str, use: Use | None = None, x: torch.Tensor = X) -> torch.Tensor:
-    """What the layer gives, after its backward."""
+    """Returns the result of the layer, after its backward."""
     of.zero_grad()
     with MODES[mode]():
         result = of(x) if use is None else use(x, of.weight, of.bias)
@@ -50,9 +50,9 @@ def as_by_hand(
     hand: Use | None = None,
     kernels: Use | None = None,
 ) -> torch.Tensor:
-    """What the layer gives, after seeing that it, and its gradients, are those of casting its weight now.
+    """Returns the result of the layer. Asserts that it and its gradients are those of casting its weight now.
 
-    Or that it is what our ``kernels`` make of that cast, which may sum in another order than torch."""
+    The result may also be that of the package's ``kernels``, which may sum in another order than torch."""
     x, mine = X.clone().requires_grad_(), X.clone().requires_grad_()
     result = used(of, mode, use, x)
     weight, bias = (one.detach().clone().requires_grad_(one.requires_grad) for one in (of.weight, of.bias))
@@ -82,7 +82,7 @@ def assert_seen(
     times: int = 3,
     **options: Any,
 ) -> None:
-    """Used a few times, changed (perhaps in another part than the one that is used), and used again."""
+    """Uses the layer a few times, changes it (perhaps in a part that ``use`` does not read), and uses it again."""
     for _ in range(times):
         before = used(of, mode, use)
     change(n)

@@ -1,4 +1,4 @@
-"""The core's sources as text, for tests that allow something in few files only."""
+"""The core's sources as text, for tests that allow something in a few files only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SOURCES = Path(__file__).parents[2] / "src"
 
 
 def lines_with(pattern: re.Pattern[str]) -> dict[str, list[int]]:
-    """Returns the files of ``src/`` that have the pattern, with the numbers of the lines."""
+    """Returns the files of ``src/`` in which the pattern occurs, with the line numbers."""
     found = {}
     for path in sorted(_SOURCES.rglob("*.[ch]pp")):
         lines = path.read_text("utf-8").splitlines()

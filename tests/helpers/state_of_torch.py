@@ -1,4 +1,4 @@
-"""Is torch as it was?"""
+"""Checks that torch is as it was."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from habana_mp import _core, hmp
 
 
 def modes_of_thread() -> dict[str, object]:
-    """What torch remembers for a thread or a process, and a test that fails in the middle could leave behind."""
+    """Returns the state that torch keeps for a thread or the process, and that a failed test could leave changed."""
     return {
         "gradients": torch.is_grad_enabled(),
         "gradients of forward mode": torch._C._is_fwd_grad_enabled(),
@@ -24,7 +24,7 @@ def modes_of_thread() -> dict[str, object]:
 
 
 def assert_torch_is_restored() -> None:
-    """Nothing is covered, and a GEMM, an activation and an assignment do what torch does."""
+    """Asserts that nothing is patched, and that a GEMM, an activation and an assignment do what torch does."""
     assert not hmp.is_converted()
     assert _core.installed_count() == 0
     matrix = torch.ones(2, 2)

@@ -1,9 +1,9 @@
-"""torchvision beside a torch that its extension was not built for.
+"""Imports torchvision beside a torch for which its extension was not built.
 
-The wheel's extension loads beside one build of torch only. Without it ``import torchvision`` asks torch for operators
-that nobody has defined, and raises, in every library that imports torchvision where it finds it. So it lies in a folder
-of its own (see the Makefile), and the operators are defined here, by name: the transforms and most models call none of
-them.
+The wheel's extension loads beside one build of torch only. Without it ``import torchvision`` needs operators that are
+not defined, and raises, also in every library that imports torchvision if it is installed. So torchvision is installed
+in a folder of its own (see the Makefile), and this module defines the operators by name: the transforms and most models
+call none of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 _FOLDER = str(Path(sys.prefix) / "torchvision")
-#: What torchvision registers fake kernels for, whether its extension was loaded or not.
+#: The operators for which torchvision registers fake kernels, whether or not its extension was loaded.
 _ASKED_FOR = {
     "nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
@@ -25,7 +25,7 @@ _libraries: list[torch.library.Library] = []
 
 
 def import_torchvision(name: str = "torchvision") -> Any:
-    """torchvision, or a module of it."""
+    """Returns torchvision, or a module of it."""
     if _FOLDER not in sys.path:
         sys.path.append(_FOLDER)
     try:
@@ -34,7 +34,7 @@ def import_torchvision(name: str = "torchvision") -> Any:
         if "torchvision::" not in str(error) or _libraries:
             raise
     library = torch.library.Library("torchvision", "FRAGMENT")
-    _libraries.append(library)  # what it defines goes when it does
+    _libraries.append(library)  # its definitions last as long as this object
     for operator, schema in _ASKED_FOR.items():
         library.define(operator + schema)
     return importlib.import_module(name)

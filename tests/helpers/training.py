@@ -1,4 +1,4 @@
-"""A small network, and the batches that it is trained on: the same ones each time."""
+"""A small network, and the batches that it is trained on, which are always the same."""
 
 from __future__ import annotations
 

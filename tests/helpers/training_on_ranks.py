@@ -17,7 +17,7 @@ BF16, FP32 = torch.bfloat16, torch.float32
 
 try:
     from torch.distributed.tensor import DTensor
-except ImportError:  # where older releases have it
+except ImportError:  # its place in older releases
     from torch.distributed._tensor import DTensor
 
 
@@ -52,7 +52,7 @@ def step(optimizer: torch.optim.Optimizer) -> None:
 
 
 def weights(model: nn.Module) -> list[torch.Tensor]:
-    """The parameters, whole."""
+    """Returns the whole parameters."""
     whole = []
     for parameter in model.parameters():
         assert parameter.dtype is FP32
@@ -69,7 +69,7 @@ def gradients(model: nn.Module, of: Batch, run: Callable[[nn.Module, Batch], Non
 
 
 def train_by_hand(micro: int = 1, run: Callable[[nn.Module, Batch], None] = backward) -> list[torch.Tensor]:
-    """Three steps in one process, with the mean of both ranks' gradients."""
+    """Trains three steps in one process, with the mean of both ranks' gradients."""
     model = network()
     optimizer = adamw(model)
     for number in range(STEPS):
@@ -94,7 +94,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> N
 
 
 def assert_near(actual: list[torch.Tensor], expected: list[torch.Tensor], within: float = 0.02) -> None:
-    """Two sums in bf16, in another order."""
+    """Compares sums in bf16 that were computed in different orders."""
     for one, other in zip(actual, expected, strict=True):
         assert one.dtype is other.dtype
         assert (one - other).norm() <= within * other.norm(), ((one - other).norm() / other.norm()).item()

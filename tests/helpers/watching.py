@@ -1,4 +1,4 @@
-"""What a report tells of places."""
+"""Reads places from reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from habana_mp import Report, _core
 
 
 def paths(report: Report) -> dict[str | None, set[str]]:
-    """By module, the operations that ran in it; without what fills new parameters."""
+    """Returns by module the operations that ran in it, without those that fill new parameters."""
     found: dict[str | None, set[str]] = {}
     for row in report:
         if row.reason not in ("construction", "in_place"):
@@ -17,14 +17,15 @@ def paths(report: Report) -> dict[str | None, set[str]]:
 
 
 def marked_line(file: str, mark: str) -> int:
-    """The number of the line that ends in a comment of this text."""
+    """Returns the number of the line that ends in a comment with this text."""
     lines = Path(file).read_text("utf-8").splitlines()
     (number,) = [i for i, line in enumerate(lines, start=1) if line.endswith(f"# {mark}")]
     return number
 
 
 def assert_rows_sum_up(report: Report) -> None:
-    """To what the core counted, for each operation and precision; and each call was recorded."""
+    """Asserts that each call was recorded, and that the rows add up to the core's counts, by operation and
+    precision."""
     counted: dict[tuple[str, str, str], list[int]] = {}
     for name, _, precision, reason, *counts in _core.counts():
         plain = name.strip("_") if name.startswith("__") else name

@@ -1,4 +1,4 @@
-"""Weights, and what is kept of them."""
+"""Weights, and their cached casts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def weight(*shape: int, requires_grad: bool = True) -> nn.Parameter:
 
 
 def casts() -> int:
-    """How many were made."""
+    """Returns the number of casts that were made."""
     return sum(row.casts for row in hmp.report(show=False))
 
 
@@ -33,11 +33,11 @@ def kept() -> hmp.KeptWeights:
 
 
 def packed() -> int:
-    """How many weights are kept in a packed form."""
+    """Returns the number of weights that are cached in a packed form."""
     return kept().packed
 
 
 def all_bfloat16_tensors() -> list[torch.Tensor]:
-    """Those that no Python code holds too: kept casts, and buffers."""
+    """Returns all bfloat16 tensors, also those that only C++ holds: cached casts, and buffers."""
     found = [one for one in gc.get_objects() if type(one) is torch.Tensor]
     return [one for one in found if one.dtype is torch.bfloat16 and not one.is_nested]

@@ -1,4 +1,4 @@
-// Part of the core that `make coverage` builds: writes the counters of gcov before `os._exit`, which runs no
+// A part of the core that `make coverage` builds. It writes the counters of gcov before `os._exit`, which runs no
 // destructors.
 extern "C" void __gcov_dump();
 

@@ -1,1 +1,1 @@
-"""The modules that the finder gives to Gaudi scripts. They lie on no import path."""
+"""The modules that the finder finds for Gaudi scripts. They are on no import path."""

@@ -1,7 +1,7 @@
-"""A step of the core's kernels on the weights of one group of an optimizer.
+"""Steps the weights of one group of an optimizer by the core's kernels.
 
-Our kernels step a weight where it, its gradient and its state are float32 on the CPU and lie in memory alike, without
-gaps. The others are left out, for whoever asks to step by torch's own functions.
+The kernels step a weight if it, its gradient and its state are float32 on the CPU and have the same memory layout,
+without gaps. All other weights are left out; the caller steps them by torch's own functions.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from habana_mp import _core
 
 _T = TypeVar("_T", bound=type)
 
-#: Later releases count up many versions at once.
+#: Later releases increment the version counters of many tensors in one call.
 _COUNTS_MANY = "Iterable" in str(inspect.signature(increment_version))
 
 _classes: set[type] = set()
 
 
 def writes_kept_casts(optimizer: _T) -> _T:
-    """A class, not those derived from it, whose steps write the kept casts of weights along with these."""
+    """Registers a class, but not its subclasses, whose steps write the cached casts of weights with the weights."""
     _classes.add(optimizer)
     return optimizer
 
 
 def is_ours(optimizer: Any) -> bool:
-    """Do its steps write the kept casts of weights?"""
+    """True if the steps of this optimizer write the cached casts of weights."""
     return type(optimizer) in _classes
 
 
 def loss_of(closure: Callable[[], Any] | None) -> Any:
-    """What a step's closure gives, with gradients; None where there is none."""
+    """Returns the result of a step's closure, called with gradients enabled; None without a closure."""
     if closure is None:
         return None
     with torch.enable_grad():
@@ -44,13 +44,13 @@ def loss_of(closure: Callable[[], Any] | None) -> Any:
 
 
 def make_gradients_dense(params: Iterable[Tensor]) -> None:
-    """Those that are sparse."""
+    """Makes sparse gradients dense."""
     for param in params:
         if param.grad is not None and param.grad.layout is not torch.strided:
             param.grad = param.grad.to_dense()
 
 
-#: A weight whose memory changes each time before it is stepped goes to torch in the end.
+#: torch steps a weight whose memory changes before the kernels begin in all of these attempts.
 _ATTEMPTS = 3
 
 
@@ -59,13 +59,13 @@ def step_by_kernels(
     attempt: Callable[[Sequence[list[Any]]], Stepping],
     by_torch: Callable[[Sequence[list[Any]]], None],
 ) -> None:
-    """Step each weight once: by the kernels, or by torch.
+    """Steps each weight once: by the kernels, or by torch.
 
     Args:
         columns: Lists with one entry for each weight, or empty: the weights, their gradients, and their state.
-        attempt: Called with columns. It has torch step the weights that the kernels leave out, and the kernels step
-            the others. Some of these may get other memory before the kernels begin: these are attempted again.
-        by_torch: Called with columns, to have torch step all of them.
+        attempt: Called with columns. It lets torch step the weights that the kernels leave out, and the kernels step
+            the others. A weight whose memory changes before the kernels begin is attempted again.
+        by_torch: Called with columns. It lets torch step all of their weights.
     """
     for _ in range(_ATTEMPTS):
         stepping = attempt(columns)
@@ -76,17 +76,17 @@ def step_by_kernels(
 
 
 class Stepping:
-    """One step. What is to be left out is known before anything is written.
+    """One step. The weights to leave out are known before anything is written.
 
-    Before the kernels begin all tensors are looked at again. A weight of which something has other memory by then, or
-    is of another dtype or form, is left out too.
+    All tensors are checked again before the kernels begin. A weight is left out too if one of its tensors has other
+    memory, another dtype or another form by then.
 
     Args:
         params: The weights.
-        grads: Their gradients, written only where ``writes_grads``.
-        states: Up to three lists of what else belongs to them, and is written.
-        steps: Scalars that count their steps; empty where none are counted.
-        writes_grads: Gradients are divided by GradScaler's scale, in place.
+        grads: Their gradients, written only if ``writes_grads``.
+        states: Up to three lists of other tensors that belong to the weights and are written.
+        steps: Scalars that count their steps; empty if steps are not counted.
+        writes_grads: True if the gradients are divided by GradScaler's scale, in place.
     """
 
     def __init__(
@@ -111,21 +111,21 @@ class Stepping:
         self._writes = [params, *states, steps, *([grads] if writes_grads else [])]
 
     def left_out(self, column: Sequence[Any]) -> list[Any]:
-        """Of a list that has one entry for each weight, those of the weights that the kernels do not step."""
+        """Returns the entries of the weights that the kernels do not step. A column has one entry for each weight."""
         return picked(column, self.plan.left_out)
 
     def changed(self, column: Sequence[Any]) -> list[Any]:
-        """The weights that the step left out, because they changed before it."""
+        """Returns the entries of the weights that the step left out because they changed before it."""
         return picked(column, self.plan.changed)
 
     def taken(self, column: Sequence[Any]) -> list[Any]:
-        """Those of the weights that the kernels step."""
+        """Returns the entries of the weights that the kernels step."""
         return others(column, self.plan.left_out)
 
     def run(self, kernel: str, **numbers: Any) -> None:
-        """Step the weights that are not left out, and write their kept casts.
+        """Steps the weights that are not left out, and writes their cached casts.
 
-        The weights that `changed` names are as they were.
+        The weights that `changed` returns are unchanged.
         """
         try:
             getattr(self.plan, kernel)(**numbers)
@@ -135,19 +135,20 @@ class Stepping:
 
 
 def casts_to_write(params: list[Tensor]) -> list[Tensor | None]:
-    """For each weight its kept cast, which is to be written with it, or None."""
+    """Returns for each weight the cached cast to write along with it, or None."""
     return _core.weights_casts_to_write(params)
 
 
 def were_written(params: list[Tensor], lowers: list[Tensor]) -> None:
-    """These casts hold the weights' new values."""
+    """Declares that these casts hold the weights' new values."""
     _core.weights_were_written(params, lowers)
 
 
 def count_writes(plan: _core.StepPlan, columns: Sequence[Sequence[Any]], lowers: Sequence[Tensor | None]) -> None:
-    """Tell autograd what was written: a backward that needs the old values raises, as after torch's own step.
+    """Increments the version counters of the written tensors: a backward that needs the old values then raises, as
+    after torch's own step.
 
-    Not before: a cast that another thread makes meanwhile would be taken for one of the new values.
+    This is done after the writes: a cast that another thread makes in between would be taken for one of the new values.
     """
     for written in (*(others(column, plan.left_out) for column in columns), picked(lowers, plan.lowered)):
         if _COUNTS_MANY:
@@ -158,18 +159,18 @@ def count_writes(plan: _core.StepPlan, columns: Sequence[Sequence[Any]], lowers:
 
 
 def picked(column: Sequence[Any], places: Sequence[int]) -> list[Any]:
-    """The entries at these places; of an empty list none."""
+    """Returns the entries at these indices; an empty list has none."""
     return [column[i] for i in places] if column else []
 
 
 def others(column: Sequence[Any], places: Sequence[int]) -> list[Any]:
-    """The entries at all other places."""
+    """Returns the entries at all other indices."""
     left_out = set(places)
     return [one for i, one in enumerate(column) if i not in left_out] if left_out else list(column)
 
 
 def is_number(value: Any) -> bool:
-    """Can it be read without waiting for a device?"""
+    """True if the value can be read without waiting for a device."""
     if isinstance(value, Tensor):
         return type(value) is Tensor and value.dim() == 0 and value.device.type == "cpu" and not value.is_complex()
     return isinstance(value, float | int)

@@ -1,7 +1,7 @@
-"""The report as one HTML page, which fetches nothing.
+"""The report as one HTML page, which loads no other file.
 
-``page.html`` is the template, ``page.css`` the style; the scripts are joined in the order of ``_SCRIPTS`` into one
-module, so that a function of one is known in all.
+``page.html`` is the template, ``page.css`` the style. The scripts are joined in the order of ``_SCRIPTS`` into one
+module, so that all of them can call the functions of each.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NOT_IN_A_SCRIPT_ELEMENT = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "
 
 
 def html_page(report: Mapping[str, Any]) -> str:
-    """The page of a report, which is given as ``Report.to_dict()`` gives it."""
+    """Returns the page of a report, which must be a result of ``Report.to_dict()``."""
     given = (report.get("format"), report.get("version"))
     if given != (FORMAT, VERSION):
         raise ValueError(f"`report` must be of the format {(FORMAT, VERSION)!r}; got {given!r}")
@@ -62,17 +62,17 @@ def _script_name(report: Mapping[str, Any]) -> str:
 
 
 def _printable(text: str) -> str:
-    """A name of a file may hold bytes that are no text; they are spelled out, as in the log."""
+    """Returns the text with bytes that are not text spelled out, as in the log. A file name may hold such bytes."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _data(report: Mapping[str, Any]) -> str:
-    """JSON in ASCII in which nothing can end the element that it stands in."""
+    """Returns the report as ASCII JSON, without characters that could end the script element around it."""
     return json.dumps(report, separators=(",", ":"), allow_nan=False).translate(_NOT_IN_A_SCRIPT_ELEMENT)
 
 
 def _policy(style: str, script: str) -> str:
-    """A Content-Security-Policy that lets our own style and script run, and nothing be fetched."""
+    """Returns a Content-Security-Policy that allows only our own style and script, and no other requests."""
     return f"default-src 'none'; img-src data:; style-src {_source(style)}; script-src {_source(script)}"
 
 

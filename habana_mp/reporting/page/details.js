@@ -1,4 +1,4 @@
-// All that is known of one row.
+// The details of one row.
 
 function detailsOf(report, row) {
   const pairs = [

@@ -1,13 +1,13 @@
-// Making elements. Text goes in as text, never as markup.
+// Creates elements. Text is inserted as text, never as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An HTML element: `on...` properties are listeners, null and false ones are left out, all others are attributes. */
+/** Returns an HTML element: `on...` properties are listeners, null and false are left out, others are attributes. */
 function element(tag, properties = {}, ...children) {
   return filled(document.createElement(tag), properties, children);
 }
 
-/** The same for SVG. */
+/** Returns an SVG element in the same way. */
 function drawn(tag, properties = {}, ...children) {
   return filled(document.createElementNS(SVG, tag), properties, children);
 }
@@ -25,28 +25,28 @@ function byId(id) {
   return document.getElementById(id);
 }
 
-/** The index that the row around a clicked element shows, or null. */
+/** Returns the index of the row around a clicked element, or null. */
 function clickedIndex(event) {
   const row = event.target.closest("[data-index]");
   return row === null ? null : Number(row.dataset.index);
 }
 
-/** A name of the precision as a class: what this page has not heard of looks like what was left alone. */
+/** Returns the class of a precision. An unknown precision looks like calls that were left alone. */
 function precisionClass(precision) {
   return ["bf16", "fp16", "fp32"].includes(precision) ? `is-${precision}` : "is-unchanged";
 }
 
-/** An entry of a list of descriptions. */
+/** Returns an entry of a description list. */
 function described(name, ...value) {
   return element("div", {}, element("dt", {}, name), element("dd", {}, ...value));
 }
 
-/** Words of the report, in which names of code stand between backticks. */
+/** Returns text of the report with the names between backticks as code. */
 function withCode(words) {
   return words.split("`").map((part, i) => (i % 2 === 1 ? element("code", {}, part) : part));
 }
 
-/** The parts of a whole by precision, side by side. */
+/** Returns a bar with the parts of a whole, by precision, side by side. */
 function stackedBar(mix) {
   const whole = sum(Object.values(mix), (part) => part);
   const parts = PRECISIONS.filter((precision) => mix[precision] > 0).map((precision) => {

@@ -1,4 +1,4 @@
-// Findings: choosing one shows its rows, choosing it again shows all.
+// Findings: choosing one shows its rows; choosing it again shows all rows.
 
 function showFindings(report, store) {
   if (report.findings.length === 0) return;

@@ -40,7 +40,7 @@ function showGraph(report, store) {
     return shown.find((row) => finding.rows.includes(row.index))?.index ?? shown[0].index;
   }
 
-  /** Scrolls the view, and not the page around it. */
+  /** Scrolls the view, but not the page around it. */
   function scrollTo(index) {
     const box = node(index)?.getBoundingClientRect();
     const frame = view.getBoundingClientRect();
@@ -89,7 +89,7 @@ function showGraph(report, store) {
   refill(store.get());
 }
 
-/** Where the model begins: the first call of a forward within a module, whatever was called before. */
+/** Returns the beginning of the model: the first forward call within a module, whatever was called before. */
 function firstOfModel(rows) {
   return rows.find((row) => row.module !== null && row.phase === "forward") ?? rows[0];
 }
@@ -98,7 +98,7 @@ function isWithin(box, frame) {
   return box.top >= frame.top && box.bottom <= frame.bottom && box.left >= frame.left && box.right <= frame.right;
 }
 
-/** The graph follows the module and the phase; the other filters would only tear it apart. */
+/** Returns the rows of the graph. It follows the module and the phase; other filters would break it into pieces. */
 function graphRows(report, { module, phase }) {
   const rows = rowsBelow(report, module).filter((row) => phase === null || row.phase === phase);
   return rows.sort((one, other) => one.order - other.order);
@@ -131,7 +131,7 @@ function drawing(report, rows, module) {
   );
 }
 
-/** The head of arrows, and the patterns that tell precisions apart without colour. */
+/** Returns the arrow heads, and the patterns that distinguish precisions without colour. */
 function definitions() {
   return drawn(
     "defs",
@@ -170,7 +170,7 @@ function edgeLine(report, { edge, points, upwards }) {
   });
 }
 
-/** Straight through lanes, curved between layers. */
+/** Returns a path that is straight through lanes and curved between layers. */
 function downwardPath(points) {
   let path = `M${points[0].x} ${points[0].y}`;
   for (let i = 1; i < points.length; i += 2) {
@@ -187,7 +187,7 @@ function upwardPath([from, to]) {
   return `M${from.x} ${from.y} C${beside} ${from.y} ${beside} ${to.y} ${to.x} ${to.y}`;
 }
 
-/** Results are cast up to float32, or down to a lower precision. */
+/** Returns the direction of a cast: up to float32, or down to a lower precision. */
 function directionOf(report, edge) {
   return report.rows[edge.to].precision === "fp32" ? "up" : "down";
 }
@@ -261,14 +261,14 @@ function pingPongMark(right) {
   );
 }
 
-/** A module's path from the chosen one, since all others begin alike. */
+/** Returns a module's path relative to the chosen one, since all paths have that beginning. */
 function moduleWithin(path, module) {
   if (path === null) return "";
   if (module !== null && path.startsWith(`${module}.`)) return path.slice(module.length + 1);
   return path.slice(path.lastIndexOf(".") + 1);
 }
 
-/** How many letters have room in a node's line beside a word at its end. */
+/** Returns the number of letters that fit into a node's line beside a word at its end. */
 function lettersBeside(word) {
   return Math.floor((NODE.width - 32) / 6.6) - word.length;
 }

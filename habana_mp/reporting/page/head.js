@@ -1,4 +1,4 @@
-// The head of the page: the findings in words, where the report comes from, its totals.
+// The head of the page: the findings in words, the origin of the report, its totals.
 
 function showHead(report) {
   byId("script").textContent = fileName(report.environment.script ?? "habana_mp");

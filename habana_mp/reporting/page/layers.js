@@ -1,6 +1,6 @@
-// A layered drawing of a graph, computed: who is above whom, what is beside what, where edges run.
+// Computes a layered drawing of a graph: the layers, the order in each layer, and the routes of edges.
 
-/** Room between layers holds the marks of casts. */
+/** The room between layers holds the symbols of casts. */
 const NODE = { width: 184, height: 38 };
 const LAYER_GAP = 40;
 const SIDE_GAP = 20;
@@ -9,11 +9,12 @@ const LANE = 10;
 const SWEEPS = 8;
 
 /**
- * Positions for `rows` and the `edges` between them: `{places: Map(row index -> {x, y}), routes, width, height}`, where
- * a route is `{edge, points}`, from the lower side of one node to the upper side of another.
+ * Returns the positions of `rows` and of the `edges` between them:
+ * `{places: Map(row index -> {x, y}), routes, width, height}`. A route is `{edge, points}`, from the lower side of one
+ * node to the upper side of another.
  *
- * Results flow downwards, from a row to one whose first call was later; an edge to an earlier one (as of a loop's
- * second round) does not shape the drawing. Parts that are not connected stand side by side, single rows in one column.
+ * Results flow downwards, from a row to a row whose first call was later. An edge to an earlier row (as in the second
+ * round of a loop) does not affect the positions. Unconnected parts are side by side, single rows in one column.
  */
 function layered(rows, edges) {
   const inOrder = [...rows].sort((one, other) => one.order - other.order);
@@ -35,7 +36,7 @@ function vertex(row) {
   return { row, above: [], below: [], layer: 0, x: 0, width: NODE.width, part: null };
 }
 
-/** A place in a layer that an edge passes by. */
+/** Returns a place in a layer that an edge passes through. */
 function lane(layer) {
   return { row: null, above: [], below: [], layer, x: 0, width: LANE, part: null };
 }
@@ -44,7 +45,7 @@ function leadsDown({ from, to }) {
   return from.row.order < to.row.order;
 }
 
-/** Groups of vertices that edges connect; those that nothing connects are one group, one above the other. */
+/** Returns the groups of connected vertices. Vertices without edges form one group, one above the other. */
 function connectedParts(vertices) {
   const parts = [];
   for (const start of vertices) {
@@ -76,7 +77,7 @@ function neighbours(one) {
   return [...one.above, ...one.below];
 }
 
-/** Each vertex right below the lowest of those above it; one with nothing above it right above its first reader. */
+/** Puts each vertex right below the lowest one above it; a vertex with none above it right above its first reader. */
 function giveLayers(vertices) {
   for (const one of vertices) one.layer = Math.max(-1, ...one.above.map((other) => other.layer)) + 1;
   for (const one of [...vertices].reverse()) {
@@ -94,13 +95,13 @@ function addPart(drawing, { vertices }, links) {
   addTo(drawing, layers, paths);
 }
 
-/** The vertices that an edge passes: its ends, and a lane in each layer between. */
+/** Returns the vertices that an edge passes: its ends, and a lane in each layer in between. */
 function pathOf({ edge, from, to }) {
   const between = Array.from({ length: to.layer - from.layer - 1 }, (_, i) => lane(from.layer + 1 + i));
   return { edge, vertices: [from, ...between, to] };
 }
 
-/** From now on neighbours are in adjacent layers. */
+/** Replaces the neighbours of vertices by their neighbours in adjacent layers. */
 function join(paths, vertices) {
   for (const one of vertices) Object.assign(one, { above: [], below: [] });
   for (const { vertices: passed } of paths) {
@@ -142,8 +143,8 @@ function mean(vertices, property) {
 }
 
 /**
- * Places a layer as near to the wishes as its order and the room allow (least squares). Without the room that lies left
- * of each, positions must only not decrease; neighbours that would are pooled, and take their common mean.
+ * Places a layer as near to the wishes as its order and the room allow (least squares). Once the room to the left of
+ * each vertex is subtracted, positions must only not decrease. Neighbours that would are pooled, and get their mean.
  */
 function apart(layer, wishes) {
   let room = 0;
@@ -164,7 +165,7 @@ function apart(layer, wishes) {
   layer.forEach((one, i) => (one.x = positions[i] + offsets[i]));
 }
 
-/** Puts a finished part to the right of what is there. */
+/** Adds a finished part to the right of the drawing. */
 function addTo(drawing, layers, paths) {
   const all = layers.flat();
   const left = Math.min(...all.map((one) => one.x - one.width / 2));
@@ -183,7 +184,7 @@ function topOf(one) {
   return LAYER_GAP + one.layer * (NODE.height + LAYER_GAP);
 }
 
-/** Where an edge leaves or enters a node, or passes through its lane. */
+/** Returns the points where an edge leaves or enters a node, or passes through its lane. */
 function passing(one, i, { length }) {
   const upper = { x: one.x, y: topOf(one) };
   const lower = { x: one.x, y: topOf(one) + NODE.height };
@@ -191,7 +192,7 @@ function passing(one, i, { length }) {
   return i === length - 1 ? [upper] : [upper, lower];
 }
 
-/** They run beside the nodes, on the right. */
+/** Adds the edges to earlier rows. They run beside the nodes, on the right. */
 function addEdgesUpwards(drawing, links) {
   const upwards = links.filter((link) => !leadsDown(link));
   if (upwards.length > 0) drawing.width += 2 * SIDE_GAP;

@@ -1,4 +1,4 @@
-// Numbers as a reader wants them.
+// Formats numbers for readers.
 
 const COUNTS = new Intl.NumberFormat("en-US");
 const THREE_DECIMALS = new Intl.NumberFormat("en-US", { minimumFractionDigits: 3, maximumFractionDigits: 3 });
@@ -7,12 +7,12 @@ function count(number) {
   return COUNTS.format(number);
 }
 
-/** "3 casts", "1 cast" */
+/** Returns "3 casts", "1 cast". */
 function counted(number, word) {
   return `${count(number)} ${word}${number === 1 ? "" : "s"}`;
 }
 
-/** Seconds with the unit that suits them. */
+/** Returns seconds in a suitable unit. */
 function duration(seconds) {
   if (seconds >= 100) return `${count(Math.round(seconds))} s`;
   if (seconds >= 1) return `${seconds.toPrecision(3)} s`;
@@ -24,12 +24,12 @@ function milliseconds(seconds) {
   return THREE_DECIMALS.format(seconds * 1e3);
 }
 
-/** Millions of bytes, as the printed report has them. */
+/** Returns millions of bytes, as in the printed report. */
 function megabytes(bytes) {
   return THREE_DECIMALS.format(bytes / 1e6);
 }
 
-/** Bytes with the unit that suits them. */
+/** Returns bytes in a suitable unit. */
 function size(bytes) {
   if (bytes >= 1e9) return `${(bytes / 1e9).toPrecision(3)} GB`;
   if (bytes >= 1e6) return `${(bytes / 1e6).toPrecision(3)} MB`;

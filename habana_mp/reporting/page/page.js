@@ -1,4 +1,4 @@
-// The page is put together. Marks tell how long it took: `report-read` and `report-shown`.
+// Builds the page. The performance marks `report-read` and `report-shown` show how long it took.
 
 const report = readReport();
 performance.mark("report-read");

@@ -1,6 +1,6 @@
-// The data of the page: the report as Python wrote it, and the tree of modules that follows from it.
+// The data of the page: the report as Python wrote it, and the tree of its modules.
 
-/** In the order in which bars and filters show them. */
+/** All precisions, in the order of bars and filters. */
 const PRECISIONS = ["bf16", "fp16", "fp32", "unchanged"];
 
 /** The path that stands for rows without a module. */
@@ -22,14 +22,14 @@ function readReport() {
   return { ...data, timed, nodes, roots };
 }
 
-/** A cost of this report in words: seconds where there are any, or else calls. */
+/** Returns a cost of this report in words: seconds if it has times, else calls. */
 function costInWords(report, cost) {
   return report.timed ? duration(cost) : count(cost);
 }
 
 // ---- the tree of modules -------------------------------------------------------------------------------------------
 
-/** All nodes by path, each after the one that it is in. */
+/** Returns all nodes by path, each after its parent. */
 function moduleTree(modules, rows, timed) {
   const nodes = new Map();
   for (const { path, class: className, seconds } of modules) {
@@ -62,7 +62,7 @@ function nodeAt(nodes, path) {
   return node;
 }
 
-/** The node's cost and precisions, with those below, which are known by now. */
+/** Adds up the node's cost and precisions, with those of the nodes below, which are known by now. */
 function addUp(node) {
   for (const row of node.rows) addCost(node, row.precision, row.cost);
   for (const child of node.children) {
@@ -80,12 +80,12 @@ function sum(items, value) {
   return items.reduce((total, item) => total + value(item), 0);
 }
 
-/** The greatest value, or 0. (A spread into Math.max has a limit.) */
+/** Returns the greatest value, or 0. (A spread into Math.max has a limit.) */
 function greatest(items, value) {
   return items.reduce((most, item) => Math.max(most, value(item)), 0);
 }
 
-/** The rows of a module and of those below it; all rows for null. */
+/** Returns the rows of a module and of the modules below it; all rows for null. */
 function rowsBelow(report, path) {
   if (path === null) return report.rows;
   const found = [];
@@ -98,7 +98,7 @@ function rowsBelow(report, path) {
   return found;
 }
 
-/** The innermost module that all of these rows are in or below, or null. */
+/** Returns the innermost module that has all of these rows in it or below it, or null. */
 function commonModule(report, rows) {
   let path = rows[0]?.module ?? null;
   const inside = (row) => row.module === path || row.module?.startsWith(`${path}.`);
@@ -106,9 +106,9 @@ function commonModule(report, rows) {
   return path;
 }
 
-// ---- what of it is shown -------------------------------------------------------------------------------------------
+// ---- the visible part ----------------------------------------------------------------------------------------------
 
-/** The rows that a state leaves, in its order. */
+/** Returns the rows that the filters of a state leave, in its order. */
 function shownRows(report, state) {
   const words = state.text.toLowerCase().split(/\s+/).filter(Boolean);
   const wanted = state.finding === null ? null : new Set(report.findings[state.finding].rows);
@@ -123,12 +123,12 @@ function shownRows(report, state) {
   return sorted(rows, columnNamed(state.sort), state.ascending);
 }
 
-/** A precision's name finds that precision, and no list file that has it in its name. */
+/** True if the word is in the row's text. A precision's name matches only that precision, not a list file's name. */
 function isFoundIn(row, word) {
   return PRECISIONS.includes(word) ? row.precision === word : searchText(row).includes(word);
 }
 
-/** All that is shown of a row in words. */
+/** Returns all words that are shown of a row. */
 function searchText(row) {
   const { operation, precision, phase, module, file, line, reason, why, rule } = row;
   const place = file === null ? null : `${file}:${line}`;
@@ -139,7 +139,7 @@ function searchText(row) {
   return row.text;
 }
 
-/** Sorted by a column; rows without a value come last either way, and equal ones in the order of their first calls. */
+/** Sorts by a column. Rows without a value are last in both directions, equal rows in the order of first calls. */
 function sorted(rows, column, ascending) {
   const sign = ascending ? 1 : -1;
   const keyed = rows.map((row) => ({ row, key: column.key(row) }));
@@ -154,5 +154,5 @@ function compared(one, other) {
   return typeof one === "number" ? one - other : COLLATOR.compare(one, other);
 }
 
-/** layer.2 comes before layer.10. */
+/** Sorts layer.2 before layer.10. */
 const COLLATOR = new Intl.Collator("en", { numeric: true });

@@ -1,4 +1,4 @@
-// What the reader has chosen, in one place. Views listen, and draw anew what a change touches.
+// The state that the user has chosen, in one place. Views listen, and redraw what a change affects.
 
 function makeStore(initial) {
   const listeners = [];
@@ -21,9 +21,9 @@ function makeStore(initial) {
 
 function firstState(report) {
   return {
-    module: null, // the path of the chosen one
-    finding: null, // its index
-    row: null, // the index of the chosen one
+    module: null, // the path of the chosen module
+    finding: null, // the index of the chosen finding
+    row: null, // the index of the chosen row
     text: "",
     precisions: [], // none means all
     reason: null,
@@ -36,13 +36,13 @@ function firstState(report) {
 
 const NO_FILTERS = { text: "", precisions: [], reason: null, phase: null };
 
-/** A finding is chosen: its rows, and nothing else, in the module that has them all. */
+/** Chooses a finding: shows only its rows, in the innermost module that has all of them. */
 function chooseFinding(report, store, index) {
   const rows = report.findings[index].rows.map((row) => report.rows[row]);
   store.set({ ...NO_FILTERS, finding: index, module: commonModule(report, rows), row: null });
 }
 
-// ---- the part of it that the address keeps -------------------------------------------------------------------------
+// ---- the part of the state that the address keeps ------------------------------------------------------------------
 
 function chosenInAddress(report) {
   const address = new URLSearchParams(location.hash.slice(1));

@@ -3,17 +3,17 @@
 const TABLE_LINE = 24;
 const TABLE_HEAD = 28;
 
-/** A column of words: `key` is what a row is sorted by, null for none, and `cell` makes what is shown. */
+/** Returns a column of words. `key` returns the sort key of a row, or null; `cell` returns the content. */
 function words(name, title, width, key, cell = key) {
   return { name, title, width, key, cell, isNumber: false, hint: null };
 }
 
-/** A column of numbers, which the field `name` of a row has; `shown` words one. */
+/** Returns a column of the numbers in the field `name` of rows; `shown` formats a number. */
 function numbers(name, title, width, shown = count, hint = null) {
   return { name, title, width, key: (row) => row[name], shown, isNumber: true, hint };
 }
 
-/** A column without a key in any row is not shown. */
+/** All columns. A column is hidden if no row has a key in it. */
 const COLUMNS = [
   numbers("order", "#", 46, String, "order of the first call"),
   words("operation", "operation", 134, (row) => row.operation),
@@ -30,7 +30,7 @@ const COLUMNS = [
   words("place", "place", 128, placeOf, (row) => endOf(placeOf(row))),
 ];
 
-/** Pixels of a digit, and of the space around a number. */
+/** The pixels of a digit, and of the space around a number. */
 const DIGIT = 7.5;
 const AROUND = 15;
 
@@ -42,7 +42,7 @@ function placeOf({ file, line }) {
   return file === null ? null : `${fileName(file)}:${line}`;
 }
 
-/** A text that loses its beginning, not its end, where the room is short. */
+/** Returns a text that is cut at its beginning, not at its end, if the room is short. */
 function endOf(text) {
   return element("span", { class: "end" }, element("bdi", {}, text));
 }
@@ -116,7 +116,7 @@ function showTable(report, store) {
   refill(store.get());
 }
 
-/** So wide that no number is cut. */
+/** Returns a width at which no number is cut. */
 function widthOfNumbers(column, rows) {
   const shown = (row) => (column.key(row) === null ? "" : column.shown(column.key(row)));
   return Math.ceil(AROUND + DIGIT * greatest(rows, (row) => shown(row).length));
@@ -134,7 +134,7 @@ function columnElements(columns) {
   });
 }
 
-/** A narrow window shows the columns that say most; the others are in the details of a chosen row. */
+/** A narrow window shows only these columns; the others are in the details of a chosen row. */
 const ALWAYS_SHOWN = new Set(["operation", "precision", "seconds", "calls"]);
 
 function classOf({ name, isNumber }) {
@@ -221,7 +221,7 @@ function precisionButtons(report, store) {
   return present.sort((one, other) => rank(one) - rank(other)).map((precision) => precisionButton(precision, store));
 }
 
-/** A pressed one says: only this. */
+/** Returns the button of a precision. If it is pressed, only this precision is shown. */
 function precisionButton(precision, store) {
   const button = element("button", { type: "button", class: "control choice", "aria-pressed": "false" });
   button.append(element("i", { class: `swatch ${precisionClass(precision)}` }), precision);
@@ -236,7 +236,7 @@ function precisionButton(precision, store) {
   return button;
 }
 
-/** Fills the filter of one field with the values that there are; `all` is the word for no filter. */
+/** Fills the filter of one field with the existing values; `all` is the word for no filter. */
 function fillChoice(report, store, field, all, named) {
   const select = byId(`filter-${field}`);
   const found = new Map();
@@ -252,7 +252,7 @@ function fillChoice(report, store, field, all, named) {
   store.listen([field], (state) => (select.value = state[field] ?? ""));
 }
 
-/** The module and the finding that the table is restricted to, each with a button that ends it. */
+/** Shows the module and the finding that restrict the table, each with a button that removes the restriction. */
 function showRestrictions(report, store) {
   const { module, finding } = store.get();
   const shown = [];

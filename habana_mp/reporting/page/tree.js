@@ -1,8 +1,8 @@
-// The tree of modules: a flat list of lines, of which those below a closed module are left out.
+// The tree of modules: a flat list of lines, without those below a closed module.
 
 const TREE_LINE = 24;
 const INDENT = 12;
-/** At least so many lines are open at first, where there are so many. */
+/** At least this many lines are open at first, if there are so many. */
 const FIRST_LINES = 10;
 
 function showTree(report, store) {
@@ -14,9 +14,9 @@ function showTree(report, store) {
 
   const widest = greatest(report.roots, (node) => node.cost);
   let open = openAtFirst(report.roots);
-  let kept = null; // while a filter is on: the nodes that it leaves
+  let kept = null; // while a filter is on: the nodes that stay visible
   let nodes = [];
-  let current = null; // where the keyboard is
+  let current = null; // the node with the keyboard focus
 
   const lines = makeWindow({
     viewport: tree,
@@ -121,7 +121,7 @@ function showTree(report, store) {
   if (store.get().module !== null) reveal(report.nodes.get(store.get().module));
 }
 
-/** Whole levels, from the top, until there are lines enough. */
+/** Returns the nodes to open: whole levels from the top, until there are enough lines. */
 function openAtFirst(top) {
   const open = new Set();
   let level = top;
@@ -132,7 +132,7 @@ function openAtFirst(top) {
   return open;
 }
 
-/** The nodes whose path or class holds the text, and those above them; null where there is no text. */
+/** Returns the nodes whose path or class contains the text, and those above them; null for an empty text. */
 function keptNodes(report, value) {
   const text = value.trim().toLowerCase();
   if (text === "") return null;

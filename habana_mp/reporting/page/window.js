@@ -1,11 +1,11 @@
-// Long lists: only the lines that can be seen are in the document.
+// Long lists: the document has only the visible lines.
 
-/** Lines beyond the edges, so that fast scrolling shows no gap. */
+/** Additional lines beyond the edges, so that fast scrolling shows no gap. */
 const BEYOND = 12;
 
 /**
- * The lines of `body` within `viewport`, all `height` pixels high. `line(item, index)` makes one, `gap()` the element
- * that takes the room of those that are not there; `above` pixels of the viewport are covered by a head.
+ * Shows the lines of `body` in `viewport`, all `height` pixels high. `line(item, index)` creates a line, `gap()` the
+ * element that takes the room of missing lines. A head covers `above` pixels of the viewport.
  */
 function makeWindow({ viewport, body, height, above = 0, line, gap }) {
   let items = [];
@@ -59,7 +59,7 @@ function makeWindow({ viewport, body, height, above = 0, line, gap }) {
       items = newItems;
       draw();
     },
-    /** How many lines a page has. */
+    /** Returns the number of lines of a page. */
     page: () => Math.max(1, Math.floor((viewport.clientHeight - above) / height) - 1),
   };
 }
@@ -78,7 +78,7 @@ function whenPrinting(change) {
   addEventListener("afterprint", () => tell(false));
 }
 
-/** Where a key moves to in a list of `length` lines, or null for a key that does not move. */
+/** Returns the line that a key moves to in a list of `length` lines, or null for a key that does not move. */
 function movedTo(key, from, length, page) {
   const targets = {
     ArrowDown: from + 1,

@@ -1,4 +1,4 @@
-"""Ways in which the weight of a layer can change, as data: each changes it once each time that it is called.
+"""Ways to change the weight of a layer, as data. Each call of a way changes the weight once.
 
 A way is made for one layer (an ``nn.Linear`` of 48 to 48), perhaps takes an alias of its weight, and is then called
 with 1 or 2: through an alias, 1 changes all elements and 2 a single one.
@@ -17,7 +17,7 @@ from helpers.weight_changes.basics import Way, noise, write
 from helpers.weight_changes.in_place import IN_PLACE
 from helpers.weight_changes.optimizers import OPTIMIZERS
 
-#: Ways that need nothing before they change the weight.
+#: Ways that need no preparation before they change the weight.
 AT_ONCE: dict[str, Way] = {
     **{name: layers.in_place(change) for name, change in IN_PLACE.items()},
     "storage.copy_": lambda of: lambda n: of.weight.untyped_storage().copy_(noise().untyped_storage()),
@@ -125,7 +125,7 @@ PREPARED: dict[str, Way] = {
 
 WAYS = {**AT_ONCE, **PREPARED}
 
-#: One or two of each sort, where all of them would take too long.
+#: One or two ways of each sort, for tests in which all of them would take too long.
 MAIN = (
     *("add_", "copy_", "w[i, j] = x", "set_", "_foreach_copy_", "init.normal_", "data.add_", "data[i, j] = x"),
     *("data = x", "replaced", "swap_tensors", "load_state_dict", "load_state_dict(assign=True)", "storage[i] = byte"),
@@ -151,6 +151,6 @@ MAIN = (
     *("_fused_sgd_, one element", "foreign function"),
 )
 
-#: Pointers. One that was taken before convert is known to nobody: a write through it is seen by the values that are
-#: compared, a write of any other single element is not (docs/weights.md).
+#: Ways through pointers. The package does not know of a pointer that was taken before convert: it notices a write
+#: through it by the compared values only, so a write of any other single element is not seen (docs/weights.md).
 POINTERS = frozenset(f"alias: {name}" for name in ALIASES if name.startswith(("data_ptr", "address")))

@@ -174,7 +174,7 @@ def by_map_two(w: torch.Tensor, n: int) -> None:
 
 
 def in_a_graph_of_hooks(of: nn.Linear, hook: Callable[[torch.Tensor, Callable[[], None]], Any]) -> Change:
-    """Written by a hook of autograd in the middle of a backward."""
+    """Changes the weight in a hook of autograd in the middle of a backward."""
     armed: list[int] = []
 
     def when_armed() -> None:

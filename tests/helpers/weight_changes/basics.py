@@ -1,4 +1,4 @@
-"""The layer whose weight changes, and how one writes into memory."""
+"""The layer whose weight changes, and functions that write into memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import tvm_ffi
 from torch import nn
 
 SIZE = 48
-# Not among a few evenly spread elements.
+# These are not among the few evenly spread elements that are compared.
 ROW, COLUMN = 5, 6
 
 Change = Callable[[int], Any]
 Way = Callable[[nn.Linear], Change]
 
-# Names that somebody took before `convert`.
+# Names that were taken before `convert`.
 DATA, GRADLESS_DATA = torch.Tensor.data, torch._C.TensorBase.data
 GET_DATA, SET_DATA = DATA.__get__, DATA.__set__
 NUMPY, STORAGE, DATA_PTR = torch.Tensor.numpy, torch.Tensor.untyped_storage, torch.Tensor.data_ptr
@@ -33,18 +33,18 @@ def noise(*shape: int) -> torch.Tensor:
 
 
 def floats_at(address: int) -> Any:
-    """An array over raw memory, which owns nothing."""
+    """Returns an array over raw memory. The array does not own it."""
     return np.ctypeslib.as_array((ctypes.c_float * (SIZE * SIZE)).from_address(address))
 
 
 @tvm_ffi.convert
 def foreign(weight: Any, n: int) -> None:
-    """A function of another language, which is lent the memory of its arguments."""
+    """A function of another language, which borrows the memory of its arguments."""
     write(torch.from_dlpack(weight), n)
 
 
 def write(alias: Any, n: int) -> None:
-    """Through an alias that is indexed as an array: all elements, or one."""
+    """Writes through an alias that is indexed like an array: all elements, or one."""
     with torch.no_grad():
         alias[... if n == 1 else np.unravel_index(ROW * SIZE + COLUMN, alias.shape)] += 1
 

@@ -54,7 +54,7 @@ def _through_complex_numbers(w: torch.Tensor, n: int) -> None:
         torch.view_as_real(w.view(torch.complex64))[ROW, COLUMN // 2] += n
 
 
-# These tell no version counter.
+# These do not increment a version counter.
 
 
 def fused_sgd(w: torch.Tensor, gradient: torch.Tensor) -> None:

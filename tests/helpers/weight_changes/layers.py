@@ -1,4 +1,4 @@
-"""Changes of the layer's attribute, and of what the weight is made of."""
+"""Changes of the layer's attribute, and of the weight's storage, dtype and parametrization."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def set_data_by_a_method_taken_before(of: nn.Linear, n: int) -> None:
 
 
 def set_data_and_back(of: nn.Linear, n: int) -> None:
-    """As one runs a model with averaged weights for a while."""
+    """Runs the model with other weights for a while, as with averaged weights."""
     kept = of.weight.data
     of.weight.data = noise()
     of(noise(2, SIZE))
@@ -73,7 +73,7 @@ def by_the_meta_device(of: nn.Linear, n: int) -> None:
 
 
 def on_conversion(of: nn.Linear, n: int, switch: Callable[[bool], None]) -> None:
-    """With another way of torch to convert the parameters of a module."""
+    """Converts the parameters of a module by another of torch's ways."""
     switch(True)
     try:
         of.double()
@@ -88,7 +88,7 @@ def noise_state(of: nn.Linear) -> dict[str, torch.Tensor]:
 
 
 def storage_emptied(of: nn.Linear, n: int) -> None:
-    """As FSDP frees a weight between uses; the memory may come back at the same address."""
+    """Frees the weight between uses, as FSDP does; the memory may come back at the same address."""
     storage = of.weight.untyped_storage()
     size = storage.nbytes()
     storage.resize_(0)
@@ -226,7 +226,7 @@ def average_swapped_in_and_out(of: nn.Linear) -> Change:
 
 
 def restored_in_place(of: nn.Linear) -> Change:
-    """A context that lends other weights, and gives the old ones back changed."""
+    """Uses other weights for a while, and restores the old ones changed, as a context manager may do."""
 
     def change(n: int) -> None:
         kept = of.weight.detach().clone()

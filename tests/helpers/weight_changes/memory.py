@@ -1,4 +1,4 @@
-"""Changes of a weight through memory that others own."""
+"""Changes of a weight through memory that has another owner."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def half_of_a_tensor(of: nn.Linear) -> Change:
 
 
 def as_data(of: nn.Linear) -> Change:
-    """`.data` was given somebody's tensor."""
+    """`.data` was assigned a tensor that other code holds."""
     tensor = torch.from_numpy(_values()).clone()
     of.weight.data = tensor
     return partial(write, tensor)
@@ -63,7 +63,7 @@ def memmap(of: nn.Linear) -> Change:
 
 
 def of_file(of: nn.Linear, change: Callable[[Any, int], None]) -> Change:
-    """A weight in a file that others map or write too."""
+    """A weight in a file that other code maps or writes too."""
     file = tempfile.NamedTemporaryFile()  # noqa: SIM115  # lives as long as the map
     file.write(_values().tobytes())
     file.flush()

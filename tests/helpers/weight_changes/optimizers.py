@@ -16,7 +16,7 @@ Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 class OldStyle(torch.optim.Optimizer):
-    """Writes as optimizers did before there was `no_grad`."""
+    """Writes as optimizers did before `no_grad` existed."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {})
@@ -31,14 +31,14 @@ class OldStyle(torch.optim.Optimizer):
 
 
 class OneElement(OldStyle):
-    """Writes a single element, past torch."""
+    """Writes a single element without torch."""
 
     def update(self, one: torch.Tensor) -> None:
         floats_at(one.data_ptr())[ROW * SIZE + COLUMN] += 1
 
 
 class HeldMemory(OldStyle):
-    """Has taken the address once, at the beginning."""
+    """Takes the address once, at the beginning."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters)
@@ -49,7 +49,7 @@ class HeldMemory(OldStyle):
 
 
 class NoOptimizer:
-    """An optimizer of nobody's class."""
+    """An optimizer that does not derive from torch's class."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.held = [one.data for one in parameters]
@@ -62,7 +62,7 @@ class NoOptimizer:
 
 def _optimizers() -> Iterator[tuple[str, Any]]:
     optim = torch.optim
-    # Rprop leaves a weight alone after a step that was too large for it.
+    # Rprop does not change a weight after a step that was too large for it.
     rates = {"Adadelta": 50.0, "SGD": 0.5, "Muon": 0.1, "Rprop": 0.01}
     found = [one for one in vars(optim).values() if isinstance(one, type) and issubclass(one, optim.Optimizer)]
     for one in found:
@@ -105,7 +105,7 @@ def steps(make: Optimizer, of: nn.Linear) -> Change:
 
 
 def in_the_backward(of: nn.Linear) -> Change:
-    """An optimizer that steps as soon as a gradient is there."""
+    """An optimizer that steps as soon as a gradient exists."""
     optimizer = torch.optim.SGD([of.weight], lr=0.5)
     armed: list[int] = []
 

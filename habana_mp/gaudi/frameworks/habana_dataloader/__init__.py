@@ -1,4 +1,4 @@
-"""``habana_dataloader``: torch's own loader under the name that Gaudi scripts know."""
+"""``habana_dataloader``: torch's own loader under the name that Gaudi scripts use."""
 
 from __future__ import annotations
 

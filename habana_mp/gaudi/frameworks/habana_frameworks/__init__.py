@@ -1,4 +1,4 @@
-"""habana_mp's stand-in for Gaudi's package: the names that scripts use, on the device that there is."""
+"""habana_mp's stand-in for Gaudi's package: the names that scripts use, on the available device."""
 
 from __future__ import annotations
 

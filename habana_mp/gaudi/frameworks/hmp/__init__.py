@@ -1,4 +1,4 @@
-"""``from hmp import hmp``, as scripts for release 0.15 have it."""
+"""``from hmp import hmp``, as scripts for release 0.15 write it."""
 
 from __future__ import annotations
 

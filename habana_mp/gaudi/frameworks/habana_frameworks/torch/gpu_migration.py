@@ -1,4 +1,4 @@
-"""``habana_frameworks.torch.gpu_migration``: importing it lets CUDA's names lead to the stand-in's device."""
+"""``habana_frameworks.torch.gpu_migration``: its import makes CUDA's names lead to the stand-in's device."""
 
 from __future__ import annotations
 

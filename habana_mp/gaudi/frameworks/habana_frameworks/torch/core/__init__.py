@@ -19,25 +19,25 @@ __all__ = [
 
 
 def mark_step(device_str: str = "", sync: bool = False) -> None:
-    """Run the operations that were gathered. Here each ran, or was started, when it was called; ``sync=True`` waits."""
+    """Runs gathered operations. Here each one runs, or starts, when it is called; ``sync=True`` waits for all."""
     if sync:
         hpu.synchronize()
 
 
 def hpu_set_env(*_: Any, **__: Any) -> None:
-    """Nothing is to be set."""
+    """Does nothing: there is nothing to set."""
 
 
 def hpu_initialize(*_: Any, **__: Any) -> None:
-    """Nothing is to be prepared: torch initialises its devices when they are first used."""
+    """Lets torch initialise the device now. Nothing else needs preparation."""
     hpu.init()
 
 
 def hpu_inference_initialize(model: Any = None, *_: Any, **__: Any) -> None:
-    """Nothing is to be prepared."""
+    """Lets torch initialise the device now. The model needs no preparation."""
     hpu.init()
 
 
 def is_enabled_weight_permute_pass() -> bool:
-    """True: weights are not to be permuted by the script, since torch's kernels want them as they are."""
+    """True: the script must not permute weights, since torch's kernels use them unchanged."""
     return True

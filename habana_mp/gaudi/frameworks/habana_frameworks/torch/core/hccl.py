@@ -1,4 +1,4 @@
-"""``habana_frameworks.torch.core.hccl``: importing it lets torch.distributed know the backend ``"hccl"``."""
+"""``habana_frameworks.torch.core.hccl``: its import makes ``"hccl"`` a backend of torch.distributed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``habana_frameworks.torch.distributed.hccl``: importing it lets torch.distributed know the backend ``"hccl"``."""
+"""``habana_frameworks.torch.distributed.hccl``: its import makes ``"hccl"`` a backend of torch.distributed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from habana_mp.gaudi import devices
 
 __all__ = ["initialize_distributed_hpu"]
 
-#: By what torchrun calls it, what Open MPI does.
+#: The names of Open MPI for torchrun's names.
 _NAMES = {
     "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
     "RANK": "OMPI_COMM_WORLD_RANK",
@@ -19,10 +19,10 @@ _NAMES = {
 def initialize_distributed_hpu(
     world_size: int | None = None, rank: int | None = None, local_rank: int | None = None
 ) -> tuple[int, int, int]:
-    """Find out how many processes there are and which one this is, and choose this one's device.
+    """Finds the number of processes and the number of this one, and chooses this process's device.
 
     Returns:
-        The number of processes, this process's number, and its number on this machine: ``(1, -1, -1)`` where it was
+        The number of processes, this process's number, and its number on this machine; ``(1, -1, -1)`` if it was
         started alone.
     """
     found = {}

@@ -1,4 +1,4 @@
-"""``habana_frameworks.torch.hpex.kernels``: Gaudi's own operators for which torch has what they compute."""
+"""``habana_frameworks.torch.hpex.kernels``: Gaudi's own operators that torch can compute too."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["CustomNms", "EmbeddingBag", "EmbeddingBagPreProc"]
 
 
 class EmbeddingBagPreProc(torch.nn.Module):
-    """Prepares the indices of bags for :class:`EmbeddingBag`: on Gaudi it sorts them for the kernels of forward and
-    backward. Here both want them as they are; what is wrong with them is found before any lookup."""
+    """Prepares the indices of bags for :class:`EmbeddingBag`. On Gaudi it sorts them for the kernels of forward and
+    backward. Here both use them unchanged, and errors in them are found before any lookup."""
 
     def forward(self, indices: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        """The indices of all bags, one after the other, and where each bag begins.
+        """Returns the indices of all bags, one bag after the other, and the beginning of each bag.
 
         Raises:
             ValueError: they are not one-dimensional, or the first bag does not begin at 0.
@@ -41,19 +41,19 @@ class CustomNms:
         return self.nms(boxes, scores, iou_threshold)
 
     def nms(self, boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-        """The indices of the boxes that are kept, the best score first.
+        """Returns the indices of the boxes that are kept, the best score first.
 
         Args:
-            boxes: One box a row: left, top, right, bottom.
-            scores: One score for each.
-            iou_threshold: A box goes where it overlaps a better one by more than this part of their union.
+            boxes: One box per row: left, top, right, bottom.
+            scores: One score for each box.
+            iou_threshold: A box is removed if it overlaps a better one by more than this part of their union.
         """
         if boxes.dim() != 2 or boxes.shape[1] != 4 or scores.shape != boxes.shape[:1]:
             raise ValueError(
                 "`boxes` must have the shape (N, 4) and `scores` (N,); got "
                 f"{tuple(boxes.shape)} and {tuple(scores.shape)}"
             )
-        # Scores are compared on the device, the boxes that are kept are found on the host, one after the other.
+        # Scores are compared on the device. The boxes to keep are found on the host, one after the other.
         order = torch.argsort(scores, descending=True, stable=True)
         overlaps = (_overlaps(boxes[order].double()) > iou_threshold).cpu()
         alive = torch.ones(len(order), dtype=torch.bool)
@@ -65,17 +65,17 @@ class CustomNms:
         return order[torch.tensor(kept, dtype=torch.long, device=order.device)]
 
     def batched_nms(self, boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: float) -> Tensor:
-        """The same, for boxes of several classes, or images, whose numbers are ``idxs``: only those of one compete."""
+        """Like :meth:`nms` for boxes of several classes or images, numbered by ``idxs``: only equal numbers compete."""
         if not len(boxes):
             return torch.empty(0, dtype=torch.long, device=boxes.device)
-        # Moved so far apart that boxes of two classes never overlap.
+        # The classes are moved so far apart that boxes of two classes never overlap.
         boxes = boxes.double()
         width = boxes.max() - boxes.min() + 1
         return self.nms(boxes + (idxs.to(boxes) * width)[:, None], scores, iou_threshold)
 
 
 def _overlaps(boxes: Tensor) -> Tensor:
-    """Of each two boxes, what they have in common as a part of their union."""
+    """Returns the intersection of each two boxes as a part of their union."""
     sizes = (boxes[:, 2:] - boxes[:, :2]).clamp(min=0)
     areas = sizes.prod(1)
     first, last = torch.maximum(boxes[:, None, :2], boxes[:, :2]), torch.minimum(boxes[:, None, 2:], boxes[:, 2:])

@@ -13,11 +13,11 @@ __all__ = ["FusedEMA"]
 
 
 class FusedEMA:
-    """A moving average of a model: ``.ema`` is the model that has it.
+    """A moving average of a model: ``.ema`` is a model that holds the average.
 
     Args:
         model: The model that is trained.
-        decay: How much of the average each :meth:`update` keeps.
+        decay: The part of the average that each :meth:`update` keeps.
     """
 
     def __init__(self, model: torch.nn.Module, decay: float = 0.9999) -> None:
@@ -31,7 +31,7 @@ class FusedEMA:
 
     @torch.no_grad()
     def update(self, model: torch.nn.Module) -> None:
-        """Move the average towards the model's weights and buffers; what is not floating is copied."""
+        """Moves the average towards the model's weights and buffers. Tensors that are not floating-point are copied."""
         self.updates += 1
         trained = _own(model).state_dict()
         averages, values = [], []
@@ -47,6 +47,6 @@ class FusedEMA:
 
 
 def _own(model: torch.nn.Module) -> torch.nn.Module:
-    """The model itself, where it was given to several processes or devices."""
+    """Returns the model itself, without a wrapper for several processes or devices."""
     wrappers = torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel
     return model.module if isinstance(model, wrappers) else model

@@ -1,7 +1,7 @@
 """``habana_frameworks.torch.hpex.optimizers``: the optimizers that Gaudi fuses, under their names.
 
-On the CPU all are stepped by habana_mp's kernels. Those that torch has are torch's classes (:mod:`habana_mp.optim`).
-State dictionaries have torch's names.
+On the CPU habana_mp's kernels step all of them. Those that torch has too derive from torch's classes
+(:mod:`habana_mp.optim`). State dictionaries have torch's names.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _Closure = Callable[[], Any] | None
 
 
 def _made_dense(optimizer: Optimizer, *_: Any) -> None:
-    """Gradients that are sparse become dense: these optimizers move every weight in every step."""
+    """Makes sparse gradients dense: these optimizers move every weight in every step."""
     for group in optimizer.param_groups:
         make_gradients_dense(group["params"])
 
 
 @writes_kept_casts
 class FusedAdamW(optim.AdamW):
-    """:class:`torch.optim.AdamW`, and ``bias_correction=False`` besides."""
+    """:class:`torch.optim.AdamW` with the additional option ``bias_correction=False``."""
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> FusedAdamW:
         bias_correction = keywords.get("bias_correction", arguments[5] if len(arguments) > 5 else True)
@@ -65,11 +65,11 @@ class FusedAdamW(optim.AdamW):
 
 @writes_kept_casts
 class _UncorrectedAdamW(FusedAdamW):
-    """The averages are taken as they are, although they begin with zero."""
+    """Uses the averages without correction, although they begin with zero."""
 
     @torch.no_grad()
     def step(self, closure: _Closure = None) -> Any:
-        """Perform a single optimization step."""
+        """Performs a single optimization step."""
         loss = loss_of(closure)
         for group in self.param_groups:
             self._step_group(group)
@@ -116,7 +116,7 @@ class _UncorrectedAdamW(FusedAdamW):
 def _with_averages(
     optimizer: Optimizer, group: dict[str, Any], dtype: torch.dtype | None = None
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
-    """The weights that have gradients, these, their averages, those of their squares, and the counts of steps."""
+    """Returns the weights with gradients, these, their averages, those of their squares, and the counts of steps."""
     params = [param for param in group["params"] if param.grad is not None]
     for param in params:
         state = optimizer.state[param]
@@ -157,7 +157,7 @@ class FusedSGD(optim.SGD):
 
 @writes_kept_casts
 class FusedResourceApplyMomentum(FusedSGD):
-    """SGD with momentum, as TensorFlow's operator of this name has it: the momentum adds up whole gradients."""
+    """SGD with momentum, like TensorFlow's operator of this name: the momentum adds up whole gradients."""
 
     def __init__(
         self, params: _Params, lr: float | Tensor = 1e-3, momentum: float = 0.0, weight_decay: float = 0.0
@@ -190,15 +190,15 @@ class FusedLamb(Optimizer):
     Args:
         params: Weights, or groups of them.
         lr: The learning rate.
-        bias_correction: Correct the averages for having begun with zero.
-        betas: How much is kept of the averages of the gradient and of its square.
-        eps: Added to the square's root.
+        bias_correction: True to correct the averages for their beginning with zero.
+        betas: The parts of the averages of the gradient and of its square that each step keeps.
+        eps: Added to the root of the squares' average.
         weight_decay: Pulls weights towards zero.
-        dtype: What the averages are kept in; None for the weights' own.
-        adam_w_mode: The decay is part of the update; else of the gradient.
-        grad_averaging: The gradient is averaged; else whole gradients add up.
-        max_grad_norm: All gradients together are scaled down to this norm; None or 0 leaves them.
-        use_nvlamb: Scale tensors without decay too.
+        dtype: The dtype of the averages; None for that of the weights.
+        adam_w_mode: True to add the decay to the update; False to add it to the gradient.
+        grad_averaging: True to average the gradients; False to add up whole gradients.
+        max_grad_norm: All gradients together are scaled down to this norm. None or 0: they are not scaled.
+        use_nvlamb: True to scale tensors without decay too.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class FusedLamb(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: _Closure = None) -> Any:
-        """Perform a single optimization step."""
+        """Performs a single optimization step."""
         loss = loss_of(closure)
         _made_dense(self)
         norm = None
@@ -295,7 +295,7 @@ class FusedLamb(Optimizer):
         foreach.add_(averages, grads, alpha=1 - beta1 if averages_gradient else 1.0)
         foreach.mul_(squares, beta2)
         foreach.addcmul_(squares, grads, grads, value=1 - beta2)
-        # In float32 where the averages are kept in less.
+        # In float32 if the averages have a lower precision.
         corrections = [[1 - beta ** float(step) if corrects else 1.0 for step in steps] for beta in (beta1, beta2)]
         updates = foreach.div([_at_least_float32(one) for one in averages], corrections[0])
         roots = foreach.div([_at_least_float32(one) for one in squares], corrections[1])
@@ -316,14 +316,14 @@ def _at_least_float32(tensor: Tensor) -> Tensor:
 
 
 class FusedLars(Optimizer):
-    """LARS around another optimizer: before its step the gradient of each tensor is scaled by the tensor's norm over
-    the gradient's, the optimizer's weight decay included.
+    """LARS around another optimizer: before its step, the gradient of each tensor is scaled by the tensor's norm
+    divided by the gradient's, with the optimizer's weight decay included.
 
     Args:
-        optimizer: What makes the step; its groups and its state are this one's.
-        skip_mask: For each weight, in the order of the optimizer's, 1 where it is scaled and 0 where it is skipped: a
-            skipped one is stepped as without LARS.
-        eeta: The scale of all.
+        optimizer: The optimizer that makes the step. This one uses its groups and its state.
+        skip_mask: For each weight, in the order of the optimizer's weights: 1 to scale its gradient, 0 to skip it. A
+            skipped weight is stepped as without LARS.
+        eeta: The scale of all gradients.
         eps: Added to the gradient's norm.
     """
 
@@ -361,30 +361,30 @@ class FusedLars(Optimizer):
         return f"FusedLars({self.optim!r})"
 
     def state_dict(self) -> dict[str, Any]:
-        """The optimizer's."""
+        """Returns the state of the inner optimizer."""
         return self.optim.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The optimizer's."""
+        """Loads the state of the inner optimizer."""
         self.optim.load_state_dict(state_dict)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """The optimizer's."""
+        """Resets the gradients, as the inner optimizer does."""
         self.optim.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """A group whose weights are scaled."""
+        """Adds a group. The gradients of its weights are scaled."""
         before = sum(len(group["params"]) for group in self.param_groups)
         self.optim.add_param_group(param_group)
         count = sum(len(group["params"]) for group in self.param_groups)
         self._is_scaled += [True] * (count - before)
 
-    #: GradScaler unscales the gradients itself: their norms are asked for before the optimizer's step.
+    #: GradScaler must unscale the gradients itself: their norms are needed before the optimizer's step.
     _step_supports_amp_scaling = False
 
     @torch.no_grad()
     def step(self, closure: _Closure = None) -> Any:
-        """Scale the gradients, and have the optimizer step."""
+        """Scales the gradients, and lets the optimizer step."""
         loss = loss_of(closure)
         params = [param for group in self.param_groups for param in group["params"]]
         lars = optim.Lars(dict(zip(params, self._is_scaled, strict=True)), self._eeta, self._eps)
@@ -398,7 +398,7 @@ class FusedLars(Optimizer):
 
     @staticmethod
     def _step_with(optimizer: optim.SGD, lars: optim.Lars) -> None:
-        """Its kernels scale on the way: the gradients themselves stay as they are."""
+        """Steps an optimizer whose kernels scale during the step: the gradients themselves do not change."""
         optimizer._lars = lars
         try:
             optimizer.step()
@@ -413,7 +413,7 @@ class FusedLars(Optimizer):
         try:
             for group in self.param_groups:
                 if "weight_decay" in group:
-                    group["weight_decay"] = 0  # it is in the gradients
+                    group["weight_decay"] = 0  # it is in the gradients already
             self.optim.step()
         finally:
             for group, decay in zip(self.param_groups, decays, strict=True):

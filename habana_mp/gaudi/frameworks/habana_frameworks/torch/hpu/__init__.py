@@ -92,30 +92,30 @@ def is_available() -> bool:
 
 
 def init() -> None:
-    """Have torch initialise the device now, where it can."""
+    """Lets torch initialise the device now, if it can."""
     start = getattr(devices().module, "init", None)
     if start is not None:
         start()
 
 
 def is_initialized() -> bool:
-    """Has torch initialised the device?"""
+    """True if torch has initialised the device."""
     asked = getattr(devices().module, "is_initialized", None)
     return True if asked is None else bool(asked())
 
 
 def device_count() -> int:
-    """How many devices there are of the kind that ``"hpu"`` leads to; of a CPU, one."""
+    """Returns the number of devices of the type that ``"hpu"`` leads to; 1 for the CPU."""
     return 1 if devices().real.type == "cpu" else int(devices().module.device_count())
 
 
 def current_device() -> int:
-    """The number of this process's device."""
+    """Returns the number of this process's device."""
     return devices().current_index()
 
 
 def set_device(device: Any) -> None:
-    """Make this the current device. A CPU is the only one."""
+    """Makes this the current device. A CPU is the only device of its type."""
     here = devices()
     if here.real.type != "cpu":
         index = device if isinstance(device, int) else torch.device(device).index
@@ -123,21 +123,21 @@ def set_device(device: Any) -> None:
 
 
 def get_device_name(device: Any = None) -> str:
-    """The real device's name."""
+    """Returns the real device's name."""
     here = devices()
     asked = getattr(here.module, "get_device_name", None)
     return f"{here.real.type} ({platform.machine()})" if asked is None else str(asked())
 
 
 def is_bf16_supported() -> bool:
-    """Can the device compute in bfloat16?"""
+    """True if the device can compute in bfloat16."""
     asked = getattr(devices().module, "is_bf16_supported", None)
     return True if asked is None else bool(asked())
 
 
 def enable_dynamic_shape() -> None:
-    """Shapes may change from step to step; nothing is compiled for them."""
+    """Does nothing: shapes may change from step to step in any case, since nothing is compiled for them."""
 
 
 def disable_dynamic_shape() -> None:
-    """Shapes may change from step to step; nothing is compiled for them."""
+    """Does nothing: shapes may change from step to step in any case, since nothing is compiled for them."""

@@ -1,4 +1,4 @@
-"""Graphs: captured and replayed. What only makes calls faster, by graphs, are plain calls here."""
+"""Graphs that are captured and replayed. Functions that only make calls faster by graphs make plain calls here."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _T = TypeVar("_T")
 
 
 class HPUGraph:
-    """Operations that are captured once and replayed with what their inputs hold by then.
+    """Operations that are captured once, and replayed with the current values of their inputs.
 
-    On CUDA it is a CUDA graph. Elsewhere the operations are recorded, and each runs again.
+    On CUDA it is a CUDA graph. On other devices the operations are recorded, and each of them runs again.
     """
 
     def __init__(self) -> None:
@@ -29,34 +29,34 @@ class HPUGraph:
         self._graph: Any = torch.cuda.CUDAGraph() if self._on_cuda else Recording()
 
     def capture_begin(self, *_: Any, **__: Any) -> None:
-        """What is called from here on belongs to the graph. It takes effect when it is replayed."""
+        """Begins the capture. Calls from now on belong to the graph, and take effect when it is replayed."""
         if self._on_cuda:
             self._graph.capture_begin()
         else:
             self._graph.begin()
 
     def capture_end(self) -> None:
-        """The graph is complete."""
+        """Ends the capture: the graph is complete."""
         if self._on_cuda:
             self._graph.capture_end()
         else:
             self._graph.end()
 
     def replay(self, asynchronous: bool = False) -> None:
-        """Run it again. Results are written to the tensors that the capture gave."""
+        """Runs the graph. Results are written to the tensors that the capture returned."""
         self._graph.replay()
 
     def reset(self) -> None:
-        """Forget it, and let go of its memory."""
+        """Deletes the graph, and frees its memory."""
         self._graph.reset()
 
 
 @contextmanager
 def graph(hpu_graph: HPUGraph, stream: Any = None, **_: Any) -> Iterator[None]:
-    """A context whose operations are captured."""
+    """Returns a context whose operations are captured."""
     chosen = stream
     if chosen is None and devices().real.type == "cuda":
-        chosen = streams.Stream()  # CUDA captures on no other
+        chosen = streams.Stream()  # CUDA cannot capture on the default stream
     with streams.stream(chosen):
         hpu_graph.capture_begin()
         try:
@@ -66,18 +66,18 @@ def graph(hpu_graph: HPUGraph, stream: Any = None, **_: Any) -> Iterator[None]:
 
 
 def wrap_in_hpu_graph(module: _T, *_: Any, **__: Any) -> _T:
-    """The module, or the function, as it is: on Gaudi its calls are captured for each shape and replayed."""
+    """Returns the module or function unchanged. On Gaudi its calls are captured for each shape and replayed."""
     return module
 
 
 def make_graphed_callables(callables: _T, sample_args: Any = None, *_: Any, **__: Any) -> _T:
-    """The callables as they are: on Gaudi their calls are captured and replayed."""
+    """Returns the callables unchanged. On Gaudi their calls are captured and replayed."""
     return callables
 
 
 class ModuleCacher:
-    """``ModuleCacher()(model=model, inplace=True)`` gives the model as it is: on Gaudi its calls are captured for each
-    shape and replayed."""
+    """``ModuleCacher()(model=model, inplace=True)`` returns the model unchanged. On Gaudi its calls are captured for
+    each shape and replayed."""
 
     def __init__(self, max_graphs: int | None = 10, **_: Any) -> None:
         self.max_graphs = max_graphs

@@ -1,4 +1,4 @@
-"""Statistics of memory: the real device's. Of a CPU they are those of this process, as Linux counts them."""
+"""Memory statistics of the real device. For a CPU they are those of this process, as Linux counts them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 
 
 def _of_process(field: str) -> int:
-    """Bytes, of a line such as ``VmRSS:  1234 kB``."""
+    """Returns the bytes in a line such as ``VmRSS:  1234 kB``."""
     for line in Path("/proc/self/status").read_text("ascii").splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
@@ -38,36 +38,36 @@ def _asked(name: str, of_process: Callable[[], Any]) -> Any:
 
 
 def memory_allocated(device: Any = None) -> int:
-    """Bytes that tensors take now; on a CPU, that this process takes."""
+    """Returns the bytes that tensors take now; on a CPU, the bytes that this process takes."""
     return int(_asked("memory_allocated", lambda: _of_process("VmRSS")))
 
 
 def max_memory_allocated(device: Any = None) -> int:
-    """The most that it was since the peak was reset."""
+    """Returns the peak of :func:`memory_allocated` since the last reset."""
     return int(_asked("max_memory_allocated", lambda: _of_process("VmHWM")))
 
 
 def memory_reserved(device: Any = None) -> int:
-    """Bytes that are kept from others now."""
+    """Returns the bytes that are reserved now."""
     return int(_asked("memory_reserved", lambda: _of_process("VmRSS")))
 
 
 def max_memory_reserved(device: Any = None) -> int:
-    """The most that it was since the peak was reset."""
+    """Returns the peak of :func:`memory_reserved` since the last reset."""
     return int(_asked("max_memory_reserved", lambda: _of_process("VmHWM")))
 
 
 def _reset_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5", "ascii")  # Linux: the peak is what it is now
+    Path("/proc/self/clear_refs").write_text("5", "ascii")  # on Linux this resets the peak to the current value
 
 
 def reset_peak_memory_stats(device: Any = None) -> None:
-    """From here on the peak is counted anew."""
+    """Resets the peak to the current value."""
     _asked("reset_peak_memory_stats", _reset_peak)
 
 
 def reset_max_memory_allocated(device: Any = None) -> None:
-    """As :func:`reset_peak_memory_stats`."""
+    """Resets the peak, like :func:`reset_peak_memory_stats`."""
     reset_peak_memory_stats(device)
 
 
@@ -77,18 +77,18 @@ def _of_machine() -> tuple[int, int]:
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Bytes that are free, and all there are."""
+    """Returns the free bytes, and the bytes in total."""
     free, total = _asked("mem_get_info", _of_machine)
     return int(free), int(total)
 
 
 def empty_cache() -> None:
-    """Give back memory that torch keeps for later; on a CPU it keeps none."""
+    """Frees memory that torch keeps for later; on a CPU it keeps none."""
     _asked("empty_cache", lambda: None)
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:
-    """By the names that HPU's statistics have: the limit, what is in use, and the most that was."""
+    """Returns the limit, the bytes in use, and their peak, under the names of HPU's statistics."""
     return {
         "Limit": mem_get_info()[1],
         "InUse": memory_allocated(),
@@ -97,5 +97,5 @@ def memory_stats(device: Any = None) -> dict[str, int]:
 
 
 def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
-    """The same as text."""
+    """Returns the same as text."""
     return "\n".join(f"{name}: {size / 2**20:.1f} MB" for name, size in memory_stats().items())

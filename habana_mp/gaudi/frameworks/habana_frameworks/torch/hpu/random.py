@@ -1,4 +1,4 @@
-"""The random numbers of the real device."""
+"""The random number generators of the real device."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ __all__ = [
 
 
 def _module() -> Any:
-    """What has these functions: of the CPU it is torch itself."""
+    """Returns the module that has these functions: ``torch.random`` for the CPU."""
     return torch.random if devices().real.type == "cpu" else devices().module
 
 
 def get_rng_state(device: Any = "hpu") -> Tensor:
-    """The state of the generator."""
+    """Returns the state of the generator."""
     return _module().get_rng_state()  # type: ignore[no-any-return]  # a module's function
 
 
 def get_rng_state_all() -> list[Tensor]:
-    """The state of each device's generator."""
+    """Returns the state of each device's generator."""
     module = _module()
     return list(module.get_rng_state_all()) if hasattr(module, "get_rng_state_all") else [module.get_rng_state()]
 
 
 def set_rng_state(new_state: Tensor, device: Any = "hpu") -> None:
-    """Go on from this state."""
+    """Sets the state of the generator."""
     _module().set_rng_state(new_state)
 
 
 def set_rng_state_all(new_states: Iterable[Tensor]) -> None:
-    """Go on from these states, one for each device."""
+    """Sets the state of each device's generator."""
     module = _module()
     if hasattr(module, "set_rng_state_all"):
         module.set_rng_state_all(new_states)
@@ -55,25 +55,25 @@ def set_rng_state_all(new_states: Iterable[Tensor]) -> None:
 
 
 def manual_seed(seed: int) -> None:
-    """Begin anew from this seed."""
+    """Seeds the generator."""
     _module().manual_seed(int(seed))
 
 
 def manual_seed_all(seed: int) -> None:
-    """The same on each device."""
+    """Seeds the generator of each device."""
     getattr(_module(), "manual_seed_all", _module().manual_seed)(int(seed))
 
 
 def seed() -> None:
-    """Begin anew from a seed that nobody chose."""
+    """Seeds the generator with a random number."""
     _module().seed()
 
 
 def seed_all() -> None:
-    """The same on each device."""
+    """Seeds the generator of each device with a random number."""
     getattr(_module(), "seed_all", _module().seed)()
 
 
 def initial_seed() -> int:
-    """The seed that the generator began from."""
+    """Returns the seed of the generator."""
     return int(_module().initial_seed())

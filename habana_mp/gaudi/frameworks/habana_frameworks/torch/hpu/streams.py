@@ -1,4 +1,4 @@
-"""Streams and events. A CPU has one stream, in which all is done when the call returns."""
+"""Streams and events. A CPU has one stream, and all work in it is done when the call returns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 
 
 class _HostEvent:
-    """A moment. What was called before it is done."""
+    """A point in time. All earlier calls are done by then."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         self._enable_timing = enable_timing
@@ -41,7 +41,7 @@ class _HostEvent:
         return True
 
     def elapsed_time(self, end_event: _HostEvent) -> float:
-        """Milliseconds from this event to the other."""
+        """Returns the milliseconds from this event to the other."""
         if not (self._enable_timing and end_event._enable_timing):
             raise RuntimeError("both events must be made with `enable_timing=True`")
         if self._time is None or end_event._time is None:
@@ -75,7 +75,7 @@ class _HostStream:
 
 
 class _HostStreamContext:
-    """In it a stream is the current one."""
+    """A context in which a stream is the current one."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -103,7 +103,7 @@ def _on_host() -> bool:
 
 
 class _Chosen(type):
-    """A class that makes, and knows, the real device's."""
+    """A metaclass: calls create objects of the real device's class, and `isinstance` recognises them."""
 
     def _real(cls) -> Any:
         return _HOST[cls.__name__] if _on_host() else getattr(devices().module, cls.__name__)
@@ -133,17 +133,17 @@ _HOST: dict[str, Any] = {"Stream": _HostStream, "Event": _HostEvent, "StreamCont
 
 
 def stream(stream: Any) -> AbstractContextManager[Any]:
-    """A context in which this stream is the current one; None changes nothing."""
+    """Returns a context in which this stream is the current one. None changes nothing."""
     return _HostStreamContext(stream) if _on_host() else devices().module.stream(stream)
 
 
 def current_stream(device: Any = None) -> Any:
-    """The current stream."""
+    """Returns the current stream."""
     return _Current.stream if _on_host() else devices().module.current_stream()
 
 
 def default_stream(device: Any = None) -> Any:
-    """The stream that is current where no other was chosen."""
+    """Returns the stream that is current if no other was chosen."""
     if _on_host():
         return _Current.default
     module = devices().module
@@ -151,7 +151,7 @@ def default_stream(device: Any = None) -> Any:
 
 
 def set_stream(stream: Any) -> None:
-    """Make this stream the current one from here on."""
+    """Makes this stream the current one from now on."""
     if stream is None:
         return
     if _on_host():
@@ -161,5 +161,5 @@ def set_stream(stream: Any) -> None:
 
 
 def synchronize(device: Any = None) -> None:
-    """Wait until the device has done all that was asked of it."""
+    """Waits until the device has finished all its work."""
     devices().module.synchronize()

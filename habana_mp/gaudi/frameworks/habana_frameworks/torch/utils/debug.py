@@ -6,5 +6,5 @@ __all__ = ["_is_enabled_synapse_layout_handling"]
 
 
 def _is_enabled_synapse_layout_handling() -> bool:
-    """True: weights are not to be permuted by the script, since torch's kernels want them as they are."""
+    """True: the script must not permute weights, since torch's kernels use them unchanged."""
     return True

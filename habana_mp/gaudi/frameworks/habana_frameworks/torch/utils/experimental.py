@@ -8,7 +8,7 @@ __all__ = ["_get_device_type", "synDeviceType"]
 
 
 class synDeviceType(enum.Enum):  # noqa: N801  the name that scripts use
-    """Which Gaudi it is: none."""
+    """The types of Gaudi devices."""
 
     synDeviceGaudi = "synDeviceGaudi"  # noqa: N815 (its names are the package's)
     synDeviceGaudi2 = "synDeviceGaudi2"  # noqa: N815 (its names are the package's)
@@ -17,5 +17,5 @@ class synDeviceType(enum.Enum):  # noqa: N801  the name that scripts use
 
 
 def _get_device_type() -> synDeviceType:
-    """``synDeviceInvalid``: scripts choose settings for one Gaudi or the other by it."""
+    """Returns ``synDeviceInvalid``: this is no Gaudi. Scripts choose settings for a type of Gaudi by it."""
     return synDeviceType.synDeviceInvalid

@@ -6,7 +6,7 @@ __all__ = ["is_habana_avaialble", "is_habana_available", "load_habana_module"]
 
 
 def load_habana_module() -> None:
-    """Nothing is to be loaded: the device is torch's."""
+    """Does nothing: torch has the device already."""
 
 
 def is_habana_available() -> bool:
@@ -14,4 +14,4 @@ def is_habana_available() -> bool:
     return True
 
 
-is_habana_avaialble = is_habana_available  # so spelt in some releases
+is_habana_avaialble = is_habana_available  # the spelling of some releases
