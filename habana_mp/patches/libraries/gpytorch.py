@@ -13,7 +13,7 @@ EXCHANGES = (
     Exchange(
         exactly,
         {
-            # Matrices that are factorised, and values used with them: they are made in float32 from a network's features.
+            # Matrices that are factorised, and values used with them, are made in float32 from a network's features.
             "gpytorch.kernels.kernel": ("Kernel.__call__",),
             "gpytorch.lazy.lazy_evaluated_kernel_tensor": ("LazyEvaluatedKernelTensor._diagonal",),
             "gpytorch.means.mean": ("Mean.__call__",),
