@@ -192,7 +192,7 @@ class Rule:
         castable: Castable | None = None,
         target_keywords: tuple[str, ...] = (),
         sparse_gradient: tuple[str, int] | None = None,
-        questions: dict[str, Callable[..., Any]] = ...,
+        conditions: dict[str, Callable[..., Any]] = ...,
         packs: str = "",
         terms: tuple[str, int] | None = None,
     ) -> None: ...
@@ -310,13 +310,13 @@ def follow_greenlets(settrace: Callable[[Any], Any], gettrace: Callable[[], Any]
     """Gives each greenlet a state of its own, by these functions of the module greenlet."""
 
 def leave_greenlets() -> None: ...
-def begins_to_speak(module: Any) -> bool:
+def begins_to_apply_lists(module: Any) -> bool:
     """True if the lists would begin to apply in a call of this module made here."""
 
 def number_of_modules() -> int:
     """Returns the number of the region that calls of watched modules run in."""
 
-def set_function_twins(twins: dict[Any, Any]) -> None:
+def set_equivalent_functions(functions: dict[Any, Any]) -> None:
     """Sets functions that are equivalent to covered methods, and called instead of these for two plain tensors."""
 
 def watch_builtins(
@@ -378,7 +378,7 @@ def keep_blocks(from_bytes: int | None, most_waiting: int, /) -> None:
     None for no casts. Frees the blocks that wait now."""
 
 def block_bytes_waiting() -> int: ...
-def set_recorded_cast(function: Any) -> None:
+def set_tracked_cast(function: Any) -> None:
     """Sets the function that makes a large cast tracked by autograd, from a tensor and a dtype. None: torch does it."""
 
 def cast_in_block(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
@@ -403,7 +403,7 @@ def assume_that_lowering_pays(answer: int) -> None:
 def forget_known(tensor: Any) -> None:
     """Drops the weak references to this tensor."""
 
-def was_computed_from_kept(tensor: Any, /) -> bool:
+def was_computed_from_module_value(tensor: Any, /) -> bool:
     """True for the result of arithmetic in a lower precision on a module's attribute in a lower precision."""
 
 def was_converted(tensor: Any) -> bool:
@@ -426,7 +426,7 @@ def was_lowered(tensor: Any) -> bool:
     """True if this tensor shares memory with a living result that was lowered and that autograd does not track."""
 
 def may_be_lowered_in_graph(tensor: Any) -> bool: ...
-def untouched_twin(builtin: Any) -> Any:
+def unpatched_copy(builtin: Any) -> Any:
     """Returns an equivalent of this builtin function whose calls are not intercepted."""
 
 def is_covered(object: Any) -> bool: ...
@@ -442,7 +442,7 @@ def autocast_depth(increment: Callable[[], int], decrement: Callable[[], int]) -
 def call_without_casts_inside(function: Callable[[Any], Any], argument: Any) -> Any:
     """Calls a function with torch's own autocast off. The core may have turned that on for the surrounding call."""
 
-def call_silently(function: Callable[[Any], Any], argument: Any) -> Any:
+def call_with_lists_suspended(function: Callable[[Any], Any], argument: Any) -> Any:
     """Calls a function with the lists suspended in this thread: only rules 2 to 4 apply."""
 
 def call_compiled(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -464,7 +464,7 @@ def current_region() -> int:
 def call_backward(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls the backward of an autograd function that is written in Python."""
 
-def number_of_silence() -> int:
+def number_of_suspension() -> int:
     """Returns the number of the region in which the lists that apply here are suspended."""
 
 def current_state() -> int:
@@ -477,10 +477,10 @@ def exchange_state(state: int) -> int:
     """Sets the state of this thread. Returns the previous one."""
 
 def make_region(
-    *, plan: list[tuple[Any, Any, str, Rule, Rule]], on_cpu: bool, name: str, after_recorded_cast: Any
+    *, plan: list[tuple[Any, Any, str, Rule, Rule]], on_cpu: bool, name: str, after_tracked_cast: Any
 ) -> int:
     """Returns the number of a region with these rules. Calls of what they cover are handled from then on; outside of
-    regions they have no rule. ``after_recorded_cast`` is called with the result of each lowered call that autograd
+    regions they have no rule. ``after_tracked_cast`` is called with the result of each lowered call that autograd
     tracks."""
 
 def region_is_put_in(number: int) -> bool:
@@ -497,10 +497,10 @@ def leave_region(owner: Any) -> None:
     """Ends the last region that this owner began in this thread."""
 
 def casts_are_made_here() -> bool: ...
-def lists_speak_here() -> bool:
+def lists_apply_here() -> bool:
     """True if casts are on in this thread, and lists apply: a region's, or convert's."""
 
-def set_region_mark(
+def set_region_device(
     device_type: str, device: int, dtypes: tuple[Any, ...], set_autocast_enabled: Any, set_autocast_dtype: Any
 ) -> None:
     """Sets the region dtype, by which torch.compile sees the number of a thread's region: the device type that has it
@@ -513,11 +513,11 @@ def can_cover(object: Any) -> bool:
 
 # ---- weights ----
 def weights_configure(
-    on: bool, view: Any, recorded: Any, most_bytes: int | None, least_part: int, least_recorded: int
+    on: bool, view: Any, recorded: Any, most_bytes: int | None, least_part: int, least_tracked: int
 ) -> None:
     """Sets whether casts of weights are cached, and the most bytes of them; None: half of the free memory. `view` is
     ``aten::_unsafe_view``, not intercepted. `recorded` makes the cast of a large weight a part of autograd's graph. A
-    view of a weight with fewer than `least_part` elements is cast by itself; a weight with fewer than `least_recorded`
+    view of a weight with fewer than `least_part` elements is cast by itself; a weight with fewer than `least_tracked`
     elements is cast by torch if autograd tracks it."""
 
 def weights_set_root_of_memory_files(root: str) -> None:

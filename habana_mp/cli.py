@@ -287,8 +287,8 @@ def _doctor() -> int:
         print(f"reader        {_core.reader()}; HABANA_MP_READER forces one of layout, dlpack, attribute")
         kept = "kept" if _core.looks_inside() else "not kept: this torch or reader does not tell where tensors lie"
         print(f"weights       casts are {kept}")
-        whose = "converted: the lists in force" if before else "the default lists"
-        print(f"patched       {whose} cover {covered} functions and methods of torch")
+        lists = "converted: the lists in force" if before else "the default lists"
+        print(f"patched       {lists} cover {covered} functions and methods of torch")
     except (ImportError, RuntimeError) as error:
         print(f"patched       impossible here: {error}")
         status = 1

@@ -38,7 +38,7 @@ from habana_mp.scopes.custom_functions import custom_bwd, custom_fwd
 from habana_mp.scopes.disable import disable_casts
 from habana_mp.scopes.op_wrap import op_wrap
 from habana_mp.scopes.regions import autocast, get_autocast_dtype, is_autocast_available, is_autocast_enabled
-from habana_mp.scopes.within import Given, checked, takes_no_model
+from habana_mp.scopes.within import Given, checked, reject_models
 
 __all__ = [
     "Comparison",
@@ -74,7 +74,7 @@ _OPT_LEVELS = {
 
 
 @refused_in_graphs
-@takes_no_model
+@reject_models
 def convert(
     opt_level: str = "O1",
     bf16_file_path: _Path | None = "",

@@ -37,7 +37,7 @@ from habana_mp.patches.torch.kernel_steps import (
     others,
     picked,
     step_by_kernels,
-    writes_kept_casts,
+    writes_cached_casts,
 )
 from habana_mp.patches.torch.optimizers import (
     ADAMW_ASKS_FOR_AMSGRAD,
@@ -56,7 +56,7 @@ _Group = dict[str, Any]
 _Closure = Callable[[], Any] | None
 
 
-@writes_kept_casts
+@writes_cached_casts
 class AdamW(torch.optim.AdamW):
     """:class:`torch.optim.AdamW` with steps by habana_mp's kernels. It takes the same arguments."""
 
@@ -67,7 +67,7 @@ class AdamW(torch.optim.AdamW):
         return _step(self, closure, _step_adam)
 
 
-@writes_kept_casts
+@writes_cached_casts
 class Adam(torch.optim.Adam):
     """:class:`torch.optim.Adam` with steps by habana_mp's kernels. It takes the same arguments."""
 
@@ -78,7 +78,7 @@ class Adam(torch.optim.Adam):
         return _step(self, closure, _step_adam)
 
 
-@writes_kept_casts
+@writes_cached_casts
 class SGD(torch.optim.SGD):
     """:class:`torch.optim.SGD` with steps by habana_mp's kernels. It takes the same arguments."""
 
@@ -91,7 +91,7 @@ class SGD(torch.optim.SGD):
         return _step(self, closure, _step_sgd)
 
 
-@writes_kept_casts
+@writes_cached_casts
 class Adagrad(torch.optim.Adagrad):
     """:class:`torch.optim.Adagrad` with steps by habana_mp's kernels. It takes the same arguments."""
 

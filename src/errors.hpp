@@ -93,7 +93,7 @@ inline void print_error(PyObject* where) noexcept {
 
 // Drops the Python exception of a lookup that found nothing. Throws std::bad_alloc if the lookup failed because memory
 // ran out: it then proves nothing.
-inline void drop_error_but_of_memory() {
+inline void drop_error_unless_memory_error() {
   if (PyErr_Occurred() == nullptr) return;
   const bool is_of_memory = PyErr_ExceptionMatches(PyExc_MemoryError) != 0;
   clear_error();

@@ -5,7 +5,7 @@
 //   PyObject* and end in `release`. So do functions that pass on the result of a call (engine/call.hpp,
 //   engine/originals.hpp): it comes from CPython and goes back there.
 // - A global that holds references is a NeverDestroyed: when the program ends, the interpreter is gone.
-// - An object that is held until the process ends, without a particular owner, is `kept_for_good`.
+// - An object that is held until the process ends, without a particular owner, is `immortal`.
 //
 // A pointer to a CPython struct, such as PyFrameObject*, is held as a PyObject* and cast where it is used.
 #pragma once
@@ -100,6 +100,6 @@ class NeverDestroyed {
 };
 
 // Returns the object with one more reference, which is never released.
-inline PyObject* kept_for_good(PyObject* object) noexcept { return Owned::borrowed(object).release(); }
+inline PyObject* immortal(PyObject* object) noexcept { return Owned::borrowed(object).release(); }
 
 }  // namespace habana_mp

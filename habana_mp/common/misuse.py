@@ -44,7 +44,7 @@ class _CalledFirst:
         return repr(self._function)
 
 
-class _NoBlock:
+class _NotABlock:
     """The result of ``convert``. In a ``with`` statement it raises an error that names the context managers."""
 
     def __enter__(self) -> NoReturn:
@@ -61,7 +61,7 @@ class _NoBlock:
 
 
 #: The result of ``convert``.
-no_block: Any = _NoBlock()
+not_a_block: Any = _NotABlock()
 
 
 def check_keywords(function: Callable[..., Any], keywords: dict[str, Any]) -> None:

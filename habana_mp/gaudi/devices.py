@@ -65,7 +65,7 @@ class Devices:
         self.names = {"hpu"}
         #: The backends of torch.distributed that lead to the device's own.
         self.backends = {"hccl"}
-        self._told: set[tuple[str, int, str]] = set()
+        self._logged: set[tuple[str, int, str]] = set()
         self.is_script = is_script
 
     @property
@@ -127,8 +127,8 @@ class Devices:
     def tell(self, what: str, given: Any) -> None:
         """Logs once for each line of code what was mapped."""
         file, line = place()
-        if (file, line, what) not in self._told:
-            self._told.add((file, line, what))
+        if (file, line, what) not in self._logged:
+            self._logged.add((file, line, what))
             logger.info("%s:%d: %s is %s here (%s)", file, line, given, self.real, what)
 
 

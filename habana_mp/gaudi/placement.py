@@ -30,7 +30,7 @@ _TYPES = {
     torch.bool: "Bool",
 }
 
-_told: set[tuple[str, str, torch.dtype]] = set()
+_logged: set[tuple[str, str, torch.dtype]] = set()
 _modes: list[Seen] = []
 
 
@@ -46,13 +46,13 @@ def log_placement_if_asked() -> None:
     """From now on, in this thread, each operation is logged once for each dtype."""
     asked = _mask("PT_HPU_LOG_MOD_MASK", 0) & _CPU_FALLBACK and _mask("PT_HPU_LOG_TYPE_MASK", _DEBUG) & _DEBUG
     if asked and not _modes and devices().real.type == "cpu":
-        _modes.append(Seen(_tell))
+        _modes.append(Seen(_log_once))
         _modes[0].__enter__()
 
 
-def _tell(operation: str, argument: str, tensor: torch.Tensor) -> None:
+def _log_once(operation: str, argument: str, tensor: torch.Tensor) -> None:
     key = operation, argument, tensor.dtype
-    if key not in _told and tensor.device.type == "cpu":
-        _told.add(key)
+    if key not in _logged and tensor.device.type == "cpu":
+        _logged.add(key)
         kind = _TYPES.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
         logger.info("CPU fallback %s : %s=HABANA%sType", operation, argument, kind)

@@ -20,7 +20,7 @@ from habana_mp.gaudi.patches.lightning import TRAINERS, HpuTrainer
 from habana_mp.gaudi.patches.packages import AnswersToLibraries, HpuModule
 from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.patch import Patch, Settings
-from habana_mp.patches.tools.spawned_processes import tell_children, tell_children_no_more
+from habana_mp.patches.tools.spawned_processes import send_to_children, stop_sending_to_children
 from habana_mp.scopes import regions
 
 #: The environment variable that names the device, in this process and in its children.
@@ -121,7 +121,7 @@ def switch_off() -> None:
     regions.stand_ins.clear()
     installation.numbers.clear()
     if _state.tells_children:
-        tell_children_no_more(_ENTRY)
+        stop_sending_to_children(_ENTRY)
         os.environ.pop(VARIABLE, None)
         if _state.variable_before is not None:
             os.environ[VARIABLE] = _state.variable_before
@@ -150,4 +150,4 @@ def prepare_children(device: str | None = None) -> None:
         _state.variable_before = os.environ.get(VARIABLE)
         _state.tells_children = True
     os.environ[VARIABLE] = str(devices().real if device is None else chosen(device))
-    tell_children(_ENTRY, lambda: _SwitchedOn(os.environ[VARIABLE]))
+    send_to_children(_ENTRY, lambda: _SwitchedOn(os.environ[VARIABLE]))

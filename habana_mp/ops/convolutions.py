@@ -157,7 +157,7 @@ def is_wrong_of_either(
     return wrong_in_bf16(input, weight, bias, stride, padding, dilation, groups)
 
 
-_convolution = partial(Operation, unlisted=FIRST_INPUT, keeps_weights=True)
+_convolution = partial(Operation, unlisted=FIRST_INPUT, caches_weights=True)
 _cast_by_autocast = partial(_convolution, is_product=True, o2="lower", casts_inside=True)
 _ALL = "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d"
 

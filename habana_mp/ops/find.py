@@ -52,7 +52,7 @@ HANDS_OUT_MEMORY = (
 UNCOUNTED_METHODS = ("unsafe_chunk", "unsafe_split", "unsafe_split_with_sizes", "_lazy_clone")
 
 #: Functions that write into their tensors without incrementing the version counters.
-SILENT_WRITERS = (
+UNCOUNTED_WRITERS = (
     *("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"),
     *("_amp_foreach_non_finite_check_and_unscale_", "resize_as_", "set_data"),
 )
@@ -95,7 +95,7 @@ NO_OPERATION = frozenset(
         *("__bool__", "__complex__", "__float__", "__index__", "__int__", "__len__"),
         *("_cummax_helper", "_cummin_helper", "_fix_weakref", "_is_view", "_use_count", "_view_func"),
         *("_view_func_unsafe", "_parse_to"),
-        *(*HANDS_OUT_MEMORY, *SILENT_WRITERS, "_lazy_clone"),
+        *(*HANDS_OUT_MEMORY, *UNCOUNTED_WRITERS, "_lazy_clone"),
     )
 )
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from habana_mp.ops.find import ASSIGNMENT, SUBSCRIPT
-from habana_mp.ops.operation import FIRST_INPUT, IN_PLACE, Operation, Tells
+from habana_mp.ops.operation import FIRST_INPUT, IN_PLACE, CallPredicate, Operation
 
 _FLOATING = (torch.float32, torch.bfloat16, torch.float16)
 _WITHOUT_FRACTIONS = (torch.int64, torch.int32, torch.int16, torch.int8)
@@ -57,7 +57,7 @@ def _looks_up(*arguments: Any, **keywords: Any) -> bool:
     )
 
 
-def _looks_up_unless_sparse(position: int) -> Tells:
+def _looks_up_unless_sparse(position: int) -> CallPredicate:
     """Returns the test for ``embedding`` and similar functions, with ``sparse=`` at this position. False for a sparse
     gradient, which no cast can pass on.
 

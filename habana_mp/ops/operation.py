@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final, Literal, NamedTuple
 
 #: A function that takes the arguments of a call and returns true or false.
-Tells = Callable[..., bool]
+CallPredicate = Callable[..., bool]
 
 Unlisted = Literal["", "widest", "first_input", "in_place", "no_kernel", "kernel_for_some"]
 
@@ -97,10 +97,10 @@ class Operation(NamedTuple):
     """How O2 treats it. "": float32 if a list that ships with the package holds it or ``unlisted`` is a rule for its
     inputs' dtypes, else unchanged. "input": unchanged, although such a list holds it."""
 
-    sums: Tells | None = None
+    sums: CallPredicate | None = None
     """True for a call that adds up in the lower precision, or whose gradient does. It runs in float32 (rule 8)."""
 
-    wrong_in_bf16: Tells | None = None
+    wrong_in_bf16: CallPredicate | None = None
     """True for a call whose result or gradient torch gets wrong in bfloat16. It runs in float32 (rule 8)."""
 
     wrong_if_strided: bool = False
@@ -131,19 +131,19 @@ class Operation(NamedTuple):
     made_of_products: bool = False
     """True if torch composes it of matrix products. ``torch.autocast`` applies to those inside."""
 
-    makes_product: Tells | None = None
+    makes_product: CallPredicate | None = None
     """With ``made_of_products``: true for a call that makes a matrix product. None stands for every call."""
 
     products_inside: bool = False
     """True if torch composes it of matrix products and of other operations, which stay unchanged."""
 
-    is_fused: Tells | None = None
+    is_fused: CallPredicate | None = None
     """With ``products_inside``: true for a call that one kernel computes as a whole. None: there is no such kernel."""
 
     means_products: bool = False
     """True if its name in a list stands only for the products inside an operation."""
 
-    takes_steps: bool = False
+    is_recurrent: bool = False
     """True if it processes sequences. The gradients of a weight are summed over the steps. If the weights need no
     gradient, torch computes the products of the steps one by one: ten times slower in a lower precision."""
 
@@ -156,14 +156,14 @@ class Operation(NamedTuple):
 
     # ---- weights ---------------------------------------------------------------------------------------------------
 
-    keeps_weights: bool = False
+    caches_weights: bool = False
     """True if casts of its weights may be cached. Its result must never share memory with an argument, so that no code
     can write into a cached cast."""
 
     packs: str = ""
     """The torch function that it calls, if it can run from a packed weight."""
 
-    twin: str = ""
+    equivalent: str = ""
     """For a method of two tensors: the equivalent torch function, which is cheaper to call, see
     docs/decisions/0023-holders-and-twins.md."""
 

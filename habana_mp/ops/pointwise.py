@@ -93,7 +93,7 @@ _ACTIVATIONS = (
     _function("sigmoid", family="special_expit"),
     _function("celu elu gelu glu hardsigmoid hardswish log_sigmoid mish relu6 rrelu selu silu softplus"),
     _function("tanhshrink"),
-    Operation("prelu", FIRST_INPUT, keeps_weights=True),
+    Operation("prelu", FIRST_INPUT, caches_weights=True),
     Operation(
         "rrelu_with_noise rrelu_with_noise_",
         castable=Castable((0,), "the noise is written into", kept_keywords=("noise",)),
@@ -125,7 +125,7 @@ _WITHOUT_ROWS = """
     relu rsqrt sign sinh tan trunc
 """
 
-_NAMES_IN_ROWS = " ".join(f"{row.names} {row.family}" for row in ROWS if not row.keeps_weights)
+_NAMES_IN_ROWS = " ".join(f"{row.names} {row.family}" for row in ROWS if not row.caches_weights)
 
 #: The names of all of them except `prelu`, which takes a weight.
 NAMES = frozenset((*_WITHOUT_ROWS.split(), *_NAMES_IN_ROWS.split()))

@@ -43,10 +43,10 @@ def _tensordot_makes_product(
     return len(dims_self) < input.dim() or len(dims_other) < other.dim()
 
 
-_product = partial(Operation, unlisted=FIRST_INPUT, is_product=True, keeps_weights=True)
+_product = partial(Operation, unlisted=FIRST_INPUT, is_product=True, caches_weights=True)
 _gemm = partial(_product, o2="lower")
 _gemm_cast_by_autocast = partial(_gemm, casts_inside=True)
-_made_of_products = partial(Operation, o2="lower", made_of_products=True, keeps_weights=True)
+_made_of_products = partial(Operation, o2="lower", made_of_products=True, caches_weights=True)
 
 #: The factor whose last dimension is summed over.
 _FIRST, _OF_MATRICES, _OF_BATCHES = ("input", 0), ("mat1", 1), ("batch1", 1)
@@ -58,14 +58,14 @@ _GEMM = (
         spellings="__rmatmul__ rmatmul",
         family="__matmul__ linalg_matmul",
         packs="matmul",
-        twin="matmul",
+        equivalent="matmul",
         wants_rows=True,
         terms=_FIRST,
     ),
-    _product("__matmul__", terms=_FIRST, casts_inside=True, packs="matmul", twin="matmul", wants_rows=True),
+    _product("__matmul__", terms=_FIRST, casts_inside=True, packs="matmul", equivalent="matmul", wants_rows=True),
     _product("linalg_matmul", terms=_FIRST, packs="matmul", wants_rows=True),
-    _gemm_cast_by_autocast("mm", terms=_FIRST, packs="mm", twin="mm"),
-    _gemm_cast_by_autocast("bmm", terms=_FIRST, twin="bmm"),
+    _gemm_cast_by_autocast("mm", terms=_FIRST, packs="mm", equivalent="mm"),
+    _gemm_cast_by_autocast("bmm", terms=_FIRST, equivalent="bmm"),
     _gemm_cast_by_autocast("addmm", terms=_OF_MATRICES, packs="addmm"),
     _gemm_cast_by_autocast("baddbmm addbmm", terms=_OF_BATCHES),
     _gemm("mv", terms=_FIRST),
@@ -92,7 +92,7 @@ _OF_VECTORS = (
     Operation("outer", WIDEST, family="ger"),
     Operation("kron", WIDEST, counts_no_version=True),
     Operation("linalg_cross linalg_vecdot ger vdot", WIDEST),
-    Operation("bilinear", WIDEST, keeps_weights=True),
+    Operation("bilinear", WIDEST, caches_weights=True),
     Operation("addr_", IN_PLACE),
 )
 

@@ -29,8 +29,8 @@ def _lstm_is_fused(input: Tensor, state: Sequence[Tensor], *_: Any, **__: Any) -
     return input.device.type != "cpu" or bool(library.is_available() and (library.enabled or _is_exporting()))
 
 
-_cell = partial(Operation, unlisted=FIRST_INPUT, keeps_weights=True)
-_layer = partial(_cell, takes_steps=True, products_inside=True)
+_cell = partial(Operation, unlisted=FIRST_INPUT, caches_weights=True)
+_layer = partial(_cell, is_recurrent=True, products_inside=True)
 
 ROWS = (
     # A separate kernel, which does not compute all calls of `lstm`.

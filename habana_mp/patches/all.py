@@ -23,7 +23,7 @@ from habana_mp.patches.torch.dynamo import (
 from habana_mp.patches.torch.exchanged_functions import exchanged_functions
 from habana_mp.patches.torch.export import RegionsInExport
 from habana_mp.patches.torch.inductor import KernelTable
-from habana_mp.patches.torch.kept_weights import KeptWeights
+from habana_mp.patches.torch.weight_cache import KeptWeights
 from habana_mp.patches.torch.memory import Memory
 from habana_mp.patches.torch.module_calls import ModuleCalls
 from habana_mp.patches.torch.optimizer_steps import OptimizerSteps

@@ -12,11 +12,11 @@ from habana_mp.common import locks
 from habana_mp.common.computed_once import computed_once
 from habana_mp.patches.tools.compiled_functions import forget_compiled_code
 from habana_mp.patches.tools.patch import Settings, Within
-from habana_mp.patches.tools.region_dtypes import MARK, MARK_DTYPES, MARK_NUMBER
+from habana_mp.patches.tools.region_dtypes import REGION_DEVICE, REGION_DEVICE_NUMBER, REGION_DTYPES
 from habana_mp.patches.torch import module_tensors
 from habana_mp.patches.torch.autocast_regions import warn_if_in_autocast
 from habana_mp.patches.torch.composites import Composite
-from habana_mp.patches.torch.equivalent_functions import tell_function_twins
+from habana_mp.patches.torch.equivalent_functions import set_equivalent_functions
 from habana_mp.policy import in_force, rules
 from habana_mp.policy.rules import Policy
 
@@ -90,16 +90,16 @@ class Installation:
         if self._is_ours and (self.policy is not None or self._regions_in_torch):
             _core.observe(rules.plan_of_observed() if self._is_watched else [])
 
-    def make_region(self, policy: Policy, *, on_cpu: bool, keeps_weights: bool, name: str, after_recorded: Any) -> int:
+    def make_region(self, policy: Policy, *, on_cpu: bool, caches_weights: bool, name: str, after_tracked: Any) -> int:
         """Returns the number of a new region with these rules, ready to be entered."""
         with locks.installation:
             self.check_alone()
             _bind()
             composites = self._make_composites(policy)
-            plan = rules.plan(policy, keeps_weights=keeps_weights)
+            plan = rules.plan(policy, caches_weights=caches_weights)
             self._check_patches()
             number = self._store(
-                lambda: _core.make_region(plan=plan, on_cpu=on_cpu, name=name, after_recorded_cast=after_recorded)
+                lambda: _core.make_region(plan=plan, on_cpu=on_cpu, name=name, after_tracked_cast=after_tracked)
             )
             self._regions[number] = policy
             self._add_region(number, composites)
@@ -120,7 +120,7 @@ class Installation:
         self._is_ours = True
         try:
             changed = change()
-            tell_function_twins()
+            set_equivalent_functions()
             return changed
         except BaseException:  # a signal handler may raise after the change
             if _core.change_count() == changes:
@@ -225,7 +225,9 @@ def _settings_of(policy: Policy, within: Within) -> Settings:
 
 def _bind() -> None:
     _core.bind_torch()
-    _core.set_region_mark(MARK, MARK_NUMBER, MARK_DTYPES, torch.set_autocast_enabled, torch.set_autocast_dtype)
+    _core.set_region_device(
+        REGION_DEVICE, REGION_DEVICE_NUMBER, REGION_DTYPES, torch.set_autocast_enabled, torch.set_autocast_dtype
+    )
 
 
 installation = Installation()

@@ -55,15 +55,15 @@ class Ruling:
     #: rotate points.
     leaves_points: bool = False
 
-    def rule(self, operation: str, *, keeps_weights: bool = True) -> _core.Rule:
-        """Returns the core's form, with the arguments that may be cast. ``keeps_weights``: cache casts of weights."""
-        row, key = ops.row_of(operation), (self, operation, keeps_weights)
+    def rule(self, operation: str, *, caches_weights: bool = True) -> _core.Rule:
+        """Returns the core's form, with the arguments that may be cast. ``caches_weights``: cache casts of weights."""
+        row, key = ops.row_of(operation), (self, operation, caches_weights)
         known = _rules.get(key)
         if known is None or known[0] is not row:
-            known = _rules[key] = row, self._made(operation, row, keeps_weights)
+            known = _rules[key] = row, self._made(operation, row, caches_weights)
         return known[1]
 
-    def _made(self, operation: str, row: ops.Operation, keeps_weights: bool) -> _core.Rule:
+    def _made(self, operation: str, row: ops.Operation, caches_weights: bool) -> _core.Rule:
         traits = {
             "saturates": self.saturate != "",
             "saturates_tensors": self.saturate == "all",
@@ -76,12 +76,12 @@ class Ruling:
             "products_inside": self.products_only and row.products_inside,
             "is_not_repeated": not ops.may_be_repeated(operation),
             "counts_no_version": row.counts_no_version,
-            "keeps_weights": keeps_weights and row.keeps_weights,
-            "takes_steps": row.takes_steps,
+            "caches_weights": caches_weights and row.caches_weights,
+            "is_recurrent": row.is_recurrent,
             "casts_inside": row.casts_inside,
             "wrong_if_strided": row.wrong_if_strided,
         }
-        questions = {
+        conditions = {
             "makes_product": row.makes_product if self.products_only else None,
             "is_fused": row.is_fused,
             "wrong_in_bf16": row.wrong_in_bf16,
@@ -96,8 +96,8 @@ class Ruling:
             castable=_in_core(ops.arguments_of(operation)),
             target_keywords=ops.target_keywords(operation) if self.action == "in_place" else (),
             sparse_gradient=row.sparse_gradient,
-            questions={name: function for name, function in questions.items() if function is not None},
-            packs=row.packs if keeps_weights else "",
+            conditions={name: function for name, function in conditions.items() if function is not None},
+            packs=row.packs if caches_weights else "",
             terms=row.terms,
         )
 
@@ -463,14 +463,14 @@ def plan_of_observed() -> list[tuple[Any, Any, str, _core.Rule, _core.Rule]]:
     return [(one.object, one.object, name, Ruling().rule(name), Ruling().rule(name)) for name, one in builtins]
 
 
-def plan(policy: Policy, *, keeps_weights: bool = True) -> list[tuple[Any, Any, str, _core.Rule, _core.Rule]]:
+def plan(policy: Policy, *, caches_weights: bool = True) -> list[tuple[Any, Any, str, _core.Rule, _core.Rule]]:
     """Returns what the core installs."""
     return [
         (
             one.builtin.object,
             one.builtin.shown or one.builtin.object,
             one.operation,
-            one.listed.rule(one.operation, keeps_weights=keeps_weights),
+            one.listed.rule(one.operation, caches_weights=caches_weights),
             one.unlisted.rule(one.operation),
         )
         for one in (*policy.covered, *policy.composites)

@@ -120,11 +120,11 @@ class Comparison:
             ("in another precision", self.changed("precision")),
             ("for another reason", self.changed("reason")),
         ):
-            lines += _section(title, [f"{_name(pair)}: {_told(pair.a)} -> {_told(pair.b)}" for pair in pairs])
+            lines += _section(title, [f"{_name(pair)}: {_outcome(pair.a)} -> {_outcome(pair.b)}" for pair in pairs])
         for speed in ("slower", "faster"):
             lines += _section(f"{speed}, per call", [f"{_name(pair)}: {_times(pair)}" for pair in self.of_speed(speed)])
         for title, rows in (("new in b", self.new), ("gone from a", self.gone)):
-            lines += _section(title, [f"{_place(row)}: {_told(row)}, {_calls(row['calls'])}" for row in rows])
+            lines += _section(title, [f"{_place(row)}: {_outcome(row)}, {_calls(row['calls'])}" for row in rows])
         return "\n".join(map(_core.printable, lines))
 
     def _counts(self) -> str:
@@ -351,7 +351,7 @@ def _compared(row: _Row) -> tuple[Any, ...]:
     return why, _LINE.sub("", rule) if rule else None
 
 
-def _told(row: _Row) -> str:
+def _outcome(row: _Row) -> str:
     why, rule = _why(row)
     words = ", ".join(str(word) for word in (why, rule) if word)
     return f"{row['precision']} ({words})" if words else str(row["precision"])

@@ -203,10 +203,10 @@ def _off(report: Report) -> Iterator[str]:
 
 def _in_float32(report: Report) -> Iterator[str]:
     """Yields a line about the largest shares in float32 that are in no finding."""
-    told = {number for finding in report.findings for number in finding.rows}
+    found = {number for finding in report.findings for number in finding.rows}
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for number, row in enumerate(report.rows):
-        if row.precision == "fp32" and number not in told:
+        if row.precision == "fp32" and number not in found:
             # Outside of modules, one line may be a whole step of an optimizer.
             is_line = row.place and not row.module
             groups[("line", row.place) if is_line else (row.operation, _because(row))].append(row)

@@ -29,7 +29,7 @@ def open_log(destination: LogDestination = None, *, append: bool = False, explai
     destination stays in force.
     """
     if explains:
-        watched_calls.tell_core()  # which files are not the caller's
+        watched_calls.configure_core()  # which files are not the caller's
     if destination is None or destination is sys.stdout or destination == "console":
         _core.log_to("console", explains=explains)
     elif isinstance(destination, logging.Logger):

@@ -278,8 +278,8 @@ class _Ending:
         _say(f"{closing.line(report)}{where}")
         if self._found_nothing:
             _say(f"--require-lowered: {report.words[0][:1].lower()}{report.words[0][1:]}")
-        told = 1 if closing.ran_lower(report) or self._found_nothing else 0  # already said by the lines above
-        for text in report.words[told:] if report.rows else ():
+        shown = 1 if closing.ran_lower(report) or self._found_nothing else 0  # already said by the lines above
+        for text in report.words[shown:] if report.rows else ():
             _say(text)
 
     def _of_this_rank(self) -> Report:
@@ -348,7 +348,7 @@ def _watch_children(options: Options, folder: str | None = None) -> Children:
         if watched.process != os.getpid():  # a fork, which has inherited the counts of its parent
             hmp.reset_report()
 
-    spawned_processes.tell_children(
+    spawned_processes.send_to_children(
         "habana_mp.run",
         lambda: _ForChild(options, children.folder) if options.by_script or hmp.is_converted() else None,
     )

@@ -71,9 +71,9 @@ def ratio_on_this_cpu(dtype: torch.dtype) -> float | None:
     if child == 0:
         try:
             os.close(reading)
-            silence = os.open(os.devnull, os.O_WRONLY)
+            null_device = os.open(os.devnull, os.O_WRONLY)
             for stream in (1, 2):
-                os.dup2(silence, stream)
+                os.dup2(null_device, stream)
             found = ratios("cpu", 512, 64, dtype=dtype, rounds=4, repeat=2)[0] if devices() == ["cpu"] else None
             os.write(writing, json.dumps(found).encode())
         finally:

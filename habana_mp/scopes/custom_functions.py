@@ -37,7 +37,7 @@ def custom_fwd(
         if torch.compiler.is_compiling():
             return torchs(ctx, *args, **kwargs)
         ctx._habana_mp_state = _core.current_state()
-        ctx._habana_mp_is_torchs = not _core.lists_speak_here()
+        ctx._habana_mp_is_torchs = not _core.lists_apply_here()
         if ctx._habana_mp_is_torchs:
             return torchs(ctx, *args, **kwargs)
         if cast_inputs is None:

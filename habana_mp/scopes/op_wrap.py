@@ -9,9 +9,9 @@ import torch
 
 from habana_mp import _core
 from habana_mp.patches.tools.compiled_functions import constant_in_graph
-from habana_mp.patches.tools.region_dtypes import silence
+from habana_mp.patches.tools.region_dtypes import lists_suspended
 from habana_mp.policy.rules import PRECISIONS, Ruling, dtype_meant
-from habana_mp.scopes.scope import with_face_of
+from habana_mp.scopes.scope import wraps_uncompiled
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -55,18 +55,18 @@ def op_wrap(function: Any = None, to: str | torch.dtype = "bf16") -> Any:
     def precisions(args: tuple[Any, ...], names: tuple[str, ...]) -> tuple[Any, ...] | None:
         """Returns the dtypes of the described arguments after the cast, or None if nothing is cast. The last arguments
         have these names."""
-        if not _core.lists_speak_here():
+        if not _core.lists_apply_here():
             return None
         given = [_like(one) for one in args]
         count = len(args) - len(names)
         got = engine.call((_as_they_are, *given[:count]), dict(zip(names, given[count:], strict=True)))
         return tuple(map(_change, given, got))
 
-    @with_face_of(function)
+    @wraps_uncompiled(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
             return _call_in_graph(function, precisions, args, kwargs)
-        if not _core.lists_speak_here():
+        if not _core.lists_apply_here():
             return function(*args, **kwargs)
         return engine.call((function, *args), kwargs)
 
@@ -91,7 +91,7 @@ def _call_in_graph(function: Any, precisions: Any, args: tuple[Any, ...], kwargs
     if changes is None:
         return function(*args, **kwargs)
     cast = [_changed(value, change) for value, change in zip(values, changes, strict=True)]
-    with silence():
+    with lists_suspended():
         return function(*cast[: len(args)], **dict(zip(kwargs, cast[len(args) :], strict=True)))
 
 

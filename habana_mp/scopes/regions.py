@@ -62,7 +62,7 @@ stand_ins: dict[str, str] = {}
 #: Stands for no region.
 _NOTHING = -1
 #: The number of a region in which nothing is cast.
-_ISLAND = 0
+_NO_CASTS = 0
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class _Request:
     preset: str
     lower: tuple[Listed, ...] | None
     fp32: tuple[Listed, ...] | None
-    keeps_weights: bool
+    caches_weights: bool
 
 
 #: The request of each region, by its number.
@@ -192,7 +192,7 @@ def _real_type(device_type: str) -> str:
 
 def _current() -> _Request | None:
     number = _core.current_region()
-    casts = number and _core.region_is_put_in(number) and _core.lists_speak_here()
+    casts = number and _core.region_is_put_in(number) and _core.lists_apply_here()
     return _requests[number] if casts else None
 
 
@@ -200,7 +200,7 @@ def _in_graph(number: int) -> AbstractContextManager[Any]:
     """Returns a context manager that torch.compile supports and that has the region's effect."""
     if number == _NOTHING:
         return nullcontext()
-    return disable_casts() if number == _ISLAND else as_autocast(_ready(number))
+    return disable_casts() if number == _NO_CASTS else as_autocast(_ready(number))
 
 
 @constant_in_graph
@@ -255,7 +255,7 @@ def _find_number(
     if preset is not None and not isinstance(preset, str):
         preset_named(preset)  # raises
     if not enabled:
-        return _ISLAND
+        return _NO_CASTS
     if preset is None and device_type not in _SYSTEMS:
         raise ValueError(f"`preset` must be given for {device_type!r}: there are no lists of its own for it")
     preset = device_type if preset is None else preset
@@ -275,7 +275,7 @@ def _find_number(
         warn(
             f"`hmp.autocast` lowers to torch.bfloat16 or torch.float16, not to {dtype}: nothing is cast in this region"
         )
-        return _ISLAND
+        return _NO_CASTS
     if device_type == "cuda" and dtype is torch.bfloat16 and not torch.cuda.is_bf16_supported():
         raise RuntimeError("this CUDA device does not support bfloat16; use dtype=torch.float16")
     if name == "hpu-autocast":
@@ -316,9 +316,9 @@ def _made(request: _Request) -> int:
     number = installation.make_region(
         policy,
         on_cpu=request.device_type == "cpu",
-        keeps_weights=request.keeps_weights,
+        caches_weights=request.caches_weights,
         name=f"{request.preset} in {precision} on {request.device_type}",
-        after_recorded=_refuse_backward if in_float16 and request.preset in _INFERENCE_IN_FLOAT16 else None,
+        after_tracked=_refuse_backward if in_float16 and request.preset in _INFERENCE_IN_FLOAT16 else None,
     )
     _requests[number] = request
     return number

@@ -19,7 +19,7 @@ from habana_mp.patches.tools.compiled_functions import forget_that_it_was_compil
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-def with_face_of(function: Any) -> Callable[[_F], _F]:
+def wraps_uncompiled(function: Any) -> Callable[[_F], _F]:
     """Like :func:`functools.wraps`, but without the mark of a compiled function: torch.compile would skip it."""
 
     def decorate(wrapper: _F) -> _F:
@@ -55,13 +55,13 @@ class Scope(ABC):
         decorated: Any
         if inspect.isgeneratorfunction(function):
 
-            @with_face_of(function)
+            @wraps_uncompiled(function)
             def decorated(*args: Any, **kwargs: Any) -> Any:
                 return (yield from self._between_yields(function(*args, **kwargs)))
 
         elif inspect.isasyncgenfunction(function):
 
-            @with_face_of(function)
+            @wraps_uncompiled(function)
             async def decorated(*args: Any, **kwargs: Any) -> Any:
                 running = function(*args, **kwargs)
                 step = running.__anext__()
@@ -81,13 +81,13 @@ class Scope(ABC):
 
         elif inspect.iscoroutinefunction(function):
 
-            @with_face_of(function)
+            @wraps_uncompiled(function)
             async def decorated(*args: Any, **kwargs: Any) -> Any:
                 return await _as_awaitable(self._between_yields(function(*args, **kwargs)))  # type: ignore[misc]  # as above
 
         else:
 
-            @with_face_of(function)
+            @wraps_uncompiled(function)
             def decorated(*args: Any, **kwargs: Any) -> Any:
                 with self._again():
                     return function(*args, **kwargs)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from habana_mp.common.misuse import check_keywords, no_block
+from habana_mp.common.misuse import check_keywords, not_a_block
 from habana_mp.patches.tools.patch import Within
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -38,7 +38,7 @@ def checked(within: Given) -> Within:
     return modules
 
 
-def takes_no_model(convert: _F) -> _F:
+def reject_models(convert: _F) -> _F:
     """Makes ``convert`` raise TypeError for a model or an optimizer, which ``apex.amp.initialize`` takes, and for
     misspelled keywords. Its result raises in a ``with`` statement, and says why."""
 
@@ -54,7 +54,7 @@ def takes_no_model(convert: _F) -> _F:
             )
         check_keywords(convert, kwargs)
         convert(*args, **kwargs)
-        return no_block
+        return not_a_block
 
     return checking  # type: ignore[return-value]  # the same parameters
 

@@ -17,32 +17,33 @@ Accelerators accelerators;
 namespace {
 
 // The casts of a call that torch's autocast makes within the operation.
-enum class Left : std::uint8_t { nothing, what_is_not_kept, everything };
+enum class CastsByAutocast : std::uint8_t { nothing, uncached, everything };
 
 // Returns the casts that are left to torch's autocast: none if autocast would also cast inputs that the rule does not.
 // Counts them in `tally` if they are all casts of the call.
-Left left_to_torch(const Call& call, Kind to, Tally& tally) {
+CastsByAutocast casts_left_to_autocast(const Call& call, Kind to, Tally& tally) {
   const auto& [target, rule, arguments, reading] = call;
-  if (!rule.means.casts_inside || rule.action != Action::precision || rule.to == Kind::f32) return Left::nothing;
-  if (target.shape != host::Shape::function && target.shape != host::Shape::method) return Left::nothing;
+  if (!rule.execution.casts_inside || rule.action != Action::precision || rule.to == Kind::f32)
+    return CastsByAutocast::nothing;
+  if (target.shape != host::Shape::function && target.shape != host::Shape::method) return CastsByAutocast::nothing;
   bool everything = !rule.saturates && rule.castable.raised_positions == 0 && rule.castable.off_cpu_positions == 0;
   Tally noted;
-  noted.leaves_casts = true;
+  noted.leaves_casts_to_autocast = true;
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
     const Kind kind = reading.kinds[i];
     PyObject* const value = arguments.values[i];
-    if (kind == Kind::sequence) return Left::nothing;
+    if (kind == Kind::sequence) return CastsByAutocast::nothing;
     if (!is_floating(kind)) continue;
-    if (!host::can_be_cast_inside(value)) return Left::nothing;
+    if (!host::can_be_cast_inside(value)) return CastsByAutocast::nothing;
     if (kind == to || !everything) continue;
     const std::int64_t count = host::count_elements(value);
-    everything = !tensor::is_cast_to_block(count) && (kind != Kind::f32 || !may_have_kept_cast(rule, value, noted));
-    noted.note_left(value, to, count);
+    everything = !tensor::is_cast_to_block(count) && (kind != Kind::f32 || !may_have_cached_cast(rule, value, noted));
+    noted.count_autocast_cast(value, to, count);
   }
-  if (!host::may_cast_inside() || host::is_intercepted()) return Left::nothing;
-  if (!everything) return Left::what_is_not_kept;
+  if (!host::may_cast_inside() || host::is_intercepted()) return CastsByAutocast::nothing;
+  if (!everything) return CastsByAutocast::uncached;
   tally = noted;
-  return Left::everything;
+  return CastsByAutocast::everything;
 }
 
 Owned call_and_cast_inside(Target& target, const Arguments& arguments, Kind to) {
@@ -86,7 +87,7 @@ bool fold_products(PyObject* made) {
 // Returns false with an exception set on failure.
 bool make_casts(const Call& call, Kind to, bool records, CastArguments& cast, Attempt& attempt) {
   if (!cast.make(call.rule, call.reading, to, attempt.tally)) return false;
-  if (!call.rule.means.takes_steps || attempt.is_fused || records || to == Kind::f32) return true;
+  if (!call.rule.execution.is_recurrent || attempt.is_fused || records || to == Kind::f32) return true;
   const Py_ssize_t place = position_of_weights(call);
   PyObject* const made = place < 0 ? nullptr : cast.arguments().values[place];
   return made == nullptr || made == call.arguments.values[place] || fold_products(made);
@@ -112,27 +113,27 @@ Owned attempt_products_inside(const Call& call, Kind to, Attempt& attempt) {
   return attempt.made ? call_and_cast_inside(call.target, cast.arguments(), to) : nullptr;
 }
 
-Owned attempt_as_they_lie(const Call& call, Kind to, bool records, Attempt& attempt) {
+Owned attempt_with_given_layout(const Call& call, Kind to, bool records, Attempt& attempt) {
   Tally& tally = attempt.tally;
   const Rule& rule = call.rule;
-  if (rule.means.packs != weights::Packs::nothing && to == Kind::bf16 && !records) {
+  if (rule.execution.packs != weights::Packs::nothing && to == Kind::bf16 && !records) {
     if (accelerators.answer_from_packed != nullptr) {
       if (Owned result = accelerators.answer_from_packed(call, to, tally)) return result;
     }
     attempt.interrupted = PyErr_Occurred() != nullptr;
     if (attempt.interrupted) return nullptr;
   }
-  const Left left = records ? left_to_torch(call, to, tally) : Left::nothing;
-  if (left == Left::everything) return call_and_cast_inside(call.target, call.arguments, to);
+  const CastsByAutocast by_autocast = records ? casts_left_to_autocast(call, to, tally) : CastsByAutocast::nothing;
+  if (by_autocast == CastsByAutocast::everything) return call_and_cast_inside(call.target, call.arguments, to);
   // If autograd tracks the call, its graph holds the casts, so their memory cannot be reused.
   tally.may_reuse_memory = !records && rule.takes_weights_once() && !call.target.is_python();
-  tally.leaves_casts = left == Left::what_is_not_kept;
+  tally.leaves_casts_to_autocast = by_autocast == CastsByAutocast::uncached;
   CastArguments cast(call.arguments);
   attempt.made = make_casts(call, to, records, cast, attempt);
   attempt.scalar_changed = cast.scalar_changed();
   if (!attempt.made) return nullptr;
-  return tally.left_casts ? call_and_cast_inside(call.target, cast.arguments(), to)
-                          : Owned(call_unseen(call.target, cast.arguments()));
+  return tally.has_autocast_casts ? call_and_cast_inside(call.target, cast.arguments(), to)
+                                  : Owned(call_unseen(call.target, cast.arguments()));
 }
 
 // True if the call adds a bias to its product.
@@ -162,10 +163,10 @@ bool add_bias(const Rule& rule, PyObject* result, PyObject* bias, Kind kind, Kin
 
 // Attempts the call with a copy of the first input whose rows are evenly spaced. A tracer's tensor has no memory yet,
 // so the copy becomes part of the traced code.
-Owned attempt_in_traced_rows(const Call& call, Kind to, Attempt& attempt) {
+Owned attempt_with_traced_rows(const Call& call, Kind to, Attempt& attempt) {
   const Arguments& arguments = call.arguments;
   const Owned rows(
-      PyObject_CallFunctionObjArgs(call.rule.means.in_rows, arguments.values[0], arguments.values[1], nullptr));
+      PyObject_CallFunctionObjArgs(call.rule.execution.in_rows, arguments.values[0], arguments.values[1], nullptr));
   attempt.interrupted = !rows && PyErr_ExceptionMatches(PyExc_Exception) == 0;
   if (attempt.interrupted) return nullptr;
   clear_error();
@@ -173,21 +174,21 @@ Owned attempt_in_traced_rows(const Call& call, Kind to, Attempt& attempt) {
   std::copy_n(arguments.values, arguments.count(), values.data());
   if (rows) values[0] = rows.get();
   const Arguments given{values.data(), arguments.positional, arguments.keywords};
-  return attempt_as_they_lie({call.target, call.rule, given, call.reading}, to, false, attempt);
+  return attempt_with_given_layout({call.target, call.rule, given, call.reading}, to, false, attempt);
 }
 
-Owned attempt_in_rows(const Call& call, Kind to, Attempt& attempt) {
+Owned attempt_with_even_rows(const Call& call, Kind to, Attempt& attempt) {
   const auto& [target, rule, arguments, reading] = call;
   tensor::CastResult seen;
   const tensor::Transient rows(tensor::cast_memory.cast_in_rows(arguments.values[0], reading.kinds[0], to, seen), true);
-  if (!rows) return attempt_as_they_lie(call, to, false, attempt);
+  if (!rows) return attempt_with_given_layout(call, to, false, attempt);
   PyObject* const values[] = {rows.get(), arguments.values[1]};
   Reading in_rows(2);
   in_rows.present = reading.present;
   in_rows.kinds[0] = to;
   in_rows.kinds[1] = reading.kinds[1];
   const Arguments given{values, 2, nullptr};
-  Owned result = attempt_as_they_lie({target, rule, given, in_rows}, to, false, attempt);
+  Owned result = attempt_with_given_layout({target, rule, given, in_rows}, to, false, attempt);
   if (reading.kinds[0] != to) {
     ++attempt.tally.casts;
     attempt.tally.made.bytes += seen.bytes;
@@ -216,7 +217,7 @@ bool may_lower_products(const Call& call, Kind to) {
     // Reading the device of a subclass may run Python code that changes the list, so this reads a copy.
     const Owned items = PyTuple_Check(value) ? Owned::borrowed(value) : Owned(PyList_AsTuple(value));
     if (!items) {
-      drop_error_but_of_memory();
+      drop_error_unless_memory_error();
       return false;
     }
     for (Py_ssize_t j = 0; j < PyTuple_GET_SIZE(items.get()); ++j) {
@@ -230,13 +231,13 @@ Owned attempt_with_casts(const Call& call, Kind to, Attempt& attempt) {
   const Arguments& arguments = call.arguments;
   if (attempt.is_inside) return attempt_products_inside(call, to, attempt);
   const bool records = host::grad_is_enabled();
-  if (call.rule.means.in_rows != nullptr && !records && to != Kind::f32) {
-    if (is_of_uneven_rows(arguments, call.reading)) return attempt_in_rows(call, to, attempt);
+  if (call.rule.execution.in_rows != nullptr && !records && to != Kind::f32) {
+    if (is_of_uneven_rows(arguments, call.reading)) return attempt_with_even_rows(call, to, attempt);
     if (arguments.positional > 1 && host::holds_subclass(arguments.values, 1) && host::is_intercepted()) {
-      return attempt_in_traced_rows(call, to, attempt);
+      return attempt_with_traced_rows(call, to, attempt);
     }
   }
-  return attempt_as_they_lie(call, to, records, attempt);
+  return attempt_with_given_layout(call, to, records, attempt);
 }
 
 }  // namespace habana_mp::engine

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "c_functions.hpp"
 #include "engine/call.hpp"
 #include "engine/hooks.hpp"
 #include "engine/known_tensors.hpp"
@@ -31,7 +32,6 @@
 #include "host/torch_api.hpp"
 #include "host/watching.hpp"
 #include "instances.hpp"
-#include "plain_functions.hpp"
 #include "pybind.hpp"
 #include "tensor/cast.hpp"
 #include "weights/cache.hpp"
@@ -93,7 +93,7 @@ constexpr struct {
   void (*set)(Rule& rule);
 } traits[] = {
     {"saturates", [](Rule& rule) { rule.saturates = true; }},
-    {"saturates_tensors", [](Rule& rule) { rule.means.saturates_tensors = true; }},
+    {"saturates_tensors", [](Rule& rule) { rule.execution.saturates_tensors = true; }},
     {"promotes", [](Rule& rule) { rule.promotes = true; }},
     {"gives_dimensions", [](Rule& rule) { rule.gives_dimensions = true; }},
     {"views_one", [](Rule& rule) { rule.views_one = true; }},
@@ -103,10 +103,10 @@ constexpr struct {
     {"products_inside", [](Rule& rule) { rule.products_inside = true; }},
     {"is_not_repeated", [](Rule& rule) { rule.may_repeat = false; }},
     {"counts_no_version", [](Rule& rule) { rule.counts_no_version = true; }},
-    {"keeps_weights", [](Rule& rule) { rule.means.keeps_weights = true; }},
-    {"takes_steps", [](Rule& rule) { rule.means.takes_steps = true; }},
-    {"casts_inside", [](Rule& rule) { rule.means.casts_inside = true; }},
-    {"wrong_if_strided", [](Rule& rule) { rule.questions.wrong_if_strided = true; }},
+    {"caches_weights", [](Rule& rule) { rule.execution.caches_weights = true; }},
+    {"is_recurrent", [](Rule& rule) { rule.execution.is_recurrent = true; }},
+    {"casts_inside", [](Rule& rule) { rule.execution.casts_inside = true; }},
+    {"wrong_if_strided", [](Rule& rule) { rule.conditions.wrong_if_strided = true; }},
 };
 
 void set_trait(Rule& rule, std::string_view name) {
@@ -145,22 +145,22 @@ engine::Castable make_castable(std::uint64_t positions, const py::tuple& kept_ke
           .off_cpu_keywords = kept(off_cpu_keywords)};
 }
 
-void set_question(Rule& rule, const std::string& name, const py::object& function) {
+void set_condition(Rule& rule, const std::string& name, const py::object& function) {
   PyObject* question = kept(function);
   if (name == "makes_product") {
     rule.only_with_product = true;
-    rule.questions.makes_product = question;
+    rule.conditions.makes_product = question;
   } else if (name == "is_fused") {
     rule.may_be_fused = true;
-    rule.questions.is_fused = question;
+    rule.conditions.is_fused = question;
   } else if (name == "wrong_in_bf16") {
     rule.may_be_wrong = true;
-    rule.questions.wrong_in_bf16 = question;
+    rule.conditions.wrong_in_bf16 = question;
   } else if (name == "sums") {
     rule.may_add_up = true;
-    rule.questions.adds_up = question;
+    rule.conditions.adds_up = question;
   } else if (name == "in_rows") {
-    rule.means.in_rows = question;
+    rule.execution.in_rows = question;
   } else {
     throw std::invalid_argument("unknown question: " + name);
   }
@@ -170,7 +170,7 @@ Rule make_rule(const std::string& action, const std::string& precision, const st
                const std::vector<std::string_view>& words, const std::optional<engine::Castable>& castable,
                const py::tuple& target_keywords,
                const std::optional<std::pair<std::string, std::uint8_t>>& sparse_gradient,
-               const std::map<std::string, py::object>& questions, const std::string& packs,
+               const std::map<std::string, py::object>& conditions, const std::string& packs,
                const std::optional<std::pair<std::string, std::uint8_t>>& terms) {
   Reserve::fill();
   Rule rule;
@@ -181,15 +181,15 @@ Rule make_rule(const std::string& action, const std::string& precision, const st
   if (castable) rule.castable = *castable;
   rule.castable.target_keywords = kept(target_keywords);
   if (sparse_gradient) {
-    rule.questions.sparse_keyword = kept(py::make_tuple(sparse_gradient->first));
-    rule.questions.sparse_position = sparse_gradient->second;
+    rule.conditions.sparse_keyword = kept(py::make_tuple(sparse_gradient->first));
+    rule.conditions.sparse_position = sparse_gradient->second;
   }
-  for (const auto& [name, function] : questions) set_question(rule, name, function);
+  for (const auto& [name, function] : conditions) set_condition(rule, name, function);
   if (terms) {
-    rule.questions.terms_keyword = kept(py::make_tuple(terms->first));
-    rule.questions.terms_position = terms->second;
+    rule.conditions.terms_keyword = kept(py::make_tuple(terms->first));
+    rule.conditions.terms_position = terms->second;
   }
-  rule.means.packs = weights::packs_named(packs);
+  rule.execution.packs = weights::packs_named(packs);
   return rule;
 }
 
@@ -213,11 +213,11 @@ py::object in_state(const engine::CastState& wanted, const Call& call) {
 // Returns the result of `call`, made while the lists are suspended. If no number is left that tells torch.compile so,
 // casts are disabled instead.
 template <typename Call>
-py::object with_silent_lists(const Call& call) {
+py::object with_lists_suspended(const Call& call) {
   engine::CastState wanted = engine::current_state();
-  wanted.silent_until_recording = false;
-  if (engine::number_of_silence()) {
-    wanted.silent = true;
+  wanted.suspended_until_tracking = false;
+  if (engine::number_of_suspension()) {
+    wanted.lists_suspended = true;
   } else {
     clear_error();
     wanted.disabled = true;
@@ -233,12 +233,12 @@ py::object call_backward(Values values) {
   const auto arguments = argument<py::tuple>(values[1]);
   const auto keywords = argument<py::dict>(values[2]);
   engine::CastState wanted = engine::current_state();
-  const bool falls_silent = engine::policy_is_installed && wanted.region == nullptr && !wanted.silent;
-  if (!falls_silent || !engine::number_of_silence(true)) {
+  const bool falls_silent = engine::policy_is_installed && wanted.region == nullptr && !wanted.lists_suspended;
+  if (!falls_silent || !engine::number_of_suspension(true)) {
     clear_error();
     return called(PyObject_Call(function.ptr(), arguments.ptr(), keywords.ptr()));
   }
-  wanted.silent = wanted.silent_until_recording = true;
+  wanted.lists_suspended = wanted.suspended_until_tracking = true;
   return in_state(wanted, [&] { return PyObject_Call(function.ptr(), arguments.ptr(), keywords.ptr()); });
 }
 
@@ -247,14 +247,14 @@ py::object call_without_casts_inside(Values values) {
   return called(PyObject_CallOneArg(values[0], values[1]));
 }
 
-py::object call_silently(Values values) {
-  return with_silent_lists([&] { return PyObject_CallOneArg(values[0], values[1]); });
+py::object call_with_lists_suspended(Values values) {
+  return with_lists_suspended([&] { return PyObject_CallOneArg(values[0], values[1]); });
 }
 
 py::object call_compiled(Values values) {
   const auto arguments = argument<py::tuple>(values[1]);
   const auto keywords = argument<py::dict>(values[2]);
-  return with_silent_lists([&] {
+  return with_lists_suspended([&] {
     ++thread_state.compiled_runs;
     PyObject* result = PyObject_Call(values[0], arguments.ptr(), keywords.ptr());
     --thread_state.compiled_runs;
@@ -267,7 +267,7 @@ py::object call_writer(Values values) {
   const auto written = argument<py::list>(values[2]);
   py::object result;
   {
-    const weights::SilentWriting writing;
+    const weights::UncountedWrites writing;
     result = py::reinterpret_steal<py::object>(PyObject_CallOneArg(values[0], values[1]));
   }
   HeldError held;
@@ -339,9 +339,9 @@ void watch_modules(const py::object& call_impl, const py::object& answering,
 }
 
 std::uint64_t make_region(const std::vector<PlannedTarget>& plan, bool on_cpu, const std::string& name,
-                          const py::object& after_recorded_cast) {
+                          const py::object& after_tracked_cast) {
   const auto device = on_cpu ? engine::RuleSet::Device::cpu : engine::RuleSet::Device::accelerator;
-  PyObject* after = after_recorded_cast.is_none() ? nullptr : after_recorded_cast.ptr();
+  PyObject* after = after_tracked_cast.is_none() ? nullptr : after_tracked_cast.ptr();
   const engine::RuleSet* set = engine::make_rule_set(entries_of(plan), device, after, name);
   or_throw(set != nullptr);
   return set->number;
@@ -354,7 +354,7 @@ engine::RuleSet& region(std::uint64_t number) {
 }
 
 // The values are (owner, number). Returns false if the region belongs to an earlier installation. This may write to the
-// log, which runs code outside this package, so it is a plain function (plain_functions.hpp).
+// log, which runs code outside this package, so it is a plain function (c_functions.hpp).
 py::object enter_region(Values values) {
   const std::uint64_t number = number_argument(values[1]);
   const engine::RuleSet* set = number == 0 ? nullptr : &region(number);
@@ -429,11 +429,11 @@ py::list counts() {
   return rows;
 }
 
-py::object untouched_twin(const py::object& builtin) {
-  if (!PyCFunction_CheckExact(builtin.ptr())) throw py::type_error("untouched_twin needs a builtin function");
-  Owned twin = host::untouched_twin(builtin.ptr(), engine::find_target(builtin.ptr()));
-  or_throw(static_cast<bool>(twin));
-  return py::reinterpret_steal<py::object>(twin.release());
+py::object unpatched_copy(const py::object& builtin) {
+  if (!PyCFunction_CheckExact(builtin.ptr())) throw py::type_error("unpatched_copy needs a builtin function");
+  Owned equivalent = host::unpatched_copy(builtin.ptr(), engine::find_target(builtin.ptr()));
+  or_throw(static_cast<bool>(equivalent));
+  return py::reinterpret_steal<py::object>(equivalent.release());
 }
 
 std::vector<std::array<const char*, 5>> assumptions() {
@@ -539,7 +539,7 @@ void register_engine(py::module_& module) {
   rule.def(py::init(&make_rule), py::kw_only(), py::arg("action"), py::arg("precision") = "", py::arg("why") = "",
            py::arg("traits") = std::vector<std::string_view>(), py::arg("castable") = std::nullopt,
            py::arg("target_keywords") = py::tuple(), py::arg("sparse_gradient") = std::nullopt,
-           py::arg("questions") = std::map<std::string, py::object>(), py::arg("packs") = "",
+           py::arg("conditions") = std::map<std::string, py::object>(), py::arg("packs") = "",
            py::arg("terms") = std::nullopt);
 
   module.def("bind_torch", [] {
@@ -569,8 +569,8 @@ void register_engine(py::module_& module) {
              "Functions of torch's libraries by name, and whether torch's headers declare them so.");
   module.def("install", &install, py::arg("plan"), py::kw_only(), py::arg("within_modules"));
   module.def("observe", &observe);
-  module.def("set_function_twins", [](const py::dict& twins) {
-    for (const auto& [method, function] : twins) engine::set_function_twin(method.ptr(), function.ptr());
+  module.def("set_equivalent_functions", [](const py::dict& functions) {
+    for (const auto& [method, function] : functions) engine::set_equivalent_function(method.ptr(), function.ptr());
   });
   module.def("watch_builtins", &watch_builtins);
   module.def("set_recognised", &set_recognised);
@@ -588,8 +588,8 @@ void register_engine(py::module_& module) {
   module.def("installed_count", &engine::installed_count);
   module.def("change_count", &engine::change_count);
   module.def("counts", &counts);
-  module.def("set_recorded_cast", [](const py::object& function) {
-    tensor::set_recorded_cast(function.is_none() ? nullptr : function.ptr());
+  module.def("set_tracked_cast", [](const py::object& function) {
+    tensor::set_tracked_cast(function.is_none() ? nullptr : function.ptr());
   });
   module.def("cast_in_block", &cast_in_block);
   module.def("reset_counts", &engine::reset_counts);
@@ -606,8 +606,8 @@ void register_engine(py::module_& module) {
   note_with_reserve(function);
   note_with_reserve(composite);
   module.def("forget_known", [](const py::object& tensor) { engine::forget_known(tensor.ptr()); });
-  module.def("was_computed_from_kept",
-             [](const py::object& tensor) { return engine::was_computed_from_kept(tensor.ptr()); });
+  module.def("was_computed_from_module_value",
+             [](const py::object& tensor) { return engine::was_computed_from_module_value(tensor.ptr()); });
   module.def("was_converted", [](const py::object& tensor) { return engine::was_converted(tensor.ptr()); });
   module.def("check_state",
              [](const py::object& set_attribute) { or_throw(engine::may_watch_state(set_attribute.ptr())); });
@@ -622,13 +622,13 @@ void register_engine(py::module_& module) {
              [](const py::object& tensor) { return engine::may_be_lowered_in_graph(tensor.ptr()); });
 
   module.attr("disabled_flag") = host::disabled_device;
-  module.def("untouched_twin", &untouched_twin);
+  module.def("unpatched_copy", &unpatched_copy);
   module.def("is_covered", [](const py::object& object) {
     const Target* target = engine::find_target(object.ptr());
     return target != nullptr && target->installed;
   });
   module.def("optimizer_step_begins", [] {
-    host::tell_greenlets_apart();
+    host::ensure_thread_follows_greenlets();
     ++thread_state.optimizer_steps;
   });
   module.def("optimizer_step_ends", [] {
@@ -643,24 +643,24 @@ void register_engine(py::module_& module) {
     if (!left) throw py::error_already_set();
     return depth.cast<int>() - 1;
   });
-  define_plain<&call_without_casts_inside, 2>(module, "call_without_casts_inside");
-  define_plain<&call_silently, 2>(module, "call_silently");
-  define_plain<&call_compiled, 3>(module, "call_compiled");
-  define_plain<&call_backward, 3>(module, "call_backward");
-  define_plain<&call_writer, 3>(module, "call_writer");
+  define_c_function<&call_without_casts_inside, 2>(module, "call_without_casts_inside");
+  define_c_function<&call_with_lists_suspended, 2>(module, "call_with_lists_suspended");
+  define_c_function<&call_compiled, 3>(module, "call_compiled");
+  define_c_function<&call_backward, 3>(module, "call_backward");
+  define_c_function<&call_writer, 3>(module, "call_writer");
   module.def("exchange_optimizer_steps",
              [](std::uint32_t steps) { return std::exchange(thread_state.optimizer_steps, steps); });
   module.def("set_distributed_is_imported", [](bool imported) { engine::distributed_is_imported = imported; });
   module.def("set_exact_files", [](const py::object& files) { engine::set_exact_files(files.ptr()); });
   module.attr("state_without_casts") = engine::pack({true, false, false, nullptr, false});
-  define_plain<&exchange_state, 1>(module, "exchange_state");
+  define_c_function<&exchange_state, 1>(module, "exchange_state");
   module.def("make_region", &make_region, py::kw_only(), py::arg("plan"), py::arg("on_cpu"), py::arg("name"),
-             py::arg("after_recorded_cast"));
+             py::arg("after_tracked_cast"));
   module.def("region_is_put_in",
              [](std::uint64_t number) { return region(number).installation == engine::installation_number(); });
   module.def("put_in_region", [](std::uint64_t number) { or_throw(engine::put_in(region(number))); });
-  define_plain<&enter_region, 2>(module, "enter_region");
-  define_plain<&leave_region, 1>(module, "leave_region");
+  define_c_function<&enter_region, 2>(module, "enter_region");
+  define_c_function<&leave_region, 1>(module, "leave_region");
   module.def("current_region", [] {
     const engine::RuleSet* set = thread_state.region;
     return set == nullptr || engine::is_of_modules(set) ? 0 : int{set->number};
@@ -674,24 +674,25 @@ void register_engine(py::module_& module) {
   });
   module.def("stop_following_modules", &engine::stop_following_modules);
   module.def("count_calls", &count_calls);
-  define_plain<&call_by_slot, 4>(module, "call_by_slot");
+  define_c_function<&call_by_slot, 4>(module, "call_by_slot");
   module.def("stop_watching_modules", &engine::stop_watching_modules);
-  module.def("begins_to_speak", [](const py::object& called) { return engine::begins_to_speak(called.ptr()); });
+  module.def("begins_to_apply_lists",
+             [](const py::object& called) { return engine::begins_to_apply_lists(called.ptr()); });
   module.def("number_of_modules", [] {
     const engine::RuleSet* set = engine::rule_set_of_modules();
     or_throw(set != nullptr);
     return set->number;
   });
-  module.def("number_of_silence", [] {
-    const std::optional<std::uint64_t> number = engine::number_of_silence();
+  module.def("number_of_suspension", [] {
+    const std::optional<std::uint64_t> number = engine::number_of_suspension();
     or_throw(number.has_value());
     return number.value_or(0);
   });
   module.def("current_state", [] { return engine::pack(engine::current_state()); });
-  module.def("lists_speak_here", &engine::lists_speak_here);
+  module.def("lists_apply_here", &engine::lists_apply_here);
   module.def("casts_are_made_here", &engine::casts_are_made_here);
-  module.def("set_region_mark", [](const py::str& device_type, std::int8_t device, const py::tuple& dtypes,
-                                   const py::object& set_autocast_enabled, const py::object& set_autocast_dtype) {
+  module.def("set_region_device", [](const py::str& device_type, std::int8_t device, const py::tuple& dtypes,
+                                     const py::object& set_autocast_enabled, const py::object& set_autocast_dtype) {
     engine::set_mark({device_type.ptr(), device, dtypes.ptr(), set_autocast_enabled.ptr(), set_autocast_dtype.ptr()});
   });
   module.def("follow_greenlets", [](const py::object& settrace, const py::object& gettrace) {

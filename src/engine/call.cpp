@@ -14,7 +14,7 @@
 #include "log/log.hpp"
 #include "rules/decide.hpp"
 #include "rules/retry.hpp"
-#include "rules/speak.hpp"
+#include "rules/rule_source.hpp"
 #include "watch/calls.hpp"
 #include "weights/cache.hpp"
 #include "weights/escapes.hpp"
@@ -57,7 +57,7 @@ void log_call(const Target& target, Decision decision, unsigned casts) {
     const unsigned casts = tally.casts - tally.kept;
     if (listens(Listener::watch)) {
       watch::decided(&target, target.operation, target.index != no_index, decision,
-                     {casts, tally.kept, tally.made.bytes, tally.small}, tally.left_casts);
+                     {casts, tally.kept, tally.made.bytes, tally.small}, tally.has_autocast_casts);
     }
     if (log::is_active()) log_call(target, decision, casts);
   } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): see above
@@ -162,8 +162,8 @@ Owned rounded(PyObject* result, Kind to, Tally& tally) {
 bool note_as_lowered(PyObject* result, bool is_recorded) {
   const RuleSet* region = thread_state.region;
   if (!is_recorded) return remember_lowered(result);
-  if (region != nullptr && region->after_recorded_cast != nullptr) {
-    return static_cast<bool>(Owned(PyObject_CallOneArg(region->after_recorded_cast, result)));
+  if (region != nullptr && region->after_tracked_cast != nullptr) {
+    return static_cast<bool>(Owned(PyObject_CallOneArg(region->after_tracked_cast, result)));
   }
   return true;
 }
@@ -218,11 +218,11 @@ PyObject* counted_if_failed(PyObject* result, const Facts& facts, Decision decis
 // arithmetic on a lower value that a module holds: an average may be computed in several steps. Returns `made`, or null
 // with an exception set if `made` is null or memory runs out.
 PyObject* noted_as_state(const Call& call, PyObject* made) {
-  if (made == nullptr || !(module_tensors_are_followed || lower_values_are_kept) || !call.rule.is_elementwise)
+  if (made == nullptr || !(module_tensors_are_followed || lower_module_values_exist) || !call.rule.is_elementwise)
     return made;
-  if (lower_values_are_kept && is_lower(host::kind_of(made)) && holds_kept_value(call.arguments)) {
+  if (lower_module_values_exist && is_lower(host::kind_of(made)) && holds_lower_module_value(call.arguments)) {
     Owned result(made);
-    return remember_computed_from_kept(made) ? result.release() : nullptr;
+    return remember_computed_from_module_value(made) ? result.release() : nullptr;
   }
   if (!is_floating(host::kind_of(made)) || !computes_state(call.arguments)) return made;
   Owned result(made);
@@ -256,9 +256,9 @@ constexpr bool is_shown(Reason reason) {
 // Returns the decision to report for a call that is made as it is written. While calls are watched, an optimizer step
 // has its own reason.
 template <bool is_watched>
-Decision told_of(Decision decision) {
+Decision decision_to_report(Decision decision) {
   if (!is_watched || thread_state.optimizer_steps == 0) return decision;
-  const bool is_step = why_not(thread_state) == Reason::optimizer_step;
+  const bool is_step = reason_against_casts(thread_state) == Reason::optimizer_step;
   return is_step ? Decision{Precision::unchanged, Reason::optimizer_step} : decision;
 }
 
@@ -281,7 +281,7 @@ template <bool is_watched>
       continue;
     }
     if (plan.way != Way::as_written) return answer_otherwise(facts, plan);
-    const bool is_seen = !target.twin || host::function_mode_is_on();
+    const bool is_seen = !target.equivalent || host::function_mode_is_on();
     PyObject* result = is_seen ? call_original(target, arguments) : call_unseen(target, arguments);
     if (result == nullptr) [[unlikely]] {
       PyObject* const again = try_plain_again(is_lower(plan.to), facts);
@@ -289,7 +289,7 @@ template <bool is_watched>
     }
     // In another release of torch the operation may not increment the version counter of the tensor that it writes to.
     if (plan.decision.reason == Reason::explicit_out) weights::tensor_escapes(result, false);
-    report(target, told_of<is_watched>(shown.value_or(plan.decision)), {});
+    report(target, decision_to_report<is_watched>(shown.value_or(plan.decision)), {});
     return noted_as_state(facts, result);
   }
 }
@@ -406,40 +406,40 @@ constexpr Answers unwatched{&answer_by_rule<false>, &answer_protected, &call_ori
 Answers answers = unwatched;
 
 // Returns the lists' rule for a call of the target that has a lowered tensor among its arguments.
-const Rule& rule_beside_lower(const Target& target) {
+const Rule& rule_with_lowered_inputs(const Target& target) {
   const Rule& rule = rule_of_lists(target);
-  return rule.of_lower == nullptr ? rule : *rule.of_lower;
+  return rule.rule_for_lowered == nullptr ? rule : *rule.rule_for_lowered;
 }
 
-rules::Speaker who_speaks(const Target& target) {
+rules::RuleSource choose_rule_source(const Target& target) {
   const ThreadState& state = thread_state;
   struct {
     const Target& target;
     [[nodiscard]] bool is_users_function() const { return target.shape == host::Shape::users_function; }
     [[nodiscard]] bool records_gradients() const { return host::grad_is_enabled(); }
   } const facts{target};
-  return rules::who_speaks({.casts_are_disabled = casts_are_disabled(),
-                            .disabled_by_region = state.disabled_by_region,
-                            .has_lists = policy_is_installed || state.region != nullptr,
-                            .is_silent = state.silent,
-                            .until_recording = state.silent_until_recording},
-                           facts);
+  return rules::choose_rule_source({.casts_are_disabled = casts_are_disabled(),
+                                    .disabled_by_region = state.disabled_by_region,
+                                    .has_lists = policy_is_installed || state.region != nullptr,
+                                    .lists_are_suspended = state.lists_suspended,
+                                    .until_tracking = state.suspended_until_tracking},
+                                   facts);
 }
 
 PyObject* answer_by_lists(Target& target, const Arguments& arguments) {
-  const rules::Speaker speaker = who_speaks(target);
-  if (speaker == rules::Speaker::nobody) return answers.under_disable_casts(target, arguments);
-  if (speaker == rules::Speaker::protection) return answers.in_protected_region(target, arguments);
+  const rules::RuleSource source = choose_rule_source(target);
+  if (source == rules::RuleSource::none) return answers.under_disable_casts(target, arguments);
+  if (source == rules::RuleSource::protected_region) return answers.in_protected_region(target, arguments);
   // Read once: another policy may be installed while the arguments are read.
-  const Rule* rule = speaker == rules::Speaker::lists ? &rule_of_lists(target) : target.unlisted;
+  const Rule* rule = source == rules::RuleSource::lists ? &rule_of_lists(target) : target.unlisted;
   if (rule->action == Action::none) {
-    if (rule->of_lower == nullptr || !holds_lower_tensor(arguments)) {
+    if (rule->rule_for_lowered == nullptr || !holds_lower_tensor(arguments)) {
       // A Python function of torch that only other lists name: the current lists apply to the operations that it calls.
       return target.is_python() ? call_python(target, arguments) : answers.unlisted(target, arguments);
     }
-    rule = rule->of_lower;
+    rule = rule->rule_for_lowered;
   }
-  if (rule->questions.sparse_keyword != nullptr && has_sparse_gradient(*rule, arguments)) [[unlikely]] {
+  if (rule->conditions.sparse_keyword != nullptr && has_sparse_gradient(*rule, arguments)) [[unlikely]] {
     rule = target.unlisted;
     if (rule->action == Action::none) return call_original(target, arguments);
   }
@@ -475,7 +475,7 @@ PyObject* answer(Target& target, const Arguments& arguments) {
 }
 
 int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject* value, objobjargproc original) {
-  const Rule& rule = rule_beside_lower(target);
+  const Rule& rule = rule_with_lowered_inputs(target);
   if (value == nullptr || casts_are_disabled() || rule.action == Action::none) {
     return original(tensor, key, value);
   }
@@ -492,7 +492,7 @@ int answer_assignment(Target& target, PyObject* tensor, PyObject* key, PyObject*
     if (!made) return original(tensor, key, value);
   } else {
     if (is_decided_elsewhere({&tensor, 1, nullptr})) return original(tensor, key, value);
-    if (const auto reason = why_not(thread_state)) {
+    if (const auto reason = reason_against_casts(thread_state)) {
       report(target, {Precision::unchanged, *reason}, {});
       return original(tensor, key, value);
     }
@@ -524,12 +524,12 @@ static bool may_pick_twice(PyObject* key) {
 PyObject* answer_subscript(Target& target, PyObject* tensor, PyObject* key, binaryfunc original) {
   if (!may_pick_twice(key) || casts_are_disabled()) return original(tensor, key);
   const Kind kind = host::kind_of(tensor);
-  const Rule& rule = rule_beside_lower(target);
+  const Rule& rule = rule_with_lowered_inputs(target);
   const bool is_recorded = is_lower(kind) && host::grad_is_enabled() && host::requires_grad(tensor);
-  if (!is_recorded || rule.questions.adds_up == nullptr) return original(tensor, key);
+  if (!is_recorded || rule.conditions.adds_up == nullptr) return original(tensor, key);
   PyObject* const values[] = {tensor, key};
   const bool is_left = is_left_alone({values, 1, nullptr});
-  const rules::Answer adds_up = is_left ? rules::Answer::no : ask(rule.questions.adds_up, {values, 2, nullptr});
+  const rules::Answer adds_up = is_left ? rules::Answer::no : ask(rule.conditions.adds_up, {values, 2, nullptr});
   if (adds_up == rules::Answer::failed) return nullptr;
   if (adds_up == rules::Answer::no) return original(tensor, key);
   Tally tally;

@@ -11,7 +11,7 @@ namespace {
 
 // True if the rule brings tensors without dimensions into range, as it does Python numbers, and this is one.
 bool is_number_tensor(const Rule& rule, PyObject* item, Kind to) {
-  return rule.means.saturates_tensors && to != Kind::f32 && host::count_elements(item) == 1 &&
+  return rule.execution.saturates_tensors && to != Kind::f32 && host::count_elements(item) == 1 &&
          host::has_no_dimensions(item);
 }
 
@@ -25,10 +25,10 @@ Owned kept_cast(PyObject* weight, bool is_view, Kind to, Tally& tally) {
   }
   if (!tally.may_keep) return nullptr;
   std::int64_t elements = 0;
-  const weights::Use use = !tally.records   ? weights::Use::unrecorded
-                           : tally.of_steps ? weights::Use::recorded_often
-                                            : weights::Use::recorded;
-  Owned kept = is_view ? weights::kept_part(weight, to, use, elements) : weights::kept(weight, to, use, elements);
+  const weights::Use use = !tally.records              ? weights::Use::unrecorded
+                           : tally.is_recurrent_weight ? weights::Use::recorded_often
+                                                       : weights::Use::recorded;
+  Owned kept = is_view ? weights::cached_part(weight, to, use, elements) : weights::kept(weight, to, use, elements);
   if (!kept) return nullptr;
   ++tally.casts;
   if (elements == 0) ++tally.kept;
@@ -39,16 +39,16 @@ Owned kept_cast(PyObject* weight, bool is_view, Kind to, Tally& tally) {
 
 }  // namespace
 
-bool may_have_kept_cast(const Rule& rule, PyObject* item, Tally& tally) {
-  if (!rule.means.keeps_weights) return false;
+bool may_have_cached_cast(const Rule& rule, PyObject* item, Tally& tally) {
+  if (!rule.execution.caches_weights) return false;
   if (Py_TYPE(item) != host::api.parameter) return host::is_plain_tensor(item) && weights::may_be_part(item);
-  if (!tally.leaves_casts || !weights::is_too_small_to_record(item)) return true;
+  if (!tally.leaves_casts_to_autocast || !weights::is_too_small_to_record(item)) return true;
   ++tally.small;
   return false;
 }
 
-void Tally::note_left(PyObject* item, Kind to, std::int64_t elements) {
-  left_casts = true;
+void Tally::count_autocast_cast(PyObject* item, Kind to, std::int64_t elements) {
+  has_autocast_casts = true;
   ++casts;
   made.bytes += tensor::bytes_as(to, elements);
   if (!made.recorded) made.recorded = host::requires_grad(item);
@@ -57,11 +57,11 @@ void Tally::note_left(PyObject* item, Kind to, std::int64_t elements) {
 Owned cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tally) {
   tally.transient = false;
   if (!is_floating(kind) || kind == to) return Owned::borrowed(item);
-  if (kind == Kind::f32 && may_have_kept_cast(rule, item, tally)) {
+  if (kind == Kind::f32 && may_have_cached_cast(rule, item, tally)) {
     if (Owned kept = kept_cast(item, Py_TYPE(item) != host::api.parameter, to, tally)) return kept;
     if (PyErr_Occurred() != nullptr) return nullptr;
   }
-  if (tally.of_steps && kind == Kind::f32) {
+  if (tally.is_recurrent_weight && kind == Kind::f32) {
     if (Owned made = weights::cast_for_many(item, to)) {
       ++tally.casts;
       tally.made.bytes += tensor::bytes_as(to, host::count_elements(item));
@@ -69,9 +69,9 @@ Owned cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tal
       return made;
     }
   }
-  const std::int64_t count = tally.leaves_casts ? host::count_elements(item) : 0;
-  if (tally.leaves_casts && !tensor::is_cast_to_block(count)) {
-    tally.note_left(item, to, count);
+  const std::int64_t count = tally.leaves_casts_to_autocast ? host::count_elements(item) : 0;
+  if (tally.leaves_casts_to_autocast && !tensor::is_cast_to_block(count)) {
+    tally.count_autocast_cast(item, to, count);
     return Owned::borrowed(item);
   }
   const bool saturates = is_number_tensor(rule, item, to);
@@ -94,7 +94,7 @@ Owned cast_sequence(const Rule& rule, PyObject* sequence, Kind to, Tally& tally,
                                       : PyList_AsTuple(sequence));
   if (!items) return nullptr;
   const bool may_reuse_memory = std::exchange(tally.may_reuse_memory, false);  // the list holds its casts
-  tally.of_steps = rule.means.takes_steps && is_lower(to);
+  tally.is_recurrent_weight = rule.execution.is_recurrent && is_lower(to);
   const Py_ssize_t size = PyTuple_GET_SIZE(items.get());
   Owned made(PyTuple_Check(sequence) ? PyTuple_New(size) : PyList_New(size));
   bool is_another = false;
@@ -114,7 +114,7 @@ Owned cast_sequence(const Rule& rule, PyObject* sequence, Kind to, Tally& tally,
     }
   }
   tally.may_reuse_memory = may_reuse_memory;
-  tally.of_steps = false;
+  tally.is_recurrent_weight = false;
   items.reset();
   return !made || is_another ? std::move(made) : Owned::borrowed(sequence);
 }
@@ -188,7 +188,8 @@ bool CastArguments::make(const Rule& rule, const Reading& reading, Kind to, Tall
       host::has_no_dimensions(given_.values[0])) {
     return keep_all();
   }
-  tally.made.by_sparse = !tally.leaves_casts && host::grad_is_enabled() && holds_sparse_tensor(given_, reading);
+  tally.made.by_sparse =
+      !tally.leaves_casts_to_autocast && host::grad_is_enabled() && holds_sparse_tensor(given_, reading);
   const bool keeps_float32 = to != Kind::f32 && one_stays_in_float32(rule, given_, reading);
   for (Py_ssize_t i = 0; i < given_.count(); ++i) {
     Owned made = cast_one(rule, reading, i, to, keeps_float32, tally);

@@ -10,26 +10,26 @@ namespace habana_mp::engine {
 
 // The casts of one call and the options for them.
 struct Tally {
-  bool may_reuse_memory = false;  // casts of activations are visible to this call alone
-  bool transient = false;         // the last cast has such memory
-  bool leaves_casts = false;      // arguments without a cached cast are left for torch to cast
-  bool left_casts = false;        // at least one argument was left
-  unsigned casts = 0;             // arguments that were cast
-  unsigned kept = 0;              // of these, casts that were in the cache
-  unsigned small = 0;             // weights that were left for torch because they are small
+  bool may_reuse_memory = false;          // casts of activations are visible to this call alone
+  bool transient = false;                 // the last cast has such memory
+  bool leaves_casts_to_autocast = false;  // arguments without a cached cast are left for torch to cast
+  bool has_autocast_casts = false;        // at least one argument was left
+  unsigned casts = 0;                     // arguments that were cast
+  unsigned kept = 0;                      // of these, casts that were in the cache
+  unsigned small = 0;                     // weights that were left for torch because they are small
   // Looked up for the first weight of a call; valid for all its weights.
   bool looked_around = false;
   bool may_keep = false;
   bool records = false;
-  bool of_steps = false;  // the next tensor is a weight that every step of the operation uses
+  bool is_recurrent_weight = false;  // the next tensor is a weight that every step of the operation uses
   tensor::CastResult made;
 
   // Counts an argument that torch will cast.
-  void note_left(PyObject* item, Kind to, std::int64_t elements);
+  void count_autocast_cast(PyObject* item, Kind to, std::int64_t elements);
 };
 
 // True if this float32 tensor may have a cached cast. Counts a small weight that torch will cast.
-bool may_have_kept_cast(const Rule& rule, PyObject* item, Tally& tally);
+bool may_have_cached_cast(const Rule& rule, PyObject* item, Tally& tally);
 
 // Returns the cast of one tensor, or the tensor itself if it needs no cast. Null with a Python exception set on
 // failure.

@@ -23,7 +23,7 @@ bool is_any_tensor(PyObject* const* values, Py_ssize_t count, const Test& test, 
       // Reading the dtype or device of a subclass may run Python code that changes the list, so this reads a copy.
       const Owned items = PyTuple_Check(values[i]) ? Owned::borrowed(values[i]) : Owned(PyList_AsTuple(values[i]));
       if (!items) {
-        drop_error_but_of_memory();
+        drop_error_unless_memory_error();
         continue;
       }
       if (is_any_tensor(PySequence_Fast_ITEMS(items.get()), PyTuple_GET_SIZE(items.get()), test, depth + 1))
@@ -77,11 +77,13 @@ bool has_rows_of(PyObject* tensor, std::int64_t length) {
   PyObject* const last = count == 0 ? nullptr : PyTuple_GET_ITEM(shape.get(), count - 1);
   // A size that torch.compile keeps symbolic is not an int.
   const bool is_equal = last != nullptr && PyLong_CheckExact(last) && PyLong_AsLongLong(last) == length;
-  drop_error_but_of_memory();
+  drop_error_unless_memory_error();
   return is_equal;
 }
 
-std::optional<Reason> place() { return may_be_a_place(thread_state) ? why_not(thread_state) : std::nullopt; }
+std::optional<Reason> place() {
+  return may_be_a_place(thread_state) ? reason_against_casts(thread_state) : std::nullopt;
+}
 
 }  // namespace
 
@@ -120,9 +122,9 @@ bool holds_lowered_tensor(const Arguments& arguments) {
                        [](PyObject* value, Kind kind) { return is_lower(kind) && was_lowered(value); });
 }
 
-bool holds_kept_value(const Arguments& arguments) {
+bool holds_lower_module_value(const Arguments& arguments) {
   return is_any_tensor(arguments.values, arguments.count(), [](PyObject* value, Kind kind) {
-    return is_lower(kind) && is_kept_or_computed_from_kept(value);
+    return is_lower(kind) && is_module_value_or_computed_from_one(value);
   });
 }
 
@@ -140,8 +142,9 @@ bool computes_state(const Arguments& arguments) {
 }
 
 bool has_sparse_gradient(const Rule& rule, const Arguments& arguments) {
-  const Questions& questions = rule.questions;
-  return find_argument(arguments, questions.sparse_position, PyTuple_GET_ITEM(questions.sparse_keyword, 0)) == Py_True;
+  const Conditions& conditions = rule.conditions;
+  return find_argument(arguments, conditions.sparse_position, PyTuple_GET_ITEM(conditions.sparse_keyword, 0)) ==
+         Py_True;
 }
 
 rules::Answer ask(PyObject* question, const Arguments& arguments) {
@@ -155,7 +158,7 @@ rules::Answer ask(PyObject* question, const Arguments& arguments) {
 
 bool cast_refused() {
   return PyErr_ExceptionMatches(PyExc_Exception) != 0 && PyErr_ExceptionMatches(PyExc_MemoryError) == 0 &&
-         !host::was_recorded_by_jit();
+         !host::jit_trace_was_recording();
 }
 
 Kind lower_state_of(const Call& call) {
@@ -195,10 +198,10 @@ bool Facts::is_all_float32_in_module_call() const {
 }
 
 bool Facts::adds_three_terms() const {
-  const Questions& questions = rule.questions;
-  if (questions.terms_keyword == nullptr) return false;
+  const Conditions& conditions = rule.conditions;
+  if (conditions.terms_keyword == nullptr) return false;
   PyObject* const factor =
-      find_argument(arguments, questions.terms_position, PyTuple_GET_ITEM(questions.terms_keyword, 0));
+      find_argument(arguments, conditions.terms_position, PyTuple_GET_ITEM(conditions.terms_keyword, 0));
   return factor != nullptr && is_floating(host::kind_of(factor)) && has_rows_of(factor, 3);
 }
 
@@ -212,16 +215,16 @@ bool Facts::holds_sparse_tensor() const { return engine::holds_sparse_tensor(arg
 
 bool Facts::has_number_beyond(Kind precision) const { return engine::has_number_beyond(precision, arguments); }
 
-rules::Answer Facts::makes_product() const { return ask(rule.questions.makes_product, arguments); }
+rules::Answer Facts::makes_product() const { return ask(rule.conditions.makes_product, arguments); }
 
-rules::Answer Facts::is_fused() const { return ask(rule.questions.is_fused, arguments); }
+rules::Answer Facts::is_fused() const { return ask(rule.conditions.is_fused, arguments); }
 
 rules::Answer Facts::wrong_in_bf16() const {
-  if (rule.questions.wrong_if_strided && has_unit_stride(arguments)) return rules::Answer::no;
-  return ask(rule.questions.wrong_in_bf16, arguments);
+  if (rule.conditions.wrong_if_strided && has_unit_stride(arguments)) return rules::Answer::no;
+  return ask(rule.conditions.wrong_in_bf16, arguments);
 }
 
-rules::Answer Facts::adds_up() const { return ask(rule.questions.adds_up, arguments); }
+rules::Answer Facts::adds_up() const { return ask(rule.conditions.adds_up, arguments); }
 
 bool Facts::may_lower_products(Kind to) const { return engine::may_lower_products(*this, to); }
 
@@ -242,7 +245,7 @@ bool Facts::torch_raised() const {
   PyObject* type = PyErr_Occurred();
   const bool is_torchs = type == PyExc_RuntimeError || type == PyExc_NotImplementedError || type == PyExc_TypeError ||
                          type == PyExc_ValueError || type == PyExc_IndexError;
-  return is_torchs && !host::was_recorded_by_jit() && !host::was_raised_by_others();
+  return is_torchs && !host::jit_trace_was_recording() && !host::raised_by_user_code();
 }
 
 // True for a layout that cannot be cast and for a subclass that refuses the cast: the call is then made as it is

@@ -58,7 +58,7 @@ Kind first_floating_kind(const Arguments& arguments);
 // True if an earlier call that autograd did not track lowered one of the tensors.
 bool holds_lowered_tensor(const Arguments& arguments);
 // True if one of the tensors is a lower value that a module holds, or was computed from one.
-bool holds_kept_value(const Arguments& arguments);
+bool holds_lower_module_value(const Arguments& arguments);
 // True if autograd does not track the call and all its floating tensors, at least one, are module tensors. Other
 // tensors without dimensions count as numbers and are ignored.
 bool computes_state(const Arguments& arguments);

@@ -154,21 +154,22 @@ bool is_module_tensor(PyObject* tensor) noexcept {
   return Py_TYPE(tensor) == host::api.parameter || module_tensors->holds_memory_of(tensor);
 }
 
-bool lower_values_are_kept = false;
+bool lower_module_values_exist = false;
 
-bool remember_kept(PyObject* tensor) {
-  lower_values_are_kept = true;
+bool remember_module_value(PyObject* tensor) {
+  lower_module_values_exist = true;
   return kept_values->put_in(tensor);
 }
 
-bool remember_computed_from_kept(PyObject* tensor) { return computed_from_kept->put_in(tensor); }
+bool remember_computed_from_module_value(PyObject* tensor) { return computed_from_kept->put_in(tensor); }
 
-bool was_computed_from_kept(PyObject* tensor) noexcept {
-  return lower_values_are_kept && computed_from_kept->holds_memory_of(tensor);
+bool was_computed_from_module_value(PyObject* tensor) noexcept {
+  return lower_module_values_exist && computed_from_kept->holds_memory_of(tensor);
 }
 
-bool is_kept_or_computed_from_kept(PyObject* tensor) noexcept {
-  return lower_values_are_kept && (kept_values->holds_memory_of(tensor) || computed_from_kept->holds_memory_of(tensor));
+bool is_module_value_or_computed_from_one(PyObject* tensor) noexcept {
+  return lower_module_values_exist &&
+         (kept_values->holds_memory_of(tensor) || computed_from_kept->holds_memory_of(tensor));
 }
 
 void forget_known(PyObject* tensor) noexcept {
@@ -183,7 +184,7 @@ void forget_all_known() noexcept {
   conversions->clear();
   kept_values->clear();
   computed_from_kept->clear();
-  lower_values_are_kept = false;
+  lower_module_values_exist = false;
 }
 
 }  // namespace habana_mp::engine

@@ -43,14 +43,14 @@ bool is_module_tensor(PyObject* tensor) noexcept;
 
 // Remember a value in a lower precision that became an attribute of a module while casts were made, and the result of
 // elementwise arithmetic on such a value or result. Both return false with an exception set when memory runs out.
-bool remember_kept(PyObject* tensor);
-bool remember_computed_from_kept(PyObject* tensor);
+bool remember_module_value(PyObject* tensor);
+bool remember_computed_from_module_value(PyObject* tensor);
 // True once such a value was remembered.
-extern bool lower_values_are_kept;
+extern bool lower_module_values_exist;
 // True for such a value or result, and for a tensor that shares memory with one.
-bool is_kept_or_computed_from_kept(PyObject* tensor) noexcept;
+bool is_module_value_or_computed_from_one(PyObject* tensor) noexcept;
 // True for such a result, and for a tensor that shares memory with one.
-bool was_computed_from_kept(PyObject* tensor) noexcept;
+bool was_computed_from_module_value(PyObject* tensor) noexcept;
 
 // ---- all of them ----------------------------------------------------------------------------------------------------
 

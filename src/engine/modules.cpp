@@ -22,7 +22,7 @@ bool lists_wait_for_modules = false;
 bool is_followed = false;
 
 PyObject* call_impl_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
-  if (PyVectorcall_NARGS(flagged_count) == 0 || !begins_to_speak(values[0])) {
+  if (PyVectorcall_NARGS(flagged_count) == 0 || !begins_to_apply_lists(values[0])) {
     return watched.call(values, flagged_count, keywords);
   }
   CastState wanted = current_state();
@@ -62,9 +62,9 @@ void put_stub_in(PyObject* call_impl, PyObject* answering) {
 
 bool lists_apply_in_any_module() noexcept { return any_module; }
 
-bool begins_to_speak(PyObject* module) noexcept {
+bool begins_to_apply_lists(PyObject* module) noexcept {
   const ThreadState& state = thread_state;
-  if (!lists_wait_for_modules || state.region != nullptr || state.silent) return false;
+  if (!lists_wait_for_modules || state.region != nullptr || state.lists_suspended) return false;
   return any_module || std::binary_search(modules.begin(), modules.end(), module);
 }
 

@@ -31,6 +31,6 @@ void stop_following_modules() noexcept;
 bool lists_apply_in_any_module() noexcept;
 
 // True if the lists begin to apply with a call of this module that is made here.
-bool begins_to_speak(PyObject* module) noexcept;
+bool begins_to_apply_lists(PyObject* module) noexcept;
 
 }  // namespace habana_mp::engine

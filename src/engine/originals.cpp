@@ -22,19 +22,19 @@ PyObject* call_python(Target& target, const Arguments& arguments) {
 // about a user-defined function, whose code it may compile; a torch function is decided as a whole.
 static PyObject* call_deciding(Target& target, const Arguments& arguments) {
   ThreadState& state = thread_state;
-  if (state.silent) return call_python(target, arguments);
-  host::tell_greenlets_apart();
+  if (state.lists_suspended) return call_python(target, arguments);
+  host::ensure_thread_follows_greenlets();
   if (target.shape == host::Shape::composite) {
-    state.silent = true;
+    state.lists_suspended = true;
     PyObject* result = call_python(target, arguments);
-    state.silent = false;
+    state.lists_suspended = false;
     return result;
   }
-  const std::optional<std::size_t> regions = begin_silence();
+  const std::optional<std::size_t> regions = suspend_lists();
   if (!regions) return nullptr;
   PyObject* result = call_python(target, arguments);
   HeldError held;
-  end_silence(*regions);
+  resume_lists(*regions);
   held.restore();
   return result;
 }
@@ -53,7 +53,7 @@ PyObject* call_original(Target& target, const Arguments& arguments) {
       return host::call_with_tuple(target.original, PyCFunction_GET_SELF(target.object.get()), arguments);
     case host::Shape::slow_operator:
     case host::Shape::fast_operator: {
-      host::tell_greenlets_apart();
+      host::ensure_thread_follows_greenlets();
       ThreadState& state = thread_state;
       const Target* outer = std::exchange(state.running_operator, &target);
       PyObject* result = call_operator(target, arguments);
@@ -70,11 +70,11 @@ PyObject* call_original(Target& target, const Arguments& arguments) {
 }
 
 PyObject* call_unseen(Target& target, const Arguments& arguments) {
-  const bool has_twin = target.twin && arguments.positional == 2 && arguments.keywords == nullptr &&
-                        host::is_plain_tensor(arguments.values[0]) && host::is_plain_tensor(arguments.values[1]);
-  if (!has_twin) return call_original(target, arguments);
-  return host::call_with_tuple(PyCFunction_GET_FUNCTION(target.twin.get()), PyCFunction_GET_SELF(target.twin.get()),
-                               arguments);
+  const bool has_equivalent = target.equivalent && arguments.positional == 2 && arguments.keywords == nullptr &&
+                              host::is_plain_tensor(arguments.values[0]) && host::is_plain_tensor(arguments.values[1]);
+  if (!has_equivalent) return call_original(target, arguments);
+  return host::call_with_tuple(PyCFunction_GET_FUNCTION(target.equivalent.get()),
+                               PyCFunction_GET_SELF(target.equivalent.get()), arguments);
 }
 
 PyObject* call_undecided(Target& target, const Arguments& arguments) {

@@ -36,27 +36,27 @@ std::vector<Entrance>& entrances() {
 }
 
 // The meaning of a region dtype: the lists of a region, or convert's if `set` is null, and whether they are suspended.
-struct MarkMeaning {
+struct MeaningOfDtype {
   const RuleSet* set = nullptr;
-  bool silent = false;
-  bool until_recording = false;
+  bool lists_suspended = false;
+  bool until_tracking = false;
 };
 // By number. Number 0 stands for convert's lists while they apply.
-std::vector<MarkMeaning>& mark_meanings() {
-  static std::vector<MarkMeaning> all(1);
+std::vector<MeaningOfDtype>& meanings_of_dtypes() {
+  static std::vector<MeaningOfDtype> all(1);
   return all;
 }
 
-RegionMark mark{};
+RegionDevice region_device{};
 // These read and set the region dtype without Python, if torch allows it.
-host::DeviceFlag mark_flag;
-host::AutocastDtype mark_dtype;
+host::DeviceFlag region_device_flag;
+host::AutocastDtype region_device_dtype;
 std::vector<std::int8_t> dtype_numbers;  // the c10::ScalarType of each region dtype; empty if unknown
 // True while this file itself sets the region dtype.
-thread_local bool marking = false;
+thread_local bool setting_region_device = false;
 
 void call_with_device(PyObject* function, PyObject* value) noexcept {
-  PyObject* arguments[] = {mark.device_type, value};
+  PyObject* arguments[] = {region_device.device_type, value};
   const Owned done(PyObject_Vectorcall(function, arguments, 2, nullptr));
   if (!done) print_error(function);
 }
@@ -67,46 +67,47 @@ void find_functions_of_mark(const host::DeviceFlag& flag, const host::AutocastDt
                             std::vector<std::int8_t> numbers) noexcept {
   if (!flag.is_known() || !dtype.is_known()) return;
   const bool was_on = flag.is_on();
-  const std::int8_t before = dtype.ask(mark.device);
+  const std::int8_t before = dtype.ask(region_device.device);
   bool follows = true;
   for (const bool on : {true, false, was_on}) {
-    call_with_device(mark.set_autocast_enabled, on ? Py_True : Py_False);
+    call_with_device(region_device.set_autocast_enabled, on ? Py_True : Py_False);
     follows = follows && flag.is_on() == on;
   }
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(mark.dtypes); ++i) {
-    call_with_device(mark.set_autocast_dtype, PyTuple_GET_ITEM(mark.dtypes, i));
-    numbers.push_back(dtype.ask(mark.device));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(region_device.dtypes); ++i) {
+    call_with_device(region_device.set_autocast_dtype, PyTuple_GET_ITEM(region_device.dtypes, i));
+    numbers.push_back(dtype.ask(region_device.device));
     follows = follows && std::find(numbers.begin(), numbers.end() - 1, numbers.back()) == numbers.end() - 1;
   }
-  dtype.set(mark.device, before);
+  dtype.set(region_device.device, before);
   if (!follows) return;
-  mark_flag = flag;
-  mark_dtype = dtype;
+  region_device_flag = flag;
+  region_device_dtype = dtype;
   dtype_numbers = std::move(numbers);
 }
 
-void switch_mark(bool on) noexcept {
-  if (mark_flag.is_known()) {
-    mark_flag.turn(on);
+void switch_region_device(bool on) noexcept {
+  if (region_device_flag.is_known()) {
+    region_device_flag.turn(on);
   } else {
-    call_with_device(mark.set_autocast_enabled, on ? Py_True : Py_False);
+    call_with_device(region_device.set_autocast_enabled, on ? Py_True : Py_False);
   }
 }
 
-void write_mark(std::uint64_t from, std::uint64_t to) noexcept {
-  if (mark.dtypes == nullptr) return;
+void write_region_dtype(std::uint64_t from, std::uint64_t to) noexcept {
+  if (region_device.dtypes == nullptr) return;
   // Dynamo ignores the dtype while autocast is off.
   if (!dtype_numbers.empty()) {
-    if (mark_flag.is_on() != (to != 0)) switch_mark(to != 0);
-    mark_dtype.set(mark.device, dtype_numbers[static_cast<std::size_t>(to)]);
+    if (region_device_flag.is_on() != (to != 0)) switch_region_device(to != 0);
+    region_device_dtype.set(region_device.device, dtype_numbers[static_cast<std::size_t>(to)]);
     return;
   }
-  marking = true;
+  setting_region_device = true;
   const AutocastRegion entering = thread_state.entering;  // these calls are watched, and the watch changes it
-  if ((from != 0) != (to != 0)) switch_mark(to != 0);
-  call_with_device(mark.set_autocast_dtype, PyTuple_GET_ITEM(mark.dtypes, static_cast<Py_ssize_t>(to)));
+  if ((from != 0) != (to != 0)) switch_region_device(to != 0);
+  call_with_device(region_device.set_autocast_dtype,
+                   PyTuple_GET_ITEM(region_device.dtypes, static_cast<Py_ssize_t>(to)));
   thread_state.entering = entering;
-  marking = false;
+  setting_region_device = false;
 }
 
 // The part of a thread's state that belongs to a greenlet.
@@ -148,25 +149,26 @@ std::uint64_t number_of(const RuleSet* set) { return set == nullptr ? 0 : set->n
 
 // Returns the set's own number if its suspension has no number. The region dtype then cannot show that the lists are
 // suspended.
-std::uint64_t number_of(const RuleSet* set, bool silent, bool until_recording) noexcept {
-  const std::vector<MarkMeaning>& all = mark_meanings();
-  for (std::size_t number = 0; silent && number < all.size(); ++number) {
-    const MarkMeaning& told = all[number];
-    if (told.silent && told.until_recording == until_recording && told.set == set) return number;
+std::uint64_t number_of(const RuleSet* set, bool lists_suspended, bool until_tracking) noexcept {
+  const std::vector<MeaningOfDtype>& all = meanings_of_dtypes();
+  for (std::size_t number = 0; lists_suspended && number < all.size(); ++number) {
+    const MeaningOfDtype& meaning = all[number];
+    if (meaning.lists_suspended && meaning.until_tracking == until_tracking && meaning.set == set) return number;
   }
   return number_of(set);
 }
 
 // True if a number is left. Otherwise a Python exception is set.
 bool may_tell_more() {
-  if (mark.dtypes == nullptr || mark_meanings().size() < static_cast<std::size_t>(PyTuple_GET_SIZE(mark.dtypes)))
+  if (region_device.dtypes == nullptr ||
+      meanings_of_dtypes().size() < static_cast<std::size_t>(PyTuple_GET_SIZE(region_device.dtypes)))
     return true;
   PyErr_Format(
       PyExc_RuntimeError,
       "habana_mp: a process can have %zu different regions of `hmp.autocast`, and has them. Those with the same "
       "lists, precision and device type count once, so use fewer lists. (Code that torch.compile or "
       "`hmp.op_wrap` runs with the lists silent is one more in each region that it is called in.)",
-      mark_meanings().size() - 1);
+      meanings_of_dtypes().size() - 1);
   return false;
 }
 
@@ -175,27 +177,27 @@ bool may_tell_more() {
 RuleSet* intern_rule_set(RuleSet&& content) {
   for (RuleSet& known : sets()) {
     if (&known != of_modules && known.rules == content.rules && known.device == content.device &&
-        known.name == content.name && known.after_recorded_cast == content.after_recorded_cast) {
+        known.name == content.name && known.after_tracked_cast == content.after_tracked_cast) {
       return &known;
     }
   }
   if (!may_tell_more()) return nullptr;
-  mark_meanings().reserve(mark_meanings().size() + 1);
-  content.number = static_cast<std::uint16_t>(mark_meanings().size());
+  meanings_of_dtypes().reserve(meanings_of_dtypes().size() + 1);
+  content.number = static_cast<std::uint16_t>(meanings_of_dtypes().size());
   RuleSet* made = &sets().emplace_back(std::move(content));
-  if (made->after_recorded_cast != nullptr) kept_for_good(made->after_recorded_cast);  // the set is never freed either
-  mark_meanings().push_back({made});
+  if (made->after_tracked_cast != nullptr) immortal(made->after_tracked_cast);  // the set is never freed either
+  meanings_of_dtypes().push_back({made});
   return made;
 }
 
 RuleSet* rule_set_of_modules() {
   if (of_modules != nullptr || !may_tell_more()) return of_modules;
-  mark_meanings().reserve(mark_meanings().size() + 1);
+  meanings_of_dtypes().reserve(meanings_of_dtypes().size() + 1);
   of_modules = &sets().emplace_back();
   of_modules->rules.fill(&no_rule);
   of_modules->device = RuleSet::Device::any;
-  of_modules->number = static_cast<std::uint16_t>(mark_meanings().size());
-  mark_meanings().push_back({of_modules});
+  of_modules->number = static_cast<std::uint16_t>(meanings_of_dtypes().size());
+  meanings_of_dtypes().push_back({of_modules});
   return of_modules;
 }
 
@@ -209,57 +211,58 @@ RuleSet* rule_set(std::uint64_t number) noexcept {
   return found == sets().end() ? nullptr : &*found;
 }
 
-std::optional<std::uint64_t> number_of_silence(bool until_recording) {
+std::optional<std::uint64_t> number_of_suspension(bool until_tracking) {
   const RuleSet* set = thread_state.region;
-  const std::uint64_t known = number_of(set, true, until_recording);
+  const std::uint64_t known = number_of(set, true, until_tracking);
   if (known != number_of(set)) return known;
   if (!may_tell_more()) return std::nullopt;
-  mark_meanings().push_back({set, true, until_recording});
-  return mark_meanings().size() - 1;
+  meanings_of_dtypes().push_back({set, true, until_tracking});
+  return meanings_of_dtypes().size() - 1;
 }
 
-std::optional<std::size_t> begin_silence() {
-  if (!number_of_silence()) return std::nullopt;
+std::optional<std::size_t> suspend_lists() {
+  if (!number_of_suspension()) return std::nullopt;
   CastState wanted = current_state();
-  wanted.silent = true;
-  wanted.silent_until_recording = false;
+  wanted.lists_suspended = true;
+  wanted.suspended_until_tracking = false;
   exchange_state(wanted);
   return entrances().size();
 }
 
-void end_silence(std::size_t regions_before) noexcept {
+void resume_lists(std::size_t regions_before) noexcept {
   std::vector<Entrance>& open = entrances();
-  for (std::size_t i = regions_before; i < open.size(); ++i) open[i].before.silent = false;
+  for (std::size_t i = regions_before; i < open.size(); ++i) open[i].before.lists_suspended = false;
   CastState wanted = current_state();
-  wanted.silent = wanted.silent_until_recording = false;
+  wanted.lists_suspended = wanted.suspended_until_tracking = false;
   exchange_state(wanted);
 }
 
 CastState current_state() noexcept {
   const ThreadState& state = thread_state;
-  return {casts_are_disabled(), state.disabled_by_region, state.silent, state.region, state.silent_until_recording};
+  return {casts_are_disabled(), state.disabled_by_region, state.lists_suspended, state.region,
+          state.suspended_until_tracking};
 }
 
-CastState exchange_state(const CastState& wanted, bool is_told) noexcept {
-  host::tell_greenlets_apart();
+CastState exchange_state(const CastState& wanted, bool is_logged) noexcept {
+  host::ensure_thread_follows_greenlets();
   ThreadState& state = thread_state;
   const CastState before = current_state();
-  if (wanted.region != before.region || wanted.silent != before.silent ||
-      wanted.silent_until_recording != before.silent_until_recording) {
-    write_mark(number_of(before.region, before.silent, before.silent_until_recording),
-               number_of(wanted.region, wanted.silent, wanted.silent_until_recording));
+  if (wanted.region != before.region || wanted.lists_suspended != before.lists_suspended ||
+      wanted.suspended_until_tracking != before.suspended_until_tracking) {
+    write_region_dtype(number_of(before.region, before.lists_suspended, before.suspended_until_tracking),
+                       number_of(wanted.region, wanted.lists_suspended, wanted.suspended_until_tracking));
     state.region = wanted.region;
-    state.silent = wanted.silent;
-    state.silent_until_recording = wanted.silent_until_recording;
+    state.lists_suspended = wanted.lists_suspended;
+    state.suspended_until_tracking = wanted.suspended_until_tracking;
   }
-  if (wanted.disabled != before.disabled) set_flag(wanted.disabled, is_told);
+  if (wanted.disabled != before.disabled) set_flag(wanted.disabled, is_logged);
   state.disabled_by_region = wanted.by_region;
   return before;
 }
 
 std::uint64_t pack(const CastState& state) noexcept {
-  return (number_of(state.region) << 4U) | (state.silent_until_recording ? 8U : 0U) | (state.silent ? 4U : 0U) |
-         (state.by_region ? 2U : 0U) | (state.disabled ? 1U : 0U);
+  return (number_of(state.region) << 4U) | (state.suspended_until_tracking ? 8U : 0U) |
+         (state.lists_suspended ? 4U : 0U) | (state.by_region ? 2U : 0U) | (state.disabled ? 1U : 0U);
 }
 
 CastState unpack(std::uint64_t packed) noexcept {
@@ -270,7 +273,7 @@ void enter_region(const void* owner, const RuleSet* set) {
   const ThreadState& state = thread_state;
   CastState wanted{false, false, false, set};
   // A region without casts keeps the lists around it, and their suspension, and disables casts.
-  if (set == nullptr) wanted = {true, false, state.silent, state.region, state.silent_until_recording};
+  if (set == nullptr) wanted = {true, false, state.lists_suspended, state.region, state.suspended_until_tracking};
   if (set != nullptr && log::is_active()) log::event("entering region ", set->name);
   enter_state(owner, wanted);
 }
@@ -312,38 +315,38 @@ bool leave_region(const void* owner) noexcept {
   return true;
 }
 
-void set_mark(const RegionMark& given) {
-  if (mark.dtypes != nullptr) return;
+void set_mark(const RegionDevice& given) {
+  if (region_device.dtypes != nullptr) return;
   const bool has_number = given.device >= 0;
   const host::DeviceFlag flag = has_number ? host::autocast_flag(given.device) : host::DeviceFlag();
   const host::AutocastDtype dtype = has_number ? host::autocast_dtype() : host::AutocastDtype();
   std::vector<std::int8_t> numbers;
   numbers.reserve(static_cast<std::size_t>(PyTuple_GET_SIZE(given.dtypes)));
-  mark = {kept_for_good(given.device_type), given.device, kept_for_good(given.dtypes),
-          kept_for_good(given.set_autocast_enabled), kept_for_good(given.set_autocast_dtype)};
-  marking = true;
+  region_device = {immortal(given.device_type), given.device, immortal(given.dtypes),
+                   immortal(given.set_autocast_enabled), immortal(given.set_autocast_dtype)};
+  setting_region_device = true;
   const AutocastRegion entering = thread_state.entering;
   find_functions_of_mark(flag, dtype, std::move(numbers));
   thread_state.entering = entering;
-  marking = false;
+  setting_region_device = false;
 }
 
 bool is_mark(PyObject* device_type) noexcept {
-  return mark.device_type != nullptr && PyUnicode_Check(device_type) != 0 &&
-         PyUnicode_Compare(mark.device_type, device_type) == 0;
+  return region_device.device_type != nullptr && PyUnicode_Check(device_type) != 0 &&
+         PyUnicode_Compare(region_device.device_type, device_type) == 0;
 }
 
-void mark_was_set(PyObject* dtype) noexcept {
-  if (marking) return;
-  for (Py_ssize_t number = 0; number < PyTuple_GET_SIZE(mark.dtypes); ++number) {
-    if (PyTuple_GET_ITEM(mark.dtypes, number) != dtype) continue;
-    const bool is_told = static_cast<std::size_t>(number) < mark_meanings().size();
-    const MarkMeaning told = is_told ? mark_meanings()[static_cast<std::size_t>(number)] : MarkMeaning{};
-    thread_state.region = told.set;
-    thread_state.silent = told.silent;
-    thread_state.silent_until_recording = told.until_recording;
+void region_dtype_was_set(PyObject* dtype) noexcept {
+  if (setting_region_device) return;
+  for (Py_ssize_t number = 0; number < PyTuple_GET_SIZE(region_device.dtypes); ++number) {
+    if (PyTuple_GET_ITEM(region_device.dtypes, number) != dtype) continue;
+    const bool is_known = static_cast<std::size_t>(number) < meanings_of_dtypes().size();
+    const MeaningOfDtype meaning = is_known ? meanings_of_dtypes()[static_cast<std::size_t>(number)] : MeaningOfDtype{};
+    thread_state.region = meaning.set;
+    thread_state.lists_suspended = meaning.lists_suspended;
+    thread_state.suspended_until_tracking = meaning.until_tracking;
     // torch.autocast has just set the flag according to its own `enabled`.
-    switch_mark(number != 0);
+    switch_region_device(number != 0);
     return;
   }
 }

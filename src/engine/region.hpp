@@ -20,8 +20,8 @@ struct RuleSet {
 
   std::array<const Rule*, target_capacity> rules;  // by the target's index
   Device device = Device::cpu;
-  PyObject* after_recorded_cast = nullptr;  // called with the result of a lowered call that autograd tracks, or null
-  std::string name;                         // for the log
+  PyObject* after_tracked_cast = nullptr;  // called with the result of a lowered call that autograd tracks, or null
+  std::string name;                        // for the log
 
   std::uint16_t number = 0;        // 1 for the first set
   std::uint32_t installation = 0;  // the installation under which its targets were last patched
@@ -45,28 +45,28 @@ RuleSet* known_rule_set_of_modules() noexcept;
 // True if `set` is that set. Then no region of the user is open.
 bool is_of_modules(const RuleSet* set) noexcept;
 
-// Returns the number of the region dtype (RegionMark, below) that shows torch.compile that the current lists are
+// Returns the number of the region dtype (RegionDevice, below) that shows torch.compile that the current lists are
 // suspended. Nullopt with a Python exception set if no number is left.
-std::optional<std::uint64_t> number_of_silence(bool until_recording = false);
+std::optional<std::uint64_t> number_of_suspension(bool until_tracking = false);
 // Suspends the lists in this thread and returns the number of open regions. Nullopt with a Python exception set, and
-// nothing changed, if no number is left for the suspension. `end_silence` makes the lists apply again, also in regions
+// nothing changed, if no number is left for the suspension. `resume_lists` makes the lists apply again, also in regions
 // that were entered in the meantime.
-std::optional<std::size_t> begin_silence();
-void end_silence(std::size_t regions_before) noexcept;
+std::optional<std::size_t> suspend_lists();
+void resume_lists(std::size_t regions_before) noexcept;
 
 // The part of a thread's state that decides whether casts are made, and by which rules.
 struct CastState {
   bool disabled = false;
-  bool by_region = false;  // disabled by a region of torch.autocast
-  bool silent = false;     // the lists are suspended
+  bool by_region = false;        // disabled by a region of torch.autocast
+  bool lists_suspended = false;  // the lists are suspended
   const RuleSet* region = nullptr;
-  bool silent_until_recording = false;
+  bool suspended_until_tracking = false;
 
   bool operator==(const CastState&) const = default;
 };
 CastState current_state() noexcept;
-// Sets the state and returns the former one. If `is_told`, the log gets a line when casts are left or entered again.
-CastState exchange_state(const CastState& state, bool is_told = true) noexcept;
+// Sets the state and returns the former one. If `is_logged`, the log gets a line when casts are left or entered again.
+CastState exchange_state(const CastState& state, bool is_logged = true) noexcept;
 
 // Convert a state to one number, for Python, and back.
 std::uint64_t pack(const CastState& state) noexcept;
@@ -90,7 +90,7 @@ bool has_begun_region(const void* owner) noexcept;
 // for the number of the region. The first dtype, torch's own default, stands for no region. In compiled code a region
 // is torch.autocast for this device type with its dtype and enabled=False: Dynamo can leave that and enter it again
 // around a graph break.
-struct RegionMark {
+struct RegionDevice {
   PyObject* device_type = nullptr;
   std::int8_t device = -1;                   // its c10::DeviceType, or -1
   PyObject* dtypes = nullptr;                // a tuple
@@ -98,9 +98,9 @@ struct RegionMark {
   PyObject* set_autocast_dtype = nullptr;
 };
 // Only the first call in a process has an effect. Its objects are never freed.
-void set_mark(const RegionMark& mark);
+void set_mark(const RegionDevice& region_device);
 bool is_mark(PyObject* device_type) noexcept;
 // Called after such a region of torch.autocast has set the dtype. Sets the state that this dtype stands for.
-void mark_was_set(PyObject* dtype) noexcept;
+void region_dtype_was_set(PyObject* dtype) noexcept;
 
 }  // namespace habana_mp::engine

@@ -35,7 +35,7 @@ struct Castable {
 
 // Conditions on the arguments of a call: Python functions of these, which live as long as the process, or null.
 // rules::Rule describes the conditions.
-struct Questions {
+struct Conditions {
   PyObject* makes_product = nullptr;
   PyObject* is_fused = nullptr;
   PyObject* adds_up = nullptr;
@@ -50,17 +50,17 @@ struct Questions {
   PyObject* terms_keyword = nullptr;
   std::uint8_t terms_position = 0;
 
-  bool operator==(const Questions&) const = default;
+  bool operator==(const Conditions&) const = default;
 };
 
 // Execution options: how casts are made, and what may make a call faster.
-struct Means {
+struct ExecutionOptions {
   // Rule 9 for tensors without dimensions.
   bool saturates_tensors = false;
   // True if casts of weights may be cached for this operation. Requires that no result shares memory with an argument.
-  bool keeps_weights = false;
+  bool caches_weights = false;
   // True if it processes sequences step by step, with the weights in its last list argument.
-  bool takes_steps = false;
+  bool is_recurrent = false;
   // True if torch's own autocast on the CPU casts the same inputs.
   bool casts_inside = false;
   // The torch function that it calls, if it can be computed from a packed weight.
@@ -70,23 +70,23 @@ struct Means {
   // any other operation.
   PyObject* in_rows = nullptr;
 
-  bool operator==(const Means&) const = default;
+  bool operator==(const ExecutionOptions&) const = default;
 };
 
 struct Rule : rules::Rule {
   Castable castable;
-  Questions questions;
-  Means means;
+  Conditions conditions;
+  ExecutionOptions execution;
   // For Action::none: the rule of calls with a tensor that is already lower, or null. It lives as long as the process.
   // Where nothing is lowered, lower tensors still follow this rule.
-  const Rule* of_lower = nullptr;
+  const Rule* rule_for_lowered = nullptr;
   // True if the operation writes into a given result without incrementing the version counter.
   bool counts_no_version = false;
 
   bool operator==(const Rule&) const = default;
 
   // True if each weight is used in one product only.
-  bool takes_weights_once() const { return means.keeps_weights && !means.takes_steps; }
+  bool takes_weights_once() const { return execution.caches_weights && !execution.is_recurrent; }
   bool may_cast(Py_ssize_t position) const { return position >= 64 || ((castable.positions >> position) & 1U) != 0; }
 };
 

@@ -194,7 +194,7 @@ bool install(const std::vector<CoveredObject>& entries, bool within_modules) {
   std::vector<Ready> ready = made_ready(entries, found, within_modules);
   const std::optional<host::TensorClasses> classes = host::TensorClasses::find();
   if (!classes) return false;
-  weights::watch_view_and_numpy(&lists_speak_here);
+  weights::watch_view_and_numpy(&lists_apply_here);
   // From here on nothing can fail.
   ++changes;
   if (of_modules != nullptr) of_modules->rules.fill(&no_rule);
@@ -227,14 +227,14 @@ static bool may_put_in(const RuleSet& set) {
   });
 }
 
-RuleSet* make_rule_set(const std::vector<CoveredObject>& entries, RuleSet::Device device, PyObject* after_recorded_cast,
+RuleSet* make_rule_set(const std::vector<CoveredObject>& entries, RuleSet::Device device, PyObject* after_tracked_cast,
                        const std::string& name) {
   std::vector<Target*> found;
   if (!find_targets(entries, found)) return nullptr;
   RuleSet content;
   content.rules.fill(&no_rule);
   content.device = device;
-  content.after_recorded_cast = after_recorded_cast;
+  content.after_tracked_cast = after_tracked_cast;
   content.name = name;
   for (std::size_t i = 0; i < entries.size(); ++i) {
     content.rules[found[i]->index] = intern(entries[i].listed);
@@ -250,7 +250,7 @@ bool put_in(RuleSet& set) {
   if (!may_put_in(set)) return false;
   const std::optional<host::TensorClasses> classes = host::TensorClasses::find();
   if (!classes) return false;
-  weights::watch_view_and_numpy(&lists_speak_here);
+  weights::watch_view_and_numpy(&lists_apply_here);
   // From here on nothing can fail.
   ++changes;
   for (const RuleSet::Covered& one : set.covered) {

@@ -26,7 +26,7 @@ bool install(const std::vector<CoveredObject>& entries, bool within_modules);
 // Returns the rules of a region's lists: `listed` of each entry, and `unlisted` while the lists are suspended. Also
 // patches those objects that are not patched yet, without a rule of convert's. Null with a Python exception set on
 // failure; then nothing has changed.
-RuleSet* make_rule_set(const std::vector<CoveredObject>& entries, RuleSet::Device device, PyObject* after_recorded_cast,
+RuleSet* make_rule_set(const std::vector<CoveredObject>& entries, RuleSet::Device device, PyObject* after_tracked_cast,
                        const std::string& name);
 
 // Patches the objects of a set again after an uninstall. False with a Python exception set on failure; then nothing has

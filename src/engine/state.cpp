@@ -84,47 +84,47 @@ bool is_running(const Construction& construction) {
 }
 
 // Replaces the current record by `mark`, which may be null, and frees the former one.
-void set_construction(ThreadState& state, Construction* mark) {
-  const std::unique_ptr<Construction> former(std::exchange(state.construction, mark));
+void set_construction(ThreadState& state, Construction* record) {
+  const std::unique_ptr<Construction> former(std::exchange(state.construction, record));
 }
 
 // True if the recorded module is still being constructed. If not, the record is dropped. The record is taken out of the
 // state while the frames are walked: the walk may run finalizers, which may call operations and construct modules.
 bool is_constructing(ThreadState& state) {
-  Construction* mark = std::exchange(state.construction, nullptr);
-  if (mark == nullptr) return false;
+  Construction* record = std::exchange(state.construction, nullptr);
+  if (record == nullptr) return false;
   bool running = false;
   try {
-    running = is_running(*mark);
+    running = is_running(*record);
   } catch (...) {
-    set_construction(state, mark);
+    set_construction(state, record);
     throw;
   }
-  set_construction(state, mark);
+  set_construction(state, record);
   if (!running) set_construction(state, nullptr);
   return running;
 }
 
 // The owner of the code in a file: a library that computes exactly, a part of torch that computes for its caller, or
 // anything else.
-enum class Whose : std::uint8_t { anybodys, torchs, exact };
+enum class CodeOwner : std::uint8_t { other, torch, exact_library };
 struct KnownFile {
   Owned name;  // held, so that no other string gets its address
-  Whose whose = Whose::anybodys;
+  CodeOwner owner = CodeOwner::other;
 };
 // The functions of a file share its name, so the address of the string identifies the file.
 NeverDestroyed<std::array<KnownFile, 256>> known_files;
 
-Whose whose_is(PyObject* code) {
+CodeOwner owner_of(PyObject* code) {
   PyObject* name = host::file_of(code);
   KnownFile& known = (*known_files)[reinterpret_cast<std::uintptr_t>(name) / 64 % known_files->size()];
   if (known.name.get() != name) {
-    Whose whose = Whose::anybodys;
-    if (host::is_of_file(code, exact_files->get())) whose = Whose::exact;
-    if (host::is_of_file(code, known_things->through.get())) whose = Whose::torchs;
-    known = {Owned::borrowed(name), whose};
+    CodeOwner owner = CodeOwner::other;
+    if (host::is_of_file(code, exact_files->get())) owner = CodeOwner::exact_library;
+    if (host::is_of_file(code, known_things->through.get())) owner = CodeOwner::torch;
+    known = {Owned::borrowed(name), owner};
   }
-  return known.whose;
+  return known.owner;
 }
 
 // True if a step of an optimizer is running. Throws std::bad_alloc when memory runs out.
@@ -145,9 +145,9 @@ bool bind_flags() {
   return true;
 }
 
-void set_flag(bool disabled, bool is_told) noexcept {
+void set_flag(bool disabled, bool is_logged) noexcept {
   ThreadState& state = thread_state;
-  if (is_told && disabled != casts_are_disabled()) log::event(disabled ? "leaving casts" : "entering casts");
+  if (is_logged && disabled != casts_are_disabled()) log::event(disabled ? "leaving casts" : "entering casts");
   state.disabled = disabled;
   if (flag_of_torch.is_known()) {
     flag_of_torch.turn(disabled);
@@ -178,7 +178,7 @@ void autocast_region_is_entered() noexcept {
       if (!wanted.disabled) wanted.disabled = wanted.by_region = true;
       break;
     case AutocastRegion::as_outside:  // also in a backward, which torch.amp.custom_bwd runs as its forward ran
-      if (wanted.silent_until_recording) wanted.silent = wanted.silent_until_recording = false;
+      if (wanted.suspended_until_tracking) wanted.lists_suspended = wanted.suspended_until_tracking = false;
       break;
     case AutocastRegion::as_forward:
       wanted = unpack(state.entering_state);
@@ -211,11 +211,11 @@ std::uint32_t installation_number() noexcept { return current_installation; }
 
 void forget_regions() noexcept {
   leave_regions_of_torch();
-  if (thread_state.silent) end_silence(0);  // the end of a region in compiled code will not be seen
+  if (thread_state.lists_suspended) resume_lists(0);  // the end of a region in compiled code will not be seen
   ++current_installation;
 }
 
-std::optional<rules::Reason> why_not(ThreadState& state) {
+std::optional<rules::Reason> reason_against_casts(ThreadState& state) {
   if (is_constructing(state)) return rules::Reason::construction;
   if (state.optimizer_steps != 0) {
     if (is_stepping()) return rules::Reason::optimizer_step;
@@ -229,7 +229,7 @@ std::optional<rules::Reason> why_not(ThreadState& state) {
 bool construction_begins(PyObject* module) {
   ThreadState& state = thread_state;
   if (is_constructing(state)) return true;  // a module inside the module
-  host::tell_greenlets_apart();
+  host::ensure_thread_follows_greenlets();
   if (module == nullptr) {
     // The innermost frame is nn.Module.__init__, or a function that replaces it.
     host::FrameWalk innermost;
@@ -250,7 +250,7 @@ bool construction_begins(PyObject* module) {
   return true;
 }
 
-void forget_construction(Construction* mark) noexcept { const std::unique_ptr<Construction> dropped(mark); }
+void forget_construction(Construction* record) noexcept { const std::unique_ptr<Construction> dropped(record); }
 
 void set_recognised(Recognised given) noexcept {
   const Recognised former = std::exchange(*known_things, std::move(given));
@@ -269,9 +269,9 @@ bool caller_is_inside_of_an_operation() {
 bool caller_is_exact() {
   if (!*exact_files || !known_things->through) return false;
   host::FrameWalk walk;
-  while (walk && whose_is(walk.code()) == Whose::torchs) walk.outwards();
+  while (walk && owner_of(walk.code()) == CodeOwner::torch) walk.outwards();
   if (walk.failed()) throw std::bad_alloc();
-  return walk && whose_is(walk.code()) == Whose::exact;
+  return walk && owner_of(walk.code()) == CodeOwner::exact_library;
 }
 
 void set_exact_files(PyObject* files) noexcept {
@@ -299,7 +299,7 @@ AutocastRegion region_of_torchs_own() {
   const std::uint64_t value = is_known ? PyLong_AsUnsignedLongLong(packed.get()) : 0;
   packed.reset();
   if (PyErr_Occurred() != nullptr) {
-    if (PyErr_ExceptionMatches(PyExc_MemoryError) != 0) drop_error_but_of_memory();
+    if (PyErr_ExceptionMatches(PyExc_MemoryError) != 0) drop_error_unless_memory_error();
     drop_error();
     return AutocastRegion::as_outside;
   }

@@ -23,10 +23,10 @@ struct ThreadState {
   std::uint64_t entering_state = 0;  // for AutocastRegion::as_forward, packed
   // True inside functions that decide for themselves (hmp.op_wrap, composites). The lists are suspended there, and
   // rules 2 to 4 apply.
-  bool silent = false;
+  bool lists_suspended = false;
   // True in the backward of a function written in Python. The lists are suspended there, except for operations that
   // autograd tracks: these repeat a forward.
-  bool silent_until_recording = false;
+  bool suspended_until_tracking = false;
   // The lists of the innermost region (hmp.autocast), or null if convert's policy applies.
   const struct RuleSet* region = nullptr;
   // The number of optimizer steps that have begun. They are checked for being over only when needed.
@@ -64,8 +64,8 @@ inline bool is_below_dispatcher() { return below_autograd.is_on(); }
 // Finds both flags. False with a Python exception set if torch has no flag for disable_casts.
 bool bind_flags();
 
-// Sets the flag for this thread. If `is_told`, the log gets a line for a change.
-void set_flag(bool disabled, bool is_told = true) noexcept;
+// Sets the flag for this thread. If `is_logged`, the log gets a line for a change.
+void set_flag(bool disabled, bool is_logged = true) noexcept;
 
 // Called after Python has set the flag: by disable_casts, or by code that restores a former value.
 void flag_was_set(bool disabled) noexcept;
@@ -87,7 +87,7 @@ void forget_regions() noexcept;
 
 // True if convert's policy is installed. Its lists apply outside of regions.
 extern bool policy_is_installed;
-inline bool lists_speak_here() {
+inline bool lists_apply_here() {
   return !casts_are_disabled() && (policy_is_installed || thread_state.region != nullptr);
 }
 
@@ -106,7 +106,7 @@ inline bool may_be_a_place(const ThreadState& state) {
 
 // Returns the reason why nothing may be cast here, or nullopt. Called only when a cast is about to be made. Throws
 // std::bad_alloc when memory runs out.
-std::optional<rules::Reason> why_not(ThreadState& state);
+std::optional<rules::Reason> reason_against_casts(ThreadState& state);
 
 // True if the caller is code of such a library. Called when a list is about to lower a call. Throws std::bad_alloc when
 // memory runs out.
@@ -116,14 +116,14 @@ bool caller_is_exact();
 void set_exact_files(PyObject* files) noexcept;
 
 // True if casts are made here.
-inline bool casts_are_made_here() { return lists_speak_here() && !why_not(thread_state).has_value(); }
+inline bool casts_are_made_here() { return lists_apply_here() && !reason_against_casts(thread_state).has_value(); }
 
 // Records that the construction of `module` has begun in this thread. Null stands for the module whose __init__ is the
 // innermost Python code. Frames show later if the construction still runs. False with a Python exception set when
 // memory runs out.
 bool construction_begins(PyObject* module);
 // Frees the record of a construction. `mark` may be null.
-void forget_construction(Construction* mark) noexcept;
+void forget_construction(Construction* record) noexcept;
 
 // The code that is recognised in frames, and the Python functions that are called.
 struct Recognised {

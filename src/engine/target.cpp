@@ -63,7 +63,7 @@ Rule without_lowering(const Rule& listed, const Rule& unlisted) {
   const Rule& rule = lowers ? unlisted : listed;
   if (rule.action == Action::none) return no_rule;
   Rule made;
-  made.of_lower = intern(rule);
+  made.rule_for_lowered = intern(rule);
   return made;
 }
 
@@ -72,15 +72,15 @@ Target* find_target(PyObject* object) noexcept {
   return found == by_object().end() ? nullptr : found->second;
 }
 
-void set_function_twin(PyObject* method, PyObject* function) noexcept {
+void set_equivalent_function(PyObject* method, PyObject* function) noexcept {
   Target* const target = find_target(method);
-  if (target == nullptr || target->shape != host::Shape::method || target->twin) return;
+  if (target == nullptr || target->shape != host::Shape::method || target->equivalent) return;
   constexpr int convention = METH_VARARGS | METH_KEYWORDS | METH_FASTCALL;
   if (!PyCFunction_CheckExact(function) ||
       (PyCFunction_GET_FLAGS(function) & convention) != (METH_VARARGS | METH_KEYWORDS)) {
     return;
   }
-  target->twin = Owned::borrowed(function);
+  target->equivalent = Owned::borrowed(function);
 }
 
 Target* target_for(PyObject* object, host::Shape shape, const char* operation, PyObject* shown) {

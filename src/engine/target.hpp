@@ -43,7 +43,7 @@ struct Target : host::Callable {
 
   // Read in unusual cases only.
   Owned called;                // the function that a call of the object runs
-  Owned twin;                  // for a method: the equivalent function of two tensors
+  Owned equivalent;            // for a method: the equivalent function of two tensors
   std::string operation;       // the name that the lists and the report use
   std::string representation;  // repr(object), for the log
   bool installed = false;
@@ -66,7 +66,7 @@ Target* target_for(PyObject* object, host::Shape shape, const char* operation, P
 
 // Makes calls of the method with two plain tensors call the builtin `function` instead. Ignores a method that is not
 // handled or already has such a function, and a function with another calling convention.
-void set_function_twin(PyObject* method, PyObject* function) noexcept;
+void set_equivalent_function(PyObject* method, PyObject* function) noexcept;
 
 // Makes the target of a Python function. It is not in `targets`, since users may make any number of them. Null with a
 // Python exception set on failure. The counts of a dropped target stay in the report.

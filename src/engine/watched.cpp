@@ -82,8 +82,8 @@ PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::siz
   const bool casts = !casts_are_disabled() || thread_state.disabled_by_region;
   if (enabled && casts && !is_ours && !is_mark_of_ours && (policy_is_installed || thread_state.region != nullptr)) {
     // This comes before autocast is enabled, because the warning may be an error.
-    const Owned told(PyObject_CallNoArgs(recognised().autocast_entered.get()));
-    if (!told) return nullptr;
+    const Owned entered(PyObject_CallNoArgs(recognised().autocast_entered.get()));
+    if (!entered) return nullptr;
   }
   // This also comes before: nothing can fail afterwards.
   const bool is_wish = is_ours || is_mark_of_ours || enabled || !region_is_torchs_own();
@@ -105,7 +105,7 @@ PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::siz
 PyObject* autocast_set_dtype_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   PyObject* result = autocast_set_dtype.call(values, flagged_count, keywords);
   const AutocastSetting given({values, PyVectorcall_NARGS(flagged_count), keywords}, names().dtype);
-  if (result != nullptr && given.value != nullptr && given.is_of_mark()) mark_was_set(given.value);
+  if (result != nullptr && given.value != nullptr && given.is_of_mark()) region_dtype_was_set(given.value);
   return result;
 }
 
@@ -285,7 +285,7 @@ Owned former_attribute(PyObject* module, PyObject* name) {
   static PyObject* const dict_name = interned("__dict__");
   const Owned attributes(PyObject_GenericGetAttr(module, dict_name));
   if (!attributes || !PyDict_Check(attributes.get())) {
-    drop_error_but_of_memory();
+    drop_error_unless_memory_error();
     return nullptr;
   }
   PyObject* const former = PyDict_GetItemWithError(attributes.get(), name);
@@ -298,7 +298,7 @@ Owned attribute_to_store(PyObject* module, PyObject* name, PyObject* value) {
   const Owned former = former_attribute(module, name);
   if (former && listens(Listener::watch)) watch::notice_carried(value, former.get());
   const bool was_float32 = former && host::kind_of(former.get()) == Kind::f32;
-  if (!was_float32 && !was_computed_from_kept(value)) return Owned::borrowed(value);
+  if (!was_float32 && !was_computed_from_module_value(value)) return Owned::borrowed(value);
   const Owned what(PyUnicode_FromFormat("the attribute `%U` of %s", name, Py_TYPE(module)->tp_name));
   const char* const text = what ? PyUnicode_AsUTF8(what.get()) : nullptr;
   return text == nullptr ? nullptr : values_of_state(value, text, was_float32 ? former.get() : Py_None);
@@ -317,7 +317,7 @@ PyObject* set_attribute_stub(PyObject*, PyObject* const* values, std::size_t fla
   Owned result(set_attribute.call(taken, 3, nullptr));
   const bool is_kept_lower = result && is_state && host::is_plain_tensor(value.get()) &&
                              is_lower(host::kind_of(value.get())) && casts_are_made_here();
-  if (is_kept_lower && !remember_kept(value.get())) return nullptr;
+  if (is_kept_lower && !remember_module_value(value.get())) return nullptr;
   return result && remember_module_tensor(value.get()) ? result.release() : nullptr;
 }
 

@@ -39,7 +39,7 @@ PyCFunction as_definition(Function* function) {
 // memory runs out. The samples are defined in this file because scripts replace builtins such as `print`.
 vectorcallfunc slot_of_sample(const Owned& sample) {
   if (sample) return *slot_of(sample.get());
-  drop_error_but_of_memory();
+  drop_error_unless_memory_error();
   return nullptr;
 }
 
@@ -346,7 +346,7 @@ void take_out(Callable& callable, const Stubs& stubs, const TensorClasses& class
   }
 }
 
-Owned untouched_twin(PyObject* builtin, const Callable* covered) {
+Owned unpatched_copy(PyObject* builtin, const Callable* covered) {
   auto* function = reinterpret_cast<PyCFunctionObject*>(builtin);
   const bool has_definition = covered != nullptr && covered->definition != nullptr;
   return Owned(

@@ -90,7 +90,7 @@ void take_out(Callable& callable, const Stubs& stubs, const TensorClasses& class
 
 // Returns a new builtin with the same C function and without a stub. `covered` describes the builtin if it is patched,
 // and is null otherwise. Null with an exception set on failure.
-Owned untouched_twin(PyObject* builtin, const Callable* covered);
+Owned unpatched_copy(PyObject* builtin, const Callable* covered);
 
 // Sets an exception that asks the user to report this object. Returns false.
 bool refuse(PyObject* object, const char* why);

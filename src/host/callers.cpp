@@ -43,7 +43,7 @@ bool ends_in_raise(const PyTracebackObject* entry) {
          static_cast<unsigned char>(PyBytes_AS_STRING(bytes.get())[entry->tb_lasti]) == raise;
 }
 
-bool raise_is_told() {
+bool raise_is_detectable() {
   const Owned list = made_by(
       "def by_raise():\n"
       "    raise ValueError\n"
@@ -60,7 +60,7 @@ bool raise_is_told() {
          !ends_in_raise(innermost_of(PyList_GET_ITEM(list.get(), 1)));
 }
 
-bool instruction_tells = false;
+bool can_detect_raise = false;
 
 // Returns the module name of the innermost Python code; null if there is no such name. Each call with a cast runs this,
 // so it makes no object for the frame.
@@ -72,7 +72,7 @@ Owned module_of_caller() {
 }  // namespace
 
 void bind_callers() {
-  instruction_tells = raise_instruction.holds_by(raise_is_told);
+  can_detect_raise = raise_instruction.holds_by(raise_is_detectable);
   clear_error();
 }
 
@@ -96,7 +96,7 @@ bool is_worker(PyObject* worker_namespace) {
   return info != nullptr && info != Py_None;
 }
 
-bool was_recorded_by_jit() {
+bool jit_trace_was_recording() {
   HeldError held;
   FrameWalk walk;
   bool found = false;
@@ -109,7 +109,7 @@ bool was_recorded_by_jit() {
   return found;
 }
 
-bool was_raised_by_others() {
+bool raised_by_user_code() {
   if (PyErr_ExceptionMatches(PyExc_NotImplementedError) != 0) return false;
   HeldError held;
   static PyObject* const own = [] {
@@ -123,7 +123,7 @@ bool was_raised_by_others() {
     const Owned module = frame.module_name();
     const bool is_torchs = module && (begins_with_one_of(module.get(), own) ||
                                       PyUnicode_CompareWithASCIIString(module.get(), "torch") == 0);
-    by_others = frame.failed() || (!is_torchs && (!instruction_tells || ends_in_raise(entry)));
+    by_others = frame.failed() || (!is_torchs && (!can_detect_raise || ends_in_raise(entry)));
     by_others = by_others || (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_MemoryError) != 0);
   }
   clear_error();

@@ -24,12 +24,12 @@ bool is_worker(PyObject* worker_namespace);
 
 // True if torch.jit.trace was recording the call that raised the current exception, or when memory runs out. After such
 // a failure torch crashes at the next operation. Recording has already stopped, so the tracer's frame is searched for.
-bool was_recorded_by_jit();
+bool jit_trace_was_recording();
 
 // True if other Python code inside the call (a saved-tensor hook, a mode) raised the current exception with `raise`, or
 // when memory runs out. False if it was raised while another exception, such as one of torch's, was handled. False for
 // NotImplementedError, which always means that there is no kernel.
-bool was_raised_by_others();
+bool raised_by_user_code();
 
 // Returns a list of pairs, one for each __init__ that constructs an object of this class: its code, and the function
 // that it wraps or None. Null with an exception set.

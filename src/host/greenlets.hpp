@@ -43,7 +43,7 @@ void follow_in_this_thread() noexcept;
 }  // namespace detail
 
 // Call this before the thread gets a state of its own.
-inline void tell_greenlets_apart() noexcept {
+inline void ensure_thread_follows_greenlets() noexcept {
   if (detail::greenlets_are_followed) [[unlikely]]
     detail::follow_in_this_thread();
 }

@@ -232,7 +232,7 @@ bool find_functions() {
       "    held = torch._C.ScriptDict({0: torch.empty(0, device='cpu')})\n"
       "    del held[0]\n"
       "    return [held]\n");
-  held_in_cpp = made ? kept_for_good(PyList_GET_ITEM(made.get(), 0)) : nullptr;
+  held_in_cpp = made ? immortal(PyList_GET_ITEM(made.get(), 0)) : nullptr;
   return find_method(api.tensor_base, "untyped_storage", untyped_storage) && gradient_edge != nullptr &&
          held_in_cpp != nullptr;
 }
@@ -475,7 +475,7 @@ const char* storage_behind(const char* storage) noexcept {
 }
 
 // torch makes a storage permanently non-resizable when NumPy gets its memory.
-bool tells_of_arrays(const char* storage) noexcept {
+bool shows_numpy_use(const char* storage) noexcept {
   return storage_behind(storage) == nullptr && !was_loaded(storage);
 }
 
@@ -534,7 +534,7 @@ bool read_geometry(PyObject* tensor, Geometry& geometry) {
   return true;
 }
 
-bool lies_alike(const DLTensor& view, const Geometry& geometry, bool same_strides) noexcept {
+bool has_same_layout(const DLTensor& view, const Geometry& geometry, bool same_strides) noexcept {
   if (static_cast<std::size_t>(view.ndim) != geometry.sizes.size()) return false;
   if (view.ndim != 0 && view.strides == nullptr) return false;
   for (std::size_t i = 0; i < geometry.sizes.size(); ++i) {
@@ -547,7 +547,7 @@ bool lies_alike(const DLTensor& view, const Geometry& geometry, bool same_stride
 bool has_geometry(PyObject* tensor, const Geometry& geometry, bool at_its_place) noexcept {
   DLTensor view;
   if (!view_in_memory(tensor, view) || (at_its_place && values_of(view) != geometry.values)) return false;
-  return lies_alike(view, geometry, at_its_place);
+  return has_same_layout(view, geometry, at_its_place);
 }
 
 bool is_held_once(PyObject* tensor, bool has_holder) noexcept {

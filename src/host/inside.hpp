@@ -90,7 +90,7 @@ bool holds_its_memory_alone(PyObject* tensor, std::uint32_t views);
 bool is_known_memory(const char* storage, bool knows_arrays);
 bool is_of_torch(const char* storage) noexcept;
 // True if the storage shows whether NumPy has had its memory.
-bool tells_of_arrays(const char* storage) noexcept;
+bool shows_numpy_use(const char* storage) noexcept;
 // Returns the storage that this one is a slice of, or null.
 const char* storage_behind(const char* storage) noexcept;
 // Discards what is cached about files. A storage and its file may be gone, and another storage may have the same
@@ -121,7 +121,7 @@ struct Geometry {
 bool read_geometry(PyObject* tensor, Geometry& geometry);
 
 // True if the sizes and strides are equal. Without `same_strides` a dimension of one element may have any stride.
-bool lies_alike(const DLTensor& view, const Geometry& geometry, bool same_strides) noexcept;
+bool has_same_layout(const DLTensor& view, const Geometry& geometry, bool same_strides) noexcept;
 
 // True if the tensor has this geometry. Without `at_its_place` its address may differ, and a dimension of one element
 // may have any stride.

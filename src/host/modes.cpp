@@ -299,7 +299,7 @@ bool holds_subclass(PyObject* const* values, Py_ssize_t count) noexcept {
 bool has_torch_function(PyObject* const* values, Py_ssize_t count) {
   const auto has = [](PyObject* tensors) {
     const Owned answer(PyObject_CallOneArg(api.has_torch_function, tensors));
-    drop_error_but_of_memory();
+    drop_error_unless_memory_error();
     return answer.get() == Py_True;
   };
   const Owned all(checked(PyTuple_New(count)));
@@ -323,7 +323,7 @@ bool requires_grad(PyObject* tensor) noexcept {
 bool has_no_dimensions(PyObject* tensor) {
   const Owned answer(PyObject_CallMethod(tensor, "dim", nullptr));
   const bool none = answer && PyLong_Check(answer.get()) && PyLong_AsLong(answer.get()) == 0;
-  drop_error_but_of_memory();
+  drop_error_unless_memory_error();
   return none;
 }
 

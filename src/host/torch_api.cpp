@@ -59,7 +59,7 @@ DLPackExchangeAPI* exchange_table() {
   auto* header = capsule
                      ? static_cast<DLPackExchangeAPIHeader*>(PyCapsule_GetPointer(capsule.get(), "dlpack_exchange_api"))
                      : nullptr;
-  drop_error_but_of_memory();
+  drop_error_unless_memory_error();
   while (header != nullptr && header->version.major != DLPACK_MAJOR_VERSION) header = header->prev_api;
   auto* table = reinterpret_cast<DLPackExchangeAPI*>(header);
   return table == nullptr || table->dltensor_from_py_object_no_sync == nullptr ? nullptr : table;
@@ -158,7 +158,7 @@ bool bind_torch() {
   found.functorch_number = number_of(found.functorch_key);
   found.functionalize_number = number_of(found.functionalize_key);
   found.pre_dispatch_number = number_of(found.pre_dispatch_key);
-  found.forward_ad_namespace = kept_for_good(PyModule_GetDict(forward_ad));
+  found.forward_ad_namespace = immortal(PyModule_GetDict(forward_ad));
 
   PyObject* grad_enabled = attribute(c, "is_grad_enabled");
   if (grad_enabled == nullptr) return false;
@@ -187,7 +187,7 @@ bool bind_torch() {
   if (found.tensor == nullptr) return false;
   // The table of another library is watched, but not used.
   const bool is_torchs_own = static_cast<bool>(Owned(attribute(c, "_dlpack_exchange_api")));
-  drop_error_but_of_memory();
+  drop_error_unless_memory_error();
   api = found;
   if (const DLPackExchangeAPI* table = is_torchs_own ? exchange_table() : nullptr; table != nullptr) {
     static DLPackExchangeAPI copy;

@@ -25,9 +25,9 @@ std::string text_with_signature(PyObject* function) {
   const auto ask = [=](const char* name) -> std::string {
     const Owned value(PyObject_GetAttrString(function, name));
     const char* text = value && PyUnicode_Check(value.get()) ? PyUnicode_AsUTF8(value.get()) : nullptr;
-    std::string told = text == nullptr ? "" : text;
-    drop_error_but_of_memory();
-    return told;
+    std::string found = text == nullptr ? "" : text;
+    drop_error_unless_memory_error();
+    return found;
   };
   const std::string signature = ask("__text_signature__");
   return signature.empty() ? "" : ask("__name__") + signature + "\n--\n\n" + ask("__doc__");

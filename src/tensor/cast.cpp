@@ -89,7 +89,7 @@ static void convert_values(PyObject* tensor, const void* source, Kind from, void
   run_on(tensor, count, [&] { kernels::cast(source, float_of(from), target, float_of(to), values, threads); });
 }
 
-void set_recorded_cast(PyObject* function) noexcept { *recorded_cast = Owned::borrowed_or_null(function); }
+void set_tracked_cast(PyObject* function) noexcept { *recorded_cast = Owned::borrowed_or_null(function); }
 
 Owned cast_in_block(PyObject* tensor, Kind to) {
   host::Geometry geometry;

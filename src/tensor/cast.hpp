@@ -24,7 +24,7 @@ inline Owned cast(PyObject* tensor, Kind from, Kind to, CastResult& seen);
 
 // Sets the function that makes a cast in autograd's graph if the cast needs a large block or its gradient may have
 // another layout. The function takes the tensor and a dtype. Keeps a reference to it; null for none.
-void set_recorded_cast(PyObject* function) noexcept;
+void set_tracked_cast(PyObject* function) noexcept;
 
 // True if a cast of this many values, or its gradient, is large enough for a block of its own.
 inline bool is_cast_to_block(std::int64_t count) noexcept {

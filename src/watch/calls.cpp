@@ -62,14 +62,14 @@ double measured_nanoseconds_a_byte() {
 void find_traced(Key& key) {
   if (!*traced_place) return;
   const Owned function = Owned::borrowed(traced_place->get());
-  const Owned told(PyObject_CallNoArgs(function.get()));
+  const Owned found(PyObject_CallNoArgs(function.get()));
   PyObject* file = nullptr;
   const char* name = nullptr;
   int line = 0;
   const char* module = nullptr;
-  const bool is_told =
-      told && told.get() != Py_None && PyArg_ParseTuple(told.get(), "Osiz", &file, &name, &line, &module) != 0;
-  if (is_told) {
+  const bool is_found =
+      found && found.get() != Py_None && PyArg_ParseTuple(found.get(), "Osiz", &file, &name, &line, &module) != 0;
+  if (is_found) {
     const bool is_placed = detail == Detail::lines && PyUnicode_Check(file);
     key.place = is_placed ? place_named(file, name, line) : nullptr;
     key.module = module == nullptr ? nullptr : module_named(module);
@@ -159,7 +159,7 @@ void note_input(Record& record, PyObject* tensor, Kind wanted) {
 
 Call::Call(const void* target) noexcept : operation_(new (std::nothrow) Operation) {
   if (!operation_) return;
-  host::tell_greenlets_apart();
+  host::ensure_thread_follows_greenlets();
   operation_->target = target;
   operation_->begin = nanoseconds();
   open_calls.add(*operation_);

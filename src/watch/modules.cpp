@@ -127,11 +127,11 @@ Module* find_module(Module* around, PyObject* object) {
   if (!tables->names) return around;
   const Owned names = Owned::borrowed(tables->names.get());
   const Owned list = objects_around(around);
-  const Owned told(list ? PyObject_CallFunctionObjArgs(names.get(), object, list.get(), nullptr) : nullptr);
+  const Owned found(list ? PyObject_CallFunctionObjArgs(names.get(), object, list.get(), nullptr) : nullptr);
   int steps = 0;
   PyObject* name = nullptr;
   PyObject* class_name = nullptr;
-  if (!told || PyArg_ParseTuple(told.get(), "iUU", &steps, &name, &class_name) == 0) return around;
+  if (!found || PyArg_ParseTuple(found.get(), "iUU", &steps, &name, &class_name) == 0) return around;
   Module* parent = steps < 0 ? nullptr : around;
   for (; steps > 0 && parent != nullptr; --steps) parent = parent->parent;
   const std::string word = host::bytes_of(name);
@@ -189,7 +189,7 @@ ModuleCall* innermost_module_call() noexcept { return open_calls.innermost(); }
 void set_module_names(PyObject* function) noexcept { tables->names = Owned::borrowed_or_null(function); }
 
 std::unique_ptr<ModuleCall> module_begins(PyObject* module) {
-  host::tell_greenlets_apart();
+  host::ensure_thread_follows_greenlets();
   const ModuleCall* const around = open_calls.innermost();
   Module* const found = module_of(around == nullptr ? nullptr : around->module, module);
   if (PyErr_Occurred() != nullptr) return nullptr;
@@ -235,7 +235,7 @@ std::int64_t running_module() noexcept {
 }
 
 std::unique_ptr<ModuleCall> enter_module(std::int64_t number) {
-  host::tell_greenlets_apart();
+  host::ensure_thread_follows_greenlets();
   const auto found = number < 0 ? tables->all.end() : tables->all.find(static_cast<std::uint64_t>(number));
   std::unique_ptr<ModuleCall> block = opened(found == tables->all.end() ? nullptr : &found->second);
   block->has_frame = false;

@@ -17,7 +17,7 @@ namespace habana_mp::watch {
 
 namespace {
 
-enum class Whose : std::uint8_t { user, passed_over, compiler, call_impl };
+enum class CodeOwner : std::uint8_t { user, passed_over, compiler, call_impl };
 
 struct Code {
   PyObject* object = nullptr;
@@ -28,7 +28,7 @@ struct Code {
 // freed one, so each has a number.
 struct KnownCode {
   Owned reference;  // weak
-  Whose whose = Whose::user;
+  CodeOwner owner = CodeOwner::user;
   std::uint64_t number = 0;
 };
 
@@ -64,11 +64,11 @@ struct Tables {
 };
 NeverDestroyed<Tables> tables;
 
-Whose whose_code(PyObject* code) {
-  if (code == tables->call_impl.get()) return Whose::call_impl;
-  if (tables->compilers && host::is_of_file(code, tables->compilers.get())) return Whose::compiler;
-  if (tables->passed_over && host::is_of_file(code, tables->passed_over.get())) return Whose::passed_over;
-  return Whose::user;
+CodeOwner owner_of_code(PyObject* code) {
+  if (code == tables->call_impl.get()) return CodeOwner::call_impl;
+  if (tables->compilers && host::is_of_file(code, tables->compilers.get())) return CodeOwner::compiler;
+  if (tables->passed_over && host::is_of_file(code, tables->passed_over.get())) return CodeOwner::passed_over;
+  return CodeOwner::user;
 }
 
 // Removes code objects that no longer exist, and their positions.
@@ -92,7 +92,7 @@ const KnownCode& known_code(PyObject* code) {
     throw std::bad_alloc();
   }
   if (tables->codes.is_full()) forget_old_code();
-  return tables->codes[{code}] = {std::move(reference), whose_code(code), tables->next_code++};
+  return tables->codes[{code}] = {std::move(reference), owner_of_code(code), tables->next_code++};
 }
 
 const Place* place_at_line(PyObject* file, const std::string& function, int line, bool is_compiler) {
@@ -122,10 +122,10 @@ const Place* place_outwards(host::FrameWalk& frame, ModuleCall* call, bool finds
   for (; frame; frame.outwards()) {
     PyObject* const code = frame.code();
     const KnownCode& known = known_code(code);
-    switch (known.whose) {
-      case Whose::passed_over:
+    switch (known.owner) {
+      case CodeOwner::passed_over:
         break;
-      case Whose::call_impl:
+      case CodeOwner::call_impl:
         if (call == nullptr) break;
         if (!call->knows_caller || call->caller_generation != tables->generation) {
           frame.outwards();
@@ -134,10 +134,10 @@ const Place* place_outwards(host::FrameWalk& frame, ModuleCall* call, bool finds
           call->knows_caller = true;
         }
         return call->caller;
-      case Whose::compiler:
+      case CodeOwner::compiler:
         if (finds_compilers) return place_at(frame, code, known.number, true);
         break;
-      case Whose::user:
+      case CodeOwner::user:
         return place_at(frame, code, known.number, false);
     }
   }

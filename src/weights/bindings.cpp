@@ -74,11 +74,11 @@ void register_weights(py::module_& module) {
   module.def(
       "weights_configure",
       [](bool on, const py::object& view, const py::object& recorded, std::optional<std::uint64_t> most_bytes,
-         std::int64_t least_part, std::int64_t least_recorded) {
-        weights::configure({on, held_or_null(view), held_or_null(recorded), most_bytes, least_part, least_recorded});
+         std::int64_t least_part, std::int64_t least_tracked) {
+        weights::configure({on, held_or_null(view), held_or_null(recorded), most_bytes, least_part, least_tracked});
       },
       py::arg("on"), py::arg("view"), py::arg("recorded"), py::arg("most_bytes"), py::arg("least_part"),
-      py::arg("least_recorded"));
+      py::arg("least_tracked"));
   // For tests.
   module.def("weights_set_root_of_memory_files", [](const std::string& root) {
     host::set_root_of_memory_files(root);

@@ -19,22 +19,22 @@ namespace habana_mp::weights {
 NeverDestroyed<Settings> settings;
 Statistics counts;
 Room room;
-std::uint32_t silent_writers = 0;
+std::uint32_t uncounted_writers = 0;
 
 Cache& cache() {
   static NeverDestroyed<Cache> the_cache;
   return *the_cache;
 }
 
-static thread_local std::uint32_t silent_writers_here = 0;
+static thread_local std::uint32_t uncounted_writers_here = 0;
 
-SilentWriting::SilentWriting() noexcept {
-  ++silent_writers;
-  ++silent_writers_here;
+UncountedWrites::UncountedWrites() noexcept {
+  ++uncounted_writers;
+  ++uncounted_writers_here;
 }
-SilentWriting::~SilentWriting() {
-  --silent_writers;
-  --silent_writers_here;
+UncountedWrites::~UncountedWrites() {
+  --uncounted_writers;
+  --uncounted_writers_here;
 }
 
 bool may_be_kept() noexcept { return settings->on && !host::is_traced(); }
@@ -291,7 +291,7 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
   entry.snapshot = held;
   --entry.snapshot.owners;  // `memory` is released at the end
   entry.samples = entry.look();
-  entry.trust = silent_writers == 0 ? Trust::sure : Trust::changed;
+  entry.trust = uncounted_writers == 0 ? Trust::sure : Trust::changed;
   entry.quiet_uses = 0;
   // If another weight was in this storage before the contents of the two were swapped, `memory_escapes` no longer finds
   // it.
@@ -491,7 +491,7 @@ template <typename Make>
   }
 }
 
-static Owned find_kept(PyObject* weight, Kind to, Use use, std::int64_t& elements) {
+static Owned find_cached(PyObject* weight, Kind to, Use use, std::int64_t& elements) {
   const bool records = use != Use::unrecorded;
   std::shared_ptr<Entry> held;
   auto [entry, cast] = up_to_date(weight, to, records, 0, held, elements);
@@ -502,7 +502,7 @@ static Owned find_kept(PyObject* weight, Kind to, Use use, std::int64_t& element
 }
 
 Owned kept(PyObject* weight, Kind to, Use use, std::int64_t& elements) noexcept {
-  return or_nothing(elements, [&] { return find_kept(weight, to, use, elements); });
+  return or_nothing(elements, [&] { return find_cached(weight, to, use, elements); });
 }
 
 static Owned find_kept_part(PyObject* view, Kind to, Use use, std::int64_t& elements) {
@@ -529,7 +529,7 @@ static Owned find_kept_part(PyObject* view, Kind to, Use use, std::int64_t& elem
   return as_part_of_graph(view, part.sizes, nullptr, made.get(), use);
 }
 
-Owned kept_part(PyObject* view, Kind to, Use use, std::int64_t& elements) noexcept {
+Owned cached_part(PyObject* view, Kind to, Use use, std::int64_t& elements) noexcept {
   return or_nothing(elements, [&] { return find_kept_part(view, to, use, elements); });
 }
 
@@ -576,7 +576,7 @@ void numpy_gets(const char* storage, bool lent) noexcept {
   if (!settings->on || storage == nullptr) return;
   if (!lent) {
     cache().lent.erase(storage);
-    if (!host::tells_of_arrays(storage)) remember_pointer(storage);
+    if (!host::shows_numpy_use(storage)) remember_pointer(storage);
     return;
   }
   try {
@@ -621,9 +621,9 @@ void find_jobs(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh, st
       host::HeldMemory memory(weight);
       Snapshot now = host::snapshot_of(weight);
       --now.owners;
-      if (silent_writers != 0 || entry->trust != Trust::changed || entry->busy || !now.same_owners(entry->snapshot) ||
-          memory.storage() != now.storage || !host::has_geometry(weight, entry->geometry, true) ||
-          !entry->has(Form::plain) || !entry->is_free()) {
+      if (uncounted_writers != 0 || entry->trust != Trust::changed || entry->busy ||
+          !now.same_owners(entry->snapshot) || memory.storage() != now.storage ||
+          !host::has_geometry(weight, entry->geometry, true) || !entry->has(Form::plain) || !entry->is_free()) {
         continue;
       }
       renewed.push_back({entry, Owned::borrowed(entry->cast.get()), std::move(memory)});
@@ -665,7 +665,7 @@ void renew(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh) noexce
 }
 
 PyObject* cast_to_write(PyObject* weight) noexcept {
-  if (!settings->on || silent_writers != 0) return nullptr;
+  if (!settings->on || uncounted_writers != 0) return nullptr;
   for (const Kind to : precisions) {
     Entry* entry = entry_of(weight, to);
     if (entry == nullptr || !entry->has(Form::plain) || entry->busy || entry->trust == Trust::exposed ||
@@ -714,7 +714,7 @@ void forget_all() noexcept {
 // Repairs the cache in a forked child. A cast that another thread was writing is incomplete, and that thread, which the
 // child does not have, cannot clear the busy flag.
 static void mend_after_fork() {
-  silent_writers = silent_writers_here;
+  uncounted_writers = uncounted_writers_here;
   for (const auto& [key, entry] : cache().entries) {
     if (!entry->busy.is_of_another_thread()) continue;
     entry->busy.end();

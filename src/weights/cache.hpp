@@ -23,8 +23,8 @@ struct Settings {
   // No further cast is cached beyond this size of all casts. If it is not set, the limit is a share of the free memory
   // (see `Room`).
   std::optional<std::uint64_t> most_bytes;
-  std::int64_t least_part = 0;      // a view of a weight with fewer elements is cast separately
-  std::int64_t least_recorded = 0;  // a trained weight with fewer is cast by torch, if autograd tracks the call
+  std::int64_t least_part = 0;     // a view of a weight with fewer elements is cast separately
+  std::int64_t least_tracked = 0;  // a trained weight with fewer is cast by torch, if autograd tracks the call
 };
 extern NeverDestroyed<Settings> settings;
 // Applies the settings. Switching the cache off drops all casts.
@@ -50,12 +50,12 @@ inline bool may_be_part(PyObject* tensor) noexcept {
 // True if torch should cast this weight itself in a call that autograd tracks. A small weight that is trained takes
 // longer to become a part of the graph, and to be cast again after the step.
 inline bool is_too_small_to_record(PyObject* weight) noexcept {
-  return host::count_elements(weight) < settings->least_recorded && host::requires_grad(weight);
+  return host::count_elements(weight) < settings->least_tracked && host::requires_grad(weight);
 }
 
 // As `kept`, for a view of such a weight: returns the same part of the weight's cast. If autograd tracks the cast, the
 // view must be of the whole weight: for a part, the whole weight would be cast again after each step.
-Owned kept_part(PyObject* view, Kind to, Use use, std::int64_t& elements) noexcept;
+Owned cached_part(PyObject* view, Kind to, Use use, std::int64_t& elements) noexcept;
 
 // Returns a new cast, which is not cached, of this float32 tensor for many products that autograd tracks. Returns null,
 // with no exception set, if an ordinary cast is to be made.
@@ -88,14 +88,14 @@ void was_written(PyObject* weight, PyObject* cast) noexcept;
 
 // Counts the running code, in all threads, that increments the version counter before it writes, or not at all.
 // Meanwhile a weight's version does not prove that a new cast is up to date.
-extern std::uint32_t silent_writers;
-// Adds one to `silent_writers` in a scope of this thread that runs such code.
-class SilentWriting {
+extern std::uint32_t uncounted_writers;
+// Adds one to `uncounted_writers` in a scope of this thread that runs such code.
+class UncountedWrites {
  public:
-  SilentWriting() noexcept;
-  ~SilentWriting();
-  SilentWriting(const SilentWriting&) = delete;
-  SilentWriting& operator=(const SilentWriting&) = delete;
+  UncountedWrites() noexcept;
+  ~UncountedWrites();
+  UncountedWrites(const UncountedWrites&) = delete;
+  UncountedWrites& operator=(const UncountedWrites&) = delete;
 };
 
 // True if this tensor has the memory of a cached cast.

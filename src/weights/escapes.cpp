@@ -33,7 +33,7 @@ WatchedMethod lazy_clone;
 WatchedMethod storage_data_ptr;
 WatchedMethod view;
 host::WatchedData data;
-bool (*lists_speak_here)() = nullptr;
+bool (*lists_apply_here)() = nullptr;
 
 NeverDestroyed<Callers> callers_of_pointers;
 NeverDestroyed<Callers> callers_of_arrays;
@@ -67,7 +67,7 @@ PyObject* numpy_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
     const host::Snapshot snapshot = host::snapshot_of(self);
     numpy_gets(snapshot.storage, snapshot.owners > 1 && caller_is_harmless(*callers_of_arrays));
   }
-  const bool widens = host::is_plain_tensor(self) && host::kind_of_tensor(self) == Kind::bf16 && lists_speak_here();
+  const bool widens = host::is_plain_tensor(self) && host::kind_of_tensor(self) == Kind::bf16 && lists_apply_here();
   if (!widens) return numpy.call(self, arguments, keywords);
   const Owned wide(PyObject_CallMethod(self, "float", nullptr));
   return wide ? numpy.call(wide.get(), arguments, keywords) : nullptr;
@@ -170,8 +170,8 @@ constexpr int with_keywords = METH_VARARGS | METH_KEYWORDS;
 
 }  // namespace
 
-void watch_view_and_numpy(bool (*lists_speak)()) {
-  lists_speak_here = lists_speak;
+void watch_view_and_numpy(bool (*lists_apply)()) {
+  lists_apply_here = lists_apply;
   if (view.is_watched() && numpy.is_watched()) return;
   host::MemoryMap memory;
   const Plan plans[] = {
@@ -182,7 +182,7 @@ void watch_view_and_numpy(bool (*lists_speak)()) {
     if (plan.object != nullptr && WatchedMethod::check(plan.object, plan.flags, memory))
       plan.method->watch(plan.object, plan.stub);
   }
-  drop_error_but_of_memory();
+  drop_error_unless_memory_error();
 }
 
 void stop_watching_view_and_numpy() noexcept {

@@ -34,7 +34,7 @@ struct MemoryMethods {
 // Starts and stops the watch of two methods of Tensor. It starts before the first target is patched, and stops when
 // none is patched any more. A list may also name `view`. If the lists apply, `numpy` of a bfloat16 tensor returns
 // float32.
-void watch_view_and_numpy(bool (*lists_speak)());
+void watch_view_and_numpy(bool (*lists_apply)());
 void stop_watching_view_and_numpy() noexcept;
 
 // Watches DLPack's C exchange API, as soon as torch has it: an older torch gets it from another library.

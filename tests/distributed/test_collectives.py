@@ -13,7 +13,7 @@ from torch import distributed as dist
 from torch import nn
 
 from habana_mp import hmp
-from habana_mp.patches.torch import silent_writers
+from habana_mp.patches.torch import uncounted_writers
 from helpers.ranks import on_two_ranks
 from helpers.training_on_ranks import batch
 
@@ -108,7 +108,7 @@ HARMLESS = {
 
 
 def test_every_collective_that_this_torch_has_is_watched() -> None:
-    known = HARMLESS | set(silent_writers.SILENT_COLLECTIVES)
+    known = HARMLESS | set(uncounted_writers.UNCOUNTED_COLLECTIVES)
     for group in (torch.distributed.ProcessGroup, torch._C._distributed_c10d.Backend):
         public = {name for name in dir(group) if not name.startswith("_")}
         assert public <= known, "does it write into its tensors?"

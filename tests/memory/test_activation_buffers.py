@@ -111,7 +111,7 @@ def test_what_a_graph_holds_is_not_used_again(converted: Converter) -> None:
 
 def test_a_result_that_is_its_input_is_not_written_over(converted: Converter) -> None:
     converted(bf16=["dropout", "alpha_dropout"])
-    assert not {"dropout", "alpha_dropout"} & {name for name, row in ops.rows().items() if row.keeps_weights}
+    assert not {"dropout", "alpha_dropout"} & {name for name, row in ops.rows().items() if row.caches_weights}
     batches = [batch(i, 4, 32) for i in range(6)]
     with torch.no_grad():
         for call in (lambda x: F.dropout(x, training=False), lambda x: F.alpha_dropout(x, training=False)):

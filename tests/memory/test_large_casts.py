@@ -280,7 +280,7 @@ def test_an_interrupt_ends_the_call_and_an_error_only_this_way_of_casting(error:
     expected = F.linear(x.bfloat16(), weight.bfloat16())
     with small_blocks():
         _core.weights_configure(
-            on=True, view=None, recorded=fails, most_bytes=1 << 30, least_part=1 << 14, least_recorded=0
+            on=True, view=None, recorded=fails, most_bytes=1 << 30, least_part=1 << 14, least_tracked=0
         )
         if error is KeyboardInterrupt:
             with pytest.raises(KeyboardInterrupt):
@@ -337,7 +337,7 @@ def test_switched_off(blocks: Converter) -> None:
     blocks(bf16=["relu"])
     hmp.convert(reuse_memory=False)
     node = F.linear(leaf(4, 8), values(1 << 13, 8)).grad_fn
-    assert "RecordedCast" not in str(node.next_functions)
+    assert "TrackedCast" not in str(node.next_functions)
     assert _core.cast_in_block(values(1 << 12, 1 << 12), torch.bfloat16) is None
     assert _core.block_bytes_waiting() == 0
 

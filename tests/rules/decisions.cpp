@@ -12,7 +12,7 @@
 
 #include "rules/decide.hpp"
 #include "rules/retry.hpp"
-#include "rules/speak.hpp"
+#include "rules/rule_source.hpp"
 
 using habana_mp::Kind;
 using namespace habana_mp::rules;
@@ -327,22 +327,22 @@ void check_protected() {
 
 void check_speakers() {
   Facts facts;
-  CHECK(who_speaks({}, facts) == Speaker::lists);
-  CHECK(who_speaks({.casts_are_disabled = true, .has_lists = true}, facts) == Speaker::nobody);
-  CHECK(who_speaks({.casts_are_disabled = true, .disabled_by_region = true}, facts) == Speaker::nobody);
-  CHECK(who_speaks({.casts_are_disabled = true, .disabled_by_region = true, .has_lists = true}, facts) ==
-        Speaker::protection);
-  CHECK(who_speaks({.is_silent = true}, facts) == Speaker::silence);
-  CHECK(who_speaks({.is_silent = true, .until_recording = true}, facts) == Speaker::silence);
+  CHECK(choose_rule_source({}, facts) == RuleSource::lists);
+  CHECK(choose_rule_source({.casts_are_disabled = true, .has_lists = true}, facts) == RuleSource::none);
+  CHECK(choose_rule_source({.casts_are_disabled = true, .disabled_by_region = true}, facts) == RuleSource::none);
+  CHECK(choose_rule_source({.casts_are_disabled = true, .disabled_by_region = true, .has_lists = true}, facts) ==
+        RuleSource::protected_region);
+  CHECK(choose_rule_source({.lists_are_suspended = true}, facts) == RuleSource::unlisted);
+  CHECK(choose_rule_source({.lists_are_suspended = true, .until_tracking = true}, facts) == RuleSource::unlisted);
   facts.records = true;
-  CHECK(who_speaks({.is_silent = true}, facts) == Speaker::silence);
-  CHECK(who_speaks({.is_silent = true, .until_recording = true}, facts) == Speaker::lists);
+  CHECK(choose_rule_source({.lists_are_suspended = true}, facts) == RuleSource::unlisted);
+  CHECK(choose_rule_source({.lists_are_suspended = true, .until_tracking = true}, facts) == RuleSource::lists);
   facts.records = false;
   facts.python_function = true;  // one of torch's
-  CHECK(who_speaks({.is_silent = true}, facts) == Speaker::silence);
+  CHECK(choose_rule_source({.lists_are_suspended = true}, facts) == RuleSource::unlisted);
   facts.users_function = true;
-  CHECK(who_speaks({.is_silent = true}, facts) == Speaker::lists);
-  CHECK(who_speaks({.is_silent = true, .until_recording = true}, facts) == Speaker::lists);
+  CHECK(choose_rule_source({.lists_are_suspended = true}, facts) == RuleSource::lists);
+  CHECK(choose_rule_source({.lists_are_suspended = true, .until_tracking = true}, facts) == RuleSource::lists);
 }
 
 void check_ladder() {

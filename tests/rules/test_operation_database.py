@@ -135,7 +135,7 @@ def test_in_place_operations_cast_the_others_to_their_target(converted: Converte
 
 # ---- float32 inputs under the default lists --------------------------------------------------------------------------
 
-#: Whose results say nothing about precision, and why.
+#: CodeOwner results say nothing about precision, and why.
 NOT_COMPARED = {
     **dict.fromkeys(
         ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"),

@@ -74,6 +74,6 @@ def test_what_a_row_says_goes_together() -> None:
         assert row.parts or not (row.is_only_parts or row.parts_follow), row.names
         assert row.made_of_products or row.makes_product is None, row.names
         assert row.products_inside or row.is_fused is None, row.names
-        assert row.keeps_weights or not (row.packs or row.takes_steps or row.made_of_products), row.names
+        assert row.caches_weights or not (row.packs or row.is_recurrent or row.made_of_products), row.names
         assert row.unlisted == "widest" or not (row.promotes or row.gives_dimensions), row.names
-        assert not (row.keeps_weights and row.gives_view), row.names
+        assert not (row.caches_weights and row.gives_view), row.names

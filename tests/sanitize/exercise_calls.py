@@ -133,11 +133,11 @@ def the_errors() -> None:
             _core.install([(torch.mm, torch.mm, "mm", rule, rule), (target, target, "x", rule, rule)])
     assert _core.installed_count() == 0
     with raises(TypeError):
-        _core.untouched_twin(1)
+        _core.unpatched_copy(1)
     with converted():
         assert _core.is_covered(torch.mm)
         assert not _core.is_covered(1)
-        assert _core.untouched_twin(torch.mm)(a, a).dtype == torch.float32
+        assert _core.unpatched_copy(torch.mm)(a, a).dtype == torch.float32
 
 
 class OnlyFloat32:

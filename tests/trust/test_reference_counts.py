@@ -48,10 +48,10 @@ import ctypes, sys
 sys.argv = ["planted", "50", "leaving"]
 sys.path.insert(0, {str(SCRIPT.parent)!r})
 import reference_counts
-MARK = "an object that " + str(len(sys.argv))
+REGION_DEVICE = "an object that " + str(len(sys.argv))
 @reference_counts.alone
 def leaving():
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(MARK))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(REGION_DEVICE))
 reference_counts.main()
 """
     )

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from habana_mp.patches.torch import kept_weights
+from habana_mp.patches.torch import weight_cache
 from helpers import processor
 from helpers.packed import assume
 
@@ -15,7 +15,7 @@ from helpers.packed import assume
 @pytest.fixture(autouse=True)
 def keep_small_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights of tests are small, and kept all the same where a gradient is recorded."""
-    monkeypatch.setattr(kept_weights, "LEAST_RECORDED", 0)
+    monkeypatch.setattr(weight_cache, "LEAST_TRACKED", 0)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from habana_mp import _core, hmp
-from habana_mp.patches.torch import kept_weights
+from habana_mp.patches.torch import weight_cache
 from helpers import processor
 from helpers.accelerators import needs_accelerator
 from helpers.comparing import assert_same
@@ -124,7 +124,7 @@ VIEWED: dict[str, Use] = {
 
 @pytest.fixture
 def parts_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_weights, "LEAST_PART", 1)
+    monkeypatch.setattr(weight_cache, "LEAST_PART", 1)
 
 
 #: These act when the module is called, which a use of its weight is not.

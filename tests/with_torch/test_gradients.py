@@ -72,7 +72,7 @@ def test_gradients_of_lowered_operations_are_those_of_casts_by_hand(
             return gradients(case)
 
     # Those of a recurrent layer's weights are summed over the steps in float32: test_modules.py
-    expected = [(case, by_hand(case)) for case in cases if not ops.row_of(case.name).takes_steps]
+    expected = [(case, by_hand(case)) for case in cases if not ops.row_of(case.name).is_recurrent]
     assert differing(converted, expected, bf16=True, dtype=dtype) == []
 
 

@@ -44,7 +44,7 @@ class Seen(_Mode):  # type: ignore[misc]  # see `_Mode`
     def __init__(self, tell: Callable[[str, str, Tensor], None]) -> None:
         _check()
         super().__init__()
-        self._tell = tell
+        self._report = tell
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -52,7 +52,7 @@ class Seen(_Mode):  # type: ignore[misc]  # see `_Mode`
             value = args[place] if place < len(args) else kwargs.get(argument.name)
             first = next((one for one in tree_leaves(value) if isinstance(one, Tensor)), None)
             if first is not None:
-                self._tell(func.overloadpacket.__name__, argument.name, first)
+                self._report(func.overloadpacket.__name__, argument.name, first)
                 break
         return func(*args, **kwargs)
 

@@ -11,12 +11,12 @@ from habana_mp.patches.tools.casts_off import casts_off
 from habana_mp.patches.tools.named_functions import originals
 from habana_mp.patches.tools.precision_of_values import is_packed_sequence
 from habana_mp.patches.tools.pytree import tree_map
-from habana_mp.patches.tools.region_dtypes import lists_speak
+from habana_mp.patches.tools.region_dtypes import lists_apply
 
 
 def in_float32(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces a function with a kernel for float32 only."""
-    if lists_speak():
+    if lists_apply():
         arguments, keywords = tree_map(precision.in_float32, (arguments, keywords), is_leaf=is_packed_sequence)
     return originals[name](*arguments, **keywords)
 
@@ -27,7 +27,7 @@ def exactly(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> 
 
 
 def _exactly(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    if not lists_speak():
+    if not lists_apply():
         return function(*arguments, **keywords)
     arguments, keywords = tree_map(precision.in_float32, (arguments, keywords), is_leaf=is_packed_sequence)
     with casts_off():

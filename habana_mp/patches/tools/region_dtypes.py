@@ -33,46 +33,48 @@ def _mark() -> str:
     raise RuntimeError("habana_mp: this torch names no device type for its regions; please report it")
 
 
-MARK = _mark()
+REGION_DEVICE = _mark()
 
 
-def _number_of_mark() -> int:
+def _number_of_region_device() -> int:
     types: Any = torch._C._autograd.DeviceType
-    return int(getattr(types, MARK.upper()))
+    return int(getattr(types, REGION_DEVICE.upper()))
 
 
 #: The number of this device type for torch's C++ functions; -1 if torch does not provide it.
-MARK_NUMBER = _number_of_mark() if holds(_DEVICE_TYPES, lambda: _number_of_mark() >= 0) else -1
+REGION_DEVICE_NUMBER = (
+    _number_of_region_device() if holds(_DEVICE_TYPES, lambda: _number_of_region_device() >= 0) else -1
+)
 
 
 def _dtypes() -> tuple[torch.dtype, ...]:
     """Returns all dtypes of torch, with torch's own default for the device type first: that stands for no region."""
-    first = torch.get_autocast_dtype(MARK)
+    first = torch.get_autocast_dtype(REGION_DEVICE)
     every = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
     return (first, *sorted(every - {first}, key=str))
 
 
 #: The dtypes by the number of their regions.
-MARK_DTYPES = _dtypes()
+REGION_DTYPES = _dtypes()
 
 
 def as_autocast(number: int) -> torch.autocast:
     """Returns the region of torch.autocast that stands for the region with this number."""
-    return torch.autocast(MARK, dtype=MARK_DTYPES[number], enabled=False)
+    return torch.autocast(REGION_DEVICE, dtype=REGION_DTYPES[number], enabled=False)
 
 
 @constant_in_graph
-def lists_speak() -> bool:
+def lists_apply() -> bool:
     """True if casts are on in this thread and there are lists. For code that torch.compile may read."""
-    return _core.lists_speak_here()
+    return _core.lists_apply_here()
 
 
 @constant_in_graph
-def _number_of_silence() -> int:
-    return _core.number_of_silence()
+def _number_of_suspension() -> int:
+    return _core.number_of_suspension()
 
 
-def silence() -> torch.autocast:
+def lists_suspended() -> torch.autocast:
     """Returns a region of torch.autocast in which the lists that apply here are suspended. For code that Dynamo may
     read."""
-    return as_autocast(_number_of_silence())
+    return as_autocast(_number_of_suspension())

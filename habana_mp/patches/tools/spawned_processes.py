@@ -34,37 +34,37 @@ class _Preparation:
     """The values for child processes, by their names in that dict. A child reads only the names that it knows."""
 
     def __init__(self) -> None:
-        self.told: dict[str, Callable[[], Any]] = {}
+        self.entries: dict[str, Callable[[], Any]] = {}
         self._exchanged = ExchangedAttributes()
 
     def put_in(self) -> None:
-        if self.told or not holds(_preparation, _is_there):
+        if self.entries or not holds(_preparation, _is_there):
             return
         original = multiprocessing.spawn.get_preparation_data
 
         def get_preparation_data(name: str) -> dict[str, Any]:
-            values = {entry: told() for entry, told in self.told.items()}
+            values = {entry: value() for entry, value in self.entries.items()}
             return {**original(name), **{entry: value for entry, value in values.items() if value is not None}}
 
         self._exchanged.exchange(multiprocessing.spawn, "get_preparation_data", get_preparation_data)
 
     def take_out(self) -> None:
-        if not self.told:
+        if not self.entries:
             self._exchanged.put_back()
 
 
 _children = _Preparation()
 
 
-def tell_children(entry: str, told: Callable[[], Any]) -> None:
-    """Sends each newly started process the result of ``told``, unless it is None. The process unpickles it first."""
+def send_to_children(entry: str, value: Callable[[], Any]) -> None:
+    """Sends each newly started process the result of ``entries``, unless it is None. The process unpickles it first."""
     _children.put_in()
-    _children.told[entry] = told
+    _children.entries[entry] = value
 
 
-def tell_children_no_more(entry: str) -> None:
+def stop_sending_to_children(entry: str) -> None:
     """Stops sending this entry."""
-    _children.told.pop(entry, None)
+    _children.entries.pop(entry, None)
     _children.take_out()
 
 

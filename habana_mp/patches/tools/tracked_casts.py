@@ -24,7 +24,7 @@ class _Cast(Function):
         return None if gradient is None else _cast(gradient, ctx.dtype), None
 
 
-class RecordedCast(_Cast):
+class TrackedCast(_Cast):
     """A cast that gets such a block itself, or whose tensor or gradient may be sparse."""
 
     @staticmethod

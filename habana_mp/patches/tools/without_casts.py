@@ -8,12 +8,12 @@ import torch
 
 from habana_mp.patches.tools.casts_off import casts_off
 from habana_mp.patches.tools.named_functions import originals
-from habana_mp.patches.tools.region_dtypes import lists_speak
+from habana_mp.patches.tools.region_dtypes import lists_apply
 
 
 def without_casts(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces a function that creates state or prepares data."""
-    if not lists_speak():  # functions that prepare data call one another
+    if not lists_apply():  # functions that prepare data call one another
         return originals[name](*arguments, **keywords)
     with casts_off():
         return originals[name](*arguments, **keywords)
@@ -21,6 +21,6 @@ def without_casts(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any
 
 def protected(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces a function that takes a device type, a dtype, and whether to enable autocast."""
-    if arguments[2] is False and arguments[0] != "meta" and lists_speak():
+    if arguments[2] is False and arguments[0] != "meta" and lists_apply():
         return torch.autocast(arguments[0], enabled=False)
     return originals[name](*arguments, **keywords)

@@ -96,7 +96,7 @@ def custom_fwd_asks() -> bool:
     does. Under convert alone such a function has the same casts as any other.
     """
     variables = sys._getframe(1).f_locals
-    casts_inputs = variables["cast_inputs"] is not None and _core.lists_speak_here()
+    casts_inputs = variables["cast_inputs"] is not None and _core.lists_apply_here()
     state = _core.current_state()
     variables["args"][0]._habana_mp_state = state | _core.state_without_casts if casts_inputs else state
     return casts_inputs

@@ -11,7 +11,7 @@ import torch
 from habana_mp import _core
 from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions, originals
 from habana_mp.patches.tools.precision_of_values import in_precision_of
-from habana_mp.patches.tools.region_dtypes import lists_speak, silence
+from habana_mp.patches.tools.region_dtypes import lists_apply, lists_suspended
 
 #: Functions that take a hook of gradients.
 TAKES_HOOKS: Table = {
@@ -39,13 +39,13 @@ def _uncast_hook(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     @functools.wraps(hook, updated=())
     def uncast(gradient: Any) -> Any:
-        if not lists_speak():
+        if not lists_apply():
             return hook(gradient)
         if torch.compiler.is_dynamo_compiling():
-            with silence():
+            with lists_suspended():
                 result = hook(gradient)
         else:  # cheaper than a region, which also raises if torch.compile cannot distinguish more of them
-            result = _core.call_silently(hook, gradient)
+            result = _core.call_with_lists_suspended(hook, gradient)
         return result if gradient is None else in_precision_of(gradient.dtype, result)
 
     return uncast
@@ -84,7 +84,7 @@ def given_faithful_packing(name: str, arguments: tuple[Any, ...], keywords: dict
     def faithful_pack(tensor: torch.Tensor) -> tuple[torch.dtype, Any]:
         # A hook may reuse the memory that it packs: no other code owns torch's own cast of a weight. So it gets a copy
         # of a cached cast.
-        given = _core.call_silently(torch.clone, tensor) if _core.weights_are_kept_in(tensor) else tensor
+        given = _core.call_with_lists_suspended(torch.clone, tensor) if _core.weights_are_kept_in(tensor) else tensor
         return tensor.dtype, _core.call_without_casts_inside(pack, given)
 
     @functools.wraps(unpack, updated=())

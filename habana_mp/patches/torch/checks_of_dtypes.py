@@ -10,7 +10,7 @@ from habana_mp import _core
 from habana_mp.patches.tools.casts_off import casts_off
 from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions, originals
 from habana_mp.patches.tools.precision_of_values import CASTABLE, in_precision_of
-from habana_mp.patches.tools.region_dtypes import lists_speak
+from habana_mp.patches.tools.region_dtypes import lists_apply
 
 #: Functions that the encoder layers call before they use a fused kernel instead of their operations. (The kernel takes
 #: float32 as it is given, and refuses mixed dtypes.)
@@ -31,7 +31,7 @@ EXCHANGES_TENSORS: Table = {"torch.utils": ("swap_tensors",)}
 
 def unfused(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Replaces a function that looks for fused kernels."""
-    return not lists_speak() and originals[name](*arguments, **keywords)
+    return not lists_apply() and originals[name](*arguments, **keywords)
 
 
 def fused_if_nested(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -39,7 +39,7 @@ def fused_if_nested(name: str, arguments: tuple[Any, ...], keywords: dict[str, A
 
     The kernel takes one precision, and these tensors may have been lowered before.
     """
-    if not any(map(_is_nested, (*arguments, *keywords.values()))) or not lists_speak():
+    if not any(map(_is_nested, (*arguments, *keywords.values()))) or not lists_apply():
         return originals[name](*arguments, **keywords)
     dtype = next(arguments[0].parameters()).dtype
     # Each tensor is cast once: the kernel computes the attention of one tensor to itself.
@@ -57,7 +57,7 @@ def compared_as_cast(name: str, arguments: tuple[Any, ...], keywords: dict[str, 
     """Replaces a module's method that compares the dtype of its input with that of its weights."""
     module, tensor, *others = arguments
     dtype = module._flat_weights[0].dtype
-    if tensor.dtype is not dtype and tensor.dtype in CASTABLE and lists_speak():
+    if tensor.dtype is not dtype and tensor.dtype in CASTABLE and lists_apply():
         tensor = torch.empty_like(tensor, dtype=dtype, device="meta")
     return originals[name](module, tensor, *others, **keywords)
 

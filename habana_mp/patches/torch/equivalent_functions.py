@@ -9,7 +9,7 @@ import torch
 from habana_mp import _core, ops
 from habana_mp.common.ledger import Assumption, holds
 
-_TWINS = Assumption(
+_FUNCTIONS = Assumption(
     "torch.function-twins",
     assumed="`torch._C.TensorBase` and `torch._C._VariableFunctions` have the products as methods and as functions",
     check="each method and its function are there",
@@ -17,12 +17,16 @@ _TWINS = Assumption(
 )
 
 
-def tell_function_twins() -> None:
+def set_equivalent_functions() -> None:
     """Passes the core the functions for those methods that have rules by now."""
-    if holds(_TWINS, _twins):
-        _core.set_function_twins(_twins())
+    if holds(_FUNCTIONS, _equivalent_functions):
+        _core.set_equivalent_functions(_equivalent_functions())
 
 
-def _twins() -> dict[Any, Any]:
+def _equivalent_functions() -> dict[Any, Any]:
     methods, functions = torch._C.TensorBase, torch._C._VariableFunctions
-    return {getattr(methods, method): getattr(functions, row.twin) for method, row in ops.rows().items() if row.twin}
+    return {
+        getattr(methods, method): getattr(functions, row.equivalent)
+        for method, row in ops.rows().items()
+        if row.equivalent
+    }

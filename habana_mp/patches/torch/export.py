@@ -8,7 +8,7 @@ import torch
 
 from habana_mp import _core
 from habana_mp.common.ledger import Assumption, holds
-from habana_mp.patches.tools.region_dtypes import MARK
+from habana_mp.patches.tools.region_dtypes import REGION_DEVICE
 from habana_mp.patches.tools.when_imported import WhenImported
 
 _MODE = Assumption(
@@ -73,7 +73,7 @@ def _enter_noted_region(device: str, dtype: torch.dtype, enabled: bool, *_: Any)
     """Sets the state that a region of torch.autocast sets on entry. Returns the former state, or None if it is
     unchanged: torch has entered the region itself, and will leave it."""
     state = _core.current_state()
-    if device == MARK:
+    if device == REGION_DEVICE:
         torch.set_autocast_dtype(device, dtype)
         wanted = _core.current_state() & ~_core.state_without_casts
     elif enabled == (device == _core.disabled_flag):

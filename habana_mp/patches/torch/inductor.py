@@ -39,7 +39,7 @@ class KernelTable(WhenImported):
         def set_untouched(namespace: Any, name: str, value: Any) -> None:
             if type(value) is types.BuiltinFunctionType:
                 originals[name] = value
-                value = _core.untouched_twin(value)
+                value = _core.unpatched_copy(value)
             object.__setattr__(namespace, name, value)
 
         # Kernels are added to the table when lowerings are registered, so later ones must be replaced too.

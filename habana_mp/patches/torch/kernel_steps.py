@@ -24,7 +24,7 @@ _COUNTS_MANY = "Iterable" in str(inspect.signature(increment_version))
 _classes: set[type] = set()
 
 
-def writes_kept_casts(optimizer: _T) -> _T:
+def writes_cached_casts(optimizer: _T) -> _T:
     """Registers a class, but not its subclasses, whose steps write the cached casts of weights with the weights."""
     _classes.add(optimizer)
     return optimizer

@@ -88,7 +88,7 @@ class ModulesInGraphs(WhenImported):
     def do(self, module: Any) -> None:
         def call(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
             variable, tx, args, kwargs = arguments
-            if not _core.begins_to_speak(_module_of(variable, tx)):
+            if not _core.begins_to_apply_lists(_module_of(variable, tx)):
                 return original(*arguments, **keywords)
             from torch._dynamo.variables import UserFunctionVariable  # which itself imports this module
 

@@ -41,7 +41,7 @@ def _tell_of(module: torch.nn.Module) -> None:
             _core.remember_module_tensor(one)
 
 
-def told_afterwards(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def remember_afterwards(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Runs in place of a method that gives its module other buffers."""
     result = originals[name](*arguments, **keywords)
     if _core.module_tensors_are_followed():
@@ -55,4 +55,4 @@ _MODULES = assumption_of_functions(
     "arithmetic on buffers of a module that was moved or copied may be lowered",
 )
 
-EXCHANGES = (Exchange(told_afterwards, REPLACES_BUFFERS, assumption=_MODULES, positional=1),)
+EXCHANGES = (Exchange(remember_afterwards, REPLACES_BUFFERS, assumption=_MODULES, positional=1),)

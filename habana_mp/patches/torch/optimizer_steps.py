@@ -58,7 +58,7 @@ def _hooks_are_there() -> bool:
     return all(isinstance(one, dict) for one in hooks) and "func" in (*code.co_varnames, *code.co_freevars)
 
 
-def tells_hooks_of_one() -> bool:
+def post_hooks_are_readable() -> bool:
     """True if the hooks after the steps of one optimizer can be read."""
     return holds(
         _HOOKS_OF_ONE, lambda: "_optimizer_step_post_hooks" in inspect.unwrap(Optimizer.__init__).__code__.co_names

@@ -16,8 +16,8 @@ from habana_mp.patches.tools.direct_calls import code_of_calls
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.torch import autocast_regions
 from habana_mp.patches.torch.optimizer_steps import code_around_steps
-from habana_mp.patches.torch.silent_writers import operator_found, silent_writers
 from habana_mp.patches.torch.stored_values import look_at_value
+from habana_mp.patches.torch.uncounted_writers import operator_found, uncounted_writers
 from habana_mp.patches.torch.unwrapped_steps import in_step
 
 _BUILTINS = Assumption(
@@ -56,7 +56,9 @@ def _watched_builtins() -> tuple[Any, Any, Any, Any, Any, Any, Any, Any, Any, An
         getattr(c, "_to_dlpack_versioned", None),  # older releases lack these two
         getattr(c, "_data_address", None),
         c._autograd._unsafe_set_version_counter,
-        getattr(c, "_jit_get_operation", None),  # without these two no casts of weights are cached (silent_writers.py)
+        getattr(
+            c, "_jit_get_operation", None
+        ),  # without these two no casts of weights are cached (uncounted_writers.py)
         getattr(c, "_get_operation_overload", None),
     )
 
@@ -88,7 +90,7 @@ class RecognisedCode(Patch):
         if self._is_installed:
             return
         regions = autocast_regions.disabled_regions()  # before the builtins are watched, because it calls one of them
-        _core.watch_builtins(*_watched_builtins(), tuple(silent_writers()))
+        _core.watch_builtins(*_watched_builtins(), tuple(uncounted_writers()))
         _core.set_recognised(
             (code_around_steps(), in_step.__code__),
             _worker_namespace(),

@@ -53,9 +53,9 @@ class StoredValues(Patch):
 
     def install(self, settings: Settings) -> None:
         if self._handle is None:
-            for tells in (_tells_nodes, _tells_buffers, _tells_state):
+            for tells in (_nodes_are_known, _buffers_are_known, _state_is_watched):
                 tells()  # so that the ledger has the result before any value is stored
-            if _tells_state():
+            if _state_is_watched():
                 _core.watch_state(_set_attribute())
             look: Any = _look_at_buffer  # torch's annotation has no return value
             self._handle = register_module_buffer_registration_hook(look)
@@ -66,7 +66,7 @@ class StoredValues(Patch):
             self._handle = None
 
 
-def _tells_nodes() -> bool:
+def _nodes_are_known() -> bool:
     return holds(_NODES, _names_nodes)
 
 
@@ -75,11 +75,11 @@ def _names_nodes() -> bool:
     return hasattr(nodes, "ToCopyBackward0") and hasattr(nodes.AccumulateGrad, "variable")
 
 
-def _tells_buffers() -> bool:
+def _buffers_are_known() -> bool:
     return holds(_BUFFERS, lambda: "_buffers" in torch.nn.Module.__annotations__)
 
 
-def _tells_state() -> bool:
+def _state_is_watched() -> bool:
     return holds(_WATCHED, _watches_state)
 
 
@@ -108,7 +108,7 @@ def _look_at_buffer(module: torch.nn.Module, name: str, value: Any) -> torch.Ten
 
 
 def _buffer(module: torch.nn.Module, name: str) -> torch.Tensor | None:
-    return module._buffers.get(name) if _tells_buffers() else None
+    return module._buffers.get(name) if _buffers_are_known() else None
 
 
 def look_at_value(what: str, values: torch.Tensor, former: torch.Tensor | None) -> torch.Tensor:
@@ -118,7 +118,7 @@ def look_at_value(what: str, values: torch.Tensor, former: torch.Tensor | None) 
         return values
     if _is_lowered(values):
         return _in_float32(what, values, _KNOWN_TO_BE_LOWERED)
-    if _core.was_computed_from_kept(values) and _core.casts_are_made_here():
+    if _core.was_computed_from_module_value(values) and _core.casts_are_made_here():
         return _in_float32(what, values, _COMPUTED_FROM_ITSELF)
     if former is not None and _core.casts_are_made_here() and not _is_meant(former, values):
         if _is_conversion(values) and _has_values_of(former, values):
@@ -144,7 +144,7 @@ def _in_float32(what: str, values: torch.Tensor, why: str) -> torch.Tensor:
 def _is_meant(former: torch.Tensor, values: torch.Tensor) -> bool:
     """True if a tensor method converted float32 values to these lower ones outside of a module's call, or if this is
     unknown. Also true if the memory of a tensor was freed, as by sharding: then no value is stored."""
-    if type(values) is not torch.Tensor or torch.nn.parameter.is_lazy(former) or not _tells_state():
+    if type(values) is not torch.Tensor or torch.nn.parameter.is_lazy(former) or not _state_is_watched():
         return True
     if not (_has_memory(former) and _has_memory(values)):
         return True
@@ -155,7 +155,7 @@ def _is_conversion(values: torch.Tensor) -> bool:
     """True if a method of a float32 tensor converted these values."""
     if _core.was_converted(values):
         return True
-    node = _first_computing(values.grad_fn) if _tells_nodes() else None
+    node = _first_computing(values.grad_fn) if _nodes_are_known() else None
     return node is not None and node.name() == "ToCopyBackward0"
 
 
@@ -199,7 +199,7 @@ def _is_lowered(values: torch.Tensor) -> bool:
     the others the graph shows their origin. Both checks depend only on these values."""
     if _core.was_lowered(values):
         return True
-    return _core.may_be_lowered_in_graph(values) and _tells_nodes() and _comes_from_float32(values.grad_fn)
+    return _core.may_be_lowered_in_graph(values) and _nodes_are_known() and _comes_from_float32(values.grad_fn)
 
 
 #: Nodes of autograd's graph that do not change values, without "Backward" and the number after it.

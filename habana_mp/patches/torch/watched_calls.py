@@ -42,7 +42,7 @@ _TRACED = Assumption(
 BEGINS_BACKWARD: Table = {"torch.autograd": ("backward",)}
 
 
-def told_of_loss(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def notify_loss(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """Runs in place of the function that begins a backward."""
     for one in tree_leaves(arguments[:1]):
         if isinstance(one, torch.Tensor):
@@ -56,7 +56,7 @@ _BACKWARD = assumption_of_functions(
     "the report does not warn of a loss in lower precision",
 )
 
-(_backward,) = Exchange(told_of_loss, BEGINS_BACKWARD, assumption=_BACKWARD, positional=1).patches()
+(_backward,) = Exchange(notify_loss, BEGINS_BACKWARD, assumption=_BACKWARD, positional=1).patches()
 
 #: Modules that wrap another one and pass calls on, and their attribute for it. They do not appear in a path.
 _WRAPPERS = {
@@ -128,7 +128,7 @@ def _can_follow() -> bool:
 
 def begin(*, lines: bool) -> None:
     """Starts recording each call with its module, and with its line if ``lines`` is true."""
-    tell_core()
+    configure_core()
     _backward.install(Settings())
     _core.follow_modules(*direct_calls.begin("report"))
     _core.watch_calls(True)
@@ -144,7 +144,7 @@ def _nanoseconds_a_cast() -> float:
 
 
 @cache
-def tell_core() -> None:
+def configure_core() -> None:
     """Passes the core the files that it skips when it looks for the line of a call, and the code of module calls."""
     code = direct_calls.code_of_calls()
     _core.set_watch(_passed_over(), _compilers(), code, module_name, _traced_place)

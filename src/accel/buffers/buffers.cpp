@@ -163,7 +163,7 @@ Owned cast_in_rows(PyObject* tensor, Kind from, Kind to, tensor::CastResult& see
 Owned borrow_buffer(const DLTensor& wanted, Kind kind) noexcept {
   // All strides must match: the layout of a convolution's result also depends on those of dimensions of one element.
   const auto found = std::find_if(buffers->rbegin(), buffers->rend(), [&](const Buffer& one) {
-    return !one.is_lent() && one.kind == kind && host::lies_alike(wanted, one.geometry, true) &&
+    return !one.is_lent() && one.kind == kind && host::has_same_layout(wanted, one.geometry, true) &&
            host::is_held_once(one.tensor, true);
   });
   return found == buffers->rend() ? nullptr : std::move(found->waiting);

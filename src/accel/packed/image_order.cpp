@@ -62,7 +62,7 @@ Owned make_channels_last(PyObject* images, Kind kind, const DLTensor& wanted) {
   Owned made(PyObject_Vectorcall(host::api.empty_like, values, 1, keywords));
   host::Geometry geometry;
   const bool fits = made && Py_TYPE(made.get()) == host::api.tensor && host::kind_of_tensor(made.get()) == kind &&
-                    host::read_geometry(made.get(), geometry) && host::lies_alike(wanted, geometry, true);
+                    host::read_geometry(made.get(), geometry) && host::has_same_layout(wanted, geometry, true);
   if (!fits) made.reset();
   return made;
 }

@@ -87,7 +87,7 @@ Owned cast_and_answer(const Rule& rule, PackedCall& call, Kind input_kind, Kind 
 Owned try_packed(const Call& call, Kind to, Tally& tally) {
   const Arguments& arguments = call.arguments;
   const Reading& reading = call.reading;
-  const Packs packs = call.rule.means.packs;
+  const Packs packs = call.rule.execution.packs;
   const ArgumentPositions positions = positions_of(packs);
   const Py_ssize_t count = arguments.positional;
   if (arguments.keywords != nullptr || count < positions.least || count > positions.most) return nullptr;

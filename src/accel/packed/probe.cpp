@@ -30,7 +30,7 @@ void fill_with_noise(void* bf16_values, std::int64_t count, std::uint64_t seed) 
   for (std::int64_t i = 0; i < count; ++i) values[i] = static_cast<std::uint16_t>(0x3b80U + (random.next() & 0x83ffU));
 }
 
-void fill_with_sums_to_nothing(void* bf16_values, std::int64_t rows, std::int64_t inner, bool reversed,
+void fill_with_cancelling_sums(void* bf16_values, std::int64_t rows, std::int64_t inner, bool reversed,
                                std::uint64_t seed) {
   const std::int64_t rest = inner > smallest_block ? inner % smallest_block : 0;
   auto* const first = static_cast<std::uint16_t*>(bf16_values);

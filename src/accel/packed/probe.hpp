@@ -17,7 +17,7 @@ void fill_with_noise(void* bf16_values, std::int64_t count, std::uint64_t seed) 
 // remain, so the results show the order of the sums. A value without a partner is zero. The rest of a row that does not
 // fill a block of `smallest_block` cancels by itself. Its values are so large that they show whether the sum before
 // them was there.
-void fill_with_sums_to_nothing(void* bf16_values, std::int64_t rows, std::int64_t inner, bool reversed,
+void fill_with_cancelling_sums(void* bf16_values, std::int64_t rows, std::int64_t inner, bool reversed,
                                std::uint64_t seed);
 inline constexpr std::int64_t smallest_block = 256;
 // This many rows differ from each other; the others are copies.

@@ -112,12 +112,12 @@ ProductTrial::ProductTrial(const ProductCase& one, const PackedCall& like)
 void ProductTrial::fill_weight() {
   auto* const values = static_cast<std::uint16_t*>(values_of(weight_.get()));
   if (!call_.is_inner_first()) {
-    fill_with_sums_to_nothing(values, case_.outer, case_.inner, false, 0);
+    fill_with_cancelling_sums(values, case_.outer, case_.inner, false, 0);
     return;
   }
   const std::int64_t different = std::min(case_.outer, different_rows);
   std::vector<std::uint16_t> rows(static_cast<std::size_t>(different * case_.inner));
-  fill_with_sums_to_nothing(rows.data(), different, case_.inner, false, 0);
+  fill_with_cancelling_sums(rows.data(), different, case_.inner, false, 0);
   for (std::int64_t k = 0; k < case_.inner; ++k) {
     std::uint16_t* const row = values + k * case_.outer;
     for (std::int64_t j = 0; j < different; ++j) row[j] = rows[static_cast<std::size_t>(j * case_.inner + k)];
@@ -147,7 +147,7 @@ bool ProductTrial::show_one(std::uint64_t seed, bool denormal, const std::functi
 // kernels take for zero, and the bias is zero.
 void ProductTrial::fill(std::uint64_t seed, bool denormal) {
   auto* const input = static_cast<std::uint16_t*>(values_of(input_.get()));
-  fill_with_sums_to_nothing(input, rows(), case_.inner, true, seed);
+  fill_with_cancelling_sums(input, rows(), case_.inner, true, seed);
   if (denormal) {
     // Without signs, so that they do not cancel.
     const std::int64_t count = rows() * case_.inner;

@@ -19,7 +19,7 @@ from habana_mp.patches.torch.kernel_steps import (
     loss_of,
     make_gradients_dense,
     step_by_kernels,
-    writes_kept_casts,
+    writes_cached_casts,
 )
 from habana_mp.patches.torch.optimizers import INSIDES_ARE_KNOWN, foreach, total_norm
 
@@ -42,7 +42,7 @@ def _made_dense(optimizer: Optimizer, *_: Any) -> None:
         make_gradients_dense(group["params"])
 
 
-@writes_kept_casts
+@writes_cached_casts
 class FusedAdamW(optim.AdamW):
     """:class:`torch.optim.AdamW` with the additional option ``bias_correction=False``."""
 
@@ -63,7 +63,7 @@ class FusedAdamW(optim.AdamW):
         self.register_step_pre_hook(_made_dense)
 
 
-@writes_kept_casts
+@writes_cached_casts
 class _UncorrectedAdamW(FusedAdamW):
     """Uses the averages without correction, although they begin with zero."""
 
@@ -135,7 +135,7 @@ def _numbers_of(group: dict[str, Any]) -> dict[str, float]:
     return numbers
 
 
-@writes_kept_casts
+@writes_cached_casts
 class FusedSGD(optim.SGD):
     """:class:`torch.optim.SGD`."""
 
@@ -155,7 +155,7 @@ class FusedSGD(optim.SGD):
             self.register_step_pre_hook(_made_dense)
 
 
-@writes_kept_casts
+@writes_cached_casts
 class FusedResourceApplyMomentum(FusedSGD):
     """SGD with momentum, like TensorFlow's operator of this name: the momentum adds up whole gradients."""
 
@@ -165,7 +165,7 @@ class FusedResourceApplyMomentum(FusedSGD):
         super().__init__(params, lr, momentum, weight_decay=weight_decay)
 
 
-@writes_kept_casts
+@writes_cached_casts
 class FusedAdagrad(optim.Adagrad):
     """:class:`torch.optim.Adagrad`."""
 
@@ -183,7 +183,7 @@ class FusedAdagrad(optim.Adagrad):
             self.register_step_pre_hook(_made_dense)  # torch's own refuses decay with sparse gradients
 
 
-@writes_kept_casts
+@writes_cached_casts
 class FusedLamb(Optimizer):
     """LAMB: Adam's update of each tensor is scaled by the tensor's norm over the update's.
 

@@ -31,7 +31,7 @@ def _of_process(field: str) -> int:
     raise RuntimeError(f"Linux does not tell {field} of this process")
 
 
-def _asked(name: str, of_process: Callable[[], Any]) -> Any:
+def _statistic(name: str, of_process: Callable[[], Any]) -> Any:
     here = devices()
     function = None if here.real.type == "cpu" else getattr(here.module, name, None)
     return of_process() if function is None else function()
@@ -39,22 +39,22 @@ def _asked(name: str, of_process: Callable[[], Any]) -> Any:
 
 def memory_allocated(device: Any = None) -> int:
     """Returns the bytes that tensors take now; on a CPU, the bytes that this process takes."""
-    return int(_asked("memory_allocated", lambda: _of_process("VmRSS")))
+    return int(_statistic("memory_allocated", lambda: _of_process("VmRSS")))
 
 
 def max_memory_allocated(device: Any = None) -> int:
     """Returns the peak of :func:`memory_allocated` since the last reset."""
-    return int(_asked("max_memory_allocated", lambda: _of_process("VmHWM")))
+    return int(_statistic("max_memory_allocated", lambda: _of_process("VmHWM")))
 
 
 def memory_reserved(device: Any = None) -> int:
     """Returns the bytes that are reserved now."""
-    return int(_asked("memory_reserved", lambda: _of_process("VmRSS")))
+    return int(_statistic("memory_reserved", lambda: _of_process("VmRSS")))
 
 
 def max_memory_reserved(device: Any = None) -> int:
     """Returns the peak of :func:`memory_reserved` since the last reset."""
-    return int(_asked("max_memory_reserved", lambda: _of_process("VmHWM")))
+    return int(_statistic("max_memory_reserved", lambda: _of_process("VmHWM")))
 
 
 def _reset_peak() -> None:
@@ -63,7 +63,7 @@ def _reset_peak() -> None:
 
 def reset_peak_memory_stats(device: Any = None) -> None:
     """Resets the peak to the current value."""
-    _asked("reset_peak_memory_stats", _reset_peak)
+    _statistic("reset_peak_memory_stats", _reset_peak)
 
 
 def reset_max_memory_allocated(device: Any = None) -> None:
@@ -78,13 +78,13 @@ def _of_machine() -> tuple[int, int]:
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
     """Returns the free bytes, and the bytes in total."""
-    free, total = _asked("mem_get_info", _of_machine)
+    free, total = _statistic("mem_get_info", _of_machine)
     return int(free), int(total)
 
 
 def empty_cache() -> None:
     """Frees memory that torch keeps for later; on a CPU it keeps none."""
-    _asked("empty_cache", lambda: None)
+    _statistic("empty_cache", lambda: None)
 
 
 def memory_stats(device: Any = None) -> dict[str, int]:

@@ -18,9 +18,9 @@ from habana_mp.patches.torch.optimizer_steps import (
     StepHook,
     check_step_hooks,
     only_our_hooks_follow,
-    tells_hooks_of_one,
+    post_hooks_are_readable,
 )
-from habana_mp.patches.torch.silent_writers import operators_have_builtins
+from habana_mp.patches.torch.uncounted_writers import operators_have_builtins
 
 _METHODS = Assumption(
     "torch.methods-that-hand-out-memory",
@@ -100,7 +100,7 @@ LEAST_PART = 1 << 14
 
 #: A weight with fewer elements whose gradient is tracked by autograd is cast by torch within the call, if torch can do
 #: so: a training step uses it once or a few times, and a cached cast must then be made again and added to the graph.
-LEAST_RECORDED = 1 << 14
+LEAST_TRACKED = 1 << 14
 
 #: The largest limit in bytes that the core takes.
 _LARGEST_LIMIT = 2**64 - 1
@@ -137,16 +137,16 @@ class KeptWeights(Patch):
         if not (settings.weight_cache and _sees_who_writes()):
             self.uninstall()
             return
-        tells_hooks_of_one()  # checked here once, before the first step
+        post_hooks_are_readable()  # checked here once, before the first step
         methods = _methods()
         pointers, arrays = (_COMPARE_POINTERS, _PASS_POINTERS_ON), (_DROP_ARRAYS, _PASS_ARRAYS_ON)
         _core.weights_watch(methods, pointers, arrays)
         self._hook.install()
         operators = packing_operators() if packed else {}
         for what, function in _PACKED.items() if "packed" in _core.accelerators else ():
-            plain = _core.untouched_twin(function) if packed else None
+            plain = _core.unpatched_copy(function) if packed else None
             _core.weights_set_packing(what, *operators.get(what, (None, None)), plain)
-        view = _core.untouched_twin(torch.ops.aten._unsafe_view.default._op)
+        view = _core.unpatched_copy(torch.ops.aten._unsafe_view.default._op)
         most_bytes = None if limit is None else min(limit, _LARGEST_LIMIT)
         _core.weights_configure(
             on=True,
@@ -154,7 +154,7 @@ class KeptWeights(Patch):
             recorded=KeptCast.apply,
             most_bytes=most_bytes,
             least_part=LEAST_PART,
-            least_recorded=LEAST_RECORDED,
+            least_tracked=LEAST_TRACKED,
         )
         if self._exchange is not None:
             self._exchange.install()  # last: it disables the cache if it cannot watch
@@ -169,7 +169,7 @@ class KeptWeights(Patch):
 
 def keep_nothing() -> None:
     """Drops all casts of weights, and disables the cache."""
-    _core.weights_configure(on=False, view=None, recorded=None, most_bytes=0, least_part=0, least_recorded=0)
+    _core.weights_configure(on=False, view=None, recorded=None, most_bytes=0, least_part=0, least_tracked=0)
 
 
 def _sees_who_writes() -> bool:
@@ -224,6 +224,6 @@ def _renew(optimizer: Optimizer, *_: Any) -> None:
         return
     # The optimizers of this package write the casts along with the weights. A user-defined class or hook may have
     # written more.
-    is_ours = kernel_steps.is_ours(optimizer) and tells_hooks_of_one() and only_our_hooks_follow(optimizer)
+    is_ours = kernel_steps.is_ours(optimizer) and post_hooks_are_readable() and only_our_hooks_follow(optimizer)
     for group in optimizer.param_groups:
         _core.weights_renew(tuple(group.get("params", ())), is_ours)

@@ -14,10 +14,10 @@ from torch._ops import OpOverload, OpOverloadPacket, _OpNamespace
 from habana_mp.common.ledger import Assumption, holds
 from habana_mp.ops.find import (
     METHODS_OF_C,
-    SILENT_WRITERS,
     UNCOUNTED_OPERATORS,
     UNCOUNTED_OVERLOADS,
     UNCOUNTED_STATISTICS,
+    UNCOUNTED_WRITERS,
     namespaces,
 )
 
@@ -32,7 +32,7 @@ _BUILTINS = Assumption(
 
 #: Methods of torch.distributed's ProcessGroup, and of its backends, that write into their tensors without incrementing
 #: the version counters. With a trailing underscore these are also operators of torch.ops.c10d.
-SILENT_COLLECTIVES = (
+UNCOUNTED_COLLECTIVES = (
     *("broadcast", "allreduce", "allreduce_coalesced", "reduce", "recv", "recv_anysource", "recv_any_source", "gather"),
     *("scatter", "allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced", "alltoall"),
     *("alltoall_base", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
@@ -41,7 +41,7 @@ SILENT_COLLECTIVES = (
     *("reduce_scatter_single_coalesced", "gather_single", "gather_into_tensor"),
 )
 #: Operators for the same, which functional collectives call.
-_SILENT_FUNCTIONAL = (
+_UNCOUNTED_FUNCTIONAL = (
     *("all_reduce_", "all_reduce_coalesced_", "broadcast_", "all_gather_into_tensor_out", "reduce_scatter_tensor_out"),
 )
 
@@ -50,7 +50,7 @@ _SILENT_FUNCTIONAL = (
 _OF_TORCH = ("aten::", "prims::", "prim::")
 
 
-def silent_writers() -> Iterator[Any]:
+def uncounted_writers() -> Iterator[Any]:
     """Yields the builtins to watch that exist already. `operator_found` returns those that torch creates later."""
     # The first one replaces `.data` in Dynamo, the second one sets the bit for a tensor's sign.
     for place, name in (
@@ -63,12 +63,12 @@ def silent_writers() -> Iterator[Any]:
     yield from METHODS_OF_C
     distributed = getattr(torch._C, "_distributed_c10d", None)
     for group in (getattr(distributed, "ProcessGroup", None), getattr(distributed, "Backend", None)):
-        for name in SILENT_COLLECTIVES:
+        for name in UNCOUNTED_COLLECTIVES:
             method = getattr(group, name, None)
             if method is not None:
                 yield getattr(method, "__func__", method)
     for _, namespace in (("torch", torch), *namespaces()):
-        for name in (*SILENT_WRITERS, *UNCOUNTED_OPERATORS):
+        for name in (*UNCOUNTED_WRITERS, *UNCOUNTED_OPERATORS):
             if type(getattr(namespace, name, None)) is types.BuiltinFunctionType:
                 yield getattr(namespace, name)
     if operators_have_builtins():
@@ -143,9 +143,9 @@ _UNCOUNTED_NAMES = frozenset(
     (
         *(f"{namespace}::{name}" for namespace in ("aten", "prim", "inductor") for name in UNCOUNTED_OPERATORS),
         *(f"aten::{name}" for name in (*UNCOUNTED_OVERLOADS, *UNCOUNTED_STATISTICS)),
-        *(f"aten::{name}" for name in SILENT_WRITERS),
-        *(f"c10d::{name}_" for name in SILENT_COLLECTIVES),
-        *(f"_c10d_functional::{name}" for name in _SILENT_FUNCTIONAL),
+        *(f"aten::{name}" for name in UNCOUNTED_WRITERS),
+        *(f"c10d::{name}_" for name in UNCOUNTED_COLLECTIVES),
+        *(f"_c10d_functional::{name}" for name in _UNCOUNTED_FUNCTIONAL),
     )
 )
 

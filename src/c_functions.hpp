@@ -35,7 +35,7 @@ PyMethodDef& plain_definition(const char* name) {
 }
 
 template <auto work, Py_ssize_t count>
-void define_plain(pybind11::module_& module, const char* name) {
+void define_c_function(pybind11::module_& module, const char* name) {
   PyMethodDef& definition = plain_definition<work, count>(name);
   auto made = pybind11::reinterpret_steal<pybind11::object>(
       PyCFunction_NewEx(&definition, nullptr, module.attr("__name__").ptr()));
