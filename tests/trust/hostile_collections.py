@@ -35,18 +35,24 @@ class Collector:
         self._library.install(ctypes.py_object(gc.set_threshold))
         self._library.choose.argtypes = [ctypes.c_long]
         self._library.allocations.restype = ctypes.c_long
+        #: How many collections changed something, in all calls.
         self.runs = 0
+        #: The number of allocations of the last call, without those of the change.
+        self.allocations = 0
 
     def run(self, call: Callable[[], Any], act: Callable[[], None], way: str, number: int) -> Any:
         """The result of `call`, with `act` run by a collection at that allocation."""
         junk = [[] for _ in range(1000)]  # what was allocated counts
         acted: list[int] = []
+        of_change = 0
 
         def once() -> None:
+            nonlocal of_change
             if not acted:
                 acted.append(1)
                 self._library.choose(0)
                 act()
+                of_change = self._library.allocations()
 
         def at_start(phase: str, info: Any) -> None:
             if phase == "start":
@@ -76,7 +82,8 @@ class Collector:
         try:
             return call()
         finally:
-            self.allocations = self._library.allocations()
+            before = number if acted else 0  # `choose` counts from zero again
+            self.allocations = before + self._library.allocations() - of_change
             self._library.choose(0)
             if way == "callback":
                 gc.callbacks.remove(at_start)
@@ -276,6 +283,7 @@ def sweep(collector: Collector, name: str, every: int) -> int:
             ways = ("callback", "finalizer", "weak reference")
             number, last = 1, 2
             steps = every if which else SELDOM * every
+            gc.collect()  # what earlier calls left would be collected within the first one, and count as its allocations
             while number <= last:
                 call, tensors = begin(scenario)
                 before = collector.runs
