@@ -23,13 +23,13 @@ from habana_mp.patches.torch.dynamo import (
 from habana_mp.patches.torch.exchanged_functions import exchanged_functions
 from habana_mp.patches.torch.export import RegionsInExport
 from habana_mp.patches.torch.inductor import KernelTable
-from habana_mp.patches.torch.weight_cache import KeptWeights
 from habana_mp.patches.torch.memory import Memory
 from habana_mp.patches.torch.module_calls import ModuleCalls
 from habana_mp.patches.torch.optimizer_steps import OptimizerSteps
 from habana_mp.patches.torch.recognised_code import RecognisedCode
 from habana_mp.patches.torch.stored_values import StoredValues
 from habana_mp.patches.torch.unwrapped_steps import UnwrappedSteps
+from habana_mp.patches.torch.weight_cache import WeightCache
 
 
 def all_patches() -> tuple[Patch, ...]:
@@ -53,7 +53,7 @@ def all_patches() -> tuple[Patch, ...]:
         *([] if dynamo_guards_on_autocast() else [GuardOnState()]),
         *exchanged_functions(),
         *library_patches(),
-        KeptWeights(),
+        WeightCache(),
         Memory(),
         Checkpoint(),
         DataParallel(),

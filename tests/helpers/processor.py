@@ -13,9 +13,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
-from habana_mp.patches.torch.weight_cache import packing_operators
 
 from habana_mp import _core, hmp
+from habana_mp.patches.torch.weight_cache import packing_operators
 from helpers.comparing import tensors
 
 #: Takes rows, a weight and a bias, which may be None if it is not added.

@@ -121,7 +121,8 @@ def test_torch_compile_is_told_of_regions_and_of_silence(number: int | None) -> 
     code = (
         "import torch, habana_mp as hmp\n"
         "from habana_mp.patches import installation\nfrom habana_mp.patches.tools import region_dtypes\n"
-        f"installation.REGION_DEVICE_NUMBER = {number if number is not None else 'region_dtypes.REGION_DEVICE_NUMBER'}\n"
+        "installation.REGION_DEVICE_NUMBER = "
+        f"{number if number is not None else 'region_dtypes.REGION_DEVICE_NUMBER'}\n"
         "def told():\n"
         "    mark = region_dtypes.REGION_DEVICE\n"
         "    on = torch.is_autocast_enabled(mark)\n"

@@ -283,7 +283,7 @@ def sweep(collector: Collector, name: str, every: int) -> int:
             ways = ("callback", "finalizer", "weak reference")
             number, last = 1, 2
             steps = every if which else SELDOM * every
-            gc.collect()  # what earlier calls left would be collected within the first one, and count as its allocations
+            gc.collect()  # or the first call would collect what earlier ones left, and count its allocations
             while number <= last:
                 call, tensors = begin(scenario)
                 before = collector.runs

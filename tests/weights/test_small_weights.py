@@ -7,11 +7,11 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.nn.functional as F
-from habana_mp.patches.torch.weight_cache import LEAST_TRACKED
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from habana_mp import Report, hmp
+from habana_mp.patches.torch.weight_cache import LEAST_TRACKED
 from helpers.lists import Converter
 from helpers.watching import assert_rows_sum_up
 

@@ -122,7 +122,7 @@ class _ExchangeOfC(WhenImported):
         pass  # watched as long as all other accesses
 
 
-class KeptWeights(Patch):
+class WeightCache(Patch):
     """The cache of casts."""
 
     def __init__(self) -> None:
