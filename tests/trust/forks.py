@@ -244,8 +244,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    # oneDNN's cache of primitives has a lock. If another thread holds it during a fork, a product of a new shape waits for
-    # it in the child without end, in plain torch too.
+    # oneDNN's cache of primitives has a lock. If another thread holds it during a fork, a product of a new shape waits
+    # for it in the child without end, in plain torch too.
     torch.backends.mkldnn.set_flags(_enabled=False)
     if given.what == "within":
         within(given.library, given.every)
