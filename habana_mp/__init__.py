@@ -6,6 +6,7 @@
 import os
 
 from habana_mp import _core, hmp  # noqa: F401  the core first: it raises if torch cannot be imported
+from habana_mp.common.version import __version__ as __version__
 from habana_mp.hmp import (
     Comparison,
     HmpWarning,
@@ -54,7 +55,6 @@ __all__ = [
     "restore",
     "watch",
 ]
-__version__ = "0.1.0"
 
 if os.environ.get("HABANA_MP_GAUDI", "0") not in ("", "0"):
     import habana_mp.gaudi  # noqa: F401  a process that `habana-mp run --gaudi` started, or its child

@@ -29,10 +29,11 @@ from habana_mp.policy import rules
 from habana_mp.policy.lists import given_list
 from habana_mp.policy.presets import preset_named, with_own
 from habana_mp.policy.rules import PRECISIONS, Policy, dtype_meant
-from habana_mp.reporting import report as reports
+from habana_mp.reporting import counting
 from habana_mp.reporting.comparison import Comparison, compare
 from habana_mp.reporting.log import close_log, open_log
-from habana_mp.reporting.report import Detail, KeptWeights, Report, Row
+from habana_mp.reporting.records import Detail, KeptWeights, Row
+from habana_mp.reporting.report import Report
 from habana_mp.reporting.watch import checked_detail, watch, watching
 from habana_mp.scopes.custom_functions import custom_bwd, custom_fwd
 from habana_mp.scopes.disable import disable_casts
@@ -249,7 +250,7 @@ def report(*, file: TextIO | None = None, show: bool = True) -> Report:
     """
     if file is not None and not hasattr(file, "write"):
         raise TypeError(f"`file` must be a stream to write text to, or None; got {type(file).__name__}: {file!r}")
-    current = reports.current()
+    current = counting.current()
     if show:
         current.show(file)
     return current
@@ -257,4 +258,4 @@ def report(*, file: TextIO | None = None, show: bool = True) -> Report:
 
 def reset_report() -> None:
     """Resets all counts to zero."""
-    reports.reset()
+    counting.reset()

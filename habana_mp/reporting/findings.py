@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from habana_mp import _core, ops
-
-if TYPE_CHECKING:
-    from habana_mp.reporting.report import Edge, Report, Row
+from habana_mp.reporting.records import Edge, Records, Row
 
 #: The most lines, the most lines of one kind, and the most operations in the line about float32.
 _MOST_LINES, _MOST_OF_A_KIND, _MOST_LEFT = 10, 2, 3
@@ -50,7 +48,7 @@ class Finding:
         return {**asdict(self), "rows": list(self.rows)}
 
 
-def of(report: Report) -> tuple[Finding, ...]:
+def findings_of(report: Records) -> tuple[Finding, ...]:
     """Returns all findings: the most unusual kinds first, and the most expensive finding of each kind first."""
     sources = _sources(report)
     whole, _ = _size(report, report.rows)
@@ -75,13 +73,13 @@ def of(report: Report) -> tuple[Finding, ...]:
     return (*found, *_rounded_probabilities(report, sources), *_ping_pongs(report, sources))
 
 
-def in_words(report: Report) -> tuple[str, ...]:
+def first_lines(report: Records, findings: tuple[Finding, ...]) -> tuple[str, ...]:
     """Returns the first lines of a report."""
     if not report.rows:
         return (_why_nothing_was_called(report),)
-    lines = [_share(report), *_off(report), *_in_float32(report), *_dearest_casts(report)]
-    shown = _chosen(report.findings, _MOST_LINES - len(lines))
-    hidden = Counter(one.kind for one in report.findings) - Counter(one.kind for one in shown)
+    lines = [_share(report, findings), *_off(report), *_in_float32(report, findings), *_dearest_casts(report)]
+    shown = _chosen(findings, _MOST_LINES - len(lines))
+    hidden = Counter(one.kind for one in findings) - Counter(one.kind for one in shown)
     last = {one.kind: number for number, one in enumerate(shown)}
     for number, one in enumerate(shown):
         more = hidden[one.kind] if last[one.kind] == number else 0
@@ -103,11 +101,11 @@ def _chosen(findings: Iterable[Finding], most: int) -> list[Finding]:
 # ---- how much -------------------------------------------------------------------------------------------------------
 
 
-def _share(report: Report) -> str:
+def _share(report: Records, findings: tuple[Finding, ...]) -> str:
     """Returns the line with the share of each precision: of the time, or of the calls if no time was taken."""
     rows = list(report.rows)
     if not any(row.is_lower for row in rows):
-        return f"Nothing ran in lower precision{_why_nothing_ran_lower(report)}"
+        return f"Nothing ran in lower precision{_why_nothing_ran_lower(report, findings)}"
     whole, of_time = _size(report, rows)
     parts = []
     for precision in sorted({row.precision for row in rows}, key=_PRECISIONS.index):
@@ -124,7 +122,7 @@ _PRECISIONS = ("bf16", "fp16", "fp32", "unchanged")
 _SUBJECTS = {"unchanged": "calls left alone"}
 
 
-def _size(report: Report, rows: Iterable[Row]) -> tuple[float, bool]:
+def _size(report: Records, rows: Iterable[Row]) -> tuple[float, bool]:
     """Returns the time of the rows and True. If times are missing or are those of tracing: their calls and False."""
     if _seconds(report.rows) and not _is_traced(report.rows):
         return _seconds(rows), True
@@ -151,7 +149,7 @@ def _caution(rows: list[Row]) -> str:
 _WITHIN = "convert(within=...)"
 
 
-def _why_nothing_was_called(report: Report) -> str:
+def _why_nothing_was_called(report: Records) -> str:
     if report.configuration is None:
         return "Nothing ran in lower precision: not converted (call hmp.convert() before the model runs)"
     if report.configuration.get("opt_level") == "O0":
@@ -163,7 +161,7 @@ def _why_nothing_was_called(report: Report) -> str:
     return "Nothing ran in lower precision: no covered operation was called where casts are on"
 
 
-def _why_nothing_ran_lower(report: Report) -> str:
+def _why_nothing_ran_lower(report: Records, findings: tuple[Finding, ...]) -> str:
     """Returns the reason of most calls, or an empty text if a finding says the same."""
     if report.configuration is None:
         return ": not converted now"
@@ -177,13 +175,13 @@ def _why_nothing_ran_lower(report: Report) -> str:
     within = report.configuration.get("within")
     if within is not None and all(row.module is None for row in report.rows):
         return f": no module ran, and {_WITHIN} lowers only in one"
-    if reason in _OFF or any(report.rows[number] in rows for one in report.findings for number in one.rows):
+    if reason in _OFF or any(report.rows[number] in rows for one in findings for number in one.rows):
         return ""
     how = "left alone" if rows[0].precision == "unchanged" else f"in {rows[0].precision}"
     return f": {_count(calls, 'call')} {how}{_at(rows)} ({_because(rows[0])})"
 
 
-def _off(report: Report) -> Iterator[str]:
+def _off(report: Records) -> Iterator[str]:
     """Yields a line about the calls that ran with casts off."""
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in report.rows:
@@ -201,9 +199,9 @@ def _off(report: Report) -> Iterator[str]:
     yield f"Casts were off in {_calls(rows)}{f' ({_time(size)})' if of_time else ''}: {'; '.join(parts)}"
 
 
-def _in_float32(report: Report) -> Iterator[str]:
+def _in_float32(report: Records, findings: tuple[Finding, ...]) -> Iterator[str]:
     """Yields a line about the largest shares in float32 that are in no finding."""
-    found = {number for finding in report.findings for number in finding.rows}
+    found = {number for finding in findings for number in finding.rows}
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for number, row in enumerate(report.rows):
         if row.precision == "fp32" and number not in found:
@@ -234,7 +232,7 @@ def _because(row: Row) -> str:
     return row.why if row.rule is None or not row.rule.startswith("rule") else f"{row.why}, {row.rule}"
 
 
-def _dearest_casts(report: Report) -> Iterator[str]:
+def _dearest_casts(report: Records) -> Iterator[str]:
     """Yields a line about the time of casts, and the row with the most of it."""
     rows = report.rows
     time, casting = _seconds(rows), sum(row.cast_seconds or 0.0 for row in rows)
@@ -408,7 +406,7 @@ _KINDS = (
 )
 
 
-def _by_line(report: Report, numbers: Iterable[int]) -> list[list[int]]:
+def _by_line(report: Records, numbers: Iterable[int]) -> list[list[int]]:
     """Groups the rows of one operation at one line, whichever module ran. The most expensive group comes first."""
     groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for number in numbers:
@@ -422,7 +420,7 @@ def _by_line(report: Report, numbers: Iterable[int]) -> list[list[int]]:
     return sorted(groups.values(), key=cost, reverse=True)
 
 
-def _sources(report: Report) -> dict[int, list[Edge]]:
+def _sources(report: Records) -> dict[int, list[Edge]]:
     """Returns for each row the edges from rows whose results went into it in most of the calls. An edge of few calls
     means little: a new tensor may be mistaken for an earlier one that had the same memory."""
     found = defaultdict(list)
@@ -432,7 +430,7 @@ def _sources(report: Report) -> dict[int, list[Edge]]:
     return found
 
 
-def _given_by(report: Report, sources: dict[int, list[Edge]], numbers: list[int]) -> str:
+def _given_by(report: Records, sources: dict[int, list[Edge]], numbers: list[int]) -> str:
     """Names the row that made the input whose precision an operation follows."""
     row = report.rows[numbers[0]]
     if row.reason not in ("first_input", "widest"):
@@ -442,7 +440,7 @@ def _given_by(report: Report, sources: dict[int, list[Edge]], numbers: list[int]
     return f", made by {_named(same[:1])}" if same else ""
 
 
-def _of_values(report: Report, sources: dict[int, list[Edge]], numbers: list[int]) -> dict[str, str]:
+def _of_values(report: Records, sources: dict[int, list[Edge]], numbers: list[int]) -> dict[str, str]:
     """Returns the words about the noticed values, for the text of a kind."""
     rows = [report.rows[number] for number in numbers]
     makers = [report.rows[edge.source] for number in numbers for edge in sources[number]]
@@ -462,7 +460,7 @@ def _of_values(report: Report, sources: dict[int, list[Edge]], numbers: list[int
     }
 
 
-def _lower(report: Report, row: Row) -> str:
+def _lower(report: Records, row: Row) -> str:
     """Returns the lower precision that a finding is about."""
     return row.precision if row.is_lower else str((report.configuration or {}).get("lower", "bf16"))
 
@@ -474,7 +472,7 @@ _LOGARITHMS = ("binary_cross_entropy", "log", "log10", "log2", "logit", "nll_los
 _BETWEEN = ("add", "clamp", "clamp_max", "clamp_min", "clip", "radd", "rsub", "sub")
 
 
-def _rounded_probabilities(report: Report, sources: dict[int, list[Edge]]) -> list[Finding]:
+def _rounded_probabilities(report: Records, sources: dict[int, list[Edge]]) -> list[Finding]:
     """Finds probabilities in lower precision that go into a logarithm: those next to 1 become 1, and their loss 0."""
     after: dict[int, Row] = {}
     for number in list(sources):
@@ -500,7 +498,7 @@ def _rounded_probabilities(report: Report, sources: dict[int, list[Edge]]) -> li
     return found
 
 
-def _ping_pongs(report: Report, sources: dict[int, list[Edge]]) -> list[Finding]:
+def _ping_pongs(report: Records, sources: dict[int, list[Edge]]) -> list[Finding]:
     """Finds calls between neighbours of the other precision: their input is cast, and their result is cast back. The
     advice to lower a call is given only if it saves a hundredth of all time."""
     least = _LEAST_SHARE * _seconds(report.rows)
@@ -541,7 +539,7 @@ def _part(row: Row, casts: int) -> float:
     return (row.cast_seconds or 0.0) * min(1.0, casts / row.casts) if row.casts else 0.0
 
 
-def _ping_pong_text(report: Report, parts: list[tuple[int, int, int, float]], saves: float) -> str:
+def _ping_pong_text(report: Records, parts: list[tuple[int, int, int, float]], saves: float) -> str:
     number, before, after, _ = parts[0]
     row, first, last = report.rows[number], report.rows[before], report.rows[after]
     rows = [report.rows[one[0]] for one in parts]
@@ -581,7 +579,7 @@ def _at(rows: list[Row], before: str = " at ", *, with_modules: bool = True) -> 
     return f" in {named}" if named and with_modules else ""
 
 
-def _weight(report: Report, rows: list[Row]) -> str:
+def _weight(report: Records, rows: list[Row]) -> str:
     """Returns the number of calls, and their share of all time."""
     size, of_time = _size(report, rows)
     share = _share_of(size, _size(report, report.rows)[0])

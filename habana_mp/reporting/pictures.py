@@ -7,12 +7,10 @@ import os
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from habana_mp import _core
-
-if TYPE_CHECKING:
-    from habana_mp.reporting.report import Report, Row
+from habana_mp.reporting.records import Records, Row
 
 #: The most rows that are printed of a report by modules or by lines.
 _MOST_ROWS = 40
@@ -20,7 +18,7 @@ _MOST_ROWS = 40
 _COLOURS = {"bf16": "#8ecae6", "fp16": "#95d5b2", "fp32": "#ffb703", "unchanged": "#dddddd"}
 
 
-def _columns(report: Report) -> tuple[tuple[str, ...], int]:
+def _columns(report: Records) -> tuple[tuple[str, ...], int]:
     """Returns the names of a table's columns, and how many of them hold words."""
     words = ["operation", "precision", "why"]
     if report.detail != "operations":
@@ -49,7 +47,7 @@ def _cells(row: Row, columns: Sequence[str]) -> list[str]:
     return [_core.printable(cells[column]) for column in columns]
 
 
-def _total(report: Report, columns: Sequence[str]) -> list[str]:
+def _total(report: Records, columns: Sequence[str]) -> list[str]:
     totals = {
         "operation": "total",
         "calls": f"{report.total('calls')}",
@@ -61,14 +59,14 @@ def _total(report: Report, columns: Sequence[str]) -> list[str]:
     return [totals.get(column, "") for column in columns]
 
 
-def _shown(report: Report) -> tuple[Sequence[Row], int]:
+def _shown(report: Records) -> tuple[Sequence[Row], int]:
     rows = report.rows if report.detail == "operations" else report.rows[:_MOST_ROWS]
     return rows, len(report.rows) - len(rows)
 
 
-def table(report: Report) -> list[str]:
+def table(report: Records) -> list[str]:
     """Returns the lines of the table."""
-    columns, words = _columns(report)
+    columns, word_columns = _columns(report)
     rows, left_out = _shown(report)
     table_rows = [_cells(row, columns) for row in rows]
     total = _total(report, columns)
@@ -76,7 +74,7 @@ def table(report: Report) -> list[str]:
 
     def line(cells: Sequence[str]) -> str:
         padded = [
-            cell.ljust(width) if number < words else cell.rjust(width)
+            cell.ljust(width) if number < word_columns else cell.rjust(width)
             for number, (cell, width) in enumerate(zip(cells, widths, strict=True))
         ]
         return "  ".join(padded).rstrip()
@@ -86,14 +84,14 @@ def table(report: Report) -> list[str]:
     return [line(columns), rule, *map(line, table_rows), *more, rule, line(total)]
 
 
-def html(report: Report) -> str:
+def html(report: Records, words: tuple[str, ...]) -> str:
     """Returns the HTML for a notebook: the first lines, and the rows in a table."""
-    columns, words = _columns(report)
+    columns, word_columns = _columns(report)
     rows, left_out = _shown(report)
-    lines = [f"<p>{escape(line)}</p>" for line in report.words]
+    lines = [f"<p>{escape(line)}</p>" for line in words]
 
     def line(cells: Sequence[str], tag: str) -> str:
-        sides = ["left" if number < words else "right" for number in range(len(cells))]
+        sides = ["left" if number < word_columns else "right" for number in range(len(cells))]
         made = (
             f'<{tag} style="text-align: {side}">{escape(cell)}</{tag}>' for side, cell in zip(sides, cells, strict=True)
         )
@@ -108,30 +106,30 @@ def html(report: Report) -> str:
     return "".join(lines)
 
 
-def rich_table(report: Report) -> Any:
+def rich_table(report: Records, words: tuple[str, ...]) -> Any:
     """Returns the same for the library rich."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    columns, words = _columns(report)
+    columns, word_columns = _columns(report)
     rows, left_out = _shown(report)
     made = Table(box=None, header_style="bold")
     for number, column in enumerate(columns):
-        made.add_column(column, justify="left" if number < words else "right", no_wrap=column == "operation")
+        made.add_column(column, justify="left" if number < word_columns else "right", no_wrap=column == "operation")
     styles = {"bf16": "cyan", "fp16": "green", "fp32": "yellow", "unchanged": "dim"}
     for row in rows:
         made.add_row(*map(Text, _cells(row, columns)), style=styles.get(row.precision))
     made.add_section()
     made.add_row(*_total(report, columns), style="bold")
     more = [Text(f"... and {left_out} more rows: to_html() and to_json() have all")] if left_out else []
-    return Group(*map(Text, report.words), Text(""), made, *more)
+    return Group(*map(Text, words), Text(""), made, *more)
 
 
 # ---- graph ----------------------------------------------------------------------------------------------------------
 
 
-def dot(report: Report) -> str:
+def dot(report: Records) -> str:
     """Returns a graph for Graphviz: the operations by module, and the casts between them."""
     lines = ["digraph report {", "  rankdir=TB; node [shape=box, style=filled, fontname=sans]; edge [fontname=sans];"]
     by_module: dict[str | None, list[int]] = {}

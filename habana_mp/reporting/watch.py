@@ -9,7 +9,8 @@ from habana_mp.common import locks
 from habana_mp.common.misuse import called_first
 from habana_mp.patches.installation import installation
 from habana_mp.patches.torch import watched_calls
-from habana_mp.reporting.report import DETAILS, Detail, stopwatch
+from habana_mp.reporting.counting import stopwatch
+from habana_mp.reporting.records import DETAILS, Detail
 
 
 class _Watching:

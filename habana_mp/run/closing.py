@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from habana_mp.reporting.report import Report, Row
+from habana_mp.reporting.records import Row
+from habana_mp.reporting.report import Report
 
 #: The file formats of a report, by the ending of the file's name.
 ENDINGS = (".html", ".json")

@@ -20,7 +20,7 @@ import torch
 from habana_mp import _core, hmp
 from habana_mp.common.errors import HmpWarning
 from habana_mp.patches.tools import spawned_processes
-from habana_mp.reporting import report
+from habana_mp.reporting import counting, merging, records
 from habana_mp.reporting.ranks import Children, Ranks
 from habana_mp.reporting.report import Report
 from habana_mp.reporting.watch import watching
@@ -47,7 +47,7 @@ class Options:
     dtype: str
     within: str | None
     verbose: bool
-    detail: report.Detail
+    detail: records.Detail
     #: True if the script converts by itself. Then only its calls are watched.
     by_script: bool = False
 
@@ -134,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--verbose", action="store_true", help="log each call and what was decided")
     parser.add_argument("--report", metavar="FILE", help="write the report there, as its ending says: .html or .json")
     parser.add_argument(
-        "--detail", choices=report.DETAILS, help="what the report has a row for; `modules` with --report"
+        "--detail", choices=records.DETAILS, help="what the report has a row for; `modules` with --report"
     )
     parser.add_argument(
         "--gaudi",
@@ -186,7 +186,7 @@ def _options(parser: argparse.ArgumentParser, given: argparse.Namespace, script:
         script.check()
     except OSError as error:
         parser.error(f"cannot open the script: {error}")
-    detail: report.Detail = given.detail or ("modules" if given.report else "operations")
+    detail: records.Detail = given.detail or ("modules" if given.report else "operations")
     says_how = any((given.opt_level, given.bf16, given.fp32, given.preset))
     return Options(
         opt_level=given.opt_level or "O1",
@@ -253,7 +253,7 @@ class _Ending:
 
     def lowered(self) -> bool:
         """True if anything ran in a lower precision. The first of several ranks decides for all: others return True."""
-        if os.getpid() != self._process or self._ranks.rank or closing.ran_lower(report.current()):
+        if os.getpid() != self._process or self._ranks.rank or closing.ran_lower(counting.current()):
             return True
         self._found_nothing = not closing.ran_lower(self._whole())
         return not self._found_nothing
@@ -287,11 +287,11 @@ class _Ending:
             if not child.daemon:
                 child.join()  # as Python would do a little later
         self._of_children += self._children.take()
-        return report.merged([report.current(), *self._of_children], ranks=1)
+        return merging.merged([counting.current(), *self._of_children], ranks=1)
 
     def _whole(self) -> Report:
         own = self._of_this_rank()
-        return report.merged([own, *self._ranks.others()], ranks=self._ranks.count)
+        return merging.merged([own, *self._ranks.others()], ranks=self._ranks.count)
 
 
 def _show_without_ours(error: BaseException) -> None:
@@ -353,6 +353,6 @@ def _watch_children(options: Options, folder: str | None = None) -> Children:
         lambda: _ForChild(options, children.folder) if options.by_script or hmp.is_converted() else None,
     )
     spawned_processes.in_children(
-        _watched[-1], begin, lambda: children.leave(report.current()), is_child=folder is not None
+        _watched[-1], begin, lambda: children.leave(counting.current()), is_child=folder is not None
     )
     return children

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from habana_mp import KeptWeights, Report, Row
-from habana_mp.reporting.report import DETAILS, REASONS, Edge, ModuleRow
+from habana_mp.reporting.records import DETAILS, REASONS, Edge, ModuleRow
 
 CONVERTED = {"opt_level": "O1", "lower": "bf16", "preset": "hmp-default", "within": None}
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from habana_mp import Report, Row
-from habana_mp.reporting.report import REASONS, Edge
+from habana_mp.reporting.records import REASONS, Edge
 from helpers.any_reports import CONVERTED, any_report
 
 

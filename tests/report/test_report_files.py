@@ -20,8 +20,8 @@ from torch import nn
 
 from habana_mp import Report, Row, hmp
 from habana_mp.policy import in_force
-from habana_mp.reporting import report
-from habana_mp.reporting.report import merged
+from habana_mp.reporting import counting
+from habana_mp.reporting.merging import merged
 from helpers.any_reports import any_report
 
 COUNTED = ("calls", "casts", "bytes", "hits")
@@ -351,5 +351,5 @@ def test_lists_that_another_thread_puts_in_force_meanwhile_do_not_matter(monkeyp
     monkeypatch.setattr(in_force, "_named", lists)
     monkeypatch.setattr(in_force._InForce, "described", None)
     monkeypatch.setattr(in_force._core, "counts", lambda: [("mm",)])  # rows of the lists that were in force
-    assert report._rule_of("mm", "bf16", "list") == "mine.txt:1 or mine.txt:2"
+    assert counting._rule_of("mm", "bf16", "list") == "mine.txt:1 or mine.txt:2"
     assert len(lists) == 3

@@ -1,0 +1,211 @@
+"""The report of this process, from the counts of the core."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from habana_mp import _core
+from habana_mp.common.version import __version__
+from habana_mp.policy.in_force import configuration, forget_earlier_lists, places_in_lists
+from habana_mp.reporting.merging import key_of, sum_of
+from habana_mp.reporting.records import Edge, KeptWeights, ModuleRow, Row, short_path
+from habana_mp.reporting.report import Report
+
+#: The rule behind a reason that is not a list.
+_RULES = {
+    **{"widest": "rule 2", "in_place": "rule 3", "first_input": "rule 4", "parts": "rule 5"},
+    **dict.fromkeys(("ineligible", "explicit_out", "explicit_dtype", "view"), "rule 6"),
+    **dict.fromkeys(("no_kernel", "sums"), "rule 8"),
+    **{"scalar": "rule 9", "autocast_off": "rule 10"},
+    **dict.fromkeys(("construction", "optimizer_step", "worker", "distributed", "library", "state"), "rule 11"),
+    **{"op_wrap": "op_wrap", "slower": "skip_slower", "disabled": "disable_casts"},
+}
+
+
+class Stopwatch:
+    """Measures for how long calls were watched in total."""
+
+    def __init__(self) -> None:
+        self._before = 0.0
+        self._began: float | None = None
+
+    def run(self, *, running: bool) -> None:
+        self._before = self.seconds
+        self._began = time.perf_counter() if running else None
+
+    def reset(self) -> None:
+        self._before = 0.0
+        self.run(running=self._began is not None)
+        self._before = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self._before + (0.0 if self._began is None else time.perf_counter() - self._began)
+
+
+stopwatch = Stopwatch()
+
+
+def _rule_of(operation: str, precision: str, reason: str) -> str | None:
+    if reason not in ("list", "no_product"):
+        return _RULES.get(reason)
+    return " or ".join(places_in_lists(operation, precision if reason == "list" else None)) or None
+
+
+def _plain_name(operation: str) -> str:
+    """Returns the name in lists and reports: `*` is mul there. mul_ is another operation."""
+    return operation.strip("_") if operation.startswith("__") else operation
+
+
+def current() -> Report:
+    """Returns a report of the core's counts, with one row for each operation, precision, reason, and place."""
+    records, modules = _core.watched_calls(), _core.watched_modules()
+    counted = _counted()
+    watched = [_row_of(number, record, counted) for number, record in enumerate(records)]
+    for row in watched:
+        counted[row.operation, row.precision, row.reason].take_away(row)
+    rows, places = _one_each(watched)
+    rows += [one.row(key, order=len(records) + number) for number, (key, one) in enumerate(counted.items()) if one]
+    edges: dict[tuple[int, int], list[int]] = {}
+    for number, record in enumerate(records):
+        for source, calls, casts in record["from"]:
+            sums = edges.setdefault((places[source], places[number]), [0, 0])
+            sums[0] += calls
+            sums[1] += casts
+    ranked = sorted(range(len(rows)), key=lambda number: _rank(rows[number]))
+    ranks = {number: rank for rank, number in enumerate(ranked)}
+    return Report(
+        rows=tuple(rows[number] for number in ranked),
+        weights=KeptWeights(**_core.weights_statistics()),
+        detail="lines" if any(row.file is not None for row in rows) else "modules" if records else "operations",
+        modules=tuple(ModuleRow(path, kind, calls, whole / 1e9) for path, kind, calls, whole in modules if calls),
+        edges=tuple(Edge(ranks[a], ranks[b], *counts) for (a, b), counts in edges.items()),
+        configuration=configuration(),
+        seconds=stopwatch.seconds if records else None,
+        environment=_environment(),
+        is_live=True,
+    )
+
+
+@dataclass
+class _Counts:
+    """The counts of one operation, precision and reason, and the rule behind the reason."""
+
+    rule: str | None = None
+    calls: int = 0
+    casts: int = 0
+    bytes: int = 0
+    small: int = 0
+
+    def __bool__(self) -> bool:
+        return any((self.calls, self.casts, self.bytes, self.small))
+
+    def take_away(self, row: Row) -> None:
+        self.calls -= row.calls
+        self.casts -= row.casts
+        self.bytes -= row.bytes
+        self.small -= row.small
+
+    def row(self, key: tuple[str, str, str], order: int) -> Row:
+        operation, precision, reason = key
+        return Row(
+            operation, precision, self.calls, self.casts, self.bytes, reason, self.rule, small=self.small, order=order
+        )
+
+
+def _counted() -> dict[tuple[str, str, str], _Counts]:
+    counted: dict[tuple[str, str, str], _Counts] = defaultdict(_Counts)
+    for name, _, precision, reason, calls, casts, size, small in _core.counts():
+        one = counted[_plain_name(name), precision, reason]
+        one.rule = one.rule or _rule_of(name, precision, reason)
+        one.calls += calls
+        one.casts += casts
+        one.bytes += size
+        one.small += small
+    return counted
+
+
+def _row_of(number: int, record: dict[str, Any], counted: Mapping[tuple[str, str, str], _Counts]) -> Row:
+    key = _plain_name(record["operation"]), record["precision"], record["reason"]
+    same = (
+        "calls",
+        "casts",
+        "bytes",
+        "reason",
+        "phase",
+        "module",
+        "file",
+        "line",
+        "function",
+        "hits",
+        "small",
+        "refused",
+        "noticed",
+    )
+    return Row(
+        operation=key[0],
+        precision=key[1],
+        rule=counted[key].rule,
+        seconds=record["nanoseconds"] / 1e9,
+        cast_seconds=record["cast_nanoseconds"] / 1e9,
+        order=number,
+        **{name: record[name] for name in same},
+    )
+
+
+def _one_each(rows: list[Row]) -> tuple[list[Row], list[int]]:
+    """Joins the rows of several instructions of one line. Returns the joined rows, and the new index of each row."""
+    joined: dict[tuple[Any, ...], int] = {}
+    made: list[Row] = []
+    places = []
+    for row in rows:
+        place = joined.setdefault(key_of(row), len(made))
+        if place == len(made):
+            made.append(row)
+        else:
+            made[place] = sum_of(made[place], row)
+        places.append(place)
+    return made, places
+
+
+def _rank(row: Row) -> tuple[Any, ...]:
+    return (-(row.seconds or 0.0), -row.calls, row.operation, row.precision, row.reason, row.order)
+
+
+def _environment() -> dict[str, Any]:
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    return {
+        "habana_mp": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "processor": _processor(),
+        "script": None if main is None else short_path(main),
+    }
+
+
+def _processor() -> str:
+    """Returns the name of the processor, as Linux gives it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text("utf-8", "replace")
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def reset() -> None:
+    """Resets all counts to zero."""
+    _core.reset_counts()
+    _core.reset_watch()
+    _core.weights_reset_statistics()
+    stopwatch.reset()
+    forget_earlier_lists()

@@ -1,0 +1,96 @@
+"""Sums of rows, and one report of several processes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from habana_mp.reporting.records import Edge, KeptWeights, ModuleRow, Row
+from habana_mp.reporting.report import Report
+
+
+def merged(reports: Iterable[Report], *, ranks: int | None = None) -> Report:
+    """Merges the reports of several processes that ran the same code: rows with the same place and outcome become one.
+    ``ranks`` is the number of ranks, by default the sum over the reports."""
+    reports = list(reports)
+    first = reports[0]
+    if len(reports) == 1 and ranks in (None, first.ranks):
+        return first
+    rows: dict[tuple[Any, ...], Row] = {}
+    edges: dict[tuple[Any, Any], list[int]] = {}
+    modules: dict[str, ModuleRow] = {}
+    for report in reports:
+        keys = [key_of(row) for row in report.rows]
+        for key, row in zip(keys, report.rows, strict=True):
+            rows[key] = sum_of(rows[key], row) if key in rows else replace(row, order=len(rows))
+        for edge in report.edges:
+            counts = edges.setdefault((keys[edge.source], keys[edge.target]), [0, 0])
+            counts[0] += edge.calls
+            counts[1] += edge.casts
+        for one in report.modules:
+            known = modules.get(one.path, replace(one, calls=0, seconds=0.0))
+            modules[one.path] = replace(known, calls=known.calls + one.calls, seconds=known.seconds + one.seconds)
+    places = {key: number for number, key in enumerate(rows)}
+    return replace(
+        first,
+        rows=tuple(rows.values()),
+        weights=_sum_of_weights([report.weights for report in reports]),
+        edges=tuple(Edge(places[a], places[b], *counts) for (a, b), counts in edges.items()),
+        modules=tuple(modules.values()),
+        seconds=max((one.seconds for one in reports if one.seconds is not None), default=None),  # in parallel
+        ranks=sum(report.ranks for report in reports) if ranks is None else ranks,
+        is_live=False,
+    )
+
+
+_COUNTED = ("calls", "casts", "bytes", "hits", "small", "seconds", "cast_seconds")
+
+
+def key_of(row: Row) -> tuple[Any, ...]:
+    return tuple(
+        getattr(row, one.name) for one in fields(row) if one.name not in (*_COUNTED, "order", "refused", "noticed")
+    )
+
+
+def sum_of(a: Row, b: Row) -> Row:
+    counts = {name: _added(getattr(a, name), getattr(b, name)) for name in _COUNTED}
+    return replace(a, **counts, refused=_added_up([a.refused, b.refused]), noticed=_joined(a.noticed, b.noticed))
+
+
+def _joined(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
+    """Returns what two rows noticed: the sums of their counts, and the larger of their largest values."""
+    return {
+        name: max(a.get(name, 0), b.get(name, 0)) if name.startswith("largest") else a.get(name, 0) + b.get(name, 0)
+        for name in (*a, *(one for one in b if one not in a))
+    }
+
+
+def _added(a: Any, b: Any) -> Any:
+    return b if a is None else a if b is None else a + b
+
+
+def _added_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    sums: dict[str, int] = defaultdict(int)
+    for one in counts:
+        for name, count in one.items():
+            sums[name] += count
+    return dict(sums)
+
+
+def _sum_of_weights(all_kept: list[KeptWeights]) -> KeptWeights:
+    counts = {name: sum(getattr(one, name) for one in all_kept) for name in _COUNTS_OF_WEIGHTS}
+    return KeptWeights(**counts, reasons=_added_up(one.reasons for one in all_kept))
+
+
+_COUNTS_OF_WEIGHTS = (
+    "hits",
+    "refreshes",
+    "refreshed_bytes",
+    "refresh_seconds",
+    "refused",
+    "weights",
+    "packed",
+    "bytes",
+)

@@ -1,0 +1,175 @@
+"""The data of a report: rows of calls, the cached weights, and what went from one row to another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from habana_mp import _core
+
+Detail = Literal["operations", "modules", "lines"]
+DETAILS: tuple[Detail, ...] = ("operations", "modules", "lines")
+
+
+@dataclass(frozen=True)
+class Row:
+    """The calls of one operation with one outcome: one precision, one reason, and one place if the report has places.
+    ``unchanged`` stands for calls that were left alone."""
+
+    operation: str
+    precision: str
+    calls: int
+    casts: int
+    bytes: int
+    reason: str = ""
+    #: The list and line, or the rule, behind the reason.
+    rule: str | None = None
+    module: str | None = None
+    file: str | None = None
+    line: int | None = None
+    function: str | None = None
+    #: ``forward``, ``backward``, or ``traced`` for calls that a compiler traced.
+    phase: str = "forward"
+    #: The number of times that a cached cast of a weight was used.
+    hits: int = 0
+    #: The number of casts of weights that are too small to be cached while they are trained.
+    small: int = 0
+    #: The time of the calls, without covered calls inside of them; and the part of it that their casts took.
+    seconds: float | None = None
+    cast_seconds: float | None = None
+    #: The position of the row in the order of first calls.
+    order: int = 0
+    #: The number of weights without a cached cast, by reason.
+    refused: Mapping[str, int] = field(default_factory=dict, hash=False)
+    #: What was noticed about values: the ``largest count`` and ``largest angle`` that were rounded, and the number of
+    #: calls that were ``with float64``, ``in lower statistics``, returned ``losses``, or returned values that were
+    #: ``carried`` to the next step.
+    noticed: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+    @property
+    def why(self) -> str:
+        """The reason in words."""
+        return REASONS.get(self.reason, self.reason)
+
+    @property
+    def casts_up(self) -> int:
+        return self.casts if self.precision == "fp32" else 0
+
+    @property
+    def casts_down(self) -> int:
+        return self.casts - self.casts_up
+
+    @property
+    def is_lower(self) -> bool:
+        return self.precision in ("bf16", "fp16")
+
+    @property
+    def place(self) -> str:
+        """File and line in a short form; empty if they are unknown."""
+        return "" if self.file is None else f"{short_path(self.file)}:{self.line}"
+
+    def to_dict(self) -> dict[str, Any]:
+        found = {**asdict(self), "refused": dict(self.refused), "noticed": dict(self.noticed)}
+        return {**found, "why": self.why, "casts_up": self.casts_up, "casts_down": self.casts_down}
+
+
+#: The meaning of each reason, in the words of the log.
+REASONS: dict[str, str] = dict(_core.reasons)
+
+
+def short_path(file: str) -> str:
+    """Returns an installed file relative to site-packages, and a file in the working directory relative to that."""
+    _, installed, rest = file.rpartition("/site-packages/")
+    if installed:
+        return rest
+    try:
+        return str(Path(file).relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return file
+
+
+@dataclass(frozen=True)
+class KeptWeights:
+    """The cached casts of weights: how often they were used, and the memory that they take now.
+
+    ``refused`` counts the uses of weights whose casts could not be cached: their memory had other owners too, or the
+    limit was reached. Such a weight was cast for the call, as without a cache. ``reasons`` has the numbers by reason.
+    ``refresh_seconds`` is the time of casts that were made again after an optimizer's step. The time of a cast that a
+    call made again belongs to that call.
+    """
+
+    hits: int = 0
+    refreshes: int = 0
+    refreshed_bytes: int = 0
+    refresh_seconds: float = 0.0
+    refused: int = 0
+    weights: int = 0
+    packed: int = 0
+    bytes: int = 0
+    reasons: dict[str, int] = field(default_factory=dict, hash=False)
+
+    def __str__(self) -> str:
+        reasons = ", ".join(f"{reason}: {times}" for reason, times in self.reasons.items())
+        size = f"{self.bytes / 1e6:.3f} MB, {self.packed} packed"
+        again = f" ({self.refreshed_bytes / 1e6:.3f} MB)" if self.refreshes else ""
+        return (
+            f"kept casts of weights: {self.weights} ({size}), used {self.hits} times, "
+            f"refreshed {self.refreshes} times{again}, not kept {self.refused} times"
+            + (f" ({reasons})" if reasons else "")
+        )
+
+
+@dataclass(frozen=True)
+class ModuleRow:
+    """A module that ran: the number of its calls, and their total time from beginning to end."""
+
+    path: str
+    kind: str
+    calls: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Results of one row's calls that went into another row's calls. ``casts``: how many of them had to be cast."""
+
+    source: int
+    target: int
+    calls: int
+    casts: int
+
+
+@dataclass(frozen=True, repr=False)
+class Records:
+    """The rows of a report, the busiest first, and what belongs to them."""
+
+    rows: tuple[Row, ...]
+    weights: KeptWeights = KeptWeights()
+    detail: Detail = "operations"
+    modules: tuple[ModuleRow, ...] = ()
+    edges: tuple[Edge, ...] = ()
+    #: The configuration of convert, None if it is not in force; and the environment of the calls.
+    configuration: Mapping[str, Any] | None = field(default=None, hash=False)
+    environment: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    #: The seconds in which calls were watched; None if they were only counted.
+    seconds: float | None = field(default=None, compare=False)
+    ranks: int = 1
+    #: True if this process made it from its own calls.
+    is_live: bool = field(default=False, compare=False)
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def total(self, name: str) -> Any:
+        """Returns the sum over the rows. A sum of times is None if no row has one."""
+        values = [getattr(row, name) for row in self.rows if getattr(row, name) is not None]
+        return sum(values) if values or not name.endswith("seconds") else None
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        """Returns the rows as plain data."""
+        return [row.to_dict() for row in self.rows]
