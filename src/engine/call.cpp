@@ -9,6 +9,7 @@
 #include "engine/known_tensors.hpp"
 #include "engine/originals.hpp"
 #include "engine/region.hpp"
+#include "engine/tracing.hpp"
 #include "errors.hpp"
 #include "host/frames.hpp"
 #include "log/log.hpp"
@@ -65,8 +66,15 @@ void log_call(const Target& target, Decision decision, unsigned casts) {
   held.restore();
 }
 
+void trace_result(const Target& target, Decision decision) noexcept {
+  set_traced_target(target);  // the call may have made others
+  rules::trace(rules::name(decision.precision), rules::describe(decision.reason));
+}
+
 void report(Target& target, Decision decision, const Tally& tally) {
   count(target, decision, tally);
+  if (rules::tracer != nullptr) [[unlikely]]
+    trace_result(target, decision);
   if (anybody_listens()) [[unlikely]]
     tell(target, decision, tally);
 }
@@ -109,6 +117,8 @@ PyObject* try_again(Try step, bool was_as_written, const Facts& facts) {
   for (;;) {
     HeldError former;
     rules::Failure failure{.step = step, .was_as_written = was_as_written};
+    trace_steps_of(facts.target);
+    rules::trace("it failed, and is tried again", rules::name(step));
     if (PyObject* result = make_try(step, facts, failure)) return result;
     step = rules::next_try(facts.rule, failure, facts);
     if (step == Try::give_up) return nullptr;
@@ -234,7 +244,7 @@ PyObject* noted_as_state(const Call& call, PyObject* made) {
 PyObject* answer_otherwise(const Facts& facts, const Plan& plan) {
   switch (plan.way) {
     case Way::leave:
-    case Way::silent_rule:  // the target has no such rule
+    case Way::unlisted_rule:  // the target has no such rule
       report(facts.target, plan.decision, {});
       return noted_as_state(facts, call_original(facts.target, facts.arguments));
     case Way::leave_to_outer:
@@ -275,7 +285,7 @@ template <bool is_watched>
     if (plan.leaves_numbers) [[unlikely]]
       leave_out_numbers(facts, reading);
     if (plan.way == Way::with_casts) return answer_with_casts(facts, plan);
-    if (plan.way == Way::silent_rule && target.unlisted->action != Action::none) {
+    if (plan.way == Way::unlisted_rule && target.unlisted->action != Action::none) {
       rule = target.unlisted;
       if (is_shown(plan.decision.reason)) shown = plan.decision;
       continue;
@@ -429,6 +439,8 @@ rules::RuleSource choose_rule_source(const Target& target) {
 PyObject* answer_by_lists(Target& target, const Arguments& arguments) {
   const rules::RuleSource source = choose_rule_source(target);
   if (source == rules::RuleSource::none) return answers.under_disable_casts(target, arguments);
+  trace_steps_of(target);
+  rules::trace("the rule comes from", rules::name(source));
   if (source == rules::RuleSource::protected_region) return answers.in_protected_region(target, arguments);
   // Read once: another policy may be installed while the arguments are read.
   const Rule* rule = source == rules::RuleSource::lists ? &rule_of_lists(target) : target.unlisted;

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "engine/tracing.hpp"
 #include "errors.hpp"
 #include "weights/cache.hpp"
 
@@ -198,7 +199,15 @@ bool CastArguments::make(const Rule& rule, const Reading& reading, Kind to, Tall
     values_[i] = made.release();
     ++made_;
   }
+  if (rules::tracer != nullptr) [[unlikely]]
+    trace_casts(reading, to);
   return true;
+}
+
+void CastArguments::trace_casts(const Reading& reading, Kind to) const noexcept {
+  for (Py_ssize_t i = 0; i < made_; ++i) {
+    if (values_[i] != given_.values[i]) trace_cast(i, reading.kinds[i], to);
+  }
 }
 
 bool CastArguments::keep_all() {

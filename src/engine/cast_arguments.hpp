@@ -70,6 +70,7 @@ class CastArguments {
   // Returns the argument at position `i` as the call needs it. Null with a Python exception set on failure.
   Owned cast_one(const Rule& rule, const Reading& reading, Py_ssize_t i, Kind to, bool keeps_float32, Tally& tally);
   bool keep_all();
+  void trace_casts(const Reading& reading, Kind to) const noexcept;
 
   const Arguments& given_;
   SmallBuffer<PyObject*> values_;  // the first `made_` are owned

@@ -13,5 +13,6 @@ target_sources(_core PRIVATE
   src/engine/slots.cpp
   src/engine/state.cpp
   src/engine/target.cpp
+  src/engine/tracing.cpp
   src/engine/watched.cpp
 )

@@ -5,11 +5,15 @@
 // the tests have their own.
 #pragma once
 
+#include <array>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <source_location>
 
 #include "rules/rule.hpp"
+#include "rules/trace.hpp"
 
 namespace habana_mp::rules {
 
@@ -20,10 +24,18 @@ enum class Way : std::uint8_t {
   leave_to_outer,    // as written: it is part of another operation, which was decided
   with_casts,        // with every input that may be cast in one precision
   without_lowering,  // in float32 if that is possible, else as written
-  silent_rule,       // by the rule for suspended lists
+  unlisted_rule,     // by the rule for suspended lists
   refuse,            // raises an error
   failed,            // a fact raised an exception, which is passed on
 };
+
+// Returns the words of the trace.
+constexpr const char* name(Way way) {
+  constexpr std::array names{"as written", "left alone",       "left to the outer operation",
+                             "with casts", "without lowering", "by the rule for suspended lists",
+                             "refused",    "an error"};
+  return names[static_cast<std::size_t>(way)];
+}
 
 struct Plan {
   Way way = Way::as_written;
@@ -78,7 +90,10 @@ constexpr bool must_cast(Kind to, const Inputs& inputs) {
 
 // ---- the draft: the decision that the rule makes from the inputs alone ----------------------------------------------
 
-constexpr Plan leave_as_written(Reason reason) { return {.decision = {Precision::unchanged, reason}}; }
+inline Plan leave_as_written(Reason reason, const std::source_location& where = std::source_location::current()) {
+  trace("nothing is to be cast", describe(reason), where);
+  return {.decision = {Precision::unchanged, reason}};
+}
 
 // Rule 2: returns the widest of several precisions. As in torch's promotion, a tensor without dimensions does not widen
 // one with dimensions: it is cast to the precision of those. If the operation itself promotes it, the tensor stays
@@ -122,6 +137,7 @@ Plan draft(const Rule& rule, Inputs& inputs, const Facts& facts) {
       return leave_as_written(rule.reason);
   }
   plan.decision = {precision_of(plan.to), rule.reason};
+  trace("the rule wants", name(plan.decision.precision));
   return plan;
 }
 
@@ -143,13 +159,14 @@ bool must_look_closer(const Rule& rule, const Plan& plan, const Facts& facts) {
 // Applies the table from top to bottom. The first row that holds decides, and the facts of later rows are not computed.
 template <typename Facts>
 [[gnu::noinline]] Plan confirm(const Rule& rule, Inputs& inputs, const Facts& facts, Plan plan) {
-  const auto by = [&plan](Way way) {
+  const auto by = [&plan](Way way, const std::source_location& where = std::source_location::current()) {
+    trace(name(way), describe(plan.decision.reason), where);
     plan.way = way;
     return plan;
   };
-  const auto leave = [&](Reason reason) {
+  const auto leave = [&](Reason reason, const std::source_location& where = std::source_location::current()) {
     plan.decision = {Precision::unchanged, reason};
-    return by(Way::leave);
+    return by(Way::leave, where);
   };
 
   // The surroundings of the call.
@@ -158,20 +175,20 @@ template <typename Facts>
   const bool lowers_by_list = plan.decision.reason == Reason::list && is_lower(plan.to);
   if (lowers_by_list && facts.caller_is_exact()) {
     plan.decision = {Precision::unchanged, Reason::library};
-    return by(Way::silent_rule);
+    return by(Way::unlisted_rule);
   }
   if (lowers_by_list && rule.is_elementwise && facts.computes_state()) {
     plan.decision = {Precision::unchanged, Reason::state};
-    return by(Way::silent_rule);
+    return by(Way::unlisted_rule);
   }
   const bool may_be_preparation = lowers_by_list && (rule.is_elementwise || rule.is_product);
   if (may_be_preparation && facts.is_all_float32_in_any_module() && (rule.is_elementwise || facts.adds_three_terms())) {
     plan.decision = {Precision::fp32, Reason::all_float32};
-    return by(Way::silent_rule);
+    return by(Way::unlisted_rule);
   }
   if (lowers_by_list && rule.leaves_points && facts.adds_three_terms() && facts.is_all_float32_in_module_call()) {
     plan.decision = {Precision::fp32, Reason::points};
-    return by(Way::silent_rule);
+    return by(Way::unlisted_rule);
   }
   if (facts.is_for_another_device()) return leave(Reason::other_device);
 
@@ -192,7 +209,7 @@ template <typename Facts>
     plan.is_fused = is_fused == Answer::yes;
   }
   plan.is_inside = rule.products_inside && is_lower(plan.to) && !plan.is_fused;
-  if (plan.is_inside && !facts.may_lower_products(plan.to)) return by(Way::silent_rule);
+  if (plan.is_inside && !facts.may_lower_products(plan.to)) return by(Way::unlisted_rule);
   if (rule.may_be_wrong && plan.to == Kind::bf16) {
     const Answer wrong_in_bf16 = facts.wrong_in_bf16();
     if (wrong_in_bf16 != Answer::no) return by(wrong_in_bf16 == Answer::yes ? Way::without_lowering : Way::failed);
@@ -222,6 +239,7 @@ template <typename Facts>
 Plan decide(const Rule& rule, Inputs inputs, const Facts& facts) {
   Plan plan = draft(rule, inputs, facts);
   if (must_cast(plan.to, inputs) || must_look_closer(rule, plan, facts)) return confirm(rule, inputs, facts, plan);
+  trace("no input is to be cast", describe(plan.decision.reason));
   const bool is_refused = rule.action == Action::refused && plan.decision.reason == rule.reason;
   if (is_refused && !facts.is_for_another_device()) plan.way = Way::refuse;
   return plan;

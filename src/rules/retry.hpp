@@ -7,6 +7,9 @@
 // 4. In the precision of the state that the call updates.
 #pragma once
 
+#include <array>
+#include <cstddef>
+
 #include "rules/rule.hpp"
 
 namespace habana_mp::rules {
@@ -19,6 +22,12 @@ enum class Try : std::uint8_t {
   give_up,         // raises the last error
   give_up_former,  // raises the error of the try before
 };
+
+// Returns the words of the trace.
+constexpr const char* name(Try step) {
+  constexpr std::array names{"with casts", "in float32", "as written", "in the precision of state", "not", "not"};
+  return names[static_cast<std::size_t>(step)];
+}
 
 // A failed try.
 struct Failure {

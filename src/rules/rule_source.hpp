@@ -1,6 +1,9 @@
 // Selects what decides a call: the lists that apply where it is made, the rule for suspended lists, or nothing.
 #pragma once
 
+#include <array>
+#include <cstddef>
+
 #include "rules/rule.hpp"
 
 namespace habana_mp::rules {
@@ -11,6 +14,12 @@ enum class RuleSource : std::uint8_t {
   lists,
   unlisted,  // rules 2 to 4 alone
 };
+
+// Returns the words of the trace.
+constexpr const char* name(RuleSource source) {
+  constexpr std::array names{"nowhere", "a region of torch.autocast(enabled=False)", "the lists", "rules 2 to 4 alone"};
+  return names[static_cast<std::size_t>(source)];
+}
 
 // The parts of a thread's state on which the selection depends.
 struct Situation {

@@ -187,16 +187,16 @@ void check_table() {
   all.decided_elsewhere = false;
   CHECK(leaves(plan_of(rule, all, inputs), Way::leave, Reason::worker));
   all.at_place.reset();
-  CHECK(leaves(plan_of(rule, all, inputs), Way::silent_rule, Reason::library));
+  CHECK(leaves(plan_of(rule, all, inputs), Way::unlisted_rule, Reason::library));
   Rule widens = rule;
   widens.action = Action::widest;
   widens.reason = Reason::widest;
   CHECK(plan_of(widens, all, inputs).decision.reason == Reason::other_device);  // only a list lowers in such code
   all.exact_caller = false;
-  CHECK(leaves(plan_of(rule, all, inputs), Way::silent_rule, Reason::state));
+  CHECK(leaves(plan_of(rule, all, inputs), Way::unlisted_rule, Reason::state));
   CHECK(plan_of(widens, all, inputs).decision.reason == Reason::other_device);  // this alone is not lowered
   all.only_state = false;
-  CHECK(plan_of(rule, all, inputs).way == Way::silent_rule);
+  CHECK(plan_of(rule, all, inputs).way == Way::unlisted_rule);
   CHECK(plan_of(rule, all, inputs).decision.reason == Reason::all_float32);
   rule.is_elementwise = false;
   CHECK(plan_of(rule, all, inputs).decision.reason == Reason::all_float32);  // a product of three terms
@@ -245,7 +245,7 @@ void check_table() {
   CHECK(plan_of(rule, all, inputs).way == Way::failed);
   all.fused = Answer::no;
   rule.products_inside = true;
-  CHECK(plan_of(rule, all, inputs).way == Way::silent_rule);
+  CHECK(plan_of(rule, all, inputs).way == Way::unlisted_rule);
   all.products_can_be_lowered = true;
   CHECK(plan_of(rule, all, inputs).way == Way::failed);  // wrong_in_bf16
   all.wrong = Answer::yes;

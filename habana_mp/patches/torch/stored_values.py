@@ -135,7 +135,7 @@ _KNOWN_TO_BE_LOWERED = "is made from a result that habana_mp lowered"
 def _in_float32(what: str, values: torch.Tensor, why: str) -> torch.Tensor:
     _warn_of_state(
         f"{what} {why}; it stays in float32, but its values were rounded: compute them in a module's __init__ or under "
-        "hmp.casts_off() to have them exact"
+        "hmp.disable_casts() to have them exact"
     )
     with casts_off():
         return values.float()
