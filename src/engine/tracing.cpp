@@ -1,0 +1,49 @@
+#include "engine/tracing.hpp"
+
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace habana_mp::engine {
+
+namespace {
+
+const char* traced_operation = nullptr;  // "all", or the name of an operation
+thread_local const Target* current = nullptr;
+
+// Returns the path from `src` on.
+const char* short_path(const char* path) noexcept {
+  const char* found = std::strstr(path, "src/");
+  for (const char* next = found; next != nullptr; next = std::strstr(next + 1, "src/")) found = next;
+  return found == nullptr ? path : found;
+}
+
+void print(const char* step, const char* detail, const std::source_location& where) noexcept {
+  if (current == nullptr) return;
+  const char* const operation = current->operation.c_str();
+  if (std::strcmp(traced_operation, "all") != 0 && std::strcmp(traced_operation, operation) != 0) return;
+  std::fprintf(stderr, "habana_mp: %s: %s%s%s (%s:%u)\n", operation, step, *detail == '\0' ? "" : ": ", detail,
+               short_path(where.file_name()), static_cast<unsigned>(where.line()));
+}
+
+[[maybe_unused]] const bool is_set = [] {
+  traced_operation = std::getenv("HABANA_MP_TRACE");
+  if (traced_operation != nullptr && *traced_operation != '\0') rules::tracer = &print;
+  return rules::tracer != nullptr;
+}();
+
+constexpr std::array kind_names{"other", "fp32", "bf16", "fp16", "float64 or complex", "sequence", "dtype"};
+
+}  // namespace
+
+void set_traced_target(const Target& target) noexcept { current = &target; }
+
+void trace_cast(Py_ssize_t place, Kind from, Kind to, const std::source_location& where) noexcept {
+  std::array<char, 80> text{};
+  const auto name = [](Kind kind) { return kind_names[static_cast<std::size_t>(kind)]; };
+  std::snprintf(text.data(), text.size(), "argument %zd, %s to %s", place, name(from), name(to));
+  rules::trace("cast", text.data(), where);
+}
+
+}  // namespace habana_mp::engine
