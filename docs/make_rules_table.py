@@ -24,9 +24,9 @@ _RULES = {
     "widest": ("widest input", "the dtypes must agree or are promoted (rule 2)"),
     "in_place": ("first input keeps its dtype", "it writes into its first input (rule 3)"),
     "first_input": ("first input decides", "torch refuses mixed dtypes (rule 4)"),
-    "scalars": ("as torch does, numbers brought into range", "torch accepts the mixture (rule 9)"),
+    "scalars": ("as in torch, with numbers brought into range", "torch accepts the mixture (rule 9)"),
     "precision": ("fp32", "no kernel for the lower precision (rule 8)"),
-    "none": ("left alone", "torch follows the first input by itself (rule 4)"),
+    "none": ("left alone", "torch itself follows the first input (rule 4)"),
 }
 _FIRST = {1: "the first", 2: "the first two", 3: "the first three"}
 
@@ -52,7 +52,7 @@ def _arguments(operation: str) -> str:
     if castable is None:
         return "all"
     if ops.row_of(operation).castable is None:
-        return "its tensors, but those that it writes into"
+        return "its tensors, except those that it writes into"
     everywhere = [position for position in castable.positions if position not in castable.off_cpu]
     if everywhere != list(range(len(everywhere))):
         raise ValueError(f"no words for the arguments of `{operation}`: {castable.positions}")
@@ -68,13 +68,13 @@ def _rule_and_why(operation: str, ruling: Ruling) -> tuple[str, str]:
     if row.unlisted == ops.KERNEL_FOR_SOME:
         why = "no kernel for one of the lower precisions, or for some arguments: then fp32 (rule 8)"
     if row.sums is not None and row.unlisted != ops.FIRST_INPUT:
-        why = "torch follows the first input by itself (rule 4)"
+        why = "torch itself follows the first input (rule 4)"
     if row.sums is not None:
         why += "; adds up in float32 (rule 8)"
     if ruling.saturate:
         why += "; numbers are brought into range (rule 9)"
     if ops.gives_view(operation) and ruling.action == "none":
-        why = "a view: no list has an effect (rule 6)"
+        why = "returns a view: lists have no effect (rule 6)"
     return rule, why if row.castable is None else f"{why}; {row.castable.why}"
 
 
@@ -106,13 +106,13 @@ def spellings_table() -> str:
 
 
 def families_table() -> str:
-    """List names that take other operations along."""
+    """Returns the table of list names that include other operations."""
     rows = []
     for name in sorted(name for name, row in ops.rows().items() if row.family):
         resolved = ops.resolve(name)
         if resolved is not None and resolved.family:
             rows.append((f"`{name}`", _code(resolved.family)))
-    return _table(("name in a list", "taken along"), rows)
+    return _table(("name in a list", "also listed"), rows)
 
 
 def parts_table() -> str:
@@ -123,7 +123,7 @@ def parts_table() -> str:
         if parts and ops.resolve(whole) is not None:
             answers = (row.is_only_parts, row.parts_follow)
             rows.append((f"`{whole}`", _code(parts), *("yes" if one else "" for one in answers)))
-    return _table(("operation", "its parts", "it is nothing but these", "they follow it"), rows)
+    return _table(("operation", "its parts", "consists only of its parts", "parts follow it"), rows)
 
 
 def presets_table() -> str:
@@ -160,7 +160,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
 
 
 def filled(text: str, tables: dict[str, Callable[[], str]]) -> str:
-    """The text with its tables as they should be."""
+    """Returns the text with up-to-date tables."""
     for name, make in tables.items():
         begin, end = f"<!-- {name} table: begin -->", f"<!-- {name} table: end -->"
         block = f"{begin}\n\n{make()}\n\n{end}"
