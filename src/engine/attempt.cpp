@@ -7,6 +7,7 @@
 #include "engine/originals.hpp"
 #include "errors.hpp"
 #include "host/casts_inside.hpp"
+#include "host/tensors.hpp"
 #include "tensor/cast_memory.hpp"
 #include "weights/cache.hpp"
 
@@ -73,7 +74,7 @@ bool fold_products(PyObject* made) {
   static PyObject* const requires_grad = interned("requires_grad_");
   PyObject** const items = PySequence_Fast_ITEMS(made);
   for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(made); ++i) {
-    if (Py_TYPE(items[i]) != host::api.tensor || host::requires_grad(items[i])) continue;
+    if (!host::is_exact_tensor(items[i]) || host::requires_grad(items[i])) continue;
     Owned other(PyObject_CallMethodNoArgs(items[i], detach));
     Owned same(other ? PyObject_CallMethodNoArgs(other.get(), requires_grad) : nullptr);
     other.reset();

@@ -4,6 +4,7 @@
 
 #include "engine/tracing.hpp"
 #include "errors.hpp"
+#include "host/tensors.hpp"
 #include "weights/cache.hpp"
 
 namespace habana_mp::engine {
@@ -42,7 +43,7 @@ Owned kept_cast(PyObject* weight, bool is_view, Kind to, Tally& tally) {
 
 bool may_have_cached_cast(const Rule& rule, PyObject* item, Tally& tally) {
   if (!rule.execution.caches_weights) return false;
-  if (Py_TYPE(item) != host::api.parameter) return host::is_plain_tensor(item) && weights::may_be_part(item);
+  if (!host::is_parameter(item)) return host::is_plain_tensor(item) && weights::may_be_part(item);
   if (!tally.leaves_casts_to_autocast || !weights::is_too_small_to_record(item)) return true;
   ++tally.small;
   return false;
@@ -59,7 +60,7 @@ Owned cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tal
   tally.transient = false;
   if (!is_floating(kind) || kind == to) return Owned::borrowed(item);
   if (kind == Kind::f32 && may_have_cached_cast(rule, item, tally)) {
-    if (Owned kept = kept_cast(item, Py_TYPE(item) != host::api.parameter, to, tally)) return kept;
+    if (Owned kept = kept_cast(item, !host::is_parameter(item), to, tally)) return kept;
     if (PyErr_Occurred() != nullptr) return nullptr;
   }
   if (tally.is_recurrent_weight && kind == Kind::f32) {

@@ -8,6 +8,7 @@
 #include "errors.hpp"
 #include "host/callers.hpp"
 #include "host/casts_inside.hpp"
+#include "host/tensors.hpp"
 #include "tensor/cast.hpp"
 
 namespace habana_mp::engine {
@@ -61,7 +62,7 @@ bool has_unit_stride(const Arguments& arguments) {
 // True if the arguments hold a float32 Parameter or a tensor in a lower precision.
 bool holds_weight_or_lower_tensor(const Arguments& arguments) {
   return is_any_tensor(arguments.values, arguments.count(), [](PyObject* value, Kind kind) {
-    return is_lower(kind) || (kind == Kind::f32 && Py_TYPE(value) == host::api.parameter);
+    return is_lower(kind) || (kind == Kind::f32 && host::is_parameter(value));
   });
 }
 

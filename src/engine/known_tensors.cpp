@@ -9,6 +9,7 @@
 
 #include "engine/state.hpp"
 #include "host/inside.hpp"
+#include "host/tensors.hpp"
 #include "tensor/cast.hpp"
 #include "weakrefs.hpp"
 
@@ -151,7 +152,7 @@ bool remember_module_tensor(PyObject* object) {
 }
 
 bool is_module_tensor(PyObject* tensor) noexcept {
-  return Py_TYPE(tensor) == host::api.parameter || module_tensors->holds_memory_of(tensor);
+  return host::is_parameter(tensor) || module_tensors->holds_memory_of(tensor);
 }
 
 bool lower_module_values_exist = false;

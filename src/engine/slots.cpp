@@ -12,6 +12,7 @@
 #include "engine/state.hpp"
 #include "engine/watched.hpp"
 #include "host/memory_map.hpp"
+#include "host/tensors.hpp"
 #include "tensor/cast_memory.hpp"
 #include "weights/escapes.hpp"
 
@@ -290,7 +291,7 @@ bool observe(const std::vector<CoveredObject>& entries) {
 }
 
 bool uninstall() {
-  if (host::api.tensor_base == nullptr) return true;  // nothing is patched before torch is bound
+  if (!host::is_bound()) return true;  // nothing is patched before torch is bound
   const std::optional<host::TensorClasses> classes = host::TensorClasses::find();
   if (!classes) return false;
   // From here on nothing can fail.

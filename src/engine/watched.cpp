@@ -15,6 +15,7 @@
 #include "errors.hpp"
 #include "host/modes.hpp"
 #include "host/reader.hpp"
+#include "host/tensors.hpp"
 #include "host/watching.hpp"
 #include "listeners.hpp"
 #include "watch/noticed.hpp"
@@ -143,7 +144,7 @@ Owned values_of_state(PyObject* values, const char* what, PyObject* former) {
 PyObject* make_subclass_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   const Arguments given{values, PyVectorcall_NARGS(flagged_count), keywords};
   PyObject* const data = find_argument(given, 1, names().data);
-  if (data == nullptr || find_argument(given, 0, names().cls) != reinterpret_cast<PyObject*>(host::api.parameter)) {
+  if (data == nullptr || !host::is_parameter_class(find_argument(given, 0, names().cls))) {
     return make_subclass.call(values, flagged_count, keywords);
   }
   const Owned parameter_data = values_of_state(data, "a Parameter", Py_None);
@@ -368,7 +369,7 @@ using ConversionMethods = std::array<Owned, conversion_count>;
 bool find_state(PyObject* module_set_attribute, ConversionMethods& methods) {
   host::MemoryMap memory;
   for (std::size_t i = 0; i < methods.size(); ++i) {
-    methods[i] = Owned(PyObject_GetAttrString(reinterpret_cast<PyObject*>(host::api.tensor_base), conversions[i].name));
+    methods[i] = host::attribute_of_tensor_base(conversions[i].name);
     const bool is_watched = conversions[i].method.is_watched();
     if (!methods[i] ||
         (!is_watched && !host::WatchedMethod::check(methods[i].get(), METH_VARARGS | METH_KEYWORDS, memory)))

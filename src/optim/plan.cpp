@@ -13,7 +13,7 @@
 #include "gil.hpp"
 #include "host/held_memory.hpp"
 #include "host/inside.hpp"
-#include "host/torch_api.hpp"
+#include "host/tensors.hpp"
 #include "instances.hpp"
 #include "tensor/cast.hpp"
 
@@ -93,17 +93,12 @@ class View {
 
  private:
   static bool is_negative(py::handle tensor) {
-    return host::can_look_inside() ? host::is_negative(tensor.ptr()) : is_true(host::api.is_neg, tensor);
+    return host::can_look_inside() ? host::is_negative(tensor.ptr()) : !host::has_no_negative_bit(tensor.ptr());
   }
   // Such a tensor has no version counter.
   static bool is_of_inference_mode(py::handle tensor) {
     return host::can_look_inside() ? host::snapshot_of(tensor.ptr()).counter == nullptr
-                                   : is_true(host::api.is_inference, tensor);
-  }
-  static bool is_true(PyCFunction method, py::handle tensor) {
-    const Owned answer(method(tensor.ptr(), nullptr));
-    if (!answer) clear_error();
-    return answer.get() != Py_False;
+                                   : !host::is_no_inference_tensor(tensor.ptr());
   }
 
   [[nodiscard]] std::int64_t stride(std::int32_t axis) const {
@@ -116,7 +111,7 @@ class View {
   std::size_t count_ = 1;
 };
 
-bool is_any_tensor(py::handle object) { return PyType_IsSubtype(Py_TYPE(object.ptr()), host::api.tensor) != 0; }
+bool is_any_tensor(py::handle object) { return host::is_tensor(object.ptr()); }
 
 // True if a range that is written overlaps another range.
 bool any_overlap(std::vector<Extent>& extents) {

@@ -5,6 +5,7 @@
 
 #include "errors.hpp"
 #include "host/inside.hpp"
+#include "host/tensors.hpp"
 #include "kernels/cast.hpp"
 
 namespace habana_mp::tensor {
@@ -18,18 +19,8 @@ constexpr std::int64_t parallel_from = 1 << 16;
 
 NeverDestroyed<Owned> recorded_cast;
 
-PyObject* dtype_of(Kind kind) {
-  return kind == Kind::bf16 ? host::api.bfloat16 : (kind == Kind::f16 ? host::api.float16 : host::api.float32);
-}
-
 Owned cast_by_torch(PyObject* tensor, Kind to) {
-  if (host::is_plain_tensor(tensor)) {
-    PyCFunction function =
-        to == Kind::bf16 ? host::api.to_bfloat16 : (to == Kind::f16 ? host::api.to_float16 : host::api.to_float32);
-    static PyObject* const no_arguments = checked(PyTuple_New(0));
-    const auto method = reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(function));
-    return Owned(method(tensor, no_arguments, nullptr));
-  }
+  if (host::is_plain_tensor(tensor)) return host::convert_by_torch(tensor, to);
   // A subclass may override the method.
   return Owned(
       PyObject_CallMethod(tensor, to == Kind::bf16 ? "bfloat16" : (to == Kind::f16 ? "half" : "float"), nullptr));
@@ -134,7 +125,7 @@ static Owned make_cast(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
     } else if (*recorded_cast &&
                (may_change_layout(tensor, seen) || (is_cast_to_block(count) && is_cast_in_graph(tensor)))) {
       const Owned function = Owned::borrowed(recorded_cast->get());
-      PyObject* const arguments[] = {tensor, dtype_of(to)};
+      PyObject* const arguments[] = {tensor, host::dtype_of(to)};
       return Owned(PyObject_Vectorcall(function.get(), arguments, 2, nullptr));
     }
   } else if (!seen.recorded) {
@@ -159,12 +150,7 @@ Owned cast_saturated(PyObject* tensor, Kind from, Kind to, CastResult& seen) {
   return edge ? cast(edge.get(), from, to, seen) : nullptr;
 }
 
-bool add_in_place(PyObject* tensor, PyObject* other) noexcept {
-  const Owned arguments(PyTuple_Pack(1, other));
-  if (!arguments) return false;
-  const auto add = reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(host::api.add_in_place));
-  return static_cast<bool>(Owned(add(tensor, arguments.get(), nullptr)));
-}
+bool add_in_place(PyObject* tensor, PyObject* other) noexcept { return host::add_in_place(tensor, other); }
 
 double largest(Kind kind) noexcept {
   switch (kind) {

@@ -10,6 +10,7 @@
 #include "host/greenlets.hpp"
 #include "host/modes.hpp"
 #include "host/reader.hpp"
+#include "host/tensors.hpp"
 #include "kernels/cast.hpp"
 #include "watch/events.hpp"
 #include "watch/noticed.hpp"
@@ -132,7 +133,7 @@ Kind kind_of(rules::Precision precision) {
 template <typename Visit>
 void for_each_tensor(PyObject* const* values, Py_ssize_t count, const Visit& visit, bool may_nest = true) {
   for (Py_ssize_t i = 0; i < count; ++i) {
-    if (Py_TYPE(values[i]) == host::api.tensor) {  // weights are skipped: no call made them
+    if (host::is_exact_tensor(values[i])) {  // weights are skipped: no call made them
       visit(values[i]);
     } else if (may_nest && (PyTuple_Check(values[i]) || PyList_Check(values[i]))) {
       for_each_tensor(PySequence_Fast_ITEMS(values[i]), PySequence_Fast_GET_SIZE(values[i]), visit, false);

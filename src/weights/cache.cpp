@@ -11,6 +11,7 @@
 #include "from_c.hpp"
 #include "gil.hpp"
 #include "host/aten.hpp"
+#include "host/tensors.hpp"
 #include "weights/entry.hpp"
 #include "weights/room.hpp"
 
@@ -80,45 +81,11 @@ void distrust(PyObject* weight) {
   }
 }
 
-// In its scope new tensors are ordinary tensors, even in torch's inference mode.
-class OutsideOfInferenceMode {
- public:
-  OutsideOfInferenceMode() {
-    const Owned on(PyObject_CallNoArgs(host::api.is_inference_mode));
-    if (!on) clear_error();
-    if (on.get() != Py_True) return;
-    guard_ = Owned(PyObject_CallOneArg(host::api.inference_mode, Py_False));
-    const Owned done(guard_ ? PyObject_CallMethod(guard_.get(), "__enter__", nullptr) : nullptr);
-    if (done) return;
-    clear_error();
-    guard_.reset();
-  }
-  ~OutsideOfInferenceMode() {
-    if (!guard_) return;
-    HeldError held;
-    const Owned done(PyObject_CallMethod(guard_.get(), "__exit__", "OOO", Py_None, Py_None, Py_None));
-    if (!done) clear_error();  // the guard also ends the mode when it is destroyed
-    held.restore();
-  }
-  OutsideOfInferenceMode(const OutsideOfInferenceMode&) = delete;
-  OutsideOfInferenceMode& operator=(const OutsideOfInferenceMode&) = delete;
-
- private:
-  Owned guard_;
-};
-
-// True if a method without arguments returns False.
-bool denies(PyCFunction method, PyObject* tensor) {
-  const Owned answer(method(tensor, nullptr));
-  clear_error();
-  return answer.get() == Py_False;
-}
-
 // Returns the weight's cast, as torch makes it, if it has the weight's layout: then it can be made again in place.
 // Returns null, with no exception set, if it does not.
 Owned make_cast(const Entry& entry, PyObject* weight) {
-  const OutsideOfInferenceMode guard;
-  Owned plain(host::api.detach(weight, nullptr));
+  const host::OutsideOfInferenceMode guard;
+  Owned plain = host::detach(weight);
   tensor::CastResult ignored;
   Owned made = plain ? tensor::cast(plain.get(), Kind::f32, entry.to, ignored) : nullptr;
   plain.reset();
@@ -224,7 +191,7 @@ std::optional<Refusal> find_other_hands(PyObject* weight, const char* storage, s
 std::optional<Refusal> reason_to_doubt(PyObject* weight, const Snapshot& now, std::uint32_t views) {
   if (now.storage == nullptr || now.counter == nullptr) return Refusal::version;
   if (const auto refusal = find_other_hands(weight, now.storage, views)) return refusal;
-  const bool is_counted = denies(host::api.is_inference, weight) && denies(host::api.is_neg, weight);
+  const bool is_counted = host::is_no_inference_tensor(weight) && host::has_no_negative_bit(weight);
   return is_counted ? std::nullopt : std::optional(Refusal::version);
 }
 
@@ -370,7 +337,7 @@ Owned as_part_of_graph(PyObject* weight, std::span<const std::int64_t> sizes, Py
     PyObject* const arguments[] = {weight, held_size.get()};
     if (held_size) made = Owned(PyObject_Vectorcall(view.get(), arguments, 2, nullptr));
   }
-  if (made && host::api.set_data(made.get(), cast, host::api.data->closure) != 0) made.reset();
+  if (made && !host::set_data(made.get(), cast)) made.reset();
   clear_error();
   return made;
 }
@@ -414,7 +381,7 @@ UpToDate up_to_date(PyObject* weight, Kind to, bool records, std::uint32_t views
 // memory.
 class Base {
  public:
-  explicit Base(PyObject* view) : held_(host::api.get_base->get(view, host::api.get_base->closure)) {
+  explicit Base(PyObject* view) : held_(host::base_of(view)) {
     clear_error();
     if (held_ && !is_whole_of(view)) held_.reset();
   }
@@ -423,7 +390,7 @@ class Base {
 
  private:
   [[nodiscard]] bool is_whole_of(PyObject* view) const {
-    if (Py_TYPE(weight()) != host::api.parameter || host::kind_of_tensor(weight()) != Kind::f32) return false;
+    if (!host::is_parameter(weight()) || host::kind_of_tensor(weight()) != Kind::f32) return false;
     const Snapshot part = host::snapshot_of(view);
     const Snapshot whole = host::snapshot_of(weight());
     // A view shares the version counter of its base.
@@ -536,7 +503,7 @@ Owned cached_part(PyObject* view, Kind to, Use use, std::int64_t& elements) noex
 Owned cast_for_many(PyObject* given, Kind to) {
   host::Geometry geometry;
   if (!tensor::is_cast_in_graph(given) || !host::read_geometry(given, geometry)) return nullptr;
-  const Owned plain(host::api.detach(given, nullptr));
+  const Owned plain = host::detach(given);
   tensor::CastResult ignored;
   const Owned cast = plain ? tensor::cast(plain.get(), Kind::f32, to, ignored) : nullptr;
   Owned made = cast ? as_part_of_graph(given, geometry.sizes, nullptr, cast.get(), Use::recorded_often) : nullptr;

@@ -7,6 +7,7 @@
 #include "host/frames.hpp"
 #include "host/inside.hpp"
 #include "host/memory_map.hpp"
+#include "host/tensors.hpp"
 #include "host/watching.hpp"
 #include "weights/cache.hpp"
 
@@ -125,8 +126,8 @@ PyObject* storage_data_ptr_stub(PyObject* self, PyObject* none) {
 
 // In inference mode Tensor.view(dtype) makes a tensor that does not share the version counter.
 PyObject* view_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
-  const bool to_dtype = PyTuple_GET_SIZE(arguments) == 1 ? Py_TYPE(PyTuple_GET_ITEM(arguments, 0)) == host::api.dtype
-                                                         : keywords != nullptr;
+  const bool to_dtype =
+      PyTuple_GET_SIZE(arguments) == 1 ? host::is_dtype(PyTuple_GET_ITEM(arguments, 0)) : keywords != nullptr;
   if (to_dtype) tensor_escapes(self, false);
   return view.call(self, arguments, keywords);
 }
@@ -288,7 +289,7 @@ void arguments_escape(PyObject* const* values, Py_ssize_t count) noexcept {
 
 void tensor_escapes(PyObject* tensor, bool unseen) noexcept {
   if (!unseen && nothing_is_lost()) return;
-  if (host::can_look_inside() && PyObject_TypeCheck(tensor, host::api.tensor_base) != 0) {
+  if (host::can_look_inside() && host::is_tensor_base(tensor)) {
     memory_escapes(host::storage_of(tensor), unseen);
   }
 }

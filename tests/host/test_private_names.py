@@ -108,3 +108,13 @@ def test_private_names_of_others_stand_in_the_patches_only() -> None:
 )
 def test_a_private_name_is_noticed(source: str, count: int) -> None:
     assert len(list(private_names(source))) == count
+
+
+def test_torch_objects_and_mangled_names_stand_in_src_host_only() -> None:
+    sources = PACKAGE.parent / "src"
+    found = []
+    for path in sorted(sources.rglob("*.?pp")):
+        if path.relative_to(sources).parts[0] != "host":
+            lines = enumerate(path.read_text("utf-8").splitlines(), 1)
+            found += [f"{path}:{n}: {line}" for n, line in lines if re.search(r"host::api\b|\b_ZN?K?[\dS]", line)]
+    assert not found, "add a function to src/host instead:\n" + "\n".join(found)

@@ -14,6 +14,7 @@
 
 #include "errors.hpp"
 #include "from_c.hpp"
+#include "host/tensors.hpp"
 #include "module_parts.hpp"
 #include "pybind.hpp"
 #include "tensor/cast.hpp"
@@ -168,7 +169,7 @@ Owned tensor_in_block(const host::Geometry& like, Kind kind, void*& values) noex
   }
   lent.release();  // NOLINT(bugprone-unused-return-value): the capsule's now
   values = memory;
-  Owned made(PyObject_CallOneArg(host::api.from_dlpack, capsule.get()));
+  Owned made = host::from_dlpack(capsule.get());
   clear_error();
   return made;
 }

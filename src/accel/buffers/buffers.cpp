@@ -9,6 +9,7 @@
 
 #include "forks.hpp"
 #include "host/inside.hpp"
+#include "host/tensors.hpp"
 #include "kernels/cast.hpp"
 #include "module_parts.hpp"
 #include "pybind.hpp"
@@ -77,7 +78,7 @@ void adopt(Owned cast) {
   made.waiting = std::move(cast);
   made.tensor = made.waiting.get();
   made.kind = host::kind_of_tensor(made.tensor);
-  const bool fits = Py_TYPE(made.tensor) == host::api.tensor && host::is_held_once(made.tensor, false) &&
+  const bool fits = host::is_exact_tensor(made.tensor) && host::is_held_once(made.tensor, false) &&
                     host::read_geometry(made.tensor, made.geometry) && made.geometry.is_dense();
   const std::size_t hash = fits ? hash_of(made.geometry, made.kind) : 0;
   if (!fits || std::exchange(missed[hash % missed.size()], hash) != hash || !make_room(made.bytes())) {

@@ -8,6 +8,7 @@
 #include "errors.hpp"
 #include "host/held_memory.hpp"
 #include "host/inside.hpp"
+#include "host/tensors.hpp"
 #include "kernels/cast.hpp"
 #include "tensor/cast.hpp"
 #include "tensor/cast_memory.hpp"
@@ -58,10 +59,9 @@ Owned make_channels_last(PyObject* images, Kind kind, const DLTensor& wanted) {
     const host::NoCollection no_finalizers;  // a finalizer that calls this function would deadlock
     return checked(PyTuple_Pack(1, interned("memory_format")));
   }();
-  PyObject* const values[] = {images, host::api.channels_last_order};
-  Owned made(PyObject_Vectorcall(host::api.empty_like, values, 1, keywords));
+  Owned made = host::empty_in_channels_last(images, keywords);
   host::Geometry geometry;
-  const bool fits = made && Py_TYPE(made.get()) == host::api.tensor && host::kind_of_tensor(made.get()) == kind &&
+  const bool fits = made && host::is_exact_tensor(made.get()) && host::kind_of_tensor(made.get()) == kind &&
                     host::read_geometry(made.get(), geometry) && host::has_same_layout(wanted, geometry, true);
   if (!fits) made.reset();
   return made;

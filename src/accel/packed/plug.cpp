@@ -6,6 +6,7 @@
 #include "accel/packed/packed.hpp"
 #include "engine/accelerators.hpp"
 #include "errors.hpp"
+#include "host/tensors.hpp"
 #include "module_parts.hpp"
 #include "pybind.hpp"
 #include "weights/cache.hpp"
@@ -100,7 +101,7 @@ Owned try_packed(const Call& call, Kind to, Tally& tally) {
     return nullptr;
   }
   PackedCall packed{.what = packs, .input = input, .bias = bias};
-  packed.transposed = Py_TYPE(given) != host::api.parameter;
+  packed.transposed = !host::is_parameter(given);
   if (!may_pack(packed)) return nullptr;
   if (bias == Py_None && packs == Packs::addmm) return nullptr;  // torch refuses it
   const Kind bias_kind = bias == Py_None ? Kind::other : reading.kinds[positions.bias];

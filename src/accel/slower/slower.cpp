@@ -11,6 +11,7 @@
 #include "engine/originals.hpp"
 #include "errors.hpp"
 #include "host/modes.hpp"
+#include "host/tensors.hpp"
 #include "module_parts.hpp"
 #include "pybind.hpp"
 #include "stopwatch.hpp"
@@ -63,7 +64,7 @@ bool add_tensor(Hash& hash, PyObject* tensor) {
   DLTensor view;
   if (!host::is_plain_tensor(tensor) || !host::view_on_cpu(tensor, view)) return false;
   hash.add(static_cast<std::uint64_t>(view.ndim));
-  if (Py_TYPE(tensor) == host::api.parameter) {
+  if (host::is_parameter(tensor)) {
     for (std::int32_t i = 0; i < view.ndim; ++i) hash.add(static_cast<std::uint64_t>(view.shape[i]));
   } else {
     hash.add(static_cast<std::uint64_t>(std::bit_width(static_cast<std::uint64_t>(host::count_elements(tensor)))));
