@@ -8,7 +8,7 @@ from typing import Any
 
 from habana_mp import _core
 
-#: Of the last configurations, for each operation the precision that a list gives it, and where the list says so.
+#: The last configurations: for each operation, the precision that a list gives it and the place in that list.
 _named: deque[Mapping[str, tuple[str, str]]] = deque(maxlen=16)
 
 

@@ -19,25 +19,26 @@ __all__ = [
 
 
 def mark_step(device_str: str = "", sync: bool = False) -> None:
-    """Runs gathered operations. Here each one runs, or starts, when it is called; ``sync=True`` waits for all."""
+    """Waits for all operations if ``sync`` is true. Gaudi gathers operations and runs them here; torch has started each
+    one when it was called."""
     if sync:
         hpu.synchronize()
 
 
 def hpu_set_env(*_: Any, **__: Any) -> None:
-    """Does nothing: there is nothing to set."""
+    """Does nothing: torch needs no environment variables of Gaudi."""
 
 
 def hpu_initialize(*_: Any, **__: Any) -> None:
-    """Lets torch initialise the device now. Nothing else needs preparation."""
+    """Makes torch initialise the device now. Nothing else needs preparation."""
     hpu.init()
 
 
 def hpu_inference_initialize(model: Any = None, *_: Any, **__: Any) -> None:
-    """Lets torch initialise the device now. The model needs no preparation."""
+    """Makes torch initialise the device now. The model needs no preparation."""
     hpu.init()
 
 
 def is_enabled_weight_permute_pass() -> bool:
-    """True: the script must not permute weights, since torch's kernels use them unchanged."""
+    """Returns True, so that the script does not permute weights: torch's kernels use them as they are."""
     return True

@@ -9,14 +9,14 @@ __all__ = ["CustomNms", "EmbeddingBag", "EmbeddingBagPreProc"]
 
 
 class EmbeddingBagPreProc(torch.nn.Module):
-    """Prepares the indices of bags for :class:`EmbeddingBag`. On Gaudi it sorts them for the kernels of forward and
-    backward. Here both use them unchanged, and errors in them are found before any lookup."""
+    """Prepares the indices of bags for :class:`EmbeddingBag`. Gaudi sorts them for its kernels. Torch's kernels need no
+    sorting, so here the indices are only checked."""
 
     def forward(self, indices: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the indices of all bags, one bag after the other, and the beginning of each bag.
 
         Raises:
-            ValueError: they are not one-dimensional, or the first bag does not begin at 0.
+            ValueError: one of them is not one-dimensional, or the first bag does not begin at 0.
         """
         if indices.dim() != 1 or offsets.dim() != 1:
             raise ValueError(
@@ -28,57 +28,61 @@ class EmbeddingBagPreProc(torch.nn.Module):
 
 
 class EmbeddingBag(torch.nn.EmbeddingBag):
-    """:class:`torch.nn.EmbeddingBag` that adds up, as Gaudi's operator does (torch's own takes the mean by default)."""
+    """:class:`torch.nn.EmbeddingBag` with the default mode of Gaudi's operator, ``"sum"`` (torch's is ``"mean"``)."""
 
     def __init__(self, num_embeddings: int, embedding_dim: int, mode: str = "sum", **options: object) -> None:
-        super().__init__(num_embeddings, embedding_dim, mode=mode, **options)  # type: ignore[arg-type]  # torch's
+        super().__init__(num_embeddings, embedding_dim, mode=mode, **options)  # type: ignore[arg-type]  # torch's options
 
 
 class CustomNms:
-    """Non-maximum suppression: of boxes that overlap, the one with the best score is kept."""
+    """Non-maximum suppression: of boxes that overlap, only the one with the best score remains."""
 
     def __call__(self, boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
         return self.nms(boxes, scores, iou_threshold)
 
     def nms(self, boxes: Tensor, scores: Tensor, iou_threshold: float) -> Tensor:
-        """Returns the indices of the boxes that are kept, the best score first.
+        """Returns the indices of the boxes that remain, the best score first.
 
         Args:
             boxes: One box per row: left, top, right, bottom.
             scores: One score for each box.
-            iou_threshold: A box is removed if it overlaps a better one by more than this part of their union.
+            iou_threshold: A box is removed if its intersection with a better one is more than this part of their union.
+
+        Raises:
+            ValueError: ``boxes`` or ``scores`` has a wrong shape.
         """
         if boxes.dim() != 2 or boxes.shape[1] != 4 or scores.shape != boxes.shape[:1]:
             raise ValueError(
                 "`boxes` must have the shape (N, 4) and `scores` (N,); got "
                 f"{tuple(boxes.shape)} and {tuple(scores.shape)}"
             )
-        # Scores are compared on the device. The boxes to keep are found on the host, one after the other.
+        # Scores are compared on the device. The remaining boxes are found on the host, one after the other.
         order = torch.argsort(scores, descending=True, stable=True)
         overlaps = (_overlaps(boxes[order].double()) > iou_threshold).cpu()
-        alive = torch.ones(len(order), dtype=torch.bool)
+        remains = torch.ones(len(order), dtype=torch.bool)
         kept = []
-        for place in range(len(order)):
-            if alive[place]:
-                kept.append(place)
-                alive &= ~overlaps[place]
+        for i in range(len(order)):
+            if remains[i]:
+                kept.append(i)
+                remains &= ~overlaps[i]
         return order[torch.tensor(kept, dtype=torch.long, device=order.device)]
 
     def batched_nms(self, boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: float) -> Tensor:
-        """Like :meth:`nms` for boxes of several classes or images, numbered by ``idxs``: only equal numbers compete."""
+        """Like :meth:`nms`, for boxes of several classes or images: a box removes only boxes with its number in ``idxs``."""
         if not len(boxes):
             return torch.empty(0, dtype=torch.long, device=boxes.device)
-        # The classes are moved so far apart that boxes of two classes never overlap.
+        # The boxes of each class are shifted so far that boxes of two classes never overlap.
         boxes = boxes.double()
         width = boxes.max() - boxes.min() + 1
         return self.nms(boxes + (idxs.to(boxes) * width)[:, None], scores, iou_threshold)
 
 
 def _overlaps(boxes: Tensor) -> Tensor:
-    """Returns the intersection of each two boxes as a part of their union."""
+    """Returns the matrix of all pairs of boxes: the area of their intersection, divided by that of their union."""
     sizes = (boxes[:, 2:] - boxes[:, :2]).clamp(min=0)
     areas = sizes.prod(1)
-    first, last = torch.maximum(boxes[:, None, :2], boxes[:, :2]), torch.minimum(boxes[:, None, 2:], boxes[:, 2:])
-    common = (last - first).clamp(min=0).prod(2)
-    union = areas[:, None] + areas - common
-    return torch.where(union > 0, common / union, torch.zeros_like(union))
+    top_left = torch.maximum(boxes[:, None, :2], boxes[:, :2])
+    bottom_right = torch.minimum(boxes[:, None, 2:], boxes[:, 2:])
+    intersections = (bottom_right - top_left).clamp(min=0).prod(2)
+    unions = areas[:, None] + areas - intersections
+    return torch.where(unions > 0, intersections / unions, torch.zeros_like(unions))

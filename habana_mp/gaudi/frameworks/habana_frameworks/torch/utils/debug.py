@@ -6,5 +6,5 @@ __all__ = ["_is_enabled_synapse_layout_handling"]
 
 
 def _is_enabled_synapse_layout_handling() -> bool:
-    """True: the script must not permute weights, since torch's kernels use them unchanged."""
+    """Returns True, so that the script does not permute weights: torch's kernels use them as they are."""
     return True
