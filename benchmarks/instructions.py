@@ -1,4 +1,4 @@
-"""The cost of one call in instructions, which no noise changes: the calls of calls.py, counted by callgrind.
+"""The instructions of one call, counted by callgrind for the calls of calls.py. Other load does not change them.
 
     python benchmarks/instructions.py [--steps]
 
@@ -36,7 +36,7 @@ STEPS = ("linears-16-train", "softmax-16-train", "mlp-64-train")
 
 
 class Counting:
-    """Runs within callgrind; makes one dump for each case, with its name."""
+    """Runs within callgrind, and writes one dump for each case and state, with their names."""
 
     def __init__(self, library: str) -> None:
         self.marks = ctypes.CDLL(library)
@@ -44,6 +44,7 @@ class Counting:
         self.marks.begin()
 
     def count(self, call: Callable[[], object], calls: int, case: str, state: str) -> None:
+        """Counts the instructions of so many calls, after some that are not counted."""
         for _ in range(max(10, calls // 20)):
             call()
         self.marks.zero()
@@ -67,6 +68,7 @@ class Counting:
 
 
 def counts_in(folder: Path) -> dict[str, dict[str, int]]:
+    """Reads the dumps in a folder. Returns the instructions of one call, by case and state."""
     counts: dict[str, dict[str, int]] = {}
     for file in folder.glob("counts*"):
         text = file.read_text("utf-8", errors="replace")
@@ -93,10 +95,10 @@ def main() -> None:
         subprocess.run(["cc", "-shared", "-fPIC", "-o", marks, folder / "marks.c"], check=True)
         callgrind = ["valgrind", "--quiet", "--tool=callgrind", "--instr-atstart=no"]
         callgrind.append(f"--callgrind-out-file={folder / 'counts'}")
-        this = [sys.executable, "-W", "ignore", __file__, "--within", str(marks), *(["--steps"] if given.steps else [])]
-        subprocess.run([*callgrind, *this], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        what = "a step" if given.steps else "a call, 4x16 tensors"
-        print(f"torch {torch.__version__}, one thread; instructions of {what}")
+        args = [sys.executable, "-W", "ignore", __file__, "--within", str(marks), *(["--steps"] if given.steps else [])]
+        subprocess.run([*callgrind, *args], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        unit = "a step" if given.steps else "a call, 4x16 tensors"
+        print(f"torch {torch.__version__}, one thread; instructions of {unit}")
         counts = counts_in(folder)
         width = max(map(len, counts))
         print(f"{'case':<{width}}{'autocast':>10}{'hmp':>10}{'ratio':>8}")

@@ -1,22 +1,23 @@
-"""Whole models: hmp.convert beside torch.autocast, FP32, and the model converted to bfloat16.
+"""Compares whole models: hmp.convert with torch.autocast, FP32, and the model converted to bfloat16.
 
     python benchmarks/models.py [--small | --kinds] [--within | --recommended] [--only CASE[,CASE]] [--quick]
         [--threads N | --busy] [--write]
 
-All contenders run the same model in turn, round after round. Each has a process of its own, as in real use, which keeps
-what is cached from step to step. After some rounds new processes take over, since the place of its memory makes a
-process faster or slower for good. A ratio is the other's time over ours in the same round, the median of all rounds:
-above 1 hmp is faster. Autocast is used as its documentation does: one region a step, around the forward pass and the
-loss. `hmp` has the lists that autocast has on a CPU, `hmp default` the default lists. Before anything is timed, all
-results are compared with those of FP32. --write puts the table and a plot into docs/.
+All contenders run the same model in turn, round after round. Each has a process of its own, as in real use, so its
+caches last from step to step. After some rounds new processes are started, since the position of its memory makes a
+process faster or slower as long as it runs. A ratio is the other contender's time divided by hmp's in the same round;
+the tables have the median of all rounds. Above 1 hmp is faster. Autocast is used as its documentation recommends: one
+region a step, around the forward pass and the loss. `hmp` has the lists that autocast has on a CPU, `hmp default` the
+default lists. Before anything is timed, all results are compared with those of FP32. --write puts the table into
+docs/performance.md, and for the models without another option also a plot into docs/performance.svg.
 
---small is for steps that take little time, in which the share of each call is large; --kinds for small networks of many
-other kinds, forward and in training, whose table --write puts there too.
+--small runs short steps, in which the overhead of each call matters most. --kinds runs small networks of many other
+kinds, forward and in training.
 
---within compares convert(within="modules") with convert() alone, for the same models, and --recommended compares
-preset="recommended" with autocast's lists; their tables are written too.
+--within compares convert(within="modules") with convert() alone, for the same models. --recommended compares
+preset="recommended" with autocast's lists.
 
---busy is for a machine that others use: one thread, and the processor's time instead of the clock's.
+--busy is for a machine that other programs use: one thread, and processor time instead of elapsed time.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ State = Callable[[], AbstractContextManager[Any]]
 
 @dataclass
 class Way:
-    """The states in which a contender runs a model: that of the whole run, of a forward pass, and of a step."""
+    """The states in which a contender runs: in the whole run, in a forward pass, and in an optimizer's step."""
 
     all_the_while: State = nullcontext
     forward: State = nullcontext
@@ -84,9 +85,9 @@ WAYS = {
     "hmp, none kept": Way(lambda: converted(preset="torch-cpu", reuse_memory=False), step=hmp.disable_casts),
 }
 CONTENDERS = ("FP32", "autocast", "bf16 model", "hmp", "hmp default")
-#: A model in bfloat16 is not trained.
+#: The contenders in training, and of small networks: all but the model in bfloat16.
 LOWERED_WHILE_RUNNING = ("FP32", "autocast", "hmp", "hmp default")
-#: For --within. Autocast is there since its distance from FP32 sets the limit for the others.
+#: For --within. Autocast is among them because its difference from FP32 sets the limit for the others.
 WHERE = ("autocast", "hmp", "hmp within", "hmp default", "hmp default within")
 #: For --recommended.
 RECOMMENDED = ("autocast", "hmp", "hmp recommended")
@@ -95,8 +96,8 @@ RECOMMENDED = ("autocast", "hmp", "hmp recommended")
 # ---- the cases -------------------------------------------------------------------------------------------------------
 
 
-#: Takes the contender's name. Returns its step, and the distance of its result from FP32's. The state of the whole run
-#: is entered, and stays so until the ExitStack closes.
+#: Takes the contender's name. Returns its step, and the difference of its result from FP32's. Enters the state of the
+#: whole run, which lasts until the ExitStack closes.
 Make = Callable[[str, ExitStack], tuple[Callable[[], object], float]]
 
 
@@ -126,7 +127,7 @@ def inference(
     prepare: Callable[[nn.Module, torch.Tensor], tuple[Any, ...]] = lambda model, batch: (batch,),
     call: Callable[..., torch.Tensor] = lambda model, x: model(x),
 ) -> Make:
-    """``prepare`` runs once, in the contender's state; ``call`` gets the model and what ``prepare`` returned."""
+    """Makes a forward pass: ``call`` with the model and the result of ``prepare``, which runs once in that state."""
 
     def make(name: str, state: ExitStack) -> tuple[Callable[[], object], float]:
         way = WAYS[name]
@@ -154,11 +155,12 @@ def decoded(model: Any, word: torch.Tensor, pasts: Any) -> torch.Tensor:
 
 
 def with_past(model: Any, words: torch.Tensor) -> tuple[Any, ...]:
+    """Returns the last word, and the keys and values of those before it."""
     return words[:, -1:], model(words[:, :-1])[1]
 
 
 def prefilled(model: Any, words: torch.Tensor) -> torch.Tensor:
-    """Begins as `generate` of transformers does: it needs the scores of the last position only."""
+    """Returns the scores of the last position alone, as `generate` of transformers computes them at its beginning."""
     return model(words, last=1)[0]
 
 
@@ -181,6 +183,8 @@ def training(
     micro_steps: int = 1,
     fused: bool = False,
 ) -> Make:
+    """Makes a training step: forward and backward of ``micro_steps`` batches, and a step of AdamW."""
+
     def make(name: str, state: ExitStack) -> tuple[Callable[[], object], float]:
         trained = model()
         optimizer = torch.optim.AdamW(trained.parameters(), lr=1e-5, fused=fused)
@@ -234,7 +238,7 @@ def pictures(batch: int, size: int) -> Callable[[], tuple[torch.Tensor, torch.Te
 
 
 def compiled(length: int) -> Make:
-    """Makes the model, compiled with frozen weights."""
+    """Makes a forward pass of the model, compiled with frozen weights."""
 
     def make(name: str, state: ExitStack) -> tuple[Callable[[], object], float]:
         import torch._inductor.config
@@ -323,7 +327,7 @@ KIND_CASES = {
 
 
 def layers_16(*, softmax: bool) -> nn.Sequential:
-    """Returns 50 linear layers that compute next to nothing."""
+    """Returns 50 tiny linear layers, each followed by a softmax if ``softmax`` is true."""
     layer = (lambda: (nn.Linear(16, 16), nn.Softmax(-1))) if softmax else (lambda: (nn.Linear(16, 16),))
     return nn.Sequential(*(one for _ in range(50) for one in layer()))
 
@@ -382,7 +386,7 @@ def command(case: str, name: str, *, busy: bool) -> list[str]:
 
 
 def alone(case: str, name: str, *, busy: bool) -> None:
-    """Serves one contender to another process."""
+    """Runs one contender for another process, which is at the other end of stdin and stdout."""
     answers, sys.stdout = sys.stdout, sys.stderr
     torch.manual_seed(0)
     with ExitStack() as state:
@@ -396,7 +400,8 @@ class Result:
     contenders: dict[str, Contender]
 
     def faster(self, name: str, peer: str) -> tuple[float, float, float] | None:
-        """Returns the speed of the first as a multiple of the second's: median, and the middle half of the rounds."""
+        """Returns the speed of ``name`` as a multiple of ``peer``'s: median, and the middle half of the rounds. None if
+        one of them was not run."""
         if peer not in self.contenders or name not in self.contenders:
             return None
         return self.contenders[peer].ratio_to(self.contenders[name])
@@ -405,7 +410,7 @@ class Result:
 def timed(
     name: str, contenders: tuple[str, ...], *, busy: bool, processes: int, rounds: int, target_seconds: float
 ) -> Result:
-    """Times the contenders in so many processes, one after the other, each for so many rounds."""
+    """Times the contenders for ``rounds`` rounds, ``processes`` times, each time in new processes."""
     together = Result(ALL_CASES[name].title, {one: Contender(one, lambda: None) for one in contenders})
     for _ in range(processes):
         for one in timed_once(name, contenders, busy=busy, rounds=rounds, target_seconds=target_seconds):
@@ -414,18 +419,19 @@ def timed(
 
 
 def timed_once(name: str, names: tuple[str, ...], *, busy: bool, rounds: int, target_seconds: float) -> list[Elsewhere]:
+    """Times the contenders, each in a new process. Raises ArithmeticError if a result is too far from FP32's."""
     with ExitStack() as stack:
         contenders = [Elsewhere(one, command(name, one, busy=busy)) for one in names]
         for one in contenders:
             stack.callback(one.close)
         differences = {one.name: one.difference for one in contenders}
-        # bfloat16 has 8 bits of precision. The distance of torch.autocast from FP32 is that of its casts; it is large
-        # for the gradients of a deep network that has learnt nothing yet.
+        # bfloat16 has 8 bits of precision. The casts alone explain the difference of torch.autocast from FP32. It is
+        # large for the gradients of a deep network that is not trained yet.
         limit = max(0.02, 1.5 * differences["autocast"])
         far = {one: found for one, found in differences.items() if not found <= limit}
         if far:
             raise ArithmeticError(f"{ALL_CASES[name].title}: the results are too far from FP32's: {differences}")
-        # A process that had to wait finds its data evicted from the processor's cache.
+        # While a process waits, others evict its data from the processor's caches. So it first runs untimed.
         run(list(contenders), rounds=rounds, target_seconds=target_seconds, settle_seconds=target_seconds / 4)
     return contenders
 
@@ -445,7 +451,7 @@ def milliseconds(result: Result, digits: int) -> list[str]:
 
 
 def cells_with_halves(result: Result, digits: int, peers: tuple[str, ...]) -> list[str]:
-    """Returns the cells: beside autocast with the middle half of the rounds, beside ``peers`` without."""
+    """Returns a row: ratios to autocast with the middle half of the rounds, and ratios to ``peers`` without it."""
     return [
         result.title,
         *milliseconds(result, digits),
@@ -483,7 +489,8 @@ def recommended_cells(result: Result) -> list[str]:
 
 @dataclass
 class Table:
-    """A table of the page: its name there, its columns with their widths in a terminal, and the function for a row."""
+    """A table of docs/performance.md: its name there, its columns with their widths in a terminal, and the function
+    that makes a row."""
 
     name: str
     columns: list[tuple[str, int]]
@@ -497,7 +504,7 @@ class Table:
         print("".join(f"{one:>{width}}" for one, (_, width) in zip(cells, self.columns, strict=True)), flush=True)
 
     def write(self, results: list[Result], how: str, *below: str) -> None:
-        """Writes the rows into the page, between the table's HTML comments."""
+        """Writes ``how``, the rows and ``below`` into the page, between the table's HTML comments."""
         rows = (self.headings, ["---"] * len(self.columns), *map(self.cells, results))
         text = "\n\n".join([how, "\n".join(f"| {' | '.join(row)} |" for row in rows), *below]) + "\n"
         begin, end = f"<!-- {self.name}: written by benchmarks/models.py -->\n", f"<!-- {self.name}: end -->\n"
@@ -534,7 +541,7 @@ def training_mean(results: list[Result]) -> str:
 
 
 def mean_of(results: list[Result], table: Table) -> str:
-    """Returns a line that summarizes the rows of a table."""
+    """Returns a line that summarizes the rows of a table, or nothing."""
     if table is WITHIN_TABLE:
         return ""
     if table is not RECOMMENDED_TABLE:
@@ -545,7 +552,7 @@ def mean_of(results: list[Result], table: Table) -> str:
 
 
 def machine(*, busy: bool) -> str:
-    """Returns what the figures depend on: releases, processors, instructions."""
+    """Describes the machine: the release of torch, the processors, their instructions, the kernels."""
     flags = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")), "")
     features = [one for one in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if one in flags.split()]
     return (
@@ -555,7 +562,7 @@ def machine(*, busy: bool) -> str:
 
 
 def draw(results: list[Result], how: str, about: str) -> None:
-    """Draws the plot into docs/."""
+    """Writes the plot to docs/performance.svg."""
     bars = {}
     for result in results:
         found = {name: result.faster(name, "autocast") for name in CONTENDERS if name != "autocast"}

@@ -1,5 +1,5 @@
-"""The cost of cached casts of weights: a use of one beside a new cast, over more and more weights, many small layers in
-a row, and a refresh of many.
+"""Measures cached casts of weights: a use of one, compared with a new cast, for more and more weights; many small
+layers in a row; and a refresh of many casts.
 
 python benchmarks/weights.py [--quick] [--layers]
 """
@@ -25,15 +25,15 @@ from habana_mp import _core, hmp
 
 def uses(weights: list[nn.Parameter], x: torch.Tensor) -> Callable[[], object]:
     """Returns a call that uses one weight after the other."""
-    following = cycle(weights)
-    return lambda: F.linear(x, next(following))
+    in_turn = cycle(weights)
+    return lambda: F.linear(x, next(in_turn))
 
 
 def small_layers(width: int) -> tuple[nn.Module, torch.Tensor]:
     return nn.Sequential(*[nn.Linear(width, width) for _ in range(50)]), torch.randn(4, width)
 
 
-#: Takes an input, a weight and a bias.
+#: Computes a layer from an input, a weight and a bias.
 ByHand = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -51,11 +51,12 @@ class Product(nn.Module):
 
 
 def added(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """The layers of GPT-2 in transformers."""
+    """Computes a layer as transformers does for GPT-2."""
     return torch.addmm(bias, x, weight)
 
 
 def by_a_view(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Multiplies by a view of the weight. The bias is not used."""
     return x @ weight.T
 
 
@@ -64,7 +65,7 @@ def small_products(call: ByHand, width: int) -> tuple[nn.Module, torch.Tensor]:
 
 
 def attention(width: int) -> tuple[nn.Module, torch.Tensor]:
-    """The rows that torch passes to its linear layers there are not evenly spaced."""
+    """Returns an encoder layer and its input. Torch passes rows to its linear layers that are not evenly spaced."""
     return nn.TransformerEncoderLayer(width, 4, 2 * width, batch_first=True).eval(), torch.randn(4, 32, width)
 
 
@@ -102,6 +103,7 @@ def main() -> None:
 
 
 def measure_uses(**options: Any) -> None:
+    """Prints the time that a cached cast and a new one add to a call, for several numbers of weights."""
     x = torch.randn(4, 16).bfloat16()
 
     print(
@@ -117,7 +119,8 @@ def measure_uses(**options: Any) -> None:
                 base = Contender("bf16", uses(lower, x), converted)
                 kept = Contender("kept", uses(weights, x), converted)
                 cast = Contender("cast", uses(weights, x), lambda: converted(weight_cache=False))
-                # A round begins with an empty cache; the first pass over the weights is not measured.
+                # Entering `converted` empties the cache, so it is entered once for all rounds. The first passes over
+                # the weights are not measured.
                 with converted():
                     for one in (base, kept):
                         one.state = nullcontext
@@ -131,13 +134,14 @@ def measure_uses(**options: Any) -> None:
 
 
 def measure_layers(**options: Any) -> None:
-    for what, make in (
+    """Prints the speed of small layers, as a multiple of autocast's."""
+    for title, make in (
         ("50 linear layers in a row, 4 rows", small_layers),
         ("50 times torch.addmm(bias, x, weight) in a row, 4 rows", partial(small_products, added)),
         ("50 times x @ weight.T in a row, 4 rows", partial(small_products, by_a_view)),
         ("nn.TransformerEncoderLayer, 4x32", attention),
     ):
-        print(f"\n{what}, no gradients: times as fast as autocast with one region a pass")
+        print(f"\n{title}, no gradients: times as fast as autocast with one region a pass")
         print(
             f"{'width':>10}{'autocast, us':>16}"
             f"{'hmp':>10}{'not packed':>16}{'skip_slower':>16}{'bf16 model':>16}{'FP32':>10}"
@@ -153,6 +157,7 @@ def measure_layers(**options: Any) -> None:
 
 
 def measure_refresh(rounds: int) -> None:
+    """Prints the time in which all casts of a large model are made again."""
     print("\nrefresh of the casts of 110 M values in 110 weights, after a step")
     model = nn.ModuleList([nn.Linear(1000, 1000, bias=False) for _ in range(110)])
     weights = list(model.parameters())
@@ -170,6 +175,7 @@ def measure_refresh(rounds: int) -> None:
 
 
 def _extra(one: Contender, base: Contender) -> float:
+    """Returns the median of the additional time in the same round, in nanoseconds."""
     extra = sorted(a - b for a, b in zip(one.seconds, base.seconds, strict=True))
     return extra[len(extra) // 2] * 1e9
 

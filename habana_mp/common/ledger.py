@@ -14,18 +14,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-#: All declared assumptions by name, and the results of each by part: None if the part holds, else the reason why not.
+#: All declared assumptions by name, and the results of each by part: None if the part holds, else the reason.
 _declared: dict[str, Assumption] = {}
 _found: dict[str, dict[str, str | None]] = {}
 
 _broken = set(os.environ.get("HABANA_MP_BREAK", "").split(","))
 
-#: The beginnings of an assumption's state.
+#: The texts with which the state of an assumption begins (:func:`state_of`).
 NOT_ASKED, HOLDS, DOES_NOT_HOLD = "not asked yet", "holds", "does not hold"
 
 
 class UnmetError(Exception):
-    """Raised by a test to say why the assumption does not hold."""
+    """Raised by a test; its text is the reason why the assumption does not hold."""
 
 
 #: The errors of a test that finds something unexpected. All other errors are passed on: they come from elsewhere, for
@@ -37,10 +37,12 @@ _UNEXPECTED = (
 
 @dataclass(frozen=True, eq=False)  # compared by identity
 class Assumption:
-    """One assumption."""
+    """Something private to torch, CPython or a library on which this package relies. Raises ValueError if another one
+    has its name."""
 
     #: Short, and the same in every release.
     name: str
+    #: The assumption itself, as a sentence.
     assumed: str
     #: The check that runs before anything relies on the assumption.
     check: str
@@ -55,9 +57,10 @@ class Assumption:
 
 
 def holds(assumption: Assumption, test: Callable[[], object], part: str = "") -> bool:
-    """True if the assumption holds. The test runs once; an error that it raises counts as False.
+    """True if this part of the assumption holds. Its test runs once.
 
-    An assumption of several parts, such as functions that must exist, is tested for each. It holds if all parts do.
+    An error of the test that shows something unexpected (``_UNEXPECTED``) counts as False; others are passed on. An
+    assumption of several parts, such as functions that must exist, is tested for each. It holds if all parts do.
     """
     found = _found[assumption.name]
     if part not in found:
@@ -83,6 +86,7 @@ def require(assumption: Assumption, test: Callable[[], object]) -> None:
 
 
 def _why_not(assumption: Assumption, test: Callable[[], object]) -> tuple[str | None, Exception | None]:
+    """Runs the test. Returns why the assumption does not hold, and the error of the test; each may be None."""
     if assumption.name in _broken:
         return "broken on purpose", None
     try:

@@ -1,4 +1,4 @@
-"""The locks of the state that this package keeps for the whole process.
+"""The locks of the state that this package has once for each process.
 
 A fork waits until other threads have released them. So they are free in a forked child, and torch is either completely
 converted or not at all.
@@ -11,12 +11,12 @@ import threading
 
 #: Guards what is installed in torch.
 installation = threading.RLock()
-#: Guards the detail in which calls are watched.
+#: Guards the mode of the watch: off, or how much it records.
 watching = threading.RLock()
 #: Guards the patches that wait for a module. It is never held during an import, which has locks of its own.
 imports = threading.RLock()
 
-#: A thread that holds one may acquire those after it.
+#: The order in which a thread may acquire them.
 _IN_ORDER = (installation, watching, imports)
 
 

@@ -21,7 +21,8 @@ inline bool begins_with_one_of(PyObject* text, PyObject* beginnings) {
   return false;
 }
 
-// Returns the UTF-8 text of a string; empty if it cannot be encoded. Valid as long as the string lives.
+// Returns the UTF-8 text of a string, which is valid as long as the string lives. Empty, with no exception set, if the
+// string cannot be encoded or memory runs out.
 inline std::string_view text_of(PyObject* string) noexcept {
   Py_ssize_t size = 0;
   const char* const text = PyUnicode_AsUTF8AndSize(string, &size);
@@ -29,7 +30,8 @@ inline std::string_view text_of(PyObject* string) noexcept {
   return text == nullptr ? std::string_view() : std::string_view(text, static_cast<std::size_t>(size));
 }
 
-// Returns the UTF-8 bytes of any string. A lone surrogate becomes three bytes, as with Python's "surrogatepass".
+// Returns the UTF-8 bytes of any string. A lone surrogate becomes three bytes, as with Python's "surrogatepass". If
+// memory runs out, returns no bytes with no exception set, or throws std::bad_alloc.
 inline std::string bytes_of(PyObject* string) {
   const Owned bytes(PyUnicode_AsEncodedString(string, "utf-8", "surrogatepass"));
   if (!bytes) clear_error();  // memory ran out; no other code runs
@@ -37,7 +39,7 @@ inline std::string bytes_of(PyObject* string) {
   return {PyBytes_AS_STRING(bytes.get()), static_cast<std::size_t>(PyBytes_GET_SIZE(bytes.get()))};
 }
 
-// Returns the module name that these globals contain; null if it is missing or not a string.
+// Returns the module name that these globals contain. Null, with no exception set, if it is missing or not a string.
 inline Owned name_of_module(PyObject* globals) {
   static PyObject* const key = interned("__name__");
   Owned name = Owned::borrowed_or_null(PyDict_Check(globals) ? PyDict_GetItemWithError(globals, key) : nullptr);
@@ -47,7 +49,7 @@ inline Owned name_of_module(PyObject* globals) {
 }
 
 // Walks outwards from frame to frame and leaves no exception set. CPython makes an object for a frame that has none. If
-// memory runs out for it, the walk ends early and `failed` returns true. An exception that was set before is then lost.
+// memory runs out for this, the walk ends early, `failed` returns true, and an exception that was set before is lost.
 class FrameWalk {
  public:
   FrameWalk() : FrameWalk(PyEval_GetFrame()) { failed_ = !frame_ && PyEval_GetGlobals() != nullptr; }
@@ -57,16 +59,17 @@ class FrameWalk {
   explicit operator bool() const { return static_cast<bool>(frame_); }
   // True if memory ran out for the next frame or for a variable. The caller is then unknown.
   [[nodiscard]] bool failed() const { return failed_; }
+  // Goes to the frame that called this one. The walk then converts to false if no frame called it.
   void outwards() {
     frame_ = Owned(reinterpret_cast<PyObject*>(PyFrame_GetBack(frame())));
     if (!frame_ && PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_MemoryError) != 0) note_error();
   }
-  // Returns the frame's code, borrowed from the frame, which is running.
+  // Returns the frame's code, borrowed from the frame, which holds it while it runs.
   PyObject* code() const {
     const Owned code(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame())));
     return code.get();
   }
-  // Returns the name of the frame's module, or null.
+  // Returns the name of the frame's module. Null if it has none or memory runs out.
   Owned module_name() {
     static PyObject* const attribute = interned("f_globals");
     const Owned globals(PyObject_GetAttr(frame_.get(), attribute));
@@ -88,7 +91,8 @@ class FrameWalk {
     note_error();
     return tracing && tracing.get() != Py_None;
   }
-  // Returns the value of the code's first parameter (or the first of its *args), borrowed; null if it has none.
+  // Returns the value of the code's first parameter (or the first of its *args), borrowed. Null if it has no parameter,
+  // if the parameter has no value, or if memory runs out.
   PyObject* first_parameter() {
     auto* code = reinterpret_cast<PyCodeObject*>(this->code());
     const bool starred = code->co_argcount == 0;
@@ -106,7 +110,8 @@ class FrameWalk {
     return PyTuple_Check(value) && PyTuple_GET_SIZE(value) > 0 ? PyTuple_GET_ITEM(value, 0) : nullptr;
   }
 
-  // True if `object` is the value of a free variable of the code, or if the code has no free variables.
+  // True if `object` is the value of a free variable of the code, or if the code has no free variables. False if memory
+  // runs out.
   bool encloses(PyObject* object) {
     auto* code = reinterpret_cast<PyCodeObject*>(this->code());
 #if PY_VERSION_HEX >= 0x030B0000

@@ -17,9 +17,9 @@ namespace habana_mp::host {
 void bind_held_memory();
 
 // Holds a plain tensor's memory: it stays valid during the lifetime of this object, whatever other code does to the
-// tensor or to its storage (`.data = ...`, set_, an in-place resize of the storage). It is made and destroyed under the
-// GIL. The constructor runs no Python code, so an address that was read before is still right. The destructor may run
-// Python code.
+// tensor or to its storage (`.data = ...`, set_, an in-place resize of the storage). Create and destroy it under the
+// GIL. The constructor runs no Python code, so an address that was read before it is still valid. The destructor may
+// run Python code.
 class HeldMemory {
  public:
   struct Node;
@@ -34,14 +34,15 @@ class HeldMemory {
   // False if the memory cannot be held. The caller must then keep the GIL while it uses the memory.
   explicit operator bool() const noexcept { return node_ != nullptr; }
 
-  // Returns the held storage, or null.
+  // Returns the held storage (an at::StorageImpl), or null if the memory cannot be held.
   [[nodiscard]] const char* storage() const noexcept;
 
  private:
   Node* node_;
 };
 
-// Runs `work`, which uses the memory of these tensors. Releases the GIL if all their memory can be held.
+// Runs `work`, which uses the memory of these tensors. Releases the GIL if all their memory can be held. Throws
+// std::bad_alloc before `work` if memory runs out.
 template <class Work>
 void without_gil_on(std::initializer_list<PyObject*> tensors, const Work& work) {
   std::vector<HeldMemory> held;
@@ -54,11 +55,12 @@ void without_gil_on(std::initializer_list<PyObject*> tensors, const Work& work) 
   }
 }
 
-// In a forked child, releases the memory that the missing threads of the parent held. Call it under the GIL.
+// In a forked child, releases the memory that threads of the parent held, which the child does not have. Call it under
+// the GIL.
 void forget_memory_of_other_threads() noexcept;
 
-// During its lifetime no allocation of a Python object runs the garbage collector, and with it finalizers. Before
-// Python 3.12 any allocation may do so. Use it for a few instructions, under the GIL.
+// During its lifetime no allocation of a Python object runs the garbage collector, which may call finalizers. Before
+// Python 3.12 any allocation may run it. Use this for a few instructions, under the GIL.
 class NoCollection {
  public:
 #if PY_VERSION_HEX < 0x030C0000

@@ -27,6 +27,7 @@ Cache& cache() {
   return *the_cache;
 }
 
+// The part of `uncounted_writers` that this thread counts.
 static thread_local std::uint32_t uncounted_writers_here = 0;
 
 UncountedWrites::UncountedWrites() noexcept {
@@ -44,12 +45,15 @@ namespace {
 
 constexpr Kind precisions[] = {Kind::bf16, Kind::f16};
 
+// Removes the entry's storage from the table of storages, if this weight is registered there. Also discards what is
+// cached about files.
 void forget_place(const Entry& entry) {
   host::forget_files();
   const auto place = cache().weights.find(entry.snapshot.storage);
   if (place != cache().weights.end() && place->second == entry.weight) cache().weights.erase(place);
 }
 
+// Drops the entries of the weight at this address. The weight itself may be gone.
 void forget_address(PyObject* weight) {
   std::shared_ptr<Entry> dropped[2];  // released last, since that may run other code
   for (std::size_t i = 0; i < 2; ++i) {
@@ -62,6 +66,7 @@ void forget_address(PyObject* weight) {
   }
 }
 
+// The callback of a weak reference to a weight.
 PyObject* weight_died(PyObject* address, PyObject*) {
   forget_address(static_cast<PyObject*>(PyLong_AsVoidPtr(address)));
   Py_RETURN_NONE;
@@ -69,12 +74,15 @@ PyObject* weight_died(PyObject* address, PyObject*) {
 
 PyMethodDef weight_died_definition{"weight_died", from_c<weight_died>.pointer(), METH_O, nullptr};
 
+// Returns a weak reference that drops the weight's entries when the weight dies. Null with an exception set when memory
+// runs out.
 Owned weak_reference_to(PyObject* weight) {
   const Owned address(PyLong_FromVoidPtr(weight));
   const Owned callback(address ? PyCFunction_New(&weight_died_definition, address.get()) : nullptr);
   return Owned(callback ? PyWeakref_NewRef(weight, callback.get()) : nullptr);
 }
 
+// Marks the weight's casts as exposed: its owners are counted before they are trusted again.
 void distrust(PyObject* weight) {
   for (const Kind to : precisions) {
     if (Entry* entry = entry_of(weight, to)) entry->trust = Trust::exposed;
@@ -118,6 +126,7 @@ bool find_values(Entry& entry, PyObject* weight) {
   return true;
 }
 
+// Returns the memory of the entry's cast, to write to.
 void* target_of(const Entry& entry) { return const_cast<char*>(host::snapshot_of(entry.cast.get()).data); }
 
 // Makes a plain cast again in place. The caller holds the weight's memory, and the cast has no other owner. If this
@@ -141,11 +150,13 @@ void count_refresh(const Entry& entry) noexcept {
 // True if a weight that was refused this many times is to be tried again: after 1, 2, 4, 8 ... refusals.
 bool is_time_to_try(std::uint32_t refusals) { return (refusals & (refusals - 1)) == 0; }
 
+// True if a further cast of this size may be cached.
 bool limit_allows(std::uint64_t bytes) {
   if (settings->most_bytes) return bytes <= *settings->most_bytes && counts.bytes <= *settings->most_bytes - bytes;
   return room.allows(counts.bytes, bytes);
 }
 
+// The greatest number of storages that the tables of pointers hold together, and that `Cache::lent` holds.
 constexpr std::size_t most_remembered = 1 << 20;
 
 // True if these storages include this one with the memory that it has now.
@@ -188,6 +199,7 @@ std::optional<Refusal> find_other_hands(PyObject* weight, const char* storage, s
   return std::nullopt;
 }
 
+// Returns the reason if other code could change the weight without counting up its version.
 std::optional<Refusal> reason_to_doubt(PyObject* weight, const Snapshot& now, std::uint32_t views) {
   if (now.storage == nullptr || now.counter == nullptr) return Refusal::version;
   if (const auto refusal = find_other_hands(weight, now.storage, views)) return refusal;
@@ -195,7 +207,8 @@ std::optional<Refusal> reason_to_doubt(PyObject* weight, const Snapshot& now, st
   return is_counted ? std::nullopt : std::optional(Refusal::version);
 }
 
-// True if a cast of this weight may be cached now. Other code may run meanwhile.
+// True if a cast of this weight may be cached now. If not, the entry's `refusal` has the reason. Other code may run
+// meanwhile.
 bool earn_trust(Entry& entry, PyObject* weight, const Snapshot& now, std::uint32_t views) {
   if (!now.same_owners(entry.snapshot) && entry.trust != Trust::exposed) entry.trust = Trust::exposed;
   if (!now.same_memory(entry.snapshot)) {
@@ -212,6 +225,7 @@ bool earn_trust(Entry& entry, PyObject* weight, const Snapshot& now, std::uint32
   return !refusal;
 }
 
+// True if the cache still holds this entry.
 bool is_kept(const Entry& entry) {
   const auto found = cache().entries.find({entry.weight, entry.to});
   return found != cache().entries.end() && found->second.get() == &entry;
@@ -286,6 +300,7 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
   return refuse(Refusal::limit);
 }
 
+// Adds an entry for the weight. Returns it, or the one that other code has added meanwhile.
 std::shared_ptr<Entry> make_entry(PyObject* weight, Kind to) {
   Owned reference = weak_reference_to(weight);
   if (!reference) {
@@ -303,7 +318,7 @@ std::shared_ptr<Entry> make_entry(PyObject* weight, Kind to) {
   return entry;
 }
 
-// Returns the weight's entry, which is made if needed. When memory runs out, returns null with no exception set or
+// Returns the weight's entry, which is made if needed. When memory runs out, returns null with no exception set, or
 // throws std::bad_alloc.
 std::shared_ptr<Entry> entry_for(PyObject* weight, Kind to) {
   const auto found = cache().entries.find({weight, to});
@@ -343,7 +358,8 @@ Owned as_part_of_graph(PyObject* weight, std::span<const std::int64_t> sizes, Py
 }
 
 // A weight's entry, whose cast is up to date, and the cast. Both are null if no cast can be cached; an exception is set
-// only for an interrupt. If the cast had to be made, `held` keeps the entry alive.
+// only for an interrupt. If the cast had to be made, `held` keeps the entry alive, and `elements` is the number of
+// elements that were cast.
 struct UpToDate {
   Entry* entry = nullptr;
   Owned cast;
@@ -377,8 +393,8 @@ UpToDate up_to_date(PyObject* weight, Kind to, bool records, std::uint32_t views
   return {entry, Owned::borrowed(entry->cast.get())};
 }
 
-// Holds the weight that a plain tensor is a view of. Null if the tensor is no view of a weight, or no longer shares its
-// memory.
+// Holds the weight of which a plain tensor is a view. It holds none if the tensor is no view of a weight, or no longer
+// shares the weight's memory.
 class Base {
  public:
   explicit Base(PyObject* view) : held_(host::base_of(view)) {
@@ -446,7 +462,7 @@ void configure(Settings wanted) noexcept {
   cache().too_many_pointers = false;
 }
 
-// Returns null when memory runs out: the user's call goes on without a cached cast.
+// Returns the result of `make`, or null if memory runs out: the user's call goes on without a cached cast.
 template <typename Make>
 [[gnu::always_inline]] static inline Owned or_nothing(std::int64_t& elements, const Make& make) noexcept {
   try {
@@ -556,6 +572,7 @@ void numpy_gets(const char* storage, bool lent) noexcept {
 
 namespace {
 
+// A cast that is made again, and the references that keep its entry and its memory alive meanwhile.
 struct Renewed {
   std::shared_ptr<Entry> entry;
   Owned cast;
@@ -678,8 +695,8 @@ void forget_all() noexcept {
   cache().weights.clear();
 }
 
-// Repairs the cache in a forked child. A cast that another thread was writing is incomplete, and that thread, which the
-// child does not have, cannot clear the busy flag.
+// Repairs the cache in a forked child. A cast that another thread was writing is incomplete. The child does not have
+// that thread, which would clear the busy flag.
 static void mend_after_fork() {
   uncounted_writers = uncounted_writers_here;
   for (const auto& [key, entry] : cache().entries) {

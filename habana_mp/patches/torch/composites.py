@@ -1,6 +1,7 @@
 """Operations that torch implements in Python (``F.normalize``, ``F.softmin``, ``Tensor.__rtruediv__``).
 
-While lists apply to one, its code is replaced by code that passes the original function to the core.
+While lists apply to such a function, its code object is replaced by one that passes each call to the core. The core
+calls a copy of the function that has the original code.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _CALLS_NOTED = Assumption(
 
 
 class _WholeInGraphs(WhenImported):
-    """Makes Dynamo put calls of a function in its graph, without reading its code. For most torch functions it does so
-    by itself."""
+    """Makes Dynamo put calls of a function into its graph without reading the function's code. Dynamo already does so
+    for most torch functions."""
 
     name = "torch._dynamo.trace_rules"
 
@@ -48,6 +49,7 @@ class _WholeInGraphs(WhenImported):
 
 
 def _can_be_told(rules: Any) -> bool:
+    """True if functions can be added to Dynamo's set. Raises AttributeError if a part of it is missing."""
     ids = rules._allowed_callable_ids
     return callable(ids.add) and callable(ids.remove) and callable(rules.is_callable_allowed)
 
@@ -56,8 +58,8 @@ class Composite(Replacement):
     """A Python function of torch that lists apply to."""
 
     def __init__(self, function: types.FunctionType, operation: str) -> None:
-        engine = _core.Composite(function, untouched(function), operation)
-        super().__init__(function, lambda _, arguments, keywords: engine.call(arguments, keywords))
+        composite = _core.Composite(function, untouched(function), operation)
+        super().__init__(function, lambda _, arguments, keywords: composite.call(arguments, keywords))
         self._in_graphs = _WholeInGraphs(function)
 
     def install(self) -> None:

@@ -31,7 +31,7 @@ class EmbeddingBag(torch.nn.EmbeddingBag):
     """:class:`torch.nn.EmbeddingBag` with the default mode of Gaudi's operator, ``"sum"`` (torch's is ``"mean"``)."""
 
     def __init__(self, num_embeddings: int, embedding_dim: int, mode: str = "sum", **options: object) -> None:
-        super().__init__(num_embeddings, embedding_dim, mode=mode, **options)  # type: ignore[arg-type]  # torch's options
+        super().__init__(num_embeddings, embedding_dim, mode=mode, **options)  # type: ignore[arg-type]  # torch's
 
 
 class CustomNms:
@@ -68,7 +68,7 @@ class CustomNms:
         return order[torch.tensor(kept, dtype=torch.long, device=order.device)]
 
     def batched_nms(self, boxes: Tensor, scores: Tensor, idxs: Tensor, iou_threshold: float) -> Tensor:
-        """Like :meth:`nms`, for boxes of several classes or images: a box removes only boxes with its number in ``idxs``."""
+        """Like :meth:`nms`, for several classes or images: a box removes only boxes with its number in ``idxs``."""
         if not len(boxes):
             return torch.empty(0, dtype=torch.long, device=boxes.device)
         # The boxes of each class are shifted so far that boxes of two classes never overlap.
@@ -81,8 +81,7 @@ def _overlaps(boxes: Tensor) -> Tensor:
     """Returns the matrix of all pairs of boxes: the area of their intersection, divided by that of their union."""
     sizes = (boxes[:, 2:] - boxes[:, :2]).clamp(min=0)
     areas = sizes.prod(1)
-    top_left = torch.maximum(boxes[:, None, :2], boxes[:, :2])
-    bottom_right = torch.minimum(boxes[:, None, 2:], boxes[:, 2:])
-    intersections = (bottom_right - top_left).clamp(min=0).prod(2)
+    low, high = torch.maximum(boxes[:, None, :2], boxes[:, :2]), torch.minimum(boxes[:, None, 2:], boxes[:, 2:])
+    intersections = (high - low).clamp(min=0).prod(2)
     unions = areas[:, None] + areas - intersections
     return torch.where(unions > 0, intersections / unions, torch.zeros_like(unions))

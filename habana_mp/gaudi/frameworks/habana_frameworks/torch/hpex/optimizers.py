@@ -1,7 +1,8 @@
 """``habana_frameworks.torch.hpex.optimizers``: the optimizers that Gaudi fuses, under their names.
 
-On the CPU habana_mp's kernels step all of them. Those that torch has too derive from torch's classes
-(:mod:`habana_mp.optim`). State dictionaries have torch's names.
+On the CPU habana_mp's kernels make their steps (of :class:`FusedLars` only around :class:`habana_mp.optim.SGD`).
+Optimizers that torch has too derive from torch's classes (:mod:`habana_mp.optim`). The entries of state dictionaries
+have torch's names.
 """
 
 from __future__ import annotations
@@ -37,16 +38,17 @@ _Closure = Callable[[], Any] | None
 
 
 def _made_dense(optimizer: Optimizer, *_: Any) -> None:
-    """Makes sparse gradients dense: these optimizers move every weight in every step."""
+    """Makes sparse gradients dense: these optimizers change every value of a weight in every step."""
     for group in optimizer.param_groups:
         make_gradients_dense(group["params"])
 
 
 @writes_cached_casts
 class FusedAdamW(optim.AdamW):
-    """:class:`torch.optim.AdamW` with the additional option ``bias_correction=False``."""
+    """:class:`torch.optim.AdamW` with Gaudi's arguments and defaults, among them the option ``bias_correction``."""
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> FusedAdamW:
+        # Torch's step always corrects the averages, so a subclass makes steps without correction.
         bias_correction = keywords.get("bias_correction", arguments[5] if len(arguments) > 5 else True)
         return super().__new__(cls if bias_correction or cls is not FusedAdamW else _UncorrectedAdamW)
 
@@ -65,7 +67,7 @@ class FusedAdamW(optim.AdamW):
 
 @writes_cached_casts
 class _UncorrectedAdamW(FusedAdamW):
-    """Uses the averages without correction, although they begin with zero."""
+    """AdamW without bias correction: it uses the averages as they are, although they begin at zero."""
 
     @torch.no_grad()
     def step(self, closure: _Closure = None) -> Any:
@@ -116,7 +118,11 @@ class _UncorrectedAdamW(FusedAdamW):
 def _with_averages(
     optimizer: Optimizer, group: dict[str, Any], dtype: torch.dtype | None = None
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
-    """Returns the weights with gradients, these, their averages, those of their squares, and the counts of steps."""
+    """Returns the weights that have a gradient, and for each of them its gradient, the averages of the gradient and of
+    its square, and the count of steps.
+
+    New averages have this dtype, or that of the weight if it is None.
+    """
     params = [param for param in group["params"] if param.grad is not None]
     for param in params:
         state = optimizer.state[param]
@@ -130,6 +136,7 @@ def _with_averages(
 
 
 def _numbers_of(group: dict[str, Any]) -> dict[str, float]:
+    """Returns the group's hyperparameters as floats, by the names of the kernels' arguments."""
     numbers = {name: float(group[name]) for name in ("lr", "eps", "weight_decay")}
     numbers["beta1"], numbers["beta2"] = (float(one) for one in group["betas"])
     return numbers
@@ -137,7 +144,7 @@ def _numbers_of(group: dict[str, Any]) -> dict[str, float]:
 
 @writes_cached_casts
 class FusedSGD(optim.SGD):
-    """:class:`torch.optim.SGD`."""
+    """:class:`torch.optim.SGD` with Gaudi's arguments."""
 
     def __init__(
         self,
@@ -157,7 +164,7 @@ class FusedSGD(optim.SGD):
 
 @writes_cached_casts
 class FusedResourceApplyMomentum(FusedSGD):
-    """SGD with momentum, like TensorFlow's operator of this name: the momentum adds up whole gradients."""
+    """SGD with momentum and without dampening, like TensorFlow's operator of this name."""
 
     def __init__(
         self, params: _Params, lr: float | Tensor = 1e-3, momentum: float = 0.0, weight_decay: float = 0.0
@@ -167,7 +174,7 @@ class FusedResourceApplyMomentum(FusedSGD):
 
 @writes_cached_casts
 class FusedAdagrad(optim.Adagrad):
-    """:class:`torch.optim.Adagrad`."""
+    """:class:`torch.optim.Adagrad` with Gaudi's arguments."""
 
     def __init__(
         self,
@@ -180,25 +187,25 @@ class FusedAdagrad(optim.Adagrad):
     ) -> None:
         super().__init__(params, lr, lr_decay, weight_decay, initial_accumulator_value, eps)
         if weight_decay:
-            self.register_step_pre_hook(_made_dense)  # torch's own refuses decay with sparse gradients
+            self.register_step_pre_hook(_made_dense)  # torch.optim.Adagrad refuses weight decay with sparse gradients
 
 
 @writes_cached_casts
 class FusedLamb(Optimizer):
-    """LAMB: Adam's update of each tensor is scaled by the tensor's norm over the update's.
+    """LAMB: Adam's update of each tensor is multiplied by the norm of the tensor divided by the norm of the update.
 
     Args:
         params: Weights, or groups of them.
         lr: The learning rate.
-        bias_correction: True to correct the averages for their beginning with zero.
-        betas: The parts of the averages of the gradient and of its square that each step keeps.
-        eps: Added to the root of the squares' average.
-        weight_decay: Pulls weights towards zero.
+        bias_correction: True to correct the averages, which begin at zero.
+        betas: The decay rates of the averages of the gradient and of its square.
+        eps: Added to the square root of the second average.
+        weight_decay: The factor of the weight decay.
         dtype: The dtype of the averages; None for that of the weights.
         adam_w_mode: True to add the decay to the update; False to add it to the gradient.
-        grad_averaging: True to average the gradients; False to add up whole gradients.
+        grad_averaging: True to multiply a gradient by ``1 - betas[0]`` before it is added to its average.
         max_grad_norm: All gradients together are scaled down to this norm. None or 0: they are not scaled.
-        use_nvlamb: True to scale tensors without decay too.
+        use_nvlamb: True to scale the updates of weights without decay too.
     """
 
     def __init__(
@@ -244,7 +251,7 @@ class FusedLamb(Optimizer):
 
     def _step(self, group: dict[str, Any], norm: Tensor | None) -> None:
         columns = _with_averages(self, group, group["dtype"])
-        how = {
+        options = {
             "decoupled": group["adam_w_mode"],
             "corrects": group["bias_correction"],
             "averages_gradient": group["grad_averaging"],
@@ -260,12 +267,12 @@ class FusedLamb(Optimizer):
             stepping = Stepping(params, grads, [averages, squares], steps)
             left_out = [stepping.left_out(column) for column in columns]
             if left_out[0]:
-                self._by_torch(*left_out, scale=scale, **how)
+                self._by_torch(*left_out, scale=scale, **options)
             if len(left_out[0]) < len(params):
-                stepping.run("lamb", grad_scale=1.0 if scale is None else float(scale), **how)
+                stepping.run("lamb", grad_scale=1.0 if scale is None else float(scale), **options)
             return stepping
 
-        step_by_kernels(columns, attempt, lambda left: self._by_torch(*left, scale=scale, **how))
+        step_by_kernels(columns, attempt, lambda left: self._by_torch(*left, scale=scale, **options))
 
     @staticmethod
     def _by_torch(
@@ -295,7 +302,7 @@ class FusedLamb(Optimizer):
         foreach.add_(averages, grads, alpha=1 - beta1 if averages_gradient else 1.0)
         foreach.mul_(squares, beta2)
         foreach.addcmul_(squares, grads, grads, value=1 - beta2)
-        # In float32 if the averages have a lower precision.
+        # Computed in float32 if the averages have a lower precision.
         corrections = [[1 - beta ** float(step) if corrects else 1.0 for step in steps] for beta in (beta1, beta2)]
         updates = foreach.div([_at_least_float32(one) for one in averages], corrections[0])
         roots = foreach.div([_at_least_float32(one) for one in squares], corrections[1])
@@ -305,8 +312,8 @@ class FusedLamb(Optimizer):
         if weight_decay and decoupled:
             foreach.add_(updates, params, alpha=weight_decay)
         if adapts:
-            sizes = zip(foreach.norm(params), foreach.norm(updates), strict=True)
-            ratios = [torch.where((size > 0) & (of > 0), size / of, torch.ones_like(size)) for size, of in sizes]
+            norms = zip(foreach.norm(params), foreach.norm(updates), strict=True)
+            ratios = [torch.where((old > 0) & (new > 0), old / new, torch.ones_like(old)) for old, new in norms]
             foreach.mul_(updates, ratios)
         foreach.add_(params, updates, alpha=-lr)
 
@@ -316,15 +323,20 @@ def _at_least_float32(tensor: Tensor) -> Tensor:
 
 
 class FusedLars(Optimizer):
-    """LARS around another optimizer: before its step, the gradient of each tensor is scaled by the tensor's norm
-    divided by the gradient's, with the optimizer's weight decay included.
+    """LARS around another optimizer. Before its step, the weight decay is added to each gradient, and the gradient is
+    multiplied by ``eeta * |weight| / (|gradient| + weight_decay * |weight| + eps)``, with the norms before this.
+
+    ``Optimizer.__init__`` is not called: the groups and the state are those of the inner optimizer.
 
     Args:
-        optimizer: The optimizer that makes the step. This one uses its groups and its state.
-        skip_mask: For each weight, in the order of the optimizer's weights: 1 to scale its gradient, 0 to skip it. A
-            skipped weight is stepped as without LARS.
-        eeta: The scale of all gradients.
+        optimizer: The inner optimizer, which makes the step.
+        skip_mask: For each weight, in the order of the optimizer's weights: 1 to scale its gradient, 0 to add only the
+            weight decay to it.
+        eeta: The factor of the scaled gradients, known as the trust coefficient.
         eps: Added to the gradient's norm.
+
+    Raises:
+        ValueError: ``skip_mask`` does not have one entry for each weight.
     """
 
     def __init__(self, optimizer: Optimizer, skip_mask: Sequence[Any], eeta: float = 0.001, eps: float = 1e-8) -> None:
@@ -379,12 +391,12 @@ class FusedLars(Optimizer):
         count = sum(len(group["params"]) for group in self.param_groups)
         self._is_scaled += [True] * (count - before)
 
-    #: GradScaler must unscale the gradients itself: their norms are needed before the optimizer's step.
+    #: GradScaler must unscale the gradients itself: their norms are needed before the inner optimizer's step.
     _step_supports_amp_scaling = False
 
     @torch.no_grad()
     def step(self, closure: _Closure = None) -> Any:
-        """Scales the gradients, and lets the optimizer step."""
+        """Scales the gradients and makes the inner optimizer's step. Returns the loss of the closure."""
         loss = loss_of(closure)
         params = [param for group in self.param_groups for param in group["params"]]
         lars = optim.Lars(dict(zip(params, self._is_scaled, strict=True)), self._eeta, self._eps)
@@ -398,7 +410,7 @@ class FusedLars(Optimizer):
 
     @staticmethod
     def _step_with(optimizer: optim.SGD, lars: optim.Lars) -> None:
-        """Steps an optimizer whose kernels scale during the step: the gradients themselves do not change."""
+        """Makes the step of an optimizer whose kernels scale during the step, and leave the gradients unchanged."""
         optimizer._lars = lars
         try:
             optimizer.step()
@@ -406,6 +418,7 @@ class FusedLars(Optimizer):
             optimizer._lars = None
 
     def _scale_and_step(self, lars: optim.Lars) -> None:
+        """Scales the gradients in place, with the weight decay added, then makes the step without weight decay."""
         decays = [group.get("weight_decay", 0) for group in self.param_groups]
         for group, decay in zip(self.param_groups, decays, strict=True):
             params = [param for param in group["params"] if param.grad is not None]
@@ -413,7 +426,7 @@ class FusedLars(Optimizer):
         try:
             for group in self.param_groups:
                 if "weight_decay" in group:
-                    group["weight_decay"] = 0  # it is in the gradients already
+                    group["weight_decay"] = 0  # the gradients contain it already
             self.optim.step()
         finally:
             for group, decay in zip(self.param_groups, decays, strict=True):
