@@ -628,7 +628,7 @@ def main() -> None:
             below = [training_mean(results), "![Times as fast as torch.autocast](performance.svg)"]
             draw(results, how, about)
         else:
-            below = [] if table is WITHIN_TABLE else [training_mean(results)]
+            below = [mean] if mean else []
         table.write(results, f"`{how}`: {about}.", *below)
 
 
