@@ -324,12 +324,16 @@ def test_torch_is_as_it_was_when_it_is_switched_off(variable: dict[str, str]) ->
 
 def test_torch_is_as_it_was_when_a_part_of_it_cannot_be_put_in() -> None:
     code = """
-        from habana_mp.gaudi.patches import distributed
+        from habana_mp.patches.tools.when_imported import WhenImported
+
+        install = WhenImported.install
 
         def fail(self, settings):
-            raise RuntimeError("a part is missing")
+            if type(self).__name__ == "HpuDataParallel":
+                raise RuntimeError("a part is missing")
+            install(self, settings)
 
-        distributed.HpuDataParallel.install = fail
+        WhenImported.install = fail
         try:
             import habana_mp.gaudi
         except RuntimeError as error:
