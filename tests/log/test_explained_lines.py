@@ -69,7 +69,7 @@ def test_other_logs_keep_their_form(tmp_path: Path, plain: bool) -> None:
 
 def test_a_convert_that_fails_leaves_the_log_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hmp.convert(isVerbose=True, log=tmp_path / "casts.log")
-    monkeypatch.setattr("habana_mp.patches.installation._policy.plan", _fail)
+    monkeypatch.setattr("habana_mp.patches.installation.rules.plan", _fail)
     with pytest.raises(RuntimeError, match="on purpose"):
         hmp.convert(isVerbose="why", log=tmp_path / "why.log")
     torch.mm(X, X.t())

@@ -337,7 +337,7 @@ def test_switched_off(blocks: Converter) -> None:
     blocks(bf16=["relu"])
     hmp.convert(reuse_memory=False)
     node = F.linear(leaf(4, 8), values(1 << 13, 8)).grad_fn
-    assert "TrackedCast" not in str(node.next_functions)
+    assert "RecordedCast" not in str(node.next_functions)
     assert _core.cast_in_block(values(1 << 12, 1 << 12), torch.bfloat16) is None
     assert _core.block_bytes_waiting() == 0
 

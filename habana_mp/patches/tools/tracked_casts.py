@@ -24,8 +24,8 @@ class _Cast(Function):
         return None if gradient is None else _cast(gradient, ctx.dtype), None
 
 
-class TrackedCast(_Cast):
-    """A cast that gets such a block itself, or whose tensor or gradient may be sparse."""
+class RecordedCast(_Cast):
+    """A cast that gets such a block itself, or whose tensor or gradient may be sparse. Graphs show the class's name."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

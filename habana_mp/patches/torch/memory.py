@@ -12,7 +12,7 @@ import os
 from habana_mp import _core
 from habana_mp.common.ledger import Assumption, holds
 from habana_mp.patches.tools.patch import Patch, Settings
-from habana_mp.patches.tools.tracked_casts import TrackedCast
+from habana_mp.patches.tools.tracked_casts import RecordedCast
 
 _MALLOPT = Assumption(
     "glibc.mallopt",
@@ -42,7 +42,7 @@ class Memory(Patch):
         self._heap_is_kept = False
 
     def install(self, settings: Settings) -> None:
-        _core.set_tracked_cast(TrackedCast.apply)
+        _core.set_tracked_cast(RecordedCast.apply)
         if not settings.reuse_memory:
             self._give_back()
             return
