@@ -19,12 +19,12 @@ const char* short_path(const char* path) noexcept {
   return found == nullptr ? path : found;
 }
 
-void print(const char* step, const char* detail, const std::source_location& where) noexcept {
+void print(const char* step, const char* detail, rules::Where where) noexcept {
   if (current == nullptr) return;
   const char* const operation = current->operation.c_str();
   if (std::strcmp(traced_operation, "all") != 0 && std::strcmp(traced_operation, operation) != 0) return;
   std::fprintf(stderr, "habana_mp: %s: %s%s%s (%s:%u)\n", operation, step, *detail == '\0' ? "" : ": ", detail,
-               short_path(where.file_name()), static_cast<unsigned>(where.line()));
+               short_path(where.file), where.line);
 }
 
 [[maybe_unused]] const bool is_set = [] {
@@ -39,7 +39,7 @@ constexpr std::array kind_names{"other", "fp32", "bf16", "fp16", "float64 or com
 
 void set_traced_target(const Target& target) noexcept { current = &target; }
 
-void trace_cast(Py_ssize_t place, Kind from, Kind to, const std::source_location& where) noexcept {
+void trace_cast(Py_ssize_t place, Kind from, Kind to, rules::Where where) noexcept {
   std::array<char, 80> text{};
   const auto name = [](Kind kind) { return kind_names[static_cast<std::size_t>(kind)]; };
   std::snprintf(text.data(), text.size(), "argument %zd, %s to %s", place, name(from), name(to));

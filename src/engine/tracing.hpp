@@ -14,7 +14,6 @@ inline void trace_steps_of(const Target& target) noexcept {
 }
 
 // Traces a cast of the argument at this place.
-void trace_cast(Py_ssize_t place, Kind from, Kind to,
-                const std::source_location& where = std::source_location::current()) noexcept;
+void trace_cast(Py_ssize_t place, Kind from, Kind to, rules::Where where = rules::Where::here()) noexcept;
 
 }  // namespace habana_mp::engine

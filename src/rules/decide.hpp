@@ -10,7 +10,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <source_location>
 
 #include "rules/rule.hpp"
 #include "rules/trace.hpp"
@@ -90,7 +89,7 @@ constexpr bool must_cast(Kind to, const Inputs& inputs) {
 
 // ---- the draft: the decision that the rule makes from the inputs alone ----------------------------------------------
 
-inline Plan leave_as_written(Reason reason, const std::source_location& where = std::source_location::current()) {
+inline Plan leave_as_written(Reason reason, Where where = Where::here()) {
   trace("nothing is to be cast", describe(reason), where);
   return {.decision = {Precision::unchanged, reason}};
 }
@@ -159,12 +158,12 @@ bool must_look_closer(const Rule& rule, const Plan& plan, const Facts& facts) {
 // Applies the table from top to bottom. The first row that holds decides, and the facts of later rows are not computed.
 template <typename Facts>
 [[gnu::noinline]] Plan confirm(const Rule& rule, Inputs& inputs, const Facts& facts, Plan plan) {
-  const auto by = [&plan](Way way, const std::source_location& where = std::source_location::current()) {
+  const auto by = [&plan](Way way, Where where = Where::here()) {
     trace(name(way), describe(plan.decision.reason), where);
     plan.way = way;
     return plan;
   };
-  const auto leave = [&](Reason reason, const std::source_location& where = std::source_location::current()) {
+  const auto leave = [&](Reason reason, Where where = Where::here()) {
     plan.decision = {Precision::unchanged, reason};
     return by(Way::leave, where);
   };
