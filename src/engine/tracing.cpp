@@ -9,8 +9,8 @@ namespace habana_mp::engine {
 
 namespace {
 
-const char* traced_operation = nullptr;  // "all", or the name of an operation
-thread_local const Target* current = nullptr;
+const char* traced_operation = nullptr;        // "all", or the name of an operation
+thread_local std::array<char, 128> current{};  // a copy: targets of Python functions are freed
 
 // Returns the path from `src` on.
 const char* short_path(const char* path) noexcept {
@@ -20,8 +20,7 @@ const char* short_path(const char* path) noexcept {
 }
 
 void print(const char* step, const char* detail, rules::Where where) noexcept {
-  if (current == nullptr) return;
-  const char* const operation = current->operation.c_str();
+  const char* const operation = current.data();
   if (std::strcmp(traced_operation, "all") != 0 && std::strcmp(traced_operation, operation) != 0) return;
   std::fprintf(stderr, "habana_mp: %s: %s%s%s (%s:%u)\n", operation, step, *detail == '\0' ? "" : ": ", detail,
                short_path(where.file), where.line);
@@ -37,7 +36,9 @@ constexpr std::array kind_names{"other", "fp32", "bf16", "fp16", "float64 or com
 
 }  // namespace
 
-void set_traced_target(const Target& target) noexcept { current = &target; }
+void set_traced_target(const Target& target) noexcept {
+  std::snprintf(current.data(), current.size(), "%s", target.operation.c_str());
+}
 
 void trace_cast(Py_ssize_t place, Kind from, Kind to, rules::Where where) noexcept {
   std::array<char, 80> text{};
