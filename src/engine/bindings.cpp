@@ -87,7 +87,7 @@ rules::Reason reason_of(rules::Action action, const std::string& why) {
   }
 }
 
-// The properties of an operation that `_policy.py` passes by name.
+// The properties of an operation that `policy/rules.py` passes by name.
 constexpr struct {
   std::string_view name;
   void (*set)(Rule& rule);

@@ -1,7 +1,7 @@
 """``convert(within=...)``: the lists apply only while the forward of a module runs.
 
 The core watches the calls of modules. It sees no calls in code that torch.compile reads: there a module's call becomes
-a region with a number from the core (``region_marks.py``), so that the graph holds its beginning and end.
+a region with a number from the core (``region_dtypes.py``), so that the graph holds its beginning and end.
 """
 
 from __future__ import annotations
