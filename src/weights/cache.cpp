@@ -105,8 +105,8 @@ Owned make_cast(const Entry& entry, PyObject* weight) {
   return made;
 }
 
-// Sets the entry's sizes, layout and samples from the weight. Returns false if the weight has no values on the CPU, or
-// if they have gaps or overlap. Throws std::bad_alloc when memory runs out.
+// Sets the entry's sizes, layout and samples from the weight. Returns false if the weight has no values, or if they have
+// gaps or overlap. Throws std::bad_alloc when memory runs out.
 bool find_values(Entry& entry, PyObject* weight) {
   host::Geometry geometry;
   const std::int64_t elements = host::count_elements(weight);
@@ -202,6 +202,7 @@ std::optional<Refusal> find_other_hands(PyObject* weight, const char* storage, s
 // Returns the reason if other code could change the weight without counting up its version.
 std::optional<Refusal> reason_to_doubt(PyObject* weight, const Snapshot& now, std::uint32_t views) {
   if (now.storage == nullptr || now.counter == nullptr) return Refusal::version;
+  if (host::is_off_cpu(weight)) return Refusal::device;
   if (const auto refusal = find_other_hands(weight, now.storage, views)) return refusal;
   const bool is_counted = host::is_no_inference_tensor(weight) && host::has_no_negative_bit(weight);
   return is_counted ? std::nullopt : std::optional(Refusal::version);
@@ -714,8 +715,8 @@ bool is_kept_memory(PyObject* tensor) noexcept {
 const char* describe(Refusal refusal) noexcept {
   static constexpr std::array words = {
       "others hold its memory",        "a pointer to it was taken",  "NumPy had its memory",
-      "its memory is not torch's own", "nothing counts its changes", "its values have gaps",
-      "the limit was reached",         "it was being changed",
+      "its memory is not torch's own", "nothing counts its changes", "it is not on the CPU",
+      "its values have gaps",          "the limit was reached",      "it was being changed",
   };
   static_assert(words.size() == refusals);
   return words[static_cast<std::size_t>(refusal)];

@@ -111,7 +111,8 @@ enum class Refusal : std::uint8_t {
   numpy,     // NumPy had its memory
   memory,    // its memory is not torch's own
   version,   // no version counts its changes: it was made in inference mode, or is a negated view
-  layout,    // its values have gaps or overlap, or are not on the CPU
+  device,    // it is not on the CPU
+  layout,    // its values have gaps or overlap
   limit,     // the limit was reached, or memory ran out
   changing,  // another thread, or code that runs within the call, changes it
 };

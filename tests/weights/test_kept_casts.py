@@ -457,6 +457,7 @@ def _made_in_inference_mode() -> nn.Parameter:
         ("a pointer to it was taken", lambda: (w := weight(16, 32), w.detach().__dlpack__()), {}),
         ("its memory is not torch's own", lambda: (nn.Parameter(torch.from_numpy(np.ones((16, 32), np.float32))),), {}),
         ("nothing counts its changes", lambda: (_made_in_inference_mode(),), {}),
+        ("it is not on the CPU", lambda: (nn.Parameter(torch.empty(16, 32, device="meta")),), {}),
         ("its values have gaps", lambda: (nn.Parameter(torch.ones(1, 32).expand(16, 32)),), {}),
         ("the limit was reached", lambda: (weight(16, 32),), {"weight_cache_limit": 100}),
     ],
@@ -468,7 +469,7 @@ def test_the_report_tells_why_a_weight_is_not_kept(
     w, *_held = make()
     with torch.no_grad():
         for _ in range(3):
-            F.linear(X, w)
+            F.linear(X.to(w.device), w)
     assert kept().reasons == {reason: 3}
     assert str(hmp.report(show=False)).endswith(f"not kept 3 times ({reason}: 3)")
     hmp.reset_report()
