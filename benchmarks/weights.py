@@ -1,7 +1,7 @@
 """Measures cached casts of weights: a use of one, compared with a new cast, for more and more weights; many small
-layers in a row; and a refresh of many casts.
+layers in a row; linear layers of many sizes; and a refresh of many casts.
 
-python benchmarks/weights.py [--quick] [--layers]
+python benchmarks/weights.py [--quick] [--layers | --products] [--threads N]
 """
 
 from __future__ import annotations
@@ -91,10 +91,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer, shorter rounds")
     parser.add_argument("--layers", action="store_true", help="the many small layers alone")
+    parser.add_argument("--products", action="store_true", help="linear layers of many sizes alone")
+    parser.add_argument("--threads", type=int, default=1, help="default 1")
     given = parser.parse_args()
     quick = given.quick
     options = {"rounds": 7 if quick else 21, "target_seconds": 0.05 if quick else 0.2}
-    torch.set_num_threads(1)
+    torch.set_num_threads(given.threads)
+    if given.products:
+        measure_products(**options)
+        return
     if not given.layers:
         measure_uses(**options)
     measure_layers(**options)
@@ -154,6 +159,23 @@ def measure_layers(**options: Any) -> None:
             widths = (10, 16, 16, 16, 10)
             cells = "".join(f"{ratio:>{wide}.2f}" for ratio, wide in zip(ratios, widths, strict=True))
             print(f"{width:>10}{peer.median * 1e6:>16.0f}" + cells)
+
+
+def measure_products(**options: Any) -> None:
+    """Prints the time of linear layers of many sizes, without gradients."""
+    print("\nnn.Linear(size, size), no gradients: us with the cast cached; times as fast as that, packed; is it packed")
+    for size in (64, 256, 1024, 4096):
+        for rows in (1, 4, 7, 16, 64, 256):
+            layer, x = nn.Linear(size, size), torch.randn(rows, size)
+            with torch.no_grad():
+                cached = Contender("cached", partial(layer, x), lambda: converted(packed_weights=False))
+                packed = Contender("packed", partial(layer, x), converted)
+                run([cached, packed], **options)
+                with converted():
+                    for _ in range(8):
+                        layer(x)
+                    is_packed = bool(hmp.report(show=False).weights.packed)
+            print(f"{size:>6}{rows:>6}{cached.median * 1e6:>10.1f}{cached.ratio_to(packed)[0]:>8.2f}{is_packed!s:>8}")
 
 
 def measure_refresh(rounds: int) -> None:
