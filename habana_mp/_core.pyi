@@ -179,6 +179,9 @@ class Castable:
         off_cpu_keywords: tuple[str, ...],
     ) -> None: ...
 
+#: The names of the traits that a rule may have.
+traits: tuple[str, ...]
+
 class Rule:
     """The rule of a policy for one operation."""
 

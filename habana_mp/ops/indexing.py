@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from habana_mp.ops.find import ASSIGNMENT, SUBSCRIPT
-from habana_mp.ops.operation import FIRST_INPUT, IN_PLACE, CallPredicate, Operation
+from habana_mp.ops.operation import FIRST_INPUT, IN_PLACE, CallPredicate, Castable, Operation
 
 _FLOATING = (torch.float32, torch.bfloat16, torch.float16)
 _WITHOUT_FRACTIONS = (torch.int64, torch.int32, torch.int16, torch.int8)
@@ -87,7 +87,7 @@ def _is_index(part: Any) -> bool:
 _bag = partial(Operation, unlisted=FIRST_INPUT, sums=_looks_up_unless_sparse(5), sparse_gradient=("sparse", 5))
 
 _PICKING = (
-    Operation(SUBSCRIPT, sums=_looks_up_by_index),
+    Operation(SUBSCRIPT, castable=Castable((0,), "the key selects values"), sums=_looks_up_by_index),
     Operation("index_select take repeat_interleave", sums=_looks_up),
     # O2 leaves these in their input's precision: one only picks values, the other returns positions.
     Operation("gather", o2="input", sparse_gradient=("sparse_grad", 255)),
@@ -100,7 +100,7 @@ _EMBEDDINGS = (
 )
 
 _WRITING = (
-    Operation(ASSIGNMENT, IN_PLACE),
+    Operation(ASSIGNMENT, IN_PLACE, castable=Castable((0, 2), "the key selects values"), saturates="numbers"),
     Operation("index_add", FIRST_INPUT, sums=_adds_up),
     Operation("index_put", FIRST_INPUT, sums=_adds_up_if_told, saturates="all"),
     Operation("put", FIRST_INPUT, sums=_adds_up_if_told),

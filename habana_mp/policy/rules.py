@@ -64,22 +64,15 @@ class Ruling:
         return known[1]
 
     def _made(self, operation: str, row: ops.Operation, caches_weights: bool) -> _core.Rule:
-        traits = {
+        # The other traits are columns of the row.
+        computed = {
             "saturates": self.saturate != "",
             "saturates_tensors": self.saturate == "all",
-            "promotes": row.promotes,
-            "gives_dimensions": row.gives_dimensions,
-            "views_one": row.views_one,
             "is_elementwise": ops.is_elementwise(operation),
-            "is_product": row.is_product,
             "leaves_points": self.leaves_points,
             "products_inside": self.products_only and row.products_inside,
             "is_not_repeated": not ops.may_be_repeated(operation),
-            "counts_no_version": row.counts_no_version,
             "caches_weights": caches_weights and row.caches_weights,
-            "is_recurrent": row.is_recurrent,
-            "casts_inside": row.casts_inside,
-            "wrong_if_strided": row.wrong_if_strided,
         }
         conditions = {
             "makes_product": row.makes_product if self.products_only else None,
@@ -92,7 +85,7 @@ class Ruling:
             action=self.action,
             precision=self.precision,
             why="no_kernel" if self.no_kernel else "parts" if self.by_parts else "",
-            traits=[name for name, has in traits.items() if has],
+            traits=[name for name in _core.traits if (computed[name] if name in computed else getattr(row, name))],
             castable=_in_core(ops.arguments_of(operation)),
             target_keywords=ops.target_keywords(operation) if self.action == "in_place" else (),
             sparse_gradient=row.sparse_gradient,

@@ -24,8 +24,7 @@ enum class CastsByAutocast : std::uint8_t { nothing, uncached, everything };
 // Counts them in `tally` if they are all casts of the call.
 CastsByAutocast casts_left_to_autocast(const Call& call, Kind to, Tally& tally) {
   const auto& [target, rule, arguments, reading] = call;
-  if (!rule.execution.casts_inside || rule.action != Action::precision || rule.to == Kind::f32)
-    return CastsByAutocast::nothing;
+  if (!rule.casts_inside || rule.action != Action::precision || rule.to == Kind::f32) return CastsByAutocast::nothing;
   if (target.shape != host::Shape::function && target.shape != host::Shape::method) return CastsByAutocast::nothing;
   bool everything = !rule.saturates && rule.castable.raised_positions == 0 && rule.castable.off_cpu_positions == 0;
   Tally noted;
@@ -88,7 +87,7 @@ bool fold_products(PyObject* made) {
 // Returns false with an exception set on failure.
 bool make_casts(const Call& call, Kind to, bool records, CastArguments& cast, Attempt& attempt) {
   if (!cast.make(call.rule, call.reading, to, attempt.tally)) return false;
-  if (!call.rule.execution.is_recurrent || attempt.is_fused || records || to == Kind::f32) return true;
+  if (!call.rule.is_recurrent || attempt.is_fused || records || to == Kind::f32) return true;
   const Py_ssize_t place = position_of_weights(call);
   PyObject* const made = place < 0 ? nullptr : cast.arguments().values[place];
   return made == nullptr || made == call.arguments.values[place] || fold_products(made);

@@ -13,8 +13,7 @@ namespace {
 
 // True if the rule brings tensors without dimensions into range, as it does Python numbers, and this is one.
 bool is_number_tensor(const Rule& rule, PyObject* item, Kind to) {
-  return rule.execution.saturates_tensors && to != Kind::f32 && host::count_elements(item) == 1 &&
-         host::has_no_dimensions(item);
+  return rule.saturates_tensors && to != Kind::f32 && host::count_elements(item) == 1 && host::has_no_dimensions(item);
 }
 
 // Returns the cached cast of a weight or of a view of one. Null if it is not cached; an exception is then set only by
@@ -42,7 +41,7 @@ Owned kept_cast(PyObject* weight, bool is_view, Kind to, Tally& tally) {
 }  // namespace
 
 bool may_have_cached_cast(const Rule& rule, PyObject* item, Tally& tally) {
-  if (!rule.execution.caches_weights) return false;
+  if (!rule.caches_weights) return false;
   if (!host::is_parameter(item)) return host::is_plain_tensor(item) && weights::may_be_part(item);
   if (!tally.leaves_casts_to_autocast || !weights::is_too_small_to_record(item)) return true;
   ++tally.small;
@@ -77,7 +76,7 @@ Owned cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tal
     return Owned::borrowed(item);
   }
   const bool saturates = is_number_tensor(rule, item, to);
-  if (rule.action == Action::scalars && !saturates) return Owned::borrowed(item);
+  if (rules::casts_only_numbers(rule) && !saturates) return Owned::borrowed(item);
   const bool reuses_memory = tally.may_reuse_memory && tensor::cast_memory.cast_transient != nullptr;
   Owned made = saturates       ? tensor::cast_saturated(item, kind, to, tally.made)
                : reuses_memory ? tensor::cast_memory.cast_transient(item, kind, to, tally.made, tally.transient)
@@ -96,7 +95,7 @@ Owned cast_sequence(const Rule& rule, PyObject* sequence, Kind to, Tally& tally,
                                       : PyList_AsTuple(sequence));
   if (!items) return nullptr;
   const bool may_reuse_memory = std::exchange(tally.may_reuse_memory, false);  // the list holds its casts
-  tally.is_recurrent_weight = rule.execution.is_recurrent && is_lower(to);
+  tally.is_recurrent_weight = rule.is_recurrent && is_lower(to);
   const Py_ssize_t size = PyTuple_GET_SIZE(items.get());
   Owned made(PyTuple_Check(sequence) ? PyTuple_New(size) : PyList_New(size));
   bool is_another = false;
@@ -185,11 +184,6 @@ inline Owned CastArguments::cast_one(const Rule& rule, const Reading& reading, P
 }
 
 bool CastArguments::make(const Rule& rule, const Reading& reading, Kind to, Tally& tally) {
-  // If the first input has no dimensions, torch promotes other tensors without dimensions like any tensor.
-  if (rule.action == Action::scalars && given_.positional > 0 && is_floating(reading.kinds[0]) &&
-      host::has_no_dimensions(given_.values[0])) {
-    return keep_all();
-  }
   tally.made.by_sparse =
       !tally.leaves_casts_to_autocast && host::grad_is_enabled() && holds_sparse_tensor(given_, reading);
   const bool keeps_float32 = to != Kind::f32 && one_stays_in_float32(rule, given_, reading);
@@ -209,14 +203,6 @@ void CastArguments::trace_casts(const Reading& reading, Kind to) const noexcept 
   for (Py_ssize_t i = 0; i < made_; ++i) {
     if (values_[i] != given_.values[i]) trace_cast(i, reading.kinds[i], to);
   }
-}
-
-bool CastArguments::keep_all() {
-  for (; made_ < given_.count(); ++made_) {
-    values_[made_] = Owned::borrowed(given_.values[made_]).release();
-    transient_[made_] = false;
-  }
-  return true;
 }
 
 }  // namespace habana_mp::engine

@@ -69,7 +69,6 @@ class CastArguments {
  private:
   // Returns the argument at position `i` as the call needs it. Null with a Python exception set on failure.
   Owned cast_one(const Rule& rule, const Reading& reading, Py_ssize_t i, Kind to, bool keeps_float32, Tally& tally);
-  bool keep_all();
   void trace_casts(const Reading& reading, Kind to) const noexcept;
 
   const Arguments& given_;

@@ -142,14 +142,13 @@ bool computes_state(const Arguments& arguments) {
   return !is_any_tensor(arguments.values, arguments.count(), is_another) && holds_one;
 }
 
-bool has_sparse_gradient(const Rule& rule, const Arguments& arguments) {
-  const Conditions& conditions = rule.conditions;
+bool has_sparse_gradient(const Conditions& conditions, const Arguments& arguments) {
   return find_argument(arguments, conditions.sparse_position, PyTuple_GET_ITEM(conditions.sparse_keyword, 0)) ==
          Py_True;
 }
 
-rules::Answer ask(PyObject* question, const Arguments& arguments) {
-  const Owned answer(PyObject_Vectorcall(question, arguments.values, static_cast<std::size_t>(arguments.positional),
+rules::Answer ask(PyObject* condition, const Arguments& arguments) {
+  const Owned answer(PyObject_Vectorcall(condition, arguments.values, static_cast<std::size_t>(arguments.positional),
                                          arguments.keywords));
   // Torch itself raises the error for invalid arguments.
   if (!answer && PyErr_ExceptionMatches(PyExc_MemoryError) == 0) drop_error();
@@ -216,16 +215,11 @@ bool Facts::holds_sparse_tensor() const { return engine::holds_sparse_tensor(arg
 
 bool Facts::has_number_beyond(Kind precision) const { return engine::has_number_beyond(precision, arguments); }
 
-rules::Answer Facts::makes_product() const { return ask(rule.conditions.makes_product, arguments); }
-
-rules::Answer Facts::is_fused() const { return ask(rule.conditions.is_fused, arguments); }
-
-rules::Answer Facts::wrong_in_bf16() const {
-  if (rule.conditions.wrong_if_strided && has_unit_stride(arguments)) return rules::Answer::no;
-  return ask(rule.conditions.wrong_in_bf16, arguments);
+bool Facts::first_input_is_a_number() const {
+  return arguments.positional > 0 && is_floating(reading.kinds[0]) && host::has_no_dimensions(arguments.values[0]);
 }
 
-rules::Answer Facts::adds_up() const { return ask(rule.conditions.adds_up, arguments); }
+bool Facts::has_only_unit_stride() const { return has_unit_stride(arguments); }
 
 bool Facts::may_lower_products(Kind to) const { return engine::may_lower_products(*this, to); }
 

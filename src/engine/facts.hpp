@@ -9,7 +9,13 @@
 
 namespace habana_mp::engine {
 
+// Calls a condition with the arguments. Exceptions count as no, except when memory runs out: torch itself raises the
+// error for invalid arguments.
+rules::Answer ask(PyObject* condition, const Arguments& arguments);
+
 struct Facts : Call {
+  using Answer = rules::Answer;
+
   // The surroundings of the call.
   [[nodiscard]] bool is_python_function() const { return target.is_python(); }
   [[nodiscard]] bool is_decided_elsewhere() const;
@@ -26,14 +32,19 @@ struct Facts : Call {
   [[nodiscard]] bool holds_one_tensor() const;
   [[nodiscard]] bool holds_sparse_tensor() const;
   [[nodiscard]] bool has_number_beyond(Kind precision) const;
-  [[nodiscard]] rules::Answer makes_product() const;
-  [[nodiscard]] rules::Answer is_fused() const;
-  [[nodiscard]] rules::Answer wrong_in_bf16() const;
-  [[nodiscard]] rules::Answer adds_up() const;
+  [[nodiscard]] bool first_input_is_a_number() const;
+  [[nodiscard]] Answer makes_product() const { return answer_of(rule.conditions.makes_product, Answer::yes); }
+  [[nodiscard]] Answer is_fused() const { return answer_of(rule.conditions.is_fused); }
+  [[nodiscard]] Answer wrong_in_bf16() const {
+    if (rule.wrong_if_strided && has_only_unit_stride()) return Answer::no;
+    return answer_of(rule.conditions.wrong_in_bf16);
+  }
+  [[nodiscard]] bool may_add_up() const { return rule.conditions.adds_up != nullptr; }
+  [[nodiscard]] Answer adds_up() const { return answer_of(rule.conditions.adds_up); }
 
   // Costs, and limits of torch.
   [[nodiscard]] bool may_lower_products(Kind to) const;
-  [[nodiscard]] rules::Answer is_slower_lowered(Kind to) const;
+  [[nodiscard]] Answer is_slower_lowered(Kind to) const;
   [[nodiscard]] bool mixes_in_a_transform() const;
 
   // After a failure: the exception that is set, and the next attempt.
@@ -42,6 +53,13 @@ struct Facts : Call {
   [[nodiscard]] bool is_left_alone() const;
   // True if an attempt in the precision of the updated state would differ from the call as it is written.
   [[nodiscard]] bool updates_lower_state() const;
+
+ private:
+  // Returns `otherwise` if the operation has no such condition.
+  [[nodiscard]] Answer answer_of(PyObject* condition, Answer otherwise = Answer::no) const {
+    return condition == nullptr ? otherwise : ask(condition, arguments);
+  }
+  [[nodiscard]] bool has_only_unit_stride() const;
 };
 
 // Returns the lower precision of the state that a call updates besides its first input: statistics of a model whose
@@ -62,8 +80,7 @@ bool holds_lower_module_value(const Arguments& arguments);
 // True if autograd does not track the call and all its floating tensors, at least one, are module tensors. Other
 // tensors without dimensions count as numbers and are ignored.
 bool computes_state(const Arguments& arguments);
-bool has_sparse_gradient(const Rule& rule, const Arguments& arguments);
-rules::Answer ask(PyObject* question, const Arguments& arguments);
+bool has_sparse_gradient(const Conditions& conditions, const Arguments& arguments);
 bool cast_refused();
 
 }  // namespace habana_mp::engine

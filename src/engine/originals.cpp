@@ -64,6 +64,12 @@ PyObject* call_original(Target& target, const Arguments& arguments) {
       return host::call_with_tuple(target.original, arguments.values[0], arguments, 1);
     case host::Shape::method_no_arguments:
       return target.original(arguments.values[0], nullptr);
+    case host::Shape::subscript:
+      return target.original_subscript(arguments.values[0], arguments.values[1]);
+    case host::Shape::assignment:
+      if (target.original_assignment(arguments.values[0], arguments.values[1], arguments.values[2]) != 0)
+        return nullptr;
+      Py_RETURN_NONE;
     default:
       return call_deciding(target, arguments);
   }

@@ -34,13 +34,15 @@ struct Castable {
 };
 
 // Conditions on the arguments of a call: Python functions of these, which live as long as the process, or null.
-// rules::Rule describes the conditions.
 struct Conditions {
+  // True if the call makes a matrix product: the list applies only then.
   PyObject* makes_product = nullptr;
+  // True if one kernel computes the call as a whole. It is then lowered as a whole.
   PyObject* is_fused = nullptr;
+  // True if the call or its gradient adds up in the lower precision. It is made in float32, and the result is rounded.
   PyObject* adds_up = nullptr;
+  // True if the CPU library gets the call or its gradient wrong in bfloat16.
   PyObject* wrong_in_bf16 = nullptr;
-  bool wrong_if_strided = false;  // wrong_in_bf16 is then called only if the stride, the fourth argument, is not 1
   // The argument that makes the gradient of the first input sparse if it is true: its keyword (a tuple of that one
   // string, or null) and its position. A cast cannot pass on such a gradient, so the lists are suspended for that call.
   PyObject* sparse_keyword = nullptr;
@@ -53,16 +55,8 @@ struct Conditions {
   bool operator==(const Conditions&) const = default;
 };
 
-// Execution options: how casts are made, and what may make a call faster.
+// Execution options: what may make a call faster.
 struct ExecutionOptions {
-  // Rule 9 for tensors without dimensions.
-  bool saturates_tensors = false;
-  // True if casts of weights may be cached for this operation. Requires that no result shares memory with an argument.
-  bool caches_weights = false;
-  // True if it processes sequences step by step, with the weights in its last list argument.
-  bool is_recurrent = false;
-  // True if torch's own autocast on the CPU casts the same inputs.
-  bool casts_inside = false;
   // The torch function that it calls, if it can be computed from a packed weight.
   weights::Packs packs = weights::Packs::nothing;
   // For a product that is slow if the rows of the first input are unevenly spaced: a Python function of both inputs
@@ -80,13 +74,11 @@ struct Rule : rules::Rule {
   // For Action::none: the rule of calls with a tensor that is already lower, or null. It lives as long as the process.
   // Where nothing is lowered, lower tensors still follow this rule.
   const Rule* rule_for_lowered = nullptr;
-  // True if the operation writes into a given result without incrementing the version counter.
-  bool counts_no_version = false;
 
   bool operator==(const Rule&) const = default;
 
   // True if each weight is used in one product only.
-  bool takes_weights_once() const { return execution.caches_weights && !execution.is_recurrent; }
+  bool takes_weights_once() const { return caches_weights && !is_recurrent; }
   bool may_cast(Py_ssize_t position) const { return position >= 64 || ((castable.positions >> position) & 1U) != 0; }
 };
 

@@ -90,14 +90,12 @@ constexpr auto stubs = make_stubs(std::make_index_sequence<target_capacity>());
 Target* assignment = nullptr;
 
 int assignment_stub(PyObject* self, PyObject* key, PyObject* value) {
-  return answer_assignment(*assignment, self, key, value, assignment->original_assignment);
+  return answer_assignment(*assignment, self, key, value);
 }
 
 Target* subscript = nullptr;
 
-PyObject* subscript_stub(PyObject* self, PyObject* key) {
-  return answer_subscript(*subscript, self, key, subscript->original_subscript);
-}
+PyObject* subscript_stub(PyObject* self, PyObject* key) { return answer_subscript(*subscript, self, key); }
 
 // ---- patching -----------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,17 @@
 target_sources(_core PRIVATE
   src/engine/attempt.cpp
-  src/engine/bindings.cpp
+  src/engine/bindings/engine.cpp
+  src/engine/bindings/functions.cpp
+  src/engine/bindings/installation.cpp
+  src/engine/bindings/origins.cpp
+  src/engine/bindings/regions.cpp
+  src/engine/bindings/rules.cpp
+  src/engine/bindings/state.cpp
+  src/engine/bindings/torch.cpp
+  src/engine/bindings/watching.cpp
   src/engine/call.cpp
   src/engine/cast_arguments.cpp
+  src/engine/elements.cpp
   src/engine/facts.cpp
   src/engine/hooks.cpp
   src/engine/known_tensors.cpp
@@ -10,9 +19,13 @@ target_sources(_core PRIVATE
   src/engine/originals.cpp
   src/engine/reading.cpp
   src/engine/region.cpp
+  src/engine/reporting.cpp
+  src/engine/results.cpp
+  src/engine/retry.cpp
   src/engine/slots.cpp
   src/engine/state.cpp
   src/engine/target.cpp
   src/engine/tracing.cpp
   src/engine/watched.cpp
+  src/engine/watched_calls.cpp
 )

@@ -87,6 +87,11 @@ constexpr bool must_cast(Kind to, const Inputs& inputs) {
   return to != Kind::other && (inputs.present.kinds & floating & ~bit(to)) != 0;
 }
 
+// Rule 9 alone: torch accepts mixed precisions, but no number beyond the range of the first input. Python numbers and
+// tensors without dimensions are brought into that range, and no other tensor is cast. If the first input has no
+// dimensions itself, torch promotes the others with it.
+constexpr bool casts_only_numbers(const Rule& rule) { return rule.action == Action::scalars; }
+
 // ---- the draft: the decision that the rule makes from the inputs alone ----------------------------------------------
 
 inline Plan leave_as_written(Reason reason, Where where = Where::here()) {
@@ -151,7 +156,7 @@ bool is_left_alone(const Facts& facts) {
 // True if the table may overrule a draft that casts no input.
 template <typename Facts>
 bool must_look_closer(const Rule& rule, const Plan& plan, const Facts& facts) {
-  if (is_lower(plan.to) && (rule.may_add_up || (rule.is_product && facts.holds_sparse_tensor()))) return true;
+  if (is_lower(plan.to) && (facts.may_add_up() || (rule.is_product && facts.holds_sparse_tensor()))) return true;
   return rule.saturates && is_lower(plan.to) && facts.has_number_beyond(plan.to);
 }
 
@@ -193,28 +198,27 @@ template <typename Facts>
 
   // The inputs and the operation.
   if (rule.views_one && facts.holds_one_tensor()) return leave(Reason::view);
-  if (rule.only_with_product) {
-    const Answer makes_product = facts.makes_product();
-    if (makes_product == Answer::failed) return by(Way::failed);
-    if (makes_product == Answer::no) {
-      plan.to = widest_of(rule, inputs, facts, plan);
-      plan.decision = {precision_of(plan.to), Reason::no_product};
-      if (!must_cast(plan.to, inputs)) return by(Way::leave);
-    }
+  if (casts_only_numbers(rule) && facts.first_input_is_a_number()) return by(Way::leave);
+  const Answer makes_product = facts.makes_product();
+  if (makes_product == Answer::failed) return by(Way::failed);
+  if (makes_product == Answer::no) {
+    plan.to = widest_of(rule, inputs, facts, plan);
+    plan.decision = {precision_of(plan.to), Reason::no_product};
+    if (!must_cast(plan.to, inputs)) return by(Way::leave);
   }
-  if (rule.may_be_fused && is_lower(plan.to)) {
+  if (is_lower(plan.to)) {
     const Answer is_fused = facts.is_fused();
     if (is_fused == Answer::failed) return by(Way::failed);
     plan.is_fused = is_fused == Answer::yes;
   }
   plan.is_inside = rule.products_inside && is_lower(plan.to) && !plan.is_fused;
   if (plan.is_inside && !facts.may_lower_products(plan.to)) return by(Way::unlisted_rule);
-  if (rule.may_be_wrong && plan.to == Kind::bf16) {
+  if (plan.to == Kind::bf16) {
     const Answer wrong_in_bf16 = facts.wrong_in_bf16();
     if (wrong_in_bf16 != Answer::no) return by(wrong_in_bf16 == Answer::yes ? Way::without_lowering : Way::failed);
   }
   plan.computed_in = plan.to;
-  if (rule.may_add_up && is_lower(plan.to)) {
+  if (is_lower(plan.to) && facts.may_add_up()) {
     const Answer adds_up = facts.adds_up();
     if (adds_up == Answer::failed) return by(Way::failed);
     if (adds_up == Answer::yes) {

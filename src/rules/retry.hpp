@@ -41,7 +41,7 @@ struct Failure {
 // before it failed, and the operations inside a torch function have been tried again one by one.
 template <typename Facts>
 bool may_repeat(const Rule& rule, const Facts& facts) {
-  return rule.may_repeat && !facts.is_python_function();
+  return !rule.is_not_repeated && !facts.is_python_function();
 }
 
 // True if another try may follow. The facts examine the exception that is set: `torch_raised` is true if torch itself

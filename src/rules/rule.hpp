@@ -18,40 +18,47 @@ enum class Action : std::uint8_t {
   refused,      // an error: the operation's backward would lose values in the lower precision
 };
 
+// The traits of an operation, true or false. Python passes them by these names; see the columns of ops/operation.py.
+#define HABANA_MP_TRAITS(TRAIT)                                                                                     \
+  /* Rule 2: torch itself promotes a tensor without dimensions as it does a number. */                              \
+  TRAIT(promotes)                                                                                                   \
+  /* Rule 2: the operation adds dimensions to tensors without any before it joins them with the others. */          \
+  TRAIT(gives_dimensions)                                                                                           \
+  /* Rule 9: Python numbers beyond the range of the precision are clamped to it, and tensors without dimensions. */ \
+  TRAIT(saturates)                                                                                                  \
+  TRAIT(saturates_tensors)                                                                                          \
+  /* The operation returns a view of a single tensor or only sums it (`einsum("ii->i", x)`). */                     \
+  TRAIT(views_one)                                                                                                  \
+  /* It computes each value of the result by itself, as arithmetic does. */                                         \
+  TRAIT(is_elementwise)                                                                                             \
+  /* It adds up products. Kernels for sparse tensors add up in the lower precision, if they support it. */          \
+  TRAIT(is_product)                                                                                                 \
+  /* The lists do not apply to products of three terms without a weight in the forward of a module: these rotate    \
+     points. */                                                                                                     \
+  TRAIT(leaves_points)                                                                                              \
+  /* The list applies only to the matrix products that torch makes inside. Everything else stays in its precision,  \
+     including the state that a recurrent layer passes from step to step. */                                        \
+  TRAIT(products_inside)                                                                                            \
+  /* A failed call may already have written into an argument, so it is not made again. */                           \
+  TRAIT(is_not_repeated)                                                                                            \
+  /* Only a stride other than 1 can make a call wrong in bfloat16. */                                               \
+  TRAIT(wrong_if_strided)                                                                                           \
+  /* It writes into a given result without incrementing the version counter. */                                     \
+  TRAIT(counts_no_version)                                                                                          \
+  /* Casts of weights may be cached. Requires that no result shares memory with an argument. */                     \
+  TRAIT(caches_weights)                                                                                             \
+  /* It processes sequences step by step, with the weights in its last list argument. */                            \
+  TRAIT(is_recurrent)                                                                                               \
+  /* Torch's own autocast on the CPU casts the same inputs. */                                                      \
+  TRAIT(casts_inside)
+
 struct Rule {
   Action action = Action::none;
   Kind to = Kind::other;  // for Action::precision
   Reason reason = Reason::list;
-
-  // Rule 2: true if torch itself promotes a tensor without dimensions as it does a number.
-  bool promotes = false;
-  // Rule 2: true if the operation adds dimensions to tensors without any before it joins them with the others.
-  bool gives_dimensions = false;
-  // Rule 9: true if Python numbers beyond the range of the precision are clamped to it.
-  bool saturates = false;
-  // True if the operation returns a view of a single tensor or only sums it (`einsum("ii->i", x)`).
-  bool views_one = false;
-  // True if it computes each value of the result by itself, as arithmetic does.
-  bool is_elementwise = false;
-  // True if it adds up products. Kernels for sparse tensors add up in the lower precision, if they support it.
-  bool is_product = false;
-  // True if the lists do not apply to products of three terms without a weight in the forward of a module. Such
-  // products rotate points.
-  bool leaves_points = false;
-  // True if the list applies only to calls that make a matrix product.
-  bool only_with_product = false;
-  // True if the list applies only to the matrix products that torch makes inside. Everything else stays in its
-  // precision, including the state that a recurrent layer passes from step to step.
-  bool products_inside = false;
-  // True if one kernel may compute a call as a whole. Such a call is lowered as a whole.
-  bool may_be_fused = false;
-  // True if the CPU library gets some calls, or their gradients, wrong in bfloat16.
-  bool may_be_wrong = false;
-  // True if calls, or their gradients, may add up in the lower precision. Those are made in float32, and the result is
-  // rounded.
-  bool may_add_up = false;
-  // True if a failed call may be made again with other casts. False if it may already have written into an argument.
-  bool may_repeat = true;
+#define HABANA_MP_MEMBER(name) bool name = false;
+  HABANA_MP_TRAITS(HABANA_MP_MEMBER)
+#undef HABANA_MP_MEMBER
 
   bool operator==(const Rule&) const = default;
 };

@@ -9,15 +9,22 @@
 namespace habana_mp::rules {
 
 enum class RuleSource : std::uint8_t {
-  none,              // the call is made as it is written
+  disabled,          // casts are disabled: the call is made as it is written
   protected_region,  // a region of torch.autocast(enabled=False), where inputs lowered outside may meet float32
   lists,
-  unlisted,  // rules 2 to 4 alone
+  lowered_inputs,  // the lists apply elsewhere, but an input is lower already
+  unlisted,        // rules 2 to 4 alone
+  nothing,         // no rule: the call is made as it is written
 };
 
 // Returns the words of the trace.
 constexpr const char* name(RuleSource source) {
-  constexpr std::array names{"nowhere", "a region of torch.autocast(enabled=False)", "the lists", "rules 2 to 4 alone"};
+  constexpr std::array names{"nowhere, since casts are disabled",
+                             "a region of torch.autocast(enabled=False)",
+                             "the lists",
+                             "the lists, for inputs that are lower",
+                             "rules 2 to 4 alone",
+                             "nowhere"};
   return names[static_cast<std::size_t>(source)];
 }
 
@@ -33,11 +40,20 @@ struct Situation {
 template <typename Facts>
 RuleSource choose_rule_source(const Situation& here, const Facts& facts) {
   if (here.casts_are_disabled) {
-    return here.disabled_by_region && here.has_lists ? RuleSource::protected_region : RuleSource::none;
+    return here.disabled_by_region && here.has_lists ? RuleSource::protected_region : RuleSource::disabled;
   }
+  const RuleSource without_lists = facts.has_unlisted_rule() ? RuleSource::unlisted : RuleSource::nothing;
   // A user-defined function has its own rule, which applies wherever the function is called.
-  if (!here.lists_are_suspended || facts.is_users_function()) return RuleSource::lists;
-  return here.until_tracking && facts.records_gradients() ? RuleSource::lists : RuleSource::unlisted;
+  const bool by_lists =
+      !here.lists_are_suspended || facts.is_users_function() || (here.until_tracking && facts.records_gradients());
+  if (!by_lists) return without_lists;
+  RuleSource source = RuleSource::lists;
+  if (!facts.has_listed_rule()) {
+    if (!facts.has_rule_for_lowered() || !facts.holds_lower_tensor()) return RuleSource::nothing;
+    source = RuleSource::lowered_inputs;
+  }
+  // A cast cannot pass on a sparse gradient.
+  return facts.has_sparse_gradient() ? without_lists : source;
 }
 
 }  // namespace habana_mp::rules

@@ -23,6 +23,11 @@ struct Facts {
   bool python_function = false;
   bool users_function = false;
   bool records = false;
+  bool listed_rule = true;
+  bool rule_for_lowered = false;
+  bool unlisted_rule = true;
+  bool lower_tensor = false;
+  bool sparse_gradient = false;
   bool decided_elsewhere = false;
   std::optional<Reason> at_place;
   bool exact_caller = false;
@@ -35,6 +40,8 @@ struct Facts {
   bool one_tensor = false;
   bool sparse_tensor = false;
   bool number_beyond = false;
+  bool number_first = false;
+  bool condition_on_sums = false;
   Answer product = Answer::yes;
   Answer fused = Answer::no;
   Answer wrong = Answer::no;
@@ -55,6 +62,11 @@ struct Facts {
   bool is_python_function() const { return tell('f', python_function); }
   bool is_users_function() const { return tell('y', users_function); }
   bool records_gradients() const { return tell('g', records); }
+  bool has_listed_rule() const { return listed_rule; }
+  bool has_rule_for_lowered() const { return rule_for_lowered; }
+  bool has_unlisted_rule() const { return unlisted_rule; }
+  bool holds_lower_tensor() const { return tell('h', lower_tensor); }
+  bool has_sparse_gradient() const { return tell('G', sparse_gradient); }
   bool is_decided_elsewhere() const { return tell('d', decided_elsewhere); }
   std::optional<Reason> place() const { return tell('p', at_place); }
   bool caller_is_exact() const { return tell('e', exact_caller); }
@@ -67,6 +79,8 @@ struct Facts {
   bool holds_one_tensor() const { return tell('1', one_tensor); }
   bool holds_sparse_tensor() const { return tell('s', sparse_tensor); }
   bool has_number_beyond(Kind) const { return tell('n', number_beyond); }
+  bool first_input_is_a_number() const { return tell('0', number_first); }
+  bool may_add_up() const { return condition_on_sums; }
   Answer makes_product() const { return tell('m', product); }
   Answer is_fused() const { return tell('F', fused); }
   Answer wrong_in_bf16() const { return tell('w', wrong); }
@@ -169,9 +183,9 @@ void check_drafts() {
 // Each row, with all rows below it holding too.
 void check_table() {
   Rule rule = lowering();
-  rule.views_one = rule.only_with_product = rule.may_be_fused = rule.may_be_wrong = rule.may_add_up = true;
-  rule.is_product = rule.is_elementwise = true;
+  rule.views_one = rule.is_product = rule.is_elementwise = true;
   Facts all;
+  all.condition_on_sums = true;
   all.decided_elsewhere = all.exact_caller = all.only_state = all.another_device = all.one_tensor = all.in_a_transform =
       true;
   all.all_float32 = all.three_terms = all.in_module_call = true;
@@ -227,8 +241,9 @@ void check_table() {
   CHECK(leaves(plan_of(rule, all, inputs_of({Kind::f32})), Way::leave, Reason::no_product));
   // There too a tensor without dimensions does not widen one that has some.
   all.with_dimensions = inputs_of({Kind::bf16}).present;
-  rule.may_be_fused = rule.may_be_wrong = rule.may_add_up = rule.is_product = false;
-  all.slower = Answer::no;
+  const Facts failing = all;
+  rule.is_product = all.condition_on_sums = false;
+  all.fused = all.wrong = all.slower = Answer::no;
   all.sparse_tensor = all.in_a_transform = false;
   const Plan with_number = plan_of(rule, all, inputs);
   CHECK(with_number.way == Way::with_casts && with_number.to == Kind::bf16 && !with_number.leaves_numbers);
@@ -237,10 +252,9 @@ void check_table() {
   const Plan with_promoted_number = plan_of(rule, all, inputs);
   CHECK(leaves(with_promoted_number, Way::leave, Reason::no_product) && with_promoted_number.leaves_numbers);
   rule.promotes = false;
+  rule.is_product = true;
+  all = failing;
   all.with_dimensions.reset();
-  rule.may_be_fused = rule.may_be_wrong = rule.may_add_up = rule.is_product = true;
-  all.slower = Answer::failed;
-  all.sparse_tensor = all.in_a_transform = true;
   all.product = Answer::yes;
   CHECK(plan_of(rule, all, inputs).way == Way::failed);
   all.fused = Answer::no;
@@ -284,6 +298,14 @@ void check_table() {
   CHECK(plan.way == Way::with_casts && plan.is_fused && !plan.is_inside && plan.computed_in == Kind::bf16);
   CHECK(all.asked.find('t') != std::string::npos);
 
+  // Torch promotes all others with a first input that has no dimensions.
+  const Rule scalars{.action = Action::scalars, .reason = Reason::first_input};
+  Facts number_first;
+  CHECK(plan_of(scalars, number_first, inputs).way == Way::with_casts);
+  number_first.number_first = true;
+  CHECK(leaves(plan_of(scalars, number_first, inputs), Way::leave, Reason::first_input));
+  CHECK(plan_of(lowering(), number_first, inputs).way == Way::with_casts);
+
   // A number that is out of range is looked at where no tensor is to be cast.
   Rule numbers = lowering();
   numbers.saturates = true;
@@ -299,12 +321,11 @@ void check_table() {
   CHECK(plan_of(product, sparse, inputs_of({Kind::bf16})).way == Way::without_lowering);
 }
 
-// A rule without traits: no fact that only a trait asks for decides.
+// A rule without traits and conditions: no fact that only a trait asks for decides.
 void check_plain_rule() {
   Facts facts;
   facts.one_tensor = facts.sparse_tensor = facts.number_beyond = true;
-  facts.product = Answer::no;
-  facts.fused = facts.wrong = facts.sums = Answer::yes;
+  facts.sums = Answer::yes;
   facts.products_can_be_lowered = false;
   const Plan plan = plan_of(lowering(), facts);
   CHECK(plan.way == Way::with_casts && plan.to == Kind::bf16 && plan.computed_in == Kind::bf16);
@@ -325,11 +346,11 @@ void check_protected() {
   CHECK(decide_protected(rule, inputs_of({Kind::bf16}), facts).way == Way::as_written);
 }
 
-void check_speakers() {
+void check_rule_sources() {
   Facts facts;
   CHECK(choose_rule_source({}, facts) == RuleSource::lists);
-  CHECK(choose_rule_source({.casts_are_disabled = true, .has_lists = true}, facts) == RuleSource::none);
-  CHECK(choose_rule_source({.casts_are_disabled = true, .disabled_by_region = true}, facts) == RuleSource::none);
+  CHECK(choose_rule_source({.casts_are_disabled = true, .has_lists = true}, facts) == RuleSource::disabled);
+  CHECK(choose_rule_source({.casts_are_disabled = true, .disabled_by_region = true}, facts) == RuleSource::disabled);
   CHECK(choose_rule_source({.casts_are_disabled = true, .disabled_by_region = true, .has_lists = true}, facts) ==
         RuleSource::protected_region);
   CHECK(choose_rule_source({.lists_are_suspended = true}, facts) == RuleSource::unlisted);
@@ -343,6 +364,29 @@ void check_speakers() {
   facts.users_function = true;
   CHECK(choose_rule_source({.lists_are_suspended = true}, facts) == RuleSource::lists);
   CHECK(choose_rule_source({.lists_are_suspended = true, .until_tracking = true}, facts) == RuleSource::lists);
+
+  // A cast cannot pass on a sparse gradient.
+  facts = {};
+  facts.sparse_gradient = true;
+  CHECK(choose_rule_source({}, facts) == RuleSource::unlisted);
+  facts.unlisted_rule = false;
+  CHECK(choose_rule_source({}, facts) == RuleSource::nothing);
+  CHECK(choose_rule_source({.lists_are_suspended = true}, facts) == RuleSource::nothing);
+  facts.sparse_gradient = false;
+  CHECK(choose_rule_source({}, facts) == RuleSource::lists);
+
+  // Without a rule of the lists: only what is lower already follows their rule.
+  facts = {};
+  facts.listed_rule = false;
+  facts.lower_tensor = true;
+  CHECK(choose_rule_source({}, facts) == RuleSource::nothing);
+  CHECK(facts.asked.find('h') == std::string::npos);
+  facts.rule_for_lowered = true;
+  CHECK(choose_rule_source({}, facts) == RuleSource::lowered_inputs);
+  facts.sparse_gradient = true;
+  CHECK(choose_rule_source({}, facts) == RuleSource::unlisted);
+  facts.lower_tensor = facts.sparse_gradient = false;
+  CHECK(choose_rule_source({}, facts) == RuleSource::nothing);
 }
 
 void check_ladder() {
@@ -350,7 +394,7 @@ void check_ladder() {
   const Rule rule = lowering();
   const Rule in_place{.action = Action::in_place};
   Rule once = rule;
-  once.may_repeat = false;
+  once.is_not_repeated = true;
   const auto next = [&](const Rule& one, const Failure& failure) { return next_try(one, failure, facts); };
 
   CHECK(next(rule, {.step = Try::with_casts}) == Try::in_float32);
@@ -403,11 +447,9 @@ void answer(const std::string& line) {
   rule.to = static_cast<Kind>(number());
   rule.reason = static_cast<Reason>(number());
   for (bool Rule::*trait : {&Rule::promotes, &Rule::gives_dimensions, &Rule::saturates, &Rule::views_one,
-                            &Rule::is_elementwise, &Rule::is_product, &Rule::only_with_product, &Rule::products_inside,
-                            &Rule::may_be_fused, &Rule::may_be_wrong, &Rule::may_add_up}) {
+                            &Rule::is_elementwise, &Rule::is_product, &Rule::products_inside, &Rule::leaves_points}) {
     rule.*trait = yes();
   }
-  rule.leaves_points = yes();
   Inputs inputs;
   Facts facts;
   Present with_dimensions;
@@ -427,7 +469,8 @@ void answer(const std::string& line) {
   for (bool Facts::*fact :
        {&Facts::decided_elsewhere, &Facts::exact_caller, &Facts::only_state, &Facts::all_float32, &Facts::three_terms,
         &Facts::in_module_call, &Facts::another_device, &Facts::one_tensor, &Facts::sparse_tensor,
-        &Facts::number_beyond, &Facts::products_can_be_lowered, &Facts::in_a_transform}) {
+        &Facts::number_beyond, &Facts::number_first, &Facts::condition_on_sums, &Facts::products_can_be_lowered,
+        &Facts::in_a_transform}) {
     facts.*fact = yes();
   }
   for (Answer Facts::*fact : {&Facts::product, &Facts::fused, &Facts::wrong, &Facts::sums, &Facts::slower}) {
@@ -453,7 +496,7 @@ int main(int argc, char** argv) {
   check_table();
   check_plain_rule();
   check_protected();
-  check_speakers();
+  check_rule_sources();
   check_ladder();
   return failures == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

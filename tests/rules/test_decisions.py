@@ -29,7 +29,7 @@ class Action(IntEnum):
 
 
 class Way(IntEnum):
-    AS_WRITTEN, LEAVE, LEAVE_TO_OUTER, WITH_CASTS, WITHOUT_LOWERING, SILENT_RULE, REFUSE, FAILED = range(8)
+    AS_WRITTEN, LEAVE, LEAVE_TO_OUTER, WITH_CASTS, WITHOUT_LOWERING, UNLISTED_RULE, REFUSE, FAILED = range(8)
 
 
 class Answer(IntEnum):
@@ -57,11 +57,7 @@ class Rule:
     views_one: bool
     is_elementwise: bool
     is_product: bool
-    only_with_product: bool
     products_inside: bool
-    may_be_fused: bool
-    may_be_wrong: bool
-    may_add_up: bool
     leaves_points: bool
 
 
@@ -77,6 +73,8 @@ class Facts:
     one_tensor: bool
     sparse_tensor: bool
     number_beyond: bool
+    number_first: bool
+    condition_on_sums: bool
     products_can_be_lowered: bool
     in_a_transform: bool
     product: Answer
@@ -142,7 +140,7 @@ def wanted(call: Call) -> tuple[Way, Kind, int, str]:
     if rule.action is Action.WIDEST and stays:
         floating = deciding
     if set(floating) == {to}:
-        sums = to in LOWER and rule.may_add_up
+        sums = to in LOWER and facts.condition_on_sums
         sparse = to in LOWER and rule.is_product and facts.sparse_tensor
         number = to in LOWER and rule.saturates and facts.number_beyond
         if not (sums or sparse or number):
@@ -154,19 +152,21 @@ def wanted(call: Call) -> tuple[Way, Kind, int, str]:
     if facts.at_worker:
         return Way.LEAVE, to, UNCHANGED, "worker"
     if reason == "list" and to in LOWER and facts.exact_caller:
-        return Way.SILENT_RULE, to, UNCHANGED, "library"
+        return Way.UNLISTED_RULE, to, UNCHANGED, "library"
     if reason == "list" and to in LOWER and rule.is_elementwise and facts.only_state:
-        return Way.SILENT_RULE, to, UNCHANGED, "state"
+        return Way.UNLISTED_RULE, to, UNCHANGED, "state"
     prepares = rule.is_elementwise or (rule.is_product and facts.three_terms)
     if reason == "list" and to in LOWER and prepares and facts.all_float32:
-        return Way.SILENT_RULE, to, PRECISIONS[Kind.F32], "all_float32"
+        return Way.UNLISTED_RULE, to, PRECISIONS[Kind.F32], "all_float32"
     if reason == "list" and to in LOWER and rule.leaves_points and facts.three_terms and facts.in_module_call:
-        return Way.SILENT_RULE, to, PRECISIONS[Kind.F32], "points"
+        return Way.UNLISTED_RULE, to, PRECISIONS[Kind.F32], "points"
     if facts.another_device:
         return Way.LEAVE, to, UNCHANGED, "other_device"
     if rule.views_one and facts.one_tensor:
         return Way.LEAVE, to, UNCHANGED, "view"
-    if rule.only_with_product and facts.product is not Answer.YES:
+    if rule.action is Action.SCALARS and facts.number_first:
+        return Way.LEAVE, to, PRECISIONS[to], reason
+    if facts.product is not Answer.YES:
         if facts.product is Answer.FAILED:
             return Way.FAILED, to, PRECISIONS[to], reason
         to, reason = widest, "no_product"
@@ -175,15 +175,15 @@ def wanted(call: Call) -> tuple[Way, Kind, int, str]:
             return Way.LEAVE, to, PRECISIONS[to], reason
     told = PRECISIONS[to]
     is_lower = to in LOWER
-    fused = facts.fused if rule.may_be_fused and is_lower else Answer.NO
+    fused = facts.fused if is_lower else Answer.NO
     if fused is Answer.FAILED:
         return Way.FAILED, to, told, reason
     inside = rule.products_inside and is_lower and fused is Answer.NO
     if inside and not facts.products_can_be_lowered:
-        return Way.SILENT_RULE, to, told, reason
-    if rule.may_be_wrong and to is Kind.BF16 and facts.wrong is not Answer.NO:
+        return Way.UNLISTED_RULE, to, told, reason
+    if to is Kind.BF16 and facts.wrong is not Answer.NO:
         return Way.WITHOUT_LOWERING if facts.wrong is Answer.YES else Way.FAILED, to, told, reason
-    if rule.may_add_up and is_lower:
+    if is_lower and facts.condition_on_sums:
         if facts.sums is Answer.FAILED:
             return Way.FAILED, to, told, reason
         if facts.sums is Answer.YES:

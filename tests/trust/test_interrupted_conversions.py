@@ -18,6 +18,7 @@ import torch
 
 import habana_mp
 from habana_mp import _core, hmp
+from habana_mp.common import locks
 from helpers.state_of_torch import assert_torch_is_restored
 
 OURS = str(Path(habana_mp.__file__).parent)
@@ -64,7 +65,20 @@ def interrupted_at(number: int | None, work: Callable[[], object]) -> int:
             work()
     finally:
         sys.settrace(before)
+        release_locks()
     return tracer.count
+
+
+def release_locks() -> None:
+    """Releases the locks that this thread still holds.
+
+    CPython handles signals after calls and at the beginnings of loops and functions, so none arrives between the end of
+    a ``with`` block and the call of ``__exit__``. The tracer raises there too, and the lock stays held.
+    """
+    for lock in (locks.imports, locks.watching, locks.installation):
+        with contextlib.suppress(RuntimeError):  # no longer held
+            while True:
+                lock.release()
 
 
 def codes() -> list[Any]:

@@ -1,0 +1,38 @@
+// Common to the bindings of the engine.
+#pragma once
+
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "engine/slots.hpp"
+#include "errors.hpp"
+#include "pybind.hpp"
+
+namespace habana_mp {
+
+namespace py = pybind11;
+
+inline void or_throw(bool succeeded) {
+  if (!succeeded) throw py::error_already_set();
+}
+
+// Returns the result of a call. Throws if it is null.
+inline py::object called(PyObject* result) {
+  if (result == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(result);
+}
+
+// (object, the object that the log shows for it, operation, rule of the lists, rule while the lists are suspended)
+using PlannedTarget = std::tuple<py::object, py::object, std::string, engine::Rule, engine::Rule>;
+
+inline std::vector<engine::CoveredObject> entries_of(const std::vector<PlannedTarget>& plan) {
+  std::vector<engine::CoveredObject> entries;
+  entries.reserve(plan.size());
+  for (const auto& [object, shown, operation, listed, unlisted] : plan) {
+    entries.push_back({object.ptr(), shown.ptr(), operation, listed, unlisted});
+  }
+  return entries;
+}
+
+}  // namespace habana_mp

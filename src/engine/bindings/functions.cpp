@@ -1,0 +1,108 @@
+// Python functions that are called through the engine.
+#include <string>
+#include <vector>
+
+#include "c_functions.hpp"
+#include "engine/bindings/bindings.hpp"
+#include "engine/call.hpp"
+#include "engine/rule.hpp"
+#include "engine/state.hpp"
+#include "engine/target.hpp"
+#include "host/callables.hpp"
+#include "host/frames.hpp"
+#include "host/torch_api.hpp"
+#include "instances.hpp"
+#include "rules/decision.hpp"
+
+namespace habana_mp {
+
+using engine::Rule;
+using engine::Target;
+
+namespace {
+
+py::object answer(Target& target, const py::tuple& arguments, const py::dict& keywords) {
+  const auto given = static_cast<Py_ssize_t>(arguments.size());
+  std::vector<PyObject*> values;
+  values.reserve(arguments.size() + keywords.size());
+  for (const auto& value : arguments) values.push_back(value.ptr());
+  py::tuple names(keywords.size());
+  std::size_t i = 0;
+  for (const auto& [name, value] : keywords) {
+    names[i++] = py::reinterpret_borrow<py::object>(name);
+    values.push_back(value.ptr());
+  }
+  PyObject* result = engine::answer(target, {values.data(), given, keywords.empty() ? nullptr : names.ptr()});
+  if (result == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(result);
+}
+
+// A Python function of torch that lists may name. Its calls go through the engine and follow the rules of the policy
+// and of the regions. `called` runs the function's original code.
+class Composite {
+ public:
+  Composite(const py::object& function, const py::object& called, const std::string& operation)
+      : target_(engine::target_for(function.ptr(), host::Shape::composite, operation.c_str(), function.ptr())) {
+    if (target_ == nullptr) throw py::error_already_set();
+    Reserve::fill();
+    target_->called = Owned::borrowed(called.ptr());
+  }
+  py::object call(const py::tuple& arguments, const py::dict& keywords) {
+    return answer(*target_, arguments, keywords);
+  }
+
+ private:
+  Target* target_;  // never freed
+};
+
+// A Python function with its own rule, called through the engine. The log shows `shown`, to which the engine holds no
+// reference; the engine calls `function`.
+class Function {
+ public:
+  Function(const py::object& function, const py::object& shown, const py::str& operation, const Rule& rule)
+      : rule_(interned_for_wrapped(rule)),
+        target_(engine::make_function_target(function.ptr(), shown.ptr(), host::bytes_of(operation.ptr()))) {
+    if (target_ == nullptr) throw py::error_already_set();
+    target_->listed = rule_;
+  }
+  ~Function() { engine::drop_function_target(target_); }
+  Function(const Function&) = delete;
+  Function& operator=(const Function&) = delete;
+
+  py::object call(const py::tuple& arguments, const py::dict& keywords) {
+    return answer(*target_, arguments, keywords);
+  }
+
+ private:
+  static const Rule* interned_for_wrapped(Rule rule) {
+    Reserve::fill();
+    rule.reason = rules::Reason::op_wrap;
+    return engine::intern(rule);
+  }
+
+  const Rule* rule_;
+  Target* target_;
+};
+
+// The values are (arguments, keywords).
+template <typename Called>
+py::object call_through_engine(PyObject* self, Values values) {
+  return py::handle(self).cast<Called&>().call(argument<py::tuple>(values[0]), argument<py::dict>(values[1]));
+}
+
+}  // namespace
+
+void register_functions(py::module_& module) {
+  py::class_<Function> function(module, "Function", "A Python function that is called through the engine.");
+  function.def(py::init<const py::object&, const py::object&, const py::str&, const Rule&>(), py::arg("function"),
+               py::arg("shown"), py::arg("operation"), py::arg("rule"));
+  define_plain_method<&call_through_engine<Function>, 2>(function, "call");
+  note_with_reserve(function);
+  py::class_<Composite> composite(module, "Composite", "A Python function of torch's that lists may cover.");
+  composite.def(py::init<const py::object&, const py::object&, const std::string&>(), py::arg("function"),
+                py::arg("called"), py::arg("operation"));
+  define_plain_method<&call_through_engine<Composite>, 2>(composite, "call");
+  note_with_reserve(composite);
+}
+
+}  // namespace habana_mp

@@ -1,0 +1,79 @@
+// Regions of hmp.autocast, and the rules within modules.
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "c_functions.hpp"
+#include "engine/bindings/bindings.hpp"
+#include "engine/region.hpp"
+#include "engine/rule.hpp"
+#include "engine/state.hpp"
+#include "engine/target.hpp"
+
+namespace habana_mp {
+
+using engine::thread_state;
+
+namespace {
+
+std::uint64_t make_region(const std::vector<PlannedTarget>& plan, bool on_cpu, const std::string& name,
+                          const py::object& after_tracked_cast) {
+  const auto device = on_cpu ? engine::RuleSet::Device::cpu : engine::RuleSet::Device::accelerator;
+  PyObject* after = after_tracked_cast.is_none() ? nullptr : after_tracked_cast.ptr();
+  const engine::RuleSet* set = engine::make_rule_set(entries_of(plan), device, after, name);
+  or_throw(set != nullptr);
+  return set->number;
+}
+
+engine::RuleSet& region(std::uint64_t number) {
+  engine::RuleSet* set = engine::rule_set(number);
+  if (set == nullptr) throw std::invalid_argument("there is no region of that number");
+  return *set;
+}
+
+// The values are (owner, number). Returns false if the region belongs to an earlier installation. This may write to the
+// log, which runs code outside this package, so it is a plain function (c_functions.hpp).
+py::object enter_region(Values values) {
+  const std::uint64_t number = number_argument(values[1]);
+  const engine::RuleSet* set = number == 0 ? nullptr : &region(number);
+  if (set != nullptr && set->installation != engine::installation_number()) return py::bool_(false);
+  engine::enter_region(values[0], set);
+  return py::bool_(true);
+}
+
+py::object leave_region(Values values) {
+  if (!engine::leave_region(values[0])) {
+    throw std::runtime_error(
+        "a block of `disable_casts` or `autocast` is left that was not entered in this thread or greenlet, or was left "
+        "already");
+  }
+  return py::none();
+}
+
+}  // namespace
+
+void register_regions(py::module_& module) {
+  module.def("make_region", &make_region, py::kw_only(), py::arg("plan"), py::arg("on_cpu"), py::arg("name"),
+             py::arg("after_tracked_cast"));
+  module.def("region_is_put_in",
+             [](std::uint64_t number) { return region(number).installation == engine::installation_number(); });
+  module.def("put_in_region", [](std::uint64_t number) { or_throw(engine::put_in(region(number))); });
+  define_c_function<&enter_region, 2>(module, "enter_region");
+  define_c_function<&leave_region, 1>(module, "leave_region");
+  module.def("current_region", [] {
+    const engine::RuleSet* set = thread_state.region;
+    return set == nullptr || engine::is_of_modules(set) ? 0 : int{set->number};
+  });
+  module.def("number_of_modules", [] {
+    const engine::RuleSet* set = engine::rule_set_of_modules();
+    or_throw(set != nullptr);
+    return set->number;
+  });
+  module.def("set_region_device", [](const py::str& device_type, std::int8_t device, const py::tuple& dtypes,
+                                     const py::object& set_autocast_enabled, const py::object& set_autocast_dtype) {
+    engine::set_mark({device_type.ptr(), device, dtypes.ptr(), set_autocast_enabled.ptr(), set_autocast_dtype.ptr()});
+  });
+}
+
+}  // namespace habana_mp

@@ -1,0 +1,147 @@
+// The state of a thread, and calls that are made in another one.
+#include "engine/state.hpp"
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "c_functions.hpp"
+#include "engine/bindings/bindings.hpp"
+#include "engine/region.hpp"
+#include "engine/rule.hpp"
+#include "engine/target.hpp"
+#include "errors.hpp"
+#include "host/casts_inside.hpp"
+#include "host/greenlets.hpp"
+#include "host/modes.hpp"
+#include "weights/cache.hpp"
+#include "weights/escapes.hpp"
+
+namespace habana_mp {
+
+using engine::thread_state;
+
+namespace {
+
+// Returns the result of `call`, made in this state, and restores the previous state. Throws if the call raised.
+template <typename Call>
+py::object in_state(const engine::CastState& wanted, const Call& call) {
+  const engine::CastState before = engine::exchange_state(wanted);
+  auto result = py::reinterpret_steal<py::object>(call());
+  HeldError held;
+  engine::exchange_state(before);
+  held.restore();
+  if (!result) throw py::error_already_set();
+  return result;
+}
+
+// Returns the result of `call`, made while the lists are suspended. If no number is left that tells torch.compile so,
+// casts are disabled instead.
+template <typename Call>
+py::object with_lists_suspended(const Call& call) {
+  engine::CastState wanted = engine::current_state();
+  wanted.suspended_until_tracking = false;
+  if (engine::number_of_suspension()) {
+    wanted.lists_suspended = true;
+  } else {
+    clear_error();
+    wanted.disabled = true;
+  }
+  return in_state(wanted, call);
+}
+
+// Returns the result of the backward of a Python function. torch.autocast does not apply in a backward, so convert's
+// lists are suspended there. They apply again while autograd tracks operations, since such code repeats a forward. In
+// an open region the lists apply throughout.
+py::object call_backward(Values values) {
+  const auto function = py::reinterpret_borrow<py::object>(values[0]);
+  const auto arguments = argument<py::tuple>(values[1]);
+  const auto keywords = argument<py::dict>(values[2]);
+  engine::CastState wanted = engine::current_state();
+  const bool falls_silent = engine::policy_is_installed && wanted.region == nullptr && !wanted.lists_suspended;
+  if (!falls_silent || !engine::number_of_suspension(true)) {
+    clear_error();
+    return called(PyObject_Call(function.ptr(), arguments.ptr(), keywords.ptr()));
+  }
+  wanted.lists_suspended = wanted.suspended_until_tracking = true;
+  return in_state(wanted, [&] { return PyObject_Call(function.ptr(), arguments.ptr(), keywords.ptr()); });
+}
+
+py::object call_without_casts_inside(Values values) {
+  const host::NoCastsInside off;
+  return called(PyObject_CallOneArg(values[0], values[1]));
+}
+
+py::object call_with_lists_suspended(Values values) {
+  return with_lists_suspended([&] { return PyObject_CallOneArg(values[0], values[1]); });
+}
+
+py::object call_compiled(Values values) {
+  const auto arguments = argument<py::tuple>(values[1]);
+  const auto keywords = argument<py::dict>(values[2]);
+  return with_lists_suspended([&] {
+    ++thread_state.compiled_runs;
+    PyObject* result = PyObject_Call(values[0], arguments.ptr(), keywords.ptr());
+    --thread_state.compiled_runs;
+    return result;
+  });
+}
+
+// The values are (function, its argument, the tensors that it writes to).
+py::object call_writer(Values values) {
+  const auto written = argument<py::list>(values[2]);
+  py::object result;
+  {
+    const weights::UncountedWrites writing;
+    result = py::reinterpret_steal<py::object>(PyObject_CallOneArg(values[0], values[1]));
+  }
+  HeldError held;
+  for (const py::handle& tensor : written) weights::tensor_escapes(tensor.ptr(), false);
+  held.restore();
+  if (!result) throw py::error_already_set();
+  return result;
+}
+
+py::object exchange_state(Values values) {
+  return py::int_(engine::pack(engine::exchange_state(engine::unpack(number_argument(values[0])))));
+}
+
+}  // namespace
+
+void register_state(py::module_& module) {
+  module.attr("disabled_flag") = host::disabled_device;
+  module.def("optimizer_step_begins", [] {
+    host::ensure_thread_follows_greenlets();
+    ++thread_state.optimizer_steps;
+  });
+  module.def("optimizer_step_ends", [] {
+    if (thread_state.optimizer_steps != 0) --thread_state.optimizer_steps;
+  });
+  // One call each: between several calls from Python, a signal handler could raise an exception.
+  define_c_function<&call_without_casts_inside, 2>(module, "call_without_casts_inside");
+  define_c_function<&call_with_lists_suspended, 2>(module, "call_with_lists_suspended");
+  define_c_function<&call_compiled, 3>(module, "call_compiled");
+  define_c_function<&call_backward, 3>(module, "call_backward");
+  define_c_function<&call_writer, 3>(module, "call_writer");
+  module.def("exchange_optimizer_steps",
+             [](std::uint32_t steps) { return std::exchange(thread_state.optimizer_steps, steps); });
+  module.attr("state_without_casts") = engine::pack({true, false, false, nullptr, false});
+  define_c_function<&exchange_state, 1>(module, "exchange_state");
+  module.def("number_of_suspension", [] {
+    const std::optional<std::uint64_t> number = engine::number_of_suspension();
+    or_throw(number.has_value());
+    return number.value_or(0);
+  });
+  module.def("current_state", [] { return engine::pack(engine::current_state()); });
+  module.def("lists_apply_here", &engine::lists_apply_here);
+  module.def("casts_are_made_here", &engine::casts_are_made_here);
+  module.def("follow_greenlets", [](const py::object& settrace, const py::object& gettrace) {
+    or_throw(host::follow_greenlets(settrace.ptr(), gettrace.ptr()));
+  });
+  module.def("leave_greenlets", &host::leave_greenlets);
+  module.def("set_in_child_process", [] { engine::in_child_process = true; });
+  module.def("set_distributed_is_imported", [](bool imported) { engine::distributed_is_imported = imported; });
+  module.def("set_exact_files", [](const py::object& files) { engine::set_exact_files(files.ptr()); });
+}
+
+}  // namespace habana_mp

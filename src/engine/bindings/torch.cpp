@@ -1,0 +1,74 @@
+// Binding to torch, and the ledger of what is assumed about it.
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "engine/bindings/bindings.hpp"
+#include "engine/rule.hpp"
+#include "engine/state.hpp"
+#include "engine/target.hpp"
+#include "host/aten.hpp"
+#include "host/callers.hpp"
+#include "host/casts_inside.hpp"
+#include "host/held_memory.hpp"
+#include "host/inside.hpp"
+#include "host/ledger.hpp"
+#include "host/modes.hpp"
+#include "host/reader.hpp"
+#include "host/symbols.hpp"
+#include "host/team.hpp"
+#include "host/torch_api.hpp"
+#include "host/view.hpp"
+
+namespace habana_mp {
+
+namespace {
+
+std::vector<std::array<const char*, 5>> assumptions() {
+  std::vector<std::array<const char*, 5>> rows;
+  for (const host::Assumption* one : host::ledger()) {
+    const char* state = one->state() == host::Assumption::State::holds   ? "holds"
+                        : one->state() == host::Assumption::State::fails ? "does not hold"
+                                                                         : "not asked";
+    rows.push_back({one->name(), one->assumed(), one->check(), one->otherwise(), state});
+  }
+  return rows;
+}
+
+std::vector<std::pair<const char*, bool>> symbols() {
+  std::vector<std::pair<const char*, bool>> rows;
+  for (const host::Symbol& one : host::known_symbols()) rows.emplace_back(one.name, host::is_declared(one));
+  return rows;
+}
+
+}  // namespace
+
+void register_torch(py::module_& module) {
+  module.def("bind_torch", [] {
+    static bool bound = false;
+    if (bound) return;
+    or_throw(host::bind_torch());
+    host::bind_exchange();
+    or_throw(host::bind_reader());
+    host::bind_modes();
+    or_throw(engine::bind_flags());
+    host::bind_callers();
+    host::bind_inside();
+    host::bind_held_memory();
+    host::bind_aten();
+    host::bind_casts_inside();
+    host::bind_team();
+    bound = true;
+  });
+  module.def(
+      "reader", [] { return host::name(host::way); }, "How tensors are read: layout, dlpack or attribute.");
+  module.def("reads_flags_in_place",
+             [] { return engine::flag_of_torch.is_read_in_place() && engine::below_autograd.is_read_in_place(); });
+  module.def("looks_inside", &host::can_look_inside);
+  module.def("assumptions", &assumptions,
+             "The ledger: name, what is assumed, how it is checked, what happens otherwise, state.");
+  module.def("symbols", &symbols,
+             "Functions of torch's libraries by name, and whether torch's headers declare them so.");
+}
+
+}  // namespace habana_mp

@@ -1,0 +1,130 @@
+// What is watched: builtins, modules, hooks.
+#include "host/watching.hpp"
+
+#include <optional>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "c_functions.hpp"
+#include "engine/bindings/bindings.hpp"
+#include "engine/call.hpp"
+#include "engine/hooks.hpp"
+#include "engine/known_tensors.hpp"
+#include "engine/modules.hpp"
+#include "engine/rule.hpp"
+#include "engine/state.hpp"
+#include "engine/target.hpp"
+#include "engine/watched.hpp"
+#include "host/memory_map.hpp"
+
+namespace habana_mp {
+
+namespace {
+
+host::WatchedFunction counted;
+std::size_t calls_of_counted = 0;
+
+PyObject* counting_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  ++calls_of_counted;
+  return counted.call(values, flagged_count, keywords);
+}
+
+// Returns the result of `during()`, and the number of calls of `function` that reached its slot meanwhile.
+std::pair<py::object, std::size_t> count_calls(const py::object& function, const py::object& answering,
+                                               const py::function& during) {
+  host::MemoryMap memory;
+  if (counted.is_watched() || !host::WatchedFunction::check(function.ptr(), memory)) {
+    throw std::runtime_error("the calls of this function cannot be counted");
+  }
+  calls_of_counted = 0;
+  counted.watch(function.ptr(), answering.ptr(), from_c<counting_stub>);
+  auto result = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(during.ptr()));
+  counted.stop();
+  if (!result) throw py::error_already_set();
+  return {std::move(result), calls_of_counted};
+}
+
+// The values are (function, the function to call if that one is not watched, arguments, keywords).
+py::object call_by_slot(Values values) {
+  const auto arguments = argument<py::tuple>(values[2]);
+  const auto keywords = argument<py::dict>(values[3]);
+  PyObject* const called = host::WatchedFunction::is_watched_by_anybody(values[0]) ? values[0] : values[1];
+  auto result = py::reinterpret_steal<py::object>(PyObject_Call(called, arguments.ptr(), keywords.ptr()));
+  if (!result) throw py::error_already_set();
+  return result;
+}
+
+void watch_modules(const py::object& call_impl, const py::object& answering,
+                   const std::optional<std::vector<py::object>>& modules) {
+  std::optional<std::vector<PyObject*>> among;
+  if (modules.has_value()) {
+    among.emplace();
+    for (const py::object& module : *modules) among->push_back(module.ptr());
+  }
+  or_throw(engine::watch_modules(call_impl.ptr(), answering.ptr(), std::move(among)));
+}
+
+void watch_builtins(const py::object& set_enabled, const py::object& set_dtype, const py::object& increment,
+                    const py::object& decrement, const py::object& module_constructed, const py::object& make_subclass,
+                    const py::object& is_autocast_enabled, const py::object& to_dlpack,
+                    const py::object& to_dlpack_versioned, const py::object& data_address,
+                    const py::object& set_version_counter, const py::object& find_operator,
+                    const py::object& find_overload, const py::tuple& writers) {
+  std::vector<PyObject*> held;
+  for (const auto& writer : writers) held.push_back(writer.ptr());
+  or_throw(engine::watch_builtins({set_enabled.ptr(), set_dtype.ptr(), increment.ptr(), decrement.ptr(),
+                                   module_constructed.ptr(), make_subclass.ptr(), is_autocast_enabled.ptr(),
+                                   to_dlpack.ptr(), to_dlpack_versioned.ptr(), data_address.ptr(),
+                                   set_version_counter.ptr(), find_operator.ptr(), find_overload.ptr(), held}));
+}
+
+void set_recognised(const py::tuple& steps, const py::dict& worker_namespace, const py::object& made_of_lowered,
+                    const py::object& autocast_entered, const py::tuple& codes_of_regions, const py::object& custom_fwd,
+                    const py::object& custom_fwd_asks, const py::object& custom_bwd_state, const py::tuple& inside,
+                    const py::tuple& between, const py::tuple& through, const py::object& operator_found,
+                    const py::object& module_calls) {
+  const auto held = [](const py::object& one) { return Owned::borrowed(one.ptr()); };
+  engine::set_recognised({held(steps), held(worker_namespace), held(made_of_lowered), held(autocast_entered),
+                          held(codes_of_regions), held(custom_fwd), held(custom_fwd_asks), held(custom_bwd_state),
+                          held(inside), held(between), held(through), held(operator_found), held(module_calls)});
+}
+
+}  // namespace
+
+void register_watching(py::module_& module) {
+  module.def("watch_builtins", &watch_builtins);
+  module.def("set_recognised", &set_recognised);
+  module.def("construction_begins",
+             [](const py::object& module_) { or_throw(engine::construction_begins(module_.ptr())); });
+  module.def("set_hook", [](const py::dict& dictionary, const py::object& key, const py::object& hook,
+                            const py::object& caller, const py::str& called) {
+    const int done = engine::set_hook(dictionary.ptr(), key.ptr(), hook.is_none() ? nullptr : hook.ptr(), caller.ptr(),
+                                      called.ptr());
+    or_throw(done >= 0);
+    return done == 1;
+  });
+  // One call: between two from Python, a signal handler could raise an exception.
+  module.def("autocast_depth", [](const py::object& increment, const py::object& decrement) {
+    const auto depth = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(increment.ptr()));
+    if (!depth) throw py::error_already_set();
+    const auto left = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(decrement.ptr()));
+    if (!left) throw py::error_already_set();
+    return depth.cast<int>() - 1;
+  });
+  module.def("check_modules",
+             [](const py::object& call_impl) { or_throw(engine::may_watch_modules(call_impl.ptr())); });
+  module.def("watch_modules", &watch_modules);
+  module.def("watch_calls", &engine::watch_calls);
+  module.def("follow_modules", [](const py::object& call_impl, const py::object& answering) {
+    or_throw(engine::follow_modules(call_impl.ptr(), answering.ptr()));
+  });
+  module.def("stop_following_modules", &engine::stop_following_modules);
+  module.def("stop_watching_modules", &engine::stop_watching_modules);
+  module.def("begins_to_apply_lists",
+             [](const py::object& called) { return engine::begins_to_apply_lists(called.ptr()); });
+  module.def("count_calls", &count_calls);
+  define_c_function<&call_by_slot, 4>(module, "call_by_slot");
+}
+
+}  // namespace habana_mp

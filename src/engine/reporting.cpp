@@ -1,0 +1,55 @@
+#include "engine/reporting.hpp"
+
+#include <new>
+
+#include "engine/tracing.hpp"
+#include "errors.hpp"
+#include "log/log.hpp"
+#include "watch/calls.hpp"
+
+namespace habana_mp::engine {
+
+namespace {
+
+void log_call(const Target& target, Decision decision, unsigned casts) {
+  if (!log::explains()) {
+    log::operation(target.representation, target.operation, decision, casts, nullptr);
+    return;
+  }
+  log::Origin origin;
+  if (!listens(Listener::watch)) watch::bound_places();
+  if (const watch::Place* place = watch::place_of_call(watch::innermost_module_call(), false)) {
+    origin = {*place->path, place->line};
+  }
+  log::operation(target.representation, target.operation, decision, casts, &origin);
+}
+
+}  // namespace
+
+void tell_listeners(Target& target, Decision decision, const Tally& tally) noexcept {
+  HeldError held;
+  try {
+    const unsigned casts = tally.casts - tally.kept;
+    if (listens(Listener::watch)) {
+      watch::decided(&target, target.operation, target.index != no_index, decision,
+                     {casts, tally.kept, tally.made.bytes, tally.small}, tally.has_autocast_casts);
+    }
+    if (log::is_active()) log_call(target, decision, casts);
+  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): see the header
+  }
+  held.restore();
+}
+
+void tell_watch(Target& target, Decision decision) noexcept {
+  try {
+    watch::decided(&target, target.operation, target.index != no_index, decision, {}, false);
+  } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): see the header
+  }
+}
+
+void trace_result(const Target& target, Decision decision) noexcept {
+  set_traced_target(target);  // the call may have made others
+  rules::trace(rules::name(decision.precision), rules::describe(decision.reason));
+}
+
+}  // namespace habana_mp::engine

@@ -1,0 +1,36 @@
+// Counts finished calls, and passes them on to the watch, the log and the trace.
+#pragma once
+
+#include "engine/cast_arguments.hpp"
+#include "listeners.hpp"
+#include "rules/trace.hpp"
+
+namespace habana_mp::engine {
+
+inline void count(Target& target, Decision decision, const Tally& tally) noexcept {
+  Count& counter =
+      target.counts[static_cast<std::size_t>(decision.precision)][static_cast<std::size_t>(decision.reason)];
+  ++counter.calls;
+  counter.casts += tally.casts - tally.kept;
+  counter.bytes += tally.made.bytes;
+  counter.small += tally.small;
+}
+
+// Reports a finished call to the watch and the log. When memory runs out they miss the call, and its result is still
+// returned.
+void tell_listeners(Target& target, Decision decision, const Tally& tally) noexcept;
+
+// Reports a finished call to the watch alone. When memory runs out it misses the call.
+void tell_watch(Target& target, Decision decision) noexcept;
+
+void trace_result(const Target& target, Decision decision) noexcept;
+
+inline void report(Target& target, Decision decision, const Tally& tally) noexcept {
+  count(target, decision, tally);
+  if (rules::tracer != nullptr) [[unlikely]]
+    trace_result(target, decision);
+  if (anybody_listens()) [[unlikely]]
+    tell_listeners(target, decision, tally);
+}
+
+}  // namespace habana_mp::engine

@@ -1,0 +1,56 @@
+#include "engine/results.hpp"
+
+#include <algorithm>
+
+#include "engine/region.hpp"
+#include "host/tensors.hpp"
+
+namespace habana_mp::engine {
+
+namespace {
+
+// True if the call returned one of its arguments, as in-place operations do. Such a tensor is the user's, or is
+// remembered already.
+bool is_argument(PyObject* result, const Arguments& arguments) {
+  PyObject* const* const end = arguments.values + arguments.count();
+  return std::find(arguments.values, end, result) != end;
+}
+
+}  // namespace
+
+Owned rounded(PyObject* result, Kind to, Tally& tally) {
+  if (PyTuple_CheckExact(result)) {
+    Owned all(PyTuple_New(PyTuple_GET_SIZE(result)));
+    for (Py_ssize_t i = 0; all && i < PyTuple_GET_SIZE(result); ++i) {
+      Owned made = rounded(PyTuple_GET_ITEM(result, i), to, tally);
+      if (!made) return nullptr;
+      PyTuple_SET_ITEM(all.get(), i, made.release());
+    }
+    return all;
+  }
+  return host::kind_of(result) == Kind::f32 ? tensor::cast(result, Kind::f32, to, tally.made) : Owned::borrowed(result);
+}
+
+bool remember_if_lowered(const Facts& facts, const rules::Plan& plan, const Tally& tally, PyObject* result) {
+  const bool has_casts = is_lower(plan.to) && tally.casts != 0;
+  if (!has_casts || result == Py_None || is_argument(result, facts.arguments)) return true;
+  const bool sums_lowered = plan.computed_in != plan.to && holds_lowered_tensor(facts.arguments);
+  if (!rules::must_cast(plan.to, facts.reading) && !sums_lowered) return true;
+  if (!tally.made.recorded) return remember_lowered(result);
+  const RuleSet* region = thread_state.region;
+  if (region == nullptr || region->after_tracked_cast == nullptr) return true;
+  return static_cast<bool>(Owned(PyObject_CallOneArg(region->after_tracked_cast, result)));
+}
+
+PyObject* remembered_as_state(const Call& call, PyObject* result) {
+  Owned made(result);
+  const Kind kind = host::kind_of(result);
+  if (lower_module_values_exist && is_lower(kind) && holds_lower_module_value(call.arguments)) {
+    return remember_computed_from_module_value(result) ? made.release() : nullptr;
+  }
+  if (!is_floating(kind) || !computes_state(call.arguments)) return made.release();
+  // An alias of a module tensor is known already. Its entry would replace that tensor's, and it may die earlier.
+  return is_module_tensor(result) || remember_module_tensor(result) ? made.release() : nullptr;
+}
+
+}  // namespace habana_mp::engine

@@ -1,0 +1,25 @@
+// What is done with the result of a call: rounding, and notes about its origin (known_tensors.hpp).
+#pragma once
+
+#include "engine/facts.hpp"
+#include "engine/known_tensors.hpp"
+
+namespace habana_mp::engine {
+
+// Returns the float32 result, or the tuple of results, rounded to `to`. Null with an exception set on failure.
+Owned rounded(PyObject* result, Kind to, Tally& tally);
+
+// Remembers the result if this call lowered its inputs, or if it sums inputs in float32 that an earlier call lowered.
+// If autograd tracks the result, this calls the region's function with it instead. Returns false with an exception set
+// if that function raised or memory ran out.
+bool remember_if_lowered(const Facts& facts, const rules::Plan& plan, const Tally& tally, PyObject* result);
+
+// Remembers the result of elementwise arithmetic on module tensors alone, or on a lower value that a module holds.
+// Returns `result`, or null with an exception set when memory runs out.
+PyObject* remembered_as_state(const Call& call, PyObject* result);
+inline PyObject* remembered_if_state(const Call& call, PyObject* result) {
+  const bool may_be_state = call.rule.is_elementwise && (module_tensors_are_followed || lower_module_values_exist);
+  return may_be_state && result != nullptr ? remembered_as_state(call, result) : result;
+}
+
+}  // namespace habana_mp::engine
