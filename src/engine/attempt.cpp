@@ -48,7 +48,7 @@ CastsByAutocast casts_left_to_autocast(const Call& call, Kind to, Tally& tally) 
 
 Owned call_and_cast_inside(Target& target, const Arguments& arguments, Kind to) {
   const host::CastsInside on(to);
-  return Owned(call_unseen(target, arguments));
+  return Owned(call_without_modes(target, arguments));
 }
 
 // Returns the position of the last list among the arguments, which holds the weights of a recurrent layer; -1 if no
@@ -133,7 +133,7 @@ Owned attempt_with_given_layout(const Call& call, Kind to, bool records, Attempt
   attempt.scalar_changed = cast.scalar_changed();
   if (!attempt.made) return nullptr;
   return tally.has_autocast_casts ? call_and_cast_inside(call.target, cast.arguments(), to)
-                                  : Owned(call_unseen(call.target, cast.arguments()));
+                                  : Owned(call_without_modes(call.target, cast.arguments()));
 }
 
 // True if the call adds a bias to its product.
@@ -157,7 +157,7 @@ bool add_bias(const Rule& rule, PyObject* result, PyObject* bias, Kind kind, Kin
   Owned cast = cast_item(rule, bias, kind, to, tally);
   if (!cast) return false;
   const bool added = tensor::add_in_place(result, cast.get());
-  let_go(std::move(cast), tally.transient);
+  release_cast(std::move(cast), tally.transient);
   return added;
 }
 

@@ -72,7 +72,7 @@ PyObject* call_otherwise(const Facts& facts, const Plan& plan) {
       report(facts.target, plan.decision, {});
       return remembered_if_state(facts, call_original(facts.target, facts.arguments));
     case Way::leave_to_outer:
-      return call_undecided(facts.target, facts.arguments);
+      return call_deferred(facts.target, facts.arguments);
     case Way::without_lowering:
       return counted_if_failed(call_without_lowering(facts), facts, plan.decision, {});
     case Way::refuse:
@@ -118,7 +118,7 @@ template <bool is_watched>
     }
     if (plan.way != Way::as_written) return call_otherwise(facts, plan);
     const bool is_seen = !target.equivalent || host::function_mode_is_on();
-    PyObject* result = is_seen ? call_original(target, arguments) : call_unseen(target, arguments);
+    PyObject* result = is_seen ? call_original(target, arguments) : call_without_modes(target, arguments);
     if (result == nullptr) [[unlikely]] {
       PyObject* const again = try_plain_again(is_lower(plan.to), facts);
       return counted_if_failed(again, facts, shown.value_or(plan.decision), {});

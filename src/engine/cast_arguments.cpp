@@ -18,24 +18,25 @@ bool is_number_tensor(const Rule& rule, PyObject* item, Kind to) {
 
 // Returns the cached cast of a weight or of a view of one. Null if it is not cached; an exception is then set only by
 // an interrupt.
-Owned kept_cast(PyObject* weight, bool is_view, Kind to, Tally& tally) {
-  if (!tally.looked_around) {
-    tally.looked_around = true;
+Owned cached_cast_of(PyObject* weight, bool is_view, Kind to, Tally& tally) {
+  if (!tally.state_is_read) {
+    tally.state_is_read = true;
     tally.records = host::grad_is_enabled();
-    tally.may_keep = weights::may_be_kept();
+    tally.may_cache = weights::may_be_cached();
   }
-  if (!tally.may_keep) return nullptr;
+  if (!tally.may_cache) return nullptr;
   std::int64_t elements = 0;
-  const weights::Use use = !tally.records              ? weights::Use::unrecorded
-                           : tally.is_recurrent_weight ? weights::Use::recorded_often
+  const weights::Use use = !tally.records              ? weights::Use::untracked
+                           : tally.is_recurrent_weight ? weights::Use::tracked_often
                                                        : weights::Use::recorded;
-  Owned kept = is_view ? weights::cached_part(weight, to, use, elements) : weights::kept(weight, to, use, elements);
-  if (!kept) return nullptr;
+  Owned cached =
+      is_view ? weights::cached_part(weight, to, use, elements) : weights::cached_cast(weight, to, use, elements);
+  if (!cached) return nullptr;
   ++tally.casts;
-  if (elements == 0) ++tally.kept;
+  if (elements == 0) ++tally.cached;
   tally.made.bytes += tensor::bytes_as(to, elements);
   if (tally.records && !tally.made.recorded) tally.made.recorded = host::requires_grad(weight);
-  return kept;
+  return cached;
 }
 
 }  // namespace
@@ -59,7 +60,7 @@ Owned cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tal
   tally.transient = false;
   if (!is_floating(kind) || kind == to) return Owned::borrowed(item);
   if (kind == Kind::f32 && may_have_cached_cast(rule, item, tally)) {
-    if (Owned kept = kept_cast(item, !host::is_parameter(item), to, tally)) return kept;
+    if (Owned cached = cached_cast_of(item, !host::is_parameter(item), to, tally)) return cached;
     if (PyErr_Occurred() != nullptr) return nullptr;
   }
   if (tally.is_recurrent_weight && kind == Kind::f32) {

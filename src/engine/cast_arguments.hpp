@@ -15,11 +15,11 @@ struct Tally {
   bool leaves_casts_to_autocast = false;  // arguments without a cached cast are left for torch to cast
   bool has_autocast_casts = false;        // at least one argument was left
   unsigned casts = 0;                     // arguments that were cast
-  unsigned kept = 0;                      // of these, casts that were in the cache
+  unsigned cached = 0;                    // of these, casts that were in the cache
   unsigned small = 0;                     // weights that were left for torch because they are small
   // Looked up for the first weight of a call; valid for all its weights.
-  bool looked_around = false;
-  bool may_keep = false;
+  bool state_is_read = false;
+  bool may_cache = false;
   bool records = false;
   bool is_recurrent_weight = false;  // the next tensor is a weight that every step of the operation uses
   tensor::CastResult made;
@@ -36,7 +36,7 @@ bool may_have_cached_cast(const Rule& rule, PyObject* item, Tally& tally);
 Owned cast_item(const Rule& rule, PyObject* item, Kind kind, Kind to, Tally& tally);
 
 // Releases a result of cast_item. `transient` is the value that the tally had after that call.
-inline void let_go(Owned value, bool transient) {
+inline void release_cast(Owned value, bool transient) {
   if (transient) tensor::give_back(value.release());
 }
 
@@ -55,7 +55,7 @@ class CastArguments {
  public:
   explicit CastArguments(const Arguments& given) : given_(given), values_(given.count()), transient_(given.count()) {}
   ~CastArguments() {
-    for (Py_ssize_t i = 0; i < made_; ++i) let_go(Owned(values_[i]), transient_[i]);
+    for (Py_ssize_t i = 0; i < made_; ++i) release_cast(Owned(values_[i]), transient_[i]);
   }
   CastArguments(const CastArguments&) = delete;
   CastArguments& operator=(const CastArguments&) = delete;

@@ -75,7 +75,7 @@ PyObject* call_original(Target& target, const Arguments& arguments) {
   }
 }
 
-PyObject* call_unseen(Target& target, const Arguments& arguments) {
+PyObject* call_without_modes(Target& target, const Arguments& arguments) {
   const bool has_equivalent = target.equivalent && arguments.positional == 2 && arguments.keywords == nullptr &&
                               host::is_plain_tensor(arguments.values[0]) && host::is_plain_tensor(arguments.values[1]);
   if (!has_equivalent) return call_original(target, arguments);
@@ -83,7 +83,7 @@ PyObject* call_unseen(Target& target, const Arguments& arguments) {
                                PyCFunction_GET_SELF(target.equivalent.get()), arguments);
 }
 
-PyObject* call_undecided(Target& target, const Arguments& arguments) {
+PyObject* call_deferred(Target& target, const Arguments& arguments) {
   return target.is_operator() ? call_operator(target, arguments) : call_original(target, arguments);
 }
 

@@ -111,7 +111,7 @@ void write_region_dtype(std::uint64_t from, std::uint64_t to) noexcept {
 }
 
 // The part of a thread's state that belongs to a greenlet.
-struct OfGreenlet final : host::PutAside {
+struct OfGreenlet final : host::SavedState {
   OfGreenlet(ThreadState of_thread, CastState of_casts) noexcept : state(of_thread), casts(of_casts) {}
   OfGreenlet(const OfGreenlet&) = delete;
   OfGreenlet& operator=(const OfGreenlet&) = delete;
@@ -122,7 +122,7 @@ struct OfGreenlet final : host::PutAside {
   std::vector<Entrance> open;
 };
 
-std::unique_ptr<host::PutAside> take_state() {
+std::unique_ptr<host::SavedState> take_state() {
   ThreadState& state = thread_state;
   const CastState casts = current_state();
   const bool is_as_new = casts == CastState{} && entrances().empty() && state.optimizer_steps == 0 &&
@@ -135,7 +135,7 @@ std::unique_ptr<host::PutAside> take_state() {
   return aside;
 }
 
-void put_state_back(host::PutAside& aside, std::uint64_t /*nanoseconds*/) noexcept {
+void put_state_back(host::SavedState& aside, std::uint64_t /*nanoseconds*/) noexcept {
   auto& back = static_cast<OfGreenlet&>(aside);
   exchange_state(back.casts, false);
   thread_state = back.state;

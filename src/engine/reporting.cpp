@@ -26,13 +26,13 @@ void log_call(const Target& target, Decision decision, unsigned casts) {
 
 }  // namespace
 
-void tell_listeners(Target& target, Decision decision, const Tally& tally) noexcept {
+void notify_listeners(Target& target, Decision decision, const Tally& tally) noexcept {
   HeldError held;
   try {
-    const unsigned casts = tally.casts - tally.kept;
+    const unsigned casts = tally.casts - tally.cached;
     if (listens(Listener::watch)) {
       watch::decided(&target, target.operation, target.index != no_index, decision,
-                     {casts, tally.kept, tally.made.bytes, tally.small}, tally.has_autocast_casts);
+                     {casts, tally.cached, tally.made.bytes, tally.small}, tally.has_autocast_casts);
     }
     if (log::is_active()) log_call(target, decision, casts);
   } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): see the header
@@ -40,7 +40,7 @@ void tell_listeners(Target& target, Decision decision, const Tally& tally) noexc
   held.restore();
 }
 
-void tell_watch(Target& target, Decision decision) noexcept {
+void notify_watch(Target& target, Decision decision) noexcept {
   try {
     watch::decided(&target, target.operation, target.index != no_index, decision, {}, false);
   } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): see the header

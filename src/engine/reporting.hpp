@@ -11,17 +11,17 @@ inline void count(Target& target, Decision decision, const Tally& tally) noexcep
   Count& counter =
       target.counts[static_cast<std::size_t>(decision.precision)][static_cast<std::size_t>(decision.reason)];
   ++counter.calls;
-  counter.casts += tally.casts - tally.kept;
+  counter.casts += tally.casts - tally.cached;
   counter.bytes += tally.made.bytes;
   counter.small += tally.small;
 }
 
 // Reports a finished call to the watch and the log. When memory runs out they miss the call, and its result is still
 // returned.
-void tell_listeners(Target& target, Decision decision, const Tally& tally) noexcept;
+void notify_listeners(Target& target, Decision decision, const Tally& tally) noexcept;
 
 // Reports a finished call to the watch alone. When memory runs out it misses the call.
-void tell_watch(Target& target, Decision decision) noexcept;
+void notify_watch(Target& target, Decision decision) noexcept;
 
 void trace_result(const Target& target, Decision decision) noexcept;
 
@@ -30,7 +30,7 @@ inline void report(Target& target, Decision decision, const Tally& tally) noexce
   if (rules::tracer != nullptr) [[unlikely]]
     trace_result(target, decision);
   if (anybody_listens()) [[unlikely]]
-    tell_listeners(target, decision, tally);
+    notify_listeners(target, decision, tally);
 }
 
 }  // namespace habana_mp::engine

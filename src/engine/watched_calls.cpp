@@ -25,7 +25,7 @@ PyObject* watched_as_written(Target& target, const Arguments& arguments, Decisio
   return watched(target, arguments, [&](const watch::Call&) {
     PyObject* result = call_original(target, arguments);
     count(target, decision, {});
-    tell_watch(target, decision);
+    notify_watch(target, decision);
     return result;
   });
 }
@@ -44,7 +44,7 @@ PyObject* answer_by_rule_watched(Target& target, const Rule& rule, const Argumen
 PyObject* answer_protected_watched(Target& target, const Arguments& arguments) {
   return watched(target, arguments, [&](const watch::Call& call) {
     PyObject* result = answer_protected(target, arguments);
-    if (!call.is_recorded()) tell_watch(target, protected_call);
+    if (!call.is_recorded()) notify_watch(target, protected_call);
     return result;
   });
 }

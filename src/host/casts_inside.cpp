@@ -46,14 +46,14 @@ __attribute__((tls_model("initial-exec")))
 constinit thread_local bool is_at_work = false;
 
 // Another greenlet must not run with torch's autocast switched on.
-std::unique_ptr<PutAside> take_work() {
+std::unique_ptr<SavedState> take_work() {
   if (!is_at_work) return nullptr;
   is_at_work = false;
   enabled.turn(false);
-  return std::make_unique<PutAside>();
+  return std::make_unique<SavedState>();
 }
 
-void put_work_back(PutAside& /*aside*/, std::uint64_t /*nanoseconds*/) noexcept {
+void put_work_back(SavedState& /*aside*/, std::uint64_t /*nanoseconds*/) noexcept {
   is_at_work = true;
   enabled.turn(true);
 }

@@ -27,7 +27,7 @@ Parts& parts() {
 }
 
 struct Waiting {
-  std::array<std::unique_ptr<PutAside>, most_parts> parts;
+  std::array<std::unique_ptr<SavedState>, most_parts> parts;
   std::uint64_t since = 0;
 };
 

@@ -11,19 +11,19 @@
 namespace habana_mp::host {
 
 // One part of the saved state of a suspended greenlet.
-struct PutAside {
-  PutAside() = default;
-  PutAside(const PutAside&) = delete;
-  PutAside& operator=(const PutAside&) = delete;
-  virtual ~PutAside() = default;
+struct SavedState {
+  SavedState() = default;
+  SavedState(const SavedState&) = delete;
+  SavedState& operator=(const SavedState&) = delete;
+  virtual ~SavedState() = default;
 };
 
 // A part of a thread's state of which each greenlet has its own.
 struct GreenletPart {
   // Returns the state of this thread and replaces it with that of a new thread. Null if both are equal.
-  std::unique_ptr<PutAside> (*take)();
+  std::unique_ptr<SavedState> (*take)();
   // Restores what `take` returned. `nanoseconds` is the time since then.
-  void (*put_back)(PutAside& aside, std::uint64_t nanoseconds) noexcept;
+  void (*put_back)(SavedState& aside, std::uint64_t nanoseconds) noexcept;
 };
 
 // Registers a part. Call it while the module is loaded. Returns true.

@@ -468,7 +468,7 @@ bool is_of_torch(const char* storage) noexcept {
   return load<const char*>(storage, inside.context) == load<const char*>(storage, inside.data);
 }
 
-const char* storage_behind(const char* storage) noexcept {
+const char* sliced_storage(const char* storage) noexcept {
   const bool is_slice =
       inside.slice_deleter != nullptr && load<const void*>(storage, inside.deleter) == inside.slice_deleter;
   return is_slice ? load<const char*>(storage, inside.context) : nullptr;
@@ -476,14 +476,14 @@ const char* storage_behind(const char* storage) noexcept {
 
 // torch makes a storage permanently non-resizable when NumPy gets its memory.
 bool shows_numpy_use(const char* storage) noexcept {
-  return storage_behind(storage) == nullptr && !was_loaded(storage);
+  return sliced_storage(storage) == nullptr && !was_loaded(storage);
 }
 
 bool is_known_memory(const char* storage, bool knows_arrays) {
   if (is_of_torch(storage)) {
     return knows_arrays || was_loaded(storage) || load<std::uint8_t>(storage, inside.resizable) != 0;
   }
-  const char* whole = storage_behind(storage);
+  const char* whole = sliced_storage(storage);
   return whole != nullptr && is_private_file(whole);
 }
 
@@ -544,10 +544,10 @@ bool has_same_layout(const DLTensor& view, const Geometry& geometry, bool same_s
   return true;
 }
 
-bool has_geometry(PyObject* tensor, const Geometry& geometry, bool at_its_place) noexcept {
+bool has_geometry(PyObject* tensor, const Geometry& geometry, bool is_at_same_address) noexcept {
   DLTensor view;
-  if (!view_in_memory(tensor, view) || (at_its_place && values_of(view) != geometry.values)) return false;
-  return has_same_layout(view, geometry, at_its_place);
+  if (!view_in_memory(tensor, view) || (is_at_same_address && values_of(view) != geometry.values)) return false;
+  return has_same_layout(view, geometry, is_at_same_address);
 }
 
 bool is_held_once(PyObject* tensor, bool has_holder) noexcept {

@@ -92,7 +92,7 @@ bool is_of_torch(const char* storage) noexcept;
 // True if the storage shows whether NumPy has had its memory.
 bool shows_numpy_use(const char* storage) noexcept;
 // Returns the storage that this one is a slice of, or null.
-const char* storage_behind(const char* storage) noexcept;
+const char* sliced_storage(const char* storage) noexcept;
 // Discards what is cached about files. A storage and its file may be gone, and another storage may have the same
 // address.
 void forget_files() noexcept;
@@ -123,9 +123,9 @@ bool read_geometry(PyObject* tensor, Geometry& geometry);
 // True if the sizes and strides are equal. Without `same_strides` a dimension of one element may have any stride.
 bool has_same_layout(const DLTensor& view, const Geometry& geometry, bool same_strides) noexcept;
 
-// True if the tensor has this geometry. Without `at_its_place` its address may differ, and a dimension of one element
-// may have any stride.
-bool has_geometry(PyObject* tensor, const Geometry& geometry, bool at_its_place) noexcept;
+// True if the tensor has this geometry. Without `is_at_same_address` its address may differ, and a dimension of one
+// element may have any stride.
+bool has_geometry(PyObject* tensor, const Geometry& geometry, bool is_at_same_address) noexcept;
 
 // Returns the dispatch keys of a tensor; 0 if it has none.
 inline std::uint64_t keys_of(PyObject* tensor) noexcept {

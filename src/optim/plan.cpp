@@ -74,7 +74,7 @@ class View {
            });
   }
 
-  [[nodiscard]] bool lies_as(const View& other) const {
+  [[nodiscard]] bool has_layout_of(const View& other) const {
     if (tensor_.ndim != other.tensor_.ndim) return false;
     for (std::int32_t i = 0; i < tensor_.ndim; ++i) {
       if (tensor_.shape[i] != other.tensor_.shape[i]) return false;
@@ -175,7 +175,7 @@ class StepPlan::Looking {
     const auto see = [&](py::handle tensor, bool written) -> float* {
       const std::optional<View> view = view_of(tensor);
       if (view) extents_.push_back(view->extent(written));
-      fits = fits && view && view->is_float32() && view->lies_as(*param);
+      fits = fits && view && view->is_float32() && view->has_layout_of(*param);
       return view ? reinterpret_cast<float*>(view->data()) : nullptr;
     };
     if (param) {
@@ -197,7 +197,7 @@ class StepPlan::Looking {
     const py::handle lower = columns_[lowers_column][place];
     if (const std::optional<View> view = lower.is_none() ? std::nullopt : View::of(lower)) {
       const bool is_bf16 = view->is(kDLBfloat, 16);
-      if (view->lies_as(*param) && (is_bf16 || view->is(kDLFloat, 16))) {
+      if (view->has_layout_of(*param) && (is_bf16 || view->is(kDLFloat, 16))) {
         one.has_lower = true;
         one.lower = view->data();
         one.lower_type = is_bf16 ? Float::bf16 : Float::f16;

@@ -66,7 +66,7 @@ py::dict shown(const watch::Record& record) {
   row["calls"] = record.calls;
   row["casts"] = record.amounts.casts;
   row["bytes"] = record.amounts.bytes;
-  row["hits"] = record.amounts.kept;
+  row["hits"] = record.amounts.hits;
   row["small"] = record.amounts.small;
   row["nanoseconds"] = record.nanoseconds;
   row["cast_nanoseconds"] = record.cast_nanoseconds;

@@ -28,18 +28,18 @@ double nanoseconds_a_byte = 0;
 double nanoseconds_a_cast = 0;
 
 // The calls of a greenlet while another one runs.
-struct CallsAside final : host::PutAside {
+struct CallsAside final : host::SavedState {
   OpenCalls<Operation> calls;
 };
 
-std::unique_ptr<host::PutAside> take_calls() {
+std::unique_ptr<host::SavedState> take_calls() {
   if (open_calls.innermost() == nullptr) return nullptr;
   auto aside = std::make_unique<CallsAside>();
   aside->calls.take(open_calls);
   return aside;
 }
 
-void put_calls_back(host::PutAside& aside, std::uint64_t nanoseconds) noexcept {
+void put_calls_back(host::SavedState& aside, std::uint64_t nanoseconds) noexcept {
   open_calls.take(static_cast<CallsAside&>(aside).calls);
   open_calls.innermost()->inside += nanoseconds;
 }
@@ -109,7 +109,7 @@ Record* record_call(const std::string& operation, bool is_kept, rules::Decision 
   Record& record = record_of(key);
   ++record.calls;
   record.amounts.casts += amounts.casts;
-  record.amounts.kept += amounts.kept;
+  record.amounts.hits += amounts.hits;
   record.amounts.bytes += amounts.bytes;
   record.amounts.small += amounts.small;
   held.restore();

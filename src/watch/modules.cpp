@@ -46,11 +46,11 @@ void note_stretch() noexcept try {
 }
 
 // The calls of a greenlet while another one runs.
-struct CallsAside final : host::PutAside {
+struct CallsAside final : host::SavedState {
   OpenCalls<ModuleCall> calls;
 };
 
-std::unique_ptr<host::PutAside> take_calls() {
+std::unique_ptr<host::SavedState> take_calls() {
   if (open_calls.innermost() == nullptr) return nullptr;
   auto aside = std::make_unique<CallsAside>();
   aside->calls.take(open_calls);
@@ -58,7 +58,7 @@ std::unique_ptr<host::PutAside> take_calls() {
   return aside;
 }
 
-void put_calls_back(host::PutAside& aside, std::uint64_t nanoseconds) noexcept {
+void put_calls_back(host::SavedState& aside, std::uint64_t nanoseconds) noexcept {
   open_calls.take(static_cast<CallsAside&>(aside).calls);
   for (ModuleCall* call = open_calls.innermost(); call != nullptr; call = call->outer()) call->aside += nanoseconds;
   note_stretch();

@@ -29,7 +29,7 @@ struct Key {
 // Counts the casts of calls.
 struct Amounts {
   std::uint64_t casts = 0;
-  std::uint64_t kept = 0;
+  std::uint64_t hits = 0;
   std::uint64_t bytes = 0;
   std::uint64_t small = 0;  // of the casts, those of weights that are too small to be cached
 };

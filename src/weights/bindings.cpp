@@ -105,7 +105,7 @@ void register_weights(py::module_& module) {
       weights::was_written(py::object(parameters[i]).ptr(), py::object(casts[i]).ptr());
     }
   });
-  module.def("weights_are_kept_in", [](const py::object& tensor) { return weights::is_kept_memory(tensor.ptr()); });
+  module.def("weights_are_kept_in", [](const py::object& tensor) { return weights::is_cached_memory(tensor.ptr()); });
   module.def("weights_forget", [](const py::object& weight) { weights::forget(weight.ptr()); });
   module.def("weights_statistics", &statistics);
   module.def("weights_reset_statistics", &weights::reset_statistics);

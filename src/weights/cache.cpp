@@ -39,7 +39,7 @@ UncountedWrites::~UncountedWrites() {
   --uncounted_writers_here;
 }
 
-bool may_be_kept() noexcept { return settings->on && !host::is_traced(); }
+bool may_be_cached() noexcept { return settings->on && !host::is_traced(); }
 
 namespace {
 
@@ -47,7 +47,7 @@ constexpr Kind precisions[] = {Kind::bf16, Kind::f16};
 
 // Removes the entry's storage from the table of storages, if this weight is registered there. Also discards what is
 // cached about files.
-void forget_place(const Entry& entry) {
+void unregister_storage(const Entry& entry) {
   host::forget_files();
   const auto place = cache().weights.find(entry.snapshot.storage);
   if (place != cache().weights.end() && place->second == entry.weight) cache().weights.erase(place);
@@ -62,7 +62,7 @@ void forget_address(PyObject* weight) {
     dropped[i] = std::move(found->second);
     cache().entries.erase(found);
     recent_for(weight, precisions[i]) = {};
-    forget_place(*dropped[i]);
+    unregister_storage(*dropped[i]);
   }
 }
 
@@ -105,8 +105,8 @@ Owned make_cast(const Entry& entry, PyObject* weight) {
   return made;
 }
 
-// Sets the entry's sizes, layout and samples from the weight. Returns false if the weight has no values, or if they have
-// gaps or overlap. Throws std::bad_alloc when memory runs out.
+// Sets the entry's sizes, layout and samples from the weight. Returns false if the weight has no values, or if they
+// have gaps or overlap. Throws std::bad_alloc when memory runs out.
 bool find_values(Entry& entry, PyObject* weight) {
   host::Geometry geometry;
   const std::int64_t elements = host::count_elements(weight);
@@ -175,7 +175,7 @@ void remember_pointer(const char* storage) noexcept try {
   if (cache().too_many_pointers) return;
   cache().pointed_to[storage] = host::memory_of(storage);
   const char* whole = storage;
-  while ((whole = host::storage_behind(whole)) != nullptr) cache().pointed_into[whole] = host::memory_of(whole);
+  while ((whole = host::sliced_storage(whole)) != nullptr) cache().pointed_into[whole] = host::memory_of(whole);
 } catch (const std::bad_alloc&) {
   cache().too_many_pointers = true;
 }
@@ -185,12 +185,12 @@ void remember_pointer(const char* storage) noexcept try {
 bool is_pointed_to(const char* storage) {
   if (cache().too_many_pointers || is_known_in(cache().pointed_into, storage)) return true;
   const char* one = storage;
-  while (one != nullptr && !is_known_in(cache().pointed_to, one)) one = host::storage_behind(one);
+  while (one != nullptr && !is_known_in(cache().pointed_to, one)) one = host::sliced_storage(one);
   return one != nullptr;
 }
 
 // Returns the reason if anything besides the weight and `views` of it holds its memory or a pointer to it.
-std::optional<Refusal> find_other_hands(PyObject* weight, const char* storage, std::uint32_t views) {
+std::optional<Refusal> find_other_owner(PyObject* weight, const char* storage, std::uint32_t views) {
   if (is_pointed_to(storage)) return Refusal::pointer;
   if (!host::is_known_memory(storage, is_known_in(cache().lent, storage))) {
     return host::is_of_torch(storage) ? Refusal::numpy : Refusal::memory;
@@ -200,20 +200,20 @@ std::optional<Refusal> find_other_hands(PyObject* weight, const char* storage, s
 }
 
 // Returns the reason if other code could change the weight without counting up its version.
-std::optional<Refusal> reason_to_doubt(PyObject* weight, const Snapshot& now, std::uint32_t views) {
+std::optional<Refusal> reason_to_refuse(PyObject* weight, const Snapshot& now, std::uint32_t views) {
   if (now.storage == nullptr || now.counter == nullptr) return Refusal::version;
   if (host::is_off_cpu(weight)) return Refusal::device;
-  if (const auto refusal = find_other_hands(weight, now.storage, views)) return refusal;
+  if (const auto refusal = find_other_owner(weight, now.storage, views)) return refusal;
   const bool is_counted = host::is_no_inference_tensor(weight) && host::has_no_negative_bit(weight);
   return is_counted ? std::nullopt : std::optional(Refusal::version);
 }
 
 // True if a cast of this weight may be cached now. If not, the entry's `refusal` has the reason. Other code may run
 // meanwhile.
-bool earn_trust(Entry& entry, PyObject* weight, const Snapshot& now, std::uint32_t views) {
+bool may_trust(Entry& entry, PyObject* weight, const Snapshot& now, std::uint32_t views) {
   if (!now.same_owners(entry.snapshot) && entry.trust != Trust::exposed) entry.trust = Trust::exposed;
   if (!now.same_memory(entry.snapshot)) {
-    forget_place(entry);
+    unregister_storage(entry);
     entry.refusals = 0;
     entry.geometry = {};
     entry.snapshot = now;
@@ -221,13 +221,13 @@ bool earn_trust(Entry& entry, PyObject* weight, const Snapshot& now, std::uint32
   }
   if (entry.trust != Trust::exposed) return true;
   if (!is_time_to_try(entry.refusals)) return false;
-  const std::optional<Refusal> refusal = reason_to_doubt(weight, now, views);
+  const std::optional<Refusal> refusal = reason_to_refuse(weight, now, views);
   if (refusal) entry.refusal = *refusal;
   return !refusal;
 }
 
 // True if the cache still holds this entry.
-bool is_kept(const Entry& entry) {
+bool is_cached(const Entry& entry) {
   const auto found = cache().entries.find({entry.weight, entry.to});
   return found != cache().entries.end() && found->second.get() == &entry;
 }
@@ -245,10 +245,10 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
     entry.refusal = Refusal::changing;
     return false;
   }
-  const Snapshot now = snapshot_beside(weight, views);
+  const Snapshot now = snapshot_without_views(weight, views);
   const bool had_cast = static_cast<bool>(entry.cast);
   const std::uint64_t escapes = cache().escapes;
-  if (!earn_trust(entry, weight, now, views)) {
+  if (!may_trust(entry, weight, now, views)) {
     ++entry.refusals;
     entry.drop();
     return false;
@@ -261,9 +261,9 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
     if (!find_values(entry, weight)) return refuse(Refusal::layout);
   }
   // Other code may have run up to here. None runs from here to the cast.
-  const Snapshot held = snapshot_beside(weight, views);
+  const Snapshot held = snapshot_without_views(weight, views);
   if (!held.same_memory(now) || held.version != now.version || cache().escapes != escapes || entry.busy ||
-      memory.storage() != held.storage || !is_kept(entry) || entry.geometry.values == nullptr) {
+      memory.storage() != held.storage || !is_cached(entry) || entry.geometry.values == nullptr) {
     entry.trust = Trust::exposed;
     entry.refusal = Refusal::changing;
     return false;
@@ -274,7 +274,7 @@ bool bring_up_to_date(Entry& entry, PyObject* weight, std::uint32_t views) {
   --entry.snapshot.owners;  // `memory` is released at the end
   entry.samples = entry.look();
   entry.trust = uncounted_writers == 0 ? Trust::sure : Trust::changed;
-  entry.quiet_uses = 0;
+  entry.untracked_uses = 0;
   // If another weight was in this storage before the contents of the two were swapped, `memory_escapes` no longer finds
   // it.
   if (registered != nullptr && registered != weight) distrust(registered);
@@ -338,7 +338,7 @@ std::shared_ptr<Entry> entry_for(PyObject* weight, Kind to) {
 // precision.
 Owned as_part_of_graph(PyObject* weight, std::span<const std::int64_t> sizes, PyObject* size, PyObject* cast, Use use) {
   constexpr std::int64_t large = std::int64_t{1} << 22;
-  if (host::count_elements(weight) >= large && use != Use::recorded_often && settings->recorded) {
+  if (host::count_elements(weight) >= large && use != Use::tracked_often && settings->recorded) {
     const Owned function = Owned::borrowed(settings->recorded.get());
     PyObject* const arguments[] = {weight, cast};
     Owned made(PyObject_Vectorcall(function.get(), arguments, 2, nullptr));
@@ -369,15 +369,15 @@ UpToDate up_to_date(PyObject* weight, Kind to, bool records, std::uint32_t views
                     std::int64_t& elements) {
   elements = 0;
   Entry* entry = entry_of(weight, to);
-  if (entry == nullptr || !entry->has(Form::plain) || !is_unchanged(*entry, snapshot_beside(weight, views))) {
+  if (entry == nullptr || !entry->has(Form::plain) || !is_unchanged(*entry, snapshot_without_views(weight, views))) {
     if (!settings->on) return {};  // switched off since the call began
     // Other code may run and drop the entry.
     held = entry_for(weight, to);
     const bool is_packed = held != nullptr && held->cast && held->form != Form::plain;
     if (is_packed && !records) {
-      Snapshot now = snapshot_beside(weight, views);
+      Snapshot now = snapshot_without_views(weight, views);
       now.owners = held->snapshot.owners;  // another view of it may be alive
-      if (is_unchanged(*held, now)) ++held->unpacked;
+      if (is_unchanged(*held, now)) ++held->uses_without_pack;
     }
     if (held == nullptr || !bring_up_to_date(*held, weight, views)) {
       ++counts.refused[static_cast<std::size_t>(held == nullptr ? Refusal::limit : held->refusal)];
@@ -390,7 +390,7 @@ UpToDate up_to_date(PyObject* weight, Kind to, bool records, std::uint32_t views
     ++counts.hits;
   }
   entry->is_used = true;
-  entry->quiet_uses = records ? 0 : entry->quiet_uses + 1;
+  entry->untracked_uses = records ? 0 : entry->untracked_uses + 1;
   return {entry, Owned::borrowed(entry->cast.get())};
 }
 
@@ -420,11 +420,11 @@ class Base {
 // True if this view is the only one. Another view does not affect the weight's own cast or the trust in it. Other code
 // may run meanwhile.
 bool is_only_view(Entry& entry, PyObject* weight) {
-  const Snapshot now = snapshot_beside(weight, 1);
+  const Snapshot now = snapshot_without_views(weight, 1);
   if (entry.trust != Trust::exposed && now.same_memory(entry.snapshot)) return now.owners == entry.snapshot.owners;
   constexpr std::uint32_t longest_wait = 64;
   const bool is_alone =
-      is_time_to_try(entry.views_in_doubt % longest_wait) && !find_other_hands(weight, now.storage, 1);
+      is_time_to_try(entry.views_in_doubt % longest_wait) && !find_other_owner(weight, now.storage, 1);
   entry.views_in_doubt = is_alone ? 0 : entry.views_in_doubt + 1;
   return is_alone;
 }
@@ -432,10 +432,10 @@ bool is_only_view(Entry& entry, PyObject* weight) {
 // True if a part of a weight is to be taken from the cast of the whole weight. The whole is cast only after as many
 // values of parts were cast separately.
 bool pays_off(Entry& entry, PyObject* weight, std::int64_t elements) {
-  if (entry.has(Form::plain) && is_unchanged(entry, snapshot_beside(weight, 1))) return true;
-  entry.cast_apart += elements;
-  if (entry.cast_apart < host::count_elements(weight)) return false;
-  entry.cast_apart = 0;
+  if (entry.has(Form::plain) && is_unchanged(entry, snapshot_without_views(weight, 1))) return true;
+  entry.elements_cast_separately += elements;
+  if (entry.elements_cast_separately < host::count_elements(weight)) return false;
+  entry.elements_cast_separately = 0;
   return true;
 }
 
@@ -465,7 +465,7 @@ void configure(Settings wanted) noexcept {
 
 // Returns the result of `make`, or null if memory runs out: the user's call goes on without a cached cast.
 template <typename Make>
-[[gnu::always_inline]] static inline Owned or_nothing(std::int64_t& elements, const Make& make) noexcept {
+[[gnu::always_inline]] static inline Owned null_if_out_of_memory(std::int64_t& elements, const Make& make) noexcept {
   try {
     return make();
   } catch (const std::bad_alloc&) {
@@ -476,21 +476,21 @@ template <typename Make>
 }
 
 static Owned find_cached(PyObject* weight, Kind to, Use use, std::int64_t& elements) {
-  const bool records = use != Use::unrecorded;
+  const bool records = use != Use::untracked;
   std::shared_ptr<Entry> held;
   auto [entry, cast] = up_to_date(weight, to, records, 0, held, elements);
   if (entry == nullptr) return nullptr;
-  entry->in_parts = false;
+  entry->last_use_was_part = false;
   if (!records || !host::requires_grad(weight)) return std::move(cast);
   return as_part_of_graph(weight, entry->geometry.sizes, entry->size.get(), cast.get(), use);
 }
 
-Owned kept(PyObject* weight, Kind to, Use use, std::int64_t& elements) noexcept {
-  return or_nothing(elements, [&] { return find_cached(weight, to, use, elements); });
+Owned cached_cast(PyObject* weight, Kind to, Use use, std::int64_t& elements) noexcept {
+  return null_if_out_of_memory(elements, [&] { return find_cached(weight, to, use, elements); });
 }
 
-static Owned find_kept_part(PyObject* view, Kind to, Use use, std::int64_t& elements) {
-  const bool records = use != Use::unrecorded;
+static Owned find_cached_part(PyObject* view, Kind to, Use use, std::int64_t& elements) {
+  const bool records = use != Use::untracked;
   elements = 0;
   const Base base(view);
   if (base.weight() == nullptr || !settings->on) return nullptr;
@@ -506,7 +506,7 @@ static Owned find_kept_part(PyObject* view, Kind to, Use use, std::int64_t& elem
   if (!is_whole && !pays_off(*held, base.weight(), host::count_elements(view))) return nullptr;
   auto [entry, cast] = up_to_date(base.weight(), to, records, 1, held, elements);
   if (entry == nullptr) return nullptr;
-  entry->in_parts = !is_whole;
+  entry->last_use_was_part = !is_whole;
   Owned made = part_of(*entry, cast.get(), part);
   cast.reset();
   if (!made || !is_recorded) return made;
@@ -514,7 +514,7 @@ static Owned find_kept_part(PyObject* view, Kind to, Use use, std::int64_t& elem
 }
 
 Owned cached_part(PyObject* view, Kind to, Use use, std::int64_t& elements) noexcept {
-  return or_nothing(elements, [&] { return find_kept_part(view, to, use, elements); });
+  return null_if_out_of_memory(elements, [&] { return find_cached_part(view, to, use, elements); });
 }
 
 Owned cast_for_many(PyObject* given, Kind to) {
@@ -523,7 +523,7 @@ Owned cast_for_many(PyObject* given, Kind to) {
   const Owned plain = host::detach(given);
   tensor::CastResult ignored;
   const Owned cast = plain ? tensor::cast(plain.get(), Kind::f32, to, ignored) : nullptr;
-  Owned made = cast ? as_part_of_graph(given, geometry.sizes, nullptr, cast.get(), Use::recorded_often) : nullptr;
+  Owned made = cast ? as_part_of_graph(given, geometry.sizes, nullptr, cast.get(), Use::tracked_often) : nullptr;
   clear_error();
   return made;
 }
@@ -544,7 +544,7 @@ Owned transposed_weight(PyObject* view) noexcept {
   return is_it ? base.take() : nullptr;
 }
 
-bool keeps_anything() noexcept { return settings->on && !cache().entries.empty(); }
+bool holds_any_cast() noexcept { return settings->on && !cache().entries.empty(); }
 
 void memory_escapes(const char* storage, bool unseen) noexcept {
   if (!settings->on || storage == nullptr) return;
@@ -556,7 +556,7 @@ void memory_escapes(const char* storage, bool unseen) noexcept {
   distrust(found->second);
 }
 
-void numpy_gets(const char* storage, bool lent) noexcept {
+void numpy_takes(const char* storage, bool lent) noexcept {
   if (!settings->on || storage == nullptr) return;
   if (!lent) {
     cache().lent.erase(storage);
@@ -600,7 +600,7 @@ void find_jobs(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh, st
       const bool is_fresh = std::exchange(entry->is_fresh, false) && may_be_fresh && is_unchanged(*entry, weight);
       if (!entry->cast || entry->trust == Trust::exposed || is_fresh) continue;
       entry->trust = Trust::changed;
-      if (entry->busy || entry->form != Form::plain || entry->in_parts) continue;
+      if (entry->busy || entry->form != Form::plain || entry->last_use_was_part) continue;
       // The last cast was not used, so a new one may not be used either.
       if (!std::exchange(entry->is_used, false)) continue;
       host::HeldMemory memory(weight);
@@ -618,7 +618,7 @@ void find_jobs(PyObject* const* weights, Py_ssize_t count, bool may_be_fresh, st
       entry->snapshot = now;
       entry->samples = entry->look();
       entry->trust = Trust::sure;
-      entry->quiet_uses = 0;
+      entry->untracked_uses = 0;
     }
   }
 }
@@ -654,7 +654,7 @@ PyObject* cast_to_write(PyObject* weight) noexcept {
   for (const Kind to : precisions) {
     Entry* entry = entry_of(weight, to);
     if (entry == nullptr || !entry->has(Form::plain) || entry->busy || entry->trust == Trust::exposed ||
-        entry->in_parts || !entry->is_used) {
+        entry->last_use_was_part || !entry->is_used) {
       continue;
     }
     const Snapshot now = host::snapshot_of(weight);
@@ -708,7 +708,7 @@ static void mend_after_fork() {
 }
 [[maybe_unused]] static const bool is_mended = forks::mend_in_child(&mend_after_fork);
 
-bool is_kept_memory(PyObject* tensor) noexcept {
+bool is_cached_memory(PyObject* tensor) noexcept {
   return settings->on && host::is_plain_tensor(tensor) && cache().casts.contains(host::storage_of(tensor));
 }
 

@@ -31,16 +31,16 @@ extern NeverDestroyed<Settings> settings;
 void configure(Settings wanted) noexcept;
 
 // True if the cache is on and no tracer or dispatch mode needs to see this thread's casts.
-bool may_be_kept() noexcept;
+bool may_be_cached() noexcept;
 
 // How autograd tracks a cast: not at all, in an ordinary call, or in many products whose gradients are summed in the
 // precision that the cast has in the graph, float32.
-enum class Use : std::uint8_t { unrecorded, recorded, recorded_often };
+enum class Use : std::uint8_t { untracked, recorded, tracked_often };
 
 // Returns the cached cast of the weight, a torch.nn.Parameter in float32, in the lower precision `to`, and makes it if
 // needed. Returns null if no cast can be cached; an exception is set only for an interrupt. Sets `elements` to the
-// number of elements that were cast. Requires `may_be_kept`.
-Owned kept(PyObject* weight, Kind to, Use use, std::int64_t& elements) noexcept;
+// number of elements that were cast. Requires `may_be_cached`.
+Owned cached_cast(PyObject* weight, Kind to, Use use, std::int64_t& elements) noexcept;
 
 // True if this plain tensor may be a view of a weight, so that it is worthwhile to look for the weight.
 inline bool may_be_part(PyObject* tensor) noexcept {
@@ -66,7 +66,7 @@ Owned cast_for_many(PyObject* tensor, Kind to);
 Owned transposed_weight(PyObject* view) noexcept;
 
 // True if the cache has entries, so that an unseen write could make a cast wrong.
-bool keeps_anything() noexcept;
+bool holds_any_cast() noexcept;
 
 // Distrusts the casts of the weight in this storage: code may get access to the storage's memory, and may write to it
 // without incrementing the version counter. As long as such code holds a torch tensor or storage, it is counted as an
@@ -74,7 +74,7 @@ bool keeps_anything() noexcept;
 void memory_escapes(const char* storage, bool unseen) noexcept;
 // Notes that NumPy is about to get this storage's memory. Its arrays give away pointers and buffers in more ways than
 // can be watched. Arrays that are only `lent` are dropped by the code that makes them.
-void numpy_gets(const char* storage, bool lent) noexcept;
+void numpy_takes(const char* storage, bool lent) noexcept;
 
 // Makes the casts of these weights again, all at once, after any write to the weights. If they `may_be_fresh`, casts
 // that were written together with their weights are left alone.
@@ -99,7 +99,7 @@ class UncountedWrites {
 };
 
 // True if this tensor has the memory of a cached cast.
-bool is_kept_memory(PyObject* tensor) noexcept;
+bool is_cached_memory(PyObject* tensor) noexcept;
 
 void forget(PyObject* weight) noexcept;
 void forget_all() noexcept;

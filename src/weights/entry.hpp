@@ -64,22 +64,23 @@ struct Entry {
   Form form = Form::plain;
   Kind to = Kind::bf16;
   Trust trust = Trust::exposed;
-  Busy busy;                         // being written, by a thread that may have released the GIL
-  bool is_used = false;              // since it was last made again after an optimizer's step
-  bool is_fresh = false;             // an optimizer wrote the cast together with the weight
-  std::uint32_t written_from = 0;    // the weight's version before that write
-  bool in_parts = false;             // the last use was of a view of a part of the weight
-  std::int64_t cast_apart = 0;       // values of such parts that were cast separately, before the whole weight is cast
+  Busy busy;                       // being written, by a thread that may have released the GIL
+  bool is_used = false;            // since it was last made again after an optimizer's step
+  bool is_fresh = false;           // an optimizer wrote the cast together with the weight
+  std::uint32_t written_from = 0;  // the weight's version before that write
+  bool last_use_was_part = false;  // the last use was of a view of a part of the weight
+  std::int64_t elements_cast_separately =
+      0;                             // values of such parts that were cast separately, before the whole weight is cast
   std::uint32_t views_in_doubt = 0;  // views in a row that could not be shown to be the only one
   std::uint32_t refusals = 0;        // in a row
   Refusal refusal{};                 // the reason for the last one
-  std::uint32_t quiet_uses = 0;      // uses in a row that autograd did not track
-  std::uint32_t unpacked = 0;        // such uses for which the packed form was of no use
-  Snapshot snapshot;                 // of the weight, before the cast was made
-  std::uint32_t probed = 0;          // convolutions with reordered images that were tried, and failed trials of panels
-  Owned packed_for;                  // the options of the convolution that the library's packed form is for
-  host::Geometry geometry;           // of the weight at that time; without values: unknown
-  Owned size;                        // the weight's sizes as a tuple
+  std::uint32_t untracked_uses = 0;  // uses in a row that autograd did not track
+  std::uint32_t uses_without_pack = 0;  // such uses for which the packed form was of no use
+  Snapshot snapshot;                    // of the weight, before the cast was made
+  std::uint32_t probed = 0;  // convolutions with reordered images that were tried, and failed trials of panels
+  Owned packed_for;          // the options of the convolution that the library's packed form is for
+  host::Geometry geometry;   // of the weight at that time; without values: unknown
+  Owned size;                // the weight's sizes as a tuple
   std::int64_t elements = 0;
   std::array<const std::uint32_t*, sample_count> sampled{};
   Samples samples{};
@@ -170,7 +171,7 @@ inline void Entry::hold(Owned made, Owned its_holder, Form its_form, Owned optio
   const Snapshot made_snapshot = made && its_form == Form::plain ? host::snapshot_of(made.get()) : Snapshot{};
   if (made_snapshot.storage != nullptr) cache().casts.insert(made_snapshot.storage);
   // Nothing below can fail.
-  quiet_uses = 0;
+  untracked_uses = 0;
   if (cast) {
     counts.bytes -= bytes();
     --counts.weights;
@@ -213,7 +214,7 @@ inline bool is_unchanged(const Entry& entry, PyObject* weight) {
 }
 
 // Returns the weight's snapshot without `views`, the number of views that the caller knows, among the owners.
-inline Snapshot snapshot_beside(PyObject* weight, std::uint32_t views) {
+inline Snapshot snapshot_without_views(PyObject* weight, std::uint32_t views) {
   Snapshot snapshot = host::snapshot_of(weight);
   snapshot.owners -= views;
   return snapshot;

@@ -66,7 +66,7 @@ PyObject* numpy_stub(PyObject* self, PyObject* arguments, PyObject* keywords) {
     // A weight is still held when a detached tensor of it goes to NumPy, so its memory has two owners. Most tensors
     // have one, and their callers need not be looked up.
     const host::Snapshot snapshot = host::snapshot_of(self);
-    numpy_gets(snapshot.storage, snapshot.owners > 1 && caller_is_harmless(*callers_of_arrays));
+    numpy_takes(snapshot.storage, snapshot.owners > 1 && caller_is_harmless(*callers_of_arrays));
   }
   const bool widens = host::is_plain_tensor(self) && host::kind_of_tensor(self) == Kind::bf16 && lists_apply_here();
   if (!widens) return numpy.call(self, arguments, keywords);
@@ -263,7 +263,7 @@ namespace {
 // True if the cache has no entries, so that no cast can become wrong. The cached answer about a mapped file is dropped,
 // too.
 bool nothing_is_lost() noexcept {
-  if (keeps_anything()) return false;
+  if (holds_any_cast()) return false;
   host::forget_files();
   return true;
 }

@@ -8,6 +8,7 @@ already, the buffers that `Module.to` and similar methods replace, and the tenso
 from __future__ import annotations
 
 import gc
+from itertools import compress
 from typing import Any
 
 import torch
@@ -24,14 +25,25 @@ def follow() -> None:
     if _core.module_tensors_are_followed():
         return
     _core.follow_module_tensors(True)
-    for one in gc.get_objects():
-        if issubclass(type(one), torch.nn.Module):  # isinstance would read `__class__`, which may run user code
-            _tell_of(one)
+    # By identity: isinstance would read `__class__`, and a set of classes would call their metaclass's `__hash__`. Both
+    # may run user code.
+    classes = set(map(id, _classes_of_modules()))
+    objects = gc.get_objects()
+    for module in compress(objects, map(classes.__contains__, map(id, map(type, objects)))):
+        _tell_of(module)
 
 
 def stop() -> None:
     """Makes the core forget these tensors."""
     _core.follow_module_tensors(False)
+
+
+def _classes_of_modules() -> list[type]:
+    """Returns the class of modules and all classes that derive from it."""
+    found: list[type] = [torch.nn.Module]
+    for one in found:  # which grows
+        found += type.__subclasses__(one)  # twice what derives in two ways
+    return found
 
 
 def _tell_of(module: torch.nn.Module) -> None:

@@ -104,22 +104,22 @@ void give_back(void* memory, std::uint64_t bytes) noexcept {
 }
 
 // The memory behind a DLPack capsule.
-struct Lent {
+struct DlpackContext {
   DLManagedTensor managed{};
   std::vector<std::int64_t> sizes;
   std::vector<std::int64_t> strides;
   std::uint64_t bytes = 0;
 };
 
-void end_lent(DLManagedTensor* managed) noexcept {
-  const std::unique_ptr<Lent> lent(static_cast<Lent*>(managed->manager_ctx));
+void free_dlpack_context(DLManagedTensor* managed) noexcept {
+  const std::unique_ptr<DlpackContext> lent(static_cast<DlpackContext*>(managed->manager_ctx));
   give_back(managed->dl_tensor.data, lent->bytes);
 }
 
 // The destructor of a capsule. Frees the block if the capsule was never consumed.
 void end_capsule(PyObject* capsule) {
   if (PyCapsule_IsValid(capsule, "dltensor") == 0) return;
-  end_lent(static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor")));
+  free_dlpack_context(static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor")));
 }
 
 }  // namespace
@@ -145,9 +145,9 @@ Owned tensor_in_block(const host::Geometry& like, Kind kind, void*& values) noex
   const std::uint64_t bytes = tensor::bytes_as(kind, count);
   void* const memory = take(bytes);
   if (memory == nullptr) return nullptr;
-  std::unique_ptr<Lent> lent;
+  std::unique_ptr<DlpackContext> lent;
   try {
-    lent = std::make_unique<Lent>(Lent{{}, like.sizes, like.strides, bytes});
+    lent = std::make_unique<DlpackContext>(DlpackContext{{}, like.sizes, like.strides, bytes});
   } catch (const std::bad_alloc&) {
     give_back(memory, bytes);
     return nullptr;
@@ -160,7 +160,7 @@ Owned tensor_in_block(const host::Geometry& like, Kind kind, void*& values) noex
                              lent->strides.data(),
                              0};
   lent->managed.manager_ctx = lent.get();
-  lent->managed.deleter = end_lent;
+  lent->managed.deleter = free_dlpack_context;
   const Owned capsule(PyCapsule_New(&lent->managed, "dltensor", from_c<end_capsule>.pointer()));
   if (!capsule) {
     give_back(memory, bytes);

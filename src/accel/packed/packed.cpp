@@ -22,7 +22,7 @@ using weights::BusyScope;
 using weights::cache;
 using weights::counts;
 using weights::entry_of;
-using weights::snapshot_beside;
+using weights::snapshot_without_views;
 
 namespace {
 
@@ -36,7 +36,7 @@ constexpr std::uint32_t quiet_enough = 4;
 std::uint32_t quiet_uses_before_packing(const Entry& entry) {
   constexpr std::uint32_t forgiven = 8;
   constexpr std::uint32_t most_doublings = 20;
-  return quiet_enough << (std::clamp(entry.unpacked, forgiven, forgiven + most_doublings) - forgiven);
+  return quiet_enough << (std::clamp(entry.uses_without_pack, forgiven, forgiven + most_doublings) - forgiven);
 }
 
 // Below this many values the library's operator costs more than it saves.
@@ -230,7 +230,7 @@ bool is_packed_for(const Entry& entry, const PackedCall& call) {
 }
 
 bool is_unchanged_for(const PackedCall& call, const Entry& entry) {
-  return is_unchanged(entry, snapshot_beside(call.weight, call.transposed ? 1 : 0));
+  return is_unchanged(entry, snapshot_without_views(call.weight, call.transposed ? 1 : 0));
 }
 
 // True if this call can be computed from a packed weight as it is. False if the input's values count as negated, if the
@@ -267,7 +267,7 @@ bool may_be_packed(const PackedCall& call, Kind to) {
   if (known == nullptr || !known->cast || known->busy) return false;
   if (known->form != Form::plain && !is_unchanged_for(call, *known)) return false;
   if (known->form == Form::plain &&
-      (known->elements < worth_trying || known->quiet_uses < quiet_uses_before_packing(*known))) {
+      (known->elements < worth_trying || known->untracked_uses < quiet_uses_before_packing(*known))) {
     return false;
   }
   if (!is_in_use() || !is_plain_call(call, *known)) return false;

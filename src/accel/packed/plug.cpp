@@ -79,7 +79,7 @@ Owned cast_and_answer(const Rule& rule, PackedCall& call, Kind input_kind, Kind 
     return nullptr;
   }
   ++made.casts;
-  ++made.kept;
+  ++made.cached;
   tally = made;
   return result;
 }

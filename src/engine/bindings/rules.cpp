@@ -78,7 +78,7 @@ void set_trait(Rule& rule, std::string_view name) {
 
 // Returns a borrowed reference to the one permanent copy of this value. It is never freed, since a running call may
 // still read it after another policy is installed.
-PyObject* kept(const py::object& names_or_function) {
+PyObject* immortal_or_null(const py::object& names_or_function) {
   static PyObject* const all = checked(PyDict_New());
   PyObject* known = PyDict_SetDefault(all, names_or_function.ptr(), names_or_function.ptr());
   if (known == nullptr) throw py::error_already_set();
@@ -86,7 +86,9 @@ PyObject* kept(const py::object& names_or_function) {
 }
 
 // Returns null for an empty tuple.
-PyObject* kept(const py::tuple& names) { return names.empty() ? nullptr : kept(py::object(names)); }
+PyObject* immortal_or_null(const py::tuple& names) {
+  return names.empty() ? nullptr : immortal_or_null(py::object(names));
+}
 
 // Returns the engine::Castable with these values.
 engine::Castable make_castable(std::uint64_t positions, const py::tuple& kept_keywords, std::uint64_t raised_positions,
@@ -99,11 +101,11 @@ engine::Castable make_castable(std::uint64_t positions, const py::tuple& kept_ke
   if (raised_positions == 0 && !raised_keywords.empty()) raised_positions = no_position;
   if (off_cpu_positions == 0 && !off_cpu_keywords.empty()) off_cpu_positions = no_position;
   return {.positions = positions,
-          .kept_keywords = kept(kept_keywords),
+          .kept_keywords = immortal_or_null(kept_keywords),
           .raised_positions = raised_positions,
-          .raised_keywords = kept(raised_keywords),
+          .raised_keywords = immortal_or_null(raised_keywords),
           .off_cpu_positions = off_cpu_positions,
-          .off_cpu_keywords = kept(off_cpu_keywords)};
+          .off_cpu_keywords = immortal_or_null(off_cpu_keywords)};
 }
 
 constexpr struct {
@@ -118,12 +120,12 @@ constexpr struct {
 
 void set_condition(Rule& rule, const std::string& name, const py::object& function) {
   if (name == "in_rows") {
-    rule.execution.in_rows = kept(function);
+    rule.execution.in_rows = immortal_or_null(function);
     return;
   }
   const auto found = std::ranges::find(conditions_by_name, name, [](const auto& one) { return one.name; });
   if (found == std::end(conditions_by_name)) throw std::invalid_argument("unknown condition: " + name);
-  rule.conditions.*found->member = kept(function);
+  rule.conditions.*found->member = immortal_or_null(function);
 }
 
 Rule make_rule(const std::string& action, const std::string& precision, const std::string& why,
@@ -139,14 +141,14 @@ Rule make_rule(const std::string& action, const std::string& precision, const st
   rule.reason = reason_of(rule.action, why);
   for (const std::string_view word : words) set_trait(rule, word);
   if (castable) rule.castable = *castable;
-  rule.castable.target_keywords = kept(target_keywords);
+  rule.castable.target_keywords = immortal_or_null(target_keywords);
   if (sparse_gradient) {
-    rule.conditions.sparse_keyword = kept(py::make_tuple(sparse_gradient->first));
+    rule.conditions.sparse_keyword = immortal_or_null(py::make_tuple(sparse_gradient->first));
     rule.conditions.sparse_position = sparse_gradient->second;
   }
   for (const auto& [name, function] : conditions) set_condition(rule, name, function);
   if (terms) {
-    rule.conditions.terms_keyword = kept(py::make_tuple(terms->first));
+    rule.conditions.terms_keyword = immortal_or_null(py::make_tuple(terms->first));
     rule.conditions.terms_position = terms->second;
   }
   rule.execution.packs = weights::packs_named(packs);
