@@ -28,7 +28,7 @@ _RULES = {
     "precision": ("fp32", "no kernel for the lower precision (rule 8)"),
     "none": ("left alone", "torch itself follows the first input (rule 4)"),
 }
-_FIRST = {1: "the first", 2: "the first two", 3: "the first three"}
+_PLACES = {(0,): "the first", (0, 1): "the first two", (0, 1, 2): "the first three", (0, 2): "the first and the third"}
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -54,9 +54,9 @@ def _arguments(operation: str) -> str:
     if ops.row_of(operation).castable is None:
         return "its tensors, except those that it writes into"
     everywhere = [position for position in castable.positions if position not in castable.off_cpu]
-    if everywhere != list(range(len(everywhere))):
+    if tuple(everywhere) not in _PLACES:
         raise ValueError(f"no words for the arguments of `{operation}`: {castable.positions}")
-    words = _FIRST[len(everywhere)]
+    words = _PLACES[tuple(everywhere)]
     if castable.raised:
         words += f"; {_code(castable.raised_keywords)} only up to fp32"
     return words + (f"; off the CPU also {_code(castable.off_cpu_keywords)}" if castable.off_cpu else "")
