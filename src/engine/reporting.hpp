@@ -16,11 +16,11 @@ inline void count(Target& target, Decision decision, const Tally& tally) noexcep
   counter.small += tally.small;
 }
 
-// Reports a finished call to the watch and the log. When memory runs out they miss the call, and its result is still
+// Reports a finished call to the watch and the log. If memory runs out, both miss the call; its result is still
 // returned.
 void notify_listeners(Target& target, Decision decision, const Tally& tally) noexcept;
 
-// Reports a finished call to the watch alone. When memory runs out it misses the call.
+// Reports a finished call to the watch alone, which misses the call if memory runs out.
 void notify_watch(Target& target, Decision decision) noexcept;
 
 void trace_result(const Target& target, Decision decision) noexcept;

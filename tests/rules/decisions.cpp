@@ -466,11 +466,10 @@ void answer(const std::string& line) {
   inputs.target = static_cast<Kind>(number());
   inputs.explicit_out = yes();
   inputs.explicit_dtype = yes();
-  for (bool Facts::*fact :
-       {&Facts::decided_elsewhere, &Facts::exact_caller, &Facts::only_state, &Facts::all_float32, &Facts::three_terms,
-        &Facts::in_module_call, &Facts::another_device, &Facts::one_tensor, &Facts::sparse_tensor,
-        &Facts::number_beyond, &Facts::number_first, &Facts::condition_on_sums, &Facts::products_can_be_lowered,
-        &Facts::in_a_transform}) {
+  for (bool Facts::*fact : {&Facts::decided_elsewhere, &Facts::exact_caller, &Facts::only_state, &Facts::all_float32,
+                            &Facts::three_terms, &Facts::in_module_call, &Facts::another_device, &Facts::one_tensor,
+                            &Facts::sparse_tensor, &Facts::number_beyond, &Facts::number_first,
+                            &Facts::condition_on_sums, &Facts::products_can_be_lowered, &Facts::in_a_transform}) {
     facts.*fact = yes();
   }
   for (Answer Facts::*fact : {&Facts::product, &Facts::fused, &Facts::wrong, &Facts::sums, &Facts::slower}) {

@@ -40,7 +40,7 @@ FLOATING = {Kind.F32, Kind.BF16, Kind.F16}
 LOWER = {Kind.BF16, Kind.F16}
 PRECISIONS = {Kind.BF16: 0, Kind.F16: 1, Kind.F32: 2}
 UNCHANGED = 3
-#: As the program is given it: its number, and what it is told as.
+#: The reasons by their words; the program takes their numbers.
 REASONS = {"list": 0, "widest": 1, "in_place": 2, "first_input": 3, "worker": 13, "parts": 20}
 
 
@@ -105,7 +105,7 @@ class Call:
 
 
 def wanted(call: Call) -> tuple[Way, Kind, int, str]:
-    """The way, the precision that the inputs are cast to if they are, and what is told."""
+    """The way, the precision that the inputs are cast to if they are, and what is reported."""
     rule, facts = call.rule, call.facts
     floating = [kind for kind, _ in call.inputs if kind in FLOATING]
     # Tensors without dimensions widen none that has some, and may stay what they are.
@@ -115,7 +115,7 @@ def wanted(call: Call) -> tuple[Way, Kind, int, str]:
     widest = deciding[0] if len(set(deciding)) == 1 else Kind.F32
     stays = rule.promotes and len(set(deciding)) == 1
 
-    # What the rule says.
+    # The draft of the rule.
     reason = rule.reason
     if call.explicit_out:
         return Way.AS_WRITTEN, Kind.OTHER, UNCHANGED, "explicit_out"
@@ -136,7 +136,7 @@ def wanted(call: Call) -> tuple[Way, Kind, int, str]:
         Action.SCALARS: floating[0],
     }[rule.action]
 
-    # Is there anything to do?
+    # Calls whose inputs need no cast.
     if rule.action is Action.WIDEST and stays:
         floating = deciding
     if set(floating) == {to}:
@@ -146,7 +146,7 @@ def wanted(call: Call) -> tuple[Way, Kind, int, str]:
         if not (sums or sparse or number):
             return Way.AS_WRITTEN, to, PRECISIONS[to], reason
 
-    # What stands against it.
+    # The table.
     if facts.decided_elsewhere:
         return Way.LEAVE_TO_OUTER, to, PRECISIONS[to], reason
     if facts.at_worker:
@@ -173,29 +173,29 @@ def wanted(call: Call) -> tuple[Way, Kind, int, str]:
         floating = deciding if stays else floating
         if set(floating) == {to}:
             return Way.LEAVE, to, PRECISIONS[to], reason
-    told = PRECISIONS[to]
+    reported = PRECISIONS[to]
     is_lower = to in LOWER
     fused = facts.fused if is_lower else Answer.NO
     if fused is Answer.FAILED:
-        return Way.FAILED, to, told, reason
+        return Way.FAILED, to, reported, reason
     inside = rule.products_inside and is_lower and fused is Answer.NO
     if inside and not facts.products_can_be_lowered:
-        return Way.UNLISTED_RULE, to, told, reason
+        return Way.UNLISTED_RULE, to, reported, reason
     if to is Kind.BF16 and facts.wrong is not Answer.NO:
-        return Way.WITHOUT_LOWERING if facts.wrong is Answer.YES else Way.FAILED, to, told, reason
+        return Way.WITHOUT_LOWERING if facts.wrong is Answer.YES else Way.FAILED, to, reported, reason
     if is_lower and facts.condition_on_sums:
         if facts.sums is Answer.FAILED:
-            return Way.FAILED, to, told, reason
+            return Way.FAILED, to, reported, reason
         if facts.sums is Answer.YES:
-            told, reason = PRECISIONS[Kind.F32], "sums"
+            reported, reason = PRECISIONS[Kind.F32], "sums"
         elif set(floating) == {to}:
-            return Way.LEAVE, to, told, reason
+            return Way.LEAVE, to, reported, reason
     if facts.slower is not Answer.NO:
         left = facts.slower is Answer.YES
-        return (Way.LEAVE, to, UNCHANGED, "slower") if left else (Way.FAILED, to, told, reason)
+        return (Way.LEAVE, to, UNCHANGED, "slower") if left else (Way.FAILED, to, reported, reason)
     if is_lower and ((rule.is_product and facts.sparse_tensor) or facts.in_a_transform):
-        return Way.WITHOUT_LOWERING, to, told, reason
-    return Way.WITH_CASTS, to, told, reason
+        return Way.WITHOUT_LOWERING, to, reported, reason
+    return Way.WITH_CASTS, to, reported, reason
 
 
 @pytest.fixture(scope="module")
