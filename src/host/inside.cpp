@@ -9,8 +9,8 @@
 #include "host/held_memory.hpp"
 #include "host/ledger.hpp"
 #include "host/memory_map.hpp"
+#include "host/modes.hpp"
 #include "host/view.hpp"
-#include "tensor/cast.hpp"
 
 namespace habana_mp::host {
 

@@ -1,4 +1,7 @@
-"""Private names of torch, of Python and of libraries stand in ``habana_mp/patches/`` only, where they are checked."""
+"""Where things may stand: private names of torch, of Python and of libraries, and includes between folders of the core.
+
+Private names stand in ``habana_mp/patches/`` only, where they are checked.
+"""
 
 from __future__ import annotations
 
@@ -118,3 +121,27 @@ def test_torch_objects_and_mangled_names_stand_in_src_host_only() -> None:
             lines = enumerate(path.read_text("utf-8").splitlines(), 1)
             found += [f"{path}:{n}: {line}" for n, line in lines if re.search(r"host::api\b|\b_ZN?K?[\dS]", line)]
     assert not found, "add a function to src/host instead:\n" + "\n".join(found)
+
+
+#: The folders of the core from the ground up. Each includes only those before it, and files of ``src/`` itself.
+LAYERS = ("rules", "kernels", "host", "tensor", "optim", "weights", "log", "watch", "engine", "accel")
+
+
+def includes_that_run_up(sources: Path) -> Iterator[str]:
+    for path in sorted(sources.rglob("*.?pp")):
+        folder = path.relative_to(sources).parts[0]
+        if folder not in LAYERS:
+            continue
+        for included in re.findall(r'#include "(\w+)/', path.read_text("utf-8")):
+            if LAYERS.index(included) > LAYERS.index(folder):
+                yield f"{path.relative_to(sources)} includes {included}/"
+
+
+def test_no_folder_of_the_core_includes_one_above_it() -> None:
+    assert not list(includes_that_run_up(PACKAGE.parent / "src"))
+
+
+def test_an_include_that_runs_up_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "rules").mkdir()
+    (tmp_path / "rules" / "a.hpp").write_text('#include "rules/b.hpp"\n#include "host/view.hpp"\n')
+    assert list(includes_that_run_up(tmp_path)) == ["rules/a.hpp includes host/"]
