@@ -1,4 +1,4 @@
-// Defines the module. Each folder of src/ adds its functions in its own bindings.cpp.
+// Defines the module. Each folder of src/ adds its functions in its own bindings.cpp, or in a folder of that name.
 
 #include <exception>
 #include <stdexcept>

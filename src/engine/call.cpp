@@ -133,8 +133,9 @@ template <bool is_watched>
 template PyObject* answer_by_rule<false>(Target&, const Rule&, const Arguments&);
 template PyObject* answer_by_rule<true>(Target&, const Rule&, const Arguments&);
 
+// Counts a call, also one that failed, and returns `result`.
 static PyObject* counted_as_protected(Target& target, PyObject* result) {
-  if (result != nullptr) count(target, protected_call, {});
+  count(target, protected_call, {});
   return result;
 }
 
@@ -223,6 +224,8 @@ PyObject* answer_by_lists(Target& target, const Arguments& arguments) {
       return answers.by_rule(target, rules.unlisted, arguments);
     case RuleSource::protected_region:
       return answers.in_protected_region(target, arguments);
+    case RuleSource::as_written:
+      return call_original(target, arguments);
     default:
       // A Python function of torch that only other lists name: the current lists apply to the operations that it calls.
       return target.is_python() ? call_python(target, arguments) : answers.unlisted(target, arguments);

@@ -1,5 +1,6 @@
 #include "engine/cast_arguments.hpp"
 
+#include <cmath>
 #include <utility>
 
 #include "engine/tracing.hpp"
@@ -143,17 +144,15 @@ bool may_stay_in_float32(const Rule& rule, const Arguments& arguments, Py_ssize_
 
 }  // namespace
 
-Owned saturated(PyObject* number, Kind precision) {
+std::optional<double> saturated(PyObject* number, Kind precision) {
   const double value = PyFloat_CheckExact(number) ? PyFloat_AS_DOUBLE(number) : PyLong_AsDouble(number);
   if (value == -1.0 && PyErr_Occurred() != nullptr) {
     clear_error();
-    return nullptr;
+    return std::nullopt;
   }
   const double limit = tensor::largest(precision);
-  const double representable = tensor::largest(Kind::f32);
-  if (value > limit && value <= representable) return Owned(PyFloat_FromDouble(limit));
-  if (value < -limit && value >= -representable) return Owned(PyFloat_FromDouble(-limit));
-  return nullptr;
+  if (!(std::abs(value) > limit) || std::abs(value) > tensor::largest(Kind::f32)) return std::nullopt;
+  return std::copysign(limit, value);
 }
 
 // The kernel then needs all such arguments in float32. A norm's bias alone does not decide: without a weight, the
@@ -177,11 +176,13 @@ inline Owned CastArguments::cast_one(const Rule& rule, const Reading& reading, P
     return cast_item(rule, value, kind, Kind::f32, tally);
   }
   if (kind == Kind::sequence) return cast_sequence(rule, value, to, tally, 0);
-  if (!rule.saturates || to == Kind::f32 || !is_number(value)) return cast_item(rule, value, kind, to, tally);
-  Owned changed = saturated(value, to);
-  if (!changed) return PyErr_Occurred() == nullptr ? Owned::borrowed(value) : nullptr;
+  if (!rule.saturates || to == Kind::f32 || !is_number(value) || !may_cast(rule, given_, i)) {
+    return cast_item(rule, value, kind, to, tally);
+  }
+  const std::optional<double> changed = saturated(value, to);
+  if (!changed) return Owned::borrowed(value);
   scalar_changed_ = true;
-  return changed;
+  return Owned(PyFloat_FromDouble(*changed));
 }
 
 bool CastArguments::make(const Rule& rule, const Reading& reading, Kind to, Tally& tally) {

@@ -1,6 +1,8 @@
 // The arguments of a call with the casts of its plan.
 #pragma once
 
+#include <optional>
+
 #include "engine/reading.hpp"
 #include "owned.hpp"
 #include "tensor/cast.hpp"
@@ -41,8 +43,8 @@ inline void release_cast(Owned value, bool transient) {
 }
 
 // Rule 9: for a Python number that float32 holds and the lower precision does not, returns the nearest number in that
-// precision's range. Null for other numbers. Null with a Python exception set when memory runs out.
-Owned saturated(PyObject* number, Kind precision);
+// precision's range. Returns nullopt for other numbers.
+std::optional<double> saturated(PyObject* number, Kind precision);
 
 // True if an argument stays in float32 beside a lowered input because the kernel takes it so.
 bool one_stays_in_float32(const Rule& rule, const Arguments& arguments, const Reading& reading);

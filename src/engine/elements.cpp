@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "engine/call.hpp"
-#include "engine/reading.hpp"
+#include "engine/cast_arguments.hpp"
 #include "host/modes.hpp"
 #include "host/tensors.hpp"
 
@@ -20,11 +20,11 @@ bool may_pick_twice(PyObject* key) {
   return !PyLong_Check(key) && !PySlice_Check(key) && key != Py_None && key != Py_Ellipsis;
 }
 
-// True if the value has another precision than the tensor, or is a number beyond its range.
+// True if the value has another precision than the tensor, or is a number that rule 9 clamps.
 bool may_need_cast(PyObject* tensor, PyObject* value) {
   const Kind to = host::kind_of(tensor);
   if (!is_floating(to)) return false;
-  if (is_number(value)) return is_lower(to) && has_number_beyond(to, {&value, 1, nullptr});
+  if (is_number(value)) return is_lower(to) && saturated(value, to).has_value();
   const Kind from = host::kind_of(value);
   return is_floating(from) && from != to;
 }

@@ -164,11 +164,7 @@ bool cast_refused() {
 Kind lower_state_of(const Call& call) {
   const Arguments& arguments = call.arguments;
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
-    const bool is_kept =
-        i < arguments.positional
-            ? !call.rule.may_cast(i)
-            : holds(call.rule.castable.kept_keywords, PyTuple_GET_ITEM(arguments.keywords, i - arguments.positional));
-    const Kind kind = is_kept ? host::kind_of(arguments.values[i]) : Kind::other;
+    const Kind kind = may_cast(call.rule, arguments, i) ? Kind::other : host::kind_of(arguments.values[i]);
     if (is_lower(kind)) return kind;
   }
   return Kind::other;
@@ -213,7 +209,7 @@ bool Facts::holds_one_tensor() const { return engine::holds_one_tensor(arguments
 
 bool Facts::holds_sparse_tensor() const { return engine::holds_sparse_tensor(arguments, reading); }
 
-bool Facts::has_number_beyond(Kind precision) const { return engine::has_number_beyond(precision, arguments); }
+bool Facts::has_number_beyond(Kind precision) const { return engine::has_number_beyond(precision, rule, arguments); }
 
 bool Facts::first_input_is_a_number() const {
   return arguments.positional > 0 && is_floating(reading.kinds[0]) && host::has_no_dimensions(arguments.values[0]);

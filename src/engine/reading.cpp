@@ -160,11 +160,16 @@ bool holds_sparse_tensor(const Arguments& arguments, const Reading& reading) {
   return false;
 }
 
-bool has_number_beyond(Kind precision, const Arguments& arguments) {
+bool may_cast(const Rule& rule, const Arguments& arguments, Py_ssize_t i) {
+  if (i < arguments.positional) return rule.may_cast(i);
+  return !holds(rule.castable.kept_keywords, PyTuple_GET_ITEM(arguments.keywords, i - arguments.positional));
+}
+
+bool has_number_beyond(Kind precision, const Rule& rule, const Arguments& arguments) {
   const double limit = tensor::largest(precision);
   for (Py_ssize_t i = 0; i < arguments.count(); ++i) {
     PyObject* value = arguments.values[i];
-    if (!is_number(value)) continue;
+    if (!is_number(value) || !may_cast(rule, arguments, i)) continue;
     int overflow = 0;
     const double number = PyFloat_CheckExact(value) ? PyFloat_AS_DOUBLE(value)
                                                     : static_cast<double>(PyLong_AsLongAndOverflow(value, &overflow));

@@ -45,7 +45,10 @@ bool holds_one_tensor(const Arguments& arguments, const Reading& reading);
 
 bool holds_sparse_tensor(const Arguments& arguments, const Reading& reading);
 
+// True if the rule allows a cast of this argument.
+bool may_cast(const Rule& rule, const Arguments& arguments, Py_ssize_t i);
+
 // True if there is a number that rule 9 may clamp.
-bool has_number_beyond(Kind precision, const Arguments& arguments);
+bool has_number_beyond(Kind precision, const Rule& rule, const Arguments& arguments);
 
 }  // namespace habana_mp::engine

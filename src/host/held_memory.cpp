@@ -145,7 +145,7 @@ void take_out(HeldMemory::Node& node) noexcept {
   if (node.behind != nullptr) node.behind->before = node.before;
 }
 
-void release_cast(HeldMemory::Node* node) noexcept {
+void release(HeldMemory::Node* node) noexcept {
   take_out(*node);
   if (node->memory != nullptr) unpin(node->storage, node->memory);
   delete_tensor(node->alias);
@@ -224,7 +224,7 @@ const char* HeldMemory::storage() const noexcept { return node_ == nullptr ? nul
 [[maybe_unused]] static const bool is_mended = forks::mend_in_child(&forget_memory_of_other_threads);
 
 HeldMemory::~HeldMemory() {
-  if (node_ != nullptr) release_cast(node_);
+  if (node_ != nullptr) release(node_);
 }
 
 void forget_memory_of_other_threads() noexcept {
@@ -232,7 +232,7 @@ void forget_memory_of_other_threads() noexcept {
   for (HeldMemory::Node* node = first; node != nullptr;) {
     const bool is_here = pthread_equal(node->thread, here) != 0;
     HeldMemory::Node* const next = node->behind;
-    if (!is_here) release_cast(node);  // other code may run
+    if (!is_here) release(node);  // other code may run
     node = is_here ? next : first;
   }
 }

@@ -14,7 +14,8 @@ enum class RuleSource : std::uint8_t {
   lists,
   lowered_inputs,  // the lists apply elsewhere, but an input is lower already
   unlisted,        // rules 2 to 4 alone
-  nothing,         // no rule: the call is made as it is written
+  as_written,      // nothing, since a cast cannot pass on the gradient
+  nothing,         // nothing: no list and no rule names the operation
 };
 
 // Returns the words of the trace.
@@ -24,6 +25,7 @@ constexpr const char* name(RuleSource source) {
                              "the lists",
                              "the lists, for inputs that are lower",
                              "rules 2 to 4 alone",
+                             "nowhere, since the gradient is sparse",
                              "nowhere"};
   return names[static_cast<std::size_t>(source)];
 }
@@ -42,18 +44,18 @@ RuleSource choose_rule_source(const Situation& here, const Facts& facts) {
   if (here.casts_are_disabled) {
     return here.disabled_by_region && here.has_lists ? RuleSource::protected_region : RuleSource::disabled;
   }
-  const RuleSource without_lists = facts.has_unlisted_rule() ? RuleSource::unlisted : RuleSource::nothing;
   // A user-defined function has its own rule, which applies wherever the function is called.
   const bool by_lists =
       !here.lists_are_suspended || facts.is_users_function() || (here.until_tracking && facts.records_gradients());
-  if (!by_lists) return without_lists;
+  if (!by_lists) return facts.has_unlisted_rule() ? RuleSource::unlisted : RuleSource::nothing;
   RuleSource source = RuleSource::lists;
   if (!facts.has_listed_rule()) {
     if (!facts.has_rule_for_lowered() || !facts.holds_lower_tensor()) return RuleSource::nothing;
     source = RuleSource::lowered_inputs;
   }
   // A cast cannot pass on a sparse gradient.
-  return facts.has_sparse_gradient() ? without_lists : source;
+  if (!facts.has_sparse_gradient()) return source;
+  return facts.has_unlisted_rule() ? RuleSource::unlisted : RuleSource::as_written;
 }
 
 }  // namespace habana_mp::rules

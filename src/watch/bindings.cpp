@@ -71,6 +71,7 @@ py::dict shown(const watch::Record& record) {
   row["nanoseconds"] = record.nanoseconds;
   row["cast_nanoseconds"] = record.cast_nanoseconds;
   py::dict refused;
+  static_assert(std::tuple_size_v<decltype(record.refused)> == weights::refusals);
   for (std::size_t why = 0; why < weights::refusals; ++why) {
     if (record.refused[why] != 0) refused[weights::describe(static_cast<weights::Refusal>(why))] = record.refused[why];
   }

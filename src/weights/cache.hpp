@@ -53,8 +53,8 @@ inline bool is_too_small_to_record(PyObject* weight) noexcept {
   return host::count_elements(weight) < settings->least_tracked && host::requires_grad(weight);
 }
 
-// As `kept`, for a view of such a weight: returns the same part of the weight's cast. If autograd tracks the cast, the
-// view must be of the whole weight: for a part, the whole weight would be cast again after each step.
+// As `cached_cast`, for a view of such a weight: returns the same part of the weight's cast. If autograd tracks the
+// cast, the view must be of the whole weight: for a part, the whole weight would be cast again after each step.
 Owned cached_part(PyObject* view, Kind to, Use use, std::int64_t& elements) noexcept;
 
 // Returns a new cast, which is not cached, of this float32 tensor for many products that autograd tracks. Returns null,

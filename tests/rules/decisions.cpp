@@ -370,7 +370,7 @@ void check_rule_sources() {
   facts.sparse_gradient = true;
   CHECK(choose_rule_source({}, facts) == RuleSource::unlisted);
   facts.unlisted_rule = false;
-  CHECK(choose_rule_source({}, facts) == RuleSource::nothing);
+  CHECK(choose_rule_source({}, facts) == RuleSource::as_written);
   CHECK(choose_rule_source({.lists_are_suspended = true}, facts) == RuleSource::nothing);
   facts.sparse_gradient = false;
   CHECK(choose_rule_source({}, facts) == RuleSource::lists);

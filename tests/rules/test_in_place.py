@@ -276,3 +276,26 @@ def test_what_an_operation_writes_into_beside_its_first_input_is_never_cast() ->
         assert castable is not None, name
         assert position not in castable.positions
         assert keyword in castable.kept_keywords
+
+
+@pytest.mark.parametrize("key", [70_000, -70_000, (70_000,), torch.tensor(70_000)])
+@pytest.mark.parametrize("value", [torch.tensor(3.5), 1e6, float("-inf"), 2.0])
+def test_the_key_of_an_assignment_is_no_value(key: Any, value: Any, converted: Converter) -> None:
+    converted(bf16=["mm"])
+    filled = torch.zeros(100_000, dtype=FP16)
+    filled[key] = value
+    assert filled[key].item() == min(float(value), torch.finfo(FP16).max)
+    assert int((filled != 0).sum()) == 1
+
+
+def test_an_assignment_that_only_fills_in_a_number_is_not_counted(converted: Converter) -> None:
+    converted(bf16=["mm"])
+    hmp.reset_report()
+    filled = torch.zeros(4, dtype=BF16)
+    for number in (1, 2.0, float("inf"), float("nan")):
+        filled[0] = number
+    assert not [row for row in hmp.report(show=False) if row.operation == "setitem"]
+    filled[0] = torch.finfo(FP32).max
+    filled[1:] = torch.ones(3)
+    rows = {(row.precision, row.reason, row.calls) for row in hmp.report(show=False) if row.operation == "setitem"}
+    assert rows == {("bf16", "scalar", 1), ("bf16", "in_place", 1)}

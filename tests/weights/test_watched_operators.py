@@ -216,3 +216,20 @@ def test_a_weight_that_is_used_while_an_operator_writes_is_cast_again_afterwards
     used = [weight()]
     with torch.no_grad():
         assert_seen(in_two_steps, used[0])
+
+
+def test_an_operator_of_torch_that_gets_another_overload_stays_watched() -> None:
+    operator = ATEN._fused_sgd_
+    hmp.convert()
+    hmp.restore()
+    fragment = torch.library.Library("aten", "FRAGMENT")
+    fragment.define("_fused_sgd_.of_a_test(Tensor x) -> Tensor")
+    hmp.convert()
+    one = torch.ones(1, 1)
+
+    def step(w: torch.Tensor) -> None:
+        options = {"weight_decay": 0.0, "momentum": 0.0, "lr": 70.0, "dampening": 0.0, "nesterov": False}
+        operator([cell(w)], [-one], [], **options, maximize=False, is_first_step=True)
+
+    assert_seen(step)
+    fragment._destroy()

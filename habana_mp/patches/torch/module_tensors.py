@@ -27,7 +27,7 @@ def follow() -> None:
     _core.follow_module_tensors(True)
     # By identity: isinstance would read `__class__`, and a set of classes would call their metaclass's `__hash__`. Both
     # may run user code.
-    classes = set(map(id, _classes_of_modules()))
+    classes = _classes_of_modules()
     objects = gc.get_objects()
     for module in compress(objects, map(classes.__contains__, map(id, map(type, objects)))):
         _tell_of(module)
@@ -38,11 +38,14 @@ def stop() -> None:
     _core.follow_module_tensors(False)
 
 
-def _classes_of_modules() -> list[type]:
-    """Returns the class of modules and all classes that derive from it."""
-    found: list[type] = [torch.nn.Module]
-    for one in found:  # which grows
-        found += type.__subclasses__(one)  # twice what derives in two ways
+def _classes_of_modules() -> dict[int, type]:
+    """Returns the class of modules and all classes that derive from it, by their identities."""
+    found: dict[int, type] = {}
+    new: list[type] = [torch.nn.Module]
+    while new:
+        found |= {id(one): one for one in new}
+        below = [one for base in new for one in type.__subclasses__(base)]
+        new = [one for one in below if id(one) not in found]
     return found
 
 

@@ -83,23 +83,24 @@ def _of_operators_in_use() -> Iterator[Any]:
             yield from _builtins_of(packet)
 
 
-#: The builtins to watch of torch's own operators, each with the number of attributes that the operator had then: it
-#: gets one more for each overload that is looked up.
-_of_packets: dict[str, tuple[int, tuple[Any, ...]]] = {}
+#: The builtins to watch of torch's own operators. Each has with it the operator's builtin, which torch replaces when an
+#: overload is defined, and the number of the operator's attributes: it gets one more for each overload that is looked
+#: up.
+_of_packets: dict[str, tuple[Any, int, tuple[Any, ...]]] = {}
 
 
 def _builtins_of(packet: OpOverloadPacket) -> tuple[Any, ...]:
     """Returns the builtins to watch of an operator and of those of its overloads that were looked up."""
-    whole, attributes = packet._qualified_op_name, vars(packet)
-    known = _of_packets.get(whole)
-    if known is not None and known[0] == len(attributes):
-        return known[1]
+    whole, builtin, attributes = packet._qualified_op_name, packet._op, vars(packet)
     size = len(attributes)
-    found = operator_found((packet._op, packet._overload_names), whole)
+    known = _of_packets.get(whole)
+    if known is not None and known[0] is builtin and known[1] == size:
+        return known[2]
+    found = operator_found((builtin, packet._overload_names), whole)
     for overload in [one for one in attributes.values() if isinstance(one, OpOverload)]:
         found += operator_found((overload._op, overload._op_dk, None), whole, overload._schema.overload_name)
     if whole.startswith(_OF_TORCH):
-        _of_packets[whole] = size, found
+        _of_packets[whole] = builtin, size, found
     return found
 
 
@@ -124,39 +125,19 @@ def _is_uncounted(name: str, overload: str) -> bool:
     Such a kernel increments the counter, or shares it with a view. torch has one for each of its own operators that
     needs one, or composes the operator of others. A library's operator increments the counter before it writes, if at
     all. That is too early: another thread may cast a weight that is only partly written."""
+    whole = f"{name}.{overload}" if overload else name
+    if name in _UNCOUNTED_NAMES or whole in _UNCOUNTED_NAMES:
+        return True
     if name.startswith(_OF_TORCH):
-        return _is_uncounted_of_torch(name, overload)
-    whole = _whole(name, overload)
-    if name in _UNCOUNTED_NAMES or whole in _UNCOUNTED_NAMES:
-        return True
+        return whole not in _counting() and _touches(name, overload)
     return _touches(name, overload) and (_touches(name, overload, only_writes=True) or not _has_counting_kernel(whole))
-
-
-@cache  # the schemas of torch's own operators do not change
-def _is_uncounted_of_torch(name: str, overload: str) -> bool:
-    whole = _whole(name, overload)
-    if name in _UNCOUNTED_NAMES or whole in _UNCOUNTED_NAMES:
-        return True
-    return whole not in _counting() and _schema_of_torch_touches(name, overload, only_writes=False)
-
-
-def _whole(name: str, overload: str) -> str:
-    return f"{name}.{overload}" if overload else name
 
 
 def _touches(name: str, overload: str, *, only_writes: bool = False) -> bool:
     """True if an overload writes into its arguments or, without ``only_writes``, returns views of them."""
-    if name.startswith(_OF_TORCH):
-        return _schema_of_torch_touches(name, overload, only_writes=only_writes)
-    return _schema_touches(name, overload, only_writes=only_writes)
-
-
-def _schema_touches(name: str, overload: str, *, only_writes: bool) -> bool:
     annotations = [one.alias_info for one in torch._C._get_schema(name, overload).arguments]
     return any(one is not None and (one.is_write or not only_writes) for one in annotations)
 
-
-_schema_of_torch_touches = cache(_schema_touches)
 
 #: Kernels under these keys increment the version counter, or call operators that do.
 _COUNTING = ("ADInplaceOrView", "CompositeImplicitAutograd")
