@@ -1,4 +1,4 @@
-# make demo | test | trust | check | bench | sweep | wheel | clean, each from a fresh clone; everything goes into .venv and build/.
+# make demo | test | quick | trust | check | bench | sweep | wheel | clean, each from a fresh clone; everything goes into .venv and build/.
 
 PYTHON ?= python3
 VENV := .venv
@@ -20,7 +20,7 @@ APT := $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 SOURCES := $(shell find src -name '*.cpp' -o -name '*.hpp' -o -name '*.cmake') CMakeLists.txt pyproject.toml
 CXX_SOURCES := $(shell find src tests -name '*.cpp' -o -name '*.hpp')
 
-.PHONY: demo test test-slow test-newest trust test-processors check format bench sweep wheel sanitize coverage mutants soak fuzz aarch64 clean build
+.PHONY: demo test quick test-slow test-newest trust test-processors check format bench sweep wheel sanitize coverage mutants soak fuzz aarch64 clean build
 
 build: $(VENV)/.built
 
@@ -29,6 +29,10 @@ demo: $(VENV)/.built
 
 test: $(VENV)/.built $(VENV)/.browser
 	$(BIN)/python -m pytest -q $(AT_ONCE) -m "not slow and not trust"
+
+# One of 31 tests of `make test`, of nearly every kind, in under two minutes: to run after each change.
+quick: $(VENV)/.built $(VENV)/.browser
+	$(BIN)/python -m pytest -q $(AT_ONCE) -m "not slow and not trust" --part 25/31
 
 # Every kernel over all 2^32 inputs, on every path that this machine has.
 test-slow: $(VENV)/.built
