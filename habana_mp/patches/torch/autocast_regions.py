@@ -4,7 +4,6 @@ enters in user-defined autograd functions."""
 from __future__ import annotations
 
 import sys
-import threading
 import types
 from typing import Any
 
@@ -109,13 +108,15 @@ def custom_bwd_state() -> int | None:
     return state
 
 
-_warned_of_autocast = threading.Event()
+#: The warnings that were given, which appear once. Not an Event: its lock stays locked if memory runs out when it is
+#: released.
+_given: set[str] = set()
 
 
 def warn_of_autocast() -> None:
-    if _warned_of_autocast.is_set():
+    if "autocast" in _given:
         return
-    _warned_of_autocast.set()
+    _given.add("autocast")
     warn(
         "torch.autocast is enabled while habana_mp casts: autocast acts after the lists, so an operation that it "
         "lowers runs in its precision whatever they say; use one of the two"
@@ -124,4 +125,4 @@ def warn_of_autocast() -> None:
 
 def forget_warnings() -> None:
     """Resets the warnings, so that they appear again as in a new process."""
-    _warned_of_autocast.clear()
+    _given.clear()
