@@ -192,7 +192,7 @@ def test_an_interrupt_while_torch_is_changed_leaves_it_as_it_was(
         assert torch.mm(M, M).dtype is BF16
         hmp.restore()
         # thousands of points: nearly all of them lie in loops
-        count += 1 + count // 12
+        count += 1 + count // 25
 
 
 # ---- garbage that is collected in the middle of it -------------------------------------------------------------------

@@ -138,8 +138,9 @@ def test_a_small_product_has_the_bits_of_torchs_own_loop(shape: tuple[int, int],
             layer.bias.copy_(added)
         for _ in range(8):
             assert_same_bits(layer(x), linear_by_hand(layer, x))
-    if packed() or "amx" not in _core.kernels_paths():  # with AMX one shape of these is left to the library
-        assert packed() == processor.packs(F.linear, x, (outside, inside), turned=False, bias=bias)
+    if (shape, rows, bias) == ((270, 5), 4, True) and "amx" in _core.kernels_paths():
+        return  # there this one is left to the library, whose sums have the same bits
+    assert packed() == processor.packs(F.linear, x, (outside, inside), turned=False, bias=bias)
 
 
 def test_what_does_not_pay_is_not_packed() -> None:

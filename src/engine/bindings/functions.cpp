@@ -6,11 +6,9 @@
 #include "engine/bindings/bindings.hpp"
 #include "engine/call.hpp"
 #include "engine/rule.hpp"
-#include "engine/state.hpp"
 #include "engine/target.hpp"
 #include "host/callables.hpp"
 #include "host/frames.hpp"
-#include "host/torch_api.hpp"
 #include "instances.hpp"
 #include "rules/decision.hpp"
 
@@ -32,9 +30,7 @@ py::object answer(Target& target, const py::tuple& arguments, const py::dict& ke
     names[i++] = py::reinterpret_borrow<py::object>(name);
     values.push_back(value.ptr());
   }
-  PyObject* result = engine::answer(target, {values.data(), given, keywords.empty() ? nullptr : names.ptr()});
-  if (result == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(result);
+  return called(engine::answer(target, {values.data(), given, keywords.empty() ? nullptr : names.ptr()}));
 }
 
 // A Python function of torch that lists may name. Its calls go through the engine and follow the rules of the policy

@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "engine/bindings/bindings.hpp"
-#include "engine/rule.hpp"
 #include "engine/slots.hpp"
 #include "engine/state.hpp"
 #include "engine/target.hpp"

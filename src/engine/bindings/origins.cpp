@@ -1,9 +1,6 @@
 // Tensors whose origin is known, and casts that autograd tracks.
 #include "engine/bindings/bindings.hpp"
 #include "engine/known_tensors.hpp"
-#include "engine/rule.hpp"
-#include "engine/state.hpp"
-#include "engine/target.hpp"
 #include "engine/watched.hpp"
 #include "host/reader.hpp"
 #include "tensor/cast.hpp"

@@ -7,9 +7,7 @@
 #include "c_functions.hpp"
 #include "engine/bindings/bindings.hpp"
 #include "engine/region.hpp"
-#include "engine/rule.hpp"
 #include "engine/state.hpp"
-#include "engine/target.hpp"
 
 namespace habana_mp {
 

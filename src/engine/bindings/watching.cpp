@@ -49,10 +49,8 @@ std::pair<py::object, std::size_t> count_calls(const py::object& function, const
 py::object call_by_slot(Values values) {
   const auto arguments = argument<py::tuple>(values[2]);
   const auto keywords = argument<py::dict>(values[3]);
-  PyObject* const called = host::WatchedFunction::is_watched_by_anybody(values[0]) ? values[0] : values[1];
-  auto result = py::reinterpret_steal<py::object>(PyObject_Call(called, arguments.ptr(), keywords.ptr()));
-  if (!result) throw py::error_already_set();
-  return result;
+  PyObject* const function = host::WatchedFunction::is_watched_by_anybody(values[0]) ? values[0] : values[1];
+  return called(PyObject_Call(function, arguments.ptr(), keywords.ptr()));
 }
 
 void watch_modules(const py::object& call_impl, const py::object& answering,
@@ -106,10 +104,8 @@ void register_watching(py::module_& module) {
   });
   // One call: between two from Python, a signal handler could raise an exception.
   module.def("autocast_depth", [](const py::object& increment, const py::object& decrement) {
-    const auto depth = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(increment.ptr()));
-    if (!depth) throw py::error_already_set();
-    const auto left = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(decrement.ptr()));
-    if (!left) throw py::error_already_set();
+    const py::object depth = called(PyObject_CallNoArgs(increment.ptr()));
+    called(PyObject_CallNoArgs(decrement.ptr()));
     return depth.cast<int>() - 1;
   });
   module.def("check_modules",
