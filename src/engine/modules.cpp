@@ -25,9 +25,7 @@ PyObject* call_impl_stub(PyObject*, PyObject* const* values, std::size_t flagged
   if (PyVectorcall_NARGS(flagged_count) == 0 || !begins_to_apply_lists(values[0])) {
     return watched.call(values, flagged_count, keywords);
   }
-  CastState wanted = current_state();
-  wanted.region = rule_set_of_modules();
-  enter_state(&watched, wanted);
+  enter_lists(&watched, rule_set_of_modules());
   PyObject* result = watched.call(values, flagged_count, keywords);
   if (result != nullptr) {
     leave_region(&watched);

@@ -29,10 +29,21 @@ struct Entrance {
   CastState before;
   std::uint32_t installation;
 };
-// The open regions of this thread, the innermost last.
-std::vector<Entrance>& entrances() {
+// The open regions of this thread, the innermost last; null until their first use in this thread. A call of a module
+// reads it six times, so it has a fixed offset.
+#if defined(__GNUC__)
+__attribute__((tls_model("initial-exec")))
+#endif
+constinit thread_local std::vector<Entrance>* known_entrances = nullptr;
+
+std::vector<Entrance>& make_entrances() noexcept {
   static thread_local std::vector<Entrance> open;
+  known_entrances = &open;
   return open;
+}
+
+std::vector<Entrance>& entrances() noexcept {
+  return known_entrances != nullptr ? *known_entrances : make_entrances();
 }
 
 // The meaning of a region dtype: the lists of a region, or convert's if `set` is null, and whether they are suspended.
@@ -150,12 +161,25 @@ std::uint64_t number_of(const RuleSet* set) { return set == nullptr ? 0 : set->n
 // Returns the set's own number if its suspension has no number. The region dtype then cannot show that the lists are
 // suspended.
 std::uint64_t number_of(const RuleSet* set, bool lists_suspended, bool until_tracking) noexcept {
+  if (!lists_suspended) return number_of(set);
   const std::vector<MeaningOfDtype>& all = meanings_of_dtypes();
-  for (std::size_t number = 0; lists_suspended && number < all.size(); ++number) {
+  for (std::size_t number = 0; number < all.size(); ++number) {
     const MeaningOfDtype& meaning = all[number];
     if (meaning.lists_suspended && meaning.until_tracking == until_tracking && meaning.set == set) return number;
   }
   return number_of(set);
+}
+
+// Sets the part of a state that the region dtype shows.
+inline void exchange_lists(ThreadState& state, const CastState& before, const CastState& wanted) noexcept {
+  if (wanted.region == before.region && wanted.lists_suspended == before.lists_suspended &&
+      wanted.suspended_until_tracking == before.suspended_until_tracking)
+    return;
+  write_region_dtype(number_of(before.region, before.lists_suspended, before.suspended_until_tracking),
+                     number_of(wanted.region, wanted.lists_suspended, wanted.suspended_until_tracking));
+  state.region = wanted.region;
+  state.lists_suspended = wanted.lists_suspended;
+  state.suspended_until_tracking = wanted.suspended_until_tracking;
 }
 
 // True if a number is left. Otherwise a Python exception is set.
@@ -247,14 +271,7 @@ CastState exchange_state(const CastState& wanted, bool is_logged) noexcept {
   host::ensure_thread_follows_greenlets();
   ThreadState& state = thread_state;
   const CastState before = current_state();
-  if (wanted.region != before.region || wanted.lists_suspended != before.lists_suspended ||
-      wanted.suspended_until_tracking != before.suspended_until_tracking) {
-    write_region_dtype(number_of(before.region, before.lists_suspended, before.suspended_until_tracking),
-                       number_of(wanted.region, wanted.lists_suspended, wanted.suspended_until_tracking));
-    state.region = wanted.region;
-    state.lists_suspended = wanted.lists_suspended;
-    state.suspended_until_tracking = wanted.suspended_until_tracking;
-  }
+  exchange_lists(state, before, wanted);
   if (wanted.disabled != before.disabled) set_flag(wanted.disabled, is_logged);
   state.disabled_by_region = wanted.by_region;
   return before;
@@ -287,6 +304,16 @@ void enter_state(const void* owner, const CastState& state) {
   prepare_region();
   entrances().push_back({owner, {}, installation_number()});
   entrances().back().before = exchange_state(state);
+}
+
+void enter_lists(const void* owner, const RuleSet* set) {
+  prepare_region();
+  host::ensure_thread_follows_greenlets();
+  const CastState before = current_state();
+  CastState wanted = before;
+  wanted.region = set;
+  entrances().push_back({owner, before, installation_number()});
+  exchange_lists(thread_state, before, wanted);
 }
 
 bool has_begun_region(const void* owner) noexcept {

@@ -81,6 +81,8 @@ CastState unpack(std::uint64_t packed) noexcept;
 void prepare_region();
 void enter_region(const void* owner, const RuleSet* set);
 void enter_state(const void* owner, const CastState& state);
+// The state stays, but for its lists.
+void enter_lists(const void* owner, const RuleSet* set);
 // Ends the region of this owner. False if the owner has begun none.
 bool leave_region(const void* owner) noexcept;
 bool has_begun_region(const void* owner) noexcept;
