@@ -7,14 +7,12 @@
 
 namespace habana_mp {
 
-// Takes the exception that is set, and drops it on destruction unless it was restored.
+// Takes the exception that is set, if any, and sets it again on destruction unless it was dropped. Exceptions that were
+// set in the meantime are then replaced.
 class HeldError {
  public:
 #if PY_VERSION_HEX >= 0x030C0000
   HeldError() : raised_(PyErr_GetRaisedException()) {}
-
- private:
-  Owned raised_;
 #else
   HeldError() {
     PyObject* type = nullptr;
@@ -22,17 +20,21 @@ class HeldError {
     PyObject* traceback = nullptr;
     PyErr_Fetch(&type, &value, &traceback);
     type_ = Owned(type);
-    value_ = Owned(value);
+    raised_ = Owned(value);
     traceback_ = Owned(traceback);
   }
-
- private:
-  Owned traceback_;
-  Owned value_;
-  Owned type_;
 #endif
+  ~HeldError() {
+    if (is_dropped_) return;
+#if PY_VERSION_HEX >= 0x030C0000
+    PyErr_SetRaisedException(raised_.release());
+#else
+    PyErr_Restore(type_.release(), raised_.release(), traceback_.release());
+#endif
+  }
+  HeldError(const HeldError&) = delete;
+  HeldError& operator=(const HeldError&) = delete;
 
- public:
   // Returns the traceback of the exception, borrowed; null if it passed no Python code.
   [[nodiscard]] PyObject* traceback() const {
 #if PY_VERSION_HEX >= 0x030C0000
@@ -44,23 +46,28 @@ class HeldError {
   }
   // True if it was raised while another exception was handled.
   [[nodiscard]] bool has_context() const {
-#if PY_VERSION_HEX >= 0x030C0000
     PyObject* const raised = raised_.get();
-#else
-    PyObject* const raised = value_.get();
-#endif
     if (raised == nullptr || !PyExceptionInstance_Check(raised)) return false;
     return static_cast<bool>(Owned(PyException_GetContext(raised)));
   }
 
-  // Sets the exception again; it is no longer held.
-  void restore() {
-#if PY_VERSION_HEX >= 0x030C0000
-    PyErr_SetRaisedException(raised_.release());
-#else
-    PyErr_Restore(type_.release(), value_.release(), traceback_.release());
+  // The exception stays unset.
+  void drop() {
+    is_dropped_ = true;
+#if PY_VERSION_HEX < 0x030C0000
+    traceback_.reset();
+    type_.reset();
 #endif
+    raised_.reset();
   }
+
+ private:
+#if PY_VERSION_HEX < 0x030C0000
+  Owned type_;
+  Owned traceback_;
+#endif
+  Owned raised_;  // null if none was set; before CPython 3.12 it may be an argument of the class `type_`
+  bool is_dropped_ = false;
 };
 
 // Drops the exception that is set, if any. An exception that does not derive from Exception, such as an interrupt,

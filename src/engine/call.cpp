@@ -1,6 +1,7 @@
 #include "engine/call.hpp"
 
 #include <optional>
+#include <utility>
 
 #include "engine/answers.hpp"
 #include "engine/attempt.hpp"
@@ -36,9 +37,9 @@ PyObject* refuse(const Target& target) {
 
 // Counts a call that raised, with the decision made for it, and returns `result`. Checkpointing, for example, ends a
 // recomputation with an exception.
-PyObject* counted_if_failed(PyObject* result, const Facts& facts, Decision decision, const Tally& tally) {
-  if (result == nullptr) report(facts.target, decision, tally);
-  return result;
+PyObject* counted_if_failed(Owned result, const Facts& facts, Decision decision, const Tally& tally) {
+  if (!result) report(facts.target, decision, tally);
+  return result.release();
 }
 
 // Inlined: each extra frame costs several nanoseconds on return.
@@ -56,8 +57,8 @@ PyObject* counted_if_failed(PyObject* result, const Facts& facts, Decision decis
                                  .casts_were_made = attempt.made,
                                  .changed_anything = changed_anything};
     const Try next = rules::next_try(facts.rule, failure, facts);
-    PyObject* const again = next == Try::give_up ? nullptr : try_again(next, failure.was_as_written, facts);
-    return counted_if_failed(again, facts, plan.decision, attempt.tally);
+    Owned again = next == Try::give_up ? Owned() : try_again(next, failure.was_as_written, facts);
+    return counted_if_failed(std::move(again), facts, plan.decision, attempt.tally);
   }
   if (attempt.scalar_changed) plan.decision.reason = Reason::scalar;
   report(facts.target, plan.decision, attempt.tally);
@@ -120,8 +121,7 @@ template <bool is_watched>
     const bool is_seen = !target.equivalent || host::function_mode_is_on();
     PyObject* result = is_seen ? call_original(target, arguments) : call_without_modes(target, arguments);
     if (result == nullptr) [[unlikely]] {
-      PyObject* const again = try_plain_again(is_lower(plan.to), facts);
-      return counted_if_failed(again, facts, shown.value_or(plan.decision), {});
+      return counted_if_failed(try_plain_again(is_lower(plan.to), facts), facts, shown.value_or(plan.decision), {});
     }
     // In another release of torch the operation may not increment the version counter of the tensor that it writes to.
     if (plan.decision.reason == Reason::explicit_out) weights::tensor_escapes(result, false);
@@ -154,15 +154,17 @@ static PyObject* counted_as_protected(Target& target, PyObject* result) {
   }
   PyObject* result = call_original(target, arguments);
   if (result != nullptr) return counted_as_protected(target, result);
-  HeldError held;
   Reading again(arguments.count());
-  read(rule, arguments, again);
   const Facts facts_again{{target, rule, arguments, again}};
-  const bool holds_lower = rules::draft_protected(rule, again, facts_again).to == Kind::f32;
-  held.restore();
-  result = try_plain_again(holds_lower, facts_again);
-  if (result == nullptr) count(target, protected_call, {});
-  return result;
+  bool holds_lower = false;
+  {
+    const HeldError held;
+    read(rule, arguments, again);
+    holds_lower = rules::draft_protected(rule, again, facts_again).to == Kind::f32;
+  }
+  Owned last = try_plain_again(holds_lower, facts_again);
+  if (!last) count(target, protected_call, {});
+  return last.release();
 }
 
 // ---- choice of the rule ---------------------------------------------------------------------------------------------

@@ -244,10 +244,8 @@ bool Facts::torch_raised() const {
 bool Facts::cast_refused() const { return engine::cast_refused(); }
 
 bool Facts::is_left_alone() const {
-  HeldError held;
-  const bool is_left = engine::is_left_alone(arguments);
-  held.restore();
-  return is_left;
+  const HeldError held;
+  return engine::is_left_alone(arguments);
 }
 
 bool Facts::updates_lower_state() const { return rules::must_cast(lower_state_of(*this), reading); }

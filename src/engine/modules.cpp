@@ -30,9 +30,8 @@ PyObject* call_impl_stub(PyObject*, PyObject* const* values, std::size_t flagged
   if (result != nullptr) {
     leave_region(&watched);
   } else {
-    HeldError held;
+    const HeldError held;
     leave_region(&watched);
-    held.restore();
   }
   return result;
 }

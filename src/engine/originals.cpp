@@ -33,9 +33,8 @@ static PyObject* call_deciding(Target& target, const Arguments& arguments) {
   const std::optional<std::size_t> regions = suspend_lists();
   if (!regions) return nullptr;
   PyObject* result = call_python(target, arguments);
-  HeldError held;
+  const HeldError held;
   resume_lists(*regions);
-  held.restore();
   return result;
 }
 

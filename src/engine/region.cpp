@@ -42,9 +42,7 @@ std::vector<Entrance>& make_entrances() noexcept {
   return open;
 }
 
-std::vector<Entrance>& entrances() noexcept {
-  return known_entrances != nullptr ? *known_entrances : make_entrances();
-}
+std::vector<Entrance>& entrances() noexcept { return known_entrances != nullptr ? *known_entrances : make_entrances(); }
 
 // The meaning of a region dtype: the lists of a region, or convert's if `set` is null, and whether they are suspended.
 struct MeaningOfDtype {

@@ -27,7 +27,7 @@ void log_call(const Target& target, Decision decision, unsigned casts) {
 }  // namespace
 
 void notify_listeners(Target& target, Decision decision, const Tally& tally) noexcept {
-  HeldError held;
+  const HeldError held;
   try {
     const unsigned casts = tally.casts - tally.cached;
     if (listens(Listener::watch)) {
@@ -37,7 +37,6 @@ void notify_listeners(Target& target, Decision decision, const Tally& tally) noe
     if (log::is_active()) log_call(target, decision, casts);
   } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): see the header
   }
-  held.restore();
 }
 
 void notify_watch(Target& target, Decision decision) noexcept {

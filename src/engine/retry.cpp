@@ -12,23 +12,23 @@ using rules::Try;
 namespace {
 
 // Makes the call with every input in one precision.
-PyObject* make_in(Kind to, Decision decision, const Call& call, rules::Failure& failure) {
+Owned make_in(Kind to, Decision decision, const Call& call, rules::Failure& failure) {
   Tally tally;
   CastArguments cast(call.arguments);
   failure.casts_were_made = cast.make(call.rule, call.reading, to, tally);
   failure.changed_anything = tally.casts != 0;
-  PyObject* result = failure.casts_were_made ? call_original(call.target, cast.arguments()) : nullptr;
-  if (result != nullptr) report(call.target, decision, tally);
+  Owned result(failure.casts_were_made ? call_original(call.target, cast.arguments()) : nullptr);
+  if (result) report(call.target, decision, tally);
   return result;
 }
 
-PyObject* make_as_written(const Call& call) {
-  PyObject* result = call_original(call.target, call.arguments);
-  if (result != nullptr) report(call.target, {Precision::unchanged, Reason::no_kernel}, {});
+Owned make_as_written(const Call& call) {
+  Owned result(call_original(call.target, call.arguments));
+  if (result) report(call.target, {Precision::unchanged, Reason::no_kernel}, {});
   return result;
 }
 
-PyObject* make_try(Try step, const Call& call, rules::Failure& failure) {
+Owned make_try(Try step, const Call& call, rules::Failure& failure) {
   switch (step) {
     case Try::in_float32:
       return make_in(Kind::f32, {Precision::fp32, Reason::no_kernel}, call, failure);
@@ -43,29 +43,29 @@ PyObject* make_try(Try step, const Call& call, rules::Failure& failure) {
 
 }  // namespace
 
-PyObject* try_again(Try step, bool was_as_written, const Facts& facts) {
+Owned try_again(Try step, bool was_as_written, const Facts& facts) {
   for (;;) {
     HeldError former;
     rules::Failure failure{.step = step, .was_as_written = was_as_written};
     trace_steps_of(facts.target);
     rules::trace("it failed, and is tried again", rules::name(step));
-    if (PyObject* result = make_try(step, facts, failure)) return result;
-    step = rules::next_try(facts.rule, failure, facts);
-    if (step == Try::give_up) return nullptr;
-    if (step == Try::give_up_former) {
+    Owned result = make_try(step, facts, failure);
+    if (!result) step = rules::next_try(facts.rule, failure, facts);
+    if (!result && step == Try::give_up_former) {
       clear_error();
-      former.restore();
       return nullptr;
     }
+    former.drop();
+    if (result || step == Try::give_up) return result;
   }
 }
 
-PyObject* call_without_lowering(const Facts& facts) {
+Owned call_without_lowering(const Facts& facts) {
   const bool may_widen = facts.rule.action != Action::in_place;
   return try_again(may_widen ? Try::in_float32 : Try::as_written, false, facts);
 }
 
-PyObject* try_plain_again(bool holds_lower, const Facts& facts) {
+Owned try_plain_again(bool holds_lower, const Facts& facts) {
   const Try step = rules::next_try_of_plain(facts.rule, holds_lower, facts);
   return step == Try::give_up ? nullptr : try_again(step, true, facts);
 }

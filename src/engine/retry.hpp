@@ -2,18 +2,19 @@
 #pragma once
 
 #include "engine/facts.hpp"
+#include "owned.hpp"
 #include "rules/retry.hpp"
 
 namespace habana_mp::engine {
 
 // Tries this step and then the next ones. `was_as_written` is true if the call has already failed as it is written.
 // Returns null with an exception set if all steps fail.
-PyObject* try_again(rules::Try step, bool was_as_written, const Facts& facts);
+Owned try_again(rules::Try step, bool was_as_written, const Facts& facts);
 
 // The same after a call failed as it is written, whose inputs needed no cast.
-PyObject* try_plain_again(bool holds_lower, const Facts& facts);
+Owned try_plain_again(bool holds_lower, const Facts& facts);
 
 // Makes a call that has no correct lowered form: in float32 if the rule allows it, else as it is written.
-PyObject* call_without_lowering(const Facts& facts);
+Owned call_without_lowering(const Facts& facts);
 
 }  // namespace habana_mp::engine

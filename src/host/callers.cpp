@@ -97,7 +97,7 @@ bool is_worker(PyObject* worker_namespace) {
 }
 
 bool jit_trace_was_recording() {
-  HeldError held;
+  const HeldError held;
   FrameWalk walk;
   bool found = false;
   for (; walk && !found; walk.outwards()) {
@@ -105,13 +105,12 @@ bool jit_trace_was_recording() {
     found = name && PyUnicode_CompareWithASCIIString(name.get(), "torch.jit._trace") == 0;
   }
   found = found || walk.failed();
-  held.restore();
   return found;
 }
 
 bool raised_by_user_code() {
   if (PyErr_ExceptionMatches(PyExc_NotImplementedError) != 0) return false;
-  HeldError held;
+  const HeldError held;
   static PyObject* const own = [] {
     const NoCollection no_finalizers;  // a finalizer that calls this function would wait for itself
     return checked(Py_BuildValue("(ss)", "torch.", "habana_mp."));
@@ -127,7 +126,6 @@ bool raised_by_user_code() {
     by_others = by_others || (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_MemoryError) != 0);
   }
   clear_error();
-  held.restore();
   return by_others;
 }
 

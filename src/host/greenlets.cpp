@@ -145,14 +145,13 @@ bool detail::greenlets_are_followed = false;
 
 void detail::follow_in_this_thread() noexcept {
   if (here.is_followed) return;
-  HeldError held;
+  const HeldError held;
   here.is_followed = put_in(*functions);
   if (here.is_followed) {
     at_thread_end("habana_mp.greenlets", &forget_thread);
   } else {
     print_error(functions->settrace.get());
   }
-  held.restore();
 }
 
 bool add_greenlet_part(const GreenletPart& part) {
@@ -170,10 +169,9 @@ bool follow_greenlets(PyObject* settrace, PyObject* gettrace) {
 
 void leave_greenlets() noexcept {
   if (!std::exchange(detail::greenlets_are_followed, false)) return;
-  HeldError held;
+  const HeldError held;
   leave_this_thread();
   clear_error();
-  held.restore();
 }
 
 }  // namespace habana_mp::host

@@ -400,12 +400,11 @@ void forget_still_held() {
 }
 
 void holder_goes(PyObject* capsule) {
-  HeldError held;
+  const HeldError held;
   const auto number = reinterpret_cast<std::size_t>(PyCapsule_GetPointer(capsule, nullptr));
   still_held->push_back(number);
   --holders_alive;
   forget_still_held();
-  held.restore();
 }
 
 }  // namespace

@@ -100,10 +100,9 @@ class OutsideOfInferenceMode {
   }
   ~OutsideOfInferenceMode() {
     if (!guard_) return;
-    HeldError held;
+    const HeldError held;
     const Owned done(PyObject_CallMethod(guard_.get(), "__exit__", "OOO", Py_None, Py_None, Py_None));
     if (!done) clear_error();  // the guard also ends the mode when it is destroyed
-    held.restore();
   }
   OutsideOfInferenceMode(const OutsideOfInferenceMode&) = delete;
   OutsideOfInferenceMode& operator=(const OutsideOfInferenceMode&) = delete;

@@ -30,7 +30,7 @@ void end_thread(PyObject* capsule) {
 void at_thread_end(const char* name, void (*work)()) noexcept {
   PyObject* const dictionary = PyThreadState_GetDict();  // cleared at the thread's end
   if (dictionary == nullptr) return;
-  HeldError held;
+  const HeldError held;
   if (PyDict_GetItemString(dictionary, name) == nullptr) {
     std::unique_ptr<Ending> ending(new (std::nothrow) Ending{work});
     const Owned capsule(ending ? PyCapsule_New(ending.get(), name, from_c<end_thread>.pointer()) : nullptr);
@@ -40,7 +40,6 @@ void at_thread_end(const char* name, void (*work)()) noexcept {
     }
   }
   clear_error();  // no other code runs here
-  held.restore();
 }
 
 }  // namespace habana_mp::host

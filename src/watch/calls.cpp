@@ -97,7 +97,7 @@ void find_place(Key& key) {
 }
 
 Record* record_call(const std::string& operation, bool is_kept, rules::Decision decision, const Amounts& amounts) {
-  HeldError held;
+  const HeldError held;
   Key key;
   // Other code may run while the place is found. If it drops the records, the place is found again.
   for (std::uint64_t generation = ~std::uint64_t{0}; generation != record_generation();) {
@@ -112,7 +112,6 @@ Record* record_call(const std::string& operation, bool is_kept, rules::Decision 
   record.amounts.hits += amounts.hits;
   record.amounts.bytes += amounts.bytes;
   record.amounts.small += amounts.small;
-  held.restore();
   return &record;
 }
 
@@ -196,7 +195,7 @@ void Call::weight_was_refused(std::uint8_t why) noexcept {
 
 void Call::ends(PyObject* const* arguments, Py_ssize_t count, PyObject* result) noexcept {
   if (!is_recorded() || detail != Detail::lines) return;
-  HeldError held;  // the call may have raised
+  const HeldError held;  // the call may have raised
   Record& record = *operation_->record;
   const Kind wanted = kind_of(record.key.decision.precision);
   try {
@@ -205,7 +204,6 @@ void Call::ends(PyObject* const* arguments, Py_ssize_t count, PyObject* result) 
     if (result != nullptr) for_each_tensor(&result, 1, [&](PyObject* tensor) { remember_result(tensor, record); });
   } catch (const std::bad_alloc&) {  // NOLINT(bugprone-empty-catch): the record loses the origin of an input
   }
-  held.restore();
 }
 
 void decided(const void* target, const std::string& operation, bool is_kept, rules::Decision decision,

@@ -153,7 +153,7 @@ void set_passed_over(PyObject* files, PyObject* compilers, PyObject* call_impl_c
 }
 
 const Place* place_of_call(ModuleCall* call, bool finds_compilers) {
-  HeldError held;
+  const HeldError held;
   const Place* place = nullptr;
   try {
     host::FrameWalk frame;
@@ -161,7 +161,6 @@ const Place* place_of_call(ModuleCall* call, bool finds_compilers) {
   } catch (const std::bad_alloc&) {
     place = nullptr;  // the call is recorded without a place
   }
-  held.restore();
   return place;
 }
 

@@ -28,9 +28,10 @@ template <typename Call>
 py::object in_state(const engine::CastState& wanted, const Call& call) {
   const engine::CastState before = engine::exchange_state(wanted);
   auto result = py::reinterpret_steal<py::object>(call());
-  HeldError held;
-  engine::exchange_state(before);
-  held.restore();
+  {
+    const HeldError held;
+    engine::exchange_state(before);
+  }
   if (!result) throw py::error_already_set();
   return result;
 }
@@ -95,9 +96,10 @@ py::object call_writer(Values values) {
     const weights::UncountedWrites writing;
     result = py::reinterpret_steal<py::object>(PyObject_CallOneArg(values[0], values[1]));
   }
-  HeldError held;
-  for (const py::handle& tensor : written) weights::tensor_escapes(tensor.ptr(), false);
-  held.restore();
+  {
+    const HeldError held;
+    for (const py::handle& tensor : written) weights::tensor_escapes(tensor.ptr(), false);
+  }
   if (!result) throw py::error_already_set();
   return result;
 }
