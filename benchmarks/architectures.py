@@ -6,7 +6,8 @@ Each is trained one step in FP32, converted, and under torch.autocast, from the 
 2 % of FP32's and gradients with a cosine over 0.98 to FP32's. The output has each failure, each architecture that is
 not close, and the counts. The exit status is 1 if anything fails that trains in FP32. --all also prints what does not
 train in FP32. The ways are "recommended", "hmp" (the default lists), "within" (these with within="modules"),
-"autocast", and each preset.
+"autocast", and each preset. --findings records lines, prints each finding about wrong results, and counts the findings
+of each kind. None about wrong results is expected, since these models are healthy.
 """
 
 from __future__ import annotations
@@ -27,20 +28,43 @@ import torch
 from states import autocast, converted
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from habana_mp import hmp
 from helpers.architectures import KINDS, distance, make_batch, make_model, pairs, train_step
 
 SECONDS, PARAMETERS, ADDRESS_SPACE = 60, 40_000_000, 16 << 30
 
+#: The kinds of findings about wrong results (docs/report.md).
+WRONG_RESULTS = (
+    "rounded counts",
+    "rounded angles",
+    "compared counts",
+    "carried state",
+    "lower statistics",
+    "loss in lower precision",
+    "rounded probabilities",
+    "float64",
+)
+
 #: The states of a whole step and of its forward.
-WAYS: dict[str, Callable[[], tuple[Any, Any]]] = {
-    "hmp": lambda: (converted(), None),
-    "within": lambda: (converted(within="modules"), None),
-    "autocast": lambda: (contextlib.nullcontext(), autocast()),
+WAYS: dict[str, Callable[..., tuple[Any, Any]]] = {
+    "hmp": lambda **options: (converted(**options), None),
+    "within": lambda **options: (converted(within="modules", **options), None),
+    "autocast": lambda **_: (contextlib.nullcontext(), autocast()),
 }
 
 
-def way(name: str) -> tuple[Any, Any]:
-    return WAYS[name]() if name in WAYS else (converted(preset=name), None)
+def way(name: str, **options: str) -> tuple[Any, Any]:
+    return WAYS[name](**options) if name in WAYS else (converted(preset=name, **options), None)
+
+
+def count_findings(name: str, title: str, counts: collections.Counter[str]) -> None:
+    """Counts the findings of the step before by kind, and prints those about wrong results."""
+    found = hmp.report(show=False).findings
+    hmp.reset_report()
+    for one in found:
+        counts[one.kind] += 1
+        if one.kind in WRONG_RESULTS:
+            print(f"{name}: {title}: {one.kind}: {one.text}", flush=True)
 
 
 class TooSlowError(Exception):
@@ -69,9 +93,16 @@ def place(error: BaseException) -> str:
 
 
 def sweep(
-    kind: str, model_type: str, counts: collections.Counter[str], *, titles: Sequence[str], show_all: bool
+    kind: str,
+    model_type: str,
+    counts: collections.Counter[str],
+    *,
+    titles: Sequence[str],
+    show_all: bool,
+    found: collections.Counter[str] | None = None,
 ) -> None:
-    """Trains one architecture in FP32 and in each way, prints what is wrong, and counts."""
+    """Trains one architecture in FP32 and in each way, prints what is wrong, and counts; findings if `found` is
+    given."""
     name = f"{kind} {model_type}"
     try:
         with limited_to(SECONDS):
@@ -90,10 +121,12 @@ def sweep(
     counts["FP32"] += 1
     distances = {}
     for title in titles:
-        around, forward = way(title)
+        around, forward = way(title) if found is None else way(title, report="lines")
         try:
             with limited_to(SECONDS), around:
                 step = train_step(model, batch, forward)
+                if found is not None:
+                    count_findings(name, title, found)
             faults = step.faults(plain)
             if faults:
                 raise FloatingPointError("; ".join(faults)[:300])
@@ -114,6 +147,7 @@ def main() -> int:
     parser.add_argument(
         "--ways", default="recommended,hmp,autocast", metavar="WAY,...", help="what is compared to FP32"
     )
+    parser.add_argument("--findings", action="store_true", help="record lines, and print findings about wrong results")
     parser.add_argument("--all", action="store_true", help="also print what does not train in FP32")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -123,17 +157,21 @@ def main() -> int:
     titles = options.ways.split(",")
     columns = ["FP32", *[column for title in titles for column in (title, f"close {title}")], "no step"]
     total: collections.Counter[str] = collections.Counter()
+    found: collections.Counter[str] | None = collections.Counter() if options.findings else None
     print_rows = [f"{'kind':10}" + "".join(f"{column:>16}" for column in columns)]
     for kind in options.kinds.split(","):
         counts: collections.Counter[str] = collections.Counter()
         for _, model_type in pairs((kind,)):
             if options.only in (None, model_type):
-                sweep(kind, model_type, counts, titles=titles, show_all=options.all)
+                sweep(kind, model_type, counts, titles=titles, show_all=options.all, found=found)
         print_rows.append(f"{kind:10}" + "".join(f"{counts[column]:16}" for column in columns))
         total += counts
     print_rows.append(f"{'total':10}" + "".join(f"{total[column]:16}" for column in columns))
     print("\n" + "\n".join(print_rows))
-    return int(any(total[title] < total["FP32"] for title in titles if title != "autocast"))
+    if found is not None:
+        print("findings: " + (", ".join(f"{kind} {count}" for kind, count in found.most_common()) or "none"))
+    is_wrong = any((found or {}).get(kind) for kind in WRONG_RESULTS)
+    return int(is_wrong or any(total[title] < total["FP32"] for title in titles if title != "autocast"))
 
 
 if __name__ == "__main__":

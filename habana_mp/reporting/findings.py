@@ -123,10 +123,11 @@ _SUBJECTS = {"unchanged": "calls left alone"}
 
 
 def _size(report: Records, rows: Iterable[Row]) -> tuple[float, bool]:
-    """Returns the time of the rows and True. If times are missing or are those of tracing: their calls and False."""
-    if _seconds(report.rows) and not _is_traced(report.rows):
-        return _seconds(rows), True
-    return float(sum(row.calls for row in rows)), False
+    """Returns the size of the rows, as that of the whole report: their time and True, or their calls and False."""
+    if rows is report.rows:
+        return report.size
+    _, of_time = report.size
+    return (_seconds(rows) if of_time else float(sum(row.calls for row in rows))), of_time
 
 
 def _seconds(rows: Iterable[Row]) -> float:

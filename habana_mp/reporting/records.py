@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from habana_mp import _core
+from habana_mp.common.computed_once import computed_once
 
 Detail = Literal["operations", "modules", "lines"]
 DETAILS: tuple[Detail, ...] = ("operations", "modules", "lines")
@@ -161,6 +162,14 @@ class Records:
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
+
+    @computed_once
+    def size(self) -> tuple[float, bool]:
+        """The time of all rows and True. If times are missing or are those of tracing: their calls and False."""
+        seconds = sum(row.seconds or 0.0 for row in self.rows)
+        if seconds and not any(row.phase == "traced" for row in self.rows):
+            return seconds, True
+        return float(sum(row.calls for row in self.rows)), False
 
     def __len__(self) -> int:
         return len(self.rows)
