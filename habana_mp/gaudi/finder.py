@@ -17,12 +17,23 @@ FOLDER = Path(__file__).parent / "frameworks"
 #: The top-level packages in the folder.
 ROOTS = ("habana_frameworks", "habana_dataloader", "hmp")
 
-#: Modules that make sense only on Gaudi, and the reasons.
+_NO_MEDIA = (
+    "it decodes images and video on Gaudi's own hardware; use torch.utils.data.DataLoader with a dataset of torchvision"
+)
+
+#: The beginnings of the names of modules that make sense only on Gaudi, with the reason and what to use instead.
 _WITHOUT_MEANING = {
-    "habana_frameworks.mediapipe": "media pipelines decode on Gaudi's own hardware",
-    "habana_frameworks.medialoaders": "media pipelines decode on Gaudi's own hardware",
+    "habana_frameworks.mediapipe": _NO_MEDIA,
+    "habana_frameworks.medialoaders": _NO_MEDIA,
+    "habana_dataloader.aeon_": _NO_MEDIA,
+    "habana_dataloader.habana_dali": _NO_MEDIA,
     "habana_frameworks.tensorflow": "it is for TensorFlow",
-    "habana_frameworks.torch.core.quantization": "fp8 quantization is for Gaudi's own kernels",
+    "habana_frameworks.torch.hpex.experimental": (
+        "fp8 is for Gaudi's own kernels; use bfloat16, by hmp.convert or torch.autocast"
+    ),
+    "habana_frameworks.torch.hpex.kernels.fbgemm": (
+        "its kernels are for Gaudi; use torch.nn.EmbeddingBag, or the package fbgemm_gpu on CUDA"
+    ),
 }
 
 
@@ -33,15 +44,18 @@ class Finder(importlib.abc.MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         root = fullname.partition(".")[0]
-        if root not in ROOTS or a_library_asks():
+        is_of_another_package = bool(path)  # the stand-in's packages have no path
+        if root not in ROOTS or is_of_another_package or a_library_asks():
             return None
+        for name, why in _WITHOUT_MEANING.items():
+            if fullname.startswith(name):
+                raise ModuleNotFoundError(
+                    f"`{fullname}` is not in habana_mp's stand-in for Gaudi: {why}", name=fullname
+                )
         if fullname == root and self.installed(root) is not None:
             if root == "habana_frameworks":
                 refuse_to_shadow(self)
             return None  # a module of the script or of a library with the same name
-        for name, why in _WITHOUT_MEANING.items():
-            if fullname == name or fullname.startswith(f"{name}."):
-                raise ModuleNotFoundError(f"`{fullname}` is not in habana_mp's stand-in for Gaudi: {why}", name=name)
         file = FOLDER.joinpath(*fullname.split("."))
         if (file / "__init__.py").exists():
             spec = importlib.util.spec_from_file_location(fullname, file / "__init__.py")

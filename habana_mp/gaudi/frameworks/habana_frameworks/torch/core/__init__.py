@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from .. import hpu
 from ..distributed import hccl
 
 __all__ = [
+    "enable_weight_permute_pass",
+    "get_device_count",
     "hccl",
     "hpu",
     "hpu_inference_initialize",
+    "hpu_inference_set_env",
     "hpu_initialize",
     "hpu_set_env",
+    "hpu_set_inference_env",
+    "hpu_teardown_inference_env",
     "is_enabled_weight_permute_pass",
+    "is_lazy",
     "mark_step",
 ]
 
@@ -37,6 +44,32 @@ def hpu_initialize(*_: Any, **__: Any) -> None:
 def hpu_inference_initialize(model: Any = None, *_: Any, **__: Any) -> None:
     """Makes torch initialise the device now. The model needs no preparation."""
     hpu.init()
+
+
+def hpu_set_inference_env(*_: Any, **__: Any) -> None:
+    """Does nothing: torch needs no environment variables of Gaudi."""
+
+
+#: Another spelling of it.
+hpu_inference_set_env = hpu_set_inference_env
+
+
+def hpu_teardown_inference_env(*_: Any, **__: Any) -> None:
+    """Does nothing: :func:`hpu_set_inference_env` has set nothing."""
+
+
+def get_device_count() -> int:
+    """Returns the number of devices of the type that ``"hpu"`` leads to; 1 for the CPU."""
+    return hpu.device_count()
+
+
+def is_lazy() -> bool:
+    """True if ``PT_HPU_LAZY_MODE`` in the environment is not 0. Operations run at once in any case."""
+    return os.environ.get("PT_HPU_LAZY_MODE", "0") not in ("0", "")
+
+
+def enable_weight_permute_pass(enable: bool = True) -> None:
+    """Does nothing: torch's kernels use weights as they are."""
 
 
 def is_enabled_weight_permute_pass() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,20 @@ from habana_mp import hmp
 from habana_mp.patches.torch.kernel_steps import make_gradients_dense
 from habana_mp.patches.torch.optimizers import foreach, total_norm
 
-__all__ = ["FusedClipNorm"]
+__all__ = ["FusedClipNorm", "FusedRMSNorm"]
+
+
+class FusedRMSNorm:
+    """``FusedRMSNorm.apply(x, weight, eps)``: :func:`torch.nn.functional.rms_norm` over the last dimension."""
+
+    @staticmethod
+    def apply(x: Tensor, weight: Tensor, eps: float, *_: Any, **__: Any) -> Tensor:
+        """Returns the result in the precision of ``x``. It is computed in float32, or in float64 for such an input. The
+        options of Gaudi's kernel change nothing."""
+        exact = torch.float64 if x.dtype is torch.float64 else torch.float32
+        with hmp.disable_casts():
+            normalized = torch.nn.functional.rms_norm(x.to(exact), weight.shape, weight.to(exact), eps)
+            return normalized.to(x.dtype)
 
 
 class FusedClipNorm:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from habana_mp.gaudi import devices
+from habana_mp.scopes import regions
 
-from . import graphs, memory, random, streams
-from .graphs import HPUGraph, ModuleCacher, graph, make_graphed_callables, wrap_in_hpu_graph
+from . import graphs, memory, metrics, random, streams
+from .graphs import (
+    HPUGraph,
+    ModuleCacher,
+    graph,
+    make_graphed_callables,
+    wrap_in_hpu_graph,
+    wrap_in_hpu_graph_func,
+)
 from .memory import (
     empty_cache,
     max_memory_allocated,
@@ -20,6 +30,7 @@ from .memory import (
     memory_reserved,
     memory_stats,
     memory_summary,
+    reset_accumulated_memory_stats,
     reset_max_memory_allocated,
     reset_peak_memory_stats,
 )
@@ -48,7 +59,9 @@ __all__ = [
     "device_count",
     "disable_dynamic_shape",
     "empty_cache",
+    "enable_const_section_serialization",
     "enable_dynamic_shape",
+    "get_autocast_hpu_dtype",
     "get_device_name",
     "get_rng_state",
     "get_rng_state_all",
@@ -56,6 +69,7 @@ __all__ = [
     "graphs",
     "init",
     "initial_seed",
+    "is_autocast_hpu_enabled",
     "is_available",
     "is_bf16_supported",
     "is_initialized",
@@ -70,11 +84,15 @@ __all__ = [
     "memory_reserved",
     "memory_stats",
     "memory_summary",
+    "metrics",
     "random",
+    "reset_accumulated_memory_stats",
     "reset_max_memory_allocated",
     "reset_peak_memory_stats",
+    "sdp_kernel",
     "seed",
     "seed_all",
+    "setDeterministic",
     "set_device",
     "set_rng_state",
     "set_rng_state_all",
@@ -83,7 +101,33 @@ __all__ = [
     "streams",
     "synchronize",
     "wrap_in_hpu_graph",
+    "wrap_in_hpu_graph_func",
 ]
+
+
+@contextmanager
+def sdp_kernel(enable_recompute: bool = False, **_: Any) -> Iterator[None]:
+    """Returns a context without effect. On Gaudi it chooses how the fused attention is computed."""
+    yield
+
+
+def is_autocast_hpu_enabled() -> bool:
+    """True in a region of ``torch.autocast("hpu")`` or of ``hmp.autocast`` that casts."""
+    return regions.is_autocast_enabled(devices().real.type)
+
+
+def get_autocast_hpu_dtype() -> torch.dtype:
+    """Returns the lower precision of such a region."""
+    return regions.get_autocast_dtype(devices().real.type)
+
+
+def setDeterministic(deterministic: bool) -> None:  # noqa: N802  the name that scripts use
+    """Calls :func:`torch.use_deterministic_algorithms`; an operation without such an algorithm warns."""
+    torch.use_deterministic_algorithms(bool(deterministic), warn_only=True)
+
+
+def enable_const_section_serialization(*_: Any, **__: Any) -> None:
+    """Does nothing: no compiled graphs are written to files."""
 
 
 def is_available() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -13,7 +14,17 @@ from habana_mp.gaudi.patches.seen_operations import Recording
 
 from . import streams
 
-__all__ = ["HPUGraph", "ModuleCacher", "graph", "make_graphed_callables", "wrap_in_hpu_graph"]
+__all__ = [
+    "CachedParams",
+    "HPUGraph",
+    "ModuleCacher",
+    "copy_to",
+    "graph",
+    "input_hash",
+    "make_graphed_callables",
+    "wrap_in_hpu_graph",
+    "wrap_in_hpu_graph_func",
+]
 
 _T = TypeVar("_T")
 
@@ -70,6 +81,48 @@ def wrap_in_hpu_graph(module: _T, *_: Any, **__: Any) -> _T:
     return module
 
 
+#: The same, for a function.
+wrap_in_hpu_graph_func = wrap_in_hpu_graph
+
+
+@dataclass
+class CachedParams:
+    """A graph that a script has captured itself, with the tensors that it reads and writes."""
+
+    graph_inputs: Any
+    graph_outputs: Any
+    graph: HPUGraph | None = None
+
+
+def input_hash(value: Any) -> int:
+    """Returns a number that is the same for arguments with the same values, where tensors count by their shape."""
+    if isinstance(value, torch.Tensor):
+        return hash(tuple(value.shape))
+    if isinstance(value, dict):
+        return hash(tuple((name, input_hash(one)) for name, one in value.items()))
+    if isinstance(value, (list, tuple)):
+        return hash(tuple(map(input_hash, value)))
+    return hash(value)
+
+
+def copy_to(dst: Any, src: Any) -> None:
+    """Copies the tensors of ``src`` into those of ``dst``, which has the same structure.
+
+    Raises:
+        ValueError: the structures differ.
+    """
+    if isinstance(dst, torch.Tensor) and isinstance(src, torch.Tensor):
+        dst.copy_(src, non_blocking=True)
+    elif isinstance(dst, dict) and isinstance(src, dict) and dst.keys() == src.keys():
+        for name, one in dst.items():
+            copy_to(one, src[name])
+    elif isinstance(dst, (list, tuple)) and isinstance(src, (list, tuple)) and len(dst) == len(src):
+        for one, other in zip(dst, src, strict=True):
+            copy_to(one, other)
+    elif isinstance(dst, (torch.Tensor, dict, list, tuple)) or type(dst) is not type(src):
+        raise ValueError(f"`src` must have the structure of `dst`; got {type(src).__name__}, {type(dst).__name__}")
+
+
 def make_graphed_callables(callables: _T, sample_args: Any = None, *_: Any, **__: Any) -> _T:
     """Returns the callables unchanged. On Gaudi their calls are captured and replayed."""
     return callables
@@ -83,4 +136,10 @@ class ModuleCacher:
         self.max_graphs = max_graphs
 
     def __call__(self, model: _T, *_: Any, **__: Any) -> _T:
+        for name in ("capture_start", "capture_end", "set_iteration_count"):
+            setattr(model, name, _do_nothing)
         return model
+
+
+def _do_nothing(*_: Any) -> None:
+    """Stands for the methods that a cached module has on Gaudi."""

@@ -18,6 +18,7 @@ __all__ = [
     "memory_reserved",
     "memory_stats",
     "memory_summary",
+    "reset_accumulated_memory_stats",
     "reset_max_memory_allocated",
     "reset_peak_memory_stats",
 ]
@@ -64,6 +65,11 @@ def _reset_peak() -> None:
 def reset_peak_memory_stats(device: Any = None) -> None:
     """Resets the peak to the current value."""
     _statistic("reset_peak_memory_stats", _reset_peak)
+
+
+def reset_accumulated_memory_stats(device: Any = None) -> None:
+    """Resets what the real device has counted so far; for a CPU nothing is counted."""
+    _statistic("reset_accumulated_memory_stats", lambda: None)
 
 
 def reset_max_memory_allocated(device: Any = None) -> None:

@@ -10,7 +10,10 @@ from torch import Tensor
 
 from habana_mp.gaudi import devices
 
+default_generators: tuple[torch.Generator, ...]
+
 __all__ = [
+    "default_generators",
     "get_rng_state",
     "get_rng_state_all",
     "initial_seed",
@@ -26,6 +29,13 @@ __all__ = [
 def _module() -> Any:
     """Returns the module that has these functions: ``torch.random`` for the CPU."""
     return torch.random if devices().real.type == "cpu" else devices().module
+
+
+def __getattr__(name: str) -> Any:
+    if name != "default_generators":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    generators = getattr(devices().module, "default_generators", None)
+    return (torch.default_generator,) if generators is None else generators
 
 
 def get_rng_state(device: Any = "hpu") -> Tensor:
