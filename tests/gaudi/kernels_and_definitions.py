@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from habana_frameworks.torch.hpex import hmp, kernels
 from habana_frameworks.torch.hpex.normalization import FusedRMSNorm
@@ -103,22 +104,27 @@ def check_valid_lengths_and_windows() -> None:
             *inputs,
         )
     after = (position >= position[:, None] - 1) & (position <= position[:, None] + 2)
-    for more in ({}, {"return_attn_probs": True}):
+    for apply in (kernels.FusedSDPA.apply, result_of_parts):
         compare(
-            f"FusedSDPA window {more}",
-            lambda *x, more=more: (lambda made: made[0] if more else made)(
-                kernels.FusedSDPA.apply(*x, window_size=(1, 2), **more)
-            ),
+            f"FusedSDPA window {apply.__name__}",
+            lambda *x, apply=apply: apply(*x, window_size=(1, 2)),
             lambda *x: attention(*x, after, None),
             *inputs,
         )
+
+
+def result_of_parts(*inputs: Tensor, **options: Any) -> Tensor:
+    """Returns the result of the attention that returns its probabilities too."""
+    result: Tensor = kernels.FusedSDPA.apply(*inputs, return_attn_probs=True, **options)[0]
+    return result
 
 
 def check_probabilities_and_sinks() -> None:
     query, key, value = (torch.randn(2, 4, 5, 8) for _ in range(3))
     sink = torch.randn(4)
     result, probabilities = kernels.FusedSDPA.apply(query, key, value, return_attn_probs=True)
-    assert torch.allclose(probabilities.sum(-1), torch.ones(2, 4, 5)) and torch.allclose(result, probabilities @ value)
+    assert torch.allclose(probabilities.sum(-1), torch.ones(2, 4, 5))
+    assert torch.allclose(result, probabilities @ value)
 
     def with_sink(query: Tensor, key: Tensor, value: Tensor, sink: Tensor) -> Tensor:
         scores = query @ key.mT / math.sqrt(8)
@@ -132,12 +138,8 @@ def check_probabilities_and_sinks() -> None:
         *(query, key, value, sink),
     )
     for wrong, error in (({"return_dropout_mask": True}, NotImplementedError), ({"seq_padding_type": "x"}, ValueError)):
-        try:
+        with pytest.raises(error, match=next(iter(wrong))):
             kernels.FusedSDPA.apply(query, key, value, is_causal=True, **wrong)
-        except error as raised:
-            assert next(iter(wrong)) in str(raised)
-        else:
-            raise AssertionError(wrong)
 
 
 def check_masks_beyond_the_range() -> None:
@@ -147,7 +149,8 @@ def check_masks_beyond_the_range() -> None:
         mask = torch.full((3, 3), torch.finfo(torch.float32).min).triu(1)
         got = kernels.FusedSDPA.apply(query, query, query, mask)
         expected = kernels.FusedSDPA.apply(query, query, query, None, 0.0, True)
-        assert got.dtype is dtype and torch.allclose(got, expected, atol=1e-2)
+        assert got.dtype is dtype
+        assert torch.allclose(got, expected, atol=1e-2)
 
 
 # ---- rotary embeddings ----------------------------------------------------------------------------------------------
@@ -262,12 +265,8 @@ def check_norms_and_softmax() -> None:
                 x,
             )
     assert FusedRMSNorm.apply(torch.ones(2, 4, dtype=torch.bfloat16), torch.ones(4), 1e-6).dtype is torch.bfloat16
-    try:
+    with pytest.raises(ValueError, match="`flavor` must be 0, 1 or 2; got 3"):
         kernels.CustomSoftmax.apply(torch.ones(2), 3)
-    except ValueError as error:
-        assert "`flavor` must be 0, 1 or 2; got 3" in str(error)
-    else:
-        raise AssertionError
 
 
 def check_ctc() -> None:

@@ -94,8 +94,8 @@ def _from_offset(table: Tensor, p: Tensor, offset: int) -> Tensor:
     if len(axes) != 1 or -axes[0] > p.dim():
         if offset:
             raise ValueError(
-                f"`offset` needs a `cos` and `sin` with one axis of positions; got {tuple(table.shape)} for a tensor of "
-                f"shape {tuple(p.shape)}"
+                f"`offset` needs a `cos` and `sin` with one axis of positions; got {tuple(table.shape)} for a tensor "
+                f"of shape {tuple(p.shape)}"
             )
         return table
     tokens = p.shape[axes[0]]
