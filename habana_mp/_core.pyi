@@ -346,7 +346,7 @@ def set_recognised(
     steps: tuple[types.CodeType, ...],
     worker_namespace: dict[str, Any],
     made_of_lowered: Callable[[str, Any, Any], Any],
-    autocast_entered: Callable[[], None],
+    autocast_entered: Callable[[str | None, bool], None],
     codes_of_regions: tuple[types.CodeType, ...],
     custom_fwd: types.CodeType,
     custom_fwd_asks: Callable[[], bool],
@@ -359,6 +359,9 @@ def set_recognised(
 ) -> None:
     """`module_calls` is the code of a module's call. `operator_found` takes what torch has looked up for an operator,
     its name, and the name of the overload, if any. It returns the builtins to watch as `writers`."""
+
+def set_devices_of_regions(device_types: tuple[str, ...] | None) -> None:
+    """Sets the device types whose regions of torch.autocast count; None for all."""
 
 def install_in_disabled_regions(regions: int) -> None:
     """Sets the number of regions of torch.autocast that this thread is in. None of them is enabled."""

@@ -26,6 +26,7 @@ from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.compiled_functions import refused_in_graphs
 from habana_mp.patches.torch import autocast_regions, stored_values
 from habana_mp.policy import rules
+from habana_mp.policy.environment import level_of_environment
 from habana_mp.policy.lists import given_list
 from habana_mp.policy.presets import preset_named, with_own
 from habana_mp.policy.rules import PRECISIONS, Policy, dtype_meant
@@ -135,6 +136,7 @@ def convert(
     if explains or isVerbose is None or (type(isVerbose) is int and isVerbose in (0, 1)):  # as scripts pass it
         isVerbose = bool(isVerbose)  # noqa: N806  as above
     opt_level = _level_meant(opt_level)
+    opt_level = level_of_environment() or opt_level
     if not isinstance(isVerbose, bool):
         raise ValueError(f'`isVerbose` must be True, False or "why"; got {isVerbose!r}')
     _check_switches(

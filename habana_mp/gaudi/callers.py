@@ -43,6 +43,8 @@ def _kind_of_file(path: str) -> str:
     if path.startswith("<"):
         return PYTHON  # frozen modules, and generated code
     path = os.path.abspath(path)
+    if os.path.basename(path) == "typing_extensions.py":
+        return PYTHON  # its wrapper of what is deprecated
     if path.startswith(_OURS):
         return OURS
     if path.startswith(_TORCH):

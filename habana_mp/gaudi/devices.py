@@ -44,7 +44,10 @@ def chosen(name: str | None) -> torch.device:
         raise ValueError(f"`device` must be a device of torch, such as {' or '.join(there)}; got {name!r}") from error
     if device.type not in there:
         raise ValueError(f"`device` must be one that is here: {', '.join(there)}; got {name!r}")
-    return device
+    count = 1 if device.type == "cpu" else int(getattr(torch, device.type).device_count())
+    if (device.index or 0) >= count:
+        raise ValueError(f"`device` must be one of {count} here, numbered from 0; got {name!r}")
+    return torch.device("cpu") if device.type == "cpu" else device
 
 
 def _there() -> list[str]:
@@ -124,12 +127,12 @@ class Devices:
         available = getattr(torch.distributed, f"is_{own}_available", lambda: True)
         return own if available() else "gloo"
 
-    def tell(self, what: str, given: Any) -> None:
-        """Logs once for each line of code what was mapped."""
+    def tell(self, what: str, given: Any, to: Any = None) -> None:
+        """Logs once for each line of code what was mapped; without ``to``, to the real device."""
         file, line = place()
         if (file, line, what) not in self._logged:
             self._logged.add((file, line, what))
-            logger.info("%s:%d: %s is %s here (%s)", file, line, given, self.real, what)
+            logger.info("%s:%d: %s is %s here (%s)", file, line, given, to or self.real, what)
 
 
 def log_to_standard_error() -> None:

@@ -12,10 +12,12 @@ from habana_mp.gaudi.callers import a_library_asks
 from habana_mp.gaudi.devices import Devices, chosen, log_to_standard_error
 from habana_mp.gaudi.finder import ROOTS, Finder, refuse_to_shadow
 from habana_mp.gaudi.patches.autocast import HpuAutocast
+from habana_mp.gaudi.patches.compile import HpuBackends
 from habana_mp.gaudi.patches.cuda import CudaNames
 from habana_mp.gaudi.patches.devices import HpuDevices
 from habana_mp.gaudi.patches.distributed import HpuDataParallel, HpuProcessGroups
 from habana_mp.gaudi.patches.files import HpuFiles, HpuLoaders
+from habana_mp.gaudi.patches.labels import HpuLabels
 from habana_mp.gaudi.patches.lightning import TRAINERS, HpuTrainer
 from habana_mp.gaudi.patches.packages import AnswersToLibraries, HpuModule
 from habana_mp.patches.installation import installation
@@ -25,6 +27,8 @@ from habana_mp.scopes import regions
 
 #: The environment variable that names the device, in this process and in its children.
 VARIABLE = "HABANA_MP_GAUDI"
+#: Gaudi's environment variable for what the import of ``gpu_migration`` does.
+_MIGRATION = "PT_HPU_GPU_MIGRATION"
 #: The key of the stand-in for children of multiprocessing.
 _ENTRY = "habana_mp.gaudi"
 
@@ -87,16 +91,20 @@ def switch_on(device: str | None = None) -> None:
             HpuLoaders(devices),
             HpuProcessGroups(devices),
             HpuDataParallel(devices),
+            HpuBackends(devices),
+            HpuLabels(),
             *(HpuTrainer(name, devices) for name in TRAINERS),
             HpuModule(devices),
             AnswersToLibraries(ROOTS, a_library_asks),
         ):
             _state.patches.append(patch)
             patch.install(Settings())
+        _tell_regions(devices)
+        if os.environ.get(_MIGRATION, "0") not in ("", "0"):
+            migrate_from_cuda()
     except BaseException:
         switch_off()
         raise
-    _tell_regions(devices)
 
 
 def migrate_from_cuda() -> None:
@@ -119,6 +127,7 @@ def switch_off() -> None:
     sys.meta_path = [one for one in sys.meta_path if one is not _state.finder]
     _state.devices = _state.finder = None
     regions.stand_ins.clear()
+    _core.set_devices_of_regions(None)
     installation.numbers.clear()
     if _state.tells_children:
         stop_sending_to_children(_ENTRY)
@@ -130,6 +139,7 @@ def switch_off() -> None:
 
 def _tell_regions(devices: Devices) -> None:
     regions.stand_ins.update(dict.fromkeys(devices.names, devices.real.type))
+    _core.set_devices_of_regions((devices.real.type, *sorted(devices.names)))
     installation.numbers.clear()
 
 

@@ -15,6 +15,7 @@ import torch
 
 from habana_mp import _core
 from habana_mp.common.version import __version__
+from habana_mp.patches.torch.autocast_regions import disabled_for_no_device
 from habana_mp.policy.in_force import configuration, forget_earlier_lists, places_in_lists
 from habana_mp.reporting.merging import key_of, sum_of
 from habana_mp.reporting.records import Edge, KeptWeights, ModuleRow, Row, short_path
@@ -189,6 +190,9 @@ def _environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "processor": _processor(),
         "script": None if main is None else short_path(main),
+        "disabled_for_no_device": {
+            f"{short_path(file)}:{line}": device for (file, line), device in disabled_for_no_device.items()
+        },
     }
 
 
@@ -209,3 +213,4 @@ def reset() -> None:
     _core.weights_reset_statistics()
     stopwatch.reset()
     forget_earlier_lists()
+    disabled_for_no_device.clear()

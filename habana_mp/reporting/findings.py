@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -77,7 +77,13 @@ def first_lines(report: Records, findings: tuple[Finding, ...]) -> tuple[str, ..
     """Returns the first lines of a report."""
     if not report.rows:
         return (_why_nothing_was_called(report),)
-    lines = [_share(report, findings), *_off(report), *_in_float32(report, findings), *_dearest_casts(report)]
+    lines = [
+        *_off_for_no_device(report),
+        _share(report, findings),
+        *_off(report),
+        *_in_float32(report, findings),
+        *_dearest_casts(report),
+    ]
     shown = _chosen(findings, _MOST_LINES - len(lines))
     hidden = Counter(one.kind for one in findings) - Counter(one.kind for one in shown)
     last = {one.kind: number for number, one in enumerate(shown)}
@@ -180,6 +186,17 @@ def _why_nothing_ran_lower(report: Records, findings: tuple[Finding, ...]) -> st
         return ""
     how = "left alone" if rows[0].precision == "unchanged" else f"in {rows[0].precision}"
     return f": {_count(calls, 'call')} {how}{_at(rows)} ({_because(rows[0])})"
+
+
+def _off_for_no_device(report: Records) -> Iterator[str]:
+    """Yields a line about regions that switch casts off for a device that is not here."""
+    places: Mapping[str, str] = report.environment.get("disabled_for_no_device") or {}
+    for place, device in list(places.items())[:1]:
+        more = f" (and {_count(len(places) - 1, 'more place')} like it)" if len(places) > 1 else ""
+        yield (
+            f"Casts are off in `torch.autocast({device!r}, enabled=False)` at {place}{more}, though no {device} is "
+            "here: if the script was written for another device, remove the region, or run it with `--gaudi`"
+        )
 
 
 def _off(report: Records) -> Iterator[str]:

@@ -18,8 +18,10 @@ from typing import Any
 import torch
 
 from habana_mp import _core, hmp
+from habana_mp.common.devices import ACCELERATORS
 from habana_mp.common.errors import HmpWarning
 from habana_mp.patches.tools import spawned_processes
+from habana_mp.policy.environment import LEVEL_VARIABLE
 from habana_mp.reporting import counting, merging, records
 from habana_mp.reporting.ranks import Children, Ranks
 from habana_mp.reporting.report import Report
@@ -107,8 +109,19 @@ def main(words: Sequence[str]) -> int:
         raise
     except BaseException as error:
         _show_without_ours(error)
+        if given.gaudi is None and _is_about_gaudi(error):
+            _say("the script is written for Gaudi: `habana-mp run --gaudi` runs it on this machine's devices")
         raise
     return 1 if given.require_lowered and not ending.lowered() else 0
+
+
+def _is_about_gaudi(error: BaseException) -> bool:
+    """True for the errors of a script for Gaudi that runs without its packages, or without the device "hpu"."""
+    if isinstance(error, ModuleNotFoundError):
+        return (error.name or "").partition(".")[0] in ("habana_frameworks", "habana_dataloader") or (
+            error.name == "torch.hpu" or "torch.hpu" in str(error)
+        )
+    return isinstance(error, AttributeError) and error.name == "hpu"
 
 
 # ---- the command line ------------------------------------------------------------------------------------------------
@@ -185,6 +198,8 @@ def _options(parser: argparse.ArgumentParser, given: argparse.Namespace, script:
     try:
         script.check()
     except OSError as error:
+        if given.gaudi == "" and script.name.partition(":")[0] in ("cpu", *ACCELERATORS):
+            parser.error(f"a device stands after a `=`: --gaudi={script.name}")
         parser.error(f"cannot open the script: {error}")
     detail: records.Detail = given.detail or ("modules" if given.report else "operations")
     says_how = any((given.opt_level, given.bf16, given.fp32, given.preset))
@@ -202,10 +217,16 @@ def _options(parser: argparse.ArgumentParser, given: argparse.Namespace, script:
 
 
 def _switch_gaudi_on(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    is_reference = (given.opt_level or "").upper() == "O0"
     for name in ("opt_level", "bf16", "fp32", "preset", "dtype", "within", "verbose"):
-        if getattr(given, name) != parser.get_default(name):
+        if getattr(given, name) != parser.get_default(name) and not (is_reference and name == "opt_level"):
             option = name.replace("_", "-")
-            parser.error(f"--{option} does not go with --gaudi: the script's own `hmp.convert` decides")
+            parser.error(
+                f"--{option} does not go with --gaudi: the script's own `hmp.convert` decides; --opt-level O0 alone "
+                "does, and runs the script in float32"
+            )
+    if is_reference:
+        os.environ[LEVEL_VARIABLE] = "O0"  # for the processes that the script starts too
     try:
         from habana_mp import gaudi
 

@@ -18,6 +18,7 @@ from habana_mp.patches.tools.compiled_functions import constant_in_graph
 from habana_mp.patches.tools.pytree import tree_leaves
 from habana_mp.patches.tools.region_dtypes import as_autocast
 from habana_mp.patches.torch.dynamo import OwnCode
+from habana_mp.policy.environment import level_of_environment
 from habana_mp.policy.lists import Listed, given_list, read_list
 from habana_mp.policy.presets import preset_named, with_own
 from habana_mp.policy.rules import PRECISIONS, dtype_meant, policy_from_lists
@@ -284,6 +285,8 @@ def _find_number(
         cache_enabled = None
         lower = _from_environment(*_LOWER_LIST) if lower is None else lower
         fp32 = _from_environment(*_FP32_LIST) if fp32 is None else fp32
+    if level_of_environment() is not None:
+        return _NO_CASTS
     return _ready(_made(_Request(device_type, dtype, name, lower, fp32, cache_enabled is None or bool(cache_enabled))))
 
 

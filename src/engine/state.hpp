@@ -131,7 +131,8 @@ struct Recognised {
   Owned worker_namespace;  // of torch.utils.data._utils.worker, whose _worker_info identifies a worker
   Owned made_of_lowered;   // called with a description of what gets lower values, these, and the float32 tensor that
                            // they replace or None; returns the values to store
-  Owned autocast_entered;  // called when the user enables torch.autocast while casts are on
+  Owned autocast_entered;  // called with the device type and `enabled` when the user enters torch.autocast while casts
+                           // are on
   Owned codes_of_regions;  // a tuple: code of torch that enters autocast again without a request of the user
   Owned custom_fwd;        // the code of torch.amp.custom_fwd's wrapper
   Owned custom_fwd_asks;   // called when that wrapper checks if autocast is on; returns the answer

@@ -57,6 +57,9 @@ const Names& names() {
   return known;
 }
 
+// The device types whose regions count, a tuple of strings; null if all count.
+NeverDestroyed<Owned> devices_of_regions;
+
 // The device type and the value that `set_autocast_enabled` or `set_autocast_dtype` gets, by position or by keyword.
 // Null if the call has none: an older form of the first function takes no device type.
 struct AutocastSetting {
@@ -73,6 +76,15 @@ struct AutocastSetting {
            PyUnicode_CompareWithASCIIString(device_type, device) == 0;
   }
   [[nodiscard]] bool is_of_mark() const { return device_type != nullptr && is_mark(device_type); }
+  // False for a region of a device that the program does not use.
+  [[nodiscard]] bool counts() const {
+    if (!*devices_of_regions) return true;
+    if (device_type == nullptr || !PyUnicode_Check(device_type)) return false;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(devices_of_regions->get()); ++i) {
+      if (PyUnicode_Compare(device_type, PyTuple_GET_ITEM(devices_of_regions->get(), i)) == 0) return true;
+    }
+    return false;
+  }
 };
 
 PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
@@ -80,10 +92,16 @@ PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::siz
   const bool enabled = given.value == Py_True;
   const bool is_ours = given.is_of(host::disabled_device);
   const bool is_mark_of_ours = given.is_of_mark();
+  const bool counts = is_ours || is_mark_of_ours || given.counts();
   const bool casts = !casts_are_disabled() || thread_state.disabled_by_region;
-  if (enabled && casts && !is_ours && !is_mark_of_ours && (policy_is_installed || thread_state.region != nullptr)) {
+  const bool is_other = !is_ours && !is_mark_of_ours;
+  // A disabled region of the CPU needs no note.
+  if (is_other && counts && casts && (enabled || !given.is_of("cpu")) &&
+      (policy_is_installed || thread_state.region != nullptr)) {
     // This comes before autocast is enabled, because the warning may be an error.
-    const Owned entered(PyObject_CallNoArgs(recognised().autocast_entered.get()));
+    PyObject* const device_type = given.device_type == nullptr ? Py_None : given.device_type;
+    const Owned entered(PyObject_CallFunctionObjArgs(recognised().autocast_entered.get(), device_type,
+                                                     enabled ? Py_True : Py_False, nullptr));
     if (!entered) return nullptr;
   }
   // This also comes before: nothing can fail afterwards.
@@ -97,6 +115,8 @@ PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::siz
     thread_state.entering = AutocastRegion::as_outside;
   } else if (is_mark_of_ours) {
     thread_state.entering = AutocastRegion::ours;
+  } else if (!counts) {
+    thread_state.entering = AutocastRegion::as_outside;
   } else {
     thread_state.entering = !is_wish ? of_torch : enabled ? AutocastRegion::casts : AutocastRegion::no_casts;
   }
@@ -329,6 +349,10 @@ struct Watch {
 };
 
 }  // namespace
+
+void set_devices_of_regions(PyObject* device_types) noexcept {
+  *devices_of_regions = Owned::borrowed_or_null(device_types == Py_None ? nullptr : device_types);
+}
 
 bool watch_builtins(const Builtins& builtins) {
   const Watch all[] = {

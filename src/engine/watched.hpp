@@ -32,6 +32,9 @@ bool watch_builtins(const Builtins& builtins);
 // exception set if it is not, and change nothing.
 bool may_watch_state(PyObject* module_set_attribute);
 bool watch_state(PyObject* module_set_attribute);
+// Sets the device types whose regions of torch.autocast count, a tuple or None: the stand-in for Gaudi has one device,
+// and regions of others change nothing on a Gaudi machine.
+void set_devices_of_regions(PyObject* device_types) noexcept;
 // Stops watching all of these.
 void stop_watching_builtins() noexcept;
 

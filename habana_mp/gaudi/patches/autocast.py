@@ -58,13 +58,18 @@ class HpuAutocast(Patch):
             original(itself, device_type, dtype, enabled, cache_enabled)
             return
         real = self._meaning.real_of(device_type, "torch.autocast").type
+        if device_type == "cuda" and dtype is torch.float16:  # also the default of torch.cuda.amp.autocast
+            dtype = torch.bfloat16
         region = autocast(real, dtype, enabled, cache_enabled, preset="hpu")
         original(itself, real, torch.bfloat16 if dtype is None else dtype, enabled, cache_enabled)
         setattr(itself, _REGION, region)
 
     def _scale(self, arguments: dict[str, Any]) -> None:
-        if self._meaning.means(arguments.get("device")):
-            arguments["device"] = self._meaning.real_of(arguments["device"], "torch.amp.GradScaler").type
+        given = arguments.get("device", "cuda")  # torch's default
+        if self._meaning.means(given):
+            arguments["device"] = self._meaning.real_of(given, "torch.amp.GradScaler").type
+            if given == "cuda":
+                arguments["enabled"] = False  # bfloat16 needs no scaling
 
 
 def _enter(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:

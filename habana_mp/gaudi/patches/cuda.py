@@ -14,12 +14,15 @@ from habana_mp.patches.tools.patch import Patch, Settings
 
 #: Functions that the stand-in's ``torch.hpu`` has too.
 _FUNCTIONS = (
-    *("current_device", "current_stream", "default_stream", "device_count", "empty_cache", "get_device_name"),
-    *("is_available", "is_bf16_supported", "max_memory_allocated", "max_memory_reserved", "mem_get_info"),
-    *("memory_allocated", "memory_reserved", "memory_summary", "reset_max_memory_allocated"),
-    *("reset_peak_memory_stats", "set_device", "set_stream", "stream", "synchronize"),
+    *("can_device_access_peer", "current_device", "current_stream", "default_stream", "device_count", "empty_cache"),
+    *("get_device_capability", "get_device_name", "get_device_properties", "get_rng_state", "get_rng_state_all"),
+    *("init", "initial_seed", "ipc_collect", "is_available", "is_bf16_supported", "is_initialized", "manual_seed"),
+    *("manual_seed_all", "max_memory_allocated", "max_memory_reserved", "mem_get_info", "memory_allocated"),
+    *("memory_reserved", "memory_stats", "memory_summary", "reset_accumulated_memory_stats"),
+    *("reset_max_memory_allocated", "reset_peak_memory_stats", "seed", "seed_all", "set_device", "set_rng_state"),
+    *("set_rng_state_all", "set_stream", "stream", "synchronize"),
 )
-_CLASSES = ("Event", "Stream")
+_CLASSES = ("Event", "Stream", "device")
 
 
 class _IsCuda:
@@ -67,7 +70,9 @@ class CudaNames(Patch):
         @functools.wraps(original)
         def function(*args: Any, **kwargs: Any) -> Any:
             frame = inspect.currentframe()
-            is_script = frame is not None and meaning.is_script(frame.f_back)
-            return (instead if is_script else original)(*args, **kwargs)
+            if frame is None or not meaning.is_script(frame.f_back):
+                return original(*args, **kwargs)
+            meaning.tell(f"torch.cuda.{name}", "cuda")
+            return instead(*args, **kwargs)
 
         return function

@@ -60,9 +60,16 @@ class HpuDataParallel(WhenImported):
             self._replacement = None
 
     def _map(self, arguments: dict[str, Any]) -> None:
-        if any(map(self._meaning.means, arguments.get("device_ids") or ())):
-            real = [self._meaning.real_of(one, "DistributedDataParallel") for one in arguments["device_ids"]]
+        if any(map(self._means, arguments.get("device_ids") or ())):
+            real = [self._real_of(one) for one in arguments["device_ids"]]
             arguments["device_ids"] = None if self._meaning.real.type == "cpu" else real
-        if self._meaning.means(arguments.get("output_device")):
-            real_output = self._meaning.real_of(arguments["output_device"], "DistributedDataParallel")
+        if self._means(arguments.get("output_device")):
+            real_output = self._real_of(arguments["output_device"])
             arguments["output_device"] = None if self._meaning.real.type == "cpu" else real_output
+
+    def _means(self, value: Any) -> bool:
+        """True for the stand-in's device. With ``gpu_migration`` a number is one of CUDA's devices."""
+        return self._meaning.means(f"cuda:{value}" if isinstance(value, int) else value)
+
+    def _real_of(self, value: Any) -> Any:
+        return self._meaning.real_of(f"cuda:{value}" if isinstance(value, int) else value, "DistributedDataParallel")

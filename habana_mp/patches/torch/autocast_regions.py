@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import sys
 import types
+from functools import cache
 from typing import Any
 
 import torch
 
 from habana_mp import _core
-from habana_mp.common.errors import warn
+from habana_mp.common.devices import devices
+from habana_mp.common.errors import line_of_user, warn
 from habana_mp.common.ledger import Assumption, holds
 
 _ANY_AUTOCAST = Assumption(
@@ -111,6 +113,23 @@ def custom_bwd_state() -> int | None:
 #: The warnings that were given, which appear once. Not an Event: its lock stays locked if memory runs out when it is
 #: released.
 _given: set[str] = set()
+
+
+#: The places of regions that switch casts off for a device that is not here, with its type.
+disabled_for_no_device: dict[tuple[str, int], str] = {}
+
+
+def autocast_is_entered(device_type: str | None, enabled: bool) -> None:
+    """Runs when the user enters torch.autocast while casts are on. None stands for CUDA."""
+    if enabled:
+        warn_of_autocast()
+    elif (device := device_type or "cuda") not in _devices_here():
+        disabled_for_no_device.setdefault(line_of_user(), device)
+
+
+@cache
+def _devices_here() -> tuple[str, ...]:
+    return tuple(devices())
 
 
 def warn_of_autocast() -> None:

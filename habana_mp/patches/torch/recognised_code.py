@@ -95,7 +95,7 @@ class RecognisedCode(Patch):
             (code_around_steps(), in_step.__code__),
             _worker_namespace(),
             look_at_value,
-            autocast_regions.warn_of_autocast,
+            autocast_regions.autocast_is_entered,
             autocast_regions.codes_of_regions(),
             autocast_regions.code_of_custom_fwd(),
             autocast_regions.custom_fwd_asks,

@@ -93,6 +93,10 @@ void set_recognised(const py::tuple& steps, const py::dict& worker_namespace, co
 void register_watching(py::module_& module) {
   module.def("watch_builtins", &watch_builtins);
   module.def("set_recognised", &set_recognised);
+  module.def("set_devices_of_regions", [](const py::object& device_types) {
+    if (!device_types.is_none() && !py::isinstance<py::tuple>(device_types)) throw py::type_error("expects a tuple");
+    engine::set_devices_of_regions(device_types.ptr());
+  });
   module.def("construction_begins",
              [](const py::object& module_) { or_throw(engine::construction_begins(module_.ptr())); });
   module.def("set_hook", [](const py::dict& dictionary, const py::object& key, const py::object& hook,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -53,22 +55,27 @@ __all__ = [
     "ModuleCacher",
     "Stream",
     "StreamContext",
+    "can_device_access_peer",
     "current_device",
     "current_stream",
     "default_stream",
+    "device",
     "device_count",
     "disable_dynamic_shape",
     "empty_cache",
     "enable_const_section_serialization",
     "enable_dynamic_shape",
     "get_autocast_hpu_dtype",
+    "get_device_capability",
     "get_device_name",
+    "get_device_properties",
     "get_rng_state",
     "get_rng_state_all",
     "graph",
     "graphs",
     "init",
     "initial_seed",
+    "ipc_collect",
     "is_autocast_hpu_enabled",
     "is_available",
     "is_bf16_supported",
@@ -171,6 +178,58 @@ def get_device_name(device: Any = None) -> str:
     here = devices()
     asked = getattr(here.module, "get_device_name", None)
     return f"{here.real.type} ({platform.machine()})" if asked is None else str(asked())
+
+
+def get_device_capability(device: Any = None) -> tuple[int, int]:
+    """Returns the real device's version; (0, 0) for a CPU, which has none."""
+    asked = getattr(devices().module, "get_device_capability", None)
+    found = asked() if asked is not None and devices().real.type == "cuda" else (0, 0)
+    return int(found[0]), int(found[1])
+
+
+def get_device_properties(device: Any = None) -> Any:
+    """Returns the real device's properties; for a CPU its name, its memory in bytes, and its number of processors."""
+    if devices().real.type != "cpu":
+        return devices().module.get_device_properties(devices().current_index())
+    return types.SimpleNamespace(
+        name=get_device_name(),
+        major=0,
+        minor=0,
+        total_memory=mem_get_info()[1],
+        multi_processor_count=os.cpu_count() or 1,
+    )
+
+
+def can_device_access_peer(device: Any, peer_device: Any) -> bool:
+    """True if one device can read the memory of the other; on a CPU there is one memory."""
+    asked = getattr(devices().module, "can_device_access_peer", None)
+    return True if asked is None else bool(asked(device, peer_device))
+
+
+def ipc_collect() -> None:
+    """Frees memory that was shared with processes which ended; on a CPU they free it themselves."""
+    collect = getattr(devices().module, "ipc_collect", None)
+    if collect is not None:
+        collect()
+
+
+class device:  # noqa: N801  the name that scripts use
+    """A context in which this is the current device. A CPU is the only device of its type."""
+
+    def __init__(self, device: Any) -> None:
+        self._given = device
+        self._before = 0
+
+    def __enter__(self) -> None:
+        self._before = current_device()
+        if self._given is not None:
+            set_device(self._given)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: types.TracebackType | None
+    ) -> None:
+        if self._given is not None:
+            set_device(self._before)
 
 
 def is_bf16_supported() -> bool:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import torch
+from habana_mp.gaudi.patches.compile import compile_backward
 
 __all__ = ["enable_compiled_autograd"]
 
 
 def enable_compiled_autograd(enabled: bool = True) -> None:
-    """Makes ``torch.compile`` compile the backward as a whole too: ``torch._dynamo.config.compiled_autograd``.
+    """Makes ``torch.compile`` compile the backward as a whole too.
 
     Raises:
-        NotImplementedError: this torch has no such switch.
+        NotImplementedError: this torch cannot.
     """
-    if not hasattr(torch._dynamo.config, "compiled_autograd"):
-        raise NotImplementedError(
-            f"torch {torch.__version__} has no switch for compiled autograd; use torch 2.6 or later"
-        )
-    torch._dynamo.config.compiled_autograd = enabled
+    compile_backward(enabled)

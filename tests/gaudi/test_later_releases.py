@@ -1,0 +1,209 @@
+"""What scripts of later releases use: regions, ``gpu_migration``, Gaudi's backend of torch.compile, whole scripts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gaudi.test_gaudi_scripts import number, started
+from helpers.gaudi import gaudi
+
+
+def test_a_region_of_another_device_changes_nothing() -> None:
+    gaudi(
+        """
+        from habana_frameworks.torch.hpex import hmp
+        hmp.convert(opt_level="O1", bf16_file_path="", fp32_file_path="", isVerbose=False)
+        x = torch.ones(2, 2, device="hpu")
+        full, lower = torch.float32, torch.bfloat16
+        for given, expected in (
+            (("cuda", False), lower), (("xpu", False), lower), (("hpu", False), full), (("cpu", False), full),
+        ):
+            with torch.autocast(given[0], enabled=given[1]):
+                assert (x @ x).dtype is expected, given
+        with torch.cuda.amp.autocast(enabled=False):  # fairseq
+            assert (x @ x).dtype is lower
+        with torch.cuda.amp.autocast(dtype=lower):  # torch switches it off, since there is no CUDA
+            assert (x @ x).dtype is lower
+        with torch.autocast("cpu", enabled=False):
+            with torch.autocast("cuda", enabled=False):
+                assert (x @ x).dtype is full
+            with torch.autocast("hpu"):
+                assert (x @ x).dtype is lower
+            assert (x @ x).dtype is full
+        assert (x @ x).dtype is lower
+        habana_mp.gaudi.switch_off()
+        with torch.autocast("cuda", enabled=False):
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is full
+        """
+    )
+
+
+def test_without_the_stand_in_the_report_names_a_region_of_a_device_that_is_not_here(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import torch\nx = torch.ones(2, 2)\nfor _ in range(3):\n"
+        "    with torch.autocast('xpu', enabled=False):\n        x @ x\nwith torch.autocast('cpu', enabled=False):\n"
+        "    x @ x\n"
+    )
+    command = [sys.executable, "-m", "habana_mp", "run", "script.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    first = done.stderr.splitlines()[1]
+    assert "Casts are off in `torch.autocast('xpu', enabled=False)` at script.py:4, though no xpu is here" in first
+    assert "--gaudi" in first
+
+
+@pytest.mark.parametrize("by", ["import habana_frameworks.torch.gpu_migration", ""])
+def test_migration_from_cuda(by: str) -> None:
+    environment = {} if by else {"PT_HPU_GPU_MIGRATION": "1"}
+    gaudi(
+        f"""
+        {by or "pass"}
+        import warnings
+        warnings.simplefilter("ignore", FutureWarning)
+        x = torch.ones(2, 2).cuda()
+        full, lower = torch.float32, torch.bfloat16
+        for region, expected in (
+            (torch.cuda.amp.autocast(), lower), (torch.cuda.amp.autocast(dtype=torch.float16), lower),
+            (torch.autocast("cuda"), lower), (torch.autocast("cuda", torch.float16), lower),
+            (torch.cuda.amp.autocast(enabled=False), full), (torch.autocast("hpu"), lower),
+        ):
+            with region:
+                assert (x @ x).dtype is expected
+        for scaler in (torch.cuda.amp.GradScaler(), torch.amp.GradScaler("cuda"), torch.amp.GradScaler()):
+            assert not scaler.is_enabled() and scaler.scale(x) is x
+        cuda = torch.cuda
+        assert cuda.is_available() and cuda.device_count() == 1 and cuda.current_device() == 0 and cuda.is_initialized()
+        assert cuda.get_device_capability() == (0, 0) and cuda.get_device_properties(0).total_memory > 0
+        assert cuda.get_device_name(0) == cuda.get_device_properties(0).name and cuda.can_device_access_peer(0, 0)
+        cuda.init(), cuda.set_device(0), cuda.empty_cache(), cuda.ipc_collect(), cuda.synchronize()
+        cuda.manual_seed(3)
+        first, state = torch.randn(2, device="cuda"), cuda.get_rng_state()
+        cuda.manual_seed_all(3)
+        assert torch.equal(first, torch.randn(2).cuda()) and torch.equal(state, cuda.get_rng_state())
+        assert torch.Generator(device="cuda").manual_seed(1).initial_seed() == 1
+        with cuda.device(0), cuda.stream(cuda.Stream()):
+            assert cuda.current_stream().query()
+        assert 0 < cuda.memory_allocated() <= cuda.max_memory_allocated() and "InUse" in cuda.memory_stats()
+        """,
+        **environment,
+    )
+
+
+def test_each_mapped_call_is_logged_once_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import torch\nimport habana_frameworks.torch.gpu_migration\nfor _ in range(3):\n"
+        "    torch.cuda.is_available()\n    torch.cuda.amp.GradScaler()\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-m", "habana_mp", "run", "--gaudi=cpu", "script.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    told = [line for line in done.stderr.splitlines() if line.startswith("habana_mp.gaudi: ")]
+    assert [line.partition("script.py:")[2] for line in told] == [
+        "4: cuda is cpu here (torch.cuda.is_available)",
+        "5: cuda is cpu here (torch.amp.GradScaler)",
+    ]
+
+
+def test_gaudis_backend_of_torch_compile() -> None:
+    gaudi(
+        """
+        import torch._dynamo
+        from habana_frameworks.torch.hpex import hmp
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).to("hpu")
+        x = torch.ones(2, 4, device="hpu")
+        for name in ("hpu_backend", "aot_hpu_training_backend", "aot_hpu_inference_backend"):
+            torch._dynamo.reset()
+            compiled = torch.compile(model, backend=name, options={"keep_input_mutations": True})
+            assert torch.allclose(compiled(x), model(x), atol=1e-6)
+        hmp.convert(opt_level="O1", bf16_file_path="", fp32_file_path="", isVerbose=False)
+        assert compiled(x).dtype is torch.bfloat16
+        hmp.restore()
+        habana_mp.gaudi.switch_off()
+        try:
+            torch.compile(model, backend="hpu_backend")(x)
+        except RuntimeError as error:
+            assert "hpu_backend" in str(error)
+        else:
+            raise AssertionError
+        """
+    )
+
+
+def test_labels_in_int32() -> None:
+    gaudi(
+        """
+        import torch.nn.functional as F
+        from habana_frameworks.torch.hpex import hmp
+        scores, labels = torch.randn(4, 5, device="hpu"), torch.tensor([1, 2, 3, 0], dtype=torch.int32)
+        def losses(labels):
+            log = scores.log_softmax(-1)
+            smooth = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+            return F.cross_entropy(scores, labels), smooth(scores, labels), F.nll_loss(log, labels)
+        for converted in (False, True):
+            if converted:
+                hmp.convert(opt_level="O1", bf16_file_path="", fp32_file_path="", isVerbose=False)
+            assert losses(labels) == losses(labels.long())
+            compiled = torch.compile(F.cross_entropy, fullgraph=True)(scores, labels)
+            assert torch.allclose(compiled, F.cross_entropy(scores, labels.long()))
+        assert F.cross_entropy(scores, scores.softmax(-1)).item() > 0  # probabilities stay as they are
+        """
+    )
+
+
+def test_the_reference_in_float32_needs_no_edit(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\nfrom habana_frameworks.torch.hpex import hmp\n"
+        "hmp.convert(opt_level='O1', bf16_file_path='', fp32_file_path='', isVerbose=False)\n"
+        "x = torch.ones(2, 2, device='hpu')\nprint((x @ x).dtype)\n"
+        "with torch.autocast('hpu'):\n    print((x @ x).dtype)\n"
+    )
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "habana_mp", "run", *words, "script.py"]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+
+    assert run("--gaudi").stdout.split() == ["torch.bfloat16"] * 2
+    assert run("--gaudi=", "--opt-level", "o0").stdout.split() == ["torch.float32"] * 2
+    for words, expected in (
+        ((), "the script is written for Gaudi: `habana-mp run --gaudi`"),
+        (("--gaudi", "cpu"), "a device stands after a `=`: --gaudi=cpu"),
+        (("--gaudi=cpu:1",), "`device` must be one of 1 here, numbered from 0; got 'cpu:1'"),
+        (("--gaudi", "--opt-level=O2"), "--opt-level O0 alone does"),
+    ):
+        done = run(*words)
+        assert done.returncode != 0
+        assert expected in done.stderr, done.stderr
+    script.write_text("import torch\ntorch.ones(2, device='hpu')\n")
+    assert "the script is written for Gaudi" in run().stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "option"),
+    [
+        ("ddp_autocast.py", "--autocast"),
+        ("migrated_from_cuda.py", "--amp"),
+        ("compiled.py", "--autocast"),
+        ("fused_decoder.py", "--autocast"),
+        ("fused_decoder.py", "--hmp"),
+        ("fairseq_like.py", "--hmp"),
+    ],
+)
+def test_whole_scripts_train_in_mixed_precision_as_in_fp32(script: str, option: str, tmp_path: Path) -> None:
+    plain, mixed, other_seed = (started(tmp_path, script, *words) for words in ((), (option,), ("--seed", "1")))
+    noise = abs(number("final loss", other_seed) - number("final loss", plain))
+    assert number("final loss", plain) < 0.5
+    assert abs(number("final loss", mixed) - number("final loss", plain)) < max(noise, 0.02)
+
+
+@pytest.mark.parametrize(("script", "option"), [("ddp_autocast.py", "--autocast"), ("migrated_from_cuda.py", "--amp")])
+def test_whole_scripts_train_in_two_processes(script: str, option: str, tmp_path: Path) -> None:
+    plain, mixed = (started(tmp_path, script, *words, processes=2) for words in ((), (option,)))
+    assert plain.count("final loss") == mixed.count("final loss") == 1
+    assert abs(number("final loss", mixed) - number("final loss", plain)) < 0.05
+
+
+def test_weights_in_bfloat16_with_a_master_copy(tmp_path: Path) -> None:
+    assert number("final loss", started(tmp_path, "deepspeed_like.py", "--deterministic")) < 0.5
