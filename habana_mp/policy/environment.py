@@ -1,4 +1,4 @@
-"""What the environment says about the casts of a process."""
+"""Reads the environment variables that decide about casts."""
 
 from __future__ import annotations
 

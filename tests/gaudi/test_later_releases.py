@@ -99,8 +99,8 @@ def test_each_mapped_call_is_logged_once_with_its_place(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-W", "ignore", "-m", "habana_mp", "run", "--gaudi=cpu", "script.py"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-    told = [line for line in done.stderr.splitlines() if line.startswith("habana_mp.gaudi: ")]
-    assert [line.partition("script.py:")[2] for line in told] == [
+    logged = [line for line in done.stderr.splitlines() if line.startswith("habana_mp.gaudi: ")]
+    assert [line.partition("script.py:")[2] for line in logged] == [
         "4: cuda is cpu here (torch.cuda.is_available)",
         "5: cuda is cpu here (torch.amp.GradScaler)",
     ]

@@ -8,7 +8,7 @@ __all__ = ["_check_params_as_const", "_mark_params_as_const"]
 
 
 def _mark_params_as_const(model: Any, *_: Any, **__: Any) -> None:
-    """Does nothing: torch's kernels use weights as they are. Their casts are kept in any case."""
+    """Does nothing, since torch's kernels use weights as they are. Their casts are kept in any case."""
 
 
 def _check_params_as_const(model: Any, *_: Any, **__: Any) -> None:

@@ -13,7 +13,7 @@ __all__ = [
 
 
 def _enable_weight_permute_pass(*_: Any) -> None:
-    """Does nothing: torch's kernels use weights as they are."""
+    """Does nothing, since torch's kernels use weights as they are."""
 
 
 def _is_enabled_weight_permute_pass() -> bool:
@@ -22,7 +22,7 @@ def _is_enabled_weight_permute_pass() -> bool:
 
 
 def _enable_fuse_conv_bn_optimization(*_: Any) -> None:
-    """Does nothing: convolutions and batch norms run one after the other, with the same results."""
+    """Does nothing. Convolutions and batch norms run one after the other, with the same results."""
 
 
 def _is_enabled_synapse_layout_handling() -> bool:

@@ -78,7 +78,7 @@ class FusedSDPA:
             return F.scaled_dot_product_attention(query, key, value, None, dropout_p, True, scale=scale, **options)
         mask = _joined(query, attn_mask, allowed)
         result = F.scaled_dot_product_attention(query, key, value, mask, dropout_p, False, scale=scale, **options)
-        # Of a query without a key torch's releases make zeros or NaN, also in the gradients.
+        # Torch's releases return zeros or NaN for a query without a key, also in the gradients.
         return result if allowed is None else result.masked_fill(~allowed.any(-1, keepdim=True), 0)
 
 

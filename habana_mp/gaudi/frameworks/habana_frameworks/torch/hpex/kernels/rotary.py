@@ -22,7 +22,7 @@ __all__ = [
 
 
 class RotaryPosEmbeddingMode(enum.Enum):
-    """Which values of the last dimension are a pair."""
+    """Tells which values of the last dimension form a pair."""
 
     BLOCKWISE = 0  # a value of the first half and one of the second half
     PAIRWISE = 1  # two neighbours
@@ -47,7 +47,7 @@ def apply_rotary_pos_emb(
             shape (..., positions, values). ``p`` then has the shape (batch, heads, tokens, values) or (batch, tokens,
             values).
         offset: The position of the first token, without ``position_ids``.
-        mode: Which values are a pair.
+        mode: The way in which values form pairs.
     """
     if sin is None:
         return _rotated_by_cache(p, cos)
