@@ -31,6 +31,14 @@ _INSTALLED = tuple(
 )
 _FOLDERS_OF_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
+#: Installed code that is for HPUs, by the ends of folders and files. It finds the stand-in as the script does.
+_FOR_HPUS = (
+    *("/lightning_habana/", "/optimum/habana/", "/accelerators/hpu.py", "/plugins/precision/hpu.py"),
+    *("/plugins/io/hpu_plugin.py", "/strategies/hpu_parallel.py", "/strategies/single_hpu.py"),
+)
+#: Installed code that asks on behalf of its caller.
+_ON_BEHALF = ("/lightning_utilities/core/imports.py", "/typing_extensions.py")
+
 SCRIPT, TORCH, LIBRARY, PYTHON, OURS = "script", "torch", "library", "python", "ours"
 
 
@@ -43,14 +51,14 @@ def _kind_of_file(path: str) -> str:
     if path.startswith("<"):
         return PYTHON  # frozen modules, and generated code
     path = os.path.abspath(path)
-    if os.path.basename(path) == "typing_extensions.py":
-        return PYTHON  # its wrapper of what is deprecated
+    if path.endswith(_ON_BEHALF):
+        return PYTHON
     if path.startswith(_OURS):
         return OURS
     if path.startswith(_TORCH):
         return TORCH
     if path.startswith(_INSTALLED) or any(folder in path for folder in _FOLDERS_OF_PACKAGES):
-        return LIBRARY
+        return SCRIPT if any(part in path for part in _FOR_HPUS) else LIBRARY
     return PYTHON if path.startswith(_PYTHON) else SCRIPT
 
 
@@ -86,6 +94,16 @@ def a_library_asks() -> bool:
             return kind == LIBRARY
         frame = frame.f_back
     return False
+
+
+def code_for_hpus_asks() -> bool:
+    """True if an installed library that is for HPUs called."""
+    frame = inspect.currentframe()
+    while frame is not None and kind_of(frame) not in (SCRIPT, LIBRARY):
+        frame = frame.f_back
+    path = "" if frame is None else os.path.abspath(frame.f_code.co_filename)
+    is_installed = path.startswith(_INSTALLED) or any(folder in path for folder in _FOLDERS_OF_PACKAGES)
+    return is_installed and any(part in path for part in _FOR_HPUS)
 
 
 def place() -> tuple[str, int]:

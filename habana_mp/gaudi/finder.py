@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from habana_mp.gaudi.callers import a_library_asks
+from habana_mp.gaudi.callers import a_library_asks, code_for_hpus_asks
 
 FOLDER = Path(__file__).parent / "frameworks"
 #: The top-level packages in the folder.
@@ -37,6 +37,32 @@ _WITHOUT_MEANING = {
 }
 
 
+class _Refusing(importlib.abc.Loader):
+    """Makes modules whose every name is a class without objects."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        return None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        why = self._why
+
+        def find(name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+
+            def refuse(*_: Any, **__: Any) -> None:
+                raise NotImplementedError(f"`{module.__name__}.{name}` is not in habana_mp's stand-in for Gaudi: {why}")
+
+            made = type(name, (), {"__init__": refuse})
+            setattr(module, name, made)
+            return made
+
+        vars(module)["__getattr__"] = find
+
+
 class Finder(importlib.abc.MetaPathFinder):
     """Comes before Python's own finders. It finds nothing for an installed library."""
 
@@ -49,6 +75,10 @@ class Finder(importlib.abc.MetaPathFinder):
             return None
         for name, why in _WITHOUT_MEANING.items():
             if fullname.startswith(name):
+                if code_for_hpus_asks():  # such a library imports what few of its users need
+                    refusing = importlib.machinery.ModuleSpec(fullname, _Refusing(why))
+                    refusing.submodule_search_locations = []
+                    return refusing
                 raise ModuleNotFoundError(
                     f"`{fullname}` is not in habana_mp's stand-in for Gaudi: {why}", name=fullname
                 )

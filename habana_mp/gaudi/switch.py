@@ -18,7 +18,7 @@ from habana_mp.gaudi.patches.devices import HpuDevices
 from habana_mp.gaudi.patches.distributed import HpuDataParallel, HpuProcessGroups
 from habana_mp.gaudi.patches.files import HpuFiles, HpuLoaders
 from habana_mp.gaudi.patches.labels import HpuLabels
-from habana_mp.gaudi.patches.lightning import TRAINERS, HpuTrainer
+from habana_mp.gaudi.patches.lightning import TRAINERS, HpuRelease, HpuTrainer
 from habana_mp.gaudi.patches.packages import AnswersToLibraries, HpuModule
 from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.patch import Patch, Settings
@@ -94,6 +94,7 @@ def switch_on(device: str | None = None) -> None:
             HpuBackends(devices),
             HpuLabels(),
             *(HpuTrainer(name, devices) for name in TRAINERS),
+            HpuRelease(),
             HpuModule(devices),
             AnswersToLibraries(ROOTS, a_library_asks),
         ):

@@ -206,3 +206,65 @@ def test_a_model_of_the_stand_in_is_unpickled_by_torch() -> None:
         assert pickle.loads(pickle.dumps(torch.fft.fftfreq)) is torch.fft.fftfreq
         """
     )
+
+
+#: Code of a library that is for HPUs: it asks through another library, and imports media pipelines at once.
+FOR_HPUS = """
+import torch
+from lightning_utilities.core.imports import package_available
+assert package_available("habana_frameworks")
+import habana_frameworks.torch.hpu as torch_hpu
+from habana_frameworks.mediapipe import fn
+from habana_frameworks.mediapipe.mediapipe import MediaPipe
+from habana_frameworks.mediapipe.operators.cpu_nodes.cpu_nodes import media_function
+class Pipe(MediaPipe):
+    def __init__(self):
+        super().__init__(device="hpu")
+def device_of(tensor):
+    return tensor.device.type, torch.hpu.is_available(), torch_hpu.device_count()
+"""
+
+
+def test_a_library_that_is_for_hpus_finds_it(tmp_path: Path) -> None:
+    installed = a_library(tmp_path)
+    places = (
+        *("lightning_habana/__init__.py", "optimum/habana/__init__.py", "pytorch_lightning/accelerators/hpu.py"),
+        "lightning/pytorch/plugins/precision/hpu.py",
+    )
+    for place in places:
+        (installed / place).parent.mkdir(parents=True)
+        (installed / place).write_text(FOR_HPUS)
+    code = f"""
+        import importlib.util, runpy
+        import some_library
+        assert some_library.asked()[0] is None
+        for place in {places!r}:
+            module = runpy.run_path({str(installed)!r} + "/" + place)
+            assert module["device_of"](torch.ones(2)) == ("hpu", True, 1)
+            for use in (module["Pipe"], module["fn"]):
+                try:
+                    use()
+                except NotImplementedError as error:
+                    assert "habana_frameworks.mediapipe" in str(error) and "DataLoader" in str(error), error
+                else:
+                    raise AssertionError(place)
+        """
+    gaudi(code, PYTHONPATH=str(installed))
+
+
+def test_lightnings_package_for_hpus_is_told_a_release(tmp_path: Path) -> None:
+    folder = tmp_path / "site-packages" / "lightning_habana" / "utils"
+    folder.mkdir(parents=True)
+    for package in (folder, folder.parent):
+        (package / "__init__.py").touch()
+    (folder / "resources.py").write_text("def get_hpu_synapse_version():\n    return '0.0.0'\n")
+    (folder / "imports.py").write_text(
+        "from lightning_habana.utils.resources import get_hpu_synapse_version\nRELEASE = get_hpu_synapse_version()\n"
+    )
+    code = """
+        from lightning_habana.utils import imports, resources
+        assert imports.RELEASE == "1.23.0"
+        habana_mp.gaudi.switch_off()
+        assert resources.get_hpu_synapse_version() == "0.0.0"
+        """
+    gaudi(code, PYTHONPATH=str(folder.parents[1]))

@@ -30,7 +30,7 @@ hmp.restore()
 OF_GAUDI = {
     *("lightning.trainer", "torch.autocast-class", "torch.device-modes", "torch.dispatch-modes", "torch.fork-rng"),
     *("torch.files-of-devices", "torch.lazy-names", "torch.script-builtins", "torch.tensor-device"),
-    *("dynamo.backends", "dynamo.compiled-autograd"),
+    *("dynamo.backends", "dynamo.compiled-autograd", "lightning-habana.version"),
 }
 
 #: By name, statements that make an assumption false.
