@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
+import re
 import sys
 import types
 import weakref
@@ -156,6 +157,13 @@ _WORDS_OF_CPYTHON = (
 )
 
 
+#: What plain torch raises as well, where the dictionary of a module's attributes finds no memory: CPython 3.11 then
+#: sets no exception. It may happen below a function of the core, which calls torch's initialisation.
+_LOST_IN_ATTRIBUTES = re.compile(
+    r"SystemError: <function Module\.__getattr__ at \w+> returned NULL without setting an exception"
+)
+
+
 def _is_of_cpython(error: BaseException | None) -> bool:
     """True if CPython lost an exception in a call of a function that is not from this package."""
     lost = ("returned a result with an exception set", "returned NULL without setting an exception")
@@ -209,6 +217,8 @@ def attempt(
     outcome, result, _ = allocations.run(entry, state, kind, number)
     is_of_the_core = allocations.is_of_the_core()
     if not is_of_the_core and any(words in outcome for words in _WORDS_OF_CPYTHON):
+        outcome = "no memory"
+    if _LOST_IN_ATTRIBUTES.fullmatch(outcome):
         outcome = "no memory"
     if outcome not in ("works", "no memory"):
         return outcome
