@@ -279,6 +279,14 @@ std::uint64_t stop_failing() {
   return state.count;
 }
 
+// Lets all allocations of this thread succeed, and counts none. Returns whether some could fail, for `go_on_failing`.
+int pause_failing() {
+  const bool was_armed = is_armed;
+  is_armed = false;
+  return was_armed ? 1 : 0;
+}
+void go_on_failing(int was_armed) { is_armed = was_armed != 0; }
+
 std::uint64_t failed_allocations() { return state.failed; }
 int core_was_inside() { return state.core_was_inside ? 1 : 0; }
 const std::uint64_t* places_of_allocations() { return keys; }

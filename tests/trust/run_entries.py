@@ -9,6 +9,7 @@ into PROGRESS: a process that dies leaves that behind. Prints a line for each fa
 
 from __future__ import annotations
 
+import builtins
 import ctypes
 import gc
 import logging
@@ -25,6 +26,8 @@ import torch
 from habana_mp import _core, hmp, optim
 from helpers.state_of_torch import assert_torch_is_restored
 from trust.entries import ENTRIES, Entry
+
+_compile = compile
 
 KINDS = {"core": 1, "python": 2}
 
@@ -43,6 +46,16 @@ class Allocations:
         library.most_places.restype = ctypes.c_uint64
         library.places_of_allocations.restype = ctypes.POINTER(ctypes.c_uint64)
         self._library = library
+        # CPython's compiler ends the process, or raises SystemError, if one of its allocations fails: also in a program
+        # without this package.
+        builtins.compile = self._compile
+
+    def _compile(self, *arguments: Any, **options: Any) -> Any:
+        was_armed = self._library.pause_failing()
+        try:
+            return _compile(*arguments, **options)
+        finally:
+            self._library.go_on_failing(was_armed)
 
     def run(self, entry: Entry, state: Any, kind: str, first: int, *, records: bool = False) -> tuple[str, Any, int]:
         """Return the outcome: ``"works"`` with the result, ``"no memory"``, or words of another exception; and how many
