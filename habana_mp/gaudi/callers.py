@@ -36,8 +36,8 @@ _FOR_HPUS = (
     *("/lightning_habana/", "/optimum/habana/", "/accelerators/hpu.py", "/plugins/precision/hpu.py"),
     *("/plugins/io/hpu_plugin.py", "/strategies/hpu_parallel.py", "/strategies/single_hpu.py"),
 )
-#: Installed code that asks on behalf of its caller.
-_ON_BEHALF = ("/lightning_utilities/core/imports.py", "/typing_extensions.py")
+#: Installed code that asks on behalf of such code, too.
+_ON_BEHALF = "/lightning_utilities/core/imports.py"
 
 SCRIPT, TORCH, LIBRARY, PYTHON, OURS = "script", "torch", "library", "python", "ours"
 
@@ -51,8 +51,8 @@ def _kind_of_file(path: str) -> str:
     if path.startswith("<"):
         return PYTHON  # frozen modules, and generated code
     path = os.path.abspath(path)
-    if path.endswith(_ON_BEHALF):
-        return PYTHON
+    if path.endswith("/typing_extensions.py"):
+        return PYTHON  # its wrapper of what is deprecated
     if path.startswith(_OURS):
         return OURS
     if path.startswith(_TORCH):
@@ -90,10 +90,27 @@ def a_library_asks() -> bool:
     frame = inspect.currentframe()
     while frame is not None:
         kind = kind_of(frame)
+        if kind == LIBRARY and frame.f_code.co_filename.endswith(_ON_BEHALF):
+            return not _is_for_hpus(_outside_of(frame))
         if kind in (SCRIPT, LIBRARY):
             return kind == LIBRARY
         frame = frame.f_back
     return False
+
+
+def _outside_of(frame: types.FrameType) -> types.FrameType | None:
+    """Returns the frame that called this file."""
+    file, outer = frame.f_code.co_filename, frame.f_back
+    while outer is not None and (outer.f_code.co_filename == file or kind_of(outer) not in (SCRIPT, LIBRARY)):
+        outer = outer.f_back
+    return outer
+
+
+def _is_for_hpus(frame: types.FrameType | None) -> bool:
+    """True for installed code that is for HPUs."""
+    path = "" if frame is None else os.path.abspath(frame.f_code.co_filename)
+    is_installed = path.startswith(_INSTALLED) or any(folder in path for folder in _FOLDERS_OF_PACKAGES)
+    return is_installed and any(part in path for part in _FOR_HPUS)
 
 
 def code_for_hpus_asks() -> bool:
@@ -101,9 +118,7 @@ def code_for_hpus_asks() -> bool:
     frame = inspect.currentframe()
     while frame is not None and kind_of(frame) not in (SCRIPT, LIBRARY):
         frame = frame.f_back
-    path = "" if frame is None else os.path.abspath(frame.f_code.co_filename)
-    is_installed = path.startswith(_INSTALLED) or any(folder in path for folder in _FOLDERS_OF_PACKAGES)
-    return is_installed and any(part in path for part in _FOR_HPUS)
+    return _is_for_hpus(frame)
 
 
 def place() -> tuple[str, int]:

@@ -184,7 +184,8 @@ class Installation:
     def _exchange_composites(self, made: dict[Any, Composite]) -> None:
         wanted = {one.builtin.object for policy in self._policies() for one in policy.composites}
         for function in self._composites.keys() - wanted:
-            self._composites.pop(function).uninstall()
+            self._composites[function].uninstall()
+            del self._composites[function]  # not before: after an error `uninstall` must find it
         self._composites |= made  # before they are installed, so that `uninstall` finds them even after a signal
         for replacement in made.values():
             replacement.install()
