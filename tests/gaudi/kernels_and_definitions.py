@@ -151,6 +151,15 @@ def check_masks_beyond_the_range() -> None:
         expected = kernels.FusedSDPA.apply(query, query, query, None, 0.0, True)
         assert got.dtype is dtype
         assert torch.allclose(got, expected, atol=1e-2)
+    kinds = (torch.float32, torch.bfloat16, torch.float16)
+    for of_query, of_mask in itertools.product(kinds, kinds):
+        query = torch.randn(1, 1, 3, 8, dtype=of_query)
+        mask = torch.tensor([[0.0, -math.inf, -math.inf], [0, 0, -math.inf], [0, 0, 0]], dtype=of_mask)
+        expected = kernels.FusedSDPA.apply(query, query, query, None, 0.0, True)
+        assert torch.allclose(kernels.FusedSDPA.apply(query, query, query, mask), expected, atol=1e-2)
+    for of_mask in (torch.int32, torch.uint8):
+        with pytest.raises(ValueError, match="`attn_mask` must be boolean or floating-point"):
+            kernels.FusedSDPA.apply(query, query, query, torch.ones(3, 3, dtype=of_mask))
 
 
 # ---- rotary embeddings ----------------------------------------------------------------------------------------------
@@ -215,6 +224,12 @@ def check_rotary() -> None:
         "V2 a table for each sequence",
         lambda x: kernels.RotaryPosEmbeddingHelperV2.apply(x, *(one[:, None] for one in tables(each)), ids),
         lambda x: blockwise(x, each.gather(1, ids[..., None].expand(-1, -1, pairs))[:, None]),
+        p,
+    )
+    compare(
+        "V2 a table for each sequence, the same positions",
+        lambda x: kernels.RotaryPosEmbeddingHelperV2.apply(x, *(one[:, None] for one in tables(each)), ids[:1]),
+        lambda x: blockwise(x, each[:, ids[0]][:, None]),
         p,
     )
     cache = torch.stack((every.cos(), every.sin()), -1).float()

@@ -56,7 +56,7 @@ class FusedSDPA:
         A query that sees no key has a result of zeros.
 
         Raises:
-            ValueError: ``seq_padding_type`` is another word.
+            ValueError: ``seq_padding_type`` is another word, or ``attn_mask`` holds integers.
             NotImplementedError: ``return_dropout_mask`` is true.
         """
         if return_dropout_mask:
@@ -120,10 +120,13 @@ def _joined(query: Tensor, attn_mask: Tensor | None, allowed: Tensor | None) -> 
         allowed = allowed | ~allowed.any(-1, keepdim=True)
     if attn_mask is None or attn_mask.dtype is torch.bool:
         return attn_mask if allowed is None else allowed if attn_mask is None else attn_mask & allowed
+    if not attn_mask.is_floating_point():
+        raise ValueError(f"`attn_mask` must be boolean or floating-point; got {attn_mask.dtype}: use `mask.bool()`")
     with hmp.disable_casts():
         mask = attn_mask
         if mask.dtype is not query.dtype:
             largest = torch.finfo(query.dtype).max
+            mask = mask.to(torch.promote_types(mask.dtype, query.dtype))  # which holds the largest number
             mask = torch.where(mask.isinf(), mask, mask.clamp(-largest, largest)).to(query.dtype)
         return mask if allowed is None else mask.masked_fill(~allowed, -math.inf)
 

@@ -79,6 +79,7 @@ def _rows(table: Tensor, position_ids: Tensor, dimensions: int) -> Tensor:
         found = table[ids]
     else:  # a table for each sequence of the batch
         each = table.reshape(table.shape[0], *table.shape[-2:])
+        ids = ids.expand(each.shape[0], -1)  # one row of positions may stand for all sequences
         found = each.gather(1, ids[..., None].expand(*ids.shape, each.shape[-1]))
     return found.unsqueeze(1) if dimensions == 4 else found
 
