@@ -361,7 +361,7 @@ def set_recognised(
     its name, and the name of the overload, if any. It returns the builtins to watch as `writers`."""
 
 def set_devices_of_regions(device_types: tuple[str, ...] | None) -> None:
-    """Sets the device types whose regions of torch.autocast count; None for all."""
+    """Regions of torch.autocast for other device types have no effect from now on; None: all have one."""
 
 def install_in_disabled_regions(regions: int) -> None:
     """Sets the number of regions of torch.autocast that this thread is in. None of them is enabled."""

@@ -46,6 +46,10 @@ SCRIPT, TORCH, LIBRARY, PYTHON, OURS = "script", "torch", "library", "python", "
 _known: dict[str, str] = {}
 
 
+def _is_installed(path: str) -> bool:
+    return path.startswith(_INSTALLED) or any(folder in path for folder in _FOLDERS_OF_PACKAGES)
+
+
 @cache
 def _kind_of_file(path: str) -> str:
     if path.startswith("<"):
@@ -57,7 +61,7 @@ def _kind_of_file(path: str) -> str:
         return OURS
     if path.startswith(_TORCH):
         return TORCH
-    if path.startswith(_INSTALLED) or any(folder in path for folder in _FOLDERS_OF_PACKAGES):
+    if _is_installed(path):
         return SCRIPT if any(part in path for part in _FOR_HPUS) else LIBRARY
     return PYTHON if path.startswith(_PYTHON) else SCRIPT
 
@@ -85,45 +89,41 @@ def is_script(frame: types.FrameType | None) -> bool:
     return (_known.get(frame.f_code.co_filename) or kind_of(frame)) == SCRIPT  # called for each device that is read
 
 
-def a_library_asks() -> bool:
-    """True if an installed library called. Frames of torch and Python in between are ignored."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        kind = kind_of(frame)
-        if kind == LIBRARY and frame.f_code.co_filename.endswith(_ON_BEHALF):
-            return not _is_for_hpus(_outside_of(frame))
-        if kind in (SCRIPT, LIBRARY):
-            return kind == LIBRARY
+def _outwards(frame: types.FrameType | None) -> types.FrameType | None:
+    """Returns this frame or the first around it that belongs to the script or to a library."""
+    while frame is not None and kind_of(frame) not in (SCRIPT, LIBRARY):
         frame = frame.f_back
-    return False
+    return frame
 
 
-def _outside_of(frame: types.FrameType) -> types.FrameType | None:
-    """Returns the frame that called this file."""
-    file, outer = frame.f_code.co_filename, frame.f_back
-    while outer is not None and (outer.f_code.co_filename == file or kind_of(outer) not in (SCRIPT, LIBRARY)):
-        outer = outer.f_back
+def _around_file(frame: types.FrameType | None) -> types.FrameType | None:
+    """Returns the frame of the script or of a library that called the file of this frame."""
+    outer = frame
+    while frame is not None and outer is not None and outer.f_code.co_filename == frame.f_code.co_filename:
+        outer = _outwards(outer.f_back)
     return outer
+
+
+def a_library_asks() -> bool:
+    """True if an installed library called that is not for HPUs. Frames of torch and Python in between are ignored."""
+    frame = _outwards(inspect.currentframe())
+    if frame is not None and frame.f_code.co_filename.endswith(_ON_BEHALF):
+        return not _is_for_hpus(_around_file(frame))
+    return frame is not None and kind_of(frame) == LIBRARY
 
 
 def _is_for_hpus(frame: types.FrameType | None) -> bool:
     """True for installed code that is for HPUs."""
     path = "" if frame is None else os.path.abspath(frame.f_code.co_filename)
-    is_installed = path.startswith(_INSTALLED) or any(folder in path for folder in _FOLDERS_OF_PACKAGES)
-    return is_installed and any(part in path for part in _FOR_HPUS)
+    return _is_installed(path) and any(part in path for part in _FOR_HPUS)
 
 
 def code_for_hpus_asks() -> bool:
     """True if an installed library that is for HPUs called."""
-    frame = inspect.currentframe()
-    while frame is not None and kind_of(frame) not in (SCRIPT, LIBRARY):
-        frame = frame.f_back
-    return _is_for_hpus(frame)
+    return _is_for_hpus(_outwards(inspect.currentframe()))
 
 
 def place() -> tuple[str, int]:
     """Returns file and line of the caller outside of torch, Python and this package."""
-    frame = inspect.currentframe()
-    while frame is not None and kind_of(frame) not in (SCRIPT, LIBRARY):
-        frame = frame.f_back
+    frame = _outwards(inspect.currentframe())
     return (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("<unknown>", 0)

@@ -166,7 +166,7 @@ class Records:
     @computed_once
     def size(self) -> tuple[float, bool]:
         """The time of all rows and True. If times are missing or are those of tracing: their calls and False."""
-        seconds = sum(row.seconds or 0.0 for row in self.rows)
+        seconds = self.total("seconds")
         if seconds and not any(row.phase == "traced" for row in self.rows):
             return seconds, True
         return float(sum(row.calls for row in self.rows)), False

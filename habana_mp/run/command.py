@@ -118,9 +118,8 @@ def main(words: Sequence[str]) -> int:
 def _is_about_gaudi(error: BaseException) -> bool:
     """True for the errors of a script for Gaudi that runs without its packages, or without the device "hpu"."""
     if isinstance(error, ModuleNotFoundError):
-        return (error.name or "").partition(".")[0] in ("habana_frameworks", "habana_dataloader") or (
-            error.name == "torch.hpu" or "torch.hpu" in str(error)
-        )
+        root = (error.name or "").partition(".")[0]
+        return root in ("habana_frameworks", "habana_dataloader") or "torch.hpu" in str(error)
     return isinstance(error, AttributeError) and error.name == "hpu"
 
 

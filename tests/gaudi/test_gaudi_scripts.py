@@ -16,9 +16,9 @@ SCRIPTS = Path(__file__).parent / "scripts"
 START = ("-m", "habana_mp", "run", "--gaudi=cpu", "--")
 
 
-def started(folder: Path, name: str, *options: str, processes: int = 1) -> str:
-    """What the script prints."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PT_HPU_LAZY_MODE": "0"}
+def started(folder: Path, name: str, *options: str, processes: int = 1, mapped: str = "hpu", lazy: str = "1") -> str:
+    """Runs the script and returns what it prints. ``mapped`` is the device whose mapping must be logged."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PT_HPU_LAZY_MODE": lazy}
     launcher = ("-m", "torch.distributed.run", f"--nproc-per-node={processes}", "--standalone") if processes > 1 else ()
     done = subprocess.run(
         [sys.executable, *launcher, *START, str(SCRIPTS / name), *options],
@@ -30,7 +30,7 @@ def started(folder: Path, name: str, *options: str, processes: int = 1) -> str:
         env=environment,
     )
     assert done.returncode == 0, done.stderr
-    assert " is cpu here" in done.stderr
+    assert f"{mapped} is cpu here" in done.stderr
     return done.stdout
 
 

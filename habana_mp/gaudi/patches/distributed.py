@@ -60,16 +60,16 @@ class HpuDataParallel(WhenImported):
             self._replacement = None
 
     def _map(self, arguments: dict[str, Any]) -> None:
-        if any(map(self._means, arguments.get("device_ids") or ())):
-            real = [self._real_of(one) for one in arguments["device_ids"]]
+        given = [_named(one) for one in arguments.get("device_ids") or ()]
+        if any(map(self._meaning.means, given)):
+            real = [self._meaning.real_of(one, "DistributedDataParallel") for one in given]
             arguments["device_ids"] = None if self._meaning.real.type == "cpu" else real
-        if self._means(arguments.get("output_device")):
-            real_output = self._real_of(arguments["output_device"])
+        output = _named(arguments.get("output_device"))
+        if self._meaning.means(output):
+            real_output = self._meaning.real_of(output, "DistributedDataParallel")
             arguments["output_device"] = None if self._meaning.real.type == "cpu" else real_output
 
-    def _means(self, value: Any) -> bool:
-        """True for the stand-in's device. With ``gpu_migration`` a number is one of CUDA's devices."""
-        return self._meaning.means(f"cuda:{value}" if isinstance(value, int) else value)
 
-    def _real_of(self, value: Any) -> Any:
-        return self._meaning.real_of(f"cuda:{value}" if isinstance(value, int) else value, "DistributedDataParallel")
+def _named(device: Any) -> Any:
+    """Returns the name of a device that is given by its number: one of CUDA's."""
+    return f"cuda:{device}" if isinstance(device, int) else device

@@ -33,7 +33,7 @@ def mark_step(device_str: str = "", sync: bool = False) -> None:
 
 
 def hpu_set_env(*_: Any, **__: Any) -> None:
-    """Does nothing: torch needs no environment variables of Gaudi."""
+    """Accepts the call and changes nothing: torch needs no environment variables of Gaudi."""
 
 
 def hpu_initialize(*_: Any, **__: Any) -> None:
@@ -47,7 +47,7 @@ def hpu_inference_initialize(model: Any = None, *_: Any, **__: Any) -> None:
 
 
 def hpu_set_inference_env(*_: Any, **__: Any) -> None:
-    """Does nothing: torch needs no environment variables of Gaudi."""
+    """Accepts the call and changes nothing: torch needs no environment variables of Gaudi."""
 
 
 #: Another spelling of it.
@@ -55,7 +55,7 @@ hpu_inference_set_env = hpu_set_inference_env
 
 
 def hpu_teardown_inference_env(*_: Any, **__: Any) -> None:
-    """Does nothing: :func:`hpu_set_inference_env` has set nothing."""
+    """Accepts the call and changes nothing: :func:`hpu_set_inference_env` has set nothing."""
 
 
 def get_device_count() -> int:
@@ -69,7 +69,7 @@ def is_lazy() -> bool:
 
 
 def enable_weight_permute_pass(enable: bool = True) -> None:
-    """Does nothing: torch's kernels use weights as they are."""
+    """Accepts the call and changes nothing: torch's kernels use weights as they are."""
 
 
 def is_enabled_weight_permute_pass() -> bool:

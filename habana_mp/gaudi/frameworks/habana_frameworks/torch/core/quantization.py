@@ -8,8 +8,8 @@ __all__ = ["_check_params_as_const", "_mark_params_as_const"]
 
 
 def _mark_params_as_const(model: Any, *_: Any, **__: Any) -> None:
-    """Does nothing, since torch's kernels use weights as they are. Their casts are kept in any case."""
+    """Accepts the call and changes nothing, since torch's kernels use weights as they are."""
 
 
 def _check_params_as_const(model: Any, *_: Any, **__: Any) -> None:
-    """Does nothing, like :func:`_mark_params_as_const`."""
+    """Accepts the call and changes nothing, like :func:`_mark_params_as_const`."""

@@ -22,7 +22,7 @@ class FusedRMSNorm:
     def apply(x: Tensor, weight: Tensor, eps: float, *_: Any, **__: Any) -> Tensor:
         """Returns the result in the precision of ``x``. It is computed in float32, or in float64 for such an input. The
         options of Gaudi's kernel change nothing."""
-        exact = torch.float64 if x.dtype is torch.float64 else torch.float32
+        exact = torch.promote_types(x.dtype, torch.float32)
         with hmp.disable_casts():
             normalized = torch.nn.functional.rms_norm(x.to(exact), weight.shape, weight.to(exact), eps)
             return normalized.to(x.dtype)

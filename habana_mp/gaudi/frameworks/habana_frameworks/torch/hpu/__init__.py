@@ -134,7 +134,7 @@ def setDeterministic(deterministic: bool) -> None:  # noqa: N802  the name that 
 
 
 def enable_const_section_serialization(*_: Any, **__: Any) -> None:
-    """Does nothing, since no compiled graphs are written to files."""
+    """Accepts the call and changes nothing, since no compiled graphs are written to files."""
 
 
 def is_available() -> bool:

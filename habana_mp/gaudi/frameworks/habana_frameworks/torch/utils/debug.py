@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..core import enable_weight_permute_pass as _enable_weight_permute_pass
+from ..core import is_enabled_weight_permute_pass as _is_enabled_weight_permute_pass
+
 __all__ = [
     "_enable_fuse_conv_bn_optimization",
     "_enable_weight_permute_pass",
@@ -12,17 +15,8 @@ __all__ = [
 ]
 
 
-def _enable_weight_permute_pass(*_: Any) -> None:
-    """Does nothing, since torch's kernels use weights as they are."""
-
-
-def _is_enabled_weight_permute_pass() -> bool:
-    """Returns True, so that the script does not permute weights."""
-    return True
-
-
 def _enable_fuse_conv_bn_optimization(*_: Any) -> None:
-    """Does nothing. Convolutions and batch norms run one after the other, with the same results."""
+    """Accepts the call and changes nothing. Convolutions and batch norms run one after the other."""
 
 
 def _is_enabled_synapse_layout_handling() -> bool:

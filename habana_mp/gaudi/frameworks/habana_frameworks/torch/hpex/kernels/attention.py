@@ -118,8 +118,10 @@ def _joined(query: Tensor, attn_mask: Tensor | None, allowed: Tensor | None) -> 
     precision become its largest ones."""
     if allowed is not None:
         allowed = allowed | ~allowed.any(-1, keepdim=True)
-    if attn_mask is None or attn_mask.dtype is torch.bool:
-        return attn_mask if allowed is None else allowed if attn_mask is None else attn_mask & allowed
+    if attn_mask is None:
+        return allowed
+    if attn_mask.dtype is torch.bool:
+        return attn_mask if allowed is None else attn_mask & allowed
     if not attn_mask.is_floating_point():
         raise ValueError(f"`attn_mask` must be boolean or floating-point; got {attn_mask.dtype}: use `mask.bool()`")
     with hmp.disable_casts():

@@ -66,8 +66,8 @@ def apply_rotary_pos_emb(
         return (x * cos.to(exact) + turned * sin.to(exact)).to(p.dtype)
 
 
-def _exact_dtype(*tensors: Tensor) -> torch.dtype:
-    return torch.float64 if any(one.dtype is torch.float64 for one in tensors) else torch.float32
+def _exact_dtype(p: Tensor, table: Tensor) -> torch.dtype:
+    return torch.promote_types(torch.promote_types(p.dtype, table.dtype), torch.float32)
 
 
 def _rows(table: Tensor, position_ids: Tensor, dimensions: int) -> Tensor:
