@@ -300,25 +300,26 @@ def watched_events() -> list[tuple[int, str | None, int, int, int]]:
 def watch_sizes() -> dict[str, int]:
     """Returns how many ``codes``, ``places``, ``modules`` and ``records`` the watch holds. For tests."""
 
-def running_module() -> int:
-    """Returns the number of the module whose forward runs here, or -1. For code that is handed over to run later."""
+def running_place() -> int:
+    """Returns a number for the module whose forward runs here and the precision in which it is kept, or -1. For code
+    that is handed over to run later."""
 
 class Block:
-    """Runs code as a part of the module of this number, in which it was handed over, until ``leave``."""
+    """Runs code as a part of the module at this place, in which it was handed over, until ``leave``."""
 
-    def __init__(self, module: int) -> None: ...
+    def __init__(self, place: int) -> None: ...
     def leave(self) -> None: ...
+
+def set_module_names(names: Callable[[Any, list[Any]], tuple[int, str, str, int]], /) -> None:
+    """Sets the function that finds the place of a module among the modules around it."""
+
+def forget_module_names() -> None:
+    """Makes the places of all modules be found anew."""
 
 def follow_greenlets(settrace: Callable[[Any], Any], gettrace: Callable[[], Any], /) -> None:
     """Gives each greenlet a state of its own, by these functions of the module greenlet."""
 
 def leave_greenlets() -> None: ...
-def begins_to_apply_lists(module: Any) -> bool:
-    """True if the lists would begin to apply in a call of this module made here."""
-
-def number_of_modules() -> int:
-    """Returns the number of the region that calls of watched modules run in."""
-
 def set_equivalent_functions(functions: dict[Any, Any]) -> None:
     """Sets functions that are equivalent to covered methods, and called instead of these for two plain tensors."""
 
@@ -488,6 +489,29 @@ def make_region(
     """Returns the number of a region with these rules. Calls of what they cover are handled from then on; outside of
     regions they have no rule. ``after_tracked_cast`` is called with the result of each lowered call that autograd
     tracks."""
+
+def make_module_rules(lists: int, changes: list[tuple[Any, Any, str, Rule, Rule]], name: str, /) -> tuple[int, bool]:
+    """Returns the number of a rule set: the lists with these changes. Also returns whether torch.compile can tell it
+    from others. ``lists`` is the number of a region, 0 for convert's lists, or -1 for these where ``within`` does not
+    apply them."""
+
+def put_rules_in_modules(
+    call_impl: Any, answering: Any, resolver: Callable[[list[Any], str, int, int], int], /
+) -> None:
+    """Makes the rules depend on the running module. ``resolver`` is called when a module is first called at a path: with
+    the objects of the module and of those around it, from the innermost outwards, its path, the number of the lists,
+    and the number of the precision in which it is kept. It returns the number of a rule set, or 0."""
+
+def take_rules_out_of_modules() -> None: ...
+
+class TracedCall:
+    """A call of a module that a compiler traces. The module counts as running until ``leave``."""
+
+    def __init__(self, module: Any) -> None: ...
+    def leave(self) -> None: ...
+    @property
+    def region(self) -> int:
+        """The number of the region in which the call runs, or -1 if it is the current one."""
 
 def region_is_put_in(number: int) -> bool:
     """True if everything that the region needs is covered."""

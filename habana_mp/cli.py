@@ -20,9 +20,9 @@ from habana_mp import _core, hmp, kernels, ops
 from habana_mp.common import ledger
 from habana_mp.common.devices import devices
 from habana_mp.patches.all import modules_of_torch
-from habana_mp.policy import rules
 from habana_mp.policy.lists import read_list
 from habana_mp.policy.lists_diff import difference
+from habana_mp.policy.module_rules import problems_of
 from habana_mp.policy.presets import Preset, hint_for, presets, presets_with
 from habana_mp.run.speed import ratios
 
@@ -229,7 +229,7 @@ def _check(files: Sequence[str], *, together: bool) -> int:
             warnings.simplefilter("always")
             try:
                 listed = read_list(file)
-                problems = rules.problems_of(listed)
+                problems = problems_of(listed)
             except (OSError, ValueError) as error:
                 problems = [str(error)]
         if problems:
@@ -246,7 +246,7 @@ def _check(files: Sequence[str], *, together: bool) -> int:
     if together and status == 0:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they were shown above, file by file
-            problems = rules.problems_of(*fine)
+            problems = problems_of(*fine)
         print("\n".join(problems) or "they do not contradict each other")
         status = 1 if problems else 0
     return status

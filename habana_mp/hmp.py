@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal, TextIO
 
@@ -25,11 +26,13 @@ from habana_mp.common.errors import HmpWarning, ListError, warn
 from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.compiled_functions import refused_in_graphs
 from habana_mp.patches.torch import autocast_regions, stored_values
-from habana_mp.policy import rules
 from habana_mp.policy.environment import level_of_environment
+from habana_mp.policy.given_rules import given_rules
+from habana_mp.policy.kept import forget_kept
 from habana_mp.policy.lists import given_list
 from habana_mp.policy.presets import preset_named, with_own
-from habana_mp.policy.rules import PRECISIONS, Policy, dtype_meant
+from habana_mp.policy.precisions import PRECISIONS, dtype_meant
+from habana_mp.policy.rules import Policy, policy_from_lists, policy_o2
 from habana_mp.reporting import counting
 from habana_mp.reporting.comparison import Comparison, compare
 from habana_mp.reporting.log import close_log, open_log
@@ -38,6 +41,7 @@ from habana_mp.reporting.report import Report
 from habana_mp.reporting.watch import checked_detail, watch, watching
 from habana_mp.scopes.custom_functions import custom_bwd, custom_fwd
 from habana_mp.scopes.disable import disable_casts
+from habana_mp.scopes.keep import keep
 from habana_mp.scopes.op_wrap import op_wrap
 from habana_mp.scopes.regions import autocast, get_autocast_dtype, is_autocast_available, is_autocast_enabled
 from habana_mp.scopes.within import Given, checked, reject_models
@@ -59,6 +63,7 @@ __all__ = [
     "is_autocast_available",
     "is_autocast_enabled",
     "is_converted",
+    "keep",
     "op_wrap",
     "report",
     "reset_report",
@@ -86,6 +91,7 @@ def convert(
     preset: str | None = None,
     dtype: torch.dtype | str = torch.bfloat16,
     within: Given = None,
+    rules: Mapping[str, str | torch.dtype] | None = None,
     report: Detail = "operations",
     log: _Path | TextIO | logging.Logger | None = None,
     weight_cache: bool = True,
@@ -112,6 +118,9 @@ def convert(
             while the forward of an ``nn.Module`` runs. A module or a list of modules: only while the forward of one of
             them runs. Elsewhere nothing is lowered, but tensors that are already in lower precision still follow the
             float32 list and rules 2 to 4.
+        rules: Lines of lists, with ``"fp32"``, ``"bf16"``, ``"fp16"`` or ``"lower"`` (``dtype``) for each:
+            ``{"softmax @ encoder.**": "fp32", "* @ lm_head": "fp32"}``. They take precedence over equal lines of files
+            and presets. What may follow ``@`` is in docs/patterns.md. ``O2`` obeys them too.
         report: The detail of the report: by ``"operations"``, which are always counted, by ``"modules"``, or by
             ``"lines"`` of the calling code.
         log: The destination of the log: None for the console, a path for a file (``.jsonl`` for JSON lines), or a
@@ -151,7 +160,7 @@ def convert(
     # A fork waits for the whole block: the first conversion imports modules, and Python cannot fork during an import.
     with locks.installation:
         policy = replace(
-            _make_policy(opt_level, bf16_file_path, fp32_file_path, preset, dtype),
+            _make_policy(opt_level, bf16_file_path, fp32_file_path, preset, dtype, rules),
             weight_cache=weight_cache,
             weight_cache_limit=weight_cache_limit,
             packed_weights=packed_weights,
@@ -205,19 +214,25 @@ def _check_limit(limit: int | None) -> None:
 
 
 def _make_policy(
-    opt_level: str, lower_path: _Path | None, fp32_path: _Path | None, preset: str | None, dtype: torch.dtype | str
+    opt_level: str,
+    lower_path: _Path | None,
+    fp32_path: _Path | None,
+    preset: str | None,
+    dtype: torch.dtype | str,
+    rules: Mapping[str, str | torch.dtype] | None,
 ) -> Policy:
     lower_dtype = dtype_meant(dtype)
     if lower_dtype not in (torch.bfloat16, torch.float16):
         raise ValueError(f"`dtype` must be torch.bfloat16 or torch.float16; got {dtype!r}")
     lower = PRECISIONS[lower_dtype]
+    given = given_rules(rules, lower)
     if opt_level == "O1":
         lists = preset_named("hmp-default" if preset is None else preset)
         lists, own = with_own(lists, given_list("bf16_file_path", lower_path), given_list("fp32_file_path", fp32_path))
-        return rules.policy_from_lists(lists, lower, own)
+        return policy_from_lists(lists, lower, own, given=given)
     if lower_path or fp32_path or preset:
         warn(f'the lists are ignored: opt_level="{opt_level}" does not use them')
-    return rules.policy_o2(lower) if opt_level == "O2" else Policy(lower=lower)
+    return policy_o2(lower, given) if opt_level == "O2" else Policy(lower=lower)
 
 
 @refused_in_graphs
@@ -228,6 +243,7 @@ def restore() -> None:
     it ends normally.
     """
     installation.check_alone()
+    forget_kept()
     installation.uninstall()
     close_log()
     watching.of_convert("operations")

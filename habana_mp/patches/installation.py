@@ -17,7 +17,8 @@ from habana_mp.patches.torch import module_tensors
 from habana_mp.patches.torch.autocast_regions import warn_if_in_autocast
 from habana_mp.patches.torch.composites import Composite
 from habana_mp.patches.torch.equivalent_functions import set_equivalent_functions
-from habana_mp.policy import in_force, rules
+from habana_mp.patches.torch.rules_in_modules import RulesInModules
+from habana_mp.policy import in_force, kept, rules
 from habana_mp.policy.rules import Policy
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class Installation:
         self._composites: dict[Any, Composite] = {}
         #: True while calls are watched: then the core also handles operations without a rule.
         self._is_watched = False
+        self._rules_in_modules = RulesInModules(lambda number: self._regions[number] if number else self.policy)
+        kept.listen(self._follow_modules)
 
     @computed_once
     def _patches(self) -> Patches:
@@ -70,6 +73,7 @@ class Installation:
                 forget_compiled_code()
                 self.policy = policy
                 self._follow_module_tensors()
+                self._follow_modules()
                 in_force.set_configuration(policy.named, described)
                 self._exchange_composites(composites)
                 if self._is_watched:
@@ -135,6 +139,7 @@ class Installation:
             if not self._are_patches_in:
                 self._put_patches_in(Policy())
             self._follow_module_tensors()
+            self._follow_modules()
             self._exchange_composites(composites)
             if self._is_watched:
                 self._observe()
@@ -162,6 +167,16 @@ class Installation:
             module_tensors.follow()
         else:
             module_tensors.stop()
+
+    def _follow_modules(self) -> None:
+        """Makes the rules depend on the running module, if lines with patterns or kept modules ask for it."""
+        with locks.installation:
+            policies = self._policies() if self._is_ours else []
+            if policies and (kept.are_there_kept() or any(one.module_rules for one in policies)):
+                self._rules_in_modules.begin()
+                forget_compiled_code()
+            else:
+                self._rules_in_modules.end()
 
     def check_alone(self) -> None:
         """Raises RuntimeError if another copy of this module has changed torch. All copies share one core, and this one
@@ -193,6 +208,7 @@ class Installation:
     def uninstall(self) -> None:
         """Restores torch as it was before the first :meth:`install`. Open regions then cast nothing."""
         with locks.installation:
+            self._rules_in_modules.end()
             if "_patches" in vars(self):
                 self._patches.uninstall()
             forget_compiled_code()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from habana_mp.common.errors import ListError, warn
 from habana_mp.common.paths import PACKAGE
+from habana_mp.policy.patterns import problem_of_pattern
 
 #: The longest useful list has a few kilobytes; a larger file than this is a mistake.
 LARGEST_FILE = 1 << 20
@@ -20,6 +21,10 @@ DIRECTORY = next(
     (folder for folder in (PACKAGE / "lists", PACKAGE.parent / "lists") if folder.is_dir()),
     PACKAGE / "lists",
 )
+
+
+#: Stands between the operation and the modules in which it is meant: `softmax @ encoder.layer.*`.
+IN_MODULES = "@"
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,13 @@ class Listed:
     products_only: bool = False
     #: The error in the line itself, whatever the name means.
     problem: str = ""
+    #: The modules in which it holds, see :mod:`habana_mp.policy.patterns`. Empty: everywhere.
+    pattern: str = ""
+
+    @property
+    def line_text(self) -> str:
+        """The line as written."""
+        return f"{self.name} {IN_MODULES} {self.pattern}" if self.pattern else self.name
 
     @property
     def where(self) -> str:
@@ -82,10 +94,19 @@ def parse_list(text: str, source: str) -> tuple[Listed, ...]:
         name = line.partition("#")[0].strip()
         if not name:
             continue
-        is_one = name.replace(",", " ").split() == [name]
-        problem = "" if is_one else f"a line must hold one operation name; got `{_shorten(name)}`"
-        listed.append(Listed(name, source, number, problem=problem))
+        listed.append(parse_line(name, source, number))
     return tuple(listed)
+
+
+def parse_line(text: str, source: str, line: int, *, shipped: bool = False) -> Listed:
+    """Returns the name in one line of a list, and the pattern of modules that may follow it."""
+    name, at, pattern = (part.strip() for part in text.partition(IN_MODULES))
+    problem = ""
+    if name.replace(",", " ").split() != [name]:
+        problem = f"a line must hold one operation name; got `{_shorten(text)}`"
+    elif at:
+        problem = problem_of_pattern(pattern)
+    return Listed(name, source, line, shipped, problem=problem, pattern=pattern if at else "")
 
 
 def _read(path: str, source: str) -> str:

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from habana_mp import ops
-from habana_mp.policy.lists import DIRECTORY, Listed, read_list
+from habana_mp.policy.lists import DIRECTORY, Listed, parse_line, read_list
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ _WHATEVER_HOLDS_PRODUCTS = "*"
 def _listed(item: str, preset: str) -> tuple[Listed, ...]:
     """Returns the names of a list file, or one name."""
     if not item.endswith(".txt"):
-        return (Listed(item, f"the preset {preset}", 0, shipped=True),)
-    return tuple(Listed(one.name, item, one.line, shipped=True) for one in read_list(DIRECTORY / item))
+        return (parse_line(item, f"the preset {preset}", 0, shipped=True),)
+    return tuple(replace(one, source=item, shipped=True) for one in read_list(DIRECTORY / item))
 
 
 def _products_inside(items: Iterable[str]) -> list[str]:

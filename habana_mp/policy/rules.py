@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-import torch
-
 from habana_mp import _core, ops
-from habana_mp.common.errors import ListError, warn
-from habana_mp.ops.find import NO_OPERATION, Builtin, without_overload
-from habana_mp.ops.written import module_named
+from habana_mp.common.errors import ListError
+from habana_mp.ops.find import Builtin
 from habana_mp.policy.lists import Listed
+from habana_mp.policy.module_rules import FROM_FILES, FROM_PRESET, NO_MODULE_RULES, Decided, ModuleRule, ModuleRules
+from habana_mp.policy.names import EVERY, Assignment, operations_of, operations_that_compute
 from habana_mp.policy.presets import Preset, shipped_names
 from habana_mp.policy.rows_in_graphs import in_rows
 
 Action = Literal["none", "precision", "widest", "in_place", "first_input", "scalars", "refused"]
 
 _NONE: frozenset[str] = frozenset()
-
-#: The names of precisions in lists, logs and reports.
-PRECISIONS: dict[torch.dtype, str] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-
-#: The names of dtypes that users may pass, in lower case.
-_SPELLINGS = {
-    **{"bf16": torch.bfloat16, "bfloat16": torch.bfloat16},
-    **{"fp16": torch.float16, "float16": torch.float16, "half": torch.float16},
-    **{"fp32": torch.float32, "float32": torch.float32, "float": torch.float32},
-}
-
-
-def dtype_meant(given: object) -> torch.dtype | None:
-    """Returns the dtype for a dtype or one of its names; None for anything else."""
-    if isinstance(given, str):
-        return _SPELLINGS.get(given.lower().removeprefix("torch."))
-    return given if isinstance(given, torch.dtype) else None
 
 
 @dataclass(frozen=True)
@@ -142,6 +123,9 @@ class Policy:
     reuse_memory: bool = True
     #: The precision that a list gives an operation, and the place in that list, by operation.
     named: Mapping[str, tuple[str, str]] = field(default_factory=dict, compare=False)
+    #: The lines that hold in some modules, and a function that returns all rules where such lines are in force.
+    module_rules: ModuleRules = field(default=NO_MODULE_RULES, compare=False)
+    rulings_with: Callable[[Decided], dict[str, Ruling]] | None = field(default=None, compare=False)
 
     def lowers_arithmetic(self) -> bool:
         """True if a list lowers an operation that computes each value of its result independently."""
@@ -178,166 +162,62 @@ def _has_no_kernel(operation: str) -> bool:
     return ops.row_of(operation).unlisted == ops.NO_KERNEL
 
 
-class _Assignment:
-    """Assigns each operation to the list that decides. An operation's own name takes precedence over its family's."""
+@dataclass(frozen=True)
+class GivenRules:
+    """The lines of ``convert(rules=...)``, with the precision of each."""
 
-    def __init__(self, lists: Preset, lower: str) -> None:
-        self._exact: dict[str, tuple[str, Listed]] = {}
-        self._family: dict[str, list[tuple[str, Listed]]] = {}
-        self._names: dict[str, tuple[str, Listed]] = {}
-        #: The problems, one line of text each, by the lines of the lists that they are about.
-        self._problems: dict[tuple[Listed, ...], str] = {}
-        for listed in lists.lower:
-            self._add(listed, lower)
-        for listed in lists.fp32:
-            self._add(listed, "fp32")
-        self.decided = self._with_families()
-
-    @property
-    def problems(self) -> list[str]:
-        return [*self._problems.values()]
-
-    def _add(self, listed: Listed, kind: str) -> None:
-        if listed.name in self._names:
-            known_kind, known = self._names[listed.name]
-            if known_kind != kind:
-                self._conflict(listed.name, known, listed)
-            return
-        try:
-            resolved = _resolve(listed)
-        except ListError as error:
-            self._problems[listed,] = str(error)
-            return
-        self._names[listed.name] = (kind, listed)
-        if resolved is None:
-            return
-        for operation in resolved.exact:
-            known_kind, known = self._exact.setdefault(operation, (kind, listed))
-            if known_kind != kind:
-                self._conflict(operation, known, listed)
-        for operation in resolved.family:
-            self._family.setdefault(operation, []).append((kind, listed))
-
-    def _with_families(self) -> dict[str, tuple[str, Listed]]:
-        decided = dict(self._exact)
-        for operation, claims in self._family.items():
-            if operation in decided:
-                continue
-            (kind, first), *others = claims
-            for other_kind, other in others:
-                if other_kind != kind:
-                    self._conflict(operation, first, other)
-            decided[operation] = (kind, first)
-        return decided
-
-    def _conflict(self, operation: str, first: Listed, second: Listed) -> None:
-        """Notes a problem of two names. It is one problem, even if they have several operations in common."""
-        self._problems.setdefault((first, second), _conflict(operation, first, second))
-
-
-def _conflict(operation: str, first: Listed, second: Listed) -> str:
-    if first.name == second.name:
-        return f"{second.where}: `{second.name}` is in both lists; it is also at {first.where}: remove one of the two"
-    return (
-        f"{second.where}: `{second.name}` is the same operation of torch ({operation}) as `{first.name}` at "
-        f"{first.where}, in the other list: remove one of the two"
-    )
-
-
-def _resolve(listed: Listed) -> ops.Resolved | None:
-    """Returns the operations that a listed name stands for; None for a known name that has no effect here.
-
-    Warns about a name without effect, unless a preset names an operation that this torch lacks: releases of torch
-    differ in a few operations, and the user of the preset can do nothing about it."""
-    if listed.problem:
-        raise ListError(f"{listed.where}: {listed.problem}")
-    resolved = ops.resolve(listed.name)
-    if resolved is not None:
-        meant = (*resolved.exact, *resolved.family)
-        if listed.name not in shipped_names():
-            if all(map(ops.gives_view, meant)):
-                warn(
-                    f"{listed.where}: `{listed.name}` has no effect: it gives a view, or its input itself, and what is "
-                    "written into one of a cast would be lost (rule 6); list the operations that use it"
-                )
-            elif not any(map(ops.computes, meant)):
-                warn(f"{listed.where}: `{listed.name}` has no effect: it tells of a tensor and computes nothing")
-            elif all(map(_is_in_place_anyhow, meant)):
-                warn(f"{listed.where}: `{listed.name}` has no effect: what it writes into keeps its precision (rule 3)")
-            elif all(ops.most_tensors(one) == 0 for one in meant):
-                warn(f"{listed.where}: `{listed.name}` has no effect: it takes no tensor that could be cast")
-        return resolved
-    if listed.shipped and listed.name not in ops.EXPLAINED:
-        return None
-    if listed.name in ops.EXPLAINED or listed.name in shipped_names():
-        why = ops.EXPLAINED.get(listed.name, f"torch {torch.__version__} has no operation of that name")
-        warn(f"{listed.where}: `{listed.name}` has no effect: {why}")
-        return None
-    plain = ops.plain_name(listed.name)
-    if without_overload(plain.removeprefix("aten::")) in NO_OPERATION:
-        raise ListError(f"{listed.where}: `{listed.name}` is no operation whose precision a list could decide")
-    if module_named(listed.name) is not None:
-        raise ListError(
-            f"{listed.where}: `{listed.name}` is a module that calls no operation of its own; list the operations, or "
-            "the modules, that compute inside of it"
-        )
-    if "::" in plain:
-        raise ListError(
-            f"{listed.where}: unknown operator `{listed.name}`; import the library that defines it before convert"
-        )
-    near = _nearest(listed.name)
-    hint = f"; did you mean `{near}`?" if near else ""
-    raise ListError(f"{listed.where}: unknown operation `{ascii(listed.name)[1:-1]}`{hint}")
-
-
-def _is_in_place_anyhow(operation: str) -> bool:
-    """True if the operation keeps the precision of the tensor it writes into, and no list could cast another input."""
-    has_rule = operation in ops.names_with_rules()
-    return ops.is_in_place(operation) and (has_rule or ops.most_tensors(operation) == 1)
-
-
-_PARTS_OF_PLACES = frozenset(("", "torch", "tensor", "nn", "functional", "f", "ops", "aten", "_c", "_nn", "default"))
-
-
-def _nearest(name: str) -> str | None:
-    """Returns the name that may be meant. The given one may have a prefix that is wrong in torch: `torch.gelu`."""
-    parts = [part for part in reversed(name.split(".")) if part.lower() not in _PARTS_OF_PLACES]
-    parts = [*dict.fromkeys(("_".join(reversed(parts)), *parts))]
-    for part in parts:
-        for spelled in (part, part.lower()):
-            if ops.resolve(spelled) is not None:
-                return spelled
-    known = {one.lower(): one for one in ops.suggestions()}
-    for part in parts:
-        longer = [one for one in known if one.startswith(part.lower())] if len(part) > 2 else []
-        near = longer or difflib.get_close_matches(part.lower(), known, n=1, cutoff=0.7)
-        if near:
-            return known[min(near, key=len)]
-    return None
-
-
-def problems_of(lower: Iterable[Listed], fp32: Iterable[Listed] = ()) -> list[str]:
-    """Returns all problems in the lines of a list, or of two lists that are used together."""
-    return _Assignment(Preset("", "", tuple(lower), tuple(fp32)), "bf16").problems
+    plain: tuple[tuple[Listed, str], ...] = ()
+    in_modules: tuple[ModuleRule, ...] = ()
 
 
 def policy_from_lists(
-    lists: Preset, lower: str, own: Preset | None = None, *, refused: frozenset[str] = _NONE
+    lists: Preset,
+    lower: str,
+    own: Preset | None = None,
+    *,
+    given: GivenRules = GivenRules(),
+    refused: frozenset[str] = _NONE,
 ) -> Policy:
     """Returns the policy of O1: the lists decide; for operations that they do not name, rules 2 to 4 decide.
 
     ``own`` are the user's lists, which replace a part of ``lists``: they take precedence for every operation that they
-    name. An operation in ``refused`` raises if no list names it.
+    name. ``given`` takes precedence over both. An operation in ``refused`` raises if no list names it.
     """
-    decided = _assign(lists, lower)
-    named = {} if own is None else _assign(own, lower)
+    own = Preset("", "") if own is None else own
+    decided = _assign(_lines(lists, lower))
+    named = _assign(_lines(own, lower)) | _assign(given.plain)
     followed = named if lists.of_autocast else decided | named
     decided |= named
+    in_modules = [*_in_modules(lists, lower, FROM_PRESET), *_in_modules(own, lower, FROM_FILES), *given.in_modules]
+
+    def rulings_with(chosen: Decided) -> dict[str, Ruling]:
+        """Returns the rules where these lines are in force too."""
+        return _rulings(lists, lower, decided | chosen, {*named, *chosen}, followed | chosen, refused)
+
+    return _whole_policy(lower, rulings_with, decided, in_modules)
+
+
+def _lines(lists: Preset, lower: str) -> list[tuple[Listed, str]]:
+    """Returns the lines of lists that hold everywhere, with their precision."""
+    lines = [*((one, lower) for one in lists.lower), *((one, "fp32") for one in lists.fp32)]
+    return [(one, precision) for one, precision in lines if not one.pattern]
+
+
+def _in_modules(lists: Preset, lower: str, source: int) -> list[ModuleRule]:
+    lines = [*((one, lower) for one in lists.lower), *((one, "fp32") for one in lists.fp32)]
+    return [ModuleRule(one, precision, source) for one, precision in lines if one.pattern]
+
+
+def _rulings(
+    lists: Preset, lower: str, decided: Decided, named: set[str], followed: Decided, refused: frozenset[str]
+) -> dict[str, Ruling]:
     rulings = {
         operation: ruling_in_list(
             operation,
             kind,
-            products_only=listed.products_only or ops.row_of(ops.plain_name(listed.name)).means_products,
+            products_only=listed.products_only
+            or ops.row_of(ops.plain_name(listed.name)).means_products
+            or (listed.name == EVERY and kind != "fp32" and ops.row_of(operation).made_of_products),
         )
         for operation, (kind, listed) in decided.items()
     }
@@ -347,15 +227,36 @@ def policy_from_lists(
     rulings |= {operation: Ruling("refused") for operation in refused - rulings.keys()}
     # The other two lists take precedence over the third one (rule 5).
     for listed in lists.widest:
-        resolved = _resolve(listed)
+        resolved = operations_of(listed)
         for operation in () if resolved is None else resolved.exact + resolved.family:
             if operation not in rulings and not _has_no_kernel(operation) and not ops.is_in_place(operation):
                 rulings[operation] = Ruling("widest", saturate=ops.saturates(operation))
     for operation, precision in _by_parts(decided, followed, lower).items():
         if operation not in rulings and not _has_no_kernel(operation):
             rulings[operation] = replace(ruling_in_list(operation, precision), by_parts=True)
-    wheres = {operation: (kind, listed.where) for operation, (kind, listed) in decided.items()}
-    return replace(_policy(rulings, lower), named=wheres)
+    return rulings
+
+
+def _whole_policy(
+    lower: str,
+    rulings_with: Callable[[Decided], dict[str, Ruling]],
+    decided: Decided,
+    in_modules: Iterable[ModuleRule],
+) -> Policy:
+    module_rules = ModuleRules(in_modules, lower)
+    problems = module_rules.problems
+    if problems:
+        raise ListError("\n".join(problems))
+    rulings = rulings_with({})
+    covered, composites = _covered(rulings, module_rules.named_operations())
+    return Policy(
+        covered,
+        composites,
+        lower,
+        named={operation: (kind, listed.where) for operation, (kind, listed) in decided.items()},
+        module_rules=module_rules,
+        rulings_with=rulings_with,
+    )
 
 
 def _by_parts(
@@ -378,51 +279,59 @@ def _by_parts(
     return lowered | raised
 
 
-def _assign(lists: Preset, lower: str) -> dict[str, tuple[str, Listed]]:
-    assignment = _Assignment(lists, lower)
+def _assign(lines: Iterable[tuple[Listed, str]]) -> dict[str, tuple[str, Listed]]:
+    assignment = Assignment(lines)
     if assignment.problems:
         raise ListError("\n".join(assignment.problems))
     return assignment.decided
 
 
-def policy_o2(lower: str) -> Policy:
+def policy_o2(lower: str, given: GivenRules = GivenRules()) -> Policy:
     """Returns the policy of O2: GEMM and convolutions in the lower precision, all other known floating-point operations
     in float32."""
-    rulings = {}
-    # An operation with a rule for its inputs' dtypes is a floating-point operation. (In place, rule 3 holds anyway.)
-    floating = {
-        operation
-        for operation, row in ops.rows().items()
-        if row.o2 == "float32" or (row.unlisted and row.unlisted != ops.IN_PLACE)
-    }
-    for name in shipped_names():
-        resolved = ops.resolve(name)
-        if resolved is not None:
-            floating.update(resolved.exact + resolved.family)
-    for operation in floating:
-        if ops.row_of(operation).o2 != "input":
-            rulings[operation] = ruling_in_list(operation, "fp32")
+    rulings = {operation: ruling_in_list(operation, "fp32") for operation in operations_that_compute()}
     for operation, row in ops.rows().items():
         for one in (operation, *row.family.split()) if row.o2 == "lower" else ():
             rulings[one] = ruling_in_list(one, lower, products_only=row.made_of_products)
-    of_o2 = {operation: (ruling.precision, "O2") for operation, ruling in rulings.items()}
-    return replace(_policy(rulings, lower), named=of_o2)
+    of_o2 = {operation: (ruling.precision, Listed("", "O2", 0)) for operation, ruling in rulings.items()}
+    named = _assign(given.plain)
+
+    def rulings_with(chosen: Decided) -> dict[str, Ruling]:
+        others = Preset("", "")
+        return rulings | _rulings(others, lower, {**named, **chosen}, set(), {**named, **chosen}, _NONE)
+
+    return _whole_policy(lower, rulings_with, of_o2 | named, given.in_modules)
 
 
-def _policy(decided: Mapping[str, Ruling], lower: str) -> Policy:
+def changes_in_modules(policy: Policy, chosen: Decided) -> Policy:
+    """Returns the rules that change where these lines are in force too."""
+    if policy.rulings_with is None:
+        return Policy()
+    before, after = policy.rulings_with({}), policy.rulings_with(chosen)
+    changed = {one for one in before.keys() | after.keys() if before.get(one) != after.get(one)}
+    covered, composites = _covered(after, frozenset(), changed)
+    return Policy(covered, composites)
+
+
+def _covered(
+    decided: Mapping[str, Ruling], others: Iterable[str], among: Iterable[str] | None = None
+) -> tuple[tuple[Covered, ...], tuple[Covered, ...]]:
+    """Returns the objects and the composites with rules: those that are decided, those with a rule of their own, and
+    these others; or ``among`` these alone."""
     # Rule 6: an operation that returns a view is never cast.
     rulings = {one: ruling for one, ruling in decided.items() if ops.computes(one) and not ops.gives_view(one)}
     covered: list[Covered] = []
     composites: list[Covered] = []
-    for operation in sorted(ops.names_with_rules() | set(rulings)):
+    named = {*rulings, *others}
+    for operation in sorted(ops.names_with_rules() | named if among is None else among):
         unlisted = ruling_without_list(operation)
         listed = rulings.get(operation, unlisted)
         builtins = ops.builtins_named(operation)
         covered.extend(Covered(operation, builtin, listed, unlisted) for builtin in builtins)
-        composite = None if builtins or operation not in rulings else ops.composite_named(operation)
+        composite = None if builtins or operation not in named else ops.composite_named(operation)
         if composite is not None:
             composites.append(Covered(operation, composite, listed, unlisted))
-    return Policy(_one_each(covered), tuple(composites), lower)
+    return _one_each(covered), tuple(composites)
 
 
 def _one_each(covered: Iterable[Covered]) -> tuple[Covered, ...]:

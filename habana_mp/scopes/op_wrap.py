@@ -10,7 +10,8 @@ import torch
 from habana_mp import _core
 from habana_mp.patches.tools.compiled_functions import constant_in_graph
 from habana_mp.patches.tools.region_dtypes import lists_suspended
-from habana_mp.policy.rules import PRECISIONS, Ruling, dtype_meant
+from habana_mp.policy.precisions import PRECISIONS, dtype_meant
+from habana_mp.policy.rules import Ruling
 from habana_mp.scopes.scope import wraps_uncompiled
 
 _F = TypeVar("_F", bound=Callable[..., Any])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -19,9 +20,11 @@ from habana_mp.patches.tools.pytree import tree_leaves
 from habana_mp.patches.tools.region_dtypes import as_autocast
 from habana_mp.patches.torch.dynamo import OwnCode
 from habana_mp.policy.environment import level_of_environment
+from habana_mp.policy.given_rules import given_rules
 from habana_mp.policy.lists import Listed, given_list, read_list
 from habana_mp.policy.presets import preset_named, with_own
-from habana_mp.policy.rules import PRECISIONS, dtype_meant, policy_from_lists
+from habana_mp.policy.precisions import PRECISIONS, dtype_meant
+from habana_mp.policy.rules import GivenRules, policy_from_lists
 from habana_mp.scopes.disable import CastsOff, disable_casts
 from habana_mp.scopes.scope import Scope
 
@@ -76,6 +79,7 @@ class _Request:
     lower: tuple[Listed, ...] | None
     fp32: tuple[Listed, ...] | None
     caches_weights: bool
+    given: GivenRules = GivenRules()
 
 
 #: The request of each region, by its number.
@@ -92,6 +96,7 @@ def autocast(
     preset: str | None = None,
     bf16_file_path: _Path | None = "",
     fp32_file_path: _Path | None = "",
+    rules: Mapping[str, str | torch.dtype] | None = None,
 ) -> Region:
     """Runs a block of code, or a function, under lists of its own. It is used like :class:`torch.autocast`.
 
@@ -113,13 +118,14 @@ def autocast(
         bf16_file_path: A file with the operations for the lower precision, one name per line, which replaces the list
             of the preset.
         fp32_file_path: The same for float32.
+        rules: Lines of lists with their precision, as in :func:`convert`. Those of ``convert`` do not hold here.
 
     Raises:
         ValueError: an invalid argument, or (:class:`ListError`) a list that cannot be used.
         RuntimeError: a device type for which torch has no autocast.
         OSError: a list file that cannot be read.
     """
-    number = _number(device_type, dtype, enabled, cache_enabled, preset, bf16_file_path, fp32_file_path)
+    number = _number(device_type, dtype, enabled, cache_enabled, preset, bf16_file_path, fp32_file_path, rules)
     if torch.compiler.is_compiling():
         in_graph: Any = _in_graph(number)
         return in_graph  # type: ignore[no-any-return]  # torch.autocast, which does the same
@@ -221,18 +227,19 @@ def _number(
     preset: str | None,
     lower_path: _Path | None,
     fp32_path: _Path | None,
+    rules: Mapping[str, str | torch.dtype] | None,
 ) -> int:
     """Returns the number of a region with these arguments."""
     lower, fp32 = given_list("bf16_file_path", lower_path), given_list("fp32_file_path", fp32_path)
-    if lower is not None or fp32 is not None:
-        return _find_number(device_type, dtype, enabled, cache_enabled, preset, lower, fp32)
+    if lower is not None or fp32 is not None or rules is not None:
+        return _find_number(device_type, dtype, enabled, cache_enabled, preset, lower, fp32, rules)
     asked = (device_type, dtype, enabled, cache_enabled, preset)
     try:
         number = installation.numbers.get(asked)
     except TypeError:  # an argument that cannot be hashed is invalid
         number = None
     if number is None:
-        number = _find_number(*asked, None, None)
+        number = _find_number(*asked, None, None, None)
         if number != _NOTHING:
             installation.numbers[asked] = number
     return number
@@ -246,6 +253,7 @@ def _find_number(
     preset: str | None,
     lower: tuple[Listed, ...] | None,
     fp32: tuple[Listed, ...] | None,
+    rules: Mapping[str, str | torch.dtype] | None,
 ) -> int:
     """Returns the number of a region with these arguments. All errors in them are found here."""
     device_type = _type_of(device_type)
@@ -287,7 +295,9 @@ def _find_number(
         fp32 = _from_environment(*_FP32_LIST) if fp32 is None else fp32
     if level_of_environment() is not None:
         return _NO_CASTS
-    return _ready(_made(_Request(device_type, dtype, name, lower, fp32, cache_enabled is None or bool(cache_enabled))))
+    caches_weights = cache_enabled is None or bool(cache_enabled)
+    given = given_rules(rules, PRECISIONS[dtype])
+    return _ready(_made(_Request(device_type, dtype, name, lower, fp32, caches_weights, given)))
 
 
 # torch.compile does not trace these methods of a region that was created outside of compiled code.
@@ -315,7 +325,8 @@ def _made(request: _Request) -> int:
     precision = PRECISIONS[request.dtype]
     in_float16 = request.dtype is torch.float16
     lists, own = with_own(preset_named(request.preset), request.lower, request.fp32)
-    policy = policy_from_lists(lists, precision, own, refused=_REFUSED_IN_FLOAT16 if in_float16 else frozenset())
+    refused = _REFUSED_IN_FLOAT16 if in_float16 else frozenset()
+    policy = policy_from_lists(lists, precision, own, given=request.given, refused=refused)
     number = installation.make_region(
         policy,
         on_cpu=request.device_type == "cpu",

@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "engine/module_rules.hpp"
 #include "engine/region.hpp"
 #include "engine/state.hpp"
 #include "errors.hpp"
@@ -17,8 +18,9 @@ namespace {
 host::WatchedFunction watched;
 bool any_module = false;
 std::vector<PyObject*> modules;  // sorted
-// The two reasons for a stub.
+// The three reasons for a stub.
 bool lists_wait_for_modules = false;
+bool rules_depend_on_modules = false;
 bool is_followed = false;
 
 PyObject* call_impl_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
@@ -36,22 +38,58 @@ PyObject* call_impl_stub(PyObject*, PyObject* const* values, std::size_t flagged
   return result;
 }
 
-// Like call_impl_stub. Also reports the running module to the watch.
+// Calls a module under the rules that hold in it. The watch has opened the call.
+PyObject* call_by_rules(PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  const std::optional<const RuleSet*> rules = rules_in_module(values[0]);
+  if (!rules) return nullptr;
+  if (*rules == thread_state.region) return watched.call(values, flagged_count, keywords);
+  enter_lists(&watched, *rules);
+  PyObject* result = watched.call(values, flagged_count, keywords);
+  const HeldError held;
+  leave_region(&watched);
+  return result;
+}
+
+PyObject* ruled_call_impl_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  if (PyVectorcall_NARGS(flagged_count) == 0) return watched.call(values, flagged_count, keywords);
+  std::unique_ptr<watch::ModuleCall> call = watch::enter_call(values[0]);
+  if (!call) return nullptr;
+  PyObject* result = call_by_rules(values, flagged_count, keywords);
+  watch::leave_call(std::move(call));
+  return result;
+}
+
+// Like the other two. Also reports the running module to the watch.
 PyObject* followed_call_impl_stub(PyObject* function, PyObject* const* values, std::size_t flagged_count,
                                   PyObject* keywords) {
   if (PyVectorcall_NARGS(flagged_count) == 0) return watched.call(values, flagged_count, keywords);
   std::unique_ptr<watch::ModuleCall> call = watch::module_begins(values[0]);
   if (!call) return nullptr;
-  PyObject* result = call_impl_stub(function, values, flagged_count, keywords);
+  PyObject* result = rules_depend_on_modules ? call_by_rules(values, flagged_count, keywords)
+                                             : call_impl_stub(function, values, flagged_count, keywords);
   watch::module_ends(std::move(call));
   return result;
+}
+
+bool is_wanted() { return is_followed || lists_wait_for_modules || rules_depend_on_modules; }
+
+FromC<vectorcallfunc> wanted_stub() {
+  if (is_followed) return from_c<followed_call_impl_stub>;
+  return rules_depend_on_modules ? from_c<ruled_call_impl_stub> : from_c<call_impl_stub>;
 }
 
 void put_stub_in(PyObject* call_impl, PyObject* answering) {
   const Owned held = Owned::borrowed(call_impl);
   watched.stop();
-  if (is_followed || lists_wait_for_modules) {
-    watched.watch(call_impl, answering, is_followed ? from_c<followed_call_impl_stub> : from_c<call_impl_stub>);
+  if (is_wanted()) watched.watch(call_impl, answering, wanted_stub());
+}
+
+// After one of the reasons has gone.
+void keep_wanted_stub() noexcept {
+  if (is_wanted()) {
+    watched.exchange_stub(wanted_stub());
+  } else {
+    watched.stop();
   }
 }
 
@@ -61,7 +99,7 @@ bool lists_apply_in_any_module() noexcept { return any_module; }
 
 bool begins_to_apply_lists(PyObject* module) noexcept {
   const ThreadState& state = thread_state;
-  if (!lists_wait_for_modules || state.region != nullptr || state.lists_suspended) return false;
+  if (!lists_wait_for_modules || base_of(state.region) != nullptr || state.lists_suspended) return false;
   return any_module || std::binary_search(modules.begin(), modules.end(), module);
 }
 
@@ -85,13 +123,22 @@ bool follow_modules(PyObject* call_impl, PyObject* answering) {
 }
 
 void stop_following_modules() noexcept {
-  if (!std::exchange(is_followed, false)) return;
-  if (lists_wait_for_modules) {
-    watched.exchange_stub(from_c<call_impl_stub>);
-  } else {
-    watched.stop();
-  }
+  if (std::exchange(is_followed, false)) keep_wanted_stub();
 }
+
+bool put_rules_in_modules(PyObject* call_impl, PyObject* answering, PyObject* resolver) {
+  if (!can_follow_modules(call_impl)) return false;
+  set_module_rules(resolver);
+  if (!std::exchange(rules_depend_on_modules, true)) put_stub_in(call_impl, answering);
+  return true;
+}
+
+void take_rules_out_of_modules() noexcept {
+  if (std::exchange(rules_depend_on_modules, false)) keep_wanted_stub();
+  set_module_rules(nullptr);
+}
+
+bool lists_wait_for_a_module() noexcept { return lists_wait_for_modules; }
 
 bool watch_modules(PyObject* call_impl, PyObject* answering, std::optional<std::vector<PyObject*>> among) {
   if (!may_watch_modules(call_impl)) return false;
@@ -107,7 +154,7 @@ bool watch_modules(PyObject* call_impl, PyObject* answering, std::optional<std::
 
 void stop_watching_modules() noexcept {
   lists_wait_for_modules = any_module = false;
-  if (!is_followed) watched.stop();
+  keep_wanted_stub();
   modules.clear();
 }
 

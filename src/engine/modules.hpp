@@ -1,4 +1,5 @@
-// convert(within=...): the lists apply only while the forward of a module runs.
+// Calls of modules: convert(within=...), where the lists apply only while the forward of a module runs, rules by module
+// (module_rules.hpp), and the watch.
 //
 // torch calls `nn.Module._call_impl` for each call of a module. That function keeps its identity; its vectorcall slot
 // holds a stub. Each call of it is run by `answering`: the function itself, or one with its former code if
@@ -26,6 +27,14 @@ bool can_follow_modules(PyObject* call_impl);
 // Starts to report the running module. False with a Python exception set if that is impossible.
 bool follow_modules(PyObject* call_impl, PyObject* answering);
 void stop_following_modules() noexcept;
+
+// Makes the rules depend on the running module; `resolver`: see set_module_rules. False with a Python exception set if
+// that is impossible.
+bool put_rules_in_modules(PyObject* call_impl, PyObject* answering, PyObject* resolver);
+void take_rules_out_of_modules() noexcept;
+
+// True after watch_modules.
+bool lists_wait_for_a_module() noexcept;
 
 // True if the lists apply in every module; false if the user named modules.
 bool lists_apply_in_any_module() noexcept;

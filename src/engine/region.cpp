@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <utility>
 
@@ -156,16 +157,22 @@ void put_state_back(host::SavedState& aside, std::uint64_t /*nanoseconds*/) noex
 
 std::uint64_t number_of(const RuleSet* set) { return set == nullptr ? 0 : set->number; }
 
+// Returns the number of the region dtype that shows this set. A set without one is shown as no region; torch.compile
+// then compiles nothing (habana_mp/patches/torch/module_rules.py).
+std::uint64_t shown_number_of(const RuleSet* set) noexcept {
+  return set == nullptr || !is_shown_to_compilers(*set) ? 0 : set->number;
+}
+
 // Returns the set's own number if its suspension has no number. The region dtype then cannot show that the lists are
 // suspended.
 std::uint64_t number_of(const RuleSet* set, bool lists_suspended, bool until_tracking) noexcept {
-  if (!lists_suspended) return number_of(set);
+  if (!lists_suspended) return shown_number_of(set);
   const std::vector<MeaningOfDtype>& all = meanings_of_dtypes();
   for (std::size_t number = 0; number < all.size(); ++number) {
     const MeaningOfDtype& meaning = all[number];
     if (meaning.lists_suspended && meaning.until_tracking == until_tracking && meaning.set == set) return number;
   }
-  return number_of(set);
+  return shown_number_of(set);
 }
 
 // Sets the part of a state that the region dtype shows.
@@ -198,7 +205,7 @@ bool may_tell_more() {
 
 RuleSet* intern_rule_set(RuleSet&& content) {
   for (RuleSet& known : sets()) {
-    if (&known != of_modules && known.rules == content.rules && known.device == content.device &&
+    if (&known != of_modules && !known.is_in_modules && known.rules == content.rules && known.device == content.device &&
         known.name == content.name && known.after_tracked_cast == content.after_tracked_cast) {
       return &known;
     }
@@ -225,7 +232,52 @@ RuleSet* rule_set_of_modules() {
 
 RuleSet* known_rule_set_of_modules() noexcept { return of_modules; }
 
-bool is_of_modules(const RuleSet* set) noexcept { return set != nullptr && set == of_modules; }
+bool is_of_modules(const RuleSet* set) noexcept { return set != nullptr && base_of(set) == of_modules; }
+
+namespace {
+
+// The number of the first set for which no region dtype was left.
+constexpr std::uint16_t first_hidden = 1024;
+std::uint16_t next_hidden = first_hidden;
+
+std::uint16_t new_number_in_modules() {
+  if (may_tell_more()) return static_cast<std::uint16_t>(meanings_of_dtypes().size());
+  clear_error();
+  return next_hidden == std::numeric_limits<std::uint16_t>::max() ? std::uint16_t{0} : next_hidden;
+}
+
+}  // namespace
+
+bool is_shown_to_compilers(const RuleSet& set) noexcept { return set.number < first_hidden; }
+
+RuleSet* make_module_rule_set(RuleSet&& content) {
+  content.is_in_modules = true;
+  for (RuleSet& known : sets()) {
+    if (!known.is_free) continue;
+    content.number = known.number;
+    known = std::move(content);
+    return &known;
+  }
+  content.number = new_number_in_modules();
+  if (content.number == 0) {
+    PyErr_SetString(PyExc_RuntimeError, "habana_mp: the rules of more than 64000 modules differ; use fewer rules");
+    return nullptr;
+  }
+  meanings_of_dtypes().reserve(meanings_of_dtypes().size() + 1);
+  RuleSet* made = &sets().emplace_back(std::move(content));
+  if (is_shown_to_compilers(*made)) {
+    meanings_of_dtypes().push_back({made});
+  } else {
+    ++next_hidden;
+  }
+  return made;
+}
+
+void free_module_rule_sets() noexcept {
+  for (RuleSet& set : sets()) {
+    if (set.is_in_modules && (set.base == nullptr || set.base == of_modules)) set.is_free = true;
+  }
+}
 
 RuleSet* rule_set(std::uint64_t number) noexcept {
   const auto found =
@@ -236,7 +288,7 @@ RuleSet* rule_set(std::uint64_t number) noexcept {
 std::optional<std::uint64_t> number_of_suspension(bool until_tracking) {
   const RuleSet* set = thread_state.region;
   const std::uint64_t known = number_of(set, true, until_tracking);
-  if (known != number_of(set)) return known;
+  if (known != shown_number_of(set)) return known;
   if (!may_tell_more()) return std::nullopt;
   meanings_of_dtypes().push_back({set, true, until_tracking});
   return meanings_of_dtypes().size() - 1;

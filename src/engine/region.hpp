@@ -23,6 +23,11 @@ struct RuleSet {
   PyObject* after_tracked_cast = nullptr;  // called with the result of a lowered call that autograd tracks, or null
   std::string name;                        // for the log
 
+  // For the rules in some module (module_rules.hpp): the set whose lists they change, or null for convert's.
+  bool is_in_modules = false;
+  const RuleSet* base = nullptr;
+  bool is_free = false;  // its configuration is gone, and another one may use it
+
   std::uint16_t number = 0;        // 1 for the first set
   std::uint32_t installation = 0;  // the installation under which its targets were last patched
   struct Covered {
@@ -42,8 +47,20 @@ RuleSet* rule_set(std::uint64_t number) noexcept;  // null if there is no such s
 RuleSet* rule_set_of_modules();
 // Returns that set if it exists, else null.
 RuleSet* known_rule_set_of_modules() noexcept;
-// True if `set` is that set. Then no region of the user is open.
+// True if `set` is that set, or is made from it. Then no region of the user is open.
 bool is_of_modules(const RuleSet* set) noexcept;
+
+// Returns a set for the rules in some module, with this content; it may be a set that is free. Null with a Python
+// exception set if there are too many sets.
+RuleSet* make_module_rule_set(RuleSet&& content);
+// Frees the sets that change convert's lists.
+void free_module_rule_sets() noexcept;
+// True if torch.compile can tell this set from others.
+bool is_shown_to_compilers(const RuleSet& set) noexcept;
+// Returns the set of the innermost region; for the rules in a module, the set whose lists they change.
+inline const RuleSet* base_of(const RuleSet* set) noexcept {
+  return set != nullptr && set->is_in_modules ? set->base : set;
+}
 
 // Returns the number of the region dtype (RegionDevice, below) that shows torch.compile that the current lists are
 // suspended. Nullopt with a Python exception set if no number is left.

@@ -197,6 +197,7 @@ bool install(const std::vector<CoveredObject>& entries, bool within_modules) {
   // From here on nothing can fail.
   ++changes;
   if (of_modules != nullptr) of_modules->rules.fill(&no_rule);
+  free_module_rule_sets();
   for (std::size_t i = 0; i < target_count; ++i) {
     Target& target = *targets[i];
     target.in_policy = wanted.contains(&target);
@@ -216,6 +217,15 @@ bool install(const std::vector<CoveredObject>& entries, bool within_modules) {
   }
   policy_is_installed = !entries.empty();
   return true;
+}
+
+// Returns the rules of a set as they are now: those of convert's lists for null.
+static std::array<const Rule*, target_capacity> rules_of(const RuleSet* set) {
+  if (set != nullptr) return set->rules;
+  std::array<const Rule*, target_capacity> rules;
+  rules.fill(&no_rule);
+  for (std::size_t i = 0; i < target_count; ++i) rules[i] = targets[i]->listed;
+  return rules;
 }
 
 static bool may_put_in(const RuleSet& set) {
@@ -242,6 +252,26 @@ RuleSet* make_rule_set(const std::vector<CoveredObject>& entries, RuleSet::Devic
   }
   if (!may_put_in(content)) return nullptr;  // before it uses up a number
   RuleSet* set = intern_rule_set(std::move(content));
+  return set == nullptr || !put_in(*set) ? nullptr : set;
+}
+
+RuleSet* make_module_rule_set(const RuleSet* base, const std::vector<CoveredObject>& changes,
+                              const std::string& name) {
+  std::vector<Target*> found;
+  if (!find_targets(changes, found)) return nullptr;
+  RuleSet content;
+  content.rules = rules_of(base);
+  content.device = base == nullptr ? RuleSet::Device::any : base->device;
+  content.after_tracked_cast = base == nullptr ? nullptr : base->after_tracked_cast;
+  content.base = base;
+  content.name = name;
+  for (std::size_t i = 0; i < changes.size(); ++i) {
+    content.rules[found[i]->index] = intern(changes[i].listed);
+    content.covered.push_back({found[i], intern(changes[i].unlisted)});
+    if (!found[i]->installed) found[i]->operation = changes[i].operation;
+  }
+  if (!may_put_in(content)) return nullptr;
+  RuleSet* set = make_module_rule_set(std::move(content));
   return set == nullptr || !put_in(*set) ? nullptr : set;
 }
 
@@ -295,6 +325,8 @@ bool uninstall() {
   // From here on nothing can fail.
   forget_regions();
   stop_watching_modules();
+  take_rules_out_of_modules();
+  free_module_rule_sets();
   if (RuleSet* of_modules = known_rule_set_of_modules()) of_modules->rules.fill(&no_rule);
   policy_is_installed = false;
   if (tensor::cast_memory.forget != nullptr) tensor::cast_memory.forget();

@@ -29,6 +29,9 @@ bool install(const std::vector<CoveredObject>& entries, bool within_modules);
 RuleSet* make_rule_set(const std::vector<CoveredObject>& entries, RuleSet::Device device, PyObject* after_tracked_cast,
                        const std::string& name);
 
+// Returns the rules in some module: those of `base` (null: convert's lists) with these changes. Otherwise as above.
+RuleSet* make_module_rule_set(const RuleSet* base, const std::vector<CoveredObject>& changes, const std::string& name);
+
 // Patches the objects of a set again after an uninstall. False with a Python exception set on failure; then nothing has
 // changed.
 bool put_in(RuleSet& set);

@@ -15,6 +15,7 @@ target_sources(_core PRIVATE
   src/engine/facts.cpp
   src/engine/hooks.cpp
   src/engine/known_tensors.cpp
+  src/engine/module_rules.cpp
   src/engine/modules.cpp
   src/engine/originals.cpp
   src/engine/reading.cpp

@@ -178,7 +178,8 @@ PyObject* make_subclass_stub(PyObject*, PyObject* const* values, std::size_t fla
 PyObject* is_autocast_enabled_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   Owned result(is_autocast_enabled.call(values, flagged_count, keywords));
   const bool has_device = Arguments{values, PyVectorcall_NARGS(flagged_count), keywords}.count() == 1;
-  const bool in_region = thread_state.region != nullptr && !is_of_modules(thread_state.region);
+  const RuleSet* region = base_of(thread_state.region);
+  const bool in_region = region != nullptr && !is_of_modules(region);
   if (result.get() == Py_False && has_device && in_region && caller_is_custom_fwd()) {
     return PyObject_CallNoArgs(recognised().custom_fwd_asks.get());
   }

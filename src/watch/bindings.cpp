@@ -35,17 +35,17 @@ py::object path_or_none(const watch::Module* module) {
 // A block of code that was deferred in a module and runs now.
 class Block {
  public:
-  explicit Block(std::int64_t module) : call_(with_reserve(module)) {}
+  explicit Block(std::int64_t place) : call_(with_reserve(place)) {}
   ~Block() { leave(); }
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
 
-  void leave() noexcept { watch::leave_module(std::move(call_)); }
+  void leave() noexcept { watch::leave_call(std::move(call_)); }
 
  private:
-  static std::unique_ptr<watch::ModuleCall> with_reserve(std::int64_t module) {
+  static std::unique_ptr<watch::ModuleCall> with_reserve(std::int64_t place) {
     Reserve::fill();
-    return watch::enter_module(module);
+    return watch::enter_place(place);
   }
 
   std::unique_ptr<watch::ModuleCall> call_;
@@ -164,10 +164,12 @@ void register_watch(py::module_& module) {
     watch::forget_places();
     watch::forget_module_calls();
   });
-  module.def("running_module", &watch::running_module);
+  module.def("running_place", &watch::running_place);
+  module.def("set_module_names", [](const py::object& names) { watch::set_module_names(names.ptr()); });
+  module.def("forget_module_names", &watch::forget_module_names);
   py::class_<Block> block(module, "Block", "Code that was given away in a module, and runs now, until it leaves.");
   note_with_reserve(block);
-  block.def(py::init<std::int64_t>(), py::arg("module")).def("leave", &Block::leave);
+  block.def(py::init<std::int64_t>(), py::arg("place")).def("leave", &Block::leave);
   module.def("watch_sizes", [] {
     py::dict sizes;
     sizes["codes"] = watch::known_codes();

@@ -75,6 +75,11 @@ struct Child {
 struct Known {
   Owned reference;
   Module* module = nullptr;
+  std::uint8_t kept_in = 0;  // see ModuleCall
+};
+struct Found {
+  Module* module = nullptr;
+  std::uint8_t kept_in = 0;
 };
 
 struct Tables {
@@ -123,48 +128,51 @@ Owned objects_around(const Module* module) {
 }
 
 // Calls Python to find the module. On failure returns the module around, with a Python exception set.
-Module* find_module(Module* around, PyObject* object) {
-  if (!tables->names) return around;
+Found find_module(Module* around, PyObject* object) {
+  if (!tables->names) return {around};
   const Owned names = Owned::borrowed(tables->names.get());
   const Owned list = objects_around(around);
   const Owned found(list ? PyObject_CallFunctionObjArgs(names.get(), object, list.get(), nullptr) : nullptr);
   int steps = 0;
+  unsigned char kept_in = 0;
   PyObject* name = nullptr;
   PyObject* class_name = nullptr;
-  if (!found || PyArg_ParseTuple(found.get(), "iUU", &steps, &name, &class_name) == 0) return around;
+  if (!found || PyArg_ParseTuple(found.get(), "iUUb", &steps, &name, &class_name, &kept_in) == 0) return {around};
   Module* parent = steps < 0 ? nullptr : around;
   for (; steps > 0 && parent != nullptr; --steps) parent = parent->parent;
   const std::string word = host::bytes_of(name);
-  if (word.empty()) return parent;
-  return module_at(parent, parent == nullptr ? word : parent->path + "." + word, host::bytes_of(class_name));
+  if (word.empty()) return {parent, kept_in};
+  const std::string path = parent == nullptr ? word : parent->path + "." + word;
+  return {module_at(parent, path, host::bytes_of(class_name)), kept_in};
 }
 
-void remember(Table<Child, Known>& table, const Child& key, Module* module) {
+void remember(Table<Child, Known>& table, const Child& key, const Found& found) {
   if (table.is_full()) {
     table.keep_only([](const Child& child, const Known& known) { return is_known(known, child.object); });
   }
-  table[key] = {reference_to(key.object), module};
+  table[key] = {reference_to(key.object), found.module, found.kept_in};
 }
 
 // A Python exception is set afterwards if the code that finds the name was interrupted.
-Module* module_of(Module* around, PyObject* object) {
+Found module_of(Module* around, PyObject* object) {
   if (around == nullptr) {
     const Known* const last = tables->last.find({nullptr, object});
-    if (last != nullptr && is_known(*last, object)) return last->module;
+    if (last != nullptr && is_known(*last, object)) return {last->module, last->kept_in};
   }
   const Child child{around, object};
   const Known* const known = tables->children.find(child);
   if (known != nullptr && is_known(*known, object)) [[likely]]
-    return known->module;
-  Module* const module = find_module(around, object);
+    return {known->module, known->kept_in};
+  const Found found = find_module(around, object);
   drop_error();
-  if (PyErr_Occurred() != nullptr) return around;
+  if (PyErr_Occurred() != nullptr) return {around};
+  Module* const module = found.module;
   if (module != nullptr) ++module->under_way;  // making a weak reference may collect garbage, which may run other code
-  remember(tables->children, child, module);
-  if (around != nullptr && module != nullptr) remember(tables->last, {nullptr, object}, module);
+  remember(tables->children, child, found);
+  if (around != nullptr && module != nullptr) remember(tables->last, {nullptr, object}, found);
   if (module != nullptr && module != around) module->reference = reference_to(object);
   if (module != nullptr) --module->under_way;
-  return module;
+  return found;
 }
 
 std::unique_ptr<ModuleCall> opened(Module* module) {
@@ -172,6 +180,18 @@ std::unique_ptr<ModuleCall> opened(Module* module) {
   call->module = module;
   if (module != nullptr) ++module->under_way;
   open_calls.add(*call);
+  return call;
+}
+
+// Opens the call of this object. Null with a Python exception set if the code that finds its name was interrupted.
+std::unique_ptr<ModuleCall> opened_for(PyObject* object) {
+  host::ensure_thread_follows_greenlets();
+  const ModuleCall* const around = open_calls.innermost();
+  const std::uint8_t kept_around = around == nullptr ? std::uint8_t{0} : around->kept_in;
+  const Found found = module_of(around == nullptr ? nullptr : around->module, object);
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  std::unique_ptr<ModuleCall> call = opened(found.module);
+  call->kept_in = found.kept_in != 0 ? found.kept_in : kept_around;
   return call;
 }
 
@@ -188,14 +208,17 @@ ModuleCall* innermost_module_call() noexcept { return open_calls.innermost(); }
 
 void set_module_names(PyObject* function) noexcept { tables->names = Owned::borrowed_or_null(function); }
 
+std::unique_ptr<ModuleCall> enter_call(PyObject* module) { return opened_for(module); }
+
+void leave_call(std::unique_ptr<ModuleCall> call) noexcept {
+  if (call) closed(*call);
+}
+
 std::unique_ptr<ModuleCall> module_begins(PyObject* module) {
-  host::ensure_thread_follows_greenlets();
-  const ModuleCall* const around = open_calls.innermost();
-  Module* const found = module_of(around == nullptr ? nullptr : around->module, module);
-  if (PyErr_Occurred() != nullptr) return nullptr;
-  const bool is_in_backward = around == nullptr ? host::gradients_are_worked_out() : around->is_in_backward;
-  std::unique_ptr<ModuleCall> call = opened(found);
-  call->is_in_backward = is_in_backward;
+  std::unique_ptr<ModuleCall> call = opened_for(module);
+  if (!call) return nullptr;
+  const ModuleCall* const around = call->outer();
+  call->is_in_backward = around == nullptr ? host::gradients_are_worked_out() : around->is_in_backward;
   note_stretch();
   call->begin = nanoseconds();
   return call;
@@ -234,17 +257,22 @@ std::int64_t running_module() noexcept {
                                                               : static_cast<std::int64_t>(innermost->module->number);
 }
 
-std::unique_ptr<ModuleCall> enter_module(std::int64_t number) {
+std::int64_t running_place() noexcept {
+  const std::int64_t number = running_module();
+  const ModuleCall* const innermost = open_calls.innermost();
+  if (number < 0 && (innermost == nullptr || innermost->kept_in == 0)) return -1;
+  return ((number + 1) << 2) | innermost->kept_in;
+}
+
+std::unique_ptr<ModuleCall> enter_place(std::int64_t place) {
   host::ensure_thread_follows_greenlets();
+  const std::int64_t number = place < 0 ? -1 : (place >> 2) - 1;
   const auto found = number < 0 ? tables->all.end() : tables->all.find(static_cast<std::uint64_t>(number));
   std::unique_ptr<ModuleCall> block = opened(found == tables->all.end() ? nullptr : &found->second);
+  block->kept_in = place < 0 ? std::uint8_t{0} : static_cast<std::uint8_t>(place & 3);
   block->has_frame = false;
   block->is_in_backward = host::gradients_are_worked_out();
   return block;
-}
-
-void leave_module(std::unique_ptr<ModuleCall> block) noexcept {
-  if (block) closed(*block);
 }
 
 Module* module_named(const std::string& path) {
@@ -261,6 +289,13 @@ std::vector<const Module*> all_modules() {
 const Module* module_numbered(std::uint64_t number) noexcept {
   const auto found = tables->all.find(number);
   return found == tables->all.end() ? nullptr : &found->second;
+}
+
+PyObject* objects_of(const Module* module) { return objects_around(module).release(); }
+
+void forget_module_names() noexcept {
+  tables->children.clear();
+  tables->last.clear();
 }
 
 void forget_module_calls() {

@@ -31,6 +31,7 @@ struct ModuleCall : OpenCall<ModuleCall> {
   std::uint64_t aside = 0;  // nanoseconds since `begin` in which other greenlets ran
   bool has_frame = true;    // false for a block that was deferred in that module and runs now
   bool is_in_backward = false;
+  std::uint8_t kept_in = 0;  // the precision in which hmp.keep keeps this module or one around it: 1, 2, 3; else 0
   bool knows_caller = false;
   const Place* caller = nullptr;
   std::uint64_t caller_generation = 0;
@@ -48,15 +49,25 @@ void set_module_names(PyObject* function) noexcept;
 // interrupted.
 std::unique_ptr<ModuleCall> module_begins(PyObject* module);
 void module_ends(std::unique_ptr<ModuleCall> call) noexcept;
+// The same without counts and times.
+std::unique_ptr<ModuleCall> enter_call(PyObject* module);
+void leave_call(std::unique_ptr<ModuleCall> call) noexcept;
 
 // Returns the module that ran the operation whose gradient is computed now, or null if it is unknown.
 Module* module_of_gradient();
 
-// Returns the number of the module that runs here, or -1. A block that is deferred stores it.
+// Returns the number of the module that runs here, or -1.
 std::int64_t running_module() noexcept;
-// Begins a block that was deferred in the module of this number. It runs in no module if that one was dropped.
-std::unique_ptr<ModuleCall> enter_module(std::int64_t number);
-void leave_module(std::unique_ptr<ModuleCall> block) noexcept;
+// Returns the module that runs here and the precision in which it is kept, as one number, or -1 for no module. A block
+// that is deferred stores it.
+std::int64_t running_place() noexcept;
+// Begins a block that was deferred at this place. It runs in no module if that one was dropped. `leave_call` ends it.
+std::unique_ptr<ModuleCall> enter_place(std::int64_t place);
+// Returns a new list of the objects of a module and of those around it, from the innermost outwards, with None for one
+// that no longer exists. Null with a Python exception set on failure.
+PyObject* objects_of(const Module* module);
+// Makes the names of all modules be found anew.
+void forget_module_names() noexcept;
 
 // Returns the module of a path that comes from Python.
 Module* module_named(const std::string& path);

@@ -5,6 +5,7 @@ A file defines some of these:
 - ``EXCHANGES``: functions of the library, and what they are replaced by (``tools/named_functions.py``)
 - ``EXACT_PACKAGES``: names of packages whose own arithmetic is not lowered (``tools/exact_package.py``)
 - ``PATCHES``: classes of other patches
+- ``WRAPPERS``: classes of modules that wrap another one, by their full name, and their attribute for it
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterator
+from functools import cache
 from types import ModuleType
 
 from habana_mp.patches.tools.exact_package import ExactPackage
@@ -26,6 +28,12 @@ def _files() -> list[ModuleType]:
 def exchanges() -> tuple[Exchange, ...]:
     """Returns the functions of all libraries that are replaced."""
     return tuple(one for file in _files() for one in getattr(file, "EXCHANGES", ()))
+
+
+@cache
+def wrappers() -> dict[str, str]:
+    """Returns the modules of all libraries that wrap another one."""
+    return {kind: attribute for file in _files() for kind, attribute in getattr(file, "WRAPPERS", {}).items()}
 
 
 def library_patches() -> Iterator[Patch]:

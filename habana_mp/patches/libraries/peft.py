@@ -1,4 +1,4 @@
-"""peft creates and merges adapters."""
+"""peft creates and merges adapters, and wraps models and layers."""
 
 from __future__ import annotations
 
@@ -21,3 +21,9 @@ EXCHANGES = (
         _FUNCTIONS,
     ),
 )
+
+WRAPPERS = {
+    "peft.peft_model.PeftModel": "base_model",
+    "peft.tuners.tuners_utils.BaseTuner": "model",
+    "peft.tuners.tuners_utils.BaseTunerLayer": "base_layer",
+}

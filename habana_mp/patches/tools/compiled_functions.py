@@ -32,6 +32,29 @@ def leave_to_python(function: Any) -> None:
     function._torchdynamo_disable = True
 
 
+#: The functions that `run_by_python` has made, for `patches.torch.dynamo.OwnCode`.
+run_as_they_are: list[Any] = []
+
+
+def run_by_python(function: _F) -> _F:
+    """Makes a function that the core calls, and all functions that it calls, run as they are: the call may come from
+    code that Dynamo compiles, and Dynamo would compile these functions too."""
+
+    @functools.wraps(function)
+    def running(*args: Any) -> Any:
+        set_callback = getattr(torch._C._dynamo.eval_frame, "set_eval_frame", None)
+        if set_callback is None:
+            return function(*args)
+        before = set_callback(None)
+        try:
+            return function(*args)
+        finally:
+            set_callback(before)
+
+    run_as_they_are.append(running)
+    return running  # type: ignore[return-value]  # the same parameters
+
+
 def refused_in_graphs(function: _F) -> _F:
     """Makes a function that changes torch itself raise if it is called in a function that is compiled."""
 

@@ -18,21 +18,21 @@ from habana_mp.patches.tools.code_exchange import ReplacedFunction
 
 class AsWhenGiven:
     """A block that runs later or in another thread, with the state in which it was passed on: if casts were on, what
-    turned them off, and which lists applied. For the report it also holds the module that ran."""
+    turned them off, and which lists applied. It also holds the module that ran."""
 
     def __init__(self, block: Any) -> None:
         self._block = block
         self._state = _core.current_state()
-        self._module = _core.running_module()
+        self._place = _core.running_place()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         before = _core.exchange_state(self._state)
-        module = None if self._module < 0 else _core.Block(self._module)
+        place = None if self._place < 0 else _core.Block(self._place)
         try:
             return self._block(*args, **kwargs)
         finally:
-            if module is not None:
-                module.leave()
+            if place is not None:
+                place.leave()
             _core.exchange_state(before)
 
 

@@ -16,7 +16,7 @@ import torch
 from habana_mp import _core
 from habana_mp.common.ledger import Assumption, UnmetError, holds
 from habana_mp.patches.tools.code_exchange import Replacement
-from habana_mp.patches.tools.compiled_functions import forget_compiled_code, leave_to_python
+from habana_mp.patches.tools.compiled_functions import forget_compiled_code, leave_to_python, run_as_they_are
 from habana_mp.patches.tools.when_imported import WhenImported
 
 _COMPILES_NOTHING = "torch.compile compiles nothing while lists are in force"
@@ -106,7 +106,7 @@ class OwnCode(WhenImported):
         if not holds(_SKIPPED, lambda: callable(module.skip_code)):
             compile_nothing()
             return
-        for function in self.functions:
+        for function in (*self.functions, *run_as_they_are):
             leave_to_python(function)
             module.skip_code(function.__code__)
 

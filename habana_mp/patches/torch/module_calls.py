@@ -21,6 +21,7 @@ from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.tools.region_dtypes import as_autocast
 from habana_mp.patches.tools.when_imported import WhenImported
 from habana_mp.patches.torch.dynamo import compile_nothing
+from habana_mp.policy.kept import ATTRIBUTE, are_there_kept
 
 _CALLS = Assumption(
     "torch.module-calls",
@@ -42,7 +43,6 @@ class ModuleCalls(Patch):
 
     def __init__(self) -> None:
         self._references: dict[int, weakref.ref[torch.nn.Module]] = {}
-        self._in_graphs = ModulesInGraphs()
 
     def check(self, settings: Settings) -> None:
         if settings.within is not None:
@@ -57,7 +57,7 @@ class ModuleCalls(Patch):
         references = {} if modules is None else {id(one): weakref.ref(one, self._forget) for one in modules}
         _core.watch_modules(*direct_calls.begin("within"), modules)
         self._references = references
-        self._in_graphs.install()
+        modules_in_graphs.begin("within")
 
     def _forget(self, gone: weakref.ref[torch.nn.Module]) -> None:
         """Removes a module that was destroyed: another object may get its address."""
@@ -69,7 +69,7 @@ class ModuleCalls(Patch):
 
     def uninstall(self) -> None:
         self._references = {}
-        self._in_graphs.uninstall()
+        modules_in_graphs.end("within")
         _core.stop_watching_modules()
         direct_calls.end("within")
 
@@ -85,15 +85,46 @@ class ModulesInGraphs(WhenImported):
     name = "torch._dynamo.variables.nn_module"
     _replacements: tuple[Replacement, ...] = ()
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._users: set[str] = set()
+        #: The modules whose calls are traced as regions, from the outermost on, and the numbers of these.
+        self._being_called: list[tuple[torch.nn.Module, Any] | None] = []
+        self._regions: list[int] = []
+
+    def begin(self, user: str) -> None:
+        """Turns the calls into regions, for `within` or for rules by module."""
+        self._users.add(user)
+        self.install(Settings())
+
+    def end(self, user: str) -> None:
+        self._users.discard(user)
+        if not self._users:
+            self.uninstall()
+
     def do(self, module: Any) -> None:
         def call(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
             variable, tx, args, kwargs = arguments
-            if not _core.begins_to_apply_lists(_module_of(variable, tx)):
+            called = _module_of(variable, tx)
+            if self._being_called and self._being_called[-1] == (called, tx.output):
+                self._being_called[-1] = None  # the call inside the region
                 return original(*arguments, **keywords)
-            from torch._dynamo.variables import UserFunctionVariable  # which itself imports this module
+            traced = _core.TracedCall(called)
+            try:
+                if traced.region < 0 and not are_there_kept():
+                    return original(*arguments, **keywords)
+                from torch._dynamo.variables import UserFunctionVariable  # which itself imports this module
 
-            function: Any = _call_as_region
-            return UserFunctionVariable(function).call_function(tx, [variable, *args], kwargs)
+                function: Any = _call_in_place if traced.region < 0 else _call_as_region
+                self._being_called.append((called, tx.output))
+                self._regions.append(traced.region)
+                try:
+                    return UserFunctionVariable(function).call_function(tx, [variable, *args], kwargs)
+                finally:
+                    self._being_called.pop()
+                    self._regions.pop()
+            finally:
+                traced.leave()
 
         if not holds(_CALLS_IN_GRAPHS, lambda: all(map(_is_as_expected, _callers(module)))):
             compile_nothing()
@@ -101,6 +132,10 @@ class ModulesInGraphs(WhenImported):
         self._replacements = tuple(Replacement(one, call) for one in _callers(module))
         for replacement in self._replacements:
             replacement.install()
+
+    def region(self) -> int:
+        """Returns the number of the region of the call that is traced."""
+        return self._regions[-1]
 
     def undo(self, module: Any) -> None:
         for replacement in self._replacements:
@@ -124,12 +159,27 @@ def _module_of(variable: Any, tx: Any) -> Any:
     return variable.value if key is None else tx.output.get_submodule(key)
 
 
+modules_in_graphs = ModulesInGraphs()
+
+
 @constant_in_graph
 def _number() -> int:
-    return _core.number_of_modules()
+    return modules_in_graphs.region()
 
 
 def _call_as_region(module: Any, *args: Any, **kwargs: Any) -> Any:
-    """Read by Dynamo in place of the call of a module."""
+    """Read by Dynamo in place of the call of a module that runs in another region."""
+    _guard_on_kept(module)
     with as_autocast(_number()):
         return module(*args, **kwargs)
+
+
+def _call_in_place(module: Any, *args: Any, **kwargs: Any) -> Any:
+    """Read by Dynamo in place of the call of a module that runs in the same region, while there are kept modules."""
+    _guard_on_kept(module)
+    return module(*args, **kwargs)
+
+
+def _guard_on_kept(module: Any) -> bool:
+    """Makes compiled code depend on whether the module is kept: Dynamo guards on what it reads."""
+    return getattr(module, ATTRIBUTE, None) is None

@@ -27,7 +27,7 @@ def follow() -> None:
     _core.follow_module_tensors(True)
     # By identity: isinstance would read `__class__`, and a set of classes would call their metaclass's `__hash__`. Both
     # may run user code.
-    classes = _classes_of_modules()
+    classes = classes_of_modules()
     objects = gc.get_objects()
     for module in compress(objects, map(classes.__contains__, map(id, map(type, objects)))):
         _tell_of(module)
@@ -38,7 +38,7 @@ def stop() -> None:
     _core.follow_module_tensors(False)
 
 
-def _classes_of_modules() -> dict[int, type]:
+def classes_of_modules() -> dict[int, type]:
     """Returns the class of modules and all classes that derive from it, by their identities."""
     found: dict[int, type] = {}
     new: list[type] = [torch.nn.Module]

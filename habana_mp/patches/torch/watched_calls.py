@@ -3,13 +3,10 @@ beginning of a backward."""
 
 from __future__ import annotations
 
-import heapq
 import importlib
 import sysconfig
 import timeit
-import weakref
-from collections.abc import Iterator
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,7 @@ from habana_mp.patches.tools import direct_calls
 from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions, originals
 from habana_mp.patches.tools.patch import Settings
 from habana_mp.patches.tools.pytree import tree_leaves
+from habana_mp.patches.torch.module_paths import module_name
 
 _CALLS = Assumption(
     "torch.module-calls-in-reports",
@@ -57,63 +55,6 @@ _BACKWARD = assumption_of_functions(
 )
 
 (_backward,) = Exchange(notify_loss, BEGINS_BACKWARD, assumption=_BACKWARD, positional=1).patches()
-
-#: Modules that wrap another one and pass calls on, and their attribute for it. They do not appear in a path.
-_WRAPPERS = {
-    "CheckpointWrapper": "_checkpoint_wrapped_module",
-    "DataParallel": "module",
-    "DistributedDataParallel": "module",
-    "FullyShardedDataParallel": "_fsdp_wrapped_module",
-    "OptimizedModule": "_orig_mod",
-}
-
-
-class _Roots:
-    """Names of root modules: the name of the class, with the lowest number that no living module of the class has."""
-
-    def __init__(self) -> None:
-        self._names: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}
-        self._taken: set[str] = set()
-        #: By class: how many numbers were given out, and which were returned.
-        self._given: dict[str, int] = {}
-        self._free: dict[str, list[int]] = {}
-
-    def name_of(self, module: torch.nn.Module, kind: str) -> str:
-        known = self._names.get(id(module))
-        if known is not None and known[0]() is module:
-            return known[1]
-        passed_over = []  # a class may have the name of another one with its number
-        while True:
-            number = self._number(kind)
-            name = kind if number == 1 else f"{kind}#{number}"
-            if name not in self._taken:
-                break
-            passed_over.append(number)
-        for one in passed_over:
-            heapq.heappush(self._free.setdefault(kind, []), one)
-        self._taken.add(name)
-        reference = weakref.ref(module, partial(self._forget, id(module), kind, number, name))
-        self._names[id(module)] = reference, name
-        return name
-
-    def _number(self, kind: str) -> int:
-        if self._free.get(kind):
-            return heapq.heappop(self._free[kind])
-        self._given[kind] = self._given.get(kind, 0) + 1
-        return self._given[kind]
-
-    def _forget(self, key: int, kind: str, number: int, name: str, gone: weakref.ref[torch.nn.Module]) -> None:
-        known = self._names.get(key)
-        if known is not None and known[0] is gone:
-            del self._names[key]
-        self._taken.discard(name)
-        free = self._free.setdefault(kind, [])
-        heapq.heappush(free, number)
-        if len(free) == self._given.get(kind):
-            del self._free[kind], self._given[kind]  # no number is in use
-
-
-_roots = _Roots()
 
 
 def check() -> None:
@@ -174,38 +115,6 @@ def _compilers() -> tuple[str, ...]:
     return tuple(f"{folder}/{name}/" for name in ("_dynamo", "_functorch", "_inductor", "_export"))
 
 
-def module_name(module: Any, around: list[Any]) -> tuple[int, str, str]:
-    """Returns the place of a module among the modules around it: the number of modules to go outwards (-1 for a root),
-    its name there, and the name of its class. Its name is empty if it has no place of its own in a path."""
-    kind = type(module).__name__
-    for steps, outer in enumerate(around):
-        for name, inner in () if outer is None else outer.named_modules():
-            if inner is module and name:
-                return steps, ".".join(_without_wrappers(outer, name)), kind
-    if around:
-        return 0, f"<{kind}>", kind
-    return -1, "" if _inside_of(module) else _root_name(module, kind), kind
-
-
-def _inside_of(module: Any) -> str | None:
-    """Returns the name of the attribute that holds a wrapper's module, or None for any other module."""
-    name = _WRAPPERS.get(type(module).__name__)
-    return name if name is not None and isinstance(getattr(module, name, None), torch.nn.Module) else None
-
-
-def _without_wrappers(outer: Any, name: str) -> Iterator[str]:
-    for part in name.split("."):
-        if _inside_of(outer) != part:
-            yield part
-        outer = getattr(outer, part)
-
-
-def _root_name(module: Any, kind: str) -> str:
-    if getattr(module, "_is_replica", False):  # nn.DataParallel creates new ones for each call
-        return kind
-    return _roots.name_of(module, kind)
-
-
 def _traced_place() -> tuple[str | None, str, int, str | None] | None:
     """Returns the file, function, line and module that Dynamo traces now, or None if Dynamo does not provide them. The
     file is None if all traced code belongs to files that are skipped."""
@@ -241,6 +150,6 @@ def _traced_module() -> str | None:
         return None
     names: list[str] = []
     for place, module in enumerate(modules):
-        steps, name, _ = module_name(module, modules[place + 1 :])
+        steps, name, *_ = module_name(module, modules[place + 1 :])
         names += [name] if steps <= 0 else []
     return ".".join(name for name in reversed(names) if name) or None

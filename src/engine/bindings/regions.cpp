@@ -1,13 +1,22 @@
 // Regions of hmp.autocast, and the rules within modules.
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "c_functions.hpp"
 #include "engine/bindings/bindings.hpp"
+#include "engine/module_rules.hpp"
+#include "engine/modules.hpp"
 #include "engine/region.hpp"
+#include "engine/slots.hpp"
 #include "engine/state.hpp"
+#include "errors.hpp"
+#include "instances.hpp"
+#include "watch/modules.hpp"
 
 namespace habana_mp {
 
@@ -49,6 +58,45 @@ py::object leave_region(Values values) {
   return py::none();
 }
 
+// Returns the number of a rule set, and true if torch.compile can tell it from others. `lists`: see
+// engine/module_rules.hpp.
+py::tuple make_module_rules(std::int64_t lists, const std::vector<PlannedTarget>& changes, const std::string& name) {
+  const bool is_within = lists == 0 && engine::lists_wait_for_a_module();
+  const engine::RuleSet* base = is_within ? engine::rule_set_of_modules() : nullptr;
+  if (lists > 0) base = &region(static_cast<std::uint64_t>(lists));
+  const engine::RuleSet* set = engine::make_module_rule_set(base, entries_of(changes), name);
+  or_throw(set != nullptr);
+  return py::make_tuple(set->number, engine::is_shown_to_compilers(*set));
+}
+
+// A call of a module that a compiler traces: the module counts as running until it leaves.
+class TracedCall {
+ public:
+  explicit TracedCall(const py::object& module) {
+    Reserve::fill();
+    call_ = watch::enter_call(module.ptr());
+    or_throw(call_ != nullptr);
+    const std::optional<const engine::RuleSet*> rules = engine::rules_in_module(module.ptr());
+    if (!rules) {
+      const HeldError held;
+      leave();
+    }
+    or_throw(rules.has_value());
+    if (*rules != thread_state.region) region_ = *rules == nullptr ? 0 : int{(*rules)->number};
+  }
+  ~TracedCall() { leave(); }
+  TracedCall(const TracedCall&) = delete;
+  TracedCall& operator=(const TracedCall&) = delete;
+
+  void leave() noexcept { watch::leave_call(std::move(call_)); }
+  // Returns the number of the region in which the call runs, or -1 if it is the current one.
+  [[nodiscard]] int region() const noexcept { return region_; }
+
+ private:
+  std::unique_ptr<watch::ModuleCall> call_;
+  int region_ = -1;
+};
+
 }  // namespace
 
 void register_regions(py::module_& module) {
@@ -60,14 +108,20 @@ void register_regions(py::module_& module) {
   define_c_function<&enter_region, 2>(module, "enter_region");
   define_c_function<&leave_region, 1>(module, "leave_region");
   module.def("current_region", [] {
-    const engine::RuleSet* set = thread_state.region;
+    const engine::RuleSet* set = engine::base_of(thread_state.region);
     return set == nullptr || engine::is_of_modules(set) ? 0 : int{set->number};
   });
-  module.def("number_of_modules", [] {
-    const engine::RuleSet* set = engine::rule_set_of_modules();
-    or_throw(set != nullptr);
-    return set->number;
-  });
+  module.def("make_module_rules", &make_module_rules);
+  module.def("put_rules_in_modules",
+             [](const py::object& call_impl, const py::object& answering, const py::object& resolver) {
+               or_throw(engine::put_rules_in_modules(call_impl.ptr(), answering.ptr(), resolver.ptr()));
+             });
+  module.def("take_rules_out_of_modules", &engine::take_rules_out_of_modules);
+  py::class_<TracedCall> traced(module, "TracedCall", "A call of a module while a compiler traces it, until it leaves.");
+  note_with_reserve(traced);
+  traced.def(py::init<const py::object&>(), py::arg("module"))
+      .def("leave", &TracedCall::leave)
+      .def_property_readonly("region", &TracedCall::region);
   module.def("set_region_device", [](const py::str& device_type, std::int8_t device, const py::tuple& dtypes,
                                      const py::object& set_autocast_enabled, const py::object& set_autocast_dtype) {
     engine::set_mark({device_type.ptr(), device, dtypes.ptr(), set_autocast_enabled.ptr(), set_autocast_dtype.ptr()});

@@ -121,8 +121,6 @@ void register_watching(py::module_& module) {
   });
   module.def("stop_following_modules", &engine::stop_following_modules);
   module.def("stop_watching_modules", &engine::stop_watching_modules);
-  module.def("begins_to_apply_lists",
-             [](const py::object& called) { return engine::begins_to_apply_lists(called.ptr()); });
   module.def("count_calls", &count_calls);
   define_c_function<&call_by_slot, 4>(module, "call_by_slot");
 }

@@ -1,0 +1,309 @@
+"""Where a module is: its path in the outermost module, for the report and for rules by module.
+
+The path is that of ``named_modules()``, without modules that only wrap another one. The outermost module is the one
+whose forward runs, or the larger module that holds it if it is called alone, as the encoder in ``generate``.
+"""
+
+from __future__ import annotations
+
+import gc
+import heapq
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import compress
+from typing import Any
+
+import torch
+
+from habana_mp import _core
+from habana_mp.patches.libraries import wrappers
+from habana_mp.patches.tools.compiled_functions import run_by_python
+from habana_mp.patches.torch.module_tensors import classes_of_modules
+from habana_mp.policy.kept import number_kept_in
+from habana_mp.policy.patterns import Path
+
+#: Modules that wrap another one and pass calls on, and their attribute for it. They do not appear in a path.
+_WRAPPERS = {
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+    "DataParallel": "module",
+    "DistributedDataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "OptimizedModule": "_orig_mod",
+}
+
+#: After this many searches for a larger module in vain, one without Parameters of the same class is not looked for any
+#: more: losses may be made anew in each step.
+_SEARCHES = 8
+
+
+class _Roots:
+    """Names of root modules: the name of the class, with the lowest number that no living module of the class has."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}
+        self._taken: set[str] = set()
+        #: By class: how many numbers were given out, and which were returned.
+        self._given: dict[str, int] = {}
+        self._free: dict[str, list[int]] = {}
+
+    def name_of(self, module: torch.nn.Module, kind: str) -> str:
+        known = self._names.get(id(module))
+        if known is not None and known[0]() is module:
+            return known[1]
+        passed_over = []  # a class may have the name of another one with its number
+        while True:
+            number = self._number(kind)
+            name = kind if number == 1 else f"{kind}#{number}"
+            if name not in self._taken:
+                break
+            passed_over.append(number)
+        for one in passed_over:
+            heapq.heappush(self._free.setdefault(kind, []), one)
+        self._taken.add(name)
+        reference = weakref.ref(module, partial(self._forget, id(module), kind, number, name))
+        self._names[id(module)] = reference, name
+        return name
+
+    def _number(self, kind: str) -> int:
+        if self._free.get(kind):
+            return heapq.heappop(self._free[kind])
+        self._given[kind] = self._given.get(kind, 0) + 1
+        return self._given[kind]
+
+    def _forget(self, key: int, kind: str, number: int, name: str, gone: weakref.ref[torch.nn.Module]) -> None:
+        known = self._names.get(key)
+        if known is not None and known[0] is gone:
+            del self._names[key]
+        self._taken.discard(name)
+        free = self._free.setdefault(kind, [])
+        heapq.heappush(free, number)
+        if len(free) == self._given.get(kind):
+            del self._free[kind], self._given[kind]  # no number is in use
+
+
+_roots = _Roots()
+
+
+class _Names:
+    """The names of all modules inside a module, found once, and found again after a change."""
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, list[str]]] = weakref.WeakKeyDictionary()
+
+    def of(self, inner: torch.nn.Module, outer: torch.nn.Module) -> list[str]:
+        """Returns the names of one module inside another one, the first one first. A shared module has several."""
+        names = self._known.get(outer, {}).get(id(inner), [])
+        if not names or any(_at(outer, name) is not inner for name in names):
+            self._known[outer] = found = {}
+            for name, module in outer.named_modules(remove_duplicate=False):
+                found.setdefault(id(module), []).append(name)
+            names = found.get(id(inner), [])
+        return [name for name in names if name]
+
+
+def _at(outer: torch.nn.Module, name: str) -> Any:
+    module: Any = outer
+    for part in name.split(".") if name else ():
+        module = None if module is None else module._modules.get(part)
+    return module
+
+
+_names = _Names()
+
+
+class _Alone:
+    """The larger modules that hold modules which are called alone."""
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakKeyDictionary[torch.nn.Module, list[weakref.ref[torch.nn.Module]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._in_vain: Counter[type] = Counter()
+        self._hook: Any = None
+
+    def outermost(self, module: torch.nn.Module) -> list[torch.nn.Module]:
+        """Returns the largest modules that hold this one, or nothing."""
+        found = self._known.get(module)
+        if found is None:
+            found = self._known[module] = [weakref.ref(one) for one in self._search(module)]
+        alive = [one for one in (reference() for reference in found) if one is not None]
+        return [one for one in alive if _names.of(module, one)]
+
+    def _search(self, module: torch.nn.Module) -> list[torch.nn.Module]:
+        kind = type(module)
+        is_small = not module._modules and not module._parameters
+        if is_small and self._in_vain[kind] >= _SEARCHES:
+            return []
+        self._be_told()
+        found = list(_outermost(module))
+        if is_small and not found:
+            self._in_vain[kind] += 1
+        return found
+
+    def _be_told(self) -> None:
+        """Makes torch tell of modules that become a part of another one."""
+        if self._hook is None:
+            self._hook = torch.nn.modules.module.register_module_module_registration_hook(self._registered)
+
+    def forget(self) -> None:
+        """Forgets everything, and leaves torch as it was."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+        self._known.clear()
+        self._in_vain.clear()
+
+    def _registered(self, _: torch.nn.Module, __: str, module: torch.nn.Module | None) -> None:
+        if module is None or not self._known:
+            return
+        changed = [one for one in module.modules() if one in self._known]
+        for one in changed:
+            del self._known[one]
+        if changed:
+            _core.forget_module_names()
+
+
+_alone = _Alone()
+
+
+def forget() -> None:
+    """Forgets where modules are, and leaves torch as it was."""
+    _alone.forget()
+    _core.forget_module_names()
+
+
+def _outermost(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Yields the modules that hold this one, at any depth, and that none holds. Looks through all objects."""
+    holders: dict[int, list[torch.nn.Module]] = {}
+    for one in _all_modules():
+        for part in _parts_of(one):
+            holders.setdefault(id(part), []).append(one)
+    seen: set[int] = set()
+    waiting = [module]
+    while waiting:
+        inner = waiting.pop()
+        around = holders.get(id(inner), [])
+        if not around and inner is not module:
+            yield inner
+        for one in around:
+            if id(one) not in seen:
+                seen.add(id(one))
+                waiting.append(one)
+
+
+def outermost_modules() -> list[torch.nn.Module]:
+    """Returns all modules that no other one holds. Looks through all objects."""
+    modules = list(_all_modules())
+    held = {id(part) for one in modules for part in _parts_of(one)}
+    return [one for one in modules if id(one) not in held]
+
+
+def _all_modules() -> Iterator[torch.nn.Module]:
+    classes = classes_of_modules()
+    objects = gc.get_objects()
+    return compress(objects, map(classes.__contains__, map(id, map(type, objects))))
+
+
+def _parts_of(module: torch.nn.Module) -> list[torch.nn.Module]:
+    parts = vars(module).get("_modules")
+    return [one for one in list(parts.values()) if one is not None] if isinstance(parts, dict) else []
+
+
+@run_by_python
+def module_name(module: Any, around: list[Any]) -> tuple[int, str, str, int]:
+    """Returns the place of a module among the modules around it: the number of modules to go outwards (-1 for a root),
+    its name there, the name of its class, and the number of the precision in which it is kept, or 0. Its name is empty
+    if it has no place of its own in a path."""
+    kind = type(module).__name__
+    kept_in = number_kept_in(unwrapped(module))
+    for steps, outer in enumerate(around):
+        for name in _names.of(module, outer)[:1] if outer is not None else ():
+            return steps, ".".join(_without_wrappers(outer, name)), kind, kept_in
+        if _is_replica_of(module, outer):
+            return steps, "", kind, kept_in
+    if around:
+        return 0, f"<{kind}>", kind, kept_in
+    if wrapped_by(module) is not None:
+        return -1, "", kind, kept_in
+    for outer in _alone.outermost(module)[:1]:
+        path = (_root_name(unwrapped(outer)), *_without_wrappers(outer, _names.of(module, outer)[0]))
+        return -1, ".".join(path), kind, kept_in
+    return -1, _root_name(module), kind, kept_in
+
+
+def paths_of(chain: Iterable[Any]) -> tuple[frozenset[Path], torch.nn.Module | None]:
+    """Returns all paths of a module in the outermost module, and that one. ``chain``: the module, and those around it
+    from the innermost outwards; None stands for one that no longer exists."""
+    paths: dict[int, frozenset[Path]] = {}
+    outside: list[torch.nn.Module] = []
+    outermost = None
+    for module in reversed([one for one in chain if one is not None]):
+        found: frozenset[Path] | None = None
+        for outer in reversed(outside):
+            if names := _names.of(module, outer):
+                found = _inside(paths[id(outer)], outer, names)
+                break
+            if _is_replica_of(module, outer):
+                found = paths[id(outer)]
+                break
+        if found is None:
+            larger = _alone.outermost(module)
+            outermost = larger[0] if larger else module
+            root: frozenset[Path] = frozenset({()})
+            found = frozenset().union(*(_inside(root, one, _names.of(module, one)) for one in larger)) or root
+        paths[id(module)] = found
+        outside.append(module)
+    return (paths[id(outside[-1])] if outside else frozenset()), outermost
+
+
+def _inside(paths: frozenset[Path], outer: torch.nn.Module, names: Iterable[str]) -> frozenset[Path]:
+    return frozenset((*path, *_without_wrappers(outer, name)) for path in paths for name in names)
+
+
+def all_paths(outermost: torch.nn.Module) -> Iterator[Path]:
+    """Yields the paths of all modules in an outermost module."""
+    for name, _ in outermost.named_modules(remove_duplicate=False):
+        yield tuple(_without_wrappers(outermost, name)) if name else ()
+
+
+def class_names(outermost: torch.nn.Module) -> tuple[str, ...]:
+    """Returns the names by which a pattern may mean the outermost module: those of its class and its base classes.
+    FSDP2 and parametrizations derive a class from the module's own."""
+    classes = type(unwrapped(outermost)).__mro__
+    return tuple(one.__name__ for one in classes[: classes.index(torch.nn.Module)])
+
+
+def wrapped_by(module: Any) -> str | None:
+    """Returns the name of the attribute that holds a wrapper's module, or None for any other module."""
+    name = _WRAPPERS.get(type(module).__name__)
+    for kind in type(module).__mro__ if name is None else ():
+        name = name or wrappers().get(f"{kind.__module__}.{kind.__qualname__}")
+    return name if name is not None and isinstance(getattr(module, name, None), torch.nn.Module) else None
+
+
+def unwrapped(module: Any) -> Any:
+    """Returns the module that a wrapper, or a wrapper of wrappers, wraps; any other module itself."""
+    while (name := wrapped_by(module)) is not None:
+        module = getattr(module, name)
+    return module
+
+
+def _without_wrappers(outer: Any, name: str) -> Iterator[str]:
+    for part in name.split("."):
+        if wrapped_by(outer) != part:
+            yield part
+        outer = getattr(outer, part)
+
+
+def _is_replica_of(module: Any, outer: Any) -> bool:
+    """True for one of the modules that nn.DataParallel makes for each call."""
+    return getattr(module, "_is_replica", False) and isinstance(outer, torch.nn.DataParallel)
+
+
+def _root_name(module: Any) -> str:
+    kind = type(module).__name__
+    if getattr(module, "_is_replica", False):
+        return kind
+    return _roots.name_of(module, kind)

@@ -1,0 +1,117 @@
+"""Rules by module: makes the rules depend on the running module.
+
+The core asks `RulesInModules` when a module is first called at a path, and remembers the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from habana_mp import _core
+from habana_mp.common import locks
+from habana_mp.common.errors import warn
+from habana_mp.patches.tools import direct_calls
+from habana_mp.patches.tools.compiled_functions import run_by_python
+from habana_mp.patches.torch import module_paths
+from habana_mp.patches.torch.dynamo import compile_nothing
+from habana_mp.patches.torch.module_calls import modules_in_graphs
+from habana_mp.policy import rules
+from habana_mp.policy.kept import KEPT_IN
+from habana_mp.policy.lists import Listed
+from habana_mp.policy.module_rules import every_operation
+from habana_mp.policy.patterns import Match, nearest_path
+from habana_mp.policy.rules import Policy
+
+#: The number of convert's lists where `within` does not apply them: there nothing is lowered.
+_OUTSIDE = -1
+
+
+class RulesInModules:
+    """Finds the rules in modules, and makes them rule sets of the core."""
+
+    def __init__(self, policy_of: Callable[[int], Policy | None]) -> None:
+        #: Returns the policy of a region, or of convert for 0.
+        self._policy_of = policy_of
+        #: The rule sets by what determines them.
+        self._numbers: dict[tuple[int, str | Match], int] = {}
+        #: The patterns that were told of because they match no module, or that match one.
+        self._told: set[str] = set()
+        self._is_on = False
+        self._resolver = run_by_python(self._number)
+
+    def begin(self) -> None:
+        """Makes the rules depend on the running module, from now on. What was found before is forgotten."""
+        self._numbers.clear()
+        self._told.clear()
+        _core.set_module_names(module_paths.module_name)
+        _core.forget_module_names()
+        _core.put_rules_in_modules(*direct_calls.begin("rules"), self._resolver)
+        self._is_on = True
+        modules_in_graphs.begin("rules")
+
+    def end(self) -> None:
+        """Makes all modules run by the same rules again."""
+        if self._is_on:
+            self._is_on = False
+            modules_in_graphs.end("rules")
+            _core.take_rules_out_of_modules()
+            direct_calls.end("rules")
+            module_paths.forget()
+
+    def _number(self, chain: list[Any], path: str, lists: int, kept_in: int) -> int:
+        """Returns the number of the rule set in a module; 0 if the lists decide there as elsewhere."""
+        policy = self._policy_of(max(lists, 0))
+        if policy is None or not policy.covered:
+            return 0
+        paths, outermost = module_paths.paths_of(chain)
+        if outermost is None:
+            return 0
+        match = policy.module_rules.match(paths, module_paths.class_names(outermost))
+        if policy.module_rules:
+            self._tell_of_patterns_without_match(policy, outermost)
+        if not kept_in and not match.patterns and not match.rest:
+            return 0
+        key = (lists, KEPT_IN[kept_in] or match)
+        with locks.installation:
+            if key not in self._numbers:
+                self._numbers[key] = self._made(policy, match, lists, KEPT_IN[kept_in])
+            return self._numbers[key]
+
+    def _made(self, policy: Policy, match: Match, lists: int, kept_in: str) -> int:
+        chosen = every_operation(kept_in, KEPT) if kept_in else policy.module_rules.chosen(match)
+        if lists == _OUTSIDE:
+            chosen = {one: line for one, line in chosen.items() if line[0] == "fp32"}
+        changes = rules.changes_in_modules(policy, chosen)
+        number, is_shown = _core.make_module_rules(lists, rules.plan(changes), "rules of modules")
+        if not is_shown:
+            warn("the rules differ in more modules than torch.compile can tell apart: it compiles nothing meanwhile")
+            compile_nothing()
+        return number
+
+    def _tell_of_patterns_without_match(self, policy: Policy, outermost: torch.nn.Module) -> None:
+        """Warns once of each pattern that matches no module of a model that runs, nor of another living one."""
+        lines = {one.listed.pattern: one.listed for one in policy.module_rules.rules}
+        if self._told.issuperset(lines):
+            return
+        known = {pattern for pattern in lines if pattern in self._told}
+        paths = list(module_paths.all_paths(outermost))
+        known |= policy.module_rules.patterns_with_match(paths, module_paths.class_names(outermost))
+        if not known.issuperset(lines):
+            for other in module_paths.outermost_modules():
+                others = module_paths.all_paths(other)
+                known |= policy.module_rules.patterns_with_match(others, module_paths.class_names(other))
+        for pattern in lines.keys() - known:
+            near = nearest_path(pattern, map(".".join, paths))
+            hint = f"; did you mean `{near}`?" if near else ""
+            warn(
+                f"{lines[pattern].where}: `{lines[pattern].line_text}` has no effect: no module of "
+                f"{type(module_paths.unwrapped(outermost)).__name__} is at `{pattern}`{hint}"
+            )
+        self._told |= lines.keys()
+
+
+#: The line that stands for a kept module.
+KEPT = Listed("*", "hmp.keep", 0)

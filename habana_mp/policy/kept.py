@@ -1,0 +1,93 @@
+"""Modules that ``hmp.keep`` keeps in a precision: a property of the module, which its copies have too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+#: The attribute of a module, or of its class, that says in which precision it is kept.
+ATTRIBUTE = "_habana_mp_kept"
+
+#: The precisions by their number for the core; 0 stands for a module that is not kept.
+KEPT_IN = ("", "fp32", "bf16", "fp16")
+
+
+class _State:
+    #: Modules that were kept in an earlier generation are not kept any more.
+    generation = 0
+    exist = False
+    #: Called when a module is kept, or kept no more.
+    listener: Callable[[], None] = staticmethod(lambda: None)
+
+
+class Kept:
+    """The value of the attribute."""
+
+    def __init__(self, precision: str) -> None:
+        self.precision = precision
+        self.generation = _State.generation
+        _State.exist = True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A module from a file is kept as it was when it was saved. What `restore` has forgotten stays forgotten.
+        is_kept = self.generation == _State.generation
+        return (_loaded, (self.precision,)) if is_kept else (_forgotten, ())
+
+    def __copy__(self) -> Kept:
+        return self
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Kept:
+        return self
+
+
+def _loaded(precision: str) -> Kept:
+    kept = Kept(precision)
+    _State.listener()
+    return kept
+
+
+def _forgotten() -> None:
+    return None
+
+
+def set_kept(module: torch.nn.Module | type[torch.nn.Module], precision: str | None) -> None:
+    """Keeps a module, or all modules of a class, in a precision; None: keeps it no more."""
+    value = None if precision is None else Kept(precision)
+    if isinstance(module, type):
+        setattr(module, ATTRIBUTE, value)
+    elif value is None and getattr(type(module), ATTRIBUTE, None) is None:
+        vars(module).pop(ATTRIBUTE, None)
+    else:
+        vars(module)[ATTRIBUTE] = value
+    _State.listener()
+
+
+def precision_kept_in(module: object) -> str | None:
+    """Returns the precision in which a module itself is kept, or None."""
+    instance = getattr(module, "__dict__", {})
+    value = instance[ATTRIBUTE] if ATTRIBUTE in instance else getattr(type(module), ATTRIBUTE, None)
+    is_kept = isinstance(value, Kept) and value.generation == _State.generation
+    return value.precision if is_kept else None
+
+
+def number_kept_in(module: object) -> int:
+    """Returns the number of that precision, or 0."""
+    return KEPT_IN.index(precision_kept_in(module) or "")
+
+
+def are_there_kept() -> bool:
+    """True if any module was kept since `forget_kept`."""
+    return _State.exist
+
+
+def listen(listener: Callable[[], None]) -> None:
+    """Sets the function that is called when a module is kept, or kept no more."""
+    _State.listener = staticmethod(listener)
+
+
+def forget_kept() -> None:
+    """Keeps no module any more."""
+    _State.generation += 1
+    _State.exist = False

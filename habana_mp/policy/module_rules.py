@@ -1,0 +1,144 @@
+"""Rules by module: the lines of lists that hold in some modules only, and which of them decides in a module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import combinations, groupby
+from typing import NamedTuple
+
+from habana_mp import ops
+from habana_mp.common.errors import ListError
+from habana_mp.policy.lists import Listed
+from habana_mp.policy.names import EVERY, Assignment, operations_of, operations_that_compute
+from habana_mp.policy.patterns import Match, Matcher, Path, literals_in, may_meet
+
+#: The precision of each operation, and the line that gives it.
+Decided = Mapping[str, tuple[str, Listed]]
+
+#: Where a line comes from. Of two equally specific lines the one with the higher number decides.
+FROM_PRESET, FROM_FILES, FROM_RULES = range(3)
+
+
+class ModuleRule(NamedTuple):
+    """A line that holds in some modules."""
+
+    listed: Listed
+    precision: str
+    source: int
+
+    @property
+    def specificity(self) -> tuple[int, bool]:
+        """The more specific line decides: the one with more names in its pattern, then the one that names the
+        operation."""
+        return literals_in(self.listed.pattern), self.listed.name != EVERY
+
+
+class ModuleRules:
+    """All lines of a configuration that hold in some modules."""
+
+    def __init__(self, rules: Iterable[ModuleRule], lower: str) -> None:
+        self.problems: list[str] = []
+        self.rules: list[ModuleRule] = []
+        self._operations: dict[Listed, ops.Resolved | None] = {}
+        for rule in rules:
+            try:
+                self._operations[rule.listed] = None if rule.listed.name == EVERY else operations_of(rule.listed)
+            except ListError as error:
+                self.problems.append(str(error))
+            else:
+                self.rules.append(rule)
+        self.problems += _conflicts(self.rules, self._operations)
+        self._matcher = Matcher([rule.listed.pattern for rule in self.rules])
+        self.lower = lower
+
+    def __bool__(self) -> bool:
+        return bool(self.rules)
+
+    def named_operations(self) -> frozenset[str]:
+        """Returns the operations that lines name, without those that `*` stands for."""
+        return frozenset(one for resolved in self._operations.values() for one in _all_of(resolved))
+
+    def match(self, paths: Iterable[Path], class_names: Iterable[str]) -> Match:
+        """Returns the match of a module that has these paths in an outermost module of these classes."""
+        return self._matcher.match(paths, class_names)
+
+    def patterns_with_match(self, paths: Iterable[Path], class_names: Iterable[str]) -> set[str]:
+        """Returns the patterns that match one of these paths."""
+        return {self.rules[number].listed.pattern for number in self.match(paths, class_names).patterns}
+
+    def chosen(self, match: Match) -> dict[str, tuple[str, Listed]]:
+        """Returns what the matching lines say of each operation."""
+        best: dict[str, tuple[tuple[int, bool, int, bool], ModuleRule]] = {}
+        for number in sorted(match.patterns):
+            rule = self.rules[number]
+            for operation, is_exact in self._meant(rule):
+                key = (*rule.specificity, rule.source, is_exact)
+                if operation not in best or best[operation][0] < key:
+                    best[operation] = key, rule
+        return {operation: (rule.precision, rule.listed) for operation, (_, rule) in best.items()}
+
+    def _meant(self, rule: ModuleRule) -> Iterator[tuple[str, bool]]:
+        if rule.listed.name == EVERY:
+            yield from ((operation, True) for operation in operations_that_compute())
+            return
+        resolved = self._operations[rule.listed]
+        if resolved is not None:
+            yield from ((operation, True) for operation in resolved.exact)
+            yield from ((operation, False) for operation in resolved.family)
+
+
+def every_operation(precision: str, listed: Listed) -> Decided:
+    """Returns what a line says that gives every operation this precision."""
+    return dict.fromkeys(operations_that_compute(), (precision, listed))
+
+
+def _all_of(resolved: ops.Resolved | None) -> tuple[str, ...]:
+    return () if resolved is None else resolved.exact + resolved.family
+
+
+def _conflicts(rules: Iterable[ModuleRule], operations: Mapping[Listed, ops.Resolved | None]) -> list[str]:
+    """Returns a problem for each two lines of one source that are equally specific, may mean the same module, and
+    disagree."""
+
+    def key(rule: ModuleRule) -> tuple[int, tuple[int, bool]]:
+        return rule.source, rule.specificity
+
+    problems = []
+    for _, group in groupby(sorted(rules, key=key), key=key):
+        by_precision: dict[str, list[ModuleRule]] = {}
+        for rule in group:
+            by_precision.setdefault(rule.precision, []).append(rule)
+        for some, others in combinations(by_precision.values(), 2):
+            problems += [
+                _conflict(one, other)
+                for one in some
+                for other in others
+                if _meet(operations[one.listed], operations[other.listed])
+                and may_meet(one.listed.pattern, other.listed.pattern)
+            ]
+    return problems
+
+
+def _meet(a: ops.Resolved | None, b: ops.Resolved | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return not set(a.exact).isdisjoint(b.exact) or not set(a.family).isdisjoint(b.family)
+
+
+def _conflict(one: ModuleRule, other: ModuleRule) -> str:
+    return (
+        f"{other.listed.where}: `{other.listed.line_text}` gives {other.precision}, and the equally specific line "
+        f"`{one.listed.line_text}` at {one.listed.where} gives {one.precision} to the same operation in modules that "
+        "both mean: remove one of the two, or name more of the path in one"
+    )
+
+
+def problems_of(lower: Iterable[Listed], fp32: Iterable[Listed] = ()) -> list[str]:
+    """Returns all problems in the lines of a list, or of two lists that are used together."""
+    lines = [*((one, "lower") for one in lower), *((one, "fp32") for one in fp32)]
+    plain = Assignment((one, precision) for one, precision in lines if not one.pattern)
+    in_modules = ModuleRules((ModuleRule(one, kind, FROM_FILES) for one, kind in lines if one.pattern), "lower")
+    return plain.problems + in_modules.problems
+
+
+NO_MODULE_RULES = ModuleRules((), "")

@@ -1,0 +1,174 @@
+"""From the names in lists to the operations that they stand for, and what can be wrong with a name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from functools import cache
+
+import torch
+
+from habana_mp import ops
+from habana_mp.common.errors import ListError, warn
+from habana_mp.ops.find import NO_OPERATION, without_overload
+from habana_mp.ops.written import module_named
+from habana_mp.policy.lists import Listed
+from habana_mp.policy.presets import shipped_names
+
+#: In place of an operation: every operation that computes.
+EVERY = "*"
+
+
+@cache
+def operations_that_compute() -> frozenset[str]:
+    """Returns the known floating-point operations."""
+    # An operation with a rule for its inputs' dtypes is a floating-point operation. (In place, rule 3 holds anyway.)
+    floating = {
+        operation
+        for operation, row in ops.rows().items()
+        if row.o2 in ("lower", "float32") or (row.unlisted and row.unlisted != ops.IN_PLACE)
+    }
+    for operation, row in ops.rows().items():
+        if row.o2 == "lower":
+            floating.update(row.family.split())
+    for name in shipped_names():
+        resolved = ops.resolve(name)
+        if resolved is not None:
+            floating.update(resolved.exact + resolved.family)
+    return frozenset(one for one in floating if ops.row_of(one).o2 != "input")
+
+
+class Assignment:
+    """Assigns each operation to the list that decides. An operation's own name takes precedence over its family's."""
+
+    def __init__(self, lines: Iterable[tuple[Listed, str]]) -> None:
+        self._exact: dict[str, tuple[str, Listed]] = {}
+        self._family: dict[str, list[tuple[str, Listed]]] = {}
+        self._names: dict[str, tuple[str, Listed]] = {}
+        #: The problems, one line of text each, by the lines of the lists that they are about.
+        self._problems: dict[tuple[Listed, ...], str] = {}
+        for listed, precision in lines:
+            self._add(listed, precision)
+        self.decided = self._with_families()
+
+    @property
+    def problems(self) -> list[str]:
+        return [*self._problems.values()]
+
+    def _add(self, listed: Listed, kind: str) -> None:
+        if listed.name in self._names:
+            known_kind, known = self._names[listed.name]
+            if known_kind != kind:
+                self._conflict(listed.name, known, listed)
+            return
+        try:
+            resolved = operations_of(listed)
+        except ListError as error:
+            self._problems[listed,] = str(error)
+            return
+        self._names[listed.name] = (kind, listed)
+        if resolved is None:
+            return
+        for operation in resolved.exact:
+            known_kind, known = self._exact.setdefault(operation, (kind, listed))
+            if known_kind != kind:
+                self._conflict(operation, known, listed)
+        for operation in resolved.family:
+            self._family.setdefault(operation, []).append((kind, listed))
+
+    def _with_families(self) -> dict[str, tuple[str, Listed]]:
+        decided = dict(self._exact)
+        for operation, claims in self._family.items():
+            if operation in decided:
+                continue
+            (kind, first), *others = claims
+            for other_kind, other in others:
+                if other_kind != kind:
+                    self._conflict(operation, first, other)
+            decided[operation] = (kind, first)
+        return decided
+
+    def _conflict(self, operation: str, first: Listed, second: Listed) -> None:
+        """Notes a problem of two names. It is one problem, even if they have several operations in common."""
+        self._problems.setdefault((first, second), _conflict(operation, first, second))
+
+
+def _conflict(operation: str, first: Listed, second: Listed) -> str:
+    if first.name == second.name:
+        return f"{second.where}: `{second.name}` is in both lists; it is also at {first.where}: remove one of the two"
+    return (
+        f"{second.where}: `{second.name}` is the same operation of torch ({operation}) as `{first.name}` at "
+        f"{first.where}, in the other list: remove one of the two"
+    )
+
+
+def operations_of(listed: Listed) -> ops.Resolved | None:
+    """Returns the operations that a listed name stands for; None for a known name that has no effect here.
+
+    Warns about a name without effect, unless a preset names an operation that this torch lacks: releases of torch
+    differ in a few operations, and the user of the preset can do nothing about it."""
+    if listed.problem:
+        raise ListError(f"{listed.where}: {listed.problem}")
+    resolved = ops.resolve(listed.name)
+    if resolved is not None:
+        meant = (*resolved.exact, *resolved.family)
+        if listed.name not in shipped_names():
+            if all(map(ops.gives_view, meant)):
+                warn(
+                    f"{listed.where}: `{listed.name}` has no effect: it gives a view, or its input itself, and what is "
+                    "written into one of a cast would be lost (rule 6); list the operations that use it"
+                )
+            elif not any(map(ops.computes, meant)):
+                warn(f"{listed.where}: `{listed.name}` has no effect: it tells of a tensor and computes nothing")
+            elif all(map(_is_in_place_anyhow, meant)):
+                warn(f"{listed.where}: `{listed.name}` has no effect: what it writes into keeps its precision (rule 3)")
+            elif all(ops.most_tensors(one) == 0 for one in meant):
+                warn(f"{listed.where}: `{listed.name}` has no effect: it takes no tensor that could be cast")
+        return resolved
+    if listed.shipped and listed.name not in ops.EXPLAINED:
+        return None
+    if listed.name in ops.EXPLAINED or listed.name in shipped_names():
+        why = ops.EXPLAINED.get(listed.name, f"torch {torch.__version__} has no operation of that name")
+        warn(f"{listed.where}: `{listed.name}` has no effect: {why}")
+        return None
+    plain = ops.plain_name(listed.name)
+    if without_overload(plain.removeprefix("aten::")) in NO_OPERATION:
+        raise ListError(f"{listed.where}: `{listed.name}` is no operation whose precision a list could decide")
+    if module_named(listed.name) is not None:
+        raise ListError(
+            f"{listed.where}: `{listed.name}` is a module that calls no operation of its own; list the operations, or "
+            "the modules, that compute inside of it"
+        )
+    if "::" in plain:
+        raise ListError(
+            f"{listed.where}: unknown operator `{listed.name}`; import the library that defines it before convert"
+        )
+    near = _nearest(listed.name)
+    hint = f"; did you mean `{near}`?" if near else ""
+    raise ListError(f"{listed.where}: unknown operation `{ascii(listed.name)[1:-1]}`{hint}")
+
+
+def _is_in_place_anyhow(operation: str) -> bool:
+    """True if the operation keeps the precision of the tensor it writes into, and no list could cast another input."""
+    has_rule = operation in ops.names_with_rules()
+    return ops.is_in_place(operation) and (has_rule or ops.most_tensors(operation) == 1)
+
+
+_PARTS_OF_PLACES = frozenset(("", "torch", "tensor", "nn", "functional", "f", "ops", "aten", "_c", "_nn", "default"))
+
+
+def _nearest(name: str) -> str | None:
+    """Returns the name that may be meant. The given one may have a prefix that is wrong in torch: `torch.gelu`."""
+    parts = [part for part in reversed(name.split(".")) if part.lower() not in _PARTS_OF_PLACES]
+    parts = [*dict.fromkeys(("_".join(reversed(parts)), *parts))]
+    for part in parts:
+        for spelled in (part, part.lower()):
+            if ops.resolve(spelled) is not None:
+                return spelled
+    known = {one.lower(): one for one in ops.suggestions()}
+    for part in parts:
+        longer = [one for one in known if one.startswith(part.lower())] if len(part) > 2 else []
+        near = longer or difflib.get_close_matches(part.lower(), known, n=1, cutoff=0.7)
+        if near:
+            return known[min(near, key=len)]
+    return None
