@@ -13,6 +13,9 @@ ATTRIBUTE = "_habana_mp_kept"
 #: The precisions by their number for the core; 0 stands for a module that is not kept.
 KEPT_IN = ("", "fp32", "bf16", "fp16")
 
+#: The number of a module whose casts were made when it was exported: the lists decide nothing in it.
+AS_EXPORTED = len(KEPT_IN)
+
 
 class _State:
     #: Modules that were kept in an earlier generation are not kept any more.

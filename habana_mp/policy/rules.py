@@ -313,6 +313,12 @@ def changes_in_modules(policy: Policy, chosen: Decided) -> Policy:
     return Policy(covered, composites)
 
 
+def without_lists(policy: Policy) -> Policy:
+    """Returns the rules where no list decides."""
+    covered = tuple(one._replace(listed=one.unlisted) for one in policy.covered)
+    return Policy(covered, tuple(one._replace(listed=one.unlisted) for one in policy.composites))
+
+
 def _covered(
     decided: Mapping[str, Ruling], others: Iterable[str], among: Iterable[str] | None = None
 ) -> tuple[tuple[Covered, ...], tuple[Covered, ...]]:

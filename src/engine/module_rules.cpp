@@ -21,7 +21,7 @@ struct Place {
   std::uint8_t kept_in = 0;
   bool operator==(const Place&) const = default;
   [[nodiscard]] std::size_t hash() const noexcept {
-    return static_cast<std::size_t>(module * 64 + static_cast<std::uint64_t>(lists) * 4 + kept_in) *
+    return static_cast<std::size_t>(module * 64 + static_cast<std::uint64_t>(lists) * 8 + kept_in) *
            std::size_t{0x9E3779B97F4A7C15};
   }
 };

@@ -261,15 +261,15 @@ std::int64_t running_place() noexcept {
   const std::int64_t number = running_module();
   const ModuleCall* const innermost = open_calls.innermost();
   if (number < 0 && (innermost == nullptr || innermost->kept_in == 0)) return -1;
-  return ((number + 1) << 2) | innermost->kept_in;
+  return ((number + 1) << 3) | innermost->kept_in;
 }
 
 std::unique_ptr<ModuleCall> enter_place(std::int64_t place) {
   host::ensure_thread_follows_greenlets();
-  const std::int64_t number = place < 0 ? -1 : (place >> 2) - 1;
+  const std::int64_t number = place < 0 ? -1 : (place >> 3) - 1;
   const auto found = number < 0 ? tables->all.end() : tables->all.find(static_cast<std::uint64_t>(number));
   std::unique_ptr<ModuleCall> block = opened(found == tables->all.end() ? nullptr : &found->second);
-  block->kept_in = place < 0 ? std::uint8_t{0} : static_cast<std::uint8_t>(place & 3);
+  block->kept_in = place < 0 ? std::uint8_t{0} : static_cast<std::uint8_t>(place & 7);
   block->has_frame = false;
   block->is_in_backward = host::gradients_are_worked_out();
   return block;

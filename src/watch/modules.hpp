@@ -31,7 +31,8 @@ struct ModuleCall : OpenCall<ModuleCall> {
   std::uint64_t aside = 0;  // nanoseconds since `begin` in which other greenlets ran
   bool has_frame = true;    // false for a block that was deferred in that module and runs now
   bool is_in_backward = false;
-  std::uint8_t kept_in = 0;  // the precision in which hmp.keep keeps this module or one around it: 1, 2, 3; else 0
+  // How this module or one around it is kept, a number of habana_mp/policy/kept.py below 8; 0 if it is not kept.
+  std::uint8_t kept_in = 0;
   bool knows_caller = false;
   const Place* caller = nullptr;
   std::uint64_t caller_generation = 0;

@@ -1,13 +1,16 @@
-"""torch.export: regions without casts in a strict export."""
+"""torch.export: regions without casts in a strict export, and programs that were exported under rules by module."""
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import torch
 
 from habana_mp import _core
 from habana_mp.common.ledger import Assumption, holds
+from habana_mp.patches.tools.code_exchange import Replacement
+from habana_mp.patches.tools.patch import Settings
 from habana_mp.patches.tools.region_dtypes import REGION_DEVICE
 from habana_mp.patches.tools.when_imported import WhenImported
 
@@ -61,6 +64,63 @@ class RegionsInExport(WhenImported):
         mode.__torch_function__, self._original = self._original, None
         if "__exit__" in vars(mode):
             del mode.__exit__
+
+
+_PROGRAMS = Assumption(
+    "torch.exported-programs",
+    assumed="`torch.export.ExportedProgram.__init__` makes every exported program, whose nodes keep their `meta`",
+    check="the class has a method `__init__` written in Python",
+    otherwise="in a program that was exported under rules by module, the plain lists decide once more",
+)
+
+#: The note at inputs and outputs of a graph that was exported under rules by module.
+_EXPORTED_WITH_RULES = "habana_mp_rules"
+
+
+class ExportedPrograms(WhenImported):
+    """Notes in exported programs that rules by module were in force.
+
+    A program has no modules. So the lists alone would decide in it, and lower what a rule had kept in float32. All of
+    its casts were made when it was exported; in its module the lists decide nothing.
+    """
+
+    name = "torch.export.exported_program"
+    _replacement: Replacement | None = None
+
+    def begin(self) -> None:
+        self.install(Settings())
+
+    def end(self) -> None:
+        self.uninstall()
+
+    def do(self, module: Any) -> None:
+        made = module.ExportedProgram.__init__
+        if not holds(_PROGRAMS, lambda: isinstance(made, types.FunctionType)):
+            return
+
+        def note(original: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            original(*arguments, **keywords)
+            for node in arguments[0].graph.nodes:
+                if node.op in ("placeholder", "output"):
+                    node.meta[_EXPORTED_WITH_RULES] = True
+
+        self._replacement = Replacement(made, note)
+        self._replacement.install()
+
+    def undo(self, module: Any) -> None:
+        if self._replacement is not None:
+            self._replacement.uninstall()
+            self._replacement = None
+
+
+exported_programs = ExportedPrograms()
+
+
+def is_exported_with_rules(module: Any) -> bool:
+    """True for the module of a program that was exported under rules by module."""
+    if not isinstance(module, torch.fx.GraphModule):
+        return False
+    return any(node.meta.get(_EXPORTED_WITH_RULES, False) for node in module.graph.nodes)
 
 
 def _notes_regions(module: Any) -> bool:

@@ -20,8 +20,9 @@ import torch
 from habana_mp import _core
 from habana_mp.patches.libraries import wrappers
 from habana_mp.patches.tools.compiled_functions import run_by_python
+from habana_mp.patches.torch.export import is_exported_with_rules
 from habana_mp.patches.torch.module_tensors import classes_of_modules
-from habana_mp.policy.kept import number_kept_in
+from habana_mp.policy.kept import AS_EXPORTED, number_kept_in
 from habana_mp.policy.patterns import Path
 
 #: Modules that wrap another one and pass calls on, and their attribute for it. They do not appear in a path.
@@ -31,6 +32,8 @@ _WRAPPERS = {
     "DistributedDataParallel": "module",
     "FullyShardedDataParallel": "_fsdp_wrapped_module",
     "OptimizedModule": "_orig_mod",
+    "ModuleToTrace": "_export_root",
+    "Wrapper": "_export_root",  # both are made by torch.export
 }
 
 #: After this many searches for a larger module in vain, one without Parameters of the same class is not looked for any
@@ -94,20 +97,26 @@ class _Names:
 
     def of(self, inner: torch.nn.Module, outer: torch.nn.Module) -> list[str]:
         """Returns the names of one module inside another one, the first one first. A shared module has several."""
-        names = self._known.get(outer, {}).get(id(inner), [])
-        if not names or any(_at(outer, name) is not inner for name in names):
+        names = self._known.get(outer, {}).get(_identity(inner), [])
+        if not names or any(not _is_at(outer, name, inner) for name in names):
             self._known[outer] = found = {}
             for name, module in outer.named_modules(remove_duplicate=False):
-                found.setdefault(id(module), []).append(name)
-            names = found.get(id(inner), [])
+                found.setdefault(_identity(module), []).append(name)
+            names = found.get(_identity(inner), [])
         return [name for name in names if name]
 
 
-def _at(outer: torch.nn.Module, name: str) -> Any:
-    module: Any = outer
+def _identity(module: torch.nn.Module) -> int:
+    """Returns the identity of a module's attributes. While torch.export traces it, other objects with the same
+    attributes stand for it and for the modules inside."""
+    return id(vars(module))
+
+
+def _is_at(outer: torch.nn.Module, name: str, module: torch.nn.Module) -> bool:
+    found: Any = outer
     for part in name.split(".") if name else ():
-        module = None if module is None else module._modules.get(part)
-    return module
+        found = None if found is None else found._modules.get(part)
+    return found is not None and _identity(found) == _identity(module)
 
 
 _names = _Names()
@@ -217,7 +226,7 @@ def module_name(module: Any, around: list[Any]) -> tuple[int, str, str, int]:
     its name there, the name of its class, and the number of the precision in which it is kept, or 0. Its name is empty
     if it has no place of its own in a path."""
     kind = type(module).__name__
-    kept_in = number_kept_in(unwrapped(module))
+    kept_in = AS_EXPORTED if is_exported_with_rules(module) else number_kept_in(unwrapped(module))
     for steps, outer in enumerate(around):
         for name in _names.of(module, outer)[:1] if outer is not None else ():
             return steps, ".".join(_without_wrappers(outer, name)), kind, kept_in

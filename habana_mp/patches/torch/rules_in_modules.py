@@ -17,9 +17,10 @@ from habana_mp.patches.tools import direct_calls
 from habana_mp.patches.tools.compiled_functions import run_by_python
 from habana_mp.patches.torch import module_paths
 from habana_mp.patches.torch.dynamo import compile_nothing
+from habana_mp.patches.torch.export import exported_programs
 from habana_mp.patches.torch.module_calls import modules_in_graphs
 from habana_mp.policy import rules
-from habana_mp.policy.kept import KEPT_IN
+from habana_mp.policy.kept import AS_EXPORTED, KEPT_IN
 from habana_mp.policy.lists import Listed
 from habana_mp.policy.module_rules import every_operation
 from habana_mp.policy.patterns import Match, nearest_path
@@ -36,7 +37,7 @@ class RulesInModules:
         #: Returns the policy of a region, or of convert for 0.
         self._policy_of = policy_of
         #: The rule sets by what determines them.
-        self._numbers: dict[tuple[int, str | Match], int] = {}
+        self._numbers: dict[tuple[int, int | Match], int] = {}
         #: The patterns that were told of because they match no module, or that match one.
         self._told: set[str] = set()
         self._is_on = False
@@ -51,11 +52,13 @@ class RulesInModules:
         _core.put_rules_in_modules(*direct_calls.begin("rules"), self._resolver)
         self._is_on = True
         modules_in_graphs.begin("rules")
+        exported_programs.begin()
 
     def end(self) -> None:
         """Makes all modules run by the same rules again."""
         if self._is_on:
             self._is_on = False
+            exported_programs.end()
             modules_in_graphs.end("rules")
             _core.take_rules_out_of_modules()
             direct_calls.end("rules")
@@ -74,17 +77,20 @@ class RulesInModules:
             self._tell_of_patterns_without_match(policy, outermost)
         if not kept_in and not match.patterns and not match.rest:
             return 0
-        key = (lists, KEPT_IN[kept_in] or match)
+        key = (lists, kept_in or match)
         with locks.installation:
             if key not in self._numbers:
-                self._numbers[key] = self._made(policy, match, lists, KEPT_IN[kept_in])
+                self._numbers[key] = self._made(policy, match, lists, kept_in)
             return self._numbers[key]
 
-    def _made(self, policy: Policy, match: Match, lists: int, kept_in: str) -> int:
-        chosen = every_operation(kept_in, KEPT) if kept_in else policy.module_rules.chosen(match)
-        if lists == _OUTSIDE:
-            chosen = {one: line for one, line in chosen.items() if line[0] == "fp32"}
-        changes = rules.changes_in_modules(policy, chosen)
+    def _made(self, policy: Policy, match: Match, lists: int, kept_in: int) -> int:
+        if kept_in == AS_EXPORTED:
+            changes = rules.without_lists(policy)
+        else:
+            chosen = every_operation(KEPT_IN[kept_in], KEPT) if kept_in else policy.module_rules.chosen(match)
+            if lists == _OUTSIDE:
+                chosen = {one: line for one, line in chosen.items() if line[0] == "fp32"}
+            changes = rules.changes_in_modules(policy, chosen)
         number, is_shown = _core.make_module_rules(lists, rules.plan(changes), "rules of modules")
         if not is_shown:
             warn("the rules differ in more modules than torch.compile can tell apart: it compiles nothing meanwhile")

@@ -1,0 +1,329 @@
+"""Rules by module hold however a module is called: every way of calling, by every way of steering."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+
+from habana_mp import hmp
+from helpers.lists import Converter, write_list
+from helpers.steered import BF16, FP32, LOWERED, STEERED, Holder, Net, Part, inputs, network, precisions, steer
+
+every_way = pytest.mark.parametrize("how", STEERED)
+
+
+def _compiled(model: nn.Module) -> Any:
+    return torch.compile(model, fullgraph=True, backend="eager")
+
+
+def _pickled(model: nn.Module) -> Any:
+    return pickle.loads(pickle.dumps(model))
+
+
+def _saved(model: nn.Module) -> Any:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def _functional(model: nn.Module) -> Any:
+    weights = {name: one.detach().clone() for name, one in model.named_parameters()}
+    return lambda x: torch.func.functional_call(model, weights, (x,))
+
+
+def _traced(model: nn.Module) -> Any:
+    return torch.jit.trace(model, inputs(), check_trace=False)
+
+
+def _exported(model: nn.Module) -> Any:
+    return torch.export.export(model, (inputs(),)).module()
+
+
+def _exported_strictly(model: nn.Module) -> Any:
+    return torch.export.export(model, (inputs(),), strict=True).module()
+
+
+def _compiled_in_parts(model: Any) -> Any:
+    model.layers[1] = torch.compile(model.layers[1], backend="eager")
+    model.right.inner = model.left.inner
+    return model
+
+
+def _compiled_in_place(model: nn.Module) -> Any:
+    model.compile(backend="eager", fullgraph=True)
+    return model
+
+
+def _compiled_by_inductor(model: nn.Module) -> Any:
+    return torch.compile(model, fullgraph=True)
+
+
+def _in_thread(model: nn.Module) -> Any:
+    def run(x: torch.Tensor) -> Any:
+        found: list[Any] = []
+        thread = threading.Thread(target=lambda: found.append(model(x)))
+        thread.start()
+        thread.join()
+        return found[0]
+
+    return run
+
+
+def _in_function(model: nn.Module) -> Any:
+    return torch.compile(lambda x: model(x), fullgraph=True, backend="eager")
+
+
+WAYS: dict[str, Callable[[nn.Module], Any]] = {
+    "as it is": lambda model: model,
+    "copied": copy.deepcopy,
+    "copied within": lambda model: copy.deepcopy(nn.Sequential(model))[0],
+    "pickled": _pickled,
+    "saved": _saved,
+    "functional_call": _functional,
+    "traced": _traced,
+    "exported": _exported,
+    "exported strictly": _exported_strictly,
+    "compiled": _compiled,
+    "compiled by inductor": _compiled_by_inductor,
+    "compiled in parts": _compiled_in_parts,
+    "compiled in place": _compiled_in_place,
+    "compiled in a function": _in_function,
+    "in a thread": _in_thread,
+    "in DataParallel": nn.DataParallel,
+}
+
+
+@every_way
+@pytest.mark.parametrize("way", WAYS)
+def test_a_rule_holds_in_its_module_and_in_no_other(converted: Converter, how: str, way: str) -> None:
+    model = network()
+    steer(converted, how, model, "layers.1")
+    called = WAYS[way](model)
+    for _ in range(2):
+        assert precisions(called(inputs())) == [LOWERED, STEERED[how], LOWERED, LOWERED]
+
+
+@pytest.mark.parametrize("how", [one for one in STEERED if one != "keep"])
+@pytest.mark.parametrize("way", [one for one in WAYS if one != "compiled in parts"])
+def test_a_shared_module_follows_the_rules_of_the_path_of_its_call(converted: Converter, how: str, way: str) -> None:
+    model = network()
+    steer(converted, how, model, "right.inner")
+    called = WAYS[way](model)
+    assert precisions(called(inputs())) == [LOWERED, LOWERED, LOWERED, STEERED[how]]
+
+
+def test_a_shared_module_that_is_kept_is_kept_wherever_it_is_called(converted: Converter) -> None:
+    model = network()
+    steer(converted, "keep", model, "right.inner")
+    assert precisions(model(inputs())) == [LOWERED, LOWERED, STEERED["keep"], STEERED["keep"]]
+
+
+@every_way
+def test_a_module_that_is_called_alone_has_its_path_in_the_larger_model(converted: Converter, how: str) -> None:
+    model = network()
+    steer(converted, how, model, "layers.1")
+    assert precisions([model.layers[0](inputs()), model.layers[1](inputs())]) == [LOWERED, STEERED[how]]
+
+
+@every_way
+def test_a_module_that_is_called_alone_before_it_becomes_a_part_of_a_larger_one(converted: Converter, how: str) -> None:
+    part = Part()
+    if how == "keep":
+        hmp.keep(part)
+    steer(converted, how, Net(), "layers.1") if how != "keep" else converted(bf16=["linear", "softmax"])
+    assert precisions([part(inputs())]) == [STEERED["keep"] if how == "keep" else LOWERED]
+    model = network()
+    model.layers[1] = part
+    assert precisions([part(inputs())]) == [STEERED[how]]
+
+
+@every_way
+@pytest.mark.parametrize("use_reentrant", [True, False])
+@pytest.mark.parametrize("of", ["part", "block"])
+def test_a_recomputation_follows_the_rules_of_its_forward(
+    converted: Converter, how: str, use_reentrant: bool, of: str
+) -> None:
+    model = network()
+    steer(converted, how, model, "right.inner" if how != "keep" else "layers.1")
+    part = model.right.inner if how != "keep" else model.layers[1]
+    part.seen = []
+
+    def run(holder: nn.Module) -> Any:
+        x = inputs().requires_grad_()
+        if of == "part":
+            return checkpoint(holder, x, use_reentrant=use_reentrant)
+        return checkpoint(lambda y: holder(y), x, use_reentrant=use_reentrant)
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right, self.layers = model.left, model.right, model.layers
+
+        def forward(self) -> Any:
+            return run(self.right if how != "keep" else self.layers[1])
+
+    with set_checkpoint_early_stop(False):
+        product, probabilities = Whole()()
+    assert part.seen == [STEERED[how]]
+    (product.float().sum() + probabilities.float().square().sum()).backward()
+    assert set(part.seen) == {STEERED[how]} and len(part.seen) == 2
+    assert part.proj.weight.grad is not None and part.proj.weight.grad.dtype is FP32
+
+
+def test_the_backward_of_a_module_has_the_precision_of_its_forward(converted: Converter) -> None:
+    model = network()
+    steer(converted, "every", model, "layers.1")
+    x = inputs().requires_grad_()
+    exact = torch.autograd.grad(model.layers[1](x)[0].sum(), model.layers[1].proj.weight)[0]
+    hmp.restore()
+    assert torch.equal(exact, torch.autograd.grad(model.layers[1](x)[0].sum(), model.layers[1].proj.weight)[0])
+
+
+def test_an_exception_in_a_module_leaves_the_rules_outside_as_they_were(converted: Converter) -> None:
+    class Raises(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            assert torch.softmax(x, -1).dtype is FP32
+            raise KeyError("inside")
+
+    class Catches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Raises()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with pytest.raises(KeyError):
+                self.inner(x)
+            return torch.softmax(x, -1)
+
+    converted(bf16=["softmax"], rules={"* @ inner": "fp32"})
+    assert Catches()(inputs()).dtype is BF16
+    assert torch.softmax(inputs(), -1).dtype is BF16
+
+
+def test_a_generator_in_a_module_runs_by_the_rules_of_the_code_that_resumes_it(converted: Converter) -> None:
+    class Yields(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            def values() -> Any:
+                yield torch.softmax(x, -1)
+                yield torch.softmax(x, -1)
+
+            generator = values()
+            return next(generator), generator
+
+    model = nn.Sequential(Yields())
+    converted(bf16=["softmax"], rules={"* @ 0": "fp32"})
+    first, generator = model(inputs())
+    assert (first.dtype, next(generator).dtype) == (FP32, BF16)
+
+
+def test_other_rules_compile_again(converted: Converter) -> None:
+    model = network()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    for how, path in (("every", "layers.1"), ("operation", "layers.0"), ("every", "right")):
+        steer(converted, how, model, path)
+        place = ["layers.0", "layers.1", "left", "right"].index(path)
+        expected = [LOWERED] * 4
+        expected[place] = STEERED[how]
+        assert precisions(compiled(inputs())) == expected
+    hmp.restore()
+    assert precisions(compiled(inputs())) == [(FP32, FP32)] * 4
+
+
+def test_equal_modules_that_are_compiled_alike_follow_their_own_rules(converted: Converter) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Part()
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.part(x)
+
+    model = nn.ModuleList([Block(), Block()])
+    for block in model:
+        block.compile(backend="eager", fullgraph=True)
+    whole = nn.Module()
+    whole.blocks = model
+    whole.forward = lambda x: [block(x) for block in model]  # type: ignore[method-assign]
+    converted(bf16=["linear", "softmax"], rules={"* @ blocks.1.part": "fp32"})
+    assert precisions(whole(inputs())) == [LOWERED, STEERED["every"]]
+    converted(bf16=["linear", "softmax"], rules={"* @ blocks.0.part": "fp32"})
+    assert precisions(whole(inputs())) == [STEERED["every"], LOWERED]
+    converted(bf16=["linear", "softmax"])
+    hmp.keep(model[1].part)
+    assert precisions(whole(inputs())) == [LOWERED, STEERED["keep"]]
+
+
+def test_a_region_has_rules_of_its_own(converted: Converter, tmp_path: Any) -> None:
+    model = network()
+    lower = write_list(tmp_path / "lower.txt", ["linear", "softmax"])
+    converted(bf16=["linear"], rules={"* @ layers.0": "fp32"})
+    with hmp.autocast("cpu", bf16_file_path=lower, rules={"* @ layers.1": "fp32"}):
+        assert precisions(model(inputs())) == [LOWERED, STEERED["every"], LOWERED, LOWERED]
+    assert precisions(model(inputs())) == [(FP32, FP32), (BF16, FP32), (BF16, FP32), (BF16, FP32)]
+
+
+def test_a_region_alone_has_rules(tmp_path: Any) -> None:
+    model = network()
+    lower = write_list(tmp_path / "lower.txt", ["linear", "softmax"])
+    for _ in range(2):
+        with hmp.autocast("cpu", bf16_file_path=lower, rules={"* @ layers.1": "fp32"}):
+            assert precisions(model(inputs())) == [LOWERED, STEERED["every"], LOWERED, LOWERED]
+        hmp.restore()
+
+
+@pytest.mark.parametrize("how", STEERED)
+def test_within_modules_rules_hold_where_the_lists_do(how: str) -> None:
+    model = network()
+    if how == "keep":
+        hmp.keep(model.layers[1])
+    rules = {"operation": {"linear @ layers.1": "fp32"}, "every": {"* @ layers.1": "fp32"}, "keep": None}[how]
+    hmp.convert(preset="recommended", within="modules", rules=rules)
+    assert [one[0].dtype for one in model(inputs())] == [BF16, FP32, BF16, BF16]
+    hmp.convert(preset="recommended", within=model.left, rules={"linear @ layers.1": "bf16"})
+    assert [one[0].dtype for one in model(inputs())] == [FP32, FP32, BF16, FP32]
+
+
+def test_under_o2_rules_hold_and_under_o0_nothing_is_cast() -> None:
+    model = network()
+    hmp.convert("O2", rules={"linear @ layers.1": "fp32", "softmax @ layers.0": "bf16"})
+    assert precisions(model(inputs())) == [(BF16, BF16), (FP32, FP32), (BF16, FP32), (BF16, FP32)]
+    hmp.convert("O0", rules={"* @ layers": "bf16"})
+    assert precisions(model(inputs())) == [(FP32, FP32)] * 4
+
+
+def test_a_rule_lowers_in_one_module_only(converted: Converter) -> None:
+    converted(rules={"linear @ layers.0": "lower", "* @ right": "fp16"})
+    both = (torch.float16, torch.float16)
+    assert precisions(network()(inputs())) == [(BF16, FP32), (FP32, FP32), (FP32, FP32), both]
+
+
+def test_list_files_have_lines_for_modules(tmp_path: Any) -> None:
+    lower = write_list(tmp_path / "bf16.txt", ["linear", "softmax", "softmax @ layers.1.** # back again"])
+    fp32 = write_list(tmp_path / "fp32.txt", ["* @ layers.*", "softmax @ Net.left"])
+    hmp.convert("O1", lower, fp32)
+    assert precisions(network()(inputs())) == [(FP32, FP32), (FP32, BF16), (BF16, FP32), LOWERED]
+
+
+def test_disabled_casts_and_the_rules_of_state_go_before_rules_of_modules(converted: Converter) -> None:
+    model = network()
+    converted(bf16=["linear", "softmax"], rules={"* @ layers.1": "bf16"})
+    with hmp.disable_casts():
+        assert precisions(model(inputs())) == [(FP32, FP32)] * 4
+    with torch.autocast("cpu", enabled=False):
+        assert precisions(model(inputs())) == [(FP32, FP32)] * 4
+
+
+def test_containers_are_a_part_of_the_path(converted: Converter) -> None:
+    model = nn.Sequential(nn.ModuleDict({"a": Holder(Part())})["a"], nn.Identity())
+    converted(bf16=["linear", "softmax"], rules={"* @ Sequential.0.*": "fp32"})
+    assert precisions([model(inputs())]) == [STEERED["every"]]
