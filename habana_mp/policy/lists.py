@@ -83,6 +83,11 @@ def given_list(argument: str, path: str | os.PathLike[str] | None) -> tuple[List
             f"{os.fsdecode(path)}: the list is empty: write one operation on each line, or leave `{argument}` out for "
             "the preset's list. A comment (`# ...`) in the file tells that it is meant so"
         )
+    if listed and all(one.pattern for one in listed):
+        warn(
+            f"{os.fsdecode(path)}: every line holds in some modules only (`{IN_MODULES}`), so in all others this list "
+            "is empty; pass the lines as `rules=` to keep the preset's list"
+        )
     return listed
 
 

@@ -1,0 +1,106 @@
+"""``hmp.keep``."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from habana_mp import hmp
+from helpers.lists import Converter
+from helpers.steered import BF16, FP32, LOWERED, Part, inputs, network, precisions
+
+KEPT = (FP32, FP32)
+
+
+def test_a_module_is_kept_before_and_after_convert_until_it_is_let_go(converted: Converter) -> None:
+    model = network()
+    assert hmp.keep(model.layers[0]) is model.layers[0]
+    converted(bf16=["linear", "softmax"])
+    assert precisions(model(inputs()))[:2] == [KEPT, LOWERED]
+    hmp.keep(model.layers[1])
+    assert precisions(model(inputs()))[:2] == [KEPT, KEPT]
+    hmp.keep(model.layers, precision=None)
+    assert precisions(model(inputs()))[:2] == [LOWERED, LOWERED]
+
+
+def test_the_innermost_kept_module_decides(converted: Converter) -> None:
+    model = network()
+    hmp.keep(model)
+    hmp.keep(model.layers[0], torch.float16)
+    hmp.keep(model.layers[0].proj, "bf16")
+    converted(bf16=["linear", "softmax"])
+    assert precisions(model(inputs())) == [(BF16, torch.float16), KEPT, KEPT, KEPT]
+
+
+def test_all_modules_of_a_class_are_kept(converted: Converter) -> None:
+    @hmp.keep
+    class Router(Part):
+        pass
+
+    @hmp.keep(precision=torch.float16)
+    class Half(Part):
+        pass
+
+    model = nn.Sequential(Router(), Half())
+    hmp.keep(model[1], precision=None)
+    converted(bf16=["linear", "softmax"])
+    found = [part(inputs()) for part in (model[0], model[1], Half())]
+    assert precisions(found) == [KEPT, LOWERED, (torch.float16,) * 2]
+    hmp.keep(Router, precision=None)
+    assert precisions([model[0](inputs())]) == [LOWERED]
+
+
+def test_it_is_a_property_of_the_module_and_not_of_its_state(converted: Converter) -> None:
+    model = network()
+    names = list(model.state_dict())
+    hmp.keep(model.layers[1])
+    assert list(model.state_dict()) == names
+    other = network()
+    other.load_state_dict(model.state_dict())
+    converted(bf16=["linear", "softmax"])
+    assert precisions(other(inputs()))[1] == LOWERED
+    assert precisions(copy.copy(model)(inputs()))[1] == KEPT
+
+
+def test_restore_forgets_it_also_in_copies_and_files(converted: Converter) -> None:
+    model = network()
+    hmp.keep(model.layers[1])
+    before = pickle.dumps(model)
+    hmp.restore()
+    after = pickle.dumps(model)
+    converted(bf16=["linear", "softmax"])
+    for one in (model, copy.deepcopy(model), pickle.loads(after)):
+        assert precisions(one(inputs()))[1] == LOWERED
+    assert precisions(pickle.loads(before)(inputs()))[1] == KEPT
+
+
+def test_in_a_kept_module_tensors_that_are_lower_already_become_float32(converted: Converter) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 8))
+    hmp.keep(list(model)[1:])
+    converted(bf16=["linear", "layer_norm", "gelu"])
+    assert model[0](inputs()).dtype is BF16
+    assert model(inputs()).dtype is FP32
+    result = torch.ones(4, 8, dtype=BF16)
+
+    @hmp.keep
+    class InPlace(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.mul_(torch.ones(4, 8)).add_(1)
+
+    assert InPlace()(result) is result and result.dtype is BF16  # rule 3
+
+
+@pytest.mark.parametrize("given", [3, "linear", [], [nn.Linear(2, 2), 3], torch.ones(2), int, lambda x: x])
+def test_what_is_no_module_is_refused(given: object) -> None:
+    with pytest.raises(TypeError, match=r"`hmp.keep` takes a module, modules, or a class of modules; got "):
+        hmp.keep(given)
+
+
+@pytest.mark.parametrize("given", ["fp23", torch.float64, torch.int8, 32])
+def test_an_unknown_precision_is_refused(given: object) -> None:
+    with pytest.raises(ValueError, match=r"`precision` must be torch.float32, torch.bfloat16 or torch.float16"):
+        hmp.keep(nn.Linear(2, 2), given)
