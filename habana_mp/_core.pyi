@@ -265,7 +265,7 @@ def set_watch(
     passed_over: tuple[str, ...],
     compilers: tuple[str, ...],
     call_impl_code: types.CodeType | None,
-    names: Callable[[Any, list[Any]], tuple[int, str, str]],
+    names: Callable[[Any, list[Any]], tuple[int, str, str, int]],
     traced_place: Callable[[], tuple[str | None, str, int, str | None] | None],
     /,
 ) -> None:
@@ -498,9 +498,9 @@ def make_module_rules(lists: int, changes: list[tuple[Any, Any, str, Rule, Rule]
 def put_rules_in_modules(
     call_impl: Any, answering: Any, resolver: Callable[[list[Any], str, int, int], int], /
 ) -> None:
-    """Makes the rules depend on the running module. ``resolver`` is called when a module is first called at a path: with
-    the objects of the module and of those around it, from the innermost outwards, its path, the number of the lists,
-    and the number of the precision in which it is kept. It returns the number of a rule set, or 0."""
+    """Makes the rules depend on the running module. ``resolver`` is called when a module is first called at a path,
+    with the objects of the module and of those around it, from the innermost outwards, its path, the number of the
+    lists, and the number of the precision in which it is kept. It returns the number of a rule set, or 0."""
 
 def take_rules_out_of_modules() -> None: ...
 

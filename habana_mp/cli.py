@@ -1,5 +1,5 @@
 """The command line: ``habana-mp lists``, ``habana-mp lists check FILE...``, ``habana-mp run``,
-``habana-mp diff A B``, ``habana-mp doctor``."""
+``habana-mp explain``, ``habana-mp diff A B``, ``habana-mp doctor``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from habana_mp.patches.all import modules_of_torch
 from habana_mp.policy.lists import read_list
 from habana_mp.policy.lists_diff import difference
 from habana_mp.policy.module_rules import problems_of
+from habana_mp.policy.names import EVERY
+from habana_mp.policy.precisions import dtype_meant
 from habana_mp.policy.presets import Preset, hint_for, presets, presets_with
+from habana_mp.run import explain
 from habana_mp.run.speed import ratios
 
 #: The lists of a preset.
@@ -101,6 +104,7 @@ def _run(arguments: Sequence[str]) -> int:
         help="one list of the preset, as a list file to start your own from; a lower precision's name means `lower`",
     )
     commands.add_parser("run", help="run a script in mixed precision; `habana-mp run --help` tells more")
+    explain_parser = explain.add_parser(commands)
     diff = commands.add_parser(
         "diff",
         help="what differs between two reports",
@@ -125,6 +129,8 @@ def _run(arguments: Sequence[str]) -> int:
         parser.error(f"unrecognized arguments: {' '.join(strange)}")
     if given.command == "doctor":
         return _show_assumptions() if given.assumptions else _doctor()
+    if given.command == "explain":
+        return explain.show(given, explain_parser)
     if given.command == "diff":
         return _diff(given.a, given.b, as_json=given.json)
     given.files += rest
@@ -155,7 +161,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _part(given: str) -> str:
     """Returns the list with this name, or the list of the precision with this name, such as `bf16`."""
-    dtype = rules.dtype_meant(given)
+    dtype = dtype_meant(given)
     return given if dtype is None else "fp32" if dtype is torch.float32 else "lower"
 
 
@@ -193,7 +199,7 @@ def _show_preset(name: str, only: str | None) -> int:
         print(f"# {preset.name}, {only}")
         for one in getattr(preset, only):
             # In a list file a name means every call.
-            print(f"# its matrix products only: {one.name}" if one.products_only else one.name)
+            print(f"# its matrix products only: {one.name}" if one.products_only else one.line_text)
         return 0
     print(f"{preset.name}: {preset.description}")
     for title in _PARTS:
@@ -202,12 +208,14 @@ def _show_preset(name: str, only: str | None) -> int:
             print(f"\n{title}:")
             for one in listed:
                 when = " (its matrix products only)" if one.products_only else ""
-                print(f"  {one.name:<31} {_meaning(one.name)}{when}")
+                print(f"  {one.line_text:<31} {_meaning(one.name)}{when}")
     return 0
 
 
 def _meaning(name: str) -> str:
     """Returns the objects of torch that a list name stands for."""
+    if name == EVERY:
+        return "every operation that computes"
     resolved = ops.resolve(name)
     if resolved is None:
         return f"- ({ops.EXPLAINED.get(name, 'not in this torch')})"
@@ -242,7 +250,7 @@ def _check(files: Sequence[str], *, together: bool) -> int:
         verdict = f"{len(caught)} without effect" if caught else "fine"
         print(f"{file}: {len(listed)} name{'s' if len(listed) != 1 else ''}, {verdict}")
         for one in listed:
-            print(f"  {one.line:>4}  {one.name:<31} {_meaning(one.name)}")
+            print(f"  {one.line:>4}  {one.line_text:<31} {_meaning(one.name)}")
     if together and status == 0:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they were shown above, file by file

@@ -30,11 +30,12 @@ from habana_mp.policy.environment import level_of_environment
 from habana_mp.policy.given_rules import given_rules
 from habana_mp.policy.kept import forget_kept
 from habana_mp.policy.lists import given_list
-from habana_mp.policy.presets import preset_named, with_own
 from habana_mp.policy.precisions import PRECISIONS, dtype_meant
+from habana_mp.policy.presets import preset_named, with_own
 from habana_mp.policy.rules import Policy, policy_from_lists, policy_o2
 from habana_mp.reporting import counting
 from habana_mp.reporting.comparison import Comparison, compare
+from habana_mp.reporting.explanation import Explanation, ModelExplanation, explain
 from habana_mp.reporting.log import close_log, open_log
 from habana_mp.reporting.records import Detail, KeptWeights, Row
 from habana_mp.reporting.report import Report
@@ -48,9 +49,11 @@ from habana_mp.scopes.within import Given, checked, reject_models
 
 __all__ = [
     "Comparison",
+    "Explanation",
     "HmpWarning",
     "KeptWeights",
     "ListError",
+    "ModelExplanation",
     "Report",
     "Row",
     "autocast",
@@ -59,6 +62,7 @@ __all__ = [
     "custom_bwd",
     "custom_fwd",
     "disable_casts",
+    "explain",
     "get_autocast_dtype",
     "is_autocast_available",
     "is_autocast_enabled",

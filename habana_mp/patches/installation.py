@@ -45,7 +45,7 @@ class Installation:
         self._composites: dict[Any, Composite] = {}
         #: True while calls are watched: then the core also handles operations without a rule.
         self._is_watched = False
-        self._rules_in_modules = RulesInModules(lambda number: self._regions[number] if number else self.policy)
+        self._rules_in_modules = RulesInModules(lambda number: self.policy_of_region(number) if number else self.policy)
         kept.listen(self._follow_modules)
 
     @computed_once
@@ -177,6 +177,10 @@ class Installation:
                 forget_compiled_code()
             else:
                 self._rules_in_modules.end()
+
+    def policy_of_region(self, number: int) -> Policy | None:
+        """Returns the policy of a region."""
+        return self._regions.get(number)
 
     def check_alone(self) -> None:
         """Raises RuntimeError if another copy of this module has changed torch. All copies share one core, and this one

@@ -8,7 +8,7 @@ from habana_mp.common.errors import ListError
 from habana_mp.policy.lists import Listed, parse_line
 from habana_mp.policy.module_rules import FROM_RULES, ModuleRule
 from habana_mp.policy.precisions import PRECISIONS, dtype_meant
-from habana_mp.policy.rules import GivenRules
+from habana_mp.policy.rules import NO_GIVEN_RULES, GivenRules
 
 
 def given_rules(rules: Mapping[str, object] | None, lower: str) -> GivenRules:
@@ -18,7 +18,7 @@ def given_rules(rules: Mapping[str, object] | None, lower: str) -> GivenRules:
         ListError: something in it is wrong; the message has one line for each problem.
     """
     if rules is None:
-        return GivenRules()
+        return NO_GIVEN_RULES
     if not isinstance(rules, Mapping):
         raise ListError(
             'rules: must be a dict of lines and precisions, as {"softmax @ encoder.**": "fp32"}; '

@@ -71,8 +71,9 @@ def precision_kept_in(module: object) -> str | None:
     """Returns the precision in which a module itself is kept, or None."""
     instance = getattr(module, "__dict__", {})
     value = instance[ATTRIBUTE] if ATTRIBUTE in instance else getattr(type(module), ATTRIBUTE, None)
-    is_kept = isinstance(value, Kept) and value.generation == _State.generation
-    return value.precision if is_kept else None
+    if not isinstance(value, Kept) or value.generation != _State.generation:
+        return None
+    return value.precision
 
 
 def number_kept_in(module: object) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from habana_mp import ops
 from habana_mp.policy.lists import Listed, read_list
+from habana_mp.policy.names import EVERY
 from habana_mp.policy.presets import Preset, hint_for, presets
 
 #: The name of the list in a file that is compared by itself.
@@ -43,13 +44,15 @@ def _only(these: _Meanings, those: _Meanings) -> list[tuple[str, str]]:
 
 
 def _meanings(given: str) -> _Meanings:
-    return {_meaning(one): (one.name, part) for part, listed in _parts(given) for one in listed}
+    return {_meaning(one): (one.line_text, part) for part, listed in _parts(given) for one in listed}
 
 
 def _meaning(one: Listed) -> object:
     """Returns the meaning of a name. Names of the same operations are equal, however they are spelled."""
-    resolved = ops.resolve(one.name)
-    return one.name if resolved is None else (frozenset(resolved.exact + resolved.family), one.products_only)
+    resolved = None if one.name == EVERY else ops.resolve(one.name)
+    if resolved is None:
+        return one.line_text
+    return frozenset(resolved.exact + resolved.family), one.products_only, one.pattern
 
 
 def _parts(given: str) -> Iterable[tuple[str, Sequence[Listed]]]:

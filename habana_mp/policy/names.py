@@ -28,7 +28,7 @@ def operations_that_compute() -> frozenset[str]:
         for operation, row in ops.rows().items()
         if row.o2 in ("lower", "float32") or (row.unlisted and row.unlisted != ops.IN_PLACE)
     }
-    for operation, row in ops.rows().items():
+    for row in ops.rows().values():
         if row.o2 == "lower":
             floating.update(row.family.split())
     for name in shipped_names():

@@ -122,9 +122,10 @@ def _with_any(steps: Iterable[_Step]) -> dict[_Step, None]:
     """Returns these steps, and those that follow where `**` stands for no part."""
     found: dict[_Step, None] = {}
     for step in steps:
-        while step is not None and step not in found:
-            found[step] = None
-            step = step.next.get(_ANY)  # type: ignore[assignment]  # None ends the loop
+        at: _Step | None = step
+        while at is not None and at not in found:
+            found[at] = None
+            at = at.next.get(_ANY)
     return found
 
 

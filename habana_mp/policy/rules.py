@@ -121,11 +121,16 @@ class Policy:
     skip_slower: bool = False
     #: True if the memory of large casts, and memory at the heap's end, is kept for later casts.
     reuse_memory: bool = True
-    #: The precision that a list gives an operation, and the place in that list, by operation.
-    named: Mapping[str, tuple[str, str]] = field(default_factory=dict, compare=False)
+    #: The precision that a list gives an operation, and the line of the list, by operation.
+    lines: Decided = field(default_factory=dict, compare=False)
     #: The lines that hold in some modules, and a function that returns all rules where such lines are in force.
     module_rules: ModuleRules = field(default=NO_MODULE_RULES, compare=False)
     rulings_with: Callable[[Decided], dict[str, Ruling]] | None = field(default=None, compare=False)
+
+    @property
+    def named(self) -> dict[str, tuple[str, str]]:
+        """The precision that a list gives an operation, and the place in that list, by operation."""
+        return {operation: (precision, listed.where) for operation, (precision, listed) in self.lines.items()}
 
     def lowers_arithmetic(self) -> bool:
         """True if a list lowers an operation that computes each value of its result independently."""
@@ -170,12 +175,15 @@ class GivenRules:
     in_modules: tuple[ModuleRule, ...] = ()
 
 
+NO_GIVEN_RULES = GivenRules()
+
+
 def policy_from_lists(
     lists: Preset,
     lower: str,
     own: Preset | None = None,
     *,
-    given: GivenRules = GivenRules(),
+    given: GivenRules = NO_GIVEN_RULES,
     refused: frozenset[str] = _NONE,
 ) -> Policy:
     """Returns the policy of O1: the lists decide; for operations that they do not name, rules 2 to 4 decide.
@@ -192,7 +200,7 @@ def policy_from_lists(
 
     def rulings_with(chosen: Decided) -> dict[str, Ruling]:
         """Returns the rules where these lines are in force too."""
-        return _rulings(lists, lower, decided | chosen, {*named, *chosen}, followed | chosen, refused)
+        return _rulings(lists, lower, {**decided, **chosen}, {*named, *chosen}, {**followed, **chosen}, refused)
 
     return _whole_policy(lower, rulings_with, decided, in_modules)
 
@@ -253,7 +261,7 @@ def _whole_policy(
         covered,
         composites,
         lower,
-        named={operation: (kind, listed.where) for operation, (kind, listed) in decided.items()},
+        lines=decided,
         module_rules=module_rules,
         rulings_with=rulings_with,
     )
@@ -286,7 +294,7 @@ def _assign(lines: Iterable[tuple[Listed, str]]) -> dict[str, tuple[str, Listed]
     return assignment.decided
 
 
-def policy_o2(lower: str, given: GivenRules = GivenRules()) -> Policy:
+def policy_o2(lower: str, given: GivenRules = NO_GIVEN_RULES) -> Policy:
     """Returns the policy of O2: GEMM and convolutions in the lower precision, all other known floating-point operations
     in float32."""
     rulings = {operation: ruling_in_list(operation, "fp32") for operation in operations_that_compute()}

@@ -22,9 +22,9 @@ from habana_mp.patches.torch.dynamo import OwnCode
 from habana_mp.policy.environment import level_of_environment
 from habana_mp.policy.given_rules import given_rules
 from habana_mp.policy.lists import Listed, given_list, read_list
-from habana_mp.policy.presets import preset_named, with_own
 from habana_mp.policy.precisions import PRECISIONS, dtype_meant
-from habana_mp.policy.rules import GivenRules, policy_from_lists
+from habana_mp.policy.presets import preset_named, with_own
+from habana_mp.policy.rules import NO_GIVEN_RULES, GivenRules, policy_from_lists
 from habana_mp.scopes.disable import CastsOff, disable_casts
 from habana_mp.scopes.scope import Scope
 
@@ -79,7 +79,7 @@ class _Request:
     lower: tuple[Listed, ...] | None
     fp32: tuple[Listed, ...] | None
     caches_weights: bool
-    given: GivenRules = GivenRules()
+    given: GivenRules = NO_GIVEN_RULES
 
 
 #: The request of each region, by its number.
@@ -296,8 +296,8 @@ def _find_number(
     if level_of_environment() is not None:
         return _NO_CASTS
     caches_weights = cache_enabled is None or bool(cache_enabled)
-    given = given_rules(rules, PRECISIONS[dtype])
-    return _ready(_made(_Request(device_type, dtype, name, lower, fp32, caches_weights, given)))
+    of_region = given_rules(rules, PRECISIONS[dtype])
+    return _ready(_made(_Request(device_type, dtype, name, lower, fp32, caches_weights, of_region)))
 
 
 # torch.compile does not trace these methods of a region that was created outside of compiled code.

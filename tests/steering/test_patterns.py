@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import warnings
 from pathlib import Path
 
@@ -109,7 +110,7 @@ def test_equally_specific_rules_that_disagree_are_both_named(tmp_path: Path) -> 
     with pytest.raises(hmp.ListError) as failed:
         hmp.convert("O1", bf16, fp32)
     assert "fp32.txt:1: `softmax @ *.attention` gives fp32" in str(failed.value)
-    assert "`softmax @ encoder.*` at " in str(failed.value) and "bf16.txt:2 gives bf16" in str(failed.value)
+    assert re.search(r"`softmax @ encoder\.\*` at .*bf16\.txt:2 gives bf16", str(failed.value))
     with pytest.raises(hmp.ListError, match="equally specific"):
         hmp.convert(rules={"* @ a.*": "fp32", "* @ *.b": "lower"})
     hmp.convert(rules={"* @ a": "fp32", "* @ b": "lower", "exp @ a.*": "fp32", "log @ *.b": "lower"})
@@ -127,8 +128,7 @@ def test_a_pattern_without_a_module_is_told_of_once_with_the_nearest_path(conver
     model, other = network(), nn.Sequential(nn.Linear(8, 8))
     converted(bf16=["linear"], rules={"linear @ layer.1": "fp32", "linear @ 0": "fp32", "linear @ Net.left": "fp32"})
     with pytest.warns(HmpWarning) as told:
-        model(inputs())
-        model(inputs())
+        [model(inputs()) for _ in range(2)]
     assert [str(one.message) for one in told] == [
         "rules['linear @ layer.1']: `linear @ layer.1` has no effect: no module of Net is at `layer.1`; "
         "did you mean `layers.1`?"
@@ -139,7 +139,7 @@ def test_a_pattern_without_a_module_is_told_of_once_with_the_nearest_path(conver
 def test_a_file_of_lines_for_modules_alone_says_that_its_list_is_empty(tmp_path: Path) -> None:
     path = write_list(tmp_path / "fp32.txt", ["* @ lm_head"])
     (told,) = warned_by_convert("O1", "", path, preset="recommended")
-    assert "fp32.txt: every line holds in some modules only" in told and "rules=" in told
+    assert re.search(r"fp32\.txt: every line holds in some modules only.*`rules=`", told)
 
 
 def test_the_nearest_path() -> None:

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from habana_mp import hmp
 from helpers.lists import Converter, write_list
-from helpers.steered import BF16, FP32, LOWERED, STEERED, Holder, Net, Part, inputs, network, precisions, steer
+from helpers.steered import BF16, FP32, LOWERED, STEERED, Holder, Part, inputs, network, precisions, steer
 
 every_way = pytest.mark.parametrize("how", STEERED)
 
@@ -175,8 +175,8 @@ def test_a_recomputation_follows_the_rules_of_its_forward(
         product, probabilities = Whole()()
     assert part.seen == [STEERED[how]]
     (product.float().sum() + probabilities.float().square().sum()).backward()
-    assert set(part.seen) == {STEERED[how]} and len(part.seen) == 2
-    assert part.proj.weight.grad is not None and part.proj.weight.grad.dtype is FP32
+    assert part.seen == [STEERED[how]] * 2
+    assert getattr(part.proj.weight.grad, "dtype", None) is FP32
 
 
 def test_the_backward_of_a_module_has_the_precision_of_its_forward(converted: Converter) -> None:

@@ -13,12 +13,12 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Iterator
-from functools import cache
 from types import ModuleType
 
 from habana_mp.patches.tools.exact_package import ExactPackage
 from habana_mp.patches.tools.named_functions import Exchange
 from habana_mp.patches.tools.patch import Patch
+from habana_mp.patches.torch import module_paths
 
 
 def _files() -> list[ModuleType]:
@@ -30,16 +30,11 @@ def exchanges() -> tuple[Exchange, ...]:
     return tuple(one for file in _files() for one in getattr(file, "EXCHANGES", ()))
 
 
-@cache
-def wrappers() -> dict[str, str]:
-    """Returns the modules of all libraries that wrap another one."""
-    return {kind: attribute for file in _files() for kind, attribute in getattr(file, "WRAPPERS", {}).items()}
-
-
 def library_patches() -> Iterator[Patch]:
     """Yields the patches of all libraries."""
     for exchange in exchanges():
         yield from exchange.patches()
     for file in _files():
+        module_paths.wrappers.update(getattr(file, "WRAPPERS", {}))
         yield from map(ExactPackage, getattr(file, "EXACT_PACKAGES", ()))
         yield from (patch() for patch in getattr(file, "PATCHES", ()))

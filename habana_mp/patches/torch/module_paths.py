@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from habana_mp import _core
-from habana_mp.patches.libraries import wrappers
 from habana_mp.patches.tools.compiled_functions import run_by_python
 from habana_mp.patches.torch.export import is_exported_with_rules
 from habana_mp.patches.torch.module_tensors import classes_of_modules
@@ -35,6 +34,9 @@ _WRAPPERS = {
     "ModuleToTrace": "_export_root",
     "Wrapper": "_export_root",  # both are made by torch.export
 }
+
+#: The same for classes of libraries, by their full names; `patches/libraries/` fills it.
+wrappers: dict[str, str] = {}
 
 #: After this many searches for a larger module in vain, one without Parameters of the same class is not looked for any
 #: more: losses may be made anew in each step.
@@ -99,7 +101,8 @@ class _Names:
         """Returns the names of one module inside another one, the first one first. A shared module has several."""
         names = self._known.get(outer, {}).get(_identity(inner), [])
         if not names or any(not _is_at(outer, name, inner) for name in names):
-            self._known[outer] = found = {}
+            found: dict[int, list[str]] = {}
+            self._known[outer] = found
             for name, module in outer.named_modules(remove_duplicate=False):
                 found.setdefault(_identity(module), []).append(name)
             names = found.get(_identity(inner), [])
@@ -277,6 +280,13 @@ def all_paths(outermost: torch.nn.Module) -> Iterator[Path]:
         yield tuple(_without_wrappers(outermost, name)) if name else ()
 
 
+def modules_by_path(outermost: torch.nn.Module) -> Iterator[tuple[Path, torch.nn.Module]]:
+    """Yields all modules in an outermost module with their paths, without those that only wrap another one."""
+    for name, module in outermost.named_modules(remove_duplicate=False):
+        if wrapped_by(module) is None:
+            yield (tuple(_without_wrappers(outermost, name)) if name else ()), module
+
+
 def class_names(outermost: torch.nn.Module) -> tuple[str, ...]:
     """Returns the names by which a pattern may mean the outermost module: those of its class and its base classes.
     FSDP2 and parametrizations derive a class from the module's own."""
@@ -288,7 +298,7 @@ def wrapped_by(module: Any) -> str | None:
     """Returns the name of the attribute that holds a wrapper's module, or None for any other module."""
     name = _WRAPPERS.get(type(module).__name__)
     for kind in type(module).__mro__ if name is None else ():
-        name = name or wrappers().get(f"{kind.__module__}.{kind.__qualname__}")
+        name = name or wrappers.get(f"{kind.__module__}.{kind.__qualname__}")
     return name if name is not None and isinstance(getattr(module, name, None), torch.nn.Module) else None
 
 

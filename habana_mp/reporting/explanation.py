@@ -1,0 +1,222 @@
+"""``explain``: what would happen to an operation in a module, and which line or rule decides it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from habana_mp import _core, ops
+from habana_mp.patches.installation import installation
+from habana_mp.patches.torch import module_paths
+from habana_mp.policy.kept import precision_kept_in
+from habana_mp.policy.lists import Listed
+from habana_mp.policy.module_rules import every_operation
+from habana_mp.policy.names import EVERY, operations_of
+from habana_mp.policy.patterns import Path
+from habana_mp.policy.rules import Policy, Ruling, ruling_without_list
+
+#: What the reasons of the report mean here, where no list decides.
+_MEANINGS = {
+    "widest": "its tensors go to the widest precision among them (rule 2)",
+    "in_place": "what it writes into keeps its precision (rule 3)",
+    "first_input": "no list names it, so it runs in the precision of its first input (rule 4)",
+    "no_kernel": "it has no kernel for the lower precision (rule 8)",
+    "refused": "it is refused in a float16 region",
+}
+
+#: The line that stands for a kept module.
+_KEPT = Listed(EVERY, "hmp.keep", 0)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What happens to calls of one operation in one module, where casts are made."""
+
+    operation: str
+    module: str
+    #: ``"bf16"``, ``"fp16"`` or ``"fp32"``; ``"unchanged"`` where the call's own tensors decide.
+    precision: str
+    #: A reason as in the report: ``"list"``, ``"parts"``, ``"kept"``, ``"widest"``, ``"in_place"``, ...
+    reason: str
+    #: The line that decides, as written, or an empty text; its file, and its number there.
+    rule: str = ""
+    file: str | None = None
+    line: int | None = None
+    #: Where the line is, in words.
+    where: str = ""
+
+    def __str__(self) -> str:
+        place = f" in {self.module}" if self.module else ""
+        if self.precision == "unchanged":
+            return f"{self.operation}{place} keeps the precision of its tensors: {self._why()}"
+        return f"{self.operation}{place} runs in {self.precision}: {self._why()}"
+
+    def _why(self) -> str:
+        if self.reason == "kept":
+            return "hmp.keep keeps the module, or one around it"
+        if self.reason == "parts":
+            return "the lists name its parts, or what it is a part of (rule 5)"
+        if self.reason == "off":
+            return "no lists are in force; call hmp.convert() first"
+        if self.rule:
+            return f"`{self.rule}` at {self.where}"
+        return _MEANINGS.get(self.reason, self.where or self.reason)
+
+
+@dataclass(frozen=True)
+class ModelExplanation:
+    """The modules of a model, each with the lines that reach it."""
+
+    #: For each module: its path, its class, and the lines with their precisions, the most specific one first.
+    modules: tuple[tuple[str, str, tuple[str, ...]], ...]
+
+    def __str__(self) -> str:
+        lines = []
+        for path, kind, reached in self.modules:
+            depth = path.count(".") + 1 if path else 0
+            name = f"{path.rpartition('.')[2]}: " if path else ""
+            lines.append(f"{'  ' * depth}{name}{kind}{'  <- ' if reached else ''}{', '.join(reached)}")
+        return "\n".join(lines)
+
+
+def explain(operation: Any, module: Any = "") -> Explanation | ModelExplanation:
+    """Tells what would happen to an operation in a module, and which line or rule decides it.
+
+    ::
+
+        print(hmp.explain("softmax", "encoder.layer.0.attention"))
+        hmp.explain(model)        # prints the model's modules with the lines that reach each
+
+    The answer is that of the lists in force here: those of the region of :func:`autocast` around the call, else those
+    of :func:`convert`. Places where nothing is cast (``disable_casts``, rule 11) are left out of account.
+
+    Args:
+        operation: The name of an operation, as in a list, or a model.
+        module: A module, or its path: with the class of the outermost module or without. ``""``: outside of modules.
+
+    Returns:
+        An object with ``precision``, ``reason``, ``rule``, ``file`` and ``line``; ``str`` puts it in words. For a model
+        one whose ``str`` is the tree that was printed.
+
+    Raises:
+        ValueError: an unknown operation (:class:`ListError`), or a path in no living model if ``module`` is one.
+        TypeError: something that is neither.
+    """
+    if isinstance(operation, torch.nn.Module):
+        tree = _tree(operation)
+        print(tree)
+        return tree
+    if not isinstance(operation, str):
+        raise TypeError(f"`operation` must be the name of an operation, or a model; got {type(operation).__name__}")
+    if not isinstance(module, (str, torch.nn.Module)):
+        raise TypeError(f"`module` must be a module or its path; got {type(module).__name__}: {module!r}")
+    policy = _policy_here()
+    meant = _operation_meant(operation)
+    paths, class_names, kept, shown = _place(module)
+    if policy is None:
+        return Explanation(meant, shown, "unchanged", "off")
+    match = policy.module_rules.match(paths, class_names) if shown else None
+    chosen = {} if match is None else policy.module_rules.chosen(match)
+    if kept is not None:
+        chosen = dict(every_operation(kept, _KEPT))
+    ruling = (policy.rulings_with(chosen) if policy.rulings_with else {}).get(meant) or ruling_without_list(meant)
+    if not ops.computes(meant) or ops.gives_view(meant):
+        return Explanation(meant, shown, "unchanged", "view", where="it computes nothing that could be cast (rule 6)")
+    return _explained(meant, shown, ruling, chosen.get(meant), policy)
+
+
+def _policy_here() -> Policy | None:
+    region = _core.current_region()
+    policy = installation.policy_of_region(region) if region else installation.policy
+    return policy if policy is not None and policy.covered else None
+
+
+def _operation_meant(name: str) -> str:
+    resolved = ops.resolve(name.strip()) or operations_of(Listed(name.strip(), "explain", 0))
+    meant = () if resolved is None else resolved.exact + resolved.family
+    return meant[0] if meant else name
+
+
+def _explained(meant: str, shown: str, ruling: Ruling, line: tuple[str, Listed] | None, policy: Policy) -> Explanation:
+    precision = ruling.precision or "unchanged"
+    if ruling.action != "precision":
+        reason = {"none": "first_input", "scalars": "first_input"}.get(ruling.action, ruling.action)
+        return Explanation(meant, shown, precision, reason)
+    if line is not None and line[1] is _KEPT:
+        return Explanation(meant, shown, precision, "kept")
+    if ruling.no_kernel or ruling.by_parts:
+        return Explanation(meant, shown, precision, "no_kernel" if ruling.no_kernel else "parts")
+    if line is None:
+        line = policy.lines.get(meant)
+    if line is None:
+        return Explanation(meant, shown, precision, "list")
+    listed = line[1]
+    in_file = listed.line > 0
+    return Explanation(
+        meant,
+        shown,
+        precision,
+        "list",
+        listed.line_text or listed.source,
+        listed.source if in_file else None,
+        listed.line if in_file else None,
+        listed.where,
+    )
+
+
+def _place(module: str | torch.nn.Module) -> tuple[Iterable[Path], tuple[str, ...], str | None, str]:
+    """Returns the paths of a module, the names of the outermost module's class, the precision in which the module or
+    one around it is kept, and its path in words."""
+    if not isinstance(module, str):
+        paths, outermost = module_paths.paths_of([module])
+        root = module if outermost is None else outermost
+        shown = ".".join(min(paths, default=())) or type(module).__name__
+        return paths, module_paths.class_names(root), _kept_around(root, paths), shown
+    parts = tuple(part for part in module.strip().split(".") if part)
+    for root in module_paths.outermost_modules():
+        names = module_paths.class_names(root)
+        for path in (parts, parts[1:] if parts[:1] and parts[0].partition("#")[0] in names else parts):
+            if path in set(module_paths.all_paths(root)) and (path or parts):
+                return [path], names, _kept_around(root, [path]), module.strip()
+    # No living model has it: it may begin with the class of a model.
+    return [parts, *([parts[1:]] if len(parts) > 1 and parts[0][:1].isupper() else [])], parts[:1], None, module.strip()
+
+
+def _kept_around(root: torch.nn.Module, paths: Iterable[Path]) -> str | None:
+    for path in paths:
+        for inner in reversed(list(_along(root, path))):
+            kept = precision_kept_in(inner)
+            if kept is not None:
+                return kept
+    return None
+
+
+def _along(root: torch.nn.Module, path: Path) -> Iterator[torch.nn.Module]:
+    module = module_paths.unwrapped(root)
+    yield module
+    for part in path:
+        module = module_paths.unwrapped(getattr(module, part))
+        yield module
+
+
+def _tree(model: torch.nn.Module) -> ModelExplanation:
+    policy = _policy_here()
+    rules = None if policy is None else policy.module_rules
+    paths, outermost = module_paths.paths_of([model])
+    root = model if outermost is None else outermost
+    names = module_paths.class_names(root)
+    modules = []
+    for path, inner in module_paths.modules_by_path(model):
+        reached = []
+        kept = _kept_around(model, [path])
+        if kept is not None:
+            reached.append(f"kept in {kept}")
+        if rules is not None:
+            match = rules.match([(*outer, *path) for outer in paths], names)
+            found = sorted((rules.rules[number] for number in match.patterns), key=lambda one: one.specificity)
+            reached += [f"`{one.listed.line_text}` {one.precision}" for one in reversed(found)]
+        modules.append((".".join(path), type(inner).__name__, tuple(reached)))
+    return ModelExplanation(tuple(modules))

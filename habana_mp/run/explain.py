@@ -1,0 +1,96 @@
+"""``habana-mp explain``: what would happen to an operation in a module, and which line or rule decides it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from habana_mp import hmp
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Adds the command to the command line, and returns its parser."""
+    parser = commands.add_parser(
+        "explain",
+        help="what would happen to an operation in a module, and which line or rule decides it",
+        usage="habana-mp explain OPERATION [MODULE] [OPTION]...\n"
+        "       habana-mp explain --module PACKAGE.MODULE:FUNCTION [OPTION]...",
+        epilog="Exit status: 0, or 2 for wrong usage.",
+    )
+    parser.add_argument("operation", nargs="?", metavar="OPERATION", help="a name as in a list: softmax")
+    parser.add_argument("path", nargs="?", default="", metavar="MODULE", help="the path of a module: encoder.layer.0")
+    parser.add_argument(
+        "--module",
+        metavar="PACKAGE.MODULE:FUNCTION",
+        help="a function that returns the model; without an OPERATION all its modules are shown",
+    )
+    parser.add_argument("--opt-level", metavar="LEVEL", default="O1", help="O1 (the lists decide; the default) or O2")
+    parser.add_argument("--bf16", metavar="FILE", help="a list file: what runs in the lower precision")
+    parser.add_argument("--fp32", metavar="FILE", help="a list file: what runs in float32")
+    parser.add_argument("--preset", help="the lists to start from; without lists or a level: recommended")
+    parser.add_argument("--dtype", default="bf16", help="the lower precision; bf16 is the default")
+    parser.add_argument(
+        "--rule",
+        action="append",
+        default=[],
+        metavar="LINE=PRECISION",
+        help='a line and its precision, as in `rules=` of convert: --rule "softmax @ encoder.**=fp32"',
+    )
+    return parser
+
+
+def show(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    """Runs the command. Returns the exit status."""
+    if given.operation is None and given.module is None:
+        parser.error("an OPERATION or --module is needed")
+    rules = _rules(given.rule, parser)
+    model = None if given.module is None else _model(given.module, parser)
+    says_how = given.bf16 or given.fp32 or given.preset or given.opt_level.upper() != "O1"
+    try:
+        hmp.convert(
+            given.opt_level,
+            given.bf16,
+            given.fp32,
+            preset=given.preset if says_how else "recommended",
+            dtype=given.dtype,
+            rules=rules,
+        )
+        if given.operation is None:
+            hmp.explain(model)
+        else:
+            print(hmp.explain(given.operation, given.path))
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    finally:
+        hmp.restore()
+    return 0
+
+
+def _rules(given: Sequence[str], parser: argparse.ArgumentParser) -> dict[str, str]:
+    rules = {}
+    for one in given:
+        line, is_there, precision = one.rpartition("=")
+        if not is_there:
+            parser.error(f'--rule must be LINE=PRECISION, as "softmax @ encoder.**=fp32"; got {one!r}')
+        rules[line.strip()] = precision.strip()
+    return rules
+
+
+def _model(name: str, parser: argparse.ArgumentParser) -> torch.nn.Module:
+    module, colon, function = name.partition(":")
+    if not (module and colon and function):
+        parser.error(f"--module must be PACKAGE.MODULE:FUNCTION; got {name}")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        build = getattr(importlib.import_module(module), function)
+    except (Exception, SystemExit) as error:  # a user's module may raise anything when it is imported
+        parser.error(f"cannot import `{name}`: {type(error).__name__}: {error}")
+    model = build() if callable(build) and not isinstance(build, torch.nn.Module) else build
+    if not isinstance(model, torch.nn.Module):
+        parser.error(f"`{name}` returns no torch.nn.Module, and is none; it gave {type(model).__name__}")
+    return model

@@ -1,0 +1,64 @@
+"""Rules by module on two ranks: DDP, FSDP2, FSDP, tensor parallel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed import fsdp
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from habana_mp import hmp
+from helpers.ranks import needs_fully_shard, on_two_ranks
+from helpers.steered import BF16, FP32, inputs, network
+from helpers.training_on_ranks import mesh
+
+
+def _fully_sharded(model: Any) -> nn.Module:
+    for part in (*model.layers, model.left.inner):
+        fsdp.fully_shard(part, mesh=mesh())
+    return fsdp.fully_shard(model, mesh=mesh())
+
+
+def _tensor_parallel(model: Any) -> nn.Module:
+    return parallelize_module(model, mesh(), {f"layers.{i}.proj": ColwiseParallel() for i in range(2)})
+
+
+WAYS: dict[str, Callable[[Any], nn.Module]] = {
+    "DDP": DistributedDataParallel,
+    "FSDP": lambda model: fsdp.FullyShardedDataParallel(model, device_id=torch.device("cpu"), use_orig_params=True),
+    "tensor parallel": _tensor_parallel,
+    "compiled DDP": lambda model: torch.compile(DistributedDataParallel(model), backend="eager"),
+}
+
+
+def check(wrap: Callable[[Any], nn.Module], how: str) -> None:
+    model = network()
+    if how == "keep":
+        hmp.keep(model.layers[1])
+    rules = {"operation": {"linear @ layers.1": "fp32"}, "every": {"* @ Net.layers.1": "fp32"}, "keep": None}
+    hmp.convert(preset="recommended", rules=rules[how])
+    called = wrap(model)
+    outputs = called(inputs())
+    assert [one[0].dtype for one in outputs] == [BF16, FP32, BF16, BF16]
+    sum(one.float().square().sum() for part in outputs for one in part).backward()
+    # FSDP gives each rank a part of all weights, with gradients of those that have values there.
+    assert {one.grad.dtype for one in called.parameters() if one.grad is not None} == {FP32}
+
+
+@pytest.mark.parametrize("how", ["operation", "every", "keep"])
+@pytest.mark.parametrize("way", WAYS)
+@on_two_ranks
+def test_a_rule_holds_in_a_module_that_is_distributed(way: str, how: str) -> None:
+    check(WAYS[way], how)
+
+
+@needs_fully_shard
+@pytest.mark.parametrize("how", ["operation", "every", "keep"])
+@on_two_ranks
+def test_a_rule_holds_in_a_module_that_is_fully_sharded(how: str) -> None:
+    check(_fully_sharded, how)

@@ -1,0 +1,43 @@
+"""Rules by module in models with adapters of peft: its wrappers are no part of a path."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from habana_mp import hmp
+from helpers.lists import Converter
+from helpers.steered import LOWERED, STEERED, inputs, network, precisions, steer
+
+peft = pytest.importorskip("peft")
+
+
+@pytest.mark.parametrize("how", STEERED)
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_rule_holds_in_a_module_with_adapters(converted: Converter, how: str, merged: bool) -> None:
+    model = network()
+    if how == "keep":
+        hmp.keep(model.layers[1])
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["proj"], r=2))
+    if merged:
+        adapted.merge_adapter()
+    steer(converted, how, adapted, "base_model.model.layers.1")
+    if how != "keep":
+        rule = {"operation": "softmax @ layers.1", "every": "* @ Net.layers.1"}[how]
+        converted(bf16=["linear", "softmax"], rules={rule: "fp32"})
+    outputs = adapted(inputs())
+    assert precisions(outputs) == [LOWERED, STEERED[how], LOWERED, LOWERED]
+    sum(one.float().square().sum() for part in outputs for one in part).backward()
+
+
+def test_a_rule_names_an_adapter_or_the_layer_that_it_adapts(converted: Converter) -> None:
+    adapted = peft.get_peft_model(network(), peft.LoraConfig(target_modules=["proj"], r=2))
+    seen = {}
+    for name, module in adapted.named_modules():
+        module.register_forward_hook(lambda _, __, out, name=name: seen.__setitem__(name, out))
+    converted(bf16=["linear"], rules={"linear @ layers.0.proj.lora_A": "fp32", "linear @ layers.1.proj": "fp32"})
+    adapted(inputs())
+    prefix = "base_model.model.layers"
+    assert seen[f"{prefix}.0.proj.lora_A.default"].dtype is torch.float32
+    assert seen[f"{prefix}.0.proj.base_layer"].dtype is torch.bfloat16
+    assert seen[f"{prefix}.1.proj.base_layer"].dtype is torch.float32
