@@ -49,6 +49,28 @@ class Again(torch.nn.Module):
             module(None)
 
 
+class Loop(torch.nn.Module):
+    """Makes a call a thousand times in a module that is called `free`."""
+
+    def __init__(self, call) -> None:
+        super().__init__()
+        self.free = Repeated(call)
+        self.ruled = torch.nn.Identity()
+
+    def forward(self) -> None:
+        self.free()
+
+
+class Repeated(torch.nn.Module):
+    def __init__(self, call) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self) -> None:
+        for _ in range(1000):
+            self.call()
+
+
 def added(ours: Contender, plain: Contender) -> float:
     """Returns the difference in nanoseconds, from the shortest rounds: other load on the machine can only add, and the
     difference is small."""
@@ -153,6 +175,22 @@ def main() -> None:
         run([plain, outside], **short)
         print(f"outside of modules   {'torch.t(x)':<12}{added(outside, plain):>8.0f} ns")
         lowered, lowered_weight = x.bfloat16(), weight.bfloat16()
+        several = {"* @ ruled": "fp32", **{f"* @ ruled.{i}": "fp32" for i in range(999)}}
+        for name, call in (
+            ("F.linear", lambda: F.linear(lowered, lowered_weight)),
+            ("torch.floor", lambda: torch.floor(x)),  # no list of this preset names it, but `*` means it
+        ):
+            loop = Loop(call)
+            plain = Contender("plain", loop, lambda: converted(preset="recommended"))
+            ruled = Contender("ruled", loop, lambda: converted(preset="recommended", rules={"* @ ruled": "fp32"}))
+            many = Contender("many", loop, lambda: converted(preset="recommended", rules=several))
+            run([plain, ruled, many], **short)
+            print(f"a rule elsewhere     {name:<12}{added(ruled, plain) / 1000:>8.1f} ns")
+            print(f"a thousand elsewhere {name:<12}{added(many, plain) / 1000:>8.1f} ns")
+        ruled = Contender("ruled", lambda: inside(module), lambda: converted(rules={"* @ ruled": "fp32"}))
+        plain = Contender("plain", ruled.call, converted)
+        run([plain, ruled], **short)
+        print(f"a rule elsewhere     {'a module':<12}{added(ruled, plain) / 100:>8.0f} ns")
         silent = Contender("silent", lambda: F.linear(lowered, lowered_weight), converted)
         logged = Contender("logged", silent.call, lambda: converted(log=log))
         run([silent, logged], **short)

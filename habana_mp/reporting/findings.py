@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from habana_mp import _core, ops
 from habana_mp.reporting.records import Edge, Records, Row
+from habana_mp.reporting.remedies import in_words, rules_for
 
 #: The most lines, the most lines of one kind, and the most operations in the line about float32.
 _MOST_LINES, _MOST_OF_A_KIND, _MOST_LEFT = 10, 2, 3
@@ -43,6 +44,8 @@ class Finding:
     text: str
     #: Seconds of casts that the advice would save, if known.
     saves: float | None = None
+    #: The lines that mend it, as ``rules=`` of ``convert`` takes them; empty if lines cannot.
+    rule: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "rows": list(self.rows)}
@@ -69,7 +72,9 @@ def findings_of(report: Records) -> tuple[Finding, ...]:
                 refused=", ".join(dict.fromkeys(reason for row in rows for reason in row.refused)),
                 **_of_values(report, sources, together),
             )
-            found.append(Finding(kind.name, tuple(together), _core.printable(text)))
+            rule = _rule_of(report, sources, kind, together)
+            text = _core.printable(text + in_words(rule))
+            found.append(Finding(kind.name, tuple(together), text, rule=rule))
     return (*found, *_rounded_probabilities(report, sources), *_ping_pongs(report, sources))
 
 
@@ -279,6 +284,10 @@ class _Kind(NamedTuple):
     words: str
     #: The share of all time that its rows must take at least.
     least_share: float = 0.0
+    #: The precision in which its operations would be right, if a line of a list can give them that.
+    mended_by: str = ""
+    #: True if the operation that made its input is to get that precision: its input is rounded already.
+    mends_maker: bool = False
 
 
 def _is_product(row: Row) -> bool:
@@ -350,22 +359,28 @@ _KINDS = (
         "rounded counts",
         _rounds_counts,
         "{named} rounds whole numbers up to {count}, and {lower} counts to {held} only ({calls}). {remedy}",
+        mended_by="fp32",
     ),
     _Kind(
         "rounded angles",
         _noticed("largest angle", _LARGEST_ANGLE),
         "{named} is given angles up to {angle}{made_by}, which {lower} holds to {error} only ({calls}). {remedy}",
+        mended_by="fp32",
+        mends_maker=True,
     ),
     _Kind(
         "compared counts",
         _uses_rounded_counts,
         "{named} is given whole numbers up to {count}{made_by}, and {lower} counts to {held} only ({calls}). {remedy}",
+        mended_by="fp32",
+        mends_maker=True,
     ),
     _Kind(
         "carried state",
         _noticed("carried"),
         "{named} gives what a module keeps from step to step in {lower}, where small changes get lost ({calls}). "
         "Assign it in float32: compute it under hmp.disable_casts(), of inputs in float32",
+        mended_by="fp32",
     ),
     _Kind(
         "lower statistics",
@@ -378,13 +393,16 @@ _KINDS = (
         _noticed("losses"),
         "{named} gives the loss in {lower}, and a backward begins there ({calls}). "
         "Compute it in float32: call .float() on what it is computed from",
+        mended_by="fp32",
     ),
     _Kind(
         "float64",
         _holds_float64,
         "{named} is left alone: an input is float64 ({calls}). Convert it to float32 where it is made, with .float()",
     ),
-    _Kind("product in float32", _is_product_in_float32, "{named} runs in float32: {listed} ({calls})"),
+    _Kind(
+        "product in float32", _is_product_in_float32, "{named} runs in float32: {listed} ({calls})", mended_by="lower"
+    ),
     _Kind("no kernel", _has_no_kernel, "{named} runs in float32: {why} ({calls})"),
     _Kind("protected", _has("autocast_off"), "{named} is left alone {why} ({calls})"),
     _Kind("disabled", _product_has("disabled"), "{named} is left alone {why} ({calls})"),
@@ -409,6 +427,7 @@ _KINDS = (
         "{named} is too small to gain from {lower}: its casts take {casts} of its time ({calls}). "
         "List it in float32, or leave out such shapes by hmp.convert(skip_slower=True)",
         least_share=_LEAST_SHARE_OF_SMALL,
+        mended_by="fp32",
     ),
     _Kind("slower", _has("slower"), "{named} is left in float32: its shape was measured to be {why} ({calls})"),
     _Kind("as given", _has("explicit_out", "explicit_dtype"), "{named} is left alone: {why} ({calls})"),
@@ -417,11 +436,30 @@ _KINDS = (
         _has("scalar"),
         "{named} is given a number beyond the range of {precision}: the largest one took its place ({calls})",
     ),
-    _Kind("lower loss", _is_loss_in_lower, "{named} is a loss, and runs in {precision}: {listed} ({calls})"),
+    _Kind(
+        "lower loss",
+        _is_loss_in_lower,
+        "{named} is a loss, and runs in {precision}: {listed} ({calls})",
+        mended_by="fp32",
+    ),
     _Kind(
         "elsewhere", _has("library", "distributed", "worker", "other_device"), "{named} is left alone: {why} ({calls})"
     ),
 )
+
+
+def _rule_of(
+    report: Records, sources: dict[int, list[Edge]], kind: _Kind, numbers: list[int]
+) -> Mapping[str, str]:
+    """Returns the lines that mend a finding of this kind."""
+    rows = [report.rows[number] for number in numbers]
+    if not kind.mended_by:
+        return {}
+    if kind.mends_maker:
+        makers = [report.rows[edge.source] for number in numbers for edge in sources[number]]
+        rows = [maker for maker in makers if maker.is_lower] or rows
+        rows = [row for row in rows if row.operation == rows[0].operation]
+    return rules_for(rows, kind.mended_by)
 
 
 def _by_line(report: Records, numbers: Iterable[int]) -> list[list[int]]:
@@ -512,7 +550,9 @@ def _rounded_probabilities(report: Records, sources: dict[int, list[Edge]]) -> l
             f"are rounded to them, and so is the loss ({_weight(report, rows)}). Use {instead}, which take no "
             "probabilities, or call .float() before"
         )
-        found.append(Finding("rounded probabilities", tuple(numbers), _core.printable(text)))
+        rule = rules_for(rows, "fp32")
+        text = _core.printable(text + in_words(rule))
+        found.append(Finding("rounded probabilities", tuple(numbers), text, rule=rule))
     return found
 
 
@@ -543,8 +583,10 @@ def _ping_pongs(report: Records, sources: dict[int, list[Edge]]) -> list[Finding
         saves = sum(one[3] for one in parts)
         if saves < least and not report.rows[numbers[0]].is_lower:
             continue
-        text = _core.printable(_ping_pong_text(report, parts, saves))
-        found.append(Finding("ping-pong", tuple(numbers), text, saves))
+        rows = [report.rows[number] for number in numbers]
+        rule = rules_for(rows, "fp32" if rows[0].is_lower else "lower")
+        text = _core.printable(_ping_pong_text(report, parts, saves) + in_words(rule))
+        found.append(Finding("ping-pong", tuple(numbers), text, saves, rule))
     return sorted(found, key=lambda one: -(one.saves or 0.0))
 
 
