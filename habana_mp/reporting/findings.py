@@ -459,7 +459,10 @@ def _rule_of(
         makers = [report.rows[edge.source] for number in numbers for edge in sources[number]]
         rows = [maker for maker in makers if maker.is_lower] or rows
         rows = [row for row in rows if row.operation == rows[0].operation]
-    return rules_for(rows, kind.mended_by)
+    rules = rules_for(rows, kind.mended_by)
+    # A line that holds everywhere would contradict the one that decides now.
+    is_listed = any(row.reason == "list" for row in rows) and kind.mended_by == "lower"
+    return {} if is_listed and rows[0].operation in rules else rules
 
 
 def _by_line(report: Records, numbers: Iterable[int]) -> list[list[int]]:
