@@ -134,7 +134,10 @@ bool computes_state(const Arguments& arguments) {
   const bool records = host::grad_is_enabled();
   bool holds_one = false;
   const auto is_another = [&](PyObject* value, Kind kind) {
-    if (!is_floating(kind)) return false;
+    if (!is_floating(kind)) {
+      holds_one = holds_one || (host::is_plain_tensor(value) && is_module_tensor(value));
+      return false;
+    }
     if (!is_module_tensor(value)) return !host::has_no_dimensions(value);
     holds_one = true;
     return records && host::requires_grad(value);

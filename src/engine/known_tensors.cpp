@@ -10,6 +10,7 @@
 #include "engine/state.hpp"
 #include "host/inside.hpp"
 #include "host/tensors.hpp"
+#include "host/view.hpp"
 #include "tensor/cast.hpp"
 #include "weakrefs.hpp"
 
@@ -147,8 +148,15 @@ void follow_module_tensors(bool on) noexcept {
   if (!on) module_tensors->clear();
 }
 
+bool may_be_state(PyObject* object) noexcept {
+  if (is_floating(host::kind_of(object))) return true;
+  DLTensor view;
+  return host::is_plain_tensor(object) && host::can_view() && host::view_of(object, view) &&
+         view.dtype.code == kDLInt && view.dtype.bits > 8;
+}
+
 bool remember_module_tensor(PyObject* object) {
-  return !module_tensors_are_followed || !is_floating(host::kind_of(object)) || module_tensors->put_in(object);
+  return !module_tensors_are_followed || !may_be_state(object) || module_tensors->put_in(object);
 }
 
 bool is_module_tensor(PyObject* tensor) noexcept {

@@ -48,7 +48,7 @@ PyObject* remembered_as_state(const Call& call, PyObject* result) {
   if (lower_module_values_exist && is_lower(kind) && holds_lower_module_value(call.arguments)) {
     return remember_computed_from_module_value(result) ? made.release() : nullptr;
   }
-  if (!is_floating(kind) || !computes_state(call.arguments)) return made.release();
+  if (!may_be_state(result) || !computes_state(call.arguments)) return made.release();
   // An alias of a module tensor is known already. Its entry would replace that tensor's, and it may die earlier.
   return is_module_tensor(result) || remember_module_tensor(result) ? made.release() : nullptr;
 }

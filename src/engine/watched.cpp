@@ -329,7 +329,7 @@ Owned attribute_to_store(PyObject* module, PyObject* name, PyObject* value) {
 // `module.name = value`
 PyObject* set_attribute_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   const bool is_tensor = PyVectorcall_NARGS(flagged_count) == 3 && keywords == nullptr && PyUnicode_Check(values[1]) &&
-                         is_floating(host::kind_of(values[2]));
+                         may_be_state(values[2]);
   if (!is_tensor) return set_attribute.call(values, flagged_count, keywords);
   Owned value = Owned::borrowed(values[2]);
   const bool is_state = is_lower(host::kind_of(value.get())) && !host::requires_grad(value.get());

@@ -505,3 +505,39 @@ def test_each_operation_that_torch_calls_pointwise_counts_as_arithmetic() -> Non
     assert len(tagged) > 150
     missing = {name for name in tagged - NO_ARITHMETIC if not ops.is_elementwise(name)}
     assert missing == set()
+
+
+class Counted(nn.Module):
+    """Computes a decay from counters, as ema_pytorch does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("step", torch.tensor(1500))
+        self.register_buffer("seen", torch.arange(1500, 1508))
+        self.ours = torch.tensor(1500, dtype=torch.int32)
+
+    @torch.no_grad()
+    def decays(self) -> list[torch.Tensor]:
+        counts = (self.step, self.seen, self.ours, (self.step - 1).clamp(min=0), self.step.view(1))
+        return [(1 - (1 + count / 1.0) ** -1.0).clamp(max=0.999) for count in counts]
+
+
+def test_arithmetic_on_whole_numbers_of_a_module_is_not_lowered(converted: Converter) -> None:
+    model = Counted()
+    exact = model.decays()
+    converted(bf16=["rsub", "div", "true_divide", "pow", "add", "mul", "sub", "clamp"])
+    for model in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model)), Counted()):
+        for one, other in zip(model.decays(), exact, strict=True):
+            assert one.dtype is FP32
+            assert torch.equal(one, other)
+        model.step += 1
+        model.step -= 1
+
+
+def test_masks_of_a_module_do_not_keep_arithmetic_in_float32(converted: Converter) -> None:
+    model = nn.Module()
+    model.register_buffer("mask", torch.ones(4, dtype=torch.bool))
+    model.register_buffer("bytes", torch.ones(4, dtype=torch.uint8))
+    converted(bf16=["mul"])
+    with torch.no_grad():
+        assert [(one.float() * 2.0).dtype for one in (model.mask, model.bytes)] == [BF16, BF16]

@@ -5,7 +5,7 @@ function showFindings(report, store) {
   byId("findings").hidden = false;
   byId("findings-count").textContent = count(report.findings.length);
   const buttons = report.findings.map((finding, index) => findingButton(report, store, finding, index));
-  const copiers = report.findings.map((finding) => copyButton(Object.keys(finding.rule)));
+  const copiers = report.findings.map((finding) => copyButton(Object.keys(finding.rule ?? {})));
   byId("findings-list").append(...buttons.map((button, index) => element("li", {}, button, copiers[index])));
   const mark = ({ finding }) =>
     buttons.forEach((button, index) => button.setAttribute("aria-pressed", String(index === finding)));
