@@ -58,6 +58,7 @@ class Loop(torch.nn.Module):
         self.ruled = torch.nn.Identity()
 
     def forward(self) -> None:
+        self.ruled(None)
         self.free()
 
 
@@ -69,6 +70,24 @@ class Repeated(torch.nn.Module):
     def forward(self) -> None:
         for _ in range(1000):
             self.call()
+
+
+def beside_rules(x: torch.Tensor):
+    """Yields names and calls, to be made in a module beside one that rules name."""
+    lowered, weight, module = x.bfloat16(), torch.randn(16, 16).bfloat16(), torch.nn.Identity()
+    yield "F.linear", lambda: F.linear(lowered, weight)
+    yield "torch.floor", lambda: torch.floor(x)  # no list of the preset names it, but `*` means it
+    yield "a module", lambda: module(None)
+
+
+#: The states in which these calls are compared.
+RULED = {
+    "no rule": lambda: converted(preset="recommended"),
+    "a rule": lambda: converted(preset="recommended", rules={"* @ ruled": "fp32"}),
+    "a thousand": lambda: converted(
+        preset="recommended", rules={"* @ ruled": "fp32", **{f"* @ ruled.{i}": "fp32" for i in range(999)}}
+    ),
+}
 
 
 def added(ours: Contender, plain: Contender) -> float:
@@ -175,22 +194,12 @@ def main() -> None:
         run([plain, outside], **short)
         print(f"outside of modules   {'torch.t(x)':<12}{added(outside, plain):>8.0f} ns")
         lowered, lowered_weight = x.bfloat16(), weight.bfloat16()
-        several = {"* @ ruled": "fp32", **{f"* @ ruled.{i}": "fp32" for i in range(999)}}
-        for name, call in (
-            ("F.linear", lambda: F.linear(lowered, lowered_weight)),
-            ("torch.floor", lambda: torch.floor(x)),  # no list of this preset names it, but `*` means it
-        ):
+        for name, call in beside_rules(x):
             loop = Loop(call)
-            plain = Contender("plain", loop, lambda: converted(preset="recommended"))
-            ruled = Contender("ruled", loop, lambda: converted(preset="recommended", rules={"* @ ruled": "fp32"}))
-            many = Contender("many", loop, lambda: converted(preset="recommended", rules=several))
+            plain, ruled, many = (Contender(state, loop, enter) for state, enter in RULED.items())
             run([plain, ruled, many], **short)
             print(f"a rule elsewhere     {name:<12}{added(ruled, plain) / 1000:>8.1f} ns")
             print(f"a thousand elsewhere {name:<12}{added(many, plain) / 1000:>8.1f} ns")
-        ruled = Contender("ruled", lambda: inside(module), lambda: converted(rules={"* @ ruled": "fp32"}))
-        plain = Contender("plain", ruled.call, converted)
-        run([plain, ruled], **short)
-        print(f"a rule elsewhere     {'a module':<12}{added(ruled, plain) / 100:>8.0f} ns")
         silent = Contender("silent", lambda: F.linear(lowered, lowered_weight), converted)
         logged = Contender("logged", silent.call, lambda: converted(log=log))
         run([silent, logged], **short)

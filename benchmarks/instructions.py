@@ -1,10 +1,11 @@
 """The instructions of one call, counted by callgrind for the calls of calls.py. Other load does not change them.
 
-    python benchmarks/instructions.py [--steps]
+    python benchmarks/instructions.py [--steps] [--rules]
 
 Takes less than a minute; needs valgrind and a C compiler. The emulated
 processor has AVX2, so kernels that need more are not counted. --steps
-counts the shortest training steps of models.py instead.
+counts the shortest training steps of models.py instead, --rules
+calls in a module beside one that rules name.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pathlib import Path
 
 import models
 import torch
-from calls import cases
+from calls import RULED, Loop, beside_rules, cases
 from states import autocast, converted
 
 MARKS = """
@@ -58,6 +59,12 @@ class Counting:
                 with torch.set_grad_enabled(grad), entered():
                     self.count(call, 1000, f"{case}, {name}{', recorded' if grad else ''}", state)
 
+    def rules(self) -> None:
+        for name, call in beside_rules(torch.randn(4, 16)):
+            for state, entered in RULED.items():
+                with torch.no_grad(), entered():
+                    self.count(Loop(call), 20, name, state)
+
     def steps(self) -> None:
         for name in STEPS:
             for state in STATES:
@@ -79,14 +86,19 @@ def counts_in(folder: Path) -> dict[str, dict[str, int]]:
     return counts
 
 
+def _mode(given: argparse.Namespace) -> list[str]:
+    return ["--steps"] if given.steps else ["--rules"] if given.rules else []
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", action="store_true", help="short training steps")
+    parser.add_argument("--rules", action="store_true", help="calls beside a module that rules name")
     parser.add_argument("--within", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.within:
         counting = Counting(given.within)
-        counting.steps() if given.steps else counting.calls()
+        (counting.steps if given.steps else counting.rules if given.rules else counting.calls)()
         return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -95,12 +107,16 @@ def main() -> None:
         subprocess.run(["cc", "-shared", "-fPIC", "-o", marks, folder / "marks.c"], check=True)
         callgrind = ["valgrind", "--quiet", "--tool=callgrind", "--instr-atstart=no"]
         callgrind.append(f"--callgrind-out-file={folder / 'counts'}")
-        args = [sys.executable, "-W", "ignore", __file__, "--within", str(marks), *(["--steps"] if given.steps else [])]
+        args = [sys.executable, "-W", "ignore", __file__, "--within", str(marks), *_mode(given)]
         subprocess.run([*callgrind, *args], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         unit = "a step" if given.steps else "a call, 4x16 tensors"
         print(f"torch {torch.__version__}, one thread; instructions of {unit}")
         counts = counts_in(folder)
         width = max(map(len, counts))
+        if given.rules:
+            for case, found in counts.items():
+                print(f"{case:<{width}}  " + ", ".join(f"{state} {found[state] // 1000}" for state in RULED))
+            return
         print(f"{'case':<{width}}{'autocast':>10}{'hmp':>10}{'ratio':>8}")
         for case, found in sorted(counts.items(), reverse=True):
             peer, ours = found["autocast"], found["hmp"]
