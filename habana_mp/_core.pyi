@@ -462,8 +462,25 @@ def exchange_optimizer_steps(steps: int) -> int:
     """Sets how many optimizer steps this thread is in. Returns the previous number."""
 
 def set_distributed_is_imported(imported: bool) -> None: ...
-def set_exact_files(files: tuple[str, ...] | None) -> None:
-    """Sets the beginnings of the names of files whose code the lists do not lower."""
+def set_exact_code(files: tuple[str, ...] | None, codes: tuple[types.CodeType, ...] | None) -> None:
+    """Sets the code that the lists do not lower: the beginnings of the names of files, and code objects. ``files`` is
+    None if there is no such code at all."""
+
+def is_exact(code: types.CodeType) -> bool | None:
+    """Returns whether the lists do not lower this code; None for code of torch that computes for its caller."""
+
+def pass_on_exactness(code: types.CodeType, made: types.CodeType) -> None:
+    """Makes code that a compiler has made from other code exact, if that was given as a code object."""
+
+def exact_code_is_traced() -> int:
+    """From now on the caller of this thread's operations is exact. Returns a number for `exact_code_was_traced`."""
+
+def exact_code_was_traced(before: int) -> bool:
+    """Ends that. Returns True if a list would have lowered one of the operations."""
+
+def exact_rules() -> tuple[int, bool]:
+    """Returns the number of a rule set, the lists that apply here without what they lower, and True if torch.compile
+    can tell it from others."""
 
 def current_region() -> int:
     """Returns the number of the region that this thread is in, or 0."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Literal, TextIO
 
@@ -23,10 +23,13 @@ import torch
 from habana_mp import _core
 from habana_mp.common import locks
 from habana_mp.common.errors import HmpWarning, ListError, warn
+from habana_mp.patches import libraries
 from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.compiled_functions import refused_in_graphs
 from habana_mp.patches.torch import autocast_regions, stored_values
 from habana_mp.policy.environment import level_of_environment
+from habana_mp.policy.exact import Given as GivenExact
+from habana_mp.policy.exact import exact_code
 from habana_mp.policy.given_rules import given_rules
 from habana_mp.policy.kept import forget_kept
 from habana_mp.policy.lists import given_list
@@ -62,6 +65,7 @@ __all__ = [
     "custom_bwd",
     "custom_fwd",
     "disable_casts",
+    "exact_packages",
     "explain",
     "get_autocast_dtype",
     "is_autocast_available",
@@ -96,6 +100,7 @@ def convert(
     dtype: torch.dtype | str = torch.bfloat16,
     within: Given = None,
     rules: Mapping[str, str | torch.dtype] | None = None,
+    exact: Iterable[GivenExact] | None = None,
     report: Detail = "operations",
     log: _Path | TextIO | logging.Logger | None = None,
     weight_cache: bool = True,
@@ -125,6 +130,9 @@ def convert(
         rules: Lines of lists, with ``"fp32"``, ``"bf16"``, ``"fp16"`` or ``"lower"`` (``dtype``) for each:
             ``{"softmax @ encoder.**": "fp32", "* @ lm_head": "fp32"}``. They take precedence over equal lines of files
             and presets. What may follow ``@`` is in docs/patterns.md. ``O2`` obeys them too.
+        exact: Code in which no list lowers an operation: names of packages and modules (``"package.module"``), which may
+            be imported later, modules, functions and classes. What such code calls is lowered as elsewhere. They are
+            added to the libraries that :func:`exact_packages` names.
         report: The detail of the report: by ``"operations"``, which are always counted, by ``"modules"``, or by
             ``"lines"`` of the calling code.
         log: The destination of the log: None for the console, a path for a file (``.jsonl`` for JSON lines), or a
@@ -141,7 +149,8 @@ def convert(
             library's heap, instead of returning it to the system in every step.
 
     Raises:
-        ValueError: an unknown level, preset or dtype, or (:class:`ListError`) a list that cannot be used.
+        ValueError: an unknown level, preset or dtype, code that ``exact`` cannot find, or (:class:`ListError`) a list
+            that cannot be used.
         TypeError: an invalid destination of the log, or a model: ``convert`` takes no model.
         OSError: a list file that cannot be read, or a log file that cannot be written.
     """
@@ -161,6 +170,7 @@ def convert(
     _check_limit(weight_cache_limit)
     detail = checked_detail("report", report)
     where = checked(within)
+    exactly_run = exact_code(exact)
     # A fork waits for the whole block: the first conversion imports modules, and Python cannot fork during an import.
     with locks.installation:
         policy = replace(
@@ -170,6 +180,7 @@ def convert(
             packed_weights=packed_weights,
             skip_slower=skip_slower,
             reuse_memory=reuse_memory,
+            exact=exactly_run,
         )
         level = _level_meant(opt_level)
         described = {
@@ -256,6 +267,13 @@ def restore() -> None:
 def is_converted() -> bool:
     """True if a configuration of :func:`convert` is in force."""
     return installation.policy is not None
+
+
+def exact_packages() -> tuple[str, ...]:
+    """Returns the names of the code whose own operations no list lowers: the libraries that the package knows, whether
+    they are imported or not, and what ``convert(exact=...)`` was given."""
+    given = () if installation.policy is None else installation.policy.exact.names
+    return tuple(dict.fromkeys((*libraries.exact_packages(), *given)))
 
 
 def report(*, file: TextIO | None = None, show: bool = True) -> Report:

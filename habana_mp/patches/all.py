@@ -20,6 +20,7 @@ from habana_mp.patches.torch.dynamo import (
     dynamo_guards_on_autocast,
     nothing_compiled,
 )
+from habana_mp.patches.torch.exact_code_in_graphs import ResumedExactCode, exact_code_in_graphs
 from habana_mp.patches.torch.exchanged_functions import exchanged_functions
 from habana_mp.patches.torch.export import RegionsInExport
 from habana_mp.patches.torch.inductor import KernelTable
@@ -50,6 +51,8 @@ def all_patches() -> tuple[Patch, ...]:
         HooksOutsideOfGraphs(),
         WholeInPlaceOperations(),
         RegionsInExport(),
+        exact_code_in_graphs,
+        ResumedExactCode(),
         *([] if dynamo_guards_on_autocast() else [GuardOnState()]),
         *exchanged_functions(),
         *library_patches(),

@@ -169,10 +169,11 @@ class Installation:
             module_tensors.stop()
 
     def _follow_modules(self) -> None:
-        """Makes the rules depend on the running module, if lines with patterns or kept modules ask for it."""
+        """Makes the rules depend on the running module, if lines with patterns or kept modules ask for it, or exported
+        programs, in which no list may lower exact code once more."""
         with locks.installation:
             policies = self._policies() if self._is_ours else []
-            if policies and (kept.are_there_kept() or any(one.module_rules for one in policies)):
+            if policies and (kept.are_there_kept() or any(map(_asks_for_modules, policies))):
                 self._rules_in_modules.begin()
                 forget_compiled_code()
             else:
@@ -234,6 +235,10 @@ def _set_skips_slower(on: bool) -> None:
         _core.set_skips_slower(on)
 
 
+def _asks_for_modules(policy: Policy) -> bool:
+    return bool(policy.module_rules) or bool(policy.exact.names)
+
+
 def _settings_of(policy: Policy, within: Within) -> Settings:
     return Settings(
         within=within,
@@ -241,6 +246,7 @@ def _settings_of(policy: Policy, within: Within) -> Settings:
         weight_cache_limit=policy.weight_cache_limit,
         packed_weights=policy.packed_weights,
         reuse_memory=policy.reuse_memory,
+        exact=policy.exact,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 from habana_mp import _core, ops
 from habana_mp.common.errors import ListError
 from habana_mp.ops.find import Builtin
+from habana_mp.policy.exact import NOTHING_EXACT, ExactCode
 from habana_mp.policy.lists import Listed
 from habana_mp.policy.module_rules import FROM_FILES, FROM_PRESET, NO_MODULE_RULES, Decided, ModuleRule, ModuleRules
 from habana_mp.policy.names import EVERY, Assignment, operations_of, operations_that_compute
@@ -121,6 +122,8 @@ class Policy:
     skip_slower: bool = False
     #: True if the memory of large casts, and memory at the heap's end, is kept for later casts.
     reuse_memory: bool = True
+    #: The code whose own operations no list lowers, besides that of the libraries that the package knows.
+    exact: ExactCode = field(default=NOTHING_EXACT, compare=False)
     #: The precision that a list gives an operation, and the line of the list, by operation.
     lines: Decided = field(default_factory=dict, compare=False)
     #: The lines that hold in some modules, and a function that returns all rules where such lines are in force.

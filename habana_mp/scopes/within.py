@@ -44,7 +44,7 @@ def reject_models(convert: _F) -> _F:
 
     @functools.wraps(convert)
     def checking(*args: Any, **kwargs: Any) -> Any:
-        given = [*args, *(value for name, value in kwargs.items() if name != "within")]
+        given = [*args, *(value for name, value in kwargs.items() if name not in ("within", "exact"))]
         found = [type(one).__name__ for value in given for one in _of_a_model(value)]
         if found:
             raise TypeError(

@@ -273,6 +273,15 @@ RuleSet* make_module_rule_set(RuleSet&& content) {
   return made;
 }
 
+RuleSet* known_module_rule_set(const RuleSet& content) noexcept {
+  const auto found = std::find_if(sets().begin(), sets().end(), [&](const RuleSet& known) {
+    return known.is_in_modules && !known.is_free && known.base == content.base && known.device == content.device &&
+           known.name == content.name && known.after_tracked_cast == content.after_tracked_cast &&
+           known.rules == content.rules;
+  });
+  return found == sets().end() ? nullptr : &*found;
+}
+
 void free_module_rule_sets() noexcept {
   for (RuleSet& set : sets()) {
     if (set.is_in_modules && (set.base == nullptr || set.base == of_modules)) set.is_free = true;

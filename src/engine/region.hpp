@@ -53,6 +53,8 @@ bool is_of_modules(const RuleSet* set) noexcept;
 // Returns a set for the rules in some module, with this content; it may be a set that is free. Null with a Python
 // exception set if there are too many sets.
 RuleSet* make_module_rule_set(RuleSet&& content);
+// Returns the set of this kind that has this content and is not free, or null.
+RuleSet* known_module_rule_set(const RuleSet& content) noexcept;
 // Frees the sets that change convert's lists.
 void free_module_rule_sets() noexcept;
 // True if torch.compile can tell this set from others.

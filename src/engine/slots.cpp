@@ -275,6 +275,25 @@ RuleSet* make_module_rule_set(const RuleSet* base, const std::vector<CoveredObje
   return set == nullptr || !put_in(*set) ? nullptr : set;
 }
 
+RuleSet* exact_rule_set() {
+  const RuleSet* around = thread_state.region;
+  RuleSet content;
+  content.rules = rules_of(around);
+  for (std::size_t i = 0; i < target_count; ++i) {
+    const Rule& rule = *content.rules[i];
+    const bool lowers = rule.action == Action::precision && rule.reason == Reason::list && is_lower(rule.to);
+    if (lowers) content.rules[i] = targets[i]->unlisted;
+  }
+  content.device = around == nullptr ? RuleSet::Device::any : around->device;
+  content.after_tracked_cast = around == nullptr ? nullptr : around->after_tracked_cast;
+  content.base = base_of(around);
+  content.name = "exact code";
+  RuleSet* set = known_module_rule_set(content);
+  if (set == nullptr) set = make_module_rule_set(std::move(content));
+  if (set != nullptr) set->installation = installation_number();
+  return set;
+}
+
 bool put_in(RuleSet& set) {
   if (!may_put_in(set)) return false;
   const std::optional<host::TensorClasses> classes = host::TensorClasses::find();

@@ -32,6 +32,10 @@ RuleSet* make_rule_set(const std::vector<CoveredObject>& entries, RuleSet::Devic
 // Returns the rules in some module: those of `base` (null: convert's lists) with these changes. Otherwise as above.
 RuleSet* make_module_rule_set(const RuleSet* base, const std::vector<CoveredObject>& changes, const std::string& name);
 
+// Returns the rules of exact code where the current lists apply: nothing is lowered by a list. Null with a Python
+// exception set on failure.
+RuleSet* exact_rule_set();
+
 // Patches the objects of a set again after an uninstall. False with a Python exception set on failure; then nothing has
 // changed.
 bool put_in(RuleSet& set);

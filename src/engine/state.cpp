@@ -30,6 +30,8 @@ constinit thread_local ThreadState thread_state;
 bool in_child_process = false;
 bool distributed_is_imported = false;
 NeverDestroyed<Owned> exact_files;
+static NeverDestroyed<Owned> exact_codes;
+static thread_local TracedCaller traced_caller = TracedCaller::unknown;
 bool policy_is_installed = false;
 host::DeviceFlag flag_of_torch;
 host::KeyFlag below_autograd;
@@ -105,9 +107,6 @@ bool is_constructing(ThreadState& state) {
   return running;
 }
 
-// The owner of the code in a file: a library that computes exactly, a part of torch that computes for its caller, or
-// anything else.
-enum class CodeOwner : std::uint8_t { other, torch, exact_library };
 struct KnownFile {
   Owned name;  // held, so that no other string gets its address
   CodeOwner owner = CodeOwner::other;
@@ -115,16 +114,37 @@ struct KnownFile {
 // The functions of a file share its name, so the address of the string identifies the file.
 NeverDestroyed<std::array<KnownFile, 256>> known_files;
 
-CodeOwner owner_of(PyObject* code) {
+CodeOwner owner_of_file(PyObject* code) {
   PyObject* name = host::file_of(code);
   KnownFile& known = (*known_files)[reinterpret_cast<std::uintptr_t>(name) / 64 % known_files->size()];
   if (known.name.get() != name) {
     CodeOwner owner = CodeOwner::other;
-    if (host::is_of_file(code, exact_files->get())) owner = CodeOwner::exact_library;
     if (host::is_of_file(code, known_things->through.get())) owner = CodeOwner::torch;
+    if (host::is_of_file(code, exact_files->get())) owner = CodeOwner::exact;  // a user may give a part of torch
     known = {Owned::borrowed(name), owner};
   }
   return known.owner;
+}
+
+struct KnownCode {
+  Owned code;  // held, so that no other code gets its address
+  bool is_exact = false;
+};
+NeverDestroyed<std::array<KnownCode, 256>> known_codes;
+
+// True if the code is one of the exact code objects, or was made from one. A compiler and an exchange of code
+// (habana_mp/patches/tools/code_exchange.py) make code with the same place.
+bool is_exact_code_object(PyObject* code) {
+  if (!*exact_codes) return false;
+  KnownCode& known = (*known_codes)[reinterpret_cast<std::uintptr_t>(code) / 64 % known_codes->size()];
+  if (known.code.get() != code) {
+    bool is_exact = is_one_of(code, exact_codes->get());
+    for (Py_ssize_t i = 0; !is_exact && i < PyTuple_GET_SIZE(exact_codes->get()); ++i) {
+      is_exact = host::have_same_place(code, PyTuple_GET_ITEM(exact_codes->get(), i));
+    }
+    known = {Owned::borrowed(code), is_exact};
+  }
+  return known.is_exact;
 }
 
 // True if a step of an optimizer is running. Throws std::bad_alloc when memory runs out.
@@ -266,18 +286,44 @@ bool caller_is_inside_of_an_operation() {
   return walk && host::is_of_file(walk.code(), known_things->inside.get());
 }
 
-bool caller_is_exact() {
-  if (!*exact_files || !known_things->through) return false;
-  host::FrameWalk walk;
-  while (walk && owner_of(walk.code()) == CodeOwner::torch) walk.outwards();
-  if (walk.failed()) throw std::bad_alloc();
-  return walk && owner_of(walk.code()) == CodeOwner::exact_library;
+CodeOwner owner_of(PyObject* code) {
+  if (!*exact_files || !known_things->through) return CodeOwner::other;
+  if (is_exact_code_object(code)) return CodeOwner::exact;
+  const CodeOwner owner = owner_of_file(code);
+  return owner == CodeOwner::other && host::intercepts_calls(code) ? CodeOwner::torch : owner;
 }
 
-void set_exact_files(PyObject* files) noexcept {
-  *exact_files = Owned::borrowed_or_null(files == Py_None ? nullptr : files);
-  *known_files = {};
+bool caller_is_exact() {
+  if (!*exact_files || !known_things->through) return false;
+  if (traced_caller != TracedCaller::unknown) {
+    traced_caller = TracedCaller::exact_and_asked;
+    return true;
+  }
+  host::FrameWalk walk;
+  CodeOwner owner = CodeOwner::other;
+  while (walk && (owner = owner_of(walk.code())) == CodeOwner::torch) walk.outwards();
+  if (walk.failed()) throw std::bad_alloc();
+  return walk && owner == CodeOwner::exact;
 }
+
+void set_exact_code(PyObject* files, PyObject* codes) noexcept {
+  *known_files = {};
+  *known_codes = {};
+  *exact_files = Owned::borrowed_or_null(files);
+  *exact_codes = Owned::borrowed_or_null(codes);
+}
+
+bool pass_on_exactness(PyObject* code, PyObject* made) {
+  if (!is_exact_code_object(code) || is_exact_code_object(made)) return true;
+  const Owned made_alone(PyTuple_Pack(1, made));
+  Owned all(made_alone ? PySequence_Concat(exact_codes->get(), made_alone.get()) : nullptr);
+  if (!all) return false;
+  *known_codes = {};
+  *exact_codes = std::move(all);
+  return true;
+}
+
+TracedCaller exchange_traced_caller(TracedCaller caller) noexcept { return std::exchange(traced_caller, caller); }
 
 bool a_module_runs() {
   if (!known_things->module_calls) return false;

@@ -94,8 +94,8 @@ inline bool lists_apply_here() {
 // Set when the parts of torch.distributed are imported that handle parameters and gradients in Python.
 extern bool distributed_is_imported;
 
-// The files of libraries whose own arithmetic is not lowered: a tuple of the beginnings of their names, or null if no
-// such library is imported.
+// The files of the code whose own arithmetic is not lowered: a tuple of the beginnings of their names. Null if there is
+// no such code, also none that is given by its code objects.
 extern NeverDestroyed<Owned> exact_files;
 
 // True if anything has to be looked up before a cast is made.
@@ -108,12 +108,25 @@ inline bool may_be_a_place(const ThreadState& state) {
 // std::bad_alloc when memory runs out.
 std::optional<rules::Reason> reason_against_casts(ThreadState& state);
 
-// True if the caller is code of such a library. Called when a list is about to lower a call. Throws std::bad_alloc when
-// memory runs out.
+// The owner of a code object: code whose own arithmetic is not lowered, a part of torch that computes for its caller, or
+// anything else.
+enum class CodeOwner : std::uint8_t { other, torch, exact };
+CodeOwner owner_of(PyObject* code);
+
+// True if the caller is exact code. Called when a list is about to lower a call. Throws std::bad_alloc when memory runs
+// out.
 bool caller_is_exact();
 
-// Sets the files of these libraries, a tuple or None.
-void set_exact_files(PyObject* files) noexcept;
+// Sets the exact code: a tuple of files as above or null, and a tuple of code objects or null.
+void set_exact_code(PyObject* files, PyObject* codes) noexcept;
+// Makes `made`, which a compiler has made from a part of `code`, exact if `code` is one of these code objects. False
+// with a Python exception set when memory runs out.
+bool pass_on_exactness(PyObject* code, PyObject* made);
+
+// The caller of the operations of this thread while a compiler traces exact code: its frames are those of the compiler.
+enum class TracedCaller : std::uint8_t { unknown, exact, exact_and_asked };
+// Sets the traced caller and returns the former one. It becomes `exact_and_asked` when a list is about to lower a call.
+TracedCaller exchange_traced_caller(TracedCaller caller) noexcept;
 
 // True if casts are made here.
 inline bool casts_are_made_here() { return lists_apply_here() && !reason_against_casts(thread_state).has_value(); }

@@ -80,6 +80,19 @@ PyObject* file_of(PyObject* code) noexcept { return reinterpret_cast<PyCodeObjec
 
 PyObject* function_of(PyObject* code) noexcept { return reinterpret_cast<PyCodeObject*>(code)->co_name; }
 
+bool intercepts_calls(PyObject* code) noexcept {
+  return PyUnicode_CompareWithASCIIString(function_of(code), "__torch_function__") == 0;
+}
+
+bool have_same_place(PyObject* code, PyObject* other) noexcept {
+  const auto* one = reinterpret_cast<PyCodeObject*>(code);
+  const auto* two = reinterpret_cast<PyCodeObject*>(other);
+  // Code without a file has a name such as <string>, and a lambda expression has one such as <lambda>.
+  return one->co_firstlineno == two->co_firstlineno && PyUnicode_Compare(one->co_name, two->co_name) == 0 &&
+         PyUnicode_Compare(one->co_filename, two->co_filename) == 0 && !text_of(one->co_name).starts_with('<') &&
+         !text_of(one->co_filename).starts_with('<');
+}
+
 bool is_of_file(PyObject* code, PyObject* beginnings) noexcept { return begins_with_one_of(file_of(code), beginnings); }
 
 // torch.distributed computes parameters and gradients. It contains no model code.

@@ -13,6 +13,10 @@ void bind_callers();
 PyObject* file_of(PyObject* code) noexcept;
 // Returns the name of the code's function, borrowed.
 PyObject* function_of(PyObject* code) noexcept;
+// True for code that torch calls in place of an operation, and that calls the operation for the caller.
+bool intercepts_calls(PyObject* code) noexcept;
+// True if both code objects have the same name and first line in the same file: they are of the same function.
+bool have_same_place(PyObject* code, PyObject* other) noexcept;
 // True if the file name begins with one of `beginnings`, a tuple of strings.
 bool is_of_file(PyObject* code, PyObject* beginnings) noexcept;
 

@@ -3,7 +3,7 @@
 A file defines some of these:
 
 - ``EXCHANGES``: functions of the library, and what they are replaced by (``tools/named_functions.py``)
-- ``EXACT_PACKAGES``: names of packages whose own arithmetic is not lowered (``tools/exact_package.py``)
+- ``EXACT_PACKAGES``: names of packages whose own arithmetic is not lowered (``tools/exact_code.py``)
 - ``PATCHES``: classes of other patches
 - ``WRAPPERS``: classes of modules that wrap another one, by their full name, and their attribute for it
 """
@@ -15,10 +15,11 @@ import pkgutil
 from collections.abc import Iterator
 from types import ModuleType
 
-from habana_mp.patches.tools.exact_package import ExactPackage
+from habana_mp.patches.tools.exact_code import ExactPackages
 from habana_mp.patches.tools.named_functions import Exchange
 from habana_mp.patches.tools.patch import Patch
 from habana_mp.patches.torch import module_paths
+from habana_mp.patches.torch.exact_code_in_graphs import exact_code_in_graphs
 
 
 def _files() -> list[ModuleType]:
@@ -30,11 +31,16 @@ def exchanges() -> tuple[Exchange, ...]:
     return tuple(one for file in _files() for one in getattr(file, "EXCHANGES", ()))
 
 
+def exact_packages() -> tuple[str, ...]:
+    """Returns the packages whose own arithmetic is not lowered."""
+    return tuple(sorted(name for file in _files() for name in getattr(file, "EXACT_PACKAGES", ())))
+
+
 def library_patches() -> Iterator[Patch]:
     """Yields the patches of all libraries."""
     for exchange in exchanges():
         yield from exchange.patches()
+    yield ExactPackages(exact_packages(), exact_code_in_graphs.follow)
     for file in _files():
         module_paths.wrappers.update(getattr(file, "WRAPPERS", {}))
-        yield from map(ExactPackage, getattr(file, "EXACT_PACKAGES", ()))
         yield from (patch() for patch in getattr(file, "PATCHES", ()))

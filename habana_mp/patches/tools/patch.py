@@ -8,6 +8,8 @@ from typing import Literal
 
 import torch
 
+from habana_mp.policy.exact import NOTHING_EXACT, ExactCode
+
 #: Lists lower everywhere (None), while the forward of any module runs (``"modules"``), or while the forward of one of
 #: these modules runs.
 Within = Literal["modules"] | list[torch.nn.Module] | None
@@ -22,6 +24,7 @@ class Settings:
     weight_cache_limit: int | None = None
     packed_weights: bool = True
     reuse_memory: bool = True
+    exact: ExactCode = NOTHING_EXACT
 
 
 class Patch(ABC):

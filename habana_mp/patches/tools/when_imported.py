@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import sys
 import types
 from abc import abstractmethod
@@ -13,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from habana_mp.common import locks
+from habana_mp.common.specs import spec_in
 from habana_mp.patches.tools.patch import Patch, Settings
 
 
@@ -62,7 +62,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         self._finding.add(fullname)
         try:
-            spec = importlib.util.find_spec(fullname)
+            spec = spec_in(fullname, path)
         finally:
             self._finding.discard(fullname)
         if spec is None or spec.loader is None:

@@ -69,6 +69,14 @@ py::tuple make_module_rules(std::int64_t lists, const std::vector<PlannedTarget>
   return py::make_tuple(set->number, engine::is_shown_to_compilers(*set));
 }
 
+// Returns the number of the rules of exact code where the current lists apply, and true if torch.compile can tell them
+// from others.
+py::tuple exact_rules() {
+  const engine::RuleSet* set = engine::exact_rule_set();
+  or_throw(set != nullptr);
+  return py::make_tuple(set->number, engine::is_shown_to_compilers(*set));
+}
+
 // A call of a module that a compiler traces: the module counts as running until it leaves.
 class TracedCall {
  public:
@@ -112,6 +120,7 @@ void register_regions(py::module_& module) {
     return set == nullptr || engine::is_of_modules(set) ? 0 : int{set->number};
   });
   module.def("make_module_rules", &make_module_rules);
+  module.def("exact_rules", &exact_rules);
   module.def("put_rules_in_modules",
              [](const py::object& call_impl, const py::object& answering, const py::object& resolver) {
                or_throw(engine::put_rules_in_modules(call_impl.ptr(), answering.ptr(), resolver.ptr()));

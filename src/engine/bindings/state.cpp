@@ -143,7 +143,25 @@ void register_state(py::module_& module) {
   module.def("leave_greenlets", &host::leave_greenlets);
   module.def("set_in_child_process", [] { engine::in_child_process = true; });
   module.def("set_distributed_is_imported", [](bool imported) { engine::distributed_is_imported = imported; });
-  module.def("set_exact_files", [](const py::object& files) { engine::set_exact_files(files.ptr()); });
+  module.def("set_exact_code", [](const std::optional<py::tuple>& files, const std::optional<py::tuple>& codes) {
+    engine::set_exact_code(files ? files->ptr() : nullptr, codes ? codes->ptr() : nullptr);
+  });
+  module.def("is_exact", [](const py::object& code) -> std::optional<bool> {
+    if (PyCode_Check(code.ptr()) == 0) throw py::type_error("is_exact needs a code object");
+    const engine::CodeOwner owner = engine::owner_of(code.ptr());
+    return owner == engine::CodeOwner::torch ? std::nullopt : std::optional(owner == engine::CodeOwner::exact);
+  });
+  module.def("pass_on_exactness", [](const py::object& code, const py::object& made) {
+    if (PyCode_Check(code.ptr()) == 0 || PyCode_Check(made.ptr()) == 0) {
+      throw py::type_error("pass_on_exactness needs two code objects");
+    }
+    or_throw(engine::pass_on_exactness(code.ptr(), made.ptr()));
+  });
+  module.def("exact_code_is_traced", [] { return int(engine::exchange_traced_caller(engine::TracedCaller::exact)); });
+  module.def("exact_code_was_traced", [](int before) {
+    const engine::TracedCaller caller = engine::exchange_traced_caller(static_cast<engine::TracedCaller>(before));
+    return caller == engine::TracedCaller::exact_and_asked;
+  });
 }
 
 }  // namespace habana_mp

@@ -1,0 +1,34 @@
+"""Finds modules without importing them."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+from collections.abc import Sequence
+
+
+def spec_in(name: str, path: Sequence[str] | None) -> importlib.machinery.ModuleSpec | None:
+    """Returns the spec of a module in its package's ``path`` (None: of a module that is in no package), or None."""
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        spec: importlib.machinery.ModuleSpec | None = None if find is None else find(name, path, None)
+        if spec is not None:
+            return spec
+    return None
+
+
+def find_spec(name: str) -> importlib.machinery.ModuleSpec | None:
+    """Returns the spec of a module, or None. Imports no package that the module is in, as importlib's function does."""
+    path: Sequence[str] | None = None
+    spec: importlib.machinery.ModuleSpec | None = None
+    parts = name.split(".")
+    for i in range(len(parts)):
+        whole = ".".join(parts[: i + 1])
+        module = sys.modules.get(whole)
+        spec = getattr(module, "__spec__", None) or spec_in(whole, path)
+        if spec is None:
+            return None
+        path = getattr(module, "__path__", None) or spec.submodule_search_locations
+        if path is None and whole != name:
+            return None
+    return spec

@@ -1,0 +1,200 @@
+"""Exact code is not lowered in compiled code either, and its graph is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from habana_mp import hmp
+from habana_mp.common import ledger
+from helpers.comparing import assert_same
+from helpers.compiling import BACKENDS
+from helpers.lists import Converter
+from helpers.own_packages import own_package
+
+BF16, FP32 = torch.bfloat16, torch.float32
+FULL, HALF = torch.eye(4), torch.eye(4).bfloat16()
+FINE = FULL * (1 + 2**-12)
+
+Import = Callable[[str], Any]
+
+pytestmark = pytest.mark.usefixtures("compiled_anew")
+every_backend = pytest.mark.parametrize("backend", BACKENDS)
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Import]:
+    with own_package(tmp_path, "ownpack") as imported:
+        yield imported
+
+
+def compiled(function: Any, backend: str = "eager", **options: Any) -> Any:
+    return torch.compile(function, backend=backend, **{"fullgraph": True, **options})
+
+
+def product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x @ y
+
+
+def dtypes(results: Any) -> list[torch.dtype]:
+    return [one.dtype for one in results]
+
+
+@every_backend
+@pytest.mark.parametrize("by", ["package", "module", "function"])
+def test_its_own_code_is_not_lowered_and_what_it_calls_is(own: Import, backend: str, by: str) -> None:
+    arithmetic = own("arithmetic")
+    given: dict[str, Any] = {"package": "ownpack", "module": arithmetic, "function": arithmetic.all_of_them}
+    layer = nn.Linear(4, 4)
+
+    def around(x: torch.Tensor) -> Any:
+        return (*arithmetic.all_of_them(layer, x), x @ x)
+
+    hmp.convert(exact=[given[by]])
+    expected = around(FINE)
+    assert dtypes(expected) == [FP32, BF16, BF16, FP32, FP32, BF16]
+    found = compiled(around, backend)(FINE)
+    assert dtypes(found) == dtypes(expected)
+    assert_same(found[0], expected[0])
+    assert_same(found[4], expected[4])
+    assert dtypes(compiled(arithmetic.all_of_them, backend)(layer, FINE)) == dtypes(expected)[:5]
+
+
+@every_backend
+def test_gradients_go_through_it(own: Import, backend: str) -> None:
+    arithmetic = own("arithmetic")
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        y = arithmetic.product(x, x)
+        return (arithmetic.of_layer(torch.nn.functional.softplus, y) * (x @ x)).sum()
+
+    gradients = []
+    hmp.convert(exact=["ownpack"])
+    for function in (loss, compiled(loss, backend)):
+        x = FINE.clone().requires_grad_()
+        function(x).backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(*gradients, rtol=1e-2, atol=1e-2)
+
+
+@every_backend
+def test_the_float32_list_and_rules_2_to_4_hold(converted: Converter, backend: str) -> None:
+    def mixed(full: torch.Tensor, half: torch.Tensor) -> list[torch.Tensor]:
+        total = full.clone()
+        total += half
+        return [
+            torch.softmax(half, -1),
+            half + full,
+            half @ full,
+            full @ half,
+            total,
+            torch.cat([half, full]),
+            F.linear(full, half),
+            half.masked_fill(full > 0, torch.finfo(FP32).min),
+            torch.relu(full),
+            F.gelu(full),
+        ]
+
+    lowered = ["matmul", "add", "linear", "cat", "relu", "masked_fill", "gelu"]
+    converted(bf16=lowered, fp32=["softmax"], exact=[mixed])
+    expected = mixed(FULL, HALF)
+    assert dtypes(expected) == [FP32, FP32, BF16, FP32, FP32, FP32, FP32, BF16, FP32, FP32]
+    assert dtypes(compiled(mixed, backend)(FULL, HALF)) == dtypes(expected)
+
+
+def test_generators_and_code_of_torch_that_computes_for_its_caller(own: Import) -> None:
+    arithmetic = own("arithmetic")
+    hmp.convert(exact=["ownpack"])
+    assert compiled(arithmetic.by_generator)(FULL, FULL).dtype is FP32
+    assert compiled(arithmetic.through_torch)(FULL).dtype is FP32
+
+
+@pytest.mark.parametrize("by", ["package", "function"])
+def test_it_is_exact_after_a_graph_break_too(own: Import, by: str) -> None:
+    arithmetic = own("arithmetic")
+    hmp.convert(exact=["ownpack" if by == "package" else arithmetic.broken])
+    assert dtypes(compiled(arithmetic.broken, fullgraph=False)(FULL)) == [FP32, FP32, FP32]
+
+
+def test_only_what_a_list_would_lower_gets_a_region(own: Import) -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    def exact(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x.t().reshape(16) + 1, 0)
+
+    hmp.convert(preset="recommended", exact=[exact])
+    torch.compile(exact, backend=backend)(FULL)
+    assert not [one for one in graphs[0].graph.nodes if "autocast" in str(one.target)]
+
+
+def test_compiled_code_follows_another_convert() -> None:
+    function = compiled(product)
+    for exact, dtype in (([product], FP32), ([], BF16), ([product], FP32)):
+        hmp.convert(exact=exact)
+        assert function(FULL, FULL).dtype is dtype
+    hmp.restore()
+    assert function(FULL, HALF.float()).dtype is FP32
+    hmp.convert()
+    assert function(FULL, FULL).dtype is BF16
+
+
+def test_it_holds_in_regions_and_modules_with_rules_of_their_own() -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return product(x, x), x @ x
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Model()
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            result: tuple[torch.Tensor, torch.Tensor] = self.inner(x)
+            return result
+
+    model = Outer()
+    for options in ({"within": "modules"}, {"rules": {"matmul @ inner": "fp16"}}):
+        hmp.convert(exact=[product], **options)  # type: ignore[arg-type]
+        assert dtypes(compiled(model)(FULL)) == dtypes(model(FULL))
+        assert model(FULL)[0].dtype is FP32
+    hmp.convert(exact=[product])
+    with hmp.autocast("cpu", torch.float16):
+        assert dtypes(compiled(model)(FULL)) == [FP32, torch.float16]
+
+
+def test_a_library_that_the_package_knows_is_exact_in_compiled_code(tmp_path: Path) -> None:
+    hmp.convert()
+    with own_package(tmp_path, "linear_operator") as imported:
+        arithmetic = imported("arithmetic")
+        assert compiled(arithmetic.product)(FULL, FULL).dtype is FP32
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_program_runs_it_exactly(strict: bool) -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return product(x, x), x @ x
+
+    hmp.convert(exact=[product])
+    program = torch.export.export(Model(), (FULL,), strict=strict).module()
+    assert dtypes(program(FULL)) == [FP32, BF16]
+
+
+def test_nothing_is_compiled_if_dynamo_cannot_be_followed() -> None:
+    with ledger.broken("torch.dynamo-results"):
+        hmp.convert(exact=[product])
+        assert torch._dynamo.config.disable
+        assert torch.compile(product, backend="eager")(FULL, FULL).dtype is FP32
+        hmp.convert()
+        hmp.restore()
+    assert not torch._dynamo.config.disable
