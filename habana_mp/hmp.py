@@ -130,9 +130,9 @@ def convert(
         rules: Lines of lists, with ``"fp32"``, ``"bf16"``, ``"fp16"`` or ``"lower"`` (``dtype``) for each:
             ``{"softmax @ encoder.**": "fp32", "* @ lm_head": "fp32"}``. They take precedence over equal lines of files
             and presets. What may follow ``@`` is in docs/patterns.md. ``O2`` obeys them too.
-        exact: Code in which no list lowers an operation: names of packages and modules (``"package.module"``), which may
-            be imported later, modules, functions and classes. What such code calls is lowered as elsewhere. They are
-            added to the libraries that :func:`exact_packages` names.
+        exact: Code in which no list lowers an operation: a list of names of packages and modules
+            (``"package.module"``), which may be imported later, of modules, functions and classes. What such code calls
+            is lowered as elsewhere. They are added to the libraries that :func:`exact_packages` names.
         report: The detail of the report: by ``"operations"``, which are always counted, by ``"modules"``, or by
             ``"lines"`` of the calling code.
         log: The destination of the log: None for the console, a path for a file (``.jsonl`` for JSON lines), or a

@@ -124,8 +124,8 @@ def _why_not_found(name: str) -> str:
     owner, _, last = name.rpartition(".")
     if owner and find_spec(owner) is not None:
         return (
-            f"there is no module {name!r}. There is {owner!r}: if `{last}` is a function or class in it, give the object "
-            f"itself, as exact=[{name}]"
+            f"there is no module {name!r}. There is {owner!r}: if `{last}` is a function or class in it, give the "
+            f"object itself, as exact=[{name}]"
         )
     while owner and find_spec(owner) is None:
         owner = owner.rpartition(".")[0]

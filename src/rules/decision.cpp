@@ -30,7 +30,7 @@ constexpr std::array words{
     Words{"optimizer_step", "inside an optimizer's step"},
     Words{"worker", "in a DataLoader worker"},
     Words{"distributed", "in the code of torch.distributed"},
-    Words{"library", "in the code of a library that computes in float32"},
+    Words{"library", "in exact code: that of a library, or given to convert(exact=)"},
     Words{"state", "arithmetic on a module's own tensors"},
     Words{"slower", "slower in the lower precision"},
     Words{"other_device", "the region is for another device"},

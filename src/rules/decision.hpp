@@ -27,7 +27,7 @@ enum class Reason : std::uint8_t {
   optimizer_step,  // rule 11: inside an optimizer's step
   worker,          // rule 11: in a DataLoader worker
   distributed,     // rule 11: torch.distributed handles parameters and gradients
-  library,         // rule 11: in the code of a library that computes in float32
+  library,         // rule 11: in exact code, that of a library or given to convert
   state,           // rule 11: only tensors of modules take part, and autograd does not track the call
   slower,          // measured: the lower precision takes longer for this shape (skip_slower=True)
   other_device,    // no tensor is on the device of the region

@@ -31,7 +31,7 @@ REASONS = {
     "optimizer_step": "inside an optimizer's step",
     "worker": "in a DataLoader worker",
     "distributed": "in the code of torch.distributed",
-    "library": "in the code of a library that computes in float32",
+    "library": "in exact code: that of a library, or given to convert(exact=)",
     "state": "arithmetic on a module's own tensors",
     "slower": "slower in the lower precision",
     "other_device": "the region is for another device",

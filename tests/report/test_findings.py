@@ -197,7 +197,8 @@ def test_the_dearest_casts_are_named_with_time_number_and_size() -> None:
         (
             row("mul", "unchanged", "library", seconds=0.001),
             "elsewhere",
-            "mul at train.py:7 is left alone: in the code of a library that computes in float32 (100 calls)",
+            "mul at train.py:7 is left alone: in exact code: that of a library, or given to convert(exact=) "
+            "(100 calls)",
         ),
     ],
     ids=lambda one: one.replace(" ", "-") if isinstance(one, str) and " at " not in one else "",

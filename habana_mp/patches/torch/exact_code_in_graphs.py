@@ -95,9 +95,7 @@ def _get_fake_value(original: Any, arguments: tuple[Any, ...], keywords: dict[st
 
 def _is_operation(node: Any) -> bool:
     """True for a call of torch. The body of a higher-order operator has nodes of its own."""
-    return node.op in ("call_function", "call_method") and not isinstance(
-        node.target, torch._ops.HigherOrderOperator
-    )
+    return node.op in ("call_function", "call_method") and not isinstance(node.target, torch._ops.HigherOrderOperator)
 
 
 def _is_of_exact_code(tx: Any) -> bool:
