@@ -448,9 +448,7 @@ _KINDS = (
 )
 
 
-def _rule_of(
-    report: Records, sources: dict[int, list[Edge]], kind: _Kind, numbers: list[int]
-) -> Mapping[str, str]:
+def _rule_of(report: Records, sources: dict[int, list[Edge]], kind: _Kind, numbers: list[int]) -> Mapping[str, str]:
     """Returns the lines that mend a finding of this kind."""
     rows = [report.rows[number] for number in numbers]
     if not kind.mended_by:
