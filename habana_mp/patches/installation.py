@@ -10,6 +10,7 @@ import torch
 from habana_mp import _core
 from habana_mp.common import locks
 from habana_mp.common.computed_once import computed_once
+from habana_mp.patches.tools import direct_calls
 from habana_mp.patches.tools.compiled_functions import forget_compiled_code
 from habana_mp.patches.tools.patch import Settings, Within
 from habana_mp.patches.tools.region_dtypes import REGION_DEVICE, REGION_DEVICE_NUMBER, REGION_DTYPES
@@ -169,11 +170,12 @@ class Installation:
             module_tensors.stop()
 
     def _follow_modules(self) -> None:
-        """Makes the rules depend on the running module, if lines with patterns or kept modules ask for it, or exported
-        programs, in which no list may lower exact code once more."""
+        """Makes the rules depend on the running module, if lines with patterns, kept modules or exact code ask for it.
+        (In an exported program the callers are unknown, and no list may lower exact code once more.)"""
         with locks.installation:
             policies = self._policies() if self._is_ours else []
-            if policies and (kept.are_there_kept() or any(map(_asks_for_modules, policies))):
+            steered = bool(policies) and (kept.are_there_kept() or any(one.module_rules for one in policies))
+            if steered or (any(one.exact.names for one in policies) and direct_calls.can_watch()):
                 self._rules_in_modules.begin()
                 forget_compiled_code()
             else:
@@ -233,10 +235,6 @@ class Installation:
 def _set_skips_slower(on: bool) -> None:
     if "slower" in _core.accelerators:
         _core.set_skips_slower(on)
-
-
-def _asks_for_modules(policy: Policy) -> bool:
-    return bool(policy.module_rules) or bool(policy.exact.names)
 
 
 def _settings_of(policy: Policy, within: Within) -> Settings:

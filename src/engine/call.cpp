@@ -85,7 +85,8 @@ PyObject* call_otherwise(const Facts& facts, const Plan& plan) {
 
 // True if this reason explains a call better than the rule for unlisted operations does.
 constexpr bool is_shown(Reason reason) {
-  return reason == Reason::state || reason == Reason::all_float32 || reason == Reason::points || reason == Reason::library;
+  return reason == Reason::state || reason == Reason::all_float32 || reason == Reason::points ||
+         reason == Reason::library;
 }
 
 // Returns the decision to report for a call that is made as it is written. While calls are watched, an optimizer step

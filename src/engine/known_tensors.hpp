@@ -32,8 +32,8 @@ bool was_converted(PyObject* tensor) noexcept;
 void follow_module_tensors(bool on) noexcept;
 // True while tensors of modules are remembered.
 extern bool module_tensors_are_followed;
-// True for a floating-point tensor and for one of whole numbers, which arithmetic makes floating. Truth values and bytes
-// are masks in most cases.
+// True for a floating-point tensor and for one of whole numbers, which arithmetic makes floating. Truth values and
+// bytes are masks in most cases.
 bool may_be_state(PyObject* object) noexcept;
 // Remembers a Parameter, a buffer, a tensor attribute of a module, or a tensor computed from such tensors alone.
 // Ignores other objects. Returns false with an exception set when memory runs out.

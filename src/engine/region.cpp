@@ -205,8 +205,9 @@ bool may_tell_more() {
 
 RuleSet* intern_rule_set(RuleSet&& content) {
   for (RuleSet& known : sets()) {
-    if (&known != of_modules && !known.is_in_modules && known.rules == content.rules && known.device == content.device &&
-        known.name == content.name && known.after_tracked_cast == content.after_tracked_cast) {
+    if (&known != of_modules && !known.is_in_modules && known.rules == content.rules &&
+        known.device == content.device && known.name == content.name &&
+        known.after_tracked_cast == content.after_tracked_cast) {
       return &known;
     }
   }

@@ -255,8 +255,7 @@ RuleSet* make_rule_set(const std::vector<CoveredObject>& entries, RuleSet::Devic
   return set == nullptr || !put_in(*set) ? nullptr : set;
 }
 
-RuleSet* make_module_rule_set(const RuleSet* base, const std::vector<CoveredObject>& changes,
-                              const std::string& name) {
+RuleSet* make_module_rule_set(const RuleSet* base, const std::vector<CoveredObject>& changes, const std::string& name) {
   std::vector<Target*> found;
   if (!find_targets(changes, found)) return nullptr;
   RuleSet content;

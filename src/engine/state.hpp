@@ -108,8 +108,8 @@ inline bool may_be_a_place(const ThreadState& state) {
 // std::bad_alloc when memory runs out.
 std::optional<rules::Reason> reason_against_casts(ThreadState& state);
 
-// The owner of a code object: code whose own arithmetic is not lowered, a part of torch that computes for its caller, or
-// anything else.
+// The owner of a code object: code whose own arithmetic is not lowered, a part of torch that computes for its caller,
+// or anything else.
 enum class CodeOwner : std::uint8_t { other, torch, exact };
 CodeOwner owner_of(PyObject* code);
 

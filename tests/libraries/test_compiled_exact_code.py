@@ -190,6 +190,12 @@ def test_an_exported_program_runs_it_exactly(strict: bool) -> None:
     assert dtypes(program(FULL)) == [FP32, BF16]
 
 
+def test_modules_need_not_be_watched() -> None:
+    with ledger.broken("cpython.function-slot"):
+        hmp.convert(exact=[product])
+        assert product(FULL, FULL).dtype is compiled(product)(FULL, FULL).dtype is FP32
+
+
 def test_nothing_is_compiled_if_dynamo_cannot_be_followed() -> None:
     with ledger.broken("torch.dynamo-results"):
         hmp.convert(exact=[product])

@@ -61,6 +61,15 @@ def check() -> None:
     require(_SLOT, _every_call_reaches_slot)
 
 
+def can_watch() -> bool:
+    """True if calls of modules can be watched."""
+    try:
+        check()
+    except RuntimeError:
+        return False
+    return True
+
+
 def begin(watcher: str) -> tuple[Any, Any]:
     """Returns the function whose calls the core is to watch, and the function that handles them."""
     if not _Watch.watchers:

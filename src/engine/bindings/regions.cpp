@@ -126,7 +126,8 @@ void register_regions(py::module_& module) {
                or_throw(engine::put_rules_in_modules(call_impl.ptr(), answering.ptr(), resolver.ptr()));
              });
   module.def("take_rules_out_of_modules", &engine::take_rules_out_of_modules);
-  py::class_<TracedCall> traced(module, "TracedCall", "A call of a module while a compiler traces it, until it leaves.");
+  py::class_<TracedCall> traced(module, "TracedCall",
+                                "A call of a module while a compiler traces it, until it leaves.");
   note_with_reserve(traced);
   traced.def(py::init<const py::object&>(), py::arg("module"))
       .def("leave", &TracedCall::leave)

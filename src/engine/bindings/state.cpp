@@ -59,7 +59,8 @@ py::object call_backward(Values values) {
   const auto arguments = argument<py::tuple>(values[1]);
   const auto keywords = argument<py::dict>(values[2]);
   engine::CastState wanted = engine::current_state();
-  const bool falls_silent = engine::policy_is_installed && engine::base_of(wanted.region) == nullptr && !wanted.lists_suspended;
+  const bool falls_silent =
+      engine::policy_is_installed && engine::base_of(wanted.region) == nullptr && !wanted.lists_suspended;
   if (!falls_silent || !engine::number_of_suspension(true)) {
     clear_error();
     return called(PyObject_Call(function.ptr(), arguments.ptr(), keywords.ptr()));
