@@ -13,7 +13,12 @@ from gaudi.test_gaudi_scripts import number, started
 from helpers.gaudi import gaudi
 
 #: What these scripts need and map, other than the rest.
-EXPECTED: dict[str, Any] = {"compiled.py": {"lazy": "0"}, "migrated_from_cuda.py": {"mapped": "cuda"}}
+EXPECTED: dict[str, Any] = {
+    "compiled.py": {"lazy": "0"},
+    "migrated_diffusion.py": {"mapped": "cuda"},
+    "migrated_from_cuda.py": {"mapped": "cuda"},
+    "speech_ctc.py": {"mapped": "hpu:0"},
+}
 
 
 def test_a_region_of_another_device_changes_nothing() -> None:
@@ -193,6 +198,14 @@ def test_the_reference_in_float32_needs_no_edit(tmp_path: Path) -> None:
         ("fused_decoder.py", "--autocast"),
         ("fused_decoder.py", "--hmp"),
         ("fairseq_like.py", "--hmp"),
+        ("inference_graphs.py", "--bf16"),
+        ("lightning_plugin.py", "--bf16"),
+        ("lightning_plugin.py", "--hmp"),
+        ("migrated_diffusion.py", "--amp"),
+        ("mixture_of_experts.py", "--autocast"),
+        ("mixture_of_experts.py", "--hmp"),
+        ("speech_ctc.py", "--autocast"),
+        ("trainer_loop.py", "--bf16"),
     ],
 )
 def test_whole_scripts_train_in_mixed_precision_as_in_fp32(script: str, option: str, tmp_path: Path) -> None:
