@@ -19,6 +19,7 @@ from habana_mp.gaudi.patches.distributed import HpuDataParallel, HpuProcessGroup
 from habana_mp.gaudi.patches.files import HpuFiles, HpuLoaders
 from habana_mp.gaudi.patches.labels import HpuLabels
 from habana_mp.gaudi.patches.lightning import TRAINERS, HpuRelease, HpuTrainer
+from habana_mp.gaudi.patches.optimum import OptimumRelease
 from habana_mp.gaudi.patches.packages import AnswersToLibraries, HpuModule
 from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.patch import Patch, Settings
@@ -95,6 +96,7 @@ def switch_on(device: str | None = None) -> None:
             HpuLabels(),
             *(HpuTrainer(name, devices) for name in TRAINERS),
             HpuRelease(),
+            OptimumRelease(),
             HpuModule(devices),
             AnswersToLibraries(ROOTS, a_library_asks),
         ):

@@ -229,3 +229,35 @@ def test_whole_scripts_train_in_two_processes(script: str, option: str, tmp_path
 
 def test_weights_in_bfloat16_with_a_master_copy(tmp_path: Path) -> None:
     assert number("final loss", started(tmp_path, "deepspeed_like.py", "--deterministic")) < 0.5
+
+
+#: What the import of optimum-habana does in a release for autocast.
+OPTIMUM = """
+from packaging import version
+CURRENTLY_VALIDATED_SYNAPSE_VERSION = version.parse("1.12.0")
+def get_habana_frameworks_version():
+    return version.parse("")
+def get_device_name():
+    raise ValueError("Unsupported device")
+"""
+
+
+def test_optimum_habana_gets_a_release_and_a_device(tmp_path: Path) -> None:
+    folder = tmp_path / "site-packages" / "optimum" / "habana"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").touch()
+    (folder / "utils.py").write_text(OPTIMUM)
+    (folder / "__init__.py").write_text(
+        "from .utils import get_device_name, get_habana_frameworks_version\n"
+        "found = get_habana_frameworks_version().minor, get_device_name()\n"
+    )
+    code = """
+        import optimum.habana
+        assert optimum.habana.found == (12, "gaudi")
+        habana_mp.gaudi.switch_off()
+        try:
+            optimum.habana.utils.get_device_name()
+        except ValueError:
+            print("restored")
+        """
+    assert gaudi(code, PYTHONPATH=str(tmp_path / "site-packages")) == ["restored"]
