@@ -15,7 +15,7 @@ import torch
 
 from habana_mp import _core
 from habana_mp.common.version import __version__
-from habana_mp.patches.torch.autocast_regions import disabled_for_no_device
+from habana_mp.patches.torch.autocast_regions import disabled_for_no_device, forget_places
 from habana_mp.policy.in_force import configuration, forget_earlier_lists, places_in_lists
 from habana_mp.reporting.merging import key_of, sum_of
 from habana_mp.reporting.records import Edge, KeptWeights, ModuleRow, Row, short_path
@@ -213,4 +213,4 @@ def reset() -> None:
     _core.weights_reset_statistics()
     stopwatch.reset()
     forget_earlier_lists()
-    disabled_for_no_device.clear()
+    forget_places()

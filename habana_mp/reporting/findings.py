@@ -196,11 +196,13 @@ def _why_nothing_ran_lower(report: Records, findings: tuple[Finding, ...]) -> st
 def _off_for_no_device(report: Records) -> Iterator[str]:
     """Yields a line about regions that switch casts off for a device that is not here."""
     places: Mapping[str, str] = report.environment.get("disabled_for_no_device") or {}
+    if not any(row.reason == "autocast_off" for row in report.rows):
+        return
     for place, device in list(places.items())[:1]:
         more = f" (and {_count(len(places) - 1, 'more place')} like it)" if len(places) > 1 else ""
         yield (
-            f"Casts are off in `torch.autocast({device!r}, enabled=False)` at {place}{more}, though no {device} is "
-            "here: if the script was written for another device, remove the region, or run it with `--gaudi`"
+            f"Casts are off in the disabled region of torch.autocast for {device} at {place}{more}, though no {device} "
+            "is here: if the script was written for another device, remove the region, or run it with `--gaudi`"
         )
 
 

@@ -3,6 +3,8 @@ enters in user-defined autograd functions."""
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 import types
 from functools import cache
@@ -123,8 +125,48 @@ def autocast_is_entered(device_type: str | None, enabled: bool) -> None:
     """Runs when the user enters torch.autocast while casts are on. None stands for CUDA."""
     if enabled:
         warn_of_autocast()
-    elif (device := device_type or "cuda") not in _devices_here():
-        disabled_for_no_device.setdefault(line_of_user(), device)
+        return
+    device = device_type or "cuda"
+    caller = inspect.currentframe()
+    is_left = caller is not None and caller.f_back is not None and caller.f_back.f_code.co_name == "__exit__"
+    if not is_left and device not in _devices_here():
+        place = _place_of_region()
+        if place is not None:
+            disabled_for_no_device.setdefault(place, device)
+
+
+#: The modules of torch.compile.
+_COMPILERS = ("torch._dynamo", "torch._functorch", "torch._inductor")
+
+#: The compiled functions with such regions, by their file and name.
+_compiled: set[tuple[str, str]] = set()
+
+
+def _place_of_region() -> tuple[str, int] | None:
+    """Returns the file and line of the user's code. In compiled code these are those of the function, and only once.
+    None for later regions of that function, and for regions that Dynamo enters while it compiles."""
+    frame = inspect.currentframe()
+    is_compiled = False
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        is_graph = frame.f_code.co_filename.startswith("<eval_with_key>")
+        is_compiled |= is_graph
+        if module.startswith(_COMPILERS) and not is_compiled:
+            return None
+        if not is_graph and module.partition(".")[0] not in ("torch", "habana_mp", "contextlib"):
+            break
+        frame = frame.f_back
+    if frame is None:
+        return line_of_user()
+    file, name, outer = frame.f_code.co_filename, frame.f_code.co_name, frame.f_back
+    if not is_compiled and (outer is None or not outer.f_globals.get("__name__", "").startswith(_COMPILERS)):
+        return file, frame.f_lineno
+    # Dynamo's name for what comes after a graph break.
+    function = (file, re.sub(r"^torch_dynamo_resume_in_(.*)_at_\d+$", r"\1", name))
+    if function in _compiled:
+        return None
+    _compiled.add(function)
+    return file, frame.f_code.co_firstlineno
 
 
 @cache
@@ -145,3 +187,9 @@ def warn_of_autocast() -> None:
 def forget_warnings() -> None:
     """Resets the warnings, so that they appear again as in a new process."""
     _given.clear()
+
+
+def forget_places() -> None:
+    """Drops the places of regions that were found."""
+    disabled_for_no_device.clear()
+    _compiled.clear()
