@@ -82,6 +82,12 @@ class Devices:
             return value.partition(":")[0] in self.names
         return isinstance(value, torch.device) and value.type in self.names
 
+    def numbered(self, value: Any) -> Any:
+        """Returns the name of a device that is given by its number; any other value unchanged. torch refuses numbers if
+        there is no accelerator."""
+        is_mapped = type(value) is int and (self.real.type == "cpu" or self.real.index is not None)
+        return f"hpu:{value}" if is_mapped else value
+
     def real_of(self, value: Any, what: str) -> Any:
         """Returns the real device for the stand-in's device; any other value unchanged."""
         if not self.means(value):

@@ -21,9 +21,11 @@ from habana_mp.gaudi.patches.labels import HpuLabels
 from habana_mp.gaudi.patches.lightning import TRAINERS, HpuRelease, HpuTrainer
 from habana_mp.gaudi.patches.optimum import OptimumRelease
 from habana_mp.gaudi.patches.packages import AnswersToLibraries, HpuModule
+from habana_mp.gaudi.patches.synchronised_norms import HpuSyncBatchNorm
 from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.patch import Patch, Settings
 from habana_mp.patches.tools.spawned_processes import send_to_children, stop_sending_to_children
+from habana_mp.policy.environment import level_of_environment
 from habana_mp.scopes import regions
 
 #: The environment variable that names the device, in this process and in its children.
@@ -76,6 +78,7 @@ def switch_on(device: str | None = None) -> None:
             if _state.tells_children:
                 os.environ[VARIABLE] = str(_state.devices.real)
         return
+    level_of_environment()  # an invalid value raises now
     real = chosen(device)
     finder = Finder()
     refuse_to_shadow(finder)
@@ -94,6 +97,7 @@ def switch_on(device: str | None = None) -> None:
             HpuDataParallel(devices),
             HpuBackends(devices),
             HpuLabels(),
+            HpuSyncBatchNorm(devices),
             *(HpuTrainer(name, devices) for name in TRAINERS),
             HpuRelease(),
             OptimumRelease(),

@@ -10,6 +10,7 @@ import torch
 
 from habana_mp import _core
 from habana_mp.scopes.disable import disable_casts
+from habana_mp.scopes.regions import stand_ins
 
 
 def custom_fwd(
@@ -28,6 +29,7 @@ def custom_fwd(
     _check_function("fwd", fwd)
     if cast_inputs is not None and not isinstance(cast_inputs, torch.dtype):
         raise ValueError(f"`cast_inputs` must be a torch.dtype or None; got {cast_inputs!r}")
+    device_type = stand_ins.get(device_type, device_type)
     torchs: Callable[..., Any] = torch.amp.custom_fwd(fwd, device_type=device_type, cast_inputs=cast_inputs)
     if fwd is None:
         return functools.partial(custom_fwd, device_type=device_type, cast_inputs=cast_inputs)

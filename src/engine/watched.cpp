@@ -60,6 +60,20 @@ const Names& names() {
 // The device types whose regions count, a tuple of strings; null if all count.
 NeverDestroyed<Owned> devices_of_regions;
 
+bool is_device_of_regions(PyObject* device_type) {
+  if (device_type == nullptr || !PyUnicode_Check(device_type)) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(devices_of_regions->get()); ++i) {
+    if (PyUnicode_Compare(device_type, PyTuple_GET_ITEM(devices_of_regions->get(), i)) == 0) return true;
+  }
+  return false;
+}
+
+// True for the names that the stand-in for Gaudi adds. The real device is the first one.
+bool is_stand_in(PyObject* device_type) {
+  return *devices_of_regions && is_device_of_regions(device_type) &&
+         PyUnicode_Compare(device_type, PyTuple_GET_ITEM(devices_of_regions->get(), 0)) != 0;
+}
+
 // The device type and the value that `set_autocast_enabled` or `set_autocast_dtype` gets, by position or by keyword.
 // Null if the call has none: an older form of the first function takes no device type.
 struct AutocastSetting {
@@ -78,12 +92,7 @@ struct AutocastSetting {
   [[nodiscard]] bool is_of_mark() const { return device_type != nullptr && is_mark(device_type); }
   // False for a region of a device that the program does not use.
   [[nodiscard]] bool counts() const {
-    if (!*devices_of_regions) return true;
-    if (device_type == nullptr || !PyUnicode_Check(device_type)) return false;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(devices_of_regions->get()); ++i) {
-      if (PyUnicode_Compare(device_type, PyTuple_GET_ITEM(devices_of_regions->get(), i)) == 0) return true;
-    }
-    return false;
+    return !*devices_of_regions || is_device_of_regions(device_type);
   }
 };
 
@@ -177,13 +186,13 @@ PyObject* make_subclass_stub(PyObject*, PyObject* const* values, std::size_t fla
 
 PyObject* is_autocast_enabled_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   Owned result(is_autocast_enabled.call(values, flagged_count, keywords));
-  const bool has_device = Arguments{values, PyVectorcall_NARGS(flagged_count), keywords}.count() == 1;
+  const Arguments given{values, PyVectorcall_NARGS(flagged_count), keywords};
   const RuleSet* region = base_of(thread_state.region);
   const bool in_region = region != nullptr && !is_of_modules(region);
-  if (result.get() == Py_False && has_device && in_region && caller_is_custom_fwd()) {
-    return PyObject_CallNoArgs(recognised().custom_fwd_asks.get());
-  }
-  return result.release();
+  if (result.get() != Py_False || !in_region || given.count() != 1) return result.release();
+  if (caller_is_custom_fwd()) return PyObject_CallNoArgs(recognised().custom_fwd_asks.get());
+  return is_stand_in(find_argument(given, 0, names().device_type)) ? PyBool_FromLong(lists_apply_here())
+                                                                    : result.release();
 }
 
 // ---- weights' memory that other code gets --------------------------------------------------------------------------

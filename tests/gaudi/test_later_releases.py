@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from gaudi.test_gaudi_scripts import number, started
-from helpers.gaudi import gaudi
+from helpers.gaudi import gaudi, run_gaudi
 
 #: What these scripts need and map, other than the rest.
 EXPECTED: dict[str, Any] = {
@@ -60,7 +61,9 @@ def test_without_the_stand_in_the_report_names_a_region_of_a_device_that_is_not_
     command = [sys.executable, "-m", "habana_mp", "run", "script.py"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     first = done.stderr.splitlines()[1]
-    assert "Casts are off in `torch.autocast('xpu', enabled=False)` at script.py:4, though no xpu is here" in first
+    assert (
+        "Casts are off in the disabled region of torch.autocast for xpu at script.py:4, though no xpu is here" in first
+    )
     assert "--gaudi" in first
 
 
@@ -229,6 +232,204 @@ def test_whole_scripts_train_in_two_processes(script: str, option: str, tmp_path
 
 def test_weights_in_bfloat16_with_a_master_copy(tmp_path: Path) -> None:
     assert number("final loss", started(tmp_path, "deepspeed_like.py", "--deterministic")) < 0.5
+
+
+def test_a_device_may_be_given_by_its_number() -> None:
+    gaudi(
+        """
+        x, model = torch.ones(2, 2), torch.nn.Linear(2, 2)
+        number = torch.hpu.current_device()
+        assert x.to(0) is x and x.to(number, torch.float64).dtype is torch.float64 and x.to(device=0).is_hpu
+        assert model.to(0) is model and model.to(device=number) is model
+        assert torch.zeros(2, device=number).is_hpu and x.new_zeros(2, device=0).is_hpu
+        assert x.new(3).shape == (3,) and torch.equal(x.new_full((2,), 1), torch.ones(2))
+        assert torch.Generator(device=0).manual_seed(1).initial_seed() == 1
+        torch.set_default_device(0)
+        assert torch.zeros(1).is_hpu
+        torch.set_default_device(None)
+        compiled = torch.compile(lambda x: x.to(0) + torch.ones(2, device=0), backend="eager", fullgraph=True)
+        assert torch.equal(compiled(x), x + 1)
+        x.record_stream(torch.hpu.current_stream())
+        """
+    )
+
+
+def test_functions_of_autograd_cast_their_inputs() -> None:
+    gaudi(
+        """
+        import habana_frameworks.torch.gpu_migration
+        import warnings
+        from habana_mp import hmp
+        warnings.simplefilter("ignore", FutureWarning)
+        lower, full = torch.bfloat16, torch.float32
+
+        def function(forward, backward):
+            class Product(torch.autograd.Function):
+                @staticmethod
+                @forward
+                def forward(ctx, x):
+                    ctx.inside = x.dtype, (x @ x).dtype
+                    seen.append(ctx.inside)
+                    return x @ x
+                @staticmethod
+                @backward
+                def backward(ctx, gradient):
+                    seen.append(gradient.dtype)
+                    return gradient
+            return Product.apply
+
+        for to in (lower, full):
+            for forward, backward in (
+                (torch.amp.custom_fwd(device_type="hpu", cast_inputs=to), torch.amp.custom_bwd(device_type="hpu")),
+                (hmp.custom_fwd(device_type="hpu", cast_inputs=to), hmp.custom_bwd(device_type="hpu")),
+                (torch.cuda.amp.custom_fwd(cast_inputs=to), torch.cuda.amp.custom_bwd),
+            ):
+                seen, apply = [], function(forward, backward)
+                given = torch.ones(2, 2, dtype=full if to is lower else lower, requires_grad=True)
+                apply(given)
+                assert seen == [(given.dtype, given.dtype)], seen  # outside of regions it casts nothing
+                seen.clear()
+                with torch.autocast("hpu"):
+                    result = apply(given)
+                result.sum().backward()
+                assert seen == [(to, to), to], (to, seen)
+        """
+    )
+
+
+def test_torch_says_if_a_region_of_hpu_is_on() -> None:
+    gaudi(
+        """
+        on, dtype = torch.is_autocast_enabled, torch.get_autocast_dtype
+        assert not on("hpu") and dtype("hpu") is torch.bfloat16
+        with torch.autocast("hpu"):
+            assert on("hpu") is True and on(device_type="hpu") and not on("cpu") and not on("cuda")
+            with torch.autocast("hpu", enabled=False):
+                assert not on("hpu")
+            assert on("hpu")
+        assert not on("hpu")
+        import habana_frameworks.torch.gpu_migration
+        assert not on("cuda") and torch.get_autocast_dtype("cuda") is torch.bfloat16
+        with torch.autocast("cuda"):
+            assert on("cuda") and on("hpu") and torch.get_autocast_dtype("hpu") is torch.bfloat16
+        habana_mp.gaudi.switch_off()
+        assert torch.get_autocast_dtype is dtype
+        """
+    )
+
+
+def test_modules_and_classes_of_torch_cuda_migrate() -> None:
+    gaudi(
+        """
+        import io, habana_frameworks.torch.gpu_migration
+        cuda, x = torch.cuda, torch.ones(2, 2)
+        assert cuda.memory.memory_allocated() > 0 and cuda.memory.max_memory_allocated() > 0
+        stats = cuda.memory_stats()
+        assert 0 < stats["allocated_bytes.all.current"] <= stats["allocated_bytes.all.peak"]
+        assert cuda.memory.memory_stats().keys() == stats.keys() and "reserved_bytes.all.peak" in stats
+        cuda.random.manual_seed_all(3)
+        first, state = torch.rand(2), cuda.random.get_rng_state()
+        cuda.default_generators[0].manual_seed(3)
+        assert torch.equal(first, torch.rand(2)) and torch.equal(state, cuda.random.get_rng_state())
+        with torch.random.fork_rng(devices=[0]):
+            inside = torch.rand(1)
+        assert torch.equal(inside, torch.rand(1))
+        with cuda.nvtx.range("step {}", 1):
+            cuda.nvtx.range_push("forward"), cuda.nvtx.mark("here"), cuda.nvtx.range_pop()
+            cuda.nvtx.range_end(cuda.nvtx.range_start("backward"))
+        graph, given = cuda.CUDAGraph(), torch.ones(2, device="cuda")
+        with cuda.graph(graph, pool=cuda.graph_pool_handle()):
+            doubled = given * 2
+        given.fill_(3)
+        graph.replay()
+        assert doubled.tolist() == [6.0, 6.0]
+        made = cuda.FloatTensor([1.0, 2.0])
+        assert isinstance(made, cuda.FloatTensor) and made.is_cuda and cuda.LongTensor(3).dtype is torch.long
+        assert x.type(cuda.HalfTensor).dtype is x.type("torch.cuda.HalfTensor").dtype is torch.half
+        assert x.type() == "torch.FloatTensor" and x.type(torch.double).dtype is torch.double
+        saved = io.BytesIO()
+        torch.save(x, saved)
+        for where in (lambda s, _: s.cuda(), lambda s, _: s.cuda(0), lambda s, _: s.hpu(), "cuda", {"cpu": "cuda:0"}):
+            saved.seek(0)
+            assert torch.equal(torch.load(saved, map_location=where), x)
+        compiled = torch.compile(lambda x: x.cuda() + 1, backend="eager", fullgraph=True)
+        assert torch.equal(compiled(x), x + 1)
+        """
+    )
+
+
+def test_a_region_of_cuda_gives_no_warning_of_ours() -> None:
+    gaudi(
+        """
+        import warnings, habana_frameworks.torch.gpu_migration
+        warnings.simplefilter("ignore", FutureWarning)
+        with warnings.catch_warnings(record=True) as caught:
+            with torch.cuda.amp.autocast():
+                pass
+        assert not [one for one in caught if "cache_enabled" in str(one.message)], caught
+        """
+    )
+
+
+NORMS = """
+import copy, torch
+import torch.distributed as dist
+from habana_frameworks.torch.distributed.hccl import initialize_distributed_hpu
+size, rank, _ = initialize_distributed_hpu()
+dist.init_process_group("hccl", rank=rank, world_size=size)
+torch.manual_seed(0)
+for momentum in (0.1, None):
+    alone = torch.nn.BatchNorm1d(3, momentum=momentum).double()
+    torch.nn.init.normal_(alone.weight)
+    together = torch.nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(alone)).to("hpu")
+    part = slice(0, 2) if rank == 0 else slice(2, 5)
+    for _ in range(2):
+        x, weights = torch.randn(5, 3, 4, dtype=torch.float64) + 2, torch.randn(5, 3, 4, dtype=torch.float64)
+        y = x[part].clone().requires_grad_()
+        expected, found = alone(x.requires_grad_()), together(y)
+        (expected * weights).sum().backward(), (found * weights[part]).sum().backward()
+        assert torch.allclose(found, expected[part]) and torch.allclose(y.grad, x.grad[part])
+    dist.all_reduce(together.weight.grad)
+    assert torch.allclose(together.weight.grad, alone.weight.grad)
+    for name, one in alone.named_buffers():
+        assert torch.allclose(one, together.get_buffer(name)), name
+    assert torch.allclose(alone.eval()(x), together.eval()(x))
+print("final loss 0.0")
+"""
+
+
+def test_batch_norms_are_synchronised_on_a_cpu(tmp_path: Path) -> None:
+    (tmp_path / "norms.py").write_text(NORMS)
+    assert started(tmp_path, str(tmp_path / "norms.py"), processes=2).count("final loss 0.0") == 2
+
+
+def test_a_wrong_level_in_the_environment_is_found_at_once(tmp_path: Path) -> None:
+    done = run_gaudi("print('reached')", HABANA_MP_OPT_LEVEL="O7")
+    assert done.returncode == 1
+    assert (done.stdout, "HABANA_MP_OPT_LEVEL must be O0" in done.stderr) == ("", True)
+    (tmp_path / "script.py").write_text("print('reached')")
+    command = [sys.executable, "-m", "habana_mp", "run", "--gaudi", "script.py"]
+    environment = {**os.environ, "HABANA_MP_OPT_LEVEL": "O7"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "habana-mp run: error: HABANA_MP_OPT_LEVEL must be O0" in done.stderr
+
+
+def test_the_report_names_only_regions_that_matter_and_each_compiled_function_once(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    command = [sys.executable, "-m", "habana_mp", "run", "script.py"]
+    script.write_text(
+        "import torch\nx = torch.ones(2, 2)\nx @ x\nwith torch.autocast('xpu', enabled=False):\n    pass\nx @ x\n"
+    )
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert "though no xpu is here" not in done.stderr
+    script.write_text(
+        "import torch\n\ndef function(x):\n    with torch.autocast('xpu', enabled=False):\n        x = x @ x\n"
+        "        print()\n        return x @ x\n\ncompiled = torch.compile(function, backend='eager')\n"
+        "for size in (2, 3, 4):\n    compiled(torch.ones(size, size))\n"
+    )
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert "torch.autocast for xpu at script.py:3, though no xpu is here" in done.stderr, done.stderr
 
 
 #: What the import of optimum-habana does in a release for autocast.

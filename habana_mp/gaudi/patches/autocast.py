@@ -1,4 +1,4 @@
-"""``torch.autocast("hpu")`` and ``torch.amp.GradScaler("hpu")``."""
+"""``torch.autocast``, ``torch.amp.GradScaler``, ``torch.amp.custom_fwd`` and ``custom_bwd`` for ``"hpu"``."""
 
 from __future__ import annotations
 
@@ -42,6 +42,8 @@ class HpuAutocast(Patch):
             Replacement(autocast.__exit__, _exit),
             Replacement(scaler.__init__, with_arguments(scaler.__init__, self._scale)),
         ]
+        for decorate in (torch.amp.custom_fwd, torch.amp.custom_bwd):
+            self._replacements.append(Replacement(decorate, with_arguments(decorate, self._decorate)))
         for replacement in self._replacements:
             replacement.install()
 
@@ -60,9 +62,15 @@ class HpuAutocast(Patch):
         real = self._meaning.real_of(device_type, "torch.autocast").type
         if device_type == "cuda" and dtype is torch.float16:  # also the default of torch.cuda.amp.autocast
             dtype = torch.bfloat16
-        region = autocast(real, dtype, enabled, cache_enabled, preset="hpu")
+        # torch.cuda.amp.autocast passes True, which is the default.
+        region = autocast(real, dtype, enabled, None if cache_enabled is True else cache_enabled, preset="hpu")
         original(itself, real, torch.bfloat16 if dtype is None else dtype, enabled, cache_enabled)
         setattr(itself, _REGION, region)
+
+    def _decorate(self, arguments: dict[str, Any]) -> None:
+        given = arguments.get("device_type")
+        if isinstance(given, str) and self._meaning.means(given):
+            arguments["device_type"] = self._meaning.real_of(given, "torch.amp.custom_fwd").type
 
     def _scale(self, arguments: dict[str, Any]) -> None:
         given = arguments.get("device", "cuda")  # torch's default

@@ -75,7 +75,7 @@ class _Device:
         self._torchs.__set__(tensor, value)
 
 
-class _Method:
+class Method:
     """A method of tensors that takes a device. On the class it is torch's own descriptor."""
 
     def __init__(self, name: str, call: Callable[..., Any]) -> None:
@@ -109,9 +109,9 @@ class HpuDevices(Patch):
                     self._attributes.exchange(module, name, function)
                     self._tell_script(original, function)
         for name in _METHODS:
-            method = _Method(name, self._method(getattr(torch.Tensor, name)))
+            method = Method(name, self._method(getattr(torch.Tensor, name)))
             self._attributes.exchange(torch.Tensor, name, method)
-        self._attributes.exchange(torch.Tensor, "pin_memory", _Method("pin_memory", self._pin_memory()))
+        self._attributes.exchange(torch.Tensor, "pin_memory", Method("pin_memory", self._pin_memory()))
         if holds(_TENSOR_DEVICE, _device_is_inherited):
             self._attributes.exchange(torch.Tensor, "device", _Device(self._meaning))
         self._add_methods()
@@ -133,15 +133,16 @@ class HpuDevices(Patch):
             self._context = None
 
     def _map_default(self, arguments: dict[str, Any]) -> None:
-        arguments["device"] = self._meaning.real_of(arguments["device"], "the default device")
+        given = self._meaning.numbered(arguments["device"])
+        arguments["device"] = self._meaning.real_of(given, "the default device")
 
     def _function(self, module: types.ModuleType, name: str) -> Callable[..., Any]:
         meaning, original, full_name = self._meaning, getattr(module, name), f"{module.__name__}.{name}"
 
         @functools.wraps(original)
         def function(*args: Any, **kwargs: Any) -> Any:
-            if "device" in kwargs and meaning.means(kwargs["device"]):
-                kwargs["device"] = meaning.real_of(kwargs["device"], full_name)
+            if "device" in kwargs and meaning.means(device := meaning.numbered(kwargs["device"])):
+                kwargs["device"] = meaning.real_of(device, full_name)
             return original(*args, **kwargs)
 
         # Functions are pickled by their names.
@@ -150,13 +151,14 @@ class HpuDevices(Patch):
 
     def _method(self, original: Callable[..., Any]) -> Callable[..., Any]:
         meaning, name = self._meaning, f"Tensor.{original.__name__}"
+        takes_device_first = original.__name__ == "to"
 
         @functools.wraps(original)
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if args and meaning.means(args[0]):
-                args = (meaning.real_of(args[0], name), *args[1:])
-            elif "device" in kwargs and meaning.means(kwargs["device"]):
-                kwargs["device"] = meaning.real_of(kwargs["device"], name)
+            if args and meaning.means(first := meaning.numbered(args[0]) if takes_device_first else args[0]):
+                args = (meaning.real_of(first, name), *args[1:])
+            elif "device" in kwargs and meaning.means(device := meaning.numbered(kwargs["device"])):
+                kwargs["device"] = meaning.real_of(device, name)
             return original(self, *args, **kwargs)
 
         return method
@@ -191,7 +193,33 @@ class HpuDevices(Patch):
             """True if the tensor is on the stand-in's device."""
             return self.device.type == meaning.real.type
 
-        for function, owner, name in ((hpu, torch.Tensor, "hpu"), (module_hpu, torch.nn.Module, "hpu")):
+        def storage_hpu(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
+            """Returns the storage on the stand-in's device."""
+            real = meaning.real_of(named(device), "UntypedStorage.hpu")
+            return self if self.device == real else self.to(device=real, non_blocking=non_blocking)
+
+        record = torch.Tensor.record_stream
+
+        def record_stream(self: torch.Tensor, s: Any) -> None:
+            """Keeps the memory until the stream's work is done. On a CPU it is done already."""
+            if meaning.real.type != "cpu":
+                record(self, s)
+
+        to = torch.nn.Module.to
+
+        @functools.wraps(to)
+        def module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+            if args and meaning.means(first := meaning.numbered(args[0])):
+                args = (meaning.real_of(first, "Module.to"), *args[1:])
+            elif "device" in kwargs and meaning.means(device := meaning.numbered(kwargs["device"])):
+                kwargs["device"] = meaning.real_of(device, "Module.to")
+            return to(self, *args, **kwargs)
+
+        self._attributes.exchange(torch.nn.Module, "to", module_to)
+        self._attributes.exchange(torch.Tensor, "record_stream", Method("record_stream", record_stream))
+        methods = ((hpu, torch.Tensor), (module_hpu, torch.nn.Module), (storage_hpu, torch.UntypedStorage))
+        for function, owner in methods:
+            name = "hpu"
             function.__name__, function.__qualname__ = name, f"{owner.__name__}.{name}"
             self._attributes.exchange(owner, name, function)
         self._attributes.exchange(torch.Tensor, "is_hpu", property(is_hpu))
@@ -202,7 +230,7 @@ def _generator_class(meaning: Meaning) -> type:
 
     class Meta(type(torchs)):  # type: ignore[misc]  # the metaclass of torch's own class
         def __call__(cls, device: Any = "cpu") -> Any:
-            return super().__call__(meaning.real_of(device, "torch.Generator"))
+            return super().__call__(meaning.real_of(meaning.numbered(device), "torch.Generator"))
 
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, torchs) if cls is made else super().__instancecheck__(instance)

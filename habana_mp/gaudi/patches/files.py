@@ -80,7 +80,7 @@ class HpuFiles(Patch):
         return storage.to(device=real) if storage.device != real else storage
 
     def _fork(self, arguments: dict[str, Any]) -> None:
-        device_type = arguments.get("device_type")
+        device_type = arguments.get("device_type") or "cuda"  # torch's default
         if isinstance(device_type, str) and self._meaning.means(device_type):
             real = self._meaning.real_of(device_type, "torch.random.fork_rng")
             if real.type == "cpu":
