@@ -91,9 +91,7 @@ struct AutocastSetting {
   }
   [[nodiscard]] bool is_of_mark() const { return device_type != nullptr && is_mark(device_type); }
   // False for a region of a device that the program does not use.
-  [[nodiscard]] bool counts() const {
-    return !*devices_of_regions || is_device_of_regions(device_type);
-  }
+  [[nodiscard]] bool counts() const { return !*devices_of_regions || is_device_of_regions(device_type); }
 };
 
 PyObject* autocast_set_enabled_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
@@ -192,7 +190,7 @@ PyObject* is_autocast_enabled_stub(PyObject*, PyObject* const* values, std::size
   if (result.get() != Py_False || !in_region || given.count() != 1) return result.release();
   if (caller_is_custom_fwd()) return PyObject_CallNoArgs(recognised().custom_fwd_asks.get());
   return is_stand_in(find_argument(given, 0, names().device_type)) ? PyBool_FromLong(lists_apply_here())
-                                                                    : result.release();
+                                                                   : result.release();
 }
 
 // ---- weights' memory that other code gets --------------------------------------------------------------------------
