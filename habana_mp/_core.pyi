@@ -261,6 +261,30 @@ def call_by_slot(function: Any, answering: Any, arguments: tuple[Any, ...], keyw
 def watch_calls(watched: bool, /) -> None:
     """Sets if the watch sees calls begin and end."""
 
+def guard_calls(found: Callable[[Any, str, tuple[Any, ...], dict[str, Any], Any, int, int], None] | None, share: float, /) -> None:
+    """Checks the results of this share of the calls, and calls ``found`` for those that are not finite or cannot be
+    read: with what was called, the operation, the arguments, the result, and the worst values of the result and of the
+    arguments before the call, as :func:`worst_value` returns them, or -1. If all calls are checked, also for each call
+    that autograd tracks. None ends it."""
+
+def worst_value(tensor: Any, whole: bool, /) -> int:
+    """Returns 0 if all values are numbers, 1 if there are infinities, 2 if there is a NaN, 3 if the values cannot be
+    read here. Reads samples of a large tensor unless ``whole`` is true."""
+
+def worst_gradient(parameters: list[Any], /) -> int:
+    """Returns the position of the first of these tensors whose gradient has a value that is not finite, or -1. Reads
+    samples."""
+
+def computes_gradient() -> bool:
+    """True if this thread computes gradients. False if that is unknown."""
+
+def call_unguarded(function: Callable[[], Any], /) -> Any:
+    """Returns ``function()``, whose calls are not checked."""
+
+def guarded_largest() -> dict[str, float]:
+    """Returns the largest magnitude of the checked results in float16, by operation."""
+
+def forget_guarded_largest() -> None: ...
 def set_watch(
     passed_over: tuple[str, ...],
     compilers: tuple[str, ...],

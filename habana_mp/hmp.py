@@ -39,6 +39,7 @@ from habana_mp.policy.rules import Policy, policy_from_lists, policy_o2
 from habana_mp.reporting import counting
 from habana_mp.reporting.comparison import Comparison, compare
 from habana_mp.reporting.explanation import Explanation, ModelExplanation, explain
+from habana_mp.reporting.guard import Guard, checked_guard, guarding
 from habana_mp.reporting.log import close_log, open_log
 from habana_mp.reporting.records import Detail, KeptWeights, Row
 from habana_mp.reporting.report import Report
@@ -102,6 +103,7 @@ def convert(
     rules: Mapping[str, str | torch.dtype] | None = None,
     exact: Iterable[GivenExact] | None = None,
     report: Detail = "operations",
+    guard: Guard = False,
     log: _Path | TextIO | logging.Logger | None = None,
     weight_cache: bool = True,
     weight_cache_limit: int | None = None,
@@ -135,6 +137,10 @@ def convert(
             is lowered as elsewhere. They are added to the libraries that :func:`exact_packages` names.
         report: The detail of the report: by ``"operations"``, which are always counted, by ``"modules"``, or by
             ``"lines"`` of the calling code.
+        guard: Watches for values that are not finite, and warns once with the operation that made the first one of
+            finite inputs, its module, file and line. True: checks 1 % of the calls; a float above 0 and at most 1.0:
+            this share; ``"raise"``: 1 %, and raises FloatingPointError. After such a value was seen, all calls are
+            checked until the operation is named. Infinities that the code writes, as into a mask, do not count.
         log: The destination of the log: None for the console, a path for a file (``.jsonl`` for JSON lines), or a
             ``logging.Logger``. A destination turns the log on, whatever ``isVerbose`` is.
         weight_cache: Caches the casts of weights between calls. A weight that changed is cast again.
@@ -169,6 +175,7 @@ def convert(
     )
     _check_limit(weight_cache_limit)
     detail = checked_detail("report", report)
+    wanted_guard = checked_guard(guard)
     where = checked(within)
     exactly_run = exact_code(exact)
     # A fork waits for the whole block: the first conversion imports modules, and Python cannot fork during an import.
@@ -207,6 +214,7 @@ def convert(
         if not verbose:
             close_log()
         watching.of_convert(detail)
+        guarding.of_convert(wanted_guard)
 
 
 def _level_meant(given: str) -> str:
@@ -258,6 +266,7 @@ def restore() -> None:
     it ends normally.
     """
     installation.check_alone()
+    guarding.end()
     forget_kept()
     installation.uninstall()
     close_log()

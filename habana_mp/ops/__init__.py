@@ -15,6 +15,7 @@ from habana_mp.ops import (
     convolutions,
     find,
     indexing,
+    infinities,
     linear_algebra,
     losses,
     normalization,

@@ -44,8 +44,10 @@ class Installation:
         self._is_ours = False
         self._are_patches_in = False
         self._composites: dict[Any, Composite] = {}
-        #: True while calls are watched: then the core also handles operations without a rule.
+        #: True while calls are watched, or the guard checks all calls: then the core also handles operations without a
+        #: rule.
         self._is_watched = False
+        self._is_guarded = False
         self._rules_in_modules = RulesInModules(lambda number: self.policy_of_region(number) if number else self.policy)
         kept.listen(self._follow_modules)
 
@@ -77,7 +79,7 @@ class Installation:
                 self._follow_modules()
                 in_force.set_configuration(policy.named, described)
                 self._exchange_composites(composites)
-                if self._is_watched:
+                if self._is_watched or self._is_guarded:
                     self._observe()
             except BaseException:
                 self.uninstall()
@@ -90,10 +92,19 @@ class Installation:
                 self._is_watched = watched
                 self._observe()
 
+    def guard(self, *, guarded: bool) -> None:
+        """Begins or stops to handle the operations without a rule that the guard checks."""
+        with locks.installation:
+            if guarded != self._is_guarded:
+                self._is_guarded = guarded
+                self._observe()
+
     def _observe(self) -> None:
-        """Updates what the core handles for the watch. Torch stays unchanged while no lists are in force."""
+        """Updates what the core handles for the watch and the guard. Torch stays unchanged while no lists are in
+        force."""
         if self._is_ours and (self.policy is not None or self._regions_in_torch):
-            _core.observe(rules.plan_of_observed() if self._is_watched else [])
+            watched = rules.plan_of_observed() if self._is_watched else []
+            _core.observe(watched + (rules.plan_of_guarded() if self._is_guarded else []))
 
     def make_region(self, policy: Policy, *, on_cpu: bool, caches_weights: bool, name: str, after_tracked: Any) -> int:
         """Returns the number of a new region with these rules, ready to be entered."""
@@ -142,7 +153,7 @@ class Installation:
             self._follow_module_tensors()
             self._follow_modules()
             self._exchange_composites(composites)
-            if self._is_watched:
+            if self._is_watched or self._is_guarded:
                 self._observe()
         except BaseException:
             if self.policy is None:

@@ -379,6 +379,18 @@ def plan_of_observed() -> list[tuple[Any, Any, str, _core.Rule, _core.Rule]]:
     """Returns what the core handles for the watch, without a rule."""
     builtins = [(one, builtin) for one in observed_operations() for builtin in ops.builtins_named(one)]
     builtins += [(builtin.place.rpartition(".")[2], builtin) for builtin in ops.find.makers_of_indexes()]
+    return _without_rule(builtins)
+
+
+def plan_of_guarded() -> list[tuple[Any, Any, str, _core.Rule, _core.Rule]]:
+    """Returns what the core handles while the guard checks all calls: what the watch sees, and operations that write
+    into their arguments."""
+    seen = {one for one in observed_operations() if one not in ops.observed.COUNTS}
+    names = sorted({*seen, *(f"{one}_" for one in seen), *ops.infinities.ALSO_GUARDED})
+    return _without_rule([(one, builtin) for one in names for builtin in ops.builtins_named(one)])
+
+
+def _without_rule(builtins: list[tuple[str, Any]]) -> list[tuple[Any, Any, str, _core.Rule, _core.Rule]]:
     return [(one.object, one.object, name, Ruling().rule(name), Ruling().rule(name)) for name, one in builtins]
 
 

@@ -18,7 +18,7 @@ from habana_mp.common.version import __version__
 from habana_mp.patches.torch.autocast_regions import disabled_for_no_device, forget_places
 from habana_mp.policy.in_force import configuration, forget_earlier_lists, places_in_lists
 from habana_mp.reporting.merging import key_of, sum_of
-from habana_mp.reporting.records import Edge, KeptWeights, ModuleRow, Row, short_path
+from habana_mp.reporting.records import Edge, KeptWeights, ModuleRow, Row, shares_of_range, short_path
 from habana_mp.reporting.report import Report
 
 #: The rule behind a reason that is not a list.
@@ -93,6 +93,7 @@ def current() -> Report:
         configuration=configuration(),
         seconds=stopwatch.seconds if records else None,
         environment=_environment(),
+        ranges=shares_of_range(_core.guarded_largest()),
         is_live=True,
     )
 
@@ -210,6 +211,7 @@ def reset() -> None:
     """Resets all counts to zero."""
     _core.reset_counts()
     _core.reset_watch()
+    _core.forget_guarded_largest()
     _core.weights_reset_statistics()
     stopwatch.reset()
     forget_earlier_lists()

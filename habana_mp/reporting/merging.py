@@ -40,6 +40,7 @@ def merged(reports: Iterable[Report], *, ranks: int | None = None) -> Report:
         edges=tuple(Edge(places[a], places[b], *counts) for (a, b), counts in edges.items()),
         modules=tuple(modules.values()),
         seconds=max((one.seconds for one in reports if one.seconds is not None), default=None),  # in parallel
+        ranges=_largest([report.ranges for report in reports]),
         ranks=sum(report.ranks for report in reports) if ranks is None else ranks,
         is_live=False,
     )
@@ -77,6 +78,14 @@ def _added_up(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
         for name, count in one.items():
             sums[name] += count
     return dict(sums)
+
+
+def _largest(shares: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    largest: dict[str, float] = {}
+    for one in shares:
+        for name, share in one.items():
+            largest[name] = max(share, largest.get(name, 0.0))
+    return dict(sorted(largest.items(), key=lambda item: -item[1]))
 
 
 def _sum_of_weights(all_kept: list[KeptWeights]) -> KeptWeights:

@@ -91,6 +91,24 @@ def short_path(file: str) -> str:
         return file
 
 
+#: The end of the range of float16.
+LARGEST_FLOAT16 = 65504.0
+
+
+def shares_of_range(largest: Mapping[str, float]) -> dict[str, float]:
+    """Returns the largest magnitudes as shares of the range of float16, the largest first."""
+    ranked = sorted(largest.items(), key=lambda item: -item[1])
+    return {operation: value / LARGEST_FLOAT16 for operation, value in ranked}
+
+
+def line_of_range(shares: Mapping[str, Any], most: int = 3) -> str:
+    """Returns a line with the operations that came nearest to the end of the range of float16, or nothing."""
+    if not shares:
+        return ""
+    named = ", ".join(f"{share:.0%} in `{operation}`" for operation, share in list(shares.items())[:most])
+    return f"The largest finite values that the guard saw in float16, as shares of its range (65504): {named}"
+
+
 @dataclass(frozen=True)
 class KeptWeights:
     """The cached casts of weights: how often they were used, and the memory that they take now.
@@ -157,6 +175,8 @@ class Records:
     #: The seconds in which calls were watched; None if they were only counted.
     seconds: float | None = field(default=None, compare=False)
     ranks: int = 1
+    #: The largest finite values in float16 that the guard saw, as shares of the range, by operation.
+    ranges: Mapping[str, float] = field(default_factory=dict, hash=False)
     #: True if this process made it from its own calls.
     is_live: bool = field(default=False, compare=False)
 

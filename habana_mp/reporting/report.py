@@ -14,7 +14,7 @@ from habana_mp.common.computed_once import computed_once
 from habana_mp.reporting import pictures
 from habana_mp.reporting.findings import Finding, findings_of, first_lines
 from habana_mp.reporting.page import html_page
-from habana_mp.reporting.records import Edge, KeptWeights, ModuleRow, Records, Row
+from habana_mp.reporting.records import Edge, KeptWeights, ModuleRow, Records, Row, line_of_range
 
 _FORMAT, _VERSION = "habana-mp report", 1
 _Path = str | os.PathLike[str]
@@ -73,6 +73,7 @@ class Report(Records):
             "configuration": None if self.configuration is None else dict(self.configuration),
             "seconds": self.seconds,
             "ranks": self.ranks,
+            "ranges": dict(self.ranges),
             "words": list(self.words),
             "totals": {
                 **{name: self.total(name) for name in ("calls", "casts", "bytes", "hits", "seconds", "cast_seconds")},
@@ -129,6 +130,7 @@ class Report(Records):
             environment=content["environment"],
             seconds=content["seconds"],
             ranks=content["ranks"],
+            ranges={str(name): float(share) for name, share in content.get("ranges", {}).items()},
         )
 
     @classmethod
@@ -186,6 +188,8 @@ class Report(Records):
         lines = [*self.words, *([""] if self.words and table else []), *table]
         if self.weights != KeptWeights():
             lines.append(str(self.weights))
+        if self.ranges:
+            lines.append(line_of_range(self.ranges))
         return "\n".join(lines)
 
     def __repr__(self) -> str:

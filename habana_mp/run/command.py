@@ -23,6 +23,7 @@ from habana_mp.common.errors import HmpWarning
 from habana_mp.patches.tools import spawned_processes
 from habana_mp.policy.environment import LEVEL_VARIABLE
 from habana_mp.reporting import counting, merging, records
+from habana_mp.reporting.guard import Guard, checked_guard
 from habana_mp.reporting.ranks import Children, Ranks
 from habana_mp.reporting.report import Report
 from habana_mp.reporting.watch import watching
@@ -32,7 +33,7 @@ from habana_mp.run.script import Script
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 #: Options without a value.
-_SWITCHES = ("--gaudi", "--verbose", "--require-lowered", "--help", "-h")
+_SWITCHES = ("--gaudi", "--guard", "--verbose", "--require-lowered", "--help", "-h")
 
 _USAGE = """habana-mp run [OPTION]... [--] SCRIPT [ARGUMENT]...
        habana-mp run [OPTION]... -m MODULE [ARGUMENT]..."""
@@ -52,6 +53,7 @@ class Options:
     detail: records.Detail
     #: True if the script converts by itself. Then only its calls are watched.
     by_script: bool = False
+    guard: Guard = False
 
     def convert(self) -> list[str]:
         """Converts this process. Returns the texts of the warnings."""
@@ -69,6 +71,7 @@ class Options:
                 dtype=_DTYPES[self.dtype],
                 within=self.within,
                 report=self.detail,
+                guard=self.guard,
             )
         return [str(one.message) for one in caught if issubclass(one.category, HmpWarning)]
 
@@ -156,8 +159,28 @@ def _parser() -> argparse.ArgumentParser:
         help='a script for Gaudi: "hpu" leads to this device (--gaudi=cuda), or the best there is; habana_frameworks '
         "can be imported, and the script itself converts",
     )
+    parser.add_argument(
+        "--guard",
+        nargs="?",
+        const=True,
+        default=False,
+        type=_guard,
+        metavar="SHARE",
+        help="warn of the operation that makes a value that is not finite; checks 1 %% of the calls, or this share "
+        "(--guard=0.1; --guard=1.0: all calls), or --guard=raise",
+    )
     parser.add_argument("--require-lowered", action="store_true", help="exit 1 where nothing ran in lower precision")
     return parser
+
+
+def _guard(word: str) -> Guard:
+    """Returns the value of --guard."""
+    try:
+        return checked_guard(word if word == "raise" else float(word))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f'it must be "raise" or a share of the calls, above 0 and at most 1.0; got {word}'
+        ) from None
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str], bool]:
@@ -212,12 +235,13 @@ def _options(parser: argparse.ArgumentParser, given: argparse.Namespace, script:
         verbose=given.verbose,
         detail=detail,
         by_script=given.gaudi is not None,
+        guard=given.guard,
     )
 
 
 def _switch_gaudi_on(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
     is_reference = (given.opt_level or "").upper() == "O0"
-    for name in ("opt_level", "bf16", "fp32", "preset", "dtype", "within", "verbose"):
+    for name in ("opt_level", "bf16", "fp32", "preset", "dtype", "within", "verbose", "guard"):
         if getattr(given, name) != parser.get_default(name) and not (is_reference and name == "opt_level"):
             option = name.replace("_", "-")
             parser.error(

@@ -2,6 +2,7 @@ target_sources(_core PRIVATE
   src/engine/attempt.cpp
   src/engine/bindings/engine.cpp
   src/engine/bindings/functions.cpp
+  src/engine/bindings/guard.cpp
   src/engine/bindings/installation.cpp
   src/engine/bindings/origins.cpp
   src/engine/bindings/regions.cpp
@@ -13,6 +14,7 @@ target_sources(_core PRIVATE
   src/engine/cast_arguments.cpp
   src/engine/elements.cpp
   src/engine/facts.cpp
+  src/engine/guarded_calls.cpp
   src/engine/hooks.cpp
   src/engine/known_tensors.cpp
   src/engine/module_rules.cpp

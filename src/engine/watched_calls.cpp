@@ -2,6 +2,7 @@
 #include "engine/answers.hpp"
 #include "engine/call.hpp"
 #include "engine/facts.hpp"
+#include "engine/guard.hpp"
 #include "engine/originals.hpp"
 #include "engine/reporting.hpp"
 #include "tensor/cast.hpp"
@@ -83,7 +84,7 @@ constexpr Answers answers_watched{&answer_by_rule_watched, &answer_protected_wat
 Answers answers = answers_unwatched;
 
 void watch_calls(bool watched) noexcept {
-  answers = watched ? answers_watched : answers_unwatched;
+  set_answers(watched ? answers_watched : answers_unwatched);
   tensor::makers = watched ? tensor::Makers{&cast_timed, &convert_timed} : tensor::untimed_makers;
 }
 

@@ -8,6 +8,7 @@ target_sources(_core PRIVATE
   "${_kernels}/cast_scalar.cpp"
   "${_kernels}/dispatch.cpp"
   "${_kernels}/job.cpp"
+  "${_kernels}/magnitude.cpp"
   "${_kernels}/product.cpp"
   "${_kernels}/step.cpp"
   "${_kernels}/step_scalar.cpp"

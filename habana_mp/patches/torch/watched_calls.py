@@ -1,5 +1,4 @@
-"""The parts of torch that the watch uses: calls of modules, code that it skips, code that a compiler traces, and the
-beginning of a backward."""
+"""The parts of torch that the watch uses: calls of modules, code that it skips, and code that a compiler traces."""
 
 from __future__ import annotations
 
@@ -17,9 +16,7 @@ from habana_mp.common.ledger import Assumption, holds, require
 from habana_mp.common.paths import PACKAGE
 from habana_mp.ops import observed
 from habana_mp.patches.tools import direct_calls
-from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions, originals
-from habana_mp.patches.tools.patch import Settings
-from habana_mp.patches.tools.pytree import tree_leaves
+from habana_mp.patches.torch import begun_backwards
 from habana_mp.patches.torch.module_paths import module_name
 
 _CALLS = Assumption(
@@ -36,27 +33,6 @@ _TRACED = Assumption(
     otherwise="the report does not say which line or module a traced call belongs to",
 )
 
-#: The function that begins a backward.
-BEGINS_BACKWARD: Table = {"torch.autograd": ("backward",)}
-
-
-def notify_loss(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """Runs in place of the function that begins a backward."""
-    for one in tree_leaves(arguments[:1]):
-        if isinstance(one, torch.Tensor):
-            _core.notice_loss(one)
-    return originals[name](*arguments, **keywords)
-
-
-_BACKWARD = assumption_of_functions(
-    "torch.begun-backwards",
-    "`torch.autograd.backward` takes the tensors that it begins from first",
-    "the report does not warn of a loss in lower precision",
-)
-
-(_backward,) = Exchange(notify_loss, BEGINS_BACKWARD, assumption=_BACKWARD, positional=1).patches()
-
-
 def check() -> None:
     """Raises if calls of modules cannot be watched."""
     require(_CALLS, _can_follow)
@@ -70,7 +46,7 @@ def _can_follow() -> bool:
 def begin(*, lines: bool) -> None:
     """Starts recording each call with its module, and with its line if ``lines`` is true."""
     configure_core()
-    _backward.install(Settings())
+    begun_backwards.listen(_core.notice_loss)
     _core.follow_modules(*direct_calls.begin("report"))
     _core.watch_calls(True)
     _core.begin_watch(lines, _nanoseconds_a_cast())
@@ -88,20 +64,20 @@ def _nanoseconds_a_cast() -> float:
 def configure_core() -> None:
     """Passes the core the files that it skips when it looks for the line of a call, and the code of module calls."""
     code = direct_calls.code_of_calls()
-    _core.set_watch(_passed_over(), _compilers(), code, module_name, _traced_place)
+    _core.set_watch(passed_over(), compiler_files(), code, module_name, _traced_place)
     _core.set_sensitive(observed.ANGLES, observed.COUNTS, observed.STATISTICS)
 
 
 def stop() -> None:
     _core.stop_watch()
-    _backward.uninstall()
+    begun_backwards.stop_listening(_core.notice_loss)
     _core.watch_calls(False)
     _core.stop_following_modules()
     direct_calls.end("report")
 
 
 @cache
-def _passed_over() -> tuple[str, ...]:
+def passed_over() -> tuple[str, ...]:
     """Returns the prefixes of files whose lines are skipped: those of torch, of this package and of Python."""
     paths = sysconfig.get_paths()
     stdlib = [str(one) for one in Path(paths["stdlib"]).glob("*.py")]
@@ -110,7 +86,7 @@ def _passed_over() -> tuple[str, ...]:
     return (f"{Path(torch.__file__).parent}/", f"{PACKAGE}/", *generated, *packages, *stdlib)
 
 
-def _compilers() -> tuple[str, ...]:
+def compiler_files() -> tuple[str, ...]:
     folder = Path(torch.__file__).parent
     return tuple(f"{folder}/{name}/" for name in ("_dynamo", "_functorch", "_inductor", "_export"))
 
@@ -122,8 +98,8 @@ def _traced_place() -> tuple[str | None, str, int, str | None] | None:
         return None
     context: Any = torch._guards.TracingContext
     stack = [] if context.try_get() is None else context.extract_stack()
-    passed_over = _passed_over()
-    frame = next((one for one in reversed(stack) if not one.filename.startswith(passed_over)), None)
+    skipped = passed_over()
+    frame = next((one for one in reversed(stack) if not one.filename.startswith(skipped)), None)
     module = _traced_module()
     return (None, "", 0, module) if frame is None else (frame.filename, frame.name, frame.lineno or 0, module)
 

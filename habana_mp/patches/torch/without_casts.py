@@ -11,6 +11,7 @@ from typing import Any
 
 from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions, originals
 from habana_mp.patches.tools.without_casts import without_casts
+from habana_mp.patches.torch.begun_backwards import notify_scaled
 
 #: Functions that create state.
 STATE: Table = {
@@ -29,7 +30,6 @@ STATE: Table = {
     "torch.nn.utils.spectral_norm": ("SpectralNorm.apply", "SpectralNorm.compute_weight"),
     "torch.nn.utils.weight_norm": ("WeightNorm.apply", "WeightNorm.compute_weight", "WeightNorm.remove"),
     "torch.nn.utils.clip_grad": ("clip_grad_norm_", "_clip_grads_with_norm_", "_get_total_norm"),
-    "torch.amp.grad_scaler": ("GradScaler.scale",),
     "torch.nn.utils.prune": ("BasePruningMethod.apply", "BasePruningMethod.apply_mask", "BasePruningMethod.remove"),
     "torch.ao.pruning.sparsifier.base_sparsifier": ("BaseSparsifier.step",),
     "torch.ao.pruning._experimental.data_sparsifier.base_data_sparsifier": ("BaseDataSparsifier.step",),
@@ -43,6 +43,17 @@ STATE: Table = {
 
 #: Methods that create state if they are enabled, and else only call their argument.
 SCALED_STEPS: Table = {"torch.amp.grad_scaler": ("GradScaler.step",)}
+
+
+#: A method that scales a loss.
+SCALED_LOSSES: Table = {"torch.amp.grad_scaler": ("GradScaler.scale",)}
+
+
+def without_casts_of_loss(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Replaces the method of a gradient scaler that scales a loss."""
+    if arguments[0].is_enabled():
+        notify_scaled(arguments[1:])
+    return without_casts(name, arguments, keywords)
 
 
 def without_casts_where_enabled(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
@@ -60,5 +71,6 @@ _STATE = assumption_of_functions(
 
 EXCHANGES = (
     Exchange(without_casts, STATE, _STATE),
+    Exchange(without_casts_of_loss, SCALED_LOSSES, _STATE, positional=2),
     Exchange(without_casts_where_enabled, SCALED_STEPS, _STATE, positional=1),
 )

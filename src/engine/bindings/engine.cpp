@@ -13,6 +13,7 @@ void register_state(py::module_& module);
 void register_functions(py::module_& module);
 void register_watching(py::module_& module);
 void register_origins(py::module_& module);
+void register_guard(py::module_& module);
 
 void register_engine(py::module_& module) {
   register_torch(module);
@@ -23,6 +24,7 @@ void register_engine(py::module_& module) {
   register_functions(module);
   register_watching(module);
   register_origins(module);
+  register_guard(module);
 }
 
 }  // namespace habana_mp

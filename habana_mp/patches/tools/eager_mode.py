@@ -1,0 +1,28 @@
+"""Runs compiled functions as they are written, so that each of their operations can be seen."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+import torch
+
+
+class EagerMode:
+    """Switches compiled code off in the process, with torch.compiler.set_stance of torch 2.6 and later."""
+
+    def __init__(self) -> None:
+        self._stance: Any = None
+
+    def begin(self) -> None:
+        set_stance = getattr(torch.compiler, "set_stance", None)
+        if self._stance is None and set_stance is not None and "torch._dynamo" in sys.modules:
+            with contextlib.suppress(RuntimeError):  # not inside of compiled code; the next step is seen
+                self._stance = set_stance("force_eager")
+
+    def end(self) -> None:
+        stance, self._stance = self._stance, None
+        if stance is not None:
+            with contextlib.suppress(RuntimeError):
+                stance.__exit__(None, None, None)

@@ -1,0 +1,64 @@
+"""The tensors from which a backward begins, and losses that a gradient scaler scales."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions, originals
+from habana_mp.patches.tools.patch import Settings
+from habana_mp.patches.tools.pytree import tree_leaves
+
+#: The function that begins a backward.
+BEGINS_BACKWARD: Table = {"torch.autograd": ("backward",)}
+
+_Listener = Callable[[torch.Tensor], None]
+_listeners: list[_Listener] = []
+_of_scaled: list[_Listener] = []
+
+
+def notify_loss(name: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Runs in place of the function that begins a backward."""
+    _notify(_listeners, arguments[:1])
+    return originals[name](*arguments, **keywords)
+
+
+def notify_scaled(losses: tuple[Any, ...]) -> None:
+    """A gradient scaler is about to scale these losses."""
+    _notify(_of_scaled, losses)
+
+
+def _notify(listeners: list[_Listener], values: tuple[Any, ...]) -> None:
+    if listeners:
+        for one in tree_leaves(values):
+            if isinstance(one, torch.Tensor):
+                for listener in tuple(listeners):
+                    listener(one)
+
+
+_BACKWARD = assumption_of_functions(
+    "torch.begun-backwards",
+    "`torch.autograd.backward` takes the tensors that it begins from first",
+    "the report does not warn of a loss in lower precision, and the guard does not check losses",
+)
+
+(_backward,) = Exchange(notify_loss, BEGINS_BACKWARD, assumption=_BACKWARD, positional=1).patches()
+
+
+def listen(to_loss: _Listener, to_scaled: _Listener | None = None) -> None:
+    """Calls ``to_loss`` with each tensor from which a backward begins, and ``to_scaled`` with each loss that a gradient
+    scaler is about to scale."""
+    _listeners.append(to_loss)
+    if to_scaled is not None:
+        _of_scaled.append(to_scaled)
+    _backward.install(Settings())
+
+
+def stop_listening(to_loss: _Listener, to_scaled: _Listener | None = None) -> None:
+    for listener, listeners in ((to_loss, _listeners), (to_scaled, _of_scaled)):
+        if listener in listeners:
+            listeners.remove(listener)
+    if not _listeners:
+        _backward.uninstall()

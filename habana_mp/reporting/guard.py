@@ -1,0 +1,275 @@
+"""The guard: watches for values that are not finite, and names the operation that made the first one.
+
+It checks a share of the calls. When it has seen such a value, it searches: all calls are checked, with the gradients of
+those that autograd tracks, until one makes such a value of finite inputs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import warnings
+from typing import Any, Literal
+
+import torch
+
+from habana_mp import _core
+from habana_mp.common.errors import HmpWarning, warn
+from habana_mp.patches.installation import installation
+from habana_mp.patches.tools.eager_mode import EagerMode
+from habana_mp.patches.torch import begun_backwards
+from habana_mp.patches.torch.watched_calls import configure_core
+from habana_mp.reporting import guard_texts
+from habana_mp.reporting.device_flags import DeviceFlags
+from habana_mp.reporting.gradients import GradientHooks, SampledGradients
+from habana_mp.reporting.judging import Call, Worst, judge, memory_of, tensors_in, worst_of
+from habana_mp.reporting.origins import Origin, here
+
+Guard = bool | float | Literal["raise"]
+
+#: What ``guard=True`` checks.
+_SHARE = 0.01
+#: Searches that calls may begin without naming an operation. Later ones are begun by losses and gradients alone.
+_SEARCHES = 3
+
+_LOSS = "a loss"
+
+
+def checked_guard(guard: object) -> Guard:
+    """Returns the value of the argument. Raises if it is none."""
+    if guard is True or guard is False or (isinstance(guard, str) and guard == "raise"):
+        return guard  # type: ignore[return-value]
+    if isinstance(guard, float) and 0 < guard <= 1:
+        return guard
+    raise ValueError(
+        f'`guard` must be True (1 % of the calls), False, "raise", or a share of the calls: a float above 0 and at '
+        f"most 1.0, which is all calls; got {guard!r}"
+    )
+
+
+class _Search:
+    """A search for the operation: what began it, and how far it came."""
+
+    def __init__(self, seen: str, origin: Origin | None, *, from_start: bool = False) -> None:
+        self.seen = seen
+        self.origin = origin
+        #: True if every value since the beginning of the step was checked, so that an unknown one is an input.
+        self.is_whole = from_start or origin is None
+        self.backwards = 0
+        self.repeats = 0
+        #: The memory of results with a NaN that a call passed on.
+        self.bad: set[int] = set()
+        #: The first call that received a NaN which no call made.
+        self.received: tuple[Call, Origin] | None = None
+
+    def may_be_input(self, call: Call, origin: Origin, nans: list[torch.Tensor]) -> bool:
+        """True if these arguments are inputs of the program. Outside of modules, and in a backward, they may be
+        gradients."""
+        is_outside = not origin.modules and (self.backwards > 0 or self.seen == _LOSS)
+        is_early = not self.is_whole or self.received is not None
+        if is_outside or is_early or call.before is not None or _core.computes_gradient():
+            return False
+        return bool(nans) and all(one.grad_fn is None for one in nans)
+
+
+class _Guarding:
+    """The guard of this process."""
+
+    def __init__(self) -> None:
+        self._guard: Guard = False
+        self._search: _Search | None = None
+        self._searches = 0
+        self._told_of_passed = False
+        self._has_scaler = False
+        self._hooks = GradientHooks(self._made_gradient)
+        self._gradients = SampledGradients(self._gradient_seen)
+        self._flags = DeviceFlags(lambda: self._begin_search("a result on a device", None))
+        self._eager = EagerMode()
+
+    # ---- on and off --------------------------------------------------------------------------------------------------
+
+    def of_convert(self, guard: Guard) -> None:
+        """Begins or ends."""
+        self.end()
+        if guard is False:
+            return
+        configure_core()
+        self._guard = guard
+        self._searches = 0
+        self._told_of_passed = self._has_scaler = False
+        _core.forget_guarded_largest()
+        begun_backwards.listen(self._backward_begins, self._loss_is_scaled)
+        self._gradients.begin()
+        if self._share >= 1:
+            self._search = _Search("", None, from_start=True)
+            installation.guard(guarded=True)
+        _core.guard_calls(self._found, self._share)
+
+    def end(self) -> None:
+        if self._guard is False:
+            return
+        _core.guard_calls(None, 0.0)
+        self._gradients.end()
+        begun_backwards.stop_listening(self._backward_begins, self._loss_is_scaled)
+        self._eager.end()
+        installation.guard(guarded=False)
+        self._tell_of(self._search)
+        self._guard, self._search = False, None
+
+    def at_exit(self) -> None:
+        self._tell_of(self._search)
+
+    def _tell_of(self, search: _Search | None) -> None:
+        """Warns of a search that found nothing."""
+        if search is not None and search.seen and not self._told_of_passed:
+            self._told_of_passed = True
+            warn(guard_texts.passed(search.seen, search.origin, checks_all=self._share >= 1))
+
+    @property
+    def _share(self) -> float:
+        return self._guard if isinstance(self._guard, float) else _SHARE
+
+    def _begin_search(self, seen: str, origin: Origin | None) -> None:
+        if self._guard is False:
+            return
+        self._eager.begin()
+        if self._search is None:
+            self._searches += 1
+            self._search = _Search(seen, origin)
+            installation.guard(guarded=True)
+            _core.guard_calls(self._found, 1.0)
+        elif not self._search.seen:
+            self._search.seen, self._search.origin = seen, origin
+
+    def _end_search(self) -> None:
+        """Samples again."""
+        self._eager.end()
+        if self._share >= 1:
+            self._search = _Search("", None, from_start=True)
+        else:
+            self._search = None
+            installation.guard(guarded=False)
+            _core.guard_calls(self._found, self._share)
+
+    # ---- what the core and torch report -----------------------------------------------------------------------------
+
+    def _found(
+        self,
+        called: Any,
+        operation: str,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        result: Any,
+        state: int,
+        before: int,
+    ) -> None:
+        call = Call(called, operation, arguments, keywords, result, None if before < 0 else Worst(before))
+        search = self._search
+        if state == Worst.UNKNOWN and search is None:
+            self._flags.note(result)
+            return
+        worst = worst_of(guard_texts.results_of(call)) if state == Worst.UNKNOWN else Worst(state)
+        if worst is Worst.NUMBERS:
+            if search is not None and not self._has_scaler:
+                self._hooks.follow(call)
+            return
+        verdict = judge(call, worst)
+        if verdict == "made":
+            self._name(guard_texts.made(call, worst, origin := here()), origin)
+        elif verdict == "passed on" and worst is Worst.NANS:
+            if search is not None:
+                self._passed_on(search, call)
+            elif self._searches < _SEARCHES:
+                self._begin_search(f"the result of `{operation}`", here())
+                self._search_began(call)
+
+    def _search_began(self, call: Call) -> None:
+        if self._search is not None:
+            self._search.bad.update(map(memory_of, tensors_in((call.arguments, call.keywords, call.result))))
+
+    def _passed_on(self, search: _Search, call: Call) -> None:
+        origin = here()
+        if search.origin == origin:
+            search.repeats += 1
+            if search.repeats >= 2:
+                self._passed(search)
+                return
+            search.is_whole = True
+        nans = [one for one in call.inputs() if worst_of((one,)) is Worst.NANS]
+        weights = [one for one in nans if isinstance(one, torch.nn.Parameter)]
+        if not search.bad.intersection(map(memory_of, nans)):
+            if weights and call.before is None:
+                self._passed(search, guard_texts.weight_in(origin, weights[0]))
+                return
+            if search.may_be_input(call, origin, nans):
+                search.received = (call, origin)
+        search.bad.update(map(memory_of, tensors_in(call.result)))
+        has_weight = call.before is None and any(isinstance(one, torch.nn.Parameter) for one in call.inputs())
+        if search.received is not None and has_weight:
+            self._name_received(search)
+
+    def _backward_begins(self, loss: torch.Tensor) -> None:
+        self._flags.look()
+        search = self._search
+        is_bad = not self._has_scaler and worst_of((loss,)) is not Worst.NUMBERS
+        if is_bad:
+            self._loss_is_bad()
+        if search is not None and search is self._search and search.seen:
+            search.backwards += 1
+            # A search that a call began has missed the first part of its step.
+            if search.backwards >= (2 if search.origin is None else 3):
+                self._passed(search)
+        if self._search is not None:
+            self._search.is_whole = True
+
+    def _loss_is_scaled(self, loss: torch.Tensor) -> None:
+        self._has_scaler = True  # it handles gradients that are not finite
+        if worst_of((loss,)) is not Worst.NUMBERS:
+            self._loss_is_bad()
+
+    def _loss_is_bad(self) -> None:
+        if self._search is not None and self._search.received is not None:
+            self._name_received(self._search)
+        else:
+            self._begin_search(_LOSS, None)
+
+    def _gradient_seen(self, weight: torch.Tensor) -> None:
+        if not self._has_scaler:
+            self._begin_search(f"the gradient of a weight of shape {tuple(weight.shape)}", None)
+
+    def _made_gradient(self, call: str, worst: Worst, origin: Origin) -> None:
+        if self._search is not None and not self._has_scaler:
+            self._name(guard_texts.made_gradient(call, worst, origin), origin)
+
+    # ---- the end of a search ----------------------------------------------------------------------------------------
+
+    def _name(self, text: str, origin: Origin) -> None:
+        """Names an operation, and ends the guard unless it raises."""
+        if self._guard is False:
+            return
+        text += guard_texts.range_of_float16()
+        if self._guard == "raise":
+            self._end_search()
+            raise FloatingPointError(text)
+        self._told_of_passed = True
+        self.end()
+        warnings.warn_explicit(text, HmpWarning, origin.file, origin.line)
+
+    def _name_received(self, search: _Search) -> None:
+        assert search.received is not None
+        call, origin = search.received
+        self._name(guard_texts.received(call, origin), origin)
+
+    def _passed(self, search: _Search, weight: str = "") -> None:
+        """The operation ran before all calls were checked."""
+        self._end_search()
+        text = guard_texts.passed(search.seen, search.origin, weight, checks_all=self._share >= 1) + guard_texts.range_of_float16()
+        if self._guard == "raise":
+            raise FloatingPointError(text)
+        if not self._told_of_passed:
+            self._told_of_passed = True
+            origin = search.origin or here()
+            warnings.warn_explicit(text, HmpWarning, origin.file, origin.line)
+
+
+guarding = _Guarding()
+atexit.register(guarding.at_exit)

@@ -1,0 +1,78 @@
+"""What the guard says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from habana_mp import _core
+from habana_mp.reporting.judging import Call, Worst, tensors_in
+from habana_mp.reporting.origins import Origin
+from habana_mp.reporting.records import LARGEST_FLOAT16, line_of_range, shares_of_range
+
+_MADE = {Worst.INFINITIES: "an infinity", Worst.NANS: "a NaN"}
+
+
+def results_of(call: Call) -> Iterator[torch.Tensor]:
+    return tensors_in(call.result)
+
+
+def _finite_inputs(call: Call, worst: Worst) -> str:
+    inputs = call.worst_input()
+    return "of inputs without a NaN" if worst is Worst.NANS and inputs is Worst.INFINITIES else "of finite inputs"
+
+
+def made(call: Call, worst: Worst, origin: Origin) -> str:
+    dtypes = {str(one.dtype).removeprefix("torch.") for one in results_of(call)}
+    how = f" in {', '.join(sorted(dtypes))}" if dtypes else ""
+    where = "in the backward, " if _core.computes_gradient() else ""
+    return (
+        f"`{call.operation}` made {_MADE[worst]}{how} {_finite_inputs(call, worst)}, {where}{origin}"
+        f"{_beyond_range(call)}"
+    )
+
+
+def _beyond_range(call: Call) -> str:
+    """Says that an input does not fit into float16."""
+    if call.before is not None or not any(one.dtype == torch.float16 for one in results_of(call)):
+        return ""
+    wide = [one for one in call.inputs() if one.dtype in (torch.float32, torch.bfloat16) and one.numel()]
+    largest = max((float(one.detach().abs().max()) for one in wide), default=0.0)
+    if largest <= LARGEST_FLOAT16:
+        return ""
+    return f". An input has the value {largest:.3g}, and the largest of float16 is {LARGEST_FLOAT16:.0f}"
+
+
+def made_gradient(operation: str, worst: Worst, origin: Origin) -> str:
+    return (
+        f"the backward of `{operation}` made {_MADE[worst]} of finite gradients; the operation ran {origin}"
+    )
+
+
+def received(call: Call, origin: Origin) -> str:
+    return (
+        f"`{call.operation}` was the first to receive a NaN, {origin}: the input was not finite from the start, no "
+        f"operation made it. Check the data"
+    )
+
+
+def weight_in(origin: Origin, weight: torch.Tensor) -> str:
+    return f". A weight of shape {tuple(weight.shape)} has a NaN already; it is used {origin}"
+
+
+def passed(seen: str, origin: Origin | None, weight: str = "", *, checks_all: bool) -> str:
+    where = "" if origin is None else f", {origin}"
+    text = f"values that are not finite were seen in {seen}{where}{weight}. "
+    if checks_all:
+        return text + "No operation that the guard sees made them of finite values"
+    return (
+        f"{text}The operation that made them ran before all calls were checked, and no other one has done so since. To "
+        f"find it, use `guard=1.0`, which checks all calls from the start"
+    )
+
+
+def range_of_float16() -> str:
+    """Says how near the values came to the end of the range, if there were any in float16."""
+    line = line_of_range(shares_of_range(_core.guarded_largest()))
+    return f". {line}" if line else ""

@@ -1,0 +1,72 @@
+"""Where a call comes from: its line, and the modules whose forward runs."""
+
+from __future__ import annotations
+
+import sys
+import types
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from habana_mp.patches.tools import direct_calls
+from habana_mp.patches.torch.module_paths import module_name
+from habana_mp.patches.torch.watched_calls import compiler_files, passed_over
+from habana_mp.reporting.records import short_path
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The innermost line of code that belongs neither to torch nor to Python, and the running modules, the innermost
+    first."""
+
+    file: str
+    line: int
+    modules: tuple[Any, ...] = ()
+    #: True inside of a function that is compiled otherwise.
+    is_compiled: bool = False
+
+    @property
+    def module(self) -> str:
+        """The path of the module, as the report shows it; empty outside of modules."""
+        names: list[str] = []
+        skipped = 0
+        for place, module in enumerate(self.modules):
+            if skipped:
+                skipped -= 1
+                continue
+            steps, name, *_ = module_name(module, list(self.modules[place + 1 :]))
+            if name:
+                names.append(name)
+            if steps < 0:
+                break
+            skipped = steps
+        return ".".join(reversed(names))
+
+    def __str__(self) -> str:
+        module = self.module
+        compiled = " (compiled code, which was run as it is written to see its operations)" if self.is_compiled else ""
+        return (f"in {module}, " if module else "") + f"at {short_path(self.file)}:{self.line}{compiled}"
+
+
+def here() -> Origin:
+    """Returns the origin of the call that runs."""
+    frame: types.FrameType | None = sys._getframe(1)
+    code_of_calls = direct_calls.code_of_calls()
+    skipped = passed_over()
+    compilers = compiler_files()
+    place: tuple[str, int] | None = None
+    modules: list[torch.nn.Module] = []
+    is_compiled = False
+    while frame is not None:
+        code = frame.f_code
+        if code is code_of_calls:
+            module = frame.f_locals.get("self")
+            if isinstance(module, torch.nn.Module):
+                modules.append(module)
+        elif place is None and not code.co_filename.startswith(skipped):
+            place = code.co_filename, frame.f_lineno
+        elif code.co_filename.startswith(compilers):
+            is_compiled = True
+        frame = frame.f_back
+    return Origin(*(place or ("<unknown>", 0)), tuple(modules), is_compiled)

@@ -1,0 +1,402 @@
+"""``convert(guard=)``: the operation that makes a value that is not finite is named."""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from habana_mp import HmpWarning, hmp
+from helpers.lists import Converter
+from helpers.watching import marked_line
+
+#: So many steps, of which 1 % of the calls are checked: enough in every case here.
+STEPS = 400
+SHARES = pytest.mark.parametrize("guard", [1.0, True])
+
+
+class Layer(nn.Module):
+    """Returns what a function makes of a product."""
+
+    def __init__(self, last: Callable[[torch.Tensor], torch.Tensor] = torch.tanh) -> None:
+        super().__init__()
+        self.proj = nn.Linear(8, 8)
+        self.last = last
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.proj(x))
+
+
+class Net(nn.Module):
+    """Three layers, of which the second one ends in a given function."""
+
+    def __init__(self, last: Callable[[torch.Tensor], torch.Tensor], around: Any = None) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(), Layer(last), Layer()])
+        self.around = around or (lambda layer, x: layer(x))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = self.around(layer, x)
+        return x
+
+
+def root_of_negative(x: torch.Tensor) -> torch.Tensor:
+    return torch.sqrt(x - 100)  # forward
+
+
+def root_of_zero(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.sqrt(x * 0)  # backward
+
+
+def in_place(x: torch.Tensor) -> torch.Tensor:
+    y = x - 100
+    y.sqrt_()  # in place
+    return y
+
+
+class Root(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return torch.sqrt(x - 100)  # in a function
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0]
+
+
+class RootOfGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return torch.sqrt(gradients[0].abs() - 100)  # in a backward
+
+
+def inputs() -> torch.Tensor:
+    return torch.linspace(-1, 1, 32).reshape(4, 8)
+
+
+def train(model: nn.Module, x: torch.Tensor | None = None, steps: int = STEPS) -> None:
+    """Trains without changing a weight, so that each step is like the first one."""
+    x = inputs() if x is None else x
+    for _ in range(steps):
+        model(x).float().square().mean().backward()
+
+
+@pytest.fixture
+def warned() -> Iterator[list[str]]:
+    """The texts of the guard's warnings, with their places."""
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", HmpWarning)
+        yield texts
+        texts += [f"{one.filename}:{one.lineno}: {one.message}" for one in caught]
+
+
+def named(run: Callable[[], object], **options: Any) -> str:
+    """Runs with a guard. Returns its one warning."""
+    torch.manual_seed(0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", HmpWarning)
+        hmp.convert(**options)
+        run()
+        hmp.restore()
+    texts = [str(one.message) for one in caught if issubclass(one.category, HmpWarning)]
+    assert len(texts) == 1, texts
+    return texts[0]
+
+
+def silent(run: Callable[[], object], **options: Any) -> None:
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", HmpWarning)
+        hmp.convert(**options)
+        run()
+        hmp.restore()
+
+
+def assert_names(text: str, operation: str, module: str | None, mark: str) -> None:
+    assert f"`{operation}`" in text.partition(" made ")[0], text
+    assert re.search(rf"test_guard\.py:{marked_line(__file__, mark)}\b", text), text
+    assert module is None or f"in {module}, at" in text, text
+
+
+# ---- planted faults -------------------------------------------------------------------------------------------------
+
+
+@SHARES
+def test_a_forward_is_named(guard: Any) -> None:
+    text = named(lambda: train(Net(root_of_negative)), guard=guard)
+    assert_names(text, "sqrt", "Net.layers.1", "forward")
+    assert "made a NaN in bfloat16 of finite inputs" in text
+
+
+@SHARES
+def test_a_forward_without_gradients_is_named(guard: Any) -> None:
+    model = Net(root_of_negative)
+
+    def infer() -> None:
+        with torch.no_grad():
+            for _ in range(STEPS):
+                model(inputs())
+
+    assert_names(named(infer, guard=guard), "sqrt", "Net.layers.1", "forward")
+
+
+@pytest.mark.parametrize("is_stepped", [False, True])
+@SHARES
+def test_the_forward_of_a_backward_is_named(guard: Any, is_stepped: bool) -> None:
+    model = Net(root_of_zero)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def run() -> None:
+        for _ in range(STEPS):
+            train(model, steps=1)
+            if is_stepped:
+                optimizer.step()
+                for weight in model.parameters():
+                    weight.data.nan_to_num_(posinf=0, neginf=0)
+
+    if is_stepped or guard is not True:  # without an optimizer nobody reads the gradients
+        text = named(run, guard=guard)
+        assert_names(text, "sqrt", "Net.layers.1", "backward")
+        assert "the backward of `sqrt` made" in text
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@SHARES
+def test_a_checkpoint_is_named(guard: Any, use_reentrant: bool) -> None:
+    model = Net(root_of_negative, lambda layer, x: checkpoint(layer, x, use_reentrant=use_reentrant))
+    assert_names(named(lambda: train(model, inputs().requires_grad_()), guard=guard), "sqrt", "Net.layers.1", "forward")
+
+
+@SHARES
+def test_a_thread_is_named(guard: Any) -> None:
+    model = Net(root_of_negative)
+
+    def run() -> None:
+        thread = threading.Thread(target=train, args=(model,))
+        thread.start()
+        thread.join()
+
+    assert_names(named(run, guard=guard), "sqrt", "Net.layers.1", "forward")
+
+
+@pytest.mark.usefixtures("compiled_anew")
+@SHARES
+def test_compiled_code_is_named(guard: Any) -> None:
+    model = Net(root_of_negative)
+    compiled = torch.compile(model, backend="aot_eager")
+    text = named(lambda: train(compiled), guard=guard)
+    assert_names(text, "sqrt", None, "forward")
+    assert "compiled code, which was run as it is written" in text
+
+
+@SHARES
+def test_float16_with_a_scaler_is_named(guard: Any) -> None:
+    model = Net(root_of_negative)
+    scaler = torch.amp.GradScaler("cpu")
+
+    def run() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        for _ in range(STEPS):
+            scaler.scale(model(inputs()).float().square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    assert_names(named(run, guard=guard, dtype="fp16"), "sqrt", "Net.layers.1", "forward")
+
+
+@SHARES
+def test_an_overflow_that_a_scaler_handles_is_not_named(guard: Any) -> None:
+    model = Net(torch.tanh)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**30, growth_interval=5)
+
+    def run() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            loss = model(inputs()).float().square().mean()
+            scaler.scale(loss.half()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    silent(run, guard=guard, dtype="fp16")
+    assert scaler.get_scale() < 2.0**30
+
+
+@SHARES
+def test_a_kept_module_is_named(guard: Any) -> None:
+    model = Net(root_of_negative)
+    hmp.keep(model.layers[1])
+    text = named(lambda: train(model), guard=guard)
+    assert_names(text, "sqrt", "Net.layers.1", "forward")
+    assert "in float32" in text
+
+
+@SHARES
+def test_a_region_is_named(guard: Any) -> None:
+    model = Net(root_of_negative)
+
+    def run() -> None:
+        for _ in range(STEPS):
+            with hmp.autocast("cpu"):
+                y = model(inputs())
+            y.float().square().mean().backward()
+
+    assert_names(named(run, guard=guard, opt_level="O0"), "sqrt", "Net.layers.1", "forward")
+
+
+@SHARES
+def test_a_replica_is_named(guard: Any) -> None:
+    model = nn.DataParallel(Net(root_of_negative))
+    assert_names(named(lambda: train(model), guard=guard), "sqrt", "layers.1", "forward")
+
+
+@SHARES
+def test_an_operation_in_place_is_named(guard: Any) -> None:
+    text = named(lambda: train(Net(in_place)), guard=guard)
+    assert_names(text, "sqrt_", "Net.layers.1", "in place")
+
+
+@SHARES
+def test_a_custom_function_is_named(guard: Any) -> None:
+    assert_names(
+        named(lambda: train(Net(lambda x: Root.apply(x))), guard=guard), "sqrt", "Net.layers.1", "in a function"
+    )
+
+
+@SHARES
+def test_the_backward_of_a_custom_function_is_named(guard: Any) -> None:
+    model = Net(lambda x: RootOfGradient.apply(x))
+    text = named(lambda: train(model), guard=1.0)
+    assert_names(text, "sqrt", None, "in a backward")
+    assert "in the backward" in text
+
+
+@SHARES
+def test_data_that_are_not_finite_are_named(guard: Any) -> None:
+    data = inputs()
+    data[2, 3] = math.nan
+
+    class Adding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.proj = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return self.proj(x + y)  # receives
+
+    model = Adding()
+
+    def run() -> None:
+        for _ in range(STEPS):
+            model(inputs(), data).float().square().mean().backward()
+
+    text = named(run, guard=guard)
+    assert "the input was not finite from the start" in text
+    assert f"test_guard.py:{marked_line(__file__, 'receives')}" in text
+
+
+def test_an_overflow_of_float16_is_named_with_the_value_that_is_too_large(converted: Converter) -> None:
+    def run() -> None:
+        x = torch.full((4, 8), 3e5)
+        torch.mm(x, torch.eye(8))  # overflows
+
+    converted(bf16=["mm"], dtype="fp16", guard=1.0)
+    with pytest.warns(HmpWarning, match="An input has the value 3e\\+05") as caught:
+        run()
+    assert marked_line(__file__, "overflows") == caught[0].lineno
+
+
+# ---- where there is no fault ------------------------------------------------------------------------------------------
+
+
+def infinities_on_purpose() -> None:
+    scores = torch.randn(2, 4, 4)
+    hidden = torch.ones(4, 4).triu(1).bool()
+    torch.softmax(scores.masked_fill(hidden, -math.inf), -1)
+    mask = torch.full((4, 4), -math.inf).triu(1)
+    torch.softmax(scores + mask, -1)
+    torch.softmax(scores + torch.log(hidden.logical_not().float()), -1)
+    torch.softmax(torch.where(hidden, -math.inf, scores), -1)
+    lowest = torch.finfo(torch.float32).min
+    additive = hidden.float() * lowest
+    torch.softmax(torch.matmul(scores, scores.mT) + additive + additive, -1)
+    torch.softmax(scores.half() + additive.half(), -1)
+    torch.nn.functional.scaled_dot_product_attention(scores, scores, scores, attn_mask=mask)
+    torch.zeros(3).fill_(math.nan)
+    torch.ones(3).div(torch.zeros(3)).clamp(max=10)
+    torch.empty(1000).fill_(0.5)
+    torch.tensor([1.0, math.nan]).nan_to_num().sum()
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_infinities_on_purpose_are_not_named(dtype: str) -> None:
+    silent(infinities_on_purpose, guard=1.0, dtype=dtype)
+    silent(lambda: [infinities_on_purpose() for _ in range(20)], guard=True, dtype=dtype)
+
+
+def test_a_step_after_the_fault_is_told_that_it_has_passed() -> None:
+    model = Net(torch.tanh)
+    with torch.no_grad():
+        model.layers[1].proj.weight[0, 0] = math.nan
+    text = named(lambda: train(model), guard=True)
+    assert "A weight of shape (8, 8) has a NaN already" in text
+    assert "ran before all calls were checked" in text
+    assert "guard=1.0" in text
+
+
+# ---- the argument ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("guard", [0.0, 1.5, -0.1, math.nan, 1, 0, None, "warn", "True"])
+def test_another_value_is_refused(guard: Any) -> None:
+    with pytest.raises(ValueError, match="`guard` must be True .*a float above 0.*; got "):
+        hmp.convert(guard=guard)
+    assert not hmp.is_converted()
+
+
+def test_it_raises_where_it_is_asked_to() -> None:
+    hmp.convert(guard="raise")
+    with pytest.raises(FloatingPointError, match="`sqrt` made a NaN"):
+        train(Net(root_of_negative))
+
+
+def test_the_report_has_the_largest_values_of_float16(converted: Converter) -> None:
+    converted(bf16=["mm"], dtype="fp16", guard=1.0)
+    torch.mm(torch.full((2, 2), 100.0), torch.full((2, 2), 100.0))
+    report = hmp.report(show=False)
+    assert report.ranges["mm"] == pytest.approx(20000 / 65504, rel=1e-3)
+    assert "31% in `mm`" in str(report)
+    assert hmp.Report.from_dict(report.to_dict()).ranges == report.ranges
+
+
+def test_a_share_of_the_calls_is_checked(converted: Converter) -> None:
+    converted(fp32=["exp"], guard=0.2)
+    x = torch.ones(3)
+    x[0] = 1000  # exp is infinite
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(100):
+            torch.exp(x)
+    assert len(caught) == 1
+
+
+def test_without_a_guard_nothing_is_checked() -> None:
+    silent(lambda: train(Net(root_of_negative), steps=3))
