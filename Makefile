@@ -72,6 +72,7 @@ bench: $(VENV)/.built
 	$(BIN)/python benchmarks/instructions.py
 	$(BIN)/python benchmarks/kernels.py
 	$(BIN)/python benchmarks/weights.py
+	$(BIN)/python benchmarks/guard.py
 	$(BIN)/python benchmarks/optimizers.py
 	$(BIN)/python benchmarks/gaudi_optimizers.py
 	$(BIN)/python benchmarks/allocator.py
@@ -81,7 +82,7 @@ bench: $(VENV)/.built
 
 # Every architecture of transformers, one step of training each, beside FP32 and torch.autocast; some ten minutes.
 sweep: $(VENV)/.built
-	$(BIN)/python benchmarks/architectures.py --ways recommended,hmp,within,autocast
+	$(BIN)/python benchmarks/architectures.py --ways recommended,hmp,within,autocast --guard
 
 # An isolated build, as an installer of the package does it.
 wheel: /usr/include/spdlog/spdlog.h

@@ -7,7 +7,8 @@ Each is trained one step in FP32, converted, and under torch.autocast, from the 
 not close, and the counts. The exit status is 1 if anything fails that trains in FP32. --all also prints what does not
 train in FP32. The ways are "recommended", "hmp" (the default lists), "within" (these with within="modules"),
 "autocast", and each preset. --findings records lines, prints each finding about wrong results, and counts the findings
-of each kind. None about wrong results is expected, since these models are healthy.
+of each kind. None about wrong results is expected, since these models are healthy. --guard checks all calls
+(`guard=1.0`), prints each warning of the guard, and counts them; none is expected either.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import torch
 from states import autocast, converted
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from habana_mp import hmp
+from habana_mp import HmpWarning, hmp
 from helpers.architectures import KINDS, distance, make_batch, make_model, pairs, train_step
 
 SECONDS, PARAMETERS, ADDRESS_SPACE = 60, 40_000_000, 16 << 30
@@ -53,8 +54,24 @@ WAYS: dict[str, Callable[..., tuple[Any, Any]]] = {
 }
 
 
-def way(name: str, **options: str) -> tuple[Any, Any]:
+def way(name: str, **options: Any) -> tuple[Any, Any]:
     return WAYS[name](**options) if name in WAYS else (converted(preset=name, **options), None)
+
+
+@contextlib.contextmanager
+def guarded(name: str, title: str, alarms: collections.Counter[str] | None) -> Iterator[None]:
+    """Prints and counts the warnings of the guard, if they are to be counted."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        if alarms is not None:
+            warnings.simplefilter("always", HmpWarning)
+        yield
+    for one in caught:
+        text = str(one.message)
+        if " made " in text or "finite" in text:
+            assert alarms is not None
+            alarms[title] += 1
+            print(f"{name}: {title}: the guard warns: {text}", flush=True)
 
 
 def count_findings(name: str, title: str, counts: collections.Counter[str]) -> None:
@@ -100,9 +117,10 @@ def sweep(
     titles: Sequence[str],
     show_all: bool,
     found: collections.Counter[str] | None = None,
+    alarms: collections.Counter[str] | None = None,
 ) -> None:
-    """Trains one architecture in FP32 and in each way, prints what is wrong, and counts; findings if `found` is
-    given."""
+    """Trains one architecture in FP32 and in each way, prints what is wrong, and counts; findings if `found` is given,
+    and warnings of the guard if `alarms` is."""
     name = f"{kind} {model_type}"
     try:
         with limited_to(SECONDS):
@@ -121,9 +139,11 @@ def sweep(
     counts["FP32"] += 1
     distances = {}
     for title in titles:
-        around, forward = way(title) if found is None else way(title, report="lines")
+        chosen: dict[str, Any] = {} if found is None else {"report": "lines"}
+        chosen |= {} if alarms is None else {"guard": 1.0}
+        around, forward = way(title, **chosen)
         try:
-            with limited_to(SECONDS), around:
+            with guarded(name, title, alarms), limited_to(SECONDS), around:
                 step = train_step(model, batch, forward)
                 if found is not None:
                     count_findings(name, title, found)
@@ -148,6 +168,7 @@ def main() -> int:
         "--ways", default="recommended,hmp,autocast", metavar="WAY,...", help="what is compared to FP32"
     )
     parser.add_argument("--findings", action="store_true", help="record lines, and print findings about wrong results")
+    parser.add_argument("--guard", action="store_true", help="check all calls, and print warnings of the guard")
     parser.add_argument("--all", action="store_true", help="also print what does not train in FP32")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -158,19 +179,22 @@ def main() -> int:
     columns = ["FP32", *[column for title in titles for column in (title, f"close {title}")], "no step"]
     total: collections.Counter[str] = collections.Counter()
     found: collections.Counter[str] | None = collections.Counter() if options.findings else None
+    alarms: collections.Counter[str] | None = collections.Counter() if options.guard else None
     print_rows = [f"{'kind':10}" + "".join(f"{column:>16}" for column in columns)]
     for kind in options.kinds.split(","):
         counts: collections.Counter[str] = collections.Counter()
         for _, model_type in pairs((kind,)):
             if options.only in (None, model_type):
-                sweep(kind, model_type, counts, titles=titles, show_all=options.all, found=found)
+                sweep(kind, model_type, counts, titles=titles, show_all=options.all, found=found, alarms=alarms)
         print_rows.append(f"{kind:10}" + "".join(f"{counts[column]:16}" for column in columns))
         total += counts
     print_rows.append(f"{'total':10}" + "".join(f"{total[column]:16}" for column in columns))
     print("\n" + "\n".join(print_rows))
     if found is not None:
         print("findings: " + (", ".join(f"{kind} {count}" for kind, count in found.most_common()) or "none"))
-    is_wrong = any((found or {}).get(kind) for kind in WRONG_RESULTS)
+    if alarms is not None:
+        print("warnings of the guard: " + (", ".join(f"{title} {count}" for title, count in alarms.items()) or "none"))
+    is_wrong = bool(alarms) or any((found or {}).get(kind) for kind in WRONG_RESULTS)
     return int(is_wrong or any(total[title] < total["FP32"] for title in titles if title != "autocast"))
 
 

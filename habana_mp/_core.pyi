@@ -261,7 +261,9 @@ def call_by_slot(function: Any, answering: Any, arguments: tuple[Any, ...], keyw
 def watch_calls(watched: bool, /) -> None:
     """Sets if the watch sees calls begin and end."""
 
-def guard_calls(found: Callable[[Any, str, tuple[Any, ...], dict[str, Any], Any, int, int], None] | None, share: float, /) -> None:
+def guard_calls(
+    found: Callable[[Any, str, tuple[Any, ...], dict[str, Any], Any, int, int], None] | None, share: float, /
+) -> None:
     """Checks the results of this share of the calls, and calls ``found`` for those that are not finite or cannot be
     read: with what was called, the operation, the arguments, the result, and the worst values of the result and of the
     arguments before the call, as :func:`worst_value` returns them, or -1. If all calls are checked, also for each call

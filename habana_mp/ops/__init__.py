@@ -15,7 +15,6 @@ from habana_mp.ops import (
     convolutions,
     find,
     indexing,
-    infinities,
     linear_algebra,
     losses,
     normalization,

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 from habana_mp import _core, ops
 from habana_mp.common.errors import ListError
 from habana_mp.ops.find import Builtin
+from habana_mp.ops.infinities import ALSO_GUARDED
 from habana_mp.policy.exact import NOTHING_EXACT, ExactCode
 from habana_mp.policy.lists import Listed
 from habana_mp.policy.module_rules import FROM_FILES, FROM_PRESET, NO_MODULE_RULES, Decided, ModuleRule, ModuleRules
@@ -386,7 +387,7 @@ def plan_of_guarded() -> list[tuple[Any, Any, str, _core.Rule, _core.Rule]]:
     """Returns what the core handles while the guard checks all calls: what the watch sees, and operations that write
     into their arguments."""
     seen = {one for one in observed_operations() if one not in ops.observed.COUNTS}
-    names = sorted({*seen, *(f"{one}_" for one in seen), *ops.infinities.ALSO_GUARDED})
+    names = sorted({*seen, *(f"{one}_" for one in seen), *ALSO_GUARDED})
     return _without_rule([(one, builtin) for one in names for builtin in ops.builtins_named(one)])
 
 

@@ -49,7 +49,7 @@ def _nodes_of(call: Call) -> list[Any]:
     """Returns the new nodes between the results of a call and its arguments."""
     # The node of an argument that was overwritten is gone.
     ends, most = ({one.grad_fn for one in call.inputs()}, _MOST_NODES) if call.before is None else (set(), 1)
-    waiting = [one.grad_fn for one in tensors_in(call.result)]
+    waiting: list[Any] = [one.grad_fn for one in tensors_in(call.result)]
     found: list[Any] = []
     while waiting and len(found) < most:
         node = waiting.pop()

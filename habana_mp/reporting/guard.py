@@ -262,7 +262,10 @@ class _Guarding:
     def _passed(self, search: _Search, weight: str = "") -> None:
         """The operation ran before all calls were checked."""
         self._end_search()
-        text = guard_texts.passed(search.seen, search.origin, weight, checks_all=self._share >= 1) + guard_texts.range_of_float16()
+        text = (
+            guard_texts.passed(search.seen, search.origin, weight, checks_all=self._share >= 1)
+            + guard_texts.range_of_float16()
+        )
         if self._guard == "raise":
             raise FloatingPointError(text)
         if not self._told_of_passed:

@@ -45,9 +45,7 @@ def _beyond_range(call: Call) -> str:
 
 
 def made_gradient(operation: str, worst: Worst, origin: Origin) -> str:
-    return (
-        f"the backward of `{operation}` made {_MADE[worst]} of finite gradients; the operation ran {origin}"
-    )
+    return f"the backward of `{operation}` made {_MADE[worst]} of finite gradients; the operation ran {origin}"
 
 
 def received(call: Call, origin: Origin) -> str:

@@ -43,7 +43,9 @@ class Call:
         return list(tensors_in((self.arguments, self.keywords)))
 
     def worst_input(self) -> Worst:
-        return worst_of(self.inputs()) if self.before in (None, Worst.UNKNOWN) else self.before
+        if self.before is None or self.before is Worst.UNKNOWN:
+            return worst_of(self.inputs())
+        return self.before
 
 
 def tensors_in(values: Any) -> Iterator[torch.Tensor]:

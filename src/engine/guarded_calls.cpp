@@ -63,9 +63,8 @@ void for_each_tensor(PyObject* const* values, Py_ssize_t count, const Visit& vis
 
 Finite worst_of(PyObject* const* values, Py_ssize_t count) noexcept {
   Finite worst = Finite::numbers;
-  for_each_tensor(values, count, [&](PyObject* tensor) {
-    worst = std::max(worst, watch::magnitude_of(tensor, checks_all()).state);
-  });
+  for_each_tensor(values, count,
+                  [&](PyObject* tensor) { worst = std::max(worst, watch::magnitude_of(tensor, checks_all()).state); });
   return worst;
 }
 
@@ -118,9 +117,9 @@ bool tell(const Target& target, const Arguments& arguments, PyObject* result, Fi
     PyObject* const value = arguments.values[arguments.positional + i];
     if (PyDict_SetItem(keywords.get(), PyTuple_GET_ITEM(arguments.keywords, i), value) != 0) return false;
   }
-  return static_cast<bool>(Owned(PyObject_CallFunction(found.get(), "OsOOOii", target.object.get(),
-                                                       target.operation.c_str(), tuple.get(), keywords.get(), result,
-                                                       static_cast<int>(state), before)));
+  return static_cast<bool>(
+      Owned(PyObject_CallFunction(found.get(), "OsOOOii", target.object.get(), target.operation.c_str(), tuple.get(),
+                                  keywords.get(), result, static_cast<int>(state), before)));
 }
 
 // Returns the result of `make`, which makes the call.

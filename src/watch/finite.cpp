@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <limits>
 
 #include "host/modes.hpp"
 #include "host/tensors.hpp"
@@ -79,11 +80,12 @@ std::uint32_t largest_of_double(const char* values, std::int64_t stride, std::in
 
 template <typename Bits>
 std::uint32_t largest_in_steps(const char* values, std::int64_t stride, std::int64_t count) noexcept {
+  constexpr auto without_sign = static_cast<Bits>(std::numeric_limits<Bits>::max() >> 1U);
   Bits most = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     Bits bits = 0;
     std::memcpy(&bits, values + i * stride * static_cast<std::int64_t>(sizeof bits), sizeof bits);
-    most = std::max(most, static_cast<Bits>(bits & static_cast<Bits>(~Bits{0} >> 1U)));
+    most = std::max(most, static_cast<Bits>(bits & without_sign));
   }
   return most;
 }
@@ -101,9 +103,9 @@ std::uint32_t largest_in_rows(const Rows& rows, Kind kind, bool whole) noexcept 
   if (rows.outer == 0 && rows.length > left) {
     std::uint32_t most = 0;
     const std::int64_t blocks = most_in_sample / block;
-    const std::int64_t distance = (rows.length - block) / (blocks - 1);
     for (std::int64_t i = 0; i < blocks; ++i) {
-      most = std::max(most, largest_in_row(rows.data + i * distance * rows.stride * rows.size, kind, rows.stride, block));
+      const std::int64_t begin = i * (rows.length - block) / (blocks - 1);
+      most = std::max(most, largest_in_row(rows.data + begin * rows.stride * rows.size, kind, rows.stride, block));
     }
     return most;
   }
@@ -150,7 +152,11 @@ Magnitude magnitude_of(PyObject* tensor, bool whole) noexcept {
   if (kind == Kind::wide && !is_double) return found;  // complex numbers
   Rows rows;
   if (view.device.device_type != kDLCPU || view.data == nullptr ||
-      !find_rows(view, is_double ? 8 : kind == Kind::f32 ? 4 : 2, rows)) {
+      !find_rows(view,
+                 is_double           ? 8
+                 : kind == Kind::f32 ? 4
+                                     : 2,
+                 rows)) {
     found.state = Finite::unknown;
     return found;
   }

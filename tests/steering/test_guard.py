@@ -324,7 +324,7 @@ def test_an_overflow_of_float16_is_named_with_the_value_that_is_too_large(conver
     assert marked_line(__file__, "overflows") == caught[0].lineno
 
 
-# ---- where there is no fault ------------------------------------------------------------------------------------------
+# ---- where there is no fault ----------------------------------------------------------------------------------------
 
 
 def infinities_on_purpose() -> None:
@@ -367,7 +367,7 @@ def test_a_step_after_the_fault_is_told_that_it_has_passed() -> None:
 
 @pytest.mark.parametrize("guard", [0.0, 1.5, -0.1, math.nan, 1, 0, None, "warn", "True"])
 def test_another_value_is_refused(guard: Any) -> None:
-    with pytest.raises(ValueError, match="`guard` must be True .*a float above 0.*; got "):
+    with pytest.raises(ValueError, match=r"`guard` must be True .*a float above 0.*; got "):
         hmp.convert(guard=guard)
     assert not hmp.is_converted()
 

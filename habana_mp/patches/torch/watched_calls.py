@@ -33,6 +33,7 @@ _TRACED = Assumption(
     otherwise="the report does not say which line or module a traced call belongs to",
 )
 
+
 def check() -> None:
     """Raises if calls of modules cannot be watched."""
     require(_CALLS, _can_follow)
