@@ -10,6 +10,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from habana_mp import _core
+from habana_mp.patches.tools.compiled_functions import run_by_python
 from habana_mp.reporting.judging import Call, Worst, tensors_in, worst_of
 from habana_mp.reporting.origins import Origin, here
 
@@ -36,6 +37,7 @@ class GradientHooks:
             node.metadata[_FOLLOWED] = True
             node.register_hook(partial(self._look, call.operation, origin))
 
+    @run_by_python
     def _look(self, operation: str, origin: Origin, made: Any, given: Any) -> None:
         _core.call_unguarded(lambda: self._compare(operation, origin, made, given))
 
@@ -78,6 +80,7 @@ class SampledGradients:
             self._hook.remove()
             self._hook = None
 
+    @run_by_python
     def _look(self, optimizer: Any, *_: Any) -> None:
         weights = [one for group in optimizer.param_groups for one in group["params"]]
         if len(weights) > _MOST_GRADIENTS:

@@ -15,6 +15,7 @@ import torch
 from habana_mp import _core
 from habana_mp.common.errors import HmpWarning, warn
 from habana_mp.patches.installation import installation
+from habana_mp.patches.tools.compiled_functions import run_by_python
 from habana_mp.patches.tools.eager_mode import EagerMode
 from habana_mp.patches.torch import begun_backwards
 from habana_mp.patches.torch.watched_calls import configure_core
@@ -28,8 +29,11 @@ Guard = bool | float | Literal["raise"]
 
 #: What ``guard=True`` checks.
 _SHARE = 0.01
-#: Searches that calls may begin without naming an operation. Later ones are begun by losses and gradients alone.
-_SEARCHES = 3
+#: Searches without success that calls may begin, and all searches: later values that are not finite say nothing new.
+_SEARCHES_BY_CALLS = 3
+_SEARCHES = 10
+#: A search ends after so many calls.
+_MOST_CALLS = 100_000
 
 _LOSS = "a loss"
 
@@ -102,12 +106,12 @@ class _Guarding:
         if self._share >= 1:
             self._search = _Search("", None, from_start=True)
             installation.guard(guarded=True)
-        _core.guard_calls(self._found, self._share)
+        _core.guard_calls(self._found, self._share, 0)
 
     def end(self) -> None:
         if self._guard is False:
             return
-        _core.guard_calls(None, 0.0)
+        _core.guard_calls(None, 0.0, 0)
         self._gradients.end()
         begun_backwards.stop_listening(self._backward_begins, self._loss_is_scaled)
         self._eager.end()
@@ -129,14 +133,14 @@ class _Guarding:
         return self._guard if isinstance(self._guard, float) else _SHARE
 
     def _begin_search(self, seen: str, origin: Origin | None) -> None:
-        if self._guard is False:
+        if self._guard is False or (self._search is None and self._searches == _SEARCHES):
             return
         self._eager.begin()
         if self._search is None:
             self._searches += 1
             self._search = _Search(seen, origin)
             installation.guard(guarded=True)
-            _core.guard_calls(self._found, 1.0)
+            _core.guard_calls(self._found, 1.0, _MOST_CALLS)
         elif not self._search.seen:
             self._search.seen, self._search.origin = seen, origin
 
@@ -148,10 +152,11 @@ class _Guarding:
         else:
             self._search = None
             installation.guard(guarded=False)
-            _core.guard_calls(self._found, self._share)
+            _core.guard_calls(self._found, self._share, 0)
 
     # ---- what the core and torch report -----------------------------------------------------------------------------
 
+    @run_by_python
     def _found(
         self,
         called: Any,
@@ -162,6 +167,10 @@ class _Guarding:
         state: int,
         before: int,
     ) -> None:
+        if state < 0:
+            if self._search is not None:
+                self._passed(self._search)
+            return
         call = Call(called, operation, arguments, keywords, result, None if before < 0 else Worst(before))
         search = self._search
         if state == Worst.UNKNOWN and search is None:
@@ -178,7 +187,7 @@ class _Guarding:
         elif verdict == "passed on" and worst is Worst.NANS:
             if search is not None:
                 self._passed_on(search, call)
-            elif self._searches < _SEARCHES:
+            elif self._searches < _SEARCHES_BY_CALLS:
                 self._begin_search(f"the result of `{operation}`", here())
                 self._search_began(call)
 

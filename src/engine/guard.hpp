@@ -1,6 +1,7 @@
 // The guard: checks whether the results of calls are finite, of all calls or of a share of them.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 
@@ -16,7 +17,8 @@ void set_answers(const Answers& wanted) noexcept;
 // arguments before the call (-1 if they were not checked) as numbers of watch::Finite. It is called for results that
 // are not finite or cannot be read here, and if all calls are checked also for those that autograd tracks. Its
 // exceptions are those of the call. Null stops the guard.
-void guard_calls(PyObject* found, double share) noexcept;
+// After `most` calls, if it is not 0, `found` is called once with the state -1.
+void guard_calls(PyObject* found, double share, std::uint64_t most) noexcept;
 
 // While it lives, calls in this thread are not checked.
 class UnguardedBlock {

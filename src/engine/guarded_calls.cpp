@@ -18,13 +18,16 @@ using watch::Magnitude;
 
 namespace {
 
+// Numbers beside those of Finite.
 constexpr int not_checked = -1;
+constexpr int enough_checked = -1;
 
 constexpr std::uint64_t first_random = 0x9E3779B97F4A7C15U;
 
 struct Guard {
   Owned found;
   double share = 0;
+  std::uint64_t left = 0;  // calls until `found` hears that so many were checked; 0 if it does not
   std::uint64_t random = first_random;
   std::unordered_map<std::string, float> largest;
 };
@@ -103,7 +106,7 @@ bool may_overwrite(const Target& target, const Arguments& arguments) {
 }
 
 // Returns false with an exception set if the guard raises.
-bool tell(const Target& target, const Arguments& arguments, PyObject* result, Finite state, int before) {
+bool tell(const Target& target, const Arguments& arguments, PyObject* result, int state, int before) {
   const Owned found = Owned::borrowed_or_null(guard->found.get());
   if (!found) return true;
   const UnguardedBlock block;
@@ -119,7 +122,7 @@ bool tell(const Target& target, const Arguments& arguments, PyObject* result, Fi
   }
   return static_cast<bool>(
       Owned(PyObject_CallFunction(found.get(), "OsOOOii", target.object.get(), target.operation.c_str(), tuple.get(),
-                                  keywords.get(), result, static_cast<int>(state), before)));
+                                  keywords.get(), result, state, before)));
 }
 
 // Returns the result of `make`, which makes the call.
@@ -133,8 +136,11 @@ template <typename Make>
   if (!result) return nullptr;
   PyObject* const written = target.shape == host::Shape::assignment ? arguments.values[0] : result.get();
   const Finite state = worst_of_result(target, written);
+  if (guard->left != 0 && --guard->left == 0) {
+    if (!tell(target, arguments, written, enough_checked, before)) return nullptr;
+  }
   if (state == Finite::numbers && !(checks_all() && is_tracked(written))) return result.release();
-  return tell(target, arguments, written, state, before) ? result.release() : nullptr;
+  return tell(target, arguments, written, static_cast<int>(state), before) ? result.release() : nullptr;
 }
 
 PyObject* answer_by_rule_guarded(Target& target, const Rule& rule, const Arguments& arguments) {
@@ -164,10 +170,11 @@ void set_answers(const Answers& wanted) noexcept {
   }
 }
 
-void guard_calls(PyObject* found, double share) noexcept {
+void guard_calls(PyObject* found, double share, std::uint64_t most) noexcept {
   if (!guard->found) unguarded = answers;
   const Owned former = std::exchange(guard->found, Owned::borrowed_or_null(found));
   guard->share = share;
+  guard->left = most;
   guard->random = first_random;  // the same calls are checked in each run of a program
   if (found != nullptr) choose_next();
   set_answers(unguarded);

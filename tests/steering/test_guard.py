@@ -400,3 +400,19 @@ def test_a_share_of_the_calls_is_checked(converted: Converter) -> None:
 
 def test_without_a_guard_nothing_is_checked() -> None:
     silent(lambda: train(Net(root_of_negative), steps=3))
+
+
+def test_a_search_in_vain_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("habana_mp.reporting.guard._MOST_CALLS", 20)
+    model = Net(torch.tanh)
+    bad = torch.full((4, 8), math.nan)
+
+    def run() -> None:
+        with torch.no_grad():
+            for _ in range(STEPS):
+                model.layers[0](bad)
+            for _ in range(STEPS):
+                model(inputs())
+
+    text = named(run, guard=True)
+    assert "not finite from the start" in text or "ran before all calls were checked" in text

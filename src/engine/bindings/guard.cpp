@@ -29,8 +29,8 @@ py::object call_unguarded(Values values) {
 }  // namespace
 
 void register_guard(py::module_& module) {
-  module.def("guard_calls", [](const py::object& found, double share) {
-    engine::guard_calls(found.is_none() ? nullptr : found.ptr(), share);
+  module.def("guard_calls", [](const py::object& found, double share, std::uint64_t most) {
+    engine::guard_calls(found.is_none() ? nullptr : found.ptr(), share, most);
   });
   module.def("worst_value", [](const py::object& tensor, bool whole) {
     return static_cast<int>(watch::magnitude_of(tensor.ptr(), whole).state);
