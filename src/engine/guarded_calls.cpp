@@ -49,7 +49,7 @@ void choose_next() noexcept {
   random ^= random >> 7U;
   random ^= random << 17U;
   const double part = static_cast<double>(random >> 11U) / static_cast<double>(std::uint64_t{1} << 53U);
-  calls_left = 1 + static_cast<std::int64_t>(part * 2 * (1 / guard->share - 1) + 0.5);
+  calls_left = 1 + static_cast<std::int64_t>(part * (2 / guard->share - 1));
 }
 
 // Visits the tensors among these values, also those in lists and tuples.

@@ -7,6 +7,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from habana_mp import HmpWarning, hmp
 from helpers.lists import Converter
+from helpers.processes import RUN, python
 from helpers.watching import marked_line
 
 #: So many steps, of which 1 % of the calls are checked: enough in every case here.
@@ -416,3 +418,21 @@ def test_a_search_in_vain_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
     text = named(run, guard=True)
     assert "not finite from the start" in text or "ran before all calls were checked" in text
+
+
+# ---- habana-mp run --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("option", "status"), [("--guard=1.0", 0), ("--guard=raise", 1), ("--guard", 0)])
+def test_run_takes_a_guard(option: str, status: int, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import torch\nfor _ in range(3000):\n    torch.softmax(torch.ones(3) * float('inf') * 0, -1)\n")
+    done = python(*RUN, option, str(script))
+    assert done.returncode == status, done.stderr
+    assert "made a NaN" in done.stderr or "were seen in" in done.stderr
+
+
+def test_run_refuses_a_wrong_guard(tmp_path: Path) -> None:
+    done = python(*RUN, "--guard=2", str(tmp_path / "script.py"))
+    assert done.returncode == 2
+    assert 'argument --guard: it must be "raise" or a share of the calls, above 0 and at most 1.0; got 2' in done.stderr

@@ -49,10 +49,10 @@ _BACKWARD = assumption_of_functions(
 
 def listen(to_loss: _Listener, to_scaled: _Listener | None = None) -> None:
     """Calls ``to_loss`` with each tensor from which a backward begins, and ``to_scaled`` with each loss that a gradient
-    scaler is about to scale."""
-    _listeners.append(to_loss)
-    if to_scaled is not None:
-        _of_scaled.append(to_scaled)
+    scaler is about to scale. Does nothing for those that listen already."""
+    for listener, listeners in ((to_loss, _listeners), (to_scaled, _of_scaled)):
+        if listener is not None and listener not in listeners:
+            listeners.append(listener)
     _backward.install(Settings())
 
 
