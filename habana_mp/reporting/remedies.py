@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from habana_mp import ops
 from habana_mp.policy.names import EVERY
@@ -31,7 +31,7 @@ def rules_for(rows: Sequence[Row], precision: str) -> dict[str, str]:
     return {f"{operation} @ {pattern}": precision for pattern in patterns}
 
 
-def in_words(rules: dict[str, str]) -> str:
+def in_words(rules: Mapping[str, str]) -> str:
     """Returns a sentence that says where to write these lines, or an empty text."""
     if not rules:
         return ""
