@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from helpers.comparing import assert_same
 from helpers.compiling import BACKENDS
 from helpers.lists import Converter
 from helpers.own_packages import own_package
+from helpers.processes import run_script
 
 BF16, FP32 = torch.bfloat16, torch.float32
 FULL, HALF = torch.eye(4), torch.eye(4).bfloat16()
@@ -173,10 +175,20 @@ def test_it_holds_in_regions_and_modules_with_rules_of_their_own() -> None:
 
 
 def test_a_library_that_the_package_knows_is_exact_in_compiled_code(tmp_path: Path) -> None:
-    hmp.convert()
-    with own_package(tmp_path, "linear_operator") as imported:
-        arithmetic = imported("arithmetic")
-        assert compiled(arithmetic.product)(FULL, FULL).dtype is FP32
+    (tmp_path / "linear_operator").mkdir()
+    (tmp_path / "linear_operator" / "__init__.py").write_text(
+        "def product(x, y):\n    return x @ y\n", encoding="utf-8"
+    )
+    script = """
+        import torch
+        from habana_mp import hmp
+        hmp.convert()
+        from linear_operator import product
+        compiled = torch.compile(lambda x: (product(x, x), x @ x), backend="eager", fullgraph=True)
+        print(*(one.dtype for one in compiled(torch.eye(4))))
+    """
+    result = run_script(textwrap.dedent(script), PYTHONPATH=str(tmp_path))
+    assert result.stdout.split() == ["torch.float32", "torch.bfloat16"], result.stderr
 
 
 @pytest.mark.parametrize("strict", [False, True])
