@@ -255,19 +255,19 @@ RuleSet* make_rule_set(const std::vector<CoveredObject>& entries, RuleSet::Devic
   return set == nullptr || !put_in(*set) ? nullptr : set;
 }
 
-RuleSet* make_module_rule_set(const RuleSet* base, const std::vector<CoveredObject>& changes, const std::string& name) {
+RuleSet* make_module_rule_set(const RuleSet* base, const std::vector<CoveredObject>& changed, const std::string& name) {
   std::vector<Target*> found;
-  if (!find_targets(changes, found)) return nullptr;
+  if (!find_targets(changed, found)) return nullptr;
   RuleSet content;
   content.rules = rules_of(base);
   content.device = base == nullptr ? RuleSet::Device::any : base->device;
   content.after_tracked_cast = base == nullptr ? nullptr : base->after_tracked_cast;
   content.base = base;
   content.name = name;
-  for (std::size_t i = 0; i < changes.size(); ++i) {
-    content.rules[found[i]->index] = intern(changes[i].listed);
-    content.covered.push_back({found[i], intern(changes[i].unlisted)});
-    if (!found[i]->installed) found[i]->operation = changes[i].operation;
+  for (std::size_t i = 0; i < changed.size(); ++i) {
+    content.rules[found[i]->index] = intern(changed[i].listed);
+    content.covered.push_back({found[i], intern(changed[i].unlisted)});
+    if (!found[i]->installed) found[i]->operation = changed[i].operation;
   }
   if (!may_put_in(content)) return nullptr;
   RuleSet* set = make_module_rule_set(std::move(content));

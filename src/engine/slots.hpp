@@ -30,7 +30,7 @@ RuleSet* make_rule_set(const std::vector<CoveredObject>& entries, RuleSet::Devic
                        const std::string& name);
 
 // Returns the rules in some module: those of `base` (null: convert's lists) with these changes. Otherwise as above.
-RuleSet* make_module_rule_set(const RuleSet* base, const std::vector<CoveredObject>& changes, const std::string& name);
+RuleSet* make_module_rule_set(const RuleSet* base, const std::vector<CoveredObject>& changed, const std::string& name);
 
 // Returns the rules of exact code where the current lists apply: nothing is lowered by a list. Null with a Python
 // exception set on failure.
