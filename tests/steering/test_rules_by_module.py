@@ -308,7 +308,7 @@ def test_a_rule_lowers_in_one_module_only(converted: Converter) -> None:
 
 def test_list_files_have_lines_for_modules(tmp_path: Any) -> None:
     lower = write_list(tmp_path / "bf16.txt", ["linear", "softmax", "softmax @ layers.1.** # back again"])
-    fp32 = write_list(tmp_path / "fp32.txt", ["* @ layers.*", "softmax @ Net.left"])
+    fp32 = write_list(tmp_path / "fp32.txt", ["exp", "* @ layers.*", "softmax @ Net.left"])
     hmp.convert("O1", lower, fp32)
     assert precisions(network()(inputs())) == [(FP32, FP32), (FP32, BF16), (BF16, FP32), LOWERED]
 
