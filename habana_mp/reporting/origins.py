@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 import types
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +51,7 @@ class Origin:
 
 def here() -> Origin:
     """Returns the origin of the call that runs."""
-    frame: types.FrameType | None = sys._getframe(1)
+    frame: types.FrameType | None = inspect.currentframe()
     code_of_calls = direct_calls.code_of_calls()
     skipped = passed_over()
     compilers = compiler_files()
