@@ -21,7 +21,7 @@ _FUNCTIONS = (
     *("get_device_capability", "get_device_name", "get_device_properties", "get_rng_state", "get_rng_state_all"),
     *("init", "initial_seed", "ipc_collect", "is_available", "is_bf16_supported", "is_initialized", "manual_seed"),
     *("manual_seed_all", "max_memory_allocated", "max_memory_reserved", "mem_get_info", "memory_allocated"),
-    *("memory_reserved", "memory_stats", "memory_summary", "reset_accumulated_memory_stats"),
+    *("memory_reserved", "memory_summary", "reset_accumulated_memory_stats"),
     *("reset_max_memory_allocated", "reset_peak_memory_stats", "seed", "seed_all", "set_device", "set_rng_state"),
     *("set_rng_state_all", "set_stream", "stream", "synchronize"),
 )
@@ -65,12 +65,12 @@ class CudaNames(Patch):
         hpu: Any = self._hpu
         for name in _FUNCTIONS:
             self._exchange(torch.cuda, name, getattr(hpu, name))
-        self._exchange(torch.cuda, "memory_stats", self._memory_stats)
         for module, instead in ((torch.cuda.memory, hpu.memory), (torch.cuda.random, hpu.random)):
             for name in instead.__all__:
-                if callable(vars(module).get(name)):
+                if name != "memory_stats" and callable(vars(module).get(name)):
                     self._exchange(module, name, getattr(instead, name))
-        self._exchange(torch.cuda.memory, "memory_stats", self._memory_stats)
+        for module in (torch.cuda, torch.cuda.memory):
+            self._exchange(module, "memory_stats", self._memory_stats)
         self._exchange(torch, "get_autocast_gpu_dtype", lambda: torch.bfloat16)
         self._attributes.exchange(torch, "get_autocast_dtype", self._dtype(torch.get_autocast_dtype))
         self._exchange(torch.cuda, "make_graphed_callables", hpu.make_graphed_callables)
@@ -88,7 +88,7 @@ class CudaNames(Patch):
                 self._attributes.exchange(torch.cuda, name, getattr(torch, name))
             self._attributes.exchange(torch.Tensor, "type", Method("type", _type(torch.Tensor.type)))
         for name in _CLASSES:
-            self._attributes.exchange(torch.cuda, name, getattr(self._hpu, name))
+            self._attributes.exchange(torch.cuda, name, getattr(hpu, name))
         self._attributes.exchange(torch.Tensor, "is_cuda", _IsCuda(self._meaning))
         for owner in (torch.Tensor, torch.nn.Module, torch.UntypedStorage):
             self._attributes.exchange(owner, "cuda", vars(owner)["hpu"])
@@ -100,11 +100,9 @@ class CudaNames(Patch):
         """Returns the statistics under the names of HPU's and under those of CUDA's that scripts read."""
         memory = self._hpu.memory
         found: dict[str, int] = memory.memory_stats(device)
-        for name in ("allocated", "active", "reserved"):
-            is_reserved = name == "reserved"
-            now = memory.memory_reserved() if is_reserved else memory.memory_allocated()
-            peak = memory.max_memory_reserved() if is_reserved else memory.max_memory_allocated()
-            found |= {f"{name}_bytes.all.current": now, f"{name}_bytes.all.peak": peak}
+        for name, kind in (("allocated", "allocated"), ("active", "allocated"), ("reserved", "reserved")):
+            found[f"{name}_bytes.all.current"] = getattr(memory, f"memory_{kind}")()
+            found[f"{name}_bytes.all.peak"] = getattr(memory, f"max_memory_{kind}")()
         return {**found, "num_alloc_retries": 0, "num_ooms": 0}
 
     def _dtype(self, torchs: Any) -> Callable[[str], torch.dtype]:
