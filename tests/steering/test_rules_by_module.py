@@ -326,3 +326,18 @@ def test_containers_are_a_part_of_the_path(converted: Converter) -> None:
     model = nn.Sequential(nn.ModuleDict({"a": Holder(Part())})["a"], nn.Identity())
     converted(bf16=["linear", "softmax"], rules={"* @ Sequential.0.*": "fp32"})
     assert precisions([model(inputs())]) == [STEERED["every"]]
+
+
+def test_restore_leaves_no_hook_on_registrations(converted: Converter) -> None:
+    def hooks() -> int:
+        return len(torch.nn.modules.module._global_module_registration_hooks)
+
+    before, model = hooks(), network()
+    converted(bf16=["linear"], rules={"* @ layers.1": "fp32"})
+    model.layers[1](inputs())
+    assert hooks() == before + 1
+    hmp.restore()
+    assert hooks() == before
+    with hmp.watch("modules"):
+        model.layers[1](inputs())
+    assert hooks() == before

@@ -16,7 +16,7 @@ from habana_mp.common.ledger import Assumption, holds, require
 from habana_mp.common.paths import PACKAGE
 from habana_mp.ops import observed
 from habana_mp.patches.tools import direct_calls
-from habana_mp.patches.torch import begun_backwards
+from habana_mp.patches.torch import begun_backwards, module_paths
 from habana_mp.patches.torch.module_paths import module_name
 
 _CALLS = Assumption(
@@ -75,6 +75,7 @@ def stop() -> None:
     _core.watch_calls(False)
     _core.stop_following_modules()
     direct_calls.end("report")
+    module_paths.forget()
 
 
 @cache
