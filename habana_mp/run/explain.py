@@ -6,15 +6,16 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from habana_mp import hmp
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Adds the command to the command line, and returns its parser."""
-    parser = commands.add_parser(
+def add_parser(commands: Any) -> argparse.ArgumentParser:
+    """Adds the command to ``commands``, those of `argparse`, and returns its parser."""
+    parser: argparse.ArgumentParser = commands.add_parser(
         "explain",
         help="what would happen to an operation in a module, and which line or rule decides it",
         usage="habana-mp explain OPERATION [MODULE] [OPTION]...\n"
