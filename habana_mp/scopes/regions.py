@@ -24,7 +24,7 @@ from habana_mp.policy.given_rules import given_rules
 from habana_mp.policy.lists import Listed, given_list, read_list
 from habana_mp.policy.precisions import PRECISIONS, dtype_meant
 from habana_mp.policy.presets import preset_named, with_own
-from habana_mp.policy.rules import NO_GIVEN_RULES, GivenRules, policy_from_lists
+from habana_mp.policy.rules import NO_GIVEN_RULES, GivenRules, Policy, policy_from_lists
 from habana_mp.scopes.disable import CastsOff, disable_casts
 from habana_mp.scopes.scope import Scope
 
@@ -331,11 +331,18 @@ def _made(request: _Request) -> int:
         policy,
         on_cpu=request.device_type == "cpu",
         caches_weights=request.caches_weights,
-        name=f"{request.preset} in {precision} on {request.device_type}",
+        name=f"{request.preset} in {precision} on {request.device_type}{_with_rules(policy)}",
         after_tracked=_refuse_backward if in_float16 and request.preset in _INFERENCE_IN_FLOAT16 else None,
     )
     _requests[number] = request
     return number
+
+
+def _with_rules(policy: Policy) -> str:
+    """Returns the words for the rules by module of a region. The core takes regions of the same name and lists for one,
+    and these rules are no part of the lists."""
+    rules = [f"{one.listed.line_text} in {one.precision}" for one in policy.module_rules.rules]
+    return f", with {', '.join(rules)}" if rules else ""
 
 
 def _is_there(device_type: str) -> bool:

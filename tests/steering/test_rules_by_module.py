@@ -280,6 +280,17 @@ def test_a_region_alone_has_rules(tmp_path: Any) -> None:
         hmp.restore()
 
 
+def test_regions_that_differ_in_rules_alone_are_two() -> None:
+    model = network()
+    for _ in range(2):
+        with hmp.autocast("cpu", rules={"linear @ layers.1": "fp32"}):
+            assert model(inputs())[1][0].dtype is FP32
+            with hmp.autocast("cpu"):
+                assert model(inputs())[1][0].dtype is BF16
+            with hmp.autocast("cpu", rules={"linear @ layers.0": "fp32"}):
+                assert [part[0].dtype for part in model(inputs())] == [FP32, BF16, BF16, BF16]
+
+
 @pytest.mark.parametrize("how", STEERED)
 def test_within_modules_rules_hold_where_the_lists_do(how: str) -> None:
     model = network()
