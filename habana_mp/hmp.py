@@ -253,6 +253,8 @@ def _make_policy(
         lists = preset_named("hmp-default" if preset is None else preset)
         lists, own = with_own(lists, given_list("bf16_file_path", lower_path), given_list("fp32_file_path", fp32_path))
         return policy_from_lists(lists, lower, own, given=given)
+    if rules and opt_level == "O0":
+        warn('the rules are ignored: opt_level="O0" casts nothing')
     if lower_path or fp32_path or preset:
         warn(f'the lists are ignored: opt_level="{opt_level}" does not use them')
     return policy_o2(lower, given) if opt_level == "O2" else Policy(lower=lower)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import combinations, groupby
+from itertools import combinations, groupby, product
 from typing import NamedTuple
 
 from habana_mp import ops
@@ -31,6 +31,14 @@ class ModuleRule(NamedTuple):
         """The more specific line decides: the one with more names in its pattern, then the one that names the
         operation."""
         return literals_in(self.listed.pattern), self.listed.name != EVERY
+
+
+#: What determines the rules in a module and inside it: the operations and precisions of the lines that match, the least
+#: specific first, and how other lines may go on. Modules with the same effect need not be told apart.
+Effect = tuple[tuple[tuple[str, str], ...], frozenset[int]]
+
+#: The most problems that are told at once.
+_MOST_PROBLEMS = 20
 
 
 class ModuleRules:
@@ -61,6 +69,11 @@ class ModuleRules:
     def match(self, paths: Iterable[Path], class_names: Iterable[str]) -> Match:
         """Returns the match of a module that has these paths in an outermost module of these classes."""
         return self._matcher.match(paths, class_names)
+
+    def effect_of(self, match: Match) -> Effect:
+        """Returns what the matching lines amount to."""
+        rules = sorted((self.rules[number] for number in match.patterns), key=lambda one: (one.specificity, one.source))
+        return tuple((one.listed.name, one.precision) for one in rules), match.rest
 
     def patterns_with_match(self, paths: Iterable[Path], class_names: Iterable[str]) -> set[str]:
         """Returns the patterns that match one of these paths."""
@@ -109,13 +122,13 @@ def _conflicts(rules: Iterable[ModuleRule], operations: Mapping[Listed, ops.Reso
         for rule in group:
             by_precision.setdefault(rule.precision, []).append(rule)
         for some, others in combinations(by_precision.values(), 2):
-            problems += [
-                _conflict(one, other)
-                for one in some
-                for other in others
-                if _meet(operations[one.listed], operations[other.listed])
-                and may_meet(one.listed.pattern, other.listed.pattern)
-            ]
+            for one, other in product(some, others):
+                if _meet(operations[one.listed], operations[other.listed]) and may_meet(
+                    one.listed.pattern, other.listed.pattern
+                ):
+                    problems.append(_conflict(one, other))
+                if len(problems) == _MOST_PROBLEMS:
+                    return [*problems, "... and maybe more like these"]
     return problems
 
 

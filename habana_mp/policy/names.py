@@ -131,6 +131,8 @@ def operations_of(listed: Listed) -> ops.Resolved | None:
         why = ops.EXPLAINED.get(listed.name, f"torch {torch.__version__} has no operation of that name")
         warn(f"{listed.where}: `{listed.name}` has no effect: {why}")
         return None
+    if listed.name == EVERY:
+        raise ListError(f"{listed.where}: `{EVERY}` needs a pattern of modules: `* @ **` means every module")
     plain = ops.plain_name(listed.name)
     if without_overload(plain.removeprefix("aten::")) in NO_OPERATION:
         raise ListError(f"{listed.where}: `{listed.name}` is no operation whose precision a list could decide")

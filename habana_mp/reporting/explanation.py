@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,7 +91,8 @@ def explain(operation: Any, module: Any = "") -> Explanation | ModelExplanation:
         hmp.explain(model)        # prints the model's modules with the lines that reach each
 
     The answer is that of the lists in force here: those of the region of :func:`autocast` around the call, else those
-    of :func:`convert`. Places where nothing is cast (``disable_casts``, rule 11) are left out of account.
+    of :func:`convert`. Places where nothing is cast (``disable_casts``, rule 11), ``exact=`` and ``within=`` are left
+    out of account: they depend on the code that calls.
 
     Args:
         operation: The name of an operation, as in a list, or a model.
@@ -173,33 +174,31 @@ def _place(module: str | torch.nn.Module) -> tuple[Iterable[Path], tuple[str, ..
     if not isinstance(module, str):
         paths, outermost = module_paths.paths_of([module])
         root = module if outermost is None else outermost
-        shown = ".".join(min(paths, default=())) or type(module).__name__
+        shown = ".".join(min(paths, default=())) or type(module_paths.unwrapped(module)).__name__
         return paths, module_paths.class_names(root), _kept_around(root, paths), shown
-    parts = tuple(part for part in module.strip().split(".") if part)
-    for root in module_paths.outermost_modules():
+    given = module.strip()
+    parts = tuple(part for part in given.split(".") if part)
+    for root in module_paths.outermost_modules() if parts else ():
         names = module_paths.class_names(root)
-        for path in (parts, parts[1:] if parts[:1] and parts[0].partition("#")[0] in names else parts):
-            if path in set(module_paths.all_paths(root)) and (path or parts):
-                return [path], names, _kept_around(root, [path]), module.strip()
+        inside = parts[1:] if parts[0].partition("#")[0] in names else parts
+        for name, path in module_paths.names_and_paths(root):
+            if given == name or path in (parts, inside):
+                return [path], names, _kept_around(root, [path]), given
     # No living model has it: it may begin with the class of a model.
-    return [parts, *([parts[1:]] if len(parts) > 1 and parts[0][:1].isupper() else [])], parts[:1], None, module.strip()
+    return [parts, *([parts[1:]] if len(parts) > 1 and parts[0][:1].isupper() else [])], parts[:1], None, given
 
 
 def _kept_around(root: torch.nn.Module, paths: Iterable[Path]) -> str | None:
+    """Returns the precision in which a module at one of these paths, or one around it, is kept."""
+    names = {path: name for name, path in module_paths.names_and_paths(root)}
     for path in paths:
-        for inner in reversed(list(_along(root, path))):
-            kept = precision_kept_in(inner)
-            if kept is not None:
-                return kept
+        kept, module = precision_kept_in(root), root
+        for part in names.get(path, "").split(".") if names.get(path) else ():
+            module = getattr(module, part)
+            kept = precision_kept_in(module) or kept
+        if kept is not None:
+            return kept
     return None
-
-
-def _along(root: torch.nn.Module, path: Path) -> Iterator[torch.nn.Module]:
-    module = module_paths.unwrapped(root)
-    yield module
-    for part in path:
-        module = module_paths.unwrapped(getattr(module, part))
-        yield module
 
 
 def _tree(model: torch.nn.Module) -> ModelExplanation:

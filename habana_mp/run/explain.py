@@ -62,6 +62,10 @@ def show(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         )
         if given.operation is None:
             hmp.explain(model)
+        elif model is not None and given.path and not _has(model, given.path):
+            parser.error(
+                f"no module of {type(model).__name__} is at `{given.path}`; --module without OPERATION shows all"
+            )
         else:
             print(hmp.explain(given.operation, given.path))
     except (ValueError, OSError) as error:
@@ -69,6 +73,12 @@ def show(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     finally:
         hmp.restore()
     return 0
+
+
+def _has(model: torch.nn.Module, path: str) -> bool:
+    """True if the model has a module at this path, which may begin with the model's class."""
+    names = {name for name, _ in model.named_modules()}
+    return path in names or path.partition(".")[2] in names
 
 
 def _rules(given: Sequence[str], parser: argparse.ArgumentParser) -> dict[str, str]:

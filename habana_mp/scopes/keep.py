@@ -13,6 +13,9 @@ from habana_mp.policy.precisions import PRECISIONS, dtype_meant
 _M = TypeVar("_M", bound=torch.nn.Module)
 _C = TypeVar("_C", bound=type[torch.nn.Module])
 
+#: Stands for the class that a decorator with arguments is given afterwards.
+_CLASS_FOLLOWS: Any = object()
+
 
 @overload
 def keep(module_or_modules: _C, precision: torch.dtype | str | None = ...) -> _C: ...
@@ -22,7 +25,7 @@ def keep(module_or_modules: _M, precision: torch.dtype | str | None = ...) -> _M
 def keep(module_or_modules: Iterable[_M], precision: torch.dtype | str | None = ...) -> Iterable[_M]: ...
 @overload
 def keep(*, precision: torch.dtype | str | None = ...) -> Callable[[_C], _C]: ...
-def keep(module_or_modules: Any = None, precision: torch.dtype | str | None = torch.float32) -> Any:
+def keep(module_or_modules: Any = _CLASS_FOLLOWS, precision: torch.dtype | str | None = torch.float32) -> Any:
     """Keeps a module, and everything inside it, in float32 or in another precision, whatever the lists say.
 
     ::
@@ -56,7 +59,7 @@ def keep(module_or_modules: Any = None, precision: torch.dtype | str | None = to
             f"`precision` must be torch.float32, torch.bfloat16 or torch.float16, a name of it, or None; "
             f"got {precision!r}"
         )
-    if module_or_modules is None:
+    if module_or_modules is _CLASS_FOLLOWS:
         return lambda kind: keep(kind, precision)
     for one in _checked(module_or_modules):
         set_kept(one, name)

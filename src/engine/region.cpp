@@ -241,9 +241,14 @@ namespace {
 constexpr std::uint16_t first_hidden = 1024;
 std::uint16_t next_hidden = first_hidden;
 
+// Dtypes that are left for regions.
+constexpr std::size_t left_for_regions = 16;
+
 std::uint16_t new_number_in_modules() {
-  if (may_tell_more()) return static_cast<std::uint16_t>(meanings_of_dtypes().size());
-  clear_error();
+  const std::size_t next = meanings_of_dtypes().size();
+  const bool is_shown = region_device.dtypes == nullptr ||
+                        next + left_for_regions < static_cast<std::size_t>(PyTuple_GET_SIZE(region_device.dtypes));
+  if (is_shown) return static_cast<std::uint16_t>(next);
   return next_hidden == std::numeric_limits<std::uint16_t>::max() ? std::uint16_t{0} : next_hidden;
 }
 

@@ -6,13 +6,10 @@ whose forward runs, or the larger module that holds it if it is called alone, as
 
 from __future__ import annotations
 
-import gc
 import heapq
 import weakref
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import partial
-from itertools import compress
 from typing import Any
 
 import torch
@@ -20,7 +17,7 @@ import torch
 from habana_mp import _core
 from habana_mp.patches.tools.compiled_functions import run_by_python
 from habana_mp.patches.torch.export import is_exported_with_rules
-from habana_mp.patches.torch.module_tensors import classes_of_modules
+from habana_mp.patches.torch.module_holders import Holders, all_modules, named_modules, parts_of
 from habana_mp.policy.kept import AS_EXPORTED, number_kept_in
 from habana_mp.policy.patterns import Path
 
@@ -37,10 +34,6 @@ _WRAPPERS = {
 
 #: The same for classes of libraries, by their full names; `patches/libraries/` fills it.
 wrappers: dict[str, str] = {}
-
-#: After this many searches for a larger module in vain, one without Parameters of the same class is not looked for any
-#: more: losses may be made anew in each step.
-_SEARCHES = 8
 
 
 class _Roots:
@@ -95,18 +88,24 @@ class _Names:
     """The names of all modules inside a module, found once, and found again after a change."""
 
     def __init__(self) -> None:
-        self._known: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, list[str]]] = weakref.WeakKeyDictionary()
+        #: By the identity of the outer module.
+        self._known: dict[int, tuple[weakref.ref[torch.nn.Module], dict[int, list[str]]]] = {}
 
     def of(self, inner: torch.nn.Module, outer: torch.nn.Module) -> list[str]:
         """Returns the names of one module inside another one, the first one first. A shared module has several."""
-        names = self._known.get(outer, {}).get(_identity(inner), [])
+        reference, known = self._known.get(id(outer), (None, {}))
+        names = known.get(_identity(inner), []) if reference is not None and reference() is outer else []
         if not names or any(not _is_at(outer, name, inner) for name in names):
             found: dict[int, list[str]] = {}
-            self._known[outer] = found
-            for name, module in outer.named_modules(remove_duplicate=False):
+            for name, module in named_modules(outer):
                 found.setdefault(_identity(module), []).append(name)
+            self._known[id(outer)] = weakref.ref(outer, partial(self._forget, id(outer))), found
             names = found.get(_identity(inner), [])
         return [name for name in names if name]
+
+    def _forget(self, key: int, gone: weakref.ref[torch.nn.Module]) -> None:
+        if key in self._known and self._known[key][0] is gone:
+            del self._known[key]
 
 
 def _identity(module: torch.nn.Module) -> int:
@@ -125,102 +124,24 @@ def _is_at(outer: torch.nn.Module, name: str, module: torch.nn.Module) -> bool:
 _names = _Names()
 
 
-class _Alone:
-    """The larger modules that hold modules which are called alone."""
-
-    def __init__(self) -> None:
-        self._known: weakref.WeakKeyDictionary[torch.nn.Module, list[weakref.ref[torch.nn.Module]]] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._in_vain: Counter[type] = Counter()
-        self._hook: Any = None
-
-    def outermost(self, module: torch.nn.Module) -> list[torch.nn.Module]:
-        """Returns the largest modules that hold this one, or nothing."""
-        found = self._known.get(module)
-        if found is None:
-            found = self._known[module] = [weakref.ref(one) for one in self._search(module)]
-        alive = [one for one in (reference() for reference in found) if one is not None]
-        return [one for one in alive if _names.of(module, one)]
-
-    def _search(self, module: torch.nn.Module) -> list[torch.nn.Module]:
-        kind = type(module)
-        is_small = not module._modules and not module._parameters
-        if is_small and self._in_vain[kind] >= _SEARCHES:
-            return []
-        self._be_told()
-        found = list(_outermost(module))
-        if is_small and not found:
-            self._in_vain[kind] += 1
-        return found
-
-    def _be_told(self) -> None:
-        """Makes torch tell of modules that become a part of another one."""
-        if self._hook is None:
-            self._hook = torch.nn.modules.module.register_module_module_registration_hook(self._registered)
-
-    def forget(self) -> None:
-        """Forgets everything, and leaves torch as it was."""
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
-        self._known.clear()
-        self._in_vain.clear()
-
-    def _registered(self, _: torch.nn.Module, __: str, module: torch.nn.Module | None) -> None:
-        if module is None or not self._known:
-            return
-        changed = [one for one in module.modules() if one in self._known]
-        for one in changed:
-            del self._known[one]
-        if changed:
-            _core.forget_module_names()
+def _forget_names() -> None:
+    _core.forget_module_names()
 
 
-_alone = _Alone()
+holders = Holders(_forget_names)
 
 
 def forget() -> None:
     """Forgets where modules are, and leaves torch as it was."""
-    _alone.forget()
+    holders.forget()
     _core.forget_module_names()
-
-
-def _outermost(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Yields the modules that hold this one, at any depth, and that none holds. Looks through all objects."""
-    holders: dict[int, list[torch.nn.Module]] = {}
-    for one in _all_modules():
-        for part in _parts_of(one):
-            holders.setdefault(id(part), []).append(one)
-    seen: set[int] = set()
-    waiting = [module]
-    while waiting:
-        inner = waiting.pop()
-        around = holders.get(id(inner), [])
-        if not around and inner is not module:
-            yield inner
-        for one in around:
-            if id(one) not in seen:
-                seen.add(id(one))
-                waiting.append(one)
 
 
 def outermost_modules() -> list[torch.nn.Module]:
     """Returns all modules that no other one holds. Looks through all objects."""
-    modules = list(_all_modules())
-    held = {id(part) for one in modules for part in _parts_of(one)}
+    modules = list(all_modules())
+    held = {id(part) for one in modules for part in parts_of(one)}
     return [one for one in modules if id(one) not in held]
-
-
-def _all_modules() -> Iterator[torch.nn.Module]:
-    classes = classes_of_modules()
-    objects = gc.get_objects()
-    return compress(objects, map(classes.__contains__, map(id, map(type, objects))))
-
-
-def _parts_of(module: torch.nn.Module) -> list[torch.nn.Module]:
-    parts = vars(module).get("_modules")
-    return [one for one in list(parts.values()) if one is not None] if isinstance(parts, dict) else []
 
 
 @run_by_python
@@ -229,20 +150,37 @@ def module_name(module: Any, around: list[Any]) -> tuple[int, str, str, int]:
     its name there, the name of its class, and the number of the precision in which it is kept, or 0. Its name is empty
     if it has no place of its own in a path."""
     kind = type(module).__name__
-    kept_in = AS_EXPORTED if is_exported_with_rules(module) else number_kept_in(unwrapped(module))
+    holders.note_place(module)
+    if is_exported_with_rules(module):
+        kept_in = AS_EXPORTED
+    else:
+        kept_in = number_kept_in(unwrapped(module))
     for steps, outer in enumerate(around):
         for name in _names.of(module, outer)[:1] if outer is not None else ():
+            kept_in = kept_in or _kept_along(outer, name)
             return steps, ".".join(_without_wrappers(outer, name)), kind, kept_in
         if _is_replica_of(module, outer):
             return steps, "", kind, kept_in
     if around:
         return 0, f"<{kind}>", kind, kept_in
-    if wrapped_by(module) is not None:
-        return -1, "", kind, kept_in
-    for outer in _alone.outermost(module)[:1]:
-        path = (_root_name(unwrapped(outer)), *_without_wrappers(outer, _names.of(module, outer)[0]))
+    larger = [one for one in holders.outermost(module) if _names.of(module, one)]
+    for outer in larger[:1]:
+        name = _names.of(module, outer)[0]
+        kept_in = kept_in or _kept_along(outer, name) or number_kept_in(unwrapped(outer))
+        path = (_root_name(unwrapped(outer)), *_without_wrappers(outer, name))
         return -1, ".".join(path), kind, kept_in
-    return -1, _root_name(module), kind, kept_in
+    return -1, "" if wrapped_by(module) is not None else _root_name(module), kind, kept_in
+
+
+def _kept_along(outer: Any, name: str) -> int:
+    """Returns the number of the precision of the innermost kept module between a module and one inside it, or 0: that
+    of a container, or of a module whose part is called without it."""
+    kept_in = 0
+    module = outer
+    for part in name.split(".")[:-1]:
+        module = getattr(module, part)
+        kept_in = number_kept_in(module) or kept_in
+    return kept_in
 
 
 def paths_of(chain: Iterable[Any]) -> tuple[frozenset[Path], torch.nn.Module | None]:
@@ -261,7 +199,7 @@ def paths_of(chain: Iterable[Any]) -> tuple[frozenset[Path], torch.nn.Module | N
                 found = paths[id(outer)]
                 break
         if found is None:
-            larger = _alone.outermost(module)
+            larger = [one for one in holders.outermost(module) if _names.of(module, one)]
             outermost = larger[0] if larger else module
             root: frozenset[Path] = frozenset({()})
             found = frozenset().union(*(_inside(root, one, _names.of(module, one)) for one in larger)) or root
@@ -276,13 +214,20 @@ def _inside(paths: frozenset[Path], outer: torch.nn.Module, names: Iterable[str]
 
 def all_paths(outermost: torch.nn.Module) -> Iterator[Path]:
     """Yields the paths of all modules in an outermost module."""
-    for name, _ in outermost.named_modules(remove_duplicate=False):
+    for name, _ in named_modules(outermost):
         yield tuple(_without_wrappers(outermost, name)) if name else ()
+
+
+def names_and_paths(outermost: torch.nn.Module) -> Iterator[tuple[str, Path]]:
+    """Yields the names of all modules in an outermost module, and their paths. A wrapper's comes after that of what it
+    wraps."""
+    found = [(name, tuple(_without_wrappers(outermost, name)) if name else ()) for name, _ in named_modules(outermost)]
+    return iter(sorted(found, key=lambda one: -one[0].count(".")))
 
 
 def modules_by_path(outermost: torch.nn.Module) -> Iterator[tuple[Path, torch.nn.Module]]:
     """Yields all modules in an outermost module with their paths, without those that only wrap another one."""
-    for name, module in outermost.named_modules(remove_duplicate=False):
+    for name, module in named_modules(outermost):
         if wrapped_by(module) is None:
             yield (tuple(_without_wrappers(outermost, name)) if name else ()), module
 

@@ -7,14 +7,14 @@ already, the buffers that `Module.to` and similar methods replace, and the tenso
 
 from __future__ import annotations
 
-import gc
-from itertools import compress
 from typing import Any
 
 import torch
 
 from habana_mp import _core
 from habana_mp.patches.tools.named_functions import Exchange, Table, assumption_of_functions, originals
+from habana_mp.patches.torch.module_holders import all_modules
+from habana_mp.patches.torch.module_paths import holders
 
 #: Methods that give a module other buffers without registering them.
 REPLACES_BUFFERS: Table = {"torch.nn.modules.module": ("Module._apply", "Module.__setstate__")}
@@ -25,28 +25,13 @@ def follow() -> None:
     if _core.module_tensors_are_followed():
         return
     _core.follow_module_tensors(True)
-    # By identity: isinstance would read `__class__`, and a set of classes would call their metaclass's `__hash__`. Both
-    # may run user code.
-    classes = classes_of_modules()
-    objects = gc.get_objects()
-    for module in compress(objects, map(classes.__contains__, map(id, map(type, objects)))):
+    for module in all_modules():
         _tell_of(module)
 
 
 def stop() -> None:
     """Makes the core forget these tensors."""
     _core.follow_module_tensors(False)
-
-
-def classes_of_modules() -> dict[int, type]:
-    """Returns the class of modules and all classes that derive from it, by their identities."""
-    found: dict[int, type] = {}
-    new: list[type] = [torch.nn.Module]
-    while new:
-        found |= {id(one): one for one in new}
-        below = [one for base in new for one in type.__subclasses__(base)]
-        new = [one for one in below if id(one) not in found]
-    return found
 
 
 def _tell_of(module: torch.nn.Module) -> None:
@@ -61,6 +46,7 @@ def remember_afterwards(name: str, arguments: tuple[Any, ...], keywords: dict[st
     result = originals[name](*arguments, **keywords)
     if _core.module_tensors_are_followed():
         _tell_of(arguments[0])
+    holders.note_parts(arguments[0])
     return result
 
 

@@ -5,6 +5,7 @@ The core asks `RulesInModules` when a module is first called at a path, and reme
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,10 +20,11 @@ from habana_mp.patches.torch import module_paths
 from habana_mp.patches.torch.dynamo import compile_nothing
 from habana_mp.patches.torch.export import exported_programs
 from habana_mp.patches.torch.module_calls import modules_in_graphs
+from habana_mp.patches.torch.module_holders import modules_in
 from habana_mp.policy import rules
 from habana_mp.policy.kept import AS_EXPORTED, KEPT_IN
 from habana_mp.policy.lists import Listed
-from habana_mp.policy.module_rules import every_operation
+from habana_mp.policy.module_rules import Effect, every_operation
 from habana_mp.policy.patterns import Match, nearest_path
 from habana_mp.policy.rules import Policy
 
@@ -37,16 +39,17 @@ class RulesInModules:
         #: Returns the policy of a region, or of convert for 0.
         self._policy_of = policy_of
         #: The rule sets by what determines them.
-        self._numbers: dict[tuple[int, int | Match], int] = {}
+        self._numbers: dict[tuple[int, int | Effect], int] = {}
         #: The patterns that were told of because they match no module, or that match one.
         self._told: set[str] = set()
-        self._is_on = False
+        self._is_on = self._has_told_of_many = False
         self._resolver = run_by_python(self._number)
 
     def begin(self) -> None:
         """Makes the rules depend on the running module, from now on. What was found before is forgotten."""
         self._numbers.clear()
         self._told.clear()
+        self._has_told_of_many = False
         _core.set_module_names(module_paths.module_name)
         _core.forget_module_names()
         _core.put_rules_in_modules(*direct_calls.begin("rules"), self._resolver)
@@ -77,7 +80,7 @@ class RulesInModules:
             self._tell_of_patterns_without_match(policy, outermost)
         if not kept_in and not match.patterns and not match.rest:
             return 0
-        key = (lists, kept_in or match)
+        key = (lists, kept_in or policy.module_rules.effect_of(match))
         with locks.installation:
             if key not in self._numbers:
                 self._numbers[key] = self._made(policy, match, lists, kept_in)
@@ -93,14 +96,20 @@ class RulesInModules:
             changes = rules.changes_in_modules(policy, chosen)
         number, is_shown = _core.make_module_rules(lists, rules.plan(changes), "rules of modules")
         if not is_shown:
-            warn("the rules differ in more modules than torch.compile can tell apart: it compiles nothing meanwhile")
             compile_nothing()
+            if not self._has_told_of_many and "torch._dynamo" in sys.modules:
+                self._has_told_of_many = True
+                warn("the rules differ in more modules than torch.compile can tell apart, so it compiles nothing")
         return number
 
     def _tell_of_patterns_without_match(self, policy: Policy, outermost: torch.nn.Module) -> None:
         """Warns once of each pattern that matches no module of a model that runs, nor of another living one."""
         lines = {one.listed.pattern: one.listed for one in policy.module_rules.rules}
         if self._told.issuperset(lines):
+            return
+        # A module without weights is no model: it prepares data or computes a loss, also before there is a model.
+        is_model = any(one is not None for part in modules_in(outermost) for one in part._parameters.values())
+        if not is_model:
             return
         known = {pattern for pattern in lines if pattern in self._told}
         paths = list(module_paths.all_paths(outermost))
@@ -109,14 +118,15 @@ class RulesInModules:
             for other in module_paths.outermost_modules():
                 others = module_paths.all_paths(other)
                 known |= policy.module_rules.patterns_with_match(others, module_paths.class_names(other))
-        for pattern in lines.keys() - known:
+        unknown = lines.keys() - known - self._told
+        self._told |= lines.keys()  # before a warning, which other threads may wait for, and which may raise
+        for pattern in unknown:
             near = nearest_path(pattern, map(".".join, paths))
             hint = f"; did you mean `{near}`?" if near else ""
             warn(
                 f"{lines[pattern].where}: `{lines[pattern].line_text}` has no effect: no module of "
                 f"{type(module_paths.unwrapped(outermost)).__name__} is at `{pattern}`{hint}"
             )
-        self._told |= lines.keys()
 
 
 #: The line that stands for a kept module.

@@ -1,0 +1,164 @@
+"""Which modules hold a module. They are looked for among all objects once; afterwards torch tells of new ones."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from itertools import compress
+from typing import Any
+
+import torch
+
+#: Entries are looked through for dead modules when there are twice as many as after the last time, and at least these.
+_FEW = 256
+
+
+class _Living:
+    """Modules by their identity. A class of modules may have no hash."""
+
+    def __init__(self) -> None:
+        self._references: dict[int, weakref.ref[torch.nn.Module]] = {}
+        self._many = _FEW
+
+    def __contains__(self, module: torch.nn.Module) -> bool:
+        reference = self._references.get(id(module))
+        return reference is not None and reference() is module
+
+    def add(self, module: torch.nn.Module) -> None:
+        if len(self._references) >= self._many:
+            self._references = {key: one for key, one in self._references.items() if one() is not None}
+            self._many = max(_FEW, 2 * len(self._references))
+        self._references[id(module)] = weakref.ref(module)
+
+    def clear(self) -> None:
+        self._references.clear()
+
+
+class Holders:
+    """The modules that hold other ones."""
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        #: By the identity of a module: those that held it when this was noted.
+        self._of: dict[int, list[weakref.ref[torch.nn.Module]]] = {}
+        self._many = _FEW
+        self._hook: Any = None
+        #: The modules whose place was looked for, and what is called when one of them gets another one.
+        self._placed = _Living()
+        self._changed = changed
+
+    def follow(self) -> None:
+        """Begins to follow which modules hold which."""
+        if self._hook is None:
+            self._hook = torch.nn.modules.module.register_module_module_registration_hook(self._registered)
+            for one in all_modules():
+                self.note_parts(one)
+
+    def forget(self) -> None:
+        """Forgets everything, and leaves torch as it was."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+        self._of.clear()
+        self._placed.clear()
+
+    def note_place(self, module: torch.nn.Module) -> None:
+        """Notes that the place of this module was looked for."""
+        self._placed.add(module)
+
+    def note_parts(self, module: torch.nn.Module) -> None:
+        """Notes what this module holds. torch does not tell of the parts of a module that was copied or unpickled."""
+        if self._hook is None:
+            return
+        for part in parts_of(module):
+            self._note(module, part)
+
+    def outermost(self, module: torch.nn.Module) -> list[torch.nn.Module]:
+        """Returns the modules that hold this one, at any depth, and that none holds."""
+        self.follow()
+        found: dict[int, torch.nn.Module] = {}
+        seen = {id(module)}
+        waiting = [module]
+        while waiting:
+            inner = waiting.pop()
+            around = self._around(inner)
+            if not around and inner is not module:
+                found[id(inner)] = inner
+            waiting += [one for one in around if id(one) not in seen]
+            seen.update(map(id, around))
+        return list(found.values())
+
+    def _around(self, module: torch.nn.Module) -> list[torch.nn.Module]:
+        alive = [one for one in (reference() for reference in self._of.get(id(module), ())) if one is not None]
+        return [one for one in alive if any(part is module for part in parts_of(one))]
+
+    def _note(self, holder: torch.nn.Module, part: torch.nn.Module) -> None:
+        if len(self._of) >= self._many:
+            for key, references in list(self._of.items()):
+                self._of[key] = [one for one in references if one() is not None]
+            self._of = {key: references for key, references in self._of.items() if references}
+            self._many = max(_FEW, 2 * len(self._of))
+        references = [one for one in self._of.get(id(part), ()) if one() not in (None, holder)]
+        self._of[id(part)] = [*references, weakref.ref(holder)]
+
+    def _registered(self, holder: torch.nn.Module, _: str, module: torch.nn.Module | None) -> None:
+        if module is None:
+            return
+        self._note(holder, module)
+        if any(one in self._placed for one in modules_in(module)):
+            self._placed.clear()
+            self._changed()
+
+
+def parts_of(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """Returns the modules that a module holds itself."""
+    parts = vars(module).get("_modules")
+    return [one for one in list(parts.values()) if one is not None] if isinstance(parts, dict) else []
+
+
+def modules_in(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Yields a module and all modules inside it, each once."""
+    seen = {id(module)}
+    waiting = [module]
+    while waiting:
+        one = waiting.pop()
+        yield one
+        new = [part for part in parts_of(one) if id(part) not in seen]
+        seen.update(map(id, new))
+        waiting += new
+
+
+def named_modules(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yields all modules inside a module under each of their names, and the module itself under an empty name. One that
+    holds a module around it is not entered again."""
+    entered: set[int] = set()
+
+    def walk(one: torch.nn.Module, name: str) -> Iterator[tuple[str, torch.nn.Module]]:
+        yield name, one
+        entered.add(id(one))
+        for part_name, part in list(one._modules.items()):
+            if part is not None and id(part) not in entered:
+                yield from walk(part, f"{name}.{part_name}" if name else part_name)
+        entered.discard(id(one))
+
+    return walk(module, "")
+
+
+def all_modules() -> Iterator[torch.nn.Module]:
+    """Yields all modules of the process."""
+    # By identity: isinstance would read `__class__`, and a set of classes would call their metaclass's `__hash__`. Both
+    # may run user code.
+    classes = _classes_of_modules()
+    objects = gc.get_objects()
+    return compress(objects, map(classes.__contains__, map(id, map(type, objects))))
+
+
+def _classes_of_modules() -> dict[int, type]:
+    """Returns the class of modules and all classes that derive from it, by their identities."""
+    found: dict[int, type] = {}
+    new: list[type] = [torch.nn.Module]
+    while new:
+        found |= {id(one): one for one in new}
+        below = [one for base in new for one in type.__subclasses__(base)]
+        new = [one for one in below if id(one) not in found]
+    return found
