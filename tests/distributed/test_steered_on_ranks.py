@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from habana_mp import hmp
 from helpers.ranks import needs_fully_shard, on_two_ranks
-from helpers.steered import BF16, FP32, inputs, network
+from helpers.steered import FP32, LOWERED, STEERED, inputs, network, options_for, precisions
 from helpers.training_on_ranks import mesh
 
 
@@ -38,19 +38,17 @@ WAYS: dict[str, Callable[[Any], nn.Module]] = {
 
 def check(wrap: Callable[[Any], nn.Module], how: str) -> None:
     model = network()
-    if how == "keep":
-        hmp.keep(model.layers[1])
-    rules = {"operation": {"linear @ layers.1": "fp32"}, "every": {"* @ Net.layers.1": "fp32"}, "keep": None}
-    hmp.convert(preset="recommended", rules=rules[how])
+    options = options_for(how, model, "layers.1")
+    hmp.convert(preset="recommended", **{**options, "rules": {"softmax": "lower", **(options.get("rules") or {})}})
     called = wrap(model)
     outputs = called(inputs())
-    assert [one[0].dtype for one in outputs] == [BF16, FP32, BF16, BF16]
+    assert precisions(outputs) == [LOWERED, STEERED[how], LOWERED, LOWERED]
     sum(one.float().square().sum() for part in outputs for one in part).backward()
     # FSDP gives each rank a part of all weights, with gradients of those that have values there.
     assert {one.grad.dtype for one in called.parameters() if one.grad is not None} == {FP32}
 
 
-@pytest.mark.parametrize("how", ["operation", "every", "keep"])
+@pytest.mark.parametrize("how", STEERED)
 @pytest.mark.parametrize("way", WAYS)
 @on_two_ranks
 def test_a_rule_holds_in_a_module_that_is_distributed(way: str, how: str) -> None:
@@ -58,7 +56,7 @@ def test_a_rule_holds_in_a_module_that_is_distributed(way: str, how: str) -> Non
 
 
 @needs_fully_shard
-@pytest.mark.parametrize("how", ["operation", "every", "keep"])
+@pytest.mark.parametrize("how", STEERED)
 @on_two_ranks
 def test_a_rule_holds_in_a_module_that_is_fully_sharded(how: str) -> None:
     check(_fully_sharded, how)

@@ -20,7 +20,11 @@ STEERED = {
     "operation": (BF16, FP32),
     "every": (FP32, FP32),
     "keep": (FP32, FP32),
+    "exact": (BF16, FP32),  # the product is made by the code of nn.Linear
 }
+
+#: What steers the module at a path. The others steer the module wherever it is called.
+BY_PATH = ("operation", "every")
 
 Outputs = tuple[torch.Tensor, torch.Tensor]
 
@@ -33,6 +37,16 @@ class Part(nn.Module):
         self.proj = nn.Linear(8, 8)
         #: The precisions of each run of the forward, if it is a list.
         self.seen: list[tuple[torch.dtype, torch.dtype]] | None = None
+
+    def forward(self, x: torch.Tensor) -> Outputs:
+        product, probabilities = self.proj(x), torch.softmax(x, -1)
+        if self.seen is not None:
+            self.seen.append((product.dtype, probabilities.dtype))
+        return product, probabilities
+
+
+class ExactPart(Part):
+    """Has code of its own, so that `exact=` can name it."""
 
     def forward(self, x: torch.Tensor) -> Outputs:
         product, probabilities = self.proj(x), torch.softmax(x, -1)
@@ -73,16 +87,21 @@ def inputs() -> torch.Tensor:
     return torch.linspace(-1, 1, 32).reshape(4, 8)
 
 
-def rules_for(how: str, path: str) -> dict[str, Any] | None:
-    """Returns the rules that steer the module at a path to float32."""
-    return {"operation": {f"softmax @ {path}": "fp32"}, "every": {f"* @ {path}": "fp32"}, "keep": None}[how]
+def options_for(how: str, model: nn.Module, path: str) -> dict[str, Any]:
+    """Returns the options of convert that steer the module of the model at a path to float32. Keeps it, or gives it
+    exact code, where that steers it."""
+    module = model.get_submodule(path)
+    if how == "keep":
+        hmp.keep(module)
+    if how == "exact":
+        module.__class__ = ExactPart
+        return {"exact": [ExactPart]}
+    return {"rules": {"operation": {f"softmax @ {path}": "fp32"}, "every": {f"* @ {path}": "fp32"}}.get(how)}
 
 
 def steer(convert: Callable[..., None], how: str, model: nn.Module, path: str) -> None:
     """Converts, and steers the module of the model at a path to float32."""
-    if how == "keep":
-        hmp.keep(model.get_submodule(path))
-    convert(bf16=["linear", "softmax"], rules=rules_for(how, path))
+    convert(bf16=["linear", "softmax"], **options_for(how, model, path))
 
 
 def precisions(outputs: Any) -> list[tuple[torch.dtype, ...]]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from habana_mp import hmp
 from helpers.lists import Converter
-from helpers.steered import LOWERED, STEERED, inputs, network, precisions, steer
+from helpers.steered import LOWERED, STEERED, inputs, network, options_for, precisions
 
 peft = pytest.importorskip("peft")
 
@@ -16,15 +15,11 @@ peft = pytest.importorskip("peft")
 @pytest.mark.parametrize("merged", [False, True])
 def test_a_rule_holds_in_a_module_with_adapters(converted: Converter, how: str, merged: bool) -> None:
     model = network()
-    if how == "keep":
-        hmp.keep(model.layers[1])
+    options = options_for(how, model, "layers.1")
     adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules=["proj"], r=2))
     if merged:
         adapted.merge_adapter()
-    steer(converted, how, adapted, "base_model.model.layers.1")
-    if how != "keep":
-        rule = {"operation": "softmax @ layers.1", "every": "* @ Net.layers.1"}[how]
-        converted(bf16=["linear", "softmax"], rules={rule: "fp32"})
+    converted(bf16=["linear", "softmax"], **options)
     outputs = adapted(inputs())
     assert precisions(outputs) == [LOWERED, STEERED[how], LOWERED, LOWERED]
     if not merged:

@@ -16,7 +16,20 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from habana_mp import hmp
 from helpers.lists import Converter, write_list
-from helpers.steered import BF16, FP32, LOWERED, STEERED, Holder, Part, inputs, network, precisions, steer
+from helpers.steered import (
+    BF16,
+    BY_PATH,
+    FP32,
+    LOWERED,
+    STEERED,
+    Holder,
+    Part,
+    inputs,
+    network,
+    options_for,
+    precisions,
+    steer,
+)
 
 every_way = pytest.mark.parametrize("how", STEERED)
 
@@ -113,7 +126,7 @@ def test_a_rule_holds_in_its_module_and_in_no_other(converted: Converter, how: s
         assert precisions(called(inputs())) == [LOWERED, STEERED[how], LOWERED, LOWERED]
 
 
-@pytest.mark.parametrize("how", [one for one in STEERED if one != "keep"])
+@pytest.mark.parametrize("how", BY_PATH)
 @pytest.mark.parametrize("way", [one for one in WAYS if one != "compiled in parts"])
 def test_a_shared_module_follows_the_rules_of_the_path_of_its_call(converted: Converter, how: str, way: str) -> None:
     model = network()
@@ -122,10 +135,15 @@ def test_a_shared_module_follows_the_rules_of_the_path_of_its_call(converted: Co
     assert precisions(called(inputs())) == [LOWERED, LOWERED, LOWERED, STEERED[how]]
 
 
-def test_a_shared_module_that_is_kept_is_kept_wherever_it_is_called(converted: Converter) -> None:
+@pytest.mark.parametrize("how", [one for one in STEERED if one not in BY_PATH])
+@pytest.mark.parametrize("way", [one for one in WAYS if one != "compiled in parts"])
+def test_a_shared_module_that_is_steered_itself_is_steered_wherever_it_is_called(
+    converted: Converter, how: str, way: str
+) -> None:
     model = network()
-    steer(converted, "keep", model, "right.inner")
-    assert precisions(model(inputs())) == [LOWERED, LOWERED, STEERED["keep"], STEERED["keep"]]
+    steer(converted, how, model, "right.inner")
+    called = WAYS[way](model)
+    assert precisions(called(inputs())) == [LOWERED, LOWERED, STEERED[how], STEERED[how]]
 
 
 @every_way
@@ -140,8 +158,8 @@ def test_a_module_that_is_called_alone_before_it_becomes_a_part_of_a_larger_one(
     part, model = Part(), network()
     steer(converted, how, model, "layers.1")
     assert precisions([part(inputs())]) == [LOWERED]
-    if how == "keep":
-        hmp.keep(part)
+    if how not in BY_PATH:
+        options_for(how, nn.Sequential(part), "0")
     model.layers[1] = part
     assert precisions([part(inputs())]) == [STEERED[how]]
 
@@ -153,8 +171,8 @@ def test_a_recomputation_follows_the_rules_of_its_forward(
     converted: Converter, how: str, use_reentrant: bool, of: str
 ) -> None:
     model = network()
-    steer(converted, how, model, "right.inner" if how != "keep" else "layers.1")
-    part = model.right.inner if how != "keep" else model.layers[1]
+    steer(converted, how, model, "right.inner" if how in BY_PATH else "layers.1")
+    part = model.right.inner if how in BY_PATH else model.layers[1]
     part.seen = []
 
     def run(holder: nn.Module) -> Any:
@@ -169,7 +187,7 @@ def test_a_recomputation_follows_the_rules_of_its_forward(
             self.left, self.right, self.layers = model.left, model.right, model.layers
 
         def forward(self) -> Any:
-            return run(self.right if how != "keep" else self.layers[1])
+            return run(self.right if how in BY_PATH else self.layers[1])
 
     with set_checkpoint_early_stop(False):
         product, probabilities = Whole()()
@@ -291,7 +309,7 @@ def test_regions_that_differ_in_rules_alone_are_two() -> None:
                 assert [part[0].dtype for part in model(inputs())] == [FP32, BF16, BF16, BF16]
 
 
-@pytest.mark.parametrize("how", STEERED)
+@pytest.mark.parametrize("how", ["operation", "every", "keep"])
 def test_within_modules_rules_hold_where_the_lists_do(how: str) -> None:
     model = network()
     if how == "keep":
@@ -307,7 +325,8 @@ def test_under_o2_rules_hold_and_under_o0_nothing_is_cast() -> None:
     model = network()
     hmp.convert("O2", rules={"linear @ layers.1": "fp32", "softmax @ layers.0": "bf16"})
     assert precisions(model(inputs())) == [(BF16, BF16), (FP32, FP32), (BF16, FP32), (BF16, FP32)]
-    hmp.convert("O0", rules={"* @ layers": "bf16"})
+    with pytest.warns(hmp.HmpWarning, match="the rules are ignored"):
+        hmp.convert("O0", rules={"* @ layers": "bf16"})
     assert precisions(model(inputs())) == [(FP32, FP32)] * 4
 
 
