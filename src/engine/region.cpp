@@ -242,7 +242,7 @@ constexpr std::uint16_t first_hidden = 1024;
 std::uint16_t next_hidden = first_hidden;
 
 // Dtypes that are left for regions.
-constexpr std::size_t left_for_regions = 16;
+constexpr std::size_t left_for_regions = 4;
 
 std::uint16_t new_number_in_modules() {
   const std::size_t next = meanings_of_dtypes().size();
@@ -290,7 +290,7 @@ RuleSet* known_module_rule_set(const RuleSet& content) noexcept {
 
 void free_module_rule_sets() noexcept {
   for (RuleSet& set : sets()) {
-    if (set.is_in_modules && (set.base == nullptr || set.base == of_modules)) set.is_free = true;
+    if (set.is_in_modules) set.is_free = true;
   }
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import io
 import pickle
 import threading
@@ -371,3 +372,14 @@ def test_restore_leaves_no_hook_on_registrations(converted: Converter) -> None:
     with hmp.watch("modules"):
         model.layers[1](inputs())
     assert hooks() == before
+
+
+def test_rule_sets_are_used_again(converted: Converter, tmp_path: Any) -> None:
+    importlib.import_module("torch._dynamo")  # with it, too many rule sets are warned of
+    model, lower = network(), write_list(tmp_path / "lower.txt", ["linear"])
+    for i in range(60):
+        converted(bf16=["linear"], rules={f"linear @ {'layers.1' if i % 2 else 'left'}": "fp32"})
+        hmp.keep(model.right)
+        with hmp.autocast("cpu", bf16_file_path=lower, rules={"linear @ layers.0": "fp32"}):
+            assert model(inputs())[0][0].dtype is FP32
+        assert model(inputs())[3][0].dtype is FP32
