@@ -34,7 +34,7 @@ class Kept:
         _State.exist = True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A module from a file is kept as it was when it was saved. What `restore` has forgotten stays forgotten.
+        # A module from a file is kept as it was when it was saved, unless `restore` had let it go.
         is_kept = self.generation == _State.generation
         return (_loaded, (self.precision,)) if is_kept else (_forgotten, ())
 

@@ -15,7 +15,7 @@ from habana_mp.policy.patterns import Match, Matcher, Path, literals_in, may_mee
 #: The precision of each operation, and the line that gives it.
 Decided = Mapping[str, tuple[str, Listed]]
 
-#: Where a line comes from. Of two equally specific lines the one with the higher number decides.
+#: The sources of lines. The higher number decides between two equally specific lines.
 FROM_PRESET, FROM_FILES, FROM_RULES = range(3)
 
 
@@ -37,7 +37,7 @@ class ModuleRule(NamedTuple):
 #: specific first, and how other lines may go on. Modules with the same effect need not be told apart.
 Effect = tuple[tuple[tuple[str, str], ...], frozenset[int]]
 
-#: The most problems that are told at once.
+#: The most problems that one error lists.
 _MOST_PROBLEMS = 20
 
 

@@ -39,8 +39,8 @@ def keep(module_or_modules: Any = _CLASS_FOLLOWS, precision: torch.dtype | str |
 
     It may be called before or after :func:`convert`, and is a property of the module: copies by ``copy.deepcopy`` and
     modules from ``pickle`` or ``torch.save`` have it too. It is no part of ``state_dict``. Each operation in the module
-    that computes gets its inputs in that precision (rules 3 and 6 hold there as elsewhere). Of kept modules inside each
-    other the innermost one decides. :func:`restore` forgets all.
+    that computes gets its inputs in that precision (rules 3 and 6 hold there as elsewhere). The innermost kept module
+    decides. :func:`restore` forgets all.
 
     Args:
         module_or_modules: A module, several, or a class of modules. Without it the result is a decorator of a class.

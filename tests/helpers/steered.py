@@ -23,7 +23,7 @@ STEERED = {
     "exact": (BF16, FP32),  # the product is made by the code of nn.Linear
 }
 
-#: What steers the module at a path. The others steer the module wherever it is called.
+#: These ways steer a module at one path. The others steer the module wherever it is called.
 BY_PATH = ("operation", "every")
 
 Outputs = tuple[torch.Tensor, torch.Tensor]
@@ -46,7 +46,7 @@ class Part(nn.Module):
 
 
 class ExactPart(Part):
-    """Has code of its own, so that `exact=` can name it."""
+    """A part with code of its own, which `exact=` can name."""
 
     def forward(self, x: torch.Tensor) -> Outputs:
         product, probabilities = self.proj(x), torch.softmax(x, -1)

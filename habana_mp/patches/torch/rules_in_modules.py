@@ -40,13 +40,13 @@ class RulesInModules:
         self._policy_of = policy_of
         #: The rule sets by what determines them.
         self._numbers: dict[tuple[int, int | Effect], int] = {}
-        #: The patterns that were told of because they match no module, or that match one.
+        #: The patterns that were compared with a model: those without a match were warned about.
         self._told: set[str] = set()
         self._is_on = self._has_told_of_many = False
         self._resolver = run_by_python(self._number)
 
     def begin(self) -> None:
-        """Makes the rules depend on the running module, from now on. What was found before is forgotten."""
+        """Makes the rules depend on the running module, from now on. Forgets the rule sets that were found before."""
         self._numbers.clear()
         self._told.clear()
         self._has_told_of_many = False
