@@ -253,7 +253,7 @@ def test_a_greenlet_that_is_killed_in_a_forward_leaves_the_report_right(detail: 
     (row,) = [row for row in hmp.report(show=False) if row.operation == "matmul"]
     assert row.module is None
     model.blocks[0].linear(X)
-    assert _core.running_module() == -1
+    assert _core.running_place() == -1
 
 
 @pytest.mark.usefixtures("counted")
