@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from habana_mp import _core, hmp
-from habana_mp.patches.torch import watched_calls
+from habana_mp.patches.torch import module_paths
 from helpers.lists import Converter
 
 X = torch.ones(2, 2)
@@ -94,14 +94,14 @@ def test_dropped_models_leave_nothing_and_give_their_names_back(detail: Any) -> 
 def test_many_models_at_once_are_named_in_time_that_grows_with_them_alone() -> None:
     models = [nn.Linear(1, 1) for _ in range(20_000)]
     began = time.process_time()
-    names = [watched_calls._roots.name_of(model, "Many") for model in models]
+    names = [module_paths._roots.name_of(model, "Many") for model in models]
     # One that looks at each name before takes a minute.
     assert time.process_time() - began < 5
     assert names == ["Many", *(f"Many#{n}" for n in range(2, len(models) + 1))]
 
 
 def test_a_number_that_a_dropped_model_had_is_given_again_and_no_living_one_shares_it() -> None:
-    names = watched_calls._Roots()
+    names = module_paths._Roots()
     models = [nn.Linear(1, 1) for _ in range(4)]
     assert [names.name_of(model, "M") for model in models] == ["M", "M#2", "M#3", "M#4"]
     del models[1]
@@ -110,7 +110,7 @@ def test_a_number_that_a_dropped_model_had_is_given_again_and_no_living_one_shar
     assert [names.name_of(model, "M") for model in [*models, nn.Linear(1, 1)]] == ["M", "M#3", "M#4", "M#2"]
     del models
     gc.collect()
-    assert vars(names) == vars(watched_calls._Roots())
+    assert vars(names) == vars(module_paths._Roots())
 
 
 def test_threads_that_constructed_a_module_leave_nothing(converted: Converter) -> None:

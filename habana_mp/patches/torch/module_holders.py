@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 #: Entries are looked through for dead modules when there are twice as many as after the last time, and at least these.
-_FEW = 256
+_FEW = 32
 
 
 class _Living:
