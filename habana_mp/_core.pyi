@@ -539,12 +539,10 @@ def make_module_rules(lists: int, changes: list[tuple[Any, Any, str, Rule, Rule]
     from others. ``lists`` is the number of a region, 0 for convert's lists, or -1 for these where ``within`` does not
     apply them."""
 
-def put_rules_in_modules(
-    call_impl: Any, answering: Any, resolver: Callable[[list[Any], str, int, int], int], /
-) -> None:
+def put_rules_in_modules(call_impl: Any, answering: Any, resolver: Callable[[list[Any], int, int], int], /) -> None:
     """Makes the rules depend on the running module. ``resolver`` is called when a module is first called at a path,
-    with the objects of the module and of those around it, from the innermost outwards, its path, the number of the
-    lists, and the number of the precision in which it is kept. It returns the number of a rule set, or 0."""
+    with the objects of the module and of those around it, from the innermost outwards, the number of the lists, and the
+    number of the precision in which it is kept. It returns the number of a rule set, or 0."""
 
 def take_rules_out_of_modules() -> None: ...
 

@@ -151,7 +151,7 @@ class Installation:
             if not self._are_patches_in:
                 self._put_patches_in(Policy())
             self._follow_module_tensors()
-            self._follow_modules()
+            self._follow_modules(anew=False)
             self._exchange_composites(composites)
             if self._is_watched or self._is_guarded:
                 self._observe()
@@ -180,15 +180,17 @@ class Installation:
         else:
             module_tensors.stop()
 
-    def _follow_modules(self) -> None:
+    def _follow_modules(self, *, anew: bool = True) -> None:
         """Makes the rules depend on the running module, if lines with patterns, kept modules or exact code ask for it.
-        (In an exported program the callers are unknown, and no list may lower exact code once more.)"""
+        (In an exported program the callers are unknown, and no list may lower exact code once more.) Unless ``anew``,
+        what was found for the running modules stays."""
         with locks.installation:
             policies = self._policies() if self._is_ours else []
             steered = bool(policies) and (kept.are_there_kept() or any(one.module_rules for one in policies))
             if steered or (any(one.exact.names for one in policies) and direct_calls.can_watch()):
-                self._rules_in_modules.begin()
-                forget_compiled_code()
+                if anew or not self._rules_in_modules.is_on:
+                    self._rules_in_modules.begin()
+                    forget_compiled_code()
             else:
                 self._rules_in_modules.end()
 

@@ -44,7 +44,7 @@ _MOST_PROBLEMS = 20
 class ModuleRules:
     """All lines of a configuration that hold in some modules."""
 
-    def __init__(self, rules: Iterable[ModuleRule], lower: str) -> None:
+    def __init__(self, rules: Iterable[ModuleRule]) -> None:
         self.problems: list[str] = []
         self.rules: list[ModuleRule] = []
         self._operations: dict[Listed, ops.Resolved | None] = {}
@@ -57,7 +57,6 @@ class ModuleRules:
                 self.rules.append(rule)
         self.problems += _conflicts(self.rules, self._operations)
         self._matcher = Matcher([rule.listed.pattern for rule in self.rules])
-        self.lower = lower
 
     def __bool__(self) -> bool:
         return bool(self.rules)
@@ -72,8 +71,9 @@ class ModuleRules:
 
     def effect_of(self, match: Match) -> Effect:
         """Returns what the matching lines amount to."""
-        rules = sorted((self.rules[number] for number in match.patterns), key=lambda one: (one.specificity, one.source))
-        return tuple((one.listed.name, one.precision) for one in rules), match.rest
+        rules = (self.rules[number] for number in match.patterns)
+        ranked = sorted((one.specificity, one.source, one.listed.name, one.precision) for one in rules)
+        return tuple((name, precision) for _, _, name, precision in ranked), match.rest
 
     def patterns_with_match(self, paths: Iterable[Path], class_names: Iterable[str]) -> set[str]:
         """Returns the patterns that match one of these paths."""
@@ -100,9 +100,13 @@ class ModuleRules:
             yield from ((operation, False) for operation in resolved.family)
 
 
-def every_operation(precision: str, listed: Listed) -> Decided:
-    """Returns what a line says that gives every operation this precision."""
-    return dict.fromkeys(operations_that_compute(), (precision, listed))
+#: The line that stands for a kept module.
+KEPT = Listed(EVERY, "hmp.keep", 0)
+
+
+def kept_operations(precision: str) -> Decided:
+    """Returns what holds in a module that is kept in this precision."""
+    return dict.fromkeys(operations_that_compute(), (precision, KEPT))
 
 
 def _all_of(resolved: ops.Resolved | None) -> tuple[str, ...]:
@@ -150,8 +154,8 @@ def problems_of(lower: Iterable[Listed], fp32: Iterable[Listed] = ()) -> list[st
     """Returns all problems in the lines of a list, or of two lists that are used together."""
     lines = [*((one, "lower") for one in lower), *((one, "fp32") for one in fp32)]
     plain = Assignment((one, precision) for one, precision in lines if not one.pattern)
-    in_modules = ModuleRules((ModuleRule(one, kind, FROM_FILES) for one, kind in lines if one.pattern), "lower")
+    in_modules = ModuleRules(ModuleRule(one, kind, FROM_FILES) for one, kind in lines if one.pattern)
     return plain.problems + in_modules.problems
 
 
-NO_MODULE_RULES = ModuleRules((), "")
+NO_MODULE_RULES = ModuleRules(())

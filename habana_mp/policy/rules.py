@@ -196,8 +196,8 @@ def policy_from_lists(
     name. ``given`` takes precedence over both. An operation in ``refused`` raises if no list names it.
     """
     own = Preset("", "") if own is None else own
-    decided = _assign(_lines(lists, lower))
-    named = _assign(_lines(own, lower)) | _assign(given.plain)
+    decided = _assign(_plain(lists, lower))
+    named = _assign(_plain(own, lower)) | _assign(given.plain)
     followed = named if lists.of_autocast else decided | named
     decided |= named
     in_modules = [*_in_modules(lists, lower, FROM_PRESET), *_in_modules(own, lower, FROM_FILES), *given.in_modules]
@@ -209,15 +209,17 @@ def policy_from_lists(
     return _whole_policy(lower, rulings_with, decided, in_modules)
 
 
-def _lines(lists: Preset, lower: str) -> list[tuple[Listed, str]]:
+def _plain(lists: Preset, lower: str) -> list[tuple[Listed, str]]:
     """Returns the lines of lists that hold everywhere, with their precision."""
-    lines = [*((one, lower) for one in lists.lower), *((one, "fp32") for one in lists.fp32)]
-    return [(one, precision) for one, precision in lines if not one.pattern]
+    return [line for line in _lines(lists, lower) if not line[0].pattern]
 
 
 def _in_modules(lists: Preset, lower: str, source: int) -> list[ModuleRule]:
-    lines = [*((one, lower) for one in lists.lower), *((one, "fp32") for one in lists.fp32)]
-    return [ModuleRule(one, precision, source) for one, precision in lines if one.pattern]
+    return [ModuleRule(one, precision, source) for one, precision in _lines(lists, lower) if one.pattern]
+
+
+def _lines(lists: Preset, lower: str) -> list[tuple[Listed, str]]:
+    return [*((one, lower) for one in lists.lower), *((one, "fp32") for one in lists.fp32)]
 
 
 def _rulings(
@@ -255,10 +257,9 @@ def _whole_policy(
     decided: Decided,
     in_modules: Iterable[ModuleRule],
 ) -> Policy:
-    module_rules = ModuleRules(in_modules, lower)
-    problems = module_rules.problems
-    if problems:
-        raise ListError("\n".join(problems))
+    module_rules = ModuleRules(in_modules)
+    if module_rules.problems:
+        raise ListError("\n".join(module_rules.problems))
     rulings = rulings_with({})
     covered, composites = _covered(rulings, module_rules.named_operations())
     return Policy(

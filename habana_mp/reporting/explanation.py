@@ -13,8 +13,8 @@ from habana_mp.patches.installation import installation
 from habana_mp.patches.torch import module_paths
 from habana_mp.policy.kept import precision_kept_in
 from habana_mp.policy.lists import Listed
-from habana_mp.policy.module_rules import every_operation
-from habana_mp.policy.names import EVERY, operations_of
+from habana_mp.policy.module_rules import KEPT, kept_operations
+from habana_mp.policy.names import operations_of
 from habana_mp.policy.patterns import Path
 from habana_mp.policy.rules import Policy, Ruling, ruling_without_list
 
@@ -26,9 +26,6 @@ _MEANINGS = {
     "no_kernel": "it has no kernel for the lower precision (rule 8)",
     "refused": "it is refused in a float16 region",
 }
-
-#: The line that stands for a kept module.
-_KEPT = Listed(EVERY, "hmp.keep", 0)
 
 
 @dataclass(frozen=True)
@@ -103,8 +100,8 @@ def explain(operation: Any, module: Any = "") -> Explanation | ModelExplanation:
         one whose ``str`` is the tree that was printed.
 
     Raises:
-        ValueError: an unknown operation (:class:`ListError`), or a path in no living model if ``module`` is one.
-        TypeError: something that is neither.
+        ListError: an unknown operation.
+        TypeError: an ``operation`` that is no name and no model, or a ``module`` that is no module and no path.
     """
     if isinstance(operation, torch.nn.Module):
         tree = _tree(operation)
@@ -122,7 +119,7 @@ def explain(operation: Any, module: Any = "") -> Explanation | ModelExplanation:
     match = policy.module_rules.match(paths, class_names) if shown else None
     chosen = {} if match is None else policy.module_rules.chosen(match)
     if kept is not None:
-        chosen = dict(every_operation(kept, _KEPT))
+        chosen = dict(kept_operations(kept))
     ruling = (policy.rulings_with(chosen) if policy.rulings_with else {}).get(meant) or ruling_without_list(meant)
     if not ops.computes(meant) or ops.gives_view(meant):
         return Explanation(meant, shown, "unchanged", "view", where="it computes nothing that could be cast (rule 6)")
@@ -146,7 +143,7 @@ def _explained(meant: str, shown: str, ruling: Ruling, line: tuple[str, Listed] 
     if ruling.action != "precision":
         reason = {"none": "first_input", "scalars": "first_input"}.get(ruling.action, ruling.action)
         return Explanation(meant, shown, precision, reason)
-    if line is not None and line[1] is _KEPT:
+    if line is not None and line[1] is KEPT:
         return Explanation(meant, shown, precision, "kept")
     if ruling.no_kernel or ruling.by_parts:
         return Explanation(meant, shown, precision, "no_kernel" if ruling.no_kernel else "parts")
@@ -181,7 +178,7 @@ def _place(module: str | torch.nn.Module) -> tuple[Iterable[Path], tuple[str, ..
     for root in module_paths.outermost_modules() if parts else ():
         names = module_paths.class_names(root)
         inside = parts[1:] if parts[0].partition("#")[0] in names else parts
-        for name, path in module_paths.names_and_paths(root):
+        for name, path, _ in module_paths.places_in(root):
             if given == name or path in (parts, inside):
                 return [path], names, _kept_around(root, [path]), given
     # No living model has it: it may begin with the class of a model.
@@ -190,14 +187,14 @@ def _place(module: str | torch.nn.Module) -> tuple[Iterable[Path], tuple[str, ..
 
 def _kept_around(root: torch.nn.Module, paths: Iterable[Path]) -> str | None:
     """Returns the precision in which a module at one of these paths, or one around it, is kept."""
-    names = {path: name for name, path in module_paths.names_and_paths(root)}
+    kept: dict[Path, str | None] = {}
+    for place in module_paths.places_in(root):  # a wrapper has the path of what it wraps
+        kept[place.path] = precision_kept_in(place.module) or kept.get(place.path)
     for path in paths:
-        kept, module = precision_kept_in(root), root
-        for part in names.get(path, "").split(".") if names.get(path) else ():
-            module = getattr(module, part)
-            kept = precision_kept_in(module) or kept
-        if kept is not None:
-            return kept
+        around = (kept.get(path[:length]) for length in range(len(path), -1, -1))
+        found = next((one for one in around if one is not None), None)
+        if found is not None:
+            return found
     return None
 
 
@@ -208,7 +205,9 @@ def _tree(model: torch.nn.Module) -> ModelExplanation:
     root = model if outermost is None else outermost
     names = module_paths.class_names(root)
     modules = []
-    for path, inner in module_paths.modules_by_path(model):
+    for _, path, inner in module_paths.places_in(model):
+        if module_paths.wrapped_by(inner) is not None:
+            continue
         reached = []
         kept = _kept_around(model, [path])
         if kept is not None:

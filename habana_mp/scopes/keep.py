@@ -7,7 +7,7 @@ from typing import Any, TypeVar, overload
 
 import torch
 
-from habana_mp.policy.kept import KEPT_IN, set_kept
+from habana_mp.policy.kept import set_kept
 from habana_mp.policy.precisions import PRECISIONS, dtype_meant
 
 _M = TypeVar("_M", bound=torch.nn.Module)
@@ -54,7 +54,7 @@ def keep(module_or_modules: Any = _CLASS_FOLLOWS, precision: torch.dtype | str |
         ValueError: an unknown precision.
     """
     name = None if precision is None else PRECISIONS.get(dtype_meant(precision))  # type: ignore[arg-type]  # or None
-    if precision is not None and name not in KEPT_IN[1:]:
+    if precision is not None and name is None:
         raise ValueError(
             f"`precision` must be torch.float32, torch.bfloat16 or torch.float16, a name of it, or None; "
             f"got {precision!r}"

@@ -37,13 +37,10 @@ const RuleSet* resolve(const watch::Module* module, const Place& place) {
   if (!tables->resolver) return nullptr;
   const Owned resolver = Owned::borrowed(tables->resolver.get());
   const Owned objects(watch::objects_of(module));
-  const Owned path(
-      PyUnicode_DecodeUTF8(module->path.data(), static_cast<Py_ssize_t>(module->path.size()), "surrogatepass"));
   const Owned lists(PyLong_FromLongLong(place.lists));
   const Owned kept_in(PyLong_FromLong(place.kept_in));
-  if (!objects || !path || !lists || !kept_in) return nullptr;
-  const Owned number(
-      PyObject_CallFunctionObjArgs(resolver.get(), objects.get(), path.get(), lists.get(), kept_in.get(), nullptr));
+  if (!objects || !lists || !kept_in) return nullptr;
+  const Owned number(PyObject_CallFunctionObjArgs(resolver.get(), objects.get(), lists.get(), kept_in.get(), nullptr));
   if (!number) return nullptr;
   const unsigned long long value = PyLong_AsUnsignedLongLong(number.get());
   return PyErr_Occurred() != nullptr || value == 0 ? nullptr : rule_set(value);

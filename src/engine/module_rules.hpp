@@ -13,8 +13,8 @@
 namespace habana_mp::engine {
 
 // Sets the Python function that finds the rules in a module. It is called with the objects of the running module and of
-// the modules around it, from the innermost outwards, the path of the module, the number of the region whose lists the
-// rules change (0: convert's lists, -1: convert's lists where `within` does not apply them), and the number of the
+// the modules around it, from the innermost outwards, the number of the region whose lists the rules
+// change (0: convert's lists, -1: convert's lists where `within` does not apply them), and the number of the
 // precision in which the module is kept. It returns the number of a rule set, or 0 if the lists stay as they are. Holds
 // a reference; null for none. Rules found by an earlier function are forgotten.
 void set_module_rules(PyObject* resolver) noexcept;

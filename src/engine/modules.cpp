@@ -23,11 +23,9 @@ bool lists_wait_for_modules = false;
 bool rules_depend_on_modules = false;
 bool is_followed = false;
 
-PyObject* call_impl_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
-  if (PyVectorcall_NARGS(flagged_count) == 0 || !begins_to_apply_lists(values[0])) {
-    return watched.call(values, flagged_count, keywords);
-  }
-  enter_lists(&watched, rule_set_of_modules());
+// Calls a module while these lists apply.
+PyObject* call_under(const RuleSet* lists, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  enter_lists(&watched, lists);
   PyObject* result = watched.call(values, flagged_count, keywords);
   if (result != nullptr) {
     leave_region(&watched);
@@ -38,16 +36,19 @@ PyObject* call_impl_stub(PyObject*, PyObject* const* values, std::size_t flagged
   return result;
 }
 
+PyObject* call_impl_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
+  if (PyVectorcall_NARGS(flagged_count) == 0 || !begins_to_apply_lists(values[0])) {
+    return watched.call(values, flagged_count, keywords);
+  }
+  return call_under(rule_set_of_modules(), values, flagged_count, keywords);
+}
+
 // Calls a module under the rules that hold in it. The watch has opened the call.
 PyObject* call_by_rules(PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {
   const std::optional<const RuleSet*> rules = rules_in_module(values[0]);
   if (!rules) return nullptr;
   if (*rules == thread_state.region) return watched.call(values, flagged_count, keywords);
-  enter_lists(&watched, *rules);
-  PyObject* result = watched.call(values, flagged_count, keywords);
-  const HeldError held;
-  leave_region(&watched);
-  return result;
+  return call_under(*rules, values, flagged_count, keywords);
 }
 
 PyObject* ruled_call_impl_stub(PyObject*, PyObject* const* values, std::size_t flagged_count, PyObject* keywords) {

@@ -289,8 +289,12 @@ RuleSet* known_module_rule_set(const RuleSet& content) noexcept {
 }
 
 void free_module_rule_sets() noexcept {
+  const auto is_in_use = [](const RuleSet& set) {
+    return thread_state.region == &set ||
+           std::ranges::any_of(entrances(), [&](const Entrance& one) { return one.before.region == &set; });
+  };
   for (RuleSet& set : sets()) {
-    if (set.is_in_modules) set.is_free = true;
+    if (set.is_in_modules && !is_in_use(set)) set.is_free = true;
   }
 }
 

@@ -55,7 +55,8 @@ bool is_of_modules(const RuleSet* set) noexcept;
 RuleSet* make_module_rule_set(RuleSet&& content);
 // Returns the set of this kind that has this content and is not free, or null.
 RuleSet* known_module_rule_set(const RuleSet& content) noexcept;
-// Frees all these sets: the configuration changes, and compiled code is forgotten.
+// Frees these sets, except for those that this thread still uses: the configuration changes, and compiled code is
+// forgotten.
 void free_module_rule_sets() noexcept;
 // True if torch.compile can tell this set from others.
 bool is_shown_to_compilers(const RuleSet& set) noexcept;

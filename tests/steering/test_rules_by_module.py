@@ -310,6 +310,34 @@ def test_regions_that_differ_in_rules_alone_are_two() -> None:
                 assert [part[0].dtype for part in model(inputs())] == [FP32, BF16, BF16, BF16]
 
 
+def test_a_new_region_in_a_module_leaves_the_rules_around_it(tmp_path: Any) -> None:
+    lower = write_list(tmp_path / "lower.txt", ["tanh"])
+
+    class Enters(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = Part()
+
+        def forward(self, x: torch.Tensor) -> Any:
+            before = self.part(x)
+            with hmp.autocast("cpu", bf16_file_path=lower, rules={"linear @ inner.part": "fp16"}):
+                inside = self.part(x)
+            hmp.keep(Part())
+            return before, inside, (self.part(x)[0], torch.softmax(x, -1))
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Enters()
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return (*self.inner(x), (x @ x.T, torch.softmax(x, -1)))
+
+    hmp.convert(preset="recommended", rules={"softmax": "lower", "* @ inner": "fp32", "matmul @ Whole": "fp16"})
+    found = precisions(Whole()(inputs()))
+    assert found == [(FP32, FP32), (torch.float16, FP32), (FP32, FP32), (torch.float16, BF16)]
+
+
 @pytest.mark.parametrize("how", ["operation", "every", "keep"])
 def test_within_modules_rules_hold_where_the_lists_do(how: str) -> None:
     model = network()

@@ -109,7 +109,7 @@ class HpuDevices(Patch):
                     self._attributes.exchange(module, name, function)
                     self._tell_script(original, function)
         for name in _METHODS:
-            method = Method(name, self._method(getattr(torch.Tensor, name)))
+            method = Method(name, self._method(getattr(torch.Tensor, name), f"Tensor.{name}"))
             self._attributes.exchange(torch.Tensor, name, method)
         self._attributes.exchange(torch.Tensor, "pin_memory", Method("pin_memory", self._pin_memory()))
         if holds(_TENSOR_DEVICE, _device_is_inherited):
@@ -149,8 +149,8 @@ class HpuDevices(Patch):
         function.__module__, function.__name__, function.__qualname__ = module.__name__, name, name
         return function
 
-    def _method(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        meaning, name = self._meaning, f"Tensor.{original.__name__}"
+    def _method(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
+        meaning = self._meaning
         takes_device_first = original.__name__ == "to"
 
         @functools.wraps(original)
@@ -205,16 +205,7 @@ class HpuDevices(Patch):
             if meaning.real.type != "cpu":
                 record(self, s)
 
-        to = torch.nn.Module.to
-
-        @functools.wraps(to)
-        def module_to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
-            if args and meaning.means(first := meaning.numbered(args[0])):
-                args = (meaning.real_of(first, "Module.to"), *args[1:])
-            elif "device" in kwargs and meaning.means(device := meaning.numbered(kwargs["device"])):
-                kwargs["device"] = meaning.real_of(device, "Module.to")
-            return to(self, *args, **kwargs)
-
+        module_to = self._method(torch.nn.Module.to, "Module.to")
         self._attributes.exchange(torch.nn.Module, "to", module_to)
         self._attributes.exchange(torch.Tensor, "record_stream", Method("record_stream", record_stream))
         methods = ((hpu, torch.Tensor), (module_hpu, torch.nn.Module), (storage_hpu, torch.UntypedStorage))

@@ -10,7 +10,7 @@ import heapq
 import weakref
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -124,11 +124,7 @@ def _is_at(outer: torch.nn.Module, name: str, module: torch.nn.Module) -> bool:
 _names = _Names()
 
 
-def _forget_names() -> None:
-    _core.forget_module_names()
-
-
-holders = Holders(_forget_names)
+holders = Holders(_core.forget_module_names)
 
 
 def forget() -> None:
@@ -158,18 +154,21 @@ def module_name(module: Any, around: list[Any]) -> tuple[int, str, str, int]:
     for steps, outer in enumerate(around):
         for name in _names.of(module, outer)[:1] if outer is not None else ():
             kept_in = kept_in or _kept_along(outer, name)
-            return steps, ".".join(_without_wrappers(outer, name)), kind, kept_in
+            return steps, ".".join(_path(outer, name)), kind, kept_in
         if _is_replica_of(module, outer):
             return steps, "", kind, kept_in
     if around:
         return 0, f"<{kind}>", kind, kept_in
-    larger = [one for one in holders.outermost(module) if _names.of(module, one)]
-    for outer in larger[:1]:
+    for outer in _larger(module)[:1]:
         name = _names.of(module, outer)[0]
         kept_in = kept_in or _kept_along(outer, name) or number_kept_in(unwrapped(outer))
-        path = (_root_name(unwrapped(outer)), *_without_wrappers(outer, name))
-        return -1, ".".join(path), kind, kept_in
+        return -1, ".".join((_root_name(unwrapped(outer)), *_path(outer, name))), kind, kept_in
     return -1, "" if wrapped_by(module) is not None else _root_name(module), kind, kept_in
+
+
+def _larger(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """Returns the outermost modules that hold a module, and have a name for it."""
+    return [one for one in holders.outermost(module) if _names.of(module, one)]
 
 
 def _kept_along(outer: Any, name: str) -> int:
@@ -199,7 +198,7 @@ def paths_of(chain: Iterable[Any]) -> tuple[frozenset[Path], torch.nn.Module | N
                 found = paths[id(outer)]
                 break
         if found is None:
-            larger = [one for one in holders.outermost(module) if _names.of(module, one)]
+            larger = _larger(module)
             outermost = larger[0] if larger else module
             root: frozenset[Path] = frozenset({()})
             found = frozenset().union(*(_inside(root, one, _names.of(module, one)) for one in larger)) or root
@@ -209,27 +208,26 @@ def paths_of(chain: Iterable[Any]) -> tuple[frozenset[Path], torch.nn.Module | N
 
 
 def _inside(paths: frozenset[Path], outer: torch.nn.Module, names: Iterable[str]) -> frozenset[Path]:
-    return frozenset((*path, *_without_wrappers(outer, name)) for path in paths for name in names)
+    return frozenset((*path, *_path(outer, name)) for path in paths for name in names)
 
 
-def all_paths(outermost: torch.nn.Module) -> Iterator[Path]:
-    """Yields the paths of all modules in an outermost module."""
-    for name, _ in named_modules(outermost):
-        yield tuple(_without_wrappers(outermost, name)) if name else ()
+class Place(NamedTuple):
+    """A module in an outermost module: its name there, and its path, which is without wrappers."""
+
+    name: str
+    path: Path
+    module: torch.nn.Module
 
 
-def names_and_paths(outermost: torch.nn.Module) -> Iterator[tuple[str, Path]]:
-    """Yields the names of all modules in an outermost module, and their paths. A wrapper's comes after that of what it
-    wraps."""
-    found = [(name, tuple(_without_wrappers(outermost, name)) if name else ()) for name, _ in named_modules(outermost)]
-    return iter(sorted(found, key=lambda one: -one[0].count(".")))
-
-
-def modules_by_path(outermost: torch.nn.Module) -> Iterator[tuple[Path, torch.nn.Module]]:
-    """Yields all modules in an outermost module with their paths, without those that only wrap another one."""
+def places_in(outermost: torch.nn.Module) -> Iterator[Place]:
+    """Yields the places of all modules in an outermost module."""
     for name, module in named_modules(outermost):
-        if wrapped_by(module) is None:
-            yield (tuple(_without_wrappers(outermost, name)) if name else ()), module
+        yield Place(name, _path(outermost, name), module)
+
+
+def all_paths(outermost: torch.nn.Module) -> list[Path]:
+    """Returns the paths of all modules in an outermost module."""
+    return [place.path for place in places_in(outermost)]
 
 
 def class_names(outermost: torch.nn.Module) -> tuple[str, ...]:
@@ -254,11 +252,14 @@ def unwrapped(module: Any) -> Any:
     return module
 
 
-def _without_wrappers(outer: Any, name: str) -> Iterator[str]:
-    for part in name.split("."):
+def _path(outer: Any, name: str) -> Path:
+    """Returns the path of a module in another one, from its name there."""
+    parts = []
+    for part in name.split(".") if name else ():
         if wrapped_by(outer) != part:
-            yield part
+            parts.append(part)
         outer = getattr(outer, part)
+    return tuple(parts)
 
 
 def _is_replica_of(module: Any, outer: Any) -> bool:

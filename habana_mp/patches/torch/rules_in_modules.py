@@ -23,8 +23,7 @@ from habana_mp.patches.torch.module_calls import modules_in_graphs
 from habana_mp.patches.torch.module_holders import modules_in
 from habana_mp.policy import rules
 from habana_mp.policy.kept import AS_EXPORTED, KEPT_IN
-from habana_mp.policy.lists import Listed
-from habana_mp.policy.module_rules import Effect, every_operation
+from habana_mp.policy.module_rules import Effect, kept_operations
 from habana_mp.policy.patterns import Match, nearest_path
 from habana_mp.policy.rules import Policy
 
@@ -42,7 +41,7 @@ class RulesInModules:
         self._numbers: dict[tuple[int, int | Effect], int] = {}
         #: The patterns that were compared with a model: those without a match were warned about.
         self._told: set[str] = set()
-        self._is_on = self._has_told_of_many = False
+        self.is_on = self._has_told_of_many = False
         self._resolver = run_by_python(self._number)
 
     def begin(self) -> None:
@@ -53,21 +52,21 @@ class RulesInModules:
         _core.set_module_names(module_paths.module_name)
         _core.forget_module_names()
         _core.put_rules_in_modules(*direct_calls.begin("rules"), self._resolver)
-        self._is_on = True
+        self.is_on = True
         modules_in_graphs.begin("rules")
         exported_programs.begin()
 
     def end(self) -> None:
         """Makes all modules run by the same rules again."""
-        if self._is_on:
-            self._is_on = False
+        if self.is_on:
+            self.is_on = False
             exported_programs.end()
             modules_in_graphs.end("rules")
             _core.take_rules_out_of_modules()
             direct_calls.end("rules")
             module_paths.forget()
 
-    def _number(self, chain: list[Any], path: str, lists: int, kept_in: int) -> int:
+    def _number(self, chain: list[Any], lists: int, kept_in: int) -> int:
         """Returns the number of the rule set in a module; 0 if the lists decide there as elsewhere."""
         policy = self._policy_of(max(lists, 0))
         if policy is None or not policy.covered:
@@ -90,7 +89,7 @@ class RulesInModules:
         if kept_in == AS_EXPORTED:
             changes = rules.without_lists(policy)
         else:
-            chosen = every_operation(KEPT_IN[kept_in], KEPT) if kept_in else policy.module_rules.chosen(match)
+            chosen = kept_operations(KEPT_IN[kept_in]) if kept_in else policy.module_rules.chosen(match)
             if lists == _OUTSIDE:
                 chosen = {one: line for one, line in chosen.items() if line[0] == "fp32"}
             changes = rules.changes_in_modules(policy, chosen)
@@ -111,14 +110,13 @@ class RulesInModules:
         is_model = any(one is not None for part in modules_in(outermost) for one in part._parameters.values())
         if not is_model:
             return
-        known = {pattern for pattern in lines if pattern in self._told}
-        paths = list(module_paths.all_paths(outermost))
-        known |= policy.module_rules.patterns_with_match(paths, module_paths.class_names(outermost))
+        paths = module_paths.all_paths(outermost)
+        known = self._told | policy.module_rules.patterns_with_match(paths, module_paths.class_names(outermost))
         if not known.issuperset(lines):
             for other in module_paths.outermost_modules():
                 others = module_paths.all_paths(other)
                 known |= policy.module_rules.patterns_with_match(others, module_paths.class_names(other))
-        unknown = lines.keys() - known - self._told
+        unknown = lines.keys() - known
         self._told |= lines.keys()  # before a warning, which other threads may wait for, and which may raise
         for pattern in unknown:
             near = nearest_path(pattern, map(".".join, paths))
@@ -127,7 +125,3 @@ class RulesInModules:
                 f"{lines[pattern].where}: `{lines[pattern].line_text}` has no effect: no module of "
                 f"{type(module_paths.unwrapped(outermost)).__name__} is at `{pattern}`{hint}"
             )
-
-
-#: The line that stands for a kept module.
-KEPT = Listed("*", "hmp.keep", 0)
