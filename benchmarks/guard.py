@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable
 
 import torch
-from models import llama_110m, machine, with_past
+from models import machine
 from transformers import BertConfig, BertForMaskedLM
+from watching import token
 
 from habana_mp import hmp
 from habana_mp.reporting.guard import guarding
@@ -33,19 +34,6 @@ def bert() -> Callable[[], object]:
         optimizer.zero_grad()
         model(words, labels=labels).loss.backward()
         optimizer.step()
-
-    return step
-
-
-def token() -> Callable[[], object]:
-    """Makes the computation of a token by a decoder of 110 M parameters, with 64 words before it."""
-    model = llama_110m().eval()
-    with torch.no_grad():
-        word, pasts = with_past(model, torch.randint(0, 32_000, (1, 64)))
-
-    @torch.no_grad()
-    def step() -> object:
-        return model(word, pasts)[0]
 
     return step
 

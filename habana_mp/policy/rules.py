@@ -127,6 +127,8 @@ class Policy:
     exact: ExactCode = field(default=NOTHING_EXACT, compare=False)
     #: The precision that a list gives an operation, and the line of the list, by operation.
     lines: Decided = field(default_factory=dict, compare=False)
+    #: The rules of operations that lists decide.
+    rulings: Mapping[str, Ruling] = field(default_factory=dict, compare=False)
     #: The lines that hold in some modules, and a function that returns all rules where such lines are in force.
     module_rules: ModuleRules = field(default=NO_MODULE_RULES, compare=False)
     rulings_with: Callable[[Decided], dict[str, Ruling]] | None = field(default=None, compare=False)
@@ -267,6 +269,7 @@ def _whole_policy(
         composites,
         lower,
         lines=decided,
+        rulings=rulings,
         module_rules=module_rules,
         rulings_with=rulings_with,
     )
@@ -320,7 +323,7 @@ def changes_in_modules(policy: Policy, chosen: Decided) -> Policy:
     """Returns the rules that change where these lines are in force too."""
     if policy.rulings_with is None:
         return Policy()
-    before, after = policy.rulings_with({}), policy.rulings_with(chosen)
+    before, after = policy.rulings, policy.rulings_with(chosen)
     changed = {one for one in before.keys() | after.keys() if before.get(one) != after.get(one)}
     covered, composites = _covered(after, frozenset(), changed)
     return Policy(covered, composites)

@@ -27,7 +27,7 @@ from habana_mp.reporting.origins import Origin, here
 
 Guard = bool | float | Literal["raise"]
 
-#: What ``guard=True`` checks.
+#: The share of calls that ``guard=True`` checks.
 _SHARE = 0.01
 #: Searches without success that calls may begin, and all searches: later values that are not finite say nothing new.
 _SEARCHES_BY_CALLS = 3
@@ -39,7 +39,7 @@ _LOSS = "a loss"
 
 
 def checked_guard(guard: object) -> Guard:
-    """Returns the value of the argument. Raises if it is none."""
+    """Returns the value of the argument. Raises ValueError if it is not valid."""
     if guard is True or guard is False or (isinstance(guard, str) and guard == "raise"):
         return guard  # type: ignore[return-value]
     if isinstance(guard, float) and 0 < guard <= 1:

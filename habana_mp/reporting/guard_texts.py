@@ -1,4 +1,4 @@
-"""What the guard says."""
+"""The texts of the warnings of the guard."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ namespace {
 
 using kernels::Float;
 
-// Of a larger tensor so many values are read, in blocks at equal distances.
+// The most values of a tensor that a sampled call reads, in blocks at equal distances.
 constexpr std::int64_t most_in_sample = std::int64_t{1} << 15;
 constexpr std::int64_t block = std::int64_t{1} << 11;
 constexpr std::size_t most_dimensions = 16;

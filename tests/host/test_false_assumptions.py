@@ -114,7 +114,7 @@ NOT_HERE = {
     **dict.fromkeys(("torch.dynamo-skipped-code", "torch.dynamo-marks", "torch.dynamo-lambda-guards"), _OF_DYNAMO),
     **dict.fromkeys(("torch.dynamo-tensor-methods", "torch.dynamo-allowed-functions"), _OF_DYNAMO),
     **dict.fromkeys(("torch.dynamo-places", "torch.dynamo-module-calls"), _OF_DYNAMO),
-    **dict.fromkeys(("torch.dynamo-results", "torch.dynamo-resumed-code"), _OF_DYNAMO),
+    **dict.fromkeys(("torch.dynamo-results", "torch.dynamo-resumed-code", "torch.dynamo-callback"), _OF_DYNAMO),
     "torch.exported-programs": "torch.export makes each program by that method",
     **dict.fromkeys((f"{one}.functions" for one in ("botorch", "gpytorch", "opacus", "peft")), _OF_A_LIBRARY),
     **dict.fromkeys((f"{one}.functions" for one in ("torchmetrics", "torchvision")), _OF_A_LIBRARY),

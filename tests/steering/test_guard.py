@@ -174,7 +174,7 @@ def test_the_forward_of_a_backward_is_named(guard: Any, is_stepped: bool) -> Non
                 for weight in model.parameters():
                     weight.data.nan_to_num_(posinf=0, neginf=0)
 
-    if is_stepped or guard is not True:  # without an optimizer nobody reads the gradients
+    if is_stepped or guard is not True:  # the guard reads gradients before a step of an optimizer
         text = named(run, guard=guard)
         assert_names(text, "sqrt", "Net.layers.1", "backward")
         assert "the backward of `sqrt` made" in text

@@ -9,7 +9,11 @@ from typing import Any, TypeVar
 
 import torch
 
+from habana_mp.common.ledger import Assumption, holds
+
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+_eval_frame: Any = torch._C._dynamo.eval_frame
 
 #: Prefixes of the attributes that torch.compile sets on a function that it has compiled.
 _ON_COMPILED = ("_torchdynamo", "_is_torch_compile", "_isolate_recompiles_id", "get_compiler_config", "aot_compile")
@@ -32,6 +36,14 @@ def leave_to_python(function: Any) -> None:
     function._torchdynamo_disable = True
 
 
+_CALLBACK = Assumption(
+    "torch.dynamo-callback",
+    assumed="`torch._C._dynamo.eval_frame.set_eval_frame(None)` makes Dynamo leave code to Python, in this thread, and "
+    "returns what makes it read code again",
+    check="the function is there",
+    otherwise="torch.compile may compile functions of this package that find the module of a call",
+)
+
 #: The functions that `run_by_python` has made, for `patches.torch.dynamo.OwnCode`.
 run_as_they_are: list[Any] = []
 
@@ -42,14 +54,13 @@ def run_by_python(function: _F) -> _F:
 
     @functools.wraps(function)
     def running(*args: Any) -> Any:
-        set_callback = getattr(torch._C._dynamo.eval_frame, "set_eval_frame", None)
-        if set_callback is None:
+        if not holds(_CALLBACK, lambda: callable(_eval_frame.set_eval_frame)):
             return function(*args)
-        before = set_callback(None)
+        before = _eval_frame.set_eval_frame(None)
         try:
             return function(*args)
         finally:
-            set_callback(before)
+            _eval_frame.set_eval_frame(before)
 
     run_as_they_are.append(running)
     return running  # type: ignore[return-value]  # the same parameters
@@ -77,7 +88,7 @@ def _is_in_compiled_function() -> bool:
     """True if Dynamo would compile a function that is called here."""
     if torch.compiler.is_dynamo_compiling():  # Dynamo is compiling the caller: no need to check further
         return True
-    callback = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)()
+    callback = getattr(_eval_frame, "get_eval_frame_callback", lambda: None)()
     return callable(callback)
 
 

@@ -49,7 +49,7 @@ _BACKWARD = assumption_of_functions(
 
 def listen(to_loss: _Listener, to_scaled: _Listener | None = None) -> None:
     """Calls ``to_loss`` with each tensor from which a backward begins, and ``to_scaled`` with each loss that a gradient
-    scaler is about to scale. Does nothing for those that listen already."""
+    scaler is about to scale. A listener that was given before is not added again."""
     for listener, listeners in ((to_loss, _listeners), (to_scaled, _of_scaled)):
         if listener is not None and listener not in listeners:
             listeners.append(listener)

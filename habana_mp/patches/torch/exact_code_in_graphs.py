@@ -1,8 +1,8 @@
 """Exact code that torch.compile reads: its own operations become regions in which nothing is lowered.
 
-The frames of a user's code are not on the stack while Dynamo reads it. So the core is told when Dynamo runs an
+The frames of a user's code are not on the stack while Dynamo reads it. So this patch tells the core when Dynamo runs an
 operation of exact code to learn its result. If a list would have lowered the operation, the graph gets a region around
-it (``region_dtypes.py``), in which the lists lower nothing. What exact code calls is other code.
+it (``region_dtypes.py``), in which the lists lower nothing. Lists apply to the functions that exact code calls.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which modules hold a module. They are looked for among all objects once; afterwards torch tells of new ones."""
+"""Finds the modules that hold a module: once among all objects, and afterwards by torch's hook on registrations."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Holders:
         self._placed.add(module)
 
     def note_parts(self, module: torch.nn.Module) -> None:
-        """Notes what this module holds. torch does not tell of the parts of a module that was copied or unpickled."""
+        """Notes what this module holds. torch calls no hook for the parts of a module that was copied or unpickled."""
         if self._hook is None:
             return
         for part in parts_of(module):
