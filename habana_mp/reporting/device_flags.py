@@ -49,7 +49,7 @@ class DeviceFlags:
             if device.type == "cuda":
                 memory = torch.empty((), dtype=torch.bool, pin_memory=True)
                 memory.copy_(flag, non_blocking=True)
-                event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's has no types
                 event.record(torch.cuda.current_stream(device))
                 self._copies[device] = memory, event
             elif bool(flag):

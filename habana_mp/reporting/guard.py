@@ -41,7 +41,7 @@ _LOSS = "a loss"
 def checked_guard(guard: object) -> Guard:
     """Returns the value of the argument. Raises ValueError if it is not valid."""
     if guard is True or guard is False or (isinstance(guard, str) and guard == "raise"):
-        return guard  # type: ignore[return-value]
+        return guard  # type: ignore[return-value]  # one of the three
     if isinstance(guard, float) and 0 < guard <= 1:
         return guard
     raise ValueError(

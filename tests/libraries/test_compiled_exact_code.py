@@ -166,7 +166,7 @@ def test_it_holds_in_regions_and_modules_with_rules_of_their_own() -> None:
 
     model = Outer()
     for options in ({"within": "modules"}, {"rules": {"matmul @ inner": "fp16"}}):
-        hmp.convert(exact=[product], **options)  # type: ignore[arg-type]
+        hmp.convert(exact=[product], **options)  # type: ignore[arg-type]  # options of several types
         assert dtypes(compiled(model)(FULL)) == dtypes(model(FULL))
         assert model(FULL)[0].dtype is FP32
     hmp.convert(exact=[product])

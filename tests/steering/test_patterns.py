@@ -98,9 +98,9 @@ def test_a_wrong_pattern_says_what_would_be_right(pattern: str, problem: str, tm
 )
 def test_a_wrong_rule_says_what_would_be_right(rules: object, message: str) -> None:
     with pytest.raises(hmp.ListError, match=message):
-        hmp.convert(rules=rules)  # type: ignore[arg-type]
+        hmp.convert(rules=rules)  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(hmp.ListError, match=message):
-        hmp.autocast("cpu", rules=rules)  # type: ignore[arg-type]
+        hmp.autocast("cpu", rules=rules)  # type: ignore[arg-type]  # wrong on purpose
     assert not hmp.is_converted()
 
 

@@ -271,7 +271,7 @@ def test_equal_modules_that_are_compiled_alike_follow_their_own_rules(converted:
         block.compile(backend="eager", fullgraph=True)
     whole = nn.Module()
     whole.blocks = model
-    whole.forward = lambda x: [block(x) for block in model]  # type: ignore[method-assign]
+    whole.forward = lambda x: [block(x) for block in model]  # type: ignore[method-assign]  # of this object alone
     converted(bf16=["linear", "softmax"], rules={"* @ blocks.1.part": "fp32"})
     assert precisions(whole(inputs())) == [LOWERED, STEERED["every"]]
     converted(bf16=["linear", "softmax"], rules={"* @ blocks.0.part": "fp32"})

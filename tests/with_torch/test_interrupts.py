@@ -75,7 +75,7 @@ class Outer(nn.Module):
         super().__init__()
         self.inner = nn.Linear(8, 8)
         self.parts = Parts(self._modules)
-        self.parts.happens = happens  # type: ignore[method-assign]
+        self.parts.happens = happens  # type: ignore[method-assign]  # of this object alone
         vars(self)["_modules"] = self.parts
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -102,7 +102,7 @@ def test_an_interrupt_while_a_module_tells_its_names_is_raised_by_the_call_of_th
         model(X)
     assert not isinstance(raised.value, SystemExit) or raised.value.code == 3
     assert _core.running_place() == -1
-    model.parts.happens = lambda: None  # type: ignore[method-assign]
+    model.parts.happens = lambda: None  # type: ignore[method-assign]  # of this object alone
     model(X)
     assert {row.module for row in hmp.report(show=False) if row.operation == "linear"} == {"Outer.inner"}
 

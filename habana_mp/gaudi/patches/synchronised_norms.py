@@ -85,9 +85,9 @@ def _normalise(
     others = [dim for dim in range(x.ndim) if dim != 1]
     count = torch.tensor([x.numel() / x.shape[1]], dtype=x.dtype)
     dist.all_reduce(count, group=group)
-    batch_mean = _Sum.apply(x.sum(others), group) / count  # type: ignore[no-untyped-call]
+    batch_mean = _Sum.apply(x.sum(others), group) / count  # type: ignore[no-untyped-call]  # torch's has no types
     centred = x - batch_mean.view(shape)
-    batch_var = _Sum.apply(centred.square().sum(others), group) / count  # type: ignore[no-untyped-call]
+    batch_var = _Sum.apply(centred.square().sum(others), group) / count  # type: ignore[no-untyped-call]  # torch's has no types
     if mean is not None and var is not None:
         with torch.no_grad():
             mean.lerp_(batch_mean.to(mean.dtype), momentum)

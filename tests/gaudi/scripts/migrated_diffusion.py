@@ -4,7 +4,7 @@ import argparse
 import copy
 import math
 
-import habana_frameworks.torch.gpu_migration  # noqa: F401
+import habana_frameworks.torch.gpu_migration  # noqa: F401  (it maps CUDA)
 import torch
 from torch import nn
 
