@@ -278,7 +278,7 @@ def test_without_pandas_it_is_said_what_to_install(recorded: Report, monkeypatch
 
 
 def test_rich_shows_the_words_and_the_rows(recorded: Report) -> None:
-    console = rich.console.Console(file=io.StringIO(), width=300)
+    console = rich.console.Console(file=io.StringIO(), width=2000)  # no sentence is wrapped
     console.print(recorded)
     shown = console.file.getvalue()  # type: ignore[attr-defined]  # it is that StringIO
     for words in recorded.words:

@@ -130,7 +130,7 @@ def test_a_weight_in_the_place_of_a_dead_one_is_its_own(mode: str) -> None:
             wanted = F.linear(x, values.bfloat16())
         assert_same(results, [wanted, wanted])
         del results
-    assert len(objects) < 100
+    assert len(objects) < 1000  # addresses came again
 
 
 @every_mode
