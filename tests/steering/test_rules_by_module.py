@@ -6,6 +6,7 @@ import copy
 import importlib
 import io
 import pickle
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -411,3 +412,53 @@ def test_rule_sets_are_used_again(converted: Converter, tmp_path: Any) -> None:
         with hmp.autocast("cpu", bf16_file_path=lower, rules={"linear @ layers.0": "fp32"}):
             assert model(inputs())[0][0].dtype is FP32
         assert model(inputs())[3][0].dtype is FP32
+
+
+class Sliced(nn.Module):
+    """Takes a slice of its layers in each forward, as the models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers[:2]:
+            x = layer(x)
+        return x
+
+
+def _names_looked_for(call: Callable[[], object]) -> int:
+    """Returns how often Python looks for the name of a module during the call."""
+    found = []
+
+    def profile(frame: Any, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_name == "module_name":
+            found.append(frame)
+
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return len(found)
+
+
+def test_a_slice_of_layers_makes_no_place_be_looked_for_again(converted: Converter) -> None:
+    model, x = Sliced(), torch.randn(2, 8)
+    converted(bf16=["linear"], rules={"linear @ layers.1": "fp32"})
+    assert _names_looked_for(lambda: model(x)) > 0
+    assert model(x).dtype is FP32
+    assert _names_looked_for(lambda: model(x)) == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*has no effect")  # the pattern matches only later
+def test_a_slice_that_becomes_part_of_a_model_gives_its_layers_a_place_there(converted: Converter) -> None:
+    model, x = Sliced(), torch.randn(2, 8)
+    converted(bf16=["linear"], rules={"linear @ kept.**": "fp32"})
+    assert model.layers[0](x).dtype is BF16
+    taken = model.layers[:2]
+    assert model.layers[0](x).dtype is BF16
+    other = nn.Module()
+    other.kept = taken
+    assert taken[0](x).dtype is FP32
+    assert model(x).dtype is BF16

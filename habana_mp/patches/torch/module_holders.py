@@ -14,6 +14,10 @@ import torch
 _FEW = 32
 
 
+#: Their slices are made by registering modules again.
+_CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
+
+
 class _Living:
     """Modules by their identity. A class of modules may have no hash."""
 
@@ -101,9 +105,17 @@ class Holders:
         references = [one for one in self._of.get(id(part), ()) if one() not in (None, holder)]
         self._of[id(part)] = [*references, weakref.ref(holder)]
 
+    def _is_selection(self, holder: torch.nn.Module, module: torch.nn.Module) -> bool:
+        """True if the holder is a container that belongs to no module, and gets a module that has a place: as the one
+        that ``self.layers[:n]`` makes in each forward. No place depends on it."""
+        return type(holder) in _CONTAINERS and not self._around(holder) and bool(self._around(module))
+
     def _registered(self, holder: torch.nn.Module, _: str, module: torch.nn.Module | None) -> None:
-        if module is None:
+        if module is None or self._is_selection(holder, module):
             return
+        for one in modules_in(module):
+            if type(one) in _CONTAINERS:
+                self.note_parts(one)  # it may have been a selection until now
         self._note(holder, module)
         if any(one in self._placed for one in modules_in(module)):
             self._placed.clear()
