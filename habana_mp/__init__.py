@@ -9,7 +9,9 @@ from habana_mp import _core, hmp  # noqa: F401  the core first: it raises if tor
 from habana_mp.common.version import __version__ as __version__
 from habana_mp.hmp import (
     Comparison,
+    Diagnosis,
     Explanation,
+    Finding,
     HmpWarning,
     KeptWeights,
     ListError,
@@ -21,6 +23,7 @@ from habana_mp.hmp import (
     convert,
     custom_bwd,
     custom_fwd,
+    diagnose,
     disable_casts,
     exact_packages,
     explain,
@@ -38,7 +41,9 @@ from habana_mp.hmp import (
 
 __all__ = [
     "Comparison",
+    "Diagnosis",
     "Explanation",
+    "Finding",
     "HmpWarning",
     "KeptWeights",
     "ListError",
@@ -50,6 +55,7 @@ __all__ = [
     "convert",
     "custom_bwd",
     "custom_fwd",
+    "diagnose",
     "disable_casts",
     "exact_packages",
     "explain",

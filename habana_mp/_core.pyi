@@ -284,6 +284,15 @@ def computes_gradient() -> bool:
 def call_unguarded(function: Callable[[], Any], /) -> Any:
     """Returns ``function()``, whose calls are not checked."""
 
+def observe_calls(
+    observer: Callable[[Any, str, tuple[Any, ...], dict[str, Any]], Any] | None, /
+) -> None:
+    """From now on calls this function for each call, with what was called, the operation and the arguments; its result
+    is that of the call. Calls that it makes itself are made without it. None ends it."""
+
+def make_observed_call() -> Any:
+    """Makes the call for which the observer runs, as without an observer."""
+
 def guarded_largest() -> dict[str, float]:
     """Returns the largest magnitude of the checked results in float16, by operation."""
 

@@ -23,6 +23,7 @@ import torch
 from habana_mp import _core
 from habana_mp.common import locks
 from habana_mp.common.errors import HmpWarning, ListError, warn
+from habana_mp.diagnosis.diagnosis import Diagnosis, Finding, diagnose
 from habana_mp.patches import libraries
 from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.compiled_functions import refused_in_graphs
@@ -53,7 +54,9 @@ from habana_mp.scopes.within import Given, checked, reject_models
 
 __all__ = [
     "Comparison",
+    "Diagnosis",
     "Explanation",
+    "Finding",
     "HmpWarning",
     "KeptWeights",
     "ListError",
@@ -65,6 +68,7 @@ __all__ = [
     "convert",
     "custom_bwd",
     "custom_fwd",
+    "diagnose",
     "disable_casts",
     "exact_packages",
     "explain",

@@ -44,10 +44,11 @@ class Installation:
         self._is_ours = False
         self._are_patches_in = False
         self._composites: dict[Any, Composite] = {}
-        #: True while calls are watched, or the guard checks all calls: then the core also handles operations without a
+        #: True while calls are watched, the guard checks all calls, or a step is diagnosed: then the core also handles operations without a
         #: rule.
         self._is_watched = False
         self._is_guarded = False
+        self._is_diagnosed = False
         self._rules_in_modules = RulesInModules(lambda number: self.policy_of_region(number) if number else self.policy)
         kept.listen(self._follow_modules)
 
@@ -79,7 +80,7 @@ class Installation:
                 self._follow_modules()
                 in_force.set_configuration(policy.named, described)
                 self._exchange_composites(composites)
-                if self._is_watched or self._is_guarded:
+                if self._is_watched or self._is_guarded or self._is_diagnosed:
                     self._observe()
             except BaseException:
                 self.uninstall()
@@ -99,12 +100,19 @@ class Installation:
                 self._is_guarded = guarded
                 self._observe()
 
+    def diagnose(self, *, diagnosed: bool) -> None:
+        """Begins or stops to handle the operations without a rule that a diagnosis follows."""
+        with locks.installation:
+            if diagnosed != self._is_diagnosed:
+                self._is_diagnosed = diagnosed
+                self._observe()
+
     def _observe(self) -> None:
-        """Updates what the core handles for the watch and the guard. Torch stays unchanged while no lists are in
-        force."""
+        """Updates what the core handles for the watch, the guard and a diagnosis. Torch stays unchanged while no lists
+        are in force."""
         if self._is_ours and (self.policy is not None or self._regions_in_torch):
-            watched = rules.plan_of_observed() if self._is_watched else []
-            _core.observe(watched + (rules.plan_of_guarded() if self._is_guarded else []))
+            watched = rules.plan_of_observed() if self._is_watched or self._is_diagnosed else []
+            _core.observe(watched + (rules.plan_of_guarded() if self._is_guarded or self._is_diagnosed else []))
 
     def make_region(self, policy: Policy, *, on_cpu: bool, caches_weights: bool, name: str, after_tracked: Any) -> int:
         """Returns the number of a new region with these rules, ready to be entered."""

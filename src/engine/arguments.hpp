@@ -51,6 +51,24 @@ inline PyObject* find_argument(const Arguments& arguments, Py_ssize_t position, 
   return nullptr;
 }
 
+// Returns the positional arguments as a tuple, and the others as a dict. Null with an exception set when memory runs out.
+inline Owned positional_of(const Arguments& arguments) {
+  Owned tuple(PyTuple_New(arguments.positional));
+  for (Py_ssize_t i = 0; tuple && i < arguments.positional; ++i) {
+    PyTuple_SET_ITEM(tuple.get(), i, Owned::borrowed(arguments.values[i]).release());
+  }
+  return tuple;
+}
+
+inline Owned keywords_of(const Arguments& arguments) {
+  Owned keywords(PyDict_New());
+  for (Py_ssize_t i = 0; keywords && i < arguments.keyword_count(); ++i) {
+    PyObject* const value = arguments.values[arguments.positional + i];
+    if (PyDict_SetItem(keywords.get(), PyTuple_GET_ITEM(arguments.keywords, i), value) != 0) return nullptr;
+  }
+  return keywords;
+}
+
 inline bool is_number(PyObject* object) { return PyFloat_CheckExact(object) || PyLong_CheckExact(object); }
 
 }  // namespace habana_mp::engine

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "engine/guard.hpp"
+#include "engine/observer.hpp"
 #include "errors.hpp"
 #include "host/modes.hpp"
 #include "host/tensors.hpp"
@@ -110,19 +111,12 @@ bool tell(const Target& target, const Arguments& arguments, PyObject* result, in
   const Owned found = Owned::borrowed_or_null(guard->found.get());
   if (!found) return true;
   const UnguardedBlock block;
-  const Owned tuple(PyTuple_New(arguments.positional));
-  const Owned keywords(PyDict_New());
-  if (!tuple || !keywords) return false;
-  for (Py_ssize_t i = 0; i < arguments.positional; ++i) {
-    PyTuple_SET_ITEM(tuple.get(), i, Owned::borrowed(arguments.values[i]).release());
-  }
-  for (Py_ssize_t i = 0; i < arguments.keyword_count(); ++i) {
-    PyObject* const value = arguments.values[arguments.positional + i];
-    if (PyDict_SetItem(keywords.get(), PyTuple_GET_ITEM(arguments.keywords, i), value) != 0) return false;
-  }
+  const Owned positional = positional_of(arguments);
+  const Owned keywords = keywords_of(arguments);
+  if (!positional || !keywords) return false;
   return static_cast<bool>(
-      Owned(PyObject_CallFunction(found.get(), "OsOOOii", target.object.get(), target.operation.c_str(), tuple.get(),
-                                  keywords.get(), result, state, before)));
+      Owned(PyObject_CallFunction(found.get(), "OsOOOii", target.object.get(), target.operation.c_str(),
+                                  positional.get(), keywords.get(), result, state, before)));
 }
 
 // Returns the result of `make`, which makes the call.
@@ -163,15 +157,10 @@ constexpr Answers answers_guarded{&answer_by_rule_guarded, &answer_guarded<&Answ
 
 void set_answers(const Answers& wanted) noexcept {
   unguarded = wanted;
-  if (guard->found) {
-    answers = answers_guarded;
-  } else {
-    answers = wanted;
-  }
+  set_answers_behind_observer(guard->found ? answers_guarded : wanted);
 }
 
 void guard_calls(PyObject* found, double share, std::uint64_t most) noexcept {
-  if (!guard->found) unguarded = answers;
   const Owned former = std::exchange(guard->found, Owned::borrowed_or_null(found));
   guard->share = share;
   guard->left = most;

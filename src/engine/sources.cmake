@@ -4,6 +4,7 @@ target_sources(_core PRIVATE
   src/engine/bindings/functions.cpp
   src/engine/bindings/guard.cpp
   src/engine/bindings/installation.cpp
+  src/engine/bindings/observer.cpp
   src/engine/bindings/origins.cpp
   src/engine/bindings/regions.cpp
   src/engine/bindings/rules.cpp
@@ -19,6 +20,7 @@ target_sources(_core PRIVATE
   src/engine/known_tensors.cpp
   src/engine/module_rules.cpp
   src/engine/modules.cpp
+  src/engine/observer.cpp
   src/engine/originals.cpp
   src/engine/reading.cpp
   src/engine/region.cpp

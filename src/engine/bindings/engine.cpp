@@ -14,6 +14,7 @@ void register_functions(py::module_& module);
 void register_watching(py::module_& module);
 void register_origins(py::module_& module);
 void register_guard(py::module_& module);
+void register_observer(py::module_& module);
 
 void register_engine(py::module_& module) {
   register_torch(module);
@@ -25,6 +26,7 @@ void register_engine(py::module_& module) {
   register_watching(module);
   register_origins(module);
   register_guard(module);
+  register_observer(module);
 }
 
 }  // namespace habana_mp

@@ -115,6 +115,7 @@ void register_watching(py::module_& module) {
   module.def("check_modules",
              [](const py::object& call_impl) { or_throw(engine::may_watch_modules(call_impl.ptr())); });
   module.def("watch_modules", &watch_modules);
+  engine::watch_calls(false);
   module.def("watch_calls", &engine::watch_calls);
   module.def("follow_modules", [](const py::object& call_impl, const py::object& answering) {
     or_throw(engine::follow_modules(call_impl.ptr(), answering.ptr()));

@@ -1,0 +1,198 @@
+"""The findings of a diagnosis: which operation is harmful, what it does, and the rule that mends it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from habana_mp.diagnosis.outcomes import WORST, Deviations
+from habana_mp.diagnosis.sites import Site
+from habana_mp.reporting.records import LARGEST_FLOAT16, Row, short_path
+from habana_mp.reporting.remedies import in_words, rules_for
+
+Kind = Literal["precision", "overflow", "underflow", "not finite", "decision"]
+
+_SMALLEST_FLOAT16 = 2.0**-24
+_LARGEST_BFLOAT16 = 3.3895e38
+_SMALLEST_BFLOAT16 = 2.0**-133
+
+
+@dataclass(frozen=True)
+class OperationRow:
+    """An operation at one line in one module, and what was measured there."""
+
+    operation: str
+    module: str
+    file: str
+    line: int
+    precision: str
+    calls: int
+    #: The error of the calls themselves, and the one that came with their inputs, relative to the exact values.
+    local_error: float
+    inherited_error: float
+    #: The local error times the gradient of the loss: how much the calls change the loss. None if no gradient came.
+    effect: float | None
+    #: The relative error that the backward of the calls adds; the first call of each line is looked at.
+    gradient_error: float
+    largest_error: float
+    #: The smallest and the largest magnitude of the inputs, without zeros; None if all are zero.
+    input_range: tuple[float, float] | None
+    #: How many powers of two are left to the ends of the lower precision's range: below the smallest input, and above
+    #: the largest.
+    range_left: tuple[float, float] | None
+
+    @property
+    def place(self) -> str:
+        return f"{short_path(self.file)}:{self.line}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An operation whose lower precision harms the step."""
+
+    operation: str
+    module: str
+    file: str
+    line: int
+    kind: Kind
+    #: How much less the step deviates from float32 if this operation alone runs in float32, as a share of the exact
+    #: value that improves most. Infinite if only then that value is finite.
+    effect: float
+    local_error: float
+    inherited_error: float
+    text: str
+    #: The rules to give to ``convert(rules=...)``; empty if no rule would help.
+    rule: dict[str, str] = field(hash=False)
+    #: The step in which it was found, from 0.
+    step: int = 0
+
+    @property
+    def place(self) -> str:
+        return f"{short_path(self.file)}:{self.line}"
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def row_of(site: Site) -> OperationRow:
+    dtype = next(iter(sorted(site.dtypes)), "")
+    has_range = site.largest_input > 0
+    return OperationRow(
+        operation=site.where.operation,
+        module=site.module,
+        file=site.where.file,
+        line=site.where.line,
+        precision={"bfloat16": "bf16", "float16": "fp16"}.get(dtype, dtype),
+        calls=site.calls,
+        local_error=site.local_error,
+        inherited_error=site.inherited_error,
+        effect=site.effect if site.has_gradient else None,
+        gradient_error=site.gradient_error,
+        largest_error=site.largest_error,
+        input_range=(site.smallest_input, site.largest_input) if has_range else None,
+        range_left=_range_left(site, dtype) if has_range else None,
+    )
+
+
+def _range_left(site: Site, dtype: str) -> tuple[float, float]:
+    is_half = dtype == "float16"
+    smallest, largest = (
+        (_SMALLEST_FLOAT16, LARGEST_FLOAT16) if is_half else (_SMALLEST_BFLOAT16, _LARGEST_BFLOAT16)
+    )
+    return math.log2(site.smallest_input / smallest), math.log2(largest / site.largest_input)
+
+
+def kind_of(sites: Sequence[Site]) -> Kind:
+    for site in sites:
+        if site.birth == "overflow":
+            return "overflow"
+        if site.birth:
+            return "not finite"
+    values = sum(site.values for site in sites)
+    if values and sum(site.underflows for site in sites) > 0.05 * values:
+        return "underflow"
+    gradients = sum(site.gradients for site in sites)
+    if gradients and sum(site.zero_gradients for site in sites) > 0.5 * gradients:
+        return "underflow"
+    return "precision" if any(site.has_gradient for site in sites) else "decision"
+
+
+def finding(sites: Sequence[Site], before: Deviations, after: Deviations, step: int) -> Finding:
+    """Returns the finding about the sites of one line. ``before`` and ``after``: how much the step deviates, and how
+    much it does if this line runs in float32."""
+    worst = max(sites, key=lambda site: (site.birth != "", abs(site.effect), site.error))
+    kind = kind_of(sites)
+    improved = max(before, key=lambda what: before[what] - after[what], default="")
+    effect = (before[improved] - after[improved]) if improved else 0.0
+    if improved and before[improved] >= WORST > after[improved]:
+        effect = math.inf
+    rule = rules_for(_rows(sites), "fp32")
+    text = (
+        f"{_where(worst, sites)}: {_what(kind, worst)}{_consequence(improved, before, after)}"
+        f"{in_words(rule).replace('. Write', '; write', 1) if rule else _no_rule(worst)}"
+    )
+    return Finding(
+        operation=worst.where.operation,
+        module=worst.module,
+        file=worst.where.file,
+        line=worst.where.line,
+        kind=kind,
+        effect=effect,
+        local_error=worst.local_error,
+        inherited_error=worst.inherited_error,
+        text=text,
+        rule=rule,
+        step=step,
+    )
+
+
+def _rows(sites: Sequence[Site]) -> list[Row]:
+    return [
+        Row(site.where.operation, "bf16", site.calls, 0, 0, module=site.module or None, file=site.where.file,
+            line=site.where.line)
+        for site in sites
+    ]  # fmt: skip
+
+
+def _where(worst: Site, sites: Sequence[Site]) -> str:
+    module = f" in {worst.module}" if worst.module else ""
+    more = f" and {len(sites) - 1} more modules" if len(sites) > 1 else ""
+    return f"`{worst.where.operation}` at {worst.where.place}{module}{more}"
+
+
+def _what(kind: Kind, site: Site) -> str:
+    precision = ", ".join(sorted(site.dtypes)) or "the lower precision"
+    inputs = f"inputs from {site.smallest_input:.3g} to {site.largest_input:.3g}" if site.largest_input else "its inputs"
+    if kind == "overflow":
+        return f"of {inputs} it made a value that does not fit into {precision}"
+    if kind == "not finite":
+        return f"of {inputs} it made a value that is not finite"
+    if kind == "underflow":
+        return f"of {inputs} it made zeros in {precision} where float32 has none, or got gradients that are zero"
+    if kind == "decision":
+        return (
+            f"of {inputs} it made values with a largest error of {site.largest_error:.3g} in {precision}, and no "
+            f"gradient shows what they decide"
+        )
+    return (
+        f"of {inputs} it made values with a relative error of {site.local_error:.2g} in {precision}"
+        + (f", and gradients with {site.gradient_error:.2g}" if site.gradient_error > site.local_error else "")
+    )
+
+
+def _consequence(what: str, before: Deviations, after: Deviations) -> str:
+    if not what:
+        return ""
+    if before[what] >= WORST:
+        return f"; {what} is not finite, and with this line in float32 it is"
+    return f"; {what} is wrong by {_percent(before[what])}, and with this line in float32 by {_percent(after[what])}"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.2g} times its size" if share >= 10 else f"{100 * share:.3g} %"
+
+
+def _no_rule(site: Site) -> str:
+    return f"; no list can name `{site.where.operation}`: run this line under `hmp.disable_casts()`"

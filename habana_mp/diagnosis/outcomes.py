@@ -1,0 +1,151 @@
+"""What a run of a step gives: the loss, the gradients, the state that it changes, and what it returns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from habana_mp.diagnosis.exact import LOWER, tensors_of
+from habana_mp.diagnosis.measuring import sample
+
+#: So many values stand for all of a gradient, a state, or a returned value.
+_SAMPLES = 1 << 16
+
+#: An error of a gradient below this share is no fault, however small the model's own noise is.
+_OF_GRADIENT = 0.15
+_OF_VALUE = 0.05
+_OF_STATE = 0.1
+_OF_LOSS = 0.015
+#: So many times the noise is no fault.
+_TIMES_NOISE = 6.0
+
+#: Stands for the deviation of a value that is not finite.
+WORST = 1e6
+
+
+@dataclass(eq=False)
+class Outcome:
+    """The outcome of a run, as samples."""
+
+    loss: float | None = None
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    #: How the state changed.
+    state: dict[str, torch.Tensor] = field(default_factory=dict)
+    returned: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    #: By how much the loss changes if the weights are rounded to a precision, as if each rounding had a random sign.
+    roundings: dict[torch.dtype, float] = field(default_factory=dict)
+
+    @property
+    def is_finite(self) -> bool:
+        return self.loss is None or math.isfinite(self.loss)
+
+    def add_gradient(self, name: str, weight: torch.Tensor) -> None:
+        """Adds the gradient of a weight."""
+        gradient = weight.grad
+        if gradient is not None and gradient.is_sparse:
+            gradient = gradient.coalesce().values()
+        values = None if gradient is None else sample(gradient, _SAMPLES)
+        if values is None or gradient is None:
+            return
+        self.gradients[name] = values
+        taken = sample(weight, _SAMPLES)
+        if taken is None or taken.shape != values.shape:
+            return
+        for to in LOWER:
+            change = float(torch.linalg.vector_norm(values * (taken.to(to).float() - taken)))
+            if math.isfinite(change):
+                square = change**2 * gradient.numel() / max(1, values.numel())
+                self.roundings[to] = (self.roundings.get(to, 0.0) ** 2 + square) ** 0.5
+
+    def add_state(self, name: str, before: torch.Tensor, after: torch.Tensor) -> None:
+        if before.shape != after.shape or (before.is_floating_point() and torch.equal(before, after)):
+            return
+        first, last = sample(before, _SAMPLES), sample(after, _SAMPLES)
+        if first is not None and last is not None:
+            self.state[name] = last - first if first.is_floating_point() else last
+
+    def add_returned(self, values: Any) -> None:
+        for place, one in enumerate(tensors_of(values)):
+            taken = sample(one, _SAMPLES)
+            if taken is not None:
+                self.returned[f"returned value {place}" if place else "the returned value"] = taken
+
+
+#: What was compared, in words, and how much it deviates.
+Deviations = dict[str, float]
+
+
+def deviations(run: Outcome, exact: Outcome) -> Deviations:
+    """Returns how much a run deviates from the one in float32, each value relative to its size."""
+    found: Deviations = {}
+    if exact.loss is not None and run.loss is not None:
+        found["the loss"] = _limited(abs(run.loss - exact.loss) / max(abs(exact.loss), 1e-30))
+    usual = _usual_size(exact.gradients)
+    for name, gradient in exact.gradients.items():
+        other = run.gradients.get(name)
+        # A gradient far below all others is zero but for rounding.
+        found[f"the gradient of {name}"] = _relative(other, gradient, 0.03 * usual * gradient.numel() ** 0.5)
+    for prefix, mine, its in (("", run.returned, exact.returned), ("the new value of ", run.state, exact.state)):
+        for name, value in its.items():
+            found[prefix + name] = _relative(mine.get(name), value, 0.0)
+    return found
+
+
+def _usual_size(gradients: dict[str, torch.Tensor]) -> float:
+    """Returns the root of the mean square of all gradients."""
+    square = sum(float(torch.linalg.vector_norm(one)) ** 2 for one in gradients.values())
+    return (square / max(1, sum(one.numel() for one in gradients.values()))) ** 0.5
+
+
+def _relative(value: torch.Tensor | None, exact: torch.Tensor, least: float) -> float:
+    if value is None or value.shape != exact.shape:
+        return WORST
+    if not exact.is_floating_point():
+        return float((value != exact).float().mean()) if exact.numel() else 0.0
+    known = torch.isfinite(exact)
+    size = float(torch.linalg.vector_norm(exact[known]))
+    error = float(torch.linalg.vector_norm((value - exact)[known]))
+    if error == 0:
+        return 0.0
+    return _limited(error / max(size, least, 1e-30))
+
+
+def _limited(deviation: float) -> float:
+    return min(deviation, WORST) if math.isfinite(deviation) else WORST
+
+
+class Tolerances:
+    """How much a healthy run may deviate from the one in float32."""
+
+    def __init__(self, exact: Outcome, noisy: Sequence[Outcome], to: torch.dtype) -> None:
+        """``noisy``: outcomes with weights that are disturbed by one rounding, to the precision ``to``."""
+        self._noise: Deviations = {}
+        for one in noisy:
+            for what, deviation in deviations(one, exact).items():
+                self._noise[what] = max(self._noise.get(what, 0.0), deviation)
+        if exact.loss:
+            of_rounding = exact.roundings.get(to, 0.0) / abs(exact.loss)
+            self._noise["the loss"] = max(self._noise.get("the loss", 0.0), of_rounding)
+
+    def of(self, what: str) -> float:
+        least = _OF_VALUE
+        if what == "the loss":
+            least = _OF_LOSS
+        elif what.startswith("the gradient of "):
+            least = _OF_GRADIENT
+        elif what.startswith("the new value of "):
+            least = _OF_STATE
+        return max(least, _TIMES_NOISE * self._noise.get(what, 0.0))
+
+    def excess(self, found: Deviations) -> Deviations:
+        """Returns each deviation as a multiple of what is allowed."""
+        return {what: min(one / self.of(what), WORST) for what, one in found.items()}
+
+
+def worst(excess: Deviations) -> float:
+    return max(excess.values(), default=0.0)

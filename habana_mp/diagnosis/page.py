@@ -1,0 +1,55 @@
+"""The diagnosis as one HTML page, which loads no other file and runs no script."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from habana_mp.diagnosis.findings import Finding, OperationRow
+
+_HERE = Path(__file__).parent
+
+
+def html_page(headline: str, findings: Iterable[Finding], rows: Iterable[OperationRow]) -> str:
+    style = (_HERE / "page.css").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    items = "".join(map(_item, findings))
+    parts = {
+        "title": "Diagnosis: operations in lower precision",
+        "headline": _text(headline),
+        "style": style,
+        "style_source": f"'sha256-{digest}'",
+        "findings": items,
+        "hide_findings": "" if items else " hidden",
+        "rows": "".join(map(_row, rows)),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], (_HERE / "page.html").read_text("utf-8"))
+
+
+def _text(text: str) -> str:
+    """Returns a text for the page: escaped, and with bytes of file names that are not text spelled out."""
+    return html.escape(text.encode("utf-8", "backslashreplace").decode("utf-8"))
+
+
+def _item(finding: Finding) -> str:
+    rule = f"<pre><code>{_text(f'rules={finding.rule!r}')}</code></pre>" if finding.rule else ""
+    return f'<li><span class="kind">{finding.kind}</span>{_text(finding.text)}{rule}</li>'
+
+
+def _row(row: OperationRow) -> str:
+    texts = (row.operation, row.module, row.place, row.precision)
+    inputs = "" if row.input_range is None else "{:.3g} to {:.3g}".format(*row.input_range)
+    numbers = (
+        str(row.calls),
+        f"{row.local_error:.2g}",
+        f"{row.inherited_error:.2g}",
+        "" if row.effect is None else f"{row.effect:.2g}",
+        f"{row.gradient_error:.2g}" if row.gradient_error else "",
+        inputs,
+    )
+    cells = [f"<td>{_text(one)}</td>" for one in texts] + [f'<td class="number">{one}</td>' for one in numbers]
+    return f"<tr>{''.join(cells)}</tr>"

@@ -1,0 +1,98 @@
+"""The search for the lines that make a step deviate: it runs again with one line in float32, for the suspected ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from habana_mp.diagnosis.findings import Finding, finding
+from habana_mp.diagnosis.outcomes import Deviations, Outcome, Tolerances, deviations, worst
+from habana_mp.diagnosis.runs import Runs, Way
+from habana_mp.diagnosis.sites import Line, Site
+
+Progress = Callable[[str], None]
+
+#: Runs with one line in float32, at most.
+_MOST_RUNS = 20
+#: A line in float32 must take away this share of a deviation, and this much beyond what is allowed, to be a finding.
+_LEAST_SHARE = 0.2
+_LEAST_EXCESS = 0.5
+
+
+class Search:
+    """The search in one step, whose outcome in float32 and deviations are known."""
+
+    def __init__(self, runs: Runs, exact: Outcome, tolerances: Tolerances, found: Deviations) -> None:
+        self._runs, self._exact, self._tolerances, self._found = runs, exact, tolerances, found
+        self.count = 0
+
+    def findings(self, sites: Sequence[Site], step: int, progress: Progress) -> list[Finding]:
+        """Returns the findings, the worst first."""
+        by_line: dict[Line, list[Site]] = {}
+        for site in sites:
+            by_line.setdefault(site.where, []).append(site)
+        mended: list[tuple[float, Finding]] = []
+        before = self._tolerances.excess(self._found)
+        for line in ranked(by_line)[:_MOST_RUNS]:
+            progress(
+                f"run {self.count + 1} of at most {_MOST_RUNS}, with `{line.operation}` at {line.place} in float32"
+            )
+            after = self._without(line)
+            gain = _gain(before, self._tolerances.excess(after))
+            if gain > 0:
+                mended.append((gain, finding(by_line[line], self._found, after, step)))
+            if worst(self._tolerances.excess(after)) <= 1:
+                break
+        return [one for _, one in sorted(mended, key=lambda pair: -pair[0])]
+
+    def _without(self, line: Line) -> Deviations:
+        """Returns how much the step deviates if this line runs in float32."""
+        self.count += 1
+        return deviations(self._runs.run(Way(lines=frozenset((line,))), {}).outcome, self._exact)
+
+
+def _gain(before: Deviations, after: Deviations) -> float:
+    """Returns how much better a run is, or 0 if it is not clearly better."""
+    gain, is_clear = 0.0, False
+    for what, one in before.items():
+        other = after.get(what, one)
+        gain += max(one, 1.0) - max(other, 1.0)
+        is_clear = is_clear or (one > 1 and one - other >= max(_LEAST_SHARE * one, _LEAST_EXCESS))
+    return gain if is_clear and gain > 0 else 0.0
+
+
+def ranked(by_line: dict[Line, list[Site]]) -> list[Line]:
+    """Returns the lines that may be at fault, in the order in which they are suspected: first those that made values
+    that are not finite, then by turns the first ones of several orders."""
+
+    def total(name: str) -> Callable[[Line], float]:
+        return lambda line: sum(abs(getattr(site, name)) for site in by_line[line])
+
+    def largest(name: str) -> Callable[[Line], float]:
+        return lambda line: max(getattr(site, name) for site in by_line[line])
+
+    def any_of(name: str) -> Callable[[Line], bool]:
+        return lambda line: any(getattr(site, name) for site in by_line[line])
+
+    lines = [line for line in by_line if any_of("error")(line) or any_of("changed")(line) or any_of("birth")(line)]
+    seen = [line for line in lines if any_of("has_gradient")(line)]
+    unseen = [line for line in lines if line not in seen]
+    deciding = [line for line in lines if any_of("decides")(line) or any_of("changed")(line)]
+    fading = [line for line in seen if any_of("zero_gradients")(line)]
+    orders = (
+        sorted(unseen, key=largest("largest_error"), reverse=True),
+        sorted(seen, key=total("effect"), reverse=True),
+        sorted(deciding, key=largest("largest_error"), reverse=True),
+        sorted(seen, key=largest("gradient_error"), reverse=True),
+        sorted(seen, key=total("effect_squares"), reverse=True),
+        sorted(lines, key=largest("local_error"), reverse=True),
+        sorted(fading, key=total("zero_gradients"), reverse=True),
+    )
+    born = [line for line in lines if any_of("birth")(line)]
+    found = dict.fromkeys(sorted(born, key=lambda line: _first_birth(by_line[line])))
+    for place in range(max(map(len, orders))):
+        found.update(dict.fromkeys(order[place] for order in orders if place < len(order)))
+    return list(found)
+
+
+def _first_birth(sites: Sequence[Site]) -> int:
+    return min(site.born for site in sites if site.born is not None)

@@ -1,0 +1,149 @@
+"""Where operations are called, and what was measured there."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from habana_mp.patches.tools import direct_calls
+from habana_mp.patches.torch.watched_calls import passed_over
+from habana_mp.reporting.origins import Origin
+from habana_mp.reporting.records import short_path
+
+
+class Line(NamedTuple):
+    """An operation at one line of code, in whatever module it runs."""
+
+    operation: str
+    file: str
+    line: int
+
+    @property
+    def place(self) -> str:
+        return f"{short_path(self.file)}:{self.line}"
+
+
+@dataclass(eq=False)
+class Site:
+    """An operation at one line in one module, and the sums of what was measured at its calls."""
+
+    where: Line
+    #: The path of the module, as the report shows it.
+    module: str
+    calls: int = 0
+    dtypes: set[str] = field(default_factory=set)
+    #: Sums of squares: of the local errors, and of the exact values. Then the largest local error.
+    error: float = 0.0
+    size: float = 0.0
+    largest_error: float = 0.0
+    #: The same for the difference between two runs in float32: of this step, and of this call alone.
+    inherited: float = 0.0
+    inherited_of: float = 0.0
+    #: The numbers of values that are no floats, and of those that differ.
+    counted: int = 0
+    changed: int = 0
+    #: The sum of local error times gradient of the loss, and of the squares of these products.
+    effect: float = 0.0
+    effect_squares: float = 0.0
+    has_gradient: bool = False
+    #: The largest relative error that the backward of a call adds to its gradients.
+    gradient_error: float = 0.0
+    #: The smallest and the largest magnitude among the inputs, without zeros.
+    smallest_input: float = float("inf")
+    largest_input: float = 0.0
+    largest_result: float = 0.0
+    #: Results that are zero where the exact value is not, and zeros among the gradients of results.
+    underflows: int = 0
+    values: int = 0
+    zero_gradients: int = 0
+    gradients: int = 0
+    #: The number of the first call that made a value that is not finite of finite inputs, in the order of all calls.
+    born: int | None = None
+    #: "overflow": float32 has a number there. "not finite": float32 has none either.
+    birth: str = ""
+    #: True if a value that differs goes into a comparison, an index, or an operation whose gradient is zero.
+    decides: bool = False
+
+    @property
+    def local_error(self) -> float:
+        """The size of the local errors, relative to that of the exact values."""
+        return _ratio(self.error, self.size)
+
+    @property
+    def inherited_error(self) -> float:
+        return _ratio(self.inherited, self.inherited_of)
+
+
+def _ratio(error: float, size: float) -> float:
+    if error == 0:
+        return 0.0
+    return float("inf") if size == 0 else (error / size) ** 0.5
+
+
+class Locator:
+    """Finds the line and the module of the call that runs. Much faster than `origins.here`, for many calls."""
+
+    def __init__(self) -> None:
+        self._call = direct_calls.code_of_calls()
+        self._skipped = passed_over()
+        self._is_skipped: dict[types.CodeType, bool] = {}
+        #: The path by the running modules, which are held here so that no other object gets the identity of one.
+        self._paths: dict[tuple[int, ...], tuple[str, list[Any]]] = {}
+
+    def here(self) -> tuple[str, str, int]:
+        """Returns the path of the innermost module, and the file and line of the call."""
+        frame: types.FrameType | None = sys._getframe(2)
+        place: tuple[str, int] | None = None
+        modules: list[Any] = []
+        while frame is not None:
+            code = frame.f_code
+            if code is self._call:
+                module = frame.f_locals.get("self")
+                if isinstance(module, torch.nn.Module):
+                    modules.append(module)
+            elif place is None and not self._skips(code):
+                place = code.co_filename, frame.f_lineno
+            frame = frame.f_back
+        file, line = place or ("<unknown>", 0)
+        return self._path(modules), file, line
+
+    def _skips(self, code: types.CodeType) -> bool:
+        found = self._is_skipped.get(code)
+        if found is None:
+            found = self._is_skipped[code] = code.co_filename.startswith(self._skipped)
+        return found
+
+    def _path(self, modules: list[Any]) -> str:
+        if not modules:
+            return ""
+        key = tuple(map(id, modules))
+        known = self._paths.get(key)
+        if known is None:
+            known = self._paths[key] = Origin("", 0, tuple(modules)).module, modules
+        return known[0]
+
+
+class Sites:
+    """All sites of a run, by place."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str, str, int], Site] = {}
+
+    def at(self, operation: str, place: tuple[str, str, int]) -> Site:
+        key = (operation, *place)
+        known = self._known.get(key)
+        if known is None:
+            module, file, line = place
+            known = self._known[key] = Site(Line(operation, file, line), module)
+        return known
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self._known.values())
+
+    def __len__(self) -> int:
+        return len(self._known)

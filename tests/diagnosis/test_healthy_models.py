@@ -1,0 +1,108 @@
+"""A diagnosis of a healthy model has no finding, whatever the lists lower."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from habana_mp import hmp
+from helpers.architectures import make_batch, make_model
+
+Step = Callable[[], torch.Tensor]
+
+
+def _mlp() -> Step:
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    x, y = torch.randn(128, 32), torch.randint(0, 10, (128,))
+    return lambda: F.cross_entropy(model(x), y)
+
+
+def _cnn() -> Step:
+    model = nn.Sequential(
+        *(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3)),
+        *(nn.BatchNorm2d(32), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10)),
+    )
+    x, y = torch.randn(32, 3, 32, 32), torch.randint(0, 10, (32,))
+    return lambda: F.cross_entropy(model(x), y)
+
+
+def _lstm() -> Step:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.body, self.head = nn.Embedding(50, 32), nn.LSTM(32, 64, batch_first=True), nn.Linear(64, 50)
+
+        def forward(self, words: torch.Tensor) -> torch.Tensor:
+            return self.head(self.body(self.embed(words))[0])
+
+    model, words = Model(), torch.randint(0, 50, (8, 40))
+    return lambda: F.cross_entropy(model(words).flatten(0, 1), words.flatten())
+
+
+def _unet() -> Step:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.down, self.middle = nn.Conv2d(3, 16, 3, 2, 1), nn.Conv2d(16, 16, 3, 1, 1)
+            self.up, self.last = nn.ConvTranspose2d(16, 16, 4, 2, 1), nn.Conv2d(19, 3, 3, 1, 1)
+            self.norm = nn.GroupNorm(4, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = F.silu(self.norm(self.down(x)))
+            y = self.up(F.silu(self.middle(y)) + y)
+            return self.last(torch.cat([x, y], 1))
+
+    model, x, y = Model(), torch.randn(8, 3, 32, 32), torch.randn(8, 3, 32, 32)
+    return lambda: F.mse_loss(model(x), y)
+
+
+def _vae() -> Step:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.decoder = nn.Linear(32, 16), nn.Linear(8, 32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mean, log_variance = self.encoder(x).chunk(2, -1)
+            z = mean + torch.exp(0.5 * log_variance) * torch.randn_like(mean)
+            divergence = -0.5 * (1 + log_variance - mean.pow(2) - log_variance.exp()).sum(-1)
+            return F.mse_loss(self.decoder(z), x) + 0.1 * divergence.mean()
+
+    model, x = Model(), torch.randn(64, 32)
+    return lambda: model(x)
+
+
+OWN = {"mlp": _mlp, "cnn": _cnn, "lstm": _lstm, "unet": _unet, "vae": _vae}
+
+ARCHITECTURES = (
+    *(("causal", "gpt2"), ("causal", "llama"), ("causal", "mamba"), ("masked", "bert"), ("masked", "deberta")),
+    *(("seq2seq", "t5"), ("seq2seq", "bart"), ("image", "vit"), ("sequence", "roberta")),
+)
+
+every_preset = pytest.mark.parametrize("preset", ["recommended", "hmp-default"])
+
+
+@every_preset
+@pytest.mark.parametrize("name", OWN)
+def test_a_healthy_model_has_no_finding(name: str, preset: str) -> None:
+    torch.manual_seed(0)
+    step = OWN[name]()
+    hmp.convert(preset=preset)
+    found = hmp.diagnose(step)
+    assert found.healthy, found
+    assert found.rows
+
+
+@every_preset
+@pytest.mark.parametrize(("kind", "architecture"), ARCHITECTURES)
+def test_a_healthy_transformer_has_no_finding(kind: str, architecture: str, preset: str) -> None:
+    model = make_model(kind, architecture)
+    batch = make_batch(kind, model)
+    hmp.convert(preset=preset)
+    found = hmp.diagnose(lambda: model(**batch).loss)
+    assert found.healthy, found
+    assert found.rows
