@@ -284,9 +284,7 @@ def computes_gradient() -> bool:
 def call_unguarded(function: Callable[[], Any], /) -> Any:
     """Returns ``function()``, whose calls are not checked."""
 
-def observe_calls(
-    observer: Callable[[Any, str, tuple[Any, ...], dict[str, Any]], Any] | None, /
-) -> None:
+def observe_calls(observer: Callable[[Any, str, tuple[Any, ...], dict[str, Any]], Any] | None, /) -> None:
     """From now on calls this function for each call, with what was called, the operation and the arguments; its result
     is that of the call. Calls that it makes itself are made without it. None ends it."""
 

@@ -1,5 +1,5 @@
 """The command line: ``habana-mp lists``, ``habana-mp lists check FILE...``, ``habana-mp run``,
-``habana-mp explain``, ``habana-mp diff A B``, ``habana-mp doctor``."""
+``habana-mp diagnose``, ``habana-mp explain``, ``habana-mp diff A B``, ``habana-mp doctor``."""
 
 from __future__ import annotations
 
@@ -45,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["run"]:  # all but our own options belong to the script
         return _run_script(words[1:])
+    if words[:1] == ["diagnose"]:
+        return _diagnose_script(words[1:])
     try:
         status = _run(words)
         sys.stdout.flush()
@@ -67,6 +69,12 @@ def _run_script(words: Sequence[str]) -> int:
     from habana_mp.run import command
 
     return command.main(words)
+
+
+def _diagnose_script(words: Sequence[str]) -> int:
+    from habana_mp.run import diagnose
+
+    return diagnose.main(words)
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -104,6 +112,9 @@ def _run(arguments: Sequence[str]) -> int:
         help="one list of the preset, as a list file to start your own from; a lower precision's name means `lower`",
     )
     commands.add_parser("run", help="run a script in mixed precision; `habana-mp run --help` tells more")
+    commands.add_parser(
+        "diagnose", help="which operations of a script are harmful; `habana-mp diagnose --help` tells more"
+    )
     explain_parser = explain.add_parser(commands)
     diff = commands.add_parser(
         "diff",

@@ -23,7 +23,8 @@ import torch
 from habana_mp import _core
 from habana_mp.common import locks
 from habana_mp.common.errors import HmpWarning, ListError, warn
-from habana_mp.diagnosis.diagnosis import Diagnosis, Finding, diagnose
+from habana_mp.diagnosis.diagnosis import Diagnosis, diagnose
+from habana_mp.diagnosis.findings import Finding
 from habana_mp.patches import libraries
 from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.compiled_functions import refused_in_graphs

@@ -11,7 +11,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -134,29 +135,36 @@ def diagnose(step: Step, *, steps: int = 1, every: int = 1) -> Diagnosis:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"`{name}` must be a whole number of at least 1; got {value!r}")
     looks = []
-    eager = EagerMode()
-    eager.begin()  # compiled code does not show its operations
-    installation.diagnose(diagnosed=True)
-    try:
+    with diagnosed_process():
         for number in range(steps):
             if number % every == 0:
                 replays = Replays(step)
-                with ProgressLine(f"step {number + 1} of {steps}" if steps > 1 else "") as progress:
-                    with replays.from_same_state():
-                        looks.append(look(RunsHere(replays), number, progress))
+                prefix = f"step {number + 1} of {steps}: " if steps > 1 else ""
+                with ProgressLine(prefix) as progress, replays.from_same_state():
+                    looks.append(look(RunsHere(replays), number, progress))
             if steps > 1:
                 step()
+    return _merged(looks)
+
+
+@contextmanager
+def diagnosed_process() -> Iterator[None]:
+    """A block in which observers see all operations: those without a rule too, and those of compiled code."""
+    eager = EagerMode()
+    eager.begin()
+    installation.diagnose(diagnosed=True)
+    try:
+        yield
     finally:
         installation.diagnose(diagnosed=False)
         eager.end()
-    return _merged(looks)
 
 
 class ProgressLine:
     """A line on the terminal that says what runs. Nothing is written to a file or a pipe."""
 
     def __init__(self, prefix: str = "") -> None:
-        self._prefix = f"{prefix}: " if prefix else ""
+        self._prefix = prefix
         self._is_shown = sys.stderr is not None and sys.stderr.isatty()
 
     def __enter__(self) -> Callable[[str], None]:

@@ -84,7 +84,11 @@ class RandomState:
 
     def __init__(self) -> None:
         self._cpu = torch.random.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+        self._cuda = (
+            torch.cuda.get_rng_state_all()
+            if torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's has no types
+            else None
+        )
 
     def restore(self) -> None:
         torch.random.set_rng_state(self._cpu)

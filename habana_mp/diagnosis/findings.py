@@ -98,9 +98,7 @@ def row_of(site: Site) -> OperationRow:
 
 def _range_left(site: Site, dtype: str) -> tuple[float, float]:
     is_half = dtype == "float16"
-    smallest, largest = (
-        (_SMALLEST_FLOAT16, LARGEST_FLOAT16) if is_half else (_SMALLEST_BFLOAT16, _LARGEST_BFLOAT16)
-    )
+    smallest, largest = (_SMALLEST_FLOAT16, LARGEST_FLOAT16) if is_half else (_SMALLEST_BFLOAT16, _LARGEST_BFLOAT16)
     return math.log2(site.smallest_input / smallest), math.log2(largest / site.largest_input)
 
 
@@ -119,9 +117,11 @@ def kind_of(sites: Sequence[Site]) -> Kind:
     return "precision" if any(site.has_gradient for site in sites) else "decision"
 
 
-def finding(sites: Sequence[Site], before: Deviations, after: Deviations, step: int) -> Finding:
+def finding(
+    sites: Sequence[Site], before: Deviations, after: Deviations, step: int, *, is_one_of: bool = False
+) -> Finding:
     """Returns the finding about the sites of one line. ``before`` and ``after``: how much the step deviates, and how
-    much it does if this line runs in float32."""
+    much it does if this line runs in float32. ``is_one_of``: in both, the lines of other findings do."""
     worst = max(sites, key=lambda site: (site.birth != "", abs(site.effect), site.error))
     kind = kind_of(sites)
     improved = max(before, key=lambda what: before[what] - after[what], default="")
@@ -130,7 +130,7 @@ def finding(sites: Sequence[Site], before: Deviations, after: Deviations, step: 
         effect = math.inf
     rule = rules_for(_rows(sites), "fp32")
     text = (
-        f"{_where(worst, sites)}: {_what(kind, worst)}{_consequence(improved, before, after)}"
+        f"{_where(worst, sites)}: {_what(kind, worst)}{_consequence(improved, before, after, is_one_of=is_one_of)}"
         f"{in_words(rule).replace('. Write', '; write', 1) if rule else _no_rule(worst)}"
     )
     return Finding(
@@ -164,7 +164,9 @@ def _where(worst: Site, sites: Sequence[Site]) -> str:
 
 def _what(kind: Kind, site: Site) -> str:
     precision = ", ".join(sorted(site.dtypes)) or "the lower precision"
-    inputs = f"inputs from {site.smallest_input:.3g} to {site.largest_input:.3g}" if site.largest_input else "its inputs"
+    inputs = (
+        f"inputs from {site.smallest_input:.3g} to {site.largest_input:.3g}" if site.largest_input else "its inputs"
+    )
     if kind == "overflow":
         return f"of {inputs} it made a value that does not fit into {precision}"
     if kind == "not finite":
@@ -176,18 +178,19 @@ def _what(kind: Kind, site: Site) -> str:
             f"of {inputs} it made values with a largest error of {site.largest_error:.3g} in {precision}, and no "
             f"gradient shows what they decide"
         )
-    return (
-        f"of {inputs} it made values with a relative error of {site.local_error:.2g} in {precision}"
-        + (f", and gradients with {site.gradient_error:.2g}" if site.gradient_error > site.local_error else "")
+    return f"of {inputs} it made values with a relative error of {site.local_error:.2g} in {precision}" + (
+        f", and gradients with {site.gradient_error:.2g}" if site.gradient_error > site.local_error else ""
     )
 
 
-def _consequence(what: str, before: Deviations, after: Deviations) -> str:
+def _consequence(what: str, before: Deviations, after: Deviations, *, is_one_of: bool) -> str:
     if not what:
         return ""
+    others = "with the lines of the other findings in float32, " if is_one_of else ""
+    too = "this one too" if is_one_of else "this line in float32"
     if before[what] >= WORST:
-        return f"; {what} is not finite, and with this line in float32 it is"
-    return f"; {what} is wrong by {_percent(before[what])}, and with this line in float32 by {_percent(after[what])}"
+        return f"; {others}{what} is not finite, and with {too} it is"
+    return f"; {others}{what} is wrong by {_percent(before[what])}, and with {too} by {_percent(after[what])}"
 
 
 def _percent(share: float) -> str:

@@ -41,9 +41,9 @@ def note_inputs(site: Site, inputs: list[torch.Tensor]) -> None:
             site.largest_input = max(site.largest_input, float(sizes.max()))
 
 
-def compare_floats(site: Site, low: torch.Tensor, exact: torch.Tensor, inputs: list[torch.Tensor], number: int) -> (
-    torch.Tensor | None
-):
+def compare_floats(
+    site: Site, low: torch.Tensor, exact: torch.Tensor, inputs: list[torch.Tensor], number: int
+) -> torch.Tensor | None:
     """Adds a lowered result and the exact one to the sums of a site. Returns the local error if there is any."""
     low = low.detach()
     error = low - exact
@@ -68,9 +68,7 @@ def compare_floats(site: Site, low: torch.Tensor, exact: torch.Tensor, inputs: l
     return error
 
 
-def _note_birth(
-    site: Site, low: torch.Tensor, exact: torch.Tensor, inputs: list[torch.Tensor], number: int
-) -> None:
+def _note_birth(site: Site, low: torch.Tensor, exact: torch.Tensor, inputs: list[torch.Tensor], number: int) -> None:
     """Notes that the call made a value that is not finite, if its inputs are finite."""
     if site.born is not None or any(_core.worst_value(one, True) in (1, 2) for one in inputs):
         return

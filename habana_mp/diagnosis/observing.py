@@ -33,6 +33,9 @@ from habana_mp.patches.tools.pytree import tree_map
 #: The errors of a call that cannot be made again in float32.
 _NOT_REPEATABLE = (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError)
 
+#: Inputs with as many values are not copied to see if a step repeats itself.
+_LARGE = 1 << 20
+
 #: So many operations are remembered as the makers of a value, the last one first.
 _MOST_MAKERS = 8
 
@@ -56,6 +59,9 @@ class Observer:
     def __init__(self, locator: Locator) -> None:
         self.locator = locator
         self._paused = threading.local()
+        self.is_on = True
+        #: Copies of what the first call got.
+        self.first_inputs: list[torch.Tensor] | None = None
 
     @contextmanager
     def observing(self) -> Iterator[None]:
@@ -78,9 +84,13 @@ class Observer:
 
     @run_by_python
     def _answer(self, called: Any, operation: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        if getattr(self._paused, "is_on", False):
+        if not self.is_on or getattr(self._paused, "is_on", False):
             return _core.make_observed_call()
-        inputs = [one for one in tensors_of((arguments, keywords)) if one.is_floating_point()]
+        given = tensors_of((arguments, keywords))
+        if self.first_inputs is None and given:
+            with apart():
+                self.first_inputs = [one.detach().clone() for one in given if one.numel() < _LARGE]
+        inputs = [one for one in given if one.is_floating_point()]
         if not inputs or operation in _CONVERSIONS or "dtype" in keywords or "out" in keywords:
             return _core.make_observed_call()
         return self.observe(called, operation, arguments, keywords, inputs)
@@ -269,7 +279,8 @@ class Watching(Observer):
         follows = site.where not in self._followed and not ops.is_in_place(call.operation)
         self._followed.add(site.where)
         kept = error.to(torch.bfloat16)  # precise enough, and no larger than the result
-        low.register_hook(partial(self._gradient, site, kept, call.kept() if follows else None))
+        hook = partial(self._gradient, site, kept, call.kept() if follows else None)
+        low.register_hook(hook)  # type: ignore[no-untyped-call]  # torch's has no types
 
     def _gradient(self, site: Site, error: torch.Tensor, call: _Kept | None, gradient: torch.Tensor) -> None:
         with self.paused(), apart():
@@ -361,9 +372,7 @@ class _Kept:
         self._versions = self._current_versions()
 
     def _current_versions(self) -> list[int]:
-        return [
-            one._version for one in tensors_of((self._arguments, self._keywords)) if not one.is_inference()
-        ]
+        return [one._version for one in tensors_of((self._arguments, self._keywords)) if not one.is_inference()]
 
     def gradient_error(self, gradient: torch.Tensor) -> float:
         """Returns the relative error of the gradients of the inputs; zero if it cannot be found."""
@@ -397,6 +406,7 @@ class _Kept:
             return made
 
         with torch.enable_grad():
+
             def mapped(value: Any) -> Any:
                 return tree_map(lambda one: leaf(one) if isinstance(one, torch.Tensor) else one, value)
 

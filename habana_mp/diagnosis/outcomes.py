@@ -86,8 +86,10 @@ def deviations(run: Outcome, exact: Outcome) -> Deviations:
     if exact.loss is not None and run.loss is not None:
         found["the loss"] = _limited(abs(run.loss - exact.loss) / max(abs(exact.loss), 1e-30))
     usual = _usual_size(exact.gradients)
-    for name, gradient in exact.gradients.items():
-        other = run.gradients.get(name)
+    for name, parts in _with_biases(exact.gradients).items():
+        gradient = torch.cat([exact.gradients[part] for part in parts])
+        others = [run.gradients[part] for part in parts if part in run.gradients]
+        other = torch.cat(others) if len(others) == len(parts) else None
         # A gradient far below all others is zero but for rounding.
         found[f"the gradient of {name}"] = _relative(other, gradient, 0.03 * usual * gradient.numel() ** 0.5)
     for prefix, mine, its in (("", run.returned, exact.returned), ("the new value of ", run.state, exact.state)):
@@ -96,10 +98,21 @@ def deviations(run: Outcome, exact: Outcome) -> Deviations:
     return found
 
 
+def _with_biases(gradients: dict[str, torch.Tensor]) -> dict[str, list[str]]:
+    """Returns the names of the weights, each with that of its bias: the gradient of a bias is a sum over the batch,
+    which may cancel out."""
+    found: dict[str, list[str]] = {}
+    for name in gradients:
+        before, _, last = name.rpartition(".")
+        weight = f"{before}.{last.replace('bias', 'weight')}"
+        found.setdefault(weight if weight in gradients else name, []).append(name)
+    return found
+
+
 def _usual_size(gradients: dict[str, torch.Tensor]) -> float:
     """Returns the root of the mean square of all gradients."""
     square = sum(float(torch.linalg.vector_norm(one)) ** 2 for one in gradients.values())
-    return (square / max(1, sum(one.numel() for one in gradients.values()))) ** 0.5
+    return math.sqrt(square / max(1, sum(one.numel() for one in gradients.values())))
 
 
 def _relative(value: torch.Tensor | None, exact: torch.Tensor, least: float) -> float:

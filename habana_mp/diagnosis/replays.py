@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from habana_mp.diagnosis.exact import RandomState, apart, tensors_of
 from habana_mp.diagnosis.observing import Observer
@@ -23,6 +23,9 @@ from habana_mp.patches.torch import begun_backwards
 from habana_mp.reporting.origins import Origin
 
 Step = Callable[[], Any]
+
+#: So many outputs of outermost modules are compared.
+_MOST_OUTPUTS = 64
 
 
 class _StepEnds(BaseException):
@@ -68,8 +71,13 @@ class _Tensor:
 class Replays:
     """The replays of one step."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: Step, *, skipped: int = 0, compares_outputs: bool = False) -> None:
+        """``skipped``: so many steps of optimizers are run as they are before the look begins. ``compares_outputs``:
+        what the outermost modules return is compared if there is no backward."""
         self._step = step
+        self._skipped = skipped
+        self._compares_outputs = compares_outputs
+        self._is_looking = False
         self._random = _AllRandomStates()
         self._known: set[int] = set()
         #: Held, so that no other object gets the identity of one.
@@ -80,9 +88,13 @@ class Replays:
         self._values: list[tuple[dict[str, Any], str, Any]] = []
         self._loss: torch.Tensor | None = None
         self._has_gradient = False
-        #: The values that the first module of a run gets, of the first run.
-        self._first_inputs: list[torch.Tensor] | None = None
-        self._inputs_of_run: list[torch.Tensor] | None = None
+        self._roots: set[int] = set()
+        self._outputs: list[torch.Tensor] = []
+
+    @property
+    def has_looked(self) -> bool:
+        """True if the last run came to the step that is looked at."""
+        return self._is_looking
 
     @contextmanager
     def from_same_state(self) -> Iterator[None]:
@@ -95,11 +107,31 @@ class Replays:
                 weight.grad = self._gradients[name]
 
     def run(self, observer: Observer) -> Outcome:
-        """Runs the step once. Raises ValueError if it does other things than in its first run."""
+        """Runs the step once."""
         self._restore()
-        self._loss, self._has_gradient, self._inputs_of_run = None, False, None
+        self._loss, self._has_gradient, self._outputs = None, False, []
+        self._is_looking = self._skipped == 0
+        left = self._skipped
         returned: Any = None
-        hooks = [register_module_forward_pre_hook(self._module_begins), register_optimizer_step_pre_hook(_end)]
+
+        def optimizer_begins(*_: Any) -> None:
+            if self._is_looking:
+                raise _StepEnds
+
+        def optimizer_ended(*_: Any) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                self._is_looking = True
+                observer.is_on = True
+
+        observer.is_on = self._is_looking
+        hooks = [
+            register_module_forward_pre_hook(self._module_begins),
+            register_module_forward_hook(self._module_ends),
+            register_optimizer_step_pre_hook(optimizer_begins),
+            register_optimizer_step_post_hook(optimizer_ended),
+        ]
         begun_backwards.listen(self._backward_begins)
         try:
             with observer.observing():
@@ -121,6 +153,8 @@ class Replays:
     # ---- the backward ------------------------------------------------------------------------------------------------
 
     def _backward_begins(self, loss: torch.Tensor) -> None:
+        if not self._is_looking:
+            return
         if self._loss is None or not self._has_gradient:
             self._loss = loss.detach()
         self._has_gradient = True
@@ -134,15 +168,14 @@ class Replays:
             return
         self._loss = loss.detach()
         if loss.requires_grad:
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's has no types
 
     # ---- the state ---------------------------------------------------------------------------------------------------
 
-    def _module_begins(self, module: torch.nn.Module, arguments: Any) -> None:
-        if self._inputs_of_run is None:
-            self._note_inputs(arguments)
-        if id(module) in self._known:
+    def _module_begins(self, module: torch.nn.Module, _: Any) -> None:
+        if id(module) in self._known or not self._is_looking:
             return
+        self._roots.add(id(module))
         with apart():
             root = Origin("", 0, (module,)).module
             for path, one in module.named_modules():
@@ -168,17 +201,11 @@ class Replays:
                 elif isinstance(value, bool | int | float | str | type(None)):
                     self._values.append((holder, key, value))
 
-    def _note_inputs(self, arguments: Any) -> None:
+    def _module_ends(self, module: torch.nn.Module, _: Any, output: Any) -> None:
+        if not self._compares_outputs or id(module) not in self._roots or len(self._outputs) >= _MOST_OUTPUTS:
+            return
         with apart():
-            inputs = [one.detach().clone() for one in tensors_of(arguments) if one.numel() < 1 << 20]
-        self._inputs_of_run = inputs
-        if self._first_inputs is None:
-            self._first_inputs = inputs
-        elif not _are_same(inputs, self._first_inputs):
-            raise ValueError(
-                "`step` gave other values to its first module when it ran again; it must do the same each time: take "
-                "the batch outside of it (`batch = next(batches)`, then `diagnose(lambda: loss_of(model(batch)))`)"
-            )
+            self._outputs += [one.detach() for one in tensors_of(output)]
 
     def _restore(self) -> None:
         self._random.restore()
@@ -203,11 +230,9 @@ class Replays:
                 found.add_state(one.name, one.values, now.detach())
         loss = _loss_in(returned)
         found.add_returned([one for one in tensors_of(returned) if one is not loss])
+        if not self._has_gradient:
+            found.add_returned(self._outputs)
         return found
-
-
-def _end(*_: Any) -> None:
-    raise _StepEnds
 
 
 def _loss_in(returned: Any) -> torch.Tensor | None:
@@ -218,11 +243,4 @@ def _loss_in(returned: Any) -> torch.Tensor | None:
 
 
 def _is_lazy(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin)
-
-
-def _are_same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
-    return len(some) == len(others) and all(
-        one.shape == other.shape and one.dtype == other.dtype and torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))
-        for one, other in zip(some, others, strict=True)
-    )
+    return isinstance(tensor, torch.nn.UninitializedParameter | torch.nn.UninitializedBuffer)

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from habana_mp.diagnosis.exact import is_lower
 from habana_mp.diagnosis.observing import InFloat32, Observer, Samples, Watching
 from habana_mp.diagnosis.outcomes import Outcome
 from habana_mp.diagnosis.replays import Replays
@@ -34,6 +35,31 @@ class Run:
     outcome: Outcome
     sites: list[Site] = field(default_factory=list)
     samples: Samples = field(default_factory=dict)
+    #: Copies of what the first call got.
+    first_inputs: list[torch.Tensor] = field(default_factory=list)
+
+
+class Repetition:
+    """Checks that each run does the same."""
+
+    def __init__(self, advice: str) -> None:
+        self._advice = advice
+        self._first: list[torch.Tensor] | None = None
+
+    def check(self, run: Run) -> None:
+        """Raises ValueError if the first call of a run got other values than in the first run."""
+        if self._first is None:
+            self._first = run.first_inputs
+        elif not _are_same(run.first_inputs, self._first):
+            raise ValueError(f"the first operation got other values when the step ran again: {self._advice}")
+
+
+def _are_same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return len(some) == len(others) and all(
+        one.shape == other.shape and torch.equal(torch.nan_to_num(one), torch.nan_to_num(other))
+        for one, other in zip(some, others, strict=True)
+        if not is_lower(one) and not is_lower(other)
+    )
 
 
 class Runs(Protocol):
@@ -50,9 +76,12 @@ def observer_of(way: Way, locator: Locator, samples: Samples) -> Observer:
 
 
 def run_of(observer: Observer, outcome: Outcome) -> Run:
+    made = Run(outcome, first_inputs=observer.first_inputs or [])
     if isinstance(observer, Watching):
-        return Run(outcome, sites=[one for one in observer.sites if one.values or one.counted])
-    return Run(outcome, samples=observer.samples if isinstance(observer, InFloat32) else {})
+        made.sites = [one for one in observer.sites if one.values or one.counted]
+    elif isinstance(observer, InFloat32):
+        made.samples = observer.samples
+    return made
 
 
 class RunsHere:
@@ -60,10 +89,15 @@ class RunsHere:
 
     def __init__(self, replays: Replays) -> None:
         self._replays, self._locator = replays, Locator()
+        self._repetition = Repetition(
+            "take the batch outside of it (`batch = next(batches)`, then `diagnose(lambda: loss_of(model(batch)))`)"
+        )
 
     def run(self, way: Way, samples: Samples) -> Run:
         observer = observer_of(way, self._locator, samples)
-        return run_of(observer, self._replays.run(observer))
+        run = run_of(observer, self._replays.run(observer))
+        self._repetition.check(run)
+        return run
 
 
 def lowest_of(sites: Iterable[Site]) -> torch.dtype:

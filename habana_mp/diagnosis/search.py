@@ -1,8 +1,12 @@
-"""The search for the lines that make a step deviate: it runs again with one line in float32, for the suspected ones."""
+"""The search for the lines that make a step deviate.
+
+The step runs again with one line in float32, for the suspected ones. If no line mends it alone, it runs with several,
+and the set that mends it is made smaller until no line can be left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from habana_mp.diagnosis.findings import Finding, finding
 from habana_mp.diagnosis.outcomes import Deviations, Outcome, Tolerances, deviations, worst
@@ -11,8 +15,9 @@ from habana_mp.diagnosis.sites import Line, Site
 
 Progress = Callable[[str], None]
 
-#: Runs with one line in float32, at most.
+#: Runs with lines in float32, at most; and those with one line.
 _MOST_RUNS = 20
+_MOST_SINGLE = 9
 #: A line in float32 must take away this share of a deviation, and this much beyond what is allowed, to be a finding.
 _LEAST_SHARE = 0.2
 _LEAST_EXCESS = 0.5
@@ -30,24 +35,67 @@ class Search:
         by_line: dict[Line, list[Site]] = {}
         for site in sites:
             by_line.setdefault(site.where, []).append(site)
-        mended: list[tuple[float, Finding]] = []
+        lines = ranked(by_line)
         before = self._tolerances.excess(self._found)
-        for line in ranked(by_line)[:_MOST_RUNS]:
-            progress(
-                f"run {self.count + 1} of at most {_MOST_RUNS}, with `{line.operation}` at {line.place} in float32"
-            )
-            after = self._without(line)
+        mended: list[tuple[float, Finding]] = []
+        for line in lines[:_MOST_SINGLE]:
+            self._tell(progress, f"with `{line.operation}` at {line.place} in float32")
+            after = self._with_exact((line,))
             gain = _gain(before, self._tolerances.excess(after))
             if gain > 0:
                 mended.append((gain, finding(by_line[line], self._found, after, step)))
-            if worst(self._tolerances.excess(after)) <= 1:
-                break
-        return [one for _, one in sorted(mended, key=lambda pair: -pair[0])]
+            if self._is_mended(after):
+                return [one for _, one in sorted(mended, key=lambda pair: -pair[0])]
+        together = self._together(lines, progress)
+        if together is None:
+            return [one for _, one in sorted(mended, key=lambda pair: -pair[0])]
+        needed, after = together
+        found = [
+            (_gain(self._tolerances.excess(without), self._tolerances.excess(after)), by_line[line], without)
+            for line, without in needed.items()
+        ]
+        found.sort(key=lambda one: -one[0])
+        return [finding(its, without, after, step, is_one_of=len(found) > 1) for _, its, without in found]
 
-    def _without(self, line: Line) -> Deviations:
-        """Returns how much the step deviates if this line runs in float32."""
+    def _together(self, lines: Sequence[Line], progress: Progress) -> tuple[dict[Line, Deviations], Deviations] | None:
+        """Returns lines that mend the step together, each with the deviations without it, and the deviations with all
+        of them; None if there are none."""
+        self._tell(progress, "with all suspected lines in float32")
+        after = self._with_exact(lines)
+        if not self._is_mended(after):
+            return None
+        count, least = len(lines), 1
+        while least < count and self.count < _MOST_RUNS:
+            middle = (least + count) // 2
+            self._tell(progress, f"with {middle} lines in float32")
+            tried = self._with_exact(lines[:middle])
+            if self._is_mended(tried):
+                count, after = middle, tried
+            else:
+                least = middle + 1
+        kept, needed = list(lines[:count]), {}
+        for line in reversed(lines[:count]):
+            if self.count >= _MOST_RUNS:
+                break
+            others = [one for one in kept if one != line]
+            self._tell(progress, f"without `{line.operation}` at {line.place} in float32")
+            tried = self._with_exact(others)
+            if self._is_mended(tried):
+                kept, after = others, tried
+            else:
+                needed[line] = tried
+        return needed, after
+
+    def _tell(self, progress: Progress, what: str) -> None:
+        progress(f"run {self.count + 1} of at most {_MOST_RUNS}, {what}")
+
+    def _is_mended(self, found: Deviations) -> bool:
+        return worst(self._tolerances.excess(found)) <= 1
+
+    def _with_exact(self, lines: Iterable[Line]) -> Deviations:
+        """Returns how much the step deviates if these lines run in float32."""
         self.count += 1
-        return deviations(self._runs.run(Way(lines=frozenset((line,))), {}).outcome, self._exact)
+        return deviations(self._runs.run(Way(lines=frozenset(lines)), {}).outcome, self._exact)
 
 
 def _gain(before: Deviations, after: Deviations) -> float:

@@ -44,8 +44,8 @@ class Installation:
         self._is_ours = False
         self._are_patches_in = False
         self._composites: dict[Any, Composite] = {}
-        #: True while calls are watched, the guard checks all calls, or a step is diagnosed: then the core also handles operations without a
-        #: rule.
+        #: True while calls are watched, the guard checks all calls, or a step is diagnosed: then the core also handles
+        #: operations without a rule.
         self._is_watched = False
         self._is_guarded = False
         self._is_diagnosed = False

@@ -10,27 +10,21 @@ import os
 import re
 import sys
 import types
-import warnings
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from typing import Any
-
-import torch
 
 from habana_mp import _core, hmp
 from habana_mp.common.devices import ACCELERATORS
-from habana_mp.common.errors import HmpWarning
 from habana_mp.patches.tools import spawned_processes
 from habana_mp.policy.environment import LEVEL_VARIABLE
 from habana_mp.reporting import counting, merging, records
 from habana_mp.reporting.guard import Guard, checked_guard
 from habana_mp.reporting.ranks import Children, Ranks
 from habana_mp.reporting.report import Report
-from habana_mp.reporting.watch import watching
 from habana_mp.run import closing, speed
+from habana_mp.run.options import DTYPES, Options, absolute, add_arguments, options_given
 from habana_mp.run.script import Script
-
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 #: Options without a value.
 _SWITCHES = ("--gaudi", "--guard", "--verbose", "--require-lowered", "--help", "-h")
@@ -39,47 +33,10 @@ _USAGE = """habana-mp run [OPTION]... [--] SCRIPT [ARGUMENT]...
        habana-mp run [OPTION]... -m MODULE [ARGUMENT]..."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """The options of the conversion on the command line. They are sent to other processes too."""
-
-    opt_level: str
-    bf16: str | None
-    fp32: str | None
-    preset: str | None
-    dtype: str
-    within: str | None
-    verbose: bool
-    detail: records.Detail
-    #: True if the script converts by itself. Then only its calls are watched.
-    by_script: bool = False
-    guard: Guard = False
-
-    def convert(self) -> list[str]:
-        """Converts this process. Returns the texts of the warnings."""
-        if self.by_script:
-            watching.begins(self.detail)
-            return []
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", HmpWarning)
-            hmp.convert(
-                self.opt_level,
-                self.bf16,
-                self.fp32,
-                self.verbose,
-                preset=self.preset,
-                dtype=_DTYPES[self.dtype],
-                within=self.within,
-                report=self.detail,
-                guard=self.guard,
-            )
-        return [str(one.message) for one in caught if issubclass(one.category, HmpWarning)]
-
-
 def main(words: Sequence[str]) -> int:
     """Runs the command after ``habana-mp run``. An error or an exit of the script is passed on."""
     parser = _parser()
-    own, command, is_module = _split(words)
+    own, command, is_module = separated(words)
     given = parser.parse_args(own)
     if not command:
         parser.error("a MODULE must follow -m" if is_module else "a SCRIPT to run is missing")
@@ -137,15 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="The exit status is the script's; 2 for wrong usage, 1 for what --require-lowered finds.",
         allow_abbrev=False,
     )
-    parser.add_argument("--opt-level", metavar="LEVEL", help="O1 (the lists decide; the default), O2 or O0")
-    parser.add_argument("--bf16", metavar="FILE", help="a list file: what runs in the lower precision")
-    parser.add_argument("--fp32", metavar="FILE", help="a list file: what runs in float32")
-    parser.add_argument(
-        "--preset",
-        help="the lists to start from; `habana-mp lists` shows all. Without lists, a preset or a level: recommended",
-    )
-    parser.add_argument("--dtype", choices=_DTYPES, default="bf16", help="the lower precision; bf16 is the default")
-    parser.add_argument("--within", choices=["modules"], help="lower only while the forward of some module runs")
+    add_arguments(parser)
     parser.add_argument("--verbose", action="store_true", help="log each call and what was decided")
     parser.add_argument("--report", metavar="FILE", help="write the report there, as its ending says: .html or .json")
     parser.add_argument(
@@ -183,7 +132,7 @@ def _guard(word: str) -> Guard:
         ) from None
 
 
-def _split(words: Sequence[str]) -> tuple[list[str], list[str], bool]:
+def separated(words: Sequence[str]) -> tuple[list[str], list[str], bool]:
     """Returns our own words, those of the script, and True if these name a module. The script's are not parsed."""
     at = 0
     while at < len(words):
@@ -212,7 +161,7 @@ def _point_out_misplaced(parser: argparse.ArgumentParser, command: Sequence[str]
 
 def _options(parser: argparse.ArgumentParser, given: argparse.Namespace, script: Script) -> Options:
     if given.report:
-        given.report = _absolute(given.report)
+        given.report = absolute(given.report)
         if not given.report.endswith(closing.ENDINGS):
             parser.error(f"--report must be a file that ends in .html or .json; got {given.report}")
         if not os.path.isdir(os.path.dirname(given.report)):
@@ -224,14 +173,8 @@ def _options(parser: argparse.ArgumentParser, given: argparse.Namespace, script:
             parser.error(f"a device stands after a `=`: --gaudi={script.name}")
         parser.error(f"cannot open the script: {error}")
     detail: records.Detail = given.detail or ("modules" if given.report else "operations")
-    says_how = any((given.opt_level, given.bf16, given.fp32, given.preset))
-    return Options(
-        opt_level=given.opt_level or "O1",
-        bf16=_absolute(given.bf16),
-        fp32=_absolute(given.fp32),
-        preset=given.preset if says_how else "recommended",
-        dtype=given.dtype,
-        within=given.within,
+    return replace(
+        options_given(given),
         verbose=given.verbose,
         detail=detail,
         by_script=given.gaudi is not None,
@@ -259,11 +202,6 @@ def _switch_gaudi_on(parser: argparse.ArgumentParser, given: argparse.Namespace)
         parser.error(str(error))
 
 
-def _absolute(path: str | None) -> str | None:
-    """Returns an absolute path: the script may change the working directory, and start processes there."""
-    return os.path.abspath(path) if path else None
-
-
 def _say(text: str) -> None:
     """Prints a line of habana_mp, even if the script redirects its own output."""
     if sys.__stderr__ is not None and not sys.__stderr__.closed:
@@ -272,7 +210,7 @@ def _say(text: str) -> None:
 
 
 def _warn_if_slower(dtype: str) -> None:
-    ratio = speed.ratio_on_this_cpu(_DTYPES[dtype])
+    ratio = speed.ratio_on_this_cpu(DTYPES[dtype])
     if ratio is not None and ratio > 1.05:
         _say(
             f"warning: on this processor a linear layer takes {ratio:.1f} times as long in {dtype} as in float32, so "

@@ -34,7 +34,11 @@ def _lstm() -> Step:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.embed, self.body, self.head = nn.Embedding(50, 32), nn.LSTM(32, 64, batch_first=True), nn.Linear(64, 50)
+            self.embed, self.body, self.head = (
+                nn.Embedding(50, 32),
+                nn.LSTM(32, 64, batch_first=True),
+                nn.Linear(64, 50),
+            )
 
         def forward(self, words: torch.Tensor) -> torch.Tensor:
             return self.head(self.body(self.embed(words))[0])

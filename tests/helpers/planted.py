@@ -7,6 +7,7 @@ with that line in float32 the step is as in float32.
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ class Fault:
         return {
             "preset": "recommended",
             "dtype": self.dtype,
-            "rules": {name: "lower" for name in self.lower},
+            "rules": dict.fromkeys(self.lower, "lower"),
         }
 
 
@@ -60,7 +61,7 @@ def _fault(
 
 def _mlp(*sizes: int) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for before, after in zip(sizes, sizes[1:], strict=False):
+    for before, after in itertools.pairwise(sizes):
         layers += [nn.Linear(before, after), nn.SiLU()]
     return nn.Sequential(*layers[:-1])
 

@@ -1,0 +1,127 @@
+"""``habana-mp diagnose`` runs an unmodified script, and names the line that harms it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from habana_mp import cli
+
+TRAINS = """
+import torch, torch.nn.functional as F
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", torch.linspace(0.1, 1.0, 16))
+        self.body = nn.Sequential(nn.Linear(32, 64), nn.SiLU(), nn.Linear(64, 8))
+
+    def forward(self, t):
+        angles = t[:, None] * self.scale  # planted
+        return self.body(torch.cat([angles.sin(), angles.cos()], -1))
+
+net = Net()
+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+for step in range(3):
+    loss = F.mse_loss(net(torch.empty(128).uniform_(0, 1000)), torch.randn(128, 8))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print("step", step)
+"""
+LINE = next(number for number, text in enumerate(TRAINS.splitlines(), 1) if "# planted" in text)
+
+INFERS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(16, 8)
+
+    def forward(self, t):
+        angles = t[:, None] * torch.linspace(0.1, 1.0, 16)  # planted
+        return self.body(angles.sin())
+
+net = Net()
+with torch.no_grad():
+    print(net(torch.empty(64).uniform_(0, 1000)).sum())
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "script.py"
+    path.write_text(TRAINS)
+    return path
+
+
+def _diagnosed(*words: str) -> int:
+    return cli.main(["diagnose", *words])
+
+
+def test_the_line_is_named_and_the_report_is_written(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _diagnosed("--preset", "hmp-default", "--step", "2", "--report", "found.json", str(script)) == 1
+    shown = capsys.readouterr().out
+    assert f"1. `__mul__` at script.py:{LINE} in Net: of inputs from " in shown
+    assert "write `__mul__ @ Net` into the float32 list" in shown
+    assert "step" not in shown.split("\n")[-2]
+    data = json.loads((script.parent / "found.json").read_text())
+    assert data["findings"][0]["line"] == LINE
+    assert data["findings"][0]["step"] == 1
+
+
+def test_a_list_with_that_line_makes_it_healthy(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fp32 = script.parent / "fp32.txt"
+    fp32.write_text("__mul__ @ Net\n")
+    assert _diagnosed("--preset", "hmp-default", "--fp32", str(fp32), str(script)) == 0
+    assert capsys.readouterr().out.startswith("Healthy: ")
+
+
+def test_without_an_optimizer_the_outputs_are_compared(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script.write_text(INFERS)
+    assert _diagnosed("--preset", "hmp-default", "--report", "found.html", str(script)) == 1
+    shown = capsys.readouterr().out
+    assert "1. `__mul__` at script.py:" in shown
+    assert "the returned value is wrong by" in shown
+    assert "<table>" in (script.parent / "found.html").read_text()
+
+
+def test_a_script_that_fails_is_told_with_what_it_printed(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script.write_text(TRAINS.replace("loss.backward()", "raise KeyError('no weights')"))
+    assert _diagnosed(str(script)) == 1
+    shown = capsys.readouterr().err
+    assert "the script failed (exit status 1); the last lines that it printed:" in shown
+    assert "KeyError: 'no weights'" in shown
+
+
+def test_a_step_that_never_comes_is_told(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _diagnosed("--step", "9", str(script)) == 1
+    assert "the script ended before that step began" in capsys.readouterr().err
+
+
+def test_a_script_that_does_other_things_each_time_is_refused(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script.write_text("import os, torch\ntorch.manual_seed(int.from_bytes(os.urandom(4), 'big'))\n" + TRAINS)
+    assert _diagnosed(str(script)) == 1
+    assert "the script must do the same each time it runs; set its seeds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["none.py"], "cannot open the script"),
+        ([], "a SCRIPT to diagnose is missing"),
+        (["--step", "0", "script.py"], "it must be a whole number of at least 1; got 0"),
+        (["--report", "found.txt", "script.py"], "--report must be a file that ends in .html or .json; got found.txt"),
+    ],
+)
+def test_wrong_usage_is_told(script: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        _diagnosed(*words)
+    assert exit_.value.code == 2
+    assert message in capsys.readouterr().err

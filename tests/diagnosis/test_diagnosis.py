@@ -1,0 +1,446 @@
+"""What a diagnosis leaves as it was, what it looks at, and what it tells."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from habana_mp import Diagnosis, hmp
+from helpers.planted import FAULTS
+
+BY_NAME = {one.name: one for one in FAULTS}
+
+
+class Model(nn.Module):
+    """Has positions that must be exact, dropout, running statistics, and state of other kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scale", torch.linspace(0.1, 1.0, 16))
+        self.norm = nn.BatchNorm1d(32)
+        self.body = nn.Sequential(nn.Linear(32, 64), nn.Dropout(0.1), nn.GELU(), nn.Linear(64, 8))
+        self.average = torch.zeros(8)
+        self.steps = 0
+
+    def forward(self, t: torch.Tensor) -> torch.Tensor:
+        angles = t[:, None] * self.scale  # planted
+        y = self.body(self.norm(torch.cat([angles.float().sin(), angles.float().cos()], -1)))
+        with torch.no_grad():
+            self.average = 0.9 * self.average + 0.1 * y.detach().float().mean(0)
+        self.steps += 1
+        return y
+
+
+LINE = Model.forward.__code__.co_firstlineno + 1
+LOWER = {"preset": "recommended", "rules": {"mul": "lower"}}
+
+
+def _batch() -> tuple[torch.Tensor, torch.Tensor]:
+    return 1000 * torch.rand(128), torch.randn(128, 8)
+
+
+def _made() -> tuple[Model, Callable[[], torch.Tensor]]:
+    torch.manual_seed(0)
+    model, (t, y) = Model(), _batch()
+    return model, lambda: F.mse_loss(model(t).float(), y)
+
+
+def _names_the_line(found: Diagnosis) -> bool:
+    return bool(found.findings) and found.findings[0].line == LINE
+
+
+# ---- what it leaves as it was ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*is made from a result that habana_mp lowered")
+def test_everything_is_afterwards_as_before() -> None:
+    model, step = _made()
+    hmp.convert(**LOWER)
+    step().backward()  # gradients that are there already
+    gradients = {name: (one.grad, one.grad.clone()) for name, one in model.named_parameters() if one.grad is not None}
+    state, average = copy.deepcopy(model.state_dict()), model.average
+    values = model.average.clone()
+    versions = [one._version for one in model.parameters()]
+    np.random.seed(5)
+    randoms = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    found = hmp.diagnose(step)
+    assert _names_the_line(found)
+    for name, one in model.named_parameters():
+        assert one.grad is gradients[name][0]
+        assert torch.equal(one.grad, gradients[name][1])
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, state[name]), name
+    assert model.average is average
+    assert torch.equal(model.average, values)
+    assert model.steps == 1
+    assert [one._version for one in model.parameters()] == versions
+    assert torch.equal(torch.get_rng_state(), randoms[0])
+    assert random.getstate() == randoms[1]
+    assert (np.random.get_state()[1] == randoms[2]).all()
+
+
+def test_the_run_that_is_looked_at_has_the_bits_of_any_other() -> None:
+    model, step = _made()
+    hmp.convert(**LOWER)
+    before = torch.get_rng_state()
+    found = hmp.diagnose(step)
+    torch.set_rng_state(before)
+    loss = step()
+    loss.backward()
+    assert found.loss == loss.item()
+    kept = copy.deepcopy(model.state_dict())
+    assert kept["norm.num_batches_tracked"] == 1
+
+
+def test_after_an_error_in_the_step_everything_is_as_before() -> None:
+    model, step = _made()
+    calls = []
+
+    def failing() -> torch.Tensor:
+        loss = step()
+        calls.append(loss)
+        if len(calls) == 2:
+            raise KeyError("no such thing")
+        return loss
+
+    hmp.convert(**LOWER)
+    state = copy.deepcopy(model.state_dict())
+    with pytest.raises(KeyError, match="no such thing"):
+        hmp.diagnose(failing)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert all(one.grad is None for one in model.parameters())
+    assert F.linear(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.bfloat16
+
+
+def test_an_optimizer_ends_the_step_and_changes_nothing() -> None:
+    model, forward = _made()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = forward()
+        loss.backward()
+        with hmp.disable_casts():
+            optimizer.step()
+        raise AssertionError("nothing follows")
+
+    hmp.convert(**LOWER)
+    weights = [one.detach().clone() for one in model.parameters()]
+    assert _names_the_line(hmp.diagnose(step))
+    assert all(torch.equal(one, other) for one, other in zip(model.parameters(), weights, strict=True))
+
+
+def test_with_several_steps_the_model_trains_as_without_a_diagnosis() -> None:
+    def trained(*, diagnosed: bool) -> list[torch.Tensor]:
+        model, forward = _made()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = forward()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        torch.manual_seed(1)
+        if diagnosed:
+            found = hmp.diagnose(step, steps=3, every=2)
+            assert _names_the_line(found)
+            assert found.findings[0].step in (0, 2)
+        else:
+            for _ in range(3):
+                step()
+        return [one.detach().clone() for one in model.parameters()]
+
+    hmp.convert(**LOWER)
+    for one, other in zip(trained(diagnosed=True), trained(diagnosed=False), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_fault_that_appears_as_the_model_converges_is_found_in_a_later_step() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(16, 256), nn.SiLU(), nn.Linear(256, 50)), torch.randn(64, 16)
+    teacher = 0.3 * torch.randn(64, 50)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        student = model(x).float().log_softmax(-1)
+        loss = F.kl_div(student, teacher.softmax(-1).float(), reduction="batchmean")
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    hmp.convert(preset="recommended", rules={"softmax": "lower"})
+    assert not hmp.diagnose(step).findings
+    found = hmp.diagnose(step, steps=901, every=300)
+    assert found.findings
+    assert found.findings[0].operation == "softmax"
+    assert found.findings[0].step > 0
+
+
+# ---- what it looks at ------------------------------------------------------------------------------------------------
+
+
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, t: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return t[:, None] * scale
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None]:
+        return None, None
+
+
+@pytest.mark.parametrize("how", ["plain", "checkpoint", "reentrant", "compiled", "functional", "no_grad", "inner"])
+def test_the_line_is_found_however_it_is_called(how: str) -> None:
+    model, _ = _made()
+    t, y = _batch()
+    called: Any = {
+        "plain": lambda: model(t),
+        "checkpoint": lambda: checkpoint(model, t, use_reentrant=False),
+        "reentrant": lambda: checkpoint(model, t.requires_grad_(), use_reentrant=True),
+        "compiled": lambda: compiled(t),
+        "functional": lambda: torch.func.functional_call(model, dict(model.named_parameters()), (t,)),
+        "no_grad": lambda: model(t),
+        "inner": lambda: nn.Sequential(model)(t),
+    }[how]
+    compiled = torch.compile(model, backend="eager") if how == "compiled" else None
+    hmp.convert(**LOWER)
+    with torch.set_grad_enabled(how != "no_grad"):
+        found = hmp.diagnose(lambda: F.mse_loss(called().float(), y))
+    if how == "no_grad":  # a loss alone changes little: it is an average over many
+        found = hmp.diagnose(lambda: (F.mse_loss(called().float(), y), called()))
+    assert _names_the_line(found), found
+    t.requires_grad_(False)
+
+
+def test_a_line_in_an_autograd_function_is_found() -> None:
+    torch.manual_seed(0)
+    body, scale, (t, y) = nn.Sequential(nn.Linear(16, 64), nn.SiLU(), nn.Linear(64, 8)), torch.rand(16), _batch()
+    hmp.convert(**LOWER)
+    found = hmp.diagnose(lambda: F.mse_loss(body(Rounded.apply(t, scale).float().sin()).float(), y))
+    assert found.findings[0].operation == "__mul__"
+    assert found.findings[0].line == Rounded.forward.__code__.co_firstlineno + 2
+
+
+def test_what_a_step_returns_beside_the_loss_is_compared() -> None:
+    torch.manual_seed(0)
+    body, t, x, y = nn.Linear(8, 8), 1000 * torch.rand(64), torch.randn(64, 8), torch.randn(64, 8)
+
+    def step() -> dict[str, torch.Tensor]:
+        metric = t * 0.37
+        return {"loss": F.mse_loss(body(x).float(), y), "metric": metric.sin()}
+
+    hmp.convert(**LOWER)
+    (finding,) = hmp.diagnose(step).findings
+    assert finding.operation == "__mul__"
+    assert "the returned value is wrong by" in finding.text
+
+
+def test_a_choice_in_the_data_follows_the_lowered_run() -> None:
+    torch.manual_seed(0)
+    body, x = nn.Linear(8, 8), torch.randn(64, 8)
+
+    def step() -> torch.Tensor:
+        y = body(x)
+        return y.float().square().mean() if float(y.sum()) > -1e9 else y.float().mean()
+
+    hmp.convert(preset="recommended")
+    assert hmp.diagnose(step).healthy
+
+
+def test_operations_in_place_and_views_are_measured() -> None:
+    torch.manual_seed(0)
+    body, x = nn.Linear(8, 8), torch.randn(64, 8)
+
+    def step() -> torch.Tensor:
+        y = body(x)
+        y += 1
+        y.mul_(2)
+        y[:, 0] = 3.0
+        a, b = y.chunk(2, -1)
+        return (a * b).float().mean()
+
+    hmp.convert(preset="recommended")
+    found = hmp.diagnose(step)
+    assert found.healthy
+    assert {"linear", "__iadd__", "mul_", "__mul__"} <= {row.operation for row in found.rows}
+
+
+def test_nothing_lowered_is_said() -> None:
+    hmp.convert("O0")
+    found = hmp.diagnose(lambda: F.linear(torch.ones(2, 2), torch.ones(2, 2)).sum())
+    assert str(found).startswith("Nothing ran in lower precision.")
+    assert found.healthy
+
+
+def test_a_region_is_diagnosed_without_a_conversion() -> None:
+    model, (t, y) = _made()[0], _batch()
+
+    def step() -> torch.Tensor:
+        with hmp.autocast("cpu", **LOWER):
+            return F.mse_loss(model(t).float(), y)
+
+    with hmp.autocast("cpu", **LOWER):
+        pass  # installs the region
+    assert _names_the_line(hmp.diagnose(step))
+
+
+def test_lines_that_mend_the_step_only_together_are_all_found_and_no_other() -> None:
+    torch.manual_seed(0)
+    body, raw, y = nn.Sequential(nn.Linear(16, 64), nn.SiLU(), nn.Linear(64, 8)), torch.rand(128), torch.randn(128, 8)
+    scale = torch.linspace(0.1, 1.0, 16)
+
+    def step() -> torch.Tensor:
+        times = raw * 1000.0
+        angles = times[:, None] * scale
+        return F.mse_loss(body(angles.float().sin()).float(), y)
+
+    hmp.convert(**LOWER)
+    found = hmp.diagnose(step)
+    first = step.__code__.co_firstlineno + 1
+    assert {one.line for one in found.findings} == {first, first + 1}, found
+    assert all("with the lines of the other findings in float32" in one.text for one in found.findings)
+    rules = {key: value for one in found.findings for key, value in one.rule.items()}
+    hmp.convert(preset="recommended", rules={"mul": "lower", **rules})
+    assert hmp.diagnose(step).healthy
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def test_errors_of_a_call_are_apart_from_those_it_inherits() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(64, 64)
+    weight = nn.Parameter(torch.randn(64, 64) / 8)
+
+    def step() -> torch.Tensor:
+        y = F.linear(x, weight)
+        for _ in range(3):
+            y = F.linear(y, weight)
+        return y.float().square().mean()
+
+    hmp.convert(preset="recommended")
+    rows = hmp.diagnose(step).rows
+    first = next(row for row in rows if row.calls == 1)
+    others = next(row for row in rows if row.calls == 3)
+    assert first.inherited_error == 0
+    assert 5e-4 < first.local_error < 5e-3
+    assert others.inherited_error > 1.2 * others.local_error
+
+
+def test_the_effect_is_the_change_of_the_loss() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(64, 64), nn.Parameter(torch.randn(64, 64) / 8)
+
+    def step() -> torch.Tensor:
+        return F.linear(x, weight).float().exp().mean()
+
+    hmp.convert(preset="recommended")
+    found = hmp.diagnose(step)
+    assert found.loss is not None
+    assert found.loss_in_float32 is not None
+    (row,) = [one for one in found.rows if one.operation == "linear"]
+    assert row.effect == pytest.approx(found.loss - found.loss_in_float32, rel=0.3)
+
+
+def test_float16_tells_the_range_that_is_left() -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Linear(8, 8), torch.full((4, 8), 2.0**10)
+    hmp.convert(preset="recommended", dtype="fp16")
+    rows = hmp.diagnose(lambda: layer(x).float().mean()).rows
+    (row,) = [one for one in rows if one.operation == "linear"]
+    assert row.precision == "fp16"
+    assert row.range_left is not None
+    assert row.range_left[1] == pytest.approx(6, abs=0.1)  # 65504 is nearly 2^16
+
+
+def test_values_that_are_not_finite_are_named_in_the_order_of_their_birth() -> None:
+    torch.manual_seed(0)
+    body, x = nn.Linear(16, 16), torch.randn(8, 16)
+
+    def step() -> torch.Tensor:
+        large = 400 * body(x).float()
+        squares = large.pow(2)
+        return (squares / squares.sum(-1, keepdim=True)).float().mean()
+
+    hmp.convert(preset="recommended", dtype="fp16", rules={"pow": "lower"})
+    found = hmp.diagnose(step)
+    assert found.findings[0].kind == "overflow"
+    assert found.findings[0].operation == "pow"
+    assert found.findings[0].effect == float("inf")
+
+
+# ---- what it tells ---------------------------------------------------------------------------------------------------
+
+
+def test_the_text_has_the_place_the_range_the_harm_and_the_rule() -> None:
+    _, step = _made()
+    hmp.convert(**LOWER)
+    found = hmp.diagnose(step)
+    text = str(found)
+    assert text.startswith("One operation is harmful in lower precision. The loss is ")
+    assert f"1. `__mul__` at tests/diagnosis/{Path(__file__).name}:{LINE} in Model: of inputs from " in text
+    assert "with this line in float32 by" in text
+    assert "write `__mul__ @ Model` into the float32 list" in text
+    assert found.findings[0].rule == {"__mul__ @ Model": "fp32"}
+    assert found.findings[0].kind == "decision"
+
+
+def test_json_has_all_data(tmp_path: Path) -> None:
+    _, step = _made()
+    hmp.convert(**LOWER)
+    found = hmp.diagnose(step)
+    found.to_json(tmp_path / "found.json")
+    data = json.loads((tmp_path / "found.json").read_text())
+    assert (data["format"], data["version"], data["healthy"]) == ("habana-mp diagnosis", 1, False)
+    assert data["findings"][0]["line"] == LINE
+    assert data["findings"][0]["rule"] == {"__mul__ @ Model": "fp32"}
+    assert len(data["rows"]) == len(found.rows)
+    assert {"operation", "local_error", "inherited_error", "effect", "input_range"} <= data["rows"][0].keys()
+
+
+def test_the_page_has_findings_and_operations_and_loads_nothing(tmp_path: Path) -> None:
+    _, step = _made()
+    hmp.convert(**LOWER)
+    found = hmp.diagnose(step)
+    found.to_html(tmp_path / "found.html")
+    page = (tmp_path / "found.html").read_text()
+    assert "__mul__ @ Model" in page
+    assert page.count("<tr><td>") == len(found.rows)
+    assert not re.search(r"(src|href)=\"(?!data:)", page)
+    assert "<script" not in page
+
+
+@pytest.mark.parametrize(
+    ("step", "options", "error", "words"),
+    [
+        (3, {}, TypeError, "`step` must be a function that runs a step and returns its loss; got int"),
+        (lambda: None, {"steps": 0}, ValueError, "`steps` must be a whole number of at least 1; got 0"),
+        (lambda: None, {"every": 1.5}, ValueError, "`every` must be a whole number of at least 1; got 1.5"),
+    ],
+)
+def test_wrong_arguments_are_named(step: Any, options: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=re.escape(words)):
+        hmp.diagnose(step, **options)
+
+
+def test_a_step_that_takes_another_batch_each_time_is_refused() -> None:
+    model = nn.Linear(8, 8)
+    batches = iter(torch.randn(10, 4, 8))
+    hmp.convert(preset="recommended")
+    with pytest.raises(ValueError, match="got other values when the step ran again: take the batch outside of it"):
+        hmp.diagnose(lambda: model(next(batches)).float().mean())
