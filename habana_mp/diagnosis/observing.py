@@ -282,7 +282,9 @@ class Watching(Observer):
         hook = partial(self._gradient, site, kept, call.kept() if follows else None)
         low.register_hook(hook)  # type: ignore[no-untyped-call]  # torch's has no types
 
-    def _gradient(self, site: Site, error: torch.Tensor, call: _Kept | None, gradient: torch.Tensor) -> None:
+    def _gradient(self, site: Site, error: torch.Tensor, call: _Kept | None, gradient: torch.Tensor | None) -> None:
+        if gradient is None:  # an autograd.Function returned none
+            return
         with self.paused(), apart():
             product = gradient * error
             site.has_gradient = True

@@ -16,10 +16,12 @@ from habana_mp.diagnosis.measuring import sample
 _SAMPLES = 1 << 16
 
 #: An error of a gradient below this share is no fault, however small the model's own noise is.
-_OF_GRADIENT = 0.15
+_OF_GRADIENT = 0.17
 _OF_VALUE = 0.05
 _OF_STATE = 0.1
 _OF_LOSS = 0.015
+#: A gradient that is a smaller part of all gradients is small.
+_LEAST_PART = 0.02
 #: So many times the noise is no fault.
 _TIMES_NOISE = 6.0
 
@@ -85,34 +87,40 @@ def deviations(run: Outcome, exact: Outcome) -> Deviations:
     found: Deviations = {}
     if exact.loss is not None and run.loss is not None:
         found["the loss"] = _limited(abs(run.loss - exact.loss) / max(abs(exact.loss), 1e-30))
-    usual = _usual_size(exact.gradients)
-    for name, parts in _with_biases(exact.gradients).items():
-        gradient = torch.cat([exact.gradients[part] for part in parts])
-        others = [run.gradients[part] for part in parts if part in run.gradients]
-        other = torch.cat(others) if len(others) == len(parts) else None
-        # A gradient far below all others is zero but for rounding.
-        found[f"the gradient of {name}"] = _relative(other, gradient, 0.03 * usual * gradient.numel() ** 0.5)
-    for prefix, mine, its in (("", run.returned, exact.returned), ("the new value of ", run.state, exact.state)):
-        for name, value in its.items():
-            found[prefix + name] = _relative(mine.get(name), value, 0.0)
+    least = _least_size(exact.gradients)
+    for name, parts in _grouped(exact.gradients, "bias", "weight").items():
+        found[f"the gradient of {name}"] = _of_group(run.gradients, exact.gradients, parts, least)
+    for name, parts in _grouped(exact.state, "running_mean", "running_var").items():
+        found[f"the new value of {name}"] = _of_group(run.state, exact.state, parts, 0.0)
+    for name, value in exact.returned.items():
+        found[name] = _relative(run.returned.get(name), value, 0.0)
     return found
 
 
-def _with_biases(gradients: dict[str, torch.Tensor]) -> dict[str, list[str]]:
-    """Returns the names of the weights, each with that of its bias: the gradient of a bias is a sum over the batch,
-    which may cancel out."""
+def _grouped(values: dict[str, torch.Tensor], part: str, whole: str) -> dict[str, list[str]]:
+    """Returns the names of values, those of a part with that of its whole. The gradient of a bias is a sum over the
+    batch and may cancel out, and so may a mean; beside the weight or the variance that is harmless."""
     found: dict[str, list[str]] = {}
-    for name in gradients:
+    for name in values:
         before, _, last = name.rpartition(".")
-        weight = f"{before}.{last.replace('bias', 'weight')}"
-        found.setdefault(weight if weight in gradients else name, []).append(name)
+        other = f"{before}.{last.replace(part, whole)}"
+        found.setdefault(other if other in values else name, []).append(name)
     return found
 
 
-def _usual_size(gradients: dict[str, torch.Tensor]) -> float:
-    """Returns the root of the mean square of all gradients."""
-    square = sum(float(torch.linalg.vector_norm(one)) ** 2 for one in gradients.values())
-    return math.sqrt(square / max(1, sum(one.numel() for one in gradients.values())))
+def _of_group(
+    run: dict[str, torch.Tensor], exact: dict[str, torch.Tensor], names: Sequence[str], least: float
+) -> float:
+    if len(names) == 1:
+        return _relative(run.get(names[0]), exact[names[0]], least)
+    mine = torch.cat([run[name].flatten() for name in names]) if all(name in run for name in names) else None
+    return _relative(mine, torch.cat([exact[name].flatten() for name in names]), least)
+
+
+def _least_size(gradients: dict[str, torch.Tensor]) -> float:
+    """Returns the size below which a gradient counts as small: its relative error matters less."""
+    whole = math.sqrt(sum(float(torch.linalg.vector_norm(one)) ** 2 for one in gradients.values()))
+    return _LEAST_PART * whole * min(1.0, math.sqrt(100 / max(1, len(gradients))))
 
 
 def _relative(value: torch.Tensor | None, exact: torch.Tensor, least: float) -> float:
