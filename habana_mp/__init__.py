@@ -18,6 +18,7 @@ from habana_mp.hmp import (
     ModelExplanation,
     Report,
     Row,
+    Tuned,
     autocast,
     compare,
     convert,
@@ -36,6 +37,7 @@ from habana_mp.hmp import (
     report,
     reset_report,
     restore,
+    tune,
     watch,
 )
 
@@ -50,6 +52,7 @@ __all__ = [
     "ModelExplanation",
     "Report",
     "Row",
+    "Tuned",
     "autocast",
     "compare",
     "convert",
@@ -69,6 +72,7 @@ __all__ = [
     "report",
     "reset_report",
     "restore",
+    "tune",
     "watch",
 ]
 

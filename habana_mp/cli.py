@@ -1,5 +1,5 @@
 """The command line: ``habana-mp lists``, ``habana-mp lists check FILE...``, ``habana-mp run``,
-``habana-mp diagnose``, ``habana-mp explain``, ``habana-mp diff A B``, ``habana-mp doctor``."""
+``habana-mp diagnose``, ``habana-mp tune``, ``habana-mp explain``, ``habana-mp diff A B``, ``habana-mp doctor``."""
 
 from __future__ import annotations
 
@@ -47,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run_script(words[1:])
     if words[:1] == ["diagnose"]:
         return _diagnose_script(words[1:])
+    if words[:1] == ["tune"]:
+        return _tune_script(words[1:])
     try:
         status = _run(words)
         sys.stdout.flush()
@@ -75,6 +77,12 @@ def _diagnose_script(words: Sequence[str]) -> int:
     from habana_mp.run import diagnose
 
     return diagnose.main(words)
+
+
+def _tune_script(words: Sequence[str]) -> int:
+    from habana_mp.run import tune
+
+    return tune.main(words)
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -114,6 +122,9 @@ def _run(arguments: Sequence[str]) -> int:
     commands.add_parser("run", help="run a script in mixed precision; `habana-mp run --help` tells more")
     commands.add_parser(
         "diagnose", help="which operations of a script are harmful; `habana-mp diagnose --help` tells more"
+    )
+    commands.add_parser(
+        "tune", help="the lists with which a script is as good as in float32; `habana-mp tune --help` tells more"
     )
     explain_parser = explain.add_parser(commands)
     diff = commands.add_parser(

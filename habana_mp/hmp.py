@@ -52,6 +52,8 @@ from habana_mp.scopes.keep import keep
 from habana_mp.scopes.op_wrap import op_wrap
 from habana_mp.scopes.regions import autocast, get_autocast_dtype, is_autocast_available, is_autocast_enabled
 from habana_mp.scopes.within import Given, checked, reject_models
+from habana_mp.tuning.tune import tune
+from habana_mp.tuning.tuned import Tuned
 
 __all__ = [
     "Comparison",
@@ -64,6 +66,7 @@ __all__ = [
     "ModelExplanation",
     "Report",
     "Row",
+    "Tuned",
     "autocast",
     "compare",
     "convert",
@@ -82,6 +85,7 @@ __all__ = [
     "report",
     "reset_report",
     "restore",
+    "tune",
     "watch",
 ]
 

@@ -163,8 +163,8 @@ def diagnosed_process() -> Iterator[None]:
 class ProgressLine:
     """A line on the terminal that says what runs. Nothing is written to a file or a pipe."""
 
-    def __init__(self, prefix: str = "") -> None:
-        self._prefix = prefix
+    def __init__(self, prefix: str = "", command: str = "diagnose") -> None:
+        self._prefix = f"{command}: {prefix}"
         self._is_shown = sys.stderr is not None and sys.stderr.isatty()
 
     def __enter__(self) -> Callable[[str], None]:
@@ -176,7 +176,7 @@ class ProgressLine:
 
     def _show(self, text: str) -> None:
         if self._is_shown:
-            print(f"\r\033[Kdiagnose: {self._prefix}{text}", end="", file=sys.stderr, flush=True)
+            print(f"\r\033[K{self._prefix}{text}", end="", file=sys.stderr, flush=True)
 
 
 def look(runs: Runs, number: int, progress: Progress) -> Diagnosis:

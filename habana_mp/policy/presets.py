@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -35,6 +36,9 @@ _SILENT = {"pytorch", "habana", "benchmarks", "implementations", "training", "co
 
 #: The keys of the lists in a preset's file; see CONTRIBUTING.md.
 _PARTS = ("lower", "fp32", "widest")
+
+#: The file of the lower list in a folder of lists, the first one that is there.
+_LOWER_FILES = ("bf16.txt", "fp16.txt")
 
 #: The most names that an error suggests.
 _SHOWN = 5
@@ -149,14 +153,24 @@ def presets() -> dict[str, Preset]:
 
 
 def preset_named(name: str) -> Preset:
-    """Returns the preset of that name. Raises ValueError if there is none."""
+    """Returns the preset of that name, or the lists in the folder with that path. Raises ValueError if there is none,
+    and OSError if a file of the folder cannot be read."""
     known = presets()
+    if isinstance(name, str) and name not in known and os.path.isdir(name):
+        return _of_folder(name)
     if not isinstance(name, str) or name not in known:
         shipped = ", ".join(one for one in known if not one.startswith("gaudi/"))
         raise ValueError(
             f"`preset` must be one of {shipped}, or a name that `habana-mp lists` shows; got {name!r}{hint_for(name)}"
         )
     return known[name]
+
+
+def _of_folder(folder: str) -> Preset:
+    """Returns the lists that `hmp.tune` writes into a folder, or a user by hand."""
+    lower = next((name for name in _LOWER_FILES if os.path.isfile(os.path.join(folder, name))), _LOWER_FILES[0])
+    lists = [read_list(os.path.join(folder, name)) for name in (lower, "fp32.txt")]
+    return Preset(folder, f"the lists in {folder}", lower=lists[0], fp32=lists[1])
 
 
 def presets_with(part: str) -> list[Preset]:

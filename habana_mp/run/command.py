@@ -174,7 +174,7 @@ def _options(parser: argparse.ArgumentParser, given: argparse.Namespace, script:
         parser.error(f"cannot open the script: {error}")
     detail: records.Detail = given.detail or ("modules" if given.report else "operations")
     return replace(
-        options_given(given),
+        options_given(parser, given),
         verbose=given.verbose,
         detail=detail,
         by_script=given.gaudi is not None,

@@ -63,9 +63,10 @@ def main(words: Sequence[str]) -> int:
         Script(command, is_module=is_module).check()
     except OSError as error:
         parser.error(f"cannot open the script: {error}")
+    options = options_given(parser, given)
     try:
         with ProgressLine() as progress, tempfile.TemporaryDirectory() as folder:
-            runs = _RunsOfScript(options_given(given), command, given.step - 1, Path(folder), is_module=is_module)
+            runs = RunsOfScript(options, command, given.step - 1, Path(folder), is_module=is_module)
             found = look(runs, given.step - 1, progress)
     except (ScriptFailedError, ValueError) as error:
         print(f"habana-mp: {error}", file=sys.stderr)
@@ -102,12 +103,26 @@ def _number(word: str) -> int:
     return int(word)
 
 
-class _RunsOfScript:
+def last_lines(printed: str) -> str:
+    return "\n".join(printed.splitlines()[-_LAST_LINES:])
+
+
+class RunsOfScript:
     """The runs of a step of a script, each in a process of its own."""
 
-    def __init__(self, options: Options, words: Sequence[str], skipped: int, folder: Path, *, is_module: bool) -> None:
+    def __init__(
+        self,
+        options: Options,
+        words: Sequence[str],
+        skipped: int,
+        folder: Path,
+        *,
+        is_module: bool,
+        variables: dict[str, str] | None = None,
+    ) -> None:
         self._options, self._words, self._is_module = options, tuple(words), is_module
         self._skipped, self._folder = skipped, folder
+        self._variables = variables or {}
         self._repetition = Repetition(
             "the script must do the same each time it runs; set its seeds, and switch off what follows the time or "
             "threads"
@@ -122,11 +137,11 @@ class _RunsOfScript:
                 [sys.executable, "-m", "habana_mp.run.diagnosed_script", str(job), str(result)],
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env={"PYTHONHASHSEED": "0", **os.environ},
+                env={"PYTHONHASHSEED": "0", **os.environ, **self._variables},
                 check=False,
             ).returncode
         if not result.exists():
-            printed = "\n".join(output.read_text("utf-8", "replace").splitlines()[-_LAST_LINES:])
+            printed = last_lines(output.read_text("utf-8", "replace"))
             why = "ended before that step began" if status == 0 else f"failed (exit status {status})"
             raise ScriptFailedError(f"the script {why}; the last lines that it printed:\n{printed}")
         run: Run = pickle.loads(result.read_bytes())

@@ -61,6 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bf16", metavar="FILE", help="a list file: what runs in the lower precision")
     parser.add_argument("--fp32", metavar="FILE", help="a list file: what runs in float32")
     parser.add_argument(
+        "--lists",
+        metavar="FOLDER",
+        help="both list files, as `habana-mp tune --write` makes them: bf16.txt and fp32.txt",
+    )
+    parser.add_argument(
         "--preset",
         help="the lists to start from; `habana-mp lists` shows all. Without lists, a preset or a level: recommended",
     )
@@ -68,7 +73,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--within", choices=["modules"], help="lower only while the forward of some module runs")
 
 
-def options_given(given: argparse.Namespace) -> Options:
+def options_given(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Options:
+    """Returns the options. Ends the program if they contradict each other."""
+    if given.lists:
+        if given.bf16 or given.fp32:
+            parser.error("--lists names both list files; leave out --bf16 and --fp32")
+        given.bf16, given.fp32 = (os.path.join(given.lists, name) for name in (f"{given.dtype}.txt", "fp32.txt"))
+        for path in (given.bf16, given.fp32):
+            if not os.path.isfile(path):
+                parser.error(f"--lists must be a folder with list files; {path} is not there")
     says_how = any((given.opt_level, given.bf16, given.fp32, given.preset))
     return Options(
         opt_level=given.opt_level or "O1",

@@ -21,6 +21,8 @@ HEADINGS_OF_A_DECISION = ["Question", "What was tried", "What won, and why", "Fi
 RUN = [
     "README.md",
     "docs/reference.md",
+    "docs/diagnose.md",
+    "docs/keep-in-float32.md",
     "docs/regions.md",
     "docs/lists.md",
     "docs/rules.md",

@@ -1,0 +1,56 @@
+"""What may be kept in float32: the operations that ran in lower precision, and their modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from habana_mp import ops
+from habana_mp.diagnosis.search import ranked
+from habana_mp.diagnosis.sites import Line, Site
+from habana_mp.reporting.records import Row
+from habana_mp.reporting.remedies import rules_for
+
+#: More modules than this are not told apart.
+_MOST_MODULES = 400
+
+
+class Candidates:
+    """The lines of lists that may be needed, those suspected most first."""
+
+    def __init__(self, rows: Iterable[Row], sites: Sequence[Site]) -> None:
+        """``rows``: the calls of a run, by module. ``sites``: what a diagnosis of its first step measured, maybe
+        nothing."""
+        self._rows = [row for row in rows if row.is_lower and _may_be_listed(row.operation)]
+        by_line: dict[Line, list[Site]] = {}
+        for site in sites:
+            by_line.setdefault(site.where, []).append(site)
+        places = [(line.operation, site.module) for line in ranked(by_line) for site in by_line[line]]
+        self._rank = {place: number for number, place in reversed(list(enumerate(places)))}
+        self._rank_of_operation = {place[0]: number for number, place in reversed(list(enumerate(places)))}
+
+    def operations(self) -> list[str]:
+        """Returns the operations, as lines of a list."""
+        calls: dict[str, int] = {}
+        for row in self._rows:
+            calls[row.operation] = calls.get(row.operation, 0) + row.calls
+        last = len(self._rank)
+        return sorted(calls, key=lambda one: (self._rank_of_operation.get(one, last), -calls[one], one))
+
+    def in_modules(self, operations: Sequence[str]) -> list[str]:
+        """Returns lines that name these operations in each of their modules. An operation that also runs outside of
+        modules is named alone too, as the last resort."""
+        last = len(self._rank)
+        found: dict[str, tuple[int, str]] = {}
+        for operation in operations:
+            its = [row for row in self._rows if row.operation == operation]
+            if any(row.module is None for row in its) or len(its) > _MOST_MODULES:
+                found[operation] = (last + 1, operation)
+            for row in its if len(its) <= _MOST_MODULES else ():
+                rank = self._rank.get((operation, row.module or ""), last)
+                for line in rules_for([row], "fp32") if row.module is not None else ():
+                    found.setdefault(line, (rank, line))
+        return sorted(found, key=lambda line: found[line])
+
+
+def _may_be_listed(operation: str) -> bool:
+    return ops.resolve(operation) is not None and not ops.is_in_place(operation) and ops.computes(operation)

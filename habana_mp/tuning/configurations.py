@@ -1,0 +1,158 @@
+"""Runs of a user's function under rules, with their values and times, which a file keeps."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from habana_mp.diagnosis.sites import Site
+from habana_mp.reporting.records import Row
+
+FORMAT, VERSION = "habana-mp tuning", 1
+
+#: Stands for the run in float32 in the file.
+_FLOAT32 = "float32"
+
+#: The rules of a run; None: everything in float32.
+Rules = tuple[str, ...] | None
+
+Check = Callable[[Any, Any], Any]
+
+
+class OutOfTimeError(Exception):
+    """The budget is spent."""
+
+
+class Runner(Protocol):
+    """Runs what is tuned."""
+
+    preset: str
+    #: The name of the lower precision.
+    lower: str
+
+    def run(self, rules: Rules, seed: int) -> tuple[Any, float]:
+        """Returns the value of a run with these lines in float32, and its seconds."""
+
+    def rows(self, rules: Rules, seed: int) -> Sequence[Row]:
+        """Returns what ran in which precision in a run, by module."""
+
+    def sites(self, seed: int) -> Sequence[Site]:
+        """Returns what a diagnosis measures in the first step of a run; nothing if it cannot look at it."""
+
+
+class Configurations:
+    """The values of all runs so far."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        check: Check,
+        seeds: Sequence[int],
+        *,
+        budget: float | None,
+        path: Path | None,
+        progress: Callable[[str], None],
+    ) -> None:
+        """``path``: a file of the same preset and precision, which is continued, or a new one."""
+        self._runner, self._check, self._seeds = runner, check, tuple(seeds)
+        self._end = None if budget is None else time.monotonic() + budget
+        self._about = {"preset": runner.preset, "dtype": runner.lower}
+        self._path, self._progress = path, progress
+        self._known: dict[str, tuple[Any, float]] = {}
+        #: The smallest set of rules that passed.
+        self.best: tuple[str, ...] | None = None
+        if path is not None and path.exists():
+            self._read(path)
+
+    # ---- runs --------------------------------------------------------------------------------------------------------
+
+    def passes(self, rules: tuple[str, ...]) -> bool:
+        """True if the value is good enough with each seed. Raises OutOfTimeError when the budget is spent."""
+        for seed in self._seeds:
+            exact = self.value(None, seed)
+            if not self._check(self.value(rules, seed), exact):
+                return False
+        if self.best is None or len(rules) < len(self.best):
+            self.best = tuple(rules)
+        return True
+
+    def value(self, rules: Rules, seed: int) -> Any:
+        return self._result(rules, seed)[0]
+
+    def seconds(self, rules: Rules) -> float:
+        """Returns the median time of a run."""
+        return statistics.median(self._result(rules, seed)[1] for seed in self._seeds)
+
+    def _result(self, rules: Rules, seed: int) -> tuple[Any, float]:
+        name = _FLOAT32 if rules is None else "; ".join(sorted(rules))
+        key = f"{seed}: {name}"
+        if key not in self._known:
+            if self._end is not None and time.monotonic() > self._end:
+                raise OutOfTimeError
+            self._progress(self._described(rules, seed))
+            self._known[key] = self._runner.run(rules, seed)
+            self._write()
+        return self._known[key]
+
+    def _described(self, rules: Rules, seed: int) -> str:
+        what = "in float32" if rules is None else f"with {len(rules)} lines in float32"
+        left = "" if self._end is None else f", {max(0.0, self._end - time.monotonic()):.0f} s left"
+        return f"configuration {self.count}, {what}, seed {seed}{left}"
+
+    @property
+    def count(self) -> int:
+        """The number of configurations that were run, each with as many seeds as were needed."""
+        return len({key.partition(": ")[2] for key in self._known})
+
+    # ---- the file ----------------------------------------------------------------------------------------------------
+
+    def _read(self, path: Path) -> None:
+        try:
+            content = json.loads(path.read_text("utf-8"))
+            known = {key: (_decoded(value), float(seconds)) for key, (value, seconds) in content["runs"].items()}
+            about = content["about"]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path}: it is no file of `hmp.tune`: {error}") from None
+        if about != self._about:
+            raise ValueError(
+                f"{path}: it belongs to a tuning with {about}, and this one has {self._about}; give another path, or "
+                "remove the file"
+            )
+        self._known = known
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "about": self._about,
+            "runs": {key: [_encoded(value), seconds] for key, (value, seconds) in self._known.items()},
+        }
+        beside = self._path.with_name(self._path.name + ".new")
+        beside.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+        os.replace(beside, self._path)
+
+
+def _encoded(value: Any) -> Any:
+    """Returns a value as JSON has it. Numbers that are not finite become text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"not finite": repr(value)}
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"`run` must return numbers, texts, or lists or dicts of these, if `path` is given; got "
+            f"{type(value).__name__}: {value!r}"
+        ) from None
+    return value
+
+
+def _decoded(value: Any) -> Any:
+    return float(value["not finite"]) if isinstance(value, dict) and set(value) == {"not finite"} else value

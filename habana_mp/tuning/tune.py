@@ -1,0 +1,218 @@
+"""Tuning: the lists with which a training or an evaluation is as good as in float32, and as fast as possible."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from habana_mp.diagnosis.diagnosis import ProgressLine, diagnosed_process
+from habana_mp.diagnosis.replays import Replays
+from habana_mp.diagnosis.runs import RunsHere, Way
+from habana_mp.diagnosis.sites import Site
+from habana_mp.patches.installation import installation
+from habana_mp.policy.given_rules import given_rules
+from habana_mp.policy.precisions import PRECISIONS, dtype_meant
+from habana_mp.policy.presets import preset_named
+from habana_mp.policy.rules import Policy, policy_from_lists
+from habana_mp.reporting import counting
+from habana_mp.reporting.records import Row
+from habana_mp.reporting.watch import watch
+from habana_mp.tuning.candidates import Candidates
+from habana_mp.tuning.configurations import Check, Configurations, OutOfTimeError, Rules, Runner
+from habana_mp.tuning.minimal import minimal_set
+from habana_mp.tuning.tuned import Tuned
+
+Run = Callable[[int], Any]
+
+#: An operation is slower in lower precision if it takes so many times as long, and this share of the run.
+_SLOWER = 1.15
+_LEAST_SHARE = 0.01
+#: The run must become faster by this factor to keep operations in float32 for speed.
+_FASTER = 0.98
+
+
+def tune(
+    run: Run,
+    check: Check,
+    *,
+    seeds: Sequence[int] = (0, 1, 2),
+    budget: float | None = None,
+    path: str | os.PathLike[str] | None = None,
+    preset: str = "hmp-default",
+    dtype: torch.dtype | str = torch.bfloat16,
+) -> Tuned:
+    """Finds lists with which a run is as good as in float32: few operations in float32, none of which can be left out.
+
+    The run is made in float32, then with all that the preset lowers. If its value is not good enough, operations are
+    kept in float32, first everywhere and then in single modules, until it is, and each is left out once more to see if
+    it is needed.
+
+    Args:
+        run: ``run(seed)`` sets the seed, trains or evaluates, and returns a value. It must not convert.
+        check: ``check(value, exact)`` says if a value is good enough; ``exact`` is that of float32 with the same seed.
+        seeds: Each configuration must be good enough with each of them.
+        budget: The seconds after which no other run begins. The best result so far is returned.
+        path: A file that keeps the values of all runs. Another call with it continues where the last one stopped.
+        preset: The lists to start from.
+        dtype: The lower precision.
+
+    Raises:
+        RuntimeError: a conversion is in force, or ``run`` makes one.
+        ValueError: unknown presets or precisions, no seeds, or a file of another tuning.
+        TypeError: ``run`` or ``check`` cannot be called, or values that ``path`` cannot hold.
+    """
+    for name, function in (("run", run), ("check", check)):
+        if not callable(function):
+            raise TypeError(f"`{name}` must be a function; got {type(function).__name__}: {function!r}")
+    if installation.policy is not None:
+        raise RuntimeError("`hmp.tune` converts by itself: call it without a conversion, or after `hmp.restore()`")
+    seeds = list(seeds)
+    if not seeds:
+        raise ValueError("`seeds` must hold at least one seed")
+    if budget is not None and not budget > 0:
+        raise ValueError(f"`budget` must be None or seconds above 0; got {budget!r}")
+    lower = dtype_meant(dtype)
+    if lower not in (torch.bfloat16, torch.float16):
+        raise ValueError(f"`dtype` must be torch.bfloat16 or torch.float16; got {dtype!r}")
+    runner = _RunsHere(run, preset, PRECISIONS[lower])
+    return tuned_by(runner, check, seeds=seeds, budget=budget, path=None if path is None else Path(path))
+
+
+def tuned_by(runner: Runner, check: Check, *, seeds: Sequence[int], budget: float | None, path: Path | None) -> Tuned:
+    """Returns the result for what this runner runs."""
+    with ProgressLine(command="tune") as progress:
+        known = Configurations(runner, check, seeds, budget=budget, path=path, progress=progress)
+        return _Tuning(runner, known, seeds).result()
+
+
+class _RunsHere:
+    """Runs of a function in this process."""
+
+    def __init__(self, run: Run, preset: str, lower: str) -> None:
+        self._run, self.preset, self.lower = run, preset, lower
+        self._lists = preset_named(preset)
+
+    def run(self, rules: Rules, seed: int) -> tuple[Any, float]:
+        with self._converted(rules) as policy:
+            begin = perf_counter()
+            value = self._run(seed)
+            seconds = perf_counter() - begin
+            if installation.policy is not policy:
+                raise RuntimeError("`run` must not call `hmp.convert` or `hmp.restore`: `hmp.tune` does so")
+            return value, seconds
+
+    @contextmanager
+    def _converted(self, rules: Rules) -> Iterator[Policy]:
+        policy = self._policy(rules)
+        installation.install(policy)
+        try:
+            yield policy
+        finally:
+            installation.uninstall()
+
+    def _policy(self, rules: Rules) -> Policy:
+        if rules is None:
+            return Policy(lower=self.lower)
+        given = given_rules(dict.fromkeys(rules, "fp32"), self.lower)
+        return policy_from_lists(self._lists, self.lower, given=given)
+
+    def rows(self, rules: Rules, seed: int) -> tuple[Row, ...]:
+        with self._converted(rules), watch("modules"):
+            counting.reset()
+            self._run(seed)
+            return tuple(counting.current())
+
+    def sites(self, seed: int) -> list[Site]:
+        replays = Replays(lambda: self._run(seed))
+        runs = RunsHere(replays)
+        with self._converted(()), suppress(ValueError, RuntimeError), diagnosed_process(), replays.from_same_state():
+            exact = runs.run(Way(), {})
+            return runs.run(Way(is_watched=True), exact.samples).sites
+        return []
+
+
+class _Tuning:
+    """The search."""
+
+    def __init__(self, runner: Runner, configurations: Configurations, seeds: Sequence[int]) -> None:
+        self._runner, self._configurations, self._seeds = runner, configurations, seeds
+
+    def result(self) -> Tuned:
+        found: list[str] | None = None
+        faster: list[str] = []
+        is_minimal = True
+        try:
+            found = self._needed()
+            if found is not None:
+                faster = self._faster(found)
+        except OutOfTimeError:
+            best = self._configurations.best
+            if found is None and best is not None:
+                found, is_minimal = list(best), False
+        lines = (*(found or ()), *faster)
+        known = self._configurations
+        values, speedup = {}, 0.0
+        with suppress(OutOfTimeError):
+            values = {seed: (known.value(None, seed), known.value(lines, seed)) for seed in self._seeds}
+            speedup = known.seconds(None) / known.seconds(lines)
+        return Tuned(
+            rules=dict.fromkeys(found or (), "fp32"),
+            faster=dict.fromkeys(faster, "fp32"),
+            passed=found is not None,
+            runs=known.count,
+            speedup=speedup,
+            values=values,
+            is_minimal=is_minimal,
+            preset=self._runner.preset,
+            dtype=self._runner.lower,
+        )
+
+    def _needed(self) -> list[str] | None:
+        """Returns the lines that are needed for accuracy; None if no lines are enough."""
+        passes = self._configurations.passes
+        if passes(()):
+            return []
+        seed = self._seeds[0]
+        candidates = Candidates(self._runner.rows((), seed), self._runner.sites(seed))
+        operations = minimal_set(candidates.operations(), passes)
+        if operations is None:
+            return None
+        in_modules = candidates.in_modules(operations)
+        if set(in_modules) == set(operations):
+            return operations
+        narrowed = minimal_set(in_modules, passes)
+        return operations if narrowed is None else narrowed
+
+    def _faster(self, needed: Sequence[str]) -> list[str]:
+        """Returns the operations that make the run faster in float32 than in lower precision."""
+        seed = self._seeds[0]
+        low, exact = (_seconds_of(self._runner.rows(rules, seed)) for rules in (tuple(needed), None))
+        whole = sum(low.values())
+        slower = [
+            operation
+            for operation, seconds in low.items()
+            if seconds > _SLOWER * exact.get(operation, seconds) and seconds > _LEAST_SHARE * whole
+        ]
+        lines = sorted(one for one in slower if one not in needed)
+        if not lines:
+            return []
+        together = (*needed, *lines)
+        known = self._configurations
+        if known.passes(together) and known.seconds(together) < _FASTER * known.seconds(tuple(needed)):
+            return lines
+        return []
+
+
+def _seconds_of(rows: Sequence[Row]) -> dict[str, float]:
+    """Returns the time of the operations, with that of their casts."""
+    found: dict[str, float] = {}
+    for row in rows:
+        if row.seconds is not None:
+            found[row.operation] = found.get(row.operation, 0.0) + row.seconds
+    return found

@@ -1,0 +1,85 @@
+"""The result of a tuning, and the list files that it writes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from habana_mp.policy.lists import IN_MODULES, Listed
+from habana_mp.policy.presets import preset_named
+
+
+@dataclass(frozen=True, repr=False)
+class Tuned:
+    """The result of :func:`tune`."""
+
+    #: The lines that are kept in float32 for accuracy, as ``convert(rules=...)`` takes them.
+    rules: dict[str, str] = field(hash=False)
+    #: The lines that are kept in float32 because they are slower in lower precision here.
+    faster: dict[str, str] = field(hash=False)
+    #: True if the value is good enough with each seed.
+    passed: bool
+    #: The number of configurations that were run.
+    runs: int
+    #: How many times as fast as in float32 the result is.
+    speedup: float
+    #: By seed: the value in float32, and the value of the result.
+    values: dict[int, tuple[Any, Any]] = field(hash=False)
+    #: True if no line could be left out; False if the budget was spent before that was known.
+    is_minimal: bool = True
+    preset: str = "hmp-default"
+    dtype: str = "bf16"
+
+    def __str__(self) -> str:
+        lines = [self._headline()]
+        lines += [f"  {line}: in float32 for accuracy" for line in self.rules]
+        lines += [f"  {line}: in float32 because it is faster here" for line in self.faster]
+        lines += [f"seed {seed}: {value} (float32: {exact})" for seed, (exact, value) in self.values.items()]
+        return "\n".join(lines)
+
+    def _headline(self) -> str:
+        if not self.passed:
+            return f"No lists were found whose value is good enough ({self.runs} configurations)."
+        many = "No line is" if not self.rules else f"{len(self.rules)} line{'s are' if len(self.rules) > 1 else ' is'}"
+        rest = "" if self.is_minimal else " The budget was spent: maybe fewer lines are enough."
+        return (
+            f"{many} needed in float32; the result is {self.speedup:.2f} times as fast as float32 "
+            f"({self.runs} configurations).{rest}"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Tuned with {len(self.rules)} rules; print() shows them>"
+
+    def write(self, folder: str | os.PathLike[str]) -> None:
+        """Writes ``bf16.txt`` (``fp16.txt`` for float16) and ``fp32.txt`` into a folder, which is made if it is
+        missing. Each tuned line has its reason before it. Pass the files to :func:`convert`."""
+        write_lists(folder, self.preset, self.dtype, self.rules, self.faster)
+
+
+def write_lists(
+    folder: str | os.PathLike[str], preset: str, dtype: str, rules: Iterable[str], faster: Iterable[str] = ()
+) -> tuple[Path, Path]:
+    """Writes the lists of a preset with these lines in float32. Returns the paths of the two files."""
+    rules, faster = list(rules), list(faster)
+    lists, path = preset_named(preset), Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    moved = {line for line in (*rules, *faster) if IN_MODULES not in line}
+    lower = _names(one for one in lists.lower if one.name not in moved and not one.products_only)
+    fp32 = _names(one for one in lists.fp32 if one.name not in moved)
+    tuned = [*_with_reason(rules, "for accuracy"), *_with_reason(faster, "it is faster here")]
+    head = f"# Tuned by habana_mp, from the preset {preset}."
+    files = path / f"{dtype}.txt", path / "fp32.txt"
+    for file, lines in zip(files, ([head, *lower], [head, *tuned, *fp32]), strict=True):
+        file.write_text("\n".join(lines) + "\n", "utf-8")
+    return files
+
+
+def _names(listed: Iterable[Listed]) -> list[str]:
+    return list(dict.fromkeys(one.line_text for one in listed))
+
+
+def _with_reason(lines: Iterable[str], reason: str) -> list[str]:
+    return [text for line in lines for text in (f"# In float32: {reason}.", line)]
