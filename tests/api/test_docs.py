@@ -22,6 +22,7 @@ RUN = [
     "README.md",
     "docs/reference.md",
     "docs/diagnose.md",
+    "docs/tune.md",
     "docs/keep-in-float32.md",
     "docs/regions.md",
     "docs/lists.md",

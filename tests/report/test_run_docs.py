@@ -1,4 +1,4 @@
-"""docs/run.md is true: its commands print what it says, in order, in one folder."""
+"""Pages with commands are true: the commands print what the page says, in order, in one folder."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "run.md"
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 #: Stands in what a command prints for what differs from place to place.
 ANYTHING = re.escape("[...]")
@@ -31,9 +33,10 @@ def shell(command: str, folder: Path) -> str:
     return "".join(line for line in done.stdout.splitlines(keepends=True) if "times as long" not in line)
 
 
-def test_the_commands_and_snippets_print_what_they_say(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("page", "count"), [("run.md", (8, 1)), ("worse-than-float32.md", (8, 0))])
+def test_the_commands_and_snippets_print_what_they_say(page: str, count: tuple[int, int], tmp_path: Path) -> None:
     commands = snippets = 0
-    for kind, text in BLOCK.findall(PAGE.read_text("utf-8")):
+    for kind, text in BLOCK.findall((DOCS / page).read_text("utf-8")):
         named = re.match(r"# (\S+\.py)\n", text)
         if named:
             (tmp_path / named[1]).write_text(text, "utf-8")
@@ -48,4 +51,4 @@ def test_the_commands_and_snippets_print_what_they_say(tmp_path: Path) -> None:
             printed = shell(command, tmp_path)
             assert re.fullmatch(re.escape(output).replace(ANYTHING, ".*"), printed), f"$ {command}\n{printed}"
             commands += 1
-    assert (commands, snippets) == (8, 1)
+    assert (commands, snippets) == count
