@@ -29,6 +29,9 @@ from habana_mp.patches.tools.eager_mode import EagerMode
 
 FORMAT, VERSION = "habana-mp diagnosis", 1
 
+#: Two runs in float32 may differ by this much: some operations sum in another order each time.
+_MOST_OF_REPETITION = 0.01
+
 
 @dataclass(frozen=True, repr=False)
 class Diagnosis:
@@ -48,7 +51,7 @@ class Diagnosis:
     @property
     def healthy(self) -> bool:
         """True if nothing deviates by more than the model's own noise."""
-        return not self.findings and worst(self.excess) <= 1
+        return bool(self.excess) and not self.findings and worst(self.excess) <= 1
 
     def __str__(self) -> str:
         return "\n".join([self.headline, *(f"{number}. {one.text}" for number, one in enumerate(self.findings, 1))])
@@ -56,6 +59,11 @@ class Diagnosis:
     @property
     def headline(self) -> str:
         """The result in a sentence or two."""
+        if not self.excess:
+            return (
+                "Nothing could be compared: the step returned no tensor, ran no backward, and changed no state before "
+                "the first step of an optimizer."
+            )
         if not self.rows:
             return "Nothing ran in lower precision."
         if self.findings:
@@ -192,7 +200,7 @@ def look(runs: Runs, number: int, progress: Progress) -> Diagnosis:
     found = deviations(lowered, exact)
     tolerances = Tolerances(exact, [], lowest_of(sites))
     if worst(tolerances.excess(found)) > 1 and exact.is_finite:
-        tolerances = Tolerances(exact, _noise(runs, sites, progress), lowest_of(sites))
+        tolerances = Tolerances(exact, _noise(runs, exact, sites, progress), lowest_of(sites))
     excess = tolerances.excess(found)
     harmful: Sequence[Finding] = ()
     search = Search(runs, exact, tolerances, found)
@@ -201,9 +209,15 @@ def look(runs: Runs, number: int, progress: Progress) -> Diagnosis:
     return Diagnosis(tuple(harmful), rows, excess, lowered.loss, exact.loss, search.count)
 
 
-def _noise(runs: Runs, sites: Sequence[Site], progress: Progress) -> list[Outcome]:
+def _noise(runs: Runs, exact: Outcome, sites: Sequence[Site], progress: Progress) -> list[Outcome]:
     """Returns outcomes in float32 whose weights are disturbed by one rounding, to one side and to the other: a choice
-    between experts may change in one of them alone."""
+    between experts may change in one of them alone. Raises ValueError if the step does other things each time."""
+    progress("in float32 again")
+    if worst(deviations(runs.run(Way(), {}).outcome, exact)) > _MOST_OF_REPETITION:
+        raise ValueError(
+            "the step gives other values when it runs again in float32, so nothing can be told from its runs: it must "
+            "do the same each time, with the batch, counters and generators of random numbers of its own set anew in it"
+        )
     made = []
     for sign in (1, -1):
         progress("in float32, with weights that are disturbed by their rounding")

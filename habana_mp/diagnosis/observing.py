@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -62,10 +62,12 @@ class Observer:
         self.is_on = True
         #: Copies of what the first call got.
         self.first_inputs: list[torch.Tensor] | None = None
+        #: Called with each tensor that a call uses and that gets a gradient of its own.
+        self.leaf_is_used: Callable[[torch.Tensor], None] = lambda _: None
 
     @contextmanager
     def observing(self) -> Iterator[None]:
-        """A block in which all calls go through this observer."""
+        """A block in which all calls go through this observer, but those under torch.func and in torch's modes."""
         _core.observe_calls(self._answer)
         try:
             yield
@@ -87,11 +89,15 @@ class Observer:
         if not self.is_on or getattr(self._paused, "is_on", False):
             return _core.make_observed_call()
         given = tensors_of((arguments, keywords))
-        if self.first_inputs is None and given:
+        if self.first_inputs is None and given and not ops.is_in_place(operation):
             with apart():
                 self.first_inputs = [one.detach().clone() for one in given if one.numel() < _LARGE]
+        for one in given:
+            if one.requires_grad and one.is_leaf:
+                self.leaf_is_used(one)
         inputs = [one for one in given if one.is_floating_point()]
-        if not inputs or operation in _CONVERSIONS or "dtype" in keywords or "out" in keywords:
+        has_own = keywords.get("dtype") is not None or keywords.get("out") is not None
+        if not inputs or has_own or operation in _CONVERSIONS:
             return _core.make_observed_call()
         return self.observe(called, operation, arguments, keywords, inputs)
 
@@ -109,6 +115,11 @@ class Observer:
 
 class InFloat32(Observer):
     """Makes calls in float32: all of them, or those at some lines. Takes samples of the results if all are made so."""
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        with casts_off() if self._lines is None else nullcontext(), super().observing():
+            yield
 
     def __init__(
         self,
@@ -139,7 +150,9 @@ class InFloat32(Observer):
         place = self.locator.here()
         if self._lines is not None and Line(operation, *place[1:]) not in self._lines:
             return _core.make_observed_call()
-        other = _as_it_is if self._rounded is None else partial(_disturbed, to=self._rounded, sign=self._sign)
+        other = _as_it_is
+        if self._rounded is not None and operation in _PRODUCTS:
+            other = partial(_disturbed, to=self._rounded, sign=self._sign)
         with casts_off():
             raised = in_float32(arguments, other), in_float32(keywords, other)
             try:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from habana_mp.diagnosis.exact import LOWER, tensors_of
+from habana_mp.diagnosis.exact import LOWER, apart, tensors_of
 from habana_mp.diagnosis.measuring import sample
 
 #: So many values stand for all of a gradient, a state, or a returned value.
@@ -24,6 +24,9 @@ _OF_LOSS = 0.015
 _LEAST_PART = 0.02
 #: So many times the noise is no fault.
 _TIMES_NOISE = 6.0
+#: Much noise is allowed fewer times.
+_MOST_FOR_NOISE = 0.3
+_LEAST_TIMES_NOISE = 2.0
 
 #: Stands for the deviation of a value that is not finite.
 WORST = 1e6
@@ -84,28 +87,32 @@ Deviations = dict[str, float]
 
 def deviations(run: Outcome, exact: Outcome) -> Deviations:
     """Returns how much a run deviates from the one in float32, each value relative to its size."""
+    with apart():
+        return _deviations(run, exact)
+
+
+def _deviations(run: Outcome, exact: Outcome) -> Deviations:
     found: Deviations = {}
     if exact.loss is not None and run.loss is not None:
         found["the loss"] = _limited(abs(run.loss - exact.loss) / max(abs(exact.loss), 1e-30))
     least = _least_size(exact.gradients)
-    for name, parts in _grouped(exact.gradients, "bias", "weight").items():
-        found[f"the gradient of {name}"] = _of_group(run.gradients, exact.gradients, parts, least)
-    for name, parts in _grouped(exact.state, "running_mean", "running_var").items():
-        found[f"the new value of {name}"] = _of_group(run.state, exact.state, parts, 0.0)
+    for name in exact.gradients:
+        names = _with_whole(name, "bias", "weight", exact.gradients)
+        found[f"the gradient of {name}"] = _of_group(run.gradients, exact.gradients, names, least)
+    for name in exact.state:
+        names = _with_whole(name, "running_mean", "running_var", exact.state)
+        found[f"the new value of {name}"] = _of_group(run.state, exact.state, names, 0.0)
     for name, value in exact.returned.items():
         found[name] = _relative(run.returned.get(name), value, 0.0)
     return found
 
 
-def _grouped(values: dict[str, torch.Tensor], part: str, whole: str) -> dict[str, list[str]]:
-    """Returns the names of values, those of a part with that of its whole. The gradient of a bias is a sum over the
-    batch and may cancel out, and so may a mean; beside the weight or the variance that is harmless."""
-    found: dict[str, list[str]] = {}
-    for name in values:
-        before, _, last = name.rpartition(".")
-        other = f"{before}.{last.replace(part, whole)}"
-        found.setdefault(other if other in values else name, []).append(name)
-    return found
+def _with_whole(name: str, part: str, whole: str, known: dict[str, torch.Tensor]) -> list[str]:
+    """Returns the name of a value, and of a part's that of its whole. The gradient of a bias is a sum over the batch
+    and may cancel out, and so may a mean; beside the weight or the variance that is harmless."""
+    before, _, last = name.rpartition(".")
+    other = f"{before}.{last.replace(part, whole)}"
+    return [name, other] if other != name and other in known else [name]
 
 
 def _of_group(
@@ -125,7 +132,7 @@ def _least_size(gradients: dict[str, torch.Tensor]) -> float:
 
 def _relative(value: torch.Tensor | None, exact: torch.Tensor, least: float) -> float:
     if value is None or value.shape != exact.shape:
-        return WORST
+        return 0.0  # the run was another one; what follows from that shows elsewhere
     if not exact.is_floating_point():
         return float((value != exact).float().mean()) if exact.numel() else 0.0
     known = torch.isfinite(exact)
@@ -161,7 +168,8 @@ class Tolerances:
             least = _OF_GRADIENT
         elif what.startswith("the new value of "):
             least = _OF_STATE
-        return max(least, _TIMES_NOISE * self._noise.get(what, 0.0))
+        noise = self._noise.get(what, 0.0)
+        return max(least, min(_TIMES_NOISE * noise, _MOST_FOR_NOISE), _LEAST_TIMES_NOISE * noise)
 
     def excess(self, found: Deviations) -> Deviations:
         """Returns each deviation as a multiple of what is allowed."""

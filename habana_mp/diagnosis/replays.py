@@ -6,8 +6,10 @@ with all modules inside it, is recorded before it runs.
 
 from __future__ import annotations
 
+import copy
 import random as random_of_python
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,9 +22,17 @@ from habana_mp.diagnosis.exact import RandomState, apart, tensors_of
 from habana_mp.diagnosis.observing import Observer
 from habana_mp.diagnosis.outcomes import Outcome
 from habana_mp.patches.torch import begun_backwards
+from habana_mp.patches.torch.gradient_scalers import scalers_end_steps
+from habana_mp.patches.torch.module_holders import all_modules
+from habana_mp.patches.torch.module_paths import holders
 from habana_mp.reporting.origins import Origin
 
 Step = Callable[[], Any]
+
+#: Attributes of modules of these classes are put back as they were.
+_CONTAINERS = (list, dict, set, deque)
+#: Attributes of every module that hold its parts.
+_OF_TORCH = frozenset(vars(torch.nn.Module()))
 
 #: So many outputs of outermost modules are compared.
 _MOST_OUTPUTS = 64
@@ -58,14 +68,15 @@ class _Tensor:
         self.data = tensor.detach()
 
     def restore(self) -> None:
-        self.holder[self.key] = self.tensor
+        if self.key and self.holder.get(self.key) is not self.tensor:
+            self.holder[self.key] = self.tensor
         if self.tensor.data_ptr() != self.memory:  # `tensor.data = other`
             self.tensor.data = self.data
         if not torch.equal(self.tensor, self.values):
             self.tensor.copy_(self.values)
 
     def now(self) -> Any:
-        return self.holder.get(self.key)
+        return self.holder.get(self.key) if self.key else self.tensor
 
 
 class Replays:
@@ -83,9 +94,14 @@ class Replays:
         #: Held, so that no other object gets the identity of one.
         self._modules: list[torch.nn.Module] = []
         self._weights: dict[str, torch.Tensor] = {}
-        self._gradients: dict[str, torch.Tensor | None] = {}
+        #: By identity: the weights that get gradients, and those with the gradients that they had.
+        self._noted: dict[int, torch.Tensor] = {}
+        #: By identity: the weights that modules have when the diagnosis begins, each with its module.
+        self._owners: dict[int, tuple[torch.Tensor, torch.nn.Module]] = {}
+        self._gradients: dict[int, tuple[torch.Tensor, torch.Tensor | None]] = {}
         self._tensors: list[_Tensor] = []
         self._values: list[tuple[dict[str, Any], str, Any]] = []
+        self._containers: list[tuple[Any, Any]] = []
         self._loss: torch.Tensor | None = None
         self._has_gradient = False
         self._roots: set[int] = set()
@@ -99,12 +115,20 @@ class Replays:
     @contextmanager
     def from_same_state(self) -> Iterator[None]:
         """A block after which everything is as before it."""
+        # A step may begin with `zero_grad`, before any module is called.
+        owned: list[tuple[Any, Any]] = [(one, module) for module in all_modules() for one in _weights_of(module)]
+        for weight, module in owned:
+            self._owners[id(weight)] = weight, module
+            if weight.grad is not None:
+                self._gradients.setdefault(id(weight), (weight, weight.grad))
+                weight.grad = None
         try:
             yield
         finally:
             self._restore()
-            for name, weight in self._weights.items():
-                weight.grad = self._gradients[name]
+            self._owners.clear()
+            for weight, gradient in self._gradients.values():
+                weight.grad = gradient
 
     def run(self, observer: Observer) -> Outcome:
         """Runs the step once."""
@@ -126,15 +150,16 @@ class Replays:
                 observer.is_on = True
 
         observer.is_on = self._is_looking
+        observer.leaf_is_used = self._leaf_is_used
         hooks = [
             register_module_forward_pre_hook(self._module_begins),
             register_module_forward_hook(self._module_ends),
             register_optimizer_step_pre_hook(optimizer_begins),
             register_optimizer_step_post_hook(optimizer_ended),
         ]
-        begun_backwards.listen(self._backward_begins)
+        begun_backwards.listen(self._backward_begins, self._loss_is_scaled)
         try:
-            with observer.observing():
+            with observer.observing(), scalers_end_steps(lambda: self._is_looking, _StepEnds):
                 try:
                     returned = self._step()
                     self._run_backward(returned)
@@ -143,7 +168,7 @@ class Replays:
             with observer.paused(), apart():
                 return self._outcome(returned)
         finally:
-            begun_backwards.stop_listening(self._backward_begins)
+            begun_backwards.stop_listening(self._backward_begins, self._loss_is_scaled)
             for hook in hooks:
                 hook.remove()
             self._loss = None
@@ -155,9 +180,13 @@ class Replays:
     def _backward_begins(self, loss: torch.Tensor) -> None:
         if not self._is_looking:
             return
-        if self._loss is None or not self._has_gradient:
+        if self._loss is None:
             self._loss = loss.detach()
         self._has_gradient = True
+
+    def _loss_is_scaled(self, loss: torch.Tensor) -> None:
+        if self._is_looking and self._loss is None:
+            self._loss = loss.detach()
 
     def _run_backward(self, returned: Any) -> None:
         """Runs the backward of the loss that the step returned, if the step has not."""
@@ -177,29 +206,49 @@ class Replays:
             return
         self._roots.add(id(module))
         with apart():
-            root = Origin("", 0, (module,)).module
-            for path, one in module.named_modules():
-                if id(one) not in self._known:
-                    self._known.add(id(one))
-                    self._modules.append(one)
-                    self._record(".".join(part for part in (root, path) if part), one)
+            for outermost in holders.outermost(module) or [module]:
+                root = Origin("", 0, (outermost,)).module
+                for path, one in outermost.named_modules():
+                    if id(one) not in self._known:
+                        self._known.add(id(one))
+                        self._modules.append(one)
+                        self._record(".".join(part for part in (root, path) if part), one)
 
     def _record(self, path: str, module: torch.nn.Module) -> None:
         for key, weight in module._parameters.items():
-            if weight is None or any(weight is one for one in self._weights.values()):
+            if weight is None or not weight.is_leaf or _is_lazy(weight):
                 continue
             name = f"{path}.{key}"
+            self._tensors.append(_Tensor(module._parameters, key, weight, name))
             if weight.requires_grad:
-                self._weights[name], self._gradients[name] = weight, weight.grad
-                weight.grad = None
-            else:
-                self._tensors.append(_Tensor(module._parameters, key, weight, name))
+                self._note_weight(name, weight)
         for holder in (module._buffers, vars(module)):
             for key, value in holder.items():
                 if isinstance(value, torch.Tensor) and not _is_lazy(value):
                     self._tensors.append(_Tensor(holder, key, value, f"{path}.{key}"))
                 elif isinstance(value, bool | int | float | str | type(None)):
                     self._values.append((holder, key, value))
+                elif type(value) in _CONTAINERS and not (holder is vars(module) and key in _OF_TORCH):
+                    self._containers.append((value, copy.copy(value)))
+
+    def _note_weight(self, name: str, weight: torch.Tensor) -> None:
+        if id(weight) not in self._noted:
+            self._noted[id(weight)] = weight
+            self._weights[name] = weight
+            self._gradients.setdefault(id(weight), (weight, weight.grad))
+            weight.grad = None
+
+    def _leaf_is_used(self, tensor: torch.Tensor) -> None:
+        """Notes a weight of a module that was not called, or of none."""
+        if not self._is_looking or id(tensor) in self._noted:
+            return
+        if id(tensor) in self._owners:
+            self._module_begins(self._owners[id(tensor)][1], None)
+        if id(tensor) not in self._noted:
+            with apart():
+                name = f"a tensor of shape {tuple(tensor.shape)} (weight {len(self._weights) + 1})"
+                self._tensors.append(_Tensor({}, "", tensor, name))
+                self._note_weight(name, tensor)
 
     def _module_ends(self, module: torch.nn.Module, _: Any, output: Any) -> None:
         if not self._compares_outputs or id(module) not in self._roots or len(self._outputs) >= _MOST_OUTPUTS:
@@ -215,6 +264,9 @@ class Replays:
         for holder, key, value in self._values:
             if key not in holder or holder[key] is not value:
                 holder[key] = value
+        for container, items in self._containers:
+            container.clear()
+            (container.update if isinstance(container, dict | set) else container.extend)(items)
 
     # ---- the outcome -------------------------------------------------------------------------------------------------
 
@@ -235,11 +287,16 @@ class Replays:
         return found
 
 
+def _weights_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    return (one for one in module._parameters.values() if one is not None and one.is_leaf)
+
+
 def _loss_in(returned: Any) -> torch.Tensor | None:
     """Returns the loss among what a step returned: the first tensor with one floating value."""
     loss = returned.get("loss") if isinstance(returned, dict) else getattr(returned, "loss", None)
     candidates = [loss] if isinstance(loss, torch.Tensor) else tensors_of(returned)
-    return next((one for one in candidates if one.numel() == 1 and one.is_floating_point()), None)
+    scalars = [one for one in candidates if one.numel() == 1 and one.is_floating_point()]
+    return next((one for one in scalars if one.requires_grad), next(iter(scalars), None))
 
 
 def _is_lazy(tensor: torch.Tensor) -> bool:

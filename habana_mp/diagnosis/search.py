@@ -46,7 +46,8 @@ class Search:
                 mended.append((gain, finding(by_line[line], self._found, after, step)))
             if self._is_mended(after):
                 return [one for _, one in sorted(mended, key=lambda pair: -pair[0])]
-        together = self._together(lines, progress)
+        # A line whose inputs were rounded by another one has no error of its own until that one is in float32.
+        together = self._together([*lines, *(line for line in by_line if line not in lines)], progress)
         if together is None:
             return [one for _, one in sorted(mended, key=lambda pair: -pair[0])]
         needed, after = together
@@ -74,8 +75,9 @@ class Search:
             else:
                 least = middle + 1
         kept, needed = list(lines[:count]), {}
-        for line in reversed(lines[:count]):
-            if self.count >= _MOST_RUNS:
+        for place, line in enumerate(reversed(lines[:count])):
+            if self.count >= _MOST_RUNS:  # the others may be needed
+                needed.update(dict.fromkeys(lines[: count - place], self._found))
                 break
             others = [one for one in kept if one != line]
             self._tell(progress, f"without `{line.operation}` at {line.place} in float32")

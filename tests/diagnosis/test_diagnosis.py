@@ -142,6 +142,94 @@ def test_an_optimizer_ends_the_step_and_changes_nothing() -> None:
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), weights, strict=True))
 
 
+def test_a_gradient_scaler_is_afterwards_as_before() -> None:
+    def update(*, diagnosed: bool) -> torch.Tensor:
+        model, forward = _made()
+        optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+        def step() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = forward()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            return loss
+
+        if diagnosed:
+            found = hmp.diagnose(step)
+            assert found.rows
+            assert found.loss == pytest.approx(found.loss_in_float32, rel=0.2)  # not the scaled one
+        step()
+        return model.body[0].weight.detach().clone()
+
+    hmp.convert(**LOWER, dtype="fp16")
+    assert torch.equal(update(diagnosed=True), update(diagnosed=False))
+
+
+def test_weights_that_the_step_itself_changes_are_afterwards_as_before() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(8, 8), torch.randn(16, 8)
+    table, items = nn.Embedding(10, 8, max_norm=0.5), [1, 2]
+    model.seen = items
+
+    def step() -> torch.Tensor:
+        loss = model(x + table(torch.arange(16) % 10)).float().square().mean()
+        loss.backward()
+        with torch.no_grad():
+            for one in model.parameters():
+                one.sub_(0.1 * one.grad)
+        model.seen.append(3)
+        return loss
+
+    hmp.convert(preset="recommended")
+    kept = [one.detach().clone() for one in (*model.parameters(), *table.parameters())]
+    hmp.diagnose(step)
+    for one, other in zip((*model.parameters(), *table.parameters()), kept, strict=True):
+        assert torch.equal(one, other)
+    assert model.seen is items
+    assert items == [1, 2]
+
+
+def test_gradients_are_as_before_where_the_step_begins_with_zero_grad() -> None:
+    model, forward = _made()
+    hmp.convert(**LOWER)
+    forward().backward()
+    before = {name: (one.grad, one.grad.clone()) for name, one in model.named_parameters() if one.grad is not None}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad(set_to_none=False)
+        return forward()
+
+    hmp.diagnose(step)
+    for name, one in model.named_parameters():
+        assert one.grad is before[name][0]
+        assert torch.equal(one.grad, before[name][1])
+
+
+def test_weights_outside_of_called_modules_are_compared_and_left_without_gradients() -> None:
+    torch.manual_seed(0)
+
+    class Trained(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.start, self.body = nn.Parameter(torch.rand(16)), nn.Linear(16, 8)
+
+        def training_step(self, t: torch.Tensor) -> torch.Tensor:
+            angles = (t[:, None] * 0.37) + self.start
+            return self.body(angles.sin()).float().square().mean()
+
+    model, t, scale = Trained(), 1000 * torch.rand(64), torch.ones(16, requires_grad=True)
+    hmp.convert(**LOWER)
+    found = hmp.diagnose(lambda: model.training_step(t) + scale.square().mean())
+    assert found.findings[0].operation == "__mul__"
+    assert {"the gradient of Trained.start", "the gradient of Trained.body.weight"} <= found.excess.keys()
+    assert any(what.startswith("the gradient of a tensor of shape (16,)") for what in found.excess)
+    assert all(one.grad is None for one in (*model.parameters(), scale))
+
+
 def test_with_several_steps_the_model_trains_as_without_a_diagnosis() -> None:
     def trained(*, diagnosed: bool) -> list[torch.Tensor]:
         model, forward = _made()
@@ -234,6 +322,32 @@ def test_a_line_in_an_autograd_function_is_found() -> None:
     found = hmp.diagnose(lambda: F.mse_loss(body(Rounded.apply(t, scale).float().sin()).float(), y))
     assert found.findings[0].operation == "__mul__"
     assert found.findings[0].line == Rounded.forward.__code__.co_firstlineno + 2
+
+
+def test_a_line_whose_inputs_another_one_rounded_is_found_too() -> None:
+    torch.manual_seed(0)
+    body, x, y = nn.Linear(8, 8), torch.randn(64, 8), torch.randn(64, 8)
+
+    def step() -> torch.Tensor:
+        shifted = x + 300.0
+        masked = shifted.relu()
+        return F.mse_loss(body(masked.float() - 300.0).float(), y)
+
+    hmp.convert(preset="recommended", rules={"add": "lower", "relu": "lower"})
+    assert {one.operation for one in hmp.diagnose(step).findings} == {"__add__", "relu"}
+
+
+def test_an_operation_with_its_own_keywords_is_looked_at() -> None:
+    torch.manual_seed(0)
+    body, x, y = nn.Linear(8, 1), 1e-8 * torch.randn(64, 8), torch.ones(64, 1)
+
+    def step() -> torch.Tensor:
+        return F.mse_loss(body(x / (torch.norm(x, dim=-1, keepdim=True).float() + 1e-12)).float(), y)
+
+    hmp.convert(preset="recommended", dtype="fp16", rules={"norm": "lower"})
+    (finding,) = hmp.diagnose(step).findings
+    assert finding.operation == "linalg_vector_norm"
+    assert finding.kind == "underflow"
 
 
 def test_what_a_step_returns_beside_the_loss_is_compared() -> None:
@@ -393,7 +507,8 @@ def test_the_text_has_the_place_the_range_the_harm_and_the_rule() -> None:
     found = hmp.diagnose(step)
     text = str(found)
     assert text.startswith("One operation is harmful in lower precision. The loss is ")
-    assert f"1. `__mul__` at tests/diagnosis/{Path(__file__).name}:{LINE} in Model: of inputs from " in text
+    place = rf"tests/diagnosis/{Path(__file__).name}:{LINE} in Model(#\d+)?: of inputs from "
+    assert re.search(rf"^1\. `__mul__` at {place}", text, re.MULTILINE)
     assert "with this line in float32 by" in text
     assert "write `__mul__ @ Model` into the float32 list" in text
     assert found.findings[0].rule == {"__mul__ @ Model": "fp32"}
@@ -436,6 +551,26 @@ def test_the_page_has_findings_and_operations_and_loads_nothing(tmp_path: Path) 
 def test_wrong_arguments_are_named(step: Any, options: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=re.escape(words)):
         hmp.diagnose(step, **options)
+
+
+def test_a_step_that_can_tell_nothing_is_no_healthy_one() -> None:
+    hmp.convert(preset="recommended")
+    found = hmp.diagnose(lambda: float(F.linear(torch.ones(2, 2), torch.ones(2, 2)).sum()))
+    assert not found.healthy
+    assert str(found).startswith("Nothing could be compared: ")
+
+
+def test_a_step_that_counts_for_itself_is_refused() -> None:
+    torch.manual_seed(0)
+    model, x, y, calls = nn.Linear(8, 8), torch.randn(64, 8), torch.randn(64, 8), []
+
+    def step() -> torch.Tensor:
+        calls.append(None)
+        return F.mse_loss(model(x).float(), y) * (1 + len(calls))
+
+    hmp.convert(preset="recommended")
+    with pytest.raises(ValueError, match="the step gives other values when it runs again in float32"):
+        hmp.diagnose(step)
 
 
 def test_a_step_that_takes_another_batch_each_time_is_refused() -> None:

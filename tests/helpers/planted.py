@@ -577,7 +577,7 @@ def distillation_near_convergence() -> Step:
 
     model, x = Model(), torch.randn(64, 16)
     with torch.no_grad():
-        teacher = model.body(x).bfloat16().float() + 1e-3 * torch.randn(64, 50)
+        teacher = model.body(x).bfloat16().float() + 1e-2 * torch.randn(64, 50)
     return lambda: model(x, teacher)
 
 
