@@ -51,7 +51,8 @@ inline PyObject* find_argument(const Arguments& arguments, Py_ssize_t position, 
   return nullptr;
 }
 
-// Returns the positional arguments as a tuple, and the others as a dict. Null with an exception set when memory runs out.
+// Returns the positional arguments as a tuple, and the others as a dict. Null with an exception set when memory runs
+// out.
 inline Owned positional_of(const Arguments& arguments) {
   Owned tuple(PyTuple_New(arguments.positional));
   for (Py_ssize_t i = 0; tuple && i < arguments.positional; ++i) {
