@@ -26,7 +26,7 @@ _LEAST_PART = 0.02
 _TIMES_NOISE = 6.0
 #: Much noise is allowed fewer times.
 _MOST_FOR_NOISE = 0.3
-_LEAST_TIMES_NOISE = 2.0
+_LEAST_TIMES_NOISE = 3.0
 
 #: Stands for the deviation of a value that is not finite.
 WORST = 1e6
