@@ -128,7 +128,7 @@ def diagnose(step: Step, *, steps: int = 1, every: int = 1) -> Diagnosis:
     buffers, random numbers and weights are afterwards as before.
 
     Args:
-        step: A function without parameters. What it returns besides the loss is compared too.
+        step: A function without parameters. The other values that it returns are compared too.
         steps: The number of steps. With more than one, ``step()`` is also run as it is after each look, so that the
             model trains on if it runs an optimizer.
         every: Looks at each so many steps: the first, and every such one after it.

@@ -116,11 +116,6 @@ class Observer:
 class InFloat32(Observer):
     """Makes calls in float32: all of them, or those at some lines. Takes samples of the results if all are made so."""
 
-    @contextmanager
-    def observing(self) -> Iterator[None]:
-        with casts_off() if self._lines is None else nullcontext(), super().observing():
-            yield
-
     def __init__(
         self,
         locator: Locator,
@@ -136,6 +131,11 @@ class InFloat32(Observer):
         self._rounded, self._sign = rounded, sign
         self.samples: Samples = {}
         self._calls: Counter[tuple[str, str, str, int]] = Counter()
+
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        with casts_off() if self._lines is None else nullcontext(), super().observing():
+            yield
 
     def observe(
         self,

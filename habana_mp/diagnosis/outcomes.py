@@ -38,7 +38,7 @@ class Outcome:
 
     loss: float | None = None
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
-    #: How the state changed.
+    #: The changes of the state; of whole numbers, the new values.
     state: dict[str, torch.Tensor] = field(default_factory=dict)
     returned: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -148,7 +148,7 @@ def _limited(deviation: float) -> float:
 
 
 class Tolerances:
-    """How much a healthy run may deviate from the one in float32."""
+    """The deviations from the run in float32 that a healthy run may have."""
 
     def __init__(self, exact: Outcome, noisy: Sequence[Outcome], to: torch.dtype) -> None:
         """``noisy``: outcomes with weights that are disturbed by one rounding, to the precision ``to``."""

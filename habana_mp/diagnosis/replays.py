@@ -1,7 +1,7 @@
 """Runs a step several times from the same state, and leaves that state as it was.
 
-What belongs to the state is found while the step runs for the first time: each outermost module whose forward begins,
-with all modules inside it, is recorded before it runs.
+What belongs to the state is found while the step runs for the first time: when a module is called, or a weight is used,
+the outermost module that holds it is recorded, with copies of all its tensors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import random as random_of_python
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -219,17 +219,23 @@ class Replays:
             if weight is None or not weight.is_leaf or _is_lazy(weight):
                 continue
             name = f"{path}.{key}"
-            self._tensors.append(_Tensor(module._parameters, key, weight, name))
+            self._keep(module._parameters, key, weight, name)
             if weight.requires_grad:
                 self._note_weight(name, weight)
         for holder in (module._buffers, vars(module)):
             for key, value in holder.items():
                 if isinstance(value, torch.Tensor) and not _is_lazy(value):
-                    self._tensors.append(_Tensor(holder, key, value, f"{path}.{key}"))
+                    self._keep(holder, key, value, f"{path}.{key}")
                 elif isinstance(value, bool | int | float | str | type(None)):
                     self._values.append((holder, key, value))
                 elif type(value) in _CONTAINERS and not (holder is vars(module) and key in _OF_TORCH):
                     self._containers.append((value, copy.copy(value)))
+
+    def _keep(self, holder: dict[str, Any], key: str, tensor: torch.Tensor, name: str) -> None:
+        """Keeps a copy of a tensor, unless its class has no memory that could be copied back."""
+        if tensor.device.type != "meta":
+            with suppress(RuntimeError, NotImplementedError, TypeError):
+                self._tensors.append(_Tensor(holder, key, tensor, name))
 
     def _note_weight(self, name: str, weight: torch.Tensor) -> None:
         if id(weight) not in self._noted:
@@ -247,7 +253,7 @@ class Replays:
         if id(tensor) not in self._noted:
             with apart():
                 name = f"a tensor of shape {tuple(tensor.shape)} (weight {len(self._weights) + 1})"
-                self._tensors.append(_Tensor({}, "", tensor, name))
+                self._keep({}, "", tensor, name)
                 self._note_weight(name, tensor)
 
     def _module_ends(self, module: torch.nn.Module, _: Any, output: Any) -> None:

@@ -60,7 +60,7 @@ class Search:
 
     def _together(self, lines: Sequence[Line], progress: Progress) -> tuple[dict[Line, Deviations], Deviations] | None:
         """Returns lines that mend the step together, each with the deviations without it, and the deviations with all
-        of them; None if there are none."""
+        of them; None if even all lines do not mend it."""
         self._tell(progress, "with all suspected lines in float32")
         after = self._with_exact(lines)
         if not self._is_mended(after):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -97,7 +97,7 @@ class Locator:
 
     def here(self) -> tuple[str, str, int]:
         """Returns the path of the innermost module, and the file and line of the call."""
-        frame: types.FrameType | None = sys._getframe(2)
+        frame = inspect.currentframe()
         place: tuple[str, int] | None = None
         modules: list[Any] = []
         while frame is not None:

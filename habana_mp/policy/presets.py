@@ -153,8 +153,8 @@ def presets() -> dict[str, Preset]:
 
 
 def preset_named(name: str) -> Preset:
-    """Returns the preset of that name, or the lists in the folder with that path. Raises ValueError if there is none,
-    and OSError if a file of the folder cannot be read."""
+    """Returns the preset of that name, or the lists in the folder with that path. Raises ValueError for an unknown
+    name, and OSError if a file of the folder cannot be read."""
     known = presets()
     if isinstance(name, str) and name not in known and os.path.isdir(name):
         return _of_folder(name)

@@ -34,7 +34,7 @@ _LAST_LINES = 30
 
 @dataclass(frozen=True)
 class Job:
-    """What the process of one run has to do."""
+    """The task of the process that makes one run."""
 
     options: Options
     words: tuple[str, ...]

@@ -34,7 +34,7 @@ from habana_mp.tuning.tuned import write_lists
 _USAGE = """habana-mp tune --metric NAME --check EXPRESSION [OPTION]... [--] SCRIPT [ARGUMENT]...
        habana-mp tune --metric NAME --check EXPRESSION [OPTION]... -m MODULE [ARGUMENT]..."""
 
-#: What an expression may call besides `math`.
+#: The functions that an expression may call, and `math`.
 _FUNCTIONS = {"abs": abs, "max": max, "min": min, "math": math}
 
 

@@ -24,7 +24,7 @@ class Tuned:
     passed: bool
     #: The number of configurations that were run.
     runs: int
-    #: How many times as fast as in float32 the result is.
+    #: The time of a run in float32, divided by that of the result.
     speedup: float
     #: By seed: the value in float32, and the value of the result.
     values: dict[int, tuple[Any, Any]] = field(hash=False)

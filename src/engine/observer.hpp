@@ -15,7 +15,7 @@ void set_answers_behind_observer(const Answers& wanted) noexcept;
 void set_observer(PyObject* observer) noexcept;
 
 // Makes the call for which the observer runs in this thread, as without an observer. Returns null with a RuntimeError
-// set if there is none.
+// set if no observer runs.
 PyObject* make_observed_call();
 
 }  // namespace habana_mp::engine

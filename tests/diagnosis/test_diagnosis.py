@@ -24,7 +24,7 @@ BY_NAME = {one.name: one for one in FAULTS}
 
 
 class Model(nn.Module):
-    """Has positions that must be exact, dropout, running statistics, and state of other kinds."""
+    """A model with positions that must be exact, dropout, running statistics, and state of other kinds."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -19,7 +19,7 @@ FULL = torch.rand(4, 4) + 0.5
 
 
 class Net(nn.Module):
-    """Has two culprits among many operations: the angles, and the normalised features."""
+    """A model with two culprits among many operations: the angles, and the normalised features."""
 
     def __init__(self) -> None:
         super().__init__()
