@@ -10,7 +10,8 @@ import torch
 
 from habana_mp import ops
 from habana_mp.patches.tools.casts_off import casts_off
-from habana_mp.patches.tools.pytree import tree_leaves, tree_map
+from habana_mp.patches.tools.pytree import tree_map
+from habana_mp.reporting.judging import tensors_in
 
 LOWER = (torch.bfloat16, torch.float16)
 
@@ -25,7 +26,7 @@ def tensors_of(values: Any) -> list[torch.Tensor]:
     """Returns the tensors in arguments or results, also those in lists."""
     if isinstance(values, torch.Tensor):
         return [values]
-    return [one for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
+    return list(tensors_in(values))
 
 
 def is_lower(tensor: torch.Tensor) -> bool:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from habana_mp.diagnosis.outcomes import WORST, Deviations
 from habana_mp.diagnosis.sites import Site
-from habana_mp.reporting.records import LARGEST_FLOAT16, Row, short_path
+from habana_mp.reporting.records import LARGEST_FLOAT16, Row, short_place
 from habana_mp.reporting.remedies import in_words, rules_for
 
 Kind = Literal["precision", "overflow", "underflow", "not finite", "decision"]
@@ -45,7 +45,7 @@ class OperationRow:
 
     @property
     def place(self) -> str:
-        return f"{short_path(self.file)}:{self.line}"
+        return short_place(self.file, self.line)
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Finding:
 
     @property
     def place(self) -> str:
-        return f"{short_path(self.file)}:{self.line}"
+        return short_place(self.file, self.line)
 
     def __str__(self) -> str:
         return self.text
@@ -131,7 +131,7 @@ def finding(
     rule = rules_for(_rows(sites), "fp32")
     text = (
         f"{_where(worst, sites)}: {_what(kind, worst)}{_consequence(improved, before, after, is_one_of=is_one_of)}"
-        f"{in_words(rule).replace('. Write', '; write', 1) if rule else _no_rule(worst)}"
+        f"{in_words(rule, '; write') or _no_rule(worst)}"
     )
     return Finding(
         operation=worst.where.operation,

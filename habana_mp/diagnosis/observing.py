@@ -8,6 +8,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -51,6 +52,23 @@ _PRODUCTS = frozenset(
 _CONVERSIONS = frozenset(("to", "type", "type_as", "bfloat16", "half", "float", "double", "copy_", "_to_copy"))
 
 Samples = dict[tuple[str, str, str, int, int], torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A call, and the floating tensors among its arguments."""
+
+    called: Any
+    operation: str
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    inputs: list[torch.Tensor]
+
+    def kept(self) -> _Kept | None:
+        """Returns what is needed to make its backward again, unless that tells nothing or takes long."""
+        if may_be_random(self.operation) or self.operation in _PRODUCTS:
+            return None
+        return _Kept(self.called, *repeatable(self.operation, self.arguments, self.keywords))
 
 
 class Observer:
@@ -99,16 +117,9 @@ class Observer:
         has_own = keywords.get("dtype") is not None or keywords.get("out") is not None
         if not inputs or has_own or operation in _CONVERSIONS:
             return _core.make_observed_call()
-        return self.observe(called, operation, arguments, keywords, inputs)
+        return self.observe(Call(called, operation, arguments, keywords, inputs))
 
-    def observe(
-        self,
-        called: Any,
-        operation: str,
-        arguments: tuple[Any, ...],
-        keywords: dict[str, Any],
-        inputs: list[torch.Tensor],
-    ) -> Any:
+    def observe(self, call: Call) -> Any:
         """Returns the result of a call."""
         raise NotImplementedError
 
@@ -137,14 +148,8 @@ class InFloat32(Observer):
         with casts_off() if self._lines is None else nullcontext(), super().observing():
             yield
 
-    def observe(
-        self,
-        called: Any,
-        operation: str,
-        arguments: tuple[Any, ...],
-        keywords: dict[str, Any],
-        inputs: list[torch.Tensor],
-    ) -> Any:
+    def observe(self, call: Call) -> Any:
+        operation = call.operation
         if ops.is_in_place(operation) or (self._operations is not None and operation not in self._operations):
             return _core.make_observed_call()
         place = self.locator.here()
@@ -154,9 +159,9 @@ class InFloat32(Observer):
         if self._rounded is not None and operation in _PRODUCTS:
             other = partial(_disturbed, to=self._rounded, sign=self._sign)
         with casts_off():
-            raised = in_float32(arguments, other), in_float32(keywords, other)
+            arguments, keywords = in_float32((call.arguments, call.keywords), other)
             try:
-                result = called(*raised[0], **raised[1])
+                result = call.called(*arguments, **keywords)
             except _NOT_REPEATABLE:
                 result = _core.make_observed_call()
             if self._lines is None and self._rounded is None:
@@ -202,37 +207,32 @@ class Watching(Observer):
         #: Lines of which the backward of one call is followed already.
         self._followed: set[Line] = set()
 
-    def observe(
-        self,
-        called: Any,
-        operation: str,
-        arguments: tuple[Any, ...],
-        keywords: dict[str, Any],
-        inputs: list[torch.Tensor],
-    ) -> Any:
+    def observe(self, call: Call) -> Any:
         self._made += 1
-        number = self._made
+        operation, number = call.operation, self._made
         place = self.locator.here()
         writes = ops.is_in_place(operation)
+        target = call.arguments[0] if writes and call.arguments else None
         before = None
-        if writes and arguments and isinstance(arguments[0], torch.Tensor) and is_lower(arguments[0]):
+        if isinstance(target, torch.Tensor) and is_lower(target):
             with apart():
-                before = arguments[0].detach().float()
+                before = target.detach().float()
         random = RandomState() if may_be_random(operation) else None
         result = _core.make_observed_call()
         results = tensors_of(result)
-        makers = self._makers_of(inputs)
+        makers = self._makers_of(call.inputs)
         key = (operation, *place)
         first = self._calls[key]
         self._calls[key] += len(results)
-        if any(one is given for one in results for given in inputs) and not writes:
+        if any(one is given for one in results for given in call.inputs) and not writes:
             return result
+        gives_others = any(not one.is_floating_point() for one in results)
         is_lowered = any(map(is_lower, results)) and (not writes or before is not None)
-        if is_lowered or any(not one.is_floating_point() for one in results):
+        if is_lowered or gives_others:
             with apart():
-                call = _Call(called, operation, arguments, keywords, inputs, number)
-                makers = self._measure(call, self.sites.at(operation, place), first, results, before, random, makers)
-        if operation in _STEPS or any(not one.is_floating_point() for one in results):
+                site = self.sites.at(operation, place)
+                makers = self._measure(call, number, site, first, results, before, random, makers)
+        if operation in _STEPS or gives_others:
             with apart():
                 self._note_decisions(key, first, results, makers)
         self._note_makers(results, makers)
@@ -242,7 +242,8 @@ class Watching(Observer):
 
     def _measure(
         self,
-        call: _Call,
+        call: Call,
+        number: int,
         site: Site,
         first: int,
         results: list[torch.Tensor],
@@ -274,7 +275,7 @@ class Watching(Observer):
             if measuring.is_comparable(low, one):
                 if random is not None and not _same_zeros(low, one):
                     continue  # other random numbers
-                error = measuring.compare_floats(site, low, one, call.inputs, call.number)
+                error = measuring.compare_floats(site, low, one, call.inputs, number)
                 if error is not None:
                     has_error = True
                     self._follow(site, call, low, error)
@@ -285,7 +286,7 @@ class Watching(Observer):
             return makers
         return (site, *(one for one in makers if one is not site))[:_MOST_MAKERS]
 
-    def _follow(self, site: Site, call: _Call, low: torch.Tensor, error: torch.Tensor) -> None:
+    def _follow(self, site: Site, call: Call, low: torch.Tensor, error: torch.Tensor) -> None:
         """Waits for the gradient of the loss in a result."""
         if low.grad_fn is None or not low.requires_grad:
             return
@@ -355,28 +356,6 @@ class Watching(Observer):
         if makers:
             for one in results:
                 self._makers[id(one)] = weakref.ref(one), makers
-
-
-class _Call:
-    """A call and its inputs."""
-
-    def __init__(
-        self,
-        called: Any,
-        operation: str,
-        arguments: tuple[Any, ...],
-        keywords: dict[str, Any],
-        inputs: list[torch.Tensor],
-        number: int,
-    ) -> None:
-        self.called, self.operation = called, operation
-        self.arguments, self.keywords = arguments, keywords
-        self.inputs, self.number = inputs, number
-
-    def kept(self) -> _Kept | None:
-        if may_be_random(self.operation) or self.operation in _PRODUCTS:
-            return None
-        return _Kept(self.called, *repeatable(self.operation, self.arguments, self.keywords))
 
 
 class _Kept:

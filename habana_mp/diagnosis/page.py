@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from habana_mp.diagnosis.findings import Finding, OperationRow
+from habana_mp.reporting.page import filled, printable, source_of
 
 _HERE = Path(__file__).parent
 
 
 def html_page(headline: str, findings: Iterable[Finding], rows: Iterable[OperationRow]) -> str:
     style = (_HERE / "page.css").read_text("utf-8")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     items = "".join(map(_item, findings))
     parts = {
         "title": "Diagnosis: operations in lower precision",
         "headline": _text(headline),
         "style": style,
-        "style_source": f"'sha256-{digest}'",
+        "style_source": source_of(style),
         "findings": items,
         "hide_findings": "" if items else " hidden",
         "rows": "".join(map(_row, rows)),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], (_HERE / "page.html").read_text("utf-8"))
+    return filled((_HERE / "page.html").read_text("utf-8"), parts)
 
 
 def _text(text: str) -> str:
-    """Returns a text for the page: escaped, and with bytes of file names that are not text spelled out."""
-    return html.escape(text.encode("utf-8", "backslashreplace").decode("utf-8"))
+    return html.escape(printable(text))
 
 
 def _item(finding: Finding) -> str:

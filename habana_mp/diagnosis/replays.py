@@ -228,7 +228,7 @@ class Replays:
                     self._keep(holder, key, value, f"{path}.{key}")
                 elif isinstance(value, bool | int | float | str | type(None)):
                     self._values.append((holder, key, value))
-                elif type(value) in _CONTAINERS and not (holder is vars(module) and key in _OF_TORCH):
+                elif type(value) in _CONTAINERS and key not in _OF_TORCH:
                     self._containers.append((value, copy.copy(value)))
 
     def _keep(self, holder: dict[str, Any], key: str, tensor: torch.Tensor, name: str) -> None:

@@ -84,6 +84,12 @@ def run_of(observer: Observer, outcome: Outcome) -> Run:
     return made
 
 
+def sites_of(runs: Runs) -> list[Site]:
+    """Returns what is measured in a step beside the same step in float32."""
+    exact = runs.run(Way(), {})
+    return runs.run(Way(is_watched=True), exact.samples).sites
+
+
 class RunsHere:
     """Runs of a step in this process."""
 

@@ -13,7 +13,7 @@ import torch
 from habana_mp.patches.tools import direct_calls
 from habana_mp.patches.torch.watched_calls import passed_over
 from habana_mp.reporting.origins import Origin
-from habana_mp.reporting.records import short_path
+from habana_mp.reporting.records import short_place
 
 
 class Line(NamedTuple):
@@ -25,7 +25,7 @@ class Line(NamedTuple):
 
     @property
     def place(self) -> str:
-        return f"{short_path(self.file)}:{self.line}"
+        return short_place(self.file, self.line)
 
 
 @dataclass(eq=False)
@@ -56,7 +56,6 @@ class Site:
     #: The smallest and the largest magnitude among the inputs, without zeros.
     smallest_input: float = float("inf")
     largest_input: float = 0.0
-    largest_result: float = 0.0
     #: Results that are zero where the exact value is not, and zeros among the gradients of results.
     underflows: int = 0
     values: int = 0
@@ -144,6 +143,3 @@ class Sites:
 
     def __iter__(self) -> Iterator[Site]:
         return iter(self._known.values())
-
-    def __len__(self) -> int:
-        return len(self._known)

@@ -18,7 +18,7 @@ from habana_mp.common.version import __version__
 from habana_mp.patches.torch.autocast_regions import disabled_for_no_device, forget_places
 from habana_mp.policy.in_force import configuration, forget_earlier_lists, places_in_lists
 from habana_mp.reporting.merging import key_of, sum_of
-from habana_mp.reporting.records import Edge, KeptWeights, ModuleRow, Row, shares_of_range, short_path
+from habana_mp.reporting.records import Edge, KeptWeights, ModuleRow, Row, shares_of_range, short_path, short_place
 from habana_mp.reporting.report import Report
 
 #: The rule behind a reason that is not a list.
@@ -192,7 +192,7 @@ def _environment() -> dict[str, Any]:
         "processor": _processor(),
         "script": None if main is None else short_path(main),
         "disabled_for_no_device": {
-            f"{short_path(file)}:{line}": device for (file, line), device in disabled_for_no_device.items()
+            short_place(file, line): device for (file, line), device in disabled_for_no_device.items()
         },
     }
 

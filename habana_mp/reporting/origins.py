@@ -12,7 +12,7 @@ import torch
 from habana_mp.patches.tools import direct_calls
 from habana_mp.patches.torch.module_paths import module_name
 from habana_mp.patches.torch.watched_calls import compiler_files, passed_over
-from habana_mp.reporting.records import short_path
+from habana_mp.reporting.records import short_place
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Origin:
     def __str__(self) -> str:
         module = self.module
         compiled = " (compiled code, which was run as it is written to see its operations)" if self.is_compiled else ""
-        return (f"in {module}, " if module else "") + f"at {short_path(self.file)}:{self.line}{compiled}"
+        return (f"in {module}, " if module else "") + f"at {short_place(self.file, self.line)}{compiled}"
 
 
 def here() -> Origin:

@@ -69,7 +69,7 @@ class Row:
     @property
     def place(self) -> str:
         """File and line in a short form; empty if they are unknown."""
-        return "" if self.file is None else f"{short_path(self.file)}:{self.line}"
+        return "" if self.file is None else short_place(self.file, self.line)
 
     def to_dict(self) -> dict[str, Any]:
         found = {**asdict(self), "refused": dict(self.refused), "noticed": dict(self.noticed)}
@@ -89,6 +89,10 @@ def short_path(file: str) -> str:
         return str(Path(file).relative_to(Path.cwd()))
     except (ValueError, OSError):
         return file
+
+
+def short_place(file: str, line: int | None) -> str:
+    return f"{short_path(file)}:{line}"
 
 
 #: The end of the range of float16.

@@ -31,12 +31,12 @@ def rules_for(rows: Sequence[Row], precision: str) -> dict[str, str]:
     return {f"{operation} @ {pattern}": precision for pattern in patterns}
 
 
-def in_words(rules: Mapping[str, str]) -> str:
-    """Returns a sentence that says where to write these lines, or an empty text."""
+def in_words(rules: Mapping[str, str], begin: str = ". Write") -> str:
+    """Returns words that say where to write these lines, or an empty text."""
     if not rules:
         return ""
     lines = ", ".join(f"`{line}`" for line in rules)
-    return f". Write {lines} into {_LISTS[next(iter(rules.values()))]}"
+    return f"{begin} {lines} into {_LISTS[next(iter(rules.values()))]}"
 
 
 def _path_of(module: str) -> Path:

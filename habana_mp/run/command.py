@@ -36,10 +36,7 @@ _USAGE = """habana-mp run [OPTION]... [--] SCRIPT [ARGUMENT]...
 def main(words: Sequence[str]) -> int:
     """Runs the command after ``habana-mp run``. An error or an exit of the script is passed on."""
     parser = _parser()
-    own, command, is_module = separated(words)
-    given = parser.parse_args(own)
-    if not command:
-        parser.error("a MODULE must follow -m" if is_module else "a SCRIPT to run is missing")
+    given, command, is_module = parsed(parser, words, "run")
     script = Script(command, is_module=is_module)
     options = _options(parser, given, script)
     ranks = Ranks()
@@ -132,7 +129,18 @@ def _guard(word: str) -> Guard:
         ) from None
 
 
-def separated(words: Sequence[str]) -> tuple[list[str], list[str], bool]:
+def parsed(
+    parser: argparse.ArgumentParser, words: Sequence[str], verb: str
+) -> tuple[argparse.Namespace, list[str], bool]:
+    """Returns our options, the script's words, and True if these name a module. Ends the program without a script."""
+    own, command, is_module = _split(words)
+    given = parser.parse_args(own)
+    if not command:
+        parser.error("a MODULE must follow -m" if is_module else f"a SCRIPT to {verb} is missing")
+    return given, command, is_module
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], list[str], bool]:
     """Returns our own words, those of the script, and True if these name a module. The script's are not parsed."""
     at = 0
     while at < len(words):

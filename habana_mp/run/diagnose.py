@@ -19,7 +19,7 @@ from pathlib import Path
 from habana_mp.diagnosis.diagnosis import ProgressLine, look
 from habana_mp.diagnosis.observing import Samples
 from habana_mp.diagnosis.runs import Repetition, Run, Way
-from habana_mp.run.command import separated
+from habana_mp.run.command import parsed
 from habana_mp.run.options import Options, absolute, add_arguments, options_given
 from habana_mp.run.script import Script
 
@@ -52,10 +52,7 @@ class ScriptFailedError(Exception):
 def main(words: Sequence[str]) -> int:
     """Runs the command after ``habana-mp diagnose``. Returns the exit status."""
     parser = _parser()
-    own, command, is_module = separated(words)
-    given = parser.parse_args(own)
-    if not command:
-        parser.error("a MODULE must follow -m" if is_module else "a SCRIPT to diagnose is missing")
+    given, command, is_module = parsed(parser, words, "diagnose")
     report = absolute(given.report)
     if report and not report.endswith(_ENDINGS):
         parser.error(f"--report must be a file that ends in .html or .json; got {given.report}")

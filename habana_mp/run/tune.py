@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from habana_mp.diagnosis.runs import Way
+from habana_mp.diagnosis.runs import sites_of
 from habana_mp.diagnosis.sites import Site
 from habana_mp.policy.presets import preset_named
 from habana_mp.reporting.records import Row
 from habana_mp.reporting.report import Report
-from habana_mp.run.command import separated
+from habana_mp.run.command import parsed
 from habana_mp.run.diagnose import RunsOfScript, ScriptFailedError, last_lines
 from habana_mp.run.options import DTYPES, Options, absolute
 from habana_mp.run.script import Script
@@ -41,10 +41,7 @@ _FUNCTIONS = {"abs": abs, "max": max, "min": min, "math": math}
 def main(words: Sequence[str]) -> int:
     """Runs the command after ``habana-mp tune``. Returns the exit status."""
     parser = _parser()
-    own, command, is_module = separated(words)
-    given = parser.parse_args(own)
-    if not command:
-        parser.error("a MODULE must follow -m" if is_module else "a SCRIPT to tune is missing")
+    given, command, is_module = parsed(parser, words, "tune")
     check = _Check(given.check)
     try:
         check(1.0, 1.0)
@@ -153,8 +150,7 @@ class _RunsOfScript:
         words = [*self._words, *self._seed_words(seed)]
         runs = RunsOfScript(options, words, 0, self._folder, is_module=self._is_module, variables=self._variables(seed))
         try:
-            exact = runs.run(Way(), {})
-            return runs.run(Way(is_watched=True), exact.samples).sites
+            return sites_of(runs)
         except (ScriptFailedError, ValueError):
             return ()
 

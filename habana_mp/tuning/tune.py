@@ -13,7 +13,7 @@ import torch
 
 from habana_mp.diagnosis.diagnosis import ProgressLine, diagnosed_process
 from habana_mp.diagnosis.replays import Replays
-from habana_mp.diagnosis.runs import RunsHere, Way
+from habana_mp.diagnosis.runs import RunsHere, sites_of
 from habana_mp.diagnosis.sites import Site
 from habana_mp.patches.installation import installation
 from habana_mp.policy.given_rules import given_rules
@@ -130,10 +130,8 @@ class _RunsHere:
 
     def sites(self, seed: int) -> list[Site]:
         replays = Replays(lambda: self._run(seed))
-        runs = RunsHere(replays)
         with self._converted(()), suppress(ValueError, RuntimeError), diagnosed_process(), replays.from_same_state():
-            exact = runs.run(Way(), {})
-            return runs.run(Way(is_watched=True), exact.samples).sites
+            return sites_of(RunsHere(replays))
         return []
 
 

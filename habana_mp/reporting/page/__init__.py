@@ -45,12 +45,17 @@ def html_page(report: Mapping[str, Any]) -> str:
     script = "\n".join(_text(name) for name in _SCRIPTS)
     parts = {
         "policy": _policy(style, script),
-        "title": html.escape(_printable(f"{_script_name(report)}: precision of operations")),
+        "title": html.escape(printable(f"{_script_name(report)}: precision of operations")),
         "style": style,
         "script": script,
         "data": _data(report),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _text("page.html"))
+    return filled(_text("page.html"), parts)
+
+
+def filled(template: str, parts: Mapping[str, str]) -> str:
+    """Returns a template with its parts put in place of their names in double braces."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
 
 
 def _text(name: str) -> str:
@@ -61,7 +66,7 @@ def _script_name(report: Mapping[str, Any]) -> str:
     return Path(report["environment"].get("script") or "habana_mp").name
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Returns the text with bytes that are not text spelled out, as in the log. A file name may hold such bytes."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
@@ -73,8 +78,9 @@ def _data(report: Mapping[str, Any]) -> str:
 
 def _policy(style: str, script: str) -> str:
     """Returns a Content-Security-Policy that allows only our own style and script, and no other requests."""
-    return f"default-src 'none'; img-src data:; style-src {_source(style)}; script-src {_source(script)}"
+    return f"default-src 'none'; img-src data:; style-src {source_of(style)}; script-src {source_of(script)}"
 
 
-def _source(text: str) -> str:
+def source_of(text: str) -> str:
+    """Returns the source of a script or a style in a Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
