@@ -4,27 +4,24 @@
 """
 
 import os
+from typing import TYPE_CHECKING, Any
 
 from habana_mp import _core, hmp  # noqa: F401  the core first: it raises if torch cannot be imported
 from habana_mp.common.version import __version__ as __version__
 from habana_mp.hmp import (
     Comparison,
-    Diagnosis,
     Explanation,
-    Finding,
     HmpWarning,
     KeptWeights,
     ListError,
     ModelExplanation,
     Report,
     Row,
-    Tuned,
     autocast,
     compare,
     convert,
     custom_bwd,
     custom_fwd,
-    diagnose,
     disable_casts,
     exact_packages,
     explain,
@@ -37,9 +34,11 @@ from habana_mp.hmp import (
     report,
     reset_report,
     restore,
-    tune,
     watch,
 )
+
+if TYPE_CHECKING:
+    from habana_mp.hmp import Diagnosis, Finding, Tuned, diagnose, tune
 
 __all__ = [
     "Comparison",
@@ -75,6 +74,13 @@ __all__ = [
     "tune",
     "watch",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(hmp, name)  # what is imported when it is used
+
 
 if os.environ.get("HABANA_MP_GAUDI", "0") not in ("", "0"):
     import habana_mp.gaudi  # noqa: F401  a process that `habana-mp run --gaudi` started, or its child

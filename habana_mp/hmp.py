@@ -12,19 +12,18 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import torch
 
 from habana_mp import _core
 from habana_mp.common import locks
 from habana_mp.common.errors import HmpWarning, ListError, warn
-from habana_mp.diagnosis.diagnosis import Diagnosis, diagnose
-from habana_mp.diagnosis.findings import Finding
 from habana_mp.patches import libraries
 from habana_mp.patches.installation import installation
 from habana_mp.patches.tools.compiled_functions import refused_in_graphs
@@ -52,8 +51,12 @@ from habana_mp.scopes.keep import keep
 from habana_mp.scopes.op_wrap import op_wrap
 from habana_mp.scopes.regions import autocast, get_autocast_dtype, is_autocast_available, is_autocast_enabled
 from habana_mp.scopes.within import Given, checked, reject_models
-from habana_mp.tuning.tune import tune
-from habana_mp.tuning.tuned import Tuned
+
+if TYPE_CHECKING:
+    from habana_mp.diagnosis.diagnosis import Diagnosis, diagnose
+    from habana_mp.diagnosis.findings import Finding
+    from habana_mp.tuning.tune import tune
+    from habana_mp.tuning.tuned import Tuned
 
 __all__ = [
     "Comparison",
@@ -88,6 +91,23 @@ __all__ = [
     "tune",
     "watch",
 ]
+
+#: Names that are imported when they are used: most programs use none of them.
+_IMPORTED_LATER = {
+    "Diagnosis": "habana_mp.diagnosis.diagnosis",
+    "Finding": "habana_mp.diagnosis.findings",
+    "Tuned": "habana_mp.tuning.tuned",
+    "diagnose": "habana_mp.diagnosis.diagnosis",
+    "tune": "habana_mp.tuning.tune",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _IMPORTED_LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_IMPORTED_LATER[name]), name)
+    return value
+
 
 _Path = str | os.PathLike[str]
 
