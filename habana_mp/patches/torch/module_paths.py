@@ -45,6 +45,8 @@ class _Roots:
         #: By class: how many numbers were given out, and which were returned.
         self._given: dict[str, int] = {}
         self._free: dict[str, list[int]] = {}
+        #: Held, since modules also die at the exit of Python, when the names of this module are gone.
+        self._push = heapq.heappush
 
     def name_of(self, module: torch.nn.Module, kind: str) -> str:
         known = self._names.get(id(module))
@@ -58,7 +60,7 @@ class _Roots:
                 break
             passed_over.append(number)
         for one in passed_over:
-            heapq.heappush(self._free.setdefault(kind, []), one)
+            self._push(self._free.setdefault(kind, []), one)
         self._taken.add(name)
         reference = weakref.ref(module, partial(self._forget, id(module), kind, number, name))
         self._names[id(module)] = reference, name
@@ -76,7 +78,7 @@ class _Roots:
             del self._names[key]
         self._taken.discard(name)
         free = self._free.setdefault(kind, [])
-        heapq.heappush(free, number)
+        self._push(free, number)
         if len(free) == self._given.get(kind):
             del self._free[kind], self._given[kind]  # no number is in use
 
